@@ -176,6 +176,8 @@ class PlacementMeshImpl(MeshImpl):
         results = []
         for pnum, device in enumerate(self._devices):
             arguments = [column[pnum] for column in columns]
+            # By identity: equal slices of one memory domain are one tensor, and so is what is
+            # computed of them.
             key = (self._domains[pnum], *map(id, arguments))
             if key not in shared:
                 with tf.device(device), at_device(device):
@@ -243,6 +245,7 @@ class PlacementMeshImpl(MeshImpl):
     ) -> PlacedTensor:
         """Reduces slices over groups of processors; see MeshImpl."""
         slices = self._own(x).tensor_list
+        # A merged mesh has axes of size 1, over which there is nothing to reduce.
         mesh_axes = [axis for axis in mesh_axes if self.shape[axis].size > 1]
         return PlacedTensor(self._reducer.allreduce(slices, mesh_axes, reduction_fn_string))
 
@@ -357,6 +360,7 @@ class PlacementMeshImpl(MeshImpl):
     def loop_slices(self, laid_out: LaidOutLike, tensor_shape: Shape) -> list[tf.Tensor]:
         """Returns one tf.Tensor for each different slice in each memory domain."""
         slices = laid_out.to_laid_out_tensor().tensor_list
+        # A loop that carried a tensor for each processor would make copies of what they share.
         return [slices[pnum] for pnum in sorted(set(self.owners(tensor_shape)))]
 
     def from_loop_slices(self, slices: Sequence[tf.Tensor], tensor_shape: Shape) -> PlacedTensor:
@@ -382,6 +386,8 @@ class _MergedMeshImpl(PlacementMeshImpl):
 
     def __init__(self, requested: PlacementMeshImpl, shape: Shape, devices: Sequence[str]):
         rest = {"allreduce": requested._allreduce, "merge": "none"}
+        # "none", as there is nothing left to merge: what remains at one place cannot be merged
+        # along a dimension.
         super().__init__(shape, requested.layout_rules, devices, **rest)  # type: ignore[arg-type]
         self._requested = requested
 
@@ -392,5 +398,7 @@ class _MergedMeshImpl(PlacementMeshImpl):
 
     def slice_shape(self, tensor_shape: Shape) -> list[int]:
         """Returns the sizes of a slice, after checking those on the requested mesh."""
+        # Otherwise a layout that does not fit the requested mesh would be found only where it is
+        # not merged, on other devices.
         self._requested.slice_shape(tensor_shape)
         return super().slice_shape(tensor_shape)

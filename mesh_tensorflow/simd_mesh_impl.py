@@ -221,6 +221,7 @@ class SimdMeshImpl(MeshImpl):
         return SimdTensor(
             [
                 tf.cond(
+                    # One line for the program, not one for each processor.
                     tf.equal(self.pnum_tensor, 0),
                     lambda: tf.Print(x, shown, message, **kwargs),
                     lambda: tf.identity(x),
@@ -241,6 +242,7 @@ class SimdMeshImpl(MeshImpl):
         kwargs = dict(kwargs)
         seed, key = kwargs.pop("seed", None), kwargs.pop("key", None)
         if not random_values.is_known(tf_fn):
+            # Called on each processor, it would give each other values.
             whole = self.program.same_everywhere(
                 lambda: tf_fn(shape.to_integer_list, seed=seed, **kwargs)
             )
@@ -324,6 +326,7 @@ class SimdMeshImpl(MeshImpl):
     ) -> SimdTensor:
         """Replaces each slice by that of another processor, or by zeros; see MeshImpl."""
         x = x.to_laid_out_tensor()
+        # Everything stays where it is, as in a shift by a multiple of the size.
         if list(source_pcoord) == list(range(self.shape[mesh_axis].size)):
             return x
         if all(source is None for source in source_pcoord):

@@ -161,6 +161,7 @@ class Graph:
             scope = f"{prefix}/{inner}" if inner else prefix
         if scope:
             name = f"{scope}/{name}"
+        # TensorFlow's own graphs compare names without case, and a name here should be one there.
         key = name.lower()
         count = self._names_in_use.get(key, 0)
         unique = name
@@ -219,6 +220,7 @@ class Graph:
         Raises:
           ValueError: it was called on this graph before.
         """
+        # Not at the top of the file: _lowering imports this module.
         from mesh_tensorflow._lowering import stack_variables
 
         stack_variables.rewrite_stack_variables(
@@ -263,6 +265,8 @@ class Graph:
         mapping = dict(input_mapping)
         clones = []
         for op in ops:
+            # So variables and random operations, which have no inputs, are shared with the
+            # original: a recomputed layer must drop the same elements.
             if not any(x in mapping for x in op.inputs):
                 continue
             if op.has_effect:
@@ -275,6 +279,7 @@ class Graph:
             clone.original, clone.gradient_of = op, self.differentiated
             for i, y in enumerate(op.outputs):
                 new = copy.copy(y)
+                # A copy of the Tensor keeps what was noted in it, such as `made_of` of masks.
                 new._operation, new._name, new.usable = clone, f"{clone._name}:{i}", True
                 clone._outputs.append(new)
                 mapping[y] = new
@@ -323,6 +328,7 @@ class Graph:
     def roll_back_names(self, length: int) -> None:
         """Releases the names taken since the journal had `length` entries."""
         while len(self._name_journal) > length:
+            # Backward, since a name may have been taken several times since the mark.
             key, before = self._name_journal.pop()
             if before is None:
                 del self._names_in_use[key]
@@ -416,6 +422,7 @@ def leaves_no_node(fn: F) -> F:
         mark = graph.mark()
         try:
             return fn(*args, **kwargs)
+        # Also if a notebook's cell is interrupted: the graph is used on in the next one.
         except BaseException:
             graph.roll_back(mark)
             raise

@@ -1,4 +1,8 @@
-"""The interfaces of Lowerings and laid-out values that operations use."""
+"""What operations may ask of a Lowering, of laid-out values and of pipelines, as typing Protocols.
+
+The classes themselves are in `_lowering`, `_mesh` and `layers`, which import `_core`, so that
+`_core` and `ops` cannot import them.
+"""
 
 from __future__ import annotations
 

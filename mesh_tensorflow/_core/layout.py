@@ -44,6 +44,7 @@ class StoredName(str):
         return self.plain, self.mesh_dim
 
     def __eq__(self, other: object) -> bool:
+        # Python asks a subclass first, so "a@b" == name is answered here, too, and is false.
         return isinstance(other, StoredName) and str.__eq__(self, other)
 
     def __ne__(self, other: object) -> bool:
@@ -198,6 +199,7 @@ class LayoutRules:
           ValueError: a size is not divisible by the number of parts.
         """
         for d, axis in zip(tensor_shape, layout):
+            # All slices have one shape: a program of a SIMD mesh is the same on each processor.
             if axis is not None and d.size % mesh_shape[axis].size:
                 mesh_dim = mesh_shape[axis]
                 raise ValueError(

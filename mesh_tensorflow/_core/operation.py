@@ -1,4 +1,8 @@
-"""Operation: the base class of the nodes of a Graph."""
+"""Operation: the base class of the nodes of a Graph.
+
+A subclass says what it computes (`lower`), its gradient, which dimensions a layout may split, and,
+for predictions, what it costs and how it treats partial sums. Only `lower` is required.
+"""
 
 from __future__ import annotations
 
@@ -40,10 +44,13 @@ class _LeavesNothingBehind(type):
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         operation: Any = cls.__new__(cls, *args, **kwargs)  # type: ignore[arg-type]
+        # Taken here: in Operation.__init__, an unknown number of constructors is in between.
         operation._maker = sys._getframe(1)
         try:
             operation.__init__(*args, **kwargs)
         except BaseException:
+            # Without a mark the constructor has failed before it added its operation. What it made
+            # earlier was there before the mark, and stays.
             if "_mark" in vars(operation):
                 operation._graph.roll_back(operation._mark)
             raise
@@ -72,6 +79,7 @@ class Operation(metaclass=_LeavesNothingBehind):
     def __init_subclass__(cls, **kwargs: object) -> None:
         """Resets the cost key of a class that overrides costs or partial sums."""
         super().__init_subclass__(**kwargs)
+        # An inherited key would give operations one cost whose class now tells them apart.
         if "cost_key" not in vars(cls) and not _COSTS.isdisjoint(vars(cls)):
             cls.cost_key = Operation.cost_key  # type: ignore[method-assign]
 
@@ -114,6 +122,8 @@ class Operation(metaclass=_LeavesNothingBehind):
         )
         self._mark = self._graph.mark()
         self._name = self._graph.unique_name(type(self).__name__ if name is None else name)
+        # Here, not when all constructors are done: subclasses that were written for the classic
+        # look for themselves in graph.operations as soon as this returns.
         self._graph.register(self)
 
     def _check_inputs(
@@ -334,6 +344,8 @@ class Operation(metaclass=_LeavesNothingBehind):
         for name, value in vars(self).items():
             if isinstance(value, Tensor):
                 setattr(self, name, mapping.get(value, value))
+            # Of exactly these types: a Shape or a named tuple could not be built again from its
+            # elements.
             elif type(value) in (list, tuple) and name != "_outputs":
                 if any(isinstance(x, Tensor) and x in mapping for x in value):
                     new = (mapping.get(x, x) if isinstance(x, Tensor) else x for x in value)

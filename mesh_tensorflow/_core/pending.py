@@ -1,4 +1,9 @@
-"""Partial sums and collectives of a list of operations."""
+"""Predicts, without lowering, where a list of operations sums its partial sums.
+
+`Operation.cost` cannot tell: who pays for an allreduce depends on the operations before and after.
+A Walk visits them in order and keeps which Tensors are still to be summed, as a Lowering does with
+LazyAllreduceSums; tests compare the two.
+"""
 
 from __future__ import annotations
 
@@ -54,6 +59,8 @@ class Walk:
         """Visits one operation; returns the collectives that sum its inputs where it needs that."""
         given = {x: self.pending_axes(x) for x in op.inputs if self.pending_axes(x)}
         asked: list[Collective] = []
+        # All inputs or none: an addition can put off two sums over the same axes, but not one of
+        # them.
         if given and not op.delays_sums(self._mesh_impl, given):
             for x in op.inputs:
                 asked += self.need(x)
@@ -62,6 +69,8 @@ class Walk:
             for x, collectives in op.scatters(self._mesh_impl, given).items():
                 asked += self.scatter(x, collectives)
         for y, what in op.pending_sums(self._mesh_impl, given).items():
+            # The same object for a Tensor that is the same sum, so that the first use of either is
+            # charged.
             self._pending[y] = self._pending[what] if isinstance(what, Tensor) else _Pending(what)
         return asked
 

@@ -63,6 +63,7 @@ def pnum_to_group(
     group = 0
     stride = list_product(_sizes(mesh_shape))
     for axis, size in enumerate(_sizes(mesh_shape)):
+        # Only +, * and // with numbers, so that `pnum` may be a tf.Tensor of a SIMD program.
         stride //= size
         if axis not in group_dims:
             group = group * size + pnum // stride % size

@@ -66,6 +66,7 @@ class Shape:
           ValueError: a dimension, name and size, occurs twice.
         """
         self._dims: list[Dimension] = [convert_to_dimension(d) for d in dims]
+        # One name with two sizes is allowed: kernels of convolutions have channels in and out.
         if len(set(self._dims)) != len(self._dims):
             twice = sorted({d for d in self._dims if self._dims.count(d) > 1})
             raise ValueError(
@@ -376,5 +377,6 @@ def broadcast_shape(shape1: Shape, shape2: Shape, output_shape: Optional[Shape])
         return shape2
     if is_subsequence(shape2.dims, shape1.dims):
         return shape1
+    # Dimensions are matched by name and size, so 1 is a size like any other and is not stretched.
     joined = shape1.dims + [d for d in shape2 if d not in shape1]
     return Shape(joined)

@@ -1,4 +1,8 @@
-"""Tensor: a named-dimension tensor of a Graph."""
+"""Tensor: a named-dimension tensor of a Graph, the output of an Operation.
+
+Its operators are added by `ops/_elementwise/operators.py`, its value in eager code by
+`_lowering/values.py`: both import this module.
+"""
 
 from __future__ import annotations
 
@@ -110,7 +114,8 @@ class Tensor:
         self._name = name
         # Inner values of a function with a custom gradient cannot be inputs of other operations.
         self.usable = True
-        # Of an attention mask: the ids that it was made of, see layers/_attention/masks.py.
+        # Of an attention mask: the positions or segment ids that it was computed from. Attention by
+        # blocks compares those and never reads the mask itself; see layers/_attention/masks.py.
         self.made_of: Any = None
 
     @property

@@ -1,4 +1,4 @@
-"""Checks of the arguments of a Lowering."""
+"""Checks of the arguments of a Lowering, before it changes the graph or makes a tf operation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Copies between the masters and the slices of variables, one after another."""
+"""Copies masters of variables to their slices one after another, for MTF_SEQUENCE_MODE=1.
+
+Otherwise all are copied at once, which is faster, but may have all pieces in memory at a time.
+"""
 
 from __future__ import annotations
 

@@ -73,6 +73,8 @@ def log_variable_sizes(
     lines, total, slice_total = [], 0, 0
     for v in sorted(var_list, key=lambda v: v.name):
         size = v.size
+        # The shape that is stored: with `variable_layout` or `zero` a processor holds less than its
+        # part in the layout.
         slice_size = mesh_to_impl[v.mesh].slice_size(v.stored_shape) if mesh_to_impl else size
         total += size
         slice_total += slice_size

@@ -114,6 +114,7 @@ def _faults(
 ) -> Iterator[str]:
     """Yields the problems of a layout rule, with fixes."""
     tensor_dim, mesh_dim = rule
+    # A rule with its sides exchanged would otherwise give two reports, neither of which says so.
     if tensor_dim in of_meshes and tensor_dim not in of_program and mesh_dim in of_program:
         yield (
             f"{tensor_dim!r} is a dimension of the mesh, and {mesh_dim!r} one of the program. A "

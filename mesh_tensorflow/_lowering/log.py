@@ -31,6 +31,7 @@ class _Stderr(logging.StreamHandler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Writes a line."""
+        # Notebooks and tests replace sys.stderr; a stream that was kept would write to the old one.
         self.setStream(sys.stderr)
         super().emit(record)
 
@@ -45,6 +46,7 @@ def is_logging() -> bool:
         handler.setFormatter(logging.Formatter("%(message)s"))
         _LOGGER.addHandler(handler)
         _LOGGER.setLevel(logging.INFO)
+        # The root logger, which absl or the user has set up, would write each line a second time.
         _LOGGER.propagate = False
     return True
 

@@ -121,13 +121,17 @@ class Lowering:
         check_impls(mesh_to_impl)
         check_rules_apply(graph.operations, mesh_to_impl)
         check_layouts(graph.operations, mesh_to_impl)
+        # Before variables are stacked: a stack has no longer the dimensions of one weight to
+        # rename.
         rewrite_stored_layouts(graph, mesh_to_impl)
         self._begin(graph, mesh_to_impl)
+        # Before stacking and lowering: a master that is in use is not bound to slices.
         for master in [m for v in graph.all_variables for m in v.masters if keep_masters]:
             master.keep()
         if autostack:
             self.autostack()
         self._lower_program()
+        # Users still hold the values of variables from before stacking, and export them by these.
         self.tensors.update({x: self.tensors[y] for x, y in graph.stacked_values.items()})
         read_before_increments(start=start)
         log_variable_sizes(
@@ -141,6 +145,8 @@ class Lowering:
         """Sets the attributes, with nothing lowered yet."""
         self.graph = graph
         self.mesh_to_impl = mesh_to_impl
+        # An operation of the user's own may count on a slice for each processor, so its program
+        # keeps all processors.
         known = all_of_package(graph.operations)
         self._pairs = {mesh: MeshPair.of(impl, known) for mesh, impl in mesh_to_impl.items()}
         self.operations: dict[Operation, tf.Operation] = {}
@@ -183,6 +189,9 @@ class Lowering:
         """
         checks, logs = nan_checks_in_force(), is_logging()
         for op in operations:
+            # A loop lowers its body by this method too, so the operation outside is put back
+            # afterwards. Whatever communicates is counted for the innermost one: for a partial sum
+            # that is the operation that needs it, not the one that began it.
             outer, self._at = self._at, op
             communicated = len(self._collectives)
             with tf.name_scope(op.name) as scope, trace_mark(op):
@@ -262,6 +271,8 @@ class Lowering:
         if mesh_axes:
             count = self.allreduce_counter(mesh_axes, tensor, label)
             impl = self.mesh_impl(tensor)
+            # Sums are joined if their axes are equal lists, so these are sorted; the name of the
+            # counter keeps the order of the summed dimensions, as in the classic.
             value = LazyAllreduceSum(impl, summands, sorted(mesh_axes), count)
         self.set_tensor_lowering(tensor, value)
 
@@ -309,6 +320,7 @@ class Lowering:
         if x not in self.tensors:
             self._lower_late(x)
         source: Any = x.operation
+        # A variable may have been assigned to since: eager code expects its value of now.
         if tf.executing_eagerly() and getattr(source, "store", None) is not None:
             return source.stored_value()
         return mesh_impl.export_to_tf_tensor(x, self.tensors[x].to_laid_out_tensor())
@@ -342,6 +354,8 @@ class Lowering:
         Raises:
           ValueError: the operation has none; export its outputs instead.
         """
+        # Two forms: an Assign has one tf operation; of any other, all slices of its outputs are
+        # waited for.
         if op in self.operations:
             return self.operations[op]
         outputs = [t for y in op.outputs for t in self.tensors[y].to_laid_out_tensor().all_slices]
@@ -422,6 +436,7 @@ class Lowering:
         self.communicated.append(op.name)
         if label is not None:
             axes: Any = list(collective.mesh_axes)
+            # The classic names counters of one axis by a number, and only those of sums by a list.
             where = axes if collective.kind == "allreduce" else axes[0]
             self.add_counter(f"{collective.kind}/{where}/{label}", collective.elements)
         kind = "export" if self._at is None else type(self._at).__name__

@@ -85,6 +85,7 @@ def processor_slice(lowering: Lowering, x: Tensor, pnum: int) -> tf.Tensor:
         )
     value = lowering.tensors[x].to_laid_out_tensor()
     slices = value.all_slices
+    # On a merged mesh no processor has exactly that slice, so it is cut from the whole value.
     if executed is not requested:
         whole = executed.export_to_tf_tensor(x, value)
         begin = tf.constant(requested.slice_begin(x.shape, pnum), tf.int32)
@@ -105,6 +106,8 @@ def _from_processor(mesh_impl: MeshImpl, value: LaidOutTensor, pnum: int) -> tf.
             tf.fill(tf.shape(piece), tf.equal(number, pnum)), piece, tf.zeros_like(piece)
         )
 
+    # A program is the same on all processors and cannot return what only one has. So the others add
+    # zeros to it. The select, unlike a product with 0, keeps their NaNs out.
     mine = mesh_impl.slicewise(own_or_zeros, value, mesh_impl.laid_out_pnum())
     summed = mesh_impl.allreduce(mine, list(range(mesh_impl.ndims)), "SUM")
     return tf.cast(summed.to_laid_out_tensor().all_slices[0], dtype)

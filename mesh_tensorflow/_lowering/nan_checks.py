@@ -57,14 +57,18 @@ def check_outputs(lowering: Lowering, op: Operation, checks: NanChecks) -> None:
         return
     for y in op.outputs:
         value = lowering.tensors.get(y)
+        # A LazyLaidOutTensor is computed at each use: a check would compute it once more, for
+        # itself.
         if value is None or not is_differentiable(y.dtype) or isinstance(value, LazyLaidOutTensor):
             continue
         laid_out = _slices(value)
+        # A reshape or an identity passes its input's slices on, which need no second check.
         if not y.size or all(id(t) in lowering.checked for t in laid_out.all_slices):
             continue
         new = _checked(lowering, y, laid_out, checks)
         # Held, so that their ids are not used again.
         lowering.checked.update({id(t): t for t in new.all_slices})
+        # The sum stays pending, so that a program with checks communicates what it does without.
         if isinstance(value, LazyAllreduceSum) and not value.is_summed:
             lowering.tensors[y] = LazyAllreduceSum(
                 value.mesh_impl, new, value.mesh_axes, value.add_counter_fn
@@ -89,6 +93,8 @@ def parted_at_assignments(
         sources = [d for each in inner for d in _dependencies(each)]
         if (
             any(isinstance(each, Assign) for each in inner)
+            # A ReadVariable has no input that tells: what it reads is changed by assignments before
+            # it.
             or any(isinstance(each, ReadVariable) and each.variable in assigned for each in inner)
             or any((d.operation if isinstance(d, Tensor) else d) in last for d in sources)
         ):
@@ -113,6 +119,7 @@ def all_checks(lowering: Lowering) -> list[tf.Tensor]:
     done = [
         t
         for t in lowering.checked.values()
+        # Nothing outside of a loop or a function can wait for what is inside of it.
         if t.graph is graph and t.op._get_control_flow_context() is context
     ]
     found = list(done)
@@ -148,6 +155,9 @@ def _checked(
         others = [(_tensor_text(x), _state(v)) for x, v in zip(inputs, xs)]
         done = []
         for at in range(len(parts[0])):
+            # In a SIMD program the number is a tensor, and this is traced once for all processors.
+            # All have parts of the same sizes, so those of processor 0 do; the text is chosen when
+            # it runs.
             part = parts[0 if not isinstance(number, int) else number][at]
             piece = t if part.begin is None else tf.slice(t, part.begin, part.sizes)
             state = _state(piece)

@@ -54,9 +54,12 @@ def _groups(
     groups: list[list[Variable]] = []
     for v in graph.all_variables:
         impl = mesh_to_impl[v.mesh] if mesh_to_impl else None
+        # What is read again after an assignment needs a variable of its own to wait for; and on one
+        # processor there is nothing to save.
         if v in read_again or v.store is not None or (impl is not None and impl.size == 1):
             groups.append([v])
             continue
+        # Names do not matter, but all that tells how a variable is stored, read and updated does.
         key = (
             id(v.mesh),
             tuple(v.stored_shape),
@@ -64,7 +67,10 @@ def _groups(
             v.slice_dtype,
             v.activation_dtype,
             v.trainable,
+            # Parts of a stack are assigned to as one, so the same assignments must assign to all of
+            # them.
             frozenset(assigned.get(v, ())),
+            # One of these has storage of its own, and the other not: a stack cannot mix them.
             any(master.in_use or master.is_bound for master in v.masters),
         )
         slice_size = v.size if impl is None else impl.slice_size(v.stored_shape)
@@ -158,6 +164,8 @@ def _rewritten(
         for inner in with_inner_operations([op]):
             inner.replace_inputs(value_of)
         if isinstance(op, Assign) and any(v in replaced for v in op.variables):
+            # The operations that stack the new values come before the assignment that takes the
+            # stack.
             rewritten += _stack_assignment(graph, op, replaced)
         rewritten.append(op)
     return rewritten

@@ -130,6 +130,7 @@ class _Rewriter:
         for known, value in self._weights.items():
             if known in self._waiting:  # no operation needs it, but the user may
                 gathered = self._reshaped(value, known.shape)
+                # The user holds `known`, so that Tensor itself becomes the output of the gather.
                 gathered._outputs, known._operation = [known], gathered
         self._graph.operations[:] = self._operations
 
@@ -162,6 +163,8 @@ class _Rewriter:
             for x in inner.inputs:
                 if x not in mapping:
                     mapping[x] = self._under(x, {}, op)
+        # What has been delayed is taken delayed from here on, since the delayed form and the plain
+        # one would be two partial sums, each with an allreduce of its own.
         mapping = {x: self._delayed.get(y, y) for x, y in mapping.items()}
         if any(y in self._early for y in op.outputs):
             self._after_last_gradient(op, mapping)
@@ -183,6 +186,9 @@ class _Rewriter:
     def _after_last_gradient(self, op: Operation, mapping: dict[Tensor, Tensor]) -> None:
         """Makes an operation of a gradient wait until the one before it has been scattered."""
         last = self._scattered.get(op.mesh)  # type: ignore[arg-type]
+        # Without this wait, TensorFlow may compute all gradients first and have all of them whole
+        # in memory at once. A variable is there from the beginning; delaying its read delays
+        # nothing.
         waiting = [x for x in op.inputs if not isinstance(x.operation, Variable)]
         if last is None or not waiting or op.mesh not in self._waits:
             return
@@ -196,6 +202,8 @@ class _Rewriter:
 
     def _under(self, x: Tensor, names: Names, op: Operation) -> Tensor:
         """Returns a Tensor with the dimensions' names that an operation works with."""
+        # Both ways: by names from stored to those of the model if there are none, else to stored
+        # ones.
         shape = renamed(plain_shape(x.shape), names)
         if x.shape == shape:
             return self._gathered(x, op) if x in self._weights else x
@@ -221,6 +229,9 @@ class _Rewriter:
         after = [x for x in op.inputs if x not in self._weights]
         # A loop and its gradient may have operations in common, which read one tensor.
         in_backward = op.gradient_of is not None and not op.inner_operations
+        # Gathered anew for gradients, so that no whole weight is kept from the forward pass to
+        # then. On meshes that cannot wait, the second gather would only be the first one done
+        # twice.
         backward = in_backward and known.mesh in self._waits
         if backward or _is_recomputed(op):
             if known not in self._again:

@@ -1,4 +1,9 @@
-"""Which operations update stored variables, and the names of dimensions there."""
+"""Finds the operations that update each weight, for variables that are stored in parts (ZeRO).
+
+The rewrite in `stored_layouts.py` gives the dimensions of these operations the stored names, such
+as `d_model@rows`, so that each processor updates its own part. Nothing marks an operation as part
+of an update; they are found backward from the assignments.
+"""
 
 from __future__ import annotations
 
@@ -36,6 +41,7 @@ def update_names(
       impls: from a Mesh to its MeshImpl, which has a `stored_layout`; not all meshes of the graph.
     """
     finder = _Finder(graph, impls)
+    # Weights first: their slots, which are not trainable, are then found by way of the updates.
     for v in sorted(graph.all_variables, key=lambda v: not v.trainable):
         if v.mesh in impls and v not in finder.stored:
             finder.group(v)
@@ -78,6 +84,7 @@ class _Delays(Walk):
         """Visits one operation."""
         before = [x for x in op.inputs if self.pending_axes(x)]
         asked = super().ask(op)
+        # Inputs that are still pending afterwards have not been summed for this operation.
         if before and all(self.pending_axes(x) for x in before):
             self.delaying.add(op)
         return asked
@@ -121,10 +128,15 @@ class _Finder:
             if isinstance(op, Variable):
                 if not op.trainable and self._may_be_slot(op, v):
                     self.stored[op] = {n: names[n] for n in names if n in op.shape.dimension_names}
+                    # A slot is updated by operations that the weight's own assignment need not
+                    # depend on.
                     found += [x.operation for x in self._assigned[op]]
                 continue
             dims = {d for t in op.inputs + op.outputs for d in t.shape}
             if not dims:
+                # A scalar on the way, such as a clipping factor of the global norm, depends on all
+                # gradients. So behind it, operations are of this update only if they have the
+                # dimensions of this weight.
                 beyond += [x.operation for x in op.inputs]
             elif self._is_update(op, v, names) and (near or dims == set(v.shape)):
                 self.updates[op] = names

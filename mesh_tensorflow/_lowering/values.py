@@ -50,6 +50,7 @@ class LookedAt(Lowering):
         meshes = {op.mesh: op.mesh.mesh_impl for op in graph.operations}
         check_impls({mesh: impl for mesh, impl in meshes.items() if impl is not None})
         self.chosen = meshes
+        # A Mesh of eager code need not have been given processors; values are the same on any.
         one_device = PlacementMeshImpl("", "", [""])
         self._begin(graph, {mesh: impl or one_device for mesh, impl in meshes.items()})
         self.of_package = all_of_package(graph.operations)
@@ -67,6 +68,8 @@ class LookedAt(Lowering):
             known = 0
         new = operations[known:]
         self._known, self._known_operations = list(operations[-1:]), len(operations)
+        # Values so far may be on merged processors, which an operation of the user's own cannot
+        # read.
         if self.of_package and not all_of_package(new):
             return False
         all_chosen = all(op.mesh in self.chosen for op in new)
@@ -92,6 +95,8 @@ class LookedAt(Lowering):
             elif id(op) not in seen:
                 seen.add(id(op))
                 _check_eager(op, x, id(op) in there)
+                # A stack instead of recursion: programs are deeper than Python's limit of nested
+                # calls.
                 stack.append((op, True))
                 stack += [(before, False) for before in _before(op)]
         self._forget_changed([op for op in found if isinstance(op, Variable)])
@@ -117,6 +122,8 @@ class LookedAt(Lowering):
             known = self._read.get(v)
             if known is None or known.shape != value.shape:
                 changed.add(v.value)
+            # Each read is another tensor, so only the elements tell whether there was an
+            # assignment.
             elif not bool(tf.reduce_all(tf.equal(known, value))):
                 changed.add(v.value)
             self._read[v] = value
@@ -136,6 +143,8 @@ class LookedAt(Lowering):
         """
         for op in operations:
             if isinstance(op, Variable):
+                # Lowering the Variable itself would lay its stored slices out again, for this mesh.
+                # A look must not move the weights that a training Lowering works with.
                 value = self.mesh_impl(op).import_tf_tensor(op.value, self._read[op])
                 self.variables[op] = _PresentValue(value)
                 self.set_tensor_lowering(op.value, value)
@@ -290,6 +299,7 @@ def _format(self: Tensor, spec: str) -> str:
 def _cheap(values: LookedAt, x: Tensor) -> bool:
     """Returns whether a value may be computed without being asked for."""
     missing = [op for op in values.missing(x) if not isinstance(op, Variable)]
+    # The cost of a loop is that of one iteration, whatever their number, so it tells nothing here.
     if any(op.loop is not None for op in missing):
         return False
     total = sum((op.cost(values.requested_impl(op)) for op in missing), Cost())

@@ -1,4 +1,8 @@
-"""A check, in a session, that devices are what a graph takes them for."""
+"""A tf operation that stops a session which has put two devices of a mesh in one place.
+
+Collectives between them would wait for each other forever, without a message. Which devices a
+session has is not known while its graph is built, so the check runs with the step.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +26,15 @@ def apart_in_session(devices: Sequence[str], mend: str) -> tf.Operation:
       mend: what else to do than to name other devices, for the message.
     """
     scope = tf.get_default_graph()._get_control_flow_context()
+    # Nothing outside of a loop can wait for what is in it, so each control flow context has its
+    # own.
     found = tf.get_collection_ref(f"mtf_apart/{getattr(scope, 'name', '')}/{devices}")
     if found:
         return found[0]
     handles, written, read = [], [], []
     for number, device in enumerate(devices):
         with tf.device(device):
+            # One name everywhere: handles are one variable only if their devices are the same.
             handle = tf.raw_ops.VarHandleOp(
                 dtype=tf.float32, shape=[], shared_name=f"mtf_number_among/{'/'.join(devices)}"
             )

@@ -69,6 +69,7 @@ def constant(value: ArrayLike, dtype: tf.DType = tf.int32) -> tf.Tensor:
     pool, place = _pool()
     wide = next((w for kind, w in _WIDE if getattr(dtype, kind)), np.int64)
     array = np.asarray(value, wide)
+    # By bytes, since 0.0 equals -0.0 and a NaN does not equal itself.
     key = (*place, dtype, array.shape, array.tobytes())
     if key not in pool:
         with tf.control_dependencies([]):
@@ -85,6 +86,7 @@ def reshaped(x: tf.Tensor, sizes: Sequence[int]) -> tf.Tensor:
     pool, place = _pool()
     key = (*place, "reshaped", id(x), tuple(sizes))
     if key not in pool:
+        # Holding `x` keeps its id from being used by another tensor.
         pool[key] = (tf.reshape(x, constant(sizes)), x)
     return pool[key][0]
 

@@ -180,6 +180,7 @@ def are_whole_gpus(devices: Sequence[str]) -> bool:
     if all(local_device(device) is None for device in devices):
         return True
     absent, here = absent_devices(devices, not tf.executing_eagerly_outside_functions())
+    # NCCL refuses two members on one GPU, which is what logical devices of one would be.
     logical = sum(kind == "GPU" for kind, _ in here)
     return not absent and logical == len(tf.config.get_visible_devices("GPU"))
 
@@ -190,6 +191,7 @@ def memory_domain(device: str) -> str:
     The CPU devices of one task share one; every other device has its own.
     """
     spec = device_spec(device)
+    # "cpu:0" and "/job:localhost/cpu:0" are one device of this process.
     job = None if spec.job == "localhost" else spec.job
     task = "localhost" if job is None else f"{job}/{spec.replica or 0}/{spec.task}"
     if spec.device_type in (None, "CPU"):
@@ -211,6 +213,7 @@ def merged_processors(mesh_shape: Shape, places: Sequence[str]) -> tuple[Shape, 
     sizes = []
     for axis, d in enumerate(mesh_shape):
         groups = processor_groups(mesh_shape, [axis])
+        # Only if it is so of all groups along the axis: the executed mesh is a mesh, too.
         same = all(len({places[p] for p in group}) == 1 for group in groups)
         sizes.append(1 if same else d.size)
 

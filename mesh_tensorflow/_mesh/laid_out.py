@@ -131,6 +131,8 @@ class LazyAllreduceSum:
         Args:
           summands: a LaidOutTensor.
         """
+        # Of an addition, the one allreduce is counted under the label of the first sum, as in the
+        # classic.
         return LazyAllreduceSum(self.mesh_impl, summands, self.mesh_axes, self.add_counter_fn)
 
 
@@ -160,6 +162,7 @@ class LazyLaidOutTensor:
 def compatible_lazy_allreduce_sums(xs: Iterable[Any]) -> bool:
     """Returns whether all `xs` are pending sums over the same mesh axes of one MeshImpl."""
     xs = list(xs)
+    # To add the summands of a sum that has been computed would communicate the same values again.
     if not xs or not all(isinstance(x, LazyAllreduceSum) and not x.is_summed for x in xs):
         return False
     first = xs[0]

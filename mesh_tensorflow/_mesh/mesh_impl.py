@@ -155,6 +155,7 @@ class MeshImpl:
           ValueError: two dimensions are split over one mesh dimension.
         """
         shape = arg.shape if isinstance(arg, Tensor) else arg
+        # A Shape is not hashable, but its Dimensions are.
         key = tuple(shape)
         if key not in self._layouts:
             self._layouts[key] = self._layout_rules.tensor_layout(shape, self._shape)
@@ -227,6 +228,8 @@ class MeshImpl:
     def slicewise_delay_allreduce(self, fn: Callable, *inputs: object) -> Any:
         """Applies `slicewise` to a partial sum without summing it; `fn` must be linear in it."""
         lazy = [x for x in inputs if isinstance(x, LazyAllreduceSum) and not x.is_summed]
+        # A function that is linear in each of two partial sums, as a product is, is not linear in
+        # both.
         if len(lazy) != 1:
             return self.slicewise(fn, *inputs)
         inner = [x.laid_out_input if x is lazy[0] else x for x in inputs]
@@ -269,6 +272,8 @@ class MeshImpl:
     @named_collective
     def reduce_scatter(self, x: Slices, mesh_axis: int, split_axis: int) -> Any:
         """Sums slices along a mesh axis, and keeps each processor's part, as `allsplit` does."""
+        # Each processor receives only its own part of the others' summands, and adds. An allreduce
+        # would also bring it all the parts that it does not keep.
         parts = functools.partial(functions.parts_of, split_axis, self.shape[mesh_axis].size)
         received = self.alltoall(self.slicewise(parts, x), mesh_axis, 0, 0)
         return self.slicewise(lambda t: tf.reduce_sum(t, 0), received)

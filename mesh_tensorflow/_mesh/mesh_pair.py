@@ -75,6 +75,7 @@ class MeshPair:
         """
         if not self.is_merged or not isinstance(laid_out, LaidOutTensor):
             return laid_out
+        # An operation may set slices of either mesh. Their number tells: a merged mesh has fewer.
         if len(laid_out.all_slices) == self.requested.size:
             laid_out = self.of_requested(tensor, laid_out.all_slices)
         # With its shape it can be cut again for callers that use the requested mesh.

@@ -1,4 +1,4 @@
-"""Names of what collectives make in TensorFlow's graph."""
+"""Puts the nodes of a collective in a name scope of its own, by which profiles recognize them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Reducer: sums, maxima and minima over groups of processors."""
+"""Reducer: the interface of sums, maxima and minima over groups of processors.
+
+Each kind of mesh has its own: `placement/collectives.py`, `simd/collectives.py` and
+`tpu/collectives.py`.
+"""
 
 from __future__ import annotations
 

@@ -95,6 +95,7 @@ def set_threads(
     splitting = {mesh_dim for _, mesh_dim in rules.pairs}
     parts = list_product(d.size for d in mesh_shape if d.name in splitting)
     cores = _cores()
+    # Fewer parts than cores would leave cores idle if each operation had one thread.
     if cores == 1 or min(parts, len(set(cpus))) < cores:
         return None
     with contextlib.suppress(RuntimeError):  # which says that it has begun

@@ -146,6 +146,7 @@ class _StepInputs:
         if not reads or not _is_increment(op, variable):
             return
         context = op._get_control_flow_context()
+        # In a graph of TensorFlow 1, no control edge may cross the border of a loop or a branch.
         before = [read for read in reads if read._get_control_flow_context() is context]
         op._add_control_inputs([read for read in before if read not in op.control_inputs])
 

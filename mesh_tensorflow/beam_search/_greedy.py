@@ -75,6 +75,7 @@ def greedy_decode(
             forced = mtf.gather(forced_ids, step, length)
             new = mtf.where(mtf.equal(forced, 0), new, forced)
         ids += new * mtf.one_hot(step, length, dtype=tf.int32)
+        # Rows that have ended are computed on until all have, as shapes are fixed in a loop.
         has_eos = mtf.logical_or(has_eos, mtf.equal(new, eos_id))
         return [step + 1, has_eos, ids, *new_states]
 

@@ -52,6 +52,7 @@ class _Search:
         self._mesh = initial_ids.mesh
         self._batch = initial_ids.shape.dims[:-2]
         self._beam, self._length = initial_ids.shape.dims[-2:]
+        # Of each beam at most one continuation ends the sequence, so at least half of these do not.
         self._double = mtf.Dimension("double_beam", 2 * self._beam.size)
         self._triple = mtf.Dimension("triple_beam", 3 * self._beam.size)
         self._alpha = alpha
@@ -117,6 +118,7 @@ class _Search:
         some = mtf.Dimension("minor_vocab", min(vocab.size, self._double.size))
         found, ids = mtf.top_k(mtf.log_softmax(mtf.cast(logits, self._dtype), vocab), vocab, some)
         flat = mtf.Dimension("beam_and_vocab", self._beam.size * some.size)
+        # The probability of a sequence is the product of those of its ids: logarithms are added.
         log_probs = mtf.reshape(found + state.alive_log_probs, self._batch + [flat])
         ids = mtf.reshape(ids, self._batch + [flat])
         log_probs, place, ids = best(log_probs, flat, self._double, ids)
@@ -141,6 +143,8 @@ class _Search:
         ends = mtf.cast(candidates.finished, self._dtype)
         # At least as many candidates are unfinished as there are beams.
         log_probs, _, origin, ids = best(
+            # Lower than any score, also that of a beam which does not count, so that finished ones
+            # are never continued.
             candidates.log_probs - ends * (3.0 * INF),
             self._double, self._beam, candidates.origin, candidates.ids,
         )  # fmt: skip

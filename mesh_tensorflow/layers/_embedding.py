@@ -30,7 +30,7 @@ def embedding_weights(
 
     Args:
       mesh: a Mesh.
-      vocab_dim: a Dimension.
+      vocab_dim: the Dimension of ids, of the size of the vocabulary.
       output_dim: a Dimension.
       variable_dtype: a VariableDType.
       name: a string, the name of the variable.
@@ -71,7 +71,7 @@ def embedding(
 
     Args:
       indices: ids, an integer Tensor with dimensions [...].
-      vocab_dim: a Dimension.
+      vocab_dim: the Dimension of ids, of the size of the vocabulary.
       output_dim: a Dimension.
       variable_dtype: a VariableDType.
       name: a string, the name of the variable.

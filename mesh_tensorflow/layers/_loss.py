@@ -31,7 +31,7 @@ def softmax_cross_entropy_with_logits(
       logits: a Tensor with dimensions [..., vocab_dim].
       targets: integer ids without `vocab_dim`, or floating probabilities of the shape of
         `logits`.
-      vocab_dim: a Dimension.
+      vocab_dim: the Dimension of ids, of the size of the vocabulary.
       z_loss: the coefficient of a term log(z) ** 2, where z is the denominator of the softmax;
         it keeps logits near 0.
 
@@ -104,7 +104,7 @@ def smoothed_cross_entropy(
     Args:
       logits: a Tensor with dimensions [..., vocab_dim].
       ids: an integer Tensor without `vocab_dim`.
-      vocab_dim: a Dimension.
+      vocab_dim: the Dimension of ids, of the size of the vocabulary.
       z_loss: as that of `softmax_cross_entropy_with_logits`.
       smoothing: a number from 0 to 1.
 

@@ -1,4 +1,8 @@
-"""Reverse-mode differentiation of programs."""
+"""Reverse-mode differentiation: adds the operations that compute gradients to a program.
+
+Gradients are operations like any other, made before lowering, so layouts, partial sums and costs
+hold for them as for the rest; an optimizer's sum over the batch needs no code of its own.
+"""
 
 from __future__ import annotations
 
@@ -46,13 +50,17 @@ def gradients(
     graph = ys[0].graph
     operations = list(graph.operations if operations is None else operations)
     grad_ys = grad_ys or [None] * len(ys)
+    # Without this, gradients of everything that `ys` depend on would be built, down to the inputs.
     needed = _reached_from(xs, operations)
     sums: dict[Tensor, Tensor] = {}
     for y, dy in zip(ys, grad_ys, strict=True):
         if not isinstance(dy, Tensor):
             dy = Constant(y.mesh, 1.0 if dy is None else dy, y.shape, y.dtype).outputs[0]
         _accumulate(sums, y, dy)
+    # Names must not depend on the variable scope that `gradients` happens to be called in.
     with graph.scope(graph.captured_variable_scope.name):
+        # Operations are in the order of their creation, so all that reads an output has been
+        # visited, and its gradient is complete, when the turn of the operation comes.
         for op in reversed(operations):
             dys = [sums.get(y) for y in op.outputs]
             if not op.has_gradient or all(dy is None for dy in dys):
@@ -90,4 +98,6 @@ def _accumulate(sums: dict[Tensor, Tensor], x: Tensor, dx: Tensor) -> None:
         raise ValueError(
             f"the gradient of {tensors_text([x])} has another shape: {tensors_text([dx])}"
         )
+    # A new addition and not a list for one sum: partial sums over the same axes are added before
+    # they are communicated, in either form.
     sums[x] = sums[x] + dx if x in sums else dx

@@ -61,6 +61,7 @@ class RandomOperation(Operation):
         """Makes each slice of a random tensor that does not depend on the layout."""
         kwargs = dict(self._kwargs)
         if self in lowering.random_keys and random_values.is_known(self._tf_fn):
+            # In a loop: the key is derived from one that was drawn outside, and from the iteration.
             kwargs["key"] = lowering.random_keys[self]
         kwargs["seed"] = self.seed()
         y = self.outputs[0]
@@ -214,6 +215,8 @@ def sample_with_temperature(
         return mtf.argmax(logits, dim, name=name)
     tiny = 1e-9  # avoids the logarithm of 0
     u = random_uniform(logits.mesh, logits.shape, minval=tiny, maxval=1.0, dtype=tf.float32)
+    # The argmax of logits plus Gumbel noise is a sample of their softmax: it needs no
+    # normalization, and in a layout that splits the choices no more than an argmax does.
     gumbel = mtf.negative(mtf.log(mtf.negative(mtf.log(u))))
     noisy = mtf.cast(logits, tf.float32) + gumbel * temperature
     return mtf.argmax(noisy, dim, name=name)

@@ -1,4 +1,7 @@
-"""Training steps split into microbatches."""
+"""serialize_training_step: the gradients of a batch, summed in a loop over its microbatches.
+
+`mtf.optimize.accumulate_gradients` is the newer form, with means.
+"""
 
 from __future__ import annotations
 
@@ -28,6 +31,7 @@ def take_microbatch(x: Tensor, index: Tensor, dim: Dimension) -> Tensor:
         output_shape=shape,
         output_dtype=x.dtype,
         splittable_dims=shape.dims,
+        # Features have no gradient; a gather in reverse would need a scatter for each microbatch.
         grad_function=lambda op, dy: [None, None],
         name="microbatch_input",
     )
@@ -38,6 +42,9 @@ def split_microbatches(
 ) -> Tensor:
     """Returns `x` with its batch split into microbatches, whose number is the last dimension."""
     x = mtf.reshape(x, mtf.replace_dimensions(x.shape, batch_dim, [small_dim, micro_dim]))
+    # The number of the microbatch comes second, so that examples of one are not neighbours in the
+    # batch: where processors split the batch, each has a part of every microbatch, and nothing
+    # moves.
     last = (x.shape - micro_dim) + micro_dim
     return x if x.shape == last else mtf.transpose(x, last)
 
@@ -94,6 +101,8 @@ def serialize_training_step(
     }
 
     def to_whole(y: Tensor, index: Tensor) -> Tensor:
+        # Loops can only sum further results, so each microbatch adds its rows at its own place, and
+        # zeros elsewhere.
         place = mtf.one_hot(index, micro_dim, dtype=y.dtype)
         at = y.shape.dims.index(small_dim) + 1
         shape = Shape(y.shape.dims[:at] + [micro_dim] + y.shape.dims[at:])

@@ -1,4 +1,7 @@
-"""Gradients of a batch in several microbatches, one after the other."""
+"""The loss and the gradients of a batch, computed in several microbatches one after the other.
+
+Activations then take the memory of one microbatch. Results are those of the whole batch.
+"""
 
 from __future__ import annotations
 
@@ -199,6 +202,7 @@ def _in_loop(
         terms[:] = [loss] if weight is not None else whole.terms(loss)
         grads = [step.gradients(term) for term in terms]
         reached[:] = [[g is not None for g in each] for each in grads]
+        # Many microbatches summed in bfloat16 would lose the later ones to rounding.
         given_sums = [] if weight is None else [_wide(loss), mtf.to_float(weight)]
         summed = [g for each in grads for g in each if g is not None]
         return [index + 1, *given_sums, *summed, *whole.results()]
@@ -208,6 +212,7 @@ def _in_loop(
         body,
         [mtf.constant(values[0].mesh, 0, dtype=tf.int32)],
         has_accumulators=True,
+        # XLA has to know the number of iterations in advance.
         maximum_iterations=number,
     )
     loss, weight = built[0]
@@ -248,6 +253,7 @@ def _by_terms(
     """
     totals = [whole.value(term) for term in terms]
     weights = [v.value for v in variables]
+    # Outside of the loop alone: what is inside has been differentiated there, term by term.
     outer = mtf.gradients([loss], [*totals, *weights], operations=whole.outside)
     direct = [None if g is None else _wide(g) for g in outer[len(terms) :]]
     found = []

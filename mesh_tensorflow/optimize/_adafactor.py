@@ -40,6 +40,7 @@ def adafactor_decay_rate_adam(beta2: float) -> tf.Tensor:
       beta2: a number between 0 and 1.
     """
     t = _step() + 1.0
+    # With this decay the moving average itself is what Adam gets by dividing by 1 - beta2 ** t.
     return beta2 * (1.0 - tf.pow(beta2, t - 1.0)) / (1.0 - tf.pow(beta2, t))
 
 
@@ -147,6 +148,8 @@ class AdafactorOptimizer(Optimizer):
 
     @staticmethod
     def _default_rate(relative: bool) -> tf.Tensor:
+        # The relative step size of algorithm 6. The factor below stands for the scale of a typical
+        # weight, by which it is multiplied otherwise.
         rate = tf.minimum(tf.math.rsqrt(_step() + 1.0), 0.01)
         if not relative and not layers.unit_scaling_convention():
             rate *= 0.05
@@ -166,6 +169,7 @@ class AdafactorOptimizer(Optimizer):
         if not self._factored:
             return None
         dims = [d for d in shape if d.name not in self._stacked_dim_names]
+        # The two largest, which save the most; others stay as they are in both slots.
         largest = sorted(dims, key=lambda d: -d.size)[:2]
         if len(largest) < 2 or largest[1].size < self._min_dim_size_to_factor:
             return None
@@ -185,9 +189,13 @@ class AdafactorOptimizer(Optimizer):
         if skip_without_gradient(grad, var):
             return []
         grad = mtf.to_float(grad)  # type: ignore[arg-type]
+        # Shazeer and Stern (2018), algorithms 4 (factored) and 5. The constant keeps a row or
+        # column of zeros from a division by 0.
         squared = mtf.square(grad) + self._epsilon1
         scaled, assignments = self._scaled_gradient(grad, squared, var)
         if self._clipping_threshold is not None:
+            # Update clipping, U / max(1, RMS(U) / d): the second moment may be out of date when
+            # gradients grow.
             norm = reduce_rms(scaled) / self._clipping_threshold
             scaled = scaled / mtf.maximum(1.0, norm)
         update = scaled * scalar_like(self._rate_of(var), scaled)
@@ -213,8 +221,12 @@ class AdafactorOptimizer(Optimizer):
             return grad * mtf.rsqrt(new_v), [mtf.assign(v, new_v)]
         d0, d1 = factored
         vr, vc = self._slot(var, "vr", var.shape - d1), self._slot(var, "vc", var.shape - d0)
+        # Means instead of the paper's sums: only quotients of rows and columns matter, and means do
+        # not grow with the matrix.
         new_vr = vr * decay + mtf.reduce_mean(squared, reduced_dim=d1) * mix
         new_vc = vc * decay + mtf.reduce_mean(squared, reduced_dim=d0) * mix
+        # V = R C / mean(R), but never as a matrix: two scalings of the gradient take no memory for
+        # it.
         long_term_mean = mtf.reduce_mean(new_vr, reduced_dim=d0)
         row, column = mtf.rsqrt(new_vr / long_term_mean), mtf.rsqrt(new_vc)
         return grad * row * column, [mtf.assign(vr, new_vr), mtf.assign(vc, new_vc)]

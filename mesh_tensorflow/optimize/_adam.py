@@ -89,7 +89,11 @@ class AdamWeightDecayOptimizer(Optimizer):
         # beginning of the step.
         next_m = m + (1.0 - self.beta_1) * (grad - m)
         next_v = v + (1.0 - self.beta_2) * (mtf.square(grad) - v)
+        # Without the division of the moments by 1 - beta ** t, as BERT was trained: a warmup of the
+        # rate takes its place.
         update = next_m / (mtf.sqrt(next_v) + self.epsilon)
+        # Added to the update and not to the gradient, whose moments would otherwise contain it
+        # (Loshchilov and Hutter, 2017).
         if self._decays(var):
             update = mtf.cwise(self._with_decay, [update, mtf.to_float(var.value)])
         update *= scalar_like(self._rate_of(var), update)
@@ -109,6 +113,8 @@ class AdamWeightDecayOptimizer(Optimizer):
         )
 
     def _with_decay(self, update: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
+        # Otherwise the product with the weights may be computed, and held, from the beginning of
+        # the step.
         with tf.control_dependencies([update]):
             return update + value * self.weight_decay_rate
 

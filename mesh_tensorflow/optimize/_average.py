@@ -101,6 +101,8 @@ class ExponentialMovingAverage:
             average = self.average(variable)
             difference = stored_value(variable, after) - average
             share = 1.0 - _at_most(self._decay, self._num_updates, average)
+            # As an addition of a small difference, which loses less to rounding than two products
+            # do.
             updates.append(mtf.assign_add(average, difference * share))
         return variables[0].graph.combine_assignments(updates) if updates else []
 
@@ -142,6 +144,8 @@ class ExponentialMovingAverage:
                 f"ExponentialMovingAverage: no variable of the store has an average '<var>{end}'; "
                 f"there are {store.names}. Call apply, with the updates of the training step"
             )
+        # Copies: what `value` returns may be the memory of a slice, which is about to be assigned
+        # to.
         weights = {n: tf.identity(store.value(n)) for n in names}
         try:
             for n in names:

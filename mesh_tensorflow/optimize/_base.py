@@ -112,6 +112,8 @@ class Optimizer:
                 assignments += self.apply_grad(grad, var)
         if not assignments:
             return []
+        # One Assign per function and mesh, so that stacks of small variables are assigned to as a
+        # whole.
         return variables[0].graph.combine_assignments(assignments)
 
     def _check_dtype(self, var: mtf.Variable) -> None:

@@ -52,6 +52,8 @@ def global_norm(tensors: Sequence[Optional[mtf.Tensor]]) -> mtf.Tensor:
     """
     given = _given("global_norm", tensors)
     lengths = [mtf.abs(x) if x.dtype.is_complex else x for x in given]
+    # In float32, since squares in bfloat16 or float16 lose digits and may overflow. The sums are
+    # partial and are added before they are communicated.
     squares = [mtf.reduce_sum(mtf.square(mtf.to_float(x))) for x in lengths]
     return mtf.sqrt(mtf.add_n(squares))
 

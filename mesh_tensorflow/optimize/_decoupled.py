@@ -60,6 +60,8 @@ class _Decoupled(ElementwiseOptimizer):
     def _along(self, direction: tf.Tensor, x: ElementwiseStep) -> tf.Tensor:
         """Returns the change against a direction, with weight decay."""
         if decays(x.var, self.weight_decay_rate, self.exclude_from_weight_decay):
+            # Decoupled: it is not divided by the root of the second moment, as a gradient of it
+            # would be.
             direction += self.weight_decay_rate * x.value
         return -x.learning_rate * direction
 
@@ -194,5 +196,7 @@ class LionOptimizer(_Decoupled):
     def update(self, x: ElementwiseStep) -> Change:
         """Returns the change and the new average of a slice; see `ElementwiseOptimizer`."""
         m = x.state["m"]
+        # Two averages of one slot: beta_1 weights the current gradient in the step, beta_2 in the
+        # memory (Chen et al., 2023, algorithm 2).
         direction = tf.sign(self.beta_1 * m + (1.0 - self.beta_1) * x.grad)
         return self._along(direction, x), {"m": self.beta_2 * m + (1.0 - self.beta_2) * x.grad}

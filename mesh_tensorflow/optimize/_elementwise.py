@@ -117,6 +117,8 @@ class ElementwiseOptimizer(Optimizer):
         outputs = [var.shape] * (1 + len(names))
         scalars: dict[str, mtf.Tensor] = {}
         if self.counts_steps:
+            # A count of its own for each variable: the global step also counts steps before it was
+            # trained.
             scalars["step"] = self._steps(var) + 1.0
         rate = scalar_like(self.learning_rate, inputs[0])
         if isinstance(rate, mtf.Tensor):

@@ -1,4 +1,8 @@
-"""What programs for devices of JAX have in common while they are built."""
+"""Base classes of programs for devices of JAX while they are built.
+
+Both `mtf.pjrt.function` (`_trace.py`) and `mtf.pjrt.in_session` (`_sessions/in_session.py`) build a
+TensorFlow graph with a placeholder for each variable, which XLA then compiles.
+"""
 
 from __future__ import annotations
 
@@ -28,6 +32,7 @@ class Building(Compilation):
 
     def layout(self, value: tf.Tensor) -> Optional[TensorLayout]:
         """Returns the layout of an argument or a result; None if each device has all of it."""
+        # Results are identities of the tensors whose layouts were noted.
         while value.ref() not in self._layouts and value.op.type == "Identity":
             value = value.op.inputs[0]
         return self._layouts.get(value.ref())

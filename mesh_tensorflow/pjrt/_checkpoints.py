@@ -53,11 +53,13 @@ def save(store: ArrayStore, path: str, step: Optional[int] = None) -> str:
             for part in parts_to_write(store.array(name), name, masters[name].dtype.base_dtype)
         ]
     if step is not None and jax.process_index() == 0:
+        # By one process: a tensor in two files could not be joined.
         parts.append(Part(_STEP, "", np.asarray(step, np.int64)))
     count = jax.process_count()
     written = [f"{path}.part-{i}-of-{count}" for i in range(count)]
     if parts:
         write_parts(written[jax.process_index()], parts)
+    # The files can be joined once all are written, and used once they are joined: hence two waits.
     wait("mtf checkpoint written")
     if jax.process_index() == 0:
         join_files([w for w in written if tf.gfile.Exists(f"{w}.index")], path)

@@ -1,4 +1,7 @@
-"""Collectives of a compiled program, read from its text."""
+"""Lists the collectives of a program that XLA has compiled, from the text of the program.
+
+The partitioner puts them in, so nothing in mtf's own graph tells what is communicated.
+"""
 
 from __future__ import annotations
 
@@ -126,6 +129,7 @@ def collectives_of(text: str, mesh_shape: Shape) -> list[Collectives]:
         parts = _bytes(found["type"])
         # The type of a start has operands, too.
         total = max(parts, default=0) if found["start"] else sum(parts)
+        # The text has the type of the result, which is the part that one device keeps.
         if found["kind"] == "reduce-scatter":
             total *= len(groups[0])
         counts[key] += 1

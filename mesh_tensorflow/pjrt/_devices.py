@@ -34,6 +34,7 @@ def make_cpus(number: int) -> None:
     Args:
       number: the least number of them, in all processes.
     """
+    # The setting is for one process, and each has its share of the mesh.
     number = -(-number // process_count())
     known = getattr(jax.config, "jax_num_cpu_devices", -1)
     if known < number and "host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):

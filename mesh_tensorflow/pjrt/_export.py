@@ -114,5 +114,6 @@ def _safetensors(arrays: dict[str, np.ndarray], mesh_shape: Shape) -> bytes:
         }
         values.append(np.ascontiguousarray(array).tobytes())
     text = json.dumps(header).encode()
+    # The format aligns values by spaces after the header.
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text + b"".join(values)

@@ -102,6 +102,8 @@ class CompiledProgram:
             self.call,
             in_shardings=(self.arguments, self.copied, *map(_values, (self.kept, self.assigned))),
             out_shardings=(self.results, _values(self.assigned)),
+            # The variables that get new values: XLA may compute these in their memory. Those that
+            # are only read are apart from them, as what is donated is gone afterwards.
             donate_argnums=3,
         )
 
@@ -119,6 +121,8 @@ class CompiledProgram:
         Args:
           arguments: arrays of JAX, which may be variables, or parts of them.
         """
+        # By shape and dtype, as JAX does not tell which arrays share memory. A copy too many does
+        # no harm.
         return [a.copy() if (a.shape, a.dtype) in self._given_away else a for a in arguments]
 
     def abstract(self) -> tuple[list, list, list, list]:
@@ -183,6 +187,8 @@ class CompiledFunction:
                 "`lower` returns. Make it without, to call it"
             )
         if tf.inside_function():
+            # A trace would keep the variables of this one call, and the next calls of it would not
+            # change them.
             raise self._traced("a tf.function, or the function of an mtf.pjrt.function")
         if any(isinstance(x, Tracer) for x in jax.tree_util.tree_leaves((args, named))):
             raise self._traced("jax.jit, jax.grad or jax.vmap")
@@ -287,6 +293,7 @@ def _placed(arrays: Sequence[Any], shardings: Sequence[NamedSharding]) -> list[j
     """Returns arrays as arrays of JAX, split by shardings."""
     with all_dtypes():
         return [
+            # What `place` has put there is not copied again.
             a if isinstance(a, jax.Array) and a.committed and a.sharding == s else placed(a, s)
             for a, s in zip(arrays, shardings)
         ]

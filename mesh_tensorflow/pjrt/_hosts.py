@@ -1,4 +1,4 @@
-"""Several processes, each with a part of JAX's devices."""
+"""Joins several processes, each of which has a part of JAX's devices, and keeps them in step."""
 
 from __future__ import annotations
 
@@ -72,6 +72,8 @@ def join() -> None:
 def connect() -> None:
     """Joins the other processes; without tf.random.set_seed, the first draws a seed for all."""
     join()
+    # Keys of random numbers are drawn in each process, and must be the same in all. Where the first
+    # process drives the others, it draws them alone.
     if process_count() > 1 and not driving() and program_seed() is None:
         drawn = np.uint32(secrets.randbits(31))
         with without_connection_lines():
@@ -88,6 +90,7 @@ def run_step(step: Callable[..., Any], *arguments: Any) -> Any:
     if step in _connected or process_count() == 1:
         return step(*arguments)
     with without_connection_lines():
+        # Until it is done, since connections are made, and their lines written, while it runs.
         results = jax.block_until_ready(step(*arguments))
     _connected.add(step)
     return results

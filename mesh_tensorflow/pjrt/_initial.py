@@ -140,6 +140,7 @@ def part_function(variable: Variable) -> Callable[[tuple[slice, ...]], np.ndarra
         drawn = np.random.SeedSequence().generate_state(2)
         flat = _Flat(first(), (int(drawn[0]), int(drawn[1])))
         known = flat.is_known(sizes)
+    # An initializer of the user's own: the whole value is made in each process, which then cuts it.
     if not known:
         whole = first().numpy()
         return lambda index: whole[index]
@@ -163,6 +164,8 @@ def _part(
     if axis is None:  # a scalar
         return np.asarray(flat.values(0, 1), dtype).reshape([])
     result = np.empty([stop - start for start, stop in ranges], dtype)
+    # Elements of whole rows are consecutive in the generator's order; the columns of the part are
+    # cut out of them afterwards.
     rows = max(1, _MOST_ELEMENTS // max(1, below[axis]))
     cut = tuple(slice(*r) for r in ranges[axis + 1 :])
     (start, stop), row_sizes = ranges[axis], list(sizes[axis + 1 :])

@@ -66,6 +66,7 @@ def parts_to_write(array: jax.Array, name: str, dtype: tf.DType) -> list[Part]:
             np.asarray(shard.data).astype(dtype.as_numpy_dtype, copy=False),
         )
         for shard in array.addressable_shards
+        # Of copies, JAX numbers one with 0, whichever process has it, so each part is written once.
         if shard.replica_id == 0
     ]
 
@@ -128,6 +129,7 @@ def check_together(path: str, variables: Mapping[str, Restored]) -> None:
         check_checkpoint(path, wanted, specs)
     except CheckpointError as found:
         error = found
+    # All processes raise an error or none does: one that went on alone would wait in a collective.
     if in_any_process(error is not None):
         raise error or CheckpointError(
             f"another process cannot read its parts of checkpoint {path}, and says why; no "

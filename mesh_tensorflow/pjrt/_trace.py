@@ -72,6 +72,8 @@ class _Building(Building):
 
     def random_key(self, seed: Optional[int]) -> tf.Tensor:
         """Returns a key, which is drawn outside of the program, unless it depends on a step."""
+        # A function of the step can be computed in the program; what differs from run to run
+        # cannot, since XLA's programs have no state.
         if key_is_of_step(seed):
             return new_key(seed)
         self.seeds.append(seed)
@@ -175,6 +177,8 @@ class _Made:
             returned, [None if value is None else next(numbers) for value in flat]
         )
         variables = building.variables
+        # By identity: a program that only reads a variable returns nothing for it, and its memory
+        # is not given away.
         self.assigned = [name for name, v in variables.items() if v.value is not v.first]
         self.feeds = [*inputs, *building.keys, *(v.first for v in variables.values())]
         fetches = [*self.results, *(variables[name].value for name in self.assigned)]

@@ -111,6 +111,8 @@ def plan_of(problem: Problem) -> Plan:
         moved, _, _, state, steps = heapq.heappop(queue)
         if state == goal:
             return steps
+        # Dijkstra's algorithm: the first time that a state is taken from the queue is the cheapest
+        # way to it.
         if state in visited:
             continue
         visited.add(state)

@@ -159,6 +159,7 @@ class _Program:
     def _runner(self, fetches: list[tf.Tensor], feeds: list[tf.Tensor]) -> Callable[..., list[Any]]:
         """Returns a function of the values of `feeds` that returns those of `fetches`."""
         if self._cluster is None:
+            # A callable skips what session.run does with names and structures at each step.
             return self.session.make_callable(fetches, feeds)
         found = self._cluster.processes
 
@@ -241,6 +242,8 @@ class _Program:
         if not self._reads:
             with self.graph.as_default():
                 self._reads = {n: v.read_value() for n, v in self.variables.items()}
+        # Slices are what a step changes. Where masters have values of their own, these are out of
+        # date.
         self.session.run(self._to_masters)
         names = self._reads if names is None else names
         return self.session.run({n: self._reads[n] for n in names if n in self._reads})
@@ -393,6 +396,8 @@ class SessionEngine:
             if key not in self._evaluations:
                 self._evaluations[key] = self._evaluation(batch)
             program = self._evaluations[key]
+            # Each program has a session, and so variables, of its own: they get the weights of now,
+            # once for each evaluation.
             if key not in fresh and not shared:
                 fresh.add(key)
                 program.assign(self._values_for(program))
@@ -433,6 +438,8 @@ class SessionEngine:
             features = self._features.with_batch(len(batch[0]))
             features.check(batch)
             if features.batch_dim.size % placing.parts_of_batch(features.batch_dim):
+                # The rows that are left over are fewer than the parts; they are computed by all
+                # processors alike.
                 placing = placing.whole(features.batch_dim)
         program = _Program(
             self._eval_model,
@@ -466,6 +473,8 @@ class SessionEngine:
                 self._training.session,
                 path,
                 global_step=step,
+                # The graph is made by the program itself; written with each checkpoint, it would
+                # take longer than small weights.
                 write_meta_graph=False,
                 write_state=False,  # the loop lists it, if it is one to go on from
             )

@@ -106,6 +106,8 @@ def opened_initial(
     elif isinstance(given, (str, os.PathLike)):
         yield Initial(folder.find(given, what), names, strict)
     elif isinstance(given, Mapping) and given and not _has_text(given):
+        # As a checkpoint of their own: then there is one way to load, part by part and with the
+        # same checks.
         with tempfile.TemporaryDirectory(prefix="mesh_tensorflow-arrays-") as directory:
             path = os.path.join(directory, "model.ckpt-0")
             write_parts(path, [Part(n, "", np.asarray(v)) for n, v in given.items()])

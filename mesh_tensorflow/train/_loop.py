@@ -111,10 +111,13 @@ class Loop:
                 self._save()
                 if not asked or run.step >= run.steps:
                     self._evaluate_at_the_end(signals)
+                # Only one process saves, and others may be here first; afterwards the checkpoint is
+                # there for all.
                 self.engine.settle(run.step)
                 if run.directory is not None and not self.saves:
                     run.checkpoint = folder.latest(run.directory)
         finally:
+            # Also after an error: callbacks may hold files or processes that have to be closed.
             self.call("on_end")
         if signals.received is not None:
             self.engine.finish()
@@ -139,6 +142,7 @@ class Loop:
                 break
             values = self.engine.train(batch)
             run.step += 1
+            # Before callbacks and checkpoints see the step: nothing after a NaN is of use.
             self._check(values)
             self.call("on_step", values)
             asked = self._asked_to_stop(signals)
@@ -188,6 +192,7 @@ class Loop:
 
     def _log(self, values: Mapping[str, float], progress: Progress) -> None:
         now = time.monotonic()
+        # Two logs may be at one moment of a coarse clock.
         rates = self.rates(self.run.step - self._logged, max(now - self._since, 1e-9))
         self._logged, self._since = self.run.step, now
         shown = {SHORT_NAMES[n]: v for n, v in rates.items() if n in SHORT_NAMES}
@@ -201,6 +206,7 @@ class Loop:
         """Leaves out what is done within from the time of steps."""
         start = time.monotonic()
         yield
+        # The rates in logs are those of training steps, without evaluations and checkpoints.
         self._since += time.monotonic() - start
 
     def _evaluate(self, signals: StopSignals) -> None:
@@ -244,6 +250,7 @@ class Loop:
         with self._not_timed():
             tf.gfile.MakeDirs(self.run.directory)
             path, wrong = self.engine.save(self.run.directory, self.run.step)
+            # Removed, and not listed: a run that is resumed would go on from weights that are lost.
             if wrong:
                 folder.remove(path)
                 raise self._not_a_number(

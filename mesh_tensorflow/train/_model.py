@@ -104,6 +104,8 @@ class Model:
         with counted_steps(before), keys_by_step(before), chosen:
             graph = mtf.Graph()
             mesh = mtf.Mesh(graph, "mesh")
+            # Programs of one tf graph share its collection of summaries; those of this one come
+            # after it.
             start = summaries_so_far()
             arguments = features.imported(mesh, tensors)
             if training:
@@ -135,6 +137,8 @@ class Model:
         for name, scalar in taken_summaries(start).items():
             if training:
                 gives[f"{_free_name(name, [*outputs, *extra])}/0"] = scalar
+        # The step counts as done only after all of it, so that a fetch of the number alone runs
+        # everything.
         with tf.control_dependencies([*lowering.effects, *gives.values()]):
             if not training:
                 after = tf.identity(before)

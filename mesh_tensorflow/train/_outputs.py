@@ -129,6 +129,7 @@ Afters = Mapping[str, Optional[Callable[[float], float]]]
 def single(values: Sequence[Any]) -> float:
     """Returns the mean that the exported parts of an Output stand for."""
     if len(values) == 2:
+        # A batch of padding alone has the weight 0, and no mean.
         return float(values[0]) / float(values[1]) if float(values[1]) else float("nan")
     return float(np.mean(np.asarray(values[0], np.float64)))
 
@@ -154,6 +155,7 @@ class Means:
             if len(values) == 2:
                 added = float(values[0]), float(values[1])
             elif np.ndim(values[0]):
+                # In float64: an evaluation may sum over many more examples than a batch has.
                 column = np.asarray(values[0], np.float64)
                 added = float(column.sum()), float(column.size)
             else:

@@ -90,6 +90,8 @@ class Placing:
         """
         if self.cluster is not None:
             return self.cluster.session(graph)
+        # Two processors of a SIMD program that soft placement put on one device would wait for each
+        # other forever.
         config = tf.ConfigProto(allow_soft_placement=not self.simd)
         rules = None if self.pjrt else self.rules
         set_cpus(config, local_cpus(self.devices), self.shape, rules)
@@ -254,4 +256,5 @@ def _devices(shape: mtf.Shape, devices: Optional[Sequence[str]], simd: bool) -> 
         )
     if simd:  # the session has as many logical CPUs
         return tuple(f"/device:CPU:{i}" for i in range(shape.size))
+    # Any mesh can be tried on one CPU: processors on one device are merged.
     return ("/device:CPU:0",) * shape.size

@@ -60,6 +60,7 @@ class Rates:
         if self._hardware is not None and lowered is not None:
             mesh = lowered.graph.operations[0].mesh
             impl = lowered.lowering.requested_impl(mesh)
+            # Counted once, as it takes a walk over all operations of the program.
             if self._flops is None:
                 self._flops = flops_per_step(lowered.graph, impl)
             found["model_flops_utilization"] = model_flops_utilization(

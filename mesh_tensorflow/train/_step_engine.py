@@ -132,6 +132,8 @@ class StepEngine:
     def train(self, batch: Batch) -> dict[str, float]:
         """Does a step; returns the loss and the metrics."""
         self._features.check(batch)
+        # Read before the call and set after it, as the step function may count the global step
+        # itself.
         before = None if self._step is None else int(self._step)
         if before is not None and self._seed is not None and _traced(self._step_fn) is None:
             # Eager operations are seeded by their order in the process; a run that is resumed has
@@ -158,6 +160,8 @@ class StepEngine:
     def save(self, directory: str, step: int) -> tuple[str, list[str]]:
         """Writes a checkpoint; returns its path, and what in it is not a number, or infinite."""
         path = os.path.join(directory, f"{CHECKPOINT_NAME}-{step}")
+        # Whole values under their own names, as a Saver of sessions writes them, so that any
+        # program reads these files.
         values = {**self.values(), _STEP: np.int64(step)}
         tf.raw_ops.SaveV2(
             prefix=path,

@@ -1,4 +1,4 @@
-"""evaluate, predict and export: a model with trained weights."""
+"""Uses trained weights without training: `evaluate`, `predict` and `export` of a model function."""
 
 from __future__ import annotations
 

@@ -200,7 +200,7 @@ def make_clusters(
       clusters: a list of dictionaries, as `check_clusters` requires.
       vocab_dim: a Dimension; those of the tables have its name.
       output_dim: a Dimension; a cluster with shorter or longer vectors is factorized.
-      variable_dtype: a VariableDType.
+      variable_dtype: the dtypes of variables: in checkpoints, in memory and in computations.
       name: a string, which the variable names begin with, followed by the number of the cluster.
       ensemble_dim: a Dimension, a list of them, or None.
       extra_entries: the number of additional entries of the first table.

@@ -51,9 +51,9 @@ class AdaptiveSoftmaxVocabEmbedding:
 
         Args:
           mesh: a Mesh.
-          vocab_dim: a Dimension.
+          vocab_dim: the Dimension of ids, of the size of the vocabulary.
           output_dim: a Dimension.
-          variable_dtype: a VariableDType.
+          variable_dtype: the dtypes of variables: in checkpoints, in memory and in computations.
           name: a string, the beginning of the variables' names.
           ensemble_dim: a Dimension, a list of them, or None.
           clusters: a list of dictionaries, one for each cluster from the most frequent ids to
@@ -87,7 +87,7 @@ class AdaptiveSoftmaxVocabEmbedding:
 
         Args:
           ids: an integer Tensor with dimensions [...].
-          context: a Context.
+          context: the Context of this call of the model: its mode, positions, states and losses.
 
         Returns:
           A Tensor with dimensions [..., output_dim].
@@ -103,7 +103,7 @@ class AdaptiveSoftmaxVocabEmbedding:
 
         Args:
           hidden: a Tensor with dimensions [..., output_dim].
-          context: a Context.
+          context: the Context of this call of the model: its mode, positions, states and losses.
 
         Returns:
           A Tensor with dimensions [..., vocab_dim]; `hidden` in mode "train".
@@ -128,7 +128,7 @@ class AdaptiveSoftmaxVocabEmbedding:
           decoder: a Unitransformer; its `z_loss` and `loss_denominator` are used.
           hidden: a Tensor with dimensions [..., output_dim].
           targets: an integer Tensor with dimensions [...], ids; only positive ids are predicted.
-          context: a Context.
+          context: the Context of this call of the model: its mode, positions, states and losses.
 
         Returns:
           A scalar.
@@ -215,7 +215,7 @@ def adaptive_softmax_loss_fn(
 
     Args:
       decoder: a Unitransformer whose softmax shares an AdaptiveSoftmaxVocabEmbedding.
-      context: a Context.
+      context: the Context of this call of the model: its mode, positions, states and losses.
       logits: what the embedding's `hidden_to_logits` returned.
       targets: an integer Tensor, ids.
       output_vocab_dim: a Dimension.

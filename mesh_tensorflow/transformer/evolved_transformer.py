@@ -109,7 +109,7 @@ class EncoderConvolutionalLayer(transformer.TransformerLayer):
 
         Args:
           d_model: an integer; the output size of the convolutions is half of it.
-          dropout_rate: a number.
+          dropout_rate: the share of elements that are dropped in training, from 0 to less than 1.
           initializer_scale: the variance scale of the separable convolution's initializers.
           norm_epsilon: a number, the epsilon of the layer norm.
         """
@@ -184,7 +184,7 @@ class DecoderConvolutionalLayer(transformer.TransformerLayer):
 
         Args:
           d_model: an integer, the size of the output.
-          dropout_rate: a number.
+          dropout_rate: the share of elements that are dropped in training, from 0 to less than 1.
           initializer_scale: the variance scale of the convolutions' initializers.
           norm_epsilon: a number, the epsilon of the layer norm.
         """

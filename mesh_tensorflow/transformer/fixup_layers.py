@@ -170,7 +170,7 @@ class DenseReluDenseFixup(transformer.TransformerLayer):
 
         Args:
           hidden_size: an integer.
-          dropout_rate: a number.
+          dropout_rate: the share of elements that are dropped in training, from 0 to less than 1.
           activation: a function, the name of a function of mtf, or a list of them.
           use_bias: whether the dense layers have biases.
           default_init: "he" or "glorot", the initializer that is scaled by the number of blocks.

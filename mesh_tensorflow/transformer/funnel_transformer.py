@@ -151,7 +151,7 @@ class FunnelTransformerLayerStack(transformer.LayerStack):
         Each window keeps its first id, sequence id and priority; positions are counted in windows.
 
         Args:
-          context: a Context.
+          context: the Context of this call of the model: its mode, positions, states and losses.
           x: a Tensor with the pooled dimension.
           pool_dim_name: a string, the name of the dimension.
         """
@@ -169,7 +169,7 @@ class FunnelTransformerLayerStack(transformer.LayerStack):
         """Calls the layers; afterwards the Context is that of the pooled sequence.
 
         Args:
-          context: a Context.
+          context: the Context of this call of the model: its mode, positions, states and losses.
           x: a Tensor with dimensions [batch..., length, d_model].
 
         Returns:

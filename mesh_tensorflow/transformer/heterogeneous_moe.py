@@ -125,7 +125,7 @@ def transformer_moe_layer_v1(
     residual connection around it.
 
     Args are those of `moe.transformer_moe_layer_v1`, and:
-      context: a Context.
+      context: the Context of this call of the model: its mode, positions, states and losses.
 
     Returns:
       (a Tensor with dimensions [outer_batch (or not), batch, ..., output_dim], a scalar to add
@@ -250,7 +250,7 @@ class HeterogeneousMoE1D(transformer.TransformerLayer):
         """Returns the output of the layer, and adds its loss to `context.losses`.
 
         Args:
-          context: a Context.
+          context: the Context of this call of the model: its mode, positions, states and losses.
           x: a Tensor with dimensions [batch..., length, d_model]; without `length` when decoding.
           losses: not used.
 

@@ -57,9 +57,9 @@ class FactorizedVocabEmbedding:
 
         Args:
           mesh: a Mesh.
-          vocab_dim: a Dimension.
+          vocab_dim: the Dimension of ids, of the size of the vocabulary.
           output_dim: a Dimension.
-          variable_dtype: a VariableDType.
+          variable_dtype: the dtypes of variables: in checkpoints, in memory and in computations.
           name: a string, the beginning of the variables' names.
           ensemble_dim: a Dimension, a list of them, or None.
           inner_dimension_size: an integer, the size that both matrices share.
@@ -102,9 +102,9 @@ class AdaptiveVocabEmbedding:
 
         Args:
           mesh: a Mesh.
-          vocab_dim: a Dimension.
+          vocab_dim: the Dimension of ids, of the size of the vocabulary.
           output_dim: a Dimension.
-          variable_dtype: a VariableDType.
+          variable_dtype: the dtypes of variables: in checkpoints, in memory and in computations.
           name: a string, the beginning of the variables' names.
           ensemble_dim: a Dimension, a list of them, or None.
           clusters: a list of dictionaries, one for each cluster from the most frequent ids to
@@ -207,9 +207,9 @@ class MixtureOfSoftmaxes(_TableWithContexts):
 
         Args:
           mesh: a Mesh.
-          vocab_dim: a Dimension.
+          vocab_dim: the Dimension of ids, of the size of the vocabulary.
           output_dim: a Dimension.
-          variable_dtype: a VariableDType.
+          variable_dtype: the dtypes of variables: in checkpoints, in memory and in computations.
           name: a string, the beginning of the variables' names.
           ensemble_dim: a Dimension, a list of them, or None.
           num_softmaxes: an integer.
@@ -226,7 +226,7 @@ class MixtureOfSoftmaxes(_TableWithContexts):
 
         Args:
           hidden: a Tensor with dimensions [..., output_dim].
-          context: a Context.
+          context: the Context of this call of the model: its mode, positions, states and losses.
 
         Returns:
           A Tensor with dimensions [..., vocab_dim].
@@ -272,9 +272,9 @@ class Mixtape(_TableWithContexts):
 
         Args:
           mesh: a Mesh.
-          vocab_dim: a Dimension.
+          vocab_dim: the Dimension of ids, of the size of the vocabulary.
           output_dim: a Dimension.
-          variable_dtype: a VariableDType.
+          variable_dtype: the dtypes of variables: in checkpoints, in memory and in computations.
           name: a string, the beginning of the variables' names.
           ensemble_dim: a Dimension, a list of them, or None.
           extra_ids: the number of ids at the end of the vocabulary that count as the most frequent:
@@ -326,7 +326,7 @@ class Mixtape(_TableWithContexts):
 
         Args:
           hidden: a Tensor with dimensions [..., output_dim].
-          context: a Context.
+          context: the Context of this call of the model: its mode, positions, states and losses.
 
         Returns:
           A Tensor with dimensions [..., vocab_dim].

@@ -1,4 +1,7 @@
-"""Dimensions of whole values that are merged to one, of which devices keep their parts.
+"""Merges the first dimensions of a whole value to one so that each device keeps what it has.
+
+It is what `GspmdMeshImpl` does for `MeshImpl.merge_dims`, which convolutions and others call whose
+kernels take a single batch dimension.
 
 XLA's partitioner has no sharding for the product of dimensions of which another than the first is
 split: it would gather the value. So each split dimension is cut into its parts, and these come

@@ -108,6 +108,7 @@ class GspmdMeshImpl(MeshImpl):
           value: a whole value.
           tensor_shape: its Shape.
         """
+        # Eager tensors have no graph, and nothing compiles them.
         if not self.annotates or not tf.is_tensor(value) or not hasattr(value, "graph"):
             return value
         layout = self.tensor_layout(tensor_shape)
@@ -224,6 +225,7 @@ class GspmdMeshImpl(MeshImpl):
     ) -> GspmdTensor:
         """Returns the value if the only processor sends it to itself, else zeros."""
         x = x.to_laid_out_tensor()
+        # Operations are lowered on the executed mesh, whose only processor has coordinate 0.
         return x if source_pcoord[0] is not None else self.slicewise(tf.zeros_like, x)
 
     def laid_out_pnum(self) -> GspmdTensor:
@@ -262,6 +264,7 @@ class _WholeMeshImpl(GspmdMeshImpl):
 
     def slice_shape(self, tensor_shape: Shape) -> list[int]:
         """Returns the sizes of a tensor, after checking that it can be split."""
+        # Nothing is split here, so only the requested mesh can tell that a layout does not fit.
         self.requested.slice_shape(tensor_shape)
         return super().slice_shape(tensor_shape)
 

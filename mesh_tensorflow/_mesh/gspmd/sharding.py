@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 __all__ = ["Compilation", "annotated", "annotating", "current_compilation", "sharding_text"]
 
 # Numbers of the fields of OpSharding, and the type OTHER: tiles over devices.
+# They are type, tile_assignment_dimensions, replicate_on_last_tile_dim, iota_reshape_dims and
+# iota_transpose_perm.
 _TYPE, _TILES, _LAST_IS_COPIES, _RANGE, _TRANSPOSED = 1, 3, 6, 9, 10
 _OTHER = 3
 
@@ -107,6 +109,7 @@ def sharding_text(
     split = [axis for of_dim in axes for axis in of_dim if sizes[axis] > 1]
     if not split:
         return None
+    # Devices of axes that split nothing hold copies; they vary fastest in the transposed range.
     others = [axis for axis in range(len(sizes)) if axis not in split]
     tiles = [list_product([sizes[axis] for axis in of_dim]) for of_dim in axes]
     copies = list_product([sizes[axis] for axis in others])

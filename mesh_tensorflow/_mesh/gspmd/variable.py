@@ -92,6 +92,7 @@ class GspmdVariable(SliceVariables):
           A tf.Operation.
         """
         [value] = values
+        # As on other meshes: an assignment waits for the one read of the step.
         with tf.control_dependencies([self._value]):
             made = assign_fn(self._variable, self.slices[0], value)
         return tf.no_op() if made is None else made

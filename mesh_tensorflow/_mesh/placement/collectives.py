@@ -84,6 +84,7 @@ class PlacedReducer(Reducer[Sequence[tf.Tensor]]):
         self, slices: Sequence[tf.Tensor], group: Sequence[int], reduction: str
     ) -> dict[str, tf.Tensor]:
         """Returns the reduced value for each memory domain of the group."""
+        # In memory first, so that only one value of each domain travels.
         leaders, partial = self._reduced_in_memory(slices, group, reduction)
         if len(partial) > 1:
             reduced = self._method(list(leaders.values()))(partial, [*leaders.values()], reduction)

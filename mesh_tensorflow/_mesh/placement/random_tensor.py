@@ -1,4 +1,4 @@
-"""Random tensors of a PlacementMeshImpl."""
+"""Random tensors of a PlacementMeshImpl: each different slice is generated once, on its device."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ def random_tensor(
     seed, key = kwargs.pop("seed", None), kwargs.pop("key", None)
     if not random_values.is_known(tf_fn):
         with tf.device(impl.devices[0]):
+            # A generator for each slice would give other values in each layout.
             whole = tf_fn(shape.to_integer_list, seed=seed, **kwargs)
         return PlacedTensor(impl.make_slices(whole, shape))
     if key is None:

@@ -49,6 +49,8 @@ def allreduce_ring_single_shard(
     reduce_fn = binary_reduction_fn(reduction_fn_string)
     n = len(xs)
     middle = n // 2
+    # From both ends at once, in half as many steps as from one. The order of additions is fixed, so
+    # that results are the same in each run.
     left = xs[0]
     for i in range(1, middle + 1):
         with tf.device(devices[i]):

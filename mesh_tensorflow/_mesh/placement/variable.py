@@ -104,6 +104,7 @@ class PlacedVariable(SliceVariables):
         """
         assignments = []
         for pnum, v in self.slices.items():
+            # Otherwise gradients of one step could be of a mixture of old and new weights.
             with tf.device(v.device), tf.control_dependencies([self._reads[pnum]]):
                 assignments.append(assign_fn(self._variable, v, values[pnum]))
         made = [a for a in assignments if a is not None]
@@ -115,4 +116,6 @@ def _read_once(slice_var: tf.Variable) -> tf.Tensor:
     if tf.executing_eagerly_outside_functions():
         with tf.device(slice_var.device):
             return slice_var.value()
+    # In a graph of TensorFlow 1 that is the read which was made with the variable, so all parts of
+    # a step have the value of one moment.
     return slice_var.graph.as_graph_element(slice_var)

@@ -43,6 +43,8 @@ def call_on_each(
     prepared = ((strategy, strategy.prepare(program, function)) for strategy in strategies)
     strategy, call = next((strategy, call) for strategy, call in prepared if call is not None)
     copied = {pnum: _copies(program, function, pnum) for pnum in program.local}
+    # The variables were made for sharing before it was known that the program falls back to
+    # collectives.
     if not strategy.one_memory:
         for pnum, made in copied.items():
             made.update(_copies_of_shared(program, function, pnum))

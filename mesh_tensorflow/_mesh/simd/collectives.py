@@ -20,6 +20,7 @@ from mesh_tensorflow._mesh.slices.complex_view import complex_view, real_view
 __all__ = ["TfCollectives"]
 
 _MERGE = {"SUM": "Add", "MAX": "Max", "MIN": "Min"}
+# What TensorFlow's kernels add up, and what they move. Small integers and booleans travel as int32.
 _REDUCED = (tf.float32, tf.float64, tf.float16, tf.bfloat16, tf.int32, tf.int64)
 _MOVED = (tf.float32, tf.float64, tf.float16, tf.int32, tf.int64)
 _Entry = TypeVar("_Entry", int, bool)
@@ -223,6 +224,8 @@ class TfCollectives(Reducer[tf.Tensor]):
         if _is_empty(x):
             return x
         cycle = _without_fixed_points(source_pcoord)
+        # A send has one receiver, another processor: what several or the sender itself are to
+        # have needs a gather.
         if cycle is None:
             everything = self.allgather(x, mesh_axis)
             y = tf.gather(
@@ -288,6 +291,8 @@ def _without_fixed_points(sources: Sequence[Optional[int]]) -> Optional[list[int
     named = [s for s in sources if s is not None]
     if len(set(named)) < len(named) or any(c == s for c, s in enumerate(sources)):
         return None
+    # All processors run one program, so each must send and receive. One that is to have zeros gets
+    # a slice that nobody else takes; `permute` replaces it by zeros.
     free = [s for s in range(len(sources)) if s not in named]
     open_places = [c for c, s in enumerate(sources) if s is None]
     for turn in range(len(free) or 1):
@@ -305,6 +310,8 @@ def _is_empty(x: tf.Tensor) -> bool:
 def _movable(x: tf.Tensor) -> tf.Tensor:
     """Converts to a dtype that collectives can move; `_moved` converts back."""
     if x.dtype == tf.bfloat16:
+        # The collectives do not move bfloat16; a value that is only moved may have any dtype of its
+        # size.
         return tf.bitcast(x, tf.float16)
     x = real_view(x)
     return x if x.dtype in _MOVED else tf.cast(x, tf.int32)

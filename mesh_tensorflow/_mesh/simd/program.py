@@ -1,4 +1,8 @@
-"""SimdProgram: the state of a SIMD program while it is traced."""
+"""SimdProgram: what is noted of a SIMD program while it is traced, for the calls that follow.
+
+Which captured tensors differ between processors, which nodes are collectives, and the keys that
+TensorFlow's collectives need.
+"""
 
 from __future__ import annotations
 

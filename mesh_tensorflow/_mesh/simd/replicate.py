@@ -35,6 +35,7 @@ _count_on: collections.Counter = collections.Counter()  # number of programs, by
 _counting = threading.Lock()
 # Keys of groups and of collectives; no two programs may have one in common.
 _KEYS_PER_PROGRAM = 2**16
+# All keys stay below 2**30, where those of the wake-up collectives begin.
 _MOST_PROGRAMS = 2**13
 # Operations of a traced graph that is collected at once. It is of use no more, but refers to
 # itself, and sessions make too few objects for Python to collect it soon: for 12 layers, 10 MB.
@@ -119,7 +120,11 @@ def replicate(
     try:
         with tf.variable_creator_scope(steps.made):
             function = tf2.function(
-                traced, autograph=False, experimental_attributes={"_noinline": True}
+                # Not inlined: loops with collectives deadlock in the calling graph (TensorFlow
+                # 2.21).
+                traced,
+                autograph=False,
+                experimental_attributes={"_noinline": True},
             ).get_concrete_function(
                 tf2.TensorSpec([], tf.int32), *[tf2.TensorSpec(x.shape, x.dtype) for x in tensors]
             )

@@ -77,6 +77,8 @@ def _with_block(
     new = tf.maximum(largest, tf.reduce_max(s, -1, keepdims=True))
     p = tf.exp(s - new)
     old = tf.exp(largest - new)
+    # What was summed relative to the old maximum is scaled to the new one (Milakov and Gimelshein,
+    # 2018, algorithm 3).
     weight = weight * old + tf.reduce_sum(p, -1, keepdims=True)
     total = total * old + tf.matmul(block.dropped(p, of.noise), block.memories(of.v))
     return [total, new, weight]
@@ -177,12 +179,16 @@ def _gradients_of_block(
 ) -> list[tf.Tensor]:
     q = block.queries(of.q)
     largest, shift, seen, dy = (block.queries(x) for x in rows)
+    # Not normalized: `dy` and `shift` are divided by the sums already, which takes a division for
+    # each row instead of one for each pair.
     p = tf.exp(block.logits(q, largest))
     v = block.memories(of.v)
     if of.noise is None:
         dp = product_minus(seen, v, shift)
     else:
         dp = block.dropped(tf.matmul(seen, v, transpose_b=True), of.noise) - shift
+    # The gradient of a softmax, p * (dp - sum(p * dp)); the sum over the memory is that of dy times
+    # the output of the row, which needs no logits (Dao et al., 2022, appendix B.2).
     ds = p * dp
     found = []
     if qkv:

@@ -256,6 +256,7 @@ class Block:
             seen = COMPARISONS[comparison](self.term(rows), self.term(columns))
             visible = seen if visible is None else tf.logical_and(visible, seen)
         if visible is not None:
+            # Selected, not added: a sum with a large negative number would depend on rounding.
             s = tf.where_v2(visible, s, tf.constant(HIDDEN_LOGIT, s.dtype))
         for x in of.biases:
             bias = tf.cast(self.term(x), s.dtype)

@@ -71,6 +71,7 @@ def _looped(
         else tf.TensorArray(dtype, count, element_shape=result.of_block(block))
         for result in results
     ]
+    # One block at a time: iterations in parallel would have several blocks of logits in memory.
     state = tf.while_loop(
         lambda i, *_: i < count, body, [tf.constant(0), *start], parallel_iterations=1
     )[1:]

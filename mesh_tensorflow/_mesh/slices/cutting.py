@@ -61,6 +61,7 @@ def combine_slices(
     """
     parts: dict[tuple[int, ...], Any] = {}
     for pnum, piece in enumerate(slices):
+        # One of several equal slices, that of the first processor that has it.
         parts.setdefault(slice_coordinates(layout, mesh_shape, pnum), piece)
     with tf.device(device):
         for tensor_axis in reversed(range(len(layout))):

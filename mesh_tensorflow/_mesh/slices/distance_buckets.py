@@ -38,6 +38,8 @@ def bucket_of(relative: tf.Tensor, buckets: Buckets) -> tf.Tensor:
     side = number // 2 if bidirectional else number
     exact = side // 2
     distance = tf.abs(relative) if bidirectional else tf.maximum(-relative, 0)
+    # At least `exact`, so that small distances, which are not selected below, give no logarithm of
+    # 0.
     far = tf.cast(tf.maximum(distance, exact), tf.float32)
     steps = tf.log(far * (1.0 / exact)) * (1.0 / math.log(max_distance / exact))
     far = tf.minimum(exact + tf.cast(steps * (side - exact), tf.int32), side - 1)

@@ -1,4 +1,7 @@
-"""Slices whose first dimensions are merged to one, as kernels of a single batch want them."""
+"""Merges the first dimensions of a slice to one, for kernels that take a single batch dimension.
+
+These are the methods `merge_dims` and `split_dims` of MeshImpl; GspmdMeshImpl has others.
+"""
 
 from __future__ import annotations
 

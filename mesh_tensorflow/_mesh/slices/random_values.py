@@ -208,6 +208,7 @@ def _truncated_normal(
 ) -> tf.Tensor:
     # Inverse transform of uniform numbers between the quantiles of -2 and 2.
     compute = tf.float64 if dtype == tf.float64 else tf.float32
+    # The middles of the 2**24 intervals, which lie symmetrically about 1/2.
     half = _unit_float(bits_fn(0), compute, 24) + tf.constant(2.0**-25, compute)
     z = math.sqrt(2.0) * tf.math.erfinv((2.0 * half - 1.0) * math.erf(math.sqrt(2.0)))
     return tf.cast(z, dtype) * tf.cast(stddev, dtype) + tf.cast(mean, dtype)
@@ -307,6 +308,7 @@ def random_slice(
     dtype = tf.as_dtype(kwargs.get("dtype", tf.float32))
     count = int(np.prod(slice_sizes, dtype=np.int64))
     index = _element_index(sizes, begin, slice_sizes)
+    # A value must not depend on the size of the slice it is in, not even in its last bit.
     padding = 0 if name in _EXACT else -count % _VECTOR
     if padding:
         index = tf.concat([index, tf.zeros([padding], tf.uint32)], 0)

@@ -90,6 +90,8 @@ class TpuCollectives(Reducer[tf.Tensor]):
         context = self._context()
         if context is not self._pnum_context:
             with outside_tpu_context():
+                # One input of the computation that is another number for each replica: all cores
+                # run the same program, and nothing in it tells them apart.
                 numbers = [tf.constant(p, tf.int32) for p in range(self._shape.size)]
                 physical = tf.raw_ops.TPUReplicatedInput(inputs=numbers, name="physical_pnum")
             with within_tpu_context():
@@ -180,6 +182,8 @@ class TpuCollectives(Reducer[tf.Tensor]):
     def allgather(self, x: tf.Tensor, mesh_axis: int) -> tf.Tensor:
         """Returns [n, ...]: the slices of the processors along a mesh axis, by coordinate."""
         n = self._shape[mesh_axis].size
+        # An exchange in which every part is the whole slice; a sum of slices times one-hots, as in
+        # the classic, would spread a NaN to all of them.
         copies = tf.broadcast_to(tf.expand_dims(x, 0), [n, *x.shape.as_list()])
         return self._all_to_all(copies, mesh_axis, 0, 0)
 
@@ -244,6 +248,7 @@ class TpuCollectives(Reducer[tf.Tensor]):
                 f"{dims_text([self._shape[mesh_axis]])}, another of them or None; got {sources}"
             )
         named = [s for s in sources if s is not None]
+        # CollectivePermute has one receiver for each sender.
         if len(set(named)) < len(named):
             return self._select(x, mesh_axis, sources)
         pairs = [

@@ -1,4 +1,8 @@
-"""The replicated TPU computation that is being built."""
+"""Finds the TPU computation that is being built, and lets code make operations outside of it.
+
+TensorFlow has no public way to either; `tpu.replicate` and its relatives keep a control flow
+context, which is searched for here.
+"""
 
 from __future__ import annotations
 

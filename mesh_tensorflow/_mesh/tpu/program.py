@@ -149,5 +149,6 @@ class TpuProgram(Program):
                 return make()
         value = make()
         is_first = tf.equal(self.collectives.pnum(), 0)
+        # Selected and summed: a broadcast with the operations that TPUs have.
         value = tf.where(is_first, value, tf.zeros_like(value))
         return self.collectives.allreduce(value, self._axes, "SUM")

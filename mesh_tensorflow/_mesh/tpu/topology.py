@@ -126,6 +126,7 @@ def _tile(rows: int, columns: int, chips: int, is_ring: bool) -> tuple[int, int]
       is_ring: whether the tile has only one logical dimension, for which a whole row or column of a
         torus is the best ring. Otherwise the tile is as square as possible, to be tiled further.
     """
+    # A whole row of a torus closes by itself, without a way back.
     if is_ring and chips in (rows, columns):
         return (rows, 1) if chips == rows else (1, columns)
     height = min(1 << (chips.bit_length() - 1) // 2, rows)

@@ -1,4 +1,9 @@
-"""Variables that several processes have in parts, and how savers have them write and read these."""
+"""Savers of variables of which each of several processes holds only a part.
+
+The arrays of `mesh_tensorflow.pjrt` are such: no TensorFlow variable has their value, and it need
+not fit into one process. Each process writes its parts to files of its own, which are then joined
+to one checkpoint, and reads its parts when it is restored.
+"""
 
 from __future__ import annotations
 
@@ -80,6 +85,8 @@ def _write(variables: Mapping[str, Apart], has_rest: bool, filename: bytes) -> n
     prefixes = [path + _REST] if has_rest else []
     try:
         for i, (processes, own) in enumerate(_groups(variables)):
+            # Into a directory beside the checkpoint, so that a save which is cut short leaves
+            # nothing that looks like a checkpoint.
             prefixes += processes.write(f"{path}{_TEMPORARY}/parts-{i}", own)
         for prefix in prefixes:
             if not tf.io.gfile.exists(f"{prefix}.index"):
@@ -155,6 +162,7 @@ class PartsSaverBuilder(BulkSaverBuilder):  # type: ignore[misc]
             return super().save_op(filename_tensor, saveables)
         with tf.device("/cpu:0"):
             rest = tf.strings.join([filename_tensor, _REST])
+            # Before the parts: `_write` joins these files with those of the processes.
             before = [super().save_op(rest, others)] if others else []
             with tf.control_dependencies(before):
                 return _called(functools.partial(_write, apart, bool(others)), filename_tensor)
@@ -177,6 +185,7 @@ class PartsSaverBuilder(BulkSaverBuilder):  # type: ignore[misc]
         usual = super()._AddRestoreOps
         further = restore_sequentially, reshape, preferred_shard
         apart, others = self._split(saveables)
+        # Parts have the shapes that the processes know, so only TensorFlow's way can reshape them.
         if not apart or reshape:
             return usual(filename_tensor, saveables, *further, name)
         before = [usual(filename_tensor, others, *further, f"{name}_others")] if others else []

@@ -87,6 +87,8 @@ def _session() -> Iterator[tf.Session]:
 
     It may be within an operation of another session, whose threads may all be waiting.
     """
+    # A negative number of threads between operations makes a session run all in the caller's
+    # thread.
     config = tf.ConfigProto(device_count={"GPU": 0}, inter_op_parallelism_threads=-1)
     with tf.Graph().as_default(), tf.Session(config=config) as session:
         yield session
@@ -193,6 +195,8 @@ class Reader:
         """Returns whether a part of a variable has NaN, and infinite values; see `read`."""
         if dtype not in self._kinds:
             value = self._value(dtype)
+            # RestoreV2 checks a slice only when it is read, also where no test of its numbers is
+            # needed.
             none = tf.size(value) < 0  # which reads it
             tests = [tf.math.is_nan, tf.math.is_inf] if dtype.is_floating else []
             self._kinds[dtype] = tf.stack([tf.reduce_any(t(value)) for t in tests] or [none, none])

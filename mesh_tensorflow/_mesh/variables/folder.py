@@ -162,6 +162,7 @@ def record(path: str, keep: int) -> None:
     """
     directory, name = os.path.split(path)
     before = [os.path.basename(p) for p in listed(directory)[1]]
+    # A checkpoint that is written again becomes the latest, and is listed once.
     names = [*(n for n in before if n != name), name]  # so that the directory can be moved
     _list(directory, names[-keep:])
     for old in names[:-keep]:

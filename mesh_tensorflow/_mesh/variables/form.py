@@ -34,6 +34,8 @@ class Form:
     layout: TensorLayout
     mesh_shape: Shape
     owner: list[int]
+    # Two names of one device, or devices in one memory, make no other form; the store compares
+    # these itself.
     devices: dict[int, str] = dataclasses.field(compare=False)
 
     @property

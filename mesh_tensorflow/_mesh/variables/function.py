@@ -54,6 +54,7 @@ def function(fn: Optional[Callable[..., Any]] = None, **kwargs: Any) -> Any:
         return functools.partial(function, **kwargs)
     store = VariableStore()
     tables: list[NodeNames] = []  # of the traces, by which errors of steps are told
+    # Programs are built by Python code, which autograph would rewrite, and take longer to trace.
     kwargs.setdefault("autograph", False)
     stored = {name: kwargs.pop(name) for name in _STORED if name in kwargs}
 
@@ -66,6 +67,8 @@ def function(fn: Optional[Callable[..., Any]] = None, **kwargs: Any) -> Any:
         return result
 
     traced = tf2.function(within_store, **kwargs)
+    # tf.function itself looks at all captured slices at each call, which takes longer than a small
+    # step.
     calls = QuickCalls(traced, kwargs)
     watched: dict[Any, Any] = {}  # the same, with checks and further results; see mtf.debug
 

@@ -39,6 +39,8 @@ def seeded_initializer(
         initializer = tf.glorot_uniform_initializer()
     if isinstance(initializer, type):
         initializer = initializer()
+    # By name and not by order, so that a variable starts alike if others are added before it. Not
+    # Python's hash, which differs from process to process.
     number = zlib.crc32(name.encode()) % 2**31
     # Keras' initializers without a seed draw one when they are made, and use it alone.
     if getattr(initializer, "_init_seed", 0) is None:

@@ -114,6 +114,7 @@ class MasterVariable(WholeVariable):
         return self._tf_variable.shape
 
     def __getattr__(self, name: str) -> Any:
+        # While a copy is made, __init__ has not run, and to look for the attribute would recurse.
         if name.startswith("__") or "_tf_variable" not in self.__dict__:
             raise AttributeError(name)
         if self.is_bound:
@@ -202,6 +203,7 @@ def make_master(next_creator: Callable[..., tf.Variable], **kwargs: Any) -> Mast
     collections = kwargs.pop("collections", None) or [tf.GraphKeys.GLOBAL_VARIABLES]
     trainable = kwargs.pop("trainable", None)
     trainable = True if trainable is None else trainable
+    # Not in the collections itself: savers and initializers shall find the master in its place.
     tf_variable = next_creator(collections=[], trainable=False, **kwargs)
     master = MasterVariable(tf_variable, trainable)
     if trainable and tf.GraphKeys.TRAINABLE_VARIABLES not in collections:

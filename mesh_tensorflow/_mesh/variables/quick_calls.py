@@ -108,6 +108,7 @@ class QuickCalls:
             args, named = self.told((args, named))
             return self._traced(*args, **named)
         inputs = [tensors[index] for index in trace.order]
+        # Arrays become tensors at each call, since a program may have changed what is in them.
         inputs = [x if type(x) is EagerTensor else tf2.constant(x) for x in inputs]
         with tf2.profiler.experimental.Trace(self._name), trace.errors:
             results = context.context().call_function(
@@ -121,6 +122,7 @@ class QuickCalls:
         """Returns the trace of a call, or None if the call is left to tf.function."""
         known = self._traces.get(key, _NEW)
         if known is _NEW:
+            # Keys hold shapes of all that a program was ever called with; a long run has many.
             if len(self._traces) >= _MOST_TRACES:
                 self._traces.clear()
             self._traces[key] = _SEEN

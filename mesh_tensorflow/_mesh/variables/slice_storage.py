@@ -39,6 +39,7 @@ class SliceStorage(VariableStorage):
         impl, shape = self._placed.mesh_impl, self._variable.stored_shape
         holders: dict[tuple[int, ...], list[int]] = {}
         for pnum in self._placed.slices:
+            # Copies of a slice on several devices begin at the same position; one of them is saved.
             holders.setdefault(tuple(impl.slice_begin(shape, pnum)), []).append(pnum)
         sizes = tuple(impl.slice_shape(shape))
         return [
@@ -71,9 +72,12 @@ class SliceStorage(VariableStorage):
     def _assign(self, pnum: int, value: tf.Tensor) -> tf.Operation:
         v = self._placed.slices[pnum]
         with tf.device(v.device):
+            # Files have the dtype of masters, whatever the slices are kept in.
             value = tf.cast(value, self._variable.slice_dtype)
             if self._index is None:
                 return v.assign(value, read_value=False)
+            # A scatter into a stack that has no value yet would fail: restoring may come before
+            # initializing.
             with tf.control_dependencies([self._placed.has_room(pnum)]):
                 return tf.raw_ops.ResourceScatterUpdate(
                     resource=v.handle, indices=self._index, updates=value

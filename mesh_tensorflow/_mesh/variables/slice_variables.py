@@ -88,6 +88,8 @@ class SliceVariables(LaidOutVariable):
         with tf.device(self._variable.master_device):
             whole = tf.cast(whole, self._variable.slice_dtype)
             pieces = self.mesh_impl.make_slices(whole, self._variable.stored_shape)
+            # A piece is a view of the whole, which a variable would hold in memory as long as it
+            # has it.
             kept = {pnum: in_own_memory(pieces[pnum], whole) for pnum in self.slices}
         return tf.group([v.assign(kept[pnum], read_value=False) for pnum, v in self.slices.items()])
 

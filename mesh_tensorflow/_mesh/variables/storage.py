@@ -163,6 +163,7 @@ class PieceSaveable(SaveableObject):
         tensors = list(restored_tensors)
         several = len(self._pieces) > 1
         whole = [len(tensors) == 1 or t.shape == self._whole for t in tensors]
+        # A saver that knows nothing of slices restores the whole tensor, once or for each piece.
         if several and all(whole):
             tensors = tensors * len(self._pieces) if len(tensors) == 1 else tensors
             tensors = [

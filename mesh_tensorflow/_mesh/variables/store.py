@@ -238,6 +238,8 @@ class VariableStore(tf2.Module):
             for pnum, device in known.devices.items()
         ):
             same = (known.shape, known.dtype) == (form.shape, form.dtype)
+            # A trace holds its slices, and would go on to read and assign to them while the value
+            # is elsewhere.
             if not same or name in self._known.in_functions:
                 if known == form:
                     return self._slices_of(name)
@@ -270,6 +272,7 @@ class VariableStore(tf2.Module):
         made: dict[int, tf.Variable] = {}
         for pnum, device in sorted(form.devices.items()):
             part = form.begin(pnum), form.sizes
+            # What stays where it is keeps its tf variable, and is not copied.
             same = [
                 number
                 for number in old

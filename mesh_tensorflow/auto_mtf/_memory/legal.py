@@ -1,4 +1,4 @@
-"""Legal layout rules of a program, and their conflicts."""
+"""Finds which layout rules of a program are legal, and which exclude each other."""
 
 from __future__ import annotations
 

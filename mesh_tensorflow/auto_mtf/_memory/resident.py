@@ -98,10 +98,13 @@ class ResidentMemory:
             if loop is not None and item.name == item.op.name:
                 self._inner[item.name] = self._moments_of(loop)
         as_listed = scheduler.minimize_peak_memory(self, "LIST")  # type: ignore[arg-type]
+        # Neither order is always better, and TensorFlow promises none.
         orders = [as_listed, self._eager_order()]
         self._schedule, self.bytes, self.at = min(
             (self._run(list(order)) for order in orders), key=lambda run: run[1].sum(axis=1).max()
         )
+        # A peak is at one of these times under every layout, so that others need not be looked at
+        # again.
         self._highest = maximal_rows(self.bytes)
         self.columns = list(self._columns)
         self.dimension_sets = [column.names(candidates) for column in self.columns]

@@ -123,6 +123,8 @@ class CostModel:
         hardware, size = self.hardware, impl.size
         calls, flops, moved = 1, cost.flops / size, cost.bytes / size
         if hardware.one_memory:
+            # Equal slices of one memory are computed once, so work grows with the parts and not
+            # with the processors.
             calls = self._parts(impl, tensors)
             flops, moved = flops * calls, moved * calls
         arithmetic = flops / hardware.product_flops(rate)
@@ -206,6 +208,7 @@ class RecordingModel(CostModel):
 
 def _allreduce(moved: float, count: int, link: Link) -> float:
     ring = 2 * (count - 1) * (moved / count / link.bandwidth + link.latency)
+    # Up a binary tree and down again: more bytes than a ring, but fewer messages, for small sums.
     steps = math.ceil(math.log2(count))
     return min(ring, 2 * steps * (moved / link.bandwidth + link.latency))
 

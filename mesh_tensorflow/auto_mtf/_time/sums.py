@@ -73,7 +73,7 @@ class _AskedSums(Walk):
         return asked
 
     def _split(self, xs: Sequence[Tensor], weight: Optional[Shape]) -> MeshImpl:
-        """_Sums and splits partial sums, as a reshape to stored dimensions does."""
+        """Sums and splits partial sums, as a reshape to stored dimensions does."""
         impl = self._model.in_parts(weight, self._whole)
         for x in xs if impl is not self._whole else ():
             axes = self.pending_axes(x)
@@ -131,6 +131,8 @@ class _Sums:
         return units
 
     def unit(self, candidates: frozenset[str]) -> Unit:
+        # Groups that were joined have their events one after the other, and a walk needs them in
+        # the order of the program.
         self.events.sort(key=lambda pair: pair[0])
         number: dict[Tensor, int] = {}
 
@@ -226,6 +228,8 @@ class SumFinder:
             new = _Sums()
             self._all[new] = None
             return new
+        # Two sums that one operation adds are put off together or not at all, so their time cannot
+        # be told apart.
         first, *others = dict.fromkeys(parts)
         for other in others:
             first.events += other.events

@@ -92,6 +92,8 @@ class TimeProgram:
             best = self._solve(None)
         if best is None:
             return None
+        # The solver works to a tolerance, and may return a layout that is slower than the one known
+        # before.
         if known is not None and most < self._tables.total(best):
             best = known
         if not self._found:

@@ -109,6 +109,8 @@ class StepTime:
                 return
         if unit.signature not in self._kinds:
             self._kinds[unit.signature] = kind = _Kind(unit)
+            # Only what does not depend on how variables are stored is the same for other ways to
+            # store them.
             if not unit.is_stored:
                 kind.known = self._known.setdefault(unit.signature, {})
         kind = self._kinds[unit.signature]

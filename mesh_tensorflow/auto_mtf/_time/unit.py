@@ -1,4 +1,4 @@
-"""Unit: an additive part of a program's time."""
+"""Unit: a part of a program whose time adds to that of the others, whatever the layout."""
 
 from __future__ import annotations
 

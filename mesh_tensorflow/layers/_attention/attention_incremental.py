@@ -94,6 +94,8 @@ def multihead_self_attention_incremental(
         here = mtf.one_hot(step, memory_length, dtype=x.dtype)
 
         def written(previous: mtf.Tensor, w: mtf.Tensor) -> mtf.Tensor:
+            # An addition to zeros instead of an assignment: the cache is a loop variable that a
+            # layout may split, also along the memory.
             return previous + _placed(project(x, w, heads, kv_channels, 0), here, previous)
 
         q = project(x, wq, heads, kv_channels, 0)
@@ -199,6 +201,8 @@ def masked_local_attention_1d_incremental(
         wq, wk, wv, wo = params or multihead_attention_vars(
             x.mesh, heads, x.shape.dims[-1], kv_channels, master_dtype, slice_dtype, x.dtype
         )
+        # The order of entries does not matter to attention without positions, so the oldest is
+        # replaced where it lies.
         here = mtf.one_hot(mtf.mod(_as_step(x.mesh, step_num), window.size), window, dtype=x.dtype)
 
         def replaced(previous: mtf.Tensor, w: mtf.Tensor) -> mtf.Tensor:

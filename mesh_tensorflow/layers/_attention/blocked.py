@@ -44,9 +44,9 @@ def whole_dims(
       q: queries, a Tensor.
       k: keys, a Tensor.
       v: values, a Tensor.
-      memory_length_dim: a Dimension.
-      key_dim: a Dimension.
-      value_dim: a Dimension.
+      memory_length_dim: the Dimension of positions that are attended to.
+      key_dim: the Dimension of channels of queries and keys.
+      value_dim: the Dimension of channels of values.
       terms: what is added to logits, or masks them.
     """
     needed = (("q", q, key_dim), ("k", k, key_dim), ("v", v, value_dim),
@@ -79,6 +79,7 @@ def whole_dims(
     alone = [d for d in rows if d not in columns]
     if not alone:
         return f"q {q.name} {q.shape} has no dimension of its own, such as a length"
+    # The longest is worth most to be cut: a block holds all of the others.
     length = max(alone, key=lambda d: d.size)
     if any(d.size == 0 for d in [*logits, key_dim, value_dim]):
         return "a dimension has size 0"
@@ -209,6 +210,7 @@ def attention_and_log_sums(
             "memory; give integers from 1, or None"
         )
     # Channels that a layout splits are joined: a block needs all of them.
+    # Names that no layout rule has: where the rules split the channels, the renaming gathers them.
     key = mtf.Dimension("_blocked_" + key_dim.name, key_dim.size)
     value = mtf.Dimension("_blocked_value_" + value_dim.name, value_dim.size)
     q, k = (mtf.rename_dimension(x, key_dim.name, key.name) for x in (q, k))
@@ -265,9 +267,9 @@ def blocked_attention(
       k: keys, a Tensor with dimensions [batch..., memory_length, heads..., key_dim]; those besides
         the memory's and the channels are dimensions of `q`.
       v: values, a Tensor with dimensions [batch..., memory_length, heads..., value_dim].
-      memory_length_dim: a Dimension.
-      key_dim: a Dimension.
-      value_dim: a Dimension.
+      memory_length_dim: the Dimension of positions that are attended to.
+      key_dim: the Dimension of channels of queries and keys.
+      value_dim: the Dimension of channels of values.
       bias: a Tensor that is added to the logits, and may lack dimensions of them; or None.
       visible: triples (comparison, ids of queries, ids of the memory). A query sees what all
         comparisons are true for: "equal" for segments, "greater_equal" for the positions of causal

@@ -1,4 +1,8 @@
-"""What attention by blocks and its gradient have in common: who has which part of the memory."""
+"""The base class of attention by blocks and of its gradient.
+
+It decides, from the layout, how a processor gets the keys and values that its queries need: it has
+them, gathers them, or has them passed around in a ring; and it adds up what that costs.
+"""
 
 from __future__ import annotations
 
@@ -79,6 +83,7 @@ class Blocked(mtf.Operation):
         """Returns the Shape of the logits; if the memory is gathered, no layout splits it."""
         *rows, memory = self._form.dims.logits
         if self._gathered_axis(mesh_impl) is not None:
+            # Under a name that no rule splits, as the rows are split by that mesh axis already.
             memory = mtf.Dimension("_blocked_memory", memory.size)
         return mtf.Shape([*rows, memory])
 
@@ -101,6 +106,8 @@ class Blocked(mtf.Operation):
         mesh_impl = lowering.mesh_impl(self)
         self._check_ring(lowering)
         values = [lowering.tensors[x] for x in self.inputs]
+        # Of the operands as they lie in the layout: a gathered or an exchanged memory is in another
+        # place.
         skips = self._skips(mesh_impl, values)
         gathered, exchanged = self._gathered_axis(mesh_impl), self._exchanged_axis(mesh_impl)
         if exchanged is not None:

@@ -1,4 +1,9 @@
-"""What the slices of attention by blocks mean: dimensions, biases, masks and dropout."""
+"""Describes the inputs of attention by blocks: which dimensions, biases, masks and dropout.
+
+Operations on Tensors (`blocked_operation.py`, `blocked_gradients.py`) have named dimensions in any
+order. The functions on one processor's slices (`_mesh/slices/attention_blocks.py`) want arrays in
+one arrangement. A Form translates between the two.
+"""
 
 from __future__ import annotations
 
@@ -262,6 +267,8 @@ class Form(NamedTuple):
         noise = None
         if terms.noise:
             indices: Any = terms.noise
+            # Dropout is a function of the position and not of the block, so that the gradient,
+            # whose blocks come in another order, has the same mask.
             key0, key1, columns = (self._laid(rest, i) for i in indices)
             noise = slices.Noise(key0, key1, columns, terms.keep_prob)
         q = self.rows(q, self.q, self.dims.key.name)

@@ -1,4 +1,4 @@
-"""The gradients of attention by blocks."""
+"""The operation of the gradients of attention by blocks, which computes each block again."""
 
 from __future__ import annotations
 
@@ -66,6 +66,8 @@ class BlockedAttentionGradOperation(Blocked):
         given = [(n, d) for n, d in enumerate(grad_ys) if d is not None]
 
         start = len(self.graph.operations)
+        # The plain form is made of operations that have gradients of any order; it needs all
+        # logits.
         ys = self._plain(q, k, v, form.dims, form.terms.of(rest))
         first = mtf.gradients(ys, wanted, [dy, dz], self.graph.operations[start:])
         operations = self.graph.operations[start:]
@@ -92,6 +94,8 @@ class BlockedAttentionGradOperation(Blocked):
         for y, value in zip(self.outputs, self._restored(mesh_impl, values)):
             at = self._memory_axis(y)
             if gathered is not None and at is not None and not self._ring:
+                # Each processor has a gradient of the whole memory, of its own queries; of the sum
+                # it keeps its part.
                 value = mesh_impl.reduce_scatter(value, gathered, at)
             axes = self._summed_axes(mesh_impl, y)
             lowering.set_partial_sum(y, value, axes, "blocked_attention_op")
@@ -109,6 +113,8 @@ class BlockedAttentionGradOperation(Blocked):
         row_names = self.inputs[-1].shape.dimension_names
         y, dy = (tf.cast(form.rows(x, names, value), of.dtype) for x in (y, dy))
         largest, weight, dz = (form.rows(x, row_names, value) for x in (largest, weight, dz))
+        # The sum over the memory of weight times its gradient is that of y * dy over channels (Dao
+        # et al., 2022, appendix B.2); dz is the gradient of log(weight) + largest.
         shift = (tf.reduce_sum(y * dy, -1, keepdims=True) - dz) / weight
         dy = dy / weight
         indices: Any = [i for _, i, *_ in form.terms.distances]

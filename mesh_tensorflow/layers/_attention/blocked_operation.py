@@ -1,4 +1,7 @@
-"""The operation of attention by blocks: the means of values."""
+"""The operation of attention by blocks: for each query the mean of the values, by its weights.
+
+The gradient is in `blocked_gradients.py`; what both share is in `blocked_base.py`.
+"""
 
 from __future__ import annotations
 
@@ -96,6 +99,7 @@ class BlockedAttentionOperation(Blocked):
         biases = [3 + i for i in self._form.weighted]
         learned = [i for i in biases if is_learned(self.inputs[i])]
         found: dict[int, mtf.Tensor] = {}
+        # Two operations: TensorFlow leaves out the second, with its work, if nothing fetches it.
         for some in ([0, 1, 2, *learned], [i for i in biases if i not in learned]):
             if some:
                 op = BlockedAttentionGradOperation(self, dy, dz, some)
@@ -117,6 +121,8 @@ class BlockedAttentionOperation(Blocked):
         axis = self._joined_axis(mesh_impl)
         if axis is not None:
             total, largest, weight = sums
+            # Sums of different processors are relative to different maxima and have to be scaled to
+            # one before they are added, as blocks are.
             most = mesh_impl.allreduce(largest, [axis], "MAX")
             total, weight = (
                 mesh_impl.allreduce(

@@ -1,4 +1,7 @@
-"""How many logits attention by blocks computes, where an order hides some of the blocks."""
+"""Counts the logits that attention by blocks computes when causal order hides some of the blocks.
+
+Only `cost` uses it: the busiest processor decides about the time of a step.
+"""
 
 from __future__ import annotations
 
@@ -57,6 +60,8 @@ def most_pairs(
     widths = ends - begins
     order = np.argsort(begins)
     begins, ends = begins[order], ends[order]
+    # Widths of all blocks that begin before a position, so that each block of queries takes one
+    # look-up.
     seen = np.concatenate([[0], np.cumsum(widths[order])])
     most = 0
     for p in range(processors):

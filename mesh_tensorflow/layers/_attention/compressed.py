@@ -90,7 +90,7 @@ def multihead_self_attention_memory_compressed(
       mask_right: whether a position attends only to groups that end at or before it.
       compression_factor: the number of positions per group.
       kv_channels: a Dimension, the channels of queries, keys and values.
-      heads: a Dimension.
+      heads: the Dimension of attention heads.
       is_training: whether dropout is applied; if it is left out, as before 0.1.19, it is.
       dropout: the dropout rate of the attention weights.
       dropout_broadcast_dims: Dimensions along which dropout is shared, or None.
@@ -125,6 +125,8 @@ def multihead_self_attention_memory_compressed(
         if mask_right:
             first = mtf.range(x.mesh, memory.shape.dims[-2], tf.int32) * compression_factor
             query_pos = mtf.range(x.mesh, length, tf.int32)
+            # A group is the mean of all its positions, so a query before its end would see later
+            # ones.
             mask = hidden_where(mtf.less(query_pos, first + (compression_factor - 1)), x.dtype)
         return attend(
             x,
@@ -136,5 +138,7 @@ def multihead_self_attention_memory_compressed(
             is_training=is_training,
             dropout=dropout,
             dropout_broadcast_dims=dropout_broadcast_dims,
+            # The position with key 0 has the logit 0; its value 0 adds nothing to the mean. It lets
+            # early positions attend, which see no group at all.
             extra_logit=0.0,
         )

@@ -43,6 +43,7 @@ def _block_length(length: mtf.Dimension, length_per_split: Optional[int], window
     if per_split < 1:
         raise ValueError(f"{what}: length_per_split must be 1 or more, got {per_split}")
     limit = min(per_split, max(window_size, _SHORT_BLOCK))
+    # A divisor of what each processor has: a block over two processors would have to be gathered.
     block = max(n for n in range(1, limit + 1) if per_split % n == 0)
     if length.size % block:
         raise ValueError(
@@ -94,7 +95,7 @@ def masked_local_attention_1d(
     Args:
       x: a Tensor with dimensions [batch..., length, io].
       kv_channels: a Dimension, the channels of queries, keys and values.
-      heads: a Dimension.
+      heads: the Dimension of attention heads.
       is_training: a bool, unused; there is no dropout. It may be left out.
       window_size: the number of positions before a block that are visible from it.
       master_dtype: a dtype.
@@ -135,6 +136,7 @@ def masked_local_attention_1d(
             for t in (k, v)
         )
         query_pos = mtf.range(x.mesh, block, tf.int32)
+        # Relative to the block, so that one mask serves all blocks.
         memory_pos = mtf.range(x.mesh, k.shape.dims[-2], tf.int32) - halo
         unseen = mtf.logical_or(
             mtf.less(query_pos, memory_pos),
@@ -251,7 +253,7 @@ def local_self_attention_spatial_blocks(
     Args:
       query_antecedent: a Tensor with dimensions [batch..., num_w_blocks, w, io].
       kv_channels: a Dimension, the channels of queries, keys and values.
-      heads: a Dimension.
+      heads: the Dimension of attention heads.
       is_training: a bool, unused; there is no dropout. It may be left out.
       memory_w_dim: a Dimension whose name is that of the memory positions, by default
         "memory_w" for "w"; its size is ignored.
@@ -319,7 +321,7 @@ def local_2d_self_attention_spatial_blocks(
     Args:
       query_antecedent: a Tensor with dimensions [batch..., num_h_blocks, num_w_blocks, h, w, io].
       kv_channels: a Dimension, the channels of queries, keys and values.
-      heads: a Dimension.
+      heads: the Dimension of attention heads.
       is_training: a bool, unused; there is no dropout. It may be left out.
       memory_h_dim: a Dimension whose name is that of the memory rows, by default "memory_h" for
         "h"; its size is ignored.

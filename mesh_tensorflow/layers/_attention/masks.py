@@ -156,6 +156,7 @@ def hide(logits: mtf.Tensor, bias: Optional[mtf.Tensor]) -> mtf.Tensor:
     """
     if bias is None:
         return logits
+    # Of hidden pairs no gradient flows, not to the bias either.
     bias = mtf.stop_gradient(mtf.cast(bias, logits.dtype))
     level = mtf.cwise(visibility.hidden_logits, [bias], name="hidden_logits")
     return select(mtf.less(bias, MASKED_LOGIT / 2), level, logits, logits.shape)

@@ -203,6 +203,8 @@ def joined_sums(
     found: Any = None
     for turn in range(turns):
         sums = _in_turn(mesh_impl, sums_of, values, found)
+        # After the last turn no processor needs a part any more: what it began with is still in the
+        # layout.
         if turn < turns - 1:
             values = _passed_on(mesh_impl, axis, values, moving, found)
         found = sums if found is None else mesh_impl.slicewise(_joined, *found, *sums)
@@ -218,6 +220,7 @@ def _joined(
     new_weight: tf.Tensor,
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     most = tf.maximum(largest, new_largest)
+    # As between two blocks: both sums are scaled to the larger of their maxima.
     old, new = tf.exp(largest - most), tf.exp(new_largest - most)
     return total * old + new_total * new, most, weight * old + new_weight * new
 
@@ -248,5 +251,6 @@ def added_gradients(
             values = _passed_on(mesh_impl, axis, values, moving, found)
         if found is not None:
             new = [mesh_impl.slicewise(tf.add, x, y) for x, y in zip(found, new)]
+        # Also after the last turn, unlike the parts: n steps bring each gradient back to its owner.
         found = _passed_on(mesh_impl, axis, new, returned)
     return found

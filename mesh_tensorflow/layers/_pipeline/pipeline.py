@@ -246,6 +246,8 @@ class _Run:
         """
         if tick == 0:
             return sources[0]
+        # When the last microbatch has entered, the first stage repeats it; nothing depends on the
+        # result.
         item = min(tick, self.schedule.items - 1)
         if item < len(sources):
             first = sources[item]
@@ -258,6 +260,7 @@ class _Run:
 
     def side(self, tick: int, side: mtf.Tensor) -> mtf.Tensor:
         """Returns the part of a side input that belongs to each stage's microbatch."""
+        # Each stage is at another microbatch, and so at another part of a mask.
         found = [self.schedule.clipped(tick, k)[1] for k in range(self._stages_dim.size)]
         indices = mtf.constant(self._mesh, found, mtf.Shape([self._stages_dim]), tf.int32)
         rest = [d for d in side.shape if d not in (self._dim, self._stages_dim)]
@@ -270,6 +273,7 @@ class _Run:
         busy = [self.schedule.at(tick, k) is not None for k in range(self._stages_dim.size)]
         if not all(busy):
             mask = mtf.constant(self._mesh, busy, mtf.Shape([self._stages_dim]), tf.bool)
+            # Selected, since 0 times what a bubble computed may be NaN.
             loss = select(mask, loss, 0.0)
         return divided_sum(mtf.reduce_sum(loss), self._dim.size)
 
@@ -279,6 +283,8 @@ class _Run:
             mtf.Dimension(self._batch_dim.name, self._batch_dim.size // self._dim.size)
         )
         y = mtf.stack(list(results), self._dim.name, axis + 1)
+        # A selection and a sum instead of a slice: stages are split, and the processor of the last
+        # one alone has the results.
         y = select(self._stage_is(self._stages_dim.size - 1), y, 0.0, output_shape=y.shape)
         return mtf.reshape(mtf.reduce_sum(y, reduced_dim=self._stages_dim), shape)
 

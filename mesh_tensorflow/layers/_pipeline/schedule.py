@@ -57,6 +57,8 @@ class PipelineSchedule(NamedTuple):
 
     def clipped(self, tick: int, stage: int) -> tuple[int, int]:
         """Returns (repeat, microbatch); in a bubble, those nearest in time."""
+        # In a bubble a stage computes on something, as all processors run one program. With the
+        # nearest microbatch, no further weights have to be fetched for it.
         item = min(max(tick - stage, 0), self.items - 1)
         return divmod(item, self.num_microbatches)
 

@@ -109,6 +109,8 @@ class ConvNdOperation(Operation):
 
     def _unsplittable(self) -> list[str]:
         kind, _, _, shapes = self._form
+        # A window reaches over neighboring pixels: to split the image, its halos would have to be
+        # exchanged.
         spatial = slice(-kind.rank - 1, -1)
         window = shapes[FILTER][: kind.rank]
         return [d.name for d in window + shapes[WIDE][spatial] + shapes[NARROW][spatial]]
@@ -146,6 +148,7 @@ class ConvNdOperation(Operation):
     def _summed_axes(self, mesh_impl: MeshImpl) -> list[int]:
         """Returns the mesh axes that split the summed dimensions, in the order of these."""
         kind, _, computed, shapes = self._form
+        # Spatial dimensions, over which products sum too, are never split.
         summed = {
             NARROW: shapes[FILTER][-2:-1],
             WIDE: shapes[FILTER][-1:],

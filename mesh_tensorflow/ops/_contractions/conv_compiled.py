@@ -1,4 +1,8 @@
-"""A convolution with a window that is larger than its image, as XLA computes it fast."""
+"""Convolutions whose window is larger than the image, in a form that XLA computes fast.
+
+`conv.py` uses it where XLA compiles the program, for the gradients of images and for transposed
+convolutions; elsewhere TensorFlow's kernels compute these.
+"""
 
 from __future__ import annotations
 

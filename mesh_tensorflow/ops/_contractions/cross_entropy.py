@@ -83,7 +83,7 @@ class CrossEntropyOperation(_OfIds):
         Args:
           logits: a floating Tensor with the dimension `vocab_dim`.
           ids: an int32 or int64 Tensor with the other dimensions, in any order.
-          vocab_dim: a Dimension.
+          vocab_dim: the Dimension of ids, of the size of the vocabulary.
           name: a string or None.
         """
         super().__init__([logits, ids], name=name or "cross_entropy")
@@ -120,6 +120,8 @@ class CrossEntropyOperation(_OfIds):
 
         def picked(x: tf.Tensor, i: tf.Tensor, *coordinate: tf.Tensor) -> tf.Tensor:
             inside, is_here = self._within(self._numbers(i, self.inputs[1]), part, coordinate)
+            # An id of another processor's slice is clipped into this one, and what is found there
+            # replaced by 0; the allreduce then gives the logit of whoever has it.
             found = tf.gather_nd(self._rows(x), _places(inside))
             return tf.where(is_here, found, tf.zeros_like(found))
 
@@ -178,7 +180,7 @@ class CrossEntropyGradientOperation(_OfIds):
             `vocab_dim`.
           dy: the gradient of the cross entropy, of the shape of `log_z`.
           dz: the gradient of `log_z`, or None.
-          vocab_dim: a Dimension.
+          vocab_dim: the Dimension of ids, of the size of the vocabulary.
           name: a string or None.
         """
         given = [logits, ids, log_z, dy, *([] if dz is None else [dz])]

@@ -1,4 +1,8 @@
-"""Contraction by dimension name."""
+"""Contraction by dimension name: einsum and matmul.
+
+Also transposes and products are einsums. A contraction over a split dimension leaves a partial sum,
+from which most communication of a program comes.
+"""
 
 from __future__ import annotations
 
@@ -121,6 +125,8 @@ class EinsumOperation(Operation):
         gathered: dict[Dimension, int] = {}
         summed = []
         for axis, dims in sorted(splits.items()):
+            # A dimension of the output stays split. If a summed one did, the output would be a
+            # partial sum of whole slices, and lack its own split.
             dims = sorted(dims, key=lambda d: d not in kept_dims)
             gathered.update(dict.fromkeys(dims[1:], axis))
             if dims[0] not in kept_dims:
@@ -208,6 +214,7 @@ class EinsumOperation(Operation):
 
 def product(xs: Sequence[Tensor], output_shape: Shape, name: Optional[str] = None) -> Tensor:
     """Returns the einsum of `xs`, broadcast along dimensions that only the output has."""
+    # The product is computed without these dimensions and repeated afterwards, which is less work.
     known = {d for x in xs for d in x.shape}
     computed = Shape([d for d in output_shape if d in known])
     y = EinsumOperation(xs, computed, name=name).outputs[0]

@@ -35,6 +35,7 @@ class _AlongDimension(Operation):
             return mesh_impl.slicewise(
                 lambda t: tf.reduce_mean(t, constant(self._axis), keepdims=True), value
             )
+        # By the whole size: each processor has only its part of the mean.
         share = 1.0 / max(1, self._dim.size)
         local = mesh_impl.slicewise(
             lambda t: (
@@ -82,6 +83,8 @@ class NormalizeOperation(_AlongDimension):
         mesh_impl = lowering.mesh_impl(self)
         lowering.count_collectives(self, "reduce_op")
         x = lowering.tensors[self.inputs[0]].to_laid_out_tensor()
+        # In two passes: the mean of squares minus the square of the mean loses all digits where the
+        # mean is large.
         centered = mesh_impl.slicewise(tf.subtract, x, self._mean(mesh_impl, x))
         variance = self._mean(mesh_impl, mesh_impl.slicewise(tf.square, centered))
         factor = mesh_impl.slicewise(

@@ -273,6 +273,7 @@ class PoolBackPropOperation(Operation):
 
 def _max_backprop(ksize: Sequence[int], x: tf.Tensor, y: tf.Tensor, dy: tf.Tensor) -> tf.Tensor:
     sizes = x.shape.as_list()
+    # All elements that equal the maximum, unlike in TensorFlow's gradient, which takes one.
     is_maximum = tf.equal(x, _spread(y, ksize, sizes))
     return tf.where_v2(is_maximum, _spread(dy, ksize, sizes), tf.zeros([], dy.dtype))
 

@@ -99,6 +99,8 @@ class ReduceOperation(Operation):
             lowering.set_partial_sum(y, value, axes, "reduce_op")
             return
         if axes:
+            # An addition of maxima is no maximum of additions, so extrema cannot stay partial as
+            # sums do.
             lowering.allreduce_counter(axes, y, "reduce_op")()
             value = mesh_impl.allreduce(value, sorted(axes), self._reduction_fn_string)
         lowering.set_tensor_lowering(y, value)
@@ -375,6 +377,7 @@ def reduce_all(
     shape = _reduction_output_shape(
         x, output_shape, reduced_dim, disable_positional_args, "reduce_all"
     )
+    # Collectives reduce numbers, not booleans.
     y = _extreme(mtf.to_float(x), shape, "MIN", name, "reduce_all")
     return mtf.cast(y, tf.bool)
 

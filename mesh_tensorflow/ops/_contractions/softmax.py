@@ -90,6 +90,7 @@ class SoftmaxOperation(Operation):
             local = mesh_impl.slicewise(lambda t: fn(t, self._axis, keepdims=True), value)
             return mesh_impl.allreduce(local, [mesh_axis], reduction)
 
+        # The maximum of all slices, not of each: exponentials of all are added up.
         largest = reduce(tf.reduce_max, x, "MAX")
         shifted = mesh_impl.slicewise(tf.subtract, x, largest)
         exps = mesh_impl.slicewise(tf.exp, shifted)
@@ -131,6 +132,7 @@ def reduce_logsumexp(
     _check_floating("reduce_logsumexp", x, reduced_dim)
     shape = x.shape - reduced_dim
     with tf.variable_scope(name, default_name="reduce_logsumexp"):
+        # Only for range: the result does not depend on it, so it needs no gradient.
         largest = mtf.reduce_max(mtf.stop_gradient(x), output_shape=shape)
         if extra_logit is not None:
             if isinstance(extra_logit, Tensor):

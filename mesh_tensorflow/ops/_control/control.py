@@ -89,6 +89,8 @@ class Depend(Operation):
             if isinstance(d, Operation):
                 waits.append(lowering.lowered_operation(d))
             else:
+                # All slices, of all processors: a processor may not read a variable again while
+                # others still have to assign to theirs.
                 waits.extend(lowering.tensors[d].to_laid_out_tensor().all_slices)
         x, y = lowering.tensors[self.inputs[0]], self.outputs[0]
         variable = self._variable()
@@ -210,6 +212,8 @@ class CustomGradientOperation(Operation):
     def gradient(self, grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Optional[Tensor]]:
         """Calls the user's gradient function with zeros for missing gradients."""
         grads = [
+            # A gradient function of the user's own computes with all of them, whichever outputs are
+            # used.
             mtf.zeros_like(y) if dy is None and is_differentiable(y.dtype) else dy
             for y, dy in zip(self.outputs, grad_ys)
         ]
@@ -329,6 +333,8 @@ def custom_gradient(fn: Callable, grad_fn: Callable, explicit_inputs: Sequence[T
     explicit_inputs = distinct_tensors(explicit_inputs)
     graph = explicit_inputs[0].graph
     outputs, forward = graph.take_operations(lambda: fn(*explicit_inputs))
+    # Taken out first and put back now: what `fn` makes is then known, whatever it does to the
+    # graph.
     graph.operations.extend(forward)
     several = isinstance(outputs, (tuple, list))
     outputs = list(outputs) if several else [outputs]
@@ -343,5 +349,7 @@ def custom_gradient(fn: Callable, grad_fn: Callable, explicit_inputs: Sequence[T
     for inner in forward:
         if not isinstance(inner, Variable):
             for y in inner.outputs:
+                # Gradients flow through the function as a whole; a use of an inner value beside it
+                # would get none.
                 y.usable = y in external or y in outputs
     return op.outputs if several else op.outputs[0]

@@ -68,6 +68,7 @@ class LoopState:
         for value, shape, summands in zip(values, self._shapes, self._summands, strict=True):
             value = value.to_laid_out_tensor()
             if summands:
+                # Summands differ even between processors that would hold the same slice of a sum.
                 parts.append(list(value.all_slices))
             else:
                 parts.append(self._mesh_impl.loop_slices(value, shape))
@@ -92,6 +93,8 @@ def zero_state(mesh_impl: MeshImpl, y: Tensor, summands: bool) -> Any:
     sizes = mesh_impl.slice_shape(y.shape)
     if not summands:
         return mesh_impl.slicewise(lambda: tf.zeros(sizes, y.dtype))
+    # The processor's number is an argument only so that each gets zeros of its own: equal slices
+    # would be one tensor, into which summands that differ could not be accumulated.
     return mesh_impl.slicewise(lambda _: tf.zeros(sizes, y.dtype), mesh_impl.laid_out_pnum())
 
 
@@ -155,6 +158,7 @@ class Tape:
                     x.dtype,
                     size=most or 0,
                     dynamic_size=most is None,
+                    # A gradient that is computed again reads the tape a second time.
                     clear_after_read=False,
                     element_shape=sizes,
                 )

@@ -142,6 +142,8 @@ def computed_again(
     start = len(graph.operations)
     _, mapping = graph.clone_operations(operations, mapping)
     again = [mapping.get(y, y) for y in ys]
+    # What does not depend on the replaced inputs, as random values and variables, is shared with
+    # the first computation; gradients flow through it as well.
     kept = [op for op in operations if op.outputs and op.outputs[0] not in mapping]
     with usable(kept):
         grads = mtf.gradients(
@@ -218,6 +220,8 @@ def _from_stored(
         grads = mtf.gradients(
             [y for y, _ in pairs], xs, grad_ys=[dy for _, dy in pairs], operations=forward
         )
+    # Which activations a gradient reads is known only once it is built, so it is built and, without
+    # room for them, taken back.
     if budget.takes(forward, graph.operations[start:]):
         return grads
     graph.roll_back(mark)
@@ -266,6 +270,8 @@ def recompute_grad(
             if grads is not None:
                 return in_order(grads)
         if control_dependencies:
+            # Without waiting, TensorFlow could recompute everything early and hold it all, as if
+            # nothing had been dropped.
             again = wait_for(explicit_inputs, given)
         else:
             again = [mtf.identity(x) for x in explicit_inputs]

@@ -51,6 +51,7 @@ class WhileGradientOperation(Operation):
             mtf.zeros_like(forward.outputs[i]) if grad_ys[i] is None else grad_ys[i]
             for i in floating
         ]
+        # The gradient of an iteration's variables is what the iteration before it gets.
         carried = loop_values(first, "loop_gradient")
         sums = [i for i in range(n, len(grad_ys)) if grad_ys[i] is not None]
         ys = [forward.body_outputs[i] for i in floating + sums]
@@ -117,6 +118,8 @@ class WhileGradientOperation(Operation):
         values = [lowering.tensors[x].to_laid_out_tensor() for x in self.inputs]
         n = len(self._carried)
         pending = walk(self._operations, mesh_impl)
+        # Gradients of weights stay partial within the loop, so that there is one allreduce after it
+        # and not one for each iteration. What is carried is needed whole in the next iteration.
         summands = [False] * n + [bool(pending.pending_axes(y)) for y in self._results[n:]]
         state = LoopState(mesh_impl, [y.shape for y in self._results], summands)
         counters: dict[int, Any] = {}
@@ -162,6 +165,7 @@ def _needed(
     body: Sequence[Operation], users: Sequence[Operation], results: Sequence[Tensor]
 ) -> list[Operation]:
     """Returns the operations of the body whose outputs are used, except random ones."""
+    # What no gradient reads is not computed a second time.
     wanted = set(results) | {x for op in users for x in op.inputs}
     # The gradient of an inner loop reads the tape of the inner loop.
     loops = {op._forward for op in users if isinstance(op, WhileGradientOperation)}

@@ -1,4 +1,7 @@
-"""Loops, built once as lists of operations; with gradients."""
+"""Loops, built once as lists of operations; with gradients.
+
+The loop's own state is in `loop_state.py`, its gradient in `while_gradient.py`.
+"""
 
 from __future__ import annotations
 
@@ -71,6 +74,7 @@ class WhileLoopOperation(Operation):
         _check_cond(cond_output)
         _check_body(inputs, outputs, has_accumulators)
         # Variables stay outside of the loop.
+        # A variable is made once, and read at the beginning of the step as all are.
         graph.operations.extend(op for op in body_ops if isinstance(op, Variable))
         body_ops = [op for op in body_ops if not isinstance(op, Variable)]
         made = {y for op in body_ops for y in op.outputs}
@@ -86,6 +90,8 @@ class WhileLoopOperation(Operation):
         self._cond_output = cond_output
         self._body_outputs = outputs
         self._tf_kwargs = dict(tf_kwargs or {})
+        # TensorFlow's own gradient of the lowered loop would keep all its values, and knows no
+        # layouts.
         self._tf_kwargs.setdefault("back_prop", False)
         self._keeps_tape = False
         self._outputs = [Tensor(self, y.shape, y.dtype, index=i) for i, y in enumerate(outputs)]
@@ -158,6 +164,8 @@ class WhileLoopOperation(Operation):
     def taped(self) -> list[Tensor]:
         """Returns the Tensors of each iteration that are saved for its gradient."""
         random = [y for op in self._body_ops if isinstance(op, RandomOperation) for y in op.outputs]
+        # The variables of an iteration determine all its other values but the random ones, so these
+        # two are enough to compute it again.
         return self._placeholders + random
 
     def gradient(self, unused_grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Optional[Tensor]]:

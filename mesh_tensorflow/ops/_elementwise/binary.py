@@ -156,6 +156,8 @@ class AddOperation(BinaryOpWithBroadcasting):
         """Adds two compatible partial sums without reducing them; else adds slices."""
         values = [lowering.tensors[x] for x in self.inputs]
         if self._same_shapes():
+            # Gradients of a table that is read twice, such as a shared embedding, need one table in
+            # memory.
             value = mtf.GatherGradientOperation.added(self.inputs, values, lowering)
             if value is None and compatible_lazy_allreduce_sums(values):
                 value = values[0] + values[1]
@@ -206,6 +208,7 @@ class MinMaxOperation(BinaryOpWithBroadcasting):
         """Gives dy to the input that was chosen, the first of equal ones."""
         (x1, x2), y, dy = self.inputs, self.outputs[0], grad_ys[0]
         first = mtf.equal(x1, y, output_shape=y.shape)
+        # Of equal values one gets all of the gradient: both would count it twice.
         masks = [first, mtf.logical_not(first)]
         return [_sum_to(dy * mtf.cast(mask, y.dtype), x) for x, mask in zip((x1, x2), masks)]
 
@@ -346,6 +349,7 @@ def sub(
         return ScalarAddOperation(x1, -x2).outputs[0]  # type: ignore[arg-type]  # checks x1
     x1, x2 = _both_tensors("sub", x1, x2)
     check_dtypes(name or "sub", [x1, x2])
+    # There are no negative numbers of these dtypes to add.
     if x2.dtype.is_unsigned:
         return binary_op_with_broadcasting(tf.subtract, x1, x2, output_shape)
     return AddOperation(x1, mtf.negative(x2), output_shape, name=name).outputs[0]

@@ -178,6 +178,7 @@ class SelectOperation(Operation):
     def gradient(self, grad_ys: Sequence[Tensor]) -> Sequence[Optional[Tensor]]:
         """Gives dy to the one that was selected, and 0 to the other."""
         condition, *inputs = self.inputs
+        # The gradient is selected, too: 0 times a NaN from what follows would be NaN.
         conditions = [condition, mtf.logical_not(condition)]
         return [
             None,

@@ -126,6 +126,7 @@ def _angle_grad(op: SlicewiseOperation, dy: Tensor) -> list[Optional[Tensor]]:
 
     def kernel(x: tf.Tensor, dy: tf.Tensor) -> tf.Tensor:
         squared = tf.square(tf.math.real(x)) + tf.square(tf.math.imag(x))
+        # At 0 the angle has no slope in any direction; 0 stands for none, as in TensorFlow.
         length = tf.math.divide_no_nan(dy, squared)
         return tf.complex(-tf.math.imag(x) * length, tf.math.real(x) * length)
 

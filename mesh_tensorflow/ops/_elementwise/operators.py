@@ -52,6 +52,7 @@ def _power(x: Tensor, y: Union[Tensor, float]) -> Tensor:
     while left:
         if left % 2:
             result = x if result is None else result * x
+        # By squaring, so that an exponent of n takes about log2(n) products.
         left //= 2
         x = mtf.square(x) if left else x
     if result is None:

@@ -131,6 +131,7 @@ class Kinds:
         before = list(kinds[:n])
         inner = [y for each in op.body_operations for y in each.outputs]
         for _ in range(_ROUNDS):
+            # Kinds that were found with other kinds of the loop's variables are not to be kept.
             for y in inner:
                 self._kinds.pop(y, None)
             self._kinds.update(zip(op.placeholders, before))
@@ -235,6 +236,8 @@ class Kinds:
         """Returns whether 1 / factor is a multiple of the size of a microbatch."""
         if not factor or factor == 1:
             return False
+        # A factor such as 1 / 32 may be written by the user for the number of examples, of a
+        # microbatch or of the batch. Which, cannot be told from the number, so the kind is unknown.
         share = 1.0 / abs(factor) / self._small
         return round(share) >= 1 and abs(share - round(share)) < _TINY * share
 

@@ -134,6 +134,8 @@ class InMicrobatches:
           ValueError: it is not known.
         """
         kind = self._kinds[y]
+        # Floating numbers have a mean over microbatches; that of drawn integers or booleans means
+        # nothing.
         if kind.name == "drawn" and not is_differentiable(y.dtype):
             kind = type(kind)("unknown", why="each microbatch draws random numbers of its own")
         if kind.name in ("rows", "unknown"):
@@ -211,6 +213,8 @@ class InMicrobatches:
         passed = {y: x for op in self._effects for x, y in zip(op.inputs, op.outputs)}
         for op in with_inner_operations(operations[self._begin :]):
             if passed and op not in removed:
+                # The outputs of a summary are its inputs; what reads them stays in the loop,
+                # without it.
                 op.replace_inputs(passed)
         self.outside = [op for op in operations[self._begin :] if op in self._hoisted]
         operations[self._begin :] = [op for op in operations[self._begin :] if op not in removed]
@@ -228,6 +232,7 @@ class InMicrobatches:
         """
         graph = self._graph
         at = graph.operations.index(loop)
+        # Before the loop, which may read what was moved out of it.
         graph.operations[at:at] = self.outside
         for (x, share), total in zip(self._summed.items(), totals, strict=True):
             self._totals[x] = mtf.cast(total if share == 1.0 else total * share, x.dtype)
@@ -253,4 +258,5 @@ def _is_first(op: ReadVariable) -> bool:
 
 def _wide(x: Tensor) -> Tensor:
     """Returns a Tensor in the dtype in which it is summed."""
+    # Many microbatches summed in bfloat16 would lose the later ones to rounding.
     return mtf.to_float(x) if x.dtype.is_floating and x.dtype.size < 4 else x

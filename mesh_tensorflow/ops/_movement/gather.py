@@ -89,6 +89,8 @@ class GatherOperation(Operation):
                 return tf.zeros(sizes_out, w.dtype)
             for c in coordinate:
                 i = i - tf.cast(c * part, i.dtype)
+            # Kernels on CPUs raise an error for an index out of range, and on GPUs give 0: it is
+            # clipped, and what is found there is multiplied by 0.
             inside = tf.clip_by_value(i, constant(0, i.dtype), constant(part - 1, i.dtype))
             mask = tf.cast(tf.equal(i, inside), w.dtype)
             if i.shape.ndims:
@@ -105,6 +107,8 @@ class GatherOperation(Operation):
         result = mesh_impl.slicewise(take, *values)
         mesh_axis = mesh_impl.tensor_dimension_to_mesh_axis(self._dim)
         axes = [] if mesh_axis is None else [mesh_axis]
+        # Each index is in the slice of one processor along the axis, and 0 on the others. The
+        # counter is that of the product with a one-hot, which the classic has.
         lowering.set_partial_sum(output, result, axes, "einsum_op")
 
     def cost(self, mesh_impl: MeshImpl) -> Cost:

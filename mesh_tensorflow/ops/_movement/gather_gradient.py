@@ -89,6 +89,7 @@ class GatherGradientOperation(Operation):
         def add_rows(rows: tf.Tensor, i: tf.Tensor, *coordinate: tf.Tensor) -> tf.Tensor:
             i = _within(i, part, coordinate)
             # Negative numbers are left out of a segment sum; others out of range are not allowed.
+            # What belongs to another processor's rows is out of range here, and must not be added.
             i = tf.where(i < part, i, constant(-1, i.dtype) * tf.ones_like(i))
             rows = self._rows(rows, i, row)
             narrow = rows.dtype in _SUMMED_IN_FLOAT32
@@ -130,6 +131,7 @@ class GatherGradientOperation(Operation):
         mesh_impl = lowering.mesh_impl(self)
         part = self._part(mesh_impl)
         first = output.shape.dims[0] == self._dim
+        # Narrow dtypes are summed in float32, for which the table would have to be copied and cast.
         if not first or not part or output.dtype not in (tf.float32, tf.float64):
             return None
         row = mesh_impl.slice_shape(self._rest)

@@ -158,6 +158,7 @@ def gather(
             key="gather",
         )
     indices = scalar_indices(weights.mesh, indices)
+    # Products and sums over processors are of numbers.
     if weights.dtype == tf.bool:
         return mtf.cast(gather(mtf.to_float(weights), indices, dim, output_shape), tf.bool)
     if output_shape is None:
@@ -202,6 +203,8 @@ def cumsum(x: Tensor, dim: Dimension, exclusive: bool = False) -> Tensor:
         comparator = mtf.less if exclusive else mtf.less_equal
         earlier = mtf.mtf_range(x.mesh, dim, dtype=tf.float32)
         later = mtf.mtf_range(x.mesh, new_dim, dtype=tf.float32)
+        # A product with a triangle of ones instead of tf.cumsum, which could not go on from one
+        # processor's slice to the next.
         mask = mtf.cast(comparator(earlier, later), x.dtype)
         total = mtf.einsum([x, mask], output_shape=new_shape)
         return mtf.rename_dimension(total, new_name, dim.name)
@@ -277,11 +280,14 @@ class TopKOperation(Operation):
         indices = mesh_impl.slicewise(
             lambda i, c: i + c * part, indices, mesh_impl.laid_out_pcoord(mesh_axis)
         )
+        # Only the candidates: k of each processor instead of its whole slice.
         values = mesh_impl.allconcat(values, mesh_axis, last)
         indices = mesh_impl.allconcat(indices, mesh_axis, last)
         k = self._k_dim.size
 
         def choose(v: tf.Tensor, i: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            # Candidates are in the order of processors, and so of indices: of equal ones the first
+            # is chosen, as without a split.
             best, places = _sorted_top_k(v, k)
             return best, tf.gather(i, places, batch_dims=last, axis=last)
 

@@ -72,12 +72,15 @@ def reshape_moves(old_shape: Shape, new_shape: Shape, mesh_impl: MeshImpl) -> li
     taken = {axis for axis in old_axes if axis is not None}
     for mesh_axis in range(mesh_impl.ndims):
         old_product, new_product = old_products[mesh_axis], new_products[mesh_axis]
+        # The parts of a processor begin at the same elements before and after: nothing moves.
         if old_product == new_product:
             continue
         parts = mesh_impl.shape[mesh_axis].size
         begins = None
         if new_product is not None:
             begins = old_shape.cumprod_to_tensor_axis(new_product)
+            # An axis that is split by another mesh axis, or that does not divide, can only be cut
+            # after the local reshape.
             if begins is not None and (begins in taken or sizes[begins] % parts):
                 begins = None
         if old_product is None:
@@ -94,6 +97,8 @@ def reshape_moves(old_shape: Shape, new_shape: Shape, mesh_impl: MeshImpl) -> li
         else:
             taken.add(begins)
             alltoalls.append(_Move("alltoall", mesh_axis, (begins, old_axes[mesh_axis])))
+    # Splits first, as they are free and make smaller what follows; gathers last, since they make it
+    # larger.
     return splits + alltoalls + concats + late
 
 
@@ -170,6 +175,8 @@ class ReshapeOperation(Operation):
         moves = self._moves(mesh_impl)
         value = lowering.tensors[x]
         pending = isinstance(value, LazyAllreduceSum) and not value.is_summed
+        # A gather or an exchange of summands would move as much as one of sums, and be summed after
+        # that.
         sums = value.mesh_axes if pending and moves and _only_splits(moves) else []
         if moves:
             lowering.count_collectives(self, "reshape_op", {x: tuple(sums)} if sums else None)
@@ -194,6 +201,7 @@ class ReshapeOperation(Operation):
         sizes = list(mesh_impl.slice_shape(y.shape))
         for move in late:
             sizes[move.tensor_axes[0]] *= mesh_impl.shape[move.mesh_axis].size
+        # A reshape is linear, so a partial sum stays partial where nothing moves.
         if list(value.slice_shape) != sizes:
             value = mesh_impl.slicewise_delay_allreduce(
                 lambda t: tf.reshape(t, constant(sizes)), value
@@ -220,6 +228,7 @@ class ReshapeOperation(Operation):
 
     def cost(self, mesh_impl: MeshImpl) -> Cost:
         """Free where layouts agree; else the collectives between the two."""
+        # As what renames a dimension: slices are the same, and have other names.
         if not self._moves(mesh_impl):
             return Cost()  # no element moves
         moved = super().cost(mesh_impl).bytes

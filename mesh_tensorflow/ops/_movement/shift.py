@@ -59,6 +59,8 @@ class ShiftOperation(Operation):
         size = mesh_impl.slice_shape(self._outputs[0].shape)[self._axis]
         if size == 0:
             return [_Piece(0, 0, 0)]
+        # Python's divmod rounds down, so one rule serves for negative offsets: `within` is never
+        # negative.
         processors, within = divmod(self._offset, size)
         pieces = [_Piece(0, size - within, processors)]
         if within:
@@ -189,12 +191,15 @@ def dynamic_shift(x: Tensor, offset: Tensor, dim: Dimension, wrap: bool) -> Tens
             f"dynamic_shift: the offset {offset.name} {offset.shape} must not have the shifted "
             f"dimension {dims_text([dim])}"
         )
+    # Another name, so that an element's place before and after are two dimensions of one einsum.
     source_dim = Dimension("dynamic_shift_tmp", dim.size)
     source = mtf.rename_dimension(x, dim.name, source_dim.name)
     place = mtf.mtf_range(x.mesh, dim, dtype=tf.int32)
     wanted = mtf.mtf_range(x.mesh, source_dim, dtype=tf.int32) + offset
     if wrap:
         wanted = mtf.mod(wanted, dim.size)
+    # A product with a matrix of 0 and 1, since which processor has an element is not known before
+    # the program runs; an einsum works in every layout.
     permutation = mtf.cast(mtf.equal(wanted, place), x.dtype)
     return mtf.einsum([source, permutation], output_shape=x.shape)
 

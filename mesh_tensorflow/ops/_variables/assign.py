@@ -1,4 +1,4 @@
-"""Reading variables again, and assignments to them."""
+"""Assignments to variables, and reads of them at another point than the beginning of the step."""
 
 from __future__ import annotations
 
@@ -73,6 +73,7 @@ class ReadVariable(Operation):
     def lower(self, lowering: LoweringLike) -> None:
         """Reads the slice variables, and casts to the activation dtype."""
         mesh_impl = lowering.mesh_impl(self)
+        # Otherwise nothing would say whether this read, or the assignment before it, comes first.
         with tf.control_dependencies(earlier_assignments(lowering, [self._var])):
             value = self._var.cast_to_activation(mesh_impl, lowering.variables[self._var].read())
         lowering.set_tensor_lowering(self.outputs[0], value)
@@ -145,6 +146,7 @@ class Assign(Operation):
                     f"cannot assign {x.name} {x.shape} to variable {v.name} {v.shape}: the "
                     "shapes must be equal. mtf.transpose or mtf.broadcast may bring it to it"
                 )
+        # The variables are no inputs: their values of the beginning of the step are not needed.
         super().__init__(new_values, mesh=variables[0].mesh, name=name or "assign")
         self._variables = list(variables)
         self._assign_fn = assign_fn
@@ -162,6 +164,7 @@ class Assign(Operation):
     def lower(self, lowering: LoweringLike) -> None:
         """Assigns each variable's slices."""
         if self.graph.assigns == "none":
+            # There is an operation to run also where nothing is assigned, as in an evaluation.
             lowering.operations[self] = tf.no_op()
             return
         values = [lowering.tensors[x].to_laid_out_tensor().all_slices for x in self.inputs]

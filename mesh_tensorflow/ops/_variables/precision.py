@@ -161,9 +161,12 @@ def dtype_in_force(dtype: VariableDType, trainable: bool = True) -> VariableDTyp
     """
     chosen = current_precision()
     plain = (dtype.master_dtype, dtype.slice_dtype) == (tf.float32, tf.float32)
+    # Slots of optimizers and counts need their digits; who asks for other dtypes gets them.
     if chosen is None or not trainable or not plain:
         return dtype
     other = chosen.variable_dtype()
+    # A layer whose variables follow the dtype of its input, or that asks for another one, knows
+    # better.
     keeps = isinstance(dtype, InputDType) or dtype.activation_dtype != tf.float32
     activation = dtype.activation_dtype if keeps else other.activation_dtype
     return VariableDType(other.master_dtype, other.slice_dtype, activation)

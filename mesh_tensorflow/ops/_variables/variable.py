@@ -1,4 +1,8 @@
-"""Variables: their masters, slices and values."""
+"""Variables: an operation whose output is the variable's value at the beginning of a step.
+
+A variable has up to three forms: the master, its whole value as TensorFlow's savers know it; the
+slices, in which processors store and update it; and the value in computations. Each has a dtype.
+"""
 
 from __future__ import annotations
 
@@ -277,6 +281,7 @@ class Variable(Operation):
             laid_out = mesh_impl.LaidOutVariable(self, mesh_impl)
         lowering.variables[self] = laid_out
         self._laid_out = weakref.ref(laid_out)
+        # Where nothing of the step is waited for: the value is that of the step's beginning.
         with mesh_impl.at_beginning():
             value = self.cast_to_activation(mesh_impl, laid_out.laid_out_tensor)
         lowering.set_tensor_lowering(self.value, value)

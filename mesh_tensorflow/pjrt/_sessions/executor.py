@@ -110,6 +110,7 @@ class _Program:
         self._compiled: dict[Any, CompiledProgram] = {}
 
     def run(self, arrays: Sequence[np.ndarray]) -> list[jax.Array]:
+        # XLA compiles for fixed shapes; the last batch of an epoch may be smaller.
         key = tuple(a.shape for a in arrays)
         if key not in self._compiled:
             self._compiled[key] = CompiledProgram(self._trace(arrays), self._mesh)

@@ -1,4 +1,8 @@
-"""Follower: what a process does for the one that runs the session."""
+"""Follower: carries out, in every process but the first, what the first one tells it to do.
+
+Only the first process has a session. It tells the others to define programs, run them and save
+their variables, one message after another; `CALLS` has the method for each kind of message.
+"""
 
 from __future__ import annotations
 

@@ -156,6 +156,7 @@ class _SessionProgram:
         self._part, self._programs = part, current_programs()
         description = _description(part, building, impls[0], devices)
         self._number = self._programs.define(description, part.graph_def)
+        # Otherwise the arrays of a graph that is gone would stay on the devices.
         weakref.finalize(self, self._programs.forget, self._number)
         for v in building.variables.values():
             v.is_kept_by(self)
@@ -181,6 +182,7 @@ class _SessionProgram:
         """Returns a result, after the assignments of the session."""
         if computed is not None:
             value = next(values)
+            # Made within the control dependencies: a fetch of any result also does the assignments.
             return tf.identity(value) if self._part.updates else value
         handle = self._part.read[i]
         dtype = tf.as_dtype(handle.op.get_attr("dtype"))

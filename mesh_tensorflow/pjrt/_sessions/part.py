@@ -1,4 +1,8 @@
-"""Part: what of a function's graph XLA compiles, and what stays with the session."""
+"""Divides the graph of a program between XLA and the session that runs it.
+
+XLA compiles what is computed. Variables of TensorFlow, such as the global step, stay with the
+session: it reads them before the compiled part, and assigns to them after it.
+"""
 
 from __future__ import annotations
 
@@ -198,6 +202,7 @@ def _reached(
         if op.name in needed:
             continue
         needed.add(op.name)
+        # What is left to the session has its order there; arguments are there before anything runs.
         todo += [c for c in op.control_inputs if not stays(c) and not is_given(c)]
         for x in op.inputs:
             if stays(x.op):

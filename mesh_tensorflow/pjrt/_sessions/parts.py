@@ -1,4 +1,8 @@
-"""Parts of arrays that are split over the devices of several processes."""
+"""Takes the parts of an array that this process has, and joins the parts of all processes.
+
+No process can read the whole of an array that is split over the devices of several; the first
+process asks the others for their parts, over the connections of `crew.py`.
+"""
 
 from __future__ import annotations
 

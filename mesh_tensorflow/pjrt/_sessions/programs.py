@@ -63,10 +63,13 @@ class Crew:
           PeerLostError: a process is lost.
           RuntimeError: another process could not do it.
         """
+        # To the others first: `own` may take part in collectives, in which it would wait for them.
         self._each(lambda connection: send(connection, message))
         try:
             result = own()
         except Exception as error:
+            # All answers are taken, also after an error: one that stayed would be taken for that of
+            # the next message.
             self._each(_answer)  # the same error, or that a process is lost
             raise error
         answers = self._each(_answer)

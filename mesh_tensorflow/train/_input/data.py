@@ -45,6 +45,8 @@ class Part:
             return list(arrays)
         batch = []
         for array in arrays:
+            # Programs take the whole batch as their input, and each processor cuts its rows out of
+            # it.
             filled = np.zeros((size, *array.shape[1:]), array.dtype)
             filled[self.rows(size)] = array
             batch.append(filled)
@@ -160,10 +162,14 @@ class Rows(Source):
         for epoch in itertools.count(start // per_epoch):
             order = np.arange(self._length)
             if self._shuffle:
+                # A function of the seed and the epoch, so that a run which is resumed finds the
+                # order again without reading what came before.
                 np.random.default_rng([self._seed, epoch]).shuffle(order)
             first = start % per_epoch if epoch == start // per_epoch else 0
             for i in range(first, per_epoch):
                 rows = order[i * self._size : (i + 1) * self._size]
+                # All processes have the same order and take the rows of their own processors from
+                # it.
                 arrays = self._arrays(self._take(rows[self._part.rows(self._size)]))
                 yield self._part.whole(arrays, self._size)
 
@@ -191,6 +197,7 @@ class Iterated(Source):
         if isinstance(items, list) and items:
             columns = zip(*(self._arrays(item) for item in items))
             found = [np.result_type(*{a.dtype for a in column}) for column in columns]
+            # Numbers of Python are float64 in NumPy, which models hardly mean.
             self._dtypes = [np.dtype(np.float32) if d == np.float64 else d for d in found]
 
     def _batches(self, items: Iterator[Any], partial: bool) -> Iterator[Batch]:

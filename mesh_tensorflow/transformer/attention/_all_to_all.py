@@ -109,7 +109,7 @@ def check_memory_layout(what: str, context: Context) -> None:
 
     Args:
       what: the name of the layer.
-      context: a Context.
+      context: the Context of this call of the model: its mode, positions, states and losses.
 
     Raises:
       ValueError: the length and the memory are split over one mesh dimension.
@@ -130,7 +130,7 @@ def check_layout(what: str, context: Context, heads_dim: mtf.Dimension) -> None:
 
     Args:
       what: the name of the layer.
-      context: a Context.
+      context: the Context of this call of the model: its mode, positions, states and losses.
       heads_dim: the Dimension of heads of queries and, but for a single one, of keys and values.
 
     Raises:

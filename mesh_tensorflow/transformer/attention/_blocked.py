@@ -86,6 +86,7 @@ def blocked_attend(
     q, k, v = tensors
     memory, key, value = dims
     if layers.unit_scaling_convention():
+        # What layers.us_einsum does to the logits of the plain form.
         q = q * key.size**-0.5
     parts = _parts_of(bias)
     training = context is None or context.train

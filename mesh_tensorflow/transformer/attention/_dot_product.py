@@ -32,9 +32,9 @@ def check_operands(
     Args:
       what: the name of the function.
       tensors: a dictionary with q, k and v, some of which may be None.
-      memory_length_dim: a Dimension.
-      key_dim: a Dimension.
-      value_dim: a Dimension.
+      memory_length_dim: the Dimension of positions that are attended to.
+      key_dim: the Dimension of channels of queries and keys.
+      value_dim: the Dimension of channels of values.
 
     Raises:
       ValueError: one is missing, or queries have the memory's dimension.
@@ -88,7 +88,7 @@ def _add_z_loss(
       log_z: the log denominators, a Tensor.
       rows_shape: their Shape, in case the logits have been reshaped.
       coefficient: a number.
-      context: a Context.
+      context: the Context of this call of the model: its mode, positions, states and losses.
       dtype: the dtype of the loss.
     """
     # Of queries that see nothing, which padding usually has.
@@ -97,6 +97,7 @@ def _add_z_loss(
     nonpadding = context.nonpadding
     if isinstance(nonpadding, mtf.Tensor):
         mask = mtf.cast(nonpadding, squares.dtype)
+        # Padding counts as 0 and is still counted: a mean over all places.
         squares = mtf.multiply(squares, mask, output_shape=squares.shape)
     mean = mtf.reduce_mean(squares)
     mtf.scalar_summary("attention_z_loss", mean)
@@ -150,6 +151,7 @@ def attend(
         log_z = mtf.reduce_logsumexp(logits, memory_length_dim)
         _add_z_loss(log_z, rows_shape, z_loss_coeff, context, v.dtype)  # type: ignore[arg-type]
     weights = mtf.softmax(logits, memory_length_dim, extra_logit=extra_logit)
+    # After the softmax, whose sums bfloat16 would round.
     weights = mtf.cast(weights, v.dtype)
     weights = with_dropout(weights, dropout_rate, dropout_broadcast_dims, context)
     outputs = mtf.einsum([weights, v], output_shape=q.shape - key_dim + value_dim)
@@ -186,9 +188,9 @@ def attention(
       q: queries, a Tensor with dimensions [batch..., length, heads..., key_dim].
       k: keys, a Tensor with dimensions [batch..., memory_length, heads..., key_dim].
       v: values, a Tensor with dimensions [batch..., memory_length, heads..., value_dim].
-      memory_length_dim: a Dimension.
-      key_dim: a Dimension.
-      value_dim: a Dimension.
+      memory_length_dim: the Dimension of positions that are attended to.
+      key_dim: the Dimension of channels of queries and keys.
+      value_dim: the Dimension of channels of values.
       bias: a Tensor that is added to the logits, or None. Where it is below -5e8, memory is hidden;
         a query from which all of it is hidden has the mean of all values.
       dropout_rate: the dropout rate of the attention weights.

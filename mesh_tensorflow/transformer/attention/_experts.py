@@ -51,7 +51,7 @@ class ExpertsAttentionParams(AttentionParams):
     efficient sparsity" (2021), appendix A. Keys double as values.
 
     Attributes:
-      context: a Context.
+      context: the Context of this call of the model: its mode, positions, states and losses.
       expert_computation: "qkv", "q" or "kv": what the experts compute.
       moe_layer: a MoE1D.
     """
@@ -85,18 +85,18 @@ class ExpertsAttentionParams(AttentionParams):
           query_input_dim: a Dimension.
           memory_input_dim: a Dimension.
           output_dim: a Dimension.
-          key_dim: a Dimension.
-          value_dim: a Dimension.
+          key_dim: the Dimension of channels of queries and keys.
+          value_dim: the Dimension of channels of values.
           query_heads_dims: a list of Dimensions.
           memory_heads_dims: a list of Dimensions, equal to those of the queries.
-          variable_dtype: a VariableDType.
+          variable_dtype: the dtypes of variables: in checkpoints, in memory and in computations.
           shared_kv: must be True.
           no_query: a bool.
           combine_dims: must be True.
           ensemble_dim: a Dimension or None.
           keep_query_heads_dims: a bool.
           fold_scaling_into_initializer: ignored; queries are scaled.
-          context: a Context.
+          context: the Context of this call of the model: its mode, positions, states and losses.
           experts_hparams: an object with the arguments of MoE1D as attributes.
           expert_computation: "qkv", "q" or "kv": what the experts compute.
 

@@ -78,10 +78,10 @@ def hybrid_attention(
       q: queries, a Tensor with dimensions [batch..., length, heads..., key_dim].
       k: keys, a Tensor with dimensions [batch..., memory_length, heads..., key_dim].
       v: values, a Tensor with dimensions [batch..., memory_length, heads..., value_dim].
-      context: a Context.
-      memory_length_dim: a Dimension.
-      key_dim: a Dimension.
-      value_dim: a Dimension.
+      context: the Context of this call of the model: its mode, positions, states and losses.
+      memory_length_dim: the Dimension of positions that are attended to.
+      key_dim: the Dimension of channels of queries and keys.
+      value_dim: the Dimension of channels of values.
       bias: a Tensor that is added to the logits, or None.
       dropout_rate: the dropout rate of the attention weights.
       dropout_broadcast_dims: Dimensions along which the dropout mask is the same, or None.

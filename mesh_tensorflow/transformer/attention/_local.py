@@ -32,6 +32,7 @@ def _block_length(length_dim: mtf.Dimension, num_splits: int, radius: int) -> in
         )
     per_split = length_dim.size // num_splits
     limit = min(per_split, max(radius, _SHORT_BLOCK))
+    # A divisor of what each processor has: a block over two of them would have to be gathered.
     return max(n for n in range(1, limit + 1) if per_split % n == 0)
 
 
@@ -141,8 +142,8 @@ def local_attention_1d(
       k: keys, a Tensor with dimensions [batch..., length, heads..., key_dim].
       v: values, a Tensor with dimensions [batch..., length, heads..., value_dim].
       length_dim: a Dimension.
-      key_dim: a Dimension.
-      value_dim: a Dimension.
+      key_dim: the Dimension of channels of queries and keys.
+      value_dim: the Dimension of channels of values.
       fully_autoregressive: whether positions attend to earlier positions only.
       length_dim_num_splits: into how many parts the layout splits the length.
       radius: the number of positions on each side.

@@ -29,11 +29,11 @@ class AttentionParams:
       query_input_dim: a Dimension.
       memory_input_dim: a Dimension.
       output_dim: a Dimension.
-      key_dim: a Dimension.
-      value_dim: a Dimension.
+      key_dim: the Dimension of channels of queries and keys.
+      value_dim: the Dimension of channels of values.
       query_heads_dims: a list of Dimensions.
       memory_heads_dims: a list of Dimensions, the heads of keys and values.
-      variable_dtype: a VariableDType.
+      variable_dtype: the dtypes of variables: in checkpoints, in memory and in computations.
       shared_kv: whether keys double as values.
       no_query: whether there are no queries.
       combine_dims: whether heads and channels are one dimension of the weights.
@@ -71,11 +71,11 @@ class AttentionParams:
           query_input_dim: a Dimension, the channels that queries are computed from.
           memory_input_dim: a Dimension, the channels that keys and values are computed from.
           output_dim: a Dimension.
-          key_dim: a Dimension.
-          value_dim: a Dimension.
+          key_dim: the Dimension of channels of queries and keys.
+          value_dim: the Dimension of channels of values.
           query_heads_dims: a list of Dimensions.
           memory_heads_dims: a list of Dimensions, a subset of those of the queries.
-          variable_dtype: a VariableDType.
+          variable_dtype: the dtypes of variables: in checkpoints, in memory and in computations.
           shared_kv: whether keys double as values.
           no_query: whether there are no queries.
           combine_dims: whether heads and channels are one dimension of the weights.
@@ -297,7 +297,7 @@ def attention_params_simple(
       io_dim: a Dimension, the channels of the inputs and the output.
       kv_dim: a Dimension, of queries, keys and values.
       heads_dim: a Dimension.
-      variable_dtype: a VariableDType.
+      variable_dtype: the dtypes of variables: in checkpoints, in memory and in computations.
     """
     return AttentionParams(
         mesh,

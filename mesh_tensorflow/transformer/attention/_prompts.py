@@ -72,8 +72,8 @@ def _of_task(
       up: a Tensor [task_num, d_model, hidden], or without tasks.
       down: a Tensor [task_num, hidden, heads, d_kv], or without tasks.
       hidden: a Dimension.
-      context: a Context.
-      dropout_rate: a number.
+      context: the Context of this call of the model: its mode, positions, states and losses.
+      dropout_rate: the share of elements that are dropped in training, from 0 to less than 1.
 
     Returns:
       A Tensor with dimensions [batch..., memory_length, heads, d_kv].
@@ -108,7 +108,7 @@ def make_params_mtlprompt(
       context: a Context; its cache holds the tasks of examples as "task-id"; its shared_params have
         "prompts" under "encoder" or "decoder".
       mtlprompt_share: whether tasks share the weights.
-      dropout_rate: a number.
+      dropout_rate: the share of elements that are dropped in training, from 0 to less than 1.
       prompt_length: ignored; the length is that of the prompts.
 
     Returns:
@@ -191,7 +191,7 @@ def make_params_hyperprompt(
         "task_projector_layer_two", "layer_embedding", and "hypernet_w_k_up", "hypernet_w_k_down",
         "hypernet_w_v_up" and "hypernet_w_v_down".
       mtlprompt_share: a bool.
-      dropout_rate: a number.
+      dropout_rate: the share of elements that are dropped in training, from 0 to less than 1.
       prompt_length: an integer.
       scope: "encoder" or "decoder"; taken from the variable scope if None.
 
@@ -246,9 +246,9 @@ def concat_hyper_prompts_kv(
       num_heads: an integer.
       prefix_hidden_dim: an integer.
       kv_dim: a Dimension.
-      context: a Context.
+      context: the Context of this call of the model: its mode, positions, states and losses.
       mtlprompt_share: a bool.
-      dropout_rate: a number.
+      dropout_rate: the share of elements that are dropped in training, from 0 to less than 1.
       prompt_length: the number of positions of the prompts.
 
     Returns:

@@ -202,9 +202,9 @@ def synthetic_attention(
       k: keys, a Tensor with dimensions [batch..., memory_length, heads, key_dim]; not used in
         the modes "random", "factorized" and "dense_minus".
       v: values, a Tensor with dimensions [batch..., memory_length, heads, value_dim].
-      memory_length_dim: a Dimension.
-      key_dim: a Dimension.
-      value_dim: a Dimension.
+      memory_length_dim: the Dimension of positions that are attended to.
+      key_dim: the Dimension of channels of queries and keys.
+      value_dim: the Dimension of channels of values.
       bias: a Tensor that is added to the logits, or None.
       dropout_rate: the dropout rate of the attention weights.
       dropout_broadcast_dims: Dimensions along which the dropout mask is the same, or None.
@@ -217,7 +217,7 @@ def synthetic_attention(
       factorized_dim: an integer, the size of the dimension that this product sums over.
       max_length: the largest length, which determines the size of the weights; those of
         "factorized" are for 512 positions at least.
-      context: a Context.
+      context: the Context of this call of the model: its mode, positions, states and losses.
 
     Returns:
       A Tensor with dimensions [batch..., length, heads, value_dim].

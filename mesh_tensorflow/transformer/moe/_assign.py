@@ -1,4 +1,9 @@
-"""Assignment of tokens to the capacity of experts."""
+"""Gives tokens places in the experts that they chose, or experts their best tokens.
+
+An expert takes a fixed number of tokens of each group, its capacity. The results are two tensors
+with a dimension of places: `dispatch`, by which tokens are sent, and `combine`, by which outputs
+come back.
+"""
 
 from __future__ import annotations
 
@@ -36,6 +41,8 @@ class Assignment:
         Returns:
           A Tensor with dimensions [..., group], 1.0 where a token got a place.
         """
+        # The place of a token is the number of earlier tokens of its group that chose the same
+        # expert.
         places = mtf.cumsum(choices, self._group_dim, exclusive=True)
         if self._taken is not None:
             places += self._taken
@@ -50,6 +57,8 @@ class Assignment:
             ],
             output_shape=kept.shape + self._capacity_dim,
         )
+        # Of all choices, also those that got no place: where there are such, the expert is full
+        # anyway.
         taken = mtf.reduce_sum(choices, reduced_dim=self._group_dim)
         self._taken = taken if self._taken is None else self._taken + taken
         self._combine = combine if self._combine is None else self._combine + combine
@@ -82,6 +91,7 @@ def best_of_group(router: Router, scores: mtf.Tensor) -> tuple[mtf.Tensor, mtf.T
       expert_capacity, group]); zeros where the capacity exceeds the group.
     """
     capacity_dim, group_dim = router.capacity_dim, router.group_dim
+    # The minimum capacity may exceed the tokens of a small group, and top_k cannot.
     k_dim = mtf.Dimension(capacity_dim.name, min(capacity_dim.size, group_dim.size))
     values, tokens = mtf.top_k(scores, group_dim, k_dim)
     places = mtf.one_hot(tokens, group_dim)

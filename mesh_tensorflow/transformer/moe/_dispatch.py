@@ -47,9 +47,9 @@ def dispatched(
     Args:
       experts: a function, see `Experts`.
       inputs: a Tensor with dimensions [outer_batch (or not), batch, ..., d_model].
-      hparams: the hyperparameters.
-      train: a bool.
-      variable_dtype: a VariableDType.
+      hparams: an object with attributes such as moe_num_experts; see `HParams`.
+      train: whether the model is being trained.
+      variable_dtype: the dtypes of variables: in checkpoints, in memory and in computations.
       layout: a LayoutRules or None.
       mesh_shape: a Shape or None.
       nonpadding: a Tensor with the dimensions of the inputs except the last, 0 at tokens that are
@@ -89,6 +89,8 @@ def dispatched(
     # Between these two shapes a layout such as "batch:all,experts:all" needs an alltoall.
     by_token = [groups.outer_batch, unsplit, groups.batch, capacity_dim]
     by_expert = [groups.outer_batch, experts_dim, batch_unsplit, capacity_dim]
+    # A product with zeros and ones instead of a gather: it works in every layout, and places that
+    # stay empty are zeros (Lepikhin et al., 2020).
     sent = mtf.einsum([x, dispatch], output_shape=mtf.Shape([*by_token, channels]))
     computed = experts(_renamed(sent, [*by_expert, channels]), experts_dim)
 
@@ -117,9 +119,9 @@ def expert_hidden(
       x: a Tensor with dimensions [..., d_model].
       expert_dims: a list of Dimensions.
       hidden_dim: a Dimension.
-      hparams: the hyperparameters.
-      train: a bool.
-      variable_dtype: a VariableDType.
+      hparams: an object with attributes such as moe_num_experts; see `HParams`.
+      train: whether the model is being trained.
+      variable_dtype: the dtypes of variables: in checkpoints, in memory and in computations.
       activation: as for `mtf.layers.dense_product`.
     """
     h = layers.dense_product(

@@ -1,4 +1,4 @@
-"""Expert choice gating: experts choose tokens."""
+"""Expert choice gating: each expert chooses its best tokens, instead of tokens their experts."""
 
 from __future__ import annotations
 
@@ -49,6 +49,8 @@ def _expert_selection_gating(
         inputs, outer_expert_dims, experts_dim, expert_capacity_dim, hparams, train,
         variable_dtype, importance, name, num_microbatches, token_embeddings, noise,
     )  # fmt: skip
+    # Over the tokens: each expert takes its best ones, so that all experts are full and no loss is
+    # needed for balance between them (Zhou et al., 2022).
     gates = mtf.softmax(router.masked_out(router.logits), group_size_dim)
     values, places = best_of_group(router, gates)
     if normalize_by_num_experts_routed:

@@ -1,4 +1,7 @@
-"""Gating functions by name."""
+"""The table of gatings: which function `moe_gating="top_2"`, "switch", ... stands for.
+
+A gating decides which tokens go to which experts, and with what weights.
+"""
 
 from __future__ import annotations
 

@@ -31,6 +31,7 @@ def _split_into_groups(n: int, max_group_size: int, mesh_dim_size: int) -> tuple
             "tokens of a step cannot be split evenly among the processors; change the batch size "
             "or the layout"
         )
+    # At least one group for each processor, so that no cumsum over a group has to communicate.
     num_groups = max(mesh_dim_size, n // max_group_size)
     while num_groups < n and (num_groups % mesh_dim_size or n % num_groups):
         num_groups += 1
@@ -80,7 +81,7 @@ def in_groups(
 
     Args:
       tokens: a Shape, [outer_batch (or not), batch, ...].
-      hparams: the hyperparameters.
+      hparams: an object with attributes such as moe_num_experts; see `HParams`.
       layout: a LayoutRules or None.
       mesh_shape: a Shape or None; no group is split over processors.
       group_name: a string.
@@ -113,5 +114,7 @@ def expert_capacity(group_size: int, num_experts: int, hparams: object, train: b
 
 def capacity(group_size: int, num_experts: int, factor: float, hparams: object) -> int:
     """Returns an expert's even share of a group times a factor, and at least the minimum."""
+    # Fedus et al. (2021), equation 3, with the tokens of a group in place of those of the batch.
+    # The size is fixed in advance because shapes cannot depend on what the router chooses.
     share = min(group_size, int(group_size * factor / num_experts))
     return max(share, hparam(hparams, "min_expert_capacity"))

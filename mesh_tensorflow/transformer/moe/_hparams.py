@@ -1,4 +1,7 @@
-"""Hyperparameters of mixtures of experts."""
+"""Hyperparameters of mixtures of experts, as attributes of an object, and their defaults.
+
+Functions take any object with such attributes, since Tensor2Tensor's were passed to them.
+"""
 
 from __future__ import annotations
 

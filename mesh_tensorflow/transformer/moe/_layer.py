@@ -44,8 +44,8 @@ def transformer_moe_layer_v1(
       inputs: a Tensor with dimensions [outer_batch (or not), batch, ..., d_model].
       output_dim: a Dimension.
       hparams: an object with the attributes moe_num_experts, moe_hidden_size, moe_gating, ...
-      train: a bool.
-      variable_dtype: a VariableDType.
+      train: whether the model is being trained.
+      variable_dtype: the dtypes of variables: in checkpoints, in memory and in computations.
       layout: the layout that the program is lowered with, LayoutRules or what converts to them; or
         None.
       mesh_shape: a Shape or None.
@@ -103,7 +103,7 @@ def call_moe(
     Args:
       name: a string for error messages.
       moe_layer: a function such as `transformer_moe_layer_v1`.
-      hparams: the hyperparameters.
+      hparams: an object with attributes such as moe_num_experts; see `HParams`.
       the_context: a Context.
       x: a Tensor with dimensions [batch..., length, d_model]; without `length` when decoding.
       **kwargs: further arguments of the function.
@@ -249,7 +249,7 @@ class MoE1D(TransformerLayer):
         """Returns the output of the layer, and adds its loss to `context.losses`.
 
         Args:
-          context: a Context.
+          context: the Context of this call of the model: its mode, positions, states and losses.
           x: a Tensor with dimensions [batch..., length, d_model]; without `length` when decoding.
           losses: not used.
 

@@ -81,8 +81,8 @@ def transformer_moe_layer_v2(
       inputs: a Tensor with dimensions [outer_batch (or not), batch, ..., d_model].
       output_dim: a Dimension.
       hparams: an object with the attributes moe_num_experts (a list of two), moe_hidden_size, ...
-      train: a bool.
-      variable_dtype: a VariableDType.
+      train: whether the model is being trained.
+      variable_dtype: the dtypes of variables: in checkpoints, in memory and in computations.
       layout: the layout that the program is lowered with, LayoutRules or what converts to them; or
         None.
       mesh_shape: a Shape or None.
@@ -140,9 +140,9 @@ def _second_level(
         d_model].
       importance: a Tensor with the same dimensions except the last.
       output_dim: a Dimension.
-      hparams: the hyperparameters.
-      train: a bool.
-      variable_dtype: a VariableDType.
+      hparams: an object with attributes such as moe_num_experts; see `HParams`.
+      train: whether the model is being trained.
+      variable_dtype: the dtypes of variables: in checkpoints, in memory and in computations.
       layout: a LayoutRules or None.
       mesh_shape: a Shape or None.
       num_microbatches: an integer or None.
@@ -179,6 +179,7 @@ def _second_level(
 def _importance_within(combine: mtf.Tensor, dims: list[mtf.Dimension]) -> mtf.Tensor:
     """Returns 1.0 for tokens whose first choice is the group, 0.5 for second choices, else 0.0."""
     gate = mtf.reduce_sum(mtf.to_float(combine), output_shape=mtf.Shape(dims))
+    # The two gates of a token have the sum 1, so only that of its first choice is above 0.5.
     first = mtf.to_float(mtf.greater(gate, 0.5))
     return 0.5 * (first + mtf.to_float(mtf.greater(gate, 0.0)))
 
@@ -266,7 +267,7 @@ class MoE2D(TransformerLayer):
         """Returns the output of the layer, and adds its loss to `context.losses`.
 
         Args:
-          context: a Context.
+          context: the Context of this call of the model: its mode, positions, states and losses.
           x: a Tensor with dimensions [batch..., length, d_model]; without `length` when decoding.
           losses: not used.
 

@@ -1,4 +1,4 @@
-"""No-token-left-behind gating."""
+"""No-token-left-behind gating: a token whose expert is full goes to its next best one."""
 
 from __future__ import annotations
 
@@ -55,6 +55,8 @@ def _ntlb_gating(
         choices.append(chosen)
         placed = assignment.place(chosen if left is None else chosen * left, gate)
         left = 1.0 - placed if left is None else left - placed
+        # For all tokens, placed or not: what is next best for a token is found from the gates
+        # alone, and `left` says who still tries.
         rest = rest * (1.0 - chosen)
     # The load-balancing loss is linear in the choices.
     loss = router.balance(mtf.add_n(choices) * (1.0 / rounds), gates, tokens, tokens)

@@ -1,4 +1,7 @@
-"""Router shared by all gatings: logits, losses and padding."""
+"""Router: scores each token for each expert; all gatings choose by these scores.
+
+It also has the losses by which a gating keeps experts equally busy, and leaves out padding.
+"""
 
 from __future__ import annotations
 
@@ -61,8 +64,8 @@ class Router:
       experts_dim: a Dimension.
       group_dim: a Dimension, the tokens of a group.
       capacity_dim: a Dimension, the tokens of a group that an expert takes.
-      hparams: the hyperparameters.
-      train: a bool.
+      hparams: an object with attributes such as moe_num_experts; see `HParams`.
+      train: whether the model is being trained.
       dtype: the dtype of the inputs and of the gating's results.
       logits: a Tensor with dimensions [..., group, experts].
       importance: a Tensor with dimensions [..., group], or None if all tokens have importance 1.
@@ -103,15 +106,17 @@ class Router:
           outer_expert_dims: a list of Dimensions; each index has its own router weights.
           experts_dim: a Dimension.
           capacity_dim: a Dimension.
-          hparams: the hyperparameters.
-          train: a bool.
-          variable_dtype: a VariableDType.
+          hparams: an object with attributes such as moe_num_experts; see `HParams`.
+          train: whether the model is being trained.
+          variable_dtype: the dtypes of variables: in checkpoints, in memory and in computations.
           importance: a Tensor with dimensions [..., group] or None.
           name: a string.
           num_microbatches: an integer or None.
           token_embeddings: a Tensor of the shape of the inputs, or None.
           noise: a function of the router's input and the hyperparameters, or None.
         """
+        # In float32, also if the model computes in bfloat16: exponentials of rounded logits make
+        # training unstable (Fedus et al., 2021, section 2.4).
         x = _with_embeddings(mtf.to_float(inputs), token_embeddings, hparams)
         if noise is not None:
             x = noise(x, hparams)
@@ -171,11 +176,15 @@ class Router:
         if self.only_tokens(counted):
             return self._balance_of(choices, gates, counted)
         shape = choices.shape - self.group_dim
+        # Fedus et al. (2021), equation 4. The shares of tokens are counts and have no gradient; it
+        # flows through the mean gates.
         product = mtf.reduce_mean(choices, output_shape=shape) * mtf.reduce_mean(
             gates, output_shape=shape
         )
         if tokens is not None:
             product *= mtf.reduce_mean(tokens, reduced_dim=self.group_dim)
+        # The mean over experts divides by their number, the loss multiplies a sum by it: hence the
+        # square.
         return mtf.reduce_mean(product) * float(self.experts_dim.size**2)
 
     def only_tokens(self, counted: Optional[mtf.Tensor]) -> TypeGuard[mtf.Tensor]:
@@ -211,6 +220,7 @@ class Router:
             z = mtf.square(mtf.reduce_logsumexp(self.logits, self.experts_dim))
             loss += coefficient * self._mean_over_tokens(z)
         if self.num_microbatches > 1:
+            # Losses of microbatches are summed, and this one is to count once for the batch.
             loss /= self.num_microbatches
         return mtf.cast(loss, self.dtype)
 
@@ -276,8 +286,8 @@ def switch_policy(
     """Returns (the switch policy, a function that adds noise to the router's input or None).
 
     Args:
-      hparams: the hyperparameters.
-      train: a bool.
+      hparams: an object with attributes such as moe_num_experts; see `HParams`.
+      train: whether the model is being trained.
       strict: whether an unknown policy is an error.
       noises: the policies whose noise the gating adds.
 

@@ -1,4 +1,4 @@
-"""Gatings that send each token to its n best experts."""
+"""Gatings by which tokens choose: each goes to its best expert and to the next n - 1."""
 
 from __future__ import annotations
 
@@ -82,9 +82,9 @@ def _top_2_gating(
       outer_expert_dims: a list of Dimensions; each index has its own router weights.
       experts_dim: a Dimension.
       expert_capacity_dim: a Dimension.
-      hparams: the hyperparameters.
-      train: a bool.
-      variable_dtype: a VariableDType.
+      hparams: an object with attributes such as moe_num_experts; see `HParams`.
+      train: whether the model is being trained.
+      variable_dtype: the dtypes of variables: in checkpoints, in memory and in computations.
       importance: a Tensor with dimensions [..., group], or None for ones.
       name: a string, the scope of the router's kernel.
       num_microbatches: an integer or None.
@@ -104,9 +104,13 @@ def _top_2_gating(
     gate_1, index_1 = mtf.top_1(gates, experts_dim)
     choices_1 = _of_tokens(mtf.one_hot(index_1, experts_dim), first_place)
     gate_1 = _of_tokens(gate_1, first_place)
+    # A token whose importance is not 1 has no first choice, so its best expert is still among
+    # these.
     rest = gates * (1.0 - choices_1)
     gate_2, index_2 = mtf.top_1(rest, experts_dim)
     choices_2 = _of_tokens(mtf.one_hot(index_2, experts_dim), any_place)
+    # Before anything is dropped or left out by the policy: a token that loses an expert has a
+    # smaller output, and not another share of the one that remains.
     total = gate_1 + gate_2 + _EPSILON
     gate_1, gate_2 = gate_1 / total, gate_2 / total
 
@@ -114,6 +118,7 @@ def _top_2_gating(
     if hparam(hparams, "use_second_place_loss"):
         loss += 0.5 * router.balance(choices_2, _normalized(rest, experts_dim), counted=any_place)
     assignment = Assignment(router)
+    # All first choices before any second one: if places are short, second choices are dropped.
     assignment.place(choices_1, gate_1)
     assignment.place(_sent(router, choices_2, gate_2), gate_2)
     return *assignment.tensors(), router.total_loss(loss)

@@ -78,7 +78,7 @@ class Context:
       mesh: a Mesh.
       batch_dims: a list of Dimensions, including the ensemble's.
       length_dim: the Dimension of positions in the sequence.
-      variable_dtype: a VariableDType.
+      variable_dtype: the dtypes of variables: in checkpoints, in memory and in computations.
       beam_dim: a Dimension, in beam search only.
       mode: "train", "eval", "infer", "score", "first_part" or "incremental".
       position: an integer Tensor with dimensions [batch..., length]; in mode "incremental" a

@@ -38,9 +38,9 @@ class VocabEmbedding:
 
         Args:
           mesh: a Mesh.
-          vocab_dim: a Dimension.
+          vocab_dim: the Dimension of ids, of the size of the vocabulary.
           output_dim: a Dimension.
-          variable_dtype: a VariableDType.
+          variable_dtype: the dtypes of variables: in checkpoints, in memory and in computations.
           name: a string, the name of the variable.
           ensemble_dim: a Dimension, or None.
           scale_variable_like_classifier_weights: if True, the variable is initialized with the
@@ -67,7 +67,7 @@ class VocabEmbedding:
 
         Args:
           ids: an integer Tensor.
-          context: a Context.
+          context: the Context of this call of the model: its mode, positions, states and losses.
 
         Returns:
           A Tensor with the dimensions of `ids` and `output_dim`.
@@ -86,7 +86,7 @@ class VocabEmbedding:
 
         Args:
           hidden: a Tensor with dimensions [..., output_dim].
-          context: a Context.
+          context: the Context of this call of the model: its mode, positions, states and losses.
 
         Returns:
           A Tensor with dimensions [..., vocab_dim].

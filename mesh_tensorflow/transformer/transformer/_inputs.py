@@ -83,7 +83,7 @@ def check_ids(what: str, ids: mtf.Tensor, vocab_dim: mtf.Dimension) -> None:
     Args:
       what: a string for the error message: the caller, and what the ids are.
       ids: a Tensor.
-      vocab_dim: a Dimension.
+      vocab_dim: the Dimension of ids, of the size of the vocabulary.
 
     Raises:
       ValueError: they are not.

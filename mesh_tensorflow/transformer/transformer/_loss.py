@@ -30,10 +30,10 @@ def loss_from_logits(
 
     Args:
       model: a Unitransformer; its label_smoothing, z_loss and loss_on_targets_only are used.
-      context: a Context.
+      context: the Context of this call of the model: its mode, positions, states and losses.
       logits: a Tensor with dimensions [batch..., length, vocab_dim].
       targets: an integer Tensor with dimensions [batch..., length].
-      vocab_dim: a Dimension.
+      vocab_dim: the Dimension of ids, of the size of the vocabulary.
 
     Returns:
       A scalar Tensor.

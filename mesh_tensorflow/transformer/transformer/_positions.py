@@ -76,7 +76,7 @@ def positional_embedding_weights(
       model: a Unitransformer.
       max_length_dim: a Dimension, the positions.
       mesh: a Mesh.
-      variable_dtype: a VariableDType.
+      variable_dtype: the dtypes of variables: in checkpoints, in memory and in computations.
 
     Returns:
       A Tensor with dimensions [ensemble..., max_length, d_model]; sinusoids have no `ensemble`.
@@ -106,7 +106,7 @@ def embedding_of_positions(
     Args:
       model: a Unitransformer.
       max_length_dim: a Dimension, the positions that have embeddings.
-      context: a Context.
+      context: the Context of this call of the model: its mode, positions, states and losses.
       weights: a Tensor with dimensions [..., max_length, d_model].
 
     Returns:

@@ -113,7 +113,7 @@ class LayerStack(TransformerLayer):
         output of the stack.
 
         Args:
-          context: a Context.
+          context: the Context of this call of the model: its mode, positions, states and losses.
           x: a Tensor with dimensions [batch..., length, d_model].
 
         Returns:
@@ -277,7 +277,7 @@ class ReversibleLayerStack(LayerStack):
         """Calls the layers, and appends to `context.layer_outputs` as LayerStack does.
 
         Args:
-          context: a Context.
+          context: the Context of this call of the model: its mode, positions, states and losses.
           x: a Tensor with dimensions [batch..., length, d_model].
 
         Returns:

@@ -55,7 +55,7 @@ def sublayer_call_layer(
       x: a Tensor with dimensions [batch..., length, d_model]; of a stack with `sequence_parallel`,
         [batch..., residual_length, d_model], which the layer sees as its length.
       layer_stack: a LayerStack.
-      context: a Context.
+      context: the Context of this call of the model: its mode, positions, states and losses.
     """
     x = sublayer_mask_padding(x, layer_stack, context)
     layer = context.current_layer
@@ -109,7 +109,7 @@ def _scaled_by_rms(
 
     Args:
       x: a Tensor with dimensions [..., d_model].
-      context: a Context.
+      context: the Context of this call of the model: its mode, positions, states and losses.
       epsilon: a number that is added to the mean square.
       name: a string, the variable scope.
       scale_dims: the dimensions of the variable; d_model if None.
@@ -141,7 +141,7 @@ def sublayer_rms_norm(
     Args:
       x: a Tensor with dimensions [..., d_model].
       layer_stack: a LayerStack.
-      context: a Context.
+      context: the Context of this call of the model: its mode, positions, states and losses.
       epsilon: a number that is added to the mean square.
       name: a string, the variable scope.
     """
@@ -164,7 +164,7 @@ def sublayer_scale_norm(
     Args:
       x: a Tensor with dimensions [..., d_model].
       layer_stack: a LayerStack.
-      context: a Context.
+      context: the Context of this call of the model: its mode, positions, states and losses.
       epsilon: a number that is added to the mean square.
       name: a string, the variable scope.
     """
@@ -188,7 +188,7 @@ def sublayer_rms_norm_subsampled(
     Args:
       x: a Tensor with dimensions [..., d_model].
       layer_stack: a LayerStack.
-      context: a Context.
+      context: the Context of this call of the model: its mode, positions, states and losses.
       percentage: the percentage of the channels in the mean, above 0 and at most 100.
       epsilon: a number that is added to the mean square.
 
@@ -214,7 +214,7 @@ def sublayer_true_layer_norm(
     Args:
       x: a Tensor with dimensions [..., d_model].
       layer_stack: a LayerStack.
-      context: a Context.
+      context: the Context of this call of the model: its mode, positions, states and losses.
       epsilon: a number that is added to the variance.
     """
     del layer_stack
@@ -229,7 +229,7 @@ def sublayer_residual(x: mtf.Tensor, layer_stack: TransformerLayer, context: Con
     Args:
       x: a Tensor with dimensions [..., d_model].
       layer_stack: a LayerStack.
-      context: a Context.
+      context: the Context of this call of the model: its mode, positions, states and losses.
     """
     del layer_stack
     return x + context.current_layer_input
@@ -246,7 +246,7 @@ def sublayer_rezero(
     Args:
       x: a Tensor.
       layer_stack: a LayerStack.
-      context: a Context.
+      context: the Context of this call of the model: its mode, positions, states and losses.
       initial_value: the initial value of the variable.
     """
     del layer_stack
@@ -274,7 +274,7 @@ def sublayer_dropout(
     Args:
       x: a Tensor with dimensions [batch..., length, d_model].
       layer_stack: a LayerStack.
-      context: a Context.
+      context: the Context of this call of the model: its mode, positions, states and losses.
       dropout_rate: a number, at least 0 and below 1.
     """
     del layer_stack
@@ -297,7 +297,7 @@ def sublayer_annealed_dropout(
     Args:
       x: a Tensor with dimensions [batch..., length, d_model].
       layer_stack: a LayerStack.
-      context: a Context.
+      context: the Context of this call of the model: its mode, positions, states and losses.
       init_dropout_rate: a number, the rate until `start_step`.
       start_step: an integer.
       end_step: an integer, the first step without dropout.
@@ -332,7 +332,7 @@ def sublayer_clip_activation_gradient(
     Args:
       x: a Tensor.
       layer_stack: a LayerStack.
-      context: a Context.
+      context: the Context of this call of the model: its mode, positions, states and losses.
       rms_norm: the maximum root mean square of the gradient.
     """
     del layer_stack, context
@@ -350,7 +350,7 @@ def sublayer_legacy_rms_norm(
     Args:
       x: a Tensor with dimensions [..., d_model].
       layer_stack: a LayerStack.
-      context: a Context.
+      context: the Context of this call of the model: its mode, positions, states and losses.
     """
     return sublayer_rms_norm(x, layer_stack, context, name="layer_norm")
 
@@ -364,7 +364,7 @@ def sublayer_legacy_final_rms_norm(
     Args:
       x: a Tensor with dimensions [..., d_model].
       layer_stack: a LayerStack.
-      context: a Context.
+      context: the Context of this call of the model: its mode, positions, states and losses.
     """
     return sublayer_rms_norm(x, layer_stack, context, name="final_layer_norm")
 
@@ -376,6 +376,6 @@ def sublayer_legacy_dropout(x: mtf.Tensor, layer_stack: LayerStack, context: Con
     Args:
       x: a Tensor with dimensions [batch..., length, d_model].
       layer_stack: a LayerStack.
-      context: a Context.
+      context: the Context of this call of the model: its mode, positions, states and losses.
     """
     return sublayer_dropout(x, layer_stack, context, dropout_rate=layer_stack.dropout_rate)

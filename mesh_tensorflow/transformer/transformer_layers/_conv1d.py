@@ -29,7 +29,7 @@ class Conv1D(TransformerLayer):
         """Returns the input of the convolution; records states when decoding.
 
         Args:
-          context: a Context.
+          context: the Context of this call of the model: its mode, positions, states and losses.
           x: a Tensor with dimensions [batch..., length, d_model]; without `length` in mode
             "incremental".
           filter_size: an integer.
@@ -53,7 +53,7 @@ class Conv1D(TransformerLayer):
         """Records the inputs before the position at which decoding begins.
 
         Args:
-          context: a Context.
+          context: the Context of this call of the model: its mode, positions, states and losses.
           x: a Tensor with dimensions [batch..., length, d_model].
           filter_size: an integer, how many.
           length_dim_name: a string, the name of their dimension.
@@ -78,7 +78,7 @@ class Conv1D(TransformerLayer):
         """Records and returns the last inputs, of which `x` is the latest.
 
         Args:
-          context: a Context.
+          context: the Context of this call of the model: its mode, positions, states and losses.
           x: a Tensor with dimensions [batch..., d_model].
           filter_size: an integer, how many.
           length_dim_name: a string, the name of their dimension.
@@ -149,7 +149,7 @@ class Conv1DLayer(Conv1D):
         """Returns the output of the layer.
 
         Args:
-          context: a Context.
+          context: the Context of this call of the model: its mode, positions, states and losses.
           x: a Tensor with dimensions [batch..., length, d_model]; without `length` when decoding.
           losses: not used.
 

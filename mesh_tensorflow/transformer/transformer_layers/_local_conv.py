@@ -86,8 +86,8 @@ class Conv1DLocalAttn(SeparableConv1DLayer):
             it.
           kernel_initializer: an initializer.
           i: an integer, the position in the filter.
-          context: a Context.
-          variable_dtype: a VariableDType.
+          context: the Context of this call of the model: its mode, positions, states and losses.
+          variable_dtype: the dtypes of variables: in checkpoints, in memory and in computations.
           master_dtype: used if `variable_dtype` is None.
           slice_dtype: used if `variable_dtype` is None.
 
@@ -105,7 +105,7 @@ class Conv1DLocalAttn(SeparableConv1DLayer):
         """Returns the output of the layer.
 
         Args:
-          context: a Context.
+          context: the Context of this call of the model: its mode, positions, states and losses.
           x: a Tensor with dimensions [batch..., length, d_model]; without `length` when decoding.
           losses: not used.
 
@@ -268,7 +268,7 @@ class LocalConvAttnBlock(TransformerLayer):
         """Returns the output of the layer.
 
         Args:
-          context: a Context.
+          context: the Context of this call of the model: its mode, positions, states and losses.
           x: a Tensor with dimensions [batch..., length, d_model]; without `length` when decoding.
           losses: not used.
 

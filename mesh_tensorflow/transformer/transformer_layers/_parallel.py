@@ -49,7 +49,7 @@ class ParallelLayer(TransformerLayer):
         """Returns the output of the layer.
 
         Args:
-          context: a Context.
+          context: the Context of this call of the model: its mode, positions, states and losses.
           x: a Tensor with dimensions [batch..., length, d_model]; without `length` when decoding.
           losses: not used.
 

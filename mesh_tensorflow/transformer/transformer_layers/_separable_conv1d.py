@@ -69,7 +69,7 @@ class SeparableConv1DLayer(Conv1D):
         """Returns the output of the layer.
 
         Args:
-          context: a Context.
+          context: the Context of this call of the model: its mode, positions, states and losses.
           x: a Tensor with dimensions [batch..., length, d_model]; without `length` when decoding.
           losses: not used.
           all_kernel_wts: a list with a Tensor for each position of the filter, with dimensions

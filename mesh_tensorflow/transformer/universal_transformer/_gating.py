@@ -42,7 +42,7 @@ class Gates:
         """Applies a feed-forward layer to several inputs, concatenated.
 
         Args:
-          context: a Context.
+          context: the Context of this call of the model: its mode, positions, states and losses.
           mask: a Tensor or a number, 0 at padding.
           inputs_list: a list of Tensors with dimensions [..., d_model].
           ffn_layer_type: "dense", or "dense_relu_dense" for one with a hidden layer of the
@@ -103,7 +103,7 @@ class Gates:
         """Mixes a layer's input and output by gates computed from both.
 
         Args:
-          context: a Context.
+          context: the Context of this call of the model: its mode, positions, states and losses.
           x: a Tensor with dimensions [..., d_model], the input.
           transformed_x: a Tensor of the same shape, the output.
           mask: a Tensor or a number, 0 at padding.

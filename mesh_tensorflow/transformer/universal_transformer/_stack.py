@@ -185,7 +185,7 @@ class UTLayerStack(TimingSignals, Gates, transformer.TransformerLayer):
         """Applies the layers once, each after a norm and with a residual connection.
 
         Args:
-          context: a Context.
+          context: the Context of this call of the model: its mode, positions, states and losses.
           x: a Tensor with dimensions [..., d_model].
           mask: a Tensor or a number, 0 at padding.
         """
@@ -218,7 +218,7 @@ class UTLayerStack(TimingSignals, Gates, transformer.TransformerLayer):
         """Applies the layers `num_rec_steps` times.
 
         Args:
-          context: a Context.
+          context: the Context of this call of the model: its mode, positions, states and losses.
           x: a Tensor with dimensions [..., d_model].
           mask: a Tensor or a number, 0 at padding.
         """
@@ -234,7 +234,7 @@ class UTLayerStack(TimingSignals, Gates, transformer.TransformerLayer):
         See Srivastava et al., "Highway networks" (2015).
 
         Args:
-          context: a Context.
+          context: the Context of this call of the model: its mode, positions, states and losses.
           layer_inputs: the state, the inputs of the recurrence, and an unused memory:
             Tensors with dimensions [..., d_model].
           mask: a Tensor or a number, 0 at padding.
@@ -258,7 +258,7 @@ class UTLayerStack(TimingSignals, Gates, transformer.TransformerLayer):
         """Applies the layers `act_max_steps` + 1 times; halted positions no longer change.
 
         Args:
-          context: a Context.
+          context: the Context of this call of the model: its mode, positions, states and losses.
           x: a Tensor with dimensions [..., d_model].
           mask: a Tensor or a number, 0 at padding.
         """

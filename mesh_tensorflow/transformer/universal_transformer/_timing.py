@@ -67,7 +67,7 @@ class TimingSignals:
         See Vaswani et al., "Attention is all you need" (2017), section 3.5.
 
         Args:
-          context: a Context.
+          context: the Context of this call of the model: its mode, positions, states and losses.
           length: a Dimension.
           channels: a Dimension.
           min_timescale: a number, the shortest wavelength divided by 2 pi.
@@ -91,7 +91,7 @@ class TimingSignals:
         they begin at a random index in training.
 
         Args:
-          context: a Context.
+          context: the Context of this call of the model: its mode, positions, states and losses.
           x: a Tensor with dimensions [batch..., length, channels]; no length in mode
             "incremental".
           step: an integer or an integer scalar, the number of the step.
@@ -138,7 +138,7 @@ class TimingSignals:
         """Returns a learned embedding of a step, from the variable `layer_embedding`.
 
         Args:
-          context: a Context.
+          context: the Context of this call of the model: its mode, positions, states and losses.
           channels: a Dimension.
           layer: an integer or an integer scalar, the number of the step; beyond the last one
             the vector is 0.
@@ -175,7 +175,7 @@ class TimingSignals:
         """Adds or concatenates a signal of the step to `x`.
 
         Args:
-          context: a Context.
+          context: the Context of this call of the model: its mode, positions, states and losses.
           x: a Tensor with dimensions [..., channels].
           step: an integer or an integer scalar, the number of the step.
         """
@@ -211,7 +211,7 @@ class TimingSignals:
         Concatenated signals are projected back to the size of the state.
 
         Args:
-          context: a Context.
+          context: the Context of this call of the model: its mode, positions, states and losses.
           x: a Tensor with dimensions [..., d_model], the state.
           step: an integer or an integer scalar, the number of the step.
         """

@@ -156,7 +156,7 @@ def call_model(
       model: a model.
       features: Tensors by name.
       mode: a mode of the model, such as "train" or "score".
-      variable_dtype: a VariableDType.
+      variable_dtype: the dtypes of variables: in checkpoints, in memory and in computations.
       compute_loss: whether to compute the loss.
       num_microbatches: the number of microbatches that the batch is divided into.
 

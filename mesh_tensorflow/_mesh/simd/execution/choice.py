@@ -1,4 +1,4 @@
-"""Which strategies a program may be executed by."""
+"""Chooses how a SIMD program is called on its processors: sharing one memory, or by collectives."""
 
 from __future__ import annotations
 
@@ -44,4 +44,5 @@ def choose_strategies(program: SimdProgram, share_memory: bool) -> list[Executio
     if missing:
         warn_of_no_sharing(f"lacks {', '.join(missing)}, or has it with another signature")
         return collectives
+    # Collectives last: whether the first can run a program is known only when it has been traced.
     return [OneMemoryStrategy(addresses), *collectives]

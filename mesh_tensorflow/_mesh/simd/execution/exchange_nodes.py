@@ -69,6 +69,7 @@ def _is_copy(exchange: Exchange) -> bool:
 
 
 def _is_one_sum(exchange: Exchange) -> bool:
+    # AddN reads all inputs in one pass, without a partial sum in memory for each.
     return exchange.kind == "SUM" and len(exchange.sources[0]) > 2
 
 

@@ -26,6 +26,7 @@ def mismatch(function: ConcreteFunction, graph: tf.Graph) -> Optional[str]:
     results = [arg.name for arg in definition.signature.output_arg]
     if len(results) != len(function.outputs) or set(results) != set(definition.ret):
         return "gives functions other results than their graphs have"
+    # FunctionDefs have no documented form, so each thing that `Sharing` relies on is compared.
     nodes = {node.name for node in definition.node_def}
     for node in definition.node_def:
         if node.name not in operations or operations[node.name].type != node.op:

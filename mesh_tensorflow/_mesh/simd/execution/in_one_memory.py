@@ -149,6 +149,7 @@ def _call(
 ) -> list[list[tf.Tensor]]:
     """Calls the functions of the processors."""
     with tf.control_dependencies(before):
+        # One node to wait for, instead of an edge from each operation to each call.
         ready = tf.constant(True)
     calls = []
     for pnum, taken, definition in zip(program.local, arguments, definitions):

@@ -67,6 +67,8 @@ class Node:
     def is_pure(self) -> bool:
         """Whether equal inputs give equal values; all processors read a variable at one point."""
         op = self.operation
+        # Stateful for TensorFlow, but all reads are at the beginning of the program, before
+        # assignments.
         if op.type == "ReadVariableOp":
             return True
         has_function = any(a.HasField("func") for a in self.definition.attr.values())

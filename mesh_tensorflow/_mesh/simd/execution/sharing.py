@@ -309,6 +309,7 @@ class Sharing:
 
     def _transfer(self, op: str, name: str, tensor: str, sender: int, receiver: int) -> tf.NodeDef:
         node = tf.NodeDef(name=name, op=op)
+        # All programs of a step have one rendezvous; the name of the function tells them apart.
         node.attr["tensor_name"].s = f"{self._definition.signature.name}/{tensor}".encode()
         node.attr["send_device"].s = self._addresses[sender].encode()
         node.attr["send_device_incarnation"].i = 1

@@ -36,7 +36,7 @@ def beam_search(
       model: an autoregressive Unitransformer.
       inputs: an int32 Tensor with dimensions [batch..., beam, length], all zeros.
       decode_length: the maximum length, an int or an int32 scalar Tensor.
-      variable_dtype: a VariableDType.
+      variable_dtype: the dtypes of variables: in checkpoints, in memory and in computations.
       encoded: the EncoderOutputs that the model reads.
       alpha: a number, the length penalty: larger values prefer longer sequences.
       bos_id: an int, the id that is fed before the first one.

@@ -38,7 +38,7 @@ def decode(
     Args:
       model: a Bitransformer.
       inputs: an int32 Tensor with dimensions [batch..., length], ids, 0 at padding.
-      variable_dtype: a VariableDType.
+      variable_dtype: the dtypes of variables: in checkpoints, in memory and in computations.
       beam_size: an int; 1 for sampling.
       alpha: a number, the length penalty of a beam search.
       temperature: a number, for sampling; 0.0 for beam search.

@@ -44,7 +44,7 @@ class IncrementalModel:
           model: a Unitransformer.
           ids: an int32 Tensor with dimensions [batch..., length], 0 from `initial_position` on.
           initial_position: an int32 Tensor with dimensions [batch...], the number of given ids.
-          variable_dtype: a VariableDType.
+          variable_dtype: the dtypes of variables: in checkpoints, in memory and in computations.
           encoded: the EncoderOutputs that the model reads.
           bos_id: an int, the input of the first position.
 
@@ -60,6 +60,7 @@ class IncrementalModel:
         if model.input_full_attention:
             # The given ids all see each other. The position after them is fed the last of them.
             later = mtf.greater(positions, initial_position)
+            # One priority for all given ids: a position sees what has at most its own.
             self._write_priority = positions * mtf.to_int32(later)
         self._arguments = {
             "model": model,

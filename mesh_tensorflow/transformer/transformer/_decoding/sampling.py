@@ -44,7 +44,7 @@ def sample_autoregressive(
       stop_at_token: an int, the id that ends a sequence.
       max_steps: an int, the maximum number of added ids; None for as many as fit.
       temperature: a number; 0.0 takes the id with the largest logit.
-      variable_dtype: a VariableDType.
+      variable_dtype: the dtypes of variables: in checkpoints, in memory and in computations.
       has_partial_sequences: False if `partial_sequences` is all zeros.
       never_end: whether `stop_at_token` is never chosen.
       remove_partial_sequences: whether to remove the given ids from the result.
@@ -157,6 +157,7 @@ def first_last(
     if given is None:
         done = mtf.constant(ids.mesh, False, mtf.Shape(rows), tf.bool)
         return done, mtf.constant(ids.mesh, bos_id, mtf.Shape(rows), tf.int32)
+    # Without given ids the index is -1, which gives 0, the id of padding and the usual beginning.
     last = mtf.gather(ids, given - 1, length_dim)
     if bos_id:
         last += mtf.to_int32(mtf.equal(given, 0)) * bos_id

@@ -97,7 +97,7 @@ def sample_with_draft(
       stop_at_token: an int, the id that ends a sequence.
       max_steps: an int, the maximum number of added ids; None for as many as fit.
       temperature: a number; 0.0 takes the id with the largest logit.
-      variable_dtype: a VariableDType.
+      variable_dtype: the dtypes of variables: in checkpoints, in memory and in computations.
       has_partial_sequences: False if `partial_sequences` is all zeros.
       never_end: whether `stop_at_token` is never chosen.
       remove_partial_sequences: whether to remove the given ids from the result.
@@ -233,6 +233,7 @@ class _Speculation:
             valid = mtf.logical_and(valid, inside)
         taken = mtf.to_int32(valid)
         number = mtf.reduce_sum(taken, reduced_dim=self.several)
+        # Rows are at different positions, so ids are added at places, where there are zeros so far.
         places = mtf.one_hot(positions, self.length_dim, dtype=tf.int32)
         ids += mtf.einsum([new * taken, places], output_shape=ids.shape)
         latest = mtf.gather(new, mtf.maximum(number - 1, 0), self.several)
@@ -282,8 +283,12 @@ class _Speculation:
         q = mtf.stack([*qs, mtf.zeros_like(qs[0])], SPECULATED, axis)
         here = mtf.one_hot(ids, self.vocab_dim, dtype=p.dtype)
         p_id, q_id = (mtf.einsum([x, here], output_shape=ids.shape) for x in (p, q))
+        # With the probability min(1, p / q) (Leviathan et al., 2023, algorithm 1), without a
+        # division by a q that may be 0.
         accepts = mtf.less(mtf.random_uniform(ids.mesh, ids.shape, dtype=p.dtype) * q_id, p_id)
         accepted = self._leading(accepts)
+        # The distribution max(p - q, 0), up to its sum: so that accepted and drawn ids together
+        # have the distribution p (Leviathan et al., 2023, algorithm 1).
         rest = mtf.relu(mtf.gather(p - q, accepted, self.several))
         own = mtf.sample_with_temperature(mtf.log(rest), self.vocab_dim, 1.0)
         offsets = mtf.range(ids.mesh, self.several, tf.int32)

@@ -155,7 +155,7 @@ class Bitransformer:
             length may differ from that of the inputs.
           compute_loss: a bool, whether to compute the loss.
           mode: "train", "eval" or "infer"; see tf.estimator.ModeKeys.
-          variable_dtype: a VariableDType.
+          variable_dtype: the dtypes of variables: in checkpoints, in memory and in computations.
           encoder_sequence_id: a Tensor of the shape of `inputs`, which numbers the examples
             packed into a row from 1, and is 0 at padding. If None, each row is one example, with
             padding where its ids are 0.
@@ -227,7 +227,7 @@ class Bitransformer:
 
         Args:
           inputs: an int32 Tensor with dimensions [batch..., length], ids, 0 at padding.
-          variable_dtype: a VariableDType.
+          variable_dtype: the dtypes of variables: in checkpoints, in memory and in computations.
           beam_size: an int; 1 for sampling.
           alpha: a number, the length penalty of beam search: larger values prefer longer
             sequences.

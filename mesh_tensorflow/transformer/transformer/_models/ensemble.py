@@ -31,7 +31,7 @@ def reduce_ensemble_logits_select(
     Args:
       logits: a Tensor with dimensions [ensemble_dim, ..., vocab_dim].
       ensemble_dim: a Dimension.
-      vocab_dim: a Dimension.
+      vocab_dim: the Dimension of ids, of the size of the vocabulary.
       model_id: an integer, the index of the member. If out of range, it is taken modulo the
         ensemble's size, with a warning.
 
@@ -59,7 +59,7 @@ def reduce_ensemble_logits_mean_prob(
     Args:
       logits: a Tensor with dimensions [ensemble_dim, ..., vocab_dim].
       ensemble_dim: a Dimension.
-      vocab_dim: a Dimension.
+      vocab_dim: the Dimension of ids, of the size of the vocabulary.
 
     Returns:
       A Tensor without `ensemble_dim`.
@@ -78,7 +78,7 @@ def reduce_ensemble_logits_mean_logit(
     Args:
       logits: a Tensor with dimensions [ensemble_dim, ..., vocab_dim].
       ensemble_dim: a Dimension.
-      vocab_dim: a Dimension.
+      vocab_dim: the Dimension of ids, of the size of the vocabulary.
 
     Returns:
       A Tensor without `ensemble_dim`.
@@ -101,7 +101,7 @@ def reduce_ensemble_logits(
     Args:
       logits: a Tensor with dimensions [ensemble_dim, ..., vocab_dim].
       ensemble_dim: a Dimension.
-      vocab_dim: a Dimension.
+      vocab_dim: the Dimension of ids, of the size of the vocabulary.
       reduce_fn: a function of the three arguments above.
 
     Returns:

@@ -77,7 +77,7 @@ class StudentTeacher:
           inputs: an integer Tensor with dimensions [batch..., length], ids.
           targets: an integer Tensor with dimensions [batch..., length].
           compute_loss: a bool; the teacher is called only if it is True.
-          variable_dtype: a VariableDType.
+          variable_dtype: the dtypes of variables: in checkpoints, in memory and in computations.
           num_microbatches: an integer, the number of microbatches; this call is for one of them.
           **kargs: further arguments of the models' `call_simple`.
 

@@ -207,7 +207,7 @@ class Unitransformer:
             None if no loss is computed.
           compute_loss: a bool, whether to compute the loss.
           mode: "train", "eval" or "infer"; see tf.estimator.ModeKeys.
-          variable_dtype: a VariableDType.
+          variable_dtype: the dtypes of variables: in checkpoints, in memory and in computations.
           sequence_id: a Tensor of the shape of `inputs`, which numbers the examples packed into
             a row from 1, and is 0 at padding; None if there is neither packing nor padding.
           subsequence_id: a Tensor of the same shape, for parts of examples.
@@ -294,7 +294,7 @@ class Unitransformer:
           max_steps: an int, the maximum number of added ids; None for as many as fit.
           temperature: a number; 0.0 takes the id with the largest logit, 1.0 samples from the
             softmax.
-          variable_dtype: a VariableDType.
+          variable_dtype: the dtypes of variables: in checkpoints, in memory and in computations.
           encoder_output: a Tensor with dimensions [batch..., memory_length, d_model], or None.
           encoder_sequence_id: a Tensor with dimensions [batch..., memory_length], or None.
           encoder_inputs: a Tensor with dimensions [batch..., memory_length], or None.
@@ -363,7 +363,7 @@ class Unitransformer:
         Args:
           inputs: an int32 Tensor with dimensions [batch..., beam, length], all zeros.
           decode_length: the maximum length, an int or an int32 scalar Tensor.
-          variable_dtype: a VariableDType.
+          variable_dtype: the dtypes of variables: in checkpoints, in memory and in computations.
           encoder_output: a Tensor with dimensions [batch..., memory_length, d_model], or None.
           encoder_sequence_id: a Tensor with dimensions [batch..., memory_length], or None.
           encoder_inputs: a Tensor with dimensions [batch..., memory_length], or None.

@@ -1,4 +1,10 @@
-"""What the first call of a stage's layers tells: what they need, and what they must not do."""
+"""Checks that the layers of a stack can be the stages of a pipeline.
+
+`PipelinedLayerStack` calls the layers of one stage once in advance, for all stages at once, and
+takes the operations away again. This file looks at what that call made: which Tensors it read,
+whether an operation joined stages, and what it left in the Context. Stages are on different
+processors, so they cannot share anything but variables.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""A stack whose layers are the stages of a pipeline."""
+"""PipelinedLayerStack: a stack whose layers are the stages of a pipeline.
+
+Layers are written for one sequence of activations. The stack calls those of one stage for all
+stages at once: `stages.py` gives them variables and random values with a dimension of stages, and
+`first_call.py` checks beforehand that this is possible.
+"""
 
 from __future__ import annotations
 
@@ -87,7 +92,7 @@ class PipelinedLayerStack(LayerStack):
         """Calls the layers, as stages of a pipeline except in decoding; see `LayerStack.call`.
 
         Args:
-          context: a Context.
+          context: the Context of this call of the model: its mode, positions, states and losses.
           x: a Tensor with dimensions [batch..., length, d_model].
 
         Returns:
@@ -164,6 +169,8 @@ class _Call:
         graph, context = self._x.graph, self._context
         mark = graph.mark()
         cached, used = self._first_call(mark.operations)
+        # What the first call made is of no use but for what it has told, and names must be free
+        # again for the real call.
         graph.roll_back(mark)
         weights, noise = self._stages.make_weights(), self._stages.make_noise()
         for key, name in cached.items():
@@ -264,6 +271,8 @@ class _Call:
         inner.batch_dims = [pipes.stages, *within]
         inner.layer_outputs = []
         inner.losses = None if context.losses is None else []
+        # A copy of the Context whose layer_index raises an error: a layer that reads it would get
+        # one number for all stages.
         inner.__class__ = _without_layer_index(type(context))
         return inner
 

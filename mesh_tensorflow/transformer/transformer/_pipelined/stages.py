@@ -151,6 +151,7 @@ class Stages:
         full_name = full_variable_name(name)
         if self._given is not None:
             return self._given[full_name]
+        # A layer may ask for one variable twice, as for a table that it shares with others.
         if full_name not in self._variables:
             self._variables[full_name] = _Asked(
                 mtf.Shape([d for d in shape if d not in self.dims]),

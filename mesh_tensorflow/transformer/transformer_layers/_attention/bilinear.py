@@ -40,7 +40,7 @@ class GeneralBilinearSelfAttention(SelfAttention):
 
     Attributes:
       heads_dims: a list of Dimensions.
-      dropout_rate: a number.
+      dropout_rate: the share of elements that are dropped in training, from 0 to less than 1.
       relative_attention_type: a string or None.
       relative_attention_num_buckets: an integer.
     """
@@ -74,7 +74,7 @@ class GeneralBilinearSelfAttention(SelfAttention):
         """Returns queries, [batch..., length, heads..., d_model].
 
         Args:
-          context: a Context.
+          context: the Context of this call of the model: its mode, positions, states and losses.
           x: a Tensor with dimensions [batch..., length, d_model].
         """
         channels = x.shape.dims[-1]
@@ -86,7 +86,7 @@ class GeneralBilinearSelfAttention(SelfAttention):
         """Returns the output.
 
         Args:
-          context: a Context.
+          context: the Context of this call of the model: its mode, positions, states and losses.
           u: a Tensor with dimensions [batch..., length, heads..., d_model].
         """
         channels = context.model.model_dim
@@ -98,7 +98,7 @@ class GeneralBilinearSelfAttention(SelfAttention):
         """Returns the self-attention output of each position.
 
         Args:
-          context: a Context.
+          context: the Context of this call of the model: its mode, positions, states and losses.
           x: a Tensor with dimensions [batch..., length, d_model].
           losses: a list or None.
 
@@ -127,7 +127,7 @@ class GeneralBilinearSelfAttention(SelfAttention):
         """Returns the output of attention.
 
         Args:
-          context: a Context.
+          context: the Context of this call of the model: its mode, positions, states and losses.
           q: queries, as `compute_q` returns.
           m: the memory, a Tensor with dimensions [batch..., memory_length, d_model].
           memory_length: a Dimension.

@@ -58,7 +58,7 @@ class BranchedSelfAttention(SelfAttention):
         """Returns the sum of the branches.
 
         Args:
-          context: a Context.
+          context: the Context of this call of the model: its mode, positions, states and losses.
           attention_output: a Tensor with dimensions [batch..., length, heads, d_model].
           losses: a list or None.
 

@@ -55,7 +55,7 @@ def enc_dec_attention(
     Args:
       self_attention_layer: a SelfAttention, whose options and weights are used.
       memory_antecedent: a Tensor with dimensions [batch..., memory_length, d_model].
-      context: a Context.
+      context: the Context of this call of the model: its mode, positions, states and losses.
       x: a Tensor with dimensions [batch..., length, d_model]; without `length` in mode
         "incremental".
       losses: a list or None.

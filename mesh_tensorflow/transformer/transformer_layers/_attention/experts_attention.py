@@ -114,7 +114,7 @@ class ExpertsSelfAttention(SelfAttention):
         """Returns the weights and the experts; creates their variables if they do not exist.
 
         Args:
-          context: a Context.
+          context: the Context of this call of the model: its mode, positions, states and losses.
         """
         return attention.ExpertsAttentionParams(
             context.mesh,

@@ -46,7 +46,7 @@ class LocalSelfAttention(SelfAttention):
           num_memory_heads: an integer.
           key_value_size: an integer.
           shared_kv: a bool.
-          dropout_rate: a number.
+          dropout_rate: the share of elements that are dropped in training, from 0 to less than 1.
           attention_kwargs: a dictionary of further arguments of `attention`, or None.
 
         Raises:
@@ -70,7 +70,7 @@ class LocalSelfAttention(SelfAttention):
         """Returns the local self-attention output of each position.
 
         Args:
-          context: a Context.
+          context: the Context of this call of the model: its mode, positions, states and losses.
           x: a Tensor with dimensions [batch..., length, d_model].
           losses: a list or None.
 
@@ -159,7 +159,9 @@ class LocalSelfAttention(SelfAttention):
         here = mtf.mod(context.position, window.size)
         kv = _states.updated_states(context, new, window, position=here)
         slot = mtf.range(context.mesh, window, tf.int32)
+        # The latest position up to the current one that has this slot in the ring buffer.
         position = context.position - mtf.mod(context.position - slot, window.size)
+        # Slots that nothing has been written to yet would be those of positions before the first.
         visible = mtf.greater_equal(position, 0)
         bias = attention.visibility_mask_to_attention_bias(visible, context.activation_dtype)
         return self._attend(context, q, kv[0], kv[-1], window, bias)
@@ -168,7 +170,7 @@ class LocalSelfAttention(SelfAttention):
         """Returns how far back a position attends, a negative number.
 
         Args:
-          context: a Context.
+          context: the Context of this call of the model: its mode, positions, states and losses.
         """
         return 1 - self.radius
 
@@ -176,7 +178,7 @@ class LocalSelfAttention(SelfAttention):
         """Returns how far ahead a position attends; None if a mask hides later positions.
 
         Args:
-          context: a Context.
+          context: the Context of this call of the model: its mode, positions, states and losses.
         """
         return None if context.model.fully_autoregressive else self.radius
 

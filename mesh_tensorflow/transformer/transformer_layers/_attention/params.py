@@ -19,7 +19,7 @@ def params_arguments(
     """Returns the dimensions of attention weights, as arguments of `AttentionParams`.
 
     Args:
-      context: a Context.
+      context: the Context of this call of the model: its mode, positions, states and losses.
       kv_dim: a Dimension.
       num_heads: an integer.
       num_memory_heads: how many heads keys and values have, a divisor of `num_heads`; if 0, as many
@@ -68,7 +68,7 @@ def attention_params(
     """Returns the weights of an attention layer.
 
     Args:
-      context: a Context.
+      context: the Context of this call of the model: its mode, positions, states and losses.
       kv_dim: a Dimension, of queries, keys and values.
       num_heads: an integer.
       num_memory_heads: how many heads keys and values have, a divisor of `num_heads`; 1 for

@@ -47,7 +47,7 @@ def in_ring(layer: Any, context: Context, instead: Mapping[str, str]) -> bool:
 
     Args:
       layer: a layer.
-      context: a Context.
+      context: the Context of this call of the model: its mode, positions, states and losses.
       instead: the types of relative attention whose biases have both, and what to use instead.
 
     Raises:
@@ -104,7 +104,7 @@ def shared_bias_values(
     """Returns the variable that holds a bias for each head and bucket.
 
     Args:
-      context: a Context.
+      context: the Context of this call of the model: its mode, positions, states and losses.
       name: a string.
       heads_dims: a list of Dimensions.
       buckets_dim: a Dimension.

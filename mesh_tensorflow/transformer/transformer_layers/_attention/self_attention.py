@@ -137,7 +137,7 @@ class SelfAttention(transformer.TransformerLayer):
         """Returns the self-attention output of each position.
 
         Args:
-          context: a Context.
+          context: the Context of this call of the model: its mode, positions, states and losses.
           x: a Tensor with dimensions [batch..., length, d_model]; without `length` in mode
             "incremental".
           losses: a list or None.
@@ -191,7 +191,7 @@ class SelfAttention(transformer.TransformerLayer):
         """Returns the output of the layer; here, the attention output itself.
 
         Args:
-          context: a Context.
+          context: the Context of this call of the model: its mode, positions, states and losses.
           attention_output: a Tensor of the shape `expected_attention_output_shape`.
           losses: a list or None.
         """
@@ -215,7 +215,7 @@ class SelfAttention(transformer.TransformerLayer):
         """Returns the keyword arguments of the attention function; dropout in training only.
 
         Args:
-          context: a Context.
+          context: the Context of this call of the model: its mode, positions, states and losses.
         """
         return {
             **self.attention_kwargs,
@@ -227,7 +227,7 @@ class SelfAttention(transformer.TransformerLayer):
         """Returns the weights; creates their variables if they do not exist.
 
         Args:
-          context: a Context.
+          context: the Context of this call of the model: its mode, positions, states and losses.
         """
         return attention_params(
             context=context,
@@ -253,6 +253,7 @@ class SelfAttention(transformer.TransformerLayer):
         plain = incremental or by_heads
         m = x if plain else self.rename_length_to_memory_length(x, context)
         if params.shared_kv:
+            # One state for both: with shared keys and values, decoding keeps half as much.
             states = [params.compute_kv(m)]
         else:
             states = [params.compute_k(m), params.compute_v(m)]
@@ -329,7 +330,7 @@ class SelfAttention(transformer.TransformerLayer):
         """Returns the attention bias: mask and relative positions.
 
         Args:
-          context: a Context.
+          context: the Context of this call of the model: its mode, positions, states and losses.
           memory_position: an int32 Tensor with dimensions [batch..., memory_length].
           x: a Tensor with dimensions [batch..., length, d_model].
           heads_dims: a list of Dimensions; each head has its own relative position bias.
@@ -352,7 +353,7 @@ class SelfAttention(transformer.TransformerLayer):
         """Returns the Dimension of the memory: as long as the sequence.
 
         Args:
-          context: a Context.
+          context: the Context of this call of the model: its mode, positions, states and losses.
         """
         return mtf.Dimension(_all_to_all.memory_name(context), context.length_dim.size)
 
@@ -361,7 +362,7 @@ class SelfAttention(transformer.TransformerLayer):
 
         Args:
           x: a Tensor with the dimension of the sequence.
-          context: a Context.
+          context: the Context of this call of the model: its mode, positions, states and losses.
         """
         return mtf.rename_dimension(x, context.length_dim.name, self.memory_length(context).name)
 
@@ -369,7 +370,7 @@ class SelfAttention(transformer.TransformerLayer):
         """Returns how far back a position attends, a negative number; None for no limit.
 
         Args:
-          context: a Context.
+          context: the Context of this call of the model: its mode, positions, states and losses.
         """
         return None
 
@@ -377,7 +378,7 @@ class SelfAttention(transformer.TransformerLayer):
         """Returns how far ahead a position attends; None for no limit.
 
         Args:
-          context: a Context.
+          context: the Context of this call of the model: its mode, positions, states and losses.
         """
         return None
 

@@ -74,6 +74,8 @@ def _hidden(
     if largest is not None:
         conditions.append(mtf.less_equal(relative_position, largest))
     ids = _conditions(layer, context, memory_position)
+    # The first ones are those of relative positions, which are there already, and with the
+    # prompts subtracted.
     conditions += [masks.COMPARISONS[name](x, y) for name, x, y in ids[len(conditions) :]]
     visible = _all_of(conditions)
     if visible is None:

@@ -1,4 +1,4 @@
-"""Keys and values of earlier positions, kept while decoding."""
+"""Keys and values of earlier positions, which attention keeps from step to step in decoding."""
 
 from __future__ import annotations
 
@@ -104,6 +104,8 @@ class WriteAtOperation(mtf.Operation):
         ) -> tf.Tensor:
             for part in coordinate:
                 position = position - tf.cast(part, position.dtype) * length
+            # What another processor has to write is written nowhere here: the index is clipped, and
+            # `there` is false.
             inside = tf.clip_by_value(position, 0, length - 1)
             there = row_numbers(tf.equal(position, inside))
             index = row_numbers(inside) + tf.constant(begins, position.dtype)

@@ -53,7 +53,7 @@ class Synthesizer(SelfAttention):
           num_memory_heads: an integer.
           key_value_size: an integer.
           shared_kv: a bool; True in the modes "random", "factorized" and "dense_minus".
-          dropout_rate: a number.
+          dropout_rate: the share of elements that are dropped in training, from 0 to less than 1.
           attention_kwargs: a dictionary of further arguments of `synthetic_attention`, or None.
           relative_attention_type: a string or None.
           relative_attention_num_buckets: an integer.
@@ -95,7 +95,7 @@ class Synthesizer(SelfAttention):
         """Returns the weights; creates their variables if they do not exist.
 
         Args:
-          context: a Context.
+          context: the Context of this call of the model: its mode, positions, states and losses.
         """
         return attention_params(
             context=context,
@@ -115,7 +115,7 @@ class Synthesizer(SelfAttention):
         """Returns the self-attention output of each position.
 
         Args:
-          context: a Context.
+          context: the Context of this call of the model: its mode, positions, states and losses.
           x: a Tensor with dimensions [batch..., length, d_model].
           losses: a list or None.
 

@@ -46,7 +46,7 @@ def projection(
     """Applies a dense layer without bias; each member of an ensemble has its own.
 
     Args:
-      context: a Context.
+      context: the Context of this call of the model: its mode, positions, states and losses.
       x: a Tensor.
       new_dims: a list of Dimensions.
       reduced_dims: a list of Dimensions of `x`.
@@ -78,9 +78,9 @@ class TalkingHeadsSelfAttention(SelfAttention):
       key_heads_dims: a list of Dimensions.
       softmax_heads_dims: a list of Dimensions.
       value_heads_dims: a list of Dimensions.
-      key_dim: a Dimension.
-      value_dim: a Dimension.
-      dropout_rate: a number.
+      key_dim: the Dimension of channels of queries and keys.
+      value_dim: the Dimension of channels of values.
+      dropout_rate: the share of elements that are dropped in training, from 0 to less than 1.
       relative_attention_type: a string or None.
       relative_attention_num_buckets: an integer.
       dynamic_projections: a list of "x2l", "m2l", "x2w" and "m2w".
@@ -137,7 +137,7 @@ class TalkingHeadsSelfAttention(SelfAttention):
         """Returns queries.
 
         Args:
-          context: a Context.
+          context: the Context of this call of the model: its mode, positions, states and losses.
           x: a Tensor with dimensions [batch..., length, d_model].
         """
         dims = [*self.key_heads_dims, self.key_dim]
@@ -147,7 +147,7 @@ class TalkingHeadsSelfAttention(SelfAttention):
         """Returns keys.
 
         Args:
-          context: a Context.
+          context: the Context of this call of the model: its mode, positions, states and losses.
           x: a Tensor with dimensions [batch..., memory_length, d_model].
         """
         return projection(context, x, [*self.key_heads_dims, self.key_dim], x.shape.dims[-1:], "k")
@@ -156,7 +156,7 @@ class TalkingHeadsSelfAttention(SelfAttention):
         """Returns values.
 
         Args:
-          context: a Context.
+          context: the Context of this call of the model: its mode, positions, states and losses.
           x: a Tensor with dimensions [batch..., memory_length, d_model].
         """
         return projection(
@@ -167,7 +167,7 @@ class TalkingHeadsSelfAttention(SelfAttention):
         """Returns the output.
 
         Args:
-          context: a Context.
+          context: the Context of this call of the model: its mode, positions, states and losses.
           u: a Tensor with dimensions [batch..., length, value_heads_dims..., d_v].
         """
         reduced = [*self.value_heads_dims, self.value_dim]
@@ -184,7 +184,7 @@ class TalkingHeadsSelfAttention(SelfAttention):
         """Returns the self-attention output of each position.
 
         Args:
-          context: a Context.
+          context: the Context of this call of the model: its mode, positions, states and losses.
           x: a Tensor with dimensions [batch..., length, d_model].
           losses: a list or None.
 
@@ -222,7 +222,7 @@ class TalkingHeadsSelfAttention(SelfAttention):
         """Returns the output of attention.
 
         Args:
-          context: a Context.
+          context: the Context of this call of the model: its mode, positions, states and losses.
           x: a Tensor with dimensions [batch..., length, d_model].
           m: the memory, a Tensor with dimensions [batch..., memory_length, d_model].
           q: queries, as `compute_q` returns.
@@ -276,7 +276,7 @@ class TalkingHeadsSelfAttention(SelfAttention):
         """Projects input heads to output heads; returns `inp` itself if they are the same.
 
         Args:
-          context: a Context.
+          context: the Context of this call of the model: its mode, positions, states and losses.
           inp: a Tensor with dimensions [..., input_heads_dims..., memory_length].
           name: a string, the variable scope.
           input_heads_dims: a list of Dimensions.
