@@ -12,7 +12,7 @@ from mesh_tensorflow._core.cost import Collective, Cost
 from mesh_tensorflow._core.dimension import Dimension, convert_to_dimension
 from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.interfaces import LaidOutLike, LoweringLike
-from mesh_tensorflow._core.operation import Operation, PendingSums
+from mesh_tensorflow._core.operation import Operation, PendingSums, gradient_of_output
 from mesh_tensorflow._core.shape import (
     Shape,
     ShapeLike,
@@ -156,9 +156,9 @@ class ReshapeOperation(Operation):
         super().__init__([x], name=name or "reshape")
         self._outputs = [Tensor(self, new_shape, x.dtype)]
 
-    def gradient(self, grad_ys: Sequence[Tensor]) -> Sequence[Tensor]:
+    def gradient(self, grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Tensor]:
         """Reshapes dy to the shape of the input."""
-        return [ReshapeOperation(grad_ys[0], self.inputs[0].shape).outputs[0]]
+        return [ReshapeOperation(gradient_of_output(grad_ys), self.inputs[0].shape).outputs[0]]
 
     def _moves(self, mesh_impl: MeshImpl) -> list[_Move]:
         return reshape_moves(self._inputs[0].shape, self._outputs[0].shape, mesh_impl)
