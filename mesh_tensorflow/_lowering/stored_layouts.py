@@ -182,7 +182,7 @@ class _Rewriter:
 
     def _after_last_gradient(self, op: Operation, mapping: dict[Tensor, Tensor]) -> None:
         """Makes an operation of a gradient wait until the one before it has been scattered."""
-        last = self._scattered.get(op.mesh)  # type: ignore[arg-type]
+        last = self._scattered.get(op.mesh)
         waiting = [x for x in op.inputs if not isinstance(x.operation, Variable)]
         if last is None or not waiting or op.mesh not in self._waits:
             return

@@ -204,7 +204,7 @@ def broadcast(x: Tensor, new_shape: ShapeLike) -> Tensor:
     Raises:
       ValueError: the new shape lacks a dimension of `x`.
     """
-    new_shape = with_stages([x], convert_to_shape(new_shape))  # type: ignore[arg-type]
+    new_shape = with_stages([x], convert_to_shape(new_shape))
     return x if new_shape == x.shape else BroadcastOperation(x, new_shape).outputs[0]
 
 

@@ -290,10 +290,10 @@ def reshape(x: Tensor, new_shape: ShapeLike, name: str = "reshape") -> Tensor:
     """
     check_tensors(name, [x])
     asked = convert_to_shape(new_shape)
-    new_shape = with_stages([x], asked)  # type: ignore[arg-type]
-    if new_shape.ndims != asked.ndims:  # type: ignore[union-attr]
+    new_shape = with_stages([x], asked)
+    if new_shape.ndims != asked.ndims:
         # Stages that are kept come first, so they do in what is reshaped.
-        kept = [d for d in new_shape if d not in asked]  # type: ignore[operator]
+        kept = [d for d in new_shape if d not in asked]
         x = transpose(x, Shape([*kept, *(d for d in x.shape if d not in kept)]))
     _check_order(name, x, new_shape)
     check_names_differ(name, new_shape, x.shape)
