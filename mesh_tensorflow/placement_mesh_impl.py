@@ -53,7 +53,7 @@ __all__ = [
 ]
 
 
-class PlacementMeshImpl(MeshImpl):
+class PlacementMeshImpl(MeshImpl[PlacedTensor]):
     """A mesh of TensorFlow devices; slices are separate tensors, each on its device.
 
     Devices in one memory domain (the CPU devices of one process, or one device named several

@@ -10,6 +10,7 @@ import gin
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._core.errors import dims_text
+from mesh_tensorflow._core.interfaces import LaidOutLike
 from mesh_tensorflow._core.layout import LayoutLike
 from mesh_tensorflow._core.shape import Shape, ShapeLike
 from mesh_tensorflow._core.tensor import Tensor
@@ -49,7 +50,7 @@ __all__ = [
 
 
 @gin.configurable(module="mesh_tensorflow.simd_mesh_impl")
-class SimdMeshImpl(MeshImpl):
+class SimdMeshImpl(MeshImpl[SimdTensor]):
     """A mesh whose processors all run one program, each on its slice of every tensor.
 
     On CPUs and GPUs `replicate` traces the program, and processors communicate through TensorFlow's
@@ -357,9 +358,9 @@ class SimdMeshImpl(MeshImpl):
         """Returns the LaidOutTensor of a whole tf.Tensor."""
         return self._own_slice(tf.convert_to_tensor(tf_x), x.shape)
 
-    def export_to_tf_tensor(self, x: Tensor, laid_out_x: SimdTensor) -> tf.Tensor:
+    def export_to_tf_tensor(self, x: Tensor, laid_out_x: LaidOutLike) -> tf.Tensor:
         """Returns the whole value of a Tensor, on each processor."""
-        value = laid_out_x.to_laid_out_tensor()
+        value = SimdTensor(laid_out_x.to_laid_out_tensor().tensor_list)
         for tensor_axis, mesh_axis in enumerate(self.tensor_layout(x)):
             if mesh_axis is not None:
                 value = self.allconcat(value, mesh_axis, tensor_axis)

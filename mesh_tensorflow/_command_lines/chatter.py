@@ -116,11 +116,11 @@ class _LaterFinder:
 def _left_out() -> Iterator[None]:
     """Context in which Keras and JAX are not imported: a second and 200 MB for both."""
     finder = _LaterFinder()
-    sys.meta_path.insert(0, finder)  # type: ignore[arg-type]
+    sys.meta_path.insert(0, finder)
     try:
         yield
     finally:
-        sys.meta_path.remove(finder)  # type: ignore[arg-type]
+        sys.meta_path.remove(finder)
 
 
 def import_quietly(name: str, whole: bool = False) -> None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from mesh_tensorflow._core.interfaces import LoweringLike
     from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 
-__all__ = ["Operation", "is_of_package"]
+__all__ = ["Operation", "gradient_of_output", "is_of_package"]
 
 # The methods whose results `cost_key` stands for.
 _COSTS = frozenset(["cost", "delays_sums", "pending_sums", "scatters"])
@@ -33,6 +33,18 @@ PendingSums = Mapping[Tensor, tuple[int, ...]]
 def is_of_package(cls: type) -> bool:
     """Returns whether a class of operations is one of this package, and not a user's."""
     return cls.__module__.startswith("mesh_tensorflow.")
+
+
+def gradient_of_output(grad_ys: Sequence[Optional[Tensor]]) -> Tensor:
+    """Returns the gradient of the output of an operation that has one.
+
+    Args:
+      grad_ys: the argument of its `gradient`.
+    """
+    dy = grad_ys[0]
+    # `mtf.gradients` asks an operation only if some output has a gradient: here, the only one.
+    assert dy is not None, "gradients of inputs are asked for without one of the output"
+    return dy
 
 
 class _LeavesNothingBehind(type):

@@ -185,7 +185,7 @@ class _Rewriter:
 
     def _after_last_gradient(self, op: Operation, mapping: dict[Tensor, Tensor]) -> None:
         """Makes an operation of a gradient wait until the one before it has been scattered."""
-        last = self._scattered.get(op.mesh)  # type: ignore[arg-type]
+        last = self._scattered.get(op.mesh)
         # Without this wait, TensorFlow may compute all gradients first and have all of them whole
         # in memory at once. A variable is there from the beginning; delaying its read delays
         # nothing.

@@ -35,7 +35,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Optional, Union
+from typing import Any, Generic, Optional, TypeVar, Union
 
 import tensorflow.compat.v1 as tf
 
@@ -65,8 +65,10 @@ from mesh_tensorflow._mesh.stored_layout import StoredLayout
 
 __all__ = ["MeshImpl"]
 
+SlicesT = TypeVar("SlicesT", bound=Slices)
 
-class MeshImpl:
+
+class MeshImpl(Generic[SlicesT]):
     """A mesh of processors with layout rules; base class of all mesh implementations.
 
     A subclass implements `slicewise`, the collectives, `random`, `laid_out_pnum`,
@@ -237,7 +239,7 @@ class MeshImpl:
             self, self.slicewise(fn, *inner), lazy[0].mesh_axes, lazy[0].add_counter_fn
         )
 
-    def Print(self, x: Slices, data: Sequence[Slices], message: str, **kwargs: object) -> Any:
+    def Print(self, x: SlicesT, data: Sequence[SlicesT], message: str, **kwargs: object) -> SlicesT:
         """Returns `x`, and prints `data`; by default it logs that nothing is printed."""
         text = "Print is not implemented for %s; nothing is printed for %r"
         tf.logging.warning(text, type(self).__name__, message)
@@ -249,7 +251,7 @@ class MeshImpl:
 
     merge_dims, split_dims = merging.merge_dims, merging.split_dims
 
-    def random(self, shape: Shape, tf_fn: Callable, kwargs: dict[str, Any]) -> Any:
+    def random(self, shape: Shape, tf_fn: Callable, kwargs: dict[str, Any]) -> SlicesT:
         """Returns a laid-out random tensor; processors with the same slice get equal values."""
         raise NotImplementedError(f"{type(self).__name__} has no random")
 
@@ -259,7 +261,7 @@ class MeshImpl:
 
     # -- communication
 
-    def allreduce(self, x: Slices, mesh_axes: Sequence[int], reduction_fn_string: str) -> Any:
+    def allreduce(self, x: SlicesT, mesh_axes: Sequence[int], reduction_fn_string: str) -> SlicesT:
         """Reduces slices over groups of processors that differ along `mesh_axes`.
 
         Args:
@@ -270,7 +272,7 @@ class MeshImpl:
         raise NotImplementedError(f"{type(self).__name__} has no allreduce")
 
     @named_collective
-    def reduce_scatter(self, x: Slices, mesh_axis: int, split_axis: int) -> Any:
+    def reduce_scatter(self, x: SlicesT, mesh_axis: int, split_axis: int) -> SlicesT:
         """Sums slices along a mesh axis, and keeps each processor's part, as `allsplit` does."""
         # Each processor receives only its own part of the others' summands, and adds. An allreduce
         # would also bring it all the parts that it does not keep.
@@ -279,8 +281,8 @@ class MeshImpl:
         return self.slicewise(lambda t: tf.reduce_sum(t, 0), received)
 
     def allsplit(
-        self, x: Slices, mesh_axis: int, split_axis: int, which: Optional[Slices] = None
-    ) -> Any:
+        self, x: SlicesT, mesh_axis: int, split_axis: int, which: Optional[SlicesT] = None
+    ) -> SlicesT:
         """Keeps each processor's part of a value that is replicated along a mesh axis.
 
         Args:
@@ -295,7 +297,7 @@ class MeshImpl:
         part_of = functools.partial(functions.part_of, split_axis, self._shape[mesh_axis].size)
         return self.slicewise(part_of, x, which)
 
-    def allconcat(self, x: Slices, mesh_axis: int, concat_axis: int) -> Any:
+    def allconcat(self, x: SlicesT, mesh_axis: int, concat_axis: int) -> SlicesT:
         """Concatenates the slices of the processors along `mesh_axis`, on each of them.
 
         Args:
@@ -305,7 +307,7 @@ class MeshImpl:
         """
         raise NotImplementedError(f"{type(self).__name__} has no allconcat")
 
-    def alltoall(self, x: Slices, mesh_axis: int, split_axis: int, concat_axis: int) -> Any:
+    def alltoall(self, x: SlicesT, mesh_axis: int, split_axis: int, concat_axis: int) -> SlicesT:
         """Sends part i of each slice to processor i along `mesh_axis`.
 
         Args:
@@ -316,7 +318,9 @@ class MeshImpl:
         """
         raise NotImplementedError(f"{type(self).__name__} has no alltoall")
 
-    def receive(self, x: Slices, mesh_axis: int, source_pcoord: Sequence[Optional[int]]) -> Any:
+    def receive(
+        self, x: SlicesT, mesh_axis: int, source_pcoord: Sequence[Optional[int]]
+    ) -> SlicesT:
         """Replaces each slice by that of another processor along `mesh_axis`, or by zeros.
 
         Args:
@@ -326,7 +330,7 @@ class MeshImpl:
         """
         raise NotImplementedError(f"{type(self).__name__} has no receive")
 
-    def shift_by_n_processors(self, x: Slices, mesh_axis: int, offset: int, wrap: bool) -> Any:
+    def shift_by_n_processors(self, x: SlicesT, mesh_axis: int, offset: int, wrap: bool) -> SlicesT:
         """Moves slices by `offset` processors along `mesh_axis`.
 
         Args:
@@ -339,17 +343,17 @@ class MeshImpl:
             x, mesh_axis, shifted_sources(self._shape[mesh_axis].size, offset, wrap)
         )
 
-    def laid_out_pnum(self) -> Any:
+    def laid_out_pnum(self) -> SlicesT:
         """Returns a LaidOutTensor of the processors' numbers, int32 scalars."""
         raise NotImplementedError(f"{type(self).__name__} has no laid_out_pnum")
 
-    def laid_out_pcoord(self, mesh_axis: int) -> Any:
+    def laid_out_pcoord(self, mesh_axis: int) -> SlicesT:
         """Returns a LaidOutTensor of the processors' coordinates along a mesh axis."""
         below = list_product(self._shape.to_integer_list[mesh_axis + 1 :])
         size = self._shape[mesh_axis].size
         return self.slicewise(lambda pnum: pnum // below % size, self.laid_out_pnum())
 
-    def laid_out_slice_num(self, tensor_shape: Shape) -> Any:
+    def laid_out_slice_num(self, tensor_shape: Shape) -> SlicesT:
         """Returns a LaidOutTensor of int32 scalars that number the different slices of a tensor."""
         split = [axis for axis in self.tensor_layout(tensor_shape) if axis is not None]
         others = [axis for axis in range(self.ndims) if axis not in split]
@@ -358,7 +362,7 @@ class MeshImpl:
             self.laid_out_pnum(),
         )
 
-    def broadcast_impl(self, old_slices: Slices, old_shape: Shape, new_shape: Shape) -> Any:
+    def broadcast_impl(self, old_slices: SlicesT, old_shape: Shape, new_shape: Shape) -> SlicesT:
         """Broadcasts a laid-out tensor to a shape that has all its dimensions.
 
         Args:
@@ -391,7 +395,7 @@ class MeshImpl:
         """Returns the whole value of a Tensor, given its lowered form."""
         raise NotImplementedError(f"{type(self).__name__} has no export_to_tf_tensor")
 
-    def import_tf_tensor(self, x: Tensor, tf_x: tf.Tensor) -> Any:
+    def import_tf_tensor(self, x: Tensor, tf_x: tf.Tensor) -> SlicesT:
         """Returns the LaidOutTensor of a whole tf.Tensor; `x` is a Tensor of the same shape."""
         raise NotImplementedError(f"{type(self).__name__} has no import_tf_tensor")
 
@@ -399,6 +403,6 @@ class MeshImpl:
         """Returns the tf.Tensors that a loop carries for a laid-out tensor."""
         return list(laid_out.to_laid_out_tensor().all_slices)
 
-    def from_loop_slices(self, slices: Sequence[tf.Tensor], tensor_shape: Shape) -> Any:
+    def from_loop_slices(self, slices: Sequence[tf.Tensor], tensor_shape: Shape) -> SlicesT:
         """Returns the laid-out tensor of the tf.Tensors that `loop_slices` returned."""
         return self.LaidOutTensor.from_tensor_list(list(slices))

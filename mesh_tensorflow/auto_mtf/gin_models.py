@@ -63,7 +63,7 @@ def gin_transformer(
     if train:
         variables = graph.trainable_variables
         grads = mtf.gradients([loss], [v.value for v in variables])
-        updates = optimizer(learning_rate=0.01).apply_grads(grads, variables)  # type: ignore[misc]
+        updates = optimizer(learning_rate=0.01).apply_grads(grads, variables)
     return Program(graph, mesh, [loss], updates)
 
 

@@ -422,7 +422,7 @@ def dense_relu_dense(
             use_bias=False,
             activation=mtf.relu,
             name="wi",
-            **dtypes,  # type: ignore[arg-type]
+            **dtypes,
         )
         if dropout != 0.0:
             noise_shape = h.shape - dropout_broadcast_dims  # type: ignore[operator]
@@ -433,5 +433,5 @@ def dense_relu_dense(
             reduced_dims=[hidden_channels],
             use_bias=False,
             name="wo",
-            **dtypes,  # type: ignore[arg-type]
+            **dtypes,
         )

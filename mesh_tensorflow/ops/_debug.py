@@ -37,7 +37,7 @@ class PrintOperation(Operation):
         self._kwargs = kwargs
         self._outputs = [Tensor(self, x.shape, x.dtype)]
 
-    def gradient(self, grad_ys: Sequence[Tensor]) -> Sequence[Tensor]:
+    def gradient(self, grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Optional[Tensor]]:
         """Passes the gradient on."""
         return list(grad_ys)
 
@@ -107,7 +107,7 @@ class ScalarSummaryOperation(Operation):
         tf.add_to_collection(SCALAR_SUMMARIES_COLLECTION_KEY, (self.name, value.all_slices[0]))
         lowering.set_tensor_lowering(self.outputs[0], value)
 
-    def gradient(self, grad_ys: Sequence[Tensor]) -> Sequence[Tensor]:
+    def gradient(self, grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Optional[Tensor]]:
         """Passes the gradient on."""
         return list(grad_ys)
 

@@ -40,7 +40,7 @@ class RandomOperation(Operation):
           tf_fn: a function of a shape, such as tf.random.uniform.
           **kwargs: keyword arguments of `tf_fn`.
         """
-        dtype = tf.as_dtype(kwargs.get("dtype", tf.float32))  # type: ignore[arg-type]
+        dtype = tf.as_dtype(kwargs.get("dtype", tf.float32))
         if dtype.is_complex:
             raise WrongTypeError(
                 f"random values of dtype {dtype.name}: of complex numbers the parts are random. "
@@ -173,7 +173,7 @@ def dropout(
     if not is_training or (isinstance(keep_prob, (int, float)) and keep_prob == 1.0):
         return x
     noise_shape = x.shape if noise_shape is None else convert_to_shape(noise_shape)
-    unknown = [d for d in noise_shape if d not in x.shape]  # type: ignore[union-attr]
+    unknown = [d for d in noise_shape if d not in x.shape]
     if unknown:
         raise ValueError(
             f"dropout: noise_shape {noise_shape} has {dims_text(unknown)}, which {x.name} "

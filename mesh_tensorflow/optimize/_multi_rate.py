@@ -58,7 +58,7 @@ class _WithAlternatives:
         self.alt_lr_schedules = alt_lr_schedules
 
     def _rate_of(self, var: mtf.Variable) -> Rate:
-        rate = super()._rate_of(var)  # type: ignore[misc]
+        rate = super()._rate_of(var)
         if not self.variable_search or self.alt_lr_schedules is None:
             return rate
         *earlier, last = self.variable_search

@@ -24,6 +24,7 @@ from mesh_tensorflow.pjrt._trace import current_trace
 
 if TYPE_CHECKING:
     from mesh_tensorflow._mesh.gspmd.mesh_impl import GspmdMeshImpl
+    from mesh_tensorflow._mesh.variables.store import DeviceMeshImpl
     from mesh_tensorflow.ops._variables.variable import Variable
 
 __all__ = ["ArrayStore", "Needed", "form_of"]
@@ -120,7 +121,7 @@ class ArrayStore(VariableStore):
             current_trace()  # an error: no function is built
 
     def slices(
-        self, variable: Variable, mesh_impl: GspmdMeshImpl, owner: Sequence[int]
+        self, variable: Variable, mesh_impl: DeviceMeshImpl, owner: Sequence[int]
     ) -> dict[int, Any]:
         """Returns a Variable within the function that is built; see VariableStore.
 

@@ -13,7 +13,7 @@ from mesh_tensorflow._core.cost import Collective, Cost
 from mesh_tensorflow._core.dimension import Dimension, convert_to_dimension
 from mesh_tensorflow._core.errors import WrongTypeError, dims_text, tensors_text
 from mesh_tensorflow._core.interfaces import LaidOutLike, LoweringLike
-from mesh_tensorflow._core.operation import Operation
+from mesh_tensorflow._core.operation import Operation, gradient_of_output
 from mesh_tensorflow._core.shape import Shape, check_names_differ
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
@@ -155,9 +155,9 @@ class FourierOperation(Operation):
 
     # -- gradient
 
-    def gradient(self, grad_ys: Sequence[Tensor]) -> Sequence[Tensor]:
+    def gradient(self, grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Tensor]:
         """Applies the adjoint, which is the inverse but for factors."""
-        dy = grad_ys[0]
+        dy = gradient_of_output(grad_ys)
         points = math.prod(d.size for d in self._dims)
         back = self._new_dims, self._dims
         if self._kind == "fft":

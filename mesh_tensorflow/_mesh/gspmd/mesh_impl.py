@@ -34,7 +34,7 @@ from mesh_tensorflow._mesh.stored_layout import given_stored_layout
 __all__ = ["GspmdMeshImpl"]
 
 
-class GspmdMeshImpl(MeshImpl):
+class GspmdMeshImpl(MeshImpl[GspmdTensor]):
     """A mesh of devices that XLA's partitioner splits whole tensors over.
 
     Its laid-out tensors are whole values, and operations are lowered through `execution_impl`,

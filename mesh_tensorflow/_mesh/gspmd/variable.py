@@ -39,7 +39,7 @@ class GspmdVariable(SliceVariables):
         if own is not None:
             self.slices = {0: own}
         elif variable.store is not None:
-            self.slices = variable.store.slices(variable, mesh_impl, self.owner)  # type: ignore[arg-type]
+            self.slices = variable.store.slices(variable, mesh_impl, self.owner)
         elif self.slice_is_master:
             self.slices = {0: variable.tf_master}
         else:

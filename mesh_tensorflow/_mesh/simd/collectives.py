@@ -299,7 +299,7 @@ def _without_fixed_points(sources: Sequence[Optional[int]]) -> Optional[list[int
         filled = free[turn:] + free[:turn]
         if all(c != s for c, s in zip(open_places, filled)):
             table = dict(zip(open_places, filled))
-            return [table.get(c, s) for c, s in enumerate(sources)]  # type: ignore[misc]
+            return [table.get(c, s) for c, s in enumerate(sources)]
     return None
 
 

@@ -124,7 +124,7 @@ def faults_apart(path: str, variables: Mapping[str, Apart]) -> list[Faults]:
     return [processes.faults(full_path(path), own) for processes, own in _groups(variables)]
 
 
-class PartsSaverBuilder(BulkSaverBuilder):  # type: ignore[misc]
+class PartsSaverBuilder(BulkSaverBuilder):
     """Makes the operations of a saver: processes write and read their own parts of variables.
 
     What is not apart is saved and restored by the operations of TensorFlow. The part files are in

@@ -54,7 +54,7 @@ class _SavedVariable(StoredMaster):
         return self._store.slice_variables(self._variable_name).get(name)
 
 
-class _SavedBeside(Trackable):  # type: ignore[misc]
+class _SavedBeside(Trackable):
     """A TensorFlow variable that is saved with those of a store, under its own name."""
 
     def __init__(self, name: str, variable: tf.Variable):
@@ -73,7 +73,7 @@ class _SavedBeside(Trackable):  # type: ignore[misc]
         return {"VARIABLE_VALUE": factory}
 
 
-class SavedVariables(Trackable):  # type: ignore[misc]
+class SavedVariables(Trackable):
     """The whole variables of a store, by name."""
 
     def __init__(self) -> None:

@@ -6,7 +6,7 @@ import contextlib
 import re
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Optional
+from typing import TYPE_CHECKING, Any, Optional, Union
 
 import numpy.typing as npt
 import tensorflow as tf2
@@ -23,8 +23,12 @@ from mesh_tensorflow._mesh.variables.saved import SLICES, SavedVariables
 from mesh_tensorflow._units import counted
 
 if TYPE_CHECKING:
+    from mesh_tensorflow._mesh.gspmd.mesh_impl import GspmdMeshImpl
     from mesh_tensorflow.ops._variables.variable import Variable
     from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
+
+    # Mesh implementations with devices, whose slices a store can have.
+    DeviceMeshImpl = Union[PlacementMeshImpl, GspmdMeshImpl]
 
 __all__ = ["VariableStore", "store_of"]
 
@@ -202,7 +206,7 @@ class VariableStore(tf2.Module):
             self._keep(variable, form, {0: _slice_variable(variable, whole, None)})
 
     def slices(
-        self, variable: Variable, mesh_impl: PlacementMeshImpl, owner: Sequence[int]
+        self, variable: Variable, mesh_impl: DeviceMeshImpl, owner: Sequence[int]
     ) -> dict[int, tf.Variable]:
         """Returns the slice variables of a Variable; creates them if there are none yet.
 
@@ -262,7 +266,7 @@ class VariableStore(tf2.Module):
         self,
         variable: Variable,
         form: Form,
-        mesh_impl: PlacementMeshImpl,
+        mesh_impl: DeviceMeshImpl,
         whole: tf.Tensor,
         old: dict[int, tf.Variable],
     ) -> None:

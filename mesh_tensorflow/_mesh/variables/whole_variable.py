@@ -54,7 +54,7 @@ _OPERATORS = (
 )
 
 
-class WholeVariable(tf2.__internal__.tracking.Trackable, abc.ABC):  # type: ignore[misc]
+class WholeVariable(tf2.__internal__.tracking.Trackable, abc.ABC):
     """The whole value of an mtf variable; has the interface of a tf.Variable.
 
     A subclass defines the storage, the name, the device, the dtype and the shape.

@@ -47,7 +47,7 @@ class Storing:
         own = {d: layout[d] for d in weight.dimension_names if d in layout}
         key = (tuple(weight), tuple(sorted(own.items())))
         if key not in self._known:
-            impl = MeshImpl(self._mesh_shape, LayoutRules(own.items()))
+            impl: MeshImpl = MeshImpl(self._mesh_shape, LayoutRules(own.items()))
             names = self.layout.names(weight, impl)
             self._known[key] = {d: name.mesh_dim for d, name in names.items()}
         return self._known[key]

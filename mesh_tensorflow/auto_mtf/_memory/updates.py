@@ -52,7 +52,7 @@ def find_updates(graph: Graph) -> Updates:
     for mesh in dict.fromkeys(op.mesh for op in graph.operations):
         dim, parts = _batch_like(graph)
         rules = LayoutRules([(dim, _DATA)] if dim else [])
-        impl = MeshImpl(Shape([(_DATA, parts), (_STORE, 2)]), rules)
+        impl: MeshImpl = MeshImpl(Shape([(_DATA, parts), (_STORE, 2)]), rules)
         impl.stored_layout = seen
         impls[mesh] = impl
     stored, updates = update_names(graph, impls)

@@ -6,13 +6,14 @@ import copy
 import importlib
 import os
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Optional, Union
+from typing import TYPE_CHECKING, Any, Optional, Union, cast
 
 import numpy as np
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow.estimator._estimator import Estimator
 from mesh_tensorflow.estimator._modes import ModeKeys
+from mesh_tensorflow.estimator._run_config import RunConfig as _RunConfig
 from mesh_tensorflow.estimator._running.call import (
     call_input_fn,
     call_model_fn,
@@ -240,7 +241,10 @@ class TPUEstimator(Estimator):
             )
         return call_input_fn(input_fn, mode, self._params_with(mode), self.config)
 
-    def _call_model_fn(self, features: object, labels: object, mode: str, config: RunConfig) -> Any:
+    def _call_model_fn(
+        self, features: object, labels: object, mode: str, config: _RunConfig
+    ) -> Any:
+        config = cast(RunConfig, config)  # which the constructor asks for
         if self._use_tpu[mode]:
             shards = config.tpu_config.num_shards
             context = None if shards is None else ReplicaContext(shards)

@@ -142,7 +142,7 @@ class Form(NamedTuple):
     @property
     def weighted(self) -> list[int]:
         """The indices of the Tensors of the Terms that are added to logits."""
-        return [*range(len(self.terms.biases)), *(i for _, i, *_ in self.terms.distances)]  # type: ignore[misc]
+        return [*range(len(self.terms.biases)), *(i for _, i, *_ in self.terms.distances)]
 
     @property
     def row(self) -> list[str]:

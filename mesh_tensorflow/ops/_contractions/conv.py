@@ -11,7 +11,7 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops as mtf
 from mesh_tensorflow._core.cost import Cost
 from mesh_tensorflow._core.interfaces import LoweringLike
-from mesh_tensorflow._core.operation import Operation, PendingSums
+from mesh_tensorflow._core.operation import Operation, PendingSums, gradient_of_output
 from mesh_tensorflow._core.shape import Shape, list_product
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
@@ -60,8 +60,6 @@ _KERNELS: dict[str, tuple[dict[int, Any], dict[str, str], Optional[str]]] = {
 class ConvNdOperation(Operation):
     """One of the three tensors of a convolution, computed from the other two."""
 
-    _form: ConvForm  # what it computes
-
     def __init__(
         self,
         kind: ConvKind,
@@ -103,6 +101,11 @@ class ConvNdOperation(Operation):
         self._strides, self._padding = kind.tf_strides, kind.padding
         self._outputs = [Tensor(self, shapes[computed], dtype)]
 
+    @functools.cached_property
+    def _form(self) -> ConvForm:
+        """What it computes, which the constructor sets."""
+        raise AttributeError(f"{type(self).__name__} has no _form: call super().__init__")
+
     @property
     def _product(self) -> str:
         return self._form.kind.product(self._form.computed)
@@ -117,11 +120,11 @@ class ConvNdOperation(Operation):
 
     # -- gradient
 
-    def gradient(self, grad_ys: Sequence[Tensor]) -> Sequence[Tensor]:
+    def gradient(self, grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Tensor]:
         """Returns the two other products of the same kind: each role is bilinear in the others."""
         # Each product is linear in either operand, and its gradients are the other two products.
         _, roles, computed, _ = self._form
-        tensors = {**dict(zip(roles, self._inputs)), computed: grad_ys[0]}
+        tensors = {**dict(zip(roles, self._inputs)), computed: gradient_of_output(grad_ys)}
         return [self._product_of(role, tensors) for role in roles]
 
     def _product_of(self, role: str, tensors: dict[str, Tensor]) -> Tensor:

@@ -58,7 +58,7 @@ class Conv2or3dBackpropInputOperation(ConvNdOperation):
         operands = {FILTER: conv_filter, kind.output_role: dy}
         super().__init__(kind, operands, convert_to_shape(input_shape), name)
 
-    def gradient(self, unused_grad_ys: Sequence[Tensor]) -> Sequence[Tensor]:
+    def gradient(self, unused_grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Tensor]:
         """Returns the gradients of the filter and of the output's gradient."""
         return super().gradient(unused_grad_ys)
 
@@ -97,7 +97,7 @@ class Conv2or3dBackpropFilterOperation(ConvNdOperation):
         operands = {kind.input_role: conv_input, kind.output_role: dy}
         super().__init__(kind, operands, convert_to_shape(filter_shape), name)
 
-    def gradient(self, unused_grad_ys: Sequence[Tensor]) -> Sequence[Tensor]:
+    def gradient(self, unused_grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Tensor]:
         """Returns the gradients of the input and of the output's gradient."""
         return super().gradient(unused_grad_ys)
 

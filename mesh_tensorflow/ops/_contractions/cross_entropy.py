@@ -11,7 +11,7 @@ import mesh_tensorflow.ops as mtf
 from mesh_tensorflow._core.cost import Collective, Cost
 from mesh_tensorflow._core.dimension import Dimension
 from mesh_tensorflow._core.interfaces import LoweringLike
-from mesh_tensorflow._core.operation import Operation
+from mesh_tensorflow._core.operation import Operation, gradient_of_output
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh.constants import constant
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
@@ -188,14 +188,15 @@ class CrossEntropyGradientOperation(_OfIds):
         self._dim = vocab_dim
         self._outputs = [Tensor(self, logits.shape, logits.dtype)]
 
-    def gradient(self, grad_ys: Sequence[Tensor]) -> Sequence[Optional[Tensor]]:
+    def gradient(self, grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Optional[Tensor]]:
         """Returns the gradients of all inputs but the ids, from one-hots."""
         logits, ids, log_z, dy, *dz = self.inputs
         one_hot = mtf.one_hot(ids, self._dim, dtype=dy.dtype)
         known = mtf.reduce_sum(one_hot, output_shape=dy.shape)
-        weighted = grad_ys[0] * mtf.exp(logits - log_z)
+        dd_logits = gradient_of_output(grad_ys)
+        weighted = dd_logits * mtf.exp(logits - log_z)
         total = mtf.reduce_sum(weighted, output_shape=dy.shape)
-        at_ids = mtf.reduce_sum(grad_ys[0] * one_hot, output_shape=dy.shape)
+        at_ids = mtf.reduce_sum(dd_logits * one_hot, output_shape=dy.shape)
         scale = mtf.add_n([dy * known, *dz])
         d_logits = mtf.einsum([weighted, scale], logits.shape)
         return [d_logits, None, -total * scale, total * known - at_ids, *[total for _ in dz]]

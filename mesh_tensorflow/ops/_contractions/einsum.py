@@ -15,7 +15,7 @@ from mesh_tensorflow._core.dimension import Dimension, convert_to_dimension
 from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.graph import leaves_no_node
 from mesh_tensorflow._core.interfaces import LoweringLike
-from mesh_tensorflow._core.operation import Operation, PendingSums
+from mesh_tensorflow._core.operation import Operation, PendingSums, gradient_of_output
 from mesh_tensorflow._core.shape import (
     Shape,
     ShapeLike,
@@ -101,9 +101,9 @@ class EinsumOperation(Operation):
     def _all_dims(self) -> list[Dimension]:
         return list(dict.fromkeys(d for x in self._inputs for d in x.shape))
 
-    def gradient(self, grad_ys: Sequence[Tensor]) -> Sequence[Tensor]:
+    def gradient(self, grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Tensor]:
         """Returns, for each input, the einsum of dy with the other inputs, conjugate if complex."""
-        dy = grad_ys[0]
+        dy = gradient_of_output(grad_ys)
         xs = self.inputs
         return [
             product([dy, *map(mtf.conj, [*xs[:i], *xs[i + 1 :]])], x.shape)

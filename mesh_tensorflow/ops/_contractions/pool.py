@@ -12,7 +12,7 @@ from mesh_tensorflow._core.dimension import Dimension
 from mesh_tensorflow._core.errors import dims_text, tensors_text
 from mesh_tensorflow._core.graph import leaves_no_node
 from mesh_tensorflow._core.interfaces import LoweringLike
-from mesh_tensorflow._core.operation import Operation
+from mesh_tensorflow._core.operation import Operation, gradient_of_output
 from mesh_tensorflow._core.shape import Shape, list_product
 from mesh_tensorflow._core.strictness import slip
 from mesh_tensorflow._core.tables import table_lookup
@@ -184,10 +184,10 @@ class PoolOperation(Operation):
     def _unsplittable(self) -> list[str]:
         return [d.name for d in self._inputs[0].shape[-len(self._ksize) - 1 : -1]]
 
-    def gradient(self, grad_ys: Sequence[Tensor]) -> Sequence[Tensor]:
+    def gradient(self, grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Tensor]:
         """Returns the pooling operation's backpropagation."""
-        x, y = self._inputs[0], self._outputs[0]
-        return [pool_backprop(x, y, grad_ys[0], self._ksize, self._ksize, self._pool_fn_string)]
+        x, y, dy = self._inputs[0], self._outputs[0], gradient_of_output(grad_ys)
+        return [pool_backprop(x, y, dy, self._ksize, self._ksize, self._pool_fn_string)]
 
     def lower(self, lowering: LoweringLike) -> None:
         """Pools slice by slice; pooled dimensions are not split."""
@@ -244,11 +244,11 @@ class PoolBackPropOperation(Operation):
     def _unsplittable(self) -> list[str]:
         return [d.name for d in self._inputs[0].shape[-len(self._ksize) - 1 : -1]]
 
-    def gradient(self, unused_grad_ys: Sequence[Tensor]) -> Sequence[Optional[Tensor]]:
+    def gradient(self, unused_grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Optional[Tensor]]:
         """Returns the gradient with respect to dy; that of maxima goes to the elements chosen."""
         # Linear in dy: each window gathers the gradients of the elements that dy was sent to.
         x, y, dy = self._inputs
-        ksize, reached = self._ksize, unused_grad_ys[0]
+        ksize, reached = self._ksize, gradient_of_output(unused_grad_ys)
         mean = self._pool_fn_string.replace("MAX", "AVG")
         if mean == self._pool_fn_string:
             return [None, None, PoolOperation(reached, ksize, ksize, mean).outputs[0]]

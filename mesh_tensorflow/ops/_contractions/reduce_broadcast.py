@@ -14,7 +14,7 @@ from mesh_tensorflow._core.dimension import Dimension, convert_to_dimension
 from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.graph import leaves_no_node
 from mesh_tensorflow._core.interfaces import LoweringLike
-from mesh_tensorflow._core.operation import Operation, PendingSums
+from mesh_tensorflow._core.operation import Operation, PendingSums, gradient_of_output
 from mesh_tensorflow._core.shape import Shape, ShapeLike, convert_to_shape, list_product
 from mesh_tensorflow._core.tensor import Tensor, check_tensors, with_stages
 from mesh_tensorflow._mesh.constants import constant
@@ -68,9 +68,9 @@ class ReduceOperation(Operation):
         self._reduction_fn_string = reduction_fn_string
         self._outputs = [Tensor(self, output_shape, x.dtype)]
 
-    def gradient(self, grad_ys: Sequence[Tensor]) -> Sequence[Tensor]:
+    def gradient(self, grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Tensor]:
         """Broadcasts dy; for extrema, gives it to the elements that equal the result."""
-        x, y, dy = self.inputs[0], self.outputs[0], grad_ys[0]
+        x, y, dy = self.inputs[0], self.outputs[0], gradient_of_output(grad_ys)
         if self._reduction_fn_string == "SUM":
             return [broadcast(dy, x.shape)]
         return [mtf.cast(mtf.equal(x, y, output_shape=x.shape), dy.dtype) * dy]
@@ -179,9 +179,9 @@ class BroadcastOperation(Operation):
         super().__init__([x], name=name or "broadcast")
         self._outputs = [Tensor(self, output_shape, x.dtype)]
 
-    def gradient(self, grad_ys: Sequence[Tensor]) -> Sequence[Tensor]:
+    def gradient(self, grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Tensor]:
         """Sums dy over the new dimensions."""
-        return [reduce_sum(grad_ys[0], output_shape=self.inputs[0].shape)]
+        return [reduce_sum(gradient_of_output(grad_ys), output_shape=self.inputs[0].shape)]
 
     def lower(self, lowering: LoweringLike) -> None:
         """Broadcasts slice by slice."""
@@ -206,7 +206,7 @@ def broadcast(x: Tensor, new_shape: ShapeLike) -> Tensor:
     Raises:
       ValueError: the new shape lacks a dimension of `x`.
     """
-    new_shape = with_stages([x], convert_to_shape(new_shape))  # type: ignore[arg-type]
+    new_shape = with_stages([x], convert_to_shape(new_shape))
     return x if new_shape == x.shape else BroadcastOperation(x, new_shape).outputs[0]
 
 

@@ -13,7 +13,7 @@ from mesh_tensorflow._core.dimension import Dimension
 from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.graph import leaves_no_node
 from mesh_tensorflow._core.interfaces import LaidOutLike, LoweringLike
-from mesh_tensorflow._core.operation import Operation
+from mesh_tensorflow._core.operation import Operation, gradient_of_output
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow.ops._contractions.reduce_broadcast import cost_along
@@ -56,9 +56,9 @@ class SoftmaxOperation(Operation):
         self._log = log
         self._outputs = [Tensor(self, x.shape, x.dtype)]
 
-    def gradient(self, grad_ys: Sequence[Tensor]) -> Sequence[Tensor]:
+    def gradient(self, grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Tensor]:
         """Returns (dy - sum(dy * y)) * y, or dy - exp(y) * sum(dy) of the logarithm."""
-        y, dy = self.outputs[0], grad_ys[0]
+        y, dy = self.outputs[0], gradient_of_output(grad_ys)
         rest = y.shape - self._dim
         if self._log:
             return [dy - mtf.exp(y) * mtf.reduce_sum(dy, output_shape=rest)]

@@ -47,7 +47,7 @@ class Depend(Operation):
         self._dependencies = list(dependencies)
         self._outputs = [Tensor(self, x.shape, x.dtype)]
 
-    def gradient(self, grad_ys: Sequence[Tensor]) -> Sequence[Tensor]:
+    def gradient(self, grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Optional[Tensor]]:
         """Passes the gradient on."""
         return list(grad_ys)
 

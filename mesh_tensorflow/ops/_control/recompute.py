@@ -42,7 +42,7 @@ class DelayOperation(Operation):
         self._num = len(xs)
         self._outputs = [Tensor(self, x.shape, x.dtype, index=i) for i, x in enumerate(xs)]
 
-    def gradient(self, grad_ys: Sequence[Tensor]) -> Sequence[Optional[Tensor]]:
+    def gradient(self, grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Optional[Tensor]]:
         """Passes gradients on; nothing flows to what is waited for."""
         return [*grad_ys, *[None] * (len(self.inputs) - self._num)]
 

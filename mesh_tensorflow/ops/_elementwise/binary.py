@@ -11,7 +11,7 @@ import mesh_tensorflow.ops as mtf
 from mesh_tensorflow._core.errors import tensors_text
 from mesh_tensorflow._core.graph import leaves_no_node
 from mesh_tensorflow._core.interfaces import LoweringLike
-from mesh_tensorflow._core.operation import Operation, PendingSums
+from mesh_tensorflow._core.operation import Operation, PendingSums, gradient_of_output
 from mesh_tensorflow._core.shape import (
     Shape,
     ShapeLike,
@@ -110,7 +110,7 @@ class BinaryOpWithBroadcasting(Operation):
         """False, unless a subclass defines a gradient."""
         return type(self) is not BinaryOpWithBroadcasting and super().has_gradient
 
-    def gradient(self, unused_grad_ys: Sequence[Tensor]) -> Sequence[Optional[Tensor]]:
+    def gradient(self, unused_grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Optional[Tensor]]:
         """Raises an error: the derivative of a TensorFlow function is not known."""
         raise NotImplementedError(
             f"{self.name}: a binary operation from a TensorFlow function has no gradient; "
@@ -145,9 +145,10 @@ class AddOperation(BinaryOpWithBroadcasting):
         """Creates the operation; see BinaryOpWithBroadcasting."""
         super().__init__(tf.add, x1, x2, output_shape, x1.dtype, name=name or "add")
 
-    def gradient(self, grad_ys: Sequence[Tensor]) -> Sequence[Tensor]:
+    def gradient(self, grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Tensor]:
         """Sums dy to the shape of each summand."""
-        return [_sum_to(grad_ys[0], x) for x in self.inputs]
+        dy = gradient_of_output(grad_ys)
+        return [_sum_to(dy, x) for x in self.inputs]
 
     def _same_shapes(self) -> bool:
         return all(x.shape == self.outputs[0].shape for x in self.inputs)
@@ -204,9 +205,9 @@ class MinMaxOperation(BinaryOpWithBroadcasting):
         """Creates the operation; `tf_fn` is tf.minimum or tf.maximum."""
         super().__init__(tf_fn, x1, x2, output_shape, x1.dtype, name=name or "add")
 
-    def gradient(self, grad_ys: Sequence[Tensor]) -> Sequence[Tensor]:
+    def gradient(self, grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Tensor]:
         """Gives dy to the input that was chosen, the first of equal ones."""
-        (x1, x2), y, dy = self.inputs, self.outputs[0], grad_ys[0]
+        (x1, x2), y, dy = self.inputs, self.outputs[0], gradient_of_output(grad_ys)
         first = mtf.equal(x1, y, output_shape=y.shape)
         # Of equal values one gets all of the gradient: both would count it twice.
         masks = [first, mtf.logical_not(first)]

@@ -11,7 +11,7 @@ import mesh_tensorflow.ops as mtf
 from mesh_tensorflow._core.errors import WrongTypeError
 from mesh_tensorflow._core.graph import leaves_no_node
 from mesh_tensorflow._core.interfaces import LoweringLike
-from mesh_tensorflow._core.operation import Operation
+from mesh_tensorflow._core.operation import Operation, gradient_of_output
 from mesh_tensorflow._core.shape import Shape, ShapeLike, broadcast_shape, convert_to_shape
 from mesh_tensorflow._core.tensor import Operand, Tensor, check_tensors
 from mesh_tensorflow._mesh.slices.functions import broadcast_slice, tile_slice
@@ -175,15 +175,15 @@ class SelectOperation(Operation):
         super().__init__([condition, if_true, if_false], name="select")
         self._outputs = [Tensor(self, shape, if_true.dtype)]
 
-    def gradient(self, grad_ys: Sequence[Tensor]) -> Sequence[Optional[Tensor]]:
+    def gradient(self, grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Optional[Tensor]]:
         """Gives dy to the one that was selected, and 0 to the other."""
-        condition, *inputs = self.inputs
+        (condition, *inputs), dy = self.inputs, gradient_of_output(grad_ys)
         # The gradient is selected, too: 0 times a NaN from what follows would be NaN.
         conditions = [condition, mtf.logical_not(condition)]
         return [
             None,
             *(
-                mtf.reduce_sum(select(taken, grad_ys[0], 0.0), output_shape=x.shape)
+                mtf.reduce_sum(select(taken, dy, 0.0), output_shape=x.shape)
                 for taken, x in zip(conditions, inputs)
             ),
         ]

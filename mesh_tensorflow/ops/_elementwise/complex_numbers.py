@@ -13,6 +13,7 @@ from typing import Optional
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops as mtf
+from mesh_tensorflow._core.operation import gradient_of_output
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow.ops._elementwise.binary import BinaryOpWithBroadcasting
 from mesh_tensorflow.ops._elementwise.dtypes import complex_dtype, is_complex, part_dtype
@@ -29,9 +30,9 @@ class ComplexOperation(BinaryOpWithBroadcasting):
         dtype = complex_dtype(name or "complex", real)
         super().__init__(tf.complex, real, imag, None, dtype, name=name or "complex")
 
-    def gradient(self, grad_ys: Sequence[Tensor]) -> Sequence[Tensor]:
+    def gradient(self, grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Tensor]:
         """Sums the parts of dy to the shapes of the inputs."""
-        dy, (x1, x2) = grad_ys[0], self.inputs
+        dy, (x1, x2) = gradient_of_output(grad_ys), self.inputs
         parts = [real(dy), imag(dy)]
         return [mtf.reduce_sum(d, output_shape=x.shape) for d, x in zip(parts, (x1, x2))]
 

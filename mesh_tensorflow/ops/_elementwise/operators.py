@@ -32,7 +32,7 @@ def _straight(fn_name: str) -> Any:
 def _whole(y: object) -> bool:
     """Returns whether an exponent is a small whole number."""
     number = isinstance(y, (int, float, np.number)) and not isinstance(y, bool)
-    return number and abs(y) <= _MOST_FACTORS and float(y).is_integer()  # type: ignore[operator,arg-type]
+    return number and abs(y) <= _MOST_FACTORS and float(y).is_integer()  # type: ignore[arg-type]
 
 
 @leaves_no_node
@@ -42,9 +42,9 @@ def _power(x: Tensor, y: Union[Tensor, float]) -> Tensor:
     if not _whole(y):
         roots = {0.5: mtf.sqrt, -0.5: mtf.rsqrt}
         known = isinstance(y, (int, float, np.number)) and float(y) in roots
-        return roots[float(y)](x) if known else mtf.mtf_pow(x, y)  # type: ignore[arg-type]
-    left = abs(int(y))  # type: ignore[arg-type]
-    if y < 0 and x.dtype.is_integer:  # type: ignore[operator]
+        return roots[float(y)](x) if known else mtf.mtf_pow(x, y)
+    left = abs(int(y))
+    if y < 0 and x.dtype.is_integer:
         raise WrongTypeError(
             f"{tensors_text([x])} ** {y} is no integer. Write mtf.to_float(x) ** {y}"
         )
@@ -57,7 +57,7 @@ def _power(x: Tensor, y: Union[Tensor, float]) -> Tensor:
         x = mtf.square(x) if left else x
     if result is None:
         return mtf.ones_like(x)
-    return mtf.reciprocal(result) if y < 0 else result  # type: ignore[operator]
+    return mtf.reciprocal(result) if y < 0 else result
 
 
 def _check_exponent(x: Tensor, y: object) -> None:

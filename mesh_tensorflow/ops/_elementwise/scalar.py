@@ -9,7 +9,7 @@ from typing import Optional
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._core.interfaces import LoweringLike
-from mesh_tensorflow._core.operation import Operation
+from mesh_tensorflow._core.operation import Operation, gradient_of_output
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh.constants import constant
 from mesh_tensorflow.ops._elementwise.beside import Number, check_scalar
@@ -72,9 +72,9 @@ class ScalarMultiplyOperation(_ScalarOperation):
     _verb, _default_name = "multiply", "scalar_mul"
     is_mean: Optional[bool] = None
 
-    def gradient(self, grad_ys: Sequence[Tensor]) -> Sequence[Tensor]:
+    def gradient(self, grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Tensor]:
         """Multiplies dy by the scalar, or by its conjugate if it is complex."""
-        return [grad_ys[0] * _conjugate(self._scalar)]
+        return [gradient_of_output(grad_ys) * _conjugate(self._scalar)]
 
     def lower(self, lowering: LoweringLike) -> None:
         """Multiplies each slice by the scalar."""
@@ -86,7 +86,7 @@ class ScalarAddOperation(_ScalarOperation):
 
     _verb, _default_name = "add", "scalar_add"
 
-    def gradient(self, grad_ys: Sequence[Tensor]) -> Sequence[Tensor]:
+    def gradient(self, grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Optional[Tensor]]:
         """Passes the gradient on."""
         return list(grad_ys)
 

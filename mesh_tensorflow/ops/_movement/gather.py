@@ -11,7 +11,7 @@ import mesh_tensorflow.ops as mtf
 from mesh_tensorflow._core.cost import Cost
 from mesh_tensorflow._core.dimension import Dimension
 from mesh_tensorflow._core.interfaces import LoweringLike
-from mesh_tensorflow._core.operation import Operation, PendingSums
+from mesh_tensorflow._core.operation import Operation, PendingSums, gradient_of_output
 from mesh_tensorflow._core.shape import Shape
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh.constants import constant
@@ -58,10 +58,10 @@ class GatherOperation(Operation):
         self._dim = dim
         self._outputs = [Tensor(self, output_shape, weights.dtype)]
 
-    def gradient(self, grad_ys: Sequence[Tensor]) -> Sequence[Optional[Tensor]]:
+    def gradient(self, grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Optional[Tensor]]:
         """Adds the rows of dy to the entries that they come from; indices have no gradient."""
-        weights, indices = self.inputs
-        sums = mtf.GatherGradientOperation(grad_ys[0], indices, self._dim, weights.shape)
+        (weights, indices), dy = self.inputs, gradient_of_output(grad_ys)
+        sums = mtf.GatherGradientOperation(dy, indices, self._dim, weights.shape)
         return [sums.outputs[0], None]
 
     def _split_over(self, mesh_impl: MeshImpl) -> Optional[int]:

@@ -11,7 +11,7 @@ import mesh_tensorflow.ops as mtf
 from mesh_tensorflow._core.cost import Cost
 from mesh_tensorflow._core.dimension import Dimension
 from mesh_tensorflow._core.interfaces import LoweringLike
-from mesh_tensorflow._core.operation import Operation, PendingSums
+from mesh_tensorflow._core.operation import Operation, PendingSums, gradient_of_output
 from mesh_tensorflow._core.shape import Shape
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh.constants import constant
@@ -65,10 +65,10 @@ class GatherGradientOperation(Operation):
         self._dim = dim
         self._outputs = [Tensor(self, table_shape, dy.dtype)]
 
-    def gradient(self, grad_ys: Sequence[Tensor]) -> Sequence[Optional[Tensor]]:
+    def gradient(self, grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Optional[Tensor]]:
         """Gathers from the gradient of the table; indices have no gradient."""
         dy, indices = self.inputs
-        gathered = mtf.GatherOperation(grad_ys[0], indices, self._dim, dy.shape)
+        gathered = mtf.GatherOperation(gradient_of_output(grad_ys), indices, self._dim, dy.shape)
         return [gathered.outputs[0], None]
 
     def _summed_axes(self, mesh_impl: MeshImpl) -> list[int]:

@@ -165,12 +165,12 @@ def gather(
         rest = weights.shape - [dim]
         output_shape = indices.shape + [d for d in rest if d not in indices.shape]
     output_shape = convert_to_shape(output_shape)
-    if _gather.is_worthwhile(weights, indices, dim, output_shape):  # type: ignore[arg-type]
-        return _gather.GatherOperation(weights, indices, dim, output_shape).outputs[0]  # type: ignore
+    if _gather.is_worthwhile(weights, indices, dim, output_shape):
+        return _gather.GatherOperation(weights, indices, dim, output_shape).outputs[0]
     alike = [d for d in indices.shape if d.name == dim.name and d != dim]
     if alike:
         indices = mtf.rename_dimension(indices, dim.name, _CHOSEN)
-        named_apart = [(_CHOSEN, d.size) if d in alike else d for d in output_shape]  # type: ignore
+        named_apart = [(_CHOSEN, d.size) if d in alike else d for d in output_shape]
         selected = gather(weights, indices, dim, named_apart)
         return mtf.reshape(selected, output_shape)
     selector = one_hot(indices, dim, dtype=weights.dtype)

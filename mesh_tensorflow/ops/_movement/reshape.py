@@ -12,7 +12,7 @@ from mesh_tensorflow._core.cost import Collective, Cost
 from mesh_tensorflow._core.dimension import Dimension, convert_to_dimension
 from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.interfaces import LaidOutLike, LoweringLike
-from mesh_tensorflow._core.operation import Operation, PendingSums
+from mesh_tensorflow._core.operation import Operation, PendingSums, gradient_of_output
 from mesh_tensorflow._core.shape import (
     Shape,
     ShapeLike,
@@ -161,9 +161,9 @@ class ReshapeOperation(Operation):
         super().__init__([x], name=name or "reshape")
         self._outputs = [Tensor(self, new_shape, x.dtype)]
 
-    def gradient(self, grad_ys: Sequence[Tensor]) -> Sequence[Tensor]:
+    def gradient(self, grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Tensor]:
         """Reshapes dy to the shape of the input."""
-        return [ReshapeOperation(grad_ys[0], self.inputs[0].shape).outputs[0]]
+        return [ReshapeOperation(gradient_of_output(grad_ys), self.inputs[0].shape).outputs[0]]
 
     def _moves(self, mesh_impl: MeshImpl) -> list[_Move]:
         return reshape_moves(self._inputs[0].shape, self._outputs[0].shape, mesh_impl)
@@ -299,10 +299,10 @@ def reshape(x: Tensor, new_shape: ShapeLike, name: str = "reshape") -> Tensor:
     """
     check_tensors(name, [x])
     asked = convert_to_shape(new_shape)
-    new_shape = with_stages([x], asked)  # type: ignore[arg-type]
-    if new_shape.ndims != asked.ndims:  # type: ignore[union-attr]
+    new_shape = with_stages([x], asked)
+    if new_shape.ndims != asked.ndims:
         # Stages that are kept come first, so they do in what is reshaped.
-        kept = [d for d in new_shape if d not in asked]  # type: ignore[operator]
+        kept = [d for d in new_shape if d not in asked]
         x = transpose(x, Shape([*kept, *(d for d in x.shape if d not in kept)]))
     _check_order(name, x, new_shape)
     check_names_differ(name, new_shape, x.shape)

@@ -13,7 +13,7 @@ from mesh_tensorflow._core.dimension import Dimension
 from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.graph import leaves_no_node
 from mesh_tensorflow._core.interfaces import LoweringLike
-from mesh_tensorflow._core.operation import Operation
+from mesh_tensorflow._core.operation import Operation, gradient_of_output
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow.ops._source import check_dimension
@@ -50,9 +50,9 @@ class ShiftOperation(Operation):
         self._wrap = wrap
         self._outputs = [Tensor(self, x.shape, x.dtype)]
 
-    def gradient(self, grad_ys: Sequence[Tensor]) -> Sequence[Tensor]:
+    def gradient(self, grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Tensor]:
         """Shifts dy by the opposite offset."""
-        return [shift(grad_ys[0], -self._offset, self._dim, self._wrap)]
+        return [shift(gradient_of_output(grad_ys), -self._offset, self._dim, self._wrap)]
 
     def _pieces(self, mesh_impl: MeshImpl) -> list[_Piece]:
         """Returns the pieces that a shifted slice consists of, in order."""

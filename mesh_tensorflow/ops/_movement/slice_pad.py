@@ -10,7 +10,7 @@ import tensorflow.compat.v1 as tf
 from mesh_tensorflow._core.dimension import Dimension
 from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.interfaces import LoweringLike
-from mesh_tensorflow._core.operation import Operation
+from mesh_tensorflow._core.operation import Operation, gradient_of_output
 from mesh_tensorflow._core.shape import Shape
 from mesh_tensorflow._core.tensor import Tensor
 
@@ -48,10 +48,10 @@ class SliceOperation(Operation):
     def _unsplittable(self) -> Iterable[str]:
         return [self._dim.name]
 
-    def gradient(self, grad_ys: Sequence[Tensor]) -> Sequence[Tensor]:
+    def gradient(self, grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Tensor]:
         """Pads dy with zeros where nothing was taken."""
         after = self._dim.size - self._begin - self._size
-        return [pad(grad_ys[0], [self._begin, after], self._dim.name)]
+        return [pad(gradient_of_output(grad_ys), [self._begin, after], self._dim.name)]
 
     def lower(self, lowering: LoweringLike) -> None:
         """Slices along a dimension that is not split."""
@@ -109,9 +109,10 @@ class PadOperation(Operation):
     def _unsplittable(self) -> Iterable[str]:
         return [self._dim.name]
 
-    def gradient(self, grad_ys: Sequence[Tensor]) -> Sequence[Tensor]:
+    def gradient(self, grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Tensor]:
         """Takes from dy what was there before padding."""
-        return [mtf_slice(grad_ys[0], self._paddings[0], self._dim.size, self._dim.name)]
+        dy = gradient_of_output(grad_ys)
+        return [mtf_slice(dy, self._paddings[0], self._dim.size, self._dim.name)]
 
     def lower(self, lowering: LoweringLike) -> None:
         """Pads along a dimension that is not split."""

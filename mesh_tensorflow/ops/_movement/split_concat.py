@@ -11,7 +11,7 @@ import mesh_tensorflow.ops as mtf
 from mesh_tensorflow._core.dimension import Dimension
 from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.interfaces import LoweringLike
-from mesh_tensorflow._core.operation import Operation
+from mesh_tensorflow._core.operation import Operation, gradient_of_output
 from mesh_tensorflow._core.shape import Shape, check_names_differ
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow.ops._elementwise.binary import check_dtypes
@@ -65,9 +65,9 @@ class ConcatOperation(Operation):
     def _unsplittable(self) -> Iterable[str]:
         return [self._concat_dim_name]
 
-    def gradient(self, grad_ys: Sequence[Tensor]) -> Sequence[Tensor]:
+    def gradient(self, grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Tensor]:
         """Splits dy into the sizes of the inputs."""
-        dy = grad_ys[0]
+        dy = gradient_of_output(grad_ys)
         return split(dy, self.outputs[0].shape[self._axis], self._input_sizes)
 
     def lower(self, lowering: LoweringLike) -> None:
@@ -224,9 +224,9 @@ class StackOperation(Operation):
     def _unsplittable(self) -> Iterable[str]:
         return [self._new_dim.name]
 
-    def gradient(self, grad_ys: Sequence[Tensor]) -> Sequence[Tensor]:
+    def gradient(self, grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Tensor]:
         """Unstacks dy."""
-        return unstack(grad_ys[0], self._new_dim)
+        return unstack(gradient_of_output(grad_ys), self._new_dim)
 
     def lower(self, lowering: LoweringLike) -> None:
         """Stacks slice by slice; the new dimension is not split."""

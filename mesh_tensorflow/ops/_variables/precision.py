@@ -61,7 +61,7 @@ class Precision:
                 raise ValueError(
                     f"Precision: {name} must be 'float32' or 'bfloat16', not {given!r}{why}"
                 )
-            object.__setattr__(self, name, dtype.name)  # type: ignore[union-attr]
+            object.__setattr__(self, name, dtype.name)
 
     @property
     def is_mixed(self) -> bool:

@@ -77,7 +77,7 @@ def split_again(x: Optional[mtf.Tensor], split: Optional[_Split]) -> Optional[mt
     """Returns `x` with the dimension of a split replaced, if it has that dimension."""
     if x is None or split is None or split[0] not in x.shape:
         return x
-    return mtf.replace_dimensions(x, *split)  # type: ignore[return-value]
+    return mtf.replace_dimensions(x, *split)
 
 
 def maybe_reshape_attention_input_for_2d_sharding(

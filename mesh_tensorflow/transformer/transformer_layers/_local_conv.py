@@ -99,7 +99,8 @@ class Conv1DLocalAttn(SeparableConv1DLayer):
             "DynamicConv1DLocalAttn"
         )
 
-    def call(
+    # The classic's signature: kernels are not given, as in the base class, but computed here.
+    def call(  # type: ignore[override]
         self, context: Context, x: mtf.Tensor, losses: Optional[list[mtf.Tensor]] = None
     ) -> mtf.Tensor:
         """Returns the output of the layer.

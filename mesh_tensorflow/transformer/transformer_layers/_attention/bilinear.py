@@ -19,6 +19,7 @@ from mesh_tensorflow.transformer.transformer_layers._attention.enc_dec_bias impo
 )
 from mesh_tensorflow.transformer.transformer_layers._attention.self_attention import SelfAttention
 from mesh_tensorflow.transformer.transformer_layers._attention.talking_heads import (
+    WITHOUT_OPTIONS,
     as_dims,
     projection,
 )
@@ -66,9 +67,16 @@ class GeneralBilinearSelfAttention(SelfAttention):
         """
         _relative.check_type(type(self).__name__, relative_attention_type, _KINDS)
         self.heads_dims = as_dims(heads_dims)
-        self.dropout_rate = dropout_rate
-        self.relative_attention_type = relative_attention_type
-        self.relative_attention_num_buckets = relative_attention_num_buckets
+        # Options of SelfAttention that the layer does not have are given, or gin would bind them.
+        super().__init__(
+            num_heads=mtf.list_product(d.size for d in self.heads_dims),
+            key_value_size=0,  # that of the model, which is not known here
+            shared_kv=True,
+            dropout_rate=dropout_rate,
+            relative_attention_type=relative_attention_type,
+            relative_attention_num_buckets=relative_attention_num_buckets,
+            **WITHOUT_OPTIONS,
+        )
 
     def compute_q(self, context: Context, x: mtf.Tensor) -> mtf.Tensor:
         """Returns queries, [batch..., length, heads..., d_model].

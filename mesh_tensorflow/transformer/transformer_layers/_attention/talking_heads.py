@@ -22,11 +22,33 @@ from mesh_tensorflow.transformer.transformer_layers._attention.self_attention im
 if TYPE_CHECKING:
     from mesh_tensorflow.transformer.transformer._context import Context
 
-__all__ = ["TalkingHeadsEncDecAttention", "TalkingHeadsSelfAttention", "as_dims"]
+__all__ = [
+    "WITHOUT_OPTIONS",
+    "TalkingHeadsEncDecAttention",
+    "TalkingHeadsSelfAttention",
+    "as_dims",
+]
 
 _Dims = Sequence[Any]
 _HEADS = (("heads", 12),)
 _KINDS = (None, "bias", "bias_shared")
+
+# Arguments of SelfAttention for layers with weights and an attention function of their own.
+WITHOUT_OPTIONS: dict[str, Any] = {
+    "num_memory_heads": 0,
+    "attention_kwargs": None,
+    "attention_func": None,
+    "combine_dims": True,
+    "keep_query_heads_dims": False,
+    "fold_scaling_into_initializer": True,
+    "z_loss_coeff": None,
+    "use_hyperprompt": False,
+    "hyperprompt_mtlshare": False,
+    "hyperprompt_length_encoder": None,
+    "hyperprompt_length_decoder": None,
+    "hyperprompt_hidden_dim": None,
+    "hyperprompt_task_num": 8,
+}
 
 
 def as_dims(dims: _Dims) -> list[mtf.Dimension]:
@@ -127,9 +149,16 @@ class TalkingHeadsSelfAttention(SelfAttention):
         self.value_heads_dims = as_dims(value_heads_dims)
         self.key_dim = mtf.Dimension("d_k", key_size)
         self.value_dim = mtf.Dimension("d_v", value_size)
-        self.dropout_rate = dropout_rate
-        self.relative_attention_type = relative_attention_type
-        self.relative_attention_num_buckets = relative_attention_num_buckets
+        # Options of SelfAttention that the layer does not have are given, or gin would bind them.
+        super().__init__(
+            num_heads=mtf.list_product(d.size for d in self.key_heads_dims),
+            key_value_size=key_size,
+            shared_kv=False,
+            dropout_rate=dropout_rate,
+            relative_attention_type=relative_attention_type,
+            relative_attention_num_buckets=relative_attention_num_buckets,
+            **WITHOUT_OPTIONS,
+        )
         self.dynamic_projections = dynamic_projections or []
         self.dynamic_projections_init_scale = dynamic_projections_init_scale
 
