@@ -117,8 +117,8 @@ FAULTS = [
     ),
     Fault(
         "ops/_movement/slice_pad.py",
-        "pad(grad_ys[0], [self._begin, after], self._dim.name)",
-        "pad(grad_ys[0], [after, self._begin], self._dim.name)",
+        "pad(gradient_of_output(grad_ys), [self._begin, after], self._dim.name)",
+        "pad(gradient_of_output(grad_ys), [after, self._begin], self._dim.name)",
         "the gradient of a slice is padded on the wrong sides",
         "test_cases.py -k 'test_layouts and slice'",
     ),
