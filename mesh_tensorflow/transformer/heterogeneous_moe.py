@@ -13,7 +13,7 @@ import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
 from mesh_tensorflow.transformer import transformer
 from mesh_tensorflow.transformer.moe._dispatch import dispatched, expert_hidden
-from mesh_tensorflow.transformer.moe._hparams import HParams, hparam
+from mesh_tensorflow.transformer.moe._hparams import hparam, hparams_of
 from mesh_tensorflow.transformer.moe._layer import call_moe
 
 if TYPE_CHECKING:
@@ -220,28 +220,7 @@ class HeterogeneousMoE1D(transformer.TransformerLayer):
           heterogeneous_mask_info: see `generate_heterogeneous_expert_masks`; None if all experts
             are alike.
         """
-        self._hparams = HParams(
-            moe_gating=moe_gating, moe_num_experts=num_experts, moe_loss_coef=loss_coef,
-            moe_hidden_size=hidden_size, moe_group_size=group_size,
-            moe_min_expert_capacity=min_expert_capacity,
-            moe_capacity_factor_train=capacity_factor_train,
-            moe_capacity_factor_eval=capacity_factor_eval,
-            moe_use_second_place_loss=use_second_place_loss,
-            moe_second_policy_train=second_policy_train,
-            moe_second_policy_eval=second_policy_eval,
-            moe_second_threshold_train=second_threshold_train,
-            moe_second_threshold_eval=second_threshold_eval, moe_dropout_rate=dropout_rate,
-            moe_switch_policy_train=switch_policy_train,
-            moe_switch_policy_eval=switch_policy_eval, moe_switch_dropout=switch_dropout,
-            moe_switch_temperature=switch_temperature, moe_switch_jitter=switch_jitter,
-            moe_output_dim=output_dim, moe_ntlb_top_k=ntlb_top_k, moe_z_loss=z_loss,
-            moe_word_embed_mode=word_embed_mode,
-            moe_use_second_place_expert_prob=use_second_place_expert_prob,
-            moe_use_second_place_expert_prob_temp=use_second_place_expert_prob_temp,
-            moe_top_n_num_experts_per_token=top_n_num_experts_per_token,
-            moe_balance_padding=balance_padding,
-            moe_num_layers=moe_num_layers, moe_heterogeneous_mask_info=heterogeneous_mask_info,
-        )  # fmt: skip
+        self._hparams = hparams_of(locals())
         self._activation = activation
 
     def call(

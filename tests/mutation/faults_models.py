@@ -67,7 +67,7 @@ FAULTS = [
         "transformer/test_sampling.py -k frequencies",
     ),
     Fault(
-        "transformer/moe/_assign.py",
+        "transformer/moe/_router.py",
         "self._taken = taken if self._taken is None else self._taken + taken",
         "self._taken = taken",
         "third choices of experts have the places of the first ones",

@@ -1,13 +1,17 @@
 """Mixtures of experts: layers of which each token uses only some parts."""
 
-from mesh_tensorflow.transformer.moe._expert_selection import _expert_selection_gating
-from mesh_tensorflow.transformer.moe._groups import _split_into_groups
+from mesh_tensorflow.transformer.moe._dispatch import _split_into_groups
+from mesh_tensorflow.transformer.moe._gatings import (
+    _expert_selection_gating,
+    _ntlb_gating,
+    _switch_gating,
+    _switch_max_gating,
+    _top_2_gating,
+    _top_n_gating,
+)
 from mesh_tensorflow.transformer.moe._hparams import HParams, set_default_moe_hparams
 from mesh_tensorflow.transformer.moe._layer import MoE1D, transformer_moe_layer_v1
 from mesh_tensorflow.transformer.moe._layer_2d import MoE2D, transformer_moe_layer_v2
-from mesh_tensorflow.transformer.moe._ntlb import _ntlb_gating
-from mesh_tensorflow.transformer.moe._switch import _switch_gating, _switch_max_gating
-from mesh_tensorflow.transformer.moe._top_n import _top_2_gating, _top_n_gating
 
 __all__ = [
     "HParams",

@@ -1,39 +1,15 @@
-"""Hyperparameters of mixtures of experts, as attributes of an object, and their defaults.
-
-Functions take any object with such attributes, since Tensor2Tensor's were passed to them.
-"""
+"""Hyperparameters of mixtures of experts."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Protocol
 
-__all__ = ["HParams", "hparam", "hparam_by_mode", "set_default_moe_hparams"]
-
-# Hyperparameters that objects made for earlier releases lack, with their defaults.
-_LATER = {
+# What `set_default_moe_hparams` sets. All but the coefficient of the loss have to be
+# set: what lacks them was not made for a mixture of experts.
+_BASIC: dict[str, Any] = {
+    "num_experts": 16,
     "loss_coef": 0.01,
-    "min_expert_capacity": 4,
-    "dropout_rate": 0.0,
-    "switch_policy_train": "input_jitter",
-    "switch_policy_eval": "input_jitter",
-    "switch_dropout": 0.1,
-    "switch_temperature": 1.0,
-    "switch_jitter": 0.01,
-    "ntlb_top_k": 4,
-    "top_n_num_experts_per_token": 3,
-    "use_experts_attention": False,
-    "z_loss": None,
-    "balance_padding": True,
-    "word_embed_mode": None,
-    "use_second_place_expert_prob": None,
-    "use_second_place_expert_prob_temp": None,
-    "num_layers": 1,
-    "heterogeneous_mask_info": None,
-}
-
-_OF_TENSOR2TENSOR: dict[str, Any] = {"num_experts": 16, "loss_coef": 0.01}
-
-_DEFAULTS: dict[str, Any] = {
     "gating": "top_2",
     "capacity_factor_train": 1.25,
     "capacity_factor_eval": 2.0,
@@ -46,6 +22,33 @@ _DEFAULTS: dict[str, Any] = {
     "second_threshold_train": 0.2,
     "second_threshold_eval": 0.2,
 }
+_OF_TENSOR2TENSOR = ("num_experts", "loss_coef")
+
+# Hyperparameters that objects made for earlier releases lack.
+_LATER: dict[str, Any] = {
+    "min_expert_capacity": 4,
+    "dropout_rate": 0.0,
+    "switch_policy_train": "input_jitter",
+    "switch_policy_eval": "input_jitter",
+    "switch_dropout": 0.1,
+    "switch_temperature": 1.0,
+    "switch_jitter": 0.01,
+    "ntlb_top_k": 4,
+    "output_dim": None,
+    "top_n_num_experts_per_token": 3,
+    "use_experts_attention": False,
+    "z_loss": None,
+    "balance_padding": True,
+    "word_embed_mode": None,
+    "use_second_place_expert_prob": None,
+    "use_second_place_expert_prob_temp": None,
+    "num_layers": 1,
+    "heterogeneous_mask_info": None,
+}
+
+# All hyperparameters, without the prefix moe_ of their attributes.
+DEFAULTS = {**_BASIC, **_LATER}
+_FALLBACKS = {"loss_coef": _BASIC["loss_coef"], **_LATER}
 
 
 class HParams:
@@ -77,10 +80,24 @@ def set_default_moe_hparams(hparams: _Extensible) -> None:
       hparams: an object with `add_hparam(name, value)`. Tensor2Tensor's basic hyperparameters have
         `moe_num_experts` and `moe_loss_coef` already: these two are overwritten.
     """
-    for name, value in _OF_TENSOR2TENSOR.items():
-        setattr(hparams, f"moe_{name}", value)
-    for name, value in _DEFAULTS.items():
-        hparams.add_hparam(f"moe_{name}", value)
+    for name, value in _BASIC.items():
+        if name in _OF_TENSOR2TENSOR:
+            setattr(hparams, f"moe_{name}", value)
+        else:
+            hparams.add_hparam(f"moe_{name}", value)
+
+
+def hparams_of(arguments: Mapping[str, Any], **others: object) -> HParams:
+    """Returns the hyperparameters among the arguments of a layer's constructor, and others.
+
+    Args:
+      arguments: a dictionary by names of arguments, which may have the prefix moe_; it may have
+        arguments that are no hyperparameters.
+      **others: further hyperparameters by names without prefix.
+    """
+    plain = {name.removeprefix("moe_"): value for name, value in arguments.items()}
+    chosen = {name: value for name, value in {**plain, **others}.items() if name in DEFAULTS}
+    return HParams(**{f"moe_{name}": value for name, value in chosen.items()})
 
 
 def hparam(hparams: object, name: str) -> Any:
@@ -91,12 +108,12 @@ def hparam(hparams: object, name: str) -> Any:
     """
     if hasattr(hparams, f"moe_{name}"):
         return getattr(hparams, f"moe_{name}")
-    if name not in _LATER:
+    if name not in _FALLBACKS:
         raise ValueError(
             f"mixture of experts: the hyperparameters have no moe_{name}; set it, for example "
             f"with hparams.add_hparam('moe_{name}', ...)"
         )
-    return _LATER[name]
+    return _FALLBACKS[name]
 
 
 def hparam_by_mode(hparams: object, name: str, train: bool) -> Any:

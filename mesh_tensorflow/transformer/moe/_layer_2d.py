@@ -7,22 +7,20 @@ from typing import TYPE_CHECKING, NamedTuple, Optional, Union
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
 from mesh_tensorflow._core.tensor import without_stages
-from mesh_tensorflow.transformer.moe._dispatch import expert_hidden
-from mesh_tensorflow.transformer.moe._groups import (
+from mesh_tensorflow.transformer.moe._dispatch import (
     _split_into_groups,
     capacity,
     expert_capacity,
+    expert_hidden,
     in_groups,
 )
-from mesh_tensorflow.transformer.moe._hparams import HParams, hparam
+from mesh_tensorflow.transformer.moe._gatings import _top_2_gating
+from mesh_tensorflow.transformer.moe._hparams import hparam, hparams_of
 from mesh_tensorflow.transformer.moe._layer import call_moe
-from mesh_tensorflow.transformer.moe._top_n import _top_2_gating
 from mesh_tensorflow.transformer.transformer import TransformerLayer
 
 if TYPE_CHECKING:
     from mesh_tensorflow.transformer.transformer._context import Context
-
-__all__ = ["MoE2D", "transformer_moe_layer_v2"]
 
 
 class _Level(NamedTuple):
@@ -110,6 +108,8 @@ def transformer_moe_layer_v2(
     )  # fmt: skip
     by_token = [level.unsplit, outer, batch, level.capacity]
     by_expert = [level.experts, outer, mtf.Dimension("batch_unsplit", batch.size), level.capacity]
+    # A product with zeros and ones instead of a gather: it works in every layout, and places that
+    # stay empty are zeros (Lepikhin et al., 2020).
     sent = mtf.einsum([x, dispatch], output_shape=mtf.Shape([*by_token, channels]))
     y, inner_loss = _second_level(
         mtf.reshape(sent, mtf.Shape([*by_expert, channels])),
@@ -247,19 +247,7 @@ class MoE2D(TransformerLayer):
           second_threshold_eval: a number.
           balance_padding: as for MoE1D.
         """
-        self._hparams = HParams(
-            moe_gating="top_2", moe_num_experts=[expert_x, expert_y], moe_loss_coef=loss_coef,
-            moe_hidden_size=hidden_size, moe_group_size=group_size,
-            moe_capacity_factor_train=capacity_factor_train,
-            moe_capacity_factor_eval=capacity_factor_eval,
-            moe_capacity_factor_second_level=capacity_factor_second_level,
-            moe_use_second_place_loss=use_second_place_loss,
-            moe_second_policy_train=second_policy_train,
-            moe_second_policy_eval=second_policy_eval,
-            moe_second_threshold_train=second_threshold_train,
-            moe_second_threshold_eval=second_threshold_eval,
-            moe_balance_padding=balance_padding,
-        )  # fmt: skip
+        self._hparams = hparams_of(locals(), gating="top_2", num_experts=[expert_x, expert_y])
 
     def call(
         self, context: Context, x: mtf.Tensor, losses: Optional[list[mtf.Tensor]] = None

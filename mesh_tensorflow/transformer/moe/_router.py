@@ -1,7 +1,4 @@
-"""Router: scores each token for each expert; all gatings choose by these scores.
-
-It also has the losses by which a gating keeps experts equally busy, and leaves out padding.
-"""
+"""Router shared by all gatings: logits, losses, padding, and places in the capacity of experts."""
 
 from __future__ import annotations
 
@@ -15,8 +12,6 @@ import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
 from mesh_tensorflow.layers._attention.masks import MASKED_LOGIT
 from mesh_tensorflow.transformer.moe._hparams import hparam, hparam_by_mode
-
-__all__ = ["Router"]
 
 
 def _add(inputs: mtf.Tensor, embeddings: mtf.Tensor) -> mtf.Tensor:
@@ -50,8 +45,8 @@ def _input_jitter(inputs: mtf.Tensor, hparams: object) -> mtf.Tensor:
 
 
 # By switch policy: the noise that it adds to the router's input when training.
-_INPUT_NOISE = {"input_dropout": _input_dropout, "input_jitter": _input_jitter}
-_SWITCH_POLICIES = ("argmax", "sample", *_INPUT_NOISE)
+INPUT_NOISE = {"input_dropout": _input_dropout, "input_jitter": _input_jitter}
+_SWITCH_POLICIES = ("argmax", "sample", *INPUT_NOISE)
 
 
 @dataclasses.dataclass
@@ -277,13 +272,13 @@ def _with_embeddings(
     return join(x, embeddings if trains else mtf.stop_gradient(embeddings))
 
 
-def switch_policy(
+def switch_noise(
     hparams: object,
     train: bool,
-    strict: bool = True,
-    noises: Collection[str] = tuple(_INPUT_NOISE),
-) -> tuple[str, Any]:
-    """Returns (the switch policy, a function that adds noise to the router's input or None).
+    strict: bool,
+    noises: Collection[str],
+) -> Optional[Callable[[mtf.Tensor, object], mtf.Tensor]]:
+    """Returns a function that adds the switch policy's noise to the router's input, or None.
 
     Args:
       hparams: an object with attributes such as moe_num_experts; see `HParams`.
@@ -299,4 +294,81 @@ def switch_policy(
         raise ValueError(
             f"Unknown Switch gating policy {policy!r}: it is none of {', '.join(_SWITCH_POLICIES)}"
         )
-    return policy, _INPUT_NOISE[policy] if train and policy in noises else None
+    return INPUT_NOISE[policy] if train and policy in noises else None
+
+
+class Assignment:
+    """Assigns expert capacity to tokens in the order of their group.
+
+    Tokens beyond the capacity are dropped.
+    """
+
+    def __init__(self, router: Router) -> None:
+        self._group_dim, self._capacity_dim = router.group_dim, router.capacity_dim
+        self._experts_dim = router.experts_dim
+        self._taken: Optional[mtf.Tensor] = None
+        self._combine: Optional[mtf.Tensor] = None
+
+    def place(self, choices: mtf.Tensor, gates: mtf.Tensor) -> mtf.Tensor:
+        """Assigns places after those that are already taken.
+
+        Args:
+          choices: a Tensor with dimensions [..., group, experts], 1.0 where a token chooses an
+            expert, at most one per token, and 0.0 elsewhere.
+          gates: a Tensor with dimensions [..., group], the weights of the tokens' outputs.
+
+        Returns:
+          A Tensor with dimensions [..., group], 1.0 where a token got a place.
+        """
+        # The place of a token is the number of earlier tokens of its group that chose the same
+        # expert.
+        places = mtf.cumsum(choices, self._group_dim, exclusive=True)
+        if self._taken is not None:
+            places += self._taken
+        capacity = float(self._capacity_dim.size)
+        kept = choices * mtf.to_float(mtf.less(places, capacity))
+        place = mtf.reduce_sum(places * kept, reduced_dim=self._experts_dim)
+        combine = mtf.einsum(
+            [
+                kept,
+                gates,
+                mtf.one_hot(mtf.to_int32(place), self._capacity_dim),
+            ],
+            output_shape=kept.shape + self._capacity_dim,
+        )
+        # Of all choices, also those that got no place: where there are such, the expert is full
+        # anyway.
+        taken = mtf.reduce_sum(choices, reduced_dim=self._group_dim)
+        self._taken = taken if self._taken is None else self._taken + taken
+        self._combine = combine if self._combine is None else self._combine + combine
+        return mtf.reduce_sum(kept, reduced_dim=self._experts_dim)
+
+    @property
+    def combine(self) -> mtf.Tensor:
+        """The gates of tokens at their places, [..., group, experts, expert_capacity]."""
+        if self._combine is None:
+            raise RuntimeError("Assignment: no places were given")
+        return self._combine
+
+
+def best_of_group(router: Router, scores: mtf.Tensor) -> tuple[mtf.Tensor, mtf.Tensor]:
+    """Returns the highest scores of each expert, and their tokens as one-hot vectors.
+
+    Args:
+      router: a Router.
+      scores: a Tensor with dimensions [..., group, experts].
+
+    Returns:
+      (a Tensor with dimensions [..., experts, expert_capacity], one with [..., experts,
+      expert_capacity, group]); zeros where the capacity exceeds the group.
+    """
+    capacity_dim, group_dim = router.capacity_dim, router.group_dim
+    # The minimum capacity may exceed the tokens of a small group, and top_k cannot.
+    k_dim = mtf.Dimension(capacity_dim.name, min(capacity_dim.size, group_dim.size))
+    values, tokens = mtf.top_k(scores, group_dim, k_dim)
+    places = mtf.one_hot(tokens, group_dim)
+    beyond = [0, capacity_dim.size - k_dim.size]
+    if beyond[1]:
+        values = mtf.pad(values, beyond, capacity_dim.name)
+        places = mtf.pad(places, beyond, capacity_dim.name)
+    return values, places
