@@ -163,6 +163,11 @@ class _Rewriter:
             for x in inner.inputs:
                 if x not in mapping:
                     mapping[x] = self._under(x, {}, op)
+        for inner in with_inner_operations([op]):
+            for d in inner.dependencies if isinstance(inner, Depend) else ():
+                if isinstance(d, Tensor) and d in self._weights:
+                    # Waiting for a weight is waiting for its parts: nothing is gathered for that.
+                    mapping.setdefault(d, self._weights[d])
         # What has been delayed is taken delayed from here on, since the delayed form and the plain
         # one would be two partial sums, each with an allreduce of its own.
         mapping = {x: self._delayed.get(y, y) for x, y in mapping.items()}

@@ -486,3 +486,18 @@ def test_mesh_dimensions_of_such_names():
     for mesh_dim in ("m@n", "@", "all@"):
         _, shape = with_a_name("a@b", [("batch", mesh_dim)], 3, mesh_dim)
         assert shape == [4, 4]
+
+
+@pytest.mark.parametrize("zero", [1, 2, 3])
+def test_waits_for_a_weight(zero):
+    """Also for one that nothing else reads."""
+    with mtf.VariableStore().scope():
+        mesh = mtf.Mesh(mtf.Graph(), "mesh")
+        start = tf.ones_initializer()
+        v, w = (mtf.get_variable(mesh, name, "d:4", initializer=start) for name in "vw")
+        x = mtf.depend(mtf.ones(mesh, "a:4,d:4") * v, [w, v])
+        impl = mtf.placement_mesh_impl.PlacementMeshImpl(
+            "rows:2", "a:rows", ["cpu:0"] * 2, zero=zero, zero_axis="rows"
+        )
+        lowering = mtf.Lowering(mesh.graph, {mesh: impl})
+        np.testing.assert_array_equal(lowering.export_to_tf_tensor(x), np.ones([4, 4]))

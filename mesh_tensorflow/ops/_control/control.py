@@ -47,6 +47,11 @@ class Depend(Operation):
         self._dependencies = list(dependencies)
         self._outputs = [Tensor(self, x.shape, x.dtype)]
 
+    @property
+    def dependencies(self) -> Sequence[Union[Tensor, Operation]]:
+        """What it waits for."""
+        return self._dependencies
+
     def gradient(self, grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Optional[Tensor]]:
         """Passes the gradient on."""
         return list(grad_ys)
