@@ -26,7 +26,7 @@ import hypothesis
 import pytest
 import tensorflow as tf2
 import tensorflow.compat.v1 as tf
-from slow_tests import FIRST, SLOW
+from slow_tests import EVERY, FIRST, SLOW
 
 from mesh_tensorflow._core import strictness
 
@@ -67,7 +67,10 @@ def pytest_collection_modifyitems(items):
         items[:] = [item for item in items if not _matches(item, ABOUT)]
     ranks = {}
     for item in items:
-        if _matches(item, SLOW):
+        if _matches(item, EVERY):
+            item.own_markers = [mark for mark in item.own_markers if mark.name != "slow"]
+            item.add_marker(pytest.mark.every)
+        elif _matches(item, SLOW):
             item.add_marker(pytest.mark.slow)
         matches = [i for i, pattern in enumerate(FIRST) if _matches(item, [pattern])]
         ranks[item] = matches[0] if matches else len(FIRST)

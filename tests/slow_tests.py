@@ -12,6 +12,25 @@ mesh/test_launch.py*
 mesh/test_conformance.py::test_all*
 """.split("\n")[1:-1]
 
+# The largest of a kind of which others are in CI: with --all only.
+EVERY = """
+bert/test_bert_programs.py::test_mixture_of_experts_and_adafactor*
+commands/test_noise.py::test_examples[[]*-True*
+estimator/test_cluster.py::test_a_killed_process_is_named_and_training_resumes[[]chief*
+mesh/test_conformance.py::test_all[[]*OneDevice*
+mesh/test_conformance.py::test_all[[]*simd*
+mesh/test_launch.py::test_processes_wait_for_each_other_at_their_end[[]2*
+mesh/test_launch.py::test_training_equals_placement[[]2-x:2,y:4*
+mesh/test_pipelined_weights.py::test_processes_store_their_own_stage[[]4*
+mesh/test_simd_models.py::test_in_four_processes*
+mesh/test_stored_processes.py::test_trains_in_processes[[]4*
+mesh/test_stored_programs.py::test_any_program*
+oracle/test_oracle.py::test_without_a_session[[]*-function*
+test_cases.py::test_all_layouts[[]*bfloat16*
+test_cases.py::test_all_layouts[[]attention_*
+test_cases.py::test_all_layouts[[]while_*
+""".split("\n")[1:-1]
+
 SLOW = """
 auto_mtf/test_explanation.py::test_measured_profile*
 auto_mtf/test_explanation.py::test_measured_profile[[]shared*

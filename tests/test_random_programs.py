@@ -2,7 +2,15 @@
 
 import pytest
 from helpers import random_programs
-from helpers.random_programs import OPTIMIZERS, SHAPES, Program, check, placing_of, run
+from helpers.random_programs import (
+    OPTIMIZERS,
+    SHAPES,
+    Program,
+    check,
+    placing_of,
+    run,
+    unless_refused,
+)
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
@@ -25,6 +33,7 @@ FEW = st.lists(INSTRUCTION, min_size=4, max_size=12)
 IN_ONE_LAYOUT = given(FEW, st.sampled_from(SHAPES), st.integers(0, 10**6))
 
 
+@unless_refused
 def check_layouts(instructions, first_mesh, second_mesh, seed):
     program = Program(instructions)
     expected = run(program)
@@ -36,6 +45,7 @@ def check_layouts(instructions, first_mesh, second_mesh, seed):
         check(program, placing_of(program, mesh, seed, **kind), expected)
 
 
+@unless_refused
 def check_recomputed(instructions, mesh, seed):
     """Values that are computed again for a gradient are the same, and so are the gradients."""
     expected = run(Program(instructions, keeps_state=False))
@@ -44,12 +54,14 @@ def check_recomputed(instructions, mesh, seed):
         check(program, placing, expected)
 
 
+@unless_refused
 def check_microbatches(instructions, mesh, seed):
     """A loop over parts of a batch adds up the same in every layout."""
     program = Program(instructions, microbatches=2)
     check(program, placing_of(program, mesh, seed, simd=True), run(program))
 
 
+@unless_refused
 def check_stored(instructions, mesh, seed):
     """Variables and slots that are stored in parts change alike."""
     program = Program(instructions, optimizer=sorted(OPTIMIZERS)[seed % len(OPTIMIZERS)])
@@ -79,6 +91,7 @@ def test_recomputed(instructions, mesh, seed):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(30))
+@unless_refused
 def test_drawn(seed):
     """What run_random_programs.py runs."""
     program, placings = random_programs.drawn(seed)

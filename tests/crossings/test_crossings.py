@@ -88,8 +88,14 @@ def of_processes(front_end):
     return found
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("cell", IN_PROCESSES, ids=str)
+@pytest.mark.parametrize(
+    "cell",
+    [
+        pytest.param(cell, id=str(cell), marks=getattr(pytest.mark, mark))
+        for cell in IN_PROCESSES
+        for mark in ["slow" if cell.front_end == "fit" else "every"]
+    ],
+)
 def test_in_processes(cell):
     """What both processes have; only one of them prints, and records summaries."""
     for index, outcomes in enumerate(of_processes(cell.front_end)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from typing import NamedTuple, Optional
 
@@ -36,6 +37,12 @@ SHAPES = [
     "x:2,y:1,z:3",
 ]
 SMALL = [shape for shape in SHAPES if mtf.convert_to_shape(shape).size in (2, 3, 4)]
+# What is not offered, with a mend in each message.
+REFUSED = (
+    "Pass it to mtf.while_loop as maximum_iterations",
+    "or leave ring out",
+    "instead of that of the whole batch",  # a dimension that has its size by chance
+)
 # Slots of Adam are compared, so that no division may enlarge errors of rounding.
 OPTIMIZERS = {
     "sgd": lambda: mtf.optimize.SgdOptimizer(0.1),
@@ -55,6 +62,25 @@ def _tame(x):
 
 class DoesNotFit(Exception):
     """The instruction's operands are not such as it takes."""
+
+
+def is_refused(error):
+    """Whether an error says that a program is not offered in a layout."""
+    return isinstance(error, ValueError) and any(text in str(error) for text in REFUSED)
+
+
+def unless_refused(check):
+    """Decorates a check, which ends where a program is not offered in a layout."""
+
+    @functools.wraps(check)
+    def checked(*args, **kwargs):
+        try:
+            check(*args, **kwargs)
+        except ValueError as e:
+            if not is_refused(e):
+                raise
+
+    return checked
 
 
 class Builder:

@@ -30,12 +30,6 @@ os.environ.setdefault("TF_NUM_INTRAOP_THREADS", "1")
 from helpers import random_programs  # noqa: E402
 from helpers.random_programs import Program  # noqa: E402
 
-# What mesh implementations say they do not offer, with a mend in each message.
-REFUSED = (
-    "Pass it to mtf.while_loop as maximum_iterations",
-    "or leave ring out",
-    "instead of that of the whole batch",  # a dimension that has its size by chance
-)
 MOST_MEMORY = 4 << 30  # bytes; then the process starts itself anew
 TRIES = 60  # of shrinking
 
@@ -47,7 +41,7 @@ def outcome(program, placing, expected):
     except AssertionError as e:
         return f"differs: {e}"
     except Exception as e:
-        refused = isinstance(e, ValueError) and any(text in str(e) for text in REFUSED)
+        refused = random_programs.is_refused(e)
         return f"refused: {e}" if refused else f"crash: {traceback.format_exc(limit=-3)}"
     return "same"
 
@@ -89,7 +83,7 @@ def record_of(seed):
         program, placings = random_programs.drawn(seed)
         expected = random_programs.run(program)
     except Exception as e:
-        refused = isinstance(e, ValueError) and any(text in str(e) for text in REFUSED)
+        refused = random_programs.is_refused(e)
         why = str(e) if refused else traceback.format_exc(limit=-6)
         record["found"].append(f"{'refused' if refused else 'crash'}: {why}")
         return record

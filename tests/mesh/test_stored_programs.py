@@ -80,6 +80,7 @@ def train(instructions, optimizer, seed=None, restore=None, save=None):
             return (mesh, layout, options), values, after
 
 
+@random_programs.unless_refused
 def check(instructions, optimizer, seeds, directory):
     """The first step in one stored layout, and the second, from its checkpoint, in another."""
     whole, found = f"{directory}/whole", f"{directory}/found"
