@@ -1,5 +1,6 @@
 """Settings that all tests share."""
 
+import collections
 import fnmatch
 import os
 import signal
@@ -26,7 +27,7 @@ import hypothesis
 import pytest
 import tensorflow as tf2
 import tensorflow.compat.v1 as tf
-from slow_tests import EVERY, FIRST, SLOW
+from slow_tests import EVERY, FIRST, MOST_SLOW, SLOW
 
 from mesh_tensorflow._core import strictness
 
@@ -68,13 +69,26 @@ def pytest_collection_modifyitems(items):
     ranks = {}
     for item in items:
         if _matches(item, EVERY):
-            item.own_markers = [mark for mark in item.own_markers if mark.name != "slow"]
-            item.add_marker(pytest.mark.every)
+            _leave_to_all(item)
         elif _matches(item, SLOW):
             item.add_marker(pytest.mark.slow)
         matches = [i for i, pattern in enumerate(FIRST) if _matches(item, [pattern])]
         ranks[item] = matches[0] if matches else len(FIRST)
+    slow = collections.defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("slow") and not item.get_closest_marker("every"):
+            slow[item.nodeid.partition("[")[0]].append(item)
+    for table in slow.values():
+        for number, item in enumerate(table if len(table) > MOST_SLOW else []):
+            if number % 3:
+                _leave_to_all(item)
     items.sort(key=ranks.get)
+
+
+def _leave_to_all(item):
+    """Marks a test as one that neither the short run nor CI has."""
+    item.own_markers = [mark for mark in item.own_markers if mark.name != "slow"]
+    item.add_marker(pytest.mark.every)
 
 
 def _matches(item, patterns):

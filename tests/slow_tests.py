@@ -12,6 +12,9 @@ mesh/test_launch.py*
 mesh/test_conformance.py::test_all*
 """.split("\n")[1:-1]
 
+# Of the slow cases of a test with more than these, one in three is in CI.
+MOST_SLOW = 6
+
 # The largest of a kind of which others are in CI: with --all only.
 EVERY = """
 bert/test_bert_programs.py::test_mixture_of_experts_and_adafactor*
