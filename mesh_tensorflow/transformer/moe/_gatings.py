@@ -120,8 +120,6 @@ def _top_n(router: Router) -> tuple[mtf.Tensor, mtf.Tensor]:
         best.append(gate)
         choices.append(chosen)
         rests.append(rest)
-        # For all tokens, placed or not: what is next best for a token is found from the gates
-        # alone, and `left` says who still tries.
         rest = rest * (1.0 - chosen)
     if n > 1:
         total = mtf.add_n(best) + _EPSILON
@@ -206,6 +204,8 @@ def _ntlb(router: Router) -> tuple[mtf.Tensor, mtf.Tensor]:
         choices.append(chosen)
         placed = assignment.place(chosen if left is None else chosen * left, gate)
         left = 1.0 - placed if left is None else left - placed
+        # For all tokens, placed or not: what is next best for a token is found from the gates
+        # alone, and `left` says who still tries.
         rest = rest * (1.0 - chosen)
     # The load-balancing loss is linear in the choices.
     loss = router.balance(mtf.add_n(choices) * (1.0 / rounds), gates, tokens, tokens)
