@@ -303,9 +303,13 @@ def utils_run(feature: Feature, placing: Placing, directory: str, steps: int) ->
         tf.flags.FLAGS(["test"])
     kind = "simd" if placing.simd else "pjrt" if placing.pjrt else "placement"
     further = _USER if feature.gin is None else feature.gin
-    if feature.resumes:
-        further = ""
     further += f"run.train_steps = {steps}\nrun.save_checkpoints_steps = 1\n"
+    further += "tpu_estimator_model_fn.tpu_summaries = True\n"
+    if feature.optimizer is mtf.optimize.SgdOptimizer:
+        # Adafactor makes a whole step of a gradient that is zero but for rounding, such as that of
+        # a scale before batch_norm.
+        further += "run.optimizer = @optimize.SgdOptimizer\n"
+        further += f"constant_learning_rate.learning_rate = {RATE}\n"
     if placing.mesh:
         further += f'run.mesh_shape = "{placing.mesh}"\nrun.mesh_impl = "{kind}"\n'
         further += f'run.layout_rules = "{feature.gin_layout}"\n'

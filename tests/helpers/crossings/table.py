@@ -113,10 +113,11 @@ def run(feature: str, front_end: str, placing: Placing, plain: bool = False) -> 
       plain: whether to leave the feature out.
     """
     chosen, trained = FEATURES[feature], FRONT_ENDS[front_end]
+    resumes = chosen.resumes and (not plain or front_end == "utils.run")  # whose data begin anew
     chosen = chosen.unsplit() if plain else chosen
     first: list[float] = []
     with tempfile.TemporaryDirectory() as directory, chosen.around(), _stderr() as written:
-        if chosen.resumes:
+        if resumes:
             first = trained(chosen, WHOLE, directory, 1).losses
         found = trained(chosen, placing, directory, STEPS)
         found.printed = written()
@@ -162,7 +163,7 @@ def compare(cell: Cell, found: Outcome, wanted: Outcome, checks: bool = True) ->
     for name, value in wanted.variables.items():
         value = np.asarray(value, np.float32)
         harness.assert_close(np.asarray(found.variables[name], np.float32), value, tolerance, name)
-    if checks:
+    if checks and not (cell.front_end == "utils.run" and feature.gin):
         feature.check(found)
 
 
