@@ -92,6 +92,7 @@ class Lowering:
       random_keys: keys of the random operations in loops, in the current iteration.
       node_names: the operations, by the names of their TensorFlow nodes.
       checked: the slices that have been checked for NaNs, by their ids.
+      states: slices that those checks have looked at, and what they counted, by ids of the slices.
       communicated: for each of `collectives`, the name of the operation whose value it is of.
     """
 
@@ -157,6 +158,7 @@ class Lowering:
         self.random_keys: dict[Operation, tf.Tensor] = {}
         self.node_names = NodeNames()
         self.checked: dict[int, tf.Tensor] = {}
+        self.states: dict[int, tuple[tf.Tensor, tf.Tensor]] = {}
         self._counters: list[tuple[str, int]] = []
         self._collectives: list[tuple[str, MeshImpl, Collective]] = []
         self.communicated: list[str] = []

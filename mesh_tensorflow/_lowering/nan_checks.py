@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union
 
 import tensorflow.compat.v1 as tf
@@ -115,13 +115,9 @@ def all_checks(lowering: Lowering) -> list[tf.Tensor]:
     """
     if tf.executing_eagerly():
         return []
-    graph, context = tf.get_default_graph(), tf.no_op()._get_control_flow_context()
-    done = [
-        t
-        for t in lowering.checked.values()
-        # Nothing outside of a loop or a function can wait for what is inside of it.
-        if t.graph is graph and t.op._get_control_flow_context() is context
-    ]
+    # Nothing outside of a loop or a function can wait for what is inside of it.
+    is_here = _in_context()
+    done = [t for t in lowering.checked.values() if is_here(t)]
     found = list(done)
     for impl in {id(impl): impl for impl in lowering.executed_impls}.values():
         pnums = impl.laid_out_pnum()
@@ -131,6 +127,13 @@ def all_checks(lowering: Lowering) -> list[tf.Tensor]:
                 one = impl.slicewise(lambda pnum: tf.ones_like(pnum, tf.float32), pnums)
                 found += impl.allreduce(one, range(impl.shape.ndims), "SUM").all_slices
     return found
+
+
+def _in_context() -> Callable[[tf.Tensor], bool]:
+    """Returns a function of whether a tf.Tensor is of the loop or function that is being built."""
+    graph = tf.get_default_graph()
+    context = graph._get_control_flow_context()
+    return lambda t: t.graph is graph and t.op._get_control_flow_context() is context
 
 
 def _slices(value: Any) -> LaidOutTensor:
@@ -152,7 +155,7 @@ def _checked(
     head = f"NaN or Inf in {_tensor_text(y)} of {type(y.operation).__name__} {y.operation.name}"
 
     def check(t: tf.Tensor, number: Union[int, tf.Tensor], *xs: tf.Tensor) -> tf.Tensor:
-        others = [(_tensor_text(x), _state(v)) for x, v in zip(inputs, xs)]
+        others = [(_tensor_text(x), _state(lowering, v)) for x, v in zip(inputs, xs)]
         done = []
         for at in range(len(parts[0])):
             # In a SIMD program the number is a tensor, and this is traced once for all processors.
@@ -160,7 +163,7 @@ def _checked(
             # it runs.
             part = parts[0 if not isinstance(number, int) else number][at]
             piece = t if part.begin is None else tf.slice(t, part.begin, part.sizes)
-            state = _state(piece)
+            state = _state(lowering, piece)
             places = [column[at].text for column in parts]
             where = (
                 f"{head} on {places[number]}"
@@ -171,7 +174,10 @@ def _checked(
         if tf.executing_eagerly():
             return t
         with tf.control_dependencies(done):
-            return tf.identity(t)
+            checked = tf.identity(t)
+        if id(t) in lowering.states:  # what takes it as an input need not count again
+            lowering.states[id(checked)] = (checked, lowering.states[id(t)][1])
+        return checked
 
     return mesh_impl.slicewise(check, laid_out, _numbers(mesh_impl, laid_out), *values)
 
@@ -209,29 +215,32 @@ def _require_finite(
     return None
 
 
-def _state(t: tf.Tensor) -> tf.Tensor:
+def _state(lowering: Lowering, t: tf.Tensor) -> tf.Tensor:
     """Returns the numbers of NaNs, infinities and zeros, the least, the largest and the size.
 
-    Of complex numbers those of their parts.
+    Of complex numbers those of their parts. Each slice is counted once in a graph.
     """
+    if tf.executing_eagerly():
+        return _counted(t)
+    known = lowering.states.get(id(t))
+    if known is None or not _in_context()(known[1]):
+        # The slice is held, so that its id is not used again.
+        lowering.states[id(t)] = known = (t, _counted(t))
+    return known[1]
+
+
+def _counted(t: tf.Tensor) -> tf.Tensor:
+    """Returns the state of a slice."""
     t = real_view(t)
     t = tf.cast(t, tf.float32) if t.dtype.size < 4 else t
-
-    def count(flags: tf.Tensor) -> tf.Tensor:
-        return tf.cast(tf.math.count_nonzero(flags), tf.float64)
-
     if t.shape.num_elements() == 0:
         return tf.zeros([6], tf.float64)
-    return tf.stack(
-        [
-            count(tf.math.is_nan(t)),
-            count(tf.math.is_inf(t)),
-            count(tf.equal(t, 0)),
-            tf.cast(tf.reduce_min(t), tf.float64),
-            tf.cast(tf.reduce_max(t), tf.float64),
-            tf.cast(tf.size(t), tf.float64),
-        ]
-    )
+    axes = tf.range(t.shape.ndims)
+    # A sum of float32 would stop at 2**24.
+    flags = [tf.cast(f, tf.float64) for f in (tf.math.is_nan(t), tf.math.is_inf(t), tf.equal(t, 0))]
+    ends = [tf.cast(f(t, axes), tf.float64) for f in (tf.reduce_min, tf.reduce_max)]
+    size = tf.cast(tf.size(t), tf.float64)
+    return tf.stack([*(tf.reduce_sum(f, axes) for f in flags), *ends, size])
 
 
 def _tensor_text(x: Tensor) -> str:
