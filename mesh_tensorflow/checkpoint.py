@@ -11,8 +11,7 @@ from typing import Any, NamedTuple, Optional, Union
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow._core.errors import reason
-from mesh_tensorflow._core.strictness import slip
+from mesh_tensorflow._core.errors import reason, slip
 from mesh_tensorflow._mesh.variables import folder
 from mesh_tensorflow._mesh.variables.apart import Apart, PartsSaverBuilder, faults_apart
 from mesh_tensorflow._mesh.variables.files import Faults, faults, number_of_files

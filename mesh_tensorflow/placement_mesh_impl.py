@@ -9,12 +9,10 @@ from typing import Any, Optional, Union
 import gin
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow._core.errors import dims_text
+from mesh_tensorflow._core.errors import dims_text, table_lookup
 from mesh_tensorflow._core.interfaces import LaidOutLike
-from mesh_tensorflow._core.layout import LayoutLike, TensorLayout
-from mesh_tensorflow._core.processors import pnum_to_processor_coordinates
+from mesh_tensorflow._core.layout import LayoutLike, TensorLayout, pnum_to_processor_coordinates
 from mesh_tensorflow._core.shape import Shape, ShapeLike, list_product
-from mesh_tensorflow._core.tables import table_lookup
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh.constants import at_device
 from mesh_tensorflow._mesh.devices import (

@@ -29,7 +29,7 @@ import tensorflow as tf2
 import tensorflow.compat.v1 as tf
 from slow_tests import EVERY, FIRST, MOST_SLOW, SLOW
 
-from mesh_tensorflow._core import strictness
+from mesh_tensorflow._core import errors
 
 hypothesis.settings.register_profile(
     "suite",
@@ -110,12 +110,12 @@ WITHOUT_SLIPS = {"core", "errors", "ops", "optimize", "test_cases.py"}
 @pytest.fixture(autouse=True)
 def slips(request):
     """Makes slips errors where there are to be none; forgets those of other tests."""
-    strictness._told.clear()
+    errors._told.clear()
     strict = not WITHOUT_SLIPS.isdisjoint(request.node.path.parts)
     allowed = request.node.get_closest_marker("slips") or not strict
     with warnings.catch_warnings():
         kind = "default" if allowed else "error"
-        warnings.simplefilter(kind, strictness.MeshTensorFlowWarning)
+        warnings.simplefilter(kind, errors.MeshTensorFlowWarning)
         yield
 
 
@@ -124,7 +124,7 @@ def _process_state():
         "eager": tf.executing_eagerly(),
         "control flow of TensorFlow 2": tf.control_flow_v2_enabled(),
         "resource variables": tf.resource_variables_enabled(),
-        "strict": strictness.is_strict(),
+        "strict": errors.is_strict(),
     }
 
 

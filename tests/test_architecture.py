@@ -49,12 +49,10 @@ ORDER = [
     ["__main__"],
 ]
 CORE_ORDER = [
-    ["strictness"],
-    ["errors", "tables"],
-    ["dimension"],
+    ["errors"],
     ["shape"],
-    ["layout", "processors", "cost"],
-    ["tensor", "loop", "interfaces"],
+    ["layout", "cost"],
+    ["tensor", "interfaces"],
     ["operation"],
     ["graph", "pending"],
 ]

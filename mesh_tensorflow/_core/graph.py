@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, Optional, 
 import gin
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow._core.strictness import did_you_mean
+from mesh_tensorflow._core.errors import did_you_mean
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._units import counted
 

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any, Optional, Protocol, Union
 if TYPE_CHECKING:
     import tensorflow.compat.v1 as tf
 
-    from mesh_tensorflow._core.dimension import Dimension
     from mesh_tensorflow._core.graph import Mesh
     from mesh_tensorflow._core.operation import Operation, PendingSums
-    from mesh_tensorflow._core.shape import Shape
+    from mesh_tensorflow._core.shape import Dimension, Shape
     from mesh_tensorflow._core.tensor import Tensor
     from mesh_tensorflow._mesh.laid_out import LaidOutTensor
     from mesh_tensorflow._mesh.mesh_impl import MeshImpl

@@ -1,4 +1,4 @@
-"""Operation: the base class of the nodes of a Graph.
+"""Operation: the base class of the nodes of a Graph; and operations within loops.
 
 A subclass says what it computes (`lower`), its gradient, which dimensions a layout may split, and,
 for predictions, what it costs and how it treats partial sums. Only `lower` is required.
@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Optional, Union
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union
 
 from mesh_tensorflow._core.cost import Collective, Cost
 from mesh_tensorflow._core.errors import tensors_text
-from mesh_tensorflow._core.loop import Loop
 from mesh_tensorflow._core.tensor import Tensor, check_tensors, is_differentiable
 from mesh_tensorflow._site import Site, caller_site
 
@@ -22,7 +21,39 @@ if TYPE_CHECKING:
     from mesh_tensorflow._core.interfaces import LoweringLike
     from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 
-__all__ = ["Operation", "gradient_of_output", "is_of_package"]
+__all__ = ["Loop", "Operation", "gradient_of_output", "is_of_package", "with_inner_operations"]
+
+
+class Loop(NamedTuple):
+    """The contents of a loop, and the inputs and outputs of an iteration.
+
+    Attributes:
+      operations: the operations of an iteration, in order.
+      needed: Tensors whose values are needed at the end of an iteration.
+      sums: pairs (output of the loop, Tensor of an iteration) that are summed over iterations.
+      iterations: the number of iterations; 1 if it is unknown.
+      tape: Tensors of each iteration that are saved for the gradient.
+      tape_of: the loop whose tape an iteration reads, or None.
+    """
+
+    operations: list[Operation]
+    needed: list[Tensor]
+    sums: list[tuple[Tensor, Tensor]]
+    iterations: float
+    tape: list[Tensor]
+    tape_of: Optional[Operation]
+
+
+def with_inner_operations(operations: Iterable[Operation]) -> Iterator[Operation]:
+    """Yields operations, each followed by its inner operations.
+
+    Args:
+      operations: Operations.
+    """
+    for op in operations:
+        yield op
+        yield from with_inner_operations(op.inner_operations)
+
 
 # The methods whose results `cost_key` stands for.
 _COSTS = frozenset(["cost", "delays_sums", "pending_sums", "scatters"])

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from mesh_tensorflow._core.graph import Mesh
-from mesh_tensorflow._core.loop import with_inner_operations
-from mesh_tensorflow._core.operation import Operation, is_of_package
+from mesh_tensorflow._core.operation import Operation, is_of_package, with_inner_operations
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow._watching.node_names import tell_lowering_error
 

@@ -9,8 +9,8 @@ from typing import Optional
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._core.cost import Collective
+from mesh_tensorflow._core.errors import text_table
 from mesh_tensorflow._core.graph import Graph, Mesh
-from mesh_tensorflow._core.tables import text_table
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow._units import counted
 from mesh_tensorflow.ops._variables.variable import Variable

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
+from mesh_tensorflow._core.errors import did_you_mean, slip
 from mesh_tensorflow._core.graph import Mesh
 from mesh_tensorflow._core.layout import LayoutRules
-from mesh_tensorflow._core.loop import with_inner_operations
-from mesh_tensorflow._core.operation import Operation
+from mesh_tensorflow._core.operation import Operation, with_inner_operations
 from mesh_tensorflow._core.shape import Shape
-from mesh_tensorflow._core.strictness import did_you_mean, slip
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow._mesh.stored_layout import plain_shape
 from mesh_tensorflow.ops._variables.variable import Variable

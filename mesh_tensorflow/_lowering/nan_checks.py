@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._core.errors import dims_text
-from mesh_tensorflow._core.loop import with_inner_operations
-from mesh_tensorflow._core.operation import Operation
-from mesh_tensorflow._core.processors import pnum_to_processor_coordinates
+from mesh_tensorflow._core.layout import pnum_to_processor_coordinates
+from mesh_tensorflow._core.operation import Operation, with_inner_operations
 from mesh_tensorflow._core.tensor import Tensor, is_differentiable
 from mesh_tensorflow._mesh.laid_out import LaidOutTensor, LazyAllreduceSum, LazyLaidOutTensor
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl

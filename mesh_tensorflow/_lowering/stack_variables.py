@@ -6,8 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Optional
 
 from mesh_tensorflow._core.graph import Graph, Mesh
-from mesh_tensorflow._core.loop import with_inner_operations
-from mesh_tensorflow._core.operation import Operation
+from mesh_tensorflow._core.operation import Operation, with_inner_operations
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh.gspmd.sharding import current_compilation
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl

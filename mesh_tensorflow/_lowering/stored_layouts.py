@@ -27,11 +27,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Optional
 
-from mesh_tensorflow._core.dimension import Dimension
 from mesh_tensorflow._core.graph import Graph, Mesh
-from mesh_tensorflow._core.loop import with_inner_operations
-from mesh_tensorflow._core.operation import Operation
-from mesh_tensorflow._core.shape import Shape
+from mesh_tensorflow._core.operation import Operation, with_inner_operations
+from mesh_tensorflow._core.shape import Dimension, Shape
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._lowering.update_names import Names, renamed, update_names
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl

@@ -11,11 +11,10 @@ from collections.abc import Mapping
 from typing import TypeAlias
 
 from mesh_tensorflow._core.cost import Collective
-from mesh_tensorflow._core.dimension import Dimension
 from mesh_tensorflow._core.graph import Graph, Mesh
 from mesh_tensorflow._core.operation import Operation, is_of_package
 from mesh_tensorflow._core.pending import Walk
-from mesh_tensorflow._core.shape import Shape
+from mesh_tensorflow._core.shape import Dimension, Shape
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow._mesh.stored_layout import WEIGHTS_TOO

@@ -18,11 +18,10 @@ import numpy.typing as npt
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._core.cost import Cost
-from mesh_tensorflow._core.errors import NoValueError
+from mesh_tensorflow._core.errors import NoValueError, slip
 from mesh_tensorflow._core.graph import Graph
 from mesh_tensorflow._core.interfaces import LaidOutLike
 from mesh_tensorflow._core.operation import Operation
-from mesh_tensorflow._core.strictness import slip
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._lowering.checks import all_of_package, check_impls, check_layouts
 from mesh_tensorflow._lowering.lowering import Lowering

@@ -9,11 +9,13 @@ from typing import Optional
 import tensorflow.compat.v1 as tf
 from tensorflow.python.eager import context
 
-from mesh_tensorflow._core.errors import dims_text, mesh_shapes_that_fit
-from mesh_tensorflow._core.layout import LayoutRules
-from mesh_tensorflow._core.processors import pnum_to_processor_coordinates, processor_groups
+from mesh_tensorflow._core.errors import dims_text, mesh_shapes_that_fit, slip
+from mesh_tensorflow._core.layout import (
+    LayoutRules,
+    pnum_to_processor_coordinates,
+    processor_groups,
+)
 from mesh_tensorflow._core.shape import Shape
-from mesh_tensorflow._core.strictness import slip
 
 __all__ = [
     "absent_devices",

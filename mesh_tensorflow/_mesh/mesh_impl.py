@@ -39,7 +39,6 @@ from typing import Any, Generic, Optional, TypeVar, Union
 
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow._core.dimension import Dimension
 from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.interfaces import LaidOutLike
 from mesh_tensorflow._core.layout import (
@@ -47,13 +46,11 @@ from mesh_tensorflow._core.layout import (
     LayoutRules,
     TensorLayout,
     convert_to_layout_rules,
-)
-from mesh_tensorflow._core.processors import (
     pnum_to_group,
     pnum_to_processor_coordinates,
     shifted_sources,
 )
-from mesh_tensorflow._core.shape import Shape, ShapeLike, convert_to_shape, list_product
+from mesh_tensorflow._core.shape import Dimension, Shape, ShapeLike, convert_to_shape, list_product
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh.devices import mesh_text
 from mesh_tensorflow._mesh.laid_out import LaidOutTensor as Slices

@@ -10,16 +10,14 @@ from typing import TYPE_CHECKING, Any, Optional
 
 import gin
 
-from mesh_tensorflow._core.dimension import Dimension
-from mesh_tensorflow._core.errors import dims_text
+from mesh_tensorflow._core.errors import did_you_mean, dims_text
 from mesh_tensorflow._core.layout import (
     LayoutLike,
     LayoutRules,
     StoredName,
     convert_to_layout_rules,
 )
-from mesh_tensorflow._core.shape import Shape
-from mesh_tensorflow._core.strictness import did_you_mean
+from mesh_tensorflow._core.shape import Dimension, Shape
 
 if TYPE_CHECKING:
     from mesh_tensorflow._mesh.mesh_impl import MeshImpl

@@ -19,8 +19,7 @@ import tensorflow.compat.v1 as tf
 from absl import app
 
 from mesh_tensorflow._command_lines import chatter, check
-from mesh_tensorflow._core.errors import reason
-from mesh_tensorflow._core.strictness import is_set
+from mesh_tensorflow._core.errors import is_set, reason
 
 __all__ = ["mistakes_told", "run_with_flags", "run_with_parser"]
 

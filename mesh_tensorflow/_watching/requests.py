@@ -12,7 +12,7 @@ import fnmatch
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn, Optional
 
-from mesh_tensorflow._core.strictness import did_you_mean, is_set
+from mesh_tensorflow._core.errors import did_you_mean, is_set
 
 __all__ = [
     "EAGER_EVENT",

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple, Optional, Union
 import numpy as np
 
 from mesh_tensorflow._core.errors import dims_text
+from mesh_tensorflow._core.errors import text_table as table
 from mesh_tensorflow._core.graph import Graph
-from mesh_tensorflow._core.tables import text_table as table
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh.stored_layout import StoredLayout
 from mesh_tensorflow._units import bytes_text

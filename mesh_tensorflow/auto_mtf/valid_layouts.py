@@ -8,7 +8,7 @@ from typing import Any
 
 from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.graph import Graph
-from mesh_tensorflow._core.loop import with_inner_operations
+from mesh_tensorflow._core.operation import with_inner_operations
 from mesh_tensorflow._core.shape import Shape, convert_to_shape
 
 __all__ = ["LayoutValidator"]

@@ -10,8 +10,8 @@ from typing import Optional
 
 import tensorflow as tf
 
+from mesh_tensorflow._core.errors import table_lookup, text_table
 from mesh_tensorflow._core.operation import Operation
-from mesh_tensorflow._core.tables import table_lookup, text_table
 from mesh_tensorflow._mesh.naming import COLLECTIVES
 from mesh_tensorflow._site import Site
 from mesh_tensorflow._watching.node_names import NodeNames, living_names

@@ -11,9 +11,8 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
-from mesh_tensorflow._core.dimension import list_of_dimensions
-from mesh_tensorflow._core.errors import dims_text
-from mesh_tensorflow._core.strictness import check_flag
+from mesh_tensorflow._core.errors import check_flag, dims_text
+from mesh_tensorflow._core.shape import list_of_dimensions
 from mesh_tensorflow.layers._early_forms import trains_if_not_told
 from mesh_tensorflow.ops._variables.precision import InputDType
 

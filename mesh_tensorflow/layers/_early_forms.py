@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
-from mesh_tensorflow._core.dimension import Dimension
+from mesh_tensorflow._core.shape import Dimension
 
 __all__: list[str] = []
 

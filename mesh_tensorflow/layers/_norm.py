@@ -8,8 +8,7 @@ from typing import Any, Optional
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
-from mesh_tensorflow._core.errors import dims_text
-from mesh_tensorflow._core.strictness import check_flag
+from mesh_tensorflow._core.errors import check_flag, dims_text
 from mesh_tensorflow.ops._contractions.normalize import normalize
 from mesh_tensorflow.ops._variables.precision import InputDType, computed_in_float32, widened
 

@@ -1,32 +1,31 @@
 """Operations on tensors with named dimensions, and the classes they are built from."""
 
-from mesh_tensorflow._core.dimension import Dimension, convert_to_dimension
+from mesh_tensorflow._core.errors import MeshTensorFlowWarning, strict
 from mesh_tensorflow._core.graph import Graph, Mesh
 from mesh_tensorflow._core.layout import (
     LayoutRules,
     TensorLayout,
     convert_to_layout_rules,
-    tensor_dim_to_mesh_dim_size,
-    tensor_dim_to_size_per_split,
-)
-from mesh_tensorflow._core.operation import Operation
-from mesh_tensorflow._core.processors import (
     pnum_to_group,
     pnum_to_processor_coordinates,
     processor_coordinates_to_pnum,
     processor_groups,
+    tensor_dim_to_mesh_dim_size,
+    tensor_dim_to_size_per_split,
 )
+from mesh_tensorflow._core.operation import Operation
 from mesh_tensorflow._core.shape import (
+    Dimension,
     Shape,
     anonymous_shape,
     combined_dimension,
+    convert_to_dimension,
     convert_to_shape,
     is_subsequence,
     list_product,
     transpose_list_of_lists,
     verify_no_new_dims,
 )
-from mesh_tensorflow._core.strictness import MeshTensorFlowWarning, strict
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh.gspmd.mesh_impl import GspmdMeshImpl
 from mesh_tensorflow._mesh.laid_out import (

@@ -8,13 +8,11 @@ from typing import Any, Optional, Union
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops as mtf
-from mesh_tensorflow._core.dimension import Dimension
-from mesh_tensorflow._core.errors import WrongTypeError, dims_text
+from mesh_tensorflow._core.errors import WrongTypeError, dims_text, slip
 from mesh_tensorflow._core.graph import Mesh, leaves_no_node
 from mesh_tensorflow._core.interfaces import LoweringLike
 from mesh_tensorflow._core.operation import Operation
-from mesh_tensorflow._core.shape import ShapeLike, convert_to_shape
-from mesh_tensorflow._core.strictness import slip
+from mesh_tensorflow._core.shape import Dimension, ShapeLike, convert_to_shape
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh.slices import random_values
 from mesh_tensorflow._mesh.slices.random_values import program_seed

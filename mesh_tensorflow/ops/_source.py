@@ -10,12 +10,17 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops as mtf
 from mesh_tensorflow._core.cost import Cost
-from mesh_tensorflow._core.dimension import Dimension
 from mesh_tensorflow._core.errors import WrongTypeError, dims_text
 from mesh_tensorflow._core.graph import Mesh, leaves_no_node
 from mesh_tensorflow._core.interfaces import LaidOutLike, LoweringLike
 from mesh_tensorflow._core.operation import Operation
-from mesh_tensorflow._core.shape import Shape, ShapeLike, anonymous_shape, convert_to_shape
+from mesh_tensorflow._core.shape import (
+    Dimension,
+    Shape,
+    ShapeLike,
+    anonymous_shape,
+    convert_to_shape,
+)
 from mesh_tensorflow._core.tensor import ArrayLike, Tensor, check_tensors
 from mesh_tensorflow._mesh.laid_out import LazyLaidOutTensor
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl

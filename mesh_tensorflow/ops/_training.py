@@ -11,10 +11,9 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops as mtf
-from mesh_tensorflow._core.dimension import Dimension
 from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.graph import leaves_no_node
-from mesh_tensorflow._core.shape import Shape
+from mesh_tensorflow._core.shape import Dimension, Shape
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow.ops._elementwise.slicewise import slicewise
 from mesh_tensorflow.ops._microbatches.whole import InMicrobatches

@@ -10,8 +10,7 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
-from mesh_tensorflow._core.strictness import check_flag
-from mesh_tensorflow._core.tables import table_lookup
+from mesh_tensorflow._core.errors import check_flag, table_lookup
 from mesh_tensorflow.optimize._base import Optimizer, Rate, scalar_like, skip_without_gradient
 from mesh_tensorflow.optimize._slots import ADAFACTOR
 from mesh_tensorflow.utils import steps_done

@@ -10,7 +10,7 @@ import gin
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
-from mesh_tensorflow._core.strictness import slip
+from mesh_tensorflow._core.errors import slip
 from mesh_tensorflow.optimize._base import Optimizer, Rate, scalar_like, skip_without_gradient
 from mesh_tensorflow.optimize._slots import ADAM
 

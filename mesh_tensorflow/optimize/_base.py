@@ -10,8 +10,7 @@ from typing import Any, Optional, TypeAlias, Union
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
-from mesh_tensorflow._core.errors import MissingMethodError, WrongTypeError
-from mesh_tensorflow._core.strictness import slip
+from mesh_tensorflow._core.errors import MissingMethodError, WrongTypeError, slip
 from mesh_tensorflow.ops._source import import_unchanged
 from mesh_tensorflow.utils import steps_done
 

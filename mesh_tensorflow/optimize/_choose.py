@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from mesh_tensorflow._core.tables import table_lookup
+from mesh_tensorflow._core.errors import table_lookup
 from mesh_tensorflow.optimize._adafactor import adafactor_optimizer_from_hparams
 from mesh_tensorflow.optimize._base import Optimizer, Rate
 from mesh_tensorflow.optimize._sgd import SgdOptimizer

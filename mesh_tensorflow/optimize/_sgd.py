@@ -8,7 +8,7 @@ import gin
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
-from mesh_tensorflow._core.strictness import check_flag
+from mesh_tensorflow._core.errors import check_flag
 from mesh_tensorflow.optimize._base import (
     Optimizer,
     Rate,

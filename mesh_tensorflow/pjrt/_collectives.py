@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from mesh_tensorflow._core.processors import pnum_to_processor_coordinates
+from mesh_tensorflow._core.layout import pnum_to_processor_coordinates
 from mesh_tensorflow._core.shape import Shape
 
 __all__ = ["Collectives", "collectives_of"]

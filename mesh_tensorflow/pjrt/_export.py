@@ -11,8 +11,7 @@ import jax
 import numpy as np
 from jax import export as jax_export
 
-from mesh_tensorflow._core.dimension import Dimension
-from mesh_tensorflow._core.shape import Shape
+from mesh_tensorflow._core.shape import Dimension, Shape
 from mesh_tensorflow._mesh.gspmd.mesh_impl import GspmdMeshImpl
 from mesh_tensorflow.pjrt._devices import all_dtypes
 from mesh_tensorflow.pjrt._function import CompiledFunction, CompiledProgram

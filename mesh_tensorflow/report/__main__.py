@@ -22,7 +22,7 @@ from absl.testing import flagsaver
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import visualize
 from mesh_tensorflow._command_lines.report import REPORT
-from mesh_tensorflow._core.strictness import is_set, strict
+from mesh_tensorflow._core.errors import is_set, strict
 from mesh_tensorflow._programs import run_with_parser
 from mesh_tensorflow.estimator import ModeKeys
 from mesh_tensorflow.transformer import utils

@@ -10,11 +10,10 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops as mtf
 from mesh_tensorflow._core.cost import Collective, Cost
-from mesh_tensorflow._core.dimension import Dimension, convert_to_dimension
 from mesh_tensorflow._core.errors import WrongTypeError, dims_text, tensors_text
 from mesh_tensorflow._core.interfaces import LaidOutLike, LoweringLike
 from mesh_tensorflow._core.operation import Operation, gradient_of_output
-from mesh_tensorflow._core.shape import Shape, check_names_differ
+from mesh_tensorflow._core.shape import Dimension, Shape, check_names_differ, convert_to_dimension
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow.ops._source import check_dimension

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Optional
 
-from mesh_tensorflow._core.dimension import Dimension
 from mesh_tensorflow._core.errors import WrongTypeError, dims_text
+from mesh_tensorflow._core.shape import Dimension
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow.ops._source import given_dimension
 from mesh_tensorflow.signal._fft import FourierOperation

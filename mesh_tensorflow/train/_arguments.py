@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from numbers import Integral
 from typing import Any, Optional, TypeVar, cast
 
-from mesh_tensorflow._core.strictness import did_you_mean
+from mesh_tensorflow._core.errors import did_you_mean
 from mesh_tensorflow.train.callbacks import Callback
 
 __all__ = ["check_callbacks", "learning_rate_of", "check_seed", "explained"]

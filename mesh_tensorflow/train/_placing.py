@@ -11,8 +11,12 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._core.errors import dims_text
-from mesh_tensorflow._core.layout import LayoutLike, LayoutRules, convert_to_layout_rules
-from mesh_tensorflow._core.processors import pnum_to_processor_coordinates
+from mesh_tensorflow._core.layout import (
+    LayoutLike,
+    LayoutRules,
+    convert_to_layout_rules,
+    pnum_to_processor_coordinates,
+)
 from mesh_tensorflow._core.shape import ShapeLike
 from mesh_tensorflow._mesh.devices import (
     check_devices,

@@ -22,7 +22,7 @@ import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow import estimator
 from mesh_tensorflow._command_lines.transformer import DEFAULT_DIRECTORY, RUN_FLAGS
-from mesh_tensorflow._core.strictness import MeshTensorFlowWarning, is_set, strict
+from mesh_tensorflow._core.errors import MeshTensorFlowWarning, is_set, strict
 from mesh_tensorflow._flags import FLAGS, define
 from mesh_tensorflow._programs import run_with_flags
 from mesh_tensorflow.transformer import utils

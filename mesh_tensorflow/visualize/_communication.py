@@ -10,11 +10,9 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import NamedTuple, Optional, Union
 
 from mesh_tensorflow._core.cost import Collective
-from mesh_tensorflow._core.errors import dims_text
-from mesh_tensorflow._core.loop import with_inner_operations
-from mesh_tensorflow._core.operation import Operation
+from mesh_tensorflow._core.errors import dims_text, text_table
+from mesh_tensorflow._core.operation import Operation, with_inner_operations
 from mesh_tensorflow._core.pending import Walk
-from mesh_tensorflow._core.tables import text_table
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow._units import bytes_text

@@ -8,8 +8,8 @@ from typing import Union
 
 import numpy as np
 
+from mesh_tensorflow._core.errors import text_table
 from mesh_tensorflow._core.layout import LayoutRules
-from mesh_tensorflow._core.tables import text_table
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._units import bytes_text, shortened
 from mesh_tensorflow.auto_mtf.hardware import Hardware

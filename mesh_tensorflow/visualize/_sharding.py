@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Optional, Union
 
 from mesh_tensorflow._core.errors import WrongTypeError, dims_text
-from mesh_tensorflow._core.processors import pnum_to_processor_coordinates
+from mesh_tensorflow._core.layout import pnum_to_processor_coordinates
 from mesh_tensorflow._core.shape import Shape, ShapeLike, convert_to_shape
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl

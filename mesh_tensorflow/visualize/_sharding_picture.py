@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from mesh_tensorflow._core.processors import pnum_to_processor_coordinates
+from mesh_tensorflow._core.layout import pnum_to_processor_coordinates
 from mesh_tensorflow._units import shortened
 from mesh_tensorflow.visualize._colors import color_of, text_color
 from mesh_tensorflow.visualize._picture import Box, Picture, Words, text_width

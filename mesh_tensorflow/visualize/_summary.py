@@ -8,8 +8,8 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Optional
 
+from mesh_tensorflow._core.errors import text_table
 from mesh_tensorflow._core.shape import Shape
-from mesh_tensorflow._core.tables import text_table
 from mesh_tensorflow._lowering.update_names import stored_shapes
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow._units import bytes_text, count_text, shortened_apart

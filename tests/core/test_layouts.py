@@ -5,7 +5,7 @@ import pytest
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow._core.errors import mesh_shapes_that_fit
-from mesh_tensorflow._core.processors import shifted_sources
+from mesh_tensorflow._core.layout import shifted_sources
 
 MESH = mtf.convert_to_shape("x:2,y:4")
 A, B, C = mtf.Dimension("a", 8), mtf.Dimension("b", 12), mtf.Dimension("c", 3)

@@ -11,7 +11,7 @@ import tensorflow.compat.v1 as tf
 from helpers.world import A, B, C, World
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow._core import strictness
+from mesh_tensorflow._core import errors
 from mesh_tensorflow._lowering.layout_slips import rules_that_apply
 
 STRICT = r"\n  \(an error by mtf.strict\(\) or MTF_STRICT; a warning otherwise\)"
@@ -206,38 +206,38 @@ def test_where_it_is_strict(monkeypatch):
 
     @mtf.strict()
     def decorated():
-        return strictness.is_strict()
+        return errors.is_strict()
 
     with mtf.strict():
-        found.append(strictness.is_strict())
+        found.append(errors.is_strict())
         with mtf.strict(False):
-            found.append(strictness.is_strict())
-        thread = threading.Thread(target=lambda: found.append(strictness.is_strict()))
+            found.append(errors.is_strict())
+        thread = threading.Thread(target=lambda: found.append(errors.is_strict()))
         thread.start()
         thread.join()
-    found += [decorated(), strictness.is_strict()]
+    found += [decorated(), errors.is_strict()]
     assert found == [True, False, False, True, False]
     for value, expected in {"1": True, "yes": True, "0": False, "off": False, "": False}.items():
         monkeypatch.setenv("MTF_STRICT", value)
-        assert strictness.is_strict() is expected, value
+        assert errors.is_strict() is expected, value
         with mtf.strict(False):
-            assert not strictness.is_strict()
+            assert not errors.is_strict()
 
 
 def test_filters_and_threads():
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("ignore", mtf.MeshTensorFlowWarning)
-        strictness.slip("silenced")
+        errors.slip("silenced")
     assert not caught
     with warnings.catch_warnings():
         warnings.simplefilter("error", mtf.MeshTensorFlowWarning)
         for _ in range(2):  # what raises is not told once and for all
             with pytest.raises(mtf.MeshTensorFlowWarning, match="raised"):
-                strictness.slip("raised")
+                errors.slip("raised")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         threads = [
-            threading.Thread(target=strictness.slip, args=(f"from {i}", "one key"))
+            threading.Thread(target=errors.slip, args=(f"from {i}", "one key"))
             for i in range(8)
         ]
         for thread in threads:

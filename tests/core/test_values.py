@@ -6,8 +6,7 @@ import tensorflow as tf2
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow._core.errors import NoValueError, WrongTypeError
-from mesh_tensorflow._core.strictness import MeshTensorFlowWarning
+from mesh_tensorflow._core.errors import MeshTensorFlowWarning, NoValueError, WrongTypeError
 from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
 
 A, B, C = mtf.Dimension("a", 4), mtf.Dimension("b", 2), mtf.Dimension("c", 2)

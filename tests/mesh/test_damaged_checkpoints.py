@@ -9,7 +9,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow._core import strictness
+from mesh_tensorflow._core import errors
 from mesh_tensorflow.checkpoint import CheckpointError, Saver, check_checkpoint
 from mesh_tensorflow.testing import harness
 from mesh_tensorflow.testing.harness import Placing
@@ -250,7 +250,7 @@ def test_a_full_disk_is_said_and_nothing_half_written_stays(saved, sharded, tmp_
 
 
 def test_nan_is_said_once(tmp_path, monkeypatch):
-    monkeypatch.setattr(strictness, "_told", set())
+    monkeypatch.setattr(errors, "_told", set())
     with tf.Graph().as_default(), harness.separate_memories(), new_session() as session:
         build((8, 16), value=float("nan"))
         session.run(tf.global_variables_initializer())

@@ -19,7 +19,7 @@ import tensorflow.compat.v1 as tf
 from helpers.mesh import xla_cpu_replicas
 from helpers.mesh.tpu_mesh import L2P, MESH, P2L
 
-from mesh_tensorflow._core.processors import pnum_to_processor_coordinates
+from mesh_tensorflow._core.layout import pnum_to_processor_coordinates
 from mesh_tensorflow._mesh.tpu.collectives import TpuCollectives
 
 

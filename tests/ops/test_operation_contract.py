@@ -6,8 +6,7 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import auto_mtf
-from mesh_tensorflow._core.loop import with_inner_operations
-from mesh_tensorflow._core.operation import Operation
+from mesh_tensorflow._core.operation import Operation, with_inner_operations
 from mesh_tensorflow._core.pending import walk
 
 A, B = mtf.Dimension("a", 4), mtf.Dimension("b", 6)

@@ -15,10 +15,9 @@ from typing import Any, Optional, Union
 
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow._core.dimension import Dimension
 from mesh_tensorflow._core.interfaces import LaidOutLike
 from mesh_tensorflow._core.layout import LayoutLike, TensorLayout
-from mesh_tensorflow._core.shape import Shape, ShapeLike
+from mesh_tensorflow._core.shape import Dimension, Shape, ShapeLike
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh.gspmd.merging import merge_parts, split_parts
 from mesh_tensorflow._mesh.gspmd.product import matrix_product

@@ -9,9 +9,9 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow._core.processors import processor_groups
+from mesh_tensorflow._core.errors import table_lookup
+from mesh_tensorflow._core.layout import processor_groups
 from mesh_tensorflow._core.shape import Shape
-from mesh_tensorflow._core.tables import table_lookup
 from mesh_tensorflow._mesh.apart_in_session import apart_in_session
 from mesh_tensorflow._mesh.devices import absent_devices, are_whole_gpus, devices_text
 from mesh_tensorflow._mesh.placement.rings import allreduce_ring

@@ -9,7 +9,7 @@ from typing import Optional, TypeVar
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow._core.processors import pnum_to_processor_coordinates, processor_groups
+from mesh_tensorflow._core.layout import pnum_to_processor_coordinates, processor_groups
 from mesh_tensorflow._core.shape import Shape
 from mesh_tensorflow._mesh.constants import constant
 from mesh_tensorflow._mesh.reducer import Reducer

@@ -7,8 +7,7 @@ from typing import Any, Optional
 
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow._core.layout import TensorLayout
-from mesh_tensorflow._core.processors import pnum_to_processor_coordinates
+from mesh_tensorflow._core.layout import TensorLayout, pnum_to_processor_coordinates
 from mesh_tensorflow._core.shape import Shape
 
 __all__ = ["combine_slices", "in_own_memory", "make_slices", "slice_coordinates"]

@@ -9,8 +9,8 @@ from typing import Any, Optional, Union
 import numpy as np
 import tensorflow.compat.v1 as tf
 
+from mesh_tensorflow._core.errors import table_lookup
 from mesh_tensorflow._core.shape import Shape, list_product
-from mesh_tensorflow._core.tables import table_lookup
 from mesh_tensorflow._mesh.constants import constant
 
 __all__ = [

@@ -7,10 +7,9 @@ from typing import Any, Optional
 
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow._core.errors import dims_text
-from mesh_tensorflow._core.processors import pnum_to_processor_coordinates, processor_groups
+from mesh_tensorflow._core.errors import dims_text, table_lookup
+from mesh_tensorflow._core.layout import pnum_to_processor_coordinates, processor_groups
 from mesh_tensorflow._core.shape import Shape
-from mesh_tensorflow._core.tables import table_lookup
 from mesh_tensorflow._mesh.reducer import Reducer
 from mesh_tensorflow._mesh.slices.functions import reduction_fn
 from mesh_tensorflow._mesh.tpu.context import (

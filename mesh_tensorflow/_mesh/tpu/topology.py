@@ -22,8 +22,7 @@ import numpy as np
 from absl import flags
 
 from mesh_tensorflow._command_lines.flag_table import FOR_ALL
-from mesh_tensorflow._core.dimension import Dimension
-from mesh_tensorflow._core.shape import Shape, list_product
+from mesh_tensorflow._core.shape import Dimension, Shape, list_product
 
 if TYPE_CHECKING:
     from tensorflow.tpu.experimental import DeviceAssignment

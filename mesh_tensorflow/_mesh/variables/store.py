@@ -13,9 +13,8 @@ import tensorflow as tf2
 import tensorflow.compat.v1 as tf
 from tensorflow.python.ops.variable_scope import get_variable_scope_store
 
-from mesh_tensorflow._core.errors import dims_text
+from mesh_tensorflow._core.errors import did_you_mean, dims_text
 from mesh_tensorflow._core.graph import Graph
-from mesh_tensorflow._core.strictness import did_you_mean
 from mesh_tensorflow._mesh.slices.cutting import combine_slices, in_own_memory, make_slices
 from mesh_tensorflow._mesh.variables.form import Form, differs, fitting, whole_form
 from mesh_tensorflow._mesh.variables.initial_values import initial_value

@@ -8,9 +8,8 @@ from typing import NamedTuple, Optional
 
 import numpy as np
 
-from mesh_tensorflow._core.dimension import Dimension
 from mesh_tensorflow._core.operation import Operation
-from mesh_tensorflow._core.shape import Shape
+from mesh_tensorflow._core.shape import Dimension, Shape
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow.auto_mtf._memory.storing import Storing
 from mesh_tensorflow.auto_mtf._memory.updates import Updates, takes_again

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Mapping, Set
 from typing import Union
 
 from mesh_tensorflow._core.layout import LayoutRules
-from mesh_tensorflow._core.loop import with_inner_operations
-from mesh_tensorflow._core.operation import Operation
+from mesh_tensorflow._core.operation import Operation, with_inner_operations
 from mesh_tensorflow.auto_mtf._memory.space import LayoutSpace
 from mesh_tensorflow.auto_mtf.valid_layouts import LayoutValidator
 from mesh_tensorflow.layers._attention.blocked_base import Blocked

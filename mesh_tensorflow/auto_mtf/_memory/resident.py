@@ -9,8 +9,7 @@ from typing import NamedTuple, Optional
 import numpy as np
 
 from mesh_tensorflow._core.graph import Graph
-from mesh_tensorflow._core.loop import Loop
-from mesh_tensorflow._core.operation import Operation
+from mesh_tensorflow._core.operation import Loop, Operation
 from mesh_tensorflow._core.shape import Shape
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow.auto_mtf import scheduler

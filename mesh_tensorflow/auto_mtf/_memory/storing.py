@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Optional
 
-from mesh_tensorflow._core.dimension import Dimension
 from mesh_tensorflow._core.layout import LayoutRules
-from mesh_tensorflow._core.shape import Shape
+from mesh_tensorflow._core.shape import Dimension, Shape
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow._mesh.stored_layout import WEIGHTS_TOO, StoredLayout
 

@@ -8,8 +8,7 @@ from collections.abc import Iterable
 
 from mesh_tensorflow._core.graph import Graph
 from mesh_tensorflow._core.layout import LayoutRules, StoredName
-from mesh_tensorflow._core.loop import with_inner_operations
-from mesh_tensorflow._core.operation import Operation
+from mesh_tensorflow._core.operation import Operation, with_inner_operations
 from mesh_tensorflow._core.shape import Shape
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._lowering.update_names import update_names

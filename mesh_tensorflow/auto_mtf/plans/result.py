@@ -6,10 +6,9 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Optional
 
-from mesh_tensorflow._core.errors import dims_text
+from mesh_tensorflow._core.errors import dims_text, text_table
 from mesh_tensorflow._core.layout import LayoutRules
 from mesh_tensorflow._core.shape import Shape
-from mesh_tensorflow._core.tables import text_table
 from mesh_tensorflow._mesh.stored_layout import StoredLayout
 from mesh_tensorflow._units import bytes_text
 from mesh_tensorflow.auto_mtf.hardware import Hardware

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, Optional
 
-from mesh_tensorflow._core.tables import text_table
+from mesh_tensorflow._core.errors import text_table
 
 __all__ = ["PipelineSchedule"]
 

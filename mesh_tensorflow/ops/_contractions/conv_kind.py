@@ -6,10 +6,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from mesh_tensorflow._core.dimension import Dimension
-from mesh_tensorflow._core.errors import dims_text
-from mesh_tensorflow._core.shape import Shape
-from mesh_tensorflow._core.tables import table_lookup
+from mesh_tensorflow._core.errors import dims_text, table_lookup
+from mesh_tensorflow._core.shape import Dimension, Shape
 
 __all__: list[str] = []
 

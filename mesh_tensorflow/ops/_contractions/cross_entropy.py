@@ -9,9 +9,9 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops as mtf
 from mesh_tensorflow._core.cost import Collective, Cost
-from mesh_tensorflow._core.dimension import Dimension
 from mesh_tensorflow._core.interfaces import LoweringLike
 from mesh_tensorflow._core.operation import Operation, gradient_of_output
+from mesh_tensorflow._core.shape import Dimension
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh.constants import constant
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl

@@ -11,19 +11,19 @@ from typing import Optional
 
 import mesh_tensorflow.ops as mtf
 from mesh_tensorflow._core.cost import Collective, Cost
-from mesh_tensorflow._core.dimension import Dimension, convert_to_dimension
-from mesh_tensorflow._core.errors import dims_text
+from mesh_tensorflow._core.errors import did_you_mean, dims_text, slip
 from mesh_tensorflow._core.graph import leaves_no_node
 from mesh_tensorflow._core.interfaces import LoweringLike
 from mesh_tensorflow._core.operation import Operation, PendingSums, gradient_of_output
 from mesh_tensorflow._core.shape import (
+    Dimension,
     Shape,
     ShapeLike,
     check_sizes_of_names,
+    convert_to_dimension,
     convert_to_shape,
     list_product,
 )
-from mesh_tensorflow._core.strictness import did_you_mean, slip
 from mesh_tensorflow._core.tensor import Tensor, check_tensors, with_stages
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow._mesh.slices.functions import einsum_slice

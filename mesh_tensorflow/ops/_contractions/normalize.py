@@ -8,9 +8,9 @@ from typing import Optional
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._core.cost import Cost
-from mesh_tensorflow._core.dimension import Dimension
 from mesh_tensorflow._core.interfaces import LaidOutLike, LoweringLike
 from mesh_tensorflow._core.operation import Operation
+from mesh_tensorflow._core.shape import Dimension
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh.constants import constant
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl

@@ -8,14 +8,11 @@ from typing import NamedTuple, Optional
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops as mtf
-from mesh_tensorflow._core.dimension import Dimension
-from mesh_tensorflow._core.errors import dims_text, tensors_text
+from mesh_tensorflow._core.errors import dims_text, slip, table_lookup, tensors_text
 from mesh_tensorflow._core.graph import leaves_no_node
 from mesh_tensorflow._core.interfaces import LoweringLike
 from mesh_tensorflow._core.operation import Operation, gradient_of_output
-from mesh_tensorflow._core.shape import Shape, list_product
-from mesh_tensorflow._core.strictness import slip
-from mesh_tensorflow._core.tables import table_lookup
+from mesh_tensorflow._core.shape import Dimension, Shape, list_product
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow.ops._contractions.reduce_broadcast import reduce_first, reduce_mean
 from mesh_tensorflow.ops._elementwise.binary import check_dtypes

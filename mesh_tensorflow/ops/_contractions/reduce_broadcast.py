@@ -10,12 +10,18 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops as mtf
 from mesh_tensorflow._core.cost import Collective, Cost
-from mesh_tensorflow._core.dimension import Dimension, convert_to_dimension
 from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.graph import leaves_no_node
 from mesh_tensorflow._core.interfaces import LoweringLike
 from mesh_tensorflow._core.operation import Operation, PendingSums, gradient_of_output
-from mesh_tensorflow._core.shape import Shape, ShapeLike, convert_to_shape, list_product
+from mesh_tensorflow._core.shape import (
+    Dimension,
+    Shape,
+    ShapeLike,
+    convert_to_dimension,
+    convert_to_shape,
+    list_product,
+)
 from mesh_tensorflow._core.tensor import Tensor, check_tensors, with_stages
 from mesh_tensorflow._mesh.constants import constant
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl

@@ -10,8 +10,7 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops as mtf
 from mesh_tensorflow._core.cost import Cost
 from mesh_tensorflow._core.interfaces import LoweringLike
-from mesh_tensorflow._core.loop import Loop
-from mesh_tensorflow._core.operation import Operation, PendingSums
+from mesh_tensorflow._core.operation import Loop, Operation, PendingSums
 from mesh_tensorflow._core.pending import walk
 from mesh_tensorflow._core.tensor import Tensor, is_differentiable
 from mesh_tensorflow._mesh.constants import inside_loop

@@ -15,8 +15,7 @@ from mesh_tensorflow._core.cost import Cost
 from mesh_tensorflow._core.errors import tensors_text
 from mesh_tensorflow._core.graph import Mesh, leaves_no_node
 from mesh_tensorflow._core.interfaces import LoweringLike
-from mesh_tensorflow._core.loop import Loop, with_inner_operations
-from mesh_tensorflow._core.operation import Operation, PendingSums
+from mesh_tensorflow._core.operation import Loop, Operation, PendingSums, with_inner_operations
 from mesh_tensorflow._core.pending import walk
 from mesh_tensorflow._core.tensor import Tensor, check_tensors
 from mesh_tensorflow._mesh.constants import inside_loop

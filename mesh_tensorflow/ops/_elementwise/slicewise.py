@@ -7,11 +7,10 @@ from typing import Any, Optional, Union
 
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow._core.dimension import Dimension
+from mesh_tensorflow._core.errors import slip
 from mesh_tensorflow._core.interfaces import LoweringLike
 from mesh_tensorflow._core.operation import Operation, PendingSums
-from mesh_tensorflow._core.shape import Shape, ShapeLike, convert_to_shape, list_product
-from mesh_tensorflow._core.strictness import slip
+from mesh_tensorflow._core.shape import Dimension, Shape, ShapeLike, convert_to_shape, list_product
 from mesh_tensorflow._core.tensor import Tensor, check_tensors, is_differentiable
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 

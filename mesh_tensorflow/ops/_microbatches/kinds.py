@@ -22,9 +22,9 @@ from typing import Any, Optional
 
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow._core.dimension import Dimension
 from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.operation import Operation
+from mesh_tensorflow._core.shape import Dimension
 from mesh_tensorflow._core.tensor import Tensor, is_differentiable
 from mesh_tensorflow.ops._contractions.einsum import EinsumOperation
 from mesh_tensorflow.ops._contractions.reduce_broadcast import BroadcastOperation, ReduceOperation

@@ -17,10 +17,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 import mesh_tensorflow.ops as mtf
-from mesh_tensorflow._core.dimension import Dimension
 from mesh_tensorflow._core.graph import Graph
-from mesh_tensorflow._core.loop import with_inner_operations
-from mesh_tensorflow._core.operation import Operation
+from mesh_tensorflow._core.operation import Operation, with_inner_operations
+from mesh_tensorflow._core.shape import Dimension
 from mesh_tensorflow._core.tensor import Tensor, is_differentiable
 from mesh_tensorflow.ops._control.recompute import usable
 from mesh_tensorflow.ops._debug import ScalarSummaryOperation

@@ -9,10 +9,9 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops as mtf
 from mesh_tensorflow._core.cost import Cost
-from mesh_tensorflow._core.dimension import Dimension
 from mesh_tensorflow._core.interfaces import LoweringLike
 from mesh_tensorflow._core.operation import Operation, PendingSums, gradient_of_output
-from mesh_tensorflow._core.shape import Shape
+from mesh_tensorflow._core.shape import Dimension, Shape
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh.constants import constant
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl

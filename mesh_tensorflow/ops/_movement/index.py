@@ -9,13 +9,18 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops as mtf
 from mesh_tensorflow._core.cost import Collective, Cost
-from mesh_tensorflow._core.dimension import Dimension, convert_to_dimension
-from mesh_tensorflow._core.errors import dims_text
+from mesh_tensorflow._core.errors import dims_text, slip
 from mesh_tensorflow._core.graph import leaves_no_node
 from mesh_tensorflow._core.interfaces import LoweringLike
 from mesh_tensorflow._core.operation import Operation
-from mesh_tensorflow._core.shape import Shape, ShapeLike, check_names_differ, convert_to_shape
-from mesh_tensorflow._core.strictness import slip
+from mesh_tensorflow._core.shape import (
+    Dimension,
+    Shape,
+    ShapeLike,
+    check_names_differ,
+    convert_to_dimension,
+    convert_to_shape,
+)
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh.laid_out import LaidOutTensor
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl

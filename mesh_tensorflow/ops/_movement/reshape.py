@@ -9,18 +9,18 @@ from typing import Any, NamedTuple, Optional, Union, overload
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._core.cost import Collective, Cost
-from mesh_tensorflow._core.dimension import Dimension, convert_to_dimension
-from mesh_tensorflow._core.errors import dims_text
+from mesh_tensorflow._core.errors import dims_text, slip
 from mesh_tensorflow._core.interfaces import LaidOutLike, LoweringLike
 from mesh_tensorflow._core.operation import Operation, PendingSums, gradient_of_output
 from mesh_tensorflow._core.shape import (
+    Dimension,
     Shape,
     ShapeLike,
     anonymous_shape,
     check_names_differ,
+    convert_to_dimension,
     convert_to_shape,
 )
-from mesh_tensorflow._core.strictness import slip
 from mesh_tensorflow._core.tensor import Tensor, check_tensors, with_stages
 from mesh_tensorflow._mesh.constants import constant
 from mesh_tensorflow._mesh.laid_out import LazyAllreduceSum

@@ -7,11 +7,10 @@ from typing import Optional
 
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow._core.dimension import Dimension
 from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.interfaces import LoweringLike
 from mesh_tensorflow._core.operation import Operation, gradient_of_output
-from mesh_tensorflow._core.shape import Shape
+from mesh_tensorflow._core.shape import Dimension, Shape
 from mesh_tensorflow._core.tensor import Tensor
 
 __all__ = ["PadOperation", "SliceOperation", "mtf_slice", "pad"]

@@ -8,11 +8,10 @@ from typing import Optional, Union
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops as mtf
-from mesh_tensorflow._core.dimension import Dimension
 from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.interfaces import LoweringLike
 from mesh_tensorflow._core.operation import Operation, gradient_of_output
-from mesh_tensorflow._core.shape import Shape, check_names_differ
+from mesh_tensorflow._core.shape import Dimension, Shape, check_names_differ
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow.ops._elementwise.binary import check_dtypes
 from mesh_tensorflow.ops._source import check_dimension

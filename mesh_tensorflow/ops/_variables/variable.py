@@ -13,12 +13,11 @@ from typing import Any, Optional, Union
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._core.cost import Cost
-from mesh_tensorflow._core.dimension import Dimension
+from mesh_tensorflow._core.errors import slip
 from mesh_tensorflow._core.graph import Mesh, leaves_no_node
 from mesh_tensorflow._core.interfaces import LaidOutLike, LoweringLike
 from mesh_tensorflow._core.operation import Operation
-from mesh_tensorflow._core.shape import Shape, ShapeLike, convert_to_shape
-from mesh_tensorflow._core.strictness import slip
+from mesh_tensorflow._core.shape import Dimension, Shape, ShapeLike, convert_to_shape
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow._mesh.variables.initial_values import checked_value, seeded_initializer

@@ -11,9 +11,8 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 from jax.sharding import NamedSharding
 
-from mesh_tensorflow._core.dimension import Dimension
 from mesh_tensorflow._core.layout import TensorLayout
-from mesh_tensorflow._core.shape import Shape
+from mesh_tensorflow._core.shape import Dimension, Shape
 from mesh_tensorflow._stop_signals import deferred
 from mesh_tensorflow.pjrt._devices import AnyMesh, all_dtypes, device_mesh, sharding
 from mesh_tensorflow.pjrt._function import CompiledProgram

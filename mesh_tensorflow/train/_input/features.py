@@ -9,8 +9,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
-from mesh_tensorflow._core.errors import dims_text
-from mesh_tensorflow._core.strictness import did_you_mean
+from mesh_tensorflow._core.errors import did_you_mean, dims_text
 
 __all__ = ["Features", "as_array", "with_dtype"]
 

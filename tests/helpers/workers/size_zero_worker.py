@@ -7,8 +7,8 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow as mtf
 from helpers.choices import choose
-from mesh_tensorflow._core.dimension import split_pairs
-from mesh_tensorflow._core.loop import with_inner_operations
+from mesh_tensorflow._core.operation import with_inner_operations
+from mesh_tensorflow._core.shape import split_pairs
 from mesh_tensorflow.testing import harness
 from mesh_tensorflow.testing.cases import CASES, table
 from mesh_tensorflow.testing.harness import Placing

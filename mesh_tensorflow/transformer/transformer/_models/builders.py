@@ -8,7 +8,7 @@ from typing import Any, Optional
 import gin
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
-from mesh_tensorflow._core.strictness import slip
+from mesh_tensorflow._core.errors import slip
 from mesh_tensorflow.transformer.transformer._layer import TransformerLayer
 from mesh_tensorflow.transformer.transformer._models.bitransformer import Bitransformer
 from mesh_tensorflow.transformer.transformer._models.student_teacher import StudentTeacher

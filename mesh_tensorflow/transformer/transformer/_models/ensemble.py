@@ -8,8 +8,7 @@ import gin
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
-from mesh_tensorflow._core.errors import dims_text
-from mesh_tensorflow._core.strictness import slip
+from mesh_tensorflow._core.errors import dims_text, slip
 
 __all__ = [
     "reduce_ensemble_logits",

@@ -12,8 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
-from mesh_tensorflow._core.loop import with_inner_operations
-from mesh_tensorflow._core.operation import Operation
+from mesh_tensorflow._core.operation import Operation, with_inner_operations
 
 __all__ = ["alike", "check_context", "check_stages_apart", "depending_on", "tensors_in", "used"]
 
