@@ -51,7 +51,12 @@ from mesh_tensorflow._core.graph import Graph, Mesh
 from mesh_tensorflow._core.interfaces import LaidOutLike
 from mesh_tensorflow._core.operation import Operation, PendingSums
 from mesh_tensorflow._core.tensor import Tensor
-from mesh_tensorflow._lowering.checks import all_of_package, check_impls, check_layouts
+from mesh_tensorflow._lowering.checks import (
+    all_of_package,
+    check_impls,
+    check_layouts,
+    check_rules_apply,
+)
 from mesh_tensorflow._lowering.copies import copy_in_sequence
 from mesh_tensorflow._lowering.counters import (
     communication_table,
@@ -60,12 +65,17 @@ from mesh_tensorflow._lowering.counters import (
     pretty_print_counters,
     write_log,
 )
-from mesh_tensorflow._lowering.layout_slips import check_rules_apply
-from mesh_tensorflow._lowering.log import is_logging, log_operation, trace_mark
-from mesh_tensorflow._lowering.named_values import collect_values
-from mesh_tensorflow._lowering.nan_checks import all_checks, check_outputs, parted_at_assignments
 from mesh_tensorflow._lowering.stack_variables import largest_stacked_slice
 from mesh_tensorflow._lowering.stored_layouts import rewrite_stored_layouts
+from mesh_tensorflow._lowering.watched import (
+    all_checks,
+    check_outputs,
+    collect_values,
+    is_logging,
+    log_operation,
+    parted_at_assignments,
+    trace_mark,
+)
 from mesh_tensorflow._mesh.laid_out import LaidOutTensor, LazyAllreduceSum
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow._mesh.mesh_pair import HasSlices, MeshPair

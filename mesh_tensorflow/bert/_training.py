@@ -12,7 +12,7 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import estimator
 from mesh_tensorflow._flags import FLAGS
-from mesh_tensorflow._lowering.layout_slips import rules_that_apply
+from mesh_tensorflow._lowering.checks import rules_that_apply
 from mesh_tensorflow.bert._config import BertConfig
 from mesh_tensorflow.bert._restore import checkpoint_hook, load_initial_checkpoint
 from mesh_tensorflow.bert.optimization import create_optimizer

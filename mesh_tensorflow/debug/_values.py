@@ -11,7 +11,7 @@ import tensorflow.compat.v1 as tf
 from mesh_tensorflow._core.errors import WrongTypeError
 from mesh_tensorflow._core.tensor import Tensor, check_tensors
 from mesh_tensorflow._lowering.lowering import Lowering
-from mesh_tensorflow._lowering.named_values import values_by_name
+from mesh_tensorflow._lowering.watched import values_by_name
 from mesh_tensorflow._watching.requests import CollectedValues, Collector, use_collector
 
 __all__ = ["collect", "inspect", "patterns_of", "values"]

@@ -10,7 +10,7 @@ from typing import NamedTuple, Optional
 
 from mesh_tensorflow._core.errors import text_table
 from mesh_tensorflow._core.shape import Shape
-from mesh_tensorflow._lowering.update_names import stored_shapes
+from mesh_tensorflow._lowering.stored_layouts import stored_shapes
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow._units import bytes_text, count_text, shortened_apart
 from mesh_tensorflow.ops._variables.variable import Variable

@@ -12,7 +12,7 @@ from helpers.world import A, B, C, World
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow._core import errors
-from mesh_tensorflow._lowering.layout_slips import rules_that_apply
+from mesh_tensorflow._lowering.checks import rules_that_apply
 
 STRICT = r"\n  \(an error by mtf.strict\(\) or MTF_STRICT; a warning otherwise\)"
 OTHER_A = mtf.Dimension("a", 4)
@@ -237,8 +237,7 @@ def test_filters_and_threads():
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         threads = [
-            threading.Thread(target=errors.slip, args=(f"from {i}", "one key"))
-            for i in range(8)
+            threading.Thread(target=errors.slip, args=(f"from {i}", "one key")) for i in range(8)
         ]
         for thread in threads:
             thread.start()

@@ -11,7 +11,7 @@ from mesh_tensorflow._core.layout import LayoutRules, StoredName
 from mesh_tensorflow._core.operation import Operation, with_inner_operations
 from mesh_tensorflow._core.shape import Shape
 from mesh_tensorflow._core.tensor import Tensor
-from mesh_tensorflow._lowering.update_names import update_names
+from mesh_tensorflow._lowering.stored_layouts import update_names
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow._mesh.stored_layout import WEIGHTS_TOO, StoredLayout
 from mesh_tensorflow.ops._variables.assign import Assign

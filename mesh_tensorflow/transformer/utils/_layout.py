@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._core.errors import did_you_mean, slip
-from mesh_tensorflow._lowering.layout_slips import rules_that_apply
+from mesh_tensorflow._lowering.checks import rules_that_apply
 from mesh_tensorflow.transformer.attention._sharding import names_lent
 
 __all__ = ["layout_of_program"]

@@ -1,13 +1,19 @@
-"""Checks that the outputs of operations are neither NaN nor infinite, on each processor."""
+"""What a user asks to see of a lowered program: values by name, a log, and checks for NaNs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union
 
+import tensorflow as tf2
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._core.errors import dims_text
+from mesh_tensorflow._core.graph import Graph
 from mesh_tensorflow._core.layout import pnum_to_processor_coordinates
 from mesh_tensorflow._core.operation import Operation, with_inner_operations
 from mesh_tensorflow._core.tensor import Tensor, is_differentiable
@@ -16,13 +22,181 @@ from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow._mesh.slices.complex_view import real_view
 from mesh_tensorflow._watching.node_names import site_text
 from mesh_tensorflow._watching.nonfinite import STATE, NonFiniteError, nonfinite_message
-from mesh_tensorflow._watching.requests import NanChecks
+from mesh_tensorflow._watching.requests import (
+    EAGER_EVENT,
+    NanChecks,
+    collectors,
+    is_profiling,
+    matches,
+)
 from mesh_tensorflow.ops._variables.assign import Assign, ReadVariable
 
 if TYPE_CHECKING:
     from mesh_tensorflow._lowering.lowering import Lowering
 
-__all__ = ["all_checks", "check_outputs", "parted_at_assignments"]
+
+def named_tensors(graph: Graph) -> Iterator[tuple[str, Tensor]]:
+    """Yields the Tensors of a graph outside of loops, with their names.
+
+    The name is that of the operation, with the number of the output if it has several. Tensors that
+    were given to `mtf.inspect` come again, under their names there.
+
+    Args:
+      graph: a Graph.
+    """
+    made = set()
+    for op in graph.operations:
+        outputs = op.outputs
+        made.update(outputs)
+        for y in outputs:
+            yield (op.name if len(outputs) == 1 else y.name), y
+    for name, x in graph.inspected.items():
+        if x in made or x in graph.stacked_values:
+            yield name, x
+
+
+def values_by_name(
+    lowering: Lowering, patterns: Sequence[str], processor: Optional[int]
+) -> dict[str, tf.Tensor]:
+    """Returns the values of the Tensors whose names match, and of all that are inspected.
+
+    Args:
+      lowering: a Lowering.
+      patterns: patterns of names, as of files.
+      processor: the number of the processor whose slices are returned; None for whole values.
+    """
+    return {
+        name: (
+            lowering.export_to_tf_tensor(x)
+            if processor is None
+            else processor_slice(lowering, x, processor)
+        )
+        for name, x in named_tensors(lowering.graph)
+        if x in lowering.tensors and (name in lowering.graph.inspected or matches(name, patterns))
+    }
+
+
+def collect_values(lowering: Lowering) -> None:
+    """Gives the values that are asked for to the collectors of this context."""
+    for collector in collectors():
+        collector.values.update(values_by_name(lowering, collector.patterns, collector.processor))
+
+
+def processor_slice(lowering: Lowering, x: Tensor, pnum: int) -> tf.Tensor:
+    """Returns the slice of a Tensor that one processor of the requested mesh has.
+
+    Args:
+      lowering: a Lowering.
+      x: a Tensor.
+      pnum: the number of the processor.
+
+    Raises:
+      ValueError: the mesh has no such processor.
+    """
+    requested, executed = lowering.requested_impl(x), lowering.mesh_impl(x)
+    if not 0 <= pnum < requested.size:
+        raise ValueError(
+            f"processor {pnum} of mesh {x.mesh.name!r} does not exist: {requested.shape} has "
+            f"processors 0 to {requested.size - 1}"
+        )
+    value = lowering.tensors[x].to_laid_out_tensor()
+    slices = value.all_slices
+    # On a merged mesh no processor has exactly that slice, so it is cut from the whole value.
+    if executed is not requested:
+        whole = executed.export_to_tf_tensor(x, value)
+        begin = tf.constant(requested.slice_begin(x.shape, pnum), tf.int32)
+        return tf.slice(whole, begin, requested.slice_shape(x.shape)) if len(x.shape) else whole
+    if len(slices) == requested.size:
+        return tf.identity(slices[pnum])
+    return _from_processor(executed, value, pnum)
+
+
+def _from_processor(mesh_impl: MeshImpl, value: LaidOutTensor, pnum: int) -> tf.Tensor:
+    """Returns one processor's slice on all processors of a program."""
+    dtype = value.all_slices[0].dtype
+    carried = tf.int32 if dtype == tf.bool else dtype
+
+    def own_or_zeros(piece: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
+        piece = tf.cast(piece, carried)
+        return tf.where(
+            tf.fill(tf.shape(piece), tf.equal(number, pnum)), piece, tf.zeros_like(piece)
+        )
+
+    # A program is the same on all processors and cannot return what only one has. So the others add
+    # zeros to it. The select, unlike a product with 0, keeps their NaNs out.
+    mine = mesh_impl.slicewise(own_or_zeros, value, mesh_impl.laid_out_pnum())
+    summed = mesh_impl.allreduce(mine, list(range(mesh_impl.ndims)), "SUM")
+    return tf.cast(summed.to_laid_out_tensor().all_slices[0], dtype)
+
+
+_LOGGER = logging.getLogger("mesh_tensorflow.lowering")
+_NO_MARK = contextlib.nullcontext()
+_ASKS = ("1", "true", "yes", "on", "all", "lowering")
+
+
+class _Stderr(logging.StreamHandler):
+    """Writes to what is standard error at the time."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Writes a line."""
+        # Notebooks and tests replace sys.stderr; a stream that was kept would write to the old one.
+        self.setStream(sys.stderr)
+        super().emit(record)
+
+
+def is_logging() -> bool:
+    """Returns whether MTF_LOG asks for a line for each operation, and prepares the logger."""
+    asked = os.environ.get("MTF_LOG", "").lower().replace(" ", "").split(",")
+    if not any(word in _ASKS for word in asked):
+        return False
+    if not _LOGGER.handlers:
+        handler = _Stderr()
+        handler.setFormatter(logging.Formatter("%(message)s"))
+        _LOGGER.addHandler(handler)
+        _LOGGER.setLevel(logging.INFO)
+        # The root logger, which absl or the user has set up, would write each line a second time.
+        _LOGGER.propagate = False
+    return True
+
+
+def log_operation(lowering: Lowering, op: Operation, communicated: int) -> None:
+    """Logs an operation that has just been lowered.
+
+    Args:
+      lowering: the Lowering.
+      op: the operation.
+      communicated: the number of collectives of the Lowering before it.
+    """
+    impl = lowering.requested_impl(op)
+    parts = [f"lowering {op.name} {type(op).__name__}"]
+    parts += [_output_text(impl, y) for y in op.outputs]
+    for _, mesh_impl, collective in lowering.collectives[communicated:]:
+        axes = ", ".join(mesh_impl.shape[axis].name for axis in collective.mesh_axes)
+        parts.append(f"{collective.kind} over {axes}: {collective.bytes:,} bytes")
+    if op.site is not None:
+        parts.append(f"{'gradient of ' if op.gradient_of is not None else ''}{op.site}")
+    _LOGGER.info("%s", " | ".join(parts))
+
+
+def _output_text(impl: MeshImpl, y: Tensor) -> str:
+    layout = impl.tensor_layout(y.shape)
+    rules = ", ".join(
+        f"{d.name}:{impl.shape[axis].name}" for d, axis in zip(y.shape, layout) if axis is not None
+    )
+    shape = f"{dims_text(y.shape) or 'scalar'} {y.dtype.name}"
+    return f"{shape}, slice {impl.slice_shape(y.shape)}, {rules or 'whole'}"
+
+
+def trace_mark(op: Operation) -> contextlib.AbstractContextManager:
+    """Marks an operation of eager code in a profile; others are found by the names of their nodes.
+
+    Args:
+      op: the operation that is lowered within.
+    """
+    if not is_profiling() or not tf.executing_eagerly():
+        return _NO_MARK
+    return tf2.profiler.experimental.Trace(f"{EAGER_EVENT}{op.name}")
+
 
 _MOST_INPUTS = 8  # that are described
 
