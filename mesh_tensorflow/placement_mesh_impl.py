@@ -25,20 +25,18 @@ from mesh_tensorflow._mesh.devices import (
     soft_placement,
 )
 from mesh_tensorflow._mesh.laid_out import convert_args_to_laid_out_tensors
-from mesh_tensorflow._mesh.mesh_impl import MeshImpl
-from mesh_tensorflow._mesh.mesh_pair import MeshPair
-from mesh_tensorflow._mesh.naming import named_collective
-from mesh_tensorflow._mesh.placement.collectives import PlacedReducer
-from mesh_tensorflow._mesh.placement.random_tensor import random_tensor
-from mesh_tensorflow._mesh.placement.rings import (
+from mesh_tensorflow._mesh.mesh_impl import MeshImpl, MeshPair, named_collective
+from mesh_tensorflow._mesh.placement import (
+    PlacedReducer,
+    PlacedTensor,
+    PlacedVariable,
     allconcat_ring,
     allreduce_ring,
     allreduce_ring_single_shard,
     alltoall_pointtwise,
     alltoall_ring,
+    random_tensor,
 )
-from mesh_tensorflow._mesh.placement.tensor import PlacedTensor
-from mesh_tensorflow._mesh.placement.variable import PlacedVariable
 from mesh_tensorflow._mesh.slices.matrix_product import contract
 from mesh_tensorflow._mesh.stored_layout import given_stored_layout
 

@@ -17,20 +17,17 @@ from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh.constants import at_device, constant
 from mesh_tensorflow._mesh.devices import check_devices
 from mesh_tensorflow._mesh.laid_out import convert_args_to_laid_out_tensors
-from mesh_tensorflow._mesh.mesh_impl import MeshImpl
-from mesh_tensorflow._mesh.naming import named_collective
+from mesh_tensorflow._mesh.mesh_impl import MeshImpl, named_collective
 from mesh_tensorflow._mesh.program import Program
 from mesh_tensorflow._mesh.simd.collectives import TfCollectives
 from mesh_tensorflow._mesh.simd.program import current_program
 from mesh_tensorflow._mesh.simd.replicate import replicate
-from mesh_tensorflow._mesh.simd.tensor import SimdTensor
-from mesh_tensorflow._mesh.simd.variable import SimdVariable
+from mesh_tensorflow._mesh.simd.variable import SimdTensor, SimdVariable
 from mesh_tensorflow._mesh.slices import random_values
 from mesh_tensorflow._mesh.slices.matrix_product import contract
 from mesh_tensorflow._mesh.stored_layout import given_stored_layout
-from mesh_tensorflow._mesh.tpu.context import tpu_context
-from mesh_tensorflow._mesh.tpu.program import TpuProgram
-from mesh_tensorflow._mesh.tpu.topology import (
+from mesh_tensorflow._mesh.tpu_program import TpuProgram, tpu_context
+from mesh_tensorflow._mesh.tpu_topology import (
     HierarchicalTiling,
     auto_logical_to_physical_tpu,
     physical_shape_3d_from_topology_proto_4d,

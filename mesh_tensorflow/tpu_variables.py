@@ -10,7 +10,7 @@ import tensorflow.compat.v1 as tf
 from tensorflow.python.types.core import Tensor as VariableBase
 
 from mesh_tensorflow._core.tensor import ArrayLike
-from mesh_tensorflow._mesh.tpu.context import tpu_context
+from mesh_tensorflow._mesh.tpu_program import tpu_context
 from mesh_tensorflow.utils import outside_all_rewrites
 
 __all__ = ["ReplicatedVariable", "TF_23", "VariableBase"]

@@ -157,3 +157,12 @@ def no_graph_rewriting():
     yield
     kept = {"disable_meta_optimizer": False, **before}
     tf2.config.optimizer.set_experimental_options(kept)
+
+
+@pytest.fixture(scope="session")
+def eight_devices():
+    """JAX has eight CPUs as its devices, however many the first program that uses them needs."""
+    jax = pytest.importorskip("jax", reason="mesh_tensorflow.pjrt needs jax")
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_num_cpu_devices", 8)
+    assert len(jax.devices()) == 8, "something in this process has used JAX before"

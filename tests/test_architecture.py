@@ -58,24 +58,13 @@ CORE_ORDER = [
 ]
 # Rooms of _mesh: neither sees the other, and files outside of rooms see none of them but slices.
 MESH_ORDER = [
-    [
-        "constants",
-        "devices",
-        "global_steps",
-        "laid_out",
-        "laid_out_variable",
-        "naming",
-        "parallel",
-        "program",
-        "reducer",
-    ],
-    ["mesh_pair", "session_config", "apart_in_session"],
+    ["constants", "devices", "laid_out", "program"],
     ["slices"],
     ["stored_layout"],
     ["mesh_impl"],
     ["variables"],
     ["step_inputs"],
-    ["placement", "simd", "tpu", "gspmd"],
+    ["placement", "simd", "tpu_program", "tpu_topology", "gspmd"],
 ]
 # (module, what it imports): why it does so although the order forbids it.
 AGAINST_THE_ORDER = {

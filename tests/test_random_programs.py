@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from mesh_tensorflow.testing import harness
 
+pytestmark = pytest.mark.usefixtures("eight_devices")
 INSTRUCTION = st.tuples(
     st.integers(0, len(random_programs.OPS) - 1),
     st.integers(0, 3),

@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from mesh_tensorflow._core.shape import Dimension, Shape
     from mesh_tensorflow._core.tensor import Tensor
     from mesh_tensorflow._mesh.laid_out import LaidOutTensor
-    from mesh_tensorflow._mesh.mesh_impl import MeshImpl
-    from mesh_tensorflow._mesh.mesh_pair import HasSlices
+    from mesh_tensorflow._mesh.mesh_impl import HasSlices, MeshImpl
     from mesh_tensorflow.ops._variables.variable import Variable
     from mesh_tensorflow.ops._variables.variable_dtype import VariableDType
 

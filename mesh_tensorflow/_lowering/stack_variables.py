@@ -8,7 +8,7 @@ from typing import Any, Optional
 from mesh_tensorflow._core.graph import Graph, Mesh
 from mesh_tensorflow._core.operation import Operation, with_inner_operations
 from mesh_tensorflow._core.tensor import Tensor
-from mesh_tensorflow._mesh.gspmd.sharding import current_compilation
+from mesh_tensorflow._mesh.gspmd import current_compilation
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow.ops._control.control import Depend
 from mesh_tensorflow.ops._movement.split_concat import StackOperation, UnstackOperation

@@ -1,24 +1,34 @@
-"""Devices: discovery, checks and memory domains."""
+"""Devices: of a process, of a session's configuration and of a mesh; which share memory.
+
+Collectives between them would wait for each other forever, without a message. Which devices a
+session has is not known while its graph is built, so the check runs with the step.
+"""
 
 from __future__ import annotations
 
 import collections
-from collections.abc import Sequence
-from typing import Optional
+import contextlib
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, Optional
 
+import tensorflow as tf2
 import tensorflow.compat.v1 as tf
 from tensorflow.python.eager import context
 
 from mesh_tensorflow._core.errors import dims_text, mesh_shapes_that_fit, slip
 from mesh_tensorflow._core.layout import (
+    LayoutLike,
     LayoutRules,
+    convert_to_layout_rules,
     pnum_to_processor_coordinates,
     processor_groups,
 )
-from mesh_tensorflow._core.shape import Shape
+from mesh_tensorflow._core.shape import Shape, ShapeLike, convert_to_shape, list_product
 
 __all__ = [
     "absent_devices",
+    "apart_in_session",
     "are_whole_gpus",
     "check_devices",
     "check_devices_exist",
@@ -26,9 +36,14 @@ __all__ = [
     "default_devices",
     "device_spec",
     "devices_text",
+    "local_cpus",
     "local_device",
     "memory_domain",
     "merged_processors",
+    "parallel",
+    "session_config",
+    "set_cpus",
+    "set_threads",
     "soft_placement",
 ]
 
@@ -286,3 +301,176 @@ def check_rules(layout_rules: LayoutRules, mesh_shape: Shape) -> None:
             f"the mesh has {dims_text(mesh_shape)}. Correct the rule, add the dimension to "
             "the mesh, or pass strict_layout=False to ignore such rules"
         )
+
+
+def apart_in_session(devices: Sequence[str], mend: str) -> tf.Operation:
+    """Returns an operation that fails if a session has put two of some devices in one place.
+
+    That is what soft placement does with absent devices; and collectives between members on one
+    device wait forever. Each device has its own resources: what each writes, it reads again.
+
+    Args:
+      devices: device strings, all different.
+      mend: what else to do than to name other devices, for the message.
+    """
+    scope = tf.get_default_graph()._get_control_flow_context()
+    # Nothing outside of a loop can wait for what is in it, so each control flow context has its
+    # own.
+    found = tf.get_collection_ref(f"mtf_apart/{getattr(scope, 'name', '')}/{devices}")
+    if found:
+        return found[0]
+    handles, written, read = [], [], []
+    for number, device in enumerate(devices):
+        with tf.device(device):
+            # One name everywhere: handles are one variable only if their devices are the same.
+            handle = tf.raw_ops.VarHandleOp(
+                dtype=tf.float32, shape=[], shared_name=f"mtf_number_among/{'/'.join(devices)}"
+            )
+            value = tf.constant(float(number))
+            written.append(tf.raw_ops.AssignVariableOp(resource=handle, value=value))
+            handles.append(handle)
+    with tf.control_dependencies(written):
+        for device, handle in zip(devices, handles):
+            with tf.device(device):
+                read.append(tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float32))
+    with tf.device(device_spec(devices[0]).replace(device_type="CPU", device_index=0).to_string()):
+        same = tf.reduce_all(tf.equal(tf.stack(read), list(map(float, range(len(devices))))))
+        text = (
+            f"the session has put several of the devices {', '.join(devices)} in one place, where "
+            "collectives between them would wait forever: it lacks some, and has "
+            f"allow_soft_placement. Name devices of session.list_devices(), or {mend}"
+        )
+        found.append(tf.raw_ops.Assert(condition=same, data=[text], summarize=1))
+    return found[0]
+
+
+def session_config(
+    mesh_shape: ShapeLike,
+    layout: LayoutLike,
+    devices: Optional[Sequence[str]] = None,
+) -> tf.ConfigProto:
+    """Returns the configuration of a session that computes on logical CPUs of this machine.
+
+    It has a logical CPU for each processor. If the layout splits tensors into at least as many
+    parts as the machine has cores, each operation is computed by one thread, since all cores have
+    operations of other processors: that is faster than sharing each operation among all threads.
+    The first session of a program decides about threads for all of them, and so does the first
+    eager operation, or tracing a SIMD program. So this function also sets the threads of the
+    process, unless TensorFlow has begun: call it before.
+
+    Args:
+      mesh_shape: a Shape, or a string such as "rows:2,cols:2".
+      layout: LayoutRules, or a string such as "batch:rows,d_ff:cols".
+      devices: the device of each processor, by default "cpu:0", "cpu:1" and so on. Devices that are
+        no CPUs of this process are left to TensorFlow.
+
+    Raises:
+      ValueError: there is not a device for each processor, or one is malformed.
+    """
+    shape, rules = convert_to_shape(mesh_shape), convert_to_layout_rules(layout)
+    if devices is None:
+        devices = [f"cpu:{i}" for i in range(shape.size)]
+    check_devices(devices, shape)
+    config = tf.ConfigProto()
+    set_cpus(config, local_cpus(devices), shape, rules)
+    return config
+
+
+def local_cpus(devices: Sequence[str]) -> list[int]:
+    """Returns the numbers of the CPUs of this process among devices."""
+    specs = [device_spec(device) for device in devices]
+    return [
+        spec.device_index or 0
+        for spec in specs
+        if spec.device_type in (None, "CPU") and spec.job in (None, "localhost")
+    ]
+
+
+def set_cpus(
+    config: tf.ConfigProto, cpus: Sequence[int], mesh_shape: Shape, rules: Optional[LayoutRules]
+) -> None:
+    """Sets the logical CPUs of a session, and the threads of an operation.
+
+    Args:
+      config: the tf.ConfigProto that is changed.
+      cpus: the numbers of the CPUs of this process in the mesh.
+      mesh_shape: the Shape of the mesh.
+      rules: its LayoutRules; if None, threads are left to TensorFlow.
+    """
+    config.device_count["CPU"] = 1 + max(cpus, default=0)
+    threads = None if rules is None else set_threads(cpus, mesh_shape, rules)
+    if threads is not None:
+        config.intra_op_parallelism_threads, config.inter_op_parallelism_threads = threads
+
+
+def set_threads(
+    cpus: Sequence[int], mesh_shape: Shape, rules: LayoutRules
+) -> Optional[tuple[int, int]]:
+    """Sets, and returns, the threads of an operation, and those of operations at a time.
+
+    They are set unless eager code has begun: TensorFlow's first session or function decides about
+    threads for the whole process, and tracing a SIMD program counts as one.
+
+    Args:
+      cpus: the numbers of the CPUs of this process in the mesh.
+      mesh_shape: the Shape of the mesh.
+      rules: its LayoutRules.
+
+    Returns:
+      None if they are left to TensorFlow.
+    """
+    splitting = {mesh_dim for _, mesh_dim in rules.pairs}
+    parts = list_product(d.size for d in mesh_shape if d.name in splitting)
+    cores = _cores()
+    # Fewer parts than cores would leave cores idle if each operation had one thread.
+    if cores == 1 or min(parts, len(set(cpus))) < cores:
+        return None
+    with contextlib.suppress(RuntimeError):  # which says that it has begun
+        tf2.config.threading.set_intra_op_parallelism_threads(1)
+    return 1, cores
+
+
+def _cores() -> int:
+    """Returns how many cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def parallel(devices: Sequence[str], fn: Callable, *args: object, **kwargs: object) -> list[Any]:
+    """Calls `fn` once on each device, in variable scopes parallel_0, parallel_1, ...
+
+    Args:
+      devices: a list of device strings.
+      fn: a function.
+      *args: a list with a value for each device, or any other value, passed to all calls.
+      **kwargs: likewise.
+
+    Returns:
+      A list of the results.
+
+    Raises:
+      ValueError: `devices` is not a list, or an argument is a list of another length.
+    """
+    if not isinstance(devices, list):
+        raise ValueError(f"devices must be a list, not {type(devices).__name__}")
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, list) and len(value) != len(devices):
+            raise ValueError(
+                f"a list argument must have a value for each of {len(devices)} devices, got "
+                f"{len(value)}: {value!r}"
+            )
+
+    def pick(value: object, i: int) -> object:
+        return value[i] if isinstance(value, list) else value
+
+    results = []
+    for i, device in enumerate(devices):
+        with tf.variable_scope(f"parallel_{i}"), tf.device(device):
+            results.append(
+                fn(
+                    *[pick(a, i) for a in args],
+                    **{key: pick(value, i) for key, value in kwargs.items()},
+                )
+            )
+    return results

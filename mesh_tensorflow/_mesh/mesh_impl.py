@@ -1,4 +1,7 @@
-"""MeshImpl: the interface that operations are lowered through, whatever they run on.
+"""MeshImpl: how the operations of a Graph run on a mesh; what all its kinds share.
+
+Each kind of mesh has its own: `placement/collectives.py`, `simd/collectives.py` and
+`tpu/collectives.py`.
 
 Operations know shapes, layouts and this interface, and nothing about devices:
 
@@ -32,10 +35,12 @@ Results must not depend on the layout, so that a layout affects performance alon
 
 from __future__ import annotations
 
+import abc
 import contextlib
+import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Generic, Optional, TypeVar, Union
+from typing import Any, Generic, Optional, Protocol, TypeVar, Union
 
 import tensorflow.compat.v1 as tf
 
@@ -53,14 +58,70 @@ from mesh_tensorflow._core.layout import (
 from mesh_tensorflow._core.shape import Dimension, Shape, ShapeLike, convert_to_shape, list_product
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh.devices import mesh_text
+from mesh_tensorflow._mesh.laid_out import LaidOutTensor, LazyAllreduceSum
 from mesh_tensorflow._mesh.laid_out import LaidOutTensor as Slices
-from mesh_tensorflow._mesh.laid_out import LazyAllreduceSum
-from mesh_tensorflow._mesh.naming import named_collective
 from mesh_tensorflow._mesh.slices import cutting, functions, merging
 from mesh_tensorflow._mesh.slices.random_values import new_key
 from mesh_tensorflow._mesh.stored_layout import StoredLayout
 
-__all__ = ["MeshImpl"]
+__all__ = [
+    "COLLECTIVES",
+    "HasSlices",
+    "MeshImpl",
+    "MeshPair",
+    "Reducer",
+    "named_collective",
+    "slices_of",
+]
+
+
+# Methods of MeshImpl that communicate, and the parts of names that their nodes have.
+COLLECTIVES = ("allreduce", "reduce_scatter", "allconcat", "alltoall", "receive")
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def named_collective(method: F) -> F:
+    """Makes a method of a mesh implementation make its nodes in a name scope of its own name.
+
+    Args:
+      method: one of COLLECTIVES.
+    """
+    name = method.__name__
+    assert name in COLLECTIVES, name
+
+    @functools.wraps(method)
+    def in_scope(*args: Any, **named: Any) -> Any:
+        with tf.name_scope(name):
+            return method(*args, **named)
+
+    return in_scope  # type: ignore[return-value]
+
+
+# What a program has of a tensor: the slice of its processor, or a list with one for each processor.
+_Slices = TypeVar("_Slices")
+
+
+class Reducer(abc.ABC, Generic[_Slices]):
+    """Reduces slices over groups of processors; the collective behind `MeshImpl.allreduce`.
+
+    `Reducer[tf.Tensor]` is one processor's view, in a program that every processor runs.
+    `Reducer[Sequence[tf.Tensor]]` handles the slices of all processors.
+    """
+
+    @abc.abstractmethod
+    def allreduce(self, x: _Slices, mesh_axes: Sequence[int], reduction: str) -> _Slices:
+        """Reduces over the processors that differ along mesh axes.
+
+        Args:
+          x: the slices, all of one shape.
+          mesh_axes: the mesh axes to reduce over.
+          reduction: "SUM", "MAX" or "MIN".
+
+        Returns:
+          Slices of the same shape and dtype, equal for the members of a group.
+        """
+
 
 SlicesT = TypeVar("SlicesT", bound=Slices)
 
@@ -403,3 +464,97 @@ class MeshImpl(Generic[SlicesT]):
     def from_loop_slices(self, slices: Sequence[tf.Tensor], tensor_shape: Shape) -> SlicesT:
         """Returns the laid-out tensor of the tf.Tensors that `loop_slices` returned."""
         return self.LaidOutTensor.from_tensor_list(list(slices))
+
+
+class HasSlices(Protocol):
+    """What the laid-out values of a mesh implementation from elsewhere have at least."""
+
+    @property
+    def tensor_list(self) -> Sequence[tf.Tensor]:
+        """The slices."""
+
+
+def slices_of(laid_out: Union[LaidOutLike, HasSlices]) -> Sequence[tf.Tensor]:
+    """Returns the slices of a laid-out value, computed if it is lazy."""
+    if hasattr(laid_out, "to_laid_out_tensor"):
+        return laid_out.to_laid_out_tensor().all_slices
+    return laid_out.tensor_list
+
+
+@dataclasses.dataclass(frozen=True)
+class MeshPair:
+    """The requested and the executed mesh implementation of a mesh, usually the same object.
+
+    They differ where processors on one device are merged: the executed mesh has fewer processors.
+    Checks, counters and error messages refer to the requested one.
+
+    Attributes:
+      requested: the mesh implementation that the user made.
+      executed: the one that operations are lowered through.
+    """
+
+    requested: MeshImpl
+    executed: MeshImpl
+
+    @classmethod
+    def of(cls, requested: MeshImpl, may_merge: bool) -> MeshPair:
+        """Returns the pair of a mesh implementation.
+
+        Args:
+          requested: a MeshImpl, or an object with its methods.
+          may_merge: whether processors may be merged.
+        """
+        merges = may_merge or getattr(requested, "needs_execution_impl", False)
+        executed = getattr(requested, "execution_impl", requested) if merges else requested
+        return cls(requested, executed)
+
+    @property
+    def is_merged(self) -> bool:
+        """Whether the executed mesh differs from the requested one."""
+        return self.executed is not self.requested
+
+    def executed_form(self, tensor: Tensor, laid_out: LaidOutLike) -> LaidOutLike:
+        """Returns a laid-out value with the slices of the executed mesh.
+
+        Args:
+          tensor: the Tensor whose value it is.
+          laid_out: a LaidOutTensor of either mesh, or a lazy value.
+        """
+        if not self.is_merged or not isinstance(laid_out, LaidOutTensor):
+            return laid_out
+        # An operation may set slices of either mesh. Their number tells: a merged mesh has fewer.
+        if len(laid_out.all_slices) == self.requested.size:
+            laid_out = self.of_requested(tensor, laid_out.all_slices)
+        # With its shape it can be cut again for callers that use the requested mesh.
+        return laid_out.of_shape(tensor.shape)
+
+    def import_requested(
+        self, tensor: Tensor, laid_out: Union[LaidOutLike, HasSlices]
+    ) -> Union[LaidOutLike, HasSlices]:
+        """Returns a laid-out value of the requested mesh with the slices of the executed mesh.
+
+        Args:
+          tensor: the Tensor whose value it is.
+          laid_out: a LaidOutTensor, or an object with the attribute `tensor_list`, its slices.
+        """
+        return self.of_requested(tensor, slices_of(laid_out)) if self.is_merged else laid_out
+
+    def of_requested(self, tensor: Tensor, slices: Sequence[tf.Tensor]) -> LaidOutTensor:
+        """Returns a LaidOutTensor of the executed mesh, from slices of the requested mesh.
+
+        Args:
+          tensor: the Tensor whose slices they are.
+          slices: a slice for each processor of the requested mesh.
+        """
+        whole = self.requested.combine_slices(slices, tensor.shape)
+        return self.executed.import_tf_tensor(tensor, whole)
+
+    def requested_slices(self, slices: Sequence[tf.Tensor], tensor_shape: Shape) -> list[tf.Tensor]:
+        """Returns a slice for each processor of the requested mesh.
+
+        Args:
+          slices: a slice for each processor of the executed mesh.
+          tensor_shape: the Shape of the whole tensor.
+        """
+        whole = self.executed.combine_slices(slices, tensor_shape)
+        return self.requested.make_slices(whole, tensor_shape)

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from mesh_tensorflow._core.errors import table_lookup, text_table
 from mesh_tensorflow._core.operation import Operation
-from mesh_tensorflow._mesh.naming import COLLECTIVES
+from mesh_tensorflow._mesh.mesh_impl import COLLECTIVES
 from mesh_tensorflow._site import Site
 from mesh_tensorflow._watching.node_names import NodeNames, living_names
 from mesh_tensorflow._watching.requests import EAGER_EVENT, profiling

@@ -27,20 +27,19 @@ from mesh_tensorflow._core.shape import (
     verify_no_new_dims,
 )
 from mesh_tensorflow._core.tensor import Tensor
-from mesh_tensorflow._mesh.gspmd.mesh_impl import GspmdMeshImpl
+from mesh_tensorflow._mesh.devices import parallel, session_config
+from mesh_tensorflow._mesh.gspmd import GspmdMeshImpl
 from mesh_tensorflow._mesh.laid_out import (
     LaidOutTensor,
+    LaidOutVariable,
     LazyAllreduceSum,
     LazyLaidOutTensor,
     compatible_lazy_allreduce_sums,
     convert_args_to_laid_out_tensors,
 )
-from mesh_tensorflow._mesh.laid_out_variable import LaidOutVariable
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
-from mesh_tensorflow._mesh.parallel import parallel
-from mesh_tensorflow._mesh.session_config import session_config
 from mesh_tensorflow._mesh.slices.functions import binary_reduction_fn, reduction_fn
-from mesh_tensorflow._mesh.tpu.processors import (
+from mesh_tensorflow._mesh.tpu_program import (
     pnum_to_processor_coordinates_nd,
     processor_coordinates_to_pnum_map_nd,
 )

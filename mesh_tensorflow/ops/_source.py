@@ -23,8 +23,7 @@ from mesh_tensorflow._core.shape import (
 )
 from mesh_tensorflow._core.tensor import ArrayLike, Tensor, check_tensors
 from mesh_tensorflow._mesh.laid_out import LazyLaidOutTensor
-from mesh_tensorflow._mesh.mesh_impl import MeshImpl
-from mesh_tensorflow._mesh.mesh_pair import HasSlices, slices_of
+from mesh_tensorflow._mesh.mesh_impl import HasSlices, MeshImpl, slices_of
 from mesh_tensorflow.ops._variables.precision import imported_dtype
 
 __all__ = [

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Optional
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._core.layout import TensorLayout
-from mesh_tensorflow._mesh.gspmd.sharding import Compilation
+from mesh_tensorflow._mesh.gspmd import Compilation
 
 if TYPE_CHECKING:
     from mesh_tensorflow._mesh.variables.form import Form

@@ -12,7 +12,7 @@ import numpy as np
 from jax import export as jax_export
 
 from mesh_tensorflow._core.shape import Dimension, Shape
-from mesh_tensorflow._mesh.gspmd.mesh_impl import GspmdMeshImpl
+from mesh_tensorflow._mesh.gspmd import GspmdMeshImpl
 from mesh_tensorflow.pjrt._devices import all_dtypes
 from mesh_tensorflow.pjrt._function import CompiledFunction, CompiledProgram
 

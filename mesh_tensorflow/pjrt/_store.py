@@ -23,7 +23,7 @@ from mesh_tensorflow.pjrt._parts import Restored, check_together, read_arrays
 from mesh_tensorflow.pjrt._trace import current_trace
 
 if TYPE_CHECKING:
-    from mesh_tensorflow._mesh.gspmd.mesh_impl import GspmdMeshImpl
+    from mesh_tensorflow._mesh.gspmd import GspmdMeshImpl
     from mesh_tensorflow._mesh.variables.store import DeviceMeshImpl
     from mesh_tensorflow.ops._variables.variable import Variable
 

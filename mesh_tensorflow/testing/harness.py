@@ -19,7 +19,7 @@ from mesh_tensorflow import placement_mesh_impl
 from mesh_tensorflow._core.cost import Cost
 from mesh_tensorflow._core.operation import with_inner_operations
 from mesh_tensorflow._core.pending import walk
-from mesh_tensorflow._mesh.simd.execution import node
+from mesh_tensorflow._mesh.simd import sharing
 from mesh_tensorflow.simd_mesh_impl import SimdMeshImpl, replicate
 
 __all__ = [
@@ -334,7 +334,7 @@ def lower(
     graph: mtf.Graph, mesh: mtf.Mesh, placing: Placing, targets: Sequence[mtf.Tensor]
 ) -> Lowered:
     """Lowers a program and exports tensors; may be called several times in one tf graph."""
-    with placing.around(), mock.patch.object(node, "LEAST_ELEMENTS", 1):
+    with placing.around(), mock.patch.object(sharing, "LEAST_ELEMENTS", 1):
         return lower_with(graph, mesh, targets, placing.impl, placing, placing.run)
 
 

@@ -22,10 +22,12 @@ from mesh_tensorflow._mesh.devices import (
     check_devices,
     check_devices_exist,
     default_devices,
+    local_cpus,
+    set_cpus,
+    set_threads,
     soft_placement,
 )
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
-from mesh_tensorflow._mesh.session_config import local_cpus, set_cpus, set_threads
 from mesh_tensorflow._processes.processes import processes
 from mesh_tensorflow._processes.runtime import is_pjrt
 from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl

@@ -7,8 +7,7 @@ import tensorflow.compat.v1 as tf
 from helpers import processes
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow._mesh.gspmd.mesh_impl import GspmdMeshImpl
-from mesh_tensorflow._mesh.gspmd.sharding import annotating, sharding_text
+from mesh_tensorflow._mesh.gspmd import GspmdMeshImpl, annotating, sharding_text
 from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
 from mesh_tensorflow.testing.conformance import check, gspmd
 

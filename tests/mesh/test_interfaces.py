@@ -7,13 +7,12 @@ import tensorflow.compat.v1 as tf
 from helpers.paths import EXAMPLES
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow._mesh.placement.collectives import PlacedReducer
+from mesh_tensorflow._mesh.mesh_impl import Reducer
+from mesh_tensorflow._mesh.placement import PlacedReducer
 from mesh_tensorflow._mesh.program import Program
-from mesh_tensorflow._mesh.reducer import Reducer
 from mesh_tensorflow._mesh.simd.collectives import TfCollectives
 from mesh_tensorflow._mesh.simd.program import SimdProgram
-from mesh_tensorflow._mesh.tpu.collectives import TpuCollectives
-from mesh_tensorflow._mesh.tpu.program import TpuProgram
+from mesh_tensorflow._mesh.tpu_program import TpuCollectives, TpuProgram
 from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
 from mesh_tensorflow.simd_mesh_impl import SimdMeshImpl
 

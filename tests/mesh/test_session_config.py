@@ -6,7 +6,7 @@ import pytest
 from helpers import processes
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow._mesh import session_config as module
+from mesh_tensorflow._mesh import devices as module
 
 FOUR = "rows:2,cols:2"
 

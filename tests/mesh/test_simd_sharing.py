@@ -13,8 +13,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow._mesh.simd import private_attributes
-from mesh_tensorflow._mesh.simd.execution import node as nodes
+from mesh_tensorflow._mesh.simd import execution, sharing
 from mesh_tensorflow.simd_mesh_impl import SimdMeshImpl, replicate
 
 ROWS, COLS, WIDE = mtf.Dimension("rows", 12), mtf.Dimension("cols", 24), mtf.Dimension("wide", 48)
@@ -23,7 +22,7 @@ VALUES = np.random.RandomState(0).randn(12, 24).astype(np.float32)
 
 @pytest.fixture(autouse=True)
 def own_graph(monkeypatch):
-    monkeypatch.setattr(nodes, "LEAST_ELEMENTS", 32)
+    monkeypatch.setattr(sharing, "LEAST_ELEMENTS", 32)
     with tf.Graph().as_default():
         tf.set_random_seed(3)
         yield
@@ -399,7 +398,7 @@ def test_a_lowering_is_freed_with_its_last_reference(share_memory, no_collection
 # -- a TensorFlow that lacks what sharing needs
 
 MESHES = [("x:2", "rows:x", 2), ("x:2,y:2", "rows:x,wide:y", 4)]
-ROWS_OF_TABLE = private_attributes.TABLE
+ROWS_OF_TABLE = execution.TABLE
 NEEDED_TO_SHARE = [a for a in ROWS_OF_TABLE if a.needed_by == "sharing"]
 NEEDED_BY_ALL = [a for a in ROWS_OF_TABLE if a.needed_by == "programs"]
 
@@ -409,15 +408,15 @@ def attribute_id(attribute):
 
 
 def owner_of(attribute):
-    return private_attributes._OWNERS[attribute.owner]()
+    return execution._OWNERS[attribute.owner]()
 
 
 @pytest.fixture
 def warnings_given():
-    private_attributes.warn_of_no_sharing.cache_clear()
+    execution.warn_of_no_sharing.cache_clear()
     with mock.patch.object(tf.logging, "warning") as warning:
         yield lambda: [call.args[0] % call.args[1:] for call in warning.call_args_list]
-    private_attributes.warn_of_no_sharing.cache_clear()
+    execution.warn_of_no_sharing.cache_clear()
 
 
 def run(mesh_shape, layout, n, share=True):
@@ -542,7 +541,7 @@ def test_every_reason_is_warned_of_once(monkeypatch, warnings_given):
 
 def test_the_table_has_all_private_attributes():
     """What SIMD programs take from TensorFlow begins with no underscore elsewhere."""
-    folder = pathlib.Path(private_attributes.__file__).parent
+    folder = pathlib.Path(execution.__file__).parent
     for path in folder.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Attribute) and node.attr.startswith("_"):

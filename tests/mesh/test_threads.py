@@ -10,8 +10,8 @@ import tensorflow.compat.v1 as tf
 from helpers.mesh.residual_network import network, new_session, train
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow._mesh.placement import collectives
-from mesh_tensorflow._mesh.simd.execution import node
+from mesh_tensorflow._mesh import placement
+from mesh_tensorflow._mesh.simd import sharing
 from mesh_tensorflow._mesh.simd.replicate import _first_key
 from mesh_tensorflow._mesh.slices.random_values import keys_by_step
 from mesh_tensorflow._watching import node_names
@@ -166,7 +166,7 @@ def rows_of(number):
 @pytest.mark.parametrize("way", WAYS)
 def test_graphs_of_threads_are_apart(way, all_at_once, monkeypatch):
     """Each thread has another value, other data and other updates of the variable "w"."""
-    monkeypatch.setattr(node, "LEAST_ELEMENTS", 1)
+    monkeypatch.setattr(sharing, "LEAST_ELEMENTS", 1)
     barrier = threading.Barrier(THREADS, timeout=60)
 
     def build_and_run(number):
@@ -186,7 +186,7 @@ def test_graphs_of_threads_are_apart(way, all_at_once, monkeypatch):
 @pytest.mark.parametrize("way", WAYS)
 def test_threads_run_one_session(way, all_at_once, monkeypatch):
     """Steps that run at once do not take each other's values."""
-    monkeypatch.setattr(node, "LEAST_ELEMENTS", 1)
+    monkeypatch.setattr(sharing, "LEAST_ELEMENTS", 1)
     barrier = threading.Barrier(THREADS, timeout=60)
     with tf.Graph().as_default(), limited_session() as session:
         x = tf.placeholder(tf.float32, [4, 6])
@@ -228,7 +228,7 @@ def test_groups_of_collectives_have_numbers_of_their_own(all_at_once):
 
     def take(number):
         barrier.wait()
-        mine = [collectives.group_key([f"/cpu:{i}", f"/thread:{number}"]) for i in range(200)]
+        mine = [placement.group_key([f"/cpu:{i}", f"/thread:{number}"]) for i in range(200)]
         return mine, [_first_key(["/cpu:77"]) for _ in range(200)]
 
     groups, programs = zip(*all_at_once(take))

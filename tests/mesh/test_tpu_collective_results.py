@@ -20,7 +20,7 @@ from helpers.mesh import xla_cpu_replicas
 from helpers.mesh.tpu_mesh import L2P, MESH, P2L
 
 from mesh_tensorflow._core.layout import pnum_to_processor_coordinates
-from mesh_tensorflow._mesh.tpu.collectives import TpuCollectives
+from mesh_tensorflow._mesh.tpu_program import TpuCollectives
 
 
 def members(logical, mesh_axes):

@@ -5,7 +5,7 @@ import tensorflow.compat.v1 as tf
 from helpers.mesh.tpu_mesh import L2P, MESH, P2L, device_assignment
 
 from mesh_tensorflow import Shape
-from mesh_tensorflow._mesh.tpu.collectives import TpuCollectives
+from mesh_tensorflow._mesh.tpu_program import TpuCollectives
 
 
 def build(fn, mesh=MESH, l2p=None, dtype=tf.float32, shape=(4, 8), **kwargs):

@@ -13,8 +13,8 @@ from tensorflow.python.tpu import device_assignment as device_assignment_lib
 from tensorflow.python.tpu import topology as topology_lib
 
 from mesh_tensorflow import Shape
-from mesh_tensorflow._mesh.tpu import topology as tpu_topology
-from mesh_tensorflow._mesh.tpu.topology import (
+from mesh_tensorflow._mesh import tpu_topology
+from mesh_tensorflow._mesh.tpu_topology import (
     HierarchicalTiling,
     auto_logical_to_physical_tpu,
     physical_shape_3d_from_topology_proto_4d,

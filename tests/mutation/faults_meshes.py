@@ -25,7 +25,7 @@ FAULTS = [
         "mesh/test_counters.py -k different_axes",
     ),
     Fault(
-        "_mesh/placement/rings.py",
+        "_mesh/placement.py",
         "for i in range(n - 2, middle, -1):",
         "for i in range(n - 2, middle + 1, -1):",
         "an allreduce over a ring leaves out the tensor next to the middle",
@@ -46,21 +46,21 @@ FAULTS = [
         "test_cases.py -k 'test_layouts and shift'",
     ),
     Fault(
-        "_mesh/simd/execution/node.py",
+        "_mesh/simd/sharing.py",
         "return not (op.op_def.is_stateful or has_function)",
         "return not has_function",
         "operations with side effects are taken to be equal on all processors",
         "mesh/test_simd_sharing.py -k drawn",
     ),
     Fault(
-        "_mesh/tpu/collectives.py",
+        "_mesh/tpu_program.py",
         "len(groups[0]) > self._bfloat16_max_group_size",
         "len(groups[0]) >= self._bfloat16_max_group_size",
         "sums of the largest groups for bfloat16 are made in float32",
         "mesh/test_tpu_collectives.py -k dtype_of_sums",
     ),
     Fault(
-        "_mesh/tpu/collectives.py",
+        "_mesh/tpu_program.py",
         "[group[source], group[target]]",
         "[group[target], group[source]]",
         "a permutation of TPU cores goes backwards",

@@ -6,7 +6,7 @@ import tensorflow as tf
 from helpers.pjrt import DATA, LAYOUT, MESH, on_jax
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow._mesh.gspmd.product import matrix_product
+from mesh_tensorflow._mesh.gspmd import matrix_product
 
 PRODUCTS = ["ab,bc->ac", "ab,cb->ac", "ba,bc->ac", "ba,cb->ac", "xab,xbc->xac", "xyab,xycb->xyac"]
 OTHERS = [

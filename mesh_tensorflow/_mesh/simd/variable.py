@@ -1,4 +1,4 @@
-"""SimdVariable: the slices of one Variable on a SimdMeshImpl."""
+"""The tensors and variables of SimdMeshImpl."""
 
 from __future__ import annotations
 
@@ -8,15 +8,32 @@ from typing import TYPE_CHECKING, Any, Optional
 
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow._mesh.simd.private_attributes import device_functions
+from mesh_tensorflow._mesh.laid_out import LaidOutTensor
+from mesh_tensorflow._mesh.simd.execution import device_functions
 from mesh_tensorflow._mesh.variables.slice_variables import SliceVariables
 
 if TYPE_CHECKING:
-    from mesh_tensorflow._mesh.simd.tensor import SimdTensor
     from mesh_tensorflow.ops import Variable
     from mesh_tensorflow.simd_mesh_impl import SimdMeshImpl
 
-__all__ = ["MadeWhenAsked", "SimdVariable"]
+
+class SimdTensor(LaidOutTensor):
+    """The slice of the processor that runs the program, as a list of one tf.Tensor."""
+
+    def __init__(self, tensor_list: Sequence[tf.Tensor]):
+        """Creates a SimdTensor.
+
+        Args:
+          tensor_list: a list of one tf.Tensor.
+        """
+        if len(tensor_list) != 1:
+            raise ValueError(f"a SIMD program has one slice of a tensor, not {len(tensor_list)}")
+        super().__init__(tensor_list)
+
+    @property
+    def one_slice(self) -> tf.Tensor:
+        """The slice, a tf.Tensor."""
+        return self._tensor_list[0]
 
 
 class MadeWhenAsked(Sequence[tf.Variable]):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow._mesh.laid_out_variable import LaidOutVariable
+from mesh_tensorflow._mesh.laid_out import LaidOutVariable
 from mesh_tensorflow._mesh.slices.cutting import in_own_memory
 from mesh_tensorflow._mesh.variables.slice_storage import bind_masters
 

@@ -22,7 +22,7 @@ from mesh_tensorflow._mesh.variables.saved import SLICES, SavedVariables
 from mesh_tensorflow._units import counted
 
 if TYPE_CHECKING:
-    from mesh_tensorflow._mesh.gspmd.mesh_impl import GspmdMeshImpl
+    from mesh_tensorflow._mesh.gspmd import GspmdMeshImpl
     from mesh_tensorflow.ops._variables.variable import Variable
     from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
 

@@ -13,10 +13,9 @@ import tensorflow as tf2
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._core.layout import TensorLayout
-from mesh_tensorflow._mesh.global_steps import GlobalSteps
-from mesh_tensorflow._mesh.gspmd.sharding import annotating, current_compilation
+from mesh_tensorflow._mesh.gspmd import annotating, current_compilation
 from mesh_tensorflow._mesh.slices.random_values import key_is_of_step, new_key
-from mesh_tensorflow._mesh.step_inputs import read_before_increments
+from mesh_tensorflow._mesh.step_inputs import GlobalSteps, read_before_increments
 from mesh_tensorflow._mesh.variables.apart import Apart
 from mesh_tensorflow.pjrt._building import Building
 from mesh_tensorflow.pjrt._hosts import driving, process_count
@@ -27,7 +26,7 @@ from mesh_tensorflow.pjrt._sessions.variable import SessionVariable
 from mesh_tensorflow.pjrt._store import form_of
 
 if TYPE_CHECKING:
-    from mesh_tensorflow._mesh.gspmd.mesh_impl import GspmdMeshImpl
+    from mesh_tensorflow._mesh.gspmd import GspmdMeshImpl
     from mesh_tensorflow.ops._variables.variable import Variable
 
 __all__ = ["in_session"]

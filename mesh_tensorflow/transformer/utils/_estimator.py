@@ -11,7 +11,7 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import estimator
-from mesh_tensorflow._mesh.session_config import set_cpus
+from mesh_tensorflow._mesh.devices import set_cpus
 from mesh_tensorflow.estimator.processes import peers_of
 from mesh_tensorflow.transformer.utils._data.batching import Lengths
 from mesh_tensorflow.transformer.utils._data.vocabularies import (

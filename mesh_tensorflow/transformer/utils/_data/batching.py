@@ -10,7 +10,7 @@ from typing import Any, Optional, Union
 import gin
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
-from mesh_tensorflow._mesh.tpu.topology import flag_value
+from mesh_tensorflow._mesh.tpu_topology import flag_value
 from mesh_tensorflow.simd_mesh_impl import HierarchicalTiling
 from mesh_tensorflow.transformer.utils._flags import MODULE
 

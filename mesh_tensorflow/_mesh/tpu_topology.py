@@ -1,4 +1,4 @@
-"""Mapping of the processors of a logical mesh to the torus of a TPU.
+"""Which physical processors of a TPU the logical ones are.
 
 Reductions along a mesh dimension are fastest if its processors form a ring of neighbors. The inner
 dimensions of a logical mesh are therefore mapped to tiles of the TPU's chips: each tile is
@@ -33,6 +33,7 @@ __all__ = [
     "flag_value",
     "physical_shape_3d_from_topology_proto_4d",
 ]
+
 
 _PUBLIC_MODULE = "mesh_tensorflow.simd_mesh_impl"
 

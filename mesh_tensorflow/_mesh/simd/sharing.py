@@ -1,4 +1,4 @@
-"""Sharing: the functions of processors in one memory, which compute equal values once.
+"""Processors of one process that share their memory: equal nodes are computed once.
 
 `replicate` traces one program. For processors of one memory, that is CPUs of one process,
 `Sharing` derives a function for each of them, in which
@@ -20,17 +20,11 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Collection, Hashable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Optional, Union
 
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow._mesh.simd.exchanges import PERMUTE, Exchange
-from mesh_tensorflow._mesh.simd.execution.exchange_nodes import (
-    constant_node,
-    exchange_nodes,
-    output_name,
-)
-from mesh_tensorflow._mesh.simd.execution.node import Node
+from mesh_tensorflow._mesh.simd.program import ALLGATHER, ALLTOALL, PERMUTE, Exchange
 
 if TYPE_CHECKING:
     from tensorflow.core.framework.function_pb2 import FunctionDef
@@ -38,7 +32,177 @@ if TYPE_CHECKING:
 
     from mesh_tensorflow._mesh.simd.program import SimdProgram
 
-__all__ = ["Sharing"]
+
+# Below this many elements, computing a value again costs less than handing it over.
+LEAST_ELEMENTS = 1024
+# Operations that cost nothing, or would force a copy of a variable if their value is held.
+_KEPT = (
+    "Const",
+    "Placeholder",
+    "Identity",
+    "Reshape",
+    "ReadVariableOp",
+    "ExpandDims",
+    "Squeeze",
+    "StopGradient",
+    "Shape",
+)
+_NO_VALUE = (tf.resource, tf.variant, tf.string)
+
+
+class Node:
+    """A node of a program, with where its values are equal and where they are computed.
+
+    Attributes:
+      definition: its NodeDef in the program's FunctionDef.
+      operation: the tf.Operation of the traced graph, or one that the node waits for.
+      equal: for each processor, the first one on which the node has the same value.
+      at: for each processor, the one that computes the value it uses.
+      exchange: the Exchange that the node stands for, or None.
+      variable: the name of the input that is a variable of several processors, or None.
+    """
+
+    def __init__(
+        self, definition: tf.NodeDef, operation: tf.Operation, exchange: Optional[Exchange]
+    ):
+        self.definition = definition
+        self.operation = operation
+        self.exchange = exchange
+        self.variable: Optional[str] = None
+        self.equal: list[int] = []
+        self.at: list[int] = []
+
+    @property
+    def data_inputs(self) -> list[str]:
+        """Names of its input tensors, in the form of FunctionDefs."""
+        return [name for name in self.definition.input if not name.startswith("^")]
+
+    @property
+    def control_inputs(self) -> list[str]:
+        """Names of the nodes that it waits for."""
+        return [name[1:] for name in self.definition.input if name.startswith("^")]
+
+    @property
+    def is_collective(self) -> bool:
+        """Whether it is one of TensorFlow's collectives."""
+        return self.definition.op.startswith("Collective")
+
+    def is_pure(self) -> bool:
+        """Whether equal inputs give equal values; all processors read a variable at one point."""
+        op = self.operation
+        # Stateful for TensorFlow, but all reads are at the beginning of the program, before
+        # assignments.
+        if op.type == "ReadVariableOp":
+            return True
+        has_function = any(a.HasField("func") for a in self.definition.attr.values())
+        return not (op.op_def.is_stateful or has_function)
+
+    def is_worth_sharing(self) -> bool:
+        """Whether handing its value over costs less than computing it again."""
+        op = self.operation
+        if op.type in _KEPT or op.control_inputs or any(t.dtype in _NO_VALUE for t in op.outputs):
+            return False
+        sizes = [t.shape.num_elements() or 0 for t in [*op.inputs, *op.outputs]]
+        return max(sizes, default=0) >= LEAST_ELEMENTS
+
+
+_BINARY = {"SUM": "AddV2", "MAX": "Maximum", "MIN": "Minimum"}
+
+
+def constant_node(name: str, value: Union[bool, int]) -> tf.NodeDef:
+    """Returns a node with a scalar constant: a bool, or an int32."""
+    node = tf.NodeDef(name=name, op="Const")
+    node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(value))
+    node.attr["dtype"].type = node.attr["value"].tensor.dtype
+    return node
+
+
+def output_name(exchange: Exchange) -> str:
+    """Returns the name of the output of the last node of an exchange."""
+    if _is_one_sum(exchange):
+        return "sum"
+    return "output" if _is_copy(exchange) or exchange.kind not in _BINARY else "z"
+
+
+def exchange_nodes(
+    exchange: Exchange,
+    pnum: int,
+    name: str,
+    inputs: Sequence[str],
+    waits: Sequence[str],
+    dtype: tf.DType,
+) -> list[tf.NodeDef]:
+    """Returns the nodes that make a processor's result of an exchange.
+
+    Args:
+      exchange: the Exchange.
+      pnum: the processor.
+      name: the name of the last node.
+      inputs: names of the tensors of the processor's sources, in their order.
+      waits: control inputs, each "^" and the name of a node.
+      dtype: their dtype.
+    """
+    if _is_copy(exchange):
+        made = [tf.NodeDef(name=name, op="Identity", input=[*inputs, *waits])]
+    elif exchange.kind == ALLGATHER:
+        made = _concatenated(name, inputs, waits)
+    elif exchange.kind == ALLTOALL:
+        made = _parts_stacked(name, exchange.part_of(pnum), inputs, waits)
+    elif _is_one_sum(exchange):
+        made = [tf.NodeDef(name=name, op="AddN", input=[*inputs, *waits])]
+        made[0].attr["N"].i = len(inputs)
+    else:
+        made = _reduced_in_turn(_BINARY[exchange.kind], name, inputs, waits)
+    for node in made:
+        if node.op != "Const":
+            node.attr["T"].type = dtype.as_datatype_enum
+    return made
+
+
+def _is_copy(exchange: Exchange) -> bool:
+    return len(exchange.sources[0]) == 1 and exchange.kind != ALLTOALL
+
+
+def _is_one_sum(exchange: Exchange) -> bool:
+    # AddN reads all inputs in one pass, without a partial sum in memory for each.
+    return exchange.kind == "SUM" and len(exchange.sources[0]) > 2
+
+
+def _concatenated(name: str, inputs: Sequence[str], waits: Sequence[str]) -> list[tf.NodeDef]:
+    """Returns nodes that concatenate the inputs along their first dimension."""
+    axis = constant_node(f"{name}/axis", 0)
+    node = tf.NodeDef(name=name, op="ConcatV2", input=[*inputs, f"{axis.name}:output:0", *waits])
+    node.attr["N"].i = len(inputs)
+    node.attr["Tidx"].type = tf.int32.as_datatype_enum
+    return [axis, node]
+
+
+def _parts_stacked(
+    name: str, part: Optional[int], inputs: Sequence[str], waits: Sequence[str]
+) -> list[tf.NodeDef]:
+    """Returns nodes that stack one part of each input; all inputs have a part for each input."""
+    made = []
+    for i, tensor in enumerate(inputs):
+        made.append(tf.NodeDef(name=f"{name}/parts_{i}", op="Unpack", input=[tensor, *waits]))
+        made[-1].attr["num"].i = len(inputs)
+    made.append(tf.NodeDef(name=name, op="Pack", input=[f"{p.name}:output:{part}" for p in made]))
+    made[-1].attr["N"].i = len(inputs)
+    for node in made:
+        node.attr["axis"].i = 0
+    return made
+
+
+def _reduced_in_turn(
+    op: str, name: str, inputs: Sequence[str], waits: Sequence[str]
+) -> list[tf.NodeDef]:
+    """Returns nodes that reduce the inputs one after another, in their order."""
+    made = []
+    total, last = inputs[0], len(inputs) - 1
+    for i, tensor in enumerate(inputs[1:], 1):
+        part = name if i == last else f"{name}/part_{i}"
+        made.append(tf.NodeDef(name=part, op=op, input=[total, tensor, *waits]))
+        total = f"{part}:z:0"
+    return made
 
 
 class Sharing:

@@ -1,1 +1,0 @@
-"""Meshes whose program works on whole tensors, which XLA's partitioner splits."""

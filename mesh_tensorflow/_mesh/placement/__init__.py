@@ -1,1 +1,0 @@
-"""Meshes of TensorFlow devices; slices are separate tensors, each on its device."""
