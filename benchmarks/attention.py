@@ -42,8 +42,8 @@ def build(kind: str, length: int, blocked: bool):
     import tensorflow.compat.v1 as tf
 
     import mesh_tensorflow as mtf
-    from mesh_tensorflow._mesh.slices.distance_buckets import Buckets
     from mesh_tensorflow.layers._attention import masks
+    from mesh_tensorflow.layers._attention.visibility import Buckets
     from mesh_tensorflow.transformer import attention
 
     mesh = mtf.Mesh(mtf.Graph(), "mesh")

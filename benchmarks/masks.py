@@ -30,7 +30,7 @@ def main() -> None:
     quiet.import_tensorflow()
     import tensorflow.compat.v1 as tf
 
-    from mesh_tensorflow._mesh.slices import random_values
+    from mesh_tensorflow._mesh import random_values
 
     tf.disable_v2_behavior()
     ours = random_values.random_slice(

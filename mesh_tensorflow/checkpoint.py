@@ -12,9 +12,15 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._core.errors import reason, slip
-from mesh_tensorflow._mesh.variables import folder
-from mesh_tensorflow._mesh.variables.apart import Apart, PartsSaverBuilder, faults_apart
-from mesh_tensorflow._mesh.variables.files import Faults, faults, number_of_files
+from mesh_tensorflow._mesh.variables import checkpoint_files
+from mesh_tensorflow._mesh.variables.checkpoint_files import (
+    Apart,
+    Faults,
+    PartsSaverBuilder,
+    faults,
+    faults_apart,
+    number_of_files,
+)
 from mesh_tensorflow._paths import readable
 
 __all__ = [
@@ -208,7 +214,7 @@ class Saver(tf.train.Saver):
                 self._next_checkpoint_time += self.saver_def.keep_checkpoint_every_n_hours * 3600
                 continue
             try:
-                folder.remove(path)
+                checkpoint_files.remove(path)
             except tf.errors.OpError as e:
                 tf.logging.warning("%s is of no use, but stays: %s", path, reason(e))
 
@@ -271,10 +277,10 @@ def init_from_checkpoint(path: str, variables: Mapping[str, Any]) -> None:
     Raises:
       ValueError: there is no checkpoint, it lacks a variable, or a variable has another shape.
     """
-    path = folder.find(path, "init_from_checkpoint")
+    path = checkpoint_files.find(path, "init_from_checkpoint")
     check_checkpoint(path, variables, read=tf.executing_eagerly())
     if tf.executing_eagerly():  # they are initialized already
-        reader = folder.open_reader(path)
+        reader = checkpoint_files.open_reader(path)
         values = {name: reader.get_tensor(name) for name in variables}  # all, before any is changed
         for name, variable in variables.items():
             variable.assign(values[name])
@@ -328,7 +334,7 @@ def choose_initial(
       ValueError: the checkpoint has no trained variable of the model, or one of another shape; or
         `strict`.
     """
-    saved = folder.open_reader(path).get_variable_to_shape_map()
+    saved = checkpoint_files.open_reader(path).get_variable_to_shape_map()
     trained = [name for name in variables if name in set(trained)]
     found = {name: v for name, v in variables.items() if name in saved}
     differs = [
@@ -396,10 +402,10 @@ def check_checkpoint(
         wanted = _wanted(wanted)
     path = os.fspath(path)
     _check_is_prefix(path)
-    if not folder.exists(path):
+    if not checkpoint_files.exists(path):
         raise CheckpointError(f"there is no checkpoint {path}.{_others(path, 'Checkpoints')}")
     try:
-        reader = folder.open_reader(path)
+        reader = checkpoint_files.open_reader(path)
         shapes, dtypes = reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
     except (tf.errors.OpError, ValueError, RuntimeError) as e:
         others = _others(path, "Other checkpoints")
@@ -428,7 +434,7 @@ def fault_of(path: str, nan_too: bool = True) -> str:
     """
     try:
         check_checkpoint(path, {})
-        reader = folder.open_reader(path)
+        reader = checkpoint_files.open_reader(path)
         shapes, dtypes = reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
         wanted = {name: Wanted(tuple(shapes[name]), dtype) for name, dtype in dtypes.items()}
         found = _faults(path, wanted)
@@ -458,13 +464,15 @@ def last_good(directory: str) -> Optional[str]:
     Args:
       directory: the directory of checkpoints with names such as model.ckpt-1000.
     """
-    return next((p for p in reversed(folder.numbered(directory)) if not fault_of(p)), None)
+    return next(
+        (p for p in reversed(checkpoint_files.numbered(directory)) if not fault_of(p)), None
+    )
 
 
 def _check_is_prefix(path: str) -> None:
     """Raises an error that names the checkpoint, if the path is that of its folder or of a file."""
     if tf.io.gfile.isdir(path):
-        last = folder.latest(path)
+        last = checkpoint_files.latest(path)
         there = (
             f"the last checkpoint in it is {last}: restore that, as tf.train.latest_checkpoint("
             f"{path!r}) gives it"
@@ -587,7 +595,7 @@ def _others(path: str, title: str) -> str:
     except tf.errors.NotFoundError:
         return f" There is no directory {directory!r}"
     stems = [f[: -len(".index")] for f in files if f.endswith(".index")]
-    others = sorted((s for s in stems if s != name), key=folder.by_step)
+    others = sorted((s for s in stems if s != name), key=checkpoint_files.by_step)
     if not others:
         return f" There is no other in {directory or '.'}"
     return f" {title} in {directory or '.'}: {', '.join(others[-_LONGEST_LIST:])}"

@@ -37,7 +37,7 @@ from mesh_tensorflow._mesh.placement import (
     alltoall_ring,
     random_tensor,
 )
-from mesh_tensorflow._mesh.slices.matrix_product import contract
+from mesh_tensorflow._mesh.slice_functions import contract
 from mesh_tensorflow._mesh.stored_layout import given_stored_layout
 
 __all__ = [

@@ -59,7 +59,8 @@ CORE_ORDER = [
 # Rooms of _mesh: neither sees the other, and files outside of rooms see none of them but slices.
 MESH_ORDER = [
     ["constants", "devices", "laid_out", "program"],
-    ["slices"],
+    ["slice_functions"],
+    ["random_values"],
     ["stored_layout"],
     ["mesh_impl"],
     ["variables"],

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf2
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow._mesh.variables.quick_calls import QuickCalls
+from mesh_tensorflow._mesh.variables.function import QuickCalls
 
 
 class Counted:

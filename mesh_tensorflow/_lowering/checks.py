@@ -11,7 +11,7 @@ from mesh_tensorflow._core.operation import Operation, is_of_package, with_inner
 from mesh_tensorflow._core.shape import Shape
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow._mesh.stored_layout import plain_shape
-from mesh_tensorflow._watching.node_names import tell_lowering_error
+from mesh_tensorflow._watching import tell_lowering_error
 from mesh_tensorflow.ops._variables.variable import Variable
 
 _SHOWN = 16

@@ -79,8 +79,7 @@ from mesh_tensorflow._lowering.watched import (
 from mesh_tensorflow._mesh.laid_out import LaidOutTensor, LazyAllreduceSum
 from mesh_tensorflow._mesh.mesh_impl import HasSlices, MeshImpl, MeshPair
 from mesh_tensorflow._mesh.step_inputs import operations_so_far, read_before_increments
-from mesh_tensorflow._watching.node_names import NodeNames, tell_lowering_error
-from mesh_tensorflow._watching.requests import nan_checks_in_force
+from mesh_tensorflow._watching import NodeNames, nan_checks_in_force, tell_lowering_error
 from mesh_tensorflow.ops._variables.variable import Variable
 from mesh_tensorflow.utils import outside_all_rewrites
 

@@ -19,15 +19,17 @@ from mesh_tensorflow._core.operation import Operation, with_inner_operations
 from mesh_tensorflow._core.tensor import Tensor, is_differentiable
 from mesh_tensorflow._mesh.laid_out import LaidOutTensor, LazyAllreduceSum, LazyLaidOutTensor
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
-from mesh_tensorflow._mesh.slices.complex_view import real_view
-from mesh_tensorflow._watching.node_names import site_text
-from mesh_tensorflow._watching.nonfinite import STATE, NonFiniteError, nonfinite_message
-from mesh_tensorflow._watching.requests import (
+from mesh_tensorflow._mesh.slice_functions import real_view
+from mesh_tensorflow._watching import (
     EAGER_EVENT,
+    STATE,
     NanChecks,
+    NonFiniteError,
     collectors,
     is_profiling,
     matches,
+    nonfinite_message,
+    site_text,
 )
 from mesh_tensorflow.ops._variables.assign import Assign, ReadVariable
 

@@ -57,11 +57,11 @@ from mesh_tensorflow._core.layout import (
 )
 from mesh_tensorflow._core.shape import Dimension, Shape, ShapeLike, convert_to_shape, list_product
 from mesh_tensorflow._core.tensor import Tensor
+from mesh_tensorflow._mesh import slice_functions
 from mesh_tensorflow._mesh.devices import mesh_text
 from mesh_tensorflow._mesh.laid_out import LaidOutTensor, LazyAllreduceSum
 from mesh_tensorflow._mesh.laid_out import LaidOutTensor as Slices
-from mesh_tensorflow._mesh.slices import cutting, functions, merging
-from mesh_tensorflow._mesh.slices.random_values import new_key
+from mesh_tensorflow._mesh.random_values import new_key
 from mesh_tensorflow._mesh.stored_layout import StoredLayout
 
 __all__ = [
@@ -307,7 +307,7 @@ class MeshImpl(Generic[SlicesT]):
         """Contracts slices on one processor; `mtf.einsum` calls it."""
         return tf.einsum(equation, *slices)
 
-    merge_dims, split_dims = merging.merge_dims, merging.split_dims
+    merge_dims, split_dims = slice_functions.merge_dims, slice_functions.split_dims
 
     def random(self, shape: Shape, tf_fn: Callable, kwargs: dict[str, Any]) -> SlicesT:
         """Returns a laid-out random tensor; processors with the same slice get equal values."""
@@ -334,7 +334,7 @@ class MeshImpl(Generic[SlicesT]):
         """Sums slices along a mesh axis, and keeps each processor's part, as `allsplit` does."""
         # Each processor receives only its own part of the others' summands, and adds. An allreduce
         # would also bring it all the parts that it does not keep.
-        parts = functools.partial(functions.parts_of, split_axis, self.shape[mesh_axis].size)
+        parts = functools.partial(slice_functions.parts_of, split_axis, self.shape[mesh_axis].size)
         received = self.alltoall(self.slicewise(parts, x), mesh_axis, 0, 0)
         return self.slicewise(lambda t: tf.reduce_sum(t, 0), received)
 
@@ -352,7 +352,9 @@ class MeshImpl(Generic[SlicesT]):
         """
         if which is None:
             which = self.laid_out_pcoord(mesh_axis)
-        part_of = functools.partial(functions.part_of, split_axis, self._shape[mesh_axis].size)
+        part_of = functools.partial(
+            slice_functions.part_of, split_axis, self._shape[mesh_axis].size
+        )
         return self.slicewise(part_of, x, which)
 
     def allconcat(self, x: SlicesT, mesh_axis: int, concat_axis: int) -> SlicesT:
@@ -430,8 +432,8 @@ class MeshImpl(Generic[SlicesT]):
         """
         sizes = self.slice_shape(new_shape)
         return self.slicewise(
-            lambda x: functions.tile_slice(
-                functions.broadcast_slice(x, old_shape, new_shape), sizes
+            lambda x: slice_functions.tile_slice(
+                slice_functions.broadcast_slice(x, old_shape, new_shape), sizes
             ),
             old_slices,
         )
@@ -439,7 +441,7 @@ class MeshImpl(Generic[SlicesT]):
     def make_slices(self, tf_tensor: tf.Tensor, tensor_shape: Shape) -> list[tf.Tensor]:
         """Splits a whole tf.Tensor into a list with a slice for each processor."""
         self.slice_shape(tensor_shape)  # checks that it can be split
-        return cutting.make_slices(tf_tensor, self.tensor_layout(tensor_shape), self._shape)
+        return slice_functions.make_slices(tf_tensor, self.tensor_layout(tensor_shape), self._shape)
 
     def combine_slices(
         self, slices: Sequence[tf.Tensor], tensor_shape: Shape, device: Optional[str] = None
@@ -447,7 +449,9 @@ class MeshImpl(Generic[SlicesT]):
         """Joins a list with a slice for each processor to the whole tf.Tensor."""
         if self.tensor_layout(tensor_shape).is_fully_replicated:
             return slices[0]
-        return cutting.combine_slices(slices, self.tensor_layout(tensor_shape), self._shape, device)
+        return slice_functions.combine_slices(
+            slices, self.tensor_layout(tensor_shape), self._shape, device
+        )
 
     def export_to_tf_tensor(self, x: Tensor, laid_out_x: LaidOutLike) -> tf.Tensor:
         """Returns the whole value of a Tensor, given its lowered form."""

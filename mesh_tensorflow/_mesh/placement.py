@@ -17,6 +17,7 @@ import tensorflow.compat.v1 as tf
 from mesh_tensorflow._core.errors import table_lookup
 from mesh_tensorflow._core.layout import processor_groups
 from mesh_tensorflow._core.shape import Shape
+from mesh_tensorflow._mesh import random_values
 from mesh_tensorflow._mesh.devices import (
     absent_devices,
     apart_in_session,
@@ -25,9 +26,7 @@ from mesh_tensorflow._mesh.devices import (
 )
 from mesh_tensorflow._mesh.laid_out import LaidOutTensor
 from mesh_tensorflow._mesh.mesh_impl import Reducer
-from mesh_tensorflow._mesh.slices import random_values
-from mesh_tensorflow._mesh.slices.complex_view import complex_view, real_view
-from mesh_tensorflow._mesh.slices.functions import binary_reduction_fn
+from mesh_tensorflow._mesh.slice_functions import binary_reduction_fn, complex_view, real_view
 from mesh_tensorflow._mesh.variables.slice_variables import SliceVariables
 
 if TYPE_CHECKING:

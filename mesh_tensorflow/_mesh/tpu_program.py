@@ -15,10 +15,10 @@ import tensorflow.compat.v1 as tf
 from mesh_tensorflow._core.errors import dims_text, table_lookup
 from mesh_tensorflow._core.layout import pnum_to_processor_coordinates, processor_groups
 from mesh_tensorflow._core.shape import Shape
+from mesh_tensorflow._mesh import random_values
 from mesh_tensorflow._mesh.mesh_impl import Reducer
 from mesh_tensorflow._mesh.program import Program
-from mesh_tensorflow._mesh.slices import random_values
-from mesh_tensorflow._mesh.slices.functions import reduction_fn
+from mesh_tensorflow._mesh.slice_functions import reduction_fn
 
 if TYPE_CHECKING:
     from tensorflow.python.ops.control_flow_ops import ControlFlowContext

@@ -9,7 +9,7 @@ from typing import Any, Optional
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow import checkpoint
-from mesh_tensorflow._mesh.variables import folder
+from mesh_tensorflow._mesh.variables import checkpoint_files
 from mesh_tensorflow._programs.saver_hook import SaverHook
 from mesh_tensorflow.optimize._slots import weights_of
 from mesh_tensorflow.utils import outside_all_rewrites
@@ -37,8 +37,8 @@ def get_assignment_map_from_checkpoint(
       ValueError: the checkpoint does not exist, or has a variable of a different shape.
     """
     try:
-        path = folder.find(init_checkpoint, "init_checkpoint")
-        saved = folder.open_reader(path).get_variable_to_shape_map()
+        path = checkpoint_files.find(init_checkpoint, "init_checkpoint")
+        saved = checkpoint_files.open_reader(path).get_variable_to_shape_map()
     except (tf.errors.OpError, ValueError) as error:
         raise ValueError(
             f"init_checkpoint: {init_checkpoint} is no checkpoint, such as model.ckpt-1000: {error}"
@@ -73,7 +73,7 @@ def load_initial_checkpoint(init_checkpoint: Optional[str], strict: bool = False
     """
     if not init_checkpoint:
         return
-    init_checkpoint = folder.find(init_checkpoint, "init_checkpoint")
+    init_checkpoint = checkpoint_files.find(init_checkpoint, "init_checkpoint")
     found, _ = get_assignment_map_from_checkpoint(tf.global_variables(), init_checkpoint)
     if not found:
         raise ValueError(

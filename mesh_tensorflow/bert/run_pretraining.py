@@ -18,7 +18,7 @@ import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import estimator
 from mesh_tensorflow._command_lines.bert import PRETRAINING_MODES, RUN_PRETRAINING
 from mesh_tensorflow._flags import FLAGS, define
-from mesh_tensorflow._mesh.variables import folder
+from mesh_tensorflow._mesh.variables import checkpoint_files
 from mesh_tensorflow._programs import run_with_flags
 from mesh_tensorflow.bert._records import check_first_records, parsed_record, training_order
 from mesh_tensorflow.bert._training import (
@@ -208,7 +208,7 @@ def _files(name: str) -> list[str]:
     files = [
         path
         for pattern in getattr(FLAGS, name).split(",")
-        for path in folder.matching(pattern.strip())
+        for path in checkpoint_files.matching(pattern.strip())
     ]
     if not files:
         raise ValueError(f"run_pretraining: no file matches --{name}={getattr(FLAGS, name)}")
@@ -284,8 +284,8 @@ def _latest_step(directory: str) -> int:
     Args:
       directory: the path of the directory.
     """
-    path = folder.latest(directory)
-    return int(folder.open_reader(path).get_tensor("global_step")) if path else 0
+    path = checkpoint_files.latest(directory)
+    return int(checkpoint_files.open_reader(path).get_tensor("global_step")) if path else 0
 
 
 if __name__ == "__main__":

@@ -1,8 +1,7 @@
 """Looking into programs: whose line an error comes from, values, NaNs and times."""
 
 from mesh_tensorflow._site import Site
-from mesh_tensorflow._watching.nonfinite import NonFiniteError
-from mesh_tensorflow._watching.requests import CollectedValues
+from mesh_tensorflow._watching import CollectedValues, NonFiniteError
 from mesh_tensorflow.debug._errors import explain, user_errors
 from mesh_tensorflow.debug._nans import nan_checks
 from mesh_tensorflow.debug._profile import OperationTime, Profile, profile, time_table

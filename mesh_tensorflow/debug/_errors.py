@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Optional
 
 from mesh_tensorflow._lowering.lowering import Lowering
-from mesh_tensorflow._watching.node_names import explain_run_error, told_to_user
+from mesh_tensorflow._watching import explain_run_error, told_to_user
 
 __all__ = ["explain", "user_errors"]
 

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Union
 
-from mesh_tensorflow._watching.requests import NanChecks, use_nan_checks
+from mesh_tensorflow._watching import NanChecks, use_nan_checks
 from mesh_tensorflow.debug._errors import user_errors
 from mesh_tensorflow.debug._values import patterns_of
 

@@ -14,8 +14,7 @@ from mesh_tensorflow._core.errors import table_lookup, text_table
 from mesh_tensorflow._core.operation import Operation
 from mesh_tensorflow._mesh.mesh_impl import COLLECTIVES
 from mesh_tensorflow._site import Site
-from mesh_tensorflow._watching.node_names import NodeNames, living_names
-from mesh_tensorflow._watching.requests import EAGER_EVENT, profiling
+from mesh_tensorflow._watching import EAGER_EVENT, NodeNames, living_names, profiling
 from mesh_tensorflow.debug._trace_file import Event, read_events, trace_files
 
 __all__ = ["OperationTime", "Profile", "profile", "time_table"]

@@ -12,7 +12,7 @@ from mesh_tensorflow._core.errors import WrongTypeError
 from mesh_tensorflow._core.tensor import Tensor, check_tensors
 from mesh_tensorflow._lowering.lowering import Lowering
 from mesh_tensorflow._lowering.watched import values_by_name
-from mesh_tensorflow._watching.requests import CollectedValues, Collector, use_collector
+from mesh_tensorflow._watching import CollectedValues, Collector, use_collector
 
 __all__ = ["collect", "inspect", "patterns_of", "values"]
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Optional, Union
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow._mesh.variables import folder
+from mesh_tensorflow._mesh.variables import checkpoint_files
 from mesh_tensorflow.estimator._arguments import (
     check_steps,
     checked_listeners,
@@ -112,7 +112,7 @@ class Estimator:
         Raises:
           ValueError: there is no checkpoint, or it does not have the variable.
         """
-        reader = folder.open_reader(self._checkpoint_that_is_needed("get_variable_value"))
+        reader = checkpoint_files.open_reader(self._checkpoint_that_is_needed("get_variable_value"))
         if not reader.has_tensor(name):
             known = ", ".join(sorted(reader.get_variable_to_shape_map()))
             raise ValueError(f"get_variable_value: there is no {name!r}; there are {known}")
@@ -128,7 +128,7 @@ class Estimator:
           ValueError: there is no checkpoint.
         """
         path = self._checkpoint_that_is_needed("get_variable_names")
-        return sorted(folder.open_reader(path).get_variable_to_shape_map())
+        return sorted(checkpoint_files.open_reader(path).get_variable_to_shape_map())
 
     def latest_checkpoint(self) -> Optional[str]:
         """Returns the latest checkpoint.
@@ -136,7 +136,7 @@ class Estimator:
         Returns:
           a path, or None.
         """
-        return folder.latest(self._model_dir)
+        return checkpoint_files.latest(self._model_dir)
 
     def eval_dir(self, name: Optional[str] = None) -> str:
         """Returns the directory of the summaries of an evaluation.

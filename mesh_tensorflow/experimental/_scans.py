@@ -9,7 +9,7 @@ from typing import Any, Optional
 import tensorflow as tf2
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow._mesh.variables import folder
+from mesh_tensorflow._mesh.variables import checkpoint_files
 
 __all__ = ["COMPRESSION", "IMAGE", "LABEL", "mapped", "parse_scan", "read_scans", "scaled"]
 
@@ -71,7 +71,7 @@ def read_scans(flag: str, shuffled: bool, at_a_time: int) -> tf.data.Dataset:
       ValueError: no file matches the pattern.
     """
     pattern = getattr(tf.flags.FLAGS, flag)
-    files = folder.matching(pattern) if pattern else []
+    files = checkpoint_files.matching(pattern) if pattern else []
     if not files:
         raise ValueError(
             f"--{flag}={pattern!r} names no file; give a pattern such as /data/scan-*.tfrecords"

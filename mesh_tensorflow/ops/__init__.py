@@ -38,7 +38,7 @@ from mesh_tensorflow._mesh.laid_out import (
     convert_args_to_laid_out_tensors,
 )
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
-from mesh_tensorflow._mesh.slices.functions import binary_reduction_fn, reduction_fn
+from mesh_tensorflow._mesh.slice_functions import binary_reduction_fn, reduction_fn
 from mesh_tensorflow._mesh.tpu_program import (
     pnum_to_processor_coordinates_nd,
     processor_coordinates_to_pnum_map_nd,

@@ -14,8 +14,8 @@ from mesh_tensorflow._core.interfaces import LoweringLike
 from mesh_tensorflow._core.operation import Operation
 from mesh_tensorflow._core.shape import Dimension, ShapeLike, convert_to_shape
 from mesh_tensorflow._core.tensor import Tensor
-from mesh_tensorflow._mesh.slices import random_values
-from mesh_tensorflow._mesh.slices.random_values import program_seed
+from mesh_tensorflow._mesh import random_values
+from mesh_tensorflow._mesh.random_values import program_seed
 
 __all__ = [
     "RandomOperation",

@@ -14,7 +14,7 @@ from mesh_tensorflow._core.layout import TensorLayout
 from mesh_tensorflow._mesh.gspmd import Compilation
 
 if TYPE_CHECKING:
-    from mesh_tensorflow._mesh.variables.form import Form
+    from mesh_tensorflow._mesh.variables.store import Form
     from mesh_tensorflow.ops._variables.variable import Variable
 
 __all__ = ["Building", "ValueOfVariable"]

@@ -16,7 +16,7 @@ from jax.sharding import AbstractMesh, NamedSharding
 from mesh_tensorflow._core.layout import LayoutLike
 from mesh_tensorflow._core.shape import ShapeLike
 from mesh_tensorflow._mesh.gspmd import GspmdMeshImpl
-from mesh_tensorflow._mesh.variables.argument_keys import value_key
+from mesh_tensorflow._mesh.variables.function import value_key
 from mesh_tensorflow._stop_signals import deferred
 from mesh_tensorflow.pjrt._devices import AnyMesh, all_dtypes, device_mesh, sharding
 from mesh_tensorflow.pjrt._hosts import placed, run_step

@@ -13,9 +13,8 @@ import tensorflow as tf
 from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding
 
-from mesh_tensorflow._mesh.slices.random_values import program_seed
-from mesh_tensorflow._processes.processes import processes
-from mesh_tensorflow._processes.runtime import is_pjrt
+from mesh_tensorflow._mesh.random_values import program_seed
+from mesh_tensorflow._processes.processes import is_pjrt, processes
 from mesh_tensorflow.pjrt._quiet import without_connection_lines
 
 __all__ = [

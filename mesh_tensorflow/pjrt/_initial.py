@@ -17,8 +17,8 @@ import numpy as np
 import tensorflow as tf2
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow._mesh.slices.random_values import program_seed
-from mesh_tensorflow._mesh.variables.initial_values import initial_value
+from mesh_tensorflow._mesh.random_values import program_seed
+from mesh_tensorflow._mesh.variables.storage import initial_value
 
 if TYPE_CHECKING:
     from mesh_tensorflow.ops._variables.variable import Variable

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 from jax.sharding import Sharding
 
-from mesh_tensorflow._mesh.variables.files import Part, Reader, reading, slice_spec
+from mesh_tensorflow._mesh.variables.checkpoint_files import Part, Reader, reading, slice_spec
 from mesh_tensorflow.checkpoint import CheckpointError, Wanted, check_checkpoint
 from mesh_tensorflow.pjrt._devices import all_dtypes
 from mesh_tensorflow.pjrt._hosts import in_any_process

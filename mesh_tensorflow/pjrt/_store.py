@@ -12,8 +12,7 @@ import numpy.typing as npt
 import tensorflow.compat.v1 as tf
 from jax.sharding import NamedSharding
 
-from mesh_tensorflow._mesh.variables.form import Form, differs, fitting
-from mesh_tensorflow._mesh.variables.store import VariableStore
+from mesh_tensorflow._mesh.variables.store import Form, VariableStore, differs, fitting
 from mesh_tensorflow._stop_signals import deferred
 from mesh_tensorflow.pjrt._building import ValueOfVariable
 from mesh_tensorflow.pjrt._devices import all_dtypes

@@ -13,7 +13,7 @@ import tensorflow.compat.v1 as tf
 from mesh_tensorflow._core.layout import TensorLayout
 from mesh_tensorflow._deprecations import not_advised
 from mesh_tensorflow._mesh.gspmd import GspmdMeshImpl, annotating
-from mesh_tensorflow._mesh.slices.random_values import key_is_of_step, new_key
+from mesh_tensorflow._mesh.random_values import key_is_of_step, new_key
 from mesh_tensorflow.pjrt._building import Building, ValueOfVariable
 
 if TYPE_CHECKING:

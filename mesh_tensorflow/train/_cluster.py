@@ -11,9 +11,8 @@ from typing import Optional
 
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow._processes.environment import check_described
 from mesh_tensorflow._processes.peers import POLL_SECONDS
-from mesh_tensorflow._processes.processes import Processes, processes
+from mesh_tensorflow._processes.processes import Processes, check_described, processes
 from mesh_tensorflow._stop_signals import StopSignals
 
 __all__ = ["Agreement", "Cluster", "check_connected", "find_cluster"]

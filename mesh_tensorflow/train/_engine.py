@@ -11,8 +11,8 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._deprecations import not_advised
-from mesh_tensorflow._mesh.variables import folder
-from mesh_tensorflow._mesh.variables.files import Faults
+from mesh_tensorflow._mesh.variables import checkpoint_files
+from mesh_tensorflow._mesh.variables.checkpoint_files import Faults
 from mesh_tensorflow._stop_signals import StopSignals
 from mesh_tensorflow.checkpoint import CheckpointError, Saver, check_checkpoint
 from mesh_tensorflow.debug import user_errors
@@ -290,7 +290,7 @@ class _Saved:
         averages = model.averages_of(program.lowered.graph)
         wanted = {averages.get(n, n): program.variables[n] for n in program.lowered.own}
         check_checkpoint(self._path, wanted, read=True)
-        reader = folder.open_reader(self._path)
+        reader = checkpoint_files.open_reader(self._path)
         return {n: reader.get_tensor(averages.get(n, n)) for n in program.lowered.own}
 
 

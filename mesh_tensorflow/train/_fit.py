@@ -15,7 +15,7 @@ import tensorflow.compat.v1 as tf
 from mesh_tensorflow._core.layout import LayoutLike
 from mesh_tensorflow._core.shape import ShapeLike
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
-from mesh_tensorflow._mesh.variables import folder
+from mesh_tensorflow._mesh.variables import checkpoint_files
 from mesh_tensorflow._mesh.variables.store import VariableStore
 from mesh_tensorflow.auto_mtf.hardware import Hardware
 from mesh_tensorflow.checkpoint import CheckpointError, fault_of
@@ -357,7 +357,7 @@ def _run(loop: Loop, begin: Begin) -> Result:
             loop.say(last.note)
     done = run.step >= run.steps  # then a batch is needed for its shape only
     if run.directory is not None and loop.saves and not done:
-        folder.check_writable(run.directory, "fit: directory")
+        checkpoint_files.check_writable(run.directory, "fit: directory")
     batches = loop.source.training(0 if done else run.step)
     first = next(batches, None)
     if first is None:

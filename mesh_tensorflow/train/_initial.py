@@ -10,8 +10,8 @@ from typing import Any, NamedTuple, Optional, Union
 
 import numpy as np
 
-from mesh_tensorflow._mesh.variables import folder
-from mesh_tensorflow._mesh.variables.files import Part, write_parts
+from mesh_tensorflow._mesh.variables import checkpoint_files
+from mesh_tensorflow._mesh.variables.checkpoint_files import Part, write_parts
 from mesh_tensorflow.checkpoint import choose_initial, init_from_checkpoint
 
 __all__ = ["Initial", "InitialLike", "opened_initial"]
@@ -104,7 +104,7 @@ def opened_initial(
     if given is None:
         yield None
     elif isinstance(given, (str, os.PathLike)):
-        yield Initial(folder.find(given, what), names, strict)
+        yield Initial(checkpoint_files.find(given, what), names, strict)
     elif isinstance(given, Mapping) and given and not _has_text(given):
         # As a checkpoint of their own: then there is one way to load, part by part and with the
         # same checks.

@@ -13,7 +13,7 @@ from typing import Any, Optional
 
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow._mesh.variables import folder
+from mesh_tensorflow._mesh.variables import checkpoint_files
 from mesh_tensorflow._progress import Progress
 from mesh_tensorflow._stop_signals import StopSignals
 from mesh_tensorflow.train._engine import Engine
@@ -115,7 +115,7 @@ class Loop:
                 # there for all.
                 self.engine.settle(run.step)
                 if run.directory is not None and not self.saves:
-                    run.checkpoint = folder.latest(run.directory)
+                    run.checkpoint = checkpoint_files.latest(run.directory)
         finally:
             # Also after an error: callbacks may hold files or processes that have to be closed.
             self.call("on_end")
@@ -252,13 +252,15 @@ class Loop:
             path, wrong = self.engine.save(self.run.directory, self.run.step)
             # Removed, and not listed: a run that is resumed would go on from weights that are lost.
             if wrong:
-                folder.remove(path)
+                checkpoint_files.remove(path)
                 raise self._not_a_number(
                     f"after step {self.run.step}, whose loss was a finite number, "
                     f"{', '.join(wrong[:_NAMED])}{', ...' if wrong[_NAMED:] else ''} are not "
                     "numbers, or infinite"
                 )
-            folder.record(path, self.keep)  # and the oldest goes, now that there is a newer one
+            checkpoint_files.record(
+                path, self.keep
+            )  # and the oldest goes, now that there is a newer one
             self.run.checkpoint = path
             self._saved = self.run.step
             self.call("on_checkpoint", self.run.checkpoint)

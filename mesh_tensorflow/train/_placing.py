@@ -28,8 +28,7 @@ from mesh_tensorflow._mesh.devices import (
     soft_placement,
 )
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
-from mesh_tensorflow._processes.processes import processes
-from mesh_tensorflow._processes.runtime import is_pjrt
+from mesh_tensorflow._processes.processes import is_pjrt, processes
 from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
 from mesh_tensorflow.simd_mesh_impl import SimdMeshImpl, replicate
 from mesh_tensorflow.train._cluster import Cluster, check_connected, find_cluster

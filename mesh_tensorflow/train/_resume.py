@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from typing import NamedTuple, Optional, Union
 
-from mesh_tensorflow._mesh.variables import folder
-from mesh_tensorflow._mesh.variables.files import reading
+from mesh_tensorflow._mesh.variables import checkpoint_files
+from mesh_tensorflow._mesh.variables.checkpoint_files import reading
 from mesh_tensorflow.checkpoint import CheckpointError, check_checkpoint, fault_of, last_good
 
 __all__ = ["LAST_GOOD", "Found", "Resume", "damaged", "find_checkpoint"]
@@ -46,10 +46,10 @@ def find_checkpoint(directory: Optional[str], resume: Resume) -> Optional[Found]
         raise ValueError(f"fit: resume is True, False or {LAST_GOOD!r}, but is {resume!r}")
     if directory is None or not resume:
         return None
-    there = folder.numbered(directory)
+    there = checkpoint_files.numbered(directory)
     if resume == LAST_GOOD:
         return _last_good(directory, there)
-    listed, _ = folder.listed(directory)
+    listed, _ = checkpoint_files.listed(directory)
     last, note = listed, ""
     if last is None and there:  # a list that is missing is no reason to write over them
         last = there[-1]
@@ -59,7 +59,7 @@ def find_checkpoint(directory: Optional[str], resume: Resume) -> Optional[Found]
         )
     if last is None:
         return None
-    if not folder.exists(last):
+    if not checkpoint_files.exists(last):
         good = last_good(directory)
         instead = f"go on from {good} with resume={LAST_GOOD!r}, " if good else ""
         raise CheckpointError(
@@ -93,7 +93,7 @@ def _last_good(directory: str, there: list[str]) -> Optional[Found]:
 def _step_of(path: str) -> int:
     """Returns the number of steps that are done in a checkpoint."""
     check_checkpoint(path, {})
-    reader = folder.open_reader(path)
+    reader = checkpoint_files.open_reader(path)
     if not reader.has_tensor(_STEP):
         raise CheckpointError(
             f"fit: {path} has no {_STEP}, so it is none of fit's. Give fit another directory; to "

@@ -11,9 +11,9 @@ import tensorflow as tf2
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
-from mesh_tensorflow._mesh.slices.random_values import keys_by_step
-from mesh_tensorflow._mesh.variables import folder
-from mesh_tensorflow._mesh.variables.files import faults
+from mesh_tensorflow._mesh.random_values import keys_by_step
+from mesh_tensorflow._mesh.variables import checkpoint_files
+from mesh_tensorflow._mesh.variables.checkpoint_files import faults
 from mesh_tensorflow._stop_signals import StopSignals
 from mesh_tensorflow.checkpoint import check_checkpoint
 from mesh_tensorflow.train._engine import CHECKPOINT_NAME, wrong_values
@@ -184,7 +184,7 @@ class StepEngine:
             self._call(self._step_fn, batch)
         wanted = {name: self._store.value(name) for name in self._store.names}
         check_checkpoint(path, wanted, read=True)
-        reader = folder.open_reader(path)
+        reader = checkpoint_files.open_reader(path)
         for name in self._store.names:
             self._store.assign(name, reader.get_tensor(name))
         if self._step is not None:

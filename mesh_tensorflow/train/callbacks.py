@@ -13,7 +13,7 @@ from typing import Any, Optional
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow._mesh.variables.folder import check_writable
+from mesh_tensorflow._mesh.variables.checkpoint_files import check_writable
 
 __all__ = ["Callback", "CsvLog", "EarlyStopping", "JsonLinesLog", "Run", "TensorBoard"]
 

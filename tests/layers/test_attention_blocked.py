@@ -7,9 +7,9 @@ from helpers.layer_runs import dims, run
 from helpers.world import World
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow._mesh.slices.distance_buckets import Buckets
 from mesh_tensorflow.layers._attention import masks
 from mesh_tensorflow.layers._attention.blocked import attention_and_log_sums
+from mesh_tensorflow.layers._attention.visibility import Buckets
 from mesh_tensorflow.testing.harness import WHOLE, Placing, assert_close
 from mesh_tensorflow.transformer import attention as A
 

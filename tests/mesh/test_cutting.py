@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow._mesh.slices.cutting import in_own_memory
+from mesh_tensorflow._mesh.slice_functions import in_own_memory
 
 SIZES = [64, 1024]
 

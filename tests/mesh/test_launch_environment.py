@@ -6,7 +6,7 @@ import pytest
 from helpers.mesh.launching import tf_config
 
 from mesh_tensorflow import launch
-from mesh_tensorflow._processes import runtime
+from mesh_tensorflow._processes import processes
 from mesh_tensorflow.train._cluster import check_connected
 
 
@@ -176,7 +176,7 @@ def test_processes_that_do_not_know_each_other(environment, text):
 def test_a_runtime_that_is_none(monkeypatch):
     monkeypatch.setenv("MTF_RUNTIME", "jax")
     with pytest.raises(ValueError, match="MTF_RUNTIME is 'jax'; it should be \"tensorflow\" or"):
-        runtime.is_pjrt()
+        processes.is_pjrt()
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow._mesh.slices.functions import einsum_slice
-from mesh_tensorflow._mesh.slices.matrix_product import contract
+from mesh_tensorflow._mesh.slice_functions import contract, einsum_slice
 
 SIZES = {"s": 1, "t": 1, "a": 3, "b": 4, "c": 5, "d": 2}
 

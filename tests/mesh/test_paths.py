@@ -9,7 +9,7 @@ from helpers.train import linear
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import estimator
-from mesh_tensorflow._mesh.variables import folder
+from mesh_tensorflow._mesh.variables import checkpoint_files
 from mesh_tensorflow._paths import escaped, readable
 from mesh_tensorflow.checkpoint import Saver, check_checkpoint, fault_of, last_good
 from mesh_tensorflow.transformer import convert
@@ -69,7 +69,12 @@ def test_savers_in_sessions_and_eager_code(directory):
     Saver([master]).restore(None, last)
     check_checkpoint(last, [master], read=True)
     assert master.numpy().tolist() == [3.0, 3.0] and not fault_of(last)
-    assert folder.latest(directory) == last == last_good(directory) == folder.find(directory, "")
+    assert (
+        checkpoint_files.latest(directory)
+        == last
+        == last_good(directory)
+        == checkpoint_files.find(directory, "")
+    )
 
 
 @pytest.mark.parametrize("directory", NAMES[:2], indirect=True)
@@ -79,7 +84,7 @@ def test_fit(directory):
     linear.fit(3, **arguments)
     again = linear.fit(5, **arguments, logdir=os.path.join(directory, "logs[1]"))
     assert [record["step"] for record in again.history] == [4, 5]
-    assert [os.path.basename(p) for p in folder.numbered(directory)] == [
+    assert [os.path.basename(p) for p in checkpoint_files.numbered(directory)] == [
         "model.ckpt-4",
         "model.ckpt-5",
     ]
@@ -121,14 +126,15 @@ def test_estimators(directory):
 
 def test_conversion_and_files_of_text(directory):
     written = convert.write_checkpoint({"w": np.ones(2, np.float32)}, directory, 7)
-    assert folder.open_reader(written).get_tensor("global_step") == 7
+    assert checkpoint_files.open_reader(written).get_tensor("global_step") == 7
     np.testing.assert_array_equal(convert.read_checkpoint(directory)["w"], [1.0, 1.0])
     file = os.path.join(directory, "lines[0].txt")
     with open(file, "w") as f:
         f.write("a\n")
-    assert folder.matching(file) == [file]
+    assert checkpoint_files.matching(file) == [file]
     assert [
-        os.path.basename(f) for f in folder.matching(os.path.join(escaped(directory), "l*.txt"))
+        os.path.basename(f)
+        for f in checkpoint_files.matching(os.path.join(escaped(directory), "l*.txt"))
     ] == ["lines[0].txt"]
 
 

@@ -9,7 +9,7 @@ from helpers.mesh import xla_cpu_replicas
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow._mesh.constants import at_device, constant
-from mesh_tensorflow._mesh.slices.random_values import keys_by_step
+from mesh_tensorflow._mesh.random_values import keys_by_step
 from mesh_tensorflow._mesh.tpu_program import outside_tpu_context
 from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
 from mesh_tensorflow.simd_mesh_impl import SimdMeshImpl

@@ -10,11 +10,11 @@ import tensorflow.compat.v1 as tf
 from helpers.mesh.residual_network import network, new_session, train
 
 import mesh_tensorflow as mtf
+from mesh_tensorflow import _watching
 from mesh_tensorflow._mesh import placement
+from mesh_tensorflow._mesh.random_values import keys_by_step
 from mesh_tensorflow._mesh.simd import sharing
 from mesh_tensorflow._mesh.simd.replicate import _first_key
-from mesh_tensorflow._mesh.slices.random_values import keys_by_step
-from mesh_tensorflow._watching import node_names
 from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
 from mesh_tensorflow.simd_mesh_impl import SimdMeshImpl, replicate
 from mesh_tensorflow.utils import counted_steps, steps_done
@@ -237,16 +237,16 @@ def test_groups_of_collectives_have_numbers_of_their_own(all_at_once):
 
 def test_programs_are_listed_while_others_are_lowered(all_at_once):
     """As by an error in one thread, which is looked up in the names of all Lowerings."""
-    kept = [node_names.NodeNames() for _ in range(2000)]
+    kept = [_watching.NodeNames() for _ in range(2000)]
 
     def work(number):
         tables = []
         for _ in range(100):
             if number % 2:
-                tables.append(node_names.NodeNames())
+                tables.append(_watching.NodeNames())
             else:
-                assert isinstance(node_names.living_names(), list)
+                assert isinstance(_watching.living_names(), list)
         return tables
 
     made = [table for tables in all_at_once(work) for table in tables]
-    assert set(map(id, made + kept)) <= set(map(id, node_names.living_names()))
+    assert set(map(id, made + kept)) <= set(map(id, _watching.living_names()))

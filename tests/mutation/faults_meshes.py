@@ -67,7 +67,7 @@ FAULTS = [
         "mesh/test_tpu_collectives.py -k permute",
     ),
     Fault(
-        "_mesh/variables/slice_storage.py",
+        "_mesh/variables/slice_variables.py",
         "[self._assign(pnum, value) for pnum in pnums]",
         "[self._assign(pnum, value) for pnum in pnums[:1]]",
         "of equal slices on several devices only the first is restored",
@@ -81,14 +81,14 @@ FAULTS = [
         "test_eager.py -k layouts_in_turn",
     ),
     Fault(
-        "_mesh/variables/initial_values.py",
+        "_mesh/variables/storage.py",
         "zlib.crc32(name.encode()) % 2**31",
         'zlib.crc32(name.split("/")[-1].encode()) % 2**31',
         "variables of one name in different scopes begin with the same values",
         "ops/test_random.py -k two_scopes",
     ),
     Fault(
-        "_mesh/slices/random_values.py",
+        "_mesh/random_values.py",
         "tf.cast(index, tf.uint32) * _u32(4)",
         "tf.cast(index, tf.uint32)",
         "the keys of successive steps have parts in common",

@@ -11,7 +11,7 @@ import tensorflow.compat.v1 as tf
 from scipy import stats
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow._mesh.slices import random_values
+from mesh_tensorflow._mesh import random_values
 from mesh_tensorflow.testing import harness
 from mesh_tensorflow.testing.harness import Placing
 

@@ -14,7 +14,7 @@ from helpers import pjrt_sessions
 from helpers.paths import environment
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow._mesh.variables.apart import Apart
+from mesh_tensorflow._mesh.variables.checkpoint_files import Apart
 from mesh_tensorflow._mesh.variables.storage import Piece, PieceSaveable
 
 

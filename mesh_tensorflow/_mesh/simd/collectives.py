@@ -14,7 +14,7 @@ from mesh_tensorflow._core.shape import Shape
 from mesh_tensorflow._mesh.constants import constant
 from mesh_tensorflow._mesh.mesh_impl import Reducer
 from mesh_tensorflow._mesh.simd.program import ALLGATHER, ALLTOALL, PERMUTE, Exchange, SimdProgram
-from mesh_tensorflow._mesh.slices.complex_view import complex_view, real_view
+from mesh_tensorflow._mesh.slice_functions import complex_view, real_view
 
 __all__ = ["TfCollectives"]
 

@@ -294,7 +294,7 @@ class OneMemoryStrategy(ExecutionStrategy):
         def call(
             arguments: Sequence[Sequence[tf.Tensor]], before: Sequence[tf.Operation]
         ) -> list[list[tf.Tensor]]:
-            return _in_one_memory_call(program, definitions, library, arguments, before)
+            return _call_in_one_memory(program, definitions, library, arguments, before)
 
         return call
 
@@ -373,7 +373,7 @@ def _argument_keys(program: SimdProgram, function: ConcreteFunction) -> list[lis
     return [[(pnum,), *inputs, *program.argument_keys(captured, pnum)] for pnum in program.local]
 
 
-def _in_one_memory_call(
+def _call_in_one_memory(
     program: SimdProgram,
     definitions: Sequence[FunctionDef],
     library: FunctionDefLibrary,

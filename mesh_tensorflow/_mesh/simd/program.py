@@ -13,8 +13,8 @@ from typing import Optional
 
 import tensorflow.compat.v1 as tf
 
+from mesh_tensorflow._mesh import random_values
 from mesh_tensorflow._mesh.program import Program
-from mesh_tensorflow._mesh.slices import random_values
 
 ALLGATHER, ALLTOALL, PERMUTE = "ALLGATHER", "ALLTOALL", "PERMUTE"
 

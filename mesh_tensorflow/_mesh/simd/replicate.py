@@ -26,7 +26,7 @@ from mesh_tensorflow._mesh.devices import (
 from mesh_tensorflow._mesh.simd.execution import ExecutionStrategy, choose_strategies
 from mesh_tensorflow._mesh.simd.program import SimdProgram, current_program, tracing
 from mesh_tensorflow._mesh.step_inputs import GlobalSteps, read_before_increments
-from mesh_tensorflow._watching.requests import collecting, collectors, hand_over
+from mesh_tensorflow._watching import collecting, collectors, hand_over
 
 if TYPE_CHECKING:
     from tensorflow.types.experimental import ConcreteFunction

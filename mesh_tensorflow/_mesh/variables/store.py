@@ -1,24 +1,38 @@
-"""VariableStore: variables of programs in tf.function and in eager code."""
+"""VariableStore: the variables that a function or a training keeps, and how they are saved.
+
+The objects of a checkpoint have the path STORE/_slices/NAME, where NAME is that of a variable. Its
+value is a tensor that is saved and restored in the slices of the current layout. Checkpoints of
+before this was so have the slices themselves, as objects STORE/_slices/NAME/NUMBER. These are
+found, too, if the layout is the same.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import re
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Optional, Union
 
+import numpy as np
 import numpy.typing as npt
 import tensorflow as tf2
 import tensorflow.compat.v1 as tf
 from tensorflow.python.ops.variable_scope import get_variable_scope_store
 
-from mesh_tensorflow._core.errors import did_you_mean, dims_text
+from mesh_tensorflow._core.errors import WrongTypeError, did_you_mean, dims_text
 from mesh_tensorflow._core.graph import Graph
-from mesh_tensorflow._mesh.slices.cutting import combine_slices, in_own_memory, make_slices
-from mesh_tensorflow._mesh.variables.form import Form, differs, fitting, whole_form
-from mesh_tensorflow._mesh.variables.initial_values import initial_value
-from mesh_tensorflow._mesh.variables.saved import SLICES, SavedVariables
+from mesh_tensorflow._core.layout import TensorLayout
+from mesh_tensorflow._core.shape import Shape
+from mesh_tensorflow._mesh.slice_functions import (
+    combine_slices,
+    in_own_memory,
+    make_slices,
+    slice_coordinates,
+)
+from mesh_tensorflow._mesh.variables.master import StoredMaster
+from mesh_tensorflow._mesh.variables.storage import PieceSaveable, WholeStorage, initial_value
 from mesh_tensorflow._units import counted
 
 if TYPE_CHECKING:
@@ -26,10 +40,228 @@ if TYPE_CHECKING:
     from mesh_tensorflow.ops._variables.variable import Variable
     from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
 
-    # Mesh implementations with devices, whose slices a store can have.
-    DeviceMeshImpl = Union[PlacementMeshImpl, GspmdMeshImpl]
 
-__all__ = ["VariableStore", "store_of"]
+@dataclasses.dataclass(frozen=True)
+class Form:
+    """The shape, dtype and layout in which a variable is stored.
+
+    Attributes:
+      shape: the Shape of the variable.
+      dtype: the dtype of the slices.
+      layout: the TensorLayout of the variable.
+      mesh_shape: the Shape of the mesh.
+      owner: for each processor, the number of the processor that stores its slice.
+      devices: the device for which each slice was created, by the number of the owner.
+    """
+
+    shape: Shape
+    dtype: tf.DType
+    layout: TensorLayout
+    mesh_shape: Shape
+    owner: list[int]
+    # Two names of one device, or devices in one memory, make no other form; the store compares
+    # these itself.
+    devices: dict[int, str] = dataclasses.field(compare=False)
+
+    @property
+    def sizes(self) -> list[int]:
+        """The shape of a slice."""
+        return [
+            size if axis is None else size // self.mesh_shape[axis].size
+            for size, axis in zip(self.shape.to_integer_list, self.layout)
+        ]
+
+    def begin(self, pnum: int) -> tuple[int, ...]:
+        """Returns the index of the first element of a processor's slice."""
+        part = slice_coordinates(self.layout, self.mesh_shape, pnum)
+        return tuple(n * size for n, size in zip(part, self.sizes))
+
+    def __str__(self) -> str:
+        return f"{self.shape} {self.dtype.name} with {self.layout} on mesh {self.mesh_shape}"
+
+
+def whole_form(shape: Shape, dtype: tf.DType) -> Form:
+    """Returns the form of a variable that is not split, on a CPU."""
+    return Form(shape, dtype, TensorLayout([None] * len(shape)), Shape([]), [0], {0: "cpu:0"})
+
+
+def differs(name: str, known: Form, form: Form, same: bool) -> str:
+    """Returns the error text for a variable that is stored in another form than requested."""
+    why = (
+        "A tf.function has its slices, so they stay as they are. Use another VariableStore for "
+        "another layout, and move the values with store.value(name) and store.assign(name, value)"
+        if same
+        else "Use another name or another VariableStore"
+    )
+    return f"variable {name!r} is stored as {known}, but is asked for as {form}. {why}"
+
+
+def fitting(name: str, form: Form, value: npt.ArrayLike) -> tf.Tensor:
+    """Returns a value that is assigned to a variable, in its dtype.
+
+    Floats are rounded to it. Nothing else of the value may be lost.
+
+    Args:
+      name: the full name of the variable.
+      form: its Form.
+      value: an array of its shape.
+
+    Raises:
+      ValueError: the value has another shape, or an element is no number of the dtype.
+      WrongTypeError: no number of its dtype is, such as a complex one where that is real.
+    """
+    what = f"variable {name!r} {form.shape} of {form.dtype.name}"
+    try:
+        given = tf.convert_to_tensor(value)
+    except (TypeError, ValueError, OverflowError) as e:
+        raise WrongTypeError(f"{what}: {value!r} is no array of numbers: {e}") from e
+    is_number = given.dtype.is_floating or given.dtype.is_integer or given.dtype == tf.bool
+    is_same = given.dtype == form.dtype or (given.dtype.is_complex and form.dtype.is_complex)
+    if not is_number and not is_same:
+        raise WrongTypeError(
+            f"{what} cannot be assigned {given.dtype.name} values, such as "
+            f"{_element(given, np.zeros(given.shape.rank or 0, int))}. Convert them first"
+        )
+    if not given.shape.is_compatible_with(form.shape.to_integer_list):
+        raise ValueError(
+            f"{what} cannot be assigned a value of shape {given.shape}: give one of "
+            f"{form.shape.to_integer_list}"
+        )
+    if given.dtype == form.dtype:
+        return given
+    cast = tf.cast(given, form.dtype)
+    if tf.is_symbolic_tensor(cast):
+        if given.dtype.is_floating and not (form.dtype.is_floating or form.dtype.is_complex):
+            raise WrongTypeError(f"{what} cannot be assigned {given.dtype.name}: use tf.cast on it")
+        return cast
+    before, after = given.numpy(), cast.numpy()
+    if form.dtype.is_floating or form.dtype.is_complex:
+        lost = np.isfinite(before) & ~np.isfinite(after)
+    else:
+        with np.errstate(invalid="ignore"):
+            lost = (after.astype(before.dtype) != before) | ~np.isfinite(before)
+    if np.any(lost):
+        index = np.argwhere(lost)[0]
+        raise ValueError(
+            f"{what} cannot be assigned {_element(given, index)}, the element at "
+            f"{index.tolist()} of {given.dtype.name}: it would become {after[tuple(index)]!r}. "
+            "Round or clip the values first"
+        )
+    return cast
+
+
+def _element(x: tf.Tensor, index: np.ndarray) -> str:
+    is_there = not tf.is_symbolic_tensor(x) and tf.size(x) > 0
+    return repr(np.asarray(x.numpy())[tuple(index)]) if is_there else x.name
+
+
+SLICES = "_slices"
+# Under these paths, a store's variables have their own names in files; under others the path is put
+# before them, so that several stores fit into one file.
+_USUAL_NAMES = ("", "store")
+
+Trackable: Any = tf2.__internal__.tracking.Trackable
+
+
+def _name_in_file(name: str, given: str) -> str:
+    """Returns the name of a tensor in a checkpoint.
+
+    Args:
+      name: the name of the variable.
+      given: the name that TensorFlow has for it: the path of the object, and of its value.
+    """
+    path, found, _ = given.rpartition(f"{SLICES}/")
+    path = path.rstrip("/")
+    return name if not found or path in _USUAL_NAMES else f"{path}/{name}"
+
+
+class _SavedVariable(StoredMaster):
+    """A variable of a store, saved under its own name."""
+
+    def _name_in_file(self, given: str) -> str:
+        return _name_in_file(self._variable_name, given)
+
+    def _lookup_dependency(self, name: str, *unused_args: Any, **unused_kwargs: Any) -> Any:
+        """Returns a slice, for a checkpoint that has the slices themselves."""
+        return self._store.slice_variables(self._variable_name).get(name)
+
+
+class _SavedBeside(Trackable):
+    """A TensorFlow variable that is saved with those of a store, under its own name."""
+
+    def __init__(self, name: str, variable: tf.Variable):
+        self.shape, self.dtype = variable.shape, variable.dtype
+        self.name = name
+        self.variable = variable
+
+    def _gather_saveables_for_checkpoint(self) -> dict[str, Callable]:
+        """Returns a function that makes what saves the variable."""
+        pieces = WholeStorage(self.variable).pieces()
+
+        def factory(name: Optional[str] = None) -> PieceSaveable:
+            given = name or self.name
+            return PieceSaveable(self.variable, pieces, _name_in_file(self.name, given), given)
+
+        return {"VARIABLE_VALUE": factory}
+
+
+class SavedVariables(Trackable):
+    """The whole variables of a store, by name."""
+
+    def __init__(self) -> None:
+        """Creates a SavedVariables without variables."""
+        self._by_name: dict[str, Any] = {}
+
+    def add(
+        self, store: VariableStore, name: str, shape: Shape, dtype: tf.DType, trainable: bool
+    ) -> None:
+        """Adds a variable; restores it from a checkpoint that was read before it was made.
+
+        Args:
+          store: the VariableStore that has its slices.
+          name: its full name.
+          shape: its Shape.
+          dtype: its dtype in checkpoints.
+          trainable: whether optimizers update it.
+        """
+        made = _SavedVariable(store, name, shape, dtype, trainable)
+        known = self._by_name.get(name)
+        if known is None or (known.shape, known.dtype) != (made.shape, made.dtype):
+            self._by_name[name] = made
+            self._handle_deferred_dependencies(name=name, trackable=self._by_name[name])
+
+    def add_beside(self, name: str, variable: tf.Variable) -> None:
+        """Adds a TensorFlow variable.
+
+        Args:
+          name: its name in checkpoints.
+          variable: a tf.Variable.
+
+        Raises:
+          ValueError: there is another variable of this name.
+        """
+        known = self.masters.get(name)
+        if known is variable:
+            return
+        if known is not None:
+            raise ValueError(f"there is a variable {name!r} already; give this one another name")
+        self._by_name[name] = _SavedBeside(name, variable)
+        self._handle_deferred_dependencies(name=name, trackable=self._by_name[name])
+
+    @property
+    def masters(self) -> dict[str, Any]:
+        """The whole variables by name, of the store and beside it."""
+        return {name: getattr(v, "variable", v) for name, v in self._by_name.items()}
+
+    def _trackable_children(self, *unused_args: Any, **unused_kwargs: Any) -> dict[str, Any]:
+        return dict(self._by_name)
+
+    def _lookup_dependency(self, name: str, *unused_args: Any, **unused_kwargs: Any) -> Any:
+        return self._by_name.get(name)
+
+
+# Mesh implementations with devices, whose slices a store can have.
+DeviceMeshImpl = Union["PlacementMeshImpl", "GspmdMeshImpl"]
 
 
 _SHOWN = 6  # names in a repr

@@ -10,7 +10,7 @@ from mesh_tensorflow._core.layout import LayoutRules
 from mesh_tensorflow._core.operation import Operation, with_inner_operations
 from mesh_tensorflow.auto_mtf._memory.space import LayoutSpace
 from mesh_tensorflow.auto_mtf.valid_layouts import LayoutValidator
-from mesh_tensorflow.layers._attention.blocked_base import Blocked
+from mesh_tensorflow.layers._attention.blocked_operation import Blocked
 from mesh_tensorflow.ops._control.control import CustomGradientOperation
 from mesh_tensorflow.ops._control.recompute import DelayOperation
 from mesh_tensorflow.ops._control.while_gradient import WhileGradientOperation

@@ -10,8 +10,7 @@ from typing import Any, NamedTuple, Optional
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._processes.peers import check_addresses, task_index
-from mesh_tensorflow._processes.processes import processes
-from mesh_tensorflow._processes.runtime import several_of_jax
+from mesh_tensorflow._processes.processes import processes, several_of_jax
 
 __all__ = ["TaskType", "Cluster", "device_filters", "read_cluster", "read_tf_config"]
 

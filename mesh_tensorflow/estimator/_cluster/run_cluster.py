@@ -12,7 +12,7 @@ from typing import Any, Optional
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._processes.peers import Peer, PeerLostError, answers, naming_port
-from mesh_tensorflow._processes.runtime import several_of_jax
+from mesh_tensorflow._processes.processes import several_of_jax
 from mesh_tensorflow.estimator._cluster.cluster import TaskType
 from mesh_tensorflow.estimator._cluster.cluster_watch import Watch, WatchedSessionCreator, peers_of
 from mesh_tensorflow.estimator._run_config import RunConfig

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Optional, Union
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow import checkpoint
-from mesh_tensorflow._mesh.variables import folder
+from mesh_tensorflow._mesh.variables import checkpoint_files
 
 __all__ = [
     "WarmStartSettings",
@@ -113,8 +113,8 @@ def warm_start(settings: WarmStartSettings) -> list[str]:
     Raises:
       ValueError: there is no checkpoint, or it does not have all variables.
     """
-    path = folder.find(settings.ckpt_to_initialize_from, "warm start")
-    saved = folder.open_reader(path).get_variable_to_shape_map()
+    path = checkpoint_files.find(settings.ckpt_to_initialize_from, "warm start")
+    saved = checkpoint_files.open_reader(path).get_variable_to_shape_map()
     variables = {v.op.name: v for v in _chosen(settings.vars_to_warm_start)}
     names = {name: settings.var_name_to_prev_var_name.get(name, name) for name in variables}
     lacking = sorted(old for old in names.values() if old not in saved)
@@ -162,10 +162,10 @@ def find_checkpoint(model_dir: str, checkpoint_path: Optional[str], called: str)
       ValueError: there is no checkpoint at `checkpoint_path`.
     """
     if checkpoint_path is None:
-        return folder.latest(model_dir)
+        return checkpoint_files.latest(model_dir)
     checkpoint_path = os.fspath(checkpoint_path)
-    if not folder.exists(checkpoint_path):
-        there = folder.latest(model_dir)
+    if not checkpoint_files.exists(checkpoint_path):
+        there = checkpoint_files.latest(model_dir)
         raise ValueError(
             f"{called}: there is no checkpoint at checkpoint_path={checkpoint_path!r}; the latest "
             f"in the model directory is {there}"
@@ -227,10 +227,10 @@ def saved_step(model_dir: str) -> Optional[int]:
     Returns:
       a step; None if there is no checkpoint, or it has no global step.
     """
-    path = folder.latest(model_dir)
+    path = checkpoint_files.latest(model_dir)
     if path is None:
         return None
-    reader = folder.open_reader(path)
+    reader = checkpoint_files.open_reader(path)
     if not reader.has_tensor(tf.GraphKeys.GLOBAL_STEP):
         return None
     return int(reader.get_tensor(tf.GraphKeys.GLOBAL_STEP))

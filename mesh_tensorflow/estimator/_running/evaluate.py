@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._progress import duration
-from mesh_tensorflow._watching.node_names import told_to_user
+from mesh_tensorflow._watching import told_to_user
 from mesh_tensorflow.estimator._modes import ModeKeys
 from mesh_tensorflow.estimator._running.checkpoints import find_checkpoint
 from mesh_tensorflow.estimator._running.hooks import StopAfterBatches, SummaryWritersHook

@@ -10,7 +10,7 @@ from typing import Any, Optional
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow._mesh.variables import folder
+from mesh_tensorflow._mesh.variables import checkpoint_files
 from mesh_tensorflow._progress import Progress
 
 __all__ = [
@@ -116,7 +116,7 @@ class NanLossHook(tf.train.SessionRunHook):
             return
         step = int(run_values.results["step"])
         saved = self._save(run_context.session, step)
-        before = folder.latest(self._model_dir) if self._model_dir else None
+        before = checkpoint_files.latest(self._model_dir) if self._model_dir else None
         text = f"the loss is NaN in step {step}."
         if saved:
             text += f" The variables after it were saved as {saved}."
@@ -232,7 +232,7 @@ class OtherWriterListener(tf.train.CheckpointSaverListener):
           session: ignored.
           global_step_value: ignored.
         """
-        newest = folder.latest(self._directory)
+        newest = checkpoint_files.latest(self._directory)
         if self._newest and newest and newest != self._newest and not self._told:
             self._told = True
             tf.logging.warning(
@@ -250,4 +250,4 @@ class OtherWriterListener(tf.train.CheckpointSaverListener):
           session: ignored.
           global_step_value: ignored.
         """
-        self._newest = folder.latest(self._directory)
+        self._newest = checkpoint_files.latest(self._directory)

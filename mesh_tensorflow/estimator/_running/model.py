@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._paths import readable
-from mesh_tensorflow._processes.runtime import several_of_jax
+from mesh_tensorflow._processes.processes import several_of_jax
 from mesh_tensorflow.checkpoint import Saver
 from mesh_tensorflow.estimator._cluster.run_cluster import own_device, session_creator_for
 from mesh_tensorflow.estimator._running.checkpoints import (

@@ -8,7 +8,7 @@ from typing import Any, Optional, Union
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow._watching.node_names import told_to_user
+from mesh_tensorflow._watching import told_to_user
 from mesh_tensorflow.estimator._modes import ModeKeys
 from mesh_tensorflow.estimator._running.checkpoints import find_checkpoint
 from mesh_tensorflow.estimator._running.model import Model, make_global_step, session_creator

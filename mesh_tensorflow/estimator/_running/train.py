@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union
 
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow._mesh.slices.random_values import keys_by_step
-from mesh_tensorflow._mesh.variables import folder
+from mesh_tensorflow._mesh.random_values import keys_by_step
+from mesh_tensorflow._mesh.variables import checkpoint_files
 from mesh_tensorflow._programs.saver_hook import SaverHook
 from mesh_tensorflow._stop_signals import StopSignals
-from mesh_tensorflow._watching.node_names import told_to_user
+from mesh_tensorflow._watching import told_to_user
 from mesh_tensorflow.checkpoint import Saver, check_checkpoint
 from mesh_tensorflow.estimator._cluster.run_cluster import in_cluster, session_creator_for
 from mesh_tensorflow.estimator._modes import ModeKeys
@@ -92,7 +92,7 @@ def run_training(model: Model, input_fn: Callable[..., Any], request: Request) -
             loss, number = _loop(model, spec, step, hooks, signals)
         finally:
             progress.close(stopped=True)  # no more than an end that came before
-        saved = folder.latest(model.model_dir)
+        saved = checkpoint_files.latest(model.model_dir)
         if signals.received is not None:
             kept = f"the latest checkpoint is {saved}" if saved else "nothing was saved"
             text = f"training stopped by {signals.received.name} after step {number}; {kept}"
@@ -158,8 +158,8 @@ def _check_checkpoint(spec: EstimatorSpec, model_dir: str) -> None:
     Raises:
       CheckpointError: it is damaged, or variables are missing or have other shapes.
     """
-    path = folder.latest(model_dir)
-    others = [] if path else folder.numbered(model_dir)
+    path = checkpoint_files.latest(model_dir)
+    others = [] if path else checkpoint_files.numbered(model_dir)
     if others:
         tf.logging.warning(
             "%s has %s, but its file named 'checkpoint' names none that is there: training begins "

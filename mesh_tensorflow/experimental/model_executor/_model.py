@@ -10,7 +10,7 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import checkpoint, optimize
-from mesh_tensorflow._mesh.variables import folder
+from mesh_tensorflow._mesh.variables import checkpoint_files
 from mesh_tensorflow.experimental import unet
 from mesh_tensorflow.experimental.input_reader import (
     PlacementMeshImplInputReader,
@@ -202,7 +202,7 @@ class Model:
         Args:
           directory: the directory of checkpoints.
         """
-        path = folder.latest(directory)
+        path = checkpoint_files.latest(directory)
         if path:
             with self._session.graph.as_default():
                 self._saver.restore(self._session, path)

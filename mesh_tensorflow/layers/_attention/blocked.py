@@ -10,7 +10,7 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.graph import leaves_no_node
-from mesh_tensorflow._mesh.slices import attention_operands as operands
+from mesh_tensorflow.layers._attention import blocked_slices
 from mesh_tensorflow.layers._attention.blocked_form import Dims, Terms
 from mesh_tensorflow.layers._attention.blocked_operation import BlockedAttentionOperation
 from mesh_tensorflow.layers._attention.masks import (
@@ -92,7 +92,7 @@ def _plain(
     q: mtf.Tensor, k: mtf.Tensor, v: mtf.Tensor, dims: Dims, terms: Terms
 ) -> list[mtf.Tensor]:
     """The same with tensors of all logits, in operations that have gradients of any order."""
-    dtype = operands.computed_in(q.dtype)
+    dtype = blocked_slices.computed_in(q.dtype)
     rows = q.shape - dims.key
     shape = rows + dims.memory
     logits = mtf.einsum([mtf.cast(q, dtype), mtf.cast(k, dtype)], output_shape=shape)
@@ -123,10 +123,12 @@ def _noise_mask(terms: Terms, rows: mtf.Shape, dtype: tf.DType) -> mtf.Tensor:
 
     def mask(*indices: tf.Tensor) -> tf.Tensor:
         key0, key1, columns = (
-            operands.arranged(index, x.shape.dimension_names, names)
+            blocked_slices.arranged(index, x.shape.dimension_names, names)
             for index, x in zip(indices, terms.noise)
         )
-        return operands.noise_mask(operands.Noise(key0, key1, columns, terms.keep_prob), dtype)
+        return blocked_slices.noise_mask(
+            blocked_slices.Noise(key0, key1, columns, terms.keep_prob), dtype
+        )
 
     return mtf.slicewise(mask, list(terms.noise), mtf.Shape(order), dtype, order)
 

@@ -1,8 +1,8 @@
 """Describes the inputs of attention by blocks: which dimensions, biases, masks and dropout.
 
-Operations on Tensors (`blocked_operation.py`, `blocked_gradients.py`) have named dimensions in any
-order. The functions on one processor's slices (`_mesh/slices/attention_blocks.py`) want arrays in
-one arrangement. A Form translates between the two.
+Operations on Tensors (`blocked_operation.py`) have named dimensions in any order. The functions on
+one processor's slices (`blocked_slices.py`) want arrays in one arrangement. A Form translates
+between the two.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ from typing import Any, NamedTuple, Optional, Union
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
-from mesh_tensorflow._mesh.slices import attention_operands as slices
-from mesh_tensorflow._mesh.slices.distance_buckets import Buckets
-from mesh_tensorflow._mesh.slices.visibility import Compared, sees_own_position
+from mesh_tensorflow.layers._attention import blocked_slices
+from mesh_tensorflow.layers._attention.visibility import Buckets, Compared, sees_own_position
 
 __all__ = ["Dims", "Form", "Terms"]
 
@@ -157,7 +156,7 @@ class Form(NamedTuple):
     def rows(self, x: tf.Tensor, names: Sequence[str], channel: str) -> tf.Tensor:
         """Returns what there is for each row as [shared, others, length, channels]."""
         order = [*self.row, channel]
-        x = slices.arranged(x, names, order)
+        x = blocked_slices.arranged(x, names, order)
         sizes = x.shape.as_list()
         n = len(self.dims.shared)
         joined = [mtf.list_product(sizes[:n]), mtf.list_product(sizes[n:-2])]
@@ -165,7 +164,7 @@ class Form(NamedTuple):
 
     def columns(self, x: tf.Tensor, names: Sequence[str], channel: str) -> tf.Tensor:
         """Returns keys or values as [shared, memory, channels]."""
-        x = slices.arranged(x, names, [*self.column, channel])
+        x = blocked_slices.arranged(x, names, [*self.column, channel])
         sizes = x.shape.as_list()
         return tf.reshape(x, [mtf.list_product(sizes[:-2]), *sizes[-2:]])
 
@@ -203,7 +202,7 @@ class Form(NamedTuple):
         return next((name for name in ("greater_equal", "less_equal") if name in names), None)
 
     def _laid(self, rest: Sequence[tf.Tensor], i: Any) -> tf.Tensor:
-        return slices.arranged(rest[i], self.rest[i], [*self.row, self.dims.memory.name])
+        return blocked_slices.arranged(rest[i], self.rest[i], [*self.row, self.dims.memory.name])
 
     def _compared(self, rest: Sequence[tf.Tensor]) -> list[Compared]:
         return [
@@ -232,11 +231,12 @@ class Form(NamedTuple):
           memory: that of the memory.
           parts: how many parts each of them consists of.
         """
-        found = self.block_sizes or slices.default_block_sizes(rows, length, memory)
+        found = self.block_sizes or blocked_slices.default_block_sizes(rows, length, memory)
         if parts == 1:
             return found
         block, columns = (
-            slices.divided_alike(size, n // parts) for size, n in zip(found, (length, memory))
+            blocked_slices.divided_alike(size, n // parts)
+            for size, n in zip(found, (length, memory))
         )
         return block, columns
 
@@ -248,8 +248,8 @@ class Form(NamedTuple):
         rest: Sequence[tf.Tensor],
         skips: Optional[tf.Tensor] = None,
         parts: int = 1,
-    ) -> slices.Operands:
-        """Returns the Operands made of slices.
+    ) -> blocked_slices.Operands:
+        """Returns the Operands made of blocked_slices.
 
         Args:
           q: queries.
@@ -261,7 +261,7 @@ class Form(NamedTuple):
         """
 
         def values(i: Any) -> tf.Tensor:
-            return slices.arranged(rest[i], self.rest[i], self.of_buckets(i))
+            return blocked_slices.arranged(rest[i], self.rest[i], self.of_buckets(i))
 
         front, terms = self.front(q), self.terms
         noise = None
@@ -270,14 +270,14 @@ class Form(NamedTuple):
             # Dropout is a function of the position and not of the block, so that the gradient,
             # whose blocks come in another order, has the same mask.
             key0, key1, columns = (self._laid(rest, i) for i in indices)
-            noise = slices.Noise(key0, key1, columns, terms.keep_prob)
+            noise = blocked_slices.Noise(key0, key1, columns, terms.keep_prob)
         q = self.rows(q, self.q, self.dims.key.name)
         k = self.columns(k, self.k, self.dims.key.name)
         shared, others, length, _ = q.shape.as_list()
         blocks = self.blocks(shared * others, length, k.shape.as_list()[1], parts)
         if blocks[1] >= self.dims.memory.size:
             skips = None  # each block has the positions that queries see
-        return slices.Operands(
+        return blocked_slices.Operands(
             front,
             q,
             k,
@@ -286,7 +286,7 @@ class Form(NamedTuple):
             self._compared(rest),
             skips,
             [
-                slices.Distances(b, values(i), self._laid(rest, j), self._laid(rest, m))
+                blocked_slices.Distances(b, values(i), self._laid(rest, j), self._laid(rest, m))
                 for b, i, j, m in terms.distances
             ],
             noise,

@@ -10,9 +10,8 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.graph import leaves_no_node
-from mesh_tensorflow._mesh.slices import visibility
-from mesh_tensorflow._mesh.slices.distance_buckets import Buckets, bucket_of
-from mesh_tensorflow._mesh.slices.visibility import MASKED_LOGIT
+from mesh_tensorflow.layers._attention import visibility
+from mesh_tensorflow.layers._attention.visibility import MASKED_LOGIT, Buckets, bucket_of
 from mesh_tensorflow.ops._elementwise.compare import select
 
 __all__ = [

@@ -15,8 +15,7 @@ from mesh_tensorflow._core.operation import Operation, PendingSums, gradient_of_
 from mesh_tensorflow._core.shape import Shape, list_product
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
-from mesh_tensorflow._mesh.slices.matrix_product import never_with_bias
-from mesh_tensorflow._mesh.slices.merging import merged_sizes
+from mesh_tensorflow._mesh.slice_functions import merged_sizes, never_with_bias
 from mesh_tensorflow.ops._contractions.conv_compiled import wide_by_filter
 from mesh_tensorflow.ops._contractions.conv_kind import (
     FILTER,

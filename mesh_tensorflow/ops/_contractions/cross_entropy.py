@@ -15,7 +15,7 @@ from mesh_tensorflow._core.shape import Dimension
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh.constants import constant
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
-from mesh_tensorflow._mesh.slices.scattering import add_entries
+from mesh_tensorflow._mesh.slice_functions import add_entries
 
 __all__ = ["CrossEntropyGradientOperation", "CrossEntropyOperation"]
 

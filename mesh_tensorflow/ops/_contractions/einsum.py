@@ -26,7 +26,7 @@ from mesh_tensorflow._core.shape import (
 )
 from mesh_tensorflow._core.tensor import Tensor, check_tensors, with_stages
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
-from mesh_tensorflow._mesh.slices.functions import einsum_slice
+from mesh_tensorflow._mesh.slice_functions import einsum_slice
 from mesh_tensorflow.ops._elementwise.binary import check_dtypes
 
 __all__ = ["EinsumOperation", "einsum", "matmul"]

@@ -20,7 +20,7 @@ from mesh_tensorflow._core.pending import walk
 from mesh_tensorflow._core.tensor import Tensor, check_tensors
 from mesh_tensorflow._mesh.constants import inside_loop
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
-from mesh_tensorflow._mesh.slices.random_values import fold_key
+from mesh_tensorflow._mesh.random_values import fold_key
 from mesh_tensorflow.ops._control.control import external_inputs
 from mesh_tensorflow.ops._control.loop_state import (
     LoopState,

@@ -22,7 +22,7 @@ from mesh_tensorflow._core.shape import (
 from mesh_tensorflow._core.tensor import Operand, Tensor, check_tensors
 from mesh_tensorflow._mesh.laid_out import compatible_lazy_allreduce_sums
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
-from mesh_tensorflow._mesh.slices.functions import broadcast_slice, tile_slice
+from mesh_tensorflow._mesh.slice_functions import broadcast_slice, tile_slice
 from mesh_tensorflow.ops._elementwise.beside import beside
 from mesh_tensorflow.ops._elementwise.dtypes import check_real
 from mesh_tensorflow.ops._elementwise.scalar import ScalarAddOperation, ScalarMultiplyOperation

@@ -14,7 +14,7 @@ from mesh_tensorflow._core.interfaces import LoweringLike
 from mesh_tensorflow._core.operation import Operation, gradient_of_output
 from mesh_tensorflow._core.shape import Shape, ShapeLike, broadcast_shape, convert_to_shape
 from mesh_tensorflow._core.tensor import Operand, Tensor, check_tensors
-from mesh_tensorflow._mesh.slices.functions import broadcast_slice, tile_slice
+from mesh_tensorflow._mesh.slice_functions import broadcast_slice, tile_slice
 from mesh_tensorflow.ops._elementwise.binary import (
     add,
     binary_arguments_to_tensors,

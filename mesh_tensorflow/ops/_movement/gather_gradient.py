@@ -20,7 +20,7 @@ from mesh_tensorflow._mesh.laid_out import (
     compatible_lazy_allreduce_sums,
 )
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
-from mesh_tensorflow._mesh.slices.scattering import add_entries
+from mesh_tensorflow._mesh.slice_functions import add_entries
 
 __all__ = ["GatherGradientOperation"]
 

@@ -20,10 +20,9 @@ from mesh_tensorflow._core.operation import Operation
 from mesh_tensorflow._core.shape import Dimension, Shape, ShapeLike, convert_to_shape
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
-from mesh_tensorflow._mesh.variables.initial_values import checked_value, seeded_initializer
-from mesh_tensorflow._mesh.variables.master import MasterVariable, make_master
+from mesh_tensorflow._mesh.variables.master import MasterVariable, StoredMaster, make_master
+from mesh_tensorflow._mesh.variables.storage import checked_value, seeded_initializer
 from mesh_tensorflow._mesh.variables.store import VariableStore, store_of
-from mesh_tensorflow._mesh.variables.stored_master import StoredMaster
 from mesh_tensorflow.ops._variables.precision import dtype_in_force
 from mesh_tensorflow.ops._variables.variable_dtype import VariableDType
 from mesh_tensorflow.utils import outside_all_rewrites

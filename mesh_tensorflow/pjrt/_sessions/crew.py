@@ -16,8 +16,7 @@ from typing import Any, Optional
 import numpy as np
 
 from mesh_tensorflow._processes.peers import Peer, PeerLostError
-from mesh_tensorflow._processes.processes import Processes, processes
-from mesh_tensorflow._processes.runtime import several_of_jax
+from mesh_tensorflow._processes.processes import Processes, processes, several_of_jax
 from mesh_tensorflow._stop_signals import StopSignals
 from mesh_tensorflow.pjrt._hosts import driving, join
 from mesh_tensorflow.pjrt._sessions.follower import CALLS, SIGNAL, Follower

@@ -14,9 +14,9 @@ import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._core.layout import TensorLayout
 from mesh_tensorflow._mesh.gspmd import annotating, current_compilation
-from mesh_tensorflow._mesh.slices.random_values import key_is_of_step, new_key
+from mesh_tensorflow._mesh.random_values import key_is_of_step, new_key
 from mesh_tensorflow._mesh.step_inputs import GlobalSteps, read_before_increments
-from mesh_tensorflow._mesh.variables.apart import Apart
+from mesh_tensorflow._mesh.variables.checkpoint_files import Apart
 from mesh_tensorflow.pjrt._building import Building
 from mesh_tensorflow.pjrt._hosts import driving, process_count
 from mesh_tensorflow.pjrt._sessions.executor import Description, VariableOfProgram

@@ -16,8 +16,7 @@ from typing import Any, Optional
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow._mesh.variables.apart import Apart
-from mesh_tensorflow._mesh.variables.files import Faults
+from mesh_tensorflow._mesh.variables.checkpoint_files import Apart, Faults
 from mesh_tensorflow._processes.peers import Peer
 from mesh_tensorflow.pjrt._sessions.executor import Description, Executor
 from mesh_tensorflow.pjrt._sessions.follower import FAILED, SIGNAL

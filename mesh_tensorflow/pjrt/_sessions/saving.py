@@ -8,8 +8,13 @@ from typing import Optional
 import jax
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow._mesh.variables.apart import Apart
-from mesh_tensorflow._mesh.variables.files import Faults, faults, reading, write_parts
+from mesh_tensorflow._mesh.variables.checkpoint_files import (
+    Apart,
+    Faults,
+    faults,
+    reading,
+    write_parts,
+)
 from mesh_tensorflow.pjrt._parts import own_specs, parts_to_write, read_array
 from mesh_tensorflow.pjrt._sessions.executor import Executor
 

@@ -9,11 +9,11 @@ import jax
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow._mesh.variables.apart import Apart
+from mesh_tensorflow._mesh.variables.checkpoint_files import Apart
 from mesh_tensorflow.pjrt._building import ValueOfVariable
 
 if TYPE_CHECKING:
-    from mesh_tensorflow._mesh.variables.form import Form
+    from mesh_tensorflow._mesh.variables.store import Form
     from mesh_tensorflow.ops._variables.variable import Variable
 
 __all__ = ["Keeper", "SessionVariable"]

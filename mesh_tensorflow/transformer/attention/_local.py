@@ -10,7 +10,7 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.graph import leaves_no_node
-from mesh_tensorflow._mesh.slices.visibility import ABSENT_LOGIT
+from mesh_tensorflow.layers._attention.visibility import ABSENT_LOGIT
 from mesh_tensorflow.ops._elementwise.compare import select
 from mesh_tensorflow.transformer.attention._bias import visibility_mask_to_attention_bias
 from mesh_tensorflow.transformer.attention._dot_product import attention

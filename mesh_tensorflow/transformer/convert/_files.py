@@ -11,7 +11,7 @@ from typing import Any, Optional, TypeVar
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow._mesh.variables import folder
+from mesh_tensorflow._mesh.variables import checkpoint_files
 from mesh_tensorflow.optimize._slots import weights_of
 from mesh_tensorflow.transformer.vocabulary import missing_package
 
@@ -67,9 +67,9 @@ def read_step(path: str) -> int:
 
 def _read(path: str, function: Callable[[tf.train.NewCheckpointReader], _Result]) -> _Result:
     """Calls a function with the reader of a checkpoint."""
-    found = folder.find(path, "convert")
+    found = checkpoint_files.find(path, "convert")
     try:
-        return function(folder.open_reader(found))
+        return function(checkpoint_files.open_reader(found))
     except (tf.errors.OpError, IndexError, RuntimeError, ValueError) as error:
         raise ValueError(f"the checkpoint {found} is damaged: {error}") from error
 
@@ -129,18 +129,20 @@ def write_checkpoint(variables: Arrays, directory: str, step: int = 0) -> str:
             # Fed rather than constants, since the size of a graph is limited.
             feeds = [tf.placeholder(np.asarray(a).dtype, np.shape(a)) for a in arrays.values()]
             save = tf.raw_ops.SaveV2(
-                prefix=os.path.join(folder, "model"),
+                prefix=os.path.join(checkpoint_files, "model"),
                 tensor_names=list(arrays),
                 shape_and_slices=[""] * len(arrays),
                 tensors=feeds,
             )
             sess.run(save, dict(zip(feeds, arrays.values())))
         name = os.path.basename(prefix)
-        with open(os.path.join(folder, "checkpoint"), "w", encoding="utf-8") as f:
+        with open(os.path.join(checkpoint_files, "checkpoint"), "w", encoding="utf-8") as f:
             f.write(f'model_checkpoint_path: "{name}"\nall_model_checkpoint_paths: "{name}"\n')
         for ending in (".data-00000-of-00001", ".index"):
             os.replace(os.path.join(folder, f"model{ending}"), f"{prefix}{ending}")
-        os.replace(os.path.join(folder, "checkpoint"), os.path.join(directory, "checkpoint"))
+        os.replace(
+            os.path.join(checkpoint_files, "checkpoint"), os.path.join(directory, "checkpoint")
+        )
     return prefix
 
 
@@ -267,8 +269,12 @@ def write_huggingface(tensors: Arrays, config: Mapping[str, Any], directory: str
         raise ValueError(f"{path} exists already; choose another directory")
     os.makedirs(directory, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=directory, prefix=".convert-") as folder:
-        with open(os.path.join(folder, "config.json"), "w", encoding="utf-8") as f:
+        with open(os.path.join(checkpoint_files, "config.json"), "w", encoding="utf-8") as f:
             json.dump(config, f, indent=2)
-        save(dict(tensors), os.path.join(folder, "model.safetensors"), metadata={"format": "pt"})
+        save(
+            dict(tensors),
+            os.path.join(checkpoint_files, "model.safetensors"),
+            metadata={"format": "pt"},
+        )
         for name in ("config.json", "model.safetensors"):
             os.replace(os.path.join(folder, name), os.path.join(directory, name))

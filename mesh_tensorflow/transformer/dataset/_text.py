@@ -8,7 +8,7 @@ from typing import Optional, Union
 import gin
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow._mesh.variables import folder
+from mesh_tensorflow._mesh.variables import checkpoint_files
 from mesh_tensorflow.transformer import vocabulary as vocabularies
 from mesh_tensorflow.transformer.dataset._checks import MODULE, Lengths
 from mesh_tensorflow.transformer.dataset._features import (
@@ -45,7 +45,7 @@ def matching_files(name: str, glob: Glob) -> list[str]:
     Raises:
       ValueError: no file matches.
     """
-    files = folder.matching(glob)
+    files = checkpoint_files.matching(glob)
     if not files:
         raise ValueError(f"{name}: no file matches {glob!r}")
     return files

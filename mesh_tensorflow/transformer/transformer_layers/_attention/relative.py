@@ -6,8 +6,8 @@ from collections.abc import Hashable, Mapping
 from typing import TYPE_CHECKING, Any, Optional
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
-from mesh_tensorflow._mesh.slices.distance_buckets import Buckets
 from mesh_tensorflow.layers._attention import masks
+from mesh_tensorflow.layers._attention.visibility import Buckets
 
 if TYPE_CHECKING:
     from mesh_tensorflow.transformer.transformer._context import Context

@@ -9,8 +9,8 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
-from mesh_tensorflow._mesh.slices.distance_buckets import Buckets
 from mesh_tensorflow.layers._attention import masks
+from mesh_tensorflow.layers._attention.visibility import Buckets
 from mesh_tensorflow.transformer import attention
 from mesh_tensorflow.transformer.attention import _all_to_all
 from mesh_tensorflow.transformer.transformer_layers._attention import relative as _relative

@@ -11,7 +11,7 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.interfaces import LoweringLike
-from mesh_tensorflow._mesh.slices.scattering import set_entries
+from mesh_tensorflow._mesh.slice_functions import set_entries
 from mesh_tensorflow.transformer.transformer._context import Context, memory_length_of
 
 __all__ = [

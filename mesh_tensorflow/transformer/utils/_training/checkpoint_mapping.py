@@ -9,7 +9,7 @@ from typing import Optional, Union
 import gin
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow._mesh.variables import folder
+from mesh_tensorflow._mesh.variables import checkpoint_files
 from mesh_tensorflow.transformer.utils._flags import MODULE
 
 __all__ = ["flexible_ckpt_init_mapping"]
@@ -84,7 +84,7 @@ def flexible_ckpt_init_mapping(
     Raises:
       ValueError: the numbers of layers do not match.
     """
-    saved = set(folder.open_reader(ckpt_path).get_variable_to_shape_map())
+    saved = set(checkpoint_files.open_reader(ckpt_path).get_variable_to_shape_map())
     model = [v.op.name for v in tf.global_variables()]
     new = dict(zip(_STACKS, new_layers or ((), ())))
     scopes = _scopes_in_checkpoint(model, saved, new)

@@ -13,7 +13,7 @@ import gin
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow._mesh.variables import folder
+from mesh_tensorflow._mesh.variables import checkpoint_files
 from mesh_tensorflow.transformer.utils._flags import MODULE
 
 __all__ = ["get_checkpoint_iterator", "get_step_from_checkpoint_path"]
@@ -48,11 +48,14 @@ def _path(model_dir: str, step: int) -> str:
 
 
 def _saved_steps(model_dir: str) -> list[int]:
-    return [get_step_from_checkpoint_path(os.path.basename(p)) for p in folder.numbered(model_dir)]
+    return [
+        get_step_from_checkpoint_path(os.path.basename(p))
+        for p in checkpoint_files.numbered(model_dir)
+    ]
 
 
 def _latest(model_dir: str) -> list[str]:
-    path = folder.latest(model_dir)
+    path = checkpoint_files.latest(model_dir)
     if path is None:
         raise ValueError(f"get_checkpoint_iterator: No checkpoint files found in {model_dir}")
     return [path]
@@ -82,7 +85,7 @@ def _chosen(steps: Iterable[int], model_dir: str, find_closest: bool) -> list[st
 
 def _new_ones(model_dir: str, skip_until: int, stop_after: Optional[int]) -> Iterator[str]:
     """Yields each checkpoint as soon as it is written."""
-    if folder.latest(model_dir) is None:
+    if checkpoint_files.latest(model_dir) is None:
         tf.logging.info(
             "Waiting for the first checkpoint in %s: a training that writes there makes one%s. "
             "Ctrl-C ends this",
@@ -91,7 +94,7 @@ def _new_ones(model_dir: str, skip_until: int, stop_after: Optional[int]) -> Ite
         )
     path = None
     while True:
-        before, path = path, folder.latest(model_dir)
+        before, path = path, checkpoint_files.latest(model_dir)
         if path is None or path == before:
             time.sleep(_POLL_SECONDS)
             continue

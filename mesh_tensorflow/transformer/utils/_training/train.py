@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Optional
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow import estimator as mtf_estimator
-from mesh_tensorflow._mesh.variables import folder
+from mesh_tensorflow._mesh.variables import checkpoint_files
 from mesh_tensorflow._paths import readable
 from mesh_tensorflow.transformer.utils._data.batching import Lengths
 from mesh_tensorflow.transformer.utils._data.data import call_dataset_fn, in_vocabulary
@@ -84,7 +84,7 @@ class _InputListener(tf.train.CheckpointSaverListener):
 
 def _seen_batches(model_dir: str, init_step: int) -> int:
     """Returns the number of batches seen by a training that began at a step."""
-    latest = folder.latest(model_dir)
+    latest = checkpoint_files.latest(model_dir)
     step = get_step_from_checkpoint_path(latest) if latest else init_step
     return max(step - init_step, 0)
 

@@ -15,7 +15,7 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import checkpoint, estimator
-from mesh_tensorflow._mesh.variables import folder
+from mesh_tensorflow._mesh.variables import checkpoint_files
 from mesh_tensorflow._programs.saver_hook import SaverHook
 from mesh_tensorflow.transformer import learning_rate_schedules
 from mesh_tensorflow.transformer.utils._data.batching import longest, serialize_num_microbatches
@@ -193,7 +193,7 @@ def _load_initial_checkpoint(settings: Settings) -> None:
     path = settings.init_checkpoint
     if not path:
         return
-    path = folder.find(path, "init_checkpoint")
+    path = checkpoint_files.find(path, "init_checkpoint")
     wanted = {
         init_checkpoint_variable_mapping(v.op.name): v
         for v in tf.global_variables()

@@ -1,4 +1,6 @@
-"""From the names of TensorFlow's nodes back to the operations of a program.
+"""What a user asks to see while a program runs, and the names of its nodes.
+
+`mtf.debug` sets it, a Lowering does it, and functions are traced anew for it.
 
 A Lowering lowers each operation in a TensorFlow name scope of its own, so the name of a node begins
 with the scope of its operation. TensorFlow's errors and profiles have names of nodes.
@@ -7,29 +9,241 @@ with the scope of its operation. TensorFlow's errors and profiles have names of 
 from __future__ import annotations
 
 import contextlib
+import contextvars
+import dataclasses
+import fnmatch
 import itertools
 import re
 import sys
 import threading
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn, Optional
 
+import numpy as np
 import tensorflow.compat.v1 as tf
 
+from mesh_tensorflow._core.errors import did_you_mean, is_set
 from mesh_tensorflow._core.operation import Operation
-from mesh_tensorflow._watching.nonfinite import NonFiniteError, nonfinite_data, nonfinite_message
+from mesh_tensorflow._units import counted
 
-__all__ = [
-    "NodeNames",
-    "add_to_message",
-    "explain_run_error",
-    "living_names",
-    "names_in_current_graph",
-    "raise_for_user",
-    "site_text",
-    "tell_lowering_error",
-]
+# How the label of the state of a value begins, in the data of the assertion that a step makes.
+STATE = "NaNs, Infs, zeros, least, largest and elements of"
+_DATA = re.compile(r"assertion failed: (\[NaN or Inf in .*\])", re.S)
+
+
+class NonFiniteError(tf.errors.InvalidArgumentError, ArithmeticError):
+    """A value of a program is NaN or infinite, found by `mtf.debug.nan_checks`.
+
+    The message says in which operation, on which processor and in which slice, what its inputs
+    were, and which line of the user's program made it. It is an InvalidArgumentError, as
+    TensorFlow's own checks raise.
+    """
+
+
+def nonfinite_data(message: str) -> Optional[list[Any]]:
+    """Returns the data of a failed check from the text of TensorFlow's error, or None.
+
+    Args:
+      message: the text of the error.
+
+    Returns:
+      Where it is, then for the output and for each input a label and its state, six numbers.
+    """
+    match = _DATA.search(message)
+    if match is None:
+        return None
+    pieces = re.findall(r"\[([^\[\]]*)\]", match[1])
+    data: list[Any] = pieces[:1]
+    for label, numbers in zip(pieces[1::2], pieces[2::2]):
+        if not label.startswith(STATE):
+            break
+        data += [label, np.array([float(x) for x in numbers.split()])]
+    return data
+
+
+def nonfinite_message(operation: Operation, data: Sequence[Any]) -> str:
+    """Returns what a NonFiniteError says.
+
+    Args:
+      operation: the operation whose output it is.
+      data: as `nonfinite_data` returns it.
+    """
+    where = data[0].decode() if isinstance(data[0], bytes) else str(data[0])
+    lines = [_kind(data[2]) + where.removeprefix("NaN or Inf")]
+    for label, state in zip(data[1::2], data[2::2]):
+        name = label.removeprefix(STATE).strip().rstrip(":")
+        what = "its slice" if name == "the output" else f"input {name}"
+        lines.append(f"  {what}: {_state_text(state)}")
+    return "\n".join(lines)
+
+
+def _kind(state: Sequence[float]) -> str:
+    kinds = [kind for kind, n in (("NaN", state[0]), ("Inf", state[1])) if n]
+    return " and ".join(kinds) or "NaN or Inf"
+
+
+def _state_text(state: Sequence[float]) -> str:
+    """Returns the state of a slice in words."""
+    nans, infs, zeros, least, largest, elements = state
+    bad = [f"{int(n)} {kind}" for n, kind in ((nans, "NaN"), (infs, "Inf")) if n]
+    if bad:
+        return f"{' and '.join(bad)} of {counted(int(elements), 'element')}"
+    if elements == 1:
+        return f"1 finite element, {least:g}"
+    return f"{int(elements)} finite elements from {least:g} to {largest:g}, {int(zeros)} of them 0"
+
+
+# How the names of events of a trace begin that stand for operations in eager code.
+EAGER_EVENT = "mtf_operation/"
+
+
+@dataclasses.dataclass(frozen=True)
+class NanChecks:
+    """Which values are errors.
+
+    Attributes:
+      infinities: whether infinite values are, besides NaNs.
+      operations: patterns of names of operations; those that match none are not checked.
+    """
+
+    infinities: bool = True
+    operations: tuple[str, ...] = ("*",)
+
+    def applies_to(self, name: str) -> bool:
+        """Returns whether the operation of a name is checked."""
+        return matches(name, self.operations)
+
+
+class CollectedValues(dict):
+    """Values by the names of what they were collected from; a dictionary."""
+
+    def __missing__(self, name: object) -> NoReturn:
+        known = ", ".join(map(str, list(self)[:16])) or "nothing"
+        raise KeyError(
+            f"{name!r} was not collected; collected: {known}{did_you_mean(str(name), self)} "
+            "Values are collected from programs that are lowered within mtf.debug.collect, and "
+            "not from inside of loops"
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Collector:
+    """A request for values of the programs that are lowered within its context.
+
+    Attributes:
+      patterns: patterns of names, as of files.
+      processor: the number of the processor whose slices are asked for; None for whole values.
+      values: what was collected.
+    """
+
+    patterns: tuple[str, ...]
+    processor: Optional[int]
+    values: CollectedValues = dataclasses.field(default_factory=CollectedValues)
+
+
+def matches(name: str, patterns: Sequence[str]) -> bool:
+    """Returns whether a name matches one of some patterns, such as "encoder/*/softmax"."""
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+
+_checks: contextvars.ContextVar[Optional[NanChecks]] = contextvars.ContextVar("mtf_nan_checks")
+_collectors: contextvars.ContextVar[tuple[Collector, ...]] = contextvars.ContextVar(
+    "mtf_collectors", default=()
+)
+
+
+@contextlib.contextmanager
+def use_nan_checks(checks: Optional[NanChecks]) -> Iterator[None]:
+    """Makes Lowerings within check values, or not if `checks` is None."""
+    token = _checks.set(checks)
+    try:
+        yield
+    finally:
+        _checks.reset(token)
+
+
+def nan_checks_in_force() -> Optional[NanChecks]:
+    """Returns the checks of the context, or those that MTF_DEBUG_NANS=1 asks for, or None."""
+    try:
+        return _checks.get()
+    except LookupError:
+        return NanChecks() if is_set("MTF_DEBUG_NANS", False) else None
+
+
+@contextlib.contextmanager
+def use_collector(collector: Collector) -> Iterator[None]:
+    """Makes Lowerings within hand values to a collector, besides those outside of it."""
+    token = _collectors.set((*_collectors.get(), collector))
+    try:
+        yield
+    finally:
+        _collectors.reset(token)
+
+
+def collectors() -> tuple[Collector, ...]:
+    """Returns the collectors in whose contexts this is called, the outermost first."""
+    return _collectors.get()
+
+
+def watch_key() -> Any:
+    """Returns what the tracing of a function depends on; None if nothing is watched."""
+    checks, asked = nan_checks_in_force(), _collectors.get()
+    if checks is None and not asked:
+        return None
+    return checks, tuple((c.patterns, c.processor) for c in asked)
+
+
+def collecting(fn: Callable[..., Any]) -> Callable[..., tuple[Any, list[dict[str, Any]]]]:
+    """Returns a function that also returns what is collected while it is traced.
+
+    Its tensors are of the traced graph, so they have to be results of it. `hand_over` gives the
+    values of these results to the collectors.
+
+    Args:
+      fn: a function that lowers programs.
+    """
+
+    def with_values(*args: Any, **named: Any) -> tuple[Any, list[dict[str, Any]]]:
+        own = tuple(Collector(c.patterns, c.processor) for c in _collectors.get())
+        token = _collectors.set(own)
+        try:
+            result = fn(*args, **named)
+        finally:
+            _collectors.reset(token)
+        return result, [dict(c.values) for c in own]
+
+    return with_values
+
+
+def hand_over(collected: Sequence[Mapping[str, Any]]) -> None:
+    """Gives the values that a traced function returned to the collectors of this context.
+
+    Args:
+      collected: a dictionary for each collector.
+    """
+    for collector, values in zip(_collectors.get(), collected):
+        collector.values.update(values)
+
+
+_profiling = 0
+
+
+@contextlib.contextmanager
+def profiling() -> Iterator[None]:
+    """Makes eager Lowerings mark their operations in the profiler's trace within, in any thread."""
+    global _profiling
+    _profiling += 1
+    try:
+        yield
+    finally:
+        _profiling -= 1
+
+
+def is_profiling() -> bool:
+    """Returns whether a profile is being made."""
+    return _profiling > 0
+
 
 _numbers = itertools.count()
 # Those that are in use, in order of creation. Threads make some while others list them.

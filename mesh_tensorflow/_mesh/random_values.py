@@ -1,4 +1,4 @@
-"""Random numbers that depend only on a seed and on the index in the whole tensor.
+"""Random values that do not depend on how a tensor is split.
 
 An element's bits are a hash of its index in the whole tensor and of a key. So a random tensor has
 the same value under every mesh and layout, and each processor generates only its own slice. The
@@ -23,20 +23,7 @@ from typing import Any, Optional, Union
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow._mesh.slices.functions import static_arange
-
-__all__ = [
-    "fold_key",
-    "hash_bits",
-    "is_known",
-    "key_is_of_step",
-    "keep_mask",
-    "keep_where",
-    "keys_by_step",
-    "new_key",
-    "program_seed",
-    "random_slice",
-]
+from mesh_tensorflow._mesh.slice_functions import static_arange
 
 Number = Union[float, tf.Tensor]
 

@@ -1,0 +1,494 @@
+"""Functions of slices that kinds of meshes share: cutting, products, sums of parts, scattering.
+
+These are the methods `merge_dims` and `split_dims` of MeshImpl; GspmdMeshImpl has others.
+"""
+
+from __future__ import annotations
+
+import functools
+import string
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple, Optional, Union
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+from tensorflow.python.ops import control_flow_v2_func_graphs as func_graphs
+
+from mesh_tensorflow._core.errors import table_lookup
+from mesh_tensorflow._core.layout import TensorLayout, pnum_to_processor_coordinates
+from mesh_tensorflow._core.shape import Shape, list_product
+from mesh_tensorflow._mesh.constants import constant, remember_reshaped, reshaped
+
+_PARTS = {tf.complex64: tf.float32, tf.complex128: tf.float64}
+
+
+def real_view(x: tf.Tensor) -> tf.Tensor:
+    """Returns a complex tf.Tensor as a real one of shape [..., 2]; others as they are."""
+    return tf.bitcast(x, _PARTS[x.dtype]) if x.dtype.is_complex else x
+
+
+def complex_view(y: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    """Returns a `real_view` as numbers of the dtype that it had."""
+    return tf.bitcast(y, dtype) if dtype.is_complex else y
+
+
+def slice_coordinates(layout: TensorLayout, mesh_shape: Shape, pnum: int) -> tuple[int, ...]:
+    """Returns, for each tensor axis, the number of the part that processor `pnum` holds."""
+    coordinates = pnum_to_processor_coordinates(mesh_shape, pnum)
+    return tuple(0 if axis is None else coordinates[axis] for axis in layout)
+
+
+def make_slices(x: tf.Tensor, layout: TensorLayout, mesh_shape: Shape) -> list[tf.Tensor]:
+    """Splits `x` into a slice for each processor; equal slices are the same tf.Tensor."""
+    parts: dict[tuple[int, ...], Any] = {(): x}
+    for tensor_axis, mesh_axis in enumerate(layout):
+        grown = {}
+        for key, part in parts.items():
+            n = 1 if mesh_axis is None else mesh_shape[mesh_axis].size
+            pieces = [part] if n == 1 else tf.split(part, n, tensor_axis)
+            grown.update({key + (i,): piece for i, piece in enumerate(pieces)})
+        parts = grown
+    return [parts[slice_coordinates(layout, mesh_shape, pnum)] for pnum in range(mesh_shape.size)]
+
+
+def in_own_memory(piece: tf.Tensor, whole: tf.Tensor) -> tf.Tensor:
+    """Returns a slice that a variable can keep without keeping the whole tensor.
+
+    TensorFlow cuts along the first axis without copying, and a view holds the memory of it all. Its
+    graph optimizer takes operations that only copy (DeepCopy, Snapshot) away.
+
+    Args:
+      piece: a slice.
+      whole: the tf.Tensor that it was cut from.
+    """
+    if piece is whole or piece.shape == whole.shape:
+        return piece
+    return tf.raw_ops.Roll(input=piece, shift=0, axis=0)
+
+
+def combine_slices(
+    slices: Sequence[Any], layout: TensorLayout, mesh_shape: Shape, device: Optional[str] = None
+) -> tf.Tensor:
+    """Joins the slices of all processors to the whole tensor.
+
+    Args:
+      slices: one tf.Tensor for each processor.
+      layout: a TensorLayout.
+      mesh_shape: a Shape.
+      device: the device to join them on; chosen by TensorFlow if None.
+    """
+    parts: dict[tuple[int, ...], Any] = {}
+    for pnum, piece in enumerate(slices):
+        # One of several equal slices, that of the first processor that has it.
+        parts.setdefault(slice_coordinates(layout, mesh_shape, pnum), piece)
+    with tf.device(device):
+        for tensor_axis in reversed(range(len(layout))):
+            joined: dict[tuple[int, ...], list] = {}
+            for key in sorted(parts):
+                joined.setdefault(key[:-1], []).append(parts[key])
+            parts = {
+                key: pieces[0] if len(pieces) == 1 else tf.concat(pieces, tensor_axis)
+                for key, pieces in joined.items()
+            }
+    return parts[()]
+
+
+# Matrix products are slower than elementwise products if a matrix, or all of them together, have
+# fewer elements than these, because they are distributed over threads.
+_SMALL_MATRIX, _SMALL_MATRICES = 2**6, 2**15
+
+_REDUCTIONS = {"SUM": tf.reduce_sum, "MAX": tf.reduce_max, "MIN": tf.reduce_min}
+_BINARY_REDUCTIONS = {"SUM": tf.add, "MAX": tf.maximum, "MIN": tf.minimum}
+
+
+def reduction_fn(reduction_fn_string: str) -> Callable:
+    """Returns tf.reduce_sum, _max or _min for "SUM", "MAX" or "MIN"."""
+    return table_lookup(_REDUCTIONS, reduction_fn_string, "reduction")
+
+
+def binary_reduction_fn(reduction_fn_string: str) -> Callable:
+    """Returns tf.add, tf.maximum or tf.minimum for "SUM", "MAX" or "MIN"."""
+    return table_lookup(_BINARY_REDUCTIONS, reduction_fn_string, "reduction")
+
+
+def broadcast_slice(x: tf.Tensor, old_shape: Shape, new_shape: Shape) -> tf.Tensor:
+    """Transposes a slice to the order of `new_shape`, with size 1 for the dimensions that it lacks.
+
+    TensorFlow can broadcast the result to a slice of `new_shape`.
+
+    Args:
+      x: a tf.Tensor, a slice of a tensor of shape `old_shape`.
+      old_shape: a Shape.
+      new_shape: a Shape that has all dimensions of `old_shape`.
+    """
+    if old_shape == new_shape:
+        return x
+    kept = [d for d in new_shape if d in old_shape]
+    perm = [old_shape.dims.index(d) for d in kept]
+    if perm != sorted(perm):
+        x = tf.transpose(x, constant(perm))
+    # Leading dimensions of size 1 are implied.
+    if kept == new_shape.dims[len(new_shape) - len(kept) :]:
+        return x
+    sizes = iter(x.shape.as_list())
+    first = new_shape.dims.index(kept[0]) if kept else len(new_shape)
+    aligned = [next(sizes) if d in old_shape else 1 for d in new_shape.dims[first:]]
+    return tf.reshape(x, constant(aligned))
+
+
+def einsum_equation(input_shapes: Sequence[Shape], output_shape: Shape) -> str:
+    """Returns the equation of `tf.einsum`, with letters from "a" in order of appearance."""
+    letters: dict = {}
+
+    def text(shape: Shape) -> str:
+        return "".join(letters.setdefault(d, chr(ord("a") + len(letters))) for d in shape)
+
+    inputs = ",".join(text(shape) for shape in input_shapes)
+    return f"{inputs}->{text(output_shape)}"
+
+
+def einsum_slice(
+    slices: Sequence[tf.Tensor],
+    input_shapes: Sequence[Shape],
+    output_shape: Shape,
+    einsum_fn: Callable = tf.einsum,
+) -> tf.Tensor:
+    """Contracts slices by dimension.
+
+    If one input or the output has all dimensions, or if the dtype is an integer, slices are
+    broadcast, multiplied and summed, or multiplied as a batch of vectors and matrices. Otherwise
+    `einsum_fn` is called.
+
+    Args:
+      slices: tf.Tensors.
+      input_shapes: their Shapes (of the whole tensors).
+      output_shape: a Shape; every dimension occurs in an input.
+      einsum_fn: takes an equation and the slices.
+    """
+    all_dims = list(dict.fromkeys(d for shape in input_shapes for d in shape))
+    full = next((s for s in [output_shape, *input_shapes] if all(d in s for d in all_dims)), None)
+    if full is None and slices[0].dtype.is_integer:
+        full = Shape(all_dims)
+    if full is None:
+        if len(slices) == 2 and _second_comes_first(input_shapes, output_shape):
+            slices, input_shapes = slices[::-1], input_shapes[::-1]
+        return einsum_fn(einsum_equation(input_shapes, output_shape), *slices)
+    product = _rows_times_matrices(slices, input_shapes, output_shape)
+    if product is not None:
+        return product
+    aligned = [broadcast_slice(x, s, full) for x, s in zip(slices, input_shapes)]
+    product = functools.reduce(tf.multiply, aligned)
+    if len(output_shape) == len(full):
+        return transpose_slice(product, full, output_shape)
+    # Leading dimensions that no input has were left out by broadcast_slice.
+    offset = len(full) - product.shape.ndims
+    summed = [i - offset for i, d in enumerate(full) if d not in output_shape]
+    kept = Shape([d for d in full if d in output_shape])
+    return transpose_slice(tf.reduce_sum(product, constant(summed)), kept, output_shape)
+
+
+def _second_comes_first(input_shapes: Sequence[Shape], output_shape: Shape) -> bool:
+    """Returns whether a product of two slices needs no transpose if they are swapped.
+
+    After the dimensions that both have, kernels output those of the first operand, then those of
+    the second.
+    """
+    left, right = input_shapes
+    of_one = [d for d in output_shape if (d in left) != (d in right)]
+    return bool(of_one) and of_one[0] in right
+
+
+def _rows_times_matrices(
+    slices: Sequence[tf.Tensor], input_shapes: Sequence[Shape], output_shape: Shape
+) -> Optional[tf.Tensor]:
+    """Returns a contraction as a batch of vectors times matrices; None if it is not one.
+
+    An example is attention from a single position.
+    """
+    if len(slices) != 2 or not slices[0].dtype.is_floating:
+        return None
+    (row, dims), (matrix, matrix_dims) = sorted(
+        zip(slices, (s.dims for s in input_shapes)), key=lambda pair: len(pair[1])
+    )
+    if not dims or len(matrix_dims) != len(dims) + 1:
+        return None
+    *batch, inner = dims
+    if matrix_dims[:-2] != batch or inner not in matrix_dims[-2:]:
+        return None
+    [other] = [d for d in matrix_dims[-2:] if d != inner]
+    sizes = matrix.shape.as_list()
+    small = list_product(sizes[-2:]) < _SMALL_MATRIX or list_product(sizes) < _SMALL_MATRICES
+    if small or output_shape.dims != [*batch, other]:
+        return None
+    product = tf.matmul(tf.expand_dims(row, -2), matrix, transpose_b=inner == matrix_dims[-1])
+    return tf.squeeze(product, -2)
+
+
+def transpose_slice(x: tf.Tensor, old_shape: Shape, new_shape: Shape) -> tf.Tensor:
+    """Transposes a slice to the order of `new_shape`, which has the same dimensions."""
+    perm = [old_shape.dims.index(d) for d in new_shape]
+    return x if perm == sorted(perm) else tf.transpose(x, constant(perm))
+
+
+def parts_of(axis: int, parts: int, x: tf.Tensor) -> tf.Tensor:
+    """Returns equal parts of a slice, stacked.
+
+    Args:
+      axis: the axis along which it is cut.
+      parts: the number of parts.
+      x: a tf.Tensor.
+    """
+    if axis == 0 and x.shape.is_fully_defined():  # they lie in memory like that
+        first, *others = x.shape.as_list()
+        return tf.reshape(x, [parts, first // parts, *others])
+    return tf.stack(tf.split(x, parts, axis))
+
+
+def part_of(axis: int, parts: int, x: tf.Tensor, part: Union[int, tf.Tensor]) -> tf.Tensor:
+    """Returns one of equal parts of a slice.
+
+    Args:
+      axis: the axis along which it is cut.
+      parts: the number of parts.
+      x: a tf.Tensor.
+      part: the number of the part.
+    """
+    sizes = x.shape.as_list()
+    sizes[axis] //= parts
+    begin: list[Any] = [0] * len(sizes)
+    begin[axis] = part * sizes[axis]
+    return tf.slice(x, begin, sizes)
+
+
+def tile_slice(x: tf.Tensor, sizes: Sequence[int]) -> tf.Tensor:
+    """Broadcasts a slice to `sizes` where it is smaller."""
+    same = x.shape.as_list() == list(sizes)
+    return x if same else tf.broadcast_to(x, constant(list(sizes)))
+
+
+def static_arange(begin: int, size: int, stride: int) -> np.ndarray:
+    """Returns (begin .. begin + size - 1) * stride, modulo 2**32."""
+    wide = (np.arange(begin, begin + size, dtype=np.uint64) * np.uint64(stride)) & np.uint64(
+        0xFFFFFFFF
+    )
+    return wide.astype(np.uint32)
+
+
+# Below about this many multiply-adds, the overhead of tf.einsum on CPUs exceeds that of a matrix
+# product and its reshapes.
+_SMALL = 4_000_000
+
+# Large products of two matrices for which tf.matmul is still faster; with a transposed right
+# operand tf.einsum is.
+_LARGE = frozenset(["ab,bc->ac", "ab,ac->bc"])
+
+
+class _Plan(NamedTuple):
+    """A matrix product that computes an equation: free and contracted labels of each operand."""
+
+    left_free: str
+    right_free: str
+    contracted: str
+    transpose_left: bool
+    transpose_right: bool
+
+
+def _side(labels: str, contracted: str) -> Optional[tuple[str, bool]]:
+    """Returns (free labels, whether the contracted ones come first), or None."""
+    n = len(contracted)
+    if labels[len(labels) - n :] == contracted:
+        return labels[: len(labels) - n], False
+    if labels[:n] == contracted:
+        return labels[n:], True
+    return None
+
+
+@functools.lru_cache(maxsize=4096)
+def _plan(equation: str) -> Optional[_Plan]:
+    """Returns the matrix product that computes an equation, or None if there is none."""
+    inputs, output = equation.split("->")
+    left, right = inputs.split(",")
+    contracted = "".join(c for c in left if c in right and c not in output)
+    sides = _side(left, contracted), _side(right, contracted)
+    if not contracted or sides[0] is None or sides[1] is None:
+        return None
+    (left_free, left_first), (right_free, right_first) = sides
+    if left_free + right_free != output or set(left_free) & set(right_free):
+        return None
+    return _Plan(left_free, right_free, contracted, left_first, not right_first)
+
+
+def contract(equation: str, *slices: tf.Tensor) -> tf.Tensor:
+    """Returns tf.einsum(equation, *slices), with the kernel that is faster on CPUs.
+
+    Args:
+      equation: as for tf.einsum.
+      *slices: tf.Tensors.
+    """
+    if len(slices) != 2 or not all(x.shape.is_fully_defined() for x in slices):
+        return tf.einsum(equation, *slices)
+    labels = equation.split("->")[0].split(",")
+    size = {c: s for text, x in zip(labels, slices) for c, s in zip(text, x.shape.as_list())}
+    single = {c for c in labels[0] if size[c] == 1 and all(c in part for part in _parts(equation))}
+    if single:
+        return _without(single, equation, slices, size)
+    plan = _plan(equation)
+    if plan is None:
+        return tf.einsum(equation, *slices)
+    left, inner, right = (
+        list_product(size[c] for c in part)
+        for part in (plan.left_free, plan.contracted, plan.right_free)
+    )
+    if left * inner * right > _SMALL and equation not in _LARGE:
+        return tf.einsum(equation, *slices)
+    y = never_with_bias(
+        tf.matmul(
+            reshaped(slices[0], _matrix(left, inner, plan.transpose_left)),
+            reshaped(slices[1], _matrix(inner, right, plan.transpose_right)),
+            transpose_a=plan.transpose_left,
+            transpose_b=plan.transpose_right,
+        )
+    )
+    sizes = [size[c] for c in plan.left_free + plan.right_free]
+    return y if sizes == [left, right] else remember_reshaped(y, sizes)
+
+
+def never_with_bias(y: tf.Tensor) -> tf.Tensor:
+    """Returns a product that TensorFlow's optimizer does not join with what is added to it.
+
+    It takes a row that is added for a bias if it does not know that the product is one row too, as
+    in loops and after collectives. Its kernel then refuses it: "bias must be 1-dimensional". Only
+    products of one row are concerned: the others meet no rows, but biases of one dimension.
+
+    Args:
+      y: what tf.matmul or a convolution returns.
+    """
+    if tf.executing_eagerly() or not y.shape.is_fully_defined():
+        return y
+    return tf.ensure_shape(y, y.shape) if y.shape[:-1].num_elements() == 1 else y
+
+
+def _parts(equation: str) -> list[str]:
+    return equation.replace("->", ",").split(",")
+
+
+def _without(
+    single: Collection[str], equation: str, slices: Sequence[tf.Tensor], size: Mapping[str, int]
+) -> tf.Tensor:
+    """Contracts without labels of size 1 that are in all operands and in the result.
+
+    With them it would be a batch of one product, which kernels compute more slowly: such is the
+    slice of a dimension that each processor has one index of, as of stages or experts.
+    """
+    parts = ["".join(c for c in part if c not in single) for part in _parts(equation)]
+    names = dict(zip(dict.fromkeys("".join(parts)), string.ascii_lowercase))
+    left, right, output = ("".join(names[c] for c in part) for part in parts)
+    y = contract(
+        f"{left},{right}->{output}",
+        *(reshaped(x, [size[c] for c in part]) for x, part in zip(slices, parts)),
+    )
+    return remember_reshaped(y, [size[c] for c in _parts(equation)[-1]])
+
+
+def _matrix(rows: int, columns: int, transposed: bool) -> Sequence[int]:
+    return [columns, rows] if transposed else [rows, columns]
+
+
+def merged_sizes(mesh_impl: Any, tensor_shape: Shape, count: int) -> list[int]:
+    """Returns the sizes of a slice, with the first `count` dimensions merged to one."""
+    sizes = mesh_impl.slice_shape(tensor_shape)
+    return [list_product(sizes[:count]), *sizes[count:]]
+
+
+def merge_dims(mesh_impl: Any, x: tf.Tensor, tensor_shape: Shape, count: int) -> tf.Tensor:
+    """Returns a slice with its first dimensions merged to one, in an order of the mesh's choice.
+
+    Args:
+      mesh_impl: a MeshImpl, whose method this is.
+      x: a slice of a tensor.
+      tensor_shape: the Shape of the tensor.
+      count: how many dimensions become one.
+    """
+    return _reshaped(x, merged_sizes(mesh_impl, tensor_shape, count))
+
+
+def split_dims(mesh_impl: Any, x: tf.Tensor, tensor_shape: Shape, count: int) -> tf.Tensor:
+    """Returns the slice of a tensor from one whose first dimensions `merge_dims` merged."""
+    return _reshaped(x, mesh_impl.slice_shape(tensor_shape))
+
+
+def _reshaped(x: tf.Tensor, sizes: list[int]) -> tf.Tensor:
+    return x if x.shape.as_list() == sizes else tf.reshape(x, sizes)
+
+
+_OF_CONTROL_FLOW = (
+    func_graphs.CondBranchFuncGraph,
+    func_graphs.WhileBodyFuncGraph,
+    func_graphs.WhileCondFuncGraph,
+)
+
+
+def _may_be_compiled() -> bool:
+    """Returns whether XLA may have to compile what is built now.
+
+    That is not known in a function: whoever calls it may be compiled. The body of a loop is a
+    function of the graph that the loop is in.
+    """
+    graph = tf.get_default_graph()
+    while True:
+        context = graph._get_control_flow_context()
+        while context is not None:
+            if context.IsXLAContext():
+                return True
+            context = context.outer_context
+        if not graph.building_function:
+            return False
+        if not isinstance(graph, _OF_CONTROL_FLOW):
+            return True
+        graph = graph.outer_graph
+
+
+def add_entries(x: tf.Tensor, indices: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
+    """Returns a tensor with values added to entries; for equal indices all of them.
+
+    In the graph of a session it is computed in the memory of `x` if nothing else reads that.
+    tf.tensor_scatter_nd_add, which XLA knows, always copies `x`.
+
+    Args:
+      x: a tf.Tensor.
+      indices: positions, an integer tf.Tensor whose last dimension is that of their coordinates.
+      values: a tf.Tensor with the entries, or the parts of x, to add.
+    """
+    if _may_be_compiled():
+        return tf.tensor_scatter_nd_add(x, indices, values)
+    return tf.raw_ops.ScatterNdNonAliasingAdd(input=x, indices=indices, updates=values)
+
+
+def set_entries(
+    x: tf.Tensor, indices: tf.Tensor, values: tf.Tensor, known: tf.Tensor, distinct: bool
+) -> tf.Tensor:
+    """Returns a tensor with some rows replaced, with the memory of `add_entries`.
+
+    tf.tensor_scatter_nd_update always copies `x` on CPUs, since its kernel asks for memory of
+    another kind than that of `x`. So what was there is subtracted first, which leaves an exact 0,
+    and the new values are added.
+
+    Args:
+      x: a tf.Tensor of two dimensions.
+      indices: numbers of rows, a vector.
+      values: a tf.Tensor with a row for each index.
+      known: booleans, a scalar or one for each index: False leaves the row as it is.
+      distinct: whether no row number is in `indices` twice. If some are, only one of them may be
+        known.
+    """
+    where = tf.expand_dims(indices, 1)
+    known = tf.expand_dims(known, 1) if known.shape.ndims else known
+    old = tf.gather(x, indices)
+    if distinct and _may_be_compiled():
+        return tf.tensor_scatter_nd_update(x, where, tf.where_v2(known, values, old))
+    none = tf.zeros_like(old)
+    # In loops new values come last: others that read `x` are done then, and its memory is free.
+    with tf.control_dependencies([values]):
+        removed = tf.where_v2(known, tf.negative(old), none)
+    x = add_entries(x, where, removed)
+    return add_entries(x, where, tf.where_v2(known, values, none))

@@ -1,1 +1,0 @@
-"""Functions on the slices of one processor."""

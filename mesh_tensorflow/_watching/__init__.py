@@ -1,1 +1,0 @@
-"""What users see of programs that run: errors by operation, NaNs, values, marks in profiles."""
