@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from mesh_tensorflow._core.tensor import Tensor
     from mesh_tensorflow._mesh.laid_out import LaidOutTensor
     from mesh_tensorflow._mesh.mesh_impl import HasSlices, MeshImpl
+    from mesh_tensorflow.ops._variables.precision import VariableDType
     from mesh_tensorflow.ops._variables.variable import Variable
-    from mesh_tensorflow.ops._variables.variable_dtype import VariableDType
 
 __all__ = ["LaidOutLike", "LoweringLike", "StagesLike", "VariablePlacer"]
 

@@ -8,7 +8,7 @@ from typing import Optional, Union
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
-from mesh_tensorflow.ops._contractions.normalize import normalize
+from mesh_tensorflow.ops._contractions.softmax import normalize
 from mesh_tensorflow.ops._variables.precision import computed_in_float32
 
 __all__ = ["get_activation", "layer_norm"]

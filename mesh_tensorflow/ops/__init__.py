@@ -46,31 +46,24 @@ from mesh_tensorflow._mesh.tpu_program import (
 from mesh_tensorflow._mesh.variables.function import function
 from mesh_tensorflow._mesh.variables.store import VariableStore
 from mesh_tensorflow.ops._contractions.conv import *
-from mesh_tensorflow.ops._contractions.conv_backprop import *
-from mesh_tensorflow.ops._contractions.cross_entropy import *
 from mesh_tensorflow.ops._contractions.einsum import *
 from mesh_tensorflow.ops._contractions.pool import *
 from mesh_tensorflow.ops._contractions.reduce_broadcast import *
 from mesh_tensorflow.ops._contractions.softmax import *
 from mesh_tensorflow.ops._control.control import *
 from mesh_tensorflow.ops._control.recompute import *
-from mesh_tensorflow.ops._control.recompute_budget import *
 from mesh_tensorflow.ops._control.while_loop import *
 from mesh_tensorflow.ops._debug import *
 from mesh_tensorflow.ops._elementwise.binary import *
 from mesh_tensorflow.ops._elementwise.compare import *
-from mesh_tensorflow.ops._elementwise.complex_numbers import *
 from mesh_tensorflow.ops._elementwise.operators import *
-from mesh_tensorflow.ops._elementwise.scalar import *
 from mesh_tensorflow.ops._elementwise.slicewise import *
 from mesh_tensorflow.ops._elementwise.unary import *
 from mesh_tensorflow.ops._gradients import *
 from mesh_tensorflow.ops._movement.gather import *
-from mesh_tensorflow.ops._movement.gather_gradient import *
 from mesh_tensorflow.ops._movement.index import *
 from mesh_tensorflow.ops._movement.reshape import *
 from mesh_tensorflow.ops._movement.shift import *
-from mesh_tensorflow.ops._movement.slice_pad import *
 from mesh_tensorflow.ops._movement.split_concat import *
 from mesh_tensorflow.ops._random import *
 from mesh_tensorflow.ops._source import *
@@ -79,7 +72,6 @@ from mesh_tensorflow.ops._variables.assign import *
 from mesh_tensorflow.ops._variables.checkpoint import *
 from mesh_tensorflow.ops._variables.precision import *
 from mesh_tensorflow.ops._variables.variable import *
-from mesh_tensorflow.ops._variables.variable_dtype import *
 
 # Lowerings use operations, so they come after them.
 from mesh_tensorflow._lowering.counters import (  # isort: skip

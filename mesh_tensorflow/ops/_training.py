@@ -16,7 +16,7 @@ from mesh_tensorflow._core.graph import leaves_no_node
 from mesh_tensorflow._core.shape import Dimension, Shape
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow.ops._elementwise.slicewise import slicewise
-from mesh_tensorflow.ops._microbatches.whole import InMicrobatches
+from mesh_tensorflow.ops._microbatches import InMicrobatches
 
 __all__ = ["serialize_training_step"]
 

@@ -13,7 +13,7 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._core.errors import WrongTypeError, dims_text
 from mesh_tensorflow._core.graph import leaves_no_node
-from mesh_tensorflow.ops._microbatches.whole import InMicrobatches
+from mesh_tensorflow.ops._microbatches import InMicrobatches
 from mesh_tensorflow.ops._training import split_microbatches, take_microbatch
 
 __all__ = ["AccumulatedLoss", "accumulate_gradients"]

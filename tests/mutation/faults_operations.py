@@ -25,7 +25,7 @@ FAULTS = [
         "test_cases.py -k 'test_layouts and conv2d'",
     ),
     Fault(
-        "ops/_contractions/normalize.py",
+        "ops/_contractions/softmax.py",
         "share = 1.0 / max(1, self._dim.size)",
         "share = 1.0 / max(1, self._dim.size // mesh_impl.shape[mesh_axis].size)",
         "a mean along a split dimension is over the size of a slice",
@@ -60,7 +60,7 @@ FAULTS = [
         "ops/test_recompute.py -k gradients_go",
     ),
     Fault(
-        "ops/_control/while_gradient.py",
+        "ops/_control/while_loop.py",
         "lambda index, flat: index >= 0,",
         "lambda index, flat: index > 0,",
         "the gradient of a loop leaves out the first iteration",
@@ -116,7 +116,7 @@ FAULTS = [
         "test_cases.py -k 'test_layouts and shift_3'",
     ),
     Fault(
-        "ops/_movement/slice_pad.py",
+        "ops/_movement/split_concat.py",
         "pad(gradient_of_output(grad_ys), [self._begin, after], self._dim.name)",
         "pad(gradient_of_output(grad_ys), [after, self._begin], self._dim.name)",
         "the gradient of a slice is padded on the wrong sides",

@@ -5,8 +5,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow.ops._contractions.conv_compiled import wide_by_filter
-from mesh_tensorflow.ops._contractions.conv_kind import conv_kind
+from mesh_tensorflow.ops._contractions.conv import conv_kind, wide_by_filter
 
 SHAPE = mtf.convert_to_shape("batch:4,rows:4,cols:2,h:3,w:4,channels:2")
 WINDOW = mtf.convert_to_shape("fh:5,fw:5,channels:2,out:6")

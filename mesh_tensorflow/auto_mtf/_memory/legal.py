@@ -13,8 +13,7 @@ from mesh_tensorflow.auto_mtf.valid_layouts import LayoutValidator
 from mesh_tensorflow.layers._attention.blocked_operation import Blocked
 from mesh_tensorflow.ops._control.control import CustomGradientOperation
 from mesh_tensorflow.ops._control.recompute import DelayOperation
-from mesh_tensorflow.ops._control.while_gradient import WhileGradientOperation
-from mesh_tensorflow.ops._control.while_loop import WhileLoopOperation
+from mesh_tensorflow.ops._control.while_loop import WhileGradientOperation, WhileLoopOperation
 from mesh_tensorflow.ops._movement.reshape import ReshapeOperation
 from mesh_tensorflow.ops._variables.assign import Assign
 from mesh_tensorflow.signal._fft import FourierOperation

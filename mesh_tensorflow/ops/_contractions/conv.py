@@ -1,39 +1,251 @@
-"""Convolutions of two or three spatial dimensions, ordinary and transposed."""
+"""Convolutions: their kinds, operations, gradients, and how XLA compiles them.
+
+`conv.py` uses it where XLA compiles the program, for the gradients of images and for transposed
+convolutions; elsewhere TensorFlow's kernels compute these.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Optional
+from typing import Any, NamedTuple, Optional
 
 import tensorflow.compat.v1 as tf
 
-import mesh_tensorflow.ops as mtf
 from mesh_tensorflow._core.cost import Cost
+from mesh_tensorflow._core.errors import dims_text, table_lookup
 from mesh_tensorflow._core.interfaces import LoweringLike
 from mesh_tensorflow._core.operation import Operation, PendingSums, gradient_of_output
-from mesh_tensorflow._core.shape import Shape, list_product
+from mesh_tensorflow._core.shape import Dimension, Shape, ShapeLike, convert_to_shape, list_product
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow._mesh.slice_functions import merged_sizes, never_with_bias
-from mesh_tensorflow.ops._contractions.conv_compiled import wide_by_filter
-from mesh_tensorflow.ops._contractions.conv_kind import (
-    FILTER,
-    NARROW,
-    WIDE,
-    ConvForm,
-    ConvKind,
-    check_shapes,
-    conv_kind,
-)
 from mesh_tensorflow.ops._elementwise.binary import check_dtypes
 
 __all__ = [
     "Conv2dOperation",
     "Conv2dTransposeOperation",
+    "Conv2or3dBackpropFilterOperation",
+    "Conv2or3dBackpropInputOperation",
     "Conv3dOperation",
     "Conv3dTransposeOperation",
+    "conv2d_backprop_filter",
+    "conv2d_backprop_input",
+    "conv2d_transpose_backprop_filter",
+    "conv2d_transpose_backprop_input",
+    "conv3d_backprop_filter",
+    "conv3d_backprop_input",
+    "conv3d_transpose_backprop_filter",
+    "conv3d_transpose_backprop_input",
 ]
+
+
+# A convolution has three tensors. The filter is [window..., wide channels, narrow channels]. The
+# wide image is the input of an ordinary convolution, or the output of a transposed one; the narrow
+# image is the other one. Every operation computes one of the three from the other two, so there are
+# three kernels, with strides and gradients in common.
+WIDE, NARROW, FILTER = "wide", "narrow", "filter"
+
+_SPATIAL = {2: "hw", 3: "dhw"}
+
+# For each product: the suffix of "conv2d" if it is transposed, and the suffixes of the names of the
+# operation and of its sum over processors.
+_NAMES = {
+    "forward": ("_transpose", "", "_op"),
+    "backprop_input": ("_trans", "_backprop", "_op"),
+    "backprop_filter": ("_trans", "_backprop_filter", "_backprop_filter"),
+}
+
+# Size of an image along a spatial dimension, from the size of the other image (n), the window (k)
+# and the stride (s). Several wide sizes give the same narrow size; n * s is chosen if it does.
+_NARROW_SIZE = {"SAME": lambda n, k, s: -(-n // s), "VALID": lambda n, k, s: (n - k) // s + 1}
+_WIDE_SIZE = {"SAME": lambda n, k, s: n * s, "VALID": lambda n, k, s: (n - 1) * s + max(k, s)}
+
+
+@dataclasses.dataclass(frozen=True)
+class ConvKind:
+    """The kind of a convolution, with its strides and padding.
+
+    Attributes:
+      rank: number of spatial dimensions, 2 or 3.
+      transposed: whether the input is the narrow image.
+      strides: the stride of each spatial dimension.
+      padding: "SAME" or "VALID".
+    """
+
+    rank: int
+    transposed: bool
+    strides: tuple[int, ...]
+    padding: str
+
+    @property
+    def input_role(self) -> str:
+        """The role of its input."""
+        return NARROW if self.transposed else WIDE
+
+    @property
+    def output_role(self) -> str:
+        """The role of its output."""
+        return WIDE if self.transposed else NARROW
+
+    @property
+    def tf_strides(self) -> list[int]:
+        """The strides in TensorFlow's form, [1, strides..., 1]."""
+        return [1, *self.strides, 1]
+
+    def product(self, role: str) -> str:
+        """Returns the name of the product that computes a tensor, such as "forward"."""
+        roles = [self.output_role, self.input_role, FILTER]
+        return ["forward", "backprop_input", "backprop_filter"][roles.index(role)]
+
+    def names(self, product: str) -> tuple[str, str, str]:
+        """Returns the names of a product's counters, of its operation and of its sum."""
+        transposed, operation, summed = _NAMES[product]
+        family = f"conv{self.rank}d{transposed * self.transposed}"
+        return family, family + operation, family + summed
+
+    def image_shape(self, role: str, other: Shape, filter_shape: Shape) -> Shape:
+        """Returns the shape of one image, given that of the other.
+
+        Args:
+          role: WIDE or NARROW, the image whose shape to return.
+          other: the Shape of the other image, [batch..., spatial..., channels].
+          filter_shape: a Shape [window..., wide channels, narrow channels].
+        """
+        sizes, channels = (_NARROW_SIZE, -1) if role == NARROW else (_WIDE_SIZE, -2)
+        first = len(other) - self.rank - 1
+        spatial = [
+            Dimension(d.name, sizes[self.padding](d.size, k.size, s))
+            for d, k, s in zip(other[first:-1], filter_shape, self.strides)
+        ]
+        return Shape(other[:first] + spatial + [filter_shape[channels]])
+
+
+class ConvForm(NamedTuple):
+    """What an operation computes of a convolution.
+
+    Attributes:
+      kind: the ConvKind.
+      roles: the roles of its inputs.
+      computed: the role of its output.
+      shapes: the Shapes of all three tensors, by their roles.
+    """
+
+    kind: ConvKind
+    roles: list[str]
+    computed: str
+    shapes: dict[str, Shape]
+
+
+def conv_kind(
+    what: str, rank: int, transposed: bool, strides: Sequence[int], padding: str
+) -> ConvKind:
+    """Returns a ConvKind; `what` names the operation in messages.
+
+    Raises:
+      ValueError: TensorFlow does not support the rank, the strides or the padding.
+    """
+    if rank not in _SPATIAL:
+        raise ValueError(f"{what}: a convolution has 2 or 3 spatial dimensions, not {rank!r}")
+    fits = isinstance(strides, (list, tuple)) and len(strides) == rank + 2
+    fits = fits and all(isinstance(s, int) and s > 0 for s in strides)
+    if not fits or strides[0] != 1 or strides[-1] != 1:
+        raise ValueError(
+            f"{what}: strides must be [1, {', '.join('s' + c for c in _SPATIAL[rank])}, 1], "
+            f"whole numbers, 1 for batch and channels, but they are {strides!r}"
+        )
+    table_lookup(_NARROW_SIZE, padding, f"padding of {what}")
+    return ConvKind(rank, bool(transposed), tuple(strides[1:-1]), padding)
+
+
+def check_shapes(what: str, kind: ConvKind, shapes: dict[str, Shape]) -> None:
+    """Checks that the shapes of a filter and of one or both images match.
+
+    Raises:
+      ValueError: a number of dimensions is wrong, an image has other channels than the filter, or
+        the images do not match.
+    """
+    window = ", ".join("f" + c for c in _SPATIAL[kind.rank])
+    layout = f"[{window}, {'out, in' if kind.transposed else 'in, out'}]"
+    spatial = ", ".join(_SPATIAL[kind.rank])
+    filter_shape = shapes[FILTER]
+    if len(filter_shape) != kind.rank + 2:
+        raise ValueError(
+            f"{what}: a filter must have the dimensions {layout}, but {filter_shape} has "
+            f"{len(filter_shape)}"
+        )
+    for role, channels in ((WIDE, filter_shape[-2]), (NARROW, filter_shape[-1])):
+        image = shapes.get(role)
+        if image is not None and len(image) < kind.rank + 1:
+            raise ValueError(
+                f"{what}: an image must have the dimensions [batch..., {spatial}, channels], "
+                f"but {image} has {len(image)}"
+            )
+        if image is not None and image[-1] != channels:
+            raise ValueError(
+                f"{what}: the last dimension of the image {image} is {dims_text(image[-1:])}, "
+                f"but the filter {filter_shape}, that is {layout}, has {dims_text([channels])} "
+                "there. Bring channels last with mtf.transpose, or give both one name with "
+                "mtf.rename_dimension"
+            )
+    if WIDE in shapes:
+        fitting = kind.image_shape(NARROW, shapes[WIDE], filter_shape)
+        if min(d.size for d in fitting[-kind.rank - 1 : -1]) < 1:
+            raise ValueError(
+                f"{what}: the window {dims_text(filter_shape[:-2])} is larger than the image "
+                f'{shapes[WIDE]}. Use padding "SAME" or a smaller filter'
+            )
+        if shapes.get(NARROW, fitting) != fitting:
+            raise ValueError(
+                f"{what}: the image {shapes[WIDE]} goes with one of {fitting}, not of "
+                f"{shapes[NARROW]}, by the filter {filter_shape}, strides {kind.tf_strides} and "
+                f"padding {kind.padding!r}"
+            )
+
+
+_CONVOLUTIONS = {2: tf.nn.conv2d, 3: tf.nn.conv3d}
+
+
+def wide_by_filter(
+    kind: ConvKind, narrow: tf.Tensor, window: tf.Tensor, wide_sizes: Sequence[int]
+) -> Optional[tf.Tensor]:
+    """Returns the wide image of a convolution, with its filter as image and its image as filter.
+
+    XLA exchanges the two itself if the window is larger than the narrow image, as of blocks of
+    images. But it makes a convolution with a reversed window, for which CPUs have no kernel: with
+    blocks of 7 x 7 and windows of 9 x 9, that takes 20 times as long as with a reversed image.
+
+    Args:
+      kind: the ConvKind.
+      narrow: a tf.Tensor [batch, spatial..., narrow channels].
+      window: a tf.Tensor [window..., wide channels, narrow channels].
+      wide_sizes: the sizes of the result [batch, spatial..., wide channels].
+
+    Returns:
+      A tf.Tensor, or None where XLA exchanges nothing, and with strides.
+    """
+    rank = kind.rank
+    image, sizes = narrow.shape.as_list()[1:-1], window.shape.as_list()[:rank]
+    # Images of size 1 do not count, which XLA leaves as they are.
+    counted = [size for size, n in zip(sizes, image) if n > 1]
+    if max(kind.strides) > 1 or list_product(counted) <= list_product(image):
+        return None
+    margins, kept = [], []
+    for n, size, wide in zip(image, sizes, wide_sizes[1:-1]):
+        before = (size - 1) // 2 if kind.padding == "SAME" else 0  # of the wide image
+        first, last = n - 1 - before, wide + before - size
+        margins.append([max(0, first), max(0, last)])
+        # What is so far out that it never meets the image.
+        kept.append(slice(max(0, -first), size - max(0, -last)))
+    spatial = list(range(rank))
+    filters = tf.transpose(window[tuple(kept)], [rank, *spatial, rank + 1])
+    filters = tf.pad(filters, [[0, 0], *margins, [0, 0]])
+    images = tf.reverse(narrow, [1 + i for i in spatial])
+    images = tf.transpose(images, [*(1 + i for i in spatial), rank + 1, 0])
+    y = _CONVOLUTIONS[rank](filters, images, strides=[1] * (rank + 2), padding="VALID")
+    return tf.transpose(y, [rank + 1, *(1 + i for i in spatial), 0])
+
 
 # For each computed tensor: the TensorFlow operation for each number of spatial dimensions, its
 # argument names for the two operands, and its argument name for the sizes of the result, if any.
@@ -133,7 +345,7 @@ class ConvNdOperation(Operation):
         movement = (kind.tf_strides, kind.padding)
         if role == FILTER:
             images = tensors[kind.input_role], shapes[FILTER], tensors[kind.output_role]
-            op = mtf.Conv2or3dBackpropFilterOperation(rank, transposed, *images, *movement)
+            op = Conv2or3dBackpropFilterOperation(rank, transposed, *images, *movement)
             return op.outputs[0]
         given = NARROW if role == WIDE else WIDE
         usual = kind.image_shape(role, shapes[given], shapes[FILTER])
@@ -141,7 +353,7 @@ class ConvNdOperation(Operation):
             cls = _FORWARD[rank, transposed]
             return cls(tensors[given], tensors[FILTER], *movement).outputs[0]
         # A wide image that has not the default size of a transposed convolution needs its shape.
-        return mtf.Conv2or3dBackpropInputOperation(
+        return Conv2or3dBackpropInputOperation(
             rank, role == NARROW, shapes[role], tensors[FILTER], tensors[given], *movement
         ).outputs[0]
 
@@ -304,3 +516,139 @@ class Conv3dTransposeOperation(_ForwardConvOperation):
 
 
 _FORWARD = {cls._family: cls for cls in _ForwardConvOperation.__subclasses__()}
+
+
+class Conv2or3dBackpropInputOperation(ConvNdOperation):
+    """The gradient of a convolution with respect to its input, of shape `input_shape`."""
+
+    def __init__(
+        self,
+        conv_dimension: int,
+        is_transpose: bool,
+        input_shape: ShapeLike,
+        conv_filter: Tensor,
+        dy: Tensor,
+        strides: Sequence[int],
+        padding: str,
+        name: Optional[str] = None,
+    ):
+        """Creates the operation.
+
+        Args:
+          conv_dimension: number of spatial dimensions, 2 or 3.
+          is_transpose: whether it is a transposed convolution.
+          input_shape: a Shape [batch..., spatial..., in], that of the convolution's input.
+          conv_filter: a Tensor [window..., in, out]; [window..., out, in] if transposed.
+          dy: a Tensor [batch..., spatial..., out], the gradient of the convolution's output.
+          strides: a list [1, stride of each spatial dimension..., 1].
+          padding: "SAME" or "VALID".
+          name: a string or None.
+
+        Raises:
+          ValueError: dtypes, shapes, strides or padding are invalid or do not match.
+        """
+        what = name or type(self).__name__
+        kind = conv_kind(what, conv_dimension, is_transpose, strides, padding)
+        operands = {FILTER: conv_filter, kind.output_role: dy}
+        super().__init__(kind, operands, convert_to_shape(input_shape), name)
+
+    def gradient(self, unused_grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Tensor]:
+        """Returns the gradients of the filter and of the output's gradient."""
+        return super().gradient(unused_grad_ys)
+
+
+class Conv2or3dBackpropFilterOperation(ConvNdOperation):
+    """The gradient of a convolution with respect to its filter, of shape `filter_shape`."""
+
+    def __init__(
+        self,
+        conv_dimension: int,
+        is_transpose: bool,
+        conv_input: Tensor,
+        filter_shape: ShapeLike,
+        dy: Tensor,
+        strides: Sequence[int],
+        padding: str,
+        name: Optional[str] = None,
+    ):
+        """Creates the operation.
+
+        Args:
+          conv_dimension: number of spatial dimensions, 2 or 3.
+          is_transpose: whether it is a transposed convolution.
+          conv_input: a Tensor [batch..., spatial..., in], the convolution's input.
+          filter_shape: a Shape [window..., in, out]; [window..., out, in] if transposed.
+          dy: a Tensor [batch..., spatial..., out], the gradient of the convolution's output.
+          strides: a list [1, stride of each spatial dimension..., 1].
+          padding: "SAME" or "VALID".
+          name: a string or None.
+
+        Raises:
+          ValueError: dtypes, shapes, strides or padding are invalid or do not match.
+        """
+        what = name or type(self).__name__
+        kind = conv_kind(what, conv_dimension, is_transpose, strides, padding)
+        operands = {kind.input_role: conv_input, kind.output_role: dy}
+        super().__init__(kind, operands, convert_to_shape(filter_shape), name)
+
+    def gradient(self, unused_grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Tensor]:
+        """Returns the gradients of the input and of the output's gradient."""
+        return super().gradient(unused_grad_ys)
+
+
+def _named(fn: Callable, rank: int, transposed: bool, end: str) -> Callable:
+    """Sets the public name of a function, and the name of its convolution in the docstring."""
+    family = f"conv{rank}d" + ("_transpose" if transposed else "")
+    fn.__name__ = fn.__qualname__ = f"{family}_{end}"
+    fn.__doc__ = (fn.__doc__ or "").replace("<a convolution>", family)
+    return fn
+
+
+def _backprop_input(rank: int, transposed: bool) -> Callable:
+    def backprop_input(
+        input_shape: ShapeLike,
+        conv_filter: Tensor,
+        dy: Tensor,
+        strides: Sequence[int],
+        padding: str,
+        name: Optional[str] = None,
+    ) -> Tensor:
+        """Returns the gradient with respect to the input of <a convolution>.
+
+        See Conv2or3dBackpropInputOperation.
+        """
+        return Conv2or3dBackpropInputOperation(
+            rank, transposed, input_shape, conv_filter, dy, strides, padding, name=name
+        ).outputs[0]
+
+    return _named(backprop_input, rank, transposed, "backprop_input")
+
+
+def _backprop_filter(rank: int, transposed: bool) -> Callable:
+    def backprop_filter(
+        conv_input: Tensor,
+        filter_shape: ShapeLike,
+        dy: Tensor,
+        strides: Sequence[int],
+        padding: str,
+        name: Optional[str] = None,
+    ) -> Tensor:
+        """Returns the gradient with respect to the filter of <a convolution>.
+
+        See Conv2or3dBackpropFilterOperation.
+        """
+        return Conv2or3dBackpropFilterOperation(
+            rank, transposed, conv_input, filter_shape, dy, strides, padding, name=name
+        ).outputs[0]
+
+    return _named(backprop_filter, rank, transposed, "backprop_filter")
+
+
+conv2d_backprop_input = _backprop_input(2, False)
+conv3d_backprop_input = _backprop_input(3, False)
+conv2d_transpose_backprop_input = _backprop_input(2, True)
+conv3d_transpose_backprop_input = _backprop_input(3, True)
+conv2d_backprop_filter = _backprop_filter(2, False)
+conv3d_backprop_filter = _backprop_filter(3, False)
+conv2d_transpose_backprop_filter = _backprop_filter(2, True)
+conv3d_transpose_backprop_filter = _backprop_filter(3, True)

@@ -1,4 +1,4 @@
-"""Loops, built once as lists of operations; with gradients.
+"""while_loop: a loop in the Graph, its gradient, and what iterations keep for that.
 
 The loop's own state is in `loop_state.py`, its gradient in `while_gradient.py`.
 """
@@ -11,31 +11,343 @@ from typing import Any, Optional
 
 import tensorflow.compat.v1 as tf
 
+import mesh_tensorflow.ops as mtf
 from mesh_tensorflow._core.cost import Cost
 from mesh_tensorflow._core.errors import tensors_text
 from mesh_tensorflow._core.graph import Mesh, leaves_no_node
 from mesh_tensorflow._core.interfaces import LoweringLike
 from mesh_tensorflow._core.operation import Loop, Operation, PendingSums, with_inner_operations
 from mesh_tensorflow._core.pending import walk
-from mesh_tensorflow._core.tensor import Tensor, check_tensors
+from mesh_tensorflow._core.shape import Shape
+from mesh_tensorflow._core.tensor import Tensor, check_tensors, is_differentiable
 from mesh_tensorflow._mesh.constants import inside_loop
+from mesh_tensorflow._mesh.laid_out import LazyAllreduceSum
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow._mesh.random_values import fold_key
 from mesh_tensorflow.ops._control.control import external_inputs
-from mesh_tensorflow.ops._control.loop_state import (
-    LoopState,
-    Tape,
-    accumulate,
-    after_loop,
-    loop_values,
-    zero_state,
-)
-from mesh_tensorflow.ops._control.while_gradient import WhileGradientOperation
 from mesh_tensorflow.ops._random import RandomOperation
 from mesh_tensorflow.ops._variables.assign import Assign, earlier_assignments
 from mesh_tensorflow.ops._variables.variable import Variable
 
 __all__ = ["WhileLoopOperation", "while_loop"]
+
+
+class LoopValueOperation(Operation):
+    """A placeholder for a value inside a loop; the loop sets its lowered value."""
+
+    def __init__(self, mesh: Mesh, shape: Shape, dtype: tf.DType, name: str):
+        super().__init__([], mesh=mesh, name=name)
+        self._outputs = [Tensor(self, shape, dtype)]
+
+    def lower(self, lowering: LoweringLike) -> None:
+        """Raises an error: the loop gives the value when it is lowered."""
+        raise ValueError(f"{self.name} has a value only inside its loop")
+
+
+def loop_values(xs: Sequence[Tensor], name: str) -> list[Tensor]:
+    """Returns a placeholder for each of `xs`; their operations are not added to the graph."""
+    if not xs:
+        return []
+    values, _ = xs[0].graph.take_operations(
+        lambda: [LoopValueOperation(x.mesh, x.shape, x.dtype, name).outputs[0] for x in xs]
+    )
+    return values
+
+
+class LoopState:
+    """Converts laid-out tensors to a flat list of tf.Tensors, and back."""
+
+    def __init__(self, mesh_impl: MeshImpl, shapes: Sequence[Shape], summands: Sequence[bool]):
+        """Creates a LoopState.
+
+        Args:
+          mesh_impl: a MeshImpl.
+          shapes: the Shape of each value.
+          summands: for each value, whether it has the summands of a partial sum, which differ even
+            between processors with the same slice.
+        """
+        self._mesh_impl = mesh_impl
+        self._shapes = list(shapes)
+        self._summands = list(summands)
+        self._counts: list[int] = []
+
+    @property
+    def count(self) -> int:
+        """Number of tf.Tensors."""
+        return sum(self._counts)
+
+    def flatten(self, values: Sequence[Any]) -> list[tf.Tensor]:
+        """Returns the tf.Tensors of laid-out values."""
+        parts = []
+        for value, shape, summands in zip(values, self._shapes, self._summands, strict=True):
+            value = value.to_laid_out_tensor()
+            if summands:
+                # Summands differ even between processors that would hold the same slice of a sum.
+                parts.append(list(value.all_slices))
+            else:
+                parts.append(self._mesh_impl.loop_slices(value, shape))
+        self._counts = [len(part) for part in parts]
+        return [t for part in parts for t in part]
+
+    def unflatten(self, flat: Sequence[tf.Tensor]) -> list[Any]:
+        """Returns the laid-out values of tf.Tensors."""
+        values, at = [], 0
+        for count, shape, summands in zip(self._counts, self._shapes, self._summands):
+            part = list(flat[at : at + count])
+            at += count
+            if summands:
+                values.append(self._mesh_impl.LaidOutTensor.from_tensor_list(part))
+            else:
+                values.append(self._mesh_impl.from_loop_slices(part, shape))
+        return values
+
+
+def zero_state(mesh_impl: MeshImpl, y: Tensor, summands: bool) -> Any:
+    """Returns laid-out zeros to accumulate into."""
+    sizes = mesh_impl.slice_shape(y.shape)
+    if not summands:
+        return mesh_impl.slicewise(lambda: tf.zeros(sizes, y.dtype))
+    # The processor's number is an argument only so that each gets zeros of its own: equal slices
+    # would be one tensor, into which summands that differ could not be accumulated.
+    return mesh_impl.slicewise(lambda _: tf.zeros(sizes, y.dtype), mesh_impl.laid_out_pnum())
+
+
+def accumulate(
+    mesh_impl: MeshImpl,
+    totals: Sequence[Any],
+    results: Sequence[Any],
+    summands: Sequence[bool],
+    counters: dict[int, Any],
+) -> list[Any]:
+    """Adds results to totals; partial sums are allreduced after the loop.
+
+    Args:
+      mesh_impl: a MeshImpl.
+      totals: laid-out tensors.
+      results: lowered values, which may be partial sums.
+      summands: for each result, whether it is a partial sum.
+      counters: receives the mesh axes and the counter function of each partial sum, by index.
+    """
+    new = []
+    for i, (total, result, pending) in enumerate(zip(totals, results, summands, strict=True)):
+        if pending:
+            assert isinstance(result, LazyAllreduceSum) and not result.is_summed
+            counters[i] = (result.mesh_axes, result.add_counter_fn)
+            result = result.laid_out_input
+        new.append(mesh_impl.slicewise(tf.add, total, result.to_laid_out_tensor()))
+    return new
+
+
+def after_loop(mesh_impl: MeshImpl, values: Sequence[Any], counters: dict[int, Any]) -> list[Any]:
+    """Returns accumulated values, with summands turned into partial sums."""
+    out = []
+    for i, value in enumerate(values):
+        if i in counters:
+            axes, count = counters[i]
+            value = LazyAllreduceSum(mesh_impl, value, axes, count)
+        out.append(value)
+    return out
+
+
+class Tape:
+    """Past values of Tensors, one entry for each iteration, in tf.TensorArrays."""
+
+    def __init__(self, mesh_impl: MeshImpl, tensors: Sequence[Tensor]):
+        self._mesh_impl = mesh_impl
+        self._tensors = list(tensors)
+        self._state = LoopState(mesh_impl, [x.shape for x in tensors], [False] * len(tensors))
+
+    def new_arrays(self, most: Optional[int] = None) -> list[tf.TensorArray]:
+        """Returns empty arrays, one for each saved tf.Tensor.
+
+        Args:
+          most: their size; arrays that grow if None.
+        """
+        arrays = []
+        for x in self._tensors:
+            sizes = self._mesh_impl.slice_shape(x.shape)
+            slices = self._mesh_impl.loop_slices(zero_state(self._mesh_impl, x, False), x.shape)
+            arrays += [
+                tf.TensorArray(
+                    x.dtype,
+                    size=most or 0,
+                    dynamic_size=most is None,
+                    # A gradient that is computed again reads the tape a second time.
+                    clear_after_read=False,
+                    element_shape=sizes,
+                )
+                for _ in slices
+            ]
+        return arrays
+
+    def write(
+        self, lowering: LoweringLike, arrays: Sequence[tf.TensorArray], index: tf.Tensor
+    ) -> list[tf.TensorArray]:
+        """Returns the arrays with the current values of the Tensors written at `index`."""
+        flat = self._state.flatten([lowering.tensors[x] for x in self._tensors])
+        return [array.write(index, t) for array, t in zip(arrays, flat, strict=True)]
+
+    def read(
+        self, lowering: LoweringLike, arrays: Sequence[tf.TensorArray], index: tf.Tensor
+    ) -> None:
+        """Sets the lowered values of the Tensors to those saved at `index`."""
+        flat = [array.read(index) for array in arrays]
+        for t, x in zip(flat, self._flat_tensors(), strict=True):
+            t.set_shape(self._mesh_impl.slice_shape(x.shape))
+        for x, value in zip(self._tensors, self._state.unflatten(flat)):
+            lowering.set_tensor_lowering(x, value)
+
+    def _flat_tensors(self) -> list[Tensor]:
+        return [x for x, n in zip(self._tensors, self._state._counts) for _ in range(n)]
+
+
+class WhileGradientOperation(Operation):
+    """Propagates gradients of the loop variables backward, and sums those of other inputs.
+
+    An iteration reads values from the forward loop's tape, recomputes the body and computes its
+    gradient.
+    """
+
+    def __init__(self, forward: WhileLoopOperation, grad_ys: Sequence[Optional[Tensor]]):
+        """Creates the operation.
+
+        Args:
+          forward: a WhileLoopOperation.
+          grad_ys: a Tensor or None for each of its outputs.
+        """
+        n = forward.num_vars
+        floating = [i for i, p in enumerate(forward.placeholders) if is_differentiable(p.dtype)]
+        first: list[Any] = [
+            mtf.zeros_like(forward.outputs[i]) if grad_ys[i] is None else grad_ys[i]
+            for i in floating
+        ]
+        # The gradient of an iteration's variables is what the iteration before it gets.
+        carried = loop_values(first, "loop_gradient")
+        sums = [i for i in range(n, len(grad_ys)) if grad_ys[i] is not None]
+        ys = [forward.body_outputs[i] for i in floating + sums]
+        dys = carried + [grad_ys[i] for i in sums]
+        external = [x for x in forward.inputs[n:] if is_differentiable(x.dtype)]
+        starts = [forward.placeholders[i] for i in floating]
+
+        def build() -> tuple[list[Tensor], list[Optional[Tensor]]]:
+            grads = mtf.gradients(ys, starts + external, dys, operations=forward.body_operations)
+            back = [mtf.zeros_like(x) if g is None else g for x, g in zip(starts, grads)]
+            return back, grads[len(starts) :]
+
+        (back, external_grads), grad_ops = forward.graph.take_operations(build)
+        summed = [(x, g) for x, g in zip(external, external_grads) if g is not None]
+        needed = _needed(forward.body_operations, grad_ops, back + [g for _, g in summed])
+        known = [*forward.taped(), *carried, *(y for op in needed for y in op.outputs)]
+        inputs = first + [dys[len(floating) + k] for k in range(len(sums))]
+        inputs += [x for x in external_inputs(needed + grad_ops, known) if x not in inputs]
+        # Inputs that the tape depends on, so that a second gradient reaches this loop.
+        inputs += [x for x in forward.inputs if x not in inputs]
+        super().__init__(inputs, name="while_gradient")
+        self._forward = forward
+        self._carried = carried
+        self._results = back + [g for _, g in summed]
+        self._operations = needed + grad_ops
+        self._outputs = [
+            Tensor(self, x.shape, x.dtype, index=i) for i, x in enumerate(self._results)
+        ]
+        sums_out = self._outputs[len(back) :]
+        by_input: dict[Tensor, Tensor] = {x: y for (x, _), y in zip(summed, sums_out)}
+        gradient_of_var = dict(zip(floating, self._outputs))
+        self._input_gradients: list[Optional[Tensor]] = [
+            gradient_of_var.get(i) for i in range(n)
+        ] + [by_input.get(x) for x in forward.inputs[n:]]
+
+    @property
+    def input_gradients(self) -> list[Optional[Tensor]]:
+        """The gradient of each input of the forward loop, or None."""
+        return self._input_gradients
+
+    @property
+    def loop(self) -> Loop:
+        """The recomputed body and its gradient; see Operation."""
+        n = len(self._carried)
+        return Loop(
+            self._operations,
+            self._results[:n],
+            list(zip(self.outputs[n:], self._results[n:])),
+            self._forward.iterations,
+            [],
+            self._forward,
+        )
+
+    def gradient(self, grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Optional[Tensor]]:
+        """Raises an error: there is no second derivative."""
+        raise NotImplementedError(
+            f"{self.name}: the gradient of a loop has no gradient itself; unroll the loop"
+        )
+
+    def lower(self, lowering: LoweringLike) -> None:
+        """Lowers to a tf.while_loop over the iterations in reverse order."""
+        mesh_impl = lowering.mesh_impl(self)
+        tape, count, arrays = lowering.loop_tapes[self._forward]
+        values = [lowering.tensors[x].to_laid_out_tensor() for x in self.inputs]
+        n = len(self._carried)
+        pending = walk(self._operations, mesh_impl)
+        # Gradients of weights stay partial within the loop, so that there is one allreduce after it
+        # and not one for each iteration. What is carried is needed whole in the next iteration.
+        summands = [False] * n + [bool(pending.pending_axes(y)) for y in self._results[n:]]
+        state = LoopState(mesh_impl, [y.shape for y in self._results], summands)
+        counters: dict[int, Any] = {}
+
+        def body(index: tf.Tensor, flat: list) -> tuple:
+            totals = state.unflatten(flat)
+            tape.read(lowering, arrays, index)
+            for x, value in zip(self._carried, totals):
+                lowering.set_tensor_lowering(x, value)
+            with inside_loop():
+                lowering.lower_operations(self._operations)
+                results = [lowering.tensors[y] for y in self._results]
+                new = results[:n]
+                new += accumulate(mesh_impl, totals[n:], results[n:], summands[n:], counters)
+                return index - 1, state.flatten(new)
+
+        zeros = [zero_state(mesh_impl, y, s) for y, s in zip(self._results[n:], summands[n:])]
+        _, flat = tf.while_loop(
+            lambda index, flat: index >= 0,
+            body,
+            (count - 1, state.flatten(values[:n] + zeros)),
+            back_prop=False,
+        )
+        final = state.unflatten(flat)
+        final[n:] = after_loop(mesh_impl, final[n:], counters)
+        for y, value in zip(self.outputs, final):
+            lowering.set_tensor_lowering(y, value)
+
+    def cost(self, mesh_impl: MeshImpl) -> Cost:
+        """Returns the cost of one iteration; the number of iterations is unknown."""
+        inner = walk(self._operations, mesh_impl, self._results[: len(self._carried)]).costs
+        return sum((cost for _, cost in inner), Cost())
+
+    def pending_sums(self, mesh_impl: MeshImpl, pending: PendingSums) -> dict:
+        """Accumulated gradients are pending as they are within an iteration."""
+        inner = walk(self._operations, mesh_impl)
+        n = len(self._carried)
+        axes = {y: inner.pending_axes(x) for y, x in zip(self.outputs[n:], self._results[n:])}
+        return {y: a for y, a in axes.items() if a}
+
+
+def _needed(
+    body: Sequence[Operation], users: Sequence[Operation], results: Sequence[Tensor]
+) -> list[Operation]:
+    """Returns the operations of the body whose outputs are used, except random ones."""
+    # What no gradient reads is not computed a second time.
+    wanted = set(results) | {x for op in users for x in op.inputs}
+    # The gradient of an inner loop reads the tape of the inner loop.
+    loops = {op._forward for op in users if isinstance(op, WhileGradientOperation)}
+    found = []
+    for op in reversed(body):
+        if op.inputs and (op in loops or any(y in wanted for y in op.outputs)):
+            found.append(op)
+            wanted.update(op.inputs)
+        elif not op.inputs and not isinstance(op, mtf.RandomOperation):
+            if any(y in wanted for y in op.outputs):
+                found.append(op)
+    return found[::-1]
 
 
 class WhileLoopOperation(Operation):

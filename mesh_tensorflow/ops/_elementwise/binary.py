@@ -1,10 +1,12 @@
-"""Binary functions with broadcasting by dimension name."""
+"""Operations of two values, whose shapes broadcast; and of a value and a number."""
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
+import numpy as np
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops as mtf
@@ -20,18 +22,19 @@ from mesh_tensorflow._core.shape import (
     convert_to_shape,
 )
 from mesh_tensorflow._core.tensor import Operand, Tensor, check_tensors
+from mesh_tensorflow._mesh.constants import constant
 from mesh_tensorflow._mesh.laid_out import compatible_lazy_allreduce_sums
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow._mesh.slice_functions import broadcast_slice, tile_slice
-from mesh_tensorflow.ops._elementwise.beside import beside
-from mesh_tensorflow.ops._elementwise.dtypes import check_real
-from mesh_tensorflow.ops._elementwise.scalar import ScalarAddOperation, ScalarMultiplyOperation
+from mesh_tensorflow.ops._elementwise.slicewise import check_real
 from mesh_tensorflow.ops._source import import_unchanged
 
 __all__ = [
     "AddOperation",
     "BinaryOpWithBroadcasting",
     "MinMaxOperation",
+    "ScalarAddOperation",
+    "ScalarMultiplyOperation",
     "add",
     "add_n",
     "binary_arguments_to_tensors",
@@ -44,6 +47,204 @@ __all__ = [
     "multiply",
     "sub",
 ]
+
+
+# A number: of Python, of NumPy, or a tf.Tensor without dimensions.
+Number = Union[float, np.number, tf.Tensor]
+
+
+def beside(what: str, x: Tensor, value: Operand) -> Union[Tensor, Number]:
+    """Returns the other operand of a binary operator, as a Tensor or a number.
+
+    A number is returned as is. An array with the sizes of the Tensor is imported.
+
+    Args:
+      what: the operation, for error messages.
+      x: a Tensor.
+      value: a Tensor, a number, a NumPy array, a tf.Tensor, or a list of numbers.
+
+    Returns:
+      A Tensor, a Python or NumPy number, or a tf.Tensor without dimensions.
+
+    Raises:
+      ValueError: an array has other sizes.
+      TypeError: `value` is none of these.
+    """
+    if isinstance(value, (Tensor, int, float)):
+        return value
+    check_tensors(what, [x])
+    return _array_beside(what, x, value)
+
+
+def _array_beside(what: str, x: Tensor, value: Any) -> Union[Tensor, Number]:
+    if tf.is_tensor(value):
+        if value.shape.rank is None:
+            return tf.ensure_shape(value, [])
+        sizes = value.shape.as_list()
+    else:
+        value = _as_array(what, x, value)
+        sizes = list(value.shape)
+    if not sizes:
+        if tf.is_tensor(value):
+            _check_integral(what, x, value, repr(value))
+            return value
+        return value[()]
+    found = f"{_kind(value)} of shape {tuple(sizes)}"
+    if len(sizes) != len(x.shape) or any(n not in (None, d.size) for n, d in zip(sizes, x.shape)):
+        raise ValueError(
+            f"{what}: {found} stands beside {x.name} {x.shape}, and its axes have no names. Only "
+            "numbers, and arrays of that very shape, can stand beside a Tensor; give it dimensions "
+            "with mtf.import_tf_tensor(mesh, array, shape)"
+        )
+    if not tf.is_tensor(value):
+        _check_integral(what, x, value, found)
+        value = tf.constant(value.astype(x.dtype.as_numpy_dtype))
+    elif value.dtype.base_dtype != x.dtype:
+        raise ValueError(
+            f"{what}: {found} is {value.dtype.base_dtype.name}, beside {tensors_text([x])}; bring "
+            "it to that type with tf.cast"
+        )
+    return import_unchanged(x.mesh, value, x.shape)
+
+
+def _as_array(what: str, x: Tensor, value: Operand) -> np.ndarray:
+    try:
+        array = np.asarray(value)
+    except (TypeError, ValueError):  # ragged lists
+        array = np.empty([0], object)
+    real = array.dtype.kind in "biuf" or array.dtype.name == "bfloat16"
+    is_complex = array.dtype.kind == "c"
+    if is_complex and not x.dtype.is_complex:
+        raise TypeError(
+            f"{what}: complex numbers stand beside {tensors_text([x])}. Nothing is converted by "
+            "itself; write mtf.cast(x, tf.complex64)"
+        )
+    if not real and not is_complex:
+        raise TypeError(
+            f"{what}: {value!r} beside {x.name} {x.shape} is a {type(value).__name__}, neither a "
+            "number nor a mtf.Tensor. mtf.import_tf_tensor or mtf.constant makes a Tensor"
+        )
+    return array
+
+
+def _kind(value: object) -> str:
+    return "a tf.Tensor" if tf.is_tensor(value) else "an array"
+
+
+def _check_integral(what: str, x: Tensor, value: object, found: str) -> None:
+    if not x.dtype.is_integer or isinstance(value, int):
+        return
+    dtype = getattr(value, "dtype", None)
+    if isinstance(value, float) or (dtype is not None and tf.as_dtype(dtype).is_floating):
+        raise TypeError(
+            f"{what}: {x.name} {x.shape} is {x.dtype.name}, and {found} is no integer. Use "
+            "mtf.to_float on the tensor first, or // and % to stay with integers"
+        )
+
+
+def check_scalar(what: str, x: Tensor, scalar: Any) -> None:
+    """Checks that a number can be added to a Tensor or multiply it.
+
+    Raises:
+      ValueError: `scalar` is a Tensor or an array.
+      TypeError: `scalar` is floating and `x` has an integer dtype.
+    """
+    if isinstance(scalar, Tensor):
+        raise ValueError(
+            f"{what}: {tensors_text([scalar])} is a Tensor; pass a number or a tf scalar"
+        )
+    is_tf = tf.is_tensor(scalar)
+    _check_integral(what, x, scalar, repr(scalar))
+    if is_tf or not isinstance(scalar, (int, float, np.generic)):
+        rank = scalar.shape.rank if is_tf else np.ndim(scalar)
+        if rank:
+            raise ValueError(
+                f"{what}: {_kind(scalar)} with {rank} dimensions is no number; "
+                "mtf.import_tf_tensor makes a Tensor of it"
+            )
+    if is_tf and scalar.dtype.base_dtype != x.dtype:
+        raise TypeError(
+            f"{what}: the tf.Tensor beside {tensors_text([x])} is {scalar.dtype.base_dtype.name}; "
+            "bring it to that type with tf.cast"
+        )
+
+
+def _as_operand(scalar: Number, x: tf.Tensor) -> Number:
+    """Returns a Python number as a constant of the dtype of `x`; others as they are."""
+    return constant(scalar, x.dtype) if isinstance(scalar, (int, float, complex)) else scalar
+
+
+def _conjugate(scalar: Number) -> Number:
+    """Returns the conjugate of a number; real ones as they are."""
+    if tf.is_tensor(scalar):
+        return tf.math.conj(scalar)
+    return scalar.conjugate() if isinstance(scalar, complex) else scalar
+
+
+class _ScalarOperation(Operation):
+    """A Tensor and a number or a tf scalar; no gradient goes to the scalar."""
+
+    works_by_name = True
+    _verb: str
+    _default_name: str
+
+    def __init__(self, x: Tensor, scalar: Number, name: Optional[str] = None):
+        """Creates the operation.
+
+        Args:
+          x: a Tensor.
+          scalar: a number or a tf.Tensor without dimensions.
+          name: a string or None.
+
+        Raises:
+          TypeError: `scalar` is floating and `x` has an integer dtype.
+          ValueError: `scalar` is not a number.
+        """
+        check_scalar(self._verb, x, scalar)
+        super().__init__([x], name=name or self._default_name)
+        self._scalar = scalar
+        self._outputs = [Tensor(self, x.shape, x.dtype)]
+
+    def _lower(self, lowering: LoweringLike, fn: Callable[[tf.Tensor, Number], tf.Tensor]) -> None:
+        """Calls a function of a slice and the scalar."""
+        value = lowering.mesh_impl(self).slicewise(
+            lambda x: fn(x, _as_operand(self._scalar, x)), lowering.tensors[self.inputs[0]]
+        )
+        lowering.set_tensor_lowering(self.outputs[0], value)
+
+
+class ScalarMultiplyOperation(_ScalarOperation):
+    """Multiplies a Tensor by a number or a tf scalar; no gradient goes to the scalar.
+
+    Attributes:
+      is_mean: whether it makes the mean of a sum, by the number of what is summed; or divides a sum
+        by another number, if False. None if it is not known. Microbatches ask for it.
+    """
+
+    _verb, _default_name = "multiply", "scalar_mul"
+    is_mean: Optional[bool] = None
+
+    def gradient(self, grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Tensor]:
+        """Multiplies dy by the scalar, or by its conjugate if it is complex."""
+        return [gradient_of_output(grad_ys) * _conjugate(self._scalar)]
+
+    def lower(self, lowering: LoweringLike) -> None:
+        """Multiplies each slice by the scalar."""
+        self._lower(lowering, operator.mul)
+
+
+class ScalarAddOperation(_ScalarOperation):
+    """Adds a number or a tf scalar to a Tensor; no gradient goes to the scalar."""
+
+    _verb, _default_name = "add", "scalar_add"
+
+    def gradient(self, grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Optional[Tensor]]:
+        """Passes the gradient on."""
+        return list(grad_ys)
+
+    def lower(self, lowering: LoweringLike) -> None:
+        """Adds the scalar to each slice."""
+        self._lower(lowering, operator.add)
 
 
 # TensorFlow's functions that are not defined for complex numbers.

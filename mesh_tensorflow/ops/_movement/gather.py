@@ -1,22 +1,28 @@
-"""Gathers from large tables, without a one-hot."""
+"""gather: looks rows up by index; and its gradient."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Optional
+from typing import Any, Optional
 
 import tensorflow.compat.v1 as tf
 
-import mesh_tensorflow.ops as mtf
 from mesh_tensorflow._core.cost import Cost
 from mesh_tensorflow._core.interfaces import LoweringLike
 from mesh_tensorflow._core.operation import Operation, PendingSums, gradient_of_output
 from mesh_tensorflow._core.shape import Dimension, Shape
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh.constants import constant
+from mesh_tensorflow._mesh.laid_out import (
+    LaidOutTensor,
+    LazyAllreduceSum,
+    compatible_lazy_allreduce_sums,
+)
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
+from mesh_tensorflow._mesh.slice_functions import add_entries
 
-__all__ = ["GatherOperation"]
+__all__ = ["GatherGradientOperation", "GatherOperation"]
+
 
 # With fewer elements, a product with a one-hot is as fast.
 _LARGE = 2**14
@@ -60,7 +66,7 @@ class GatherOperation(Operation):
     def gradient(self, grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Optional[Tensor]]:
         """Adds the rows of dy to the entries that they come from; indices have no gradient."""
         (weights, indices), dy = self.inputs, gradient_of_output(grad_ys)
-        sums = mtf.GatherGradientOperation(dy, indices, self._dim, weights.shape)
+        sums = GatherGradientOperation(dy, indices, self._dim, weights.shape)
         return [sums.outputs[0], None]
 
     def _split_over(self, mesh_impl: MeshImpl) -> Optional[int]:
@@ -125,3 +131,171 @@ class GatherOperation(Operation):
         """The output is pending over the mesh axis that splits the looked-up dimension."""
         split = self._split_over(mesh_impl)
         return {} if split is None else {self.outputs[0]: (split,)}
+
+
+# Types whose sums would lose small terms; a product with a one-hot sums them in float32 too.
+_SUMMED_IN_FLOAT32 = (tf.bfloat16, tf.float16)
+
+
+def _within(i: tf.Tensor, part: int, coordinate: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Returns indices within a slice of the table; its coordinate is given if it is split."""
+    for c in coordinate:
+        i = i - tf.cast(c * part, i.dtype)
+    return i
+
+
+class GatherGradientOperation(Operation):
+    """A table of sums: each entry is the sum of the rows of dy that were gathered from it.
+
+    Equal to `einsum([one_hot(indices, dim), dy], table_shape)`, but its time and memory grow with
+    the size of dy and of the table instead of with the number of indices times the table's size.
+    """
+
+    def __init__(
+        self,
+        dy: Tensor,
+        indices: Tensor,
+        dim: Dimension,
+        table_shape: Shape,
+        name: Optional[str] = None,
+    ):
+        """Creates the operation.
+
+        Args:
+          dy: a floating Tensor with the dimensions of `indices` and those of `table_shape`
+            except `dim`.
+          indices: an int32 or int64 Tensor; those out of range count for no entry.
+          dim: the Dimension of `table_shape` that is indexed.
+          table_shape: a Shape, that of the result.
+          name: a string or None.
+        """
+        super().__init__([dy, indices], name=name or "gather_gradient")
+        self._dim = dim
+        self._outputs = [Tensor(self, table_shape, dy.dtype)]
+
+    def gradient(self, grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Optional[Tensor]]:
+        """Gathers from the gradient of the table; indices have no gradient."""
+        dy, indices = self.inputs
+        gathered = GatherOperation(gradient_of_output(grad_ys), indices, self._dim, dy.shape)
+        return [gathered.outputs[0], None]
+
+    def _summed_axes(self, mesh_impl: MeshImpl) -> list[int]:
+        """Returns the mesh axes that split the indices, over which parts are summed."""
+        indices = self.inputs[1]
+        # Raises if the table's indexed dimension is split over one of them.
+        layout = mesh_impl.tensor_layout(indices.shape + self._dim)
+        return sorted(axis for axis in layout[:-1] if axis is not None)
+
+    def lower(self, lowering: LoweringLike) -> None:
+        """Adds the rows of each slice; leaves a partial sum if the indices are split."""
+        mesh_impl = lowering.mesh_impl(self)
+        summed = self._summed_axes(mesh_impl)
+        part = self._part(mesh_impl)
+        row = mesh_impl.slice_shape(self._rest)
+        back = [([self._dim, *self._rest.dims]).index(d) for d in self.outputs[0].shape]
+
+        def add_rows(rows: tf.Tensor, i: tf.Tensor, *coordinate: tf.Tensor) -> tf.Tensor:
+            i = _within(i, part, coordinate)
+            # Negative numbers are left out of a segment sum; others out of range are not allowed.
+            # What belongs to another processor's rows is out of range here, and must not be added.
+            i = tf.where(i < part, i, constant(-1, i.dtype) * tf.ones_like(i))
+            rows = self._rows(rows, i, row)
+            narrow = rows.dtype in _SUMMED_IN_FLOAT32
+            sums = tf.math.unsorted_segment_sum(
+                tf.cast(rows, tf.float32) if narrow else rows, tf.reshape(i, [-1]), part
+            )
+            sums = tf.cast(sums, rows.dtype)
+            return sums if back == sorted(back) else tf.transpose(sums, back)
+
+        result = mesh_impl.slicewise(add_rows, *self._values(lowering))
+        lowering.set_partial_sum(self.outputs[0], result, summed, "einsum_op")
+
+    @staticmethod
+    def added(summands: Sequence[Tensor], values: Sequence[Any], lowering: LoweringLike) -> Any:
+        """Returns the sum of two Tensors if one of them is such sums of rows; or None.
+
+        The rows are added to the other's slices, in their memory if nothing else reads it. So the
+        gradients of a table that is read several times are summed in one memory.
+
+        Args:
+          summands: two Tensors of one shape.
+          values: their lowered values.
+          lowering: a Lowering.
+        """
+        pending = compatible_lazy_allreduce_sums(values)
+        if not pending and any(isinstance(v, LazyAllreduceSum) for v in values):
+            return None
+        for x, table in zip(summands[::-1], values):
+            if isinstance(x.operation, GatherGradientOperation):
+                slices = table.laid_out_input if pending else table.to_laid_out_tensor()
+                total = x.operation._add_to(slices, lowering)
+                if total is not None:
+                    return table.with_summands(total) if pending else total
+        return None
+
+    def _add_to(self, table: LaidOutTensor, lowering: LoweringLike) -> Optional[LaidOutTensor]:
+        """Returns slices with the rows added, or None for some dtypes and orders of dimensions."""
+        output = self.outputs[0]
+        mesh_impl = lowering.mesh_impl(self)
+        part = self._part(mesh_impl)
+        first = output.shape.dims[0] == self._dim
+        # Narrow dtypes are summed in float32, for which the table would have to be copied and cast.
+        if not first or not part or output.dtype not in (tf.float32, tf.float64):
+            return None
+        row = mesh_impl.slice_shape(self._rest)
+
+        def add_rows(
+            t: tf.Tensor, rows: tf.Tensor, i: tf.Tensor, *coordinate: tf.Tensor
+        ) -> tf.Tensor:
+            i = _within(i, part, coordinate)
+            inside = tf.clip_by_value(i, constant(0, i.dtype), constant(part - 1, i.dtype))
+            rows = self._rows(rows, i, row)
+            is_here = tf.reshape(tf.equal(i, inside), constant([-1] + [1] * len(row)))
+            rows = tf.where_v2(is_here, rows, constant(0, rows.dtype))
+            return add_entries(t, tf.reshape(inside, [-1, 1]), rows)
+
+        return mesh_impl.slicewise(add_rows, table, *self._values(lowering))
+
+    @property
+    def _rest(self) -> Shape:
+        """The dimensions of a row."""
+        return self.outputs[0].shape - [self._dim]
+
+    def _part(self, mesh_impl: MeshImpl) -> int:
+        """Returns the number of rows in a slice of the table."""
+        table = self.outputs[0].shape
+        return mesh_impl.slice_shape(table)[table.dims.index(self._dim)]
+
+    def _rows(self, rows: tf.Tensor, i: tf.Tensor, row: list[int]) -> tf.Tensor:
+        """Returns a slice of dy with one dimension for all indices, then those of a row."""
+        dy, indices = self.inputs
+        order = [dy.shape.dims.index(d) for d in [*indices.shape.dims, *self._rest.dims]]
+        if order != sorted(order):
+            rows = tf.transpose(rows, order)
+        return tf.reshape(rows, constant([i.shape.num_elements(), *row]))
+
+    def _values(self, lowering: LoweringLike) -> list:
+        """Returns the slices of inputs, and the coordinate on the mesh axis that splits rows."""
+        mesh_impl = lowering.mesh_impl(self)
+        values = [lowering.tensors[x] for x in self.inputs]
+        splitting_axis = mesh_impl.splitting_axis(self._dim)
+        if splitting_axis is not None:
+            values.append(mesh_impl.laid_out_pcoord(splitting_axis))
+        return values
+
+    def cost(self, mesh_impl: MeshImpl) -> Cost:
+        """One flop for each element of dy; reads dy and the indices, writes the table."""
+        (dy, indices), table = self._inputs, self._outputs[0]
+        rows = mesh_impl.laid_out_size(dy.shape)
+        moved = [(rows, dy), (mesh_impl.laid_out_size(indices.shape), indices)]
+        moved.append((mesh_impl.laid_out_size(table.shape), table))
+        return Cost(rows, sum(count * x.dtype.size for count, x in moved))
+
+    def cost_key(self) -> Dimension:
+        """The dimension that is indexed."""
+        return self._dim
+
+    def pending_sums(self, mesh_impl: MeshImpl, pending: PendingSums) -> dict:
+        """The output is pending over the mesh axes that split the indices."""
+        axes = self._summed_axes(mesh_impl)
+        return {self.outputs[0]: tuple(axes)} if axes else {}

@@ -23,8 +23,7 @@ from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow._mesh.variables.master import MasterVariable, StoredMaster, make_master
 from mesh_tensorflow._mesh.variables.storage import checked_value, seeded_initializer
 from mesh_tensorflow._mesh.variables.store import VariableStore, store_of
-from mesh_tensorflow.ops._variables.precision import dtype_in_force
-from mesh_tensorflow.ops._variables.variable_dtype import VariableDType
+from mesh_tensorflow.ops._variables.precision import VariableDType, dtype_in_force
 from mesh_tensorflow.utils import outside_all_rewrites
 
 __all__ = [

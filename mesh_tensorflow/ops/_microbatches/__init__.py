@@ -1,1 +1,0 @@
-"""Values of a batch from those of its microbatches."""
