@@ -11,7 +11,7 @@ import tensorflow.compat.v1 as tf
 from mesh_tensorflow import checkpoint
 from mesh_tensorflow._mesh.variables import checkpoint_files
 from mesh_tensorflow._programs.saver_hook import SaverHook
-from mesh_tensorflow.optimize._slots import weights_of
+from mesh_tensorflow.optimize._base import weights_of
 from mesh_tensorflow.utils import outside_all_rewrites
 
 __all__ = ["get_assignment_map_from_checkpoint", "load_initial_checkpoint"]

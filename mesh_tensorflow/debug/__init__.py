@@ -2,10 +2,8 @@
 
 from mesh_tensorflow._site import Site
 from mesh_tensorflow._watching import CollectedValues, NonFiniteError
-from mesh_tensorflow.debug._errors import explain, user_errors
-from mesh_tensorflow.debug._nans import nan_checks
 from mesh_tensorflow.debug._profile import OperationTime, Profile, profile, time_table
-from mesh_tensorflow.debug._values import collect, inspect, values
+from mesh_tensorflow.debug._values import collect, explain, inspect, nan_checks, user_errors, values
 
 __all__ = [
     "CollectedValues",

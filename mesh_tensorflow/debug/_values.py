@@ -1,4 +1,4 @@
-"""Intermediate values of programs, by name."""
+"""Values of a program by name, checks for NaNs, and the errors of a step in words."""
 
 from __future__ import annotations
 
@@ -12,9 +12,79 @@ from mesh_tensorflow._core.errors import WrongTypeError
 from mesh_tensorflow._core.tensor import Tensor, check_tensors
 from mesh_tensorflow._lowering.lowering import Lowering
 from mesh_tensorflow._lowering.watched import values_by_name
-from mesh_tensorflow._watching import CollectedValues, Collector, use_collector
+from mesh_tensorflow._watching import (
+    CollectedValues,
+    Collector,
+    NanChecks,
+    explain_run_error,
+    told_to_user,
+    use_collector,
+    use_nan_checks,
+)
 
-__all__ = ["collect", "inspect", "patterns_of", "values"]
+
+def explain(error: BaseException, lowering: Optional[Lowering] = None) -> str:
+    """Returns which operation an error at run time comes from, and the user's line that made it.
+
+    TensorFlow's errors name a node. Its operation is looked up in the Lowerings that are in use.
+
+    Args:
+      error: a `tf.errors.OpError`, from `session.run` or from a call of a function.
+      lowering: the Lowering that was run; if None, all that are in use are looked through.
+
+    Returns:
+      Lines of text: the operation with the shapes of its inputs and outputs, and the file, the
+      line and the source as in a traceback; or that no operation was found.
+
+    >>> import tensorflow.compat.v1 as tf
+    >>> import mesh_tensorflow as mtf
+    >>> with tf.Graph().as_default(), tf.Session() as session:
+    ...     mesh = mtf.Mesh(mtf.Graph(), "mesh")
+    ...     x = mtf.import_tf_tensor(mesh, tf.constant([2, 0]), [mtf.Dimension("a", 2)])
+    ...     y = 8 // x
+    ...     impl = mtf.placement_mesh_impl.PlacementMeshImpl("all:1", "", ["cpu:0"])
+    ...     lowering = mtf.Lowering(mesh.graph, {mesh: impl})
+    ...     try:
+    ...         session.run(lowering.export_to_tf_tensor(y))
+    ...     except tf.errors.OpError as error:
+    ...         print(mtf.debug.explain(error).splitlines()[1])
+      made here:
+    """
+    text = explain_run_error(error, None if lowering is None else [lowering.node_names])
+    if text is None:
+        return f"no mtf operation was found for {type(error).__name__}: {error}"
+    return text
+
+
+@contextlib.contextmanager
+def user_errors(lowering: Optional[Lowering] = None) -> Iterator[None]:
+    """Adds the operation and the user's line that made it to errors of steps run within.
+
+    `mtf.function`, estimators and `Processes.run` do so themselves; this is for `session.run`.
+
+    Args:
+      lowering: the Lowering that is run; if None, all that are in use are looked through.
+
+    Yields:
+      None.
+
+    Raises:
+      NonFiniteError: `nan_checks` found a NaN or an infinite value.
+      tf.errors.OpError: the error of the step otherwise, with a longer message.
+
+    >>> import tensorflow.compat.v1 as tf
+    >>> import mesh_tensorflow as mtf
+    >>> with tf.Graph().as_default(), tf.Session() as session:
+    ...     mesh = mtf.Mesh(mtf.Graph(), "mesh")
+    ...     x = mtf.import_tf_tensor(mesh, tf.constant([2, 1]), [mtf.Dimension("a", 2)])
+    ...     impl = mtf.placement_mesh_impl.PlacementMeshImpl("all:1", "", ["cpu:0"])
+    ...     lowering = mtf.Lowering(mesh.graph, {mesh: impl})
+    ...     with mtf.debug.user_errors(lowering):
+    ...         session.run(lowering.export_to_tf_tensor(x))
+    array([2, 1], dtype=int32)
+    """
+    with told_to_user(None if lowering is None else [lowering.node_names]):
+        yield
 
 
 def patterns_of(what: str, patterns: Union[str, Sequence[str]]) -> tuple[str, ...]:
@@ -133,3 +203,50 @@ def values(
     array([1., 0.], dtype=float32)
     """
     return CollectedValues(values_by_name(lowering, patterns_of("values", names), processor))
+
+
+@contextlib.contextmanager
+def nan_checks(
+    enabled: bool = True, infinities: bool = True, operations: Union[str, Sequence[str]] = "*"
+) -> Iterator[None]:
+    """Makes programs that are lowered within fail at the first operation that gives a NaN or Inf.
+
+    Each processor checks its own slice of each floating output. The error says which operation,
+    which processor and range of its slice, how many NaNs and infinities, how the inputs were, and
+    which line of the program made the operation. Checks are part of a step: with sessions, the
+    Lowering is made within; an `mtf.function` is traced once more, with checks, when it is called
+    within. The environment variable MTF_DEBUG_NANS=1 checks in all of a program. A step with checks
+    takes some times as long; results are the same.
+
+    Args:
+      enabled: False for no checks within, whatever is outside.
+      infinities: whether infinite values are errors, besides NaNs.
+      operations: a pattern, or several, of names of the operations to check, as "encoder/*".
+
+    Yields:
+      None.
+
+    Raises:
+      NonFiniteError: a value is NaN or infinite. It is a `tf.errors.InvalidArgumentError`; steps
+        that are run by `session.run` outside of this context and of `user_errors` raise that,
+        with the operation, the processor and the slice in its text.
+
+    >>> import tensorflow as tf
+    >>> import mesh_tensorflow as mtf
+    >>> batch = mtf.Dimension("batch", 4)
+    >>> @mtf.function
+    ... def logs(data):
+    ...     mesh = mtf.Mesh(mtf.Graph(), "mesh")
+    ...     y = mtf.log(mtf.import_tf_tensor(mesh, data, [batch]))
+    ...     impl = mtf.placement_mesh_impl.PlacementMeshImpl("rows:2", "batch:rows", ["cpu:0"] * 2)
+    ...     return mtf.Lowering(mesh.graph, {mesh: impl}).export_to_tf_tensor(y)
+    >>> try:
+    ...     with mtf.debug.nan_checks():
+    ...         logs(tf.constant([1.0, 2.0, 0.0, 4.0]))
+    ... except mtf.debug.NonFiniteError as error:
+    ...     print(error.message.splitlines()[1])
+      its slice: 1 Inf of 2 elements
+    """
+    checks = NanChecks(infinities, patterns_of("nan_checks", operations)) if enabled else None
+    with use_nan_checks(checks), user_errors():
+        yield

@@ -1,17 +1,16 @@
-"""Convolution layers, including spatially partitioned ones whose blocks a mesh may split."""
+"""Convolutions and pooling as layers: of one to three dimensions, transposed, and by blocks."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Optional
+from typing import Any, NamedTuple, Optional
 
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._core.errors import dims_text
+from mesh_tensorflow.layers._dense import VarianceScalingInitializer, dense
 from mesh_tensorflow.ops._variables.precision import InputDType
-
-__all__ = ["conv2d", "conv2d_with_blocks", "conv3d", "conv3d_with_blocks"]
 
 _FILTER_DIMS = {2: ("fh", "fw"), 3: ("fd", "fh", "fw")}
 # By layer name: number of spatial dimensions, whether transposed, operation.
@@ -292,3 +291,410 @@ def conv3d_with_blocks(
 
     blocks = (d_blocks_dim, h_blocks_dim, None)
     return _conv_with_blocks(3, x, blocks, filter_size, strides, padding, conv)
+
+
+def _sequence_dims(
+    what: str, x: mtf.Tensor
+) -> tuple[list[mtf.Dimension], mtf.Dimension, mtf.Dimension]:
+    """Returns (batch dimensions, length, channels)."""
+    if x.shape.ndims < 2:
+        raise ValueError(f"{what}: {x.name} must be [batch..., length, channels], not {x.shape}")
+    *batch, length, channels = x.shape.dims
+    return batch, length, channels
+
+
+def conv1d(
+    x: mtf.Tensor,
+    output_dim: mtf.Dimension,
+    filter_size: int = 3,
+    stride: int = 1,
+    **kw_args: Any,
+) -> mtf.Tensor:
+    """Applies a 1-D convolution to sequences, without a bias.
+
+    Implemented as a `conv2d` of images of height 1; the variable is named accordingly.
+
+    >>> x = mtf.ones(mesh, "batch:2,length:6,d:4")
+    >>> print(mtf.layers.conv1d(x, mtf.Dimension("out", 8), filter_size=3).shape)
+    Shape[batch=2, length=6, out=8]
+
+    Args:
+      x: a Tensor with dimensions [batch..., length, in_channels].
+      output_dim: a Dimension, the output channels.
+      filter_size: the number of positions that the filter covers.
+      stride: the stride along the length.
+      **kw_args: further arguments of `conv2d`: padding, filter_initializer, variable_dtype
+        and name.
+
+    Returns:
+      A Tensor with dimensions [batch..., length, output_dim].
+
+    Raises:
+      ValueError: `x` has no length dimension.
+    """
+    batch, length, channels = _sequence_dims("conv1d", x)
+    height = mtf.Dimension("fake_height", 1)
+    image = mtf.reshape(x, mtf.Shape([*batch, height, length, channels]))
+    y = conv2d(image, output_dim, filter_size=(1, filter_size), strides=(1, stride), **kw_args)
+    return mtf.reshape(y, y.shape - height)
+
+
+def separable_conv1d(
+    x: mtf.Tensor,
+    output_dim: mtf.Dimension,
+    min_relative_pos: int = -1,
+    max_relative_pos: int = 1,
+    depthwise_filter_initializer_scale: float = 1.0,
+    pointwise_filter_initializer_scale: float = 1.0,
+    name: Optional[str] = None,
+    use_bias: bool = True,
+    kernel_depth_weights: Optional[Sequence[mtf.Tensor]] = None,
+) -> mtf.Tensor:
+    """Applies a depthwise separable 1-D convolution: per-channel sums, then a channel mix.
+
+    Chollet, "Xception: deep learning with depthwise separable convolutions" (2016). A layout may
+    split the length: neighboring positions are fetched by shifts. Positions beyond the ends are
+    zeros.
+
+    >>> x = mtf.ones(mesh, "batch:2,length:6,d:4")
+    >>> print(mtf.layers.separable_conv1d(x, mtf.Dimension("out", 8)).shape)
+    Shape[batch=2, length=6, out=8]
+
+    Args:
+      x: a Tensor with dimensions [batch..., length, in_channels].
+      output_dim: a Dimension, the output channels.
+      min_relative_pos: the first position of the filter, relative to the output position.
+      max_relative_pos: the last position of the filter.
+      depthwise_filter_initializer_scale: the initial variance of a sum over positions.
+      pointwise_filter_initializer_scale: the initial variance of a sum over channels.
+      name: a string, the variable scope; "separable_conv1d" if None.
+      use_bias: whether to add a bias to both convolutions.
+      kernel_depth_weights: a Tensor with dimensions [in_channels] for each position, to use
+        instead of variables; or None.
+
+    Returns:
+      A Tensor with dimensions [batch..., length, output_dim].
+
+    Raises:
+      ValueError: the filter covers no position, `kernel_depth_weights` does not have one Tensor
+        per position, or `x` has no length dimension.
+    """
+    _, length, channels = _sequence_dims("separable_conv1d", x)
+    positions = range(min_relative_pos, max_relative_pos + 1)
+    weights: Sequence[Any] = kernel_depth_weights or [None] * len(positions)
+    if not positions or len(weights) != len(positions):
+        raise ValueError(
+            f"separable_conv1d: from {min_relative_pos} to {max_relative_pos} there are "
+            f"{len(positions)} positions, with {len(weights)} kernel_depth_weights; there must be "
+            "at least one, and a weight for each"
+        )
+    depthwise = VarianceScalingInitializer(
+        scale=depthwise_filter_initializer_scale / len(positions)
+    )
+    pointwise = VarianceScalingInitializer(scale=pointwise_filter_initializer_scale)
+    with tf.variable_scope(name, default_name="separable_conv1d"):
+        with tf.variable_scope("depthwise_conv_hack"):
+            summed = mtf.add_n(
+                [
+                    dense(
+                        mtf.shift(x, -position, length, wrap=False),
+                        [channels],
+                        reduced_dims=[],
+                        use_bias=use_bias and i == 0,
+                        kernel_initializer=depthwise,
+                        kernel_weights=weight,
+                        name=f"depthwise_dense_{i}",
+                    )
+                    for i, (position, weight) in enumerate(zip(positions, weights))
+                ]
+            )
+        return dense(
+            summed,
+            [output_dim],
+            reduced_dims=[channels],
+            use_bias=use_bias,
+            kernel_initializer=pointwise,
+            name="pointwise_dense",
+        )
+
+
+def conv2d_transpose(
+    x: mtf.Tensor,
+    output_dim: mtf.Dimension,
+    filter_size: Sequence[int] = (2, 2),
+    strides: Sequence[int] = (2, 2),
+    padding: str = "SAME",
+    filter_initializer: Optional[Callable] = None,
+    variable_dtype: Optional[mtf.VariableDType] = None,
+    name: Optional[str] = None,
+) -> mtf.Tensor:
+    """Upsamples images by a 2-D transposed convolution, without a bias.
+
+    A transposed convolution is the gradient of a convolution with these strides (Zeiler et al.,
+    "Deconvolutional networks", 2010).
+
+    >>> images = mtf.ones(mesh, "batch:2,h:4,w:4,channels:3")
+    >>> print(mtf.layers.conv2d_transpose(images, mtf.Dimension("out", 8)).shape)
+    Shape[batch=2, h=8, w=8, out=8]
+
+    Args:
+      x: a Tensor with dimensions [batch..., h, w, in_channels].
+      output_dim: a Dimension, the output channels.
+      filter_size: [height, width] of the filter.
+      strides: [vertical, horizontal], the upsampling factors with padding "SAME".
+      padding: "SAME" or "VALID".
+      filter_initializer: a TensorFlow initializer or None.
+      variable_dtype: a VariableDType or None.
+      name: a string, the variable scope; "conv2d_transpose" if None.
+
+    Returns:
+      A Tensor with dimensions [batch..., h, w, output_dim], where h and w have their new sizes.
+    """
+    how = (filter_size, strides, padding, filter_initializer, variable_dtype, name)
+    return convolution("conv2d_transpose", x, output_dim, *how)
+
+
+def conv3d_transpose(
+    x: mtf.Tensor,
+    output_dim: mtf.Dimension,
+    filter_size: Sequence[int] = (2, 2, 2),
+    strides: Sequence[int] = (2, 2, 2),
+    padding: str = "SAME",
+    filter_initializer: Optional[Callable] = None,
+    variable_dtype: Optional[mtf.VariableDType] = None,
+    name: Optional[str] = None,
+) -> mtf.Tensor:
+    """Upsamples volumes by a 3-D transposed convolution; see `conv2d_transpose`.
+
+    >>> volumes = mtf.ones(mesh, "batch:2,d:4,h:4,w:4,channels:3")
+    >>> print(mtf.layers.conv3d_transpose(volumes, mtf.Dimension("out", 8)).shape)
+    Shape[batch=2, d=8, h=8, w=8, out=8]
+
+    Args:
+      x: a Tensor with dimensions [batch..., d, h, w, in_channels].
+      output_dim: a Dimension, the output channels.
+      filter_size: [depth, height, width] of the filter.
+      strides: [depth, vertical, horizontal], the upsampling factors.
+      padding: "SAME" or "VALID".
+      filter_initializer: a TensorFlow initializer or None.
+      variable_dtype: a VariableDType or None.
+      name: a string, the variable scope; "conv3d_transpose" if None.
+
+    Returns:
+      A Tensor with dimensions [batch..., d, h, w, output_dim], where d, h and w have their new
+      sizes.
+    """
+    how = (filter_size, strides, padding, filter_initializer, variable_dtype, name)
+    return convolution("conv3d_transpose", x, output_dim, *how)
+
+
+class _Reach(NamedTuple):
+    """The margins that the upsampled pixels of a block depend on, along one dimension.
+
+    Attributes:
+      before, after: the number of pixels needed from the neighbor on either side.
+      cut: the number of pixels of the upsampled result that precede the upsampled block.
+    """
+
+    before: int
+    after: int
+    cut: int
+
+
+def _reach(size: int, stride: int) -> _Reach:
+    """Returns the _Reach of a window.
+
+    Pixel i contributes to `size` pixels starting at i * stride - skipped, where skipped is the
+    number of pixels that "SAME" padding cuts off at the beginning.
+    """
+    skipped = max(size - stride, 0) // 2
+    before = max(size - 1 - skipped, 0) // stride
+    after = (stride - 1 + skipped) // stride
+    return _Reach(before, after, skipped + before * stride)
+
+
+def _transpose_with_blocks(
+    x: mtf.Tensor,
+    blocks_dims: Sequence[Optional[mtf.Dimension]],
+    filter_size: Sequence[int],
+    strides: Sequence[int],
+    padding: str,
+    conv: Callable[[mtf.Tensor, str], mtf.Tensor],
+) -> mtf.Tensor:
+    """Upsamples blocks together with margins from their neighbors, then cuts the margins off."""
+    reaches = [_reach(size, stride) for size, stride in zip(filter_size, strides)]
+    if padding == "VALID" or not any(r.before or r.after for r in reaches):
+        return conv(x, padding)
+    blocks = x.shape.dims[-len(strides) - 1 : -1]
+    for blocks_dim, block, reach in zip(blocks_dims, blocks, reaches):
+        x = with_margins(x, blocks_dim, block, reach.before, reach.after)
+    y = conv(x, "VALID")
+    for block, stride, reach in zip(blocks, strides, reaches):
+        enlarged = block.size * stride
+        if y.shape.get_dim_by_name(block.name).size != enlarged:
+            y = mtf.slice(y, reach.cut, enlarged, block.name)
+    return y
+
+
+def conv2d_transpose_with_blocks(
+    x: mtf.Tensor,
+    output_dim: mtf.Dimension,
+    filter_size: Sequence[int] = (2, 2),
+    strides: Sequence[int] = (2, 2),
+    padding: str = "SAME",
+    h_blocks_dim: Optional[mtf.Dimension] = None,
+    w_blocks_dim: Optional[mtf.Dimension] = None,
+    filter_initializer: Optional[Callable] = None,
+    variable_dtype: Optional[mtf.VariableDType] = None,
+    name: Optional[str] = None,
+) -> mtf.Tensor:
+    """Upsamples images cut into blocks, which a layout may split over a mesh.
+
+    Where the filter is larger than the strides, each block receives a margin (halo) from its
+    neighbors, so the result equals that of `conv2d_transpose` on the whole image.
+
+    >>> images = mtf.ones(mesh, "batch:2,h_blocks:2,w_blocks:2,h:4,w:4,channels:3")
+    >>> _, h_blocks, w_blocks, *_ = images.shape.dims
+    >>> y = mtf.layers.conv2d_transpose_with_blocks(
+    ...     images, mtf.Dimension("out", 8), h_blocks_dim=h_blocks, w_blocks_dim=w_blocks
+    ... )
+    >>> print(y.shape)
+    Shape[batch=2, h_blocks=2, w_blocks=2, h=8, w=8, out=8]
+
+    Args:
+      x: a Tensor with dimensions [batch..., h_blocks, w_blocks, h, w, in_channels].
+      output_dim: a Dimension, the output channels.
+      filter_size: [height, width] of the filter.
+      strides: [vertical, horizontal], the upsampling factors.
+      padding: "SAME"; or "VALID", with one block only.
+      h_blocks_dim: the Dimension of blocks along the height, or None for one block.
+      w_blocks_dim: the Dimension of blocks along the width, or None for one block.
+      filter_initializer: a TensorFlow initializer or None.
+      variable_dtype: a VariableDType or None.
+      name: a string, the variable scope; "conv2d_transpose" if None.
+
+    Returns:
+      A Tensor with dimensions [batch..., h_blocks, w_blocks, h, w, output_dim].
+
+    Raises:
+      ValueError: padding is "VALID" with several blocks, or the filter or strides do not fit.
+    """
+
+    def conv(y: mtf.Tensor, pad: str) -> mtf.Tensor:
+        how = (filter_size, strides, pad, filter_initializer, variable_dtype, name)
+        return conv2d_transpose(y, output_dim, *how)
+
+    blocks = (h_blocks_dim, w_blocks_dim)
+    check_blocks("conv2d_transpose", blocks, filter_size, strides, padding)
+    return _transpose_with_blocks(x, blocks, filter_size, strides, padding, conv)
+
+
+def conv3d_transpose_with_blocks(
+    x: mtf.Tensor,
+    output_dim: mtf.Dimension,
+    filter_size: Sequence[int] = (2, 2, 2),
+    strides: Sequence[int] = (2, 2, 2),
+    padding: str = "SAME",
+    d_blocks_dim: Optional[mtf.Dimension] = None,
+    h_blocks_dim: Optional[mtf.Dimension] = None,
+    filter_initializer: Optional[Callable] = None,
+    variable_dtype: Optional[mtf.VariableDType] = None,
+    name: Optional[str] = None,
+) -> mtf.Tensor:
+    """Upsamples volumes cut into blocks along depth and height.
+
+    See `conv2d_transpose_with_blocks`.
+
+    >>> volumes = mtf.ones(mesh, "batch:2,d_blocks:2,h_blocks:2,d:4,h:4,w:4,channels:3")
+    >>> _, d_blocks, h_blocks, *_ = volumes.shape.dims
+    >>> y = mtf.layers.conv3d_transpose_with_blocks(
+    ...     volumes, mtf.Dimension("out", 8), d_blocks_dim=d_blocks, h_blocks_dim=h_blocks
+    ... )
+    >>> print(y.shape)
+    Shape[batch=2, d_blocks=2, h_blocks=2, d=8, h=8, w=8, out=8]
+
+    Args:
+      x: a Tensor with dimensions [batch..., d_blocks, h_blocks, d, h, w, in_channels].
+      output_dim: a Dimension, the output channels.
+      filter_size: [depth, height, width] of the filter.
+      strides: [depth, vertical, horizontal], the upsampling factors.
+      padding: "SAME"; or "VALID", with one block only.
+      d_blocks_dim: the Dimension of blocks along the depth, or None for one block.
+      h_blocks_dim: the Dimension of blocks along the height, or None for one block.
+      filter_initializer: a TensorFlow initializer or None.
+      variable_dtype: a VariableDType or None.
+      name: a string, the variable scope; "conv3d_transpose" if None.
+
+    Returns:
+      A Tensor with dimensions [batch..., d_blocks, h_blocks, d, h, w, output_dim].
+
+    Raises:
+      ValueError: padding is "VALID" with several blocks, or the filter or strides do not fit.
+    """
+
+    def conv(y: mtf.Tensor, pad: str) -> mtf.Tensor:
+        how = (filter_size, strides, pad, filter_initializer, variable_dtype, name)
+        return conv3d_transpose(y, output_dim, *how)
+
+    blocks = (d_blocks_dim, h_blocks_dim, None)
+    check_blocks("conv3d_transpose", blocks, filter_size, strides, padding)
+    return _transpose_with_blocks(x, blocks, filter_size, strides, padding, conv)
+
+
+def _pool(x: mtf.Tensor, ksize: Sequence[int], kind: str, name: str) -> mtf.Tensor:
+    if all(k == 1 for k in ksize):
+        return x
+    return mtf.PoolOperation(x, ksize, strides=ksize, pool_fn_string=kind, name=name).outputs[0]
+
+
+def max_pool2d(
+    x: mtf.Tensor, ksize: Sequence[int] = (2, 2), name: str = "max_pool2d"
+) -> mtf.Tensor:
+    """Applies 2-D max pooling over windows that do not overlap.
+
+    >>> images = mtf.ones(mesh, "batch:2,h:4,w:4,channels:3")
+    >>> print(mtf.layers.max_pool2d(images, ksize=(2, 2)).shape)
+    Shape[batch=2, h=2, w=2, channels=3]
+
+    Args:
+      x: a Tensor with dimensions [batch..., h, w, channels].
+      ksize: [height, width] of a window; (1, 1) returns `x`.
+      name: a string.
+    """
+    return _pool(x, ksize, "MAX_2D", name)
+
+
+def max_pool3d(
+    x: mtf.Tensor, ksize: Sequence[int] = (2, 2, 2), name: str = "max_pool3d"
+) -> mtf.Tensor:
+    """Applies 3-D max pooling to [batch..., d, h, w, channels]; see `max_pool2d`.
+
+    >>> volumes = mtf.ones(mesh, "batch:2,d:4,h:4,w:4,channels:3")
+    >>> print(mtf.layers.max_pool3d(volumes, ksize=(2, 2, 2)).shape)
+    Shape[batch=2, d=2, h=2, w=2, channels=3]
+    """
+    return _pool(x, ksize, "MAX_3D", name)
+
+
+def avg_pool2d(
+    x: mtf.Tensor, ksize: Sequence[int] = (2, 2), name: str = "avg_pool2d"
+) -> mtf.Tensor:
+    """Applies 2-D average pooling to [batch..., h, w, channels]; see `max_pool2d`.
+
+    >>> images = mtf.ones(mesh, "batch:2,h:4,w:4,channels:3")
+    >>> print(mtf.layers.avg_pool2d(images, ksize=(2, 2)).shape)
+    Shape[batch=2, h=2, w=2, channels=3]
+    """
+    return _pool(x, ksize, "AVG_2D", name)
+
+
+def avg_pool3d(
+    x: mtf.Tensor, ksize: Sequence[int] = (2, 2, 2), name: str = "avg_pool3d"
+) -> mtf.Tensor:
+    """Applies 3-D average pooling to [batch..., d, h, w, channels]; see `max_pool2d`.
+
+    >>> volumes = mtf.ones(mesh, "batch:2,d:4,h:4,w:4,channels:3")
+    >>> print(mtf.layers.avg_pool3d(volumes, ksize=(2, 2, 2)).shape)
+    Shape[batch=2, d=2, h=2, w=2, channels=3]
+    """
+    return _pool(x, ksize, "AVG_3D", name)

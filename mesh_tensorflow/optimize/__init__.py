@@ -8,7 +8,14 @@ from mesh_tensorflow.optimize._adafactor import (
     adafactor_optimizer_from_hparams,
     reduce_rms,
 )
-from mesh_tensorflow.optimize._adam import AdamWeightDecayOptimizer
+from mesh_tensorflow.optimize._adam import (
+    AdamWeightDecayOptimizer,
+    AdamWOptimizer,
+    ElementwiseOptimizer,
+    ElementwiseStep,
+    LionOptimizer,
+    elementwise,
+)
 from mesh_tensorflow.optimize._average import ExponentialMovingAverage
 from mesh_tensorflow.optimize._base import (
     Optimizer,
@@ -17,19 +24,13 @@ from mesh_tensorflow.optimize._base import (
     scalar_like,
     skip_without_gradient,
 )
-from mesh_tensorflow.optimize._choose import make_optimizer
-from mesh_tensorflow.optimize._clip import clip_by_global_norm, global_norm
-from mesh_tensorflow.optimize._decoupled import AdamWOptimizer, LionOptimizer
-from mesh_tensorflow.optimize._elementwise import (
-    ElementwiseOptimizer,
-    ElementwiseStep,
-    elementwise,
-)
-from mesh_tensorflow.optimize._keras import from_keras
-from mesh_tensorflow.optimize._multi_rate import (
+from mesh_tensorflow.optimize._choose import (
     AdafactorWithMultiLRSchedule,
     AdamWithMultiLRSchedule,
+    make_optimizer,
 )
+from mesh_tensorflow.optimize._clip import clip_by_global_norm, global_norm
+from mesh_tensorflow.optimize._keras import from_keras
 from mesh_tensorflow.optimize._schedules import compute_lr_for_step, product_learning_rate
 from mesh_tensorflow.optimize._sgd import MomentumOptimizer, SgdOptimizer
 

@@ -11,8 +11,13 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
 from mesh_tensorflow._core.errors import check_flag, table_lookup
-from mesh_tensorflow.optimize._base import Optimizer, Rate, scalar_like, skip_without_gradient
-from mesh_tensorflow.optimize._slots import ADAFACTOR
+from mesh_tensorflow.optimize._base import (
+    ADAFACTOR,
+    Optimizer,
+    Rate,
+    scalar_like,
+    skip_without_gradient,
+)
 from mesh_tensorflow.utils import steps_done
 
 __all__ = [

@@ -10,8 +10,7 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._mesh.variables.storage import initial_value
-from mesh_tensorflow.optimize._base import Rate, rate_now, scalar_like
-from mesh_tensorflow.optimize._stored import stored_value
+from mesh_tensorflow.optimize._base import Rate, rate_now, scalar_like, stored_value
 
 __all__ = ["ExponentialMovingAverage"]
 

@@ -1,20 +1,64 @@
-"""The base class of optimizers."""
+"""Optimizer: what all optimizers share; names and storage of their slots."""
 
 from __future__ import annotations
 
 import contextlib
 import contextvars
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Optional, TypeAlias, Union
 
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._core.errors import MissingMethodError, WrongTypeError, slip
+from mesh_tensorflow._core.interfaces import LoweringLike
 from mesh_tensorflow.ops._source import import_unchanged
 from mesh_tensorflow.utils import steps_done
 
-__all__ = ["Optimizer", "Rate", "float_slot", "rate_now", "scalar_like", "skip_without_gradient"]
+# The ends of names that stand in checkpoints of the classic release: names are those of weights
+# and these. All other slots are named "<weight>/<slot>".
+ADAFACTOR = {slot: f"_slot_{slot}" for slot in ("vr", "vc", "v", "m")}
+ADAM = {slot: f"/{slot}" for slot in ("adam_m", "adam_v")}
+MOMENTUM = "_momentum_v"
+_ENDS = (*ADAFACTOR.values(), *ADAM.values(), MOMENTUM)
+
+# The shape of each variable, by name.
+Shapes = Mapping[str, Sequence[int]]
+
+
+def is_slot(name: str, shapes: Shapes) -> bool:
+    """Returns whether a variable is a slot of another.
+
+    A slot of "x/w" is "x/w/adam_m", "x/w_slot_v" or, of any optimizer or average, "x/w/<slot>", of
+    the shape of "x/w" or a number without dimensions; it may be in a scope of the optimizer,
+    "scope/x/w/<slot>". A bias "x/w/bias" is no slot, since it has another shape.
+
+    Args:
+      name: the name of a variable.
+      shapes: the shapes of variables by name, of this one and of those that it may be a slot of.
+    """
+    if name.endswith(_ENDS):
+        return True
+    shape = tuple(shapes[name])
+    return any(w in shapes and shape in (tuple(shapes[w]), ()) for w in _owners(name))
+
+
+def _owners(name: str) -> Iterator[str]:
+    """Yields the names of variables that one of this name may be a slot of."""
+    scopes = name.split("/")
+    for start in range(len(scopes)):
+        for end in range(start + 1, len(scopes)):
+            yield "/".join(scopes[start:end])
+
+
+def weights_of(shapes: Shapes) -> list[str]:
+    """Returns the names of the variables that are neither slots nor the global step.
+
+    Args:
+      shapes: the shapes of all variables of a checkpoint or a program, by name.
+    """
+    return [n for n in shapes if n != "global_step" and not is_slot(n, shapes)]
+
 
 # A learning rate or another hyperparameter that may change during training: a number, a scalar, or
 # a schedule, which is called with the number of completed steps, a float32 tf scalar.
@@ -202,3 +246,51 @@ def float_slot(var: mtf.Variable, name: str, initial: float = 0.0) -> mtf.Tensor
         initializer=tf.constant_initializer(initial) if initial else tf.zeros_initializer(),
         trainable=False,
     )
+
+
+class StoredValue(mtf.ReadVariable):
+    """The value of a variable in the dtype of its slices.
+
+    It is that of the beginning of the step; or, if operations are given, that after them.
+    """
+
+    def __init__(self, var: mtf.Variable, after: Sequence[mtf.Operation] = ()):
+        """Creates the operation.
+
+        Args:
+          var: a Variable.
+          after: operations that it waits for.
+        """
+        super().__init__(var, name="stored_value")
+        self._after = list(after)
+        self._outputs = [mtf.Tensor(self, var.shape, var.slice_dtype)]
+
+    def lower(self, lowering: LoweringLike) -> None:
+        """Reads the slices, or takes the values that were read at the beginning of the step."""
+        laid_out = lowering.variables[self._var]
+        if not self._after:
+            lowering.set_tensor_lowering(self.outputs[0], laid_out.laid_out_tensor)
+            return
+        mesh_impl = lowering.mesh_impl(self)
+        if not mesh_impl.supports_control_dependencies:
+            raise ValueError(
+                f"{self.name}: {type(mesh_impl).__name__} does not support control dependencies, "
+                "so the value after an update cannot be read in the same step; leave `after` out"
+            )
+        waits = [lowering.lowered_operation(op) for op in self._after]
+        with tf.control_dependencies([w for w in waits if w is not None]):
+            value = laid_out.read()
+        lowering.set_tensor_lowering(self.outputs[0], value)
+
+
+def stored_value(var: mtf.Variable, after: Sequence[mtf.Operation] = ()) -> mtf.Tensor:
+    """Returns the value of a variable in float32, not rounded to the dtype of activations.
+
+    Args:
+      var: a Variable.
+      after: operations that it waits for; if there are none, it is the value of the beginning of
+        the step.
+    """
+    if not after and var.slice_dtype == var.activation_dtype:
+        return mtf.to_float(var.value)
+    return mtf.to_float(StoredValue(var, after).outputs[0])

@@ -11,8 +11,8 @@ import tensorflow.compat.v1 as tf
 from tensorflow.python.eager import context
 
 from mesh_tensorflow._core.errors import WrongTypeError
+from mesh_tensorflow.optimize._adam import Change, ElementwiseOptimizer, ElementwiseStep
 from mesh_tensorflow.optimize._base import Rate
-from mesh_tensorflow.optimize._elementwise import Change, ElementwiseOptimizer, ElementwiseStep
 
 __all__ = ["from_keras"]
 

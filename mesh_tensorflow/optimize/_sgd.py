@@ -10,14 +10,14 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._core.errors import check_flag
 from mesh_tensorflow.optimize._base import (
+    MOMENTUM,
     Optimizer,
     Rate,
     float_slot,
     scalar_like,
     skip_without_gradient,
+    stored_value,
 )
-from mesh_tensorflow.optimize._slots import MOMENTUM
-from mesh_tensorflow.optimize._stored import stored_value
 
 __all__ = ["MomentumOptimizer", "SgdOptimizer"]
 

@@ -1,18 +1,83 @@
-"""Schedule: a function of the step that prints as the call that made it."""
+"""Schedule: a function of the step; shapes of schedules, their arithmetic, and joins of several."""
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
+import math
 import numbers
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Union
 
+import gin
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._core.errors import WrongTypeError
-from mesh_tensorflow.schedules._arithmetic import TENSORFLOW, Arithmetic, arithmetic_of
 
-__all__ = ["Schedule", "check_number"]
+
+@dataclasses.dataclass(frozen=True)
+class Arithmetic:
+    """Functions of one kind of scalars; `+`, `-`, `*` and `/` are Python's.
+
+    Attributes:
+      number: converts a step to a floating-point scalar.
+      like: converts a Python number to the same kind of scalar as another one.
+      minimum, maximum: of a scalar and a number.
+      cos, rsqrt: of a scalar.
+      select: the second argument if the first one, a step, is less than the third one, a number,
+        otherwise the fourth: `select(step, if_less, bound, if_not)`.
+    """
+
+    number: Callable[[Any], Any]
+    like: Callable[[float, Any], Any]
+    minimum: Callable[[Any, float], Any]
+    maximum: Callable[[Any, float], Any]
+    cos: Callable[[Any], Any]
+    rsqrt: Callable[[Any], Any]
+    select: Callable[[Any, Any, float, Any], Any]
+
+
+_PYTHON = Arithmetic(
+    number=float,
+    like=lambda value, step: float(value),
+    minimum=min,
+    maximum=max,
+    cos=math.cos,
+    rsqrt=lambda x: 1.0 / math.sqrt(x),
+    select=lambda step, if_less, bound, if_not: if_less if step < bound else if_not,
+)
+TENSORFLOW = Arithmetic(
+    number=lambda step: tf.cast(step, tf.float32),
+    like=lambda value, step: tf.convert_to_tensor(value, tf.float32),
+    minimum=tf.minimum,
+    maximum=tf.maximum,
+    cos=tf.cos,
+    rsqrt=tf.math.rsqrt,
+    select=lambda step, if_less, bound, if_not: tf.where(step < bound, if_less, if_not),
+)
+
+
+def arithmetic_of(step: Any, name: str) -> Arithmetic:
+    """Returns the arithmetic of a step.
+
+    Args:
+      step: a Python or NumPy number, or a tf scalar or variable.
+      name: the name of the schedule, for errors.
+
+    Raises:
+      WrongTypeError: it is none of these.
+    """
+    if isinstance(step, numbers.Real) and not isinstance(step, bool):
+        return _PYTHON
+    if tf.is_tensor(step) or isinstance(step, tf.Variable):
+        if step.shape.ndims:
+            raise WrongTypeError(f"{name}: the step must be a scalar, not of shape {step.shape}")
+        return TENSORFLOW
+    raise WrongTypeError(
+        f"{name}: the step must be a number, a tf scalar or variable, or an mtf.Tensor without "
+        f"dimensions, not {step!r}"
+    )
 
 
 class Schedule:
@@ -99,3 +164,292 @@ def check_number(function: str, name: str, value: object, least: float = 0.0) ->
         raise WrongTypeError(f"schedules.{function}: {name} must be a number, not {value!r}")
     if not float(value) >= least:
         raise ValueError(f"schedules.{function}: {name} must be at least {least:g}, not {value!r}")
+
+
+_MODULE = "mesh_tensorflow.schedules"
+
+
+def _ramp(step: Any, warmup_steps: float, of: Arithmetic) -> Any:
+    """Returns a linear ramp from 0 at step 0 to 1 at `warmup_steps`, then 1."""
+    return of.minimum(step / float(warmup_steps), 1.0) if warmup_steps else 1.0
+
+
+def _progress(step: Any, warmup_steps: float, total_steps: float, of: Arithmetic) -> Any:
+    """Returns a linear ramp from 0 at `warmup_steps` to 1 at `total_steps`; 0 before, 1 after."""
+    part = (step - float(warmup_steps)) / float(total_steps - warmup_steps)
+    return of.minimum(of.maximum(part, 0.0), 1.0)
+
+
+def _decay(
+    function: str,
+    height: Callable[[Any, Arithmetic], Any],
+    peak: float,
+    total_steps: float,
+    warmup_steps: float,
+    floor: float,
+) -> Schedule:
+    """Returns a linear warmup and a decay of a certain shape.
+
+    Args:
+      function: the name of the schedule.
+      height: a function of the progress of the decay from 0 to 1, which falls from 1 to 0.
+      peak: the value between the warmup and the decay.
+      total_steps: the step at which the decay ends.
+      warmup_steps: the step at which it begins.
+      floor: the last value.
+    """
+    for name, value in (("peak", peak), ("warmup_steps", warmup_steps), ("floor", floor)):
+        check_number(function, name, value)
+    check_number(function, "total_steps", total_steps, 1)
+    if warmup_steps >= total_steps:
+        raise ValueError(
+            f"schedules.{function}: warmup_steps={warmup_steps!r} must be less than total_steps="
+            f"{total_steps!r}, which includes the warmup"
+        )
+    if floor > peak:
+        raise ValueError(
+            f"schedules.{function}: floor={floor!r} must not be above peak={peak!r}; both are "
+            "learning rates, the floor is no fraction of the peak"
+        )
+
+    def formula(step: Any, of: Arithmetic) -> Any:
+        left = height(_progress(step, warmup_steps, total_steps, of), of)
+        rising = _ramp(step, warmup_steps, of)
+        return rising * (float(floor) + float(peak - floor) * left)
+
+    arguments = {
+        "peak": peak,
+        "total_steps": total_steps,
+        "warmup_steps": warmup_steps,
+        "floor": floor,
+    }
+    return Schedule(function, arguments, formula)
+
+
+@gin.configurable("constant_schedule", module=_MODULE)
+def constant(value: float) -> Schedule:
+    """Returns a schedule that is always `value`.
+
+    >>> print(mtf.schedules.constant(0.1)(1000))
+    0.1
+
+    Args:
+      value: a number.
+    """
+    check_number("constant", "value", value)
+    return Schedule("constant", {"value": value}, lambda step, of: float(value))
+
+
+@gin.configurable("linear_warmup_schedule", module=_MODULE)
+def linear_warmup(peak: float, warmup_steps: float) -> Schedule:
+    """Returns a linear rise from 0 at step 0 to `peak` at `warmup_steps`, then `peak`.
+
+    >>> schedule = mtf.schedules.linear_warmup(0.4, warmup_steps=4)
+    >>> print([schedule(step) for step in (0, 1, 4, 100)])
+    [0.0, 0.1, 0.4, 0.4]
+
+    Args:
+      peak: a number.
+      warmup_steps: a number of steps; if 0, the value is always `peak`.
+    """
+    check_number("linear_warmup", "peak", peak)
+    check_number("linear_warmup", "warmup_steps", warmup_steps)
+    return Schedule(
+        "linear_warmup",
+        {"peak": peak, "warmup_steps": warmup_steps},
+        lambda step, of: float(peak) * _ramp(step, warmup_steps, of),
+    )
+
+
+@gin.configurable("linear_decay_schedule", module=_MODULE)
+def linear_decay(
+    peak: float, total_steps: float, warmup_steps: float = 0, floor: float = 0.0
+) -> Schedule:
+    """Returns a linear warmup to `peak`, then a linear decay to `floor` at `total_steps`.
+
+    >>> schedule = mtf.schedules.linear_decay(1.0, total_steps=8, warmup_steps=4, floor=0.5)
+    >>> print([schedule(step) for step in (0, 2, 4, 6, 8, 100)])
+    [0.0, 0.5, 1.0, 0.75, 0.5, 0.5]
+
+    Args:
+      peak: a number.
+      total_steps: the step at which the decay ends; it includes the warmup.
+      warmup_steps: the steps of the warmup from 0; none if 0.
+      floor: the last value, a number.
+
+    Raises:
+      ValueError: the warmup is not shorter than the whole, or the floor is above the peak.
+    """
+    return _decay("linear_decay", lambda x, of: 1.0 - x, peak, total_steps, warmup_steps, floor)
+
+
+@gin.configurable("cosine_schedule", module=_MODULE)
+def cosine(
+    peak: float, total_steps: float, warmup_steps: float = 0, floor: float = 0.0
+) -> Schedule:
+    """Returns a linear warmup to `peak`, then half a cosine wave to `floor` at `total_steps`.
+
+    Loshchilov and Hutter, "SGDR: stochastic gradient descent with warm restarts" (2017), without
+    restarts.
+
+    >>> schedule = mtf.schedules.cosine(1.0, total_steps=12, warmup_steps=4)
+    >>> print([round(schedule(step), 3) for step in (0, 2, 4, 8, 12, 100)])
+    [0.0, 0.5, 1.0, 0.5, 0.0, 0.0]
+
+    Args:
+      peak: a number.
+      total_steps: the step at which the decay ends; it includes the warmup.
+      warmup_steps: the steps of the warmup from 0; none if 0.
+      floor: the last value, a number.
+
+    Raises:
+      ValueError: the warmup is not shorter than the whole, or the floor is above the peak.
+    """
+
+    def height(progress: Any, of: Arithmetic) -> Any:
+        return (of.cos(math.pi * progress) + 1.0) * 0.5
+
+    return _decay("cosine", height, peak, total_steps, warmup_steps, floor)
+
+
+@gin.configurable("rsqrt_schedule", module=_MODULE)
+def rsqrt(peak: float, warmup_steps: float = 10000, constant_start: bool = False) -> Schedule:
+    """Returns a warmup to `peak`, then a decay with the inverse square root of the step.
+
+    From `warmup_steps` on, the value is peak * sqrt(warmup_steps / step). T5 was pretrained with
+    `rsqrt(0.01, 10000, constant_start=True)`.
+
+    >>> schedule = mtf.schedules.rsqrt(0.1, warmup_steps=100)
+    >>> print([round(schedule(step), 4) for step in (0, 50, 100, 400)])
+    [0.0, 0.05, 0.1, 0.05]
+
+    Args:
+      peak: a number, the value at `warmup_steps`.
+      warmup_steps: a number of steps, at least 1.
+      constant_start: whether the value is `peak` before `warmup_steps`, instead of a linear rise.
+    """
+    check_number("rsqrt", "peak", peak)
+    check_number("rsqrt", "warmup_steps", warmup_steps, 1)
+    warmup = float(warmup_steps)
+
+    def formula(step: Any, of: Arithmetic) -> Any:
+        falling = of.rsqrt(of.maximum(step / warmup, 1.0)) * float(peak)
+        return falling if constant_start else falling * _ramp(step, warmup, of)
+
+    arguments = {"peak": peak, "warmup_steps": warmup_steps, "constant_start": constant_start}
+    return Schedule("rsqrt", arguments, formula)
+
+
+@gin.configurable("noam_schedule", module=_MODULE)
+def noam(d_model: int, warmup_steps: float = 4000, scale: float = 1.0) -> Schedule:
+    """Returns the schedule of the first transformers, after the size of the model.
+
+    It is scale / sqrt(d_model) * min(1 / sqrt(t), t / warmup_steps ** 1.5) with t = step + 1:
+    Vaswani et al., "Attention is all you need" (2017).
+
+    >>> schedule = mtf.schedules.noam(d_model=512, warmup_steps=4000)
+    >>> print([round(schedule(step), 6) for step in (0, 3999, 15999)])
+    [0.0, 0.000699, 0.000349]
+
+    Args:
+      d_model: the size of the model dimension, at least 1.
+      warmup_steps: the steps of the linear warmup, at least 1.
+      scale: a factor.
+    """
+    check_number("noam", "d_model", d_model, 1)
+    check_number("noam", "warmup_steps", warmup_steps, 1)
+    check_number("noam", "scale", scale)
+    warmup = float(warmup_steps)
+    peak = scale / math.sqrt(d_model * warmup)
+
+    def formula(step: Any, of: Arithmetic) -> Any:
+        part = (step + 1.0) / warmup
+        return of.rsqrt(of.maximum(part, 1.0)) * of.minimum(part, 1.0) * peak
+
+    arguments = {"d_model": d_model, "warmup_steps": warmup_steps, "scale": scale}
+    return Schedule("noam", arguments, formula)
+
+
+def _check_boundaries(
+    function: str, boundaries: Sequence[float], what: str, pieces: Sequence[object]
+) -> None:
+    for name, given in (("boundaries", boundaries), (what, pieces)):
+        if isinstance(given, str) or not isinstance(given, Sequence):
+            raise WrongTypeError(f"schedules.{function}: {name} must be a list, not {given!r}")
+    for boundary in boundaries:
+        check_number(function, "a boundary", boundary)
+    if len(pieces) != len(boundaries) + 1:
+        raise ValueError(
+            f"schedules.{function}: {len(pieces)} {what} need {max(len(pieces) - 1, 0)} "
+            f"boundaries between them, but there are {len(boundaries)}: {list(boundaries)}"
+        )
+    if any(a >= b for a, b in itertools.pairwise(boundaries)):
+        raise ValueError(f"schedules.{function}: boundaries must increase, unlike {boundaries!r}")
+
+
+def _selected(step: Any, boundaries: Sequence[float], values: Sequence[Any], of: Arithmetic) -> Any:
+    """Returns the value of the piece in which the step is."""
+    value = of.like(values[-1], step)
+    for boundary, earlier in zip(reversed(boundaries), reversed(values[:-1])):
+        value = of.select(step, of.like(earlier, step), float(boundary), value)
+    return value
+
+
+@gin.configurable("piecewise_schedule", module=_MODULE)
+def piecewise(boundaries: Sequence[float], values: Sequence[float]) -> Schedule:
+    """Returns a schedule that is constant between boundaries.
+
+    >>> schedule = mtf.schedules.piecewise([100, 200], [0.1, 0.01, 0.001])
+    >>> print([schedule(step) for step in (0, 99, 100, 200)])
+    [0.1, 0.1, 0.01, 0.001]
+
+    Args:
+      boundaries: increasing steps; the value changes at each of them.
+      values: numbers, one more than boundaries.
+
+    Raises:
+      ValueError: the numbers of values and boundaries do not fit, or boundaries do not increase.
+    """
+    _check_boundaries("piecewise", boundaries, "values", values)
+    for value in values:
+        check_number("piecewise", "a value", value)
+    arguments = {"boundaries": list(boundaries), "values": list(values)}
+    return Schedule(
+        "piecewise", arguments, lambda step, of: _selected(step, boundaries, values, of)
+    )
+
+
+@gin.configurable("join_schedules", module=_MODULE)
+def join(
+    schedules: Sequence[Union[Schedule, Callable[[Any], Any]]], boundaries: Sequence[float]
+) -> Schedule:
+    """Returns schedules one after the other; each counts its steps from its own beginning.
+
+    >>> warm = mtf.schedules.linear_warmup(0.2, warmup_steps=10)
+    >>> schedule = mtf.schedules.join([warm, mtf.schedules.cosine(0.2, 100)], [10])
+    >>> print([round(schedule(step), 3) for step in (5, 10, 60, 110)])
+    [0.1, 0.2, 0.1, 0.0]
+
+    Args:
+      schedules: schedules, or functions of the step that take the kind of step that the joined
+        schedule is called with.
+      boundaries: increasing steps, at which the next schedule begins; one fewer than schedules.
+
+    Raises:
+      ValueError: the numbers of schedules and boundaries do not fit, or boundaries do not increase.
+    """
+    _check_boundaries("join", boundaries, "schedules", schedules)
+    for schedule in schedules:
+        if not callable(schedule):
+            raise WrongTypeError(
+                f"schedules.join: {schedule!r} is no schedule; mtf.schedules.constant makes one of "
+                "a number"
+            )
+    starts = [0.0, *(float(boundary) for boundary in boundaries)]
+
+    def formula(step: Any, of: Arithmetic) -> Any:
+        own = [of.maximum(step - start, 0.0) for start in starts]
+        values = [schedule(s) for schedule, s in zip(schedules, own)]
+        return _selected(step, boundaries, values, of)
+
+    return Schedule("join", {"schedules": list(schedules), "boundaries": list(boundaries)}, formula)

@@ -14,7 +14,7 @@ from mesh_tensorflow._lowering.stored_layouts import stored_shapes
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow._units import bytes_text, count_text, shortened_apart
 from mesh_tensorflow.ops._variables.variable import Variable
-from mesh_tensorflow.optimize._slots import is_slot
+from mesh_tensorflow.optimize._base import is_slot
 from mesh_tensorflow.visualize._subject import (
     Impls,
     Program,

@@ -11,7 +11,7 @@ FAULTS = [
         "test_cases.py -k 'test_layouts and mask'",
     ),
     Fault(
-        "layers/_attention/attention_incremental.py",
+        "layers/_attention/attention.py",
         "later = mtf.less(step, mtf.range(x.mesh, memory_length, tf.int32))",
         "later = mtf.less(step + 1, mtf.range(x.mesh, memory_length, tf.int32))",
         "a step of decoding sees the empty place of the next one",

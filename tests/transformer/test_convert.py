@@ -15,7 +15,7 @@ from helpers.transformer import t5_models
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow._programs.running import _said_in_its_message
-from mesh_tensorflow.optimize._slots import weights_of
+from mesh_tensorflow.optimize._base import weights_of
 from mesh_tensorflow.transformer import convert
 from mesh_tensorflow.transformer.convert import __main__ as command
 

@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._mesh.variables import checkpoint_files
-from mesh_tensorflow.optimize._slots import weights_of
+from mesh_tensorflow.optimize._base import weights_of
 from mesh_tensorflow.transformer.vocabulary import missing_package
 
 __all__ = [

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Optional
 
 import numpy as np
 
-from mesh_tensorflow.optimize._slots import weights_of
+from mesh_tensorflow.optimize._base import weights_of
 
 __all__ = ["NORM_NAMES", "huggingface_to_mesh", "mesh_to_huggingface"]
 

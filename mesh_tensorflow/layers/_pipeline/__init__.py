@@ -1,1 +1,0 @@
-"""Pipelines of stages, and their schedules."""
