@@ -11,7 +11,7 @@ from mesh_tensorflow._processes.peers import PeerLostError as PeerLostError
 from mesh_tensorflow.estimator import experimental as experimental
 from mesh_tensorflow.estimator import export as export
 from mesh_tensorflow.estimator import tpu as tpu
-from mesh_tensorflow.estimator._cluster.run_cluster import run_cluster as run_cluster
+from mesh_tensorflow.estimator._cluster import run_cluster as run_cluster
 from mesh_tensorflow.estimator._estimator import Estimator as Estimator
 from mesh_tensorflow.estimator._install import install as install
 from mesh_tensorflow.estimator._install import uninstall as uninstall
@@ -22,14 +22,14 @@ from mesh_tensorflow.estimator._running.checkpoints import (
     load_global_step as _load_global_step_from_checkpoint_dir,  # noqa: F401  (programs call it)
 )
 from mesh_tensorflow.estimator._running.hooks import NanLossError as NanLossError
-from mesh_tensorflow.estimator._running.profile import ProfileHook as ProfileHook
+from mesh_tensorflow.estimator._running.hooks import ProfileHook as ProfileHook
 from mesh_tensorflow.estimator._serving.exporters import BestExporter as BestExporter
 from mesh_tensorflow.estimator._serving.exporters import Exporter as Exporter
 from mesh_tensorflow.estimator._serving.exporters import FinalExporter as FinalExporter
 from mesh_tensorflow.estimator._serving.exporters import LatestExporter as LatestExporter
 from mesh_tensorflow.estimator._spec import EstimatorSpec as EstimatorSpec
-from mesh_tensorflow.estimator._specs import EvalSpec as EvalSpec
-from mesh_tensorflow.estimator._specs import TrainSpec as TrainSpec
+from mesh_tensorflow.estimator._train_and_evaluate import EvalSpec as EvalSpec
+from mesh_tensorflow.estimator._train_and_evaluate import TrainSpec as TrainSpec
 from mesh_tensorflow.estimator._train_and_evaluate import train_and_evaluate as train_and_evaluate
 
 # tf.estimator exported these as well.

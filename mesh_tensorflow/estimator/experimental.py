@@ -15,6 +15,6 @@ from mesh_tensorflow.estimator._running.early_stopping import (
 from mesh_tensorflow.estimator._running.early_stopping import (
     stop_if_no_increase_hook as stop_if_no_increase_hook,
 )
-from mesh_tensorflow.estimator._serving.receivers import (
+from mesh_tensorflow.estimator._serving.export import (
     build_raw_supervised_input_receiver_fn as build_raw_supervised_input_receiver_fn,
 )

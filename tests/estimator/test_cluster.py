@@ -15,7 +15,7 @@ import tensorflow.compat.v1 as tf
 from helpers import paths
 
 from mesh_tensorflow import estimator
-from mesh_tensorflow.estimator._cluster import cluster_watch
+from mesh_tensorflow.estimator import _cluster
 
 PROGRAM = paths.WORKERS / "cluster_process.py"
 STEPS = 12
@@ -207,23 +207,23 @@ def test_the_worker_says_why_the_chief_stopped(start, tmp_path):
 # -- the watch
 
 
-ME = cluster_watch.Peer("chief", 0, "127.0.0.1:1")
+ME = _cluster.Peer("chief", 0, "127.0.0.1:1")
 
 
 def test_answers():
     [port] = free_ports(1)
-    assert not cluster_watch.answers(f"127.0.0.1:{port}")
+    assert not _cluster.answers(f"127.0.0.1:{port}")
     server = tf.distribute.Server.create_local_server()
-    assert cluster_watch.answers(server.target.removeprefix("grpc://"))
+    assert _cluster.answers(server.target.removeprefix("grpc://"))
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        assert not cluster_watch.answers(f"127.0.0.1:{silent.getsockname()[1]}", seconds=0.2)
+        assert not _cluster.answers(f"127.0.0.1:{silent.getsockname()[1]}", seconds=0.2)
 
 
 def test_a_process_that_was_never_started():
     [port] = free_ports(1)
-    peer = cluster_watch.Peer("worker", 3, f"127.0.0.1:{port}")
+    peer = _cluster.Peer("worker", 3, f"127.0.0.1:{port}")
     with pytest.raises(estimator.PeerLostError) as raised:
-        cluster_watch.Watch([peer], ME).wait_for_peers(0.3)
+        _cluster.Watch([peer], ME).wait_for_peers(0.3)
     assert str(raised.value) == (
         f"/job:chief/task:0 at 127.0.0.1:1 waited 0.3 s for /job:worker/task:3 at 127.0.0.1:{port}, "
         "in vain: start it with the same TF_CONFIG but for its task, and see that nothing blocks "
@@ -233,12 +233,12 @@ def test_a_process_that_was_never_started():
 
 
 def test_no_session_in_place_of_one_of_a_lost_process(monkeypatch):
-    monkeypatch.setattr(cluster_watch, "PING_SECS", 0.05)
+    monkeypatch.setattr(_cluster, "PING_SECS", 0.05)
     [port] = free_ports(1)
-    peer = cluster_watch.Peer("worker", 0, f"127.0.0.1:{port}")
-    watch = cluster_watch.Watch([peer], ME)
+    peer = _cluster.Peer("worker", 0, f"127.0.0.1:{port}")
+    watch = _cluster.Watch([peer], ME)
     made = []
-    creator = cluster_watch.WatchedSessionCreator(
+    creator = _cluster.WatchedSessionCreator(
         lambda: made.append(tf.Session(graph=tf.Graph())) or made[-1], watch
     )
     session = creator.create_session()

@@ -53,7 +53,7 @@ FAULTS = [
         "estimator/test_train.py -k savers_come_after",
     ),
     Fault(
-        "estimator/_running/random_step.py",
+        "estimator/_running/model.py",
         "self._done = int(session.run(tf.train.get_global_step()))",
         "self._done = 0",
         "a training that goes on draws the random values of its first steps again",

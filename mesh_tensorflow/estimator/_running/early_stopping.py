@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Optional
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._paths import escaped
-from mesh_tensorflow.estimator._running.random_step import STEP_DONE
+from mesh_tensorflow.estimator._running.model import STEP_DONE
 
 if TYPE_CHECKING:
     from mesh_tensorflow.estimator._estimator import Estimator

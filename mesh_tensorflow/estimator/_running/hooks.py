@@ -1,26 +1,131 @@
-"""Hooks that an estimator adds to a session."""
+"""Hooks of a training: checkpoints, counts, progress, profiles."""
 
 from __future__ import annotations
 
+import datetime
 import os
 import sys
+import time
 from collections.abc import Callable, Iterable
-from typing import Any, Optional
+from typing import Any, Optional, TextIO, Union
 
 import numpy as np
 import tensorflow.compat.v1 as tf
+from tensorflow.python.client import timeline
 
 from mesh_tensorflow._mesh.variables import checkpoint_files
 from mesh_tensorflow._progress import Progress
 
-__all__ = [
-    "NanLossError",
-    "NanLossHook",
-    "OtherWriterListener",
-    "StopAfterBatches",
-    "SummaryWritersHook",
-    "savers_last",
-]
+_SMOOTHING = 0.8  # of steps/s between reports
+
+
+class ProgressHook(tf.train.SessionRunHook):
+    """Reports the step, steps/s, the loss and the remaining time."""
+
+    def __init__(
+        self,
+        loss: tf.Tensor,
+        step: tf.Tensor,
+        every_n_steps: Optional[int],
+        last_step: Optional[int] = None,
+        stream: Optional[TextIO] = None,
+    ) -> None:
+        """Creates a ProgressHook.
+
+        Args:
+          loss: a scalar tf.Tensor.
+          step: a tf.Tensor, the global step after each step.
+          every_n_steps: steps between log lines; None for no reports at all.
+          last_step: the last step of the training, or None if it is unknown.
+          stream: the stream of the live line, if it is a terminal; standard error by default.
+        """
+        self._fetches = {"loss": loss, "step": step}
+        self._every = every_n_steps
+        self._last_step = last_step
+        self._stream = sys.stderr if stream is None else stream
+        self._live = bool(every_n_steps) and self._stream.isatty()
+        self._line: Optional[Progress] = None
+        self._rate: Optional[float] = None
+        self._since: Optional[tuple[float, int]] = None  # time and step of the last report
+        self._first: Optional[int] = None
+
+    def before_run(
+        self, run_context: tf.train.SessionRunContext
+    ) -> Optional[tf.train.SessionRunArgs]:
+        """Returns the fetches of a step.
+
+        Args:
+          run_context: ignored.
+
+        Returns:
+          SessionRunArgs.
+        """
+        return tf.train.SessionRunArgs(self._fetches)
+
+    def after_run(
+        self, run_context: tf.train.SessionRunContext, run_values: tf.train.SessionRunValues
+    ) -> None:
+        """Reports progress if a report is due.
+
+        Args:
+          run_context: ignored.
+          run_values: the loss and the step.
+        """
+        if not self._every:
+            return
+        step, loss = int(run_values.results["step"]), float(run_values.results["loss"])
+        if self._live:
+            self._show(step, loss)
+        else:
+            self._log(step, loss)
+
+    def end(self, session: tf.Session) -> None:
+        """Ends the live line.
+
+        Args:
+          session: ignored.
+        """
+        self.close()
+
+    def close(self, stopped: bool = False) -> None:
+        """Ends the live line; also called when training failed.
+
+        Args:
+          stopped: whether training failed.
+        """
+        if self._line is not None:
+            self._line.close(stopped)
+
+    def _show(self, step: int, loss: float) -> None:
+        if self._line is None:
+            self._line = Progress(self._last_step, "train", stream=self._stream, start=step - 1)
+        self._line.update(step - self._line.done, loss=loss)
+
+    def _log(self, step: int, loss: float) -> None:
+        now = time.monotonic()
+        if self._since is None:
+            self._first, self._since = step, (now, step)
+            tf.logging.info("loss = %.7g, step = %d", loss, step)
+            return
+        assert self._every is not None and self._first is not None
+        seconds, steps = now - self._since[0], step - self._since[1]
+        if (step - self._first) // self._every > (self._since[1] - self._first) // self._every:
+            self._since = (now, step)
+            self._update_rate(steps / max(seconds, 1e-9))
+            end = f" of {self._last_step}" if self._last_step else ""
+            rest = ", ".join([f"{seconds:.3f} sec", f"{self._rate:.4g} steps/s", *self._eta(step)])
+            tf.logging.info("loss = %.7g, step = %d%s (%s)", loss, step, end, rest)
+
+    def _update_rate(self, rate: float) -> None:
+        old = rate if self._rate is None else self._rate
+        self._rate = _SMOOTHING * old + (1 - _SMOOTHING) * rate
+
+    def _eta(self, step: int) -> list[str]:
+        if not self._last_step or not self._rate:
+            return []
+        left = max(0, self._last_step - step) / self._rate
+        return [f"ETA {datetime.timedelta(seconds=round(left))}"]
+
 
 NAN_DIRECTORY = "nan"
 
@@ -251,3 +356,97 @@ class OtherWriterListener(tf.train.CheckpointSaverListener):
           global_step_value: ignored.
         """
         self._newest = checkpoint_files.latest(self._directory)
+
+
+class ProfileHook(tf.train.SessionRunHook):
+    """Writes timelines of operations and devices for some steps.
+
+    The trace of a step is `<output_dir>/trace-<step>.json`, in the format of Chrome: open it at
+    https://ui.perfetto.dev, or in Chrome at chrome://tracing. Traced steps are slower.
+    """
+
+    def __init__(
+        self,
+        output_dir: Union[str, os.PathLike[str]],
+        every_n_steps: Optional[int] = None,
+        steps: Optional[Iterable[int]] = None,
+        show_memory: bool = False,
+    ) -> None:
+        """Creates a ProfileHook.
+
+        Args:
+          output_dir: the directory of the traces.
+          every_n_steps: trace steps whose number is a multiple of this.
+          steps: the numbers of the steps to trace; the first step of a new model is 1.
+          show_memory: whether to trace allocations as well.
+
+        Raises:
+          ValueError: not exactly one of `every_n_steps` and `steps` is given, or a number is not
+            positive.
+        """
+        if (every_n_steps is None) == (steps is None):
+            raise ValueError(
+                "ProfileHook: give every_n_steps=, such as 1000, or steps=, such as [10, 11]"
+            )
+        self._steps = None if steps is None else frozenset(steps)
+        smallest = every_n_steps if self._steps is None else min(self._steps, default=1)
+        if smallest is None or smallest <= 0:
+            raise ValueError(f"ProfileHook: steps count from 1, but {smallest} is given")
+        self._every = every_n_steps
+        self._output_dir = os.fspath(output_dir)
+        self._show_memory = show_memory
+        self._step = 0
+
+    def begin(self) -> None:
+        """Creates the directory."""
+        tf.io.gfile.makedirs(self._output_dir)
+
+    def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
+        """Reads the global step.
+
+        Args:
+          session: the new session.
+          coord: ignored.
+        """
+        global_step = tf.train.get_global_step(session.graph)
+        self._step = 0 if global_step is None else int(session.run(global_step))
+
+    def _is_chosen(self) -> bool:
+        if self._steps is not None:
+            return self._step in self._steps
+        assert self._every is not None
+        return self._step % self._every == 0
+
+    def before_run(
+        self, run_context: tf.train.SessionRunContext
+    ) -> Optional[tf.train.SessionRunArgs]:
+        """Requests a trace, if this step is to be traced.
+
+        Args:
+          run_context: ignored.
+
+        Returns:
+          SessionRunArgs.
+        """
+        self._step += 1
+        if not self._is_chosen():
+            return None
+        options = tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE)
+        return tf.train.SessionRunArgs(None, options=options)
+
+    def after_run(
+        self, run_context: tf.train.SessionRunContext, run_values: tf.train.SessionRunValues
+    ) -> None:
+        """Writes the trace.
+
+        Args:
+          run_context: ignored.
+          run_values: the results of the step, with the trace.
+        """
+        if not self._is_chosen():
+            return
+        trace = timeline.Timeline(run_values.run_metadata.step_stats)
+        path = os.path.join(self._output_dir, f"trace-{self._step}.json")
+        with tf.io.gfile.GFile(path, "w") as file:
+            file.write(trace.generate_chrome_trace_format(show_memory=self._show_memory))
+        tf.logging.info("trace of step %d in %s", self._step, path)

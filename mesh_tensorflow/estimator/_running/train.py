@@ -16,18 +16,22 @@ from mesh_tensorflow._programs.saver_hook import SaverHook
 from mesh_tensorflow._stop_signals import StopSignals
 from mesh_tensorflow._watching import told_to_user
 from mesh_tensorflow.checkpoint import Saver, check_checkpoint
-from mesh_tensorflow.estimator._cluster.run_cluster import in_cluster, session_creator_for
+from mesh_tensorflow.estimator._cluster import in_cluster, session_creator_for
 from mesh_tensorflow.estimator._modes import ModeKeys
 from mesh_tensorflow.estimator._running.checkpoints import WarmStartSettings, warm_start
 from mesh_tensorflow.estimator._running.hooks import (
     NanLossHook,
     OtherWriterListener,
+    ProgressHook,
     SummaryWritersHook,
     savers_last,
 )
-from mesh_tensorflow.estimator._running.model import Model, make_global_step
-from mesh_tensorflow.estimator._running.progress import ProgressHook
-from mesh_tensorflow.estimator._running.random_step import STEP_DONE, RandomStepHook
+from mesh_tensorflow.estimator._running.model import (
+    STEP_DONE,
+    Model,
+    RandomStepHook,
+    make_global_step,
+)
 from mesh_tensorflow.utils import counted_steps
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from mesh_tensorflow.estimator.tpu._config import InputPipelineConfig as InputPi
 from mesh_tensorflow.estimator.tpu._config import RunConfig as RunConfig
 from mesh_tensorflow.estimator.tpu._config import TPUConfig as TPUConfig
 from mesh_tensorflow.estimator.tpu._estimator import TPUEstimator as TPUEstimator
-from mesh_tensorflow.estimator.tpu._replicated import ReplicaContext as TPUContext  # noqa: F401
+from mesh_tensorflow.estimator.tpu._spec import ReplicaContext as TPUContext  # noqa: F401
 from mesh_tensorflow.estimator.tpu._spec import TPUEstimatorSpec as TPUEstimatorSpec
 
 # Names that modules of tf.estimator, which this package replaces, had for one another.

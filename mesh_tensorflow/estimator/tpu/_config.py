@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Optional, Union
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow.estimator._run_config import RunConfig as _RunConfig
-from mesh_tensorflow.estimator.tpu._replicated import shards_of_process
+from mesh_tensorflow.estimator.tpu._spec import shards_of_process
 
 __all__ = ["InputPipelineConfig", "RunConfig", "TPUConfig"]
 

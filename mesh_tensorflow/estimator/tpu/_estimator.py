@@ -14,16 +14,21 @@ import tensorflow.compat.v1 as tf
 from mesh_tensorflow.estimator._estimator import Estimator
 from mesh_tensorflow.estimator._modes import ModeKeys
 from mesh_tensorflow.estimator._run_config import RunConfig as _RunConfig
-from mesh_tensorflow.estimator._running.call import (
+from mesh_tensorflow.estimator._running.model import (
+    Model,
     call_input_fn,
     call_model_fn,
     function_name,
     takes,
 )
-from mesh_tensorflow.estimator._running.model import Model
 from mesh_tensorflow.estimator.tpu._config import RunConfig
-from mesh_tensorflow.estimator.tpu._replicated import ReplicaContext, replicated_spec, runner_of
-from mesh_tensorflow.estimator.tpu._spec import TPUEstimatorSpec, as_estimator_spec
+from mesh_tensorflow.estimator.tpu._spec import (
+    ReplicaContext,
+    TPUEstimatorSpec,
+    as_estimator_spec,
+    replicated_spec,
+    runner_of,
+)
 
 if TYPE_CHECKING:
     from mesh_tensorflow.estimator._running.checkpoints import WarmStartSettings

@@ -1,1 +1,0 @@
-"""Runs of several processes."""
