@@ -41,9 +41,9 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow.auto_mtf import Choice
-from mesh_tensorflow.auto_mtf._time.program_parts import ProgramParts
+from mesh_tensorflow.auto_mtf._time.time_program import ProgramParts
 from mesh_tensorflow.auto_mtf.plans.language_model import planned_language_model
-from mesh_tensorflow.auto_mtf.plans.result import Lost, Plans
+from mesh_tensorflow.auto_mtf.plans.search import Lost, Plans
 
 MODEL: dict[str, Any] = {
     "length": 256, "vocab": 32000, "d_model": 1024, "layers": 6, "heads": 256, "d_kv": 256,

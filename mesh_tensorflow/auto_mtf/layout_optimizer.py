@@ -8,13 +8,12 @@ from absl import logging
 
 from mesh_tensorflow._core.layout import LayoutRules
 from mesh_tensorflow.auto_mtf import print_cp_model_solution, scheduler
-from mesh_tensorflow.auto_mtf._memory.legal import layout_pairs, layout_space
 from mesh_tensorflow.auto_mtf._memory.objective import live_memory, peak_memory
-from mesh_tensorflow.auto_mtf._memory.program import LayoutProgram
+from mesh_tensorflow.auto_mtf._memory.program import LayoutProgram, SolverError, make_solver
 from mesh_tensorflow.auto_mtf._memory.program import generate_assignments as _generate_assignments
 from mesh_tensorflow.auto_mtf._memory.program import global_var_name as _global_var_name
 from mesh_tensorflow.auto_mtf._memory.program import local_var_name as _local_var_name
-from mesh_tensorflow.auto_mtf._memory.solvers import SolverError, make_solver
+from mesh_tensorflow.auto_mtf._memory.space import layout_pairs, layout_space
 from mesh_tensorflow.auto_mtf.memory_estimator import MemoryEstimator
 
 __all__ = [

@@ -12,13 +12,11 @@ from mesh_tensorflow._core.shape import Shape, convert_to_shape
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh.stored_layout import StoredLayout
 from mesh_tensorflow._units import bytes_text
-from mesh_tensorflow.auto_mtf._memory.legal import layout_pairs, layout_space
 from mesh_tensorflow.auto_mtf._memory.resident import Held
-from mesh_tensorflow.auto_mtf._time.program_parts import ProgramParts
+from mesh_tensorflow.auto_mtf._memory.space import layout_pairs, layout_space
 from mesh_tensorflow.auto_mtf._time.seconds import CostModel, Seconds
-from mesh_tensorflow.auto_mtf._time.tables import Tables
-from mesh_tensorflow.auto_mtf._time.time_program import TimeProgram
-from mesh_tensorflow.auto_mtf._time.times import StepTime
+from mesh_tensorflow.auto_mtf._time.time_program import ProgramParts, Tables, TimeProgram
+from mesh_tensorflow.auto_mtf._time.units import StepTime
 from mesh_tensorflow.auto_mtf.hardware import Hardware, hardware_profile
 from mesh_tensorflow.auto_mtf.valid_layouts import LayoutValidator
 

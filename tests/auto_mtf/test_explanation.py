@@ -11,7 +11,7 @@ import mesh_tensorflow as mtf
 from mesh_tensorflow.auto_mtf import __main__ as command
 from mesh_tensorflow.auto_mtf import explanation, hardware, measure, models
 from mesh_tensorflow.auto_mtf._time import plot as _plot
-from mesh_tensorflow.auto_mtf._time import times as _times
+from mesh_tensorflow.auto_mtf._time.units import layer_kind
 from mesh_tensorflow.auto_mtf.step_time import StepEstimator
 
 TINY = {
@@ -163,7 +163,7 @@ def test_command_that_fails(capsys, arguments, message):
 
 
 def test_layer_kinds():
-    kind = _times.layer_kind
+    kind = layer_kind
     assert kind("layer_3/dense/einsum") == kind("layer_12/dense/relu_4") == "layer/dense"
     assert kind("layer_3/dense/einsum/gradients/einsum_2") == "layer/dense/gradients"
     assert kind("einsum_7") == "einsum" and kind("einsum_7/gradients/add") == "gradients"

@@ -9,7 +9,7 @@ from helpers.auto_mtf.program_graphs import build, two_products
 import mesh_tensorflow as mtf
 from mesh_tensorflow import auto_mtf
 from mesh_tensorflow.auto_mtf import layout_optimizer
-from mesh_tensorflow.auto_mtf._memory import solvers as _solvers
+from mesh_tensorflow.auto_mtf._memory import program
 from mesh_tensorflow.auto_mtf.layout_optimizer import LayoutOptimizer, SolverError
 from mesh_tensorflow.auto_mtf.memory_estimator import MemoryEstimator
 
@@ -95,9 +95,9 @@ def test_brute_force_of_large_tensors(program, mesh_shape):
     check_against_brute_force(program, mesh_shape, tolerance=1e-6)
 
 
-@pytest.mark.parametrize("name", _solvers.available_solvers())
+@pytest.mark.parametrize("name", program.available_solvers())
 def test_solvers_agree(name, monkeypatch):
-    monkeypatch.setattr(_solvers, "available_solvers", lambda: [name])
+    monkeypatch.setattr(program, "available_solvers", lambda: [name])
     graph, outputs = two_products()
     optimizer = optimizer_of(graph, "m:4,n:2", outputs)
     assert optimizer.evaluate_layout(optimizer.solve()) == 104.0
@@ -197,7 +197,7 @@ def test_errors(monkeypatch):
     optimizer._model += optimizer._program._peak <= -1
     with pytest.raises(SolverError, match=r"found no optimum of the layout program.*Infeasible"):
         optimizer.solve()
-    monkeypatch.setattr(_solvers, "available_solvers", list)
+    monkeypatch.setattr(program, "available_solvers", list)
     with pytest.raises(SolverError, match="pip install highspy"):
         optimizer.solve()
     assert issubclass(auto_mtf.layout_optimizer.SolverError, Exception)

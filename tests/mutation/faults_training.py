@@ -67,7 +67,7 @@ FAULTS = [
         "auto_mtf/test_graph_interface.py -k validator",
     ),
     Fault(
-        "auto_mtf/_memory/legal.py",
+        "auto_mtf/_memory/space.py",
         "found = [frozenset().union(*tensors)]",
         "found = tensors",
         "two dimensions of an einsum that meet in no tensor are split alike",

@@ -1,7 +1,5 @@
 """Plans: how to build a program, split it and store its variables, so that a step takes least."""
 
-from mesh_tensorflow.auto_mtf.plans.choice import Choice, choices
-from mesh_tensorflow.auto_mtf.plans.result import Lost, Plan, Plans
-from mesh_tensorflow.auto_mtf.plans.search import plan
+from mesh_tensorflow.auto_mtf.plans.search import Choice, Lost, Plan, Plans, choices, plan
 
 __all__ = ["Choice", "Lost", "Plan", "Plans", "choices", "plan"]

@@ -9,7 +9,7 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow.auto_mtf.models import OPTIMIZERS, Program
-from mesh_tensorflow.auto_mtf.plans.choice import Choice
+from mesh_tensorflow.auto_mtf.plans.search import Choice
 
 __all__ = ["planned_language_model"]
 

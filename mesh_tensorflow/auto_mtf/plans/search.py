@@ -1,29 +1,323 @@
-"""Search over programs, meshes, layouts and stored layouts for the fastest plan that fits."""
+"""plan: searches over programs, meshes, layouts and ways to store variables."""
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Optional, Protocol, Union
 
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow._core.errors import dims_text
+from mesh_tensorflow._core.errors import dims_text, text_table
 from mesh_tensorflow._core.graph import Graph
+from mesh_tensorflow._core.layout import LayoutRules
+from mesh_tensorflow._core.operation import Operation
 from mesh_tensorflow._core.shape import Shape, convert_to_shape
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh.stored_layout import StoredLayout
 from mesh_tensorflow._units import bytes_text
-from mesh_tensorflow.auto_mtf._time.program_parts import ProgramParts
+from mesh_tensorflow.auto_mtf._time.seconds import CostModel
 from mesh_tensorflow.auto_mtf._time.stored import stored_layouts
+from mesh_tensorflow.auto_mtf._time.time_program import ProgramParts
 from mesh_tensorflow.auto_mtf.api import all_mesh_shapes
 from mesh_tensorflow.auto_mtf.hardware import Hardware, hardware_profile
-from mesh_tensorflow.auto_mtf.plans.choice import Choice, choices
-from mesh_tensorflow.auto_mtf.plans.parts import plan_of
-from mesh_tensorflow.auto_mtf.plans.result import Lost, Plan, Plans
-from mesh_tensorflow.auto_mtf.step_time import Estimate, MemoryLimitError, StepEstimator
+from mesh_tensorflow.auto_mtf.step_time import Estimate, MemoryLimitError, Seconds, StepEstimator
+from mesh_tensorflow.layers import PipelineSchedule
+from mesh_tensorflow.ops._variables.variable import Variable
 
-__all__ = ["plan"]
+__all__ = ["ATTENTIONS", "Choice", "Lost", "Plan", "Plans", "choices", "plan", "plan_of"]
+
+
+ATTENTIONS = ("whole", "ring", "all_to_all")
+
+
+class Choice(NamedTuple):
+    """How a program is built, where the layout cannot say it.
+
+    >>> import mesh_tensorflow as mtf
+    >>> print(mtf.auto_mtf.Choice(stages=2, microbatches=4, recompute=True))
+    2 stages, 4 microbatches; layers recomputed
+
+    Attributes:
+      stages: the number of stages of a pipeline; 1 for none.
+      microbatches: the number of microbatches of a pipeline.
+      repeats: how often each microbatch passes all stages, in a circular pipeline.
+      recompute: whether layers are recomputed for the gradient.
+      attention: "whole" if keys and values of all positions are on each processor; "ring" or
+        "all_to_all" for layouts that split the length.
+      sequence_parallel: whether the length between layers has a name of its own,
+        `residual_length`, which a layout may split where tensor parallelism leaves it whole.
+    """
+
+    stages: int = 1
+    microbatches: int = 1
+    repeats: int = 1
+    recompute: bool = False
+    attention: str = "whole"
+    sequence_parallel: bool = False
+
+    def __str__(self) -> str:
+        parts = []
+        if self.stages > 1:
+            again = f", {self.repeats} times" if self.repeats > 1 else ""
+            parts.append(f"{self.stages} stages{again}, {self.microbatches} microbatches")
+        if self.recompute:
+            parts.append("layers recomputed")
+        if self.attention != "whole":
+            parts.append(f"attention {self.attention}")
+        if self.sequence_parallel:
+            parts.append("residuals by length")
+        return "; ".join(parts) or "layers in a row"
+
+    def check(self) -> None:
+        """Checks the numbers.
+
+        Raises:
+          ValueError: a number is less than 1, `attention` is unknown, or a circular pipeline has
+            fewer microbatches than stages.
+        """
+        for name in ("stages", "microbatches", "repeats"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name}={value!r} must be a number of {name}, 1 or more")
+        if self.attention not in ATTENTIONS:
+            raise ValueError(
+                f"attention={self.attention!r} is none of {', '.join(map(repr, ATTENTIONS))}"
+            )
+        if self.repeats > 1 and self.microbatches < self.stages:
+            raise ValueError(
+                f"repeats={self.repeats} makes the pipeline circular, which needs a microbatch for "
+                f"each stage: microbatches={self.microbatches} is less than stages={self.stages}"
+            )
+
+
+def choices(
+    stages: Iterable[int] = (1,),
+    microbatches: Iterable[int] = (1,),
+    repeats: Iterable[int] = (1,),
+    recompute: Iterable[bool] = (False, True),
+    attention: Iterable[str] = ("whole",),
+    sequence_parallel: Iterable[bool] = (False,),
+) -> list[Choice]:
+    """Returns all combinations, without those that make no difference or no pipeline.
+
+    >>> print(*mtf.auto_mtf.choices(stages=[1, 2], microbatches=[4], recompute=[False]), sep=" | ")
+    layers in a row | 2 stages, 4 microbatches
+
+    Args:
+      stages: numbers of stages.
+      microbatches: numbers of microbatches, of pipelines.
+      repeats: how often microbatches pass all stages, in pipelines.
+      recompute: whether layers are recomputed.
+      attention: of "whole", "ring" and "all_to_all".
+      sequence_parallel: whether residuals may be split by length.
+
+    Raises:
+      ValueError: see `Choice.check`.
+    """
+    found: dict[Choice, None] = {}
+    combined = itertools.product(
+        stages, microbatches, repeats, recompute, attention, sequence_parallel
+    )
+    for values in combined:
+        choice = Choice(*values)
+        if choice.stages == 1:
+            choice = choice._replace(microbatches=1, repeats=1)
+        elif choice.repeats > 1 and choice.microbatches < choice.stages:
+            continue
+        choice.check()
+        found[choice] = None
+    return list(found)
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """How to build, split and store a program, and what a step is estimated to take.
+
+    Attributes:
+      choice: a Choice, of how the program is built.
+      mesh_shape: a Shape.
+      estimate: the Estimate, with the layout and the stored layout.
+      memory: bytes on one processor at the peak, by kind: "weights", "slots", "activations",
+        "gradients" and so on.
+      communication: seconds by collective and mesh dimensions, such as "allreduce over rows".
+      bubble: the share of the ticks of a pipeline in which a stage has nothing to do.
+      bubble_seconds: what stages compute in these.
+      recomputed_seconds: what is computed again for the gradient; of it, too, a part is in bubbles.
+    """
+
+    choice: Choice
+    mesh_shape: Shape
+    estimate: Estimate
+    memory: dict[str, int]
+    communication: dict[str, float]
+    bubble: float
+    bubble_seconds: float
+    recomputed_seconds: float
+
+    @property
+    def layout(self) -> LayoutRules:
+        """The layout rules."""
+        return LayoutRules(self.estimate.layout.items())
+
+    @property
+    def stored_layout(self) -> Optional[StoredLayout]:
+        """How variables are stored; its `stage` and `mesh_dim` are arguments of meshes."""
+        return self.estimate.stored_layout
+
+    @property
+    def seconds(self) -> Seconds:
+        """The Seconds of a step."""
+        return self.estimate.seconds
+
+    @property
+    def rules(self) -> str:
+        """What was picked, in one line."""
+        stored = "" if self.stored_layout is None else f"; {self.stored_layout}"
+        return f"{self.choice}; {self.estimate.text or 'no splits'}{stored}"
+
+    def __str__(self) -> str:
+        seconds = self.seconds
+        lines = [
+            f"program  {self.choice}",
+            f"mesh     {dims_text(self.mesh_shape)}",
+            f"layout   {self.estimate.text or 'no splits'}",
+            f"stored   {self.stored_layout or 'as computed with'}",
+            f"step     {_ms(seconds.total)} ms: compute {_ms(seconds.compute)}, communication "
+            f"{_ms(seconds.communication)}",
+        ]
+        if self.recomputed_seconds:
+            lines.append(f"         of computing, {_ms(self.recomputed_seconds)} ms recompute")
+        if self.bubble:
+            lines.append(
+                f"         of computing, {_ms(self.bubble_seconds)} ms are the bubble, "
+                f"{self.bubble:.3f} of the ticks"
+            )
+        lines += [f"{_ms(s):>12} ms {what}" for what, s in self.communication.items()]
+        lines.append(f"memory   {bytes_text(self.estimate.peak_bytes)} at the peak")
+        lines += [f"{bytes_text(held):>15} {kind}" for kind, held in self.memory.items()]
+        return "\n".join(lines)
+
+
+@dataclasses.dataclass(frozen=True)
+class Lost:
+    """Why a Choice with a stage of ZeRO is no plan, or not the best.
+
+    Attributes:
+      choice: a Choice.
+      zero: a stage of ZeRO; None if the program cannot be built.
+      why: what is wrong.
+      best: the Estimate of its best layout, if one fits.
+      mesh_shape: the mesh of that, or of the layout that misses by the least; or None.
+      missing_bytes: by how much the memory is exceeded at least, if none fits; else 0.
+    """
+
+    choice: Choice
+    zero: Optional[int]
+    why: str
+    best: Optional[Estimate] = None
+    mesh_shape: Optional[Shape] = None
+    missing_bytes: float = 0.0
+
+
+class Plans:
+    """The best plan, and why others lost; printed, it explains itself.
+
+    Attributes:
+      best: a Plan.
+      lost: for each other Choice and stage of ZeRO, a Lost: first those that fit, fastest first.
+      hardware: a Hardware.
+      memory_limit_bytes: bytes on one processor, or None.
+    """
+
+    def __init__(
+        self,
+        best: Plan,
+        lost: Sequence[Lost],
+        hardware: Hardware,
+        memory_limit_bytes: Optional[float],
+    ):
+        """Creates the Plans."""
+        self.best = best
+        self.lost = list(lost)
+        self.hardware = hardware
+        self.memory_limit_bytes = memory_limit_bytes
+
+    def __str__(self) -> str:
+        limit = self.memory_limit_bytes
+        within = "" if limit is None else f", of which {bytes_text(limit)} may be used"
+        lines = [str(self.best), "", f"on processors of {self.hardware.name}{within}"]
+        if self.lost:
+            rows = [["other plans", "zero", "mesh and layout", "step ms", "memory", "why not"]]
+            rows += [self._row(lost) for lost in self.lost]
+            lines += ["", *text_table(rows, left=(0, 2, 5))]
+        return "\n".join(lines)
+
+    @staticmethod
+    def _row(lost: Lost) -> list[str]:
+        zero = "-" if lost.zero is None else str(lost.zero)
+        if lost.best is None:
+            return [str(lost.choice), zero, "-", "-", "-", lost.why]
+        seconds, peak = lost.best.seconds.total, lost.best.peak_bytes
+        where = f"{dims_text(lost.mesh_shape or Shape([]))}: {lost.best.text or 'no splits'}"
+        if lost.best.stored_layout is not None:
+            where += f" ({lost.best.stored_layout})"
+        return [str(lost.choice), zero, where, _ms(seconds), bytes_text(peak), lost.why]
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.4g}" if seconds * 1e3 < 1000 else f"{seconds * 1e3:,.0f}"
+
+
+_NAMES = {"allconcat": "allgather", "reduce_scatter": "reduce-scatter", "alltoall": "all-to-all"}
+STAGES = "stages"  # the dimension of a pipeline's stages
+
+
+def plan_of(choice: Choice, estimator: StepEstimator, estimate: Estimate) -> Plan:
+    """Returns the Plan of a choice with a layout.
+
+    Args:
+      choice: a Choice.
+      estimator: the StepEstimator of the program that it builds.
+      estimate: an Estimate of that.
+    """
+    rules = estimate.layout
+    communication: dict[str, float] = {}
+    for sent in estimator.times.sent(rules):
+        one = sent.collective
+        over = ", ".join(estimator.mesh_shape[axis].name for axis in one.mesh_axes)
+        name = f"{_NAMES.get(one.kind, one.kind)} over {over}"
+        communication[name] = communication.get(name, 0.0) + sent.seconds
+    schedule = PipelineSchedule(choice.stages, choice.microbatches, choice.repeats)
+    in_stages = recomputed = 0.0
+    impl = CostModel(estimator.mesh_shape, estimator.hardware).impl(rules)
+    model = CostModel(estimator.mesh_shape, estimator.hardware)
+    updates = estimator.parts.updates.weight_of
+    for op in estimator.parts.graph.operations:
+        staged = choice.stages > 1 and op not in updates and _is_staged(op)
+        again = op.original is not None
+        if staged or again:
+            seconds = model.operation(op, impl).compute
+            in_stages += staged * seconds
+            recomputed += again * seconds
+    return Plan(
+        choice,
+        estimator.mesh_shape,
+        estimate,
+        estimator.peak_by_kind(rules),
+        dict(sorted(communication.items(), key=lambda pair: -pair[1])),
+        schedule.bubble,
+        in_stages * schedule.bubble,
+        recomputed,
+    )
+
+
+def _is_staged(op: Operation) -> bool:
+    return not isinstance(op, Variable) and any(
+        STAGES in y.shape.dimension_names for y in op.outputs
+    )
 
 
 class HasGraph(Protocol):
