@@ -11,9 +11,8 @@ import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._deprecations import not_advised
 from mesh_tensorflow._mesh.variables.checkpoint_files import Part, join_files, write_parts
-from mesh_tensorflow.pjrt._hosts import wait
-from mesh_tensorflow.pjrt._parts import parts_to_write
-from mesh_tensorflow.pjrt._store import ArrayStore
+from mesh_tensorflow.pjrt._devices import wait
+from mesh_tensorflow.pjrt._store import ArrayStore, parts_to_write
 
 __all__ = ["restore", "save"]
 

@@ -1,24 +1,214 @@
-"""Meshes and shardings of JAX, from those of mtf programs."""
+"""Devices of JAX: the hosts that have them, how these join, and what they print.
+
+Gloo, by which JAX connects CPUs of several processes, writes a line to std::cout whenever it has
+connected some of them, and has no setting against that. What Python writes takes another way.
+"""
 
 from __future__ import annotations
 
 import collections
 import contextlib
+import ctypes
+import functools
 import logging
 import os
-from collections.abc import Sequence
+import secrets
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Optional, Union
 
 import jax
 import numpy as np
+import tensorflow as tf
+from jax.experimental import multihost_utils
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.layout import TensorLayout
 from mesh_tensorflow._core.shape import Shape
-from mesh_tensorflow.pjrt._hosts import connect, process_count
+from mesh_tensorflow._mesh.random_values import program_seed
+from mesh_tensorflow._processes.processes import is_pjrt, processes
 
-__all__ = ["AnyMesh", "all_dtypes", "device_mesh", "make_cpus", "sharding"]
+_GOOD, _BAD = 0, 1  # std::ios_base::goodbit, and badbit, with which a stream writes nothing
+
+_lock = threading.Lock()
+_depth = 0
+
+
+@functools.cache
+def _set_state() -> Optional[Callable[[int], object]]:
+    """Returns a function that sets the state of std::cout; None where it cannot be found.
+
+    The library is GNU's, which JAX's wheels for Linux load. The std::ios part of a stream, a
+    virtual base, is where the third entry before its table of virtual functions says.
+    """
+    try:
+        library = ctypes.CDLL("libstdc++.so.6")
+        stream = ctypes.addressof(ctypes.c_char.in_dll(library, "_ZSt4cout"))
+        clear = library["_ZNSt9basic_iosIcSt11char_traitsIcEE5clearESt12_Ios_Iostate"]
+    except (OSError, ValueError, AttributeError):
+        return None
+    table = ctypes.c_void_p.from_address(stream).value
+    if table is None:  # no library has initialized it
+        return None
+    offset = ctypes.c_ssize_t.from_address(table - 3 * ctypes.sizeof(ctypes.c_void_p)).value
+    clear.argtypes, clear.restype = [ctypes.c_void_p, ctypes.c_int], None
+    return functools.partial(clear, stream + offset)
+
+
+@contextlib.contextmanager
+def without_connection_lines() -> Iterator[None]:
+    """Context in which std::cout writes nothing, where the library is known; else lines are seen.
+
+    What Python and other processes write is not touched.
+    """
+    global _depth
+    set_state = _set_state()
+    if set_state is None:
+        yield
+        return
+    with _lock:
+        _depth += 1
+        set_state(_BAD)
+    try:
+        yield
+    finally:
+        with _lock:
+            _depth -= 1
+            if _depth == 0:
+                set_state(_GOOD)
+
+
+_connected: weakref.WeakSet[Any] = weakref.WeakSet()  # compiled functions that have run
+_driving = False
+
+
+def process_count() -> int:
+    """Returns the number of processes that share JAX's devices."""
+    if is_pjrt():
+        return processes().count
+    return jax.process_count() if jax.distributed.is_initialized() else 1
+
+
+def driving(state: Optional[bool] = None) -> bool:
+    """Returns whether the first process tells the others what to do; see `run_in_chief`.
+
+    Args:
+      state: whether it does from now on; None to leave it.
+    """
+    global _driving
+    if state is not None:
+        _driving = state
+    return _driving
+
+
+def join() -> None:
+    """Joins the processes of `mesh_tensorflow.launch --runtime pjrt`, if it started this one.
+
+    Where a script has called jax.distributed.initialize(), they are joined already.
+    """
+    if is_pjrt() and not jax.distributed.is_initialized():
+        mine = processes()
+        if mine.count > 1:
+            jax.distributed.initialize(
+                coordinator_address=mine.addresses[0],
+                num_processes=mine.count,
+                process_id=mine.index,
+            )
+
+
+def connect() -> None:
+    """Joins the other processes; without tf.random.set_seed, the first draws a seed for all."""
+    join()
+    # Keys of random numbers are drawn in each process, and must be the same in all. Where the first
+    # process drives the others, it draws them alone.
+    if process_count() > 1 and not driving() and program_seed() is None:
+        drawn = np.uint32(secrets.randbits(31))
+        with without_connection_lines():
+            tf.random.set_seed(int(multihost_utils.broadcast_one_to_all(drawn)))
+
+
+def run_step(step: Callable[..., Any], *arguments: Any) -> Any:
+    """Returns what a compiled function returns; the first time, processes may be connected.
+
+    Args:
+      step: what jax.jit returned.
+      *arguments: its arguments.
+    """
+    if step in _connected or process_count() == 1:
+        return step(*arguments)
+    with without_connection_lines():
+        # Until it is done, since connections are made, and their lines written, while it runs.
+        results = jax.block_until_ready(step(*arguments))
+    _connected.add(step)
+    return results
+
+
+def check_kept(name: str, array: jax.Array) -> None:
+    """Raises RuntimeError for a variable whose memory a step was given, and did not give back.
+
+    Args:
+      name: its name.
+      array: its value.
+    """
+    if array.is_deleted():
+        raise RuntimeError(
+            f"variable {name!r} is lost: a step was given its memory for the new value, and failed "
+            "or was stopped before it had one. Restore a checkpoint"
+        )
+
+
+def wait(what: str) -> None:
+    """Waits until all processes are here.
+
+    Args:
+      what: a name for what they wait for.
+    """
+    if jax.process_count() > 1:
+        with without_connection_lines():
+            multihost_utils.sync_global_devices(what)
+
+
+def in_any_process(found: bool) -> bool:
+    """Returns whether something is so in one of the processes, all of which have to call it.
+
+    Args:
+      found: whether it is so in this one.
+    """
+    if jax.process_count() == 1:
+        return found
+    with without_connection_lines():
+        return bool(np.any(multihost_utils.process_allgather(np.asarray(found))))
+
+
+def placed(array: Any, where: NamedSharding) -> jax.Array:
+    """Returns an array on devices; with several processes, each has all of it, and keeps its parts.
+
+    Args:
+      array: an array of NumPy, or of JAX.
+      where: the sharding.
+    """
+    if where.is_fully_addressable:
+        return jax.device_put(array, where)
+    if isinstance(array, jax.Array) and not array.is_fully_addressable:
+        with without_connection_lines():
+            return jax.block_until_ready(jax.jit(lambda x: x, out_shardings=where)(array))
+    whole = np.asarray(array)
+    return jax.make_array_from_callback(whole.shape, where, lambda index: whole[index])
+
+
+def gathered(array: jax.Array) -> np.ndarray:
+    """Returns the whole value of an array; with several processes, all have to call it.
+
+    Args:
+      array: an array of JAX, with parts in any processes.
+    """
+    if array.is_fully_addressable or array.is_fully_replicated:
+        return np.asarray(array)
+    with without_connection_lines():
+        return np.asarray(multihost_utils.process_allgather(array, tiled=True))
+
 
 AnyMesh = Union[Mesh, AbstractMesh]
 

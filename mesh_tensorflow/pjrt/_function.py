@@ -18,8 +18,14 @@ from mesh_tensorflow._core.shape import ShapeLike
 from mesh_tensorflow._mesh.gspmd import GspmdMeshImpl
 from mesh_tensorflow._mesh.variables.function import value_key
 from mesh_tensorflow._stop_signals import deferred
-from mesh_tensorflow.pjrt._devices import AnyMesh, all_dtypes, device_mesh, sharding
-from mesh_tensorflow.pjrt._hosts import placed, run_step
+from mesh_tensorflow.pjrt._devices import (
+    AnyMesh,
+    all_dtypes,
+    device_mesh,
+    placed,
+    run_step,
+    sharding,
+)
 from mesh_tensorflow.pjrt._lowered import Lowered
 from mesh_tensorflow.pjrt._store import ArrayStore, Needed
 from mesh_tensorflow.pjrt._trace import Spec, Trace, trace

@@ -16,13 +16,10 @@ from mesh_tensorflow._mesh.variables.checkpoint_files import Faults
 from mesh_tensorflow._stop_signals import StopSignals
 from mesh_tensorflow.checkpoint import CheckpointError, Saver, check_checkpoint
 from mesh_tensorflow.debug import user_errors
-from mesh_tensorflow.train._cluster import Agreement
+from mesh_tensorflow.train._data import Batch, Features, with_dtype
 from mesh_tensorflow.train._initial import Initial
-from mesh_tensorflow.train._input.data import Batch
-from mesh_tensorflow.train._input.features import Features, with_dtype
-from mesh_tensorflow.train._model import Lowered, Model
-from mesh_tensorflow.train._outputs import Afters, Means, finished, single
-from mesh_tensorflow.train._placing import Placing
+from mesh_tensorflow.train._model import Afters, Lowered, Means, Model, finished, single
+from mesh_tensorflow.train._placing import Agreement, Placing
 
 __all__ = ["CHECKPOINT_NAME", "Engine", "SessionEngine", "wrong_values"]
 

@@ -1,4 +1,4 @@
-"""The loop of a training run: steps, evaluations, checkpoints, callbacks and the progress line."""
+"""The loop of a training: steps, rates of what is done, and its result."""
 
 from __future__ import annotations
 
@@ -9,19 +9,144 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
+import numpy as np
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._mesh.variables import checkpoint_files
 from mesh_tensorflow._progress import Progress
 from mesh_tensorflow._stop_signals import StopSignals
+from mesh_tensorflow.auto_mtf.hardware import Hardware, hardware_profile
+from mesh_tensorflow.train._data import Batch, Features, Source
 from mesh_tensorflow.train._engine import Engine
-from mesh_tensorflow.train._input.data import Batch, Source
-from mesh_tensorflow.train._rates import SHORT_NAMES
 from mesh_tensorflow.train.callbacks import Callback, Run
+from mesh_tensorflow.train.metrics import flops_per_step, model_flops_utilization
 
-__all__ = ["Loop", "NotANumberError"]
+
+@dataclasses.dataclass
+class Result:
+    """What `mtf.train.fit` returns.
+
+    >>> mtf.train.Result(2, [{"step": 2, "loss": 0.5}], [], None, None, {}).losses
+    [0.5]
+
+    Attributes:
+      step: the number of steps that are done, those of earlier runs included.
+      history: a dictionary for each log: "step", the loss and the metrics of the step, and rates.
+      evaluations: a dictionary for each evaluation: "step", and the means of loss and metrics.
+      stopped: why the run ended before its last step, or None.
+      checkpoint: the path of the last checkpoint, or None.
+      variables: the final value of each variable by name, as NumPy arrays.
+    """
+
+    step: int
+    history: list[dict[str, float]]
+    evaluations: list[dict[str, float]]
+    stopped: Optional[str]
+    checkpoint: Optional[str]
+    variables: dict[str, np.ndarray]
+
+    @property
+    def final(self) -> dict[str, float]:
+        """The last record of `history`, and that of `evaluations` with "eval_" before its names."""
+        last: dict[str, float] = {"step": self.step, **(self.history[-1] if self.history else {})}
+        if self.evaluations:
+            last.update({f"eval_{n}": v for n, v in self.evaluations[-1].items() if n != "step"})
+        return last
+
+    @property
+    def losses(self) -> list[float]:
+        """The losses of `history`."""
+        return [record["loss"] for record in self.history if "loss" in record]
+
+    def __repr__(self) -> str:
+        values = [f"{n}={v:.4g}" for n, v in self.final.items() if n != "step"]
+        stopped = [f"stopped={self.stopped!r}"] if self.stopped else []
+        parts = [f"step={self.step}", *values, f"checkpoint={self.checkpoint!r}", *stopped]
+        return f"Result({', '.join(parts)})"
+
+
+def packed(result: Result) -> tuple[dict[str, Any], list[np.ndarray]]:
+    """Returns a Result as values that JSON can say, and arrays, for another process.
+
+    Args:
+      result: the Result.
+    """
+    values = {f.name: getattr(result, f.name) for f in dataclasses.fields(result)}
+    for name in ("history", "evaluations"):
+        values[name] = [{n: float(v) for n, v in record.items()} for record in values[name]]
+    variables = values["variables"]
+    return {**values, "variables": list(variables)}, list(variables.values())
+
+
+def unpacked(values: dict[str, Any], arrays: Sequence[np.ndarray]) -> Result:
+    """Returns the Result that `packed` was given.
+
+    Args:
+      values: the values.
+      arrays: the arrays.
+    """
+    for record in [*values["history"], *values["evaluations"]]:
+        record["step"] = int(record["step"])
+    return Result(**{**values, "variables": dict(zip(values["variables"], arrays))})
+
+
+# What the progress line calls them; the number of steps per second is there anyway.
+SHORT_NAMES = {
+    "examples_per_second": "examples/s",
+    "tokens_per_second": "tokens/s",
+    "model_flops_utilization": "MFU",
+}
+
+
+class Rates:
+    """Returns the rates of some steps."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        features: Features,
+        tokens_per_batch: Optional[int],
+        hardware: Union[str, Hardware, None],
+    ):
+        """Creates the rates of a run.
+
+        Args:
+          engine: the engine, whose program says how much a step computes.
+          features: the features, whose batch dimension says how many examples a step has.
+          tokens_per_batch: the number of tokens of a step, or None.
+          hardware: the profile of a processor, or None.
+        """
+        self._engine = engine
+        self._examples = None if features.shapes is None else features.batch_dim.size
+        self._tokens = tokens_per_batch
+        self._hardware = None if hardware is None else hardware_profile(hardware)
+        self._flops: Optional[int] = None
+
+    def __call__(self, steps: int, seconds: float) -> Mapping[str, float]:
+        """Returns rates by name.
+
+        Args:
+          steps: a number of steps.
+          seconds: how long they took.
+        """
+        found = {"steps_per_second": steps / seconds}
+        if self._examples is not None:
+            found["examples_per_second"] = steps * self._examples / seconds
+        if self._tokens is not None:
+            found["tokens_per_second"] = steps * self._tokens / seconds
+        lowered = self._engine.lowered
+        if self._hardware is not None and lowered is not None:
+            mesh = lowered.graph.operations[0].mesh
+            impl = lowered.lowering.requested_impl(mesh)
+            # Counted once, as it takes a walk over all operations of the program.
+            if self._flops is None:
+                self._flops = flops_per_step(lowered.graph, impl)
+            found["model_flops_utilization"] = model_flops_utilization(
+                self._flops, seconds / steps, self._hardware, impl.size
+            )
+        return found
 
 
 _NAMED = 6  # variables in a message

@@ -16,12 +16,10 @@ from mesh_tensorflow._mesh.variables import checkpoint_files
 from mesh_tensorflow._mesh.variables.checkpoint_files import faults
 from mesh_tensorflow._stop_signals import StopSignals
 from mesh_tensorflow.checkpoint import check_checkpoint
+from mesh_tensorflow.train._data import Batch, Features
 from mesh_tensorflow.train._engine import CHECKPOINT_NAME, wrong_values
 from mesh_tensorflow.train._initial import Initial
-from mesh_tensorflow.train._input.data import Batch
-from mesh_tensorflow.train._input.features import Features
-from mesh_tensorflow.train._model import Lowered
-from mesh_tensorflow.train._outputs import Means, check_names
+from mesh_tensorflow.train._model import Lowered, Means, check_names
 
 __all__ = ["StepEngine"]
 

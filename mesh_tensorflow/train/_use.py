@@ -18,13 +18,11 @@ from mesh_tensorflow._core.shape import ShapeLike
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow.ops import Precision
 from mesh_tensorflow.optimize import ExponentialMovingAverage
-from mesh_tensorflow.train._arguments import explained
+from mesh_tensorflow.train._data import Features, source_of
 from mesh_tensorflow.train._engine import SessionEngine
+from mesh_tensorflow.train._fit import explained
 from mesh_tensorflow.train._initial import opened_initial
-from mesh_tensorflow.train._input.data import source_of
-from mesh_tensorflow.train._input.features import Features
-from mesh_tensorflow.train._model import Model
-from mesh_tensorflow.train._outputs import Output, call_model
+from mesh_tensorflow.train._model import Model, Output, call_model
 from mesh_tensorflow.train._placing import Given, Placing, placing_of
 
 __all__ = ["evaluate", "export", "predict"]

@@ -16,9 +16,9 @@ from mesh_tensorflow._core.pending import Walk
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow._units import bytes_text
-from mesh_tensorflow.visualize import _charts
+from mesh_tensorflow.visualize import _picture
 from mesh_tensorflow.visualize._picture import Picture
-from mesh_tensorflow.visualize._subject import Impls, Program, Subject, subject_of
+from mesh_tensorflow.visualize._summary import Impls, Program, Subject, subject_of
 
 __all__ = ["Communication", "Item", "communication", "layer_of", "sum_of"]
 
@@ -275,7 +275,7 @@ class Communication:
         }
         size = bytes_text(self.bytes_per_processor)
         title = f"communication of a step by layer, {size} of each processor"
-        return _charts.bars(title, rows, kinds, "of each processor in a step")
+        return _picture.bars(title, rows, kinds, "of each processor in a step")
 
     def save(self, path: Union[str, os.PathLike[str]]) -> None:
         """Writes a chart with a bar for each layer, its parts colored by collective and mesh axes.

@@ -14,9 +14,9 @@ from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._units import bytes_text, shortened
 from mesh_tensorflow.auto_mtf.hardware import Hardware
 from mesh_tensorflow.auto_mtf.step_time import Held, StepEstimator
-from mesh_tensorflow.visualize import _charts
+from mesh_tensorflow.visualize import _picture
 from mesh_tensorflow.visualize._picture import Picture
-from mesh_tensorflow.visualize._subject import Impls, Program, Subject, subject_of
+from mesh_tensorflow.visualize._summary import Impls, Program, Subject, subject_of
 
 __all__ = ["Memory", "memory"]
 
@@ -63,7 +63,7 @@ class Memory:
           limit: the bytes that a processor has, or 0.
         """
         title = f"memory of one processor, {bytes_text(self.peak_bytes)} at the peak"
-        return _charts.areas(title, self.over_time, "operations of the step, in order", limit)
+        return _picture.areas(title, self.over_time, "operations of the step, in order", limit)
 
     def save(self, path: Union[str, os.PathLike[str]], limit: float = 0) -> None:
         """Writes a chart of memory over the step.

@@ -17,15 +17,17 @@ from mesh_tensorflow.visualize import _html, _sharding_picture
 from mesh_tensorflow.visualize._communication import Communication, communication_of
 from mesh_tensorflow.visualize._memory import Memory, memory_of
 from mesh_tensorflow.visualize._sharding import Sharding, visualize_sharding
-from mesh_tensorflow.visualize._subject import (
+from mesh_tensorflow.visualize._summary import (
+    KINDS,
     Impls,
     Program,
     Subject,
+    Summary,
+    VariableRow,
     layout_text,
     mesh_text,
     subject_of,
 )
-from mesh_tensorflow.visualize._summary import KINDS, Summary, VariableRow
 
 __all__ = ["report"]
 

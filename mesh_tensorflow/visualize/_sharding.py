@@ -17,7 +17,7 @@ from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow._units import bytes_text
 from mesh_tensorflow.ops._variables.variable import Variable
 from mesh_tensorflow.visualize import _sharding_picture, _sharding_text
-from mesh_tensorflow.visualize._subject import mesh_text
+from mesh_tensorflow.visualize._summary import mesh_text
 
 __all__ = ["Sharding", "Tile", "visualize_sharding"]
 

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from mesh_tensorflow._core.layout import pnum_to_processor_coordinates
 from mesh_tensorflow._units import shortened
-from mesh_tensorflow.visualize._colors import color_of, text_color
-from mesh_tensorflow.visualize._picture import Box, Picture, Words, text_width
+from mesh_tensorflow.visualize._picture import Box, Picture, Words, color_of, text_color, text_width
 from mesh_tensorflow.visualize._picture import Shape as Drawn
 from mesh_tensorflow.visualize._sharding_text import grid, others, processors_text
 

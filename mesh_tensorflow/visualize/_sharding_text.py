@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from mesh_tensorflow.visualize._colors import ansi, color_of
+from mesh_tensorflow.visualize._picture import ansi, color_of
 
 if TYPE_CHECKING:
     from mesh_tensorflow.visualize._sharding import Sharding, Tile

@@ -10,15 +10,16 @@ from typing import Optional
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow._units import bytes_text, count_text, counted
 from mesh_tensorflow.visualize._communication import Communication, communication_of
-from mesh_tensorflow.visualize._subject import (
+from mesh_tensorflow.visualize._summary import (
+    KINDS,
     Impls,
     Program,
+    Summary,
     devices_of,
     layout_text,
     mesh_text,
     subject_of,
 )
-from mesh_tensorflow.visualize._summary import KINDS, Summary
 
 __all__ = ["print_training_report", "training_report"]
 

@@ -44,7 +44,7 @@ def error_of_damaged(store, path):
     import jax
 
     import mesh_tensorflow as mtf
-    from mesh_tensorflow.pjrt._hosts import wait
+    from mesh_tensorflow.pjrt._devices import wait
 
     copy = f"{os.path.dirname(path)}/damaged/model"
     if jax.process_index() == 0:

@@ -7,7 +7,7 @@ from helpers.mesh.launching import tf_config
 
 from mesh_tensorflow import launch
 from mesh_tensorflow._processes import processes
-from mesh_tensorflow.train._cluster import check_connected
+from mesh_tensorflow.train._placing import check_connected
 
 
 @pytest.mark.parametrize(

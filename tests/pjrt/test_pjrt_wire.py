@@ -10,8 +10,7 @@ import pytest
 from helpers import processes
 
 from mesh_tensorflow._processes.peers import Peer
-from mesh_tensorflow.pjrt._sessions.watch import Watch, connected
-from mesh_tensorflow.pjrt._sessions.wire import Message, receive, send
+from mesh_tensorflow.pjrt._sessions.wire import Message, Watch, connected, receive, send
 
 
 def test_messages_arrive_as_they_were():
@@ -68,7 +67,7 @@ def tcp_pair():
 SCRIPT = r"""
 import ctypes, os, subprocess, sys, threading
 import jax
-from mesh_tensorflow.pjrt._quiet import without_connection_lines
+from mesh_tensorflow.pjrt._devices import without_connection_lines
 
 library = ctypes.CDLL("libstdc++.so.6")
 cout = ctypes.c_void_p(ctypes.addressof(ctypes.c_char.in_dll(library, "_ZSt4cout")))
@@ -108,6 +107,6 @@ def test_only_what_cpp_libraries_write_is_left_out():
 
 
 def test_a_closed_standard_output():
-    code = "import os\nfrom mesh_tensorflow.pjrt._quiet import without_connection_lines as w\n"
+    code = "import os\nfrom mesh_tensorflow.pjrt._devices import without_connection_lines as w\n"
     code += "os.close(1)\nwith w(): pass\n"
     assert processes.run("-c", code).returncode == 0

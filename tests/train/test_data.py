@@ -8,8 +8,7 @@ import tensorflow as tf2
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow.train._input.data import Dataset, Part, source_of
-from mesh_tensorflow.train._input.features import Features, with_dtype
+from mesh_tensorflow.train._data import Dataset, Features, Part, source_of, with_dtype
 
 ROWS = 10
 X = np.arange(ROWS * 3, dtype=np.float32).reshape(ROWS, 3)

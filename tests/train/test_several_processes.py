@@ -12,7 +12,7 @@ from helpers.paths import environment
 from helpers.train import linear, several
 
 from mesh_tensorflow import launch
-from mesh_tensorflow.train._cluster import check_connected, find_cluster
+from mesh_tensorflow.train._placing import check_connected, find_cluster
 
 
 def test_two_processes(tmp_path):

@@ -13,7 +13,7 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow as mtf
 from mesh_tensorflow import _units as units
 from mesh_tensorflow.auto_mtf import models
-from mesh_tensorflow.visualize import _charts, _picture, _sharding_picture
+from mesh_tensorflow.visualize import _picture, _sharding_picture
 
 TINY = {
     "batch": 8, "length": 8, "vocab": 16, "d_model": 16, "layers": 2, "heads": 4, "d_kv": 4,
@@ -170,7 +170,7 @@ def real_font():
 
 def test_names_in_charts_stay_different():
     names = [f"decoder/block_{i:03}/layer_001/SelfAttention/combined/wi/kernel" for i in range(12)]
-    chart = _charts.bars("title", {name: {"a": 1.0} for name in names}, ["a"], "of a step")
+    chart = _picture.bars("title", {name: {"a": 1.0} for name in names}, ["a"], "of a step")
     shown = [s.text for s in chart.shapes if isinstance(s, _picture.Words) and "…" in s.text]
     assert len(set(shown)) == len(names)
     font = real_font()
@@ -195,7 +195,7 @@ def test_png(tmp_path):
 
 def test_bars_are_as_long_as_their_numbers():
     rows = {"one": {"a": 3000.0, "b": 1000.0}, "two": {"b": 2000.0}}
-    chart = _charts.bars("title", rows, ["a", "b"], "of a step")
+    chart = _picture.bars("title", rows, ["a", "b"], "of a step")
     hover = {box.title: box.width for box in chart.shapes if getattr(box, "title", "")}
     assert hover["one, a: 2.93 KiB"] == pytest.approx(3 * hover["one, b: 1,000 B"])
     assert hover["two, b: 1.95 KiB"] == pytest.approx(2 * hover["one, b: 1,000 B"])

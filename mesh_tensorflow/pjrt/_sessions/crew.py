@@ -18,11 +18,9 @@ import numpy as np
 from mesh_tensorflow._processes.peers import Peer, PeerLostError
 from mesh_tensorflow._processes.processes import Processes, processes, several_of_jax
 from mesh_tensorflow._stop_signals import StopSignals
-from mesh_tensorflow.pjrt._hosts import driving, join
-from mesh_tensorflow.pjrt._sessions.follower import CALLS, SIGNAL, Follower
-from mesh_tensorflow.pjrt._sessions.programs import Crew, crew_of
-from mesh_tensorflow.pjrt._sessions.watch import Watch, connected
-from mesh_tensorflow.pjrt._sessions.wire import Message, receive, send
+from mesh_tensorflow.pjrt._devices import driving, join
+from mesh_tensorflow.pjrt._sessions.programs import CALLS, SIGNAL, Crew, Follower, crew_of
+from mesh_tensorflow.pjrt._sessions.wire import Message, Watch, connected, receive, send
 
 __all__ = ["run_in_chief"]
 

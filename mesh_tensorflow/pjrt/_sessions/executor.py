@@ -14,9 +14,17 @@ from jax.sharding import NamedSharding
 from mesh_tensorflow._core.layout import TensorLayout
 from mesh_tensorflow._core.shape import Dimension, Shape
 from mesh_tensorflow._stop_signals import deferred
-from mesh_tensorflow.pjrt._devices import AnyMesh, all_dtypes, device_mesh, sharding
+from mesh_tensorflow.pjrt._devices import (
+    AnyMesh,
+    all_dtypes,
+    check_kept,
+    device_mesh,
+    placed,
+    process_count,
+    run_step,
+    sharding,
+)
 from mesh_tensorflow.pjrt._function import CompiledProgram
-from mesh_tensorflow.pjrt._hosts import check_kept, placed, process_count, run_step
 from mesh_tensorflow.pjrt._trace import Spec, Trace
 
 __all__ = ["Description", "Executor", "VariableOfProgram"]

@@ -1,4 +1,11 @@
-"""Programs of the sessions of this process: those on its own devices, and those of a crew."""
+"""The programs of a session: what they are made of, how they are run and their variables saved.
+
+No process can read the whole of an array that is split over the devices of several; the first
+process asks the others for their parts, over the connections of `crew.py`.
+
+Only the first process has a session. It tells the others to define programs, run them and save
+their variables, one message after another; `CALLS` has the method for each kind of message.
+"""
 
 from __future__ import annotations
 
@@ -10,22 +17,237 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Optional
 
+import jax
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow._mesh.variables.checkpoint_files import Apart, Faults
+from mesh_tensorflow._mesh.variables.checkpoint_files import (
+    Apart,
+    Faults,
+    faults,
+    reading,
+    write_parts,
+)
 from mesh_tensorflow._processes.peers import Peer
 from mesh_tensorflow.pjrt._sessions.executor import Description, Executor
-from mesh_tensorflow.pjrt._sessions.follower import FAILED, SIGNAL
-from mesh_tensorflow.pjrt._sessions.parts import joined, own_parts
-from mesh_tensorflow.pjrt._sessions.saving import faults_here, restore_here, saved, write_here
-from mesh_tensorflow.pjrt._sessions.watch import Watch
-from mesh_tensorflow.pjrt._sessions.wire import Message, receive, send
+from mesh_tensorflow.pjrt._sessions.wire import Message, Watch, receive, send
+from mesh_tensorflow.pjrt._store import own_specs, parts_to_write, read_array
 
-__all__ = ["Crew", "Programs", "crew_of", "current_programs"]
+
+def own_parts(array: jax.Array) -> list[tuple[list[int], np.ndarray]]:
+    """Returns the first index and the value of each part that this process has; copies once.
+
+    Args:
+      array: an array; what is there in several processes counts as that of the first.
+    """
+    return [
+        ([part.start or 0 for part in shard.index], np.asarray(shard.data))
+        for shard in array.addressable_shards
+        if shard.replica_id == 0
+    ]
+
+
+def joined(array: jax.Array, parts: Iterable[tuple[Sequence[int], np.ndarray]]) -> np.ndarray:
+    """Returns the whole value of an array.
+
+    Args:
+      array: the array.
+      parts: the first index and the value of each part, of all processes.
+    """
+    whole = np.empty(array.shape, array.dtype)
+    for begin, value in parts:
+        place = tuple(slice(b, b + n) for b, n in zip(begin, value.shape))
+        whole[place] = value
+    return whole
+
+
+# The name in the file, the number of the program, the name there, and the name of the dtype in the
+# file; what JSON can say.
+Saved = tuple[str, int, str, str]
+
+
+def saved(variables: Mapping[str, Apart]) -> list[Saved]:
+    """Returns what other processes are told of variables.
+
+    Args:
+      variables: the variables, by name in files.
+    """
+    return [(name, v.number, v.name, v.dtype.name) for name, v in variables.items()]
+
+
+def write_here(executor: Executor, prefix: str, variables: Sequence[Saved]) -> Optional[str]:
+    """Writes the parts that this process has, of copies those that count as the first.
+
+    Args:
+      executor: what has the variables.
+      prefix: the beginning of the path.
+      variables: the variables.
+
+    Returns:
+      The path; None if this process has nothing to write.
+
+    Raises:
+      ValueError: a variable has no value yet.
+      OSError: the parts cannot be written.
+    """
+    parts = [
+        part
+        for name, number, key, dtype in variables
+        for part in parts_to_write(executor.current(number, key), name, tf.as_dtype(dtype))
+    ]
+    if not parts:
+        return None
+    path = f"{prefix}-{jax.process_index()}-of-{jax.process_count()}"
+    write_parts(path, parts)
+    return path
+
+
+def restore_here(executor: Executor, path: str, variables: Sequence[Saved]) -> None:
+    """Reads the parts that the devices of this process have, and sets the variables.
+
+    Args:
+      executor: what has the variables.
+      path: the path of a checkpoint.
+      variables: the variables.
+
+    Raises:
+      OSError: a part cannot be read.
+    """
+    with reading(path) as reader:
+        for name, number, key, dtype in variables:
+            like, where = executor.place(number, key)
+            array = read_array(reader, name, tf.as_dtype(dtype), like, where)
+            executor.put(number, key, array)
+
+
+def faults_here(executor: Executor, path: str, variables: Sequence[Saved]) -> Faults:
+    """Returns what is wrong with the parts that this process would write.
+
+    Args:
+      executor: what has the variables.
+      path: the path of a checkpoint.
+      variables: the variables.
+    """
+    wanted = {}
+    for name, number, key, dtype in variables:
+        like, where = executor.place(number, key)
+        wanted[name] = tf.as_dtype(dtype), own_specs(like.shape, where)
+    return faults(path, wanted)
+
+
+FAILED, SIGNAL = "failed", "signal"  # beside answers
+
+Answer = tuple[Any, Sequence[np.ndarray]]
+_NOTHING: Answer = (None, ())
+
+
+class Follower:
+    """Does what the chief asks for, on the devices of this process."""
+
+    def __init__(self) -> None:
+        """Begins without programs."""
+        self._executor = Executor()
+
+    def answer(self, message: Message) -> Message:
+        """Does what a message says, and returns the answer.
+
+        Args:
+          message: one of CALLS.
+        """
+        try:
+            values, arrays = CALLS[message.call](self, message)
+        except Exception as error:
+            # The chief raises it, unless it has the same error itself.
+            return Message(FAILED, f"{type(error).__name__}: {error}")
+        return Message(message.call, values, arrays)
+
+    def define(self, message: Message) -> Answer:
+        """Adds a program.
+
+        Args:
+          message: its number and description; its operations.
+        """
+        number, described = message.values
+        graph_def = tf.GraphDef.FromString(message.arrays[0].tobytes())
+        self._executor.define(number, Description.of_plain(described), graph_def)
+        return _NOTHING
+
+    def forget(self, message: Message) -> Answer:
+        """Removes a program.
+
+        Args:
+          message: its number.
+        """
+        self._executor.forget(message.values)
+        return _NOTHING
+
+    def run(self, message: Message) -> Answer:
+        """Does a step.
+
+        Args:
+          message: the number of the program; its arguments.
+        """
+        self._executor.run(message.values, message.arrays)
+        return _NOTHING
+
+    def assign(self, message: Message) -> Answer:
+        """Sets a variable.
+
+        Args:
+          message: the number of the program and the name; the whole value.
+        """
+        number, name = message.values
+        self._executor.assign(number, name, message.arrays[0])
+        return _NOTHING
+
+    def read(self, message: Message) -> Answer:
+        """Returns the parts of a variable that this process has, copies once over all processes.
+
+        Args:
+          message: the number of the program and the name.
+        """
+        parts = own_parts(self._executor.current(*message.values))
+        return [begin for begin, _ in parts], [value for _, value in parts]
+
+    def write(self, message: Message) -> Answer:
+        """Writes the parts of variables that this process has to a file; returns its path, or None.
+
+        Args:
+          message: the beginning of the path; the variables.
+        """
+        return write_here(self._executor, *message.values), ()
+
+    def restore(self, message: Message) -> Answer:
+        """Sets variables to what a checkpoint has.
+
+        Args:
+          message: the path; the variables.
+        """
+        restore_here(self._executor, *message.values)
+        return _NOTHING
+
+    def faults(self, message: Message) -> Answer:
+        """Returns what is wrong with the data of this process' parts in a checkpoint.
+
+        Args:
+          message: the path; the variables.
+        """
+        return faults_here(self._executor, *message.values), ()
+
+
+CALLS: dict[str, Callable[[Follower, Message], Answer]] = {
+    "define": Follower.define,
+    "forget": Follower.forget,
+    "run": Follower.run,
+    "assign": Follower.assign,
+    "read": Follower.read,
+    "write": Follower.write,
+    "restore": Follower.restore,
+    "faults": Follower.faults,
+}
 
 
 class Crew:
