@@ -15,7 +15,7 @@ from mesh_tensorflow.bert._dims import BertDims, check_config
 from mesh_tensorflow.bert._layers import get_activation, layer_norm
 from mesh_tensorflow.ops._variables.precision import widened
 from mesh_tensorflow.transformer import moe as moe_lib
-from mesh_tensorflow.transformer.transformer_layers._attention.relative import (
+from mesh_tensorflow.transformer.transformer_layers._attention.params import (
     relative_position_bucket,
 )
 

@@ -29,7 +29,7 @@ from mesh_tensorflow.transformer import utils
 from mesh_tensorflow.transformer.utils._data.batching import length_of_feature
 from mesh_tensorflow.transformer.utils._data.features import has_inputs_feature
 from mesh_tensorflow.transformer.utils._program import recorded_lowerings
-from mesh_tensorflow.transformer.utils._training.train_step import training_for
+from mesh_tensorflow.transformer.utils._training.train import training_for
 
 __all__ = ["main"]
 

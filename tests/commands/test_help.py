@@ -14,7 +14,7 @@ from mesh_tensorflow import _command_lines
 from mesh_tensorflow._command_lines import transformer
 from mesh_tensorflow._command_lines.flag_table import FlagProgram
 from mesh_tensorflow.auto_mtf import measure
-from mesh_tensorflow.transformer.convert import _models, _weights
+from mesh_tensorflow.transformer.convert import _weights
 from mesh_tensorflow.transformer.utils import _run
 
 PROGRAMS = sorted(_command_lines.PROGRAMS)
@@ -161,7 +161,7 @@ def test_the_package_lists_its_programs():
 
 def test_lists_of_names_are_those_of_the_programs():
     assert [*transformer.MODES] and set(transformer.MODES) == set(_run._MODES)
-    assert set(transformer.CONVERT_DTYPES) == set(_models.DTYPES)
+    assert set(transformer.CONVERT_DTYPES) == set(_weights.DTYPES)
     assert set(transformer.CONVERT_NORMS) == set(_weights.NORM_NAMES)
     assert set(_command_lines.auto_mtf.PLACEMENTS) == set(measure._PLACEMENTS)
 

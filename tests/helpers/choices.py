@@ -37,7 +37,11 @@ class Choice(NamedTuple):
 
 CHOICES = (
     Choice(
-        "attention by blocks", "transformer.attention._blocked", "LEAST_LENGTH", _ANY_SIZE, _NO_SIZE
+        "attention by blocks",
+        "transformer.attention._dot_product",
+        "LEAST_LENGTH",
+        _ANY_SIZE,
+        _NO_SIZE,
     ),
     Choice(
         "gathers in place of products with one-hots",

@@ -46,7 +46,7 @@ FAULTS = [
         "transformer/test_convert.py -k logits",
     ),
     Fault(
-        "transformer/transformer_layers/_attention/self_bias.py",
+        "transformer/transformer_layers/_attention/self_attention.py",
         '("self_attention_bias", *bounds, tuple(heads_dims))',
         '("self_attention_bias", tuple(heads_dims))',
         "layers with different windows share a relative bias",
@@ -60,7 +60,7 @@ FAULTS = [
         "beam_search/test_beam_search.py -k may_be_better",
     ),
     Fault(
-        "transformer/transformer/_decoding/sampling.py",
+        "transformer/transformer/_decoding/incremental.py",
         "return mtf.gather(ids, drawn, top_dim)",
         "return drawn",
         "sampling among the k best gives the rank instead of the id",
@@ -88,14 +88,14 @@ FAULTS = [
         "transformer/test_models.py -k test_loss",
     ),
     Fault(
-        "transformer/dataset/_pack.py",
+        "transformer/dataset/_features.py",
         'ends[k] - sizes[k] + lengths[k], side="right")',
         'ends[k] - sizes[k] + lengths[k], side="left")',
         "an example that fills a packed row exactly goes to the next one",
         "transformer/test_dataset.py -k pack",
     ),
     Fault(
-        "transformer/utils/_outputs/parts.py",
+        "transformer/utils/_outputs/decode.py",
         "_fingerprint(list(inputs), batch_size, about)",
         "_fingerprint(list(inputs), batch_size)",
         "a decode goes on from what other weights decoded",

@@ -12,7 +12,7 @@ import mesh_tensorflow as mtf
 from mesh_tensorflow._core.pending import walk
 from mesh_tensorflow.testing.harness import WHOLE, Placing, assert_close
 from mesh_tensorflow.transformer import transformer_layers as T
-from mesh_tensorflow.transformer.utils._layout import layout_of_program
+from mesh_tensorflow.transformer.utils._program import layout_of_program
 
 IDS = np.repeat([[1, 1, 1, 2, 2, 2, 0, 0], [1, 1, 2, 2, 3, 3, 3, 3]], ROWS // 2, 0)
 SIZES = {"num_heads": 4, "key_value_size": 4}

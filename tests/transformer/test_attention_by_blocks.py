@@ -10,7 +10,7 @@ from helpers.transformer.attention_layers import LENGTH, MEMORY, ROWS, SMALL, no
 import mesh_tensorflow as mtf
 from mesh_tensorflow.testing.harness import WHOLE, Placing, assert_close
 from mesh_tensorflow.transformer import transformer_layers as T
-from mesh_tensorflow.transformer.attention import _blocked
+from mesh_tensorflow.transformer.attention import _dot_product
 
 IDS = np.repeat([[1, 1, 1, 2, 2, 2, 0, 0], [1, 1, 2, 2, 3, 3, 3, 3]], ROWS // 2, 0)
 ENCODER_IDS = np.repeat([[1, 1, 2, 2, 0, 0], [1, 2, 2, 3, 3, 3]], ROWS // 2, 0)
@@ -44,7 +44,7 @@ def both(name, mesh):
         if name == "bias_of_packed":
             context.position = tensor(mesh, POSITIONS, f"batch:{ROWS},length:{LENGTH}")
         x = base.layer_input(mesh)
-        with mock.patch.object(_blocked, "LEAST_LENGTH", least):
+        with mock.patch.object(_dot_product, "LEAST_LENGTH", least):
             y = base.called(LAYERS[name](**SMALL), context, x)
         weights = mesh.graph.trainable_variables
         found += [y, *mtf.gradients([mtf.square(y)], [x, *(w.outputs[0] for w in weights)])]

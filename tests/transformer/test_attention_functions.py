@@ -15,7 +15,7 @@ import mesh_tensorflow as mtf
 from mesh_tensorflow.testing.harness import Placing, assert_close
 from mesh_tensorflow.transformer import attention as A
 from mesh_tensorflow.transformer import transformer_layers as T
-from mesh_tensorflow.transformer.attention import _blocked
+from mesh_tensorflow.transformer.attention import _dot_product
 
 QUERIES, MEMORY, KEY, VALUE = 6, 5, 4, 3
 Q, K, V = (
@@ -69,7 +69,7 @@ def test_blocks(z_loss, extra):
             xs = operands(mesh)
             bias = tensor(mesh, BIAS, f"length:{QUERIES},memory_length:{MEMORY}")
             context = types.SimpleNamespace(train=True, losses=[], nonpadding=1, model=None)
-            with mock.patch.object(_blocked, "LEAST_LENGTH", length):
+            with mock.patch.object(_dot_product, "LEAST_LENGTH", length):
                 y = A.attention(*xs, *ARGUMENTS, bias, extra_logit=extra, context=context,
                                 z_loss_coeff=z_loss, blocked=blocked)  # fmt: skip
             kinds = [type(op).__name__ for op in mesh.graph.operations]

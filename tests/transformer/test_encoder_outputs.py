@@ -6,7 +6,7 @@ import inspect
 import pytest
 
 from mesh_tensorflow.transformer import transformer
-from mesh_tensorflow.transformer.transformer._encoder_outputs import EncoderOutputs
+from mesh_tensorflow.transformer.transformer._context import EncoderOutputs
 
 
 @pytest.mark.parametrize(

@@ -1,18 +1,20 @@
 """Attention: functions of queries, keys and values, and their projection weights."""
 
-from mesh_tensorflow.transformer.attention._bias import visibility_mask_to_attention_bias
-from mesh_tensorflow.transformer.attention._dot_product import attention
-from mesh_tensorflow.transformer.attention._experts import ExpertsAttentionParams
-from mesh_tensorflow.transformer.attention._hybrid import hybrid_attention
-from mesh_tensorflow.transformer.attention._local import local_attention_1d
-from mesh_tensorflow.transformer.attention._params import AttentionParams, attention_params_simple
+from mesh_tensorflow.transformer.attention._dot_product import (
+    attention,
+    maybe_reshape_attention_input_for_2d_sharding,
+    visibility_mask_to_attention_bias,
+)
+from mesh_tensorflow.transformer.attention._local import hybrid_attention, local_attention_1d
+from mesh_tensorflow.transformer.attention._params import (
+    AttentionParams,
+    ExpertsAttentionParams,
+    attention_params_simple,
+)
 from mesh_tensorflow.transformer.attention._prompts import (
     concat_hyper_prompts_kv,
     make_params_hyperprompt,
     make_params_mtlprompt,
-)
-from mesh_tensorflow.transformer.attention._sharding import (
-    maybe_reshape_attention_input_for_2d_sharding,
 )
 from mesh_tensorflow.transformer.attention._synthetic import synthetic_attention
 

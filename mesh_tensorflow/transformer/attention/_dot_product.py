@@ -1,9 +1,10 @@
-"""Dot-product attention."""
+"""Dot-product attention: when it works by blocks, how it is split, and masks as biases."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Optional, Union
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Optional, Union
 
 import tensorflow.compat.v1 as tf
 
@@ -12,12 +13,212 @@ from mesh_tensorflow import layers
 from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.graph import leaves_no_node
 from mesh_tensorflow.layers._attention import masks
-from mesh_tensorflow.transformer.attention import _blocked, _sharding
+from mesh_tensorflow.layers._attention.blocked import (
+    added_terms,
+    attention_and_log_sums,
+    whole_dims,
+)
+from mesh_tensorflow.layers._attention.masks import MASKED_LOGIT, MadeOf
 
 if TYPE_CHECKING:
     from mesh_tensorflow.transformer.transformer._context import Context
 
-__all__ = ["attend", "attention", "check_operands", "with_dropout"]
+
+def visibility_mask_to_attention_bias(visible: mtf.Tensor, dtype: tf.DType) -> mtf.Tensor:
+    """Converts a visibility mask to an attention bias: 0 where visible, -1e9 where masked.
+
+    Args:
+      visible: a boolean Tensor.
+      dtype: the dtype of the result.
+
+    Returns:
+      A Tensor of the shape of `visible`.
+    """
+    return mtf.cast(mtf.logical_not(visible), dtype) * MASKED_LOGIT
+
+
+# By graph: names of the layout that attention was split by, which make them names of the program.
+_lent: weakref.WeakKeyDictionary[mtf.Graph, set[str]] = weakref.WeakKeyDictionary()
+_Split = tuple[mtf.Dimension, list[mtf.Dimension]]
+
+
+def _parts(layout: mtf.LayoutRules, mesh_shape: mtf.Shape, dim: mtf.Dimension) -> int:
+    axis = layout.tensor_dimension_to_mesh_axis(dim, mesh_shape)
+    return 1 if axis is None else mesh_shape[axis].size
+
+
+def _idle_names(
+    layout: mtf.LayoutRules, mesh_shape: mtf.Shape, dims: Iterable[mtf.Dimension]
+) -> Iterable[tuple[str, int]]:
+    """Yields (name of a tensor dimension, number of slices) for each unused mesh dimension."""
+    dims = list(dims)
+    names = {d.name for d in dims}
+    used = {layout.tensor_dimension_to_mesh_axis(d, mesh_shape) for d in dims}
+    for axis, mesh_dim in enumerate(mesh_shape.dims):
+        if axis in used or mesh_dim.size == 1:
+            continue
+        # Sorted, since the order of a set varies and equal programs should make equal graphs.
+        rules = layout.mesh_dimension_name_to_tensor_dimension_names(mesh_dim.name)
+        for name in sorted(set(rules) - names)[:1]:
+            yield name, mesh_dim.size
+
+
+def find_split(
+    context: Context, tensors: Sequence[mtf.Tensor], unsplittable_dims: Sequence[mtf.Dimension]
+) -> Optional[_Split]:
+    """Returns a dimension of all tensors and the two dimensions that replace it, or None.
+
+    Args:
+      context: a Context or None.
+      tensors: Tensors, the first two of which are queries and keys.
+      unsplittable_dims: Dimensions that are not split.
+    """
+    model: Any = getattr(context, "model", None)
+    if getattr(model, "layout", None) is None or getattr(model, "mesh_shape", None) is None:
+        return None
+    layout = mtf.convert_to_layout_rules(model.layout)
+    mesh_shape: Any = mtf.convert_to_shape(model.mesh_shape)
+    q, k = tensors[:2]
+    dims = [d for t in tensors for d in t.shape]
+    for name, parts in _idle_names(layout, mesh_shape, dims):
+        for dim in q.shape:
+            if dim not in k.shape or dim in unsplittable_dims:
+                continue
+            outer = _parts(layout, mesh_shape, dim)
+            if dim.size % (outer * parts) == 0:
+                inner = mtf.Dimension(name, dim.size // outer)
+                _lent.setdefault(q.graph, set()).add(name)
+                return dim, [mtf.Dimension(dim.name, outer), inner]
+    return None
+
+
+def names_lent(graph: mtf.Graph) -> set[str]:
+    """Returns the names of a layout that attention in a graph was split by."""
+    return set(_lent.get(graph, ()))
+
+
+def split_again(x: Optional[mtf.Tensor], split: Optional[_Split]) -> Optional[mtf.Tensor]:
+    """Returns `x` with the dimension of a split replaced, if it has that dimension."""
+    if x is None or split is None or split[0] not in x.shape:
+        return x
+    return mtf.replace_dimensions(x, *split)
+
+
+def maybe_reshape_attention_input_for_2d_sharding(
+    context: Context,
+    q: mtf.Tensor,
+    k: mtf.Tensor,
+    v: mtf.Tensor,
+    bias: Optional[mtf.Tensor],
+    unsplittable_dims: Sequence[mtf.Dimension],
+) -> tuple[mtf.Tensor, mtf.Tensor, mtf.Tensor, Optional[mtf.Tensor]]:
+    """Splits attention over a mesh dimension by which the layout splits other tensors only.
+
+    With the layout "batch:x,d_ff:y" all processors along y would repeat the same work. So the first
+    dimension that queries and keys share and that is divisible, usually the batch, becomes two, the
+    second of which has a name that the layout splits over y. Results are the same.
+
+    Args:
+      context: a Context, whose model knows its layout and mesh shape; or None.
+      q: a Tensor with dimensions [batch..., length, heads..., d_kv].
+      k: a Tensor with dimensions [batch..., memory_length, heads..., d_kv].
+      v: a Tensor with dimensions [batch..., memory_length, heads..., d_kv].
+      bias: a Tensor or None.
+      unsplittable_dims: Dimensions that are not replaced.
+
+    Returns:
+      A tuple (q, k, v, bias), reshaped or unchanged.
+    """
+    split = find_split(context, [q, k, v], unsplittable_dims)
+    return tuple(split_again(x, split) for x in (q, k, v, bias))  # type: ignore[return-value]
+
+
+# From this length of queries and of the memory on, blocks are used: see docs/benchmarks.md.
+LEAST_LENGTH = 1024
+
+
+def _parts_of(bias: Optional[mtf.Tensor]) -> MadeOf:
+    """Returns what a bias was made of."""
+    found: Optional[MadeOf] = None if bias is None else bias.made_of
+    return MadeOf(bias, ()) if found is None else found
+
+
+def takes_blocks(
+    blocked: Optional[bool],
+    tensors: Sequence[mtf.Tensor],
+    dims: Sequence[mtf.Dimension],
+    bias: Optional[mtf.Tensor],
+    dropout_rate: Any,
+    joint: bool,
+    ring: Union[bool, str] = False,
+) -> bool:
+    """Returns whether attention works by blocks.
+
+    Args:
+      blocked: what the caller says; None if it does not.
+      tensors: queries, keys and values.
+      dims: the Dimensions of the memory, of keys and of values.
+      bias: a Tensor or None.
+      dropout_rate: a number or a tf scalar.
+      joint: whether there are an extra logit and a z-loss, which exclude each other in blocks.
+      ring: whether, or how, keys and values are passed around; then blocks are used wherever they
+        are possible.
+
+    Raises:
+      ValueError: `blocked` is true, and blocks are not possible.
+    """
+    if blocked is False:
+        return False
+    q, k, v = tensors
+    memory, key, value = dims
+    parts = _parts_of(bias)
+    terms = added_terms(parts.rest, parts.visible, parts.distances)
+    found = whole_dims(q, k, v, memory, key, value, terms)
+    why = found if isinstance(found, str) else ""
+    if not isinstance(dropout_rate, (int, float)):
+        why = "dropout_rate is a tensor, and blocks need a number"
+    elif joint:
+        why = "z_loss_coeff leaves an extra_logit out, and blocks have only the sums with it"
+    if blocked and why:
+        raise ValueError(f"attention: blocked=True is not possible: {why}. Leave blocked out")
+    if blocked or ring or why:
+        return not why
+    return min(found.length.size, memory.size) >= LEAST_LENGTH  # type: ignore[union-attr]
+
+
+def blocked_attend(
+    tensors: Sequence[mtf.Tensor],
+    dims: Sequence[mtf.Dimension],
+    bias: Optional[mtf.Tensor],
+    dropout_rate: float,
+    dropout_broadcast_dims: Optional[Sequence[mtf.Dimension]],
+    extra_logit: Union[mtf.Tensor, float, None],
+    context: Context,
+    ring: Union[bool, str] = False,
+) -> tuple[mtf.Tensor, mtf.Tensor]:
+    """Returns what `attend` does, and the logarithms of the softmax's denominators."""
+    q, k, v = tensors
+    memory, key, value = dims
+    if layers.unit_scaling_convention():
+        # What layers.us_einsum does to the logits of the plain form.
+        q = q * key.size**-0.5
+    parts = _parts_of(bias)
+    training = context is None or context.train
+    return attention_and_log_sums(
+        q,
+        k,
+        v,
+        memory,
+        key,
+        value,
+        parts.rest,
+        parts.visible,
+        dropout_rate=dropout_rate if training else 0.0,
+        dropout_broadcast_dims=dropout_broadcast_dims,
+        extra_logit=extra_logit,
+        ring=ring,
+        distances=parts.distances,
+    )
 
 
 def check_operands(
@@ -124,16 +325,16 @@ def attend(
     """Computes `attention` without checking its operands."""
     output_shape = q.shape - key_dim + value_dim
     rows_shape = q.shape - key_dim
-    split = _sharding.find_split(context, [q, k, v], [key_dim, value_dim])
-    q, k, v, bias = (_sharding.split_again(x, split) for x in (q, k, v, bias))  # type: ignore
+    split = find_split(context, [q, k, v], [key_dim, value_dim])
+    q, k, v, bias = (split_again(x, split) for x in (q, k, v, bias))  # type: ignore
     has_z_loss = z_loss_coeff is not None and context.train and context.losses is not None
     parts, dims = (q, k, v), (memory_length_dim, key_dim, value_dim)
     joint = has_z_loss and extra_logit is not None
     if getattr(context, "mode", None) == "incremental":
         # One position has nothing that could go around, or be cut.
         blocked, ring = False, False
-    if _blocked.takes_blocks(blocked, parts, dims, bias, dropout_rate, joint, ring):
-        outputs, log_z = _blocked.blocked_attend(
+    if takes_blocks(blocked, parts, dims, bias, dropout_rate, joint, ring):
+        outputs, log_z = blocked_attend(
             parts, dims, bias, dropout_rate, dropout_broadcast_dims, extra_logit, context, ring
         )
         if has_z_loss:

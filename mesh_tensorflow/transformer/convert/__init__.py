@@ -17,12 +17,13 @@ from mesh_tensorflow.transformer.convert._files import (
     write_checkpoint,
     write_huggingface,
 )
-from mesh_tensorflow.transformer.convert._models import (
+from mesh_tensorflow.transformer.convert._weights import (
     from_huggingface,
+    huggingface_to_mesh,
+    mesh_to_huggingface,
     to_huggingface,
     with_draft,
 )
-from mesh_tensorflow.transformer.convert._weights import huggingface_to_mesh, mesh_to_huggingface
 
 __all__ = [
     "from_huggingface",

@@ -11,12 +11,12 @@ from mesh_tensorflow.transformer.dataset._features import (
     encode_all_features,
     encode_dataset,
     ensure_dataset_eos,
+    pack_dataset,
     pack_or_pad,
     pad_dataset_with_zeroed_out_examples,
     supervised_to_dict,
     trim_and_pad_dataset,
 )
-from mesh_tensorflow.transformer.dataset._pack import pack_dataset
 from mesh_tensorflow.transformer.dataset._records import (
     pretokenized_t2t_dataset,
     pretokenized_tfds_dataset,

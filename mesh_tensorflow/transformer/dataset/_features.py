@@ -1,4 +1,4 @@
-"""Transformations of data sets: encoding, EOS, fixed lengths."""
+"""Transformations of data sets: encoding, EOS, packing, fixed lengths; checks of arguments."""
 
 from __future__ import annotations
 
@@ -9,26 +9,97 @@ import gin
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow.transformer import vocabulary as vocabularies
-from mesh_tensorflow.transformer.dataset._checks import (
-    MODULE,
-    Lengths,
-    chosen_keys,
-    feature_specs,
-    length_of,
-    spec_text,
-)
-from mesh_tensorflow.transformer.dataset._pack import pack_dataset
 
-__all__ = [
-    "EvalDataset",
-    "encode_all_features",
-    "encode_dataset",
-    "ensure_dataset_eos",
-    "pack_or_pad",
-    "pad_dataset_with_zeroed_out_examples",
-    "supervised_to_dict",
-    "trim_and_pad_dataset",
-]
+
+# The gin module of the functions of this package.
+MODULE = "mesh_tensorflow.transformer.dataset"
+
+Lengths = Union[int, Mapping[str, int]]
+
+
+def checked_int32(name: str, key: str, ids: tf.Tensor, where: Sequence[Any] = ()) -> tf.Tensor:
+    """Returns ids as int32; an error when they are read names one that it does not hold.
+
+    Args:
+      name: a string, the name of the calling function.
+      key: the name of the feature.
+      ids: a tensor of integers.
+      where: further parts of the message.
+    """
+    narrow = tf.cast(ids, tf.int32)
+    if ids.dtype in (tf.int8, tf.uint8, tf.int16, tf.uint16, tf.int32):
+        return narrow
+    differs = tf.not_equal(tf.cast(narrow, ids.dtype), ids)
+    text = f"{name}: feature {key} has an id that is no int32, as models need:"
+    found = tf.boolean_mask(ids, differs)[:1]
+    check = tf.Assert(tf.logical_not(tf.reduce_any(differs)), [text, found, *where])
+    with tf.control_dependencies([check]):
+        return tf.identity(narrow)
+
+
+def spec_text(spec: tf.TensorSpec) -> str:
+    """Returns the shape and dtype of a feature as text."""
+    return f"{spec.shape} {spec.dtype.name}"
+
+
+def feature_specs(name: str, dataset: tf.data.Dataset) -> dict[str, Any]:
+    """Returns the specifications of the features of a data set.
+
+    Args:
+      name: a string, the name of the calling function.
+      dataset: a Dataset of dictionaries.
+
+    Raises:
+      ValueError: its elements are not dictionaries.
+    """
+    specs = tf.data.experimental.get_structure(dataset)
+    if not isinstance(specs, Mapping):
+        raise ValueError(
+            f"{name}: the elements of the data set must be dictionaries of features, and are "
+            f"{specs}; supervised_to_dict makes them of pairs"
+        )
+    return dict(specs)
+
+
+def chosen_keys(
+    name: str, specs: Mapping[str, Any], keys: Optional[Union[str, Iterable[str]]]
+) -> list[str]:
+    """Returns the names of the features to work on: those given, or all of them.
+
+    Raises:
+      ValueError: the data set has no such feature.
+    """
+    if keys is None:
+        return list(specs)
+    keys = [keys] if isinstance(keys, str) else list(keys)
+    missing = [k for k in keys if k not in specs]
+    if missing:
+        raise ValueError(
+            f"{name}: the data set has no feature {', '.join(map(repr, missing))}; it has "
+            f"{', '.join(map(repr, specs))}"
+        )
+    return keys
+
+
+def length_of(name: str, length: Lengths, key: str) -> int:
+    """Returns the length of a feature.
+
+    Raises:
+      ValueError: there is none, or it is not a positive integer.
+    """
+    if isinstance(length, Mapping):
+        if key not in length:
+            raise ValueError(
+                f"{name}: no length for feature {key!r} in {dict(length)}; give one, or name the "
+                "features to work on"
+            )
+        length = length[key]
+    if isinstance(length, bool) or not hasattr(length, "__index__") or length < 1:
+        raise ValueError(
+            f"{name}: the length of {key!r} must be a positive integer, not {length!r}"
+        )
+    return int(length)
+
 
 Vocabularies = Union[
     vocabularies.Vocabulary, tuple[vocabularies.Vocabulary, vocabularies.Vocabulary]
@@ -290,3 +361,139 @@ def supervised_to_dict(dataset: tf.data.Dataset, text2self: bool) -> tf.data.Dat
         return {"targets": targets} if text2self else {"inputs": inputs, "targets": targets}
 
     return dataset.map(named, num_parallel_calls=tf.data.AUTOTUNE)
+
+
+@gin.configurable(module=MODULE)
+def pack_dataset(
+    dataset: tf.data.Dataset,
+    length: Lengths,
+    keys: Optional[Union[str, Iterable[str]]] = None,
+    use_custom_ops: bool = False,
+) -> tf.data.Dataset:
+    """Packs several examples into each row.
+
+    Examples stay in order. A row takes examples as long as they fit completely, in every feature;
+    examples longer than a row are truncated first. Examples are packed in batches, of as many
+    examples as the longest row has positions; the last row of a batch is not filled further. Zeros
+    at the end of an example are padding and removed; examples of only zeros are dropped.
+
+    For example, inputs [8, 7, 1], [2, 3, 1] and targets [4, 1], [5, 6, 1] with length 8 become:
+
+        inputs               [8, 7, 1, 2, 3, 1, 0, 0]
+        inputs_segmentation  [1, 1, 1, 2, 2, 2, 0, 0]
+        inputs_position      [0, 1, 2, 0, 1, 2, 0, 0]
+        targets              [4, 1, 5, 6, 1, 0, 0, 0]
+        targets_segmentation [1, 1, 2, 2, 2, 0, 0, 0]
+        targets_position     [0, 1, 0, 1, 2, 0, 0, 0]
+
+    Args:
+      dataset: a Dataset of dictionaries of integer features [any length].
+      length: an integer, the length of all rows, or a dictionary of them by feature.
+      keys: the names of the features to pack; by default all. Others are dropped.
+      use_custom_ops: ignored: packing always uses TensorFlow's own operations.
+
+    Returns:
+      A Dataset of dictionaries of int32 features [length]: for each key itself,
+      `<key>_segmentation` and `<key>_position`. Reading an id that no int32 holds raises
+      tf.errors.InvalidArgumentError.
+
+    Raises:
+      ValueError: there is no such feature, or no length for it, or it is not a vector of integers.
+    """
+    del use_custom_ops
+    specs = feature_specs("pack_dataset", dataset)
+    keys = chosen_keys("pack_dataset", specs, keys)
+    lengths = {k: length_of("pack_dataset", length, k) for k in keys}
+    for k in keys:
+        if specs[k].shape.rank not in (1, None) or not specs[k].dtype.is_integer:
+            raise ValueError(
+                f"pack_dataset: feature {k!r} {spec_text(specs[k])} is not a one-dimensional "
+                "sequence of integers; name the features to pack in `keys`"
+            )
+
+    def trim(example: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+        return {k: checked_int32("pack_dataset", k, example[k][: lengths[k]]) for k in keys}
+
+    dataset = dataset.map(trim, num_parallel_calls=tf.data.AUTOTUNE)
+    dataset = dataset.padded_batch(max(lengths.values()), padded_shapes={k: [None] for k in keys})
+    dataset = dataset.map(
+        lambda batch: _packed(batch, lengths), num_parallel_calls=tf.data.AUTOTUNE
+    )
+    return dataset.unbatch()
+
+
+def _packed(batch: Mapping[str, tf.Tensor], lengths: Mapping[str, int]) -> dict[str, tf.Tensor]:
+    """Returns the rows of a batch of padded examples.
+
+    A row is a range of examples, so its tokens are a range of the concatenated tokens of all
+    examples; only the beginnings of rows have to be computed sequentially.
+    """
+    sizes = {k: _sizes(tokens) for k, tokens in batch.items()}
+    kept = tf.reduce_any(tf.stack([size > 0 for size in sizes.values()]), axis=0)
+    sizes = {k: tf.boolean_mask(size, kept) for k, size in sizes.items()}
+    ends = {k: tf.cumsum(size) for k, size in sizes.items()}
+    starts = _row_starts(sizes, ends, lengths)
+    packed = {}
+    for k, tokens in batch.items():
+        used = tf.sequence_mask(sizes[k], tf.shape(tokens)[1])
+        line = tf.boolean_mask(tf.boolean_mask(tokens, kept), used)
+        packed.update(_rows(k, line, sizes[k], ends[k], starts, lengths[k]))
+    return packed
+
+
+def _sizes(tokens: tf.Tensor) -> tf.Tensor:
+    """Returns the lengths of sequences [batch, length] without trailing zeros."""
+    number = 1 + tf.range(tf.shape(tokens)[1])
+    last = tf.where_v2(tf.not_equal(tokens, 0), number, 0)
+    return tf.maximum(tf.reduce_max(last, axis=1), 0)
+
+
+def _row_starts(
+    sizes: Mapping[str, tf.Tensor], ends: Mapping[str, tf.Tensor], lengths: Mapping[str, int]
+) -> tf.Tensor:
+    """Returns the first example of each row."""
+    next_start = tf.reduce_min(
+        tf.stack(
+            [tf.searchsorted(ends[k], ends[k] - sizes[k] + lengths[k], side="right") for k in sizes]
+        ),
+        axis=0,
+    )
+    count = tf.size(next_start)
+    array = tf.TensorArray(tf.int32, size=count, element_shape=[])
+
+    def body(row: tf.Tensor, start: tf.Tensor, array: tf.TensorArray) -> tuple[Any, ...]:
+        return row + 1, next_start[start], array.write(row, start)
+
+    rows, _, array = tf.while_loop(
+        lambda row, start, array: start < count, body, [tf.constant(0), tf.constant(0), array]
+    )
+    return array.gather(tf.range(rows))
+
+
+def _rows(
+    key: str,
+    line: tf.Tensor,
+    sizes: tf.Tensor,
+    ends: tf.Tensor,
+    starts: tf.Tensor,
+    length: int,
+) -> dict[str, tf.Tensor]:
+    """Returns the rows of one feature, from its concatenated tokens."""
+    offsets = ends - sizes
+    examples = tf.range(tf.size(sizes))
+    first = tf.gather(starts, tf.searchsorted(starts, examples, side="right") - 1)
+    example = tf.repeat(examples, sizes)
+    segment = tf.gather(examples - first + 1, example)
+    position = tf.range(tf.size(line)) - tf.gather(offsets, example)
+    splits = tf.concat([tf.gather(offsets, starts), [tf.size(line)]], 0)
+
+    def rows(values: tf.Tensor) -> tf.Tensor:
+        ragged = tf.RaggedTensor.from_row_splits(values, splits, validate=False)
+        return ragged.to_tensor(shape=[None, length])
+
+    segment = tf.where_v2(tf.equal(line, 0), 0, segment)
+    return {
+        key: rows(line),
+        f"{key}_position": rows(position),
+        f"{key}_segmentation": rows(segment),
+    }

@@ -11,9 +11,14 @@ import gin
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow.transformer import vocabulary as vocabularies
-from mesh_tensorflow.transformer.dataset._checks import MODULE, Lengths, checked_int32
-from mesh_tensorflow.transformer.dataset._features import Vocabularies, supervised_to_dict
-from mesh_tensorflow.transformer.dataset._pack import pack_dataset
+from mesh_tensorflow.transformer.dataset._features import (
+    MODULE,
+    Lengths,
+    Vocabularies,
+    checked_int32,
+    pack_dataset,
+    supervised_to_dict,
+)
 from mesh_tensorflow.transformer.dataset._text import load_tfds, matching_files
 
 __all__ = [

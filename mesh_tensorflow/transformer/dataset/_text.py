@@ -10,14 +10,15 @@ import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._mesh.variables import checkpoint_files
 from mesh_tensorflow.transformer import vocabulary as vocabularies
-from mesh_tensorflow.transformer.dataset._checks import MODULE, Lengths
 from mesh_tensorflow.transformer.dataset._features import (
+    MODULE,
+    Lengths,
     Vocabularies,
     encode_all_features,
+    pack_dataset,
     pack_or_pad,
     supervised_to_dict,
 )
-from mesh_tensorflow.transformer.dataset._pack import pack_dataset
 
 __all__ = [
     "load_tfds",

@@ -10,8 +10,12 @@ from mesh_tensorflow.transformer.moe._gatings import (
     _top_n_gating,
 )
 from mesh_tensorflow.transformer.moe._hparams import HParams, set_default_moe_hparams
-from mesh_tensorflow.transformer.moe._layer import MoE1D, transformer_moe_layer_v1
-from mesh_tensorflow.transformer.moe._layer_2d import MoE2D, transformer_moe_layer_v2
+from mesh_tensorflow.transformer.moe._layer import (
+    MoE1D,
+    MoE2D,
+    transformer_moe_layer_v1,
+    transformer_moe_layer_v2,
+)
 
 __all__ = [
     "HParams",

@@ -1,18 +1,17 @@
 """Models: stacks of layers with embeddings, for language and from one sequence to another."""
 
-from mesh_tensorflow.transformer.transformer._context import Context
-from mesh_tensorflow.transformer.transformer._embedding import (
-    VocabEmbedding,
-    get_vocab_embedding_cls,
-)
+from mesh_tensorflow.transformer.transformer._context import Context, TransformerLayer
 from mesh_tensorflow.transformer.transformer._inputs import (
+    VocabEmbedding,
     autoregressive_inputs,
     delimited_lm_inputs_mask,
+    get_vocab_embedding_cls,
     shift_targets,
+    sinusoid_positional_embedding_weights,
 )
-from mesh_tensorflow.transformer.transformer._layer import TransformerLayer
 from mesh_tensorflow.transformer.transformer._models.bitransformer import Bitransformer
 from mesh_tensorflow.transformer.transformer._models.builders import (
+    StudentTeacher,
     make_bi_student_teacher,
     make_bitransformer,
     make_layer_stack,
@@ -23,12 +22,8 @@ from mesh_tensorflow.transformer.transformer._models.ensemble import (
     reduce_ensemble_logits_mean_prob,
     reduce_ensemble_logits_select,
 )
-from mesh_tensorflow.transformer.transformer._models.student_teacher import StudentTeacher
 from mesh_tensorflow.transformer.transformer._models.unitransformer import Unitransformer
-from mesh_tensorflow.transformer.transformer._pipelined.stack import PipelinedLayerStack
-from mesh_tensorflow.transformer.transformer._positions import (
-    sinusoid_positional_embedding_weights,
-)
+from mesh_tensorflow.transformer.transformer._pipelined import PipelinedLayerStack
 from mesh_tensorflow.transformer.transformer._stack import LayerStack, ReversibleLayerStack
 from mesh_tensorflow.transformer.transformer._sublayers import (
     sublayer_annealed_dropout,

@@ -12,17 +12,18 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
 from mesh_tensorflow.transformer.transformer._context import Context
-from mesh_tensorflow.transformer.transformer._embedding import get_vocab_embedding_cls
-from mesh_tensorflow.transformer.transformer._inputs import check_ids, delimited_lm_inputs_mask
-from mesh_tensorflow.transformer.transformer._loss import loss_from_logits
-from mesh_tensorflow.transformer.transformer._models.ensemble import reduce_ensemble_logits
-from mesh_tensorflow.transformer.transformer._positions import (
+from mesh_tensorflow.transformer.transformer._inputs import (
+    check_ids,
+    delimited_lm_inputs_mask,
     embedding_of_positions,
+    get_vocab_embedding_cls,
     positional_embedding_weights,
 )
+from mesh_tensorflow.transformer.transformer._loss import loss_from_logits
+from mesh_tensorflow.transformer.transformer._models.ensemble import reduce_ensemble_logits
 
 if TYPE_CHECKING:
-    from mesh_tensorflow.transformer.transformer._embedding import VocabEmbedding
+    from mesh_tensorflow.transformer.transformer._inputs import VocabEmbedding
     from mesh_tensorflow.transformer.transformer._models.unitransformer import Unitransformer
 
 __all__ = ["call_model", "visibility_priority"]

@@ -1,7 +1,9 @@
-"""What the layers of a model share during one call of it."""
+"""What the layers of a model share during one call of it, and their base class."""
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Optional, Union
 
@@ -12,16 +14,89 @@ from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow.ops._variables.precision import dtype_in_force
 
 if TYPE_CHECKING:
-    from mesh_tensorflow.transformer.transformer._layer import TransformerLayer
     from mesh_tensorflow.transformer.transformer._models.unitransformer import Unitransformer
 
-__all__ = [
-    "SPECULATED",
-    "Context",
-    "check_one_position",
-    "memory_length_of",
-    "nonpadding_of",
-]
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EncoderOutputs:
+    """What a decoder reads from its encoder; all fields are None without one.
+
+    The fields have the names of the corresponding arguments of Context, of
+    `Unitransformer.sample_autoregressive` and of `Unitransformer.beam_search`.
+
+    Attributes:
+      encoder_output: a Tensor with dimensions [batch..., memory_length, d_model].
+      encoder_sequence_id: an integer Tensor with dimensions [batch..., memory_length].
+      encoder_inputs: an integer Tensor with dimensions [batch..., memory_length], the ids.
+      encoder_layer_outputs: a list of Tensors, the outputs of the encoder's layers.
+      shared_params: a dictionary with the "embedding" and the "positional_embedding" to use
+        instead of the decoder's own. It may be set without an encoder, too.
+    """
+
+    encoder_output: Optional[mtf.Tensor] = None
+    encoder_sequence_id: Optional[mtf.Tensor] = None
+    encoder_inputs: Optional[mtf.Tensor] = None
+    encoder_layer_outputs: Optional[list[mtf.Tensor]] = None
+    shared_params: Optional[dict[str, Any]] = None
+
+    def arguments(self) -> dict[str, Any]:
+        """Returns the fields as keyword arguments."""
+        # Not dataclasses.asdict, which would copy the lists and dictionaries.
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+
+
+class TransformerLayer:
+    """One layer of a transformer: a function of a Tensor, with its hyperparameters.
+
+    Subclasses define `call`. It creates variables in the current variable scope, which the layer
+    stack opens.
+    """
+
+    _name: Optional[str] = None
+
+    def call(self, context: Context, x: mtf.Tensor) -> mtf.Tensor:
+        """Returns the output of the layer.
+
+        Args:
+          context: a Context, which the layers of a model share during a call.
+          x: a Tensor with dimensions [batch..., length, d_model]; without `length` in mode
+            "incremental".
+
+        Returns:
+          A Tensor of the same dimensions.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not define call(context, x)")
+
+    def to_json(self) -> str:
+        """Returns the class and the attributes of the layer as JSON.
+
+        Values that JSON cannot represent are given by their `__name__` or `repr`.
+        """
+        return json.dumps(self._described(), sort_keys=True)
+
+    def _described(self) -> dict[str, Any]:
+        def described(value: object) -> object:
+            if isinstance(value, TransformerLayer):
+                return value._described()
+            if isinstance(value, (list, tuple)):
+                return [described(v) for v in value]
+            if isinstance(value, dict):
+                return {str(k): described(v) for k, v in value.items()}
+            plain = value is None or isinstance(value, (bool, int, float, str))
+            return value if plain else getattr(value, "__name__", None) or repr(value)
+
+        attributes = {name: described(value) for name, value in vars(self).items()}
+        return {"class": type(self).__name__, **attributes}
+
+    def set_name(self, name: Optional[str]) -> None:
+        """Sets the name, which is the variable scope that a layer stack opens for the layer."""
+        self._name = name
+
+    @property
+    def name(self) -> Optional[str]:
+        """The name, or None if it was not set."""
+        return self._name
+
 
 # The name of the dimension of several positions in one decoding step.
 SPECULATED = "speculated"

@@ -1,15 +1,21 @@
-"""Inputs of models: shifted targets, masks of inputs, and checks of ids."""
+"""Inputs of models: shifted targets, masks, checks of ids, embeddings of ids and positions."""
 
 from __future__ import annotations
 
-from typing import Optional
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Optional
 
 import gin
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
+from mesh_tensorflow import layers
+from mesh_tensorflow._core.errors import dims_text
 
-__all__ = ["autoregressive_inputs", "check_ids", "delimited_lm_inputs_mask", "shift_targets"]
+if TYPE_CHECKING:
+    from mesh_tensorflow.transformer.transformer._context import Context
+    from mesh_tensorflow.transformer.transformer._models.unitransformer import Unitransformer
 
 
 def _shifted(ids: mtf.Tensor) -> mtf.Tensor:
@@ -102,3 +108,200 @@ def check_ids(what: str, ids: mtf.Tensor, vocab_dim: mtf.Dimension) -> None:
             f"{vocab_dim.name}={vocab_dim.size} ends at {vocab_dim.size - 1}; make the model "
             "with a larger vocabulary size"
         )
+
+
+def sinusoid_positional_embedding_weights(
+    mesh: mtf.Mesh,
+    max_length_dim: mtf.Dimension,
+    model_dim: mtf.Dimension,
+    dtype: tf.DType,
+    min_timescale: float = 1.0,
+    max_timescale: float = 10000.0,
+) -> mtf.Tensor:
+    """Returns sines and cosines of positions, at wavelengths in geometric progression.
+
+    Vaswani et al., "Attention is all you need" (2017). They are constants, not variables.
+
+    Args:
+      mesh: a Mesh.
+      max_length_dim: a Dimension, the positions.
+      model_dim: a Dimension of even size: sines in the first half, cosines in the second.
+      dtype: a floating dtype.
+      min_timescale: the shortest wavelength divided by 2 pi.
+      max_timescale: the longest wavelength divided by 2 pi.
+
+    Returns:
+      A Tensor with dimensions [max_length_dim, model_dim].
+
+    Raises:
+      ValueError: the size of `model_dim` is odd.
+    """
+    if model_dim.size % 2:
+        raise ValueError(
+            f"sinusoid_positional_embedding_weights: {dims_text([model_dim])} must be even, for "
+            "a sine and a cosine of each wavelength; change d_model"
+        )
+    half = model_dim.size // 2
+    exponent = math.log(max_timescale / min_timescale) / max(half - 1, 1)
+    channel = mtf.range(mesh, model_dim, tf.int32)
+    rates = mtf.exp(mtf.to_float(mtf.mod(channel, half)) * -exponent) * min_timescale
+    # Always in float32: bfloat16 cannot represent 257.
+    angles = mtf.range(mesh, max_length_dim, tf.float32) * rates
+    # Not a concatenation, so that layouts may split the channels.
+    waves = mtf.where(mtf.less(channel, half), mtf.sin(angles), mtf.cos(angles))
+    return mtf.cast(waves, dtype)
+
+
+def positional_embedding_weights(
+    model: Unitransformer,
+    max_length_dim: mtf.Dimension,
+    mesh: mtf.Mesh,
+    variable_dtype: mtf.VariableDType,
+) -> mtf.Tensor:
+    """Returns the positional embedding of a model: a variable, or sinusoids.
+
+    Args:
+      model: a Unitransformer.
+      max_length_dim: a Dimension, the positions.
+      mesh: a Mesh.
+      variable_dtype: the dtypes of variables: in checkpoints, in memory and in computations.
+
+    Returns:
+      A Tensor with dimensions [ensemble..., max_length, d_model]; sinusoids have no `ensemble`.
+    """
+    if model.sinusoid_positional_embedding:
+        return sinusoid_positional_embedding_weights(
+            mesh, max_length_dim, model.model_dim, variable_dtype.activation_dtype
+        )
+    return layers.embedding_weights(
+        mesh,
+        max_length_dim,
+        model.model_dim,
+        variable_dtype,
+        "positional_embedding",
+        ensemble_dim=model.ensemble_dim,
+    )
+
+
+def embedding_of_positions(
+    model: Unitransformer,
+    max_length_dim: mtf.Dimension,
+    context: Context,
+    weights: mtf.Tensor,
+) -> mtf.Tensor:
+    """Returns the positional embeddings of the positions of a Context.
+
+    Args:
+      model: a Unitransformer.
+      max_length_dim: a Dimension, the positions that have embeddings.
+      context: the Context of this call of the model: its mode, positions, states and losses.
+      weights: a Tensor with dimensions [..., max_length, d_model].
+
+    Returns:
+      A Tensor with dimensions [..., length, d_model]; if the positions are not the default ones,
+      with those of the positions in place of `length`.
+
+    Raises:
+      ValueError: the length exceeds the model's maximum length.
+    """
+    length = context.length_dim
+    if not context.position_is_default:
+        return mtf.gather(weights, context.position, max_length_dim)
+    if length.size > max_length_dim.size:
+        raise ValueError(
+            f"{model.name}: a sequence of {dims_text([length])} exceeds "
+            f"{dims_text([max_length_dim])}, for which the model has positional embeddings; make "
+            "the model with a larger max_length, or with positional_embedding=False"
+        )
+    used = mtf.slice(weights, 0, length.size, max_length_dim.name)
+    return mtf.rename_dimension(used, max_length_dim.name, length.name)
+
+
+@gin.configurable(module="mesh_tensorflow.transformer.transformer")
+class VocabEmbedding:
+    """An embedding of ids and a projection of vectors to logits that share one variable.
+
+    Press and Wolf, "Using the output embedding to improve language models" (2017).
+    """
+
+    def __init__(
+        self,
+        mesh: mtf.Mesh,
+        vocab_dim: mtf.Dimension,
+        output_dim: mtf.Dimension,
+        variable_dtype: mtf.VariableDType,
+        name: str,
+        ensemble_dim: Optional[mtf.Dimension],
+        scale_variable_like_classifier_weights: bool = False,
+    ) -> None:
+        """Creates the variable, with dimensions [ensemble_dim..., vocab_dim, output_dim].
+
+        Args:
+          mesh: a Mesh.
+          vocab_dim: the Dimension of ids, of the size of the vocabulary.
+          output_dim: a Dimension.
+          variable_dtype: the dtypes of variables: in checkpoints, in memory and in computations.
+          name: a string, the name of the variable.
+          ensemble_dim: a Dimension, or None.
+          scale_variable_like_classifier_weights: if True, the variable is initialized with the
+            standard deviation of a classifier's weights, 1 / sqrt(output_dim), and embeddings
+            are multiplied by sqrt(output_dim). If False, with the standard deviation 1, and the
+            inputs of the projection to logits are divided by sqrt(output_dim).
+        """
+        self._vocab_dim = vocab_dim
+        self._output_dim = output_dim
+        self._scale_variable_like_classifier_weights = scale_variable_like_classifier_weights
+        deviation = output_dim.size**-0.5 if scale_variable_like_classifier_weights else 1.0
+        self._embedding_weights = layers.embedding_weights(
+            mesh,
+            vocab_dim,
+            output_dim,
+            variable_dtype,
+            name,
+            ensemble_dim,
+            initializer=tf.random_normal_initializer(stddev=deviation),
+        )
+
+    def ids_to_embedding(self, ids: mtf.Tensor, context: Context) -> mtf.Tensor:
+        """Returns the embeddings of ids.
+
+        Args:
+          ids: an integer Tensor.
+          context: the Context of this call of the model: its mode, positions, states and losses.
+
+        Returns:
+          A Tensor with the dimensions of `ids` and `output_dim`.
+        """
+        del context
+        vectors = mtf.gather(self._embedding_weights, ids, self._vocab_dim)
+        if self._scale_variable_like_classifier_weights:
+            vectors *= self._output_dim.size**0.5
+        return vectors
+
+    def hidden_to_logits(self, hidden: mtf.Tensor, context: Context) -> mtf.Tensor:
+        """Returns the logits of vectors, their products with the embeddings of all ids.
+
+        The vectors are multiplied by output_dim ** -0.5, unless
+        `scale_variable_like_classifier_weights`.
+
+        Args:
+          hidden: a Tensor with dimensions [..., output_dim].
+          context: the Context of this call of the model: its mode, positions, states and losses.
+
+        Returns:
+          A Tensor with dimensions [..., vocab_dim].
+        """
+        del context
+        if not self._scale_variable_like_classifier_weights:
+            hidden *= self._output_dim.size**-0.5
+        return mtf.einsum([hidden, self._embedding_weights], reduced_dims=[self._output_dim])
+
+
+@gin.configurable(module="mesh_tensorflow.transformer.transformer")
+def get_vocab_embedding_cls(cls: Callable[..., Any] = VocabEmbedding) -> Callable[..., Any]:
+    """Returns the vocabulary embedding class that models use; gin may set it.
+
+    Args:
+      cls: a class with the constructor and the methods of `VocabEmbedding`.
+    """
+    return cls

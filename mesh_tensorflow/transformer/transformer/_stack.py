@@ -10,11 +10,7 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers as mtf_layers
-from mesh_tensorflow.transformer.transformer._layer import TransformerLayer
-from mesh_tensorflow.transformer.transformer._residual_length import (
-    to_length,
-    to_residual_length,
-)
+from mesh_tensorflow.transformer.transformer._context import TransformerLayer
 from mesh_tensorflow.transformer.transformer._sublayers import (
     sublayer_call_layer,
     sublayer_legacy_dropout,
@@ -22,6 +18,8 @@ from mesh_tensorflow.transformer.transformer._sublayers import (
     sublayer_legacy_rms_norm,
     sublayer_mask_padding,
     sublayer_residual,
+    to_length,
+    to_residual_length,
 )
 
 if TYPE_CHECKING:

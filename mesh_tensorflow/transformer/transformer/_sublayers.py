@@ -1,5 +1,10 @@
 """Sublayers, which a stack applies around its layers: normalization, residuals, dropout, masks.
 
+Megatron's sequence parallelism (Korthikanti et al., "Reducing activation recomputation in large
+transformer models", 2022) splits by position what tensor parallelism repeats on each processor:
+residuals, normalization and dropout between layers. A tensor cannot have its length split where
+layers need it whole, so the stream has the name `residual_length`, which a rule of its own splits.
+
 A sublayer takes a Tensor, the layer stack and the Context, and returns a Tensor of the same shape.
 """
 
@@ -15,32 +20,36 @@ import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
 from mesh_tensorflow.ops._variables.precision import widened
 from mesh_tensorflow.transformer.transformer._context import Context, nonpadding_of
-from mesh_tensorflow.transformer.transformer._residual_length import (
-    has_residual_length,
-    to_length,
-    to_residual_length,
-)
 
 if TYPE_CHECKING:
-    from mesh_tensorflow.transformer.transformer._layer import TransformerLayer
+    from mesh_tensorflow.transformer.transformer._context import TransformerLayer
     from mesh_tensorflow.transformer.transformer._stack import LayerStack
 
-__all__ = [
-    "sublayer_annealed_dropout",
-    "sublayer_call_layer",
-    "sublayer_clip_activation_gradient",
-    "sublayer_dropout",
-    "sublayer_legacy_dropout",
-    "sublayer_legacy_final_rms_norm",
-    "sublayer_legacy_rms_norm",
-    "sublayer_mask_padding",
-    "sublayer_residual",
-    "sublayer_rezero",
-    "sublayer_rms_norm",
-    "sublayer_rms_norm_subsampled",
-    "sublayer_scale_norm",
-    "sublayer_true_layer_norm",
-]
+
+RESIDUAL_LENGTH = "residual_length"
+
+
+def has_residual_length(x: mtf.Tensor) -> bool:
+    """Returns whether `x` is a residual stream under the name of its own."""
+    return RESIDUAL_LENGTH in x.shape.dimension_names
+
+
+def to_length(x: mtf.Tensor, length_name: str) -> mtf.Tensor:
+    """Gives positions the name that layers know; gathers them if `residual_length` is split."""
+    if not has_residual_length(x):
+        return x
+    return mtf.rename_dimension(x, RESIDUAL_LENGTH, length_name)
+
+
+def to_residual_length(x: mtf.Tensor, length_name: str) -> mtf.Tensor:
+    """Gives positions the name of the residual stream; a partial sum is reduce-scattered.
+
+    Steps of decoding, which have no length, stay as they are.
+    """
+    if length_name not in x.shape.dimension_names:
+        return x
+    return mtf.rename_dimension(x, length_name, RESIDUAL_LENGTH)
+
 
 _MODULE = "mesh_tensorflow.transformer.transformer"
 

@@ -1,18 +1,13 @@
 """Layers of transformers: attention, feed-forward layers and convolutions, one kind per file."""
 
-from mesh_tensorflow.transformer.transformer_layers._attention.bilinear import (
-    GeneralBilinearEncDecAttention,
-    GeneralBilinearSelfAttention,
-)
 from mesh_tensorflow.transformer.transformer_layers._attention.branched import (
     BranchedEncDecAttention,
     BranchedSelfAttention,
 )
 from mesh_tensorflow.transformer.transformer_layers._attention.enc_dec_attention import (
     EncDecAttention,
+    TransparentEncDecAttention,
     enc_dec_attention,
-)
-from mesh_tensorflow.transformer.transformer_layers._attention.enc_dec_bias import (
     enc_dec_attention_bias,
     relative_position_spans,
 )
@@ -27,22 +22,24 @@ from mesh_tensorflow.transformer.transformer_layers._attention.params import att
 from mesh_tensorflow.transformer.transformer_layers._attention.self_attention import SelfAttention
 from mesh_tensorflow.transformer.transformer_layers._attention.synthesizer import Synthesizer
 from mesh_tensorflow.transformer.transformer_layers._attention.talking_heads import (
+    GeneralBilinearEncDecAttention,
+    GeneralBilinearSelfAttention,
     TalkingHeadsEncDecAttention,
     TalkingHeadsSelfAttention,
 )
-from mesh_tensorflow.transformer.transformer_layers._attention.transparent import (
-    TransparentEncDecAttention,
-)
-from mesh_tensorflow.transformer.transformer_layers._conv1d import Conv1D, Conv1DLayer
-from mesh_tensorflow.transformer.transformer_layers._feed_forward import DenseReluDense
-from mesh_tensorflow.transformer.transformer_layers._local_conv import (
+from mesh_tensorflow.transformer.transformer_layers._conv import (
+    Conv1D,
+    Conv1DLayer,
     Conv1DLocalAttn,
     DynamicConv1DLocalAttn,
     LightweightConv1DLocalAttn,
     LocalConvAttnBlock,
+    SeparableConv1DLayer,
 )
-from mesh_tensorflow.transformer.transformer_layers._parallel import ParallelLayer
-from mesh_tensorflow.transformer.transformer_layers._separable_conv1d import SeparableConv1DLayer
+from mesh_tensorflow.transformer.transformer_layers._feed_forward import (
+    DenseReluDense,
+    ParallelLayer,
+)
 
 __all__ = [
     "BranchedEncDecAttention",

@@ -1,19 +1,22 @@
-"""The feed-forward layer."""
+"""The feed-forward layer, and layers side by side."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Optional, Union
+import contextlib
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Optional, Union
 
 import gin
+import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
 from mesh_tensorflow.transformer.transformer import TransformerLayer
+from mesh_tensorflow.transformer.transformer_layers._attention.self_attention import SelfAttention
 
 if TYPE_CHECKING:
     from mesh_tensorflow.transformer.transformer._context import Context
-
-__all__ = ["DenseReluDense"]
 
 
 @gin.configurable(module="mesh_tensorflow.transformer.transformer_layers")
@@ -78,3 +81,49 @@ class DenseReluDense(TransformerLayer):
             noise_shape = mtf.Shape([d for d in h.shape if d != context.length_dim])
             h = mtf.dropout(h, True, rate=self.dropout_rate, noise_shape=noise_shape)
         return layers.dense(h, io, reduced_dims=[hidden], name="wo", **options)
+
+
+@gin.configurable(module="mesh_tensorflow.transformer.transformer_layers")
+class ParallelLayer(TransformerLayer):
+    """The sum of n layers of the same input, divided by sqrt(n).
+
+    Variables are in the scopes `parallel_layer_0`, `parallel_layer_1`, ...
+    """
+
+    def __init__(
+        self,
+        layer_classes: Sequence[Any] = (DenseReluDense, SelfAttention),
+        use_scope: bool = True,
+    ) -> None:
+        """Creates the layers.
+
+        Args:
+          layer_classes: a list of layer classes, or of other callables without arguments.
+          use_scope: whether each layer has its own variable scope; if not, variables of the same
+            name are shared.
+        """
+        self.layer_classes = [cls() for cls in layer_classes]
+        self.use_scope = use_scope
+
+    def call(
+        self, context: Context, x: mtf.Tensor, losses: Optional[list[mtf.Tensor]] = None
+    ) -> mtf.Tensor:
+        """Returns the output of the layer.
+
+        Args:
+          context: the Context of this call of the model: its mode, positions, states and losses.
+          x: a Tensor with dimensions [batch..., length, d_model]; without `length` when decoding.
+          losses: not used.
+
+        Returns:
+          A Tensor of the same shape.
+        """
+        del losses
+        outputs = []
+        for i, layer in enumerate(self.layer_classes):
+            scope: Any = contextlib.nullcontext()
+            if self.use_scope:
+                scope = tf.variable_scope(f"parallel_layer_{i}")
+            with scope:
+                outputs.append(layer.call(context, x))
+        return mtf.add_n(outputs) * (1.0 / math.sqrt(len(outputs)))

@@ -3,7 +3,10 @@
 from mesh_tensorflow.transformer.utils._data.batching import (
     auto_train_steps,
     compute_batch_size,
+    inputs_vocabulary,
+    separate_vocabularies,
     serialize_num_microbatches,
+    targets_vocabulary,
     tpu_mesh_shape,
 )
 from mesh_tensorflow.transformer.utils._data.features import dynamic_text2self as _dynamic_text2self
@@ -13,11 +16,6 @@ from mesh_tensorflow.transformer.utils._data.text import (
     encode_inputs,
     get_inputs_from_file,
     write_lines_to_file,
-)
-from mesh_tensorflow.transformer.utils._data.vocabularies import (
-    inputs_vocabulary,
-    separate_vocabularies,
-    targets_vocabulary,
 )
 from mesh_tensorflow.transformer.utils._estimator import get_estimator
 from mesh_tensorflow.transformer.utils._flags import FLAGS
@@ -30,35 +28,31 @@ from mesh_tensorflow.transformer.utils._outputs.decode import (
     decode_from_file,
     infer_model,
 )
-from mesh_tensorflow.transformer.utils._outputs.export import export_model
+from mesh_tensorflow.transformer.utils._outputs.predict_step import export_model
 from mesh_tensorflow.transformer.utils._outputs.score import (
     compute_log_likelihoods,
+    save_scores,
+    save_scores_to_tfrecords,
     score_from_dataset,
     score_from_strings,
     score_with_estimator,
     score_with_estimator_lazy,
 )
-from mesh_tensorflow.transformer.utils._outputs.scores import (
+from mesh_tensorflow.transformer.utils._outputs.score import (
     maybe_add_pretokenized_features as _maybe_add_pretokenized_features,
 )
-from mesh_tensorflow.transformer.utils._outputs.scores import save_scores, save_scores_to_tfrecords
 from mesh_tensorflow.transformer.utils._run import run
-from mesh_tensorflow.transformer.utils._training.checkpoint_mapping import (
-    flexible_ckpt_init_mapping,
-)
 from mesh_tensorflow.transformer.utils._training.checkpoints import (
+    flexible_ckpt_init_mapping,
     get_checkpoint_iterator,
     get_step_from_checkpoint_path,
-)
-from mesh_tensorflow.transformer.utils._training.eval import eval_model
-from mesh_tensorflow.transformer.utils._training.metrics import metric_max, metric_sum
-from mesh_tensorflow.transformer.utils._training.train import train_model
-from mesh_tensorflow.transformer.utils._training.variables import (
     get_variable_dtype,
     init_checkpoint_variable_mapping,
     should_load_variable,
     variable_filter_max_size,
 )
+from mesh_tensorflow.transformer.utils._training.eval import eval_model, metric_max, metric_sum
+from mesh_tensorflow.transformer.utils._training.train import train_model
 
 __all__ = [
     "FLAGS",

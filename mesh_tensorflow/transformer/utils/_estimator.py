@@ -13,8 +13,8 @@ import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import estimator
 from mesh_tensorflow._mesh.devices import set_cpus
 from mesh_tensorflow.estimator.processes import peers_of
-from mesh_tensorflow.transformer.utils._data.batching import Lengths
-from mesh_tensorflow.transformer.utils._data.vocabularies import (
+from mesh_tensorflow.transformer.utils._data.batching import (
+    Lengths,
     inputs_vocabulary,
     targets_vocabulary,
 )
@@ -24,7 +24,7 @@ from mesh_tensorflow.transformer.utils._model_fn import tpu_estimator_model_fn
 
 if TYPE_CHECKING:
     from mesh_tensorflow.transformer.dataset._features import Vocabularies
-    from mesh_tensorflow.transformer.utils._training.variables import Filter
+    from mesh_tensorflow.transformer.utils._training.checkpoints import Filter
 
 __all__ = ["get_estimator"]
 

@@ -14,13 +14,12 @@ from mesh_tensorflow.estimator import ModeKeys
 from mesh_tensorflow.transformer.utils._data.batching import Lengths
 from mesh_tensorflow.transformer.utils._flags import MODULE
 from mesh_tensorflow.transformer.utils._outputs.predict_step import prediction_spec
-from mesh_tensorflow.transformer.utils._program import check_tiling, processor_devices
-from mesh_tensorflow.transformer.utils._settings import Settings
-from mesh_tensorflow.transformer.utils._training.train_step import evaluation_spec, training_spec
+from mesh_tensorflow.transformer.utils._program import Settings, check_tiling, processor_devices
+from mesh_tensorflow.transformer.utils._training.train import evaluation_spec, training_spec
 
 if TYPE_CHECKING:
     from mesh_tensorflow.transformer.dataset._features import Vocabularies
-    from mesh_tensorflow.transformer.utils._training.variables import Filter
+    from mesh_tensorflow.transformer.utils._training.checkpoints import Filter
 
 __all__ = ["tpu_estimator_model_fn"]
 

@@ -1,9 +1,10 @@
-"""Runs a program on a mesh: placed on devices, as one SIMD program, or on devices of JAX."""
+"""Runs a model function's program on a mesh: its settings, its layout, and how it is placed."""
 
 from __future__ import annotations
 
 import contextlib
 import contextvars
+import dataclasses
 import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Optional
@@ -11,7 +12,8 @@ from typing import Any, NamedTuple, Optional
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
-from mesh_tensorflow._core.errors import dims_text
+from mesh_tensorflow._core.errors import did_you_mean, dims_text, slip
+from mesh_tensorflow._lowering.checks import rules_that_apply
 from mesh_tensorflow._mesh.devices import check_devices_exist
 from mesh_tensorflow._programs.summaries import summaries_so_far, taken_summaries
 from mesh_tensorflow.estimator.processes import devices_of, in_cluster, shards_of_process
@@ -23,20 +25,120 @@ from mesh_tensorflow.simd_mesh_impl import (
     physical_shape_3d_from_topology_proto_4d,
     replicate,
 )
-from mesh_tensorflow.transformer.utils._layout import layout_of_program
-from mesh_tensorflow.transformer.utils._settings import Settings
+from mesh_tensorflow.transformer.attention._dot_product import names_lent
+from mesh_tensorflow.transformer.utils._data.batching import (
+    Lengths,
+    inputs_length,
+    length_of_feature,
+)
+from mesh_tensorflow.transformer.utils._data.features import BatchDims
 
-__all__ = [
-    "MESH_IMPLS",
-    "Outputs",
-    "Results",
-    "check_tiling",
-    "is_recorded",
-    "outside_program",
-    "processor_devices",
-    "recorded_lowerings",
-    "run_on_mesh",
-]
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """The arguments of `tpu_estimator_model_fn`; see there."""
+
+    model_type: str
+    model: Any
+    vocabulary: Any
+    model_dir: Optional[str]
+    mesh_shape: mtf.Shape
+    layout_rules: mtf.LayoutRules
+    batch_size: int
+    sequence_length: Lengths
+    autostack: bool
+    keep_checkpoint_max: Optional[int]
+    save_checkpoints_steps: Optional[int]
+    learning_rate_schedule: Any
+    optimizer: Any
+    outer_batch_size: int
+    predict_fn: Optional[Callable[..., mtf.Tensor]]
+    scoring: bool
+    variable_filter: Any
+    init_checkpoint: Optional[str]
+    init_variable_filter: str
+    init_checkpoint_strict: bool
+    ensemble_inputs: Optional[int]
+    mesh_devices: Any
+    model_info_file: Optional[str]
+    mesh_impl: str
+    tpu_summaries: bool
+    hierarchical_tiling_spec: Any
+    # The RunConfig of the estimator that calls the model function, if it passes one.
+    config: Any = None
+    # The ReplicaContext, if the model function is called inside the program of a TPUEstimator.
+    context: Any = None
+
+    def batch_dims(self, training: bool = True) -> BatchDims:
+        """Returns the dimensions of a batch; prediction has no outer_batch."""
+        ensemble = self.ensemble_inputs if training else None
+        outer = self.outer_batch_size if training else 1
+        batch, rest = divmod(self.batch_size, outer)
+        if rest:
+            raise ValueError(
+                f"tpu_estimator_model_fn: batch_size={self.batch_size} is not divisible by "
+                f"outer_batch_size={outer}"
+            )
+        return BatchDims(
+            mtf.Dimension("ensemble", ensemble) if ensemble else None,
+            mtf.Dimension("outer_batch", outer) if training else None,
+            mtf.Dimension("batch", batch),
+        )
+
+    @property
+    def joined_length(self) -> int:
+        """The length of inputs followed by targets."""
+        lengths = self.sequence_length
+        if isinstance(lengths, Mapping) and "inputs" not in lengths:
+            return length_of_feature(lengths, "targets")
+        return inputs_length(lengths) + length_of_feature(lengths, "targets")
+
+
+# Dimensions that only some models have, or only training or decoding.
+_OF_MODELS = frozenset(
+    "batch outer_batch ensemble length memory_length d_model d_ff d_kv heads memory_heads vocab "
+    "experts expert_hidden beam buckets max_length inner_vocab frequent_vocab n_keys "
+    "residual_length attention_heads stages".split()
+)
+# `tpu_mesh_shape` omits these if their size is 1.
+_OF_MESHES = frozenset(["ensemble", "batch", "model"])
+
+
+def _check_names(layout_rules: mtf.LayoutRules, graph: mtf.Graph) -> None:
+    """Reports a slip if a rule's dimension is in attention only because it is in the layout."""
+    own = {
+        name
+        for op in graph.operations
+        if isinstance(op, (mtf.Variable, mtf.ImportOperation))
+        for x in op.outputs
+        for name in x.shape.dimension_names
+    }
+    for tensor_dim, mesh_dim in layout_rules.pairs:
+        if tensor_dim in names_lent(graph) - own - _OF_MODELS:
+            slip(
+                f"layout rule {tensor_dim}:{mesh_dim} splits attention alone: no variable and no "
+                f"input of the model has {tensor_dim!r}. They have {', '.join(sorted(own))}"
+                f"{did_you_mean(tensor_dim, own)} Correct the rule or leave it out",
+                key=f"lent/{tensor_dim}:{mesh_dim}",
+            )
+
+
+def layout_of_program(
+    layout_rules: mtf.LayoutRules, graph: mtf.Graph, mesh_shape: mtf.Shape
+) -> mtf.LayoutRules:
+    """Removes layout rules for dimensions that only other models or meshes have.
+
+    A remaining rule that splits nothing is a slip; so is one that splits attention alone, which
+    takes over any name that the layout has.
+
+    Args:
+      layout_rules: LayoutRules.
+      graph: the program.
+      mesh_shape: a Shape.
+    """
+    _check_names(layout_rules, graph)
+    return rules_that_apply(layout_rules, graph.operations, mesh_shape, _OF_MODELS, _OF_MESHES)
+
 
 MESH_IMPLS = ("placement", "simd", "pjrt")
 _DIMENSIONS_OF_TOPOLOGY = 4

@@ -9,8 +9,8 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._core.errors import tensors_text
 from mesh_tensorflow._core.graph import leaves_no_node
+from mesh_tensorflow.transformer.transformer._context import EncoderOutputs
 from mesh_tensorflow.transformer.transformer._decoding.speculative import Draft, draft_scope
-from mesh_tensorflow.transformer.transformer._encoder_outputs import EncoderOutputs
 
 if TYPE_CHECKING:
     from mesh_tensorflow.transformer.transformer._models.bitransformer import Bitransformer

@@ -1,22 +1,23 @@
-"""One step of decoding: from the last id to the logits of the next one."""
+"""Decoding, one id after another: a step of it, samples, and beam search."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Optional, Union
 
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
+from mesh_tensorflow import beam_search as mtf_beam_search
 from mesh_tensorflow._core.errors import tensors_text
-from mesh_tensorflow.transformer.transformer._context import Context
-from mesh_tensorflow.transformer.transformer._encoder_outputs import EncoderOutputs
+from mesh_tensorflow._core.graph import leaves_no_node
+from mesh_tensorflow.layers._attention.masks import MASKED_LOGIT
+from mesh_tensorflow.transformer.transformer._context import Context, EncoderOutputs
 from mesh_tensorflow.transformer.transformer._inputs import autoregressive_inputs
 
 if TYPE_CHECKING:
     from mesh_tensorflow.transformer.transformer._models.unitransformer import Unitransformer
-
-__all__ = ["IncrementalModel"]
 
 
 class IncrementalModel:
@@ -146,3 +147,234 @@ def _check(model: Unitransformer, ids: mtf.Tensor) -> None:
             f"{model.name}: sequences must be an int32 Tensor with dimensions [batch..., length], "
             f"not {tensors_text([ids])}"
         )
+
+
+@leaves_no_node
+def sample_autoregressive(
+    model: Unitransformer,
+    partial_sequences: mtf.Tensor,
+    encoded: EncoderOutputs,
+    stop_at_token: int,
+    max_steps: Optional[int],
+    temperature: float,
+    variable_dtype: mtf.VariableDType,
+    has_partial_sequences: bool,
+    never_end: bool,
+    remove_partial_sequences: bool,
+    sampling_keep_top_k: int,
+    bos_id: int,
+) -> mtf.Tensor:
+    """Returns sequences continued by a model; see `Unitransformer.sample_autoregressive`.
+
+    Args:
+      model: an autoregressive Unitransformer.
+      partial_sequences: an int32 Tensor with dimensions [batch..., length]: in each row the
+        given ids, then zeros.
+      encoded: the EncoderOutputs that the model reads.
+      stop_at_token: an int, the id that ends a sequence.
+      max_steps: an int, the maximum number of added ids; None for as many as fit.
+      temperature: a number; 0.0 takes the id with the largest logit.
+      variable_dtype: the dtypes of variables: in checkpoints, in memory and in computations.
+      has_partial_sequences: False if `partial_sequences` is all zeros.
+      never_end: whether `stop_at_token` is never chosen.
+      remove_partial_sequences: whether to remove the given ids from the result.
+      sampling_keep_top_k: an int, the number of ids with the largest logits to draw from; -1
+        for all.
+      bos_id: an int, the id that is fed before the first one.
+
+    Returns:
+      A Tensor of the shape of `partial_sequences`.
+
+    Raises:
+      ValueError: the model is not autoregressive, `sampling_keep_top_k` is 0 or below -1, or
+        `partial_sequences` is not such a Tensor.
+    """
+    check_top_k(sampling_keep_top_k)
+    ids = partial_sequences
+    length_dim = ids.shape.dims[-1]
+    given = mtf.reduce_sum(mtf.to_int32(mtf.not_equal(ids, 0)), reduced_dim=length_dim)
+    incremental = IncrementalModel(model, ids, given, variable_dtype, encoded, bos_id)
+    vocab_dim = model.output_vocab_dim
+    assert vocab_dim is not None  # autoregressive models have an output vocabulary
+    limit = length_dim.size if max_steps is None else min(max_steps, length_dim.size)
+    sampler = _Sampler(
+        incremental=incremental,
+        vocab_dim=vocab_dim,
+        length_dim=length_dim,
+        given=given if has_partial_sequences else None,
+        limit=limit,
+        stop_at_token=stop_at_token,
+        never_end=never_end,
+        temperature=temperature,
+        keep_top_k=sampling_keep_top_k,
+    )
+    first = sampler.start(ids, bos_id)
+    ids = mtf.while_loop(sampler.goes_on, sampler.step, first)[3]
+    if has_partial_sequences and remove_partial_sequences:
+        return mtf.dynamic_shift(ids, mtf.negative(given), length_dim, wrap=False)
+    return ids
+
+
+@dataclasses.dataclass(frozen=True)
+class _Sampler:
+    """The body and the condition of the sampling loop.
+
+    The loop variables are the number of steps, which rows are done, the last ids, all ids, and
+    the states of the model.
+    """
+
+    incremental: IncrementalModel
+    vocab_dim: mtf.Dimension
+    length_dim: mtf.Dimension
+    given: Optional[mtf.Tensor]  # the number of given ids in each row; None if there are none
+    limit: int
+    stop_at_token: int
+    never_end: bool
+    temperature: float
+    keep_top_k: int
+
+    def start(self, ids: mtf.Tensor, bos_id: int) -> list[mtf.Tensor]:
+        """Returns the initial values of the loop variables."""
+        step = mtf.constant(ids.mesh, 0, dtype=tf.int32)
+        states = self.incremental.first_states(self.given is not None)
+        return [step, *first_last(ids, self.given, bos_id), ids, *states]
+
+    def goes_on(self, step: mtf.Tensor, done: mtf.Tensor, *_: mtf.Tensor) -> mtf.Tensor:
+        """Returns whether to take another step, a boolean scalar."""
+        more = mtf.less(step, self.limit)
+        if self.never_end and self.given is None:
+            return more
+        return mtf.logical_and(more, mtf.reduce_any(mtf.logical_not(done), output_shape=[]))
+
+    def step(
+        self,
+        step: mtf.Tensor,
+        done: mtf.Tensor,
+        last: mtf.Tensor,
+        ids: mtf.Tensor,
+        *states: mtf.Tensor,
+    ) -> list[mtf.Tensor]:
+        """Returns the loop variables after a step."""
+        # Without given ids all rows are at the same position, and masks need no batch dimension.
+        position = step if self.given is None else step + self.given
+        logits, new_states = self.incremental.step(position, last, states)
+        if self.never_end:
+            logits = without_end(logits, self.stop_at_token, self.vocab_dim)
+        last = _choose(logits, self.vocab_dim, self.temperature, self.keep_top_k)
+        if last.shape != done.shape:
+            last = mtf.broadcast(last, done.shape)
+        ids += last * mtf.one_hot(position, self.length_dim, dtype=tf.int32)
+        if not self.never_end:
+            done = mtf.logical_or(done, mtf.equal(last, self.stop_at_token))
+        if self.given is not None:
+            full = mtf.greater_equal(position + 1, self.length_dim.size)
+            done = mtf.logical_or(done, full)
+        return [step + 1, done, last, ids, *new_states]
+
+
+def first_last(
+    ids: mtf.Tensor, given: Optional[mtf.Tensor], bos_id: int
+) -> tuple[mtf.Tensor, mtf.Tensor]:
+    """Returns which rows are full, and the last id of each row, before the first step.
+
+    Args:
+      ids: an int32 Tensor with dimensions [batch..., length].
+      given: an int32 Tensor with dimensions [batch...], the number of given ids; None if there
+        are none.
+      bos_id: an int, the id that is fed before the first one.
+    """
+    *rows, length_dim = ids.shape.dims
+    if given is None:
+        done = mtf.constant(ids.mesh, False, mtf.Shape(rows), tf.bool)
+        return done, mtf.constant(ids.mesh, bos_id, mtf.Shape(rows), tf.int32)
+    # Without given ids the index is -1, which gives 0, the id of padding and the usual beginning.
+    last = mtf.gather(ids, given - 1, length_dim)
+    if bos_id:
+        last += mtf.to_int32(mtf.equal(given, 0)) * bos_id
+    return mtf.greater_equal(given, length_dim.size), last
+
+
+def without_end(logits: mtf.Tensor, stop_at_token: int, vocab_dim: mtf.Dimension) -> mtf.Tensor:
+    """Returns logits with which `stop_at_token` is never chosen."""
+    end = mtf.constant(logits.mesh, stop_at_token, dtype=tf.int32)
+    return logits + mtf.one_hot(end, vocab_dim, MASKED_LOGIT, 0.0, logits.dtype)
+
+
+def check_top_k(sampling_keep_top_k: int) -> None:
+    """Raises a ValueError if a number of ids to draw from is neither positive nor -1, for all."""
+    if sampling_keep_top_k != -1 and sampling_keep_top_k < 1:
+        raise ValueError(
+            "sampling_keep_top_k must either be -1, for all ids, or positive, not "
+            f"{sampling_keep_top_k}"
+        )
+
+
+def _choose(
+    logits: mtf.Tensor, vocab_dim: mtf.Dimension, temperature: float, keep_top_k: int
+) -> mtf.Tensor:
+    """Returns the int32 id chosen in each row of logits."""
+    if temperature == 0.0 or keep_top_k == -1 or keep_top_k >= vocab_dim.size:
+        return mtf.sample_with_temperature(logits, vocab_dim, temperature)
+    # Random numbers are needed for the top ids only.
+    top_dim = mtf.Dimension("_top_k_", keep_top_k)
+    top, ids = mtf.top_k(logits, vocab_dim, top_dim)
+    drawn = mtf.sample_with_temperature(top, top_dim, temperature)
+    return mtf.gather(ids, drawn, top_dim)
+
+
+@leaves_no_node
+def beam_search(
+    model: Unitransformer,
+    inputs: mtf.Tensor,
+    decode_length: Union[int, mtf.Tensor],
+    variable_dtype: mtf.VariableDType,
+    encoded: EncoderOutputs,
+    alpha: float = 0.6,
+    bos_id: int = 0,
+) -> mtf.Tensor:
+    """Returns the best sequences found by a beam search; see `Unitransformer.beam_search`.
+
+    Args:
+      model: an autoregressive Unitransformer.
+      inputs: an int32 Tensor with dimensions [batch..., beam, length], all zeros.
+      decode_length: the maximum length, an int or an int32 scalar Tensor.
+      variable_dtype: the dtypes of variables: in checkpoints, in memory and in computations.
+      encoded: the EncoderOutputs that the model reads.
+      alpha: a number, the length penalty: larger values prefer longer sequences.
+      bos_id: an int, the id that is fed before the first one.
+
+    Returns:
+      A Tensor with dimensions [batch..., length].
+
+    Raises:
+      ValueError: the model is not autoregressive, or the inputs have no beams.
+    """
+    if len(inputs.shape) < 3:
+        raise ValueError(
+            f"{model.name}: for a beam search, inputs must have the dimensions [batch, beam, "
+            f"length], not {tensors_text([inputs])}"
+        )
+    *rows, beam_dim, length_dim = inputs.shape.dims
+    mesh = inputs.mesh
+    start = mtf.zeros(mesh, mtf.Shape([*rows, beam_dim]), tf.int32)
+    incremental = IncrementalModel(model, inputs, start, variable_dtype, encoded, bos_id)
+
+    def logits_fn(
+        step: mtf.Tensor, ids: mtf.Tensor, states: Sequence[mtf.Tensor]
+    ) -> tuple[mtf.Tensor, list[mtf.Tensor]]:
+        last = mtf.gather(ids, step - 1, length_dim)
+        if bos_id:
+            last += mtf.to_int32(mtf.equal(step, 0)) * bos_id
+        return incremental.step(step, last, states)
+
+    ids, _ = mtf_beam_search.beam_search(
+        logits_fn,
+        inputs,
+        alpha,
+        states=[mtf.zeros(mesh, x.shape, x.dtype) for x in incremental.states],
+        decode_length=decode_length,
+        dtype=tf.float32,
+        layout=model.layout,
+        mesh_shape=model.mesh_shape,
+    )
+    return mtf.gather(ids, mtf.constant(mesh, 0, dtype=tf.int32), beam_dim)

@@ -16,10 +16,9 @@ import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.graph import leaves_no_node
 from mesh_tensorflow.layers._attention.masks import MASKED_LOGIT
-from mesh_tensorflow.transformer.transformer._context import SPECULATED
-from mesh_tensorflow.transformer.transformer._decoding import sampling
+from mesh_tensorflow.transformer.transformer._context import SPECULATED, EncoderOutputs
+from mesh_tensorflow.transformer.transformer._decoding import incremental
 from mesh_tensorflow.transformer.transformer._decoding.incremental import IncrementalModel
-from mesh_tensorflow.transformer.transformer._encoder_outputs import EncoderOutputs
 
 if TYPE_CHECKING:
     from mesh_tensorflow.transformer.transformer._models.unitransformer import Unitransformer
@@ -111,7 +110,7 @@ def sample_with_draft(
     Raises:
       ValueError: the draft does not fit the model; see also `sample_autoregressive`.
     """
-    sampling.check_top_k(sampling_keep_top_k)
+    incremental.check_top_k(sampling_keep_top_k)
     _check(model, draft.model, draft.num_ids)
     ids = partial_sequences
     length_dim = ids.shape.dims[-1]
@@ -153,7 +152,7 @@ class _Choice:
     def scaled(self, logits: mtf.Tensor) -> mtf.Tensor:
         """Returns the logits of the distribution that is drawn from."""
         if self.forbidden is not None:
-            logits = sampling.without_end(logits, self.forbidden, self.vocab_dim)
+            logits = incremental.without_end(logits, self.forbidden, self.vocab_dim)
         if self.temperature == 0.0:
             return logits
         if self.keep_top_k != -1 and self.keep_top_k < self.vocab_dim.size:
@@ -190,7 +189,7 @@ class _Speculation:
 
     def start(self, ids: mtf.Tensor, bos_id: int) -> list[mtf.Tensor]:
         """Returns the initial values of the loop variables."""
-        done, last = sampling.first_last(ids, self.given, bos_id)
+        done, last = incremental.first_last(ids, self.given, bos_id)
         states = [
             state
             for model in (self.model, self.draft)

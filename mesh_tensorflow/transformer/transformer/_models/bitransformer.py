@@ -11,10 +11,12 @@ import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
 from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.graph import leaves_no_node
+from mesh_tensorflow.transformer.transformer._context import EncoderOutputs
 from mesh_tensorflow.transformer.transformer._decoding import decode as _decode
-from mesh_tensorflow.transformer.transformer._embedding import get_vocab_embedding_cls
-from mesh_tensorflow.transformer.transformer._encoder_outputs import EncoderOutputs
-from mesh_tensorflow.transformer.transformer._inputs import autoregressive_inputs
+from mesh_tensorflow.transformer.transformer._inputs import (
+    autoregressive_inputs,
+    get_vocab_embedding_cls,
+)
 
 if TYPE_CHECKING:
     from mesh_tensorflow.transformer.transformer._models.unitransformer import Unitransformer

@@ -13,18 +13,16 @@ import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.graph import leaves_no_node
 from mesh_tensorflow.transformer.transformer._call import call_model, visibility_priority
-from mesh_tensorflow.transformer.transformer._context import Context
-from mesh_tensorflow.transformer.transformer._decoding import beam as _beam
-from mesh_tensorflow.transformer.transformer._decoding import sampling as _sampling
+from mesh_tensorflow.transformer.transformer._context import Context, EncoderOutputs
+from mesh_tensorflow.transformer.transformer._decoding import incremental
 from mesh_tensorflow.transformer.transformer._decoding.speculative import (
     Draft,
     as_draft,
     sample_with_draft,
 )
-from mesh_tensorflow.transformer.transformer._encoder_outputs import EncoderOutputs
 
 if TYPE_CHECKING:
-    from mesh_tensorflow.transformer.transformer._layer import TransformerLayer
+    from mesh_tensorflow.transformer.transformer._context import TransformerLayer
 
 __all__ = ["Unitransformer"]
 
@@ -319,7 +317,7 @@ class Unitransformer:
           ValueError: the model is not autoregressive, `sampling_keep_top_k` is 0 or below -1,
             `partial_sequences` is not such a Tensor, or the draft does not fit the model.
         """
-        sample = _sampling.sample_autoregressive
+        sample = incremental.sample_autoregressive
         if draft_model is not None:
             sample = functools.partial(
                 sample_with_draft, draft=as_draft(draft_model, num_draft_ids)
@@ -379,7 +377,7 @@ class Unitransformer:
         Raises:
           ValueError: the model is not autoregressive, or the inputs have no beams.
         """
-        return _beam.beam_search(
+        return incremental.beam_search(
             self,
             inputs,
             decode_length,

@@ -12,8 +12,8 @@ from mesh_tensorflow.transformer import attention, moe
 from mesh_tensorflow.transformer.attention import _dot_product
 from mesh_tensorflow.transformer.transformer._context import Context, memory_length_of
 from mesh_tensorflow.transformer.transformer_layers._attention import states as _states
-from mesh_tensorflow.transformer.transformer_layers._attention.enc_dec_attention import EncDecMixin
-from mesh_tensorflow.transformer.transformer_layers._attention.enc_dec_bias import (
+from mesh_tensorflow.transformer.transformer_layers._attention.enc_dec_attention import (
+    EncDecMixin,
     enc_dec_attention_bias,
 )
 from mesh_tensorflow.transformer.transformer_layers._attention.params import params_arguments

@@ -1,16 +1,137 @@
-"""Weights of a model's attention layers."""
+"""Weights of a model's attention layers, and relative position biases."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Hashable, Mapping
+from typing import TYPE_CHECKING, Any, Optional
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
+from mesh_tensorflow.layers._attention import masks
+from mesh_tensorflow.layers._attention.visibility import Buckets
 from mesh_tensorflow.transformer import attention
 
 if TYPE_CHECKING:
     from mesh_tensorflow.transformer.transformer._context import Context
 
-__all__ = ["attention_params", "params_arguments"]
+
+# All larger distances share one bucket.
+MAX_DISTANCE = 128
+
+
+def check_type(
+    what: str, relative_attention_type: Optional[str], kinds: tuple[Optional[str], ...]
+) -> None:
+    """Checks that a type of relative attention is supported.
+
+    Raises:
+      ValueError: it is not.
+    """
+    if relative_attention_type not in kinds:
+        raise ValueError(
+            f'{what}: unrecognized relative_attention_type "{relative_attention_type}"; it is one '
+            f"of {', '.join(map(str, kinds))}"
+        )
+
+
+def in_ring(layer: Any, context: Context, instead: Mapping[str, str]) -> bool:
+    """Returns whether parts of keys and values may be passed around.
+
+    Then no Tensor may have the length of queries and that of the memory.
+
+    Args:
+      layer: a layer.
+      context: the Context of this call of the model: its mode, positions, states and losses.
+      instead: the types of relative attention whose biases have both, and what to use instead.
+
+    Raises:
+      ValueError: the layer has such a bias.
+    """
+    kwargs = getattr(layer, "attention_kwargs", {})  # layers of other kinds have none
+    if not kwargs.get("ring") or context.mode == "incremental":
+        return False
+    kind = layer.relative_attention_type
+    if kind in instead:
+        raise ValueError(
+            f"{type(layer).__name__}: relative_attention_type={kind!r} makes a bias of "
+            f"{context.length_dim.name} times memory_length, and ring={kwargs['ring']!r} is for "
+            f"lengths that are too long for it. Use relative_attention_type={instead[kind]}, or "
+            "leave ring out of attention_kwargs"
+        )
+    return True
+
+
+def relative_position_bucket(
+    relative_position: mtf.Tensor,
+    bidirectional: bool = True,
+    num_buckets: int = 32,
+    max_distance: int = MAX_DISTANCE,
+) -> mtf.Tensor:
+    """Returns the bucket of each relative position.
+
+    Half of the buckets hold one distance each; the sizes of the others grow logarithmically up to
+    `max_distance`. If `bidirectional`, each direction has half of all buckets; otherwise memory
+    positions after the query share the bucket of distance 0.
+
+    Raffel et al., "Exploring the limits of transfer learning with a unified text-to-text
+    transformer" (2020), section 2.1.
+
+    Args:
+      relative_position: an int32 Tensor, position in the memory minus that of the query.
+      bidirectional: a bool.
+      num_buckets: an integer.
+      max_distance: an integer.
+
+    Returns:
+      An int32 Tensor of the shape of `relative_position`, from 0 to `num_buckets` - 1.
+    """
+    return masks.bucketed(relative_position, Buckets(num_buckets, bidirectional, max_distance))
+
+
+def shared_bias_values(
+    context: Context,
+    name: str,
+    heads_dims: list[mtf.Dimension],
+    buckets_dim: mtf.Dimension,
+    cache_key: Optional[Hashable],
+) -> mtf.Tensor:
+    """Returns the variable that holds a bias for each head and bucket.
+
+    Args:
+      context: the Context of this call of the model: its mode, positions, states and losses.
+      name: a string.
+      heads_dims: a list of Dimensions.
+      buckets_dim: a Dimension.
+      cache_key: a key under which layers share the variable in `context.cache`; None if it is not
+        shared.
+    """
+    if cache_key is not None and cache_key in context.cache:
+        return context.cache[cache_key]
+    values = mtf.get_variable(
+        context.mesh,
+        name,
+        mtf.Shape([*context.model.ensemble_dims, *heads_dims, buckets_dim]),
+        dtype=context.variable_dtype,
+    )
+    if cache_key is not None:
+        context.cache[cache_key] = values
+    return values
+
+
+def bucket_values(
+    values: mtf.Tensor, buckets: mtf.Tensor, buckets_dim: mtf.Dimension, memory_dim: mtf.Dimension
+) -> mtf.Tensor:
+    """Looks up the values of buckets.
+
+    Args:
+      values: a Tensor with dimensions [..., heads..., buckets_dim].
+      buckets: an integer Tensor with the dimension `memory_dim`.
+      buckets_dim: a Dimension.
+      memory_dim: a Dimension.
+
+    Returns:
+      A Tensor whose dimensions are those of both, `memory_dim` last.
+    """
+    return masks.of_buckets(values, buckets, buckets_dim, memory_dim)
 
 
 def params_arguments(

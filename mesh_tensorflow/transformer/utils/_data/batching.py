@@ -1,11 +1,11 @@
-"""Sizes of meshes, batches and microbatches from user settings."""
+"""Sizes of meshes, batches and microbatches, and vocabularies, from user settings."""
 
 from __future__ import annotations
 
 import math
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Optional, Union
+from typing import TYPE_CHECKING, Any, Optional, Union
 
 import gin
 
@@ -14,16 +14,50 @@ from mesh_tensorflow._mesh.tpu_topology import flag_value
 from mesh_tensorflow.simd_mesh_impl import HierarchicalTiling
 from mesh_tensorflow.transformer.utils._flags import MODULE
 
-__all__ = [
-    "Lengths",
-    "auto_train_steps",
-    "compute_batch_size",
-    "inputs_length",
-    "length_of_feature",
-    "longest",
-    "serialize_num_microbatches",
-    "tpu_mesh_shape",
-]
+if TYPE_CHECKING:
+    from mesh_tensorflow.transformer.dataset._features import Vocabularies
+    from mesh_tensorflow.transformer.vocabulary import Vocabulary
+
+
+def inputs_vocabulary(vocabulary: Vocabularies) -> Vocabulary:
+    """Returns the vocabulary of inputs.
+
+    Args:
+      vocabulary: a Vocabulary, or a tuple (of inputs, of targets).
+
+    Returns:
+      A Vocabulary.
+    """
+    return vocabulary[0] if isinstance(vocabulary, tuple) else vocabulary
+
+
+def targets_vocabulary(vocabulary: Vocabularies) -> Vocabulary:
+    """Returns the vocabulary of targets.
+
+    Args:
+      vocabulary: a Vocabulary, or a tuple (of inputs, of targets).
+
+    Returns:
+      A Vocabulary.
+    """
+    return vocabulary[1] if isinstance(vocabulary, tuple) else vocabulary
+
+
+@gin.configurable(module=MODULE)
+def separate_vocabularies(
+    inputs: Vocabulary = gin.REQUIRED, targets: Vocabulary = gin.REQUIRED
+) -> tuple:
+    """Returns a pair of vocabularies, for a gin file to bind to `utils.run.vocabulary`.
+
+    Args:
+      inputs: the Vocabulary of inputs.
+      targets: the Vocabulary of targets.
+
+    Returns:
+      The tuple (inputs, targets).
+    """
+    return inputs, targets
+
 
 Lengths = Union[int, Mapping[str, int]]
 

@@ -12,8 +12,9 @@ import gin
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow.transformer.utils._data.batching import Lengths, inputs_length
-from mesh_tensorflow.transformer.utils._data.vocabularies import (
+from mesh_tensorflow.transformer.utils._data.batching import (
+    Lengths,
+    inputs_length,
     inputs_vocabulary,
     targets_vocabulary,
 )

@@ -1,35 +1,97 @@
-"""The model function in prediction: decoding of inputs, or scoring of given targets."""
+"""The model function in prediction: decoding, or scoring of given targets; exports of it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Optional
+from typing import TYPE_CHECKING, Any, Optional
 
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
-from mesh_tensorflow import estimator
-from mesh_tensorflow.transformer.utils._data.batching import Lengths
+from mesh_tensorflow import estimator, layers
+from mesh_tensorflow import estimator as mtf_estimator
+from mesh_tensorflow.transformer import transformer
+from mesh_tensorflow.transformer.utils._data.batching import (
+    Lengths,
+    inputs_length,
+    inputs_vocabulary,
+    length_of_feature,
+    targets_vocabulary,
+)
 from mesh_tensorflow.transformer.utils._data.features import (
     check_features,
     dynamic_text2self,
     import_features,
 )
 from mesh_tensorflow.transformer.utils._data.text import clean_decodes
-from mesh_tensorflow.transformer.utils._data.vocabularies import (
-    inputs_vocabulary,
-    targets_vocabulary,
-)
 from mesh_tensorflow.transformer.utils._model import call_model, check_length, is_unitransformer
-from mesh_tensorflow.transformer.utils._outputs.token_scores import (
-    negative_log_prob,
-    target_weights,
+from mesh_tensorflow.transformer.utils._program import (
+    Outputs,
+    Settings,
+    outside_program,
+    run_on_mesh,
 )
-from mesh_tensorflow.transformer.utils._program import Outputs, outside_program, run_on_mesh
-from mesh_tensorflow.transformer.utils._settings import Settings
-from mesh_tensorflow.transformer.utils._training.variables import get_variable_dtype
+from mesh_tensorflow.transformer.utils._training.checkpoints import get_variable_dtype
 
-__all__ = ["ROWS", "prediction_spec"]
+if TYPE_CHECKING:
+    from mesh_tensorflow.transformer.dataset._features import Vocabularies
+    from mesh_tensorflow.transformer.vocabulary import Vocabulary
+
+
+def target_weights(targets: mtf.Tensor, model_type: str) -> mtf.Tensor:
+    """Returns 1 at targets to predict, and 0 at padding and given ids.
+
+    Args:
+      targets: an integer Tensor [..., length]; negative ids are given.
+      model_type: such as "lm"; for "delimited_lm" the inputs are given.
+
+    Returns:
+      A float32 Tensor of the same shape.
+    """
+    weights = mtf.cast(mtf.greater(targets, 0), tf.float32)
+    if model_type == "delimited_lm":
+        inputs = transformer.delimited_lm_inputs_mask(targets)
+        weights *= mtf.cast(mtf.logical_not(inputs), tf.float32)
+    return weights
+
+
+def negative_log_prob(logits: mtf.Tensor, targets: mtf.Tensor) -> mtf.Tensor:
+    """Returns the negative log likelihood of each target.
+
+    Args:
+      logits: a Tensor [..., length, vocab].
+      targets: an integer Tensor [..., length].
+
+    Returns:
+      A float32 Tensor [..., length].
+    """
+    vocab = logits.shape.dims[-1]
+    logits = mtf.cast(logits, tf.float32)
+    labels = mtf.one_hot(mtf.maximum(targets, 0), vocab, dtype=tf.float32)
+    return layers.softmax_cross_entropy_with_logits(logits, labels, vocab)
+
+
+def evaluated(
+    logits: mtf.Tensor, features: Mapping[str, mtf.Tensor], model_type: str
+) -> dict[str, mtf.Tensor]:
+    """Returns the per-target values that metrics are computed from.
+
+    Args:
+      logits: a Tensor [..., length, vocab].
+      features: Tensors by name, "targets" [..., length] among them.
+      model_type: such as "lm".
+
+    Returns:
+      A dictionary of Tensors [..., length].
+    """
+    targets = features["targets"]
+    return {
+        "targets": targets,
+        "weights": target_weights(targets, model_type),
+        "predicted": mtf.argmax(logits, logits.shape.dims[-1]),
+        "negative_log_prob": negative_log_prob(logits, targets),
+    }
+
 
 # A feature of exported models: the number of rows of the batch that are not padding.
 ROWS = "_rows"
@@ -186,3 +248,100 @@ def prediction_spec(settings: Settings, features: Mapping[str, tf.Tensor]) -> An
     return estimator.EstimatorSpec(
         mode, predictions=predictions, export_outputs=exported, prediction_hooks=hooks
     )
+
+
+_EOS = 1
+
+
+def _encoded(
+    vocabulary: Vocabulary, texts: tf.Tensor, length: int, batch_size: int, eos: bool
+) -> tf.Tensor:
+    """Returns the ids of texts [rows], padded to [batch_size, length]."""
+
+    def row(text: tf.Tensor) -> tf.Tensor:
+        ids = tf.cast(vocabulary.encode_tf(text), tf.int32)
+        ids = tf.concat([ids, [_EOS]], 0) if eos else ids
+        ids = ids[:length]
+        return tf.pad(ids, [[0, length - tf.size(ids)]])
+
+    ids = tf.map_fn(row, texts, fn_output_signature=tf.TensorSpec([length], tf.int32))
+    missing = batch_size - tf.shape(texts)[0]
+    return tf.ensure_shape(tf.pad(ids, [[0, missing], [0, 0]]), [batch_size, length])
+
+
+def _targets_after_inputs(targets: tf.Tensor, inputs: tf.Tensor, length: int) -> tf.Tensor:
+    """Prepends inputs to targets, as negative ids, which are not scored."""
+    rows = []
+    for before, after in zip(tf.unstack(inputs), tf.unstack(targets)):
+        ids = tf.concat([-tf.boolean_mask(before, before > 0), after], 0)[:length]
+        rows.append(tf.pad(ids, [[0, length - tf.size(ids)]]))
+    return tf.ensure_shape(tf.stack(rows), [targets.shape[0], length])
+
+
+def export_model(
+    estimator: mtf_estimator.tpu.TPUEstimator,
+    export_dir: str,
+    vocabulary: Vocabularies,
+    sequence_length: Lengths,
+    model_type: str,
+    eval_with_score: bool = False,
+    batch_size: int = 1,
+    checkpoint_path: Optional[str] = None,
+) -> bytes:
+    """Writes a SavedModel with text inputs.
+
+    Its signature "serving_default" takes "inputs", up to `batch_size` strings, and returns their
+    "outputs", and "inputs" as the model received them. With scores it also takes "targets", and
+    returns "scores" and "targets".
+
+    Args:
+      estimator: what `get_estimator` returns, with `score_in_predict_mode` for scores.
+      export_dir: a directory; the model is written to a new subdirectory, named by a timestamp.
+      vocabulary: a Vocabulary, or a pair of them, with `encode_tf`, which encodes in a graph.
+      sequence_length: an integer, or a dictionary of them by feature.
+      model_type: such as "lm".
+      eval_with_score: whether the model scores targets instead of decoding.
+      batch_size: the largest number of texts in a call.
+      checkpoint_path: a checkpoint; the latest if None.
+
+    Returns:
+      The new directory, as bytes.
+
+    Raises:
+      ValueError: there is no checkpoint.
+    """
+    eos = model_type != "lm"
+
+    def receiver_fn() -> Any:
+        texts = {"inputs": tf.placeholder(tf.string, [None], "inputs")}
+        if eval_with_score:
+            texts["targets"] = tf.placeholder(tf.string, [None], "targets")
+        rows = tf.shape(texts["inputs"])[0]
+        checks = [
+            tf.debugging.assert_less_equal(
+                rows, batch_size, message=f"the model was exported for {batch_size} texts at a time"
+            )
+        ]
+        with tf.control_dependencies(checks):
+            features = {
+                ROWS: tf.identity(rows),
+                "inputs": _encoded(
+                    inputs_vocabulary(vocabulary),
+                    texts["inputs"],
+                    inputs_length(sequence_length),
+                    batch_size,
+                    eos,
+                ),
+            }
+            if eval_with_score:
+                length = length_of_feature(sequence_length, "targets")
+                features["targets"] = _encoded(
+                    targets_vocabulary(vocabulary), texts["targets"], length, batch_size, eos
+                )
+        if eval_with_score and model_type == "lm":
+            features["targets"] = _targets_after_inputs(
+                features["targets"], features.pop("inputs"), length
+            )
+        return mtf_estimator.export.ServingInputReceiver(features, texts)
+
+    return estimator.export_saved_model(export_dir, receiver_fn, checkpoint_path=checkpoint_path)

@@ -1,4 +1,4 @@
-"""Paths and steps of checkpoints."""
+"""Checkpoints of models: paths, steps, the variables that are loaded, and mapped names."""
 
 from __future__ import annotations
 
@@ -6,17 +6,119 @@ import operator
 import os
 import re
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Optional, Union
 
 import gin
 import numpy as np
 import tensorflow.compat.v1 as tf
 
+import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._mesh.variables import checkpoint_files
 from mesh_tensorflow.transformer.utils._flags import MODULE
 
-__all__ = ["get_checkpoint_iterator", "get_step_from_checkpoint_path"]
+Filter = Union[str, Callable[[mtf.Variable], bool], None]
+
+
+@gin.configurable(module=MODULE)
+def get_variable_dtype(
+    master_dtype: Union[tf.DType, str] = tf.bfloat16,
+    slice_dtype: Union[tf.DType, str] = tf.float32,
+    activation_dtype: Union[tf.DType, str] = tf.float32,
+) -> mtf.VariableDType:
+    """Returns the dtypes of a model's variables and activations.
+
+    Args:
+      master_dtype: the dtype of masters and checkpoints; a tf.DType or its name.
+      slice_dtype: the dtype of slices, in which variables are updated.
+      activation_dtype: the dtype of activations.
+
+    Returns:
+      A VariableDType.
+    """
+    return mtf.VariableDType(
+        tf.as_dtype(master_dtype), tf.as_dtype(slice_dtype), tf.as_dtype(activation_dtype)
+    )
+
+
+@gin.configurable(module=MODULE)
+def variable_filter_max_size(v: mtf.Variable, max_size: float = 1e7) -> bool:
+    """Returns whether a variable is small enough to be trained, as a `variable_filter`.
+
+    Args:
+      v: a Variable.
+      max_size: the largest number of elements.
+
+    Returns:
+      A bool.
+    """
+    return v.size <= max_size
+
+
+@gin.configurable(module=MODULE)
+def init_checkpoint_variable_mapping(
+    name: str, mapping_fn: Optional[Callable[[str], str]] = None
+) -> str:
+    """Returns the name in the initial checkpoint of a variable of the program.
+
+    Args:
+      name: the variable's name.
+      mapping_fn: a function of the name, to be set through gin; the same name if None.
+
+    Returns:
+      A string.
+    """
+    return name if mapping_fn is None else mapping_fn(name)
+
+
+@gin.configurable(module=MODULE)
+def should_load_variable(name: str, filter_fn: Optional[Callable[[str], bool]] = None) -> bool:
+    """Returns whether a variable is loaded from the initial checkpoint.
+
+    Args:
+      name: the variable's name.
+      filter_fn: a function of the name, to be set through gin; all are loaded if None.
+
+    Returns:
+      A bool.
+    """
+    return True if filter_fn is None else filter_fn(name)
+
+
+def trained_variables(graph: mtf.Graph, variable_filter: Filter) -> list[mtf.Variable]:
+    """Returns the variables to train.
+
+    Args:
+      graph: a Graph.
+      variable_filter: None for all that are trainable, a regular expression that is searched for
+        in their names, or a function of a Variable.
+
+    Returns:
+      A list of Variables.
+
+    Raises:
+      ValueError: the filter leaves none.
+    """
+    if variable_filter is None:
+        return list(graph.trainable_variables)
+    if isinstance(variable_filter, str):
+        found = [v for v in graph.trainable_variables if re.search(variable_filter, v.name)]
+    else:
+        found = [v for v in graph.trainable_variables if variable_filter(v)]
+    if not found:
+        names = ", ".join(v.name for v in graph.trainable_variables[:10])
+        raise ValueError(
+            f"variable_filter={variable_filter!r} leaves no variable to train; the model has "
+            f"{len(graph.trainable_variables)}: {names}, ..."
+        )
+    tf.logging.info(
+        "Training %d of %d variables: %s",
+        len(found),
+        len(graph.trainable_variables),
+        ", ".join(v.name for v in found),
+    )
+    return found
+
 
 Steps = Union[int, str, Sequence[int], None]
 LATEST = -1
@@ -145,3 +247,100 @@ def get_checkpoint_iterator(
         )
     steps: Any = checkpoint_step
     return _chosen(map(int, steps), model_dir, find_closest)
+
+
+_LAYER = re.compile(r"(?P<stack>.*?)/(?:block_(?P<block>\d+)/)?layer_(?P<layer>\d+)/(?P<rest>.*)")
+_STACKS = ("encoder", "decoder")
+
+
+def _layer_of(name: str) -> Optional[tuple[str, str, str]]:
+    """Splits a variable's name into (stack, layer scope, rest); None outside of layers."""
+    match = _LAYER.fullmatch(name)
+    if match is None:
+        return None
+    scope = name[len(match["stack"]) + 1 : len(name) - len(match["rest"]) - 1]
+    return match["stack"], scope, match["rest"]
+
+
+def _layers_by_stack(names: Iterable[str]) -> dict[str, list[str]]:
+    """Returns the layer scopes of each stack, in order."""
+    found: dict[str, set] = {}
+    for name in names:
+        parts = _layer_of(name)
+        if parts is not None:
+            numbers = tuple(map(int, re.findall(r"\d+", parts[1])))
+            found.setdefault(parts[0], set()).add((numbers, parts[1]))
+    return {stack: [scope for _, scope in sorted(layers)] for stack, layers in found.items()}
+
+
+def _scopes_in_checkpoint(
+    model: Iterable[str], saved: Iterable[str], new_layers: dict[str, Sequence[int]]
+) -> dict[tuple[str, str], str]:
+    """Maps the scope of each layer that is not new to its scope in the checkpoint."""
+    in_model, in_checkpoint = _layers_by_stack(model), _layers_by_stack(saved)
+    found = {}
+    for stack, scopes in in_model.items():
+        new = set(new_layers.get(stack) or ())
+        old = [scope for i, scope in enumerate(scopes) if i not in new]
+        there = in_checkpoint.get(stack, [])
+        if len(old) != len(there):
+            raise ValueError(
+                "Invalid checkpoint to load. Number of layers in ckpt and current model (minus "
+                f"`new_layers`) must be equal, but of {stack!r} the checkpoint has {len(there)} "
+                f"and the model {len(scopes)}, of which {sorted(new)} are new"
+            )
+        found.update({(stack, scope): other for scope, other in zip(old, there)})
+    return found
+
+
+@gin.configurable(module=MODULE)
+def flexible_ckpt_init_mapping(
+    ckpt_path: str = "",
+    new_layers: Optional[Sequence[Sequence[int]]] = None,
+    return_mapping_fn: bool = True,
+) -> Callable[[str], Union[str, bool]]:
+    """Returns a mapping from variables of the default tf graph to names in a checkpoint.
+
+    Layers are matched by their order in each stack, across blocks: block_000/layer_003 of a model
+    may be block_001/layer_001 in the checkpoint.
+
+    Args:
+      ckpt_path: the checkpoint.
+      new_layers: a pair of lists, for encoder and decoder, of the numbers in the stack of layers
+        that are not in the checkpoint; either may be None.
+      return_mapping_fn: whether to return a function for
+        `init_checkpoint_variable_mapping.mapping_fn`, or else one for
+        `should_load_variable.filter_fn`.
+
+    Returns:
+      A function of a variable's name that returns its name in the checkpoint, or whether the
+      checkpoint has it.
+
+    Raises:
+      ValueError: the numbers of layers do not match.
+    """
+    saved = set(checkpoint_files.open_reader(ckpt_path).get_variable_to_shape_map())
+    model = [v.op.name for v in tf.global_variables()]
+    new = dict(zip(_STACKS, new_layers or ((), ())))
+    scopes = _scopes_in_checkpoint(model, saved, new)
+    mapping = {}
+    for name in model:
+        parts = _layer_of(name)
+        if parts is None:
+            there = name
+        else:
+            stack, scope, rest = parts
+            there = f"{stack}/{scopes.get((stack, scope), '')}/{rest}"
+        if there in saved:
+            mapping[name] = there
+
+    def mapped(name: str) -> str:
+        if name not in mapping:
+            raise KeyError(
+                f"{name} is not in the checkpoint {ckpt_path}; bind should_load_variable.filter_fn "
+                "to @flexible_ckpt_init_mapping() with return_mapping_fn=False to leave out such "
+                "variables"
+            )
+        return mapping[name]
+
+    return mapped if return_mapping_fn else mapping.__contains__

@@ -1,30 +1,348 @@
-"""Training."""
+"""Training: the model function in training and in evaluation, and its loop."""
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
+import functools
+import inspect
+import math
 import os
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Optional
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Optional, Union
 
 import tensorflow.compat.v1 as tf
 
+import mesh_tensorflow.ops_with_redefined_builtins as mtf
+from mesh_tensorflow import checkpoint, estimator
 from mesh_tensorflow import estimator as mtf_estimator
 from mesh_tensorflow._mesh.variables import checkpoint_files
 from mesh_tensorflow._paths import readable
-from mesh_tensorflow.transformer.utils._data.batching import Lengths
-from mesh_tensorflow.transformer.utils._data.data import call_dataset_fn, in_vocabulary
-from mesh_tensorflow.transformer.utils._data.features import model_features
-from mesh_tensorflow.transformer.utils._data.vocabularies import (
+from mesh_tensorflow._programs.saver_hook import SaverHook
+from mesh_tensorflow.transformer import learning_rate_schedules
+from mesh_tensorflow.transformer.utils._data.batching import (
+    Lengths,
     inputs_vocabulary,
+    longest,
+    serialize_num_microbatches,
     targets_vocabulary,
 )
-from mesh_tensorflow.transformer.utils._training.checkpoints import get_step_from_checkpoint_path
-from mesh_tensorflow.transformer.utils._training.train_step import training_for
+from mesh_tensorflow.transformer.utils._data.data import call_dataset_fn, in_vocabulary
+from mesh_tensorflow.transformer.utils._data.features import (
+    check_features,
+    dynamic_text2self,
+    import_features,
+    model_features,
+)
+from mesh_tensorflow.transformer.utils._gin import OperativeConfigHook
+from mesh_tensorflow.transformer.utils._model import call_model, check_length
+from mesh_tensorflow.transformer.utils._outputs.predict_step import evaluated
+from mesh_tensorflow.transformer.utils._program import (
+    Outputs,
+    Results,
+    Settings,
+    is_recorded,
+    outside_program,
+    run_on_mesh,
+)
+from mesh_tensorflow.transformer.utils._training.checkpoints import (
+    get_step_from_checkpoint_path,
+    get_variable_dtype,
+    init_checkpoint_variable_mapping,
+    should_load_variable,
+    trained_variables,
+)
+from mesh_tensorflow.transformer.utils._training.eval import token_metrics
+from mesh_tensorflow.utils import steps_done
+from mesh_tensorflow.visualize import print_training_report
 
 if TYPE_CHECKING:
     from mesh_tensorflow.transformer.dataset._features import Vocabularies
 
-__all__ = ["train_model"]
+
+_CHECKPOINT_HOURS = 2
+_OWN_TAGS = ("learning_rate", "loss")  # summaries that are always written
+_total_train_steps: contextvars.ContextVar[Optional[int]] = contextvars.ContextVar(
+    "total_train_steps", default=None
+)
+
+
+@contextlib.contextmanager
+def training_for(steps: int) -> Iterator[None]:
+    """Context in which `steps` is the default total number of steps of learning rate schedules.
+
+    Args:
+      steps: the number of steps.
+    """
+    token = _total_train_steps.set(steps)
+    try:
+        yield
+    finally:
+        _total_train_steps.reset(token)
+
+
+def with_total_steps(schedule: Any, total_train_steps: Optional[int]) -> Any:
+    """Returns a learning rate schedule as a function of the step only.
+
+    Args:
+      schedule: a function of (step, total_train_steps), or a list of factors, which are numbers
+        and such functions.
+      total_train_steps: the number of steps.
+
+    Returns:
+      A function; or `schedule`, if it is a number or None.
+    """
+    if isinstance(schedule, (list, tuple)):
+        schedule = functools.partial(
+            learning_rate_schedules.product_learning_rate, factors=list(schedule)
+        )
+    if not callable(schedule):
+        return schedule
+    return functools.partial(schedule, total_train_steps=total_train_steps)
+
+
+def _learning_rate(schedule: Any) -> Any:
+    """Returns the learning rate of the current step: a number, a tf scalar, or None."""
+    if isinstance(schedule, (list, tuple)) or (
+        callable(schedule) and _asks_for_total_steps(schedule)
+    ):
+        schedule = with_total_steps(schedule, _total_train_steps.get())
+    return schedule(step=steps_done()) if callable(schedule) else schedule
+
+
+def _asks_for_total_steps(schedule: Callable[..., Any]) -> bool:
+    parameter = inspect.signature(schedule).parameters.get("total_train_steps")
+    return parameter is not None and parameter.default is parameter.empty
+
+
+# -- programs
+
+
+def _forward(
+    settings: Settings, mesh: mtf.Mesh, features: Mapping[str, tf.Tensor], mode: str
+) -> dict[str, mtf.Tensor]:
+    """Imports features; joins those of a delimited language model to one sequence."""
+    dims = settings.batch_dims(training=True)
+    if mode != estimator.ModeKeys.TRAIN:
+        dims = dims._replace(ensemble=None)
+    mtf_features = import_features(mesh, features, dims.dims, settings.sequence_length)
+    if settings.model_type == "delimited_lm":
+        mtf_features = dynamic_text2self(mtf_features)
+    elif settings.model_type == "lm":
+        mtf_features.pop("inputs", None)
+    length = max(x.shape.dims[-1].size for x in mtf_features.values())
+    check_length(settings.model, max(length, 0))
+    return mtf_features
+
+
+def _training_program(
+    settings: Settings,
+    mesh: mtf.Mesh,
+    features: Mapping[str, tf.Tensor],
+    learning_rate: Union[mtf.Tensor, float, None],
+) -> Outputs:
+    grads: Sequence[Any]
+    variable_dtype = get_variable_dtype()
+    mtf_features = _forward(settings, mesh, features, estimator.ModeKeys.TRAIN)
+    batch_dim = settings.batch_dims().batch
+    number = serialize_num_microbatches(
+        batch_dim, longest(settings.sequence_length), settings.mesh_shape, settings.layout_rules
+    )
+
+    def losses(mtf_features: dict[str, mtf.Tensor]) -> dict[str, mtf.Tensor]:
+        _, loss = call_model(
+            settings.model,
+            mtf_features,
+            estimator.ModeKeys.TRAIN,
+            variable_dtype,
+            compute_loss=True,
+            num_microbatches=number,
+        )
+        assert loss is not None
+        return {"loss": loss}
+
+    if number > 1:
+        tf.logging.info("Training in %d microbatches.", number)
+        grads, outputs = mtf.serialize_training_step(mtf_features, losses, batch_dim, number)
+        by_name = dict(zip([v.name for v in mesh.graph.trainable_variables], grads))
+        variables = trained_variables(mesh.graph, settings.variable_filter)
+        grads = [by_name[v.name] for v in variables]
+    else:
+        outputs = losses(mtf_features)
+        variables = trained_variables(mesh.graph, settings.variable_filter)
+        grads = mtf.gradients([outputs["loss"]], [v.value for v in variables])
+    updates = settings.optimizer(learning_rate=learning_rate).apply_grads(grads, variables)
+    return Outputs({"loss": mtf.cast(outputs["loss"], tf.float32)}, updates)
+
+
+def _evaluation_program(
+    settings: Settings, mesh: mtf.Mesh, features: Mapping[str, tf.Tensor]
+) -> Outputs:
+    mode = estimator.ModeKeys.EVAL
+    mtf_features = _forward(settings, mesh, features, mode)
+    logits, loss = call_model(
+        settings.model, mtf_features, mode, get_variable_dtype(), compute_loss=True
+    )
+    assert loss is not None
+    tensors = evaluated(logits, mtf_features, settings.model_type)
+    return Outputs({"loss": mtf.cast(loss, tf.float32), **tensors})
+
+
+# -- specs
+
+
+def _host_call(settings: Settings, scalars: Mapping[str, tf.Tensor]) -> Any:
+    """Returns the host_call that writes scalar summaries."""
+    key = mtf.utils.SCALAR_SUMMARIES_COLLECTION_KEY
+    for name, value in scalars.items():
+        tf.add_to_collection(key, (name, value))
+    host_call = mtf.utils.create_host_call(settings.model_dir or "")
+    mtf.utils.remove_summaries()
+    return host_call
+
+
+def _load_initial_checkpoint(settings: Settings) -> None:
+    """Initializes variables from the initial checkpoint, if it has them."""
+    path = settings.init_checkpoint
+    if not path:
+        return
+    path = checkpoint_files.find(path, "init_checkpoint")
+    wanted = {
+        init_checkpoint_variable_mapping(v.op.name): v
+        for v in tf.global_variables()
+        if should_load_variable(v.op.name) and re.search(settings.init_variable_filter, v.op.name)
+    }
+    trainable = {v.op.name for v in tf.trainable_variables()}
+    found = checkpoint.choose_initial(
+        "init_checkpoint",
+        path,
+        wanted,
+        [there for there, v in wanted.items() if v.op.name in trainable],
+        settings.init_checkpoint_strict,
+        "choose variables by should_load_variable.filter_fn, or "
+        "tpu_estimator_model_fn.init_variable_filter, and name them by "
+        "init_checkpoint_variable_mapping.mapping_fn",
+    )
+    checkpoint.init_from_checkpoint(path, found)
+
+
+def _saver_hook(settings: Settings, results: Results) -> SaverHook:
+    saver = checkpoint.Saver(
+        tf.global_variables(),
+        sharded=True,
+        max_to_keep=settings.keep_checkpoint_max,
+        keep_checkpoint_every_n_hours=_CHECKPOINT_HOURS,
+        save_relative_paths=True,
+    )
+    tf.add_to_collection(tf.GraphKeys.SAVERS, saver)
+    return SaverHook(
+        settings.model_dir,
+        save_steps=settings.save_checkpoints_steps,
+        saver=saver,
+        listeners=[mtf.MtfCheckpointSaverListener(results.lowering)],
+    )
+
+
+def training_spec(settings: Settings, features: Mapping[str, tf.Tensor]) -> Any:
+    """Builds the EstimatorSpec for training.
+
+    Args:
+      settings: the arguments of the model function.
+      features: tf Tensors by name.
+
+    Returns:
+      An EstimatorSpec, or a TPUEstimatorSpec inside the program of a TPUEstimator.
+    """
+    check_features(features, settings.model_type, estimator.ModeKeys.TRAIN)
+    if settings.optimizer is None:
+        raise ValueError(
+            "training needs an optimizer: bind utils.run.optimizer to a class such as "
+            "@optimize.AdafactorOptimizer, or pass optimizer="
+        )
+    rate = _learning_rate(settings.learning_rate_schedule)
+    results = run_on_mesh(
+        settings,
+        lambda mesh: _training_program(settings, mesh, features, rate),
+        settings.model_info_file,
+        settings.tpu_summaries,
+    )
+    if settings.model_dir and not is_recorded():
+        places = {"checkpoints": f"{settings.model_dir}, with logs"}
+        print_training_report(results.lowering, places=places)
+    with outside_program(settings):
+        if hasattr(settings.model, "initialize"):
+            settings.model.initialize()
+        _load_initial_checkpoint(settings)
+        hooks = [
+            mtf.MtfRestoreHook(results.lowering),
+            _saver_hook(settings, results),
+            OperativeConfigHook(settings.model_dir),
+        ]
+    loss = results.tensors["loss"]
+    scalars = {
+        f"{name}_1" if name in _OWN_TAGS else name.rstrip("/"): value
+        for name, value in results.summaries.items()
+    }
+    if rate is not None:
+        scalars["learning_rate"] = tf.convert_to_tensor(rate, tf.float32)
+    # The step is incremented last, after summaries have read it.
+    with tf.control_dependencies([results.update, loss, *scalars.values()]):
+        train_op = tf.assign_add(tf.train.get_or_create_global_step(), 1)
+    if settings.context is not None:
+        with tf.control_dependencies([train_op]):
+            host_call = _host_call(settings, scalars) if settings.tpu_summaries else None
+        return estimator.tpu.TPUEstimatorSpec(
+            estimator.ModeKeys.TRAIN,
+            loss=loss,
+            train_op=train_op,
+            training_hooks=hooks,
+            host_call=host_call,
+        )
+    for name, value in scalars.items():
+        # tf.summary.scalar would append a number to the tag, since its name scope is in use.
+        tf.add_to_collection(
+            tf.GraphKeys.SUMMARIES, tf.raw_ops.ScalarSummary(tags=name, values=value)
+        )
+    return estimator.EstimatorSpec(
+        estimator.ModeKeys.TRAIN, loss=loss, train_op=train_op, training_chief_hooks=hooks
+    )
+
+
+def evaluation_spec(settings: Settings, features: Mapping[str, tf.Tensor]) -> Any:
+    """Builds the EstimatorSpec for evaluation, with metrics of targets.
+
+    Args:
+      settings: the arguments of the model function.
+      features: tf Tensors by name.
+
+    Returns:
+      An EstimatorSpec.
+    """
+    check_features(features, settings.model_type, estimator.ModeKeys.EVAL)
+    results = run_on_mesh(settings, lambda mesh: _evaluation_program(settings, mesh, features))
+    tensors = dict(results.tensors)
+    loss = tensors.pop("loss")
+    rows = {
+        name: tf.reshape(x, [math.prod(x.shape.as_list()[:-1]), x.shape.as_list()[-1]])
+        for name, x in tensors.items()
+    }
+    with outside_program(settings):
+        hooks = [mtf.MtfRestoreHook(results.lowering)]
+    if settings.context is not None:
+        return estimator.tpu.TPUEstimatorSpec(
+            estimator.ModeKeys.EVAL,
+            loss=loss,
+            evaluation_hooks=hooks,
+            eval_metrics=(lambda **rows: token_metrics(rows), rows),
+        )
+    return estimator.EstimatorSpec(
+        estimator.ModeKeys.EVAL,
+        loss=loss,
+        eval_metric_ops=token_metrics(rows),
+        evaluation_hooks=hooks,
+    )
+
 
 _INPUT_NAME = "input.ckpt"
 _INPUT_STATE = "checkpoint_input"

@@ -1,1 +1,0 @@
-"""Stacks whose layers are stages of a pipeline."""
