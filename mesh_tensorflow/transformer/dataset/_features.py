@@ -10,7 +10,6 @@ import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow.transformer import vocabulary as vocabularies
 
-
 # The gin module of the functions of this package.
 MODULE = "mesh_tensorflow.transformer.dataset"
 
