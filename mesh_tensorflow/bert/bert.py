@@ -1,9 +1,8 @@
 """The BERT model on a mesh, its configuration and its layers."""
 
 from mesh_tensorflow.bert._config import BertConfig
-from mesh_tensorflow.bert._layers import get_activation, layer_norm
-from mesh_tensorflow.bert._model import BertModel
-from mesh_tensorflow.bert._restore import get_assignment_map_from_checkpoint
+from mesh_tensorflow.bert._model import BertModel, get_activation, layer_norm
+from mesh_tensorflow.bert._training import get_assignment_map_from_checkpoint
 
 __all__ = [
     "BertConfig",

@@ -20,23 +20,21 @@ from mesh_tensorflow._command_lines.bert import RUN_CLASSIFIER
 from mesh_tensorflow._flags import FLAGS, define
 from mesh_tensorflow._programs import run_with_flags
 from mesh_tensorflow.bert import tokenization
-from mesh_tensorflow.bert._classification.classifier_features import (
+from mesh_tensorflow.bert._classification import (
+    PROCESSORS,
+    ColaProcessor,
+    DataProcessor,
+    InputExample,
     InputFeatures,
+    MnliProcessor,
+    MrpcProcessor,
+    PaddingInputExample,
+    XnliProcessor,
     convert_examples_to_features,
     convert_single_example,
     file_based_convert_examples_to_features,
     file_based_input_fn_builder,
     input_fn_builder,
-)
-from mesh_tensorflow.bert._classification.glue import (
-    PROCESSORS,
-    ColaProcessor,
-    DataProcessor,
-    InputExample,
-    MnliProcessor,
-    MrpcProcessor,
-    PaddingInputExample,
-    XnliProcessor,
 )
 from mesh_tensorflow.bert._training import (
     Program,

@@ -21,15 +21,17 @@ from mesh_tensorflow._command_lines.bert import RUN_SQUAD
 from mesh_tensorflow._flags import FLAGS, define
 from mesh_tensorflow._programs import run_with_flags
 from mesh_tensorflow.bert import tokenization
-from mesh_tensorflow.bert._squad.squad_examples import SquadExample, read_squad_examples
-from mesh_tensorflow.bert._squad.squad_features import (
+from mesh_tensorflow.bert._squad import (
     FeatureWriter,
     InputFeatures,
+    RawResult,
+    SquadExample,
     convert_examples_to_features,
+    get_final_text,
     input_fn_builder,
+    read_squad_examples,
+    write_predictions,
 )
-from mesh_tensorflow.bert._squad.squad_predictions import RawResult, write_predictions
-from mesh_tensorflow.bert._squad.squad_text import get_final_text
 from mesh_tensorflow.bert._training import (
     Program,
     import_features,

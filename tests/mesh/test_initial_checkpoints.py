@@ -7,7 +7,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow.bert._restore import load_initial_checkpoint
+from mesh_tensorflow.bert._training import load_initial_checkpoint
 from mesh_tensorflow.checkpoint import choose_initial
 from mesh_tensorflow.transformer.convert import write_checkpoint
 

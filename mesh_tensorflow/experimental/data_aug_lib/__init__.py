@@ -4,18 +4,14 @@ Images and labels are floating tensors [x, y, z] of the same static shape. Label
 outside of the liver, 1 in the liver and 2 in lesions of it.
 """
 
-from mesh_tensorflow.experimental.data_aug_lib._geometry import (
-    maybe_flip,
-    maybe_rot180,
-    projective_transform,
-)
-from mesh_tensorflow.experimental.data_aug_lib._intensity import (
+from mesh_tensorflow.experimental.data_aug_lib._images import (
     image_corruption,
     intensity_shift,
     maybe_add_noise,
-)
-from mesh_tensorflow.experimental.data_aug_lib._lesions import (
+    maybe_flip,
     maybe_gen_fake_data_based_on_real_data,
+    maybe_rot180,
+    projective_transform,
 )
 
 __all__ = [

@@ -4,8 +4,7 @@ python -m mesh_tensorflow.experimental.model_executor --train_file_pattern=... \
         --eval_file_pattern=... --checkpoint_dir=... --mesh_shape="rows:2,columns:2"
 """
 
-from mesh_tensorflow.experimental.model_executor._context import MeshContext
 from mesh_tensorflow.experimental.model_executor._flags import FLAGS
-from mesh_tensorflow.experimental.model_executor._loops import main, train_and_eval
+from mesh_tensorflow.experimental.model_executor._model import MeshContext, main, train_and_eval
 
 __all__ = ["FLAGS", "MeshContext", "main", "train_and_eval"]

@@ -1,26 +1,136 @@
-"""A U-Net in a session: its steps, variables and checkpoints."""
+"""The executor of a model: its context, its model, its loops of training and evaluation."""
 
 from __future__ import annotations
 
+import collections
 import os
-from collections.abc import Callable, Sequence
-from typing import Any, Union
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Optional, Union
 
+import numpy as np
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import checkpoint, optimize
+from mesh_tensorflow._core.shape import ShapeLike
+from mesh_tensorflow._mesh.devices import default_devices
 from mesh_tensorflow._mesh.variables import checkpoint_files
+from mesh_tensorflow._progress import Progress
 from mesh_tensorflow.experimental import unet
 from mesh_tensorflow.experimental.input_reader import (
     PlacementMeshImplInputReader,
     SimdMeshImplInputReader,
 )
-from mesh_tensorflow.experimental.model_executor._context import MeshContext, processors
 from mesh_tensorflow.experimental.model_executor._flags import FLAGS
-from mesh_tensorflow.simd_mesh_impl import replicate
+from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
+from mesh_tensorflow.simd_mesh_impl import SimdMeshImpl, auto_logical_to_physical_tpu, replicate
 
-__all__ = ["Model"]
+
+def processors(count: int) -> list[str]:
+    """Returns a device for each processor: GPUs if there are enough, else logical CPUs.
+
+    Args:
+      count: the number of processors.
+    """
+    found = default_devices()
+    kind = "GPU" if "GPU" in found[0] and len(found) >= count else "CPU"
+    return [f"/device:{kind}:{i}" for i in range(count)]
+
+
+class MeshContext:
+    """The processors and the mesh implementation of a mesh, in one session."""
+
+    def __init__(
+        self,
+        sess: tf.Session,
+        use_tpu: bool,
+        mesh_shape: ShapeLike,
+        layout_rules: Union[mtf.LayoutRules, str, Iterable[tuple[str, str]]],
+    ):
+        """Creates a MeshContext; initializes the TPU if the session has one.
+
+        Args:
+          sess: a tf.Session.
+          use_tpu: whether all processors run one program, on a TPU or, without one, on CPUs or
+            GPUs; otherwise operations are placed on CPUs or GPUs.
+          mesh_shape: the mesh shape; a Shape, or what converts to one.
+          layout_rules: the layout rules; LayoutRules, or what converts to them.
+        """
+        self._use_tpu = use_tpu
+        self._shape = mtf.convert_to_shape(mesh_shape)
+        self._rules = mtf.convert_to_layout_rules(layout_rules)
+        self._mesh_impl: Any = None
+        self._device_assignment: Any = None
+        self._topology: Any = None
+        if use_tpu and any(d.device_type == "TPU_SYSTEM" for d in sess.list_devices()):
+            self._join_tpu(sess.run(tf.tpu.initialize_system()))
+
+    def _join_tpu(self, topology: bytes) -> None:
+        """Assigns a core to each processor."""
+        self._topology = tf.tpu.experimental.Topology(serialized=topology)
+        self._device_assignment = tf.tpu.experimental.DeviceAssignment.build(
+            self._topology, num_replicas=self._shape.size
+        )
+
+    @property
+    def device_assignment(self) -> Any:
+        """The tf DeviceAssignment of a TPU, or None."""
+        return self._device_assignment
+
+    @property
+    def num_hosts(self) -> int:
+        """The number of hosts of the TPU; 1 without a TPU."""
+        return 1 if self._topology is None else self._topology.num_tasks
+
+    @property
+    def num_cores(self) -> int:
+        """The number of processors of the mesh."""
+        return self._shape.size
+
+    @property
+    def num_cores_per_host(self) -> int:
+        """The mean number of processors of a host, rounded down."""
+        return self.num_cores // self.num_hosts
+
+    @property
+    def mesh_impl(self) -> Optional[mtf.MeshImpl]:
+        """The most recent mesh implementation, or None."""
+        return self._mesh_impl
+
+    def create_graph_mesh_and_mesh_impl(self) -> tuple[mtf.Graph, mtf.Mesh, Any]:
+        """Returns a new (Graph, Mesh, MeshImpl).
+
+        With `use_tpu` and no TPU, call it within the function that is passed to
+        `mtf.simd_mesh_impl.replicate`.
+
+        Raises:
+          ValueError: it is called elsewhere.
+        """
+        graph = mtf.Graph()
+        mesh = mtf.Mesh(graph, "my_mesh")
+        self._mesh_impl = self._make_impl()
+        return graph, mesh, self._mesh_impl
+
+    def _make_impl(self) -> Any:
+        if not self._use_tpu:
+            devices = default_devices()
+            if len(devices) < self.num_cores:
+                devices = devices[:1] * self.num_cores
+            return PlacementMeshImpl(self._shape, self._rules, devices[: self.num_cores])
+        if self._device_assignment is None:
+            return SimdMeshImpl(self._shape, self._rules)
+        order = auto_logical_to_physical_tpu(
+            self._shape.to_integer_list,
+            list(self._topology.mesh_shape),
+            device_assignment=self._device_assignment,
+        )
+        return SimdMeshImpl(
+            self._shape,
+            self._rules,
+            device_assignment=self._device_assignment,
+            logical_to_physical=order,
+        )
 
 
 def _learning_rate(step: tf.Tensor) -> tf.Tensor:
@@ -212,3 +322,141 @@ class Model:
     def close(self) -> None:
         """Closes the session."""
         self._session.close()
+
+
+Scores = dict[str, float]
+
+
+class _Means:
+    """Accumulates means of scores over steps."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, list[float]] = collections.defaultdict(list)
+
+    def add(self, scores: Scores) -> None:
+        for name, value in scores.items():
+            self._values[name].append(float(value))
+
+    def take(self) -> Scores:
+        """Returns the means and resets them."""
+        means = {name: float(np.mean(values)) for name, values in self._values.items()}
+        self._values.clear()
+        return means
+
+
+def _train(model: Model, step: int, stop: int, directory: str, progress: Progress) -> Scores:
+    """Trains to a step; returns the mean scores over the steps."""
+    means = _Means()
+    while step < stop:
+        scores = model.run()["scores"]
+        means.add(scores)
+        step += 1
+        progress.update(loss=scores["loss"])
+        if step % FLAGS.save_checkpoints_steps == 0 or step == stop:
+            model.save(directory)
+    return means.take()
+
+
+def _evaluate(model: Model, directory: str) -> Scores:
+    """Evaluates the latest checkpoint; returns mean scores, and Dice coefficients over all."""
+    model.restore(directory)
+    means, processor = _Means(), unet.PostProcessor()
+    if FLAGS.pred_output_dir:
+        tf.io.gfile.makedirs(FLAGS.pred_output_dir)
+    for _ in range(FLAGS.num_eval_iterations_per_loop):
+        found = model.run()
+        means.add(found["scores"])
+        processor.record(
+            [*found["record"], found["scores"]["loss"], found["step"]], FLAGS.pred_output_dir
+        )
+    return {**means.take(), **processor.finish()}
+
+
+def _write(writer: Optional[tf.summary.FileWriter], step: int, kind: str, scores: Scores) -> None:
+    if writer is None:
+        return
+    values = [
+        tf.Summary.Value(tag=f"{kind}/{name}", simple_value=value) for name, value in scores.items()
+    ]
+    writer.add_summary(tf.Summary(value=values), step)
+    writer.flush()
+
+
+def _log(step: int, trained: Scores, evaluated: Scores) -> None:
+    tf.logging.info("Step %d: training %s; evaluation %s", step, trained, evaluated)
+
+
+def _check_flags() -> None:
+    """Checks the flags that loops count with.
+
+    Raises:
+      ValueError: a flag is not positive.
+    """
+    for flag in (
+        "num_training_loops",
+        "num_train_iterations_per_loop",
+        "num_eval_iterations_per_loop",
+        "save_checkpoints_steps",
+    ):
+        if getattr(FLAGS, flag) < 1:
+            raise ValueError(f"--{flag}={getattr(FLAGS, flag)} must be 1 at least")
+
+
+def train_and_eval(report: Callable[[int, Scores, Scores], Any] = _log) -> Scores:
+    """Alternates between training and evaluation of a U-Net, as configured by flags.
+
+    Evaluation restores the checkpoints of training from --checkpoint_dir, or from a temporary
+    directory if the flag is empty. Training resumes from the latest checkpoint there. With
+    --use_tpu, all processors of --mesh_shape run one program, on the TPU of the session or, without
+    one, on logical CPUs or GPUs. Without --use_tpu, operations are placed on CPUs or GPUs. The
+    optimizer is Adafactor; its learning rate, relative to the scale of each weight, is --lr,
+    multiplied by --lr_drop_rate every --lr_drop_steps.
+
+    Args:
+      report: called after each evaluation with the step, the mean scores of training since the last
+        evaluation, and the scores of the evaluation; logs them by default.
+
+    Returns:
+      The scores of the last evaluation by name; empty if training was complete already.
+
+    Raises:
+      ValueError: flags do not fit each other, or name no files.
+    """
+    _check_flags()
+    scores: Scores = {}
+    with tempfile.TemporaryDirectory() as scratch:
+        directory = FLAGS.checkpoint_dir or scratch
+        folder = FLAGS.summary_dir or FLAGS.checkpoint_dir
+        writer = None
+        if FLAGS.write_summary and folder:
+            with tf.Graph().as_default():
+                writer = tf.summary.FileWriter(folder)
+        training, evaluating = Model("train"), Model("eval")
+        try:
+            step = training.restore(directory)
+            length = FLAGS.num_train_iterations_per_loop
+            total = FLAGS.num_training_loops * length
+            with Progress(total, "train", start=step, leave=step < total) as progress:
+                while step < total:
+                    stop = (step // length + 1) * length
+                    trained = _train(training, step, stop, directory, progress)
+                    step = stop
+                    scores = _evaluate(evaluating, directory)
+                    _write(writer, step, "train", trained)
+                    _write(writer, step, "eval", scores)
+                    report(step, trained, scores)
+        finally:
+            training.close()
+            evaluating.close()
+            if writer is not None:
+                writer.close()
+    return scores
+
+
+def main(_: Sequence[str]) -> None:
+    """Calls `train_and_eval`.
+
+    Args:
+      _: the remaining command-line arguments.
+    """
+    train_and_eval()

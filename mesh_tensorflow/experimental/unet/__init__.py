@@ -5,15 +5,18 @@ Ronneberger, Fischer and Brox, "U-Net: convolutional networks for biomedical ima
 Settings are command-line flags, in `FLAGS`.
 """
 
-from mesh_tensorflow.experimental.unet._blocks import (
+from mesh_tensorflow.experimental.unet._data import (
+    get_dataset_creator,
+    get_input_mtf_shapes,
+    get_layout,
+)
+from mesh_tensorflow.experimental.unet._flags import FLAGS
+from mesh_tensorflow.experimental.unet._network import (
+    PostProcessor,
     conv_with_spatial_partition,
     deconv_with_spatial_partition,
+    unet_with_spatial_partition,
 )
-from mesh_tensorflow.experimental.unet._data import get_dataset_creator
-from mesh_tensorflow.experimental.unet._flags import FLAGS
-from mesh_tensorflow.experimental.unet._network import unet_with_spatial_partition
-from mesh_tensorflow.experimental.unet._results import PostProcessor
-from mesh_tensorflow.experimental.unet._shapes import get_input_mtf_shapes, get_layout
 
 __all__ = [
     "FLAGS",

@@ -1,29 +1,304 @@
-"""The U-Net."""
+"""A U-Net: blocks, the network, its loss and its results."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
-from typing import Union
+from typing import Any, Union
 
+import numpy as np
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
-from mesh_tensorflow.experimental.unet._blocks import (
-    conv_with_spatial_partition,
-    deconv_with_spatial_partition,
-)
-from mesh_tensorflow.experimental.unet._flags import FLAGS
-from mesh_tensorflow.experimental.unet._loss import losses_and_scores
-from mesh_tensorflow.experimental.unet._results import results_to_record
-from mesh_tensorflow.experimental.unet._shapes import (
+from mesh_tensorflow.experimental.unet._data import (
     LESION,
+    LIVER,
     activation_dtype,
     check_dataset,
     get_input_mtf_shapes,
 )
+from mesh_tensorflow.experimental.unet._flags import FLAGS
 
-__all__ = ["unet_with_spatial_partition"]
+_MOMENTUM = 0.9  # of batch normalization
+_EPSILON = 1e-6
+_SLOPE = 0.1  # of leaky ReLU for negative inputs
+# By whether images are slices: the layer, and the number of its spatial dimensions.
+_CONVOLUTIONS: dict[bool, tuple[Any, int]] = {
+    True: (layers.conv2d_with_blocks, 2),
+    False: (layers.conv3d_with_blocks, 3),
+}
+_TRANSPOSED: dict[bool, tuple[Any, int]] = {
+    True: (layers.conv2d_transpose_with_blocks, 2),
+    False: (layers.conv3d_transpose_with_blocks, 3),
+}
+
+
+def conv_with_spatial_partition(
+    x: mtf.Tensor,
+    sampled_2d_slices: bool,
+    image_nx_dim: mtf.Dimension,
+    image_ny_dim: mtf.Dimension,
+    n_filters: int,
+    keep_p: float,
+    with_batch_norm: bool,
+    is_training: bool,
+    odim_name: str,
+    variable_dtype: mtf.VariableDType,
+    name: str,
+) -> tuple[mtf.Tensor, list[mtf.Operation]]:
+    """Applies a convolution with windows of 3, batch normalization, leaky ReLU and dropout.
+
+    Args:
+      x: a Tensor with dimensions [batch, image_nx_dim, image_ny_dim, x, y, z, channels], without z
+        for slices.
+      sampled_2d_slices: whether images are slices, and the convolution is two-dimensional.
+      image_nx_dim: the Dimension of the blocks along x.
+      image_ny_dim: the Dimension of the blocks along y.
+      n_filters: the number of channels of the result.
+      keep_p: the probability that dropout keeps a value.
+      with_batch_norm: whether to normalize over the batch.
+      is_training: whether dropout applies, and normalization uses the statistics of the batch.
+      odim_name: the name of the channel dimension of the result.
+      variable_dtype: the VariableDType of the kernel.
+      name: the name of the variable scope.
+
+    Returns:
+      (a Tensor with the shape of `x` but for the channels, operations that update the moving
+      averages of batch normalization and have to run with the training step).
+    """
+    conv, size = _CONVOLUTIONS[bool(sampled_2d_slices)]
+    x = conv(
+        x,
+        mtf.Dimension(odim_name, n_filters),
+        (3,) * size,
+        (1,) * size,
+        "SAME",
+        image_nx_dim,
+        image_ny_dim,
+        variable_dtype=variable_dtype,
+        name=name,
+    )
+    updates: list[mtf.Operation] = []
+    if with_batch_norm:
+        x, updates = layers.batch_norm(x, is_training, _MOMENTUM, epsilon=_EPSILON, name=name)
+    x = mtf.leaky_relu(x, _SLOPE)
+    return mtf.dropout(x, is_training, keep_p), updates
+
+
+def deconv_with_spatial_partition(
+    x: mtf.Tensor,
+    sampled_2d_slices: bool,
+    image_nx_dim: mtf.Dimension,
+    image_ny_dim: mtf.Dimension,
+    n_filters: int,
+    keep_p: float,
+    is_training: bool,
+    odim_name: str,
+    variable_dtype: mtf.VariableDType,
+    name: str,
+) -> mtf.Tensor:
+    """Doubles the resolution by a transposed convolution with windows of 2; applies dropout.
+
+    Args:
+      x: a Tensor as for `conv_with_spatial_partition`.
+      sampled_2d_slices: whether images are slices, and the convolution is two-dimensional.
+      image_nx_dim: the Dimension of the blocks along x.
+      image_ny_dim: the Dimension of the blocks along y.
+      n_filters: the number of channels of the result.
+      keep_p: the probability that dropout keeps a value.
+      is_training: whether dropout applies.
+      odim_name: the name of the channel dimension of the result.
+      variable_dtype: the VariableDType of the kernel.
+      name: the name of the variable scope.
+
+    Returns:
+      A Tensor with the dimensions of `x`, with x, y and z twice as large and the new channels.
+    """
+    deconv, size = _TRANSPOSED[bool(sampled_2d_slices)]
+    x = deconv(
+        x,
+        mtf.Dimension(odim_name, n_filters),
+        (2,) * size,
+        (2,) * size,
+        "SAME",
+        image_nx_dim,
+        image_ny_dim,
+        variable_dtype=variable_dtype,
+        name=name,
+    )
+    return mtf.dropout(x, is_training, keep_p)
+
+
+def probability_of(x: mtf.Tensor, number: int) -> mtf.Tensor:
+    """Returns the values of one class of a Tensor with the dimension label_c.
+
+    Args:
+      x: a Tensor [..., label_c].
+      number: the index of the class.
+    """
+    one = mtf.slice(x, number, 1, "label_c")
+    return mtf.reduce_sum(one, reduced_dim=one.shape.dims[-1])
+
+
+def _overlap(a: mtf.Tensor, b: mtf.Tensor) -> tuple[mtf.Tensor, mtf.Tensor]:
+    """Returns (the sum of a * b, the sum of a + b) for each image."""
+    batch = mtf.Shape([a.shape.dims[0]])
+    return mtf.reduce_sum(a * b, output_shape=batch), mtf.reduce_sum(a + b, output_shape=batch)
+
+
+def _dice(common: mtf.Tensor, total: mtf.Tensor, factor: float, epsilon: float) -> tuple:
+    """Returns `factor` times Dice coefficients: (the mean over images, the one over all voxels)."""
+    per_case = mtf.reduce_mean(factor * common / (total + epsilon))
+    of_all = factor * mtf.reduce_sum(common) / (mtf.reduce_sum(total) + epsilon)
+    return per_case, of_all
+
+
+def _cross_entropy(
+    logits: mtf.Tensor, labels: mtf.Tensor, liver: mtf.Tensor, lesion: mtf.Tensor
+) -> mtf.Tensor:
+    """Returns the mean of the weighted cross entropy over voxels."""
+    classes = labels.shape.dims[-1]
+    log_p = mtf.log_softmax(logits, classes)
+    xen = mtf.negative(mtf.reduce_sum(log_p * labels, reduced_dim=classes))
+    # The weight of lesions is relative to that of the liver, so that losses stay comparable with
+    # those of models trained before.
+    more_for_lesions = FLAGS.xen_lesion_weight - FLAGS.xen_liver_weight
+    if FLAGS.xen_liver_weight < 0 or more_for_lesions < -1:
+        raise ValueError(
+            f"--xen_liver_weight={FLAGS.xen_liver_weight} and --xen_lesion_weight="
+            f"{FLAGS.xen_lesion_weight} reward wrong predictions: a voxel of a lesion weighs 1 + "
+            "xen_lesion_weight - xen_liver_weight, and one of the liver xen_liver_weight. Choose a "
+            "larger weight of lesions"
+        )
+    weights = 1.0 + (FLAGS.xen_liver_weight - 1.0) * liver + more_for_lesions * lesion
+    return mtf.reduce_mean(xen * weights)
+
+
+def losses_and_scores(
+    logits: mtf.Tensor, labels: mtf.Tensor
+) -> tuple[mtf.Tensor, dict[str, mtf.Tensor], tuple[mtf.Tensor, mtf.Tensor]]:
+    """Computes the loss and the scores of a segmentation.
+
+    The loss is a weighted sum of the Dice loss of lesions (Milletari, Navab and Ahmadi, "V-Net",
+    2016), as the mean of the losses per image and over all voxels, and of the cross entropy.
+
+    Args:
+      logits: a Tensor [batch, ..., label_c].
+      labels: a Tensor of the same shape, one-hot.
+
+    Returns:
+      (the loss, scores by name, overlaps). The overlaps are, for each image [batch], the number of
+      lesion voxels that were predicted correctly, and the sum of the numbers of predicted and of
+      labeled lesion voxels.
+    """
+    classes = labels.shape.dims[-1]
+    true, found = mtf.argmax(labels, classes), mtf.argmax(logits, classes)
+    liver, lesion, found_lesion = (
+        mtf.cast(mtf.equal(x, number), logits.dtype)
+        for x, number in ((true, LIVER), (true, LESION), (found, LESION))
+    )
+    accuracy = mtf.cast(mtf.equal(true, found), logits.dtype)
+    scores = {
+        "lesion_pred_ratio": mtf.reduce_mean(found_lesion),
+        "lesion_label_ratio": mtf.reduce_mean(lesion),
+        "accuracy_of_all_classes": mtf.reduce_mean(accuracy),
+    }
+    xen = _cross_entropy(logits, labels, liver, lesion)
+    p_lesion = probability_of(mtf.softmax(logits, classes), LESION)
+    loss_per_case, loss_global = _dice(*_overlap(p_lesion, lesion), -2.0, FLAGS.dice_epsilon)
+    loss_dice = (loss_per_case + loss_global) * 0.5
+    loss = FLAGS.dice_loss_weight * loss_dice + (1.0 - FLAGS.dice_loss_weight) * xen
+    areas = _overlap(found_lesion, lesion)
+    dice_per_case, dice_global = _dice(*areas, 2.0, _EPSILON)
+    scores.update(
+        lesion_dice_per_case=dice_per_case,
+        lesion_dice_global=dice_global,
+        loss_xen=xen,
+        loss_dice=loss_dice,
+        loss_dice_per_case=loss_per_case,
+        loss_dice_global=loss_global,
+    )
+    return loss, scores, areas
+
+
+_NAMES = ("pred_liver", "pred_lesion", "label")
+
+
+def results_to_record(logits: mtf.Tensor, labels: mtf.Tensor) -> list[mtf.Tensor]:
+    """Returns probabilities of liver and of lesions and labels of lesions, downsampled.
+
+    Args:
+      logits: a Tensor [batch, ..., label_c].
+      labels: a Tensor of the same shape, one-hot.
+    """
+    classes = logits.shape.dims[-1]
+    pool, size = (layers.avg_pool2d, 2) if FLAGS.sampled_2d_slices else (layers.avg_pool3d, 3)
+    window = (FLAGS.pred_downsample,) * size
+    p, of_lesions = mtf.softmax(logits, classes), mtf.slice(labels, LESION, 1, "label_c")
+    p, of_lesions = pool(p, ksize=window), pool(of_lesions, ksize=window)
+    return [
+        probability_of(p, LIVER),
+        probability_of(p, LESION),
+        mtf.reduce_sum(of_lesions, reduced_dim=of_lesions.shape.dims[-1]),
+    ]
+
+
+def _joined(volume: np.ndarray) -> np.ndarray:
+    """Joins the blocks of an image: [x blocks, y blocks, x, y, ...] to [x, y, ...]."""
+    nx, ny, sx, sy, *rest = volume.shape
+    return np.swapaxes(volume, 1, 2).reshape([nx * sx, ny * sy, *rest])
+
+
+class PostProcessor:
+    """Writes predictions to files, and computes scores over all images of an evaluation."""
+
+    def __init__(self) -> None:
+        """Creates a PostProcessor without results."""
+        self._area_int: list[np.ndarray] = []
+        self._area_sum: list[np.ndarray] = []
+        self._instance_i = 0
+
+    def record(self, results: Sequence[np.ndarray], pred_output_dir: str) -> None:
+        """Records the results of a batch.
+
+        Args:
+          results: the values of the record of `unet_with_spatial_partition`, then the loss, then
+            the global step.
+          pred_output_dir: a directory for the files pred_liver_STEP_I.npy, pred_lesion_STEP_I.npy
+            and, with --output_ground_truth, label_STEP_I.npy of each image; "" to write none.
+        """
+        *volumes, found, total, _, step = results
+        for images in zip(*volumes):
+            for name, image in zip(_NAMES, images):
+                if not pred_output_dir or (name == "label" and not FLAGS.output_ground_truth):
+                    continue
+                path = os.path.join(pred_output_dir, f"{name}_{step}_{self._instance_i}.npy")
+                with tf.io.gfile.GFile(path, "wb") as f:
+                    np.save(f, _joined(np.asarray(image, np.float32)))
+            self._instance_i += 1
+        self._area_int.append(np.asarray(found, np.float32))
+        self._area_sum.append(np.asarray(total, np.float32))
+
+    def finish(self) -> dict[str, float]:
+        """Returns and logs the Dice coefficients of lesions, and resets the results.
+
+        Returns:
+          "lesion_dice_per_case", the mean over images, and "lesion_dice_global", over all voxels.
+
+        Raises:
+          ValueError: nothing was recorded.
+        """
+        if not self._area_int:
+            raise ValueError("PostProcessor.finish: no results were recorded; call record before")
+        common, total = np.concatenate(self._area_int), np.concatenate(self._area_sum)
+        scores = {
+            "lesion_dice_per_case": float(np.mean(2.0 * common / (total + _EPSILON))),
+            "lesion_dice_global": float(2.0 * common.sum() / (total.sum() + _EPSILON)),
+        }
+        tf.logging.info("Scores of %d images: %s", self._instance_i, scores)
+        self._area_int, self._area_sum, self._instance_i = [], [], 0
+        return scores
 
 
 class _Network:

@@ -1,1 +1,0 @@
-"""Sentence classification: data sets and features."""

@@ -1,0 +1,723 @@
+"""SQuAD: questions, features of them, and answers from predictions."""
+
+from __future__ import annotations
+
+import collections
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Optional
+
+import tensorflow.compat.v1 as tf
+
+from mesh_tensorflow._flags import FLAGS
+from mesh_tensorflow.bert import tokenization
+from mesh_tensorflow.bert._records import int64_features, record_batches
+
+if TYPE_CHECKING:
+    from mesh_tensorflow.bert.tokenization import FullTokenizer
+
+
+def _without_spaces(text: str) -> tuple[str, list[int]]:
+    """Removes spaces from a text; returns the rest and the original index of each character."""
+    places = [i for i, char in enumerate(text) if char != " "]
+    return "".join(text[i] for i in places), places
+
+
+def _left(message: str, *args: str) -> None:
+    if FLAGS.verbose_logging:
+        tf.logging.info("Unable to find text: " + message, *args)
+
+
+def _place(pred_text: str, orig_text: str, tok_text: str) -> Optional[tuple[int, int]]:
+    """Returns the indices of a prediction's first and last character in the original, or None."""
+    start = tok_text.find(pred_text)
+    if start == -1:
+        _left("'%s' in '%s'", pred_text, orig_text)
+        return None
+    end = start + len(pred_text) - 1
+    chars, places = _without_spaces(orig_text)
+    tok_chars, tok_places = _without_spaces(tok_text)
+    if len(chars) != len(tok_chars):
+        _left("tokens have other characters: '%s', '%s'", chars, tok_chars)
+        return None
+    number = {place: i for i, place in enumerate(tok_places)}
+    if start not in number or end not in number:
+        _left("'%s' begins or ends with a space", pred_text)
+        return None
+    return places[number[start]], places[number[end]]
+
+
+def get_final_text(pred_text: str, orig_text: str, do_lower_case: bool) -> str:
+    """Returns the part of the original text that corresponds to a prediction.
+
+    Tokens are lowercased and without accents, and the original words may contain more than the
+    answer: for "Steve Smith's" and the prediction "steve smith" the result is "Steve Smith".
+
+    Args:
+      pred_text: tokens joined to words, separated by spaces.
+      orig_text: the original words.
+      do_lower_case: whether tokens were lowercased.
+
+    Returns:
+      A part of `orig_text`; all of it if the prediction cannot be found in it.
+    """
+    tokenizer = tokenization.BasicTokenizer(do_lower_case=do_lower_case)
+    place = _place(pred_text, orig_text, " ".join(tokenizer.tokenize(orig_text)))
+    return orig_text if place is None else orig_text[place[0] : place[1] + 1]
+
+
+_SPACES = " \t\r\n\u202f"
+
+
+class SquadExample:
+    """A question about a paragraph.
+
+    Attributes:
+      qas_id: the question's id.
+      question_text: the question.
+      doc_tokens: the words of the paragraph.
+      orig_answer_text: the answer, or None if it is unknown.
+      start_position: the index of its first word.
+      end_position: the index of its last word.
+      is_impossible: whether the paragraph does not contain an answer.
+    """
+
+    def __init__(
+        self,
+        qas_id: str,
+        question_text: str,
+        doc_tokens: list[str],
+        orig_answer_text: Optional[str] = None,
+        start_position: Optional[int] = None,
+        end_position: Optional[int] = None,
+        is_impossible: bool = False,
+    ) -> None:
+        self.qas_id = qas_id
+        self.question_text = question_text
+        self.doc_tokens = doc_tokens
+        self.orig_answer_text = orig_answer_text
+        self.start_position = start_position
+        self.end_position = end_position
+        self.is_impossible = is_impossible
+
+    def __str__(self) -> str:
+        answer = f", answer={self.orig_answer_text!r}" if self.orig_answer_text else ""
+        return f"SquadExample({self.qas_id!r}, {self.question_text!r}{answer})"
+
+    __repr__ = __str__
+
+
+class _Answer(NamedTuple):
+    """An answer, with the indices of its first and last word."""
+
+    text: Optional[str] = None
+    start: Optional[int] = None
+    end: Optional[int] = None
+
+
+_IMPOSSIBLE = _Answer("", -1, -1)
+
+
+def _words(text: str) -> tuple[list[str], list[int]]:
+    """Returns the words of a text, and the word index of each character.
+
+    White space belongs to the word before it.
+    """
+    words: list[str] = []
+    of_char: list[int] = []
+    inside = False
+    for char in text:
+        space = char in _SPACES
+        if not space:
+            if inside:
+                words[-1] += char
+            else:
+                words.append(char)
+        inside = not space
+        of_char.append(len(words) - 1)
+    return words, of_char
+
+
+def _answer(question: Mapping[str, Any], words: list[str], of_char: list[int]) -> Optional[_Answer]:
+    """Returns the answer to train on; None if the words do not contain its text."""
+    found = question["answers"]
+    if len(found) != 1:
+        raise ValueError(
+            f"For training, each question should have exactly 1 answer, but {question['id']!r} has "
+            f"{len(found)}; with --version_2_with_negative it may be marked is_impossible"
+        )
+    text, offset = found[0]["text"], found[0]["answer_start"]
+    start, end = of_char[offset], of_char[offset + len(text) - 1]
+    there = " ".join(words[start : end + 1])
+    if " ".join(tokenization.whitespace_tokenize(text)) not in there:
+        tf.logging.warning(
+            "Could not find answer: '%s' vs. '%s' of question %s, which is left out",
+            there,
+            text,
+            question["id"],
+        )
+        return None
+    return _Answer(text, start, end)
+
+
+def _questions(paragraph: Mapping[str, Any], is_training: bool) -> Iterator[SquadExample]:
+    words, of_char = _words(paragraph["context"])
+    for question in paragraph["qas"]:
+        impossible = False
+        answer: Optional[_Answer] = _Answer()
+        if is_training:
+            impossible = FLAGS.version_2_with_negative and bool(question["is_impossible"])
+            answer = _IMPOSSIBLE if impossible else _answer(question, words, of_char)
+        if answer is not None:
+            yield SquadExample(
+                question["id"],
+                question["question"],
+                words,
+                answer.text,
+                answer.start,
+                answer.end,
+                impossible,
+            )
+
+
+def read_squad_examples(input_file: str, is_training: bool) -> list[SquadExample]:
+    """Reads the questions of a file.
+
+    Rajpurkar et al., "SQuAD: 100,000+ questions for machine comprehension of text" (2016).
+
+    Args:
+      input_file: a JSON file in the format of SQuAD.
+      is_training: whether to read answers. A question whose answer is not found in its paragraph is
+        skipped with a warning.
+
+    Returns:
+      A list of SquadExamples.
+
+    Raises:
+      ValueError: the file does not exist or is malformed, or a question does not have exactly one
+        answer.
+    """
+    try:
+        with tf.io.gfile.GFile(input_file, "r") as f:
+            entries = json.load(f)["data"]
+        return [
+            example
+            for entry in entries
+            for paragraph in entry["paragraphs"]
+            for example in _questions(paragraph, is_training)
+        ]
+    except tf.errors.NotFoundError as error:
+        raise ValueError(f"read_squad_examples: there is no file {input_file}") from error
+    except (KeyError, TypeError, IndexError, json.JSONDecodeError) as error:
+        raise ValueError(
+            f"read_squad_examples: {input_file} is not of SQuAD's form, with data, paragraphs, "
+            f"context, qas, question, answers: {type(error).__name__} {error}"
+        ) from error
+
+
+_FIRST_ID = 1000000000
+_SHOWN = 20
+_MARKS = 3  # [CLS] and two [SEP]
+
+
+class InputFeatures:
+    """A question and a span of its paragraph, as integers.
+
+    Attributes:
+      unique_id: a unique number.
+      example_index: the index of the example.
+      doc_span_index: the index of the span.
+      tokens: [CLS] question [SEP] span [SEP].
+      token_to_orig_map: a dictionary from each token of the span to the index of its word in the
+        paragraph.
+      token_is_max_context: a dictionary from each token of the span to whether no other span has
+        more context for it.
+      input_ids: the ids of tokens.
+      input_mask: 1 for each token, 0 for padding.
+      segment_ids: 1 for tokens of the span.
+      start_position: the index of the answer's first token; 0 if it is not in this span.
+      end_position: the index of the answer's last token.
+      is_impossible: whether there is no answer.
+    """
+
+    def __init__(
+        self,
+        unique_id: int,
+        example_index: int,
+        doc_span_index: int,
+        tokens: Sequence[str],
+        token_to_orig_map: Mapping[int, int],
+        token_is_max_context: Mapping[int, bool],
+        input_ids: Sequence[int],
+        input_mask: Sequence[int],
+        segment_ids: Sequence[int],
+        start_position: Optional[int] = None,
+        end_position: Optional[int] = None,
+        is_impossible: Optional[bool] = None,
+    ) -> None:
+        self.unique_id = unique_id
+        self.example_index = example_index
+        self.doc_span_index = doc_span_index
+        self.tokens = tokens
+        self.token_to_orig_map = token_to_orig_map
+        self.token_is_max_context = token_is_max_context
+        self.input_ids = input_ids
+        self.input_mask = input_mask
+        self.segment_ids = segment_ids
+        self.start_position = start_position
+        self.end_position = end_position
+        self.is_impossible = is_impossible
+
+
+class FeatureWriter:
+    """Writes InputFeatures to a TFRecord file.
+
+    Attributes:
+      filename: the path of the file.
+      is_training: whether to write answers too.
+      num_features: the number of features written.
+    """
+
+    def __init__(self, filename: str, is_training: bool) -> None:
+        self.filename = filename
+        self.is_training = is_training
+        self.num_features = 0
+        self._writer = tf.io.TFRecordWriter(filename)
+
+    def process_feature(self, feature: InputFeatures) -> None:
+        """Writes one InputFeatures.
+
+        Args:
+          feature: InputFeatures.
+        """
+        self.num_features += 1
+        values: dict[str, Sequence[Any]] = {
+            "unique_ids": [feature.unique_id],
+            "input_ids": feature.input_ids,
+            "input_mask": feature.input_mask,
+            "segment_ids": feature.segment_ids,
+        }
+        if self.is_training:
+            values.update(
+                start_positions=[feature.start_position],
+                end_positions=[feature.end_position],
+                is_impossible=[int(bool(feature.is_impossible))],
+            )
+        self._writer.write(int64_features(values).SerializeToString())
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._writer.close()
+
+
+# -- spans
+
+
+class _Span(NamedTuple):
+    """A span of a paragraph, in tokens."""
+
+    start: int
+    length: int
+
+    @property
+    def end(self) -> int:
+        """The index of its last token."""
+        return self.start + self.length - 1
+
+
+def _spans(length: int, room: int, stride: int) -> list[_Span]:
+    """Returns spans of at most `room` tokens, which begin `stride` tokens apart."""
+    spans: list[_Span] = []
+    start = 0
+    while start < length:
+        spans.append(_Span(start, min(room, length - start)))
+        if start + spans[-1].length == length:
+            break
+        start += min(spans[-1].length, stride)
+    return spans
+
+
+def _best_span(spans: Sequence[_Span], position: int) -> int:
+    """Returns the index of the span with the most context on both sides of a token."""
+
+    def context(index: int) -> float:
+        span = spans[index]
+        return min(position - span.start, span.end - position) + 0.01 * span.length
+
+    return max(
+        (i for i, span in enumerate(spans) if span.start <= position <= span.end), key=context
+    )
+
+
+# -- examples
+
+
+class _Document(NamedTuple):
+    """The tokens of a paragraph."""
+
+    tokens: list[str]
+    word_of_token: list[int]
+    first_token_of_word: list[int]
+
+
+def _tokenized(words: Sequence[str], tokenizer: FullTokenizer) -> _Document:
+    document = _Document([], [], [])
+    for number, word in enumerate(words):
+        document.first_token_of_word.append(len(document.tokens))
+        pieces = tokenizer.tokenize(word)
+        document.tokens.extend(pieces)
+        document.word_of_token.extend([number] * len(pieces))
+    return document
+
+
+def _answer_tokens(
+    example: SquadExample, document: _Document, tokenizer: FullTokenizer
+) -> tuple[int, int]:
+    """Returns the first and the last token of the answer.
+
+    Its words may contain more than the answer, such as "(1895-1943)." for "1895": the result is the
+    longest range of their tokens that equals the answer's tokens, if there is one.
+    """
+    if example.is_impossible:
+        return -1, -1
+    assert example.start_position is not None and example.end_position is not None
+    assert example.orig_answer_text is not None
+    first = document.first_token_of_word[example.start_position]
+    after = [*document.first_token_of_word, len(document.tokens)][example.end_position + 1]
+    answer = tokenizer.tokenize(example.orig_answer_text)
+    for start in range(first, after):
+        for end in range(after - 1, start - 1, -1):
+            if document.tokens[start : end + 1] == answer:
+                return start, end
+    return first, after - 1
+
+
+def _position(answer: tuple[int, int], span: _Span, offset: int) -> tuple[int, int]:
+    """Returns the answer's first and last token in a span; (0, 0) if it is not in the span."""
+    start, end = answer
+    if start < span.start or end > span.end:
+        return 0, 0
+    return start - span.start + offset, end - span.start + offset
+
+
+class _Converter:
+    """Converts examples to features, and numbers them."""
+
+    def __init__(
+        self,
+        tokenizer: FullTokenizer,
+        max_seq_length: int,
+        doc_stride: int,
+        max_query_length: int,
+        is_training: bool,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._length = max_seq_length
+        self._stride = doc_stride
+        self._max_query_length = max_query_length
+        self._is_training = is_training
+        self._next_id = _FIRST_ID
+
+    def features(self, index: int, example: SquadExample) -> Iterable[InputFeatures]:
+        """Yields the features of all spans of an example's paragraph."""
+        query = self._tokenizer.tokenize(example.question_text)[: self._max_query_length]
+        document = _tokenized(example.doc_tokens, self._tokenizer)
+        answer = _answer_tokens(example, document, self._tokenizer) if self._is_training else None
+        spans = _spans(len(document.tokens), self._length - len(query) - _MARKS, self._stride)
+        for number in range(len(spans)):
+            made = self._feature(query, document, spans, number)
+            made.example_index = index
+            if answer is not None:
+                made.start_position, made.end_position = (
+                    _position(answer, spans[number], len(query) + 2)
+                    if not example.is_impossible
+                    else (0, 0)
+                )
+            made.is_impossible = example.is_impossible
+            yield made
+
+    def _feature(
+        self, query: list[str], document: _Document, spans: Sequence[_Span], number: int
+    ) -> InputFeatures:
+        span = spans[number]
+        tokens = ["[CLS]", *query, "[SEP]"]
+        offset = len(tokens)
+        positions = range(span.start, span.end + 1)
+        tokens += [*(document.tokens[i] for i in positions), "[SEP]"]
+        ids = self._tokenizer.convert_tokens_to_ids(tokens)
+        padding = [0] * (self._length - len(tokens))
+        unique_id, self._next_id = self._next_id, self._next_id + 1
+        return InputFeatures(
+            unique_id,
+            0,
+            number,
+            tokens,
+            {offset + i - span.start: document.word_of_token[i] for i in positions},
+            {offset + i - span.start: _best_span(spans, i) == number for i in positions},
+            ids + padding,
+            [1] * len(tokens) + padding,
+            [0] * offset + [1] * (len(tokens) - offset) + padding,
+        )
+
+
+def convert_examples_to_features(
+    examples: Iterable[SquadExample],
+    tokenizer: FullTokenizer,
+    max_seq_length: int,
+    doc_stride: int,
+    max_query_length: int,
+    is_training: bool,
+    output_fn: Callable[[InputFeatures], Any],
+) -> None:
+    """Calls a function with the features of all examples.
+
+    Args:
+      examples: SquadExamples.
+      tokenizer: a FullTokenizer.
+      max_seq_length: the length of sequences.
+      doc_stride: the number of tokens between the beginnings of consecutive spans.
+      max_query_length: the maximum number of tokens of a question.
+      is_training: whether examples have answers.
+      output_fn: a function of InputFeatures.
+
+    Raises:
+      ValueError: the lengths leave no room for a paragraph.
+    """
+    if doc_stride < 1 or max_seq_length <= max_query_length + _MARKS:
+        raise ValueError(
+            f"max_seq_length ({max_seq_length}) must be greater than max_query_length "
+            f"({max_query_length}) + {_MARKS}, and doc_stride ({doc_stride}) at least 1"
+        )
+    converter = _Converter(tokenizer, max_seq_length, doc_stride, max_query_length, is_training)
+    for index, example in enumerate(examples):
+        for feature in converter.features(index, example):
+            if feature.unique_id < _FIRST_ID + _SHOWN:
+                tf.logging.debug("Example %s: %s", example.qas_id, " ".join(feature.tokens))
+            output_fn(feature)
+
+
+def input_fn_builder(
+    input_file: str, seq_length: int, is_training: bool, drop_remainder: bool
+) -> Callable[[Any], Any]:
+    """Returns an input function over TFRecords.
+
+    Args:
+      input_file: a file written by a FeatureWriter.
+      seq_length: the length of the features.
+      is_training: whether the features have answers, and are shuffled and repeated.
+      drop_remainder: whether to drop a last batch that is not full.
+
+    Returns:
+      A function of `params`, which contain "batch_size".
+    """
+    shapes: dict[str, list[int]] = {
+        "unique_ids": [],
+        **{name: [seq_length] for name in ("input_ids", "input_mask", "segment_ids")},
+        **({"start_positions": [], "end_positions": []} if is_training else {}),
+    }
+    return record_batches(
+        input_file,
+        {n: tf.io.FixedLenFeature(s, tf.int64) for n, s in shapes.items()},
+        is_training,
+        drop_remainder,
+    )
+
+
+RawResult = collections.namedtuple("RawResult", ["unique_id", "start_logits", "end_logits"])
+RawResult.__doc__ = "The logits of each token of features as the start and end of the answer."
+
+
+class _PredictedSpan(NamedTuple):
+    """A candidate answer: a span of tokens of one InputFeatures."""
+
+    feature: Optional[InputFeatures]
+    start: int
+    end: int
+    start_logit: float
+    end_logit: float
+
+    @property
+    def score(self) -> float:
+        """The sum of both logits."""
+        return self.start_logit + self.end_logit
+
+
+class _PredictedAnswer(NamedTuple):
+    """A candidate answer as text."""
+
+    text: str
+    start_logit: float
+    end_logit: float
+
+    @property
+    def score(self) -> float:
+        """The sum of both logits."""
+        return self.start_logit + self.end_logit
+
+
+def _largest(logits: Sequence[float], count: int) -> list[int]:
+    """Returns the indices of the largest logits."""
+    return sorted(range(len(logits)), key=lambda i: logits[i], reverse=True)[:count]
+
+
+def _softmax(scores: Sequence[float]) -> list[float]:
+    top = max(scores, default=0.0)
+    weights = [math.exp(score - top) for score in scores]
+    total = sum(weights)
+    return [weight / total for weight in weights]
+
+
+def _predicted_spans(
+    feature: InputFeatures, result: RawResult, n_best_size: int, max_answer_length: int
+) -> Iterable[_PredictedSpan]:
+    """Yields the candidate answers in a span of the paragraph that has maximum context for them."""
+    words = feature.token_to_orig_map
+    ends = [i for i in _largest(result.end_logits, n_best_size) if i in words]
+    for start in _largest(result.start_logits, n_best_size):
+        if start not in words or not feature.token_is_max_context.get(start, False):
+            continue
+        for end in ends:
+            if start <= end < start + max_answer_length:
+                yield _PredictedSpan(
+                    feature, start, end, result.start_logits[start], result.end_logits[end]
+                )
+
+
+def _text(span: _PredictedSpan, example: SquadExample, do_lower_case: bool) -> str:
+    """Returns the text of a candidate as in the paragraph; "" if it is not an answer."""
+    feature = span.feature
+    if feature is None:
+        return ""
+    pieces = " ".join(feature.tokens[span.start : span.end + 1])
+    joined = " ".join(pieces.replace(" ##", "").replace("##", "").split())
+    first, last = (feature.token_to_orig_map[i] for i in (span.start, span.end))
+    return get_final_text(joined, " ".join(example.doc_tokens[first : last + 1]), do_lower_case)
+
+
+def _best_answers(
+    spans: Sequence[_PredictedSpan], example: SquadExample, n_best_size: int, do_lower_case: bool
+) -> list[_PredictedAnswer]:
+    """Returns the best candidates as text, without duplicates."""
+    found: dict[str, _PredictedAnswer] = {}
+    for span in spans:
+        if len(found) >= n_best_size:
+            break
+        text = _text(span, example, do_lower_case)
+        found.setdefault(text, _PredictedAnswer(text, span.start_logit, span.end_logit))
+    return list(found.values())
+
+
+def _no_answer(pieces: Sequence[tuple[InputFeatures, Any]]) -> _PredictedSpan:
+    """Returns the null score, the minimum over features of the sum of the logits of [CLS]."""
+    logits = [(result.start_logits[0], result.end_logits[0]) for _, result in pieces]
+    start, end = min(logits, key=sum, default=(0.0, 0.0))
+    return _PredictedSpan(None, 0, 0, start, end)
+
+
+class _Predictions(NamedTuple):
+    """The predictions for one question."""
+
+    answer: str
+    nbest: list[dict[str, Any]]
+    score_difference: Optional[float]
+
+
+def _predicted(
+    example: SquadExample,
+    pieces: Sequence[tuple[InputFeatures, Any]],
+    n_best_size: int,
+    max_answer_length: int,
+    do_lower_case: bool,
+) -> _Predictions:
+    """Returns the best answers to a question, from all spans of its paragraph."""
+    spans = [
+        span
+        for feature, result in pieces
+        for span in _predicted_spans(feature, result, n_best_size, max_answer_length)
+    ]
+    with_none = FLAGS.version_2_with_negative
+    null = _no_answer(pieces)
+    if with_none:
+        spans.append(null)
+    spans.sort(key=lambda span: span.score, reverse=True)
+    answers = _best_answers(spans, example, n_best_size, do_lower_case)
+    if with_none and not any(answer.text == "" for answer in answers):
+        answers.append(_PredictedAnswer("", null.start_logit, null.end_logit))
+    if not answers:
+        answers.append(_PredictedAnswer("empty", 0.0, 0.0))
+    nbest = [
+        {
+            "text": answer.text,
+            "probability": probability,
+            "start_logit": answer.start_logit,
+            "end_logit": answer.end_logit,
+        }
+        for answer, probability in zip(answers, _softmax([a.score for a in answers]))
+    ]
+    if not with_none:
+        return _Predictions(answers[0].text, nbest, None)
+    best = next((answer for answer in answers if answer.text), None)
+    if best is None:
+        return _Predictions("", nbest, 0.0)
+    difference = null.score - best.score
+    answer = "" if difference > FLAGS.null_score_diff_threshold else best.text
+    return _Predictions(answer, nbest, difference)
+
+
+def _write(path: str, values: object) -> None:
+    with tf.io.gfile.GFile(path, "w") as f:
+        f.write(json.dumps(values, indent=4) + "\n")
+
+
+def write_predictions(
+    all_examples: Sequence[SquadExample],
+    all_features: Sequence[InputFeatures],
+    all_results: Sequence[Any],
+    n_best_size: int,
+    max_answer_length: int,
+    do_lower_case: bool,
+    output_prediction_file: str,
+    output_nbest_file: str,
+    output_null_log_odds_file: str,
+) -> None:
+    """Writes predictions as JSON: best answers, n-best lists, and scores of no answer.
+
+    Args:
+      all_examples: SquadExamples.
+      all_features: the InputFeatures of the examples.
+      all_results: the RawResults of the features.
+      n_best_size: the maximum number of answers to a question.
+      max_answer_length: the maximum number of tokens of an answer.
+      do_lower_case: whether tokens were lowercased.
+      output_prediction_file: the path of the answers by question.
+      output_nbest_file: the path of the n-best lists, with probabilities and logits.
+      output_null_log_odds_file: with --version_2_with_negative, the path of the differences between
+        the scores of no answer and of the best answer.
+
+    Raises:
+      ValueError: results of some features are missing.
+    """
+    tf.logging.info("Writing predictions to %s and %s", output_prediction_file, output_nbest_file)
+    results = {result.unique_id: result for result in all_results}
+    missing = [f.unique_id for f in all_features if f.unique_id not in results]
+    if missing:
+        raise ValueError(
+            f"write_predictions: {len(missing)} of {len(all_features)} features have no result, "
+            f"such as {missing[0]}; prediction has to be carried through"
+        )
+    pieces: dict[int, list[tuple[InputFeatures, Any]]] = collections.defaultdict(list)
+    for feature in all_features:
+        pieces[feature.example_index].append((feature, results[feature.unique_id]))
+    predictions = {
+        example.qas_id: _predicted(
+            example, pieces[index], n_best_size, max_answer_length, do_lower_case
+        )
+        for index, example in enumerate(all_examples)
+    }
+    _write(output_prediction_file, {key: p.answer for key, p in predictions.items()})
+    _write(output_nbest_file, {key: p.nbest for key, p in predictions.items()})
+    if FLAGS.version_2_with_negative:
+        _write(
+            output_null_log_odds_file, {key: p.score_difference for key, p in predictions.items()}
+        )

@@ -1,1 +1,0 @@
-"""Question answering (SQuAD): examples, features and answers."""

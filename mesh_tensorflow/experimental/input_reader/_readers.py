@@ -1,0 +1,575 @@
+"""Readers of inputs: slices of batches for the processors of a mesh."""
+
+from __future__ import annotations
+
+import collections
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Optional
+
+import tensorflow as tf2
+import tensorflow.compat.v1 as tf
+
+from mesh_tensorflow._core.errors import dims_text
+from mesh_tensorflow._core.shape import Shape, ShapeLike, convert_to_shape
+from mesh_tensorflow._mesh.program import Program
+
+if TYPE_CHECKING:
+    from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
+    from mesh_tensorflow.simd_mesh_impl import SimdMeshImpl
+
+
+def convert_shapes(mtf_input_shapes: Sequence[ShapeLike]) -> list[Shape]:
+    """Returns the Shapes of a dataset's components, batch first.
+
+    Args:
+      mtf_input_shapes: Shapes, or what converts to them.
+
+    Raises:
+      ValueError: there are none, or their first dimensions differ.
+    """
+    shapes = [convert_to_shape(shape) for shape in mtf_input_shapes]
+    if not shapes or any(not len(s) or s[0] != shapes[0][0] for s in shapes):
+        raise ValueError(
+            "mtf_input_shapes: each input needs a shape that begins with the dimension of the "
+            f"batch, the same for all; got {[str(s) for s in shapes]}"
+        )
+    return shapes
+
+
+def batched(
+    ds_creator: Callable[[], tf.data.Dataset],
+    size: int,
+    prefetch_size: int,
+    shards: int = 1,
+    index: int = 0,
+) -> tf.data.Dataset:
+    """Returns a dataset of batches; drops the remainder at the end.
+
+    Args:
+      ds_creator: a function that returns a tf.data.Dataset of single examples.
+      size: the batch size.
+      prefetch_size: the number of batches to prefetch; -1 lets TensorFlow choose, 0 is none.
+      shards: the number of shards; a shard has one of so many batches.
+      index: the number of the shard.
+    """
+    ds = ds_creator().batch(size, drop_remainder=True)
+    if shards > 1:
+        ds = ds.shard(shards, index)
+    if prefetch_size == 0:
+        return ds
+    return ds.prefetch(tf2.data.AUTOTUNE if prefetch_size < 0 else prefetch_size)
+
+
+def check_elements(
+    ds: tf.data.Dataset, sizes: Sequence[Sequence[int]], shapes: Sequence[Shape]
+) -> list[tf.DType]:
+    """Checks the shapes of the elements of a dataset; returns the dtypes of the inputs.
+
+    Args:
+      ds: a tf.data.Dataset of batches.
+      sizes: for each input, the shape of a batch.
+      shapes: the Shapes of the inputs, for the error message.
+
+    Raises:
+      ValueError: there are more or fewer inputs than shapes, or sizes differ.
+    """
+    specs = tf.nest.flatten(tf.data.get_output_shapes(ds))
+    fits = len(specs) == len(sizes) and all(
+        found.is_compatible_with(wanted) for found, wanted in zip(specs, sizes)
+    )
+    if not fits:
+        raise ValueError(
+            f"the data set has batches of {[s.as_list() for s in specs]}, but mtf_input_shapes "
+            f"say {[dims_text(shape) for shape in shapes]}, of which {[list(s) for s in sizes]} is "
+            "read at a time. ds_creator must return single examples, of the same sizes without "
+            "the batch"
+        )
+    return tf.nest.flatten(tf.data.get_output_types(ds))
+
+
+def _host_id_to_tf_device(host_id: int, external_worker: bool) -> str:
+    """Returns the device string of a TPU's host.
+
+    Args:
+      host_id: the task number of the host.
+      external_worker: whether the host is a task of the job "tpu_worker" instead of the job of the
+        session.
+    """
+    job = "/job:tpu_worker" if external_worker else ""
+    return f"{job}/task:{host_id}/device:CPU:0"
+
+
+def _host_of(device: str) -> str:
+    """Returns the CPU device in the process of a device."""
+    return tf.DeviceSpec.from_string(device).replace(device_type="CPU", device_index=0).to_string()
+
+
+class ProcessDevices:
+    """The cores and hosts of the processors of a mesh, in order of logical processor number.
+
+    On CPUs and GPUs, these are the devices of the program that is being replicated.
+    """
+
+    def __init__(self, simd_mesh_impl: SimdMeshImpl):
+        """Creates a ProcessDevices.
+
+        Args:
+          simd_mesh_impl: a SimdMeshImpl.
+        """
+        assignment = simd_mesh_impl.device_assignment
+        numbers = [simd_mesh_impl.l2p(pnum) for pnum in range(simd_mesh_impl.size)]
+        if simd_mesh_impl.program.has_infeed:
+            assert assignment is not None  # a TPU program has one
+            self._tpus = [assignment.tpu_device(replica=n) for n in numbers]
+            self._hosts = [assignment.host_device(replica=n) for n in numbers]
+            self._ordinals = [assignment.tpu_ordinal(replica=n) for n in numbers]
+        else:
+            self._tpus = [simd_mesh_impl.devices[n] for n in numbers]
+            self._hosts = [_host_of(device) for device in self._tpus]
+            specs = [tf.DeviceSpec.from_string(device) for device in self._tpus]
+            self._ordinals = [spec.device_index or 0 for spec in specs]
+        self._host_ids = [tf.DeviceSpec.from_string(host).task or 0 for host in self._hosts]
+        self._pnums_by_host: dict[int, list[int]] = collections.defaultdict(list)
+        for pnum, host_id in enumerate(self._host_ids):
+            self._pnums_by_host[host_id].append(pnum)
+
+    @property
+    def ordered_ordinals(self) -> list[int]:
+        """The ordinal of each processor's core on its host."""
+        return self._ordinals
+
+    @property
+    def ordered_tpus(self) -> list[str]:
+        """The device of each processor."""
+        return self._tpus
+
+    @property
+    def ordered_hosts(self) -> list[str]:
+        """The CPU device of each processor's host."""
+        return self._hosts
+
+    @property
+    def ordered_host_ids(self) -> list[int]:
+        """The task number of each processor's host."""
+        return self._host_ids
+
+    @property
+    def host_id_to_its_pnums(self) -> dict[int, list[int]]:
+        """The processors of each host, by its task number."""
+        return self._pnums_by_host
+
+    @property
+    def num_cores(self) -> int:
+        """The number of processors."""
+        return len(self._tpus)
+
+    @property
+    def num_hosts(self) -> int:
+        """The number of hosts of the mesh."""
+        return len(self._pnums_by_host)
+
+    @property
+    def num_cores_per_host(self) -> int:
+        """The number of processors of each host.
+
+        Raises:
+          ValueError: hosts have different numbers of processors.
+        """
+        counts = {host: len(pnums) for host, pnums in self._pnums_by_host.items()}
+        if len(set(counts.values())) > 1:
+            raise ValueError(
+                f"num_cores_per_host: hosts have different numbers of processors, {counts}; "
+                "host_id_to_its_pnums lists them"
+            )
+        return next(iter(counts.values()))
+
+
+class SubBatchSlicer:
+    """Reads a part of each batch, and slices it for the processors that hold this part."""
+
+    def __init__(
+        self,
+        sub_batch_ds_creator: Callable[[], tf.data.Dataset],
+        host_id: int,
+        all_sub_batch_pnums: Sequence[Sequence[int]],
+        simd_mesh_impl: SimdMeshImpl,
+        mtf_input_shapes: Sequence[ShapeLike],
+        external_worker: bool,
+        global_batch: bool,
+    ):
+        """Creates a SubBatchSlicer.
+
+        Args:
+          sub_batch_ds_creator: a function that returns a tf.data.Dataset whose elements are this
+            part of each batch.
+          host_id: the task number of the host that reads.
+          all_sub_batch_pnums: for each input, the processors that receive slices of this part.
+          simd_mesh_impl: a SimdMeshImpl.
+          mtf_input_shapes: the Shape of each input, with the batch dimension first.
+          external_worker: whether hosts are tasks of the job "tpu_worker".
+          global_batch: whether the part is the whole batch.
+
+        Raises:
+          ValueError: the data do not fit the shapes.
+        """
+        self._pnums = [list(pnums) for pnums in all_sub_batch_pnums]
+        self._impl = simd_mesh_impl
+        self._shapes = convert_shapes(mtf_input_shapes)
+        self._global_batch = global_batch
+        self._device = self._host_device(host_id, external_worker)
+        with tf.device(self._device):
+            ds = sub_batch_ds_creator()
+            check_elements(ds, self._sizes(), self._shapes)
+            self._iterator = tf.data.make_initializable_iterator(ds)
+
+    def _host_device(self, host_id: int, external_worker: bool) -> str:
+        return _host_id_to_tf_device(host_id, external_worker)
+
+    def _sizes(self) -> list[list[int]]:
+        """Returns the shape of this part of each input."""
+        sizes = [shape.to_integer_list for shape in self._shapes]
+        if self._global_batch:
+            return sizes
+        return [
+            [self._impl.slice_shape(shape)[0], *whole[1:]]
+            for shape, whole in zip(self._shapes, sizes)
+        ]
+
+    @property
+    def initializer(self) -> tf.Operation:
+        """The tf.Operation that starts reading at the beginning of the dataset."""
+        return self._iterator.initializer
+
+    def get_slices(self) -> Iterator[tuple[tf.Tensor, int, int]]:
+        """Yields (slice, processor number, input number) for all inputs of one step."""
+        with tf.device(self._device):
+            parts = tf.nest.flatten(self._iterator.get_next())
+            for number, (part, shape) in enumerate(zip(parts, self._shapes)):
+                for pnum in self._pnums[number]:
+                    begin = self._impl.slice_begin(shape, pnum)
+                    if not self._global_batch:
+                        begin = [0, *begin[1:]]
+                    piece = tf.slice(part, begin, self._impl.slice_shape(shape))
+                    yield tf.identity(piece), pnum, number
+
+
+class PlacementMeshImplInputReader:
+    """Gives a model the slices of its inputs for all processors of a PlacementMeshImpl."""
+
+    def __init__(
+        self,
+        placement_mesh_impl: PlacementMeshImpl,
+        ds_creator: Callable[[], tf.data.Dataset],
+        mtf_input_shapes: Sequence[ShapeLike],
+        ds_prefetch_size: int = -1,
+        is_eval_mode: bool = False,
+    ):
+        """Creates a reader.
+
+        Args:
+          placement_mesh_impl: a PlacementMeshImpl.
+          ds_creator: a function that returns a tf.data.Dataset of single examples.
+          mtf_input_shapes: the Shape of each input, with the batch dimension first.
+          ds_prefetch_size: the number of batches to prefetch; -1 lets TensorFlow choose, 0 is none.
+          is_eval_mode: ignored; one process always reads whole batches.
+
+        Raises:
+          ValueError: the data do not fit the shapes.
+        """
+        del is_eval_mode
+        self._impl = placement_mesh_impl
+        self._shapes = convert_shapes(mtf_input_shapes)
+        with tf.device("/cpu:0"):
+            ds = batched(ds_creator, self._shapes[0][0].size, ds_prefetch_size)
+            check_elements(ds, [s.to_integer_list for s in self._shapes], self._shapes)
+            self._iterator = tf.data.make_initializable_iterator(ds)
+
+    def initialize(self, sess: tf.Session) -> None:
+        """Starts reading at the beginning of the dataset.
+
+        Args:
+          sess: a tf.Session of the reader's graph.
+        """
+        sess.run(self._iterator.initializer)
+
+    def gpu_placement(self, model_fn: Callable[..., Any]) -> Any:
+        """Calls a model with the slices of one step.
+
+        Args:
+          model_fn: a function with one argument for each input: its slices, a list with one
+            tf.Tensor for each processor.
+
+        Returns:
+          The result of `model_fn`.
+        """
+        with tf.device("/cpu:0"):
+            batch = tf.nest.flatten(self._iterator.get_next())
+            slices = [self._impl.make_slices(x, shape) for x, shape in zip(batch, self._shapes)]
+        return model_fn(*slices)
+
+
+class Infeed:
+    """The inputs of each step: the `infeed_queue` of tpu.replicate, or of a program on CPUs.
+
+    Attributes:
+      tuple_types: the dtype of each input.
+      tuple_shapes: the shape of one processor's slice of each input.
+    """
+
+    def __init__(
+        self,
+        tuple_types: Sequence[tf.DType],
+        tuple_shapes: Sequence[Sequence[int]],
+        number_of_shards: int,
+        dequeue: Optional[Callable[[], list[tf.Tensor]]] = None,
+    ):
+        """Creates an Infeed.
+
+        Args:
+          tuple_types: the dtype of each input.
+          tuple_shapes: the shape of one processor's slice of each input.
+          number_of_shards: the number of processors.
+          dequeue: returns the slices within the program; if None, they come by the infeed of a TPU.
+        """
+        self.tuple_types = list(tuple_types)
+        self.tuple_shapes = [tf.TensorShape(sizes) for sizes in tuple_shapes]
+        self._shards = number_of_shards
+        self._dequeue = dequeue or self._from_tpu
+
+    @property
+    def number_of_tuple_elements(self) -> int:
+        """The number of inputs."""
+        return len(self.tuple_types)
+
+    @property
+    def number_of_shards(self) -> int:
+        """The number of processors."""
+        return self._shards
+
+    def set_number_of_shards(self, number_of_shards: int) -> None:
+        """Checks the number of replicas, for tpu.replicate.
+
+        Args:
+          number_of_shards: the number of replicas.
+
+        Raises:
+          ValueError: the mesh has another number of processors.
+        """
+        if number_of_shards != self._shards:
+            raise ValueError(
+                f"the infeed is for the {self._shards} processors of its mesh, but the program has "
+                f"{number_of_shards} replicas. Replicate it over as many as the mesh has"
+            )
+
+    def _from_tpu(self) -> list[tf.Tensor]:
+        return list(
+            tf.raw_ops.InfeedDequeueTuple(dtypes=self.tuple_types, shapes=self.tuple_shapes)
+        )
+
+    def generate_dequeue_op(self, tpu_device: int = 0) -> list[tf.Tensor]:
+        """Returns the processor's slices of the inputs of a step, within the program.
+
+        Args:
+          tpu_device: ignored; each replica has one core.
+        """
+        del tpu_device
+        return self._dequeue()
+
+    def enqueue(self, pieces: Sequence[tf.Tensor], host: str, ordinal: int) -> tf.Operation:
+        """Returns a tf.Operation that sends a TPU core its slices of a step.
+
+        Args:
+          pieces: a tf.Tensor for each input.
+          host: the device of the core's host.
+          ordinal: the ordinal of the core on its host.
+        """
+        with tf.device(host):
+            return tf.raw_ops.InfeedEnqueueTuple(
+                inputs=list(pieces), shapes=self.tuple_shapes, device_ordinal=ordinal
+            )
+
+
+class _LocalSlicer(SubBatchSlicer):
+    """Reads whole batches in this process, for the processors of this process."""
+
+    def _host_device(self, host_id: int, external_worker: bool) -> str:
+        return ProcessDevices(self._impl).ordered_hosts[self._pnums[0][0]]
+
+
+class SimdMeshImplInputReader:
+    """Gives each processor of a SimdMeshImpl its slices of the batches of a dataset.
+
+    On a TPU, the hosts send slices by infeed: pass `infeed_queue` to tpu.replicate, and call
+    `start_infeed_thread` to send. One host reads whole batches. Of several hosts, one host reads
+    each part of the batch that processors share, from its own shard of the dataset. On CPUs and
+    GPUs, create the reader within the function that is passed to `replicate`; there,
+    `infeed_queue.generate_dequeue_op()` returns the slices.
+    """
+
+    def __init__(
+        self,
+        simd_mesh_impl: SimdMeshImpl,
+        ds_creator: Callable[[], tf.data.Dataset],
+        mtf_input_shapes: Sequence[ShapeLike],
+        ds_prefetch_size: int = -1,
+        external_worker: bool = True,
+        is_eval_mode: bool = False,
+    ):
+        """Creates a reader.
+
+        Args:
+          simd_mesh_impl: a SimdMeshImpl.
+          ds_creator: a function that returns a tf.data.Dataset of single examples. With several
+            hosts, it must return the same examples in the same order on each.
+          mtf_input_shapes: the Shape of each input, with the batch dimension first.
+          ds_prefetch_size: the number of batches to prefetch; -1 lets TensorFlow choose, 0 is none.
+          external_worker: whether the hosts of a TPU are tasks of the job "tpu_worker".
+          is_eval_mode: whether one host reads whole batches even if there are several hosts.
+
+        Raises:
+          ValueError: the data do not fit the shapes.
+        """
+        self._impl = simd_mesh_impl
+        self._ds_creator = ds_creator
+        self._shapes = convert_shapes(mtf_input_shapes)
+        self._prefetch_size = ds_prefetch_size
+        self._external_worker = external_worker
+        self._devices = ProcessDevices(simd_mesh_impl)
+        self._enqueue: list[tf.Operation] = []
+        program = simd_mesh_impl.program
+        if program.has_infeed:
+            self._make_infeed(is_eval_mode or self._devices.num_hosts == 1)
+        else:
+            with program.outside():
+                self._make_local(program)
+
+    @property
+    def infeed_queue(self) -> Infeed:
+        """The Infeed from which the program takes its inputs."""
+        return self._infeed
+
+    def _infeed_of(
+        self, dtypes: Sequence[tf.DType], dequeue: Optional[Callable[[], list[tf.Tensor]]] = None
+    ) -> Infeed:
+        sizes = [self._impl.slice_shape(shape) for shape in self._shapes]
+        return Infeed(dtypes, sizes, self._impl.size, dequeue)
+
+    # -- CPUs and GPUs
+
+    def _make_local(self, program: Program) -> None:
+        """Reads whole batches once for all processors of this process."""
+        l2p = [self._impl.l2p(pnum) for pnum in range(self._impl.size)]
+        here = [pnum for pnum in range(self._impl.size) if l2p[pnum] in program.local]
+        slicer = _LocalSlicer(
+            self._whole_batches,
+            0,
+            [here] * len(self._shapes),
+            self._impl,
+            self._shapes,
+            False,
+            True,
+        )
+        pieces: list[list[Any]] = [[None] * self._impl.size for _ in self._shapes]
+        for piece, pnum, number in slicer.get_slices():
+            pieces[number][l2p[pnum]] = piece
+        own = [program.own_tensor(parts) for parts in pieces]
+        self._initializers = [slicer.initializer]
+        self._infeed = self._infeed_of([x.dtype for x in own], lambda: own)
+
+    def _whole_batches(self) -> tf.data.Dataset:
+        return batched(self._ds_creator, self._shapes[0][0].size, self._prefetch_size)
+
+    # -- TPUs
+
+    def _make_infeed(self, global_batch: bool) -> None:
+        """Creates slicers on hosts, and the infeed that sends their slices to the cores."""
+        slicers = [self._global_slicer()] if global_batch else self._part_slicers()
+        self._initializers = [slicer.initializer for slicer in slicers]
+        pieces: list[list[Any]] = [[None] * len(self._shapes) for _ in range(self._impl.size)]
+        for slicer in slicers:
+            for piece, pnum, number in slicer.get_slices():
+                pieces[pnum][number] = piece
+        self._infeed = self._infeed_of([x.dtype for x in pieces[0]])
+        self._enqueue = [
+            self._infeed.enqueue(own, host, ordinal)
+            for own, host, ordinal in zip(
+                pieces, self._devices.ordered_hosts, self._devices.ordered_ordinals
+            )
+        ]
+
+    def _slicer(
+        self,
+        creator: Callable[[], tf.data.Dataset],
+        host_id: int,
+        pnums: Sequence[int],
+        global_batch: bool,
+    ) -> SubBatchSlicer:
+        return SubBatchSlicer(
+            creator,
+            host_id,
+            [pnums] * len(self._shapes),
+            self._impl,
+            self._shapes,
+            self._external_worker,
+            global_batch,
+        )
+
+    def _global_slicer(self) -> SubBatchSlicer:
+        host_id = min(self._devices.host_id_to_its_pnums)
+        return self._slicer(self._whole_batches, host_id, range(self._impl.size), True)
+
+    def _part_slicers(self) -> list[SubBatchSlicer]:
+        """Returns a slicer for each part of the batch, on a host of a receiving processor."""
+        parts: dict[int, list[int]] = {}
+        for pnum in range(self._impl.size):
+            parts.setdefault(self._impl.slice_begin(self._shapes[0], pnum)[0], []).append(pnum)
+        size = self._impl.slice_shape(self._shapes[0])[0]
+        load = dict.fromkeys(self._devices.host_id_to_its_pnums, 0)
+        slicers = []
+        for index, begin in enumerate(sorted(parts)):
+            hosts = {self._devices.ordered_host_ids[pnum] for pnum in parts[begin]}
+            host_id = min(hosts, key=lambda host: (load[host], host))
+            load[host_id] += 1
+
+            def read(index: int = index) -> tf.data.Dataset:
+                return batched(self._ds_creator, size, self._prefetch_size, len(parts), index)
+
+            slicers.append(self._slicer(read, host_id, parts[begin], False))
+        return slicers
+
+    # -- steps
+
+    def start_infeed_thread(
+        self, sess: tf.Session, number_steps: int = -1, initial_wait_sec: float = 0.5
+    ) -> threading.Thread:
+        """Starts reading at the beginning of the dataset, and on a TPU starts a thread that sends.
+
+        Args:
+          sess: a tf.Session of the reader's graph.
+          number_steps: the number of steps to send; -1 sends until the data or the session ends.
+          initial_wait_sec: seconds that the thread waits before it sends.
+
+        Returns:
+          The thread. On CPUs and GPUs, where programs read their own inputs, it does nothing.
+        """
+        sess.run(self._initializers)
+
+        def send() -> None:
+            if not self._enqueue:
+                return
+            time.sleep(initial_wait_sec)
+            step = 0
+            while number_steps < 0 or step < number_steps:
+                try:
+                    sess.run(self._enqueue)
+                except (tf.errors.OutOfRangeError, tf.errors.CancelledError, RuntimeError) as e:
+                    # The session raises RuntimeError once it is closed.
+                    tf.logging.info("Infeed ended after %d steps: %s", step, str(e)[:200])
+                    return
+                step += 1
+
+        thread = threading.Thread(target=send, name="mtf_infeed", daemon=True)
+        thread.start()
+        return thread
