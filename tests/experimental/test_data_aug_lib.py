@@ -107,7 +107,7 @@ NUMBERS = [
 def test_projective_transform(monkeypatch, flat):
     drawn = iter(NUMBERS)
     monkeypatch.setattr(
-        _geometry, "_random_transform", lambda *_: tf.constant(next(drawn), tf.float32)
+        _images, "_random_transform", lambda *_: tf.constant(next(drawn), tf.float32)
     )
     [(image, label)] = both(data_aug_lib.projective_transform, 8, 0.1, 0.1, sampled_2d_slices=flat)
     for nearest, start, found in ((False, IMAGE, image), (True, LABEL, label)):

@@ -82,6 +82,7 @@ RULES = [
     ("scalar_summary", "mtf.function|fit of a step|pjrt.function", "*", "dash",
      "what is recorded in a tf.function is a tensor of that function: return it as a metric"),
     ("Print", "pjrt.function", "*", "dash", "what XLA compiles cannot print"),
+    ("Print", "*", "pjrt", "dash", "what XLA compiles cannot print; a warning says so"),
     ("nan_checks*", "*", "pjrt", "dash", "XLA runs the program whole, and checks nothing between"),
     ("Operation that no*|convolution*|gather|while_loop|dropout in a loop", "utils.run", "*", "dash",
      "the layer is that of the other front ends; a transformer has no such dimension"),
