@@ -129,19 +129,19 @@ def write_checkpoint(variables: Arrays, directory: str, step: int = 0) -> str:
             # Fed rather than constants, since the size of a graph is limited.
             feeds = [tf.placeholder(np.asarray(a).dtype, np.shape(a)) for a in arrays.values()]
             save = tf.raw_ops.SaveV2(
-                prefix=os.path.join(checkpoint_files, "model"),
+                prefix=os.path.join(folder, "model"),
                 tensor_names=list(arrays),
                 shape_and_slices=[""] * len(arrays),
                 tensors=feeds,
             )
             sess.run(save, dict(zip(feeds, arrays.values())))
         name = os.path.basename(prefix)
-        with open(os.path.join(checkpoint_files, "checkpoint"), "w", encoding="utf-8") as f:
+        with open(os.path.join(folder, "checkpoint"), "w", encoding="utf-8") as f:
             f.write(f'model_checkpoint_path: "{name}"\nall_model_checkpoint_paths: "{name}"\n')
         for ending in (".data-00000-of-00001", ".index"):
             os.replace(os.path.join(folder, f"model{ending}"), f"{prefix}{ending}")
         os.replace(
-            os.path.join(checkpoint_files, "checkpoint"), os.path.join(directory, "checkpoint")
+            os.path.join(folder, "checkpoint"), os.path.join(directory, "checkpoint")
         )
     return prefix
 
@@ -269,11 +269,11 @@ def write_huggingface(tensors: Arrays, config: Mapping[str, Any], directory: str
         raise ValueError(f"{path} exists already; choose another directory")
     os.makedirs(directory, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=directory, prefix=".convert-") as folder:
-        with open(os.path.join(checkpoint_files, "config.json"), "w", encoding="utf-8") as f:
+        with open(os.path.join(folder, "config.json"), "w", encoding="utf-8") as f:
             json.dump(config, f, indent=2)
         save(
             dict(tensors),
-            os.path.join(checkpoint_files, "model.safetensors"),
+            os.path.join(folder, "model.safetensors"),
             metadata={"format": "pt"},
         )
         for name in ("config.json", "model.safetensors"):
