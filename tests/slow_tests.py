@@ -12,8 +12,8 @@ mesh/test_launch.py*
 mesh/test_conformance.py::test_all*
 """.split("\n")[1:-1]
 
-# Of the slow cases of a test with more than these, one in three is in CI.
-MOST_SLOW = 6
+# Of the slow cases of one test, CI has two and one in six, but at most these; --all has every one.
+MOST_SLOW = 24
 
 # The largest of a kind of which others are in CI: with --all only.
 EVERY = """
@@ -28,7 +28,10 @@ mesh/test_pipelined_weights.py::test_processes_store_their_own_stage[[]4*
 mesh/test_simd_models.py::test_in_four_processes*
 mesh/test_stored_processes.py::test_trains_in_processes[[]4*
 mesh/test_stored_programs.py::test_any_program*
+mesh/test_gspmd.py::test_conforms_to_all_of_it
+mesh/test_kill.py::test_killed_fifty_times
 oracle/test_oracle.py::test_without_a_session[[]*-function*
+pjrt/test_pjrt_conformance.py::test_all_that_xla_compiles_conforms
 test_cases.py::test_all_layouts[[]*bfloat16*
 test_cases.py::test_all_layouts[[]attention_*
 test_cases.py::test_all_layouts[[]while_*
