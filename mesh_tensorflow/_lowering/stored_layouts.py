@@ -1,9 +1,5 @@
 """A graph rewrite: variables, and the updates of optimizers, in the layout that is stored.
 
-The rewrite in `stored_layouts.py` gives the dimensions of these operations the stored names, such
-as `d_model@rows`, so that each processor updates its own part. Nothing marks an operation as part
-of an update; they are found backward from the assignments.
-
 ZeRO and FSDP are no operations of their own. What is stored in parts gets dimensions of other
 names, such as `d_model@rows`, which rows splits wherever they occur. Where an operation needs the
 tensor under the names of the model, or the other way around, a reshape stands between: from the
@@ -24,6 +20,8 @@ are in memory one by one.
 
 With stage 1 or 2, w is [d_model, d_ff]: its update is computed of parts, and the new value is
 gathered before it is assigned. With stage 1, gradients are scattered when the update needs them.
+
+Nothing marks an operation as part of an update; they are found backward from the assignments.
 """
 
 from __future__ import annotations

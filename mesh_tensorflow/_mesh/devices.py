@@ -1,7 +1,8 @@
 """Devices: of a process, of a session's configuration and of a mesh; which share memory.
 
-Collectives between them would wait for each other forever, without a message. Which devices a
-session has is not known while its graph is built, so the check runs with the step.
+Collectives between two devices that a session has put in one place would wait for each other
+forever, without a message. Which devices a session has is not known while its graph is built, so
+that check runs with the step.
 """
 
 from __future__ import annotations

@@ -1,8 +1,5 @@
 """MeshImpl: how the operations of a Graph run on a mesh; what all its kinds share.
 
-Each kind of mesh has its own: `placement/collectives.py`, `simd/collectives.py` and
-`tpu/collectives.py`.
-
 Operations know shapes, layouts and this interface, and nothing about devices:
 
 - *compute*: `slicewise(fn, *inputs)` calls a function of tf.Tensors on each processor's slices;

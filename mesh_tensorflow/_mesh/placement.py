@@ -1,8 +1,8 @@
 """What PlacementMeshImpl is made of: its tensors, variables, random values and collectives.
 
-Values travel around a ring of the devices in both directions, so that each link carries about the
-same amount. Bandwidth-optimal ring reduction: Patarasuk and Yuan, "Bandwidth optimal all-reduce
-algorithms for clusters of workstations" (JPDC 2009).
+In a sum by copies, values travel around a ring of the devices in both directions, so that each link
+carries about the same amount. Bandwidth-optimal ring reduction: Patarasuk and Yuan, "Bandwidth
+optimal all-reduce algorithms for clusters of workstations" (JPDC 2009).
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Functions of slices that kinds of meshes share: cutting, products, sums of parts, scattering.
-
-These are the methods `merge_dims` and `split_dims` of MeshImpl; GspmdMeshImpl has others.
-"""
+"""Functions of slices that kinds of meshes share: cutting, products, sums of parts, scattering."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Profiles: how long a step takes, by operation, from TensorFlow's trace files.
 
-The message types are written out here, as far as they are read, because no public module of
-TensorFlow has them. Fields have the numbers of tsl/profiler/protobuf/xplane.proto.
+The message types of these files are written out here, as far as they are read, because no public
+module of TensorFlow has them. Fields have the numbers of tsl/profiler/protobuf/xplane.proto.
 """
 
 from __future__ import annotations

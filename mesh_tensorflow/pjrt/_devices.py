@@ -1,7 +1,8 @@
 """Devices of JAX: the hosts that have them, how these join, and what they print.
 
-Gloo, by which JAX connects CPUs of several processes, writes a line to std::cout whenever it has
-connected some of them, and has no setting against that. What Python writes takes another way.
+While hosts join, Gloo, by which JAX connects CPUs of several processes, writes a line to std::cout
+whenever it has connected some of them, and has no setting against that. What Python writes takes
+another way.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """How the processors of a program run: by collectives, or in one memory.
 
-`TABLE` has all of them. They are looked up before a program is traced, so that nothing is left
-half-built where one is missing.
+Sharing one memory needs attributes of TensorFlow that it does not document, which `TABLE` has. They
+are looked up before a program is traced, so that nothing is left half-built where one is missing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """SimdProgram: the state of a program that all processors run, and what they exchange.
 
-Which captured tensors differ between processors, which nodes are collectives, and the keys that
-TensorFlow's collectives need.
+It notes which captured tensors differ between processors, which nodes are collectives, and the keys
+that TensorFlow's collectives need.
 """
 
 from __future__ import annotations

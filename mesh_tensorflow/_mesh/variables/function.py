@@ -1,10 +1,11 @@
 """mtf.function: traced programs that keep their variables, and their quick calls.
 
-TensorFlow takes Python values for the same argument if they are equal. 1, True and 1.0 are, and 0.0
-and -0.0, and programs do different things with them.
+A trace is found by its arguments. TensorFlow takes Python values for the same argument if they are
+equal; 1, True and 1.0 are, and 0.0 and -0.0, and programs do different things with them, so that
+the keys here tell them apart.
 
-At each call, tf.function also hashes the types of all that the trace captured: of a program, a
-handle for each slice of each variable.
+A quick call passes by what tf.function does at each call: it hashes the types of all that the trace
+captured: of a program, a handle for each slice of each variable.
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
 """BlockedAttentionOperation and its gradients: attention that holds only one block of its weights.
 
-Only `cost` uses it: the busiest processor decides about the time of a step.
-
-It decides, from the layout, how a processor gets the keys and values that its queries need: it has
-them, gathers them, or has them passed around in a ring; and it adds up what that costs.
-
-The gradient is in `blocked_gradients.py`; what both share is in `blocked_base.py`.
+`Blocked`, the base of both, decides from the layout how a processor gets the keys and values that
+its queries need: it has them, gathers them, or has them passed around in a ring; and it adds up
+what that costs. The busiest processor decides about the time of a step, so costs are of its blocks.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Convolutions: their kinds, operations, gradients, and how XLA compiles them.
 
-`conv.py` uses it where XLA compiles the program, for the gradients of images and for transposed
-convolutions; elsewhere TensorFlow's kernels compute these.
+XLA is slow where a window is larger than its image, as in the gradients of images and in transposed
+convolutions. Where it compiles the program, these have another form; elsewhere TensorFlow's kernels
+compute them.
 """
 
 from __future__ import annotations

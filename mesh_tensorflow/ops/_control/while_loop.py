@@ -1,7 +1,4 @@
-"""while_loop: a loop in the Graph, its gradient, and what iterations keep for that.
-
-The loop's own state is in `loop_state.py`, its gradient in `while_gradient.py`.
-"""
+"""while_loop: a loop in the Graph, its gradient, and what iterations keep for that."""
 
 from __future__ import annotations
 

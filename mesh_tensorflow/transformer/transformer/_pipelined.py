@@ -5,14 +5,9 @@ of; so must its variables and its random values. A first call of the layers, who
 taken away again, tells what they ask for. Then variables are made with the names of the layers of
 all stages, and random values in the order in which the layers in a row would draw them.
 
-`PipelinedLayerStack` calls the layers of one stage once in advance, for all stages at once, and
-takes the operations away again. This file looks at what that call made: which Tensors it read,
-whether an operation joined stages, and what it left in the Context. Stages are on different
-processors, so they cannot share anything but variables.
-
-Layers are written for one sequence of activations. The stack calls those of one stage for all
-stages at once: `stages.py` gives them variables and random values with a dimension of stages, and
-`first_call.py` checks beforehand that this is possible.
+What the first call made is also checked: which Tensors it read, whether an operation joined stages,
+and what it left in the Context. Stages are on different processors, so they cannot share anything
+but variables.
 """
 
 from __future__ import annotations
