@@ -57,7 +57,6 @@ from mesh_tensorflow._lowering.checks import (
     check_layouts,
     check_rules_apply,
 )
-from mesh_tensorflow._lowering.copies import copy_in_sequence
 from mesh_tensorflow._lowering.counters import (
     communication_table,
     log_variable_sizes,
@@ -83,7 +82,18 @@ from mesh_tensorflow._watching import NodeNames, nan_checks_in_force, tell_lower
 from mesh_tensorflow.ops._variables.variable import Variable
 from mesh_tensorflow.utils import outside_all_rewrites
 
-__all__ = ["Lowering"]
+
+def copy_in_sequence(variables: Iterable[Any]) -> tf.Operation:
+    """Returns a tf operation that copies masters to slices, one variable after another.
+
+    Args:
+      variables: LaidOutVariables.
+    """
+    done: list[tf.Operation] = []
+    for laid_out in variables:
+        with tf.control_dependencies(done[-1:]):
+            done.append(tf.group([laid_out.copy_master_to_slices]))
+    return done[-1] if done else tf.no_op()
 
 
 class Lowering:

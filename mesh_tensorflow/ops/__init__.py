@@ -60,6 +60,7 @@ from mesh_tensorflow.ops._elementwise.operators import *
 from mesh_tensorflow.ops._elementwise.slicewise import *
 from mesh_tensorflow.ops._elementwise.unary import *
 from mesh_tensorflow.ops._gradients import *
+from mesh_tensorflow.ops._microbatches import *
 from mesh_tensorflow.ops._movement.gather import *
 from mesh_tensorflow.ops._movement.index import *
 from mesh_tensorflow.ops._movement.reshape import *
@@ -67,7 +68,6 @@ from mesh_tensorflow.ops._movement.shift import *
 from mesh_tensorflow.ops._movement.split_concat import *
 from mesh_tensorflow.ops._random import *
 from mesh_tensorflow.ops._source import *
-from mesh_tensorflow.ops._training import *
 from mesh_tensorflow.ops._variables.assign import *
 from mesh_tensorflow.ops._variables.checkpoint import *
 from mesh_tensorflow.ops._variables.precision import *

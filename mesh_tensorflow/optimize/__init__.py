@@ -1,6 +1,11 @@
 """Optimizers: operations that update variables, given their gradients."""
 
-from mesh_tensorflow.optimize._accumulate import AccumulatedLoss, accumulate_gradients
+from mesh_tensorflow.optimize._accumulate import (
+    AccumulatedLoss,
+    accumulate_gradients,
+    clip_by_global_norm,
+    global_norm,
+)
 from mesh_tensorflow.optimize._adafactor import (
     AdafactorOptimizer,
     adafactor_decay_rate_adam,
@@ -27,11 +32,11 @@ from mesh_tensorflow.optimize._base import (
 from mesh_tensorflow.optimize._choose import (
     AdafactorWithMultiLRSchedule,
     AdamWithMultiLRSchedule,
+    compute_lr_for_step,
     make_optimizer,
+    product_learning_rate,
 )
-from mesh_tensorflow.optimize._clip import clip_by_global_norm, global_norm
 from mesh_tensorflow.optimize._keras import from_keras
-from mesh_tensorflow.optimize._schedules import compute_lr_for_step, product_learning_rate
 from mesh_tensorflow.optimize._sgd import MomentumOptimizer, SgdOptimizer
 
 __all__ = [

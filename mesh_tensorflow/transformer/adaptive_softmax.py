@@ -12,7 +12,7 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
 from mesh_tensorflow.transformer import _vocab_tables
-from mesh_tensorflow.transformer.transformer._loss import divided_loss
+from mesh_tensorflow.transformer.transformer._call import divided_loss
 
 if TYPE_CHECKING:
     from mesh_tensorflow.transformer.transformer._context import Context

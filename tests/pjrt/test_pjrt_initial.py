@@ -6,7 +6,7 @@ import tensorflow as tf2
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow.pjrt import _initial
+from mesh_tensorflow.pjrt import _store
 
 INITIALIZERS = {
     "default": None,
@@ -49,11 +49,11 @@ def compare(initializer, sizes, layout):
 @pytest.mark.slips  # layouts of dimensions that are not there
 @pytest.mark.parametrize("name", INITIALIZERS)
 def test_parts_are_those_of_the_whole(name, monkeypatch):
-    monkeypatch.setattr(_initial, "_MOST_ELEMENTS", 16)
+    monkeypatch.setattr(_store, "_MOST_ELEMENTS", 16)
     counts = []
-    values = _initial._Flat.values
+    values = _store._Flat.values
     monkeypatch.setattr(
-        _initial._Flat,
+        _store._Flat,
         "values",
         lambda self, begin, count: counts.append(count) or values(self, begin, count),
     )
@@ -66,7 +66,7 @@ def test_parts_are_those_of_the_whole(name, monkeypatch):
 @pytest.mark.slips
 @pytest.mark.parametrize("sizes", SHAPES, ids=str)
 def test_shapes(sizes, monkeypatch):
-    monkeypatch.setattr(_initial, "_MOST_ELEMENTS", 12)
+    monkeypatch.setattr(_store, "_MOST_ELEMENTS", 12)
     last = f"d{len(sizes) - 1}:rows"
     for layout in {"", last if sizes else ""}:
         compare(tf.truncated_normal_initializer(), sizes, layout)
@@ -79,7 +79,7 @@ def test_other_initializers_make_the_whole():
 
 
 def test_values_without_a_seed_differ(monkeypatch):
-    monkeypatch.setattr(_initial, "program_seed", lambda: None)
+    monkeypatch.setattr(_store, "program_seed", lambda: None)
     initializer = tf.random_normal_initializer()
     stores = []
     for _ in range(2):

@@ -140,9 +140,7 @@ def write_checkpoint(variables: Arrays, directory: str, step: int = 0) -> str:
             f.write(f'model_checkpoint_path: "{name}"\nall_model_checkpoint_paths: "{name}"\n')
         for ending in (".data-00000-of-00001", ".index"):
             os.replace(os.path.join(folder, f"model{ending}"), f"{prefix}{ending}")
-        os.replace(
-            os.path.join(folder, "checkpoint"), os.path.join(directory, "checkpoint")
-        )
+        os.replace(os.path.join(folder, "checkpoint"), os.path.join(directory, "checkpoint"))
     return prefix
 
 

@@ -1,9 +1,5 @@
 """Layers of transformers: attention, feed-forward layers and convolutions, one kind per file."""
 
-from mesh_tensorflow.transformer.transformer_layers._attention.branched import (
-    BranchedEncDecAttention,
-    BranchedSelfAttention,
-)
 from mesh_tensorflow.transformer.transformer_layers._attention.enc_dec_attention import (
     EncDecAttention,
     TransparentEncDecAttention,
@@ -11,21 +7,23 @@ from mesh_tensorflow.transformer.transformer_layers._attention.enc_dec_attention
     enc_dec_attention_bias,
     relative_position_spans,
 )
-from mesh_tensorflow.transformer.transformer_layers._attention.experts_attention import (
-    ExpertsEncDecAttention,
-    ExpertsSelfAttention,
-)
 from mesh_tensorflow.transformer.transformer_layers._attention.local_attention import (
     LocalSelfAttention,
 )
 from mesh_tensorflow.transformer.transformer_layers._attention.params import attention_params
 from mesh_tensorflow.transformer.transformer_layers._attention.self_attention import SelfAttention
-from mesh_tensorflow.transformer.transformer_layers._attention.synthesizer import Synthesizer
 from mesh_tensorflow.transformer.transformer_layers._attention.talking_heads import (
     GeneralBilinearEncDecAttention,
     GeneralBilinearSelfAttention,
     TalkingHeadsEncDecAttention,
     TalkingHeadsSelfAttention,
+)
+from mesh_tensorflow.transformer.transformer_layers._attention.variants import (
+    BranchedEncDecAttention,
+    BranchedSelfAttention,
+    ExpertsEncDecAttention,
+    ExpertsSelfAttention,
+    Synthesizer,
 )
 from mesh_tensorflow.transformer.transformer_layers._conv import (
     Conv1D,

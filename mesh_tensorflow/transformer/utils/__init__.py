@@ -17,11 +17,10 @@ from mesh_tensorflow.transformer.utils._data.text import (
     get_inputs_from_file,
     write_lines_to_file,
 )
-from mesh_tensorflow.transformer.utils._estimator import get_estimator
+from mesh_tensorflow.transformer.utils._estimator import get_estimator, tpu_estimator_model_fn
 from mesh_tensorflow.transformer.utils._flags import FLAGS
 from mesh_tensorflow.transformer.utils._gin import parse_gin_defaults_and_flags
 from mesh_tensorflow.transformer.utils._model import build_model
-from mesh_tensorflow.transformer.utils._model_fn import tpu_estimator_model_fn
 from mesh_tensorflow.transformer.utils._outputs.decode import (
     decode,
     decode_from_dataset,

@@ -11,8 +11,8 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import checkpoint, layers
 from mesh_tensorflow._core.errors import slip
+from mesh_tensorflow.transformer.transformer._call import divided_loss
 from mesh_tensorflow.transformer.transformer._context import TransformerLayer
-from mesh_tensorflow.transformer.transformer._loss import divided_loss
 from mesh_tensorflow.transformer.transformer._models.bitransformer import Bitransformer
 from mesh_tensorflow.transformer.transformer._models.unitransformer import Unitransformer
 from mesh_tensorflow.transformer.transformer._stack import LayerStack
