@@ -1,6 +1,6 @@
 """Gradients before an update: accumulated over microbatches, and clipped.
 
-In microbatches, activations take the memory of one microbatch. Results are those of the whole batch.
+In microbatches, activations take the memory of one microbatch. Results are those of the batch.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from helpers.world import World
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import beam_search as package
-from mesh_tensorflow.beam_search._search import select
+from mesh_tensorflow.beam_search import select
 from mesh_tensorflow.simd_mesh_impl import replicate
 from mesh_tensorflow.testing import harness
 from mesh_tensorflow.testing.harness import WHOLE, Placing

@@ -5,7 +5,6 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow.experimental import data_aug_lib
-from mesh_tensorflow.experimental.data_aug_lib import _images
 
 SIZES = (6, 8, 10)
 RANDOM = np.random.RandomState(0)
@@ -107,7 +106,7 @@ NUMBERS = [
 def test_projective_transform(monkeypatch, flat):
     drawn = iter(NUMBERS)
     monkeypatch.setattr(
-        _images, "_random_transform", lambda *_: tf.constant(next(drawn), tf.float32)
+        data_aug_lib, "_random_transform", lambda *_: tf.constant(next(drawn), tf.float32)
     )
     [(image, label)] = both(data_aug_lib.projective_transform, 8, 0.1, 0.1, sampled_2d_slices=flat)
     for nearest, start, found in ((False, IMAGE, image), (True, LABEL, label)):
@@ -121,7 +120,7 @@ def test_projective_transform(monkeypatch, flat):
 
 
 def test_transforms_stay_within_two_deviations():
-    drawn = np.array(runs(lambda: _images._random_transform(100, 0.02, 0.05), 400))
+    drawn = np.array(runs(lambda: data_aug_lib._random_transform(100, 0.02, 0.05), 400))
     mean = np.array([1, 0, 0, 0, 1, 0, 0, 0])
     stddev = np.array([0.05, 0.05, 2, 0.05, 0.05, 2, 0.05, 0.05])
     assert np.all(np.abs(drawn - mean) <= 2 * stddev + 1e-6)
@@ -187,7 +186,7 @@ def test_grains_of_noise(scales, stddev, correlation):
 
 def test_interpolation():
     coarse = RANDOM.rand(4, 3).astype(np.float32)
-    [found] = runs(lambda: _images.interpolated(tf.constant(coarse), [8, 6]))
+    [found] = runs(lambda: data_aug_lib.interpolated(tf.constant(coarse), [8, 6]))
     rows = [np.interp(np.arange(8) / 2, np.arange(4), coarse[:, j]) for j in range(3)]
     expected = [np.interp(np.arange(6) / 2, np.arange(3), row) for row in np.array(rows).T]
     np.testing.assert_allclose(found, expected, rtol=1e-5)
@@ -195,12 +194,12 @@ def test_interpolation():
 
 @pytest.mark.parametrize("fraction", [0.0, 0.1, 0.5, 1.0])
 def test_masks_have_the_size_they_should(fraction):
-    for mask in runs(lambda: _images.random_mask((16, 16, 16), 16, fraction), 3):
+    for mask in runs(lambda: data_aug_lib.random_mask((16, 16, 16), 16, fraction), 3):
         assert abs(mask.mean() - fraction) < 1e-3
 
 
 def test_smooth_noise():
-    found = np.array(runs(lambda: _images.smooth_noise((32, 32, 32), 32), 60))
+    found = np.array(runs(lambda: data_aug_lib.smooth_noise((32, 32, 32), 32), 60))
     np.testing.assert_allclose(found.var(), 1.0, atol=0.1)
     assert np.abs(np.diff(found, axis=2)).std() < 0.5 * found.std()
 

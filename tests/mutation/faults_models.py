@@ -53,7 +53,7 @@ FAULTS = [
         "transformer/test_layer_stack.py -k other_windows",
     ),
     Fault(
-        "beam_search/_search.py",
+        "beam_search.py",
         "bound = self._divided(best_alive, self._decode_length)",
         "bound = self._divided(best_alive, state.step)",
         "a beam search stops early by the length that it has instead of by the longest",

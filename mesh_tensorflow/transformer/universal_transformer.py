@@ -1,4 +1,4 @@
-"""The layer stack of the Universal Transformer: position signals, gates, halting."""
+"""The Universal Transformer: one stack of layers, applied recurrently."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from mesh_tensorflow import layers
 from mesh_tensorflow import layers as mtf_layers
 from mesh_tensorflow.transformer import transformer
 from mesh_tensorflow.transformer.transformer._context import Context, nonpadding_of
+
+__all__ = ["UTLayerStack"]
 
 
 def _sinusoids(

@@ -1,4 +1,8 @@
-"""Changes of images for training: geometry, intensity, noise, and lesions."""
+"""Random augmentation of scans and of their voxel labels, by TensorFlow operations only.
+
+Images and labels are floating tensors [x, y, z] of the same static shape. Labels are 0
+outside of the liver, 1 in the liver and 2 in lesions of it.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,16 @@ from typing import Union
 
 import numpy as np
 import tensorflow.compat.v1 as tf
+
+__all__ = [
+    "image_corruption",
+    "intensity_shift",
+    "maybe_add_noise",
+    "maybe_flip",
+    "maybe_gen_fake_data_based_on_real_data",
+    "maybe_rot180",
+    "projective_transform",
+]
 
 _SIGMAS = 2.0  # random factors are clipped to this many standard deviations
 _WIDTH = 1 / 16  # of the smoothing kernel, relative to the size of the image

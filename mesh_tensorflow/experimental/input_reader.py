@@ -1,4 +1,4 @@
-"""Readers of inputs: slices of batches for the processors of a mesh."""
+"""Input readers: give each processor of a mesh its slices of the batches of a dataset."""
 
 from __future__ import annotations
 
@@ -18,6 +18,14 @@ from mesh_tensorflow._mesh.program import Program
 if TYPE_CHECKING:
     from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
     from mesh_tensorflow.simd_mesh_impl import SimdMeshImpl
+
+__all__ = [
+    "PlacementMeshImplInputReader",
+    "ProcessDevices",
+    "SimdMeshImplInputReader",
+    "SubBatchSlicer",
+    "_host_id_to_tf_device",
+]
 
 
 def convert_shapes(mtf_input_shapes: Sequence[ShapeLike]) -> list[Shape]:

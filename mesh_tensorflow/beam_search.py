@@ -1,4 +1,4 @@
-"""Beam search and greedy decoding."""
+"""Decoding: beam search, and greedy or sampled decoding one position at a time."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from mesh_tensorflow._core.errors import tensors_text
 from mesh_tensorflow._core.graph import leaves_no_node
 from mesh_tensorflow._core.interfaces import LoweringLike
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
+
+__all__ = ["EOS_ID", "INF", "beam_search", "compute_topk_scores_and_seq", "greedy_decode"]
 
 EOS_ID = 1
 # Effectively infinite for scores, but its product with 0 is 0.

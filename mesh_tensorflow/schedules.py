@@ -1,4 +1,4 @@
-"""Schedule: a function of the step; shapes of schedules, their arithmetic, and joins of several."""
+"""Schedules: learning rates and other numbers as functions of the step."""
 
 from __future__ import annotations
 
@@ -14,6 +14,18 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._core.errors import WrongTypeError
+
+__all__ = [
+    "Schedule",
+    "constant",
+    "cosine",
+    "join",
+    "linear_decay",
+    "linear_warmup",
+    "noam",
+    "piecewise",
+    "rsqrt",
+]
 
 
 @dataclasses.dataclass(frozen=True)
