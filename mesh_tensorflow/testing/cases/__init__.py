@@ -1,44 +1,20 @@
 """The case table: programs for every family of operations, with NumPy oracles."""
 
 from mesh_tensorflow.testing.cases import (
-    binary,
+    attention,
     contraction,
     control,
     conv,
     elementwise,
-    indexing,
-    joining,
+    fourier,
     layers,
-    loops,
-    reductions,
-    reshaping,
-    shifting,
+    movement,
 )
-from mesh_tensorflow.testing.cases.attention import blocked
-from mesh_tensorflow.testing.cases.attention import layers as attention_layers
-from mesh_tensorflow.testing.cases.complex import fourier, numbers
 from mesh_tensorflow.testing.cases.table import Case
 
 __all__ = ["CASES", "Case"]
 
-_FAMILIES = [
-    elementwise,
-    binary,
-    numbers,
-    contraction,
-    reductions,
-    reshaping,
-    joining,
-    shifting,
-    indexing,
-    control,
-    loops,
-    conv,
-    layers,
-    attention_layers,
-    fourier,
-    blocked,
-]
+_FAMILIES = [elementwise, contraction, movement, control, conv, layers, attention, fourier]
 
 CASES: list[Case] = [c for family in _FAMILIES for c in family.CASES]
 

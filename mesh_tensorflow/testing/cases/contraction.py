@@ -1,9 +1,10 @@
-"""Einsum and matmul in all forms."""
+"""Cases that sum: products, convolutions, reductions."""
 
 import numpy as np
+from scipy import special
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow.testing.cases.table import ALL, FLOATS, case, dims, shape
+from mesh_tensorflow.testing.cases.table import ALL, FLOATS, case, dim, dims, shape
 
 __all__ = ["CASES"]
 
@@ -20,7 +21,7 @@ def _einsum(name, inputs, equation, output=None, reduced=None, **kwargs):
     )
 
 
-CASES = [
+_PRODUCTS = [
     case("matmul", "a b, b c", mtf.matmul, lambda x, y: x @ y, dtypes=ALL),
     case("matmul_output_shape", "a b, b c",
          lambda x, y: mtf.matmul(x, y, output_shape=shape("c a")), lambda x, y: (x @ y).T),
@@ -73,3 +74,126 @@ CASES = [
 def _softmax(x):
     e = np.exp(x - x.max(-1, keepdims=True))
     return e / e.sum(-1, keepdims=True)
+
+
+_FNS = {
+    "sum": (mtf.reduce_sum, np.sum, "", ALL),
+    "mean": (mtf.reduce_mean, np.mean, "", FLOATS),
+    "max": (mtf.reduce_max, np.max, "distinct", ALL),
+    "min": (mtf.reduce_min, np.min, "distinct", ALL),
+    "all": (mtf.reduce_all, np.all, "mostly", ("float32",)),
+    "any": (mtf.reduce_any, np.any, "bool", ("float32",)),
+}
+
+
+def _reductions(name):
+    fn, oracle, kind, dtypes = _FNS[name]
+    inputs = [f"a b s/{kind}"]
+    return [
+        case(f"reduce_{name}_dim", inputs, lambda x: fn(x, reduced_dim=dim("b")),
+             lambda x: oracle(x, 1), dtypes=dtypes),
+        case(f"reduce_{name}_output_shape", inputs, lambda x: fn(x, output_shape=shape("s a")),
+             lambda x: oracle(x, 1).T, dtypes=dtypes),
+        case(f"reduce_{name}_both", inputs,
+             lambda x: fn(x, reduced_dim=dim("a"), output_shape=shape("b s")),
+             lambda x: oracle(x, 0)),
+        case(f"reduce_{name}_to_scalar", inputs, fn, oracle, dtypes=dtypes),
+        case(f"reduce_{name}_permuted_only", inputs,
+             lambda x: fn(x, output_shape=shape("s b a")), lambda x: np.transpose(x, (2, 1, 0))),
+    ]
+
+
+def _logsumexp_extra(x, e):
+    return np.logaddexp(special.logsumexp(x, 1), e)
+
+
+def _log_softmax(x, axis):
+    return x - special.logsumexp(x, axis, keepdims=True)
+
+
+_SOFTMAX = [
+    case(f"{fn.__name__}_{d}", "a b s",
+         lambda x, fn=fn, d=d: fn(x, dim(d)),
+         lambda x, oracle=oracle, axis=axis: oracle(x, axis), dtypes=dtypes)
+    for fn, oracle, dtypes in [
+        (mtf.softmax, lambda x, axis: np.exp(_log_softmax(x, axis)), FLOATS),
+        (mtf.log_softmax, _log_softmax, FLOATS),
+    ]
+    for axis, d in enumerate(["a", "b"])
+]
+
+_TOP = [
+    case(f"top_{k}_of_{d}", "a b s/distinct",
+         lambda x, k=k, d=d: mtf.top_k(x, dim(d), mtf.Dimension("top", k)),
+         lambda x, k=k, axis=axis: _top_k(x, axis, k))
+    for k in (1, 3, 6) for axis, d in enumerate(["a", "b"])
+]
+
+
+def _top_k(x, axis, k):
+    x = np.moveaxis(x, axis, -1)
+    order = np.argsort(-x, axis=-1, kind="stable")[..., :k]
+    return [np.take_along_axis(x, order, -1), order.astype(np.int32)]
+
+
+_REDUCTIONS = [c for name in _FNS for c in _reductions(name)] + _SOFTMAX + _TOP + [
+    case("reduce_max_ties", "a b/ties", lambda x: mtf.reduce_max(x, reduced_dim=dim("b")),
+         lambda x: x.max(1),
+         surrogate=lambda x, at: (x * (at[0] == at[0].max(1, keepdims=True))).sum(1)),
+    case("reduce_first", "a b s", lambda x: mtf.reduce_first(x, dim("b")), lambda x: x[:, 0],
+         dtypes=ALL),
+    case("reduce_sum_one_dimension", "b", lambda x: mtf.reduce_sum(x, reduced_dim=dim("b")),
+         np.sum),
+    case("sin_of_sum", "a b", lambda x: mtf.sin(mtf.reduce_sum(x, reduced_dim=dim("b"))),
+         lambda x: np.sin(x.sum(1))),
+    case("softplus_of_einsum", "a b, b c", lambda x, y: mtf.softplus(mtf.einsum([x, y])),
+         lambda x, y: np.logaddexp(x @ y, 0)),
+    case("variance", "a b", lambda x: mtf.reduce_mean(
+        mtf.square(x - mtf.reduce_mean(x, output_shape=shape("a"))), output_shape=shape("a")),
+        lambda x: x.var(1)),
+    case("sum_used_twice", "a b",
+         lambda x: (lambda y: [mtf.exp(y * 0.1) + y, mtf.reduce_sum(y)])(
+             mtf.reduce_sum(x, output_shape=shape("b"))),
+         lambda x: [np.exp(x.sum(0) * 0.1) + x.sum(0), x.sum()]),
+    case("logsumexp", "a b", lambda x: mtf.reduce_logsumexp(x, dim("b")),
+         lambda x: special.logsumexp(x, 1), dtypes=FLOATS),
+    case("logsumexp_large", "a b", lambda x: mtf.reduce_logsumexp(x * 100.0, dim("b")),
+         lambda x: special.logsumexp(x * 100, 1)),
+    case("logsumexp_extra_number", "a b",
+         lambda x: mtf.reduce_logsumexp(x, dim("b"), extra_logit=0.5),
+         lambda x: _logsumexp_extra(x, 0.5)),
+    case("logsumexp_extra_tensor", "a b, a",
+         lambda x, e: mtf.reduce_logsumexp(x, dim("b"), extra_logit=e), _logsumexp_extra,
+         grads=(0,)),
+    case("softmax_extra_number", "a b", lambda x: mtf.softmax(x, dim("b"), extra_logit=0.0),
+         lambda x: np.exp(x - _logsumexp_extra(x, 0.0)[:, None])),
+    case("log_softmax_extra_tensor", "a b, a",
+         lambda x, e: mtf.log_softmax(x, dim("b"), extra_logit=e),
+         lambda x, e: x - _logsumexp_extra(x, e)[:, None], grads=(0,)),
+    case("top_k_ties", "a b/ties", lambda x: mtf.top_k(x, dim("b"), mtf.Dimension("top", 5)),
+         lambda x: _top_k(x, 1, 5), grads=()),
+    case("top_1", "a b/distinct", lambda x: mtf.top_1(x, dim("b")),
+         lambda x: [x.max(1), x.argmax(1)]),
+    case("top_1_ties", "a b/ties", lambda x: mtf.top_1(x, dim("b")),
+         lambda x: [x.max(1), x.argmax(1)], grads=()),
+    case("argmax", "a b/distinct", lambda x: mtf.argmax(x, dim("a")), lambda x: x.argmax(0),
+         dtypes=ALL),
+    case("nth_largest", "a b/distinct",
+         lambda x: [mtf.nth_largest_element(x, n, dim("b")) for n in (0, 2)],
+         lambda x: [np.sort(x, 1)[:, -1], np.sort(x, 1)[:, -3]]),
+    case("nth_smallest", "a b/distinct",
+         lambda x: [mtf.nth_smallest_element(x, n, dim("b")) for n in (0, 3)],
+         lambda x: [np.sort(x, 1)[:, 0], np.sort(x, 1)[:, 3]]),
+    case("broadcast", "b", lambda x: mtf.broadcast(x, shape("a b c")),
+         lambda x: np.broadcast_to(x[None, :, None], (8, 16, 24)), dtypes=ALL),
+    case("broadcast_permuted", "a b", lambda x: mtf.broadcast(x, shape("b s a")),
+         lambda x: np.broadcast_to(x.T[:, None, :], (16, 4, 8)), dtypes=ALL),
+    case("broadcast_scalar", "", lambda x: mtf.broadcast(x, shape("a b")),
+         lambda x: np.broadcast_to(x, (8, 16))),
+    case("broadcast_lazy", "a b",
+         lambda x: mtf.broadcast(mtf.reduce_sum(x, output_shape=shape("b")), shape("c b")),
+         lambda x: np.broadcast_to(x.sum(0), (24, 16))),
+]
+
+
+CASES = [*_PRODUCTS, *_REDUCTIONS]

@@ -1,4 +1,4 @@
-"""Fourier transforms along split dimensions."""
+"""Cases of Fourier transforms."""
 
 import numpy as np
 
@@ -6,6 +6,7 @@ import mesh_tensorflow as mtf
 from mesh_tensorflow.testing.cases.table import WIDE, case, dim, dims
 
 __all__ = ["CASES"]
+
 
 _fft = np.fft
 _signal = mtf.signal

@@ -1,1 +1,0 @@
-"""Cases of complex numbers and of Fourier transforms."""
