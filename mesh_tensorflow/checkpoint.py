@@ -14,9 +14,9 @@ import tensorflow.compat.v1 as tf
 from mesh_tensorflow._core.errors import reason, slip
 from mesh_tensorflow._mesh.variables import checkpoint_files
 from mesh_tensorflow._mesh.variables.checkpoint_files import (
-    Apart,
     Faults,
-    PartsSaverBuilder,
+    ShardedVariable,
+    ShardSaverBuilder,
     faults,
     faults_apart,
     number_of_files,
@@ -108,10 +108,10 @@ class Saver(tf.train.Saver):
         if var_list is None and not kwargs.get("defer_build"):
             var_list = tf.global_variables() + tf.get_collection(tf.GraphKeys.SAVEABLE_OBJECTS)
         self._wanted = _wanted(var_list)
-        self._apart: dict[str, Apart] = {}
+        self._apart: dict[str, ShardedVariable] = {}
         if kwargs.get("builder") is None:
             version: Any = kwargs.get("write_version", tf.train.SaverDef.V2)
-            kwargs["builder"] = builder = PartsSaverBuilder(version)
+            kwargs["builder"] = builder = ShardSaverBuilder(version)
             self._apart = builder.apart
         super().__init__(var_list, **kwargs)
 

@@ -203,7 +203,7 @@ def trace_mark(op: Operation) -> contextlib.AbstractContextManager:
 _MOST_INPUTS = 8  # that are described
 
 
-class _Part(NamedTuple):
+class _RequestedSlice(NamedTuple):
     """What one processor of the requested mesh has of a slice of the executed mesh.
 
     Attributes:
@@ -423,7 +423,7 @@ def _tensor_text(x: Tensor) -> str:
     return f"{x.name} ({', '.join(filter(None, [dims_text(x.shape), x.dtype.name]))})"
 
 
-def _parts(y: Tensor, executed: MeshImpl, requested: MeshImpl) -> list[list[_Part]]:
+def _parts(y: Tensor, executed: MeshImpl, requested: MeshImpl) -> list[list[_RequestedSlice]]:
     """Returns, for each processor of the executed mesh, what those of the requested mesh have.
 
     All have the same number of parts.
@@ -443,7 +443,7 @@ def _parts(y: Tensor, executed: MeshImpl, requested: MeshImpl) -> list[list[_Par
             # A processor's own number, not that of the first with an equal slice.
             number = pnum if executed is requested else pnums[0]
             text = _place_text(y, requested, number, begin, sizes, len(pnums))
-            parts.append(_Part(text, None if sizes == whole_sizes else inner, sizes))
+            parts.append(_RequestedSlice(text, None if sizes == whole_sizes else inner, sizes))
         result.append(parts)
     return result
 

@@ -29,7 +29,7 @@ from mesh_tensorflow._core.shape import Shape, ShapeLike, convert_to_shape, list
 
 __all__ = [
     "absent_devices",
-    "apart_in_session",
+    "check_distinct_devices",
     "are_whole_gpus",
     "check_devices",
     "check_devices_exist",
@@ -304,7 +304,7 @@ def check_rules(layout_rules: LayoutRules, mesh_shape: Shape) -> None:
         )
 
 
-def apart_in_session(devices: Sequence[str], mend: str) -> tf.Operation:
+def check_distinct_devices(devices: Sequence[str], mend: str) -> tf.Operation:
     """Returns an operation that fails if a session has put two of some devices in one place.
 
     That is what soft placement does with absent devices; and collectives between members on one

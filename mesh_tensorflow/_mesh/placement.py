@@ -20,8 +20,8 @@ from mesh_tensorflow._core.shape import Shape
 from mesh_tensorflow._mesh import random_values
 from mesh_tensorflow._mesh.devices import (
     absent_devices,
-    apart_in_session,
     are_whole_gpus,
+    check_distinct_devices,
     devices_text,
 )
 from mesh_tensorflow._mesh.laid_out import LaidOutTensor
@@ -577,7 +577,7 @@ def _checked(devices: Sequence[str]) -> list[tf.Operation]:
             f"device {', '.join(map(repr, absent))}. It has "
             f"{devices_text(here)}. Name these, or {_IN_ANY_PLACE}"
         )
-    return [apart_in_session(devices, _IN_ANY_PLACE)] if in_session else []
+    return [check_distinct_devices(devices, _IN_ANY_PLACE)] if in_session else []
 
 
 def allreduce_collective(

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 
 import gin
 
-__all__ = ["told_errors"]
+__all__ = ["explained_errors"]
 
 _MOST_NAMES = 3
 
@@ -160,7 +160,7 @@ def _place_in_errors_of_encoding(files: Iterable[str], prefixes: Iterable[str]) 
 
 
 @contextlib.contextmanager
-def told_errors(files: Iterable[str], prefixes: Iterable[str] = ()) -> Iterator[None]:
+def explained_errors(files: Iterable[str], prefixes: Iterable[str] = ()) -> Iterator[None]:
     """Context for reading gin files and bindings: errors say where, and what may have been meant.
 
     Args:

@@ -26,7 +26,7 @@ import tensorflow.compat.v1 as tf
 from mesh_tensorflow._command_lines.auto_mtf import AUTO_MTF, DEFAULT_MODEL
 from mesh_tensorflow._core.shape import convert_to_shape
 from mesh_tensorflow._programs import run_with_parser
-from mesh_tensorflow._programs.gin_errors import told_errors
+from mesh_tensorflow._programs.gin_errors import explained_errors
 from mesh_tensorflow.auto_mtf import api, explanation, models
 from mesh_tensorflow.auto_mtf._memory.program import SolverError
 from mesh_tensorflow.auto_mtf.step_time import MemoryLimitError
@@ -87,7 +87,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
             build = model_function(options.model)  # imports what gin is to bind
             gin.add_config_file_search_path(str(_GIN_FILES))
             files = [str(_gin_file(name)) for name in options.gin_file]
-            with gin.unlock_config(), told_errors(files, [str(_GIN_FILES)]):
+            with gin.unlock_config(), explained_errors(files, [str(_GIN_FILES)]):
                 gin.parse_config_files_and_bindings(files, options.gin_param)
             print(_explained(build, options))
     except (ValueError, SyntaxError, OSError, SolverError) as e:

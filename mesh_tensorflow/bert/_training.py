@@ -123,7 +123,7 @@ def checkpoint_hook(
     return SaverHook(model_dir, save_steps=save_steps, saver=saver, listeners=[listener])
 
 
-class Program(NamedTuple):
+class ModelOutputs(NamedTuple):
     """The outputs of a program: Tensors by name, and operations that update variables."""
 
     tensors: Mapping[str, mtf.Tensor]
@@ -131,7 +131,7 @@ class Program(NamedTuple):
     learning_rate: Optional[tf.Tensor] = None
 
 
-class Lowered(NamedTuple):
+class LoweredOutputs(NamedTuple):
     """The lowered outputs, with the hook that copies restored masters to slices."""
 
     tensors: dict[str, tf.Tensor]
@@ -212,15 +212,15 @@ def _mesh_impl(params: object, graph: mtf.Graph) -> mtf.MeshImpl:
     return PlacementMeshImpl(shape, layout, devices)
 
 
-def lowered(build: Callable[[mtf.Mesh], Program], params: object) -> Lowered:
+def lowered(build: Callable[[mtf.Mesh], ModelOutputs], params: object) -> LoweredOutputs:
     """Builds and lowers a program, with the mesh and layout given by flags.
 
     Args:
-      build: a function of a Mesh that returns a Program.
+      build: a function of a Mesh that returns a ModelOutputs.
       params: the parameters that an estimator passes to its model function.
 
     Returns:
-      Lowered.
+      LoweredOutputs.
     """
     graph = mtf.Graph()
     mesh = mtf.Mesh(graph, "bert_mesh")
@@ -234,7 +234,7 @@ def lowered(build: Callable[[mtf.Mesh], Program], params: object) -> Lowered:
         tf.summary.scalar("learning_rate", program.learning_rate)
     with outside_all_rewrites():
         restore = mtf.MtfRestoreHook(lowering)
-    return Lowered(tensors, update, lowering, restore)
+    return LoweredOutputs(tensors, update, lowering, restore)
 
 
 # -- training
@@ -246,7 +246,7 @@ def training_program(
     num_train_steps: int,
     num_warmup_steps: int,
     max_optimized_variable_size: Optional[float] = None,
-) -> Program:
+) -> ModelOutputs:
     """Returns a training step, with the optimizer given by flags.
 
     Args:
@@ -265,10 +265,12 @@ def training_program(
         FLAGS.optimizer,
         FLAGS.clip_gradients,
     )
-    return Program({"loss": loss}, updates, rate)
+    return ModelOutputs({"loss": loss}, updates, rate)
 
 
-def training_spec(done: Lowered, init_checkpoint: Optional[str]) -> estimator.tpu.TPUEstimatorSpec:
+def training_spec(
+    done: LoweredOutputs, init_checkpoint: Optional[str]
+) -> estimator.tpu.TPUEstimatorSpec:
     """Builds the EstimatorSpec for training, with a hook that saves checkpoints.
 
     Args:

@@ -37,7 +37,7 @@ from mesh_tensorflow.bert._classification import (
     input_fn_builder,
 )
 from mesh_tensorflow.bert._training import (
-    Program,
+    ModelOutputs,
     import_features,
     lowered,
     make_estimator,
@@ -167,7 +167,7 @@ def model_fn_builder(
         """Returns the TPUEstimatorSpec of a mode."""
         del labels
 
-        def build(mesh: mtf.Mesh) -> Program:
+        def build(mesh: mtf.Mesh) -> ModelOutputs:
             x = import_features(mesh, features)
             loss, each, logits, probabilities = create_model(
                 bert_config,
@@ -189,8 +189,8 @@ def model_fn_builder(
                     FLAGS.max_optimized_variable_size,
                 )
             if mode == modes.EVAL:
-                return Program({"loss": loss, "each": each, "logits": logits})
-            return Program({"probabilities": probabilities})
+                return ModelOutputs({"loss": loss, "each": each, "logits": logits})
+            return ModelOutputs({"probabilities": probabilities})
 
         done = lowered(build, params if use_tpu else None)
         tensors, hooks = done.tensors, [done.restore_hook]

@@ -22,7 +22,7 @@ from mesh_tensorflow._mesh.variables import checkpoint_files
 from mesh_tensorflow._programs import run_with_flags
 from mesh_tensorflow.bert._records import check_first_records, parsed_record, training_order
 from mesh_tensorflow.bert._training import (
-    Program,
+    ModelOutputs,
     import_features,
     lowered,
     make_estimator,
@@ -158,7 +158,7 @@ def model_fn_builder(
             raise ValueError(f"Only TRAIN and EVAL modes are supported: {mode}")
         next_labels = tf.reshape(features["next_sentence_labels"], [-1])
 
-        def build(mesh: mtf.Mesh) -> Program:
+        def build(mesh: mtf.Mesh) -> ModelOutputs:
             x = import_features(mesh, features)
             model = BertModel(
                 bert_config,
@@ -182,7 +182,7 @@ def model_fn_builder(
             loss = masked[0] + following[0] + model.get_extra_loss()
             if mode == modes.TRAIN:
                 return training_program(loss, learning_rate, num_train_steps, num_warmup_steps)
-            return Program({"loss": loss, **_evaluated(masked, following)})
+            return ModelOutputs({"loss": loss, **_evaluated(masked, following)})
 
         done = lowered(build, params)
         if mode == modes.TRAIN:

@@ -33,7 +33,7 @@ from mesh_tensorflow.bert._squad import (
     write_predictions,
 )
 from mesh_tensorflow.bert._training import (
-    Program,
+    ModelOutputs,
     import_features,
     lowered,
     make_estimator,
@@ -168,14 +168,14 @@ def model_fn_builder(
                 "SQuAD's evaluation script"
             )
 
-        def build(mesh: mtf.Mesh) -> Program:
+        def build(mesh: mtf.Mesh) -> ModelOutputs:
             x = import_features(mesh, features)
             model = _model(
                 bert_config, mode == modes.TRAIN, x.input_ids, x.input_mask, x.segment_ids
             )
             start, end = _span_logits(model)
             if mode == modes.PREDICT:
-                return Program({"start_logits": start, "end_logits": end})
+                return ModelOutputs({"start_logits": start, "end_logits": end})
             loss = (
                 0.5
                 * (

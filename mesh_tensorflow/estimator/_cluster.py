@@ -33,7 +33,7 @@ MISSES = 3  # in a row, after which a peer is lost
 GRACE_SECS = 15.0  # for the program to raise an error, before the process is ended
 
 
-def peers_of(cluster_spec: tf.train.ClusterSpec) -> list[Peer]:
+def programs_over(cluster_spec: tf.train.ClusterSpec) -> list[Peer]:
     """Returns the processes of a cluster.
 
     Args:
@@ -229,7 +229,7 @@ def run_cluster(main: Callable[[], Any], config: RunConfig) -> Any:
     if several_of_jax():
         result = importlib.import_module("mesh_tensorflow.pjrt").run_in_chief(main)
         return result if config.is_chief else None
-    peers = peers_of(config.cluster_spec)
+    peers = programs_over(config.cluster_spec)
     if len(peers) < 2 or _watch is not None:
         return main()
     me = next(p for p in peers if (p.job, p.task) == (config.task_type, config.task_id))
@@ -332,7 +332,7 @@ def _own_address(config: RunConfig) -> str:
 
 def _set_leader(session_config: tf.ConfigProto, config: RunConfig) -> None:
     if not session_config.experimental.collective_group_leader:
-        chief = _chief(peers_of(config.cluster_spec), config)
+        chief = _chief(programs_over(config.cluster_spec), config)
         session_config.experimental.collective_group_leader = (
             f"/job:{chief.job}/replica:0/task:{chief.task}"
         )

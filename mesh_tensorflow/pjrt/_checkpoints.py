@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._deprecations import not_advised
-from mesh_tensorflow._mesh.variables.checkpoint_files import Part, join_files, write_parts
+from mesh_tensorflow._mesh.variables.checkpoint_files import Shard, join_files, write_parts
 from mesh_tensorflow.pjrt._devices import wait
 from mesh_tensorflow.pjrt._store import ArrayStore, parts_to_write
 
@@ -53,7 +53,7 @@ def save(store: ArrayStore, path: str, step: Optional[int] = None) -> str:
         ]
     if step is not None and jax.process_index() == 0:
         # By one process: a tensor in two files could not be joined.
-        parts.append(Part(_STEP, "", np.asarray(step, np.int64)))
+        parts.append(Shard(_STEP, "", np.asarray(step, np.int64)))
     count = jax.process_count()
     written = [f"{path}.part-{i}-of-{count}" for i in range(count)]
     if parts:

@@ -22,7 +22,7 @@ import tensorflow.compat.v1 as tf
 from jax.sharding import NamedSharding, Sharding
 
 from mesh_tensorflow._mesh.random_values import program_seed
-from mesh_tensorflow._mesh.variables.checkpoint_files import Part, Reader, reading, slice_spec
+from mesh_tensorflow._mesh.variables.checkpoint_files import Reader, Shard, reading, slice_spec
 from mesh_tensorflow._mesh.variables.storage import initial_value
 from mesh_tensorflow._mesh.variables.store import Form, VariableStore, differs, fitting
 from mesh_tensorflow._stop_signals import deferred
@@ -218,7 +218,7 @@ def spec_of(sizes: Sequence[int], index: Sequence[slice]) -> str:
     return slice_spec(sizes, [b for b, _ in ranges], [e - b for b, e in ranges])
 
 
-def parts_to_write(array: jax.Array, name: str, dtype: tf.DType) -> list[Part]:
+def parts_to_write(array: jax.Array, name: str, dtype: tf.DType) -> list[Shard]:
     """Returns the parts that this process writes: of copies, one process has the first.
 
     Args:
@@ -227,7 +227,7 @@ def parts_to_write(array: jax.Array, name: str, dtype: tf.DType) -> list[Part]:
       dtype: its dtype in files.
     """
     return [
-        Part(
+        Shard(
             name,
             spec_of(array.shape, shard.index),
             np.asarray(shard.data).astype(dtype.as_numpy_dtype, copy=False),

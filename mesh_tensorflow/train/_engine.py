@@ -18,7 +18,7 @@ from mesh_tensorflow.checkpoint import CheckpointError, Saver, check_checkpoint
 from mesh_tensorflow.debug import user_errors
 from mesh_tensorflow.train._data import Batch, Features, with_dtype
 from mesh_tensorflow.train._initial import Initial
-from mesh_tensorflow.train._model import Afters, Lowered, Means, Model, finished, single
+from mesh_tensorflow.train._model import Afters, LoweredModel, Means, Model, finished, single
 from mesh_tensorflow.train._placing import Agreement, Placing
 
 __all__ = ["CHECKPOINT_NAME", "Engine", "SessionEngine", "wrong_values"]
@@ -29,7 +29,7 @@ CHECKPOINT_NAME = "model.ckpt"
 class Engine(Protocol):
     """What carries out steps, evaluations and checkpoints."""
 
-    lowered: Optional[Lowered]
+    lowered: Optional[LoweredModel]
 
     def prepare(self, batch: Batch, checkpoint: Optional[str], initial: Optional[Initial]) -> None:
         """Gets ready for batches like this one, with new variables or those of a checkpoint.
@@ -84,7 +84,7 @@ def wrong_values(path: str, found: Sequence[Faults], weights: Collection[str]) -
     return sorted({*(name for f in found for name in f.not_numbers), *infinite})
 
 
-class _Program:
+class _SessionProgram:
     """A program in a tf graph and a session of its own."""
 
     def __init__(
@@ -102,7 +102,7 @@ class _Program:
         """Builds a program; `padded` ones take fewer rows than the batch has, too."""
         self.graph = tf.Graph()
         self._cluster = placing.cluster
-        lowered: list[Lowered] = []
+        lowered: list[LoweredModel] = []
         with self.graph.as_default(), self.graph.container(container):
             tf.set_random_seed(seed)
             self.step = tf.train.create_global_step()
@@ -278,7 +278,7 @@ class _Saved:
     def __init__(self, path: str):
         self._path = path
 
-    def values_for(self, program: _Program, model: Model) -> dict[str, np.ndarray]:
+    def values_for(self, program: _SessionProgram, model: Model) -> dict[str, np.ndarray]:
         """Returns the values of the variables of a program: averages, if the model has them.
 
         Raises:
@@ -315,20 +315,20 @@ class SessionEngine:
           features: the features of a training batch.
           seed: the seed of initial values and of random operations.
         """
-        self.lowered: Optional[Lowered] = None
+        self.lowered: Optional[LoweredModel] = None
         self._model, self._eval_model = model, eval_model
         self._placing, self._features = placing, features
         self._seed = seed
-        self._training: Optional[_Program] = None
-        self._weights: Union[_Program, _Saved, None] = None  # those of evaluations
-        self._evaluations: dict[tuple, _Program] = {}
+        self._training: Optional[_SessionProgram] = None
+        self._weights: Union[_SessionProgram, _Saved, None] = None  # those of evaluations
+        self._evaluations: dict[tuple, _SessionProgram] = {}
         self._saver: Optional[Saver] = None
         self._container = placing.cluster.next_container() if placing.cluster else ""
 
     def prepare(self, batch: Batch, checkpoint: Optional[str], initial: Optional[Initial]) -> None:
         """Builds the training program, and initializes or restores its variables."""
         self._features.check(batch)
-        self._training = self._weights = _Program(
+        self._training = self._weights = _SessionProgram(
             self._model,
             self._placing,
             self._features,
@@ -383,7 +383,7 @@ class SessionEngine:
 
     def _outputs(
         self, batches: Iterator[Batch]
-    ) -> Iterator[tuple[_Program, dict[str, list[Any]], int]]:
+    ) -> Iterator[tuple[_SessionProgram, dict[str, list[Any]], int]]:
         """Yields for each batch, or piece of one, its program, the outputs and the rows."""
         # Programs on the servers of several processes share variables by name.
         shared = self._placing.cluster is not None
@@ -402,7 +402,7 @@ class SessionEngine:
             outputs.pop("step")
             yield program, outputs, len(batch[0])
 
-    def _values_for(self, program: _Program) -> dict[str, np.ndarray]:
+    def _values_for(self, program: _SessionProgram) -> dict[str, np.ndarray]:
         """Returns the values of the variables of an evaluation: averages, where there are any."""
         if isinstance(self._weights, _Saved):
             return self._weights.values_for(program, self._eval_model)
@@ -429,7 +429,7 @@ class SessionEngine:
         pieces = [slice(0, rows - left), slice(rows - left, rows)]
         return [[array[p] for array in batch] for p in pieces if p.start < p.stop]
 
-    def _evaluation(self, batch: Batch, padded: bool = False) -> _Program:
+    def _evaluation(self, batch: Batch, padded: bool = False) -> _SessionProgram:
         features, placing = self._features, self._placing
         if features.shapes is not None:
             features = self._features.with_batch(len(batch[0]))
@@ -438,7 +438,7 @@ class SessionEngine:
                 # The rows that are left over are fewer than the parts; they are computed by all
                 # processors alike.
                 placing = placing.whole(features.batch_dim)
-        program = _Program(
+        program = _SessionProgram(
             self._eval_model,
             placing,
             features,
@@ -480,7 +480,7 @@ class SessionEngine:
         weights = {part.name for v in trained for part in v.parts}
         return saved, wrong_values(saved, self._saver.faults(saved), weights)
 
-    def _restore(self, program: _Program, saver: Saver, path: str) -> None:
+    def _restore(self, program: _SessionProgram, saver: Saver, path: str) -> None:
         """Restores a checkpoint, which several processes have done before."""
         if self._placing.cluster is None:
             with program.graph.as_default():
@@ -510,7 +510,10 @@ class SessionEngine:
 
     def close(self) -> None:
         """Closes the sessions."""
-        programs: Sequence[Optional[_Program]] = [self._training, *self._evaluations.values()]
+        programs: Sequence[Optional[_SessionProgram]] = [
+            self._training,
+            *self._evaluations.values(),
+        ]
         for program in programs:
             if program is not None:
                 program.session.close()

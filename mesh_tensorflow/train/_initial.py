@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Optional, Union
 import numpy as np
 
 from mesh_tensorflow._mesh.variables import checkpoint_files
-from mesh_tensorflow._mesh.variables.checkpoint_files import Part, reading, write_parts
+from mesh_tensorflow._mesh.variables.checkpoint_files import Shard, reading, write_parts
 from mesh_tensorflow.checkpoint import (
     CheckpointError,
     check_checkpoint,
@@ -115,7 +115,7 @@ def opened_initial(
         # same checks.
         with tempfile.TemporaryDirectory(prefix="mesh_tensorflow-arrays-") as directory:
             path = os.path.join(directory, "model.ckpt-0")
-            write_parts(path, [Part(n, "", np.asarray(v)) for n, v in given.items()])
+            write_parts(path, [Shard(n, "", np.asarray(v)) for n, v in given.items()])
             yield Initial(path, names, strict)
     else:
         raise ValueError(

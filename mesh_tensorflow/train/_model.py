@@ -192,7 +192,7 @@ def finished(means: Mapping[str, float], afters: Afters) -> dict[str, float]:
 
 
 @dataclasses.dataclass
-class Lowered:
+class LoweredModel:
     """A program that has been lowered.
 
     Attributes:
@@ -240,7 +240,7 @@ class Model:
         step: Optional[tf.Variable],
         before: tf.Tensor,
         training: bool,
-    ) -> tuple[Lowered, dict[str, Any]]:
+    ) -> tuple[LoweredModel, dict[str, Any]]:
         """Builds and lowers the program of a batch.
 
         Args:
@@ -307,7 +307,7 @@ class Model:
             else:
                 after = tf.no_op() if step is None else tf.identity(step.assign_add(1))
         afters = {name: output.after for name, output in outputs.items()}
-        return Lowered(graph, lowering, afters, averages, own), {**gives, "step": after}
+        return LoweredModel(graph, lowering, afters, averages, own), {**gives, "step": after}
 
     def averages_of(self, graph: mtf.Graph) -> dict[str, str]:
         """Returns the names of the averages of weights, by the names of the weights.

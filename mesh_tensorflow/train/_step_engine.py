@@ -19,7 +19,7 @@ from mesh_tensorflow.checkpoint import check_checkpoint
 from mesh_tensorflow.train._data import Batch, Features
 from mesh_tensorflow.train._engine import CHECKPOINT_NAME, wrong_values
 from mesh_tensorflow.train._initial import Initial
-from mesh_tensorflow.train._model import Lowered, Means, check_names
+from mesh_tensorflow.train._model import LoweredModel, Means, check_names
 
 __all__ = ["StepEngine"]
 
@@ -33,7 +33,7 @@ class StepEngine:
       lowered: None; the step function makes its own Lowerings.
     """
 
-    lowered: Optional[Lowered] = None
+    lowered: Optional[LoweredModel] = None
 
     def __init__(
         self,

@@ -103,19 +103,19 @@ def with_savers(directory):
 @contextlib.contextmanager
 def calls_of_crew():
     """Context that yields a list, to which the calls of the chief are added."""
-    from mesh_tensorflow.pjrt._sessions.programs import Crew
+    from mesh_tensorflow.pjrt._sessions.programs import PeerProcesses
 
-    usual, calls = Crew.do, []
+    usual, calls = PeerProcesses.do, []
 
     def do(self, message, own):
         calls.append(message.call)
         return usual(self, message, own)
 
-    Crew.do = do
+    PeerProcesses.do = do
     try:
         yield calls
     finally:
-        Crew.do = usual
+        PeerProcesses.do = usual
 
 
 def variables_program(mesh_impl):

@@ -14,7 +14,7 @@ from helpers import pjrt_sessions
 from helpers.paths import environment
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow._mesh.variables.checkpoint_files import Apart
+from mesh_tensorflow._mesh.variables.checkpoint_files import ShardedVariable
 from mesh_tensorflow._mesh.variables.storage import Piece, PieceSaveable
 
 
@@ -196,7 +196,7 @@ def test_files_that_only_another_process_sees(tmp_path):
             assert variables == {"w": variable}
             return [f"{prefix}-1-of-2"]
 
-    variable = Apart(Elsewhere(), 0, "w", tf.float32)
+    variable = ShardedVariable(Elsewhere(), 0, "w", tf.float32)
     with tf.Graph().as_default(), tf.Session() as session:
         w = tf.get_variable("w", [2], initializer=tf.ones_initializer(), use_resource=True)
         piece = Piece((0,), (2,), "/cpu:0", w.read_value, w.assign, variable)

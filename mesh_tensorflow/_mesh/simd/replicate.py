@@ -17,8 +17,8 @@ import tensorflow as tf2
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._mesh.devices import (
-    apart_in_session,
     check_devices_exist,
+    check_distinct_devices,
     default_devices,
     device_spec,
     local_device,
@@ -186,7 +186,7 @@ def _wake_up(program: SimdProgram, strategy: ExecutionStrategy) -> list[tf.Opera
     """
     local = [program.devices[pnum] for pnum in program.local]
     mend = f'the session tf.compat.v1.ConfigProto(device_count={{"CPU": {len(local)}}})'
-    apart = [] if strategy.one_memory else [apart_in_session(local, f"give {mend}")]
+    apart = [] if strategy.one_memory else [check_distinct_devices(local, f"give {mend}")]
     alone = len(program.local) == len(program.devices)
     found = tf.get_collection_ref(f"mtf_simd_wake_up/{'' if alone else program.devices}")
     if not found:

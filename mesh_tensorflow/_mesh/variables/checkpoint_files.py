@@ -224,7 +224,7 @@ def matching(pattern: Union[str, Sequence[str]]) -> list[str]:
     return sorted(tf.io.gfile.glob(exact))
 
 
-class Part(NamedTuple):
+class Shard(NamedTuple):
     """A part of a variable.
 
     Attributes:
@@ -290,7 +290,7 @@ def _session() -> Iterator[tf.Session]:
         yield session
 
 
-def write_parts(prefix: str, parts: Sequence[Part]) -> None:
+def write_parts(prefix: str, parts: Sequence[Shard]) -> None:
     """Writes parts of variables as a checkpoint of their own, which `join_files` takes.
 
     Args:
@@ -443,10 +443,10 @@ _TEMPORARY = "_temp"  # after the path of a checkpoint: the directory of what is
 _REST = f"{_TEMPORARY}/rest"
 
 
-class ProcessesWithParts(Protocol):
+class ShardHolders(Protocol):
     """Processes that have parts of variables; all of them see the same files."""
 
-    def write(self, prefix: str, variables: Mapping[str, Apart]) -> list[str]:
+    def write(self, prefix: str, variables: Mapping[str, ShardedVariable]) -> list[str]:
         """Has each process write its parts, copies once; returns the paths of what they wrote.
 
         Args:
@@ -454,7 +454,7 @@ class ProcessesWithParts(Protocol):
           variables: the variables, by name in files.
         """
 
-    def restore(self, path: str, variables: Mapping[str, Apart]) -> None:
+    def restore(self, path: str, variables: Mapping[str, ShardedVariable]) -> None:
         """Has each process read its parts of the variables, and set them.
 
         Args:
@@ -462,7 +462,7 @@ class ProcessesWithParts(Protocol):
           variables: the variables, by name in files.
         """
 
-    def faults(self, path: str, variables: Mapping[str, Apart]) -> Faults:
+    def faults(self, path: str, variables: Mapping[str, ShardedVariable]) -> Faults:
         """Returns what is wrong with the data of variables, which all processes read in parts.
 
         Args:
@@ -471,7 +471,7 @@ class ProcessesWithParts(Protocol):
         """
 
 
-class Apart(NamedTuple):
+class ShardedVariable(NamedTuple):
     """A variable in parts.
 
     Attributes:
@@ -481,24 +481,24 @@ class Apart(NamedTuple):
       dtype: its dtype in files.
     """
 
-    processes: ProcessesWithParts
+    processes: ShardHolders
     number: int
     name: str
     dtype: tf.DType
 
 
 def _groups(
-    variables: Mapping[str, Apart],
-) -> list[tuple[ProcessesWithParts, dict[str, Apart]]]:
+    variables: Mapping[str, ShardedVariable],
+) -> list[tuple[ShardHolders, dict[str, ShardedVariable]]]:
     """Returns variables by the processes that have them."""
-    found: dict[int, tuple[ProcessesWithParts, dict[str, Apart]]] = {}
+    found: dict[int, tuple[ShardHolders, dict[str, ShardedVariable]]] = {}
     for name, variable in variables.items():
         key = id(variable.processes)
         found.setdefault(key, (variable.processes, {}))[1][name] = variable
     return list(found.values())
 
 
-def _write(variables: Mapping[str, Apart], has_rest: bool, filename: bytes) -> np.bool_:
+def _write(variables: Mapping[str, ShardedVariable], has_rest: bool, filename: bytes) -> np.bool_:
     """Writes a checkpoint of variables, and of the rest that is written already."""
     path = full_path(filename.decode())
     prefixes = [path + _REST] if has_rest else []
@@ -527,13 +527,13 @@ def _remove(directory: str) -> None:
         tf.logging.warning("%s is of no use, but could not be removed: %s", directory, e.message)
 
 
-def _restore(variables: Mapping[str, Apart], filename: bytes) -> np.bool_:
+def _restore(variables: Mapping[str, ShardedVariable], filename: bytes) -> np.bool_:
     for processes, own in _groups(variables):
         processes.restore(full_path(filename.decode()), own)
     return np.bool_(True)
 
 
-def faults_apart(path: str, variables: Mapping[str, Apart]) -> list[Faults]:
+def faults_apart(path: str, variables: Mapping[str, ShardedVariable]) -> list[Faults]:
     """Returns what is wrong with the data of variables.
 
     Args:
@@ -543,7 +543,7 @@ def faults_apart(path: str, variables: Mapping[str, Apart]) -> list[Faults]:
     return [processes.faults(full_path(path), own) for processes, own in _groups(variables)]
 
 
-class PartsSaverBuilder(BulkSaverBuilder):
+class ShardSaverBuilder(BulkSaverBuilder):
     """Makes the operations of a saver: processes write and read their own parts of variables.
 
     What is not apart is saved and restored by the operations of TensorFlow. The part files are in
@@ -555,13 +555,13 @@ class PartsSaverBuilder(BulkSaverBuilder):
 
     def __init__(self, write_version: int = tf.train.SaverDef.V2):
         super().__init__(write_version)
-        self.apart: dict[str, Apart] = {}
+        self.apart: dict[str, ShardedVariable] = {}
 
-    def _split(self, saveables: Sequence[Any]) -> tuple[dict[str, Apart], list[Any]]:
+    def _split(self, saveables: Sequence[Any]) -> tuple[dict[str, ShardedVariable], list[Any]]:
         """Returns the variables that are apart, by name in files, and the other saveables."""
         apart, others = {}, []
         for saveable in saveables:
-            variable: Optional[Apart] = getattr(saveable, "apart", None)
+            variable: Optional[ShardedVariable] = getattr(saveable, "apart", None)
             if variable is None or self._write_version == tf.train.SaverDef.V1:
                 others.append(saveable)
             else:

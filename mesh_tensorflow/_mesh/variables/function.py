@@ -62,7 +62,7 @@ def _has_value(kind: type) -> bool:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class ToldApart:
+class KeyedArgument:
     """An argument of a tf.function that is the same only if its key is."""
 
     key: Hashable
@@ -73,7 +73,7 @@ class ToldApart:
 
 
 class _KeyType(tf2.types.experimental.TraceType):
-    """The type of a ToldApart: tf.function passes its value to the function that it traces."""
+    """The type of a KeyedArgument: tf.function passes its value to the function that it traces."""
 
     def __init__(self, key: Hashable, value: Any):
         self._key, self._value = key, value
@@ -104,14 +104,14 @@ def told_apart(value: Any) -> Any:
         if isinstance(x, _SAME_IF_EQUAL) and type(x) in _SAME_IF_EQUAL:
             return x
         key = value_key(x)
-        return x if key is None else ToldApart(key, x)
+        return x if key is None else KeyedArgument(key, x)
 
     return _mapped(leaf, value)
 
 
 def original(value: Any) -> Any:
     """Returns arguments as they were before `told_apart`."""
-    return _mapped(lambda x: x.value if type(x) is ToldApart else x, value)
+    return _mapped(lambda x: x.value if type(x) is KeyedArgument else x, value)
 
 
 def _mapped(fn: Callable[[Any], Any], value: Any) -> Any:
@@ -283,9 +283,9 @@ def _describe(value: Any, key: list[Any], tensors: list[Any]) -> bool:
     if kind is tuple or kind is list:
         key.append((kind, len(value)))
         return all(_describe(part, key, tensors) for part in value)
-    if kind is not ToldApart and kind not in _LITERALS:
+    if kind is not KeyedArgument and kind not in _LITERALS:
         return False
-    key.append(value.key if kind is ToldApart else value_key(value))
+    key.append(value.key if kind is KeyedArgument else value_key(value))
     return True
 
 

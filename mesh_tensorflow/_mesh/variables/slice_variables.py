@@ -9,7 +9,7 @@ import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._mesh.laid_out import LaidOutVariable
 from mesh_tensorflow._mesh.slice_functions import in_own_memory
-from mesh_tensorflow._mesh.variables.checkpoint_files import Apart
+from mesh_tensorflow._mesh.variables.checkpoint_files import ShardedVariable
 from mesh_tensorflow._mesh.variables.storage import Piece, VariableStorage
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class SliceStorage(VariableStorage):
             for begin, pnums in holders.items()
         ]
 
-    def _apart(self, pnum: int) -> Optional[Apart]:
+    def _apart(self, pnum: int) -> Optional[ShardedVariable]:
         """Returns how several processes save a slice; None if it is a variable of TensorFlow."""
         if self._index is not None:
             return None

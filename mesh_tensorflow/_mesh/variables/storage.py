@@ -19,7 +19,7 @@ from tensorflow.python.training.saving.saveable_object import SaveableObject, Sa
 
 from mesh_tensorflow._mesh.random_values import program_seed
 from mesh_tensorflow._mesh.slice_functions import in_own_memory
-from mesh_tensorflow._mesh.variables.checkpoint_files import Apart, slice_spec
+from mesh_tensorflow._mesh.variables.checkpoint_files import ShardedVariable, slice_spec
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Piece:
     device: str
     read: Callable[[], tf.Tensor]
     assign: Callable[[tf.Tensor], tf.Operation]
-    apart: Optional[Apart] = None
+    apart: Optional[ShardedVariable] = None
 
     def slice_spec(self, whole: Sequence[int]) -> str:
         """Returns the slice in the notation of checkpoints; "" for the whole tensor.

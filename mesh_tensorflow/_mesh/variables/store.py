@@ -186,7 +186,7 @@ class _SavedVariable(StoredMaster):
         return self._store.slice_variables(self._variable_name).get(name)
 
 
-class _SavedBeside(Trackable):
+class _TrackedVariable(Trackable):
     """A TensorFlow variable that is saved with those of a store, under its own name."""
 
     def __init__(self, name: str, variable: tf.Variable):
@@ -245,7 +245,7 @@ class SavedVariables(Trackable):
             return
         if known is not None:
             raise ValueError(f"there is a variable {name!r} already; give this one another name")
-        self._by_name[name] = _SavedBeside(name, variable)
+        self._by_name[name] = _TrackedVariable(name, variable)
         self._handle_deferred_dependencies(name=name, trackable=self._by_name[name])
 
     @property

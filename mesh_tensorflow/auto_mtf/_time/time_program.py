@@ -384,7 +384,7 @@ class TimeProgram:
 
     def _solve(self, most: Optional[float]) -> Layout:
         """Returns the fastest layout; given a maximum time, the one with the least memory."""
-        program = _Program(self._tables, self._memory, self._limit, most)
+        program = _IntegerProgram(self._tables, self._memory, self._limit, most)
         for layout in self._found:
             program.exclude(layout)
         moments = self._moments if most is None else []
@@ -407,7 +407,7 @@ class TimeProgram:
             program.bound(highest)
 
 
-class _Program:
+class _IntegerProgram:
     """An integer program over the assignments that have not been pruned."""
 
     def __init__(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._mesh.simd.replicate import replicate
-from mesh_tensorflow.estimator._cluster import in_cluster, peers_of
+from mesh_tensorflow.estimator._cluster import in_cluster, programs_over
 from mesh_tensorflow.estimator._modes import STANDARD_MODES, ModeKeys
 from mesh_tensorflow.estimator._spec import EstimatorSpec, check_hooks, check_loss
 
@@ -274,7 +274,7 @@ def shards_of_process(config: Any) -> int:
       ValueError: the number of processors is not divisible by the number of processes.
     """
     shards = config.tpu_config.num_shards or 0
-    processes = max(1, len(peers_of(config.cluster_spec)))
+    processes = max(1, len(programs_over(config.cluster_spec)))
     if shards % processes:
         raise ValueError(
             f"TPUConfig: num_shards is {shards}, which {processes} processes cannot share equally"
@@ -296,7 +296,7 @@ def devices_of(config: RunConfig) -> list[str]:
         return own
     return [
         f"/job:{peer.job}/task:{peer.task}{device}"
-        for peer in peers_of(config.cluster_spec)
+        for peer in programs_over(config.cluster_spec)
         for device in own
     ]
 

@@ -103,7 +103,7 @@ class Description:
         return Description(**{**values, "variables": variables})
 
 
-class _Program:
+class _CompiledProgram:
     """A program, its compiled forms and its variables."""
 
     def __init__(self, description: Description, graph_def: tf.GraphDef):
@@ -193,7 +193,7 @@ class Executor:
 
     def __init__(self) -> None:
         """Begins without programs."""
-        self._programs: dict[int, _Program] = {}
+        self._programs: dict[int, _CompiledProgram] = {}
 
     def define(self, number: int, description: Description, graph_def: tf.GraphDef) -> None:
         """Adds a program.
@@ -203,7 +203,7 @@ class Executor:
           description: what it is.
           graph_def: its operations.
         """
-        self._programs[number] = _Program(description, graph_def)
+        self._programs[number] = _CompiledProgram(description, graph_def)
 
     def forget(self, number: int) -> None:
         """Removes a program and its variables.

@@ -21,7 +21,7 @@ from mesh_tensorflow._core.layout import TensorLayout
 from mesh_tensorflow._mesh.gspmd import annotating, current_compilation
 from mesh_tensorflow._mesh.random_values import key_is_of_step, new_key
 from mesh_tensorflow._mesh.step_inputs import GlobalSteps, read_before_increments
-from mesh_tensorflow._mesh.variables.checkpoint_files import Apart
+from mesh_tensorflow._mesh.variables.checkpoint_files import ShardedVariable
 from mesh_tensorflow.pjrt._devices import driving, process_count
 from mesh_tensorflow.pjrt._sessions.executor import Description, VariableOfProgram
 from mesh_tensorflow.pjrt._sessions.programs import current_programs
@@ -46,7 +46,7 @@ class Keeper(Protocol):
     def assign(self, name: str, value: np.ndarray) -> None:
         """Sets a variable."""
 
-    def apart(self, name: str, dtype: tf.DType) -> Optional[Apart]:
+    def apart(self, name: str, dtype: tf.DType) -> Optional[ShardedVariable]:
         """Returns how several processes save a variable; None if there is one process."""
 
 
@@ -82,7 +82,7 @@ class SessionVariable(ValueOfVariable):
         """The array, once it has a value."""
         return None if self._keeper is None else self._keeper.array(self.variable.name)
 
-    def apart(self, dtype: tf.DType) -> Optional[Apart]:
+    def apart(self, dtype: tf.DType) -> Optional[ShardedVariable]:
         """Returns how several processes save it in parts; None if there is one process.
 
         Args:
@@ -169,7 +169,7 @@ class Update:
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
+class CompiledPart:
     """The part of a function's graph that XLA compiles.
 
     Attributes:
@@ -203,7 +203,7 @@ class Part:
 
 def cut(
     concrete: Any, inputs: Sequence[tf.Tensor], variables: Mapping[str, SessionVariable]
-) -> Part:
+) -> CompiledPart:
     """Returns what has to be computed for the results of a function, and from what.
 
     Args:
@@ -238,7 +238,7 @@ def cut(
             arguments.append(inside)
             given.append(x)
     kept = _operations(graph, needed, [*arguments, *read_here.values()])
-    return Part(kept, arguments, given, read_here, results, read, updates, new, assigned)
+    return CompiledPart(kept, arguments, given, read_here, results, read, updates, new, assigned)
 
 
 class _Updates:
@@ -470,7 +470,7 @@ class _Building(Building):
 class _SessionProgram:
     """A program that a session calls."""
 
-    def __init__(self, part: Part, building: _Building, devices: Optional[Sequence[Any]]):
+    def __init__(self, part: CompiledPart, building: _Building, devices: Optional[Sequence[Any]]):
         impls = building.impls
         if len(impls) != 1:
             raise ValueError(
@@ -530,14 +530,14 @@ class _SessionProgram:
         """Sets a variable."""
         self._programs.assign(self._number, name, value)
 
-    def apart(self, name: str, dtype: tf.DType) -> Optional[Apart]:
+    def apart(self, name: str, dtype: tf.DType) -> Optional[ShardedVariable]:
         """Returns how several processes save a variable; None if there is one process."""
         programs = self._programs
-        return Apart(programs, self._number, name, dtype) if programs.are_apart else None
+        return ShardedVariable(programs, self._number, name, dtype) if programs.are_apart else None
 
 
 def _description(
-    part: Part, building: _Building, impl: GspmdMeshImpl, devices: Optional[Sequence[Any]]
+    part: CompiledPart, building: _Building, impl: GspmdMeshImpl, devices: Optional[Sequence[Any]]
 ) -> Description:
     """Returns what a program is, as other processes are told."""
 

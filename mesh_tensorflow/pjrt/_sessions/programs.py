@@ -1,7 +1,7 @@
 """The programs of a session: what they are made of, how they are run and their variables saved.
 
 No process can read the whole of an array that is split over the devices of several; the first
-process asks the others for their parts, over the connections of `crew.py`.
+process asks the others for their parts, over the connections of `chief.py`.
 
 Only the first process has a session. It tells the others to define programs, run them and save
 their variables, one message after another; `CALLS` has the method for each kind of message.
@@ -25,8 +25,8 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._mesh.variables.checkpoint_files import (
-    Apart,
     Faults,
+    ShardedVariable,
     faults,
     reading,
     write_parts,
@@ -69,7 +69,7 @@ def joined(array: jax.Array, parts: Iterable[tuple[Sequence[int], np.ndarray]]) 
 Saved = tuple[str, int, str, str]
 
 
-def saved(variables: Mapping[str, Apart]) -> list[Saved]:
+def saved(variables: Mapping[str, ShardedVariable]) -> list[Saved]:
     """Returns what other processes are told of variables.
 
     Args:
@@ -250,7 +250,7 @@ CALLS: dict[str, Callable[[Follower, Message], Answer]] = {
 }
 
 
-class Crew:
+class PeerProcesses:
     """The other processes, as the chief sees them.
 
     Attributes:
@@ -260,7 +260,7 @@ class Crew:
     """
 
     def __init__(self, others: Sequence[tuple[Peer, socket.socket]], me: Peer):
-        """Creates a Crew.
+        """Creates a PeerProcesses.
 
         Args:
           others: each other process, and a connection to it.
@@ -334,13 +334,13 @@ def _answer(connection: socket.socket) -> Message:
 class Programs:
     """The programs of sessions, by number; in several processes, all do what is called here."""
 
-    def __init__(self, crew: Optional[Crew] = None):
+    def __init__(self, peers: Optional[PeerProcesses] = None):
         """Begins without programs.
 
         Args:
-          crew: the other processes, or None.
+          peers: the other processes, or None.
         """
-        self._crew, self._executor = crew, Executor()
+        self._peers, self._executor = peers, Executor()
         # One thing at a time, so that all processes do the same in the same order.
         self._lock = threading.RLock()
         self._numbers = itertools.count()
@@ -354,7 +354,7 @@ class Programs:
             return self._do_now(message, own)
 
     def _do_now(self, message: Message, own: Callable[[], Any]) -> tuple[Any, list[Message]]:
-        return (own(), []) if self._crew is None else self._crew.do(message, own)
+        return (own(), []) if self._peers is None else self._peers.do(message, own)
 
     def define(self, description: Description, graph_def: tf.GraphDef) -> int:
         """Adds a program; returns its number.
@@ -364,7 +364,9 @@ class Programs:
           graph_def: its operations.
         """
         number = next(self._numbers)
-        data = [] if self._crew is None else [np.frombuffer(graph_def.SerializeToString(), "uint8")]
+        data = (
+            [] if self._peers is None else [np.frombuffer(graph_def.SerializeToString(), "uint8")]
+        )
         message = Message("define", [number, description.plain()], data)
         self._do(message, lambda: self._executor.define(number, description, graph_def))
         return number
@@ -416,14 +418,14 @@ class Programs:
             given = [part for a in answers for part in zip(a.values, a.arrays)]
             return joined(array, [*own, *given])
 
-    # -- checkpoints of several processes, as `apart.ProcessesWithParts` says
+    # -- checkpoints of several processes, as `apart.ShardHolders` says
 
     @property
     def are_apart(self) -> bool:
         """Whether other processes have parts of the variables."""
-        return self._crew is not None
+        return self._peers is not None
 
-    def write(self, prefix: str, variables: Mapping[str, Apart]) -> list[str]:
+    def write(self, prefix: str, variables: Mapping[str, ShardedVariable]) -> list[str]:
         """Has each process write its parts; returns the paths of what they wrote.
 
         Args:
@@ -436,7 +438,7 @@ class Programs:
         )
         return [p for p in (path, *(a.values for a in answers)) if p is not None]
 
-    def restore(self, path: str, variables: Mapping[str, Apart]) -> None:
+    def restore(self, path: str, variables: Mapping[str, ShardedVariable]) -> None:
         """Has each process read its parts of the variables, and set them.
 
         Args:
@@ -448,7 +450,7 @@ class Programs:
             Message("restore", [path, told]), lambda: restore_here(self._executor, path, told)
         )
 
-    def faults(self, path: str, variables: Mapping[str, Apart]) -> Faults:
+    def faults(self, path: str, variables: Mapping[str, ShardedVariable]) -> Faults:
         """Returns what is wrong with the data of variables, which all processes read in parts.
 
         Args:
@@ -460,7 +462,7 @@ class Programs:
             Message("faults", [path, told]), lambda: faults_here(self._executor, path, told)
         )
         found = [own, *(Faults(*a.values) for a in answers)]
-        peers = [] if self._crew is None else [self._crew.me, *self._crew.peers]
+        peers = [] if self._peers is None else [self._peers.me, *self._peers.peers]
         reasons = [f"{peer}: {f.why}" for peer, f in zip(peers, found) if f.damaged]
         return Faults(
             [name for f in found for name in f.damaged],
@@ -476,9 +478,9 @@ class Programs:
             try:
                 return own()
             except OSError as error:
-                if self._crew is None:
+                if self._peers is None:
                     raise
-                raise RuntimeError(f"{self._crew.me} failed: OSError: {error}") from error
+                raise RuntimeError(f"{self._peers.me} failed: OSError: {error}") from error
 
         return self._do(message, named)
 
@@ -502,13 +504,13 @@ def current_programs() -> Programs:
 
 
 @contextlib.contextmanager
-def crew_of(crew: Crew) -> Iterator[None]:
+def programs_over(peers: PeerProcesses) -> Iterator[None]:
     """Context in which new programs run in all processes.
 
     Args:
-      crew: the other processes.
+      peers: the other processes.
     """
-    token = _current.set(Programs(crew))
+    token = _current.set(Programs(peers))
     try:
         yield
     finally:

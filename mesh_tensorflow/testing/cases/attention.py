@@ -8,7 +8,7 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow as mtf
 from mesh_tensorflow.testing.cases.table import FLOATS, case, dim, dims
 
-__all__ = ['CASES', 'attend', 'causal', 'hide']
+__all__ = ["CASES", "attend", "causal", "hide"]
 
 
 _LAYERS = mtf.layers

@@ -14,7 +14,7 @@ import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import estimator
 from mesh_tensorflow._mesh.devices import set_cpus
 from mesh_tensorflow.estimator import ModeKeys
-from mesh_tensorflow.estimator.processes import peers_of
+from mesh_tensorflow.estimator.processes import programs_over
 from mesh_tensorflow.transformer.utils._data.batching import (
     Lengths,
     inputs_vocabulary,
@@ -295,7 +295,7 @@ def get_estimator(
         mesh_impl=mesh_impl,
         **{name: value for name, value in given.items() if value is not None},
     )
-    processes = max(1, len(peers_of(estimator.RunConfig().cluster_spec)))
+    processes = max(1, len(programs_over(estimator.RunConfig().cluster_spec)))
     config = estimator.tpu.RunConfig(
         cluster=cluster,
         model_dir=model_dir,

@@ -15,7 +15,7 @@ import tensorflow as tf2
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow import estimator
-from mesh_tensorflow._programs.gin_errors import told_errors
+from mesh_tensorflow._programs.gin_errors import explained_errors
 from mesh_tensorflow.transformer.utils._data.text import temporary_name, write_text
 from mesh_tensorflow.transformer.utils._flags import FLAGS
 
@@ -90,7 +90,7 @@ def parse_gin_defaults_and_flags(
     prefixes = [*FLAGS.gin_location_prefix, str(directory)]
     for prefix in prefixes:
         gin.add_config_file_search_path(prefix)
-    with told_errors(FLAGS.gin_file or (), prefixes):
+    with explained_errors(FLAGS.gin_file or (), prefixes):
         with gin.unlock_config():
             gin.parse_config((directory / _DEFAULTS).read_text(), skip_unknown=skip_unknown)
             gin.parse_config_files_and_bindings(

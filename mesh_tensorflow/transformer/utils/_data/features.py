@@ -150,7 +150,7 @@ def _rank(token: mtf.Tensor) -> mtf.Tensor:
     return mtf.cumsum(token, token.shape.dims[-1], exclusive=True)
 
 
-class _Part(NamedTuple):
+class _Segment(NamedTuple):
     """Inputs or targets, to be joined to one sequence."""
 
     ids: mtf.Tensor
@@ -159,7 +159,7 @@ class _Part(NamedTuple):
     length_dim: mtf.Dimension
 
 
-def _part(features: Mapping[str, mtf.Tensor], key: str) -> _Part:
+def _part(features: Mapping[str, mtf.Tensor], key: str) -> _Segment:
     """Returns a feature as a part, with its length dimension named after it."""
     ids = features[key]
     length = ids.shape.dims[-1]
@@ -168,11 +168,11 @@ def _part(features: Mapping[str, mtf.Tensor], key: str) -> _Part:
     token = _is_token(ids)
     given = features.get(f"{key}_segmentation")
     segment = token if given is None else mtf.rename_dimension(given, length.name, own.name)
-    return _Part(ids, token, segment, own)
+    return _Segment(ids, token, segment, own)
 
 
 def _count(
-    of: _Part, at: _Part, compare: Callable[[mtf.Tensor, mtf.Tensor], mtf.Tensor]
+    of: _Segment, at: _Segment, compare: Callable[[mtf.Tensor, mtf.Tensor], mtf.Tensor]
 ) -> mtf.Tensor:
     """Counts, at each position of `at`, the tokens of `of` whose segments satisfy `compare`."""
     other = mtf.Dimension("other_length", of.length_dim.size)
@@ -184,7 +184,7 @@ def _count(
 
 
 def _joined(
-    parts: Sequence[_Part],
+    parts: Sequence[_Segment],
     values: Sequence[mtf.Tensor],
     places: Sequence[mtf.Tensor],
     length: mtf.Dimension,

@@ -19,7 +19,7 @@ from mesh_tensorflow._processes.peers import Peer, PeerLostError
 from mesh_tensorflow._processes.processes import Processes, processes, several_of_jax
 from mesh_tensorflow._stop_signals import StopSignals
 from mesh_tensorflow.pjrt._devices import driving, join
-from mesh_tensorflow.pjrt._sessions.programs import CALLS, SIGNAL, Crew, Follower, crew_of
+from mesh_tensorflow.pjrt._sessions.programs import CALLS, SIGNAL, Follower, PeerProcesses, programs_over
 from mesh_tensorflow.pjrt._sessions.wire import Message, Watch, connected, receive, send
 
 __all__ = ["run_in_chief"]
@@ -75,21 +75,21 @@ def _lead(
             (peer, stack.enter_context(_connection(peer))) for peer in _peers(mine) if peer.task
         ]
         join()
-        crew = Crew(others, _peers(mine)[0])
+        peers = PeerProcesses(others, _peers(mine)[0])
         news = Message(_FAILED, "it failed")
         try:
-            with crew_of(crew):
+            with programs_over(peers):
                 result = main()
             news = Message(_DONE, *((None, ()) if share is None else share(result)))
             return result
         except BaseException as error:
             news = Message(_FAILED, f"{type(error).__name__}: {error}")
-            lost = crew.watch.error()
+            lost = peers.watch.error()
             if lost is not None and not isinstance(error, PeerLostError):
                 raise lost from None
             raise
         finally:
-            crew.end(news)
+            peers.end(news)
 
 
 def _peers(mine: Processes) -> list[Peer]:
