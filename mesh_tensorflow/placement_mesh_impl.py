@@ -6,7 +6,6 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Optional, Union
 
-import gin
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._core.errors import dims_text, table_lookup
@@ -50,7 +49,6 @@ __all__ = [
 ]
 
 
-@gin.configurable(module="mesh_tensorflow.placement_mesh_impl")
 class PlacementMeshImpl(MeshImpl[PlacedTensor]):
     """A mesh of TensorFlow devices; slices are separate tensors, each on its device.
 

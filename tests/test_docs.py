@@ -143,10 +143,15 @@ def test_links_lead_somewhere(path):
 
 
 def reference_entries():
-    return [
-        name
+    """Returns the names of entries, each with the members that it lists, or None for all."""
+    pattern = re.compile(r"^::: ([\w.]+)$((?:\n[ ]{4}.*)*)", re.M)
+    found = [
+        match
         for path in sorted((DOCS / "api").rglob("*.md"))
-        for name in re.findall(r"^::: ([\w.]+)$", path.read_text(), re.M)
+        for match in pattern.findall(path.read_text())
+    ]
+    return [
+        (name, tuple(re.findall(r"^ +- (\w+)$", options, re.M)) or None) for name, options in found
     ]
 
 
@@ -167,14 +172,16 @@ def resolve(name):
 def test_reference_names_exist():
     entries = reference_entries()
     assert len(entries) == len(set(entries))
-    for name in entries:
-        assert resolve(name).__doc__, name
+    for name, members in entries:
+        value = resolve(name)
+        assert value.__doc__, name
+        assert all(hasattr(value, member) for member in members or ()), name
 
 
 def test_reference_has_every_family_of_operations():
     import mesh_tensorflow.ops as mtf
 
-    entries = set(reference_entries())
+    entries = {name for name, _ in reference_entries()}
     for file in sorted((ROOT / "mesh_tensorflow" / "ops").glob("_[a-z]*.py")):
         module = importlib.import_module(f"mesh_tensorflow.ops.{file.stem}")
         if getattr(module, "__all__", None):
@@ -200,14 +207,18 @@ def public_objects():
 def test_reference_has_each_public_name_once():
     """A name is shown by an entry of its own, or of a module whose `__all__` has it."""
     shown = {}
-    for entry in reference_entries():
+    for entry, members in reference_entries():
         value = resolve(entry)
         if inspect.ismodule(value):
-            names = getattr(value, "__all__", None) or [
-                name
-                for name, member in vars(value).items()
-                if name[0] != "_" and getattr(member, "__module__", None) == value.__name__
-            ]
+            names = (
+                members
+                or getattr(value, "__all__", None)
+                or [
+                    name
+                    for name, member in vars(value).items()
+                    if name[0] != "_" and getattr(member, "__module__", None) == value.__name__
+                ]
+            )
             values = [getattr(value, name) for name in names]
         else:
             values = [value]

@@ -19,7 +19,13 @@ from mesh_tensorflow._processes.peers import Peer, PeerLostError
 from mesh_tensorflow._processes.processes import Processes, processes, several_of_jax
 from mesh_tensorflow._stop_signals import StopSignals
 from mesh_tensorflow.pjrt._devices import driving, join
-from mesh_tensorflow.pjrt._sessions.programs import CALLS, SIGNAL, Follower, PeerProcesses, programs_over
+from mesh_tensorflow.pjrt._sessions.programs import (
+    CALLS,
+    SIGNAL,
+    Follower,
+    PeerProcesses,
+    programs_over,
+)
 from mesh_tensorflow.pjrt._sessions.wire import Message, Watch, connected, receive, send
 
 __all__ = ["run_in_chief"]

@@ -315,7 +315,6 @@ def utils_run(feature: Feature, placing: Placing, directory: str, steps: int) ->
         further += f'run.layout_rules = "{feature.gin_layout}"\n'
         if kind == "placement":
             further += f"run.mesh_devices = {placing.devices}\n"
-            further += f'PlacementMeshImpl.merge = "{placing.merge}"\n'
     UserLayer.feature = feature
     try:
         with placing.around():

@@ -77,6 +77,7 @@ RULES = [
      "processors of one process share its memory there; those of several processes are apart"),
     ("*", "eager|mtf.function|fit of a step", "logical CPUs", "dash",
      "a process has the logical devices that it was started with: see tests/mesh and test_eager"),
+    ("*", "utils.run", "one device", "dash", "there processors of one device are merged"),
     ("clipping*", "utils.run", "*", "dash",
      "it has no such option, as the classic: its optimizers clip by themselves"),
     ("scalar_summary", "mtf.function|fit of a step|pjrt.function", "*", "dash",
