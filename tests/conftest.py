@@ -68,7 +68,7 @@ def pytest_collection_modifyitems(items):
         items[:] = [item for item in items if not _matches(item, ABOUT)]
     ranks = {}
     for item in items:
-        if _matches(item, EVERY):
+        if item.get_closest_marker("every") or _matches(item, EVERY):
             _leave_to_all(item)
         elif _matches(item, SLOW):
             item.add_marker(pytest.mark.slow)

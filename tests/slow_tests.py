@@ -17,12 +17,13 @@ MOST_SLOW = 24
 
 # The largest of a kind of which others are in CI: with --all only.
 EVERY = """
+auto_mtf/test_ring_layouts.py::test_brute_force[[]True*
 bert/test_bert_programs.py::test_mixture_of_experts_and_adafactor*
 commands/test_noise.py::test_examples[[]*-True*
 estimator/test_cluster.py::test_a_killed_process_is_named_and_training_resumes[[]chief*
-mesh/test_conformance.py::test_all[[]*OneDevice*
-mesh/test_conformance.py::test_all[[]*simd*
-mesh/test_launch.py::test_processes_wait_for_each_other_at_their_end[[]2*
+estimator/test_cluster.py::test_a_process_that_hangs_is_named*
+mesh/test_conformance.py::test_all*
+mesh/test_launch.py::test_processes_wait_for_each_other_at_their_end*
 mesh/test_launch.py::test_training_equals_placement[[]2-x:2,y:4*
 mesh/test_pipelined_weights.py::test_processes_store_their_own_stage[[]4*
 mesh/test_simd_models.py::test_in_four_processes*
@@ -32,9 +33,15 @@ mesh/test_gspmd.py::test_conforms_to_all_of_it
 mesh/test_kill.py::test_killed_fifty_times
 oracle/test_oracle.py::test_without_a_session[[]*-function*
 pjrt/test_pjrt_conformance.py::test_all_that_xla_compiles_conforms
+pjrt/test_pjrt_mnist.py::test_trains_evaluates_and_predicts_as_on_placed_devices
+test_random_programs.py::test_any_layout
 test_cases.py::test_all_layouts[[]*bfloat16*
 test_cases.py::test_all_layouts[[]attention_*
 test_cases.py::test_all_layouts[[]while_*
+pjrt/test_pjrt_session_hosts.py::test_a_process_that_is_lost_is_named[[]1*
+transformer/test_long_sequences.py::test_trains_in_processes[[]4*
+transformer/test_pipelined_processes.py::test_trains_as_layers_in_a_row[[]4*
+transformer/test_ring_language_model.py::test_losses_equal_those_without_a_ring[[]bias_shared*
 """.split("\n")[1:-1]
 
 SLOW = """
