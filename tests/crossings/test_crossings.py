@@ -83,7 +83,7 @@ def of_processes(front_end):
         assert done.returncode == 0, done.stderr[-3000:]
         found = []
         for index in range(2):
-            with open(f"{folder}/{index}", "rb") as file:
+            with open(f"{folder}/found-{index}", "rb") as file:
                 found.append(pickle.load(file))
     return found
 

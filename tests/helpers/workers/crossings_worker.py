@@ -2,7 +2,7 @@
 
     crossings_worker.py FOLDER FRONT_END FEATURE...
 
-Each process writes what it found to FOLDER/INDEX, a pickle: an Outcome or the text of an error by
+Each process writes what it found to FOLDER/found-INDEX, a pickle: an Outcome or the text of an error by
 the name of a feature.
 """
 
@@ -92,7 +92,7 @@ def main(folder, front_end, *names):
 
         jax.process_index()  # connects the processes
     found = {name: found_for(name, trained, placing, folder) for name in names}
-    with open(f"{folder}/{mine.index}", "wb") as file:
+    with open(f"{folder}/found-{mine.index}", "wb") as file:
         pickle.dump(found, file)
     if server is not None:
         mine.finish(server)
