@@ -202,6 +202,12 @@ def test_page_of_modules_shows_the_order():
     assert [sorted(step) for step in parts] == [sorted(step) for step in ORDER]
 
 
+def test_page_of_numbers_says_what_the_script_prints():
+    page = (ROOT / "docs" / "design" / "readers_table.md").read_text(encoding="utf-8")
+    printed = [f"| {label} | {value} |" for label, value, _ in readers_table.rows(PACKAGE)]
+    assert not [line for line in printed if line not in page]
+
+
 def test_exceptions_are_all_in_use():
     found = {(i.module, i.target) for i in all_imports()}
     assert set(AGAINST_THE_ORDER) | set(LATE) <= found

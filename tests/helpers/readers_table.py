@@ -10,17 +10,22 @@ from __future__ import annotations
 import argparse
 import ast
 import collections
+import io
 import pathlib
+import tokenize
 from collections.abc import Iterator
 
 __all__ = [
     "any_share",
     "circles",
+    "comment_share",
     "files_of_folders",
+    "import_share",
     "imports_below",
     "late_imports",
     "long_functions",
     "read",
+    "rows",
     "undocumented",
 ]
 
@@ -173,6 +178,62 @@ def undocumented(trees: Trees) -> tuple[list[str], int]:
     return [name for name, documented in names if not documented], len(names)
 
 
+def comment_share(package: pathlib.Path) -> float:
+    """Returns the share of comments among lines of code and of comments, docstrings left out."""
+    code = comments = 0
+    for path in package.rglob("*.py"):
+        kinds: dict[int, set[int]] = {}
+        statement_begins = True
+        for token in tokenize.generate_tokens(io.StringIO(path.read_text("utf-8")).readline):
+            if token.type in (tokenize.NL, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER):
+                continue
+            if token.type == tokenize.NEWLINE:
+                statement_begins = True
+            elif token.type == tokenize.COMMENT:
+                kinds.setdefault(token.start[0], set()).add(token.type)
+            elif not (token.type == tokenize.STRING and statement_begins):
+                statement_begins = False
+                for line in range(token.start[0], token.end[0] + 1):
+                    kinds.setdefault(line, set()).add(tokenize.OP)
+        code += len(kinds)
+        comments += sum(tokenize.COMMENT in found for found in kinds.values())
+    return comments / code
+
+
+def import_share(package: pathlib.Path) -> float:
+    """Returns the share of imports among the lines of files that are not blank."""
+    lines = imports = 0
+    for path in package.rglob("*.py"):
+        text = path.read_text("utf-8")
+        lines += sum(bool(line.strip()) for line in text.splitlines())
+        imports += sum(
+            (node.end_lineno or 0) - node.lineno + 1
+            for node in ast.walk(ast.parse(text))
+            if isinstance(node, (ast.Import, ast.ImportFrom))
+        )
+    return imports / lines
+
+
+def rows(package: pathlib.Path) -> list[tuple[str, str, list[str]]]:
+    """Returns labels, values and what is counted, of a package."""
+    trees = read(package)
+    folder, files = next(iter(files_of_folders(trees).items()))
+    missing, names = undocumented(trees)
+    long = long_functions(trees)
+    loops = [" -> ".join(circle) for circle in circles(trees)]
+    return [
+        ("files", str(len(trees)), []),
+        ("files in the largest folder", f"{files} ({folder})", []),
+        ("lines that are imports", f"{import_share(package):.0%}", []),
+        ("lines of code with a comment", f"{comment_share(package):.0%}", []),
+        ("circles of module-level imports", str(len(loops)), loops),
+        ("import statements within functions", str(len(late_imports(trees))), late_imports(trees)),
+        ("`Any` among annotated arguments", f"{any_share(trees):.0%}", []),
+        (f"functions over {MAX_FUNCTION_LINES} code lines", str(len(long)), long),
+        ("public names with a docstring", f"{1 - len(missing) / names:.0%}", missing),
+    ]
+
+
 def main() -> None:
     """Prints the table, and what to look at."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -180,23 +241,8 @@ def main() -> None:
     parser.add_argument("--package", type=pathlib.Path, default=default, help="default: this one")
     parser.add_argument("--names", action="store_true", help="also names what is counted")
     arguments = parser.parse_args()
-    trees = read(arguments.package)
-    folder, files = next(iter(files_of_folders(trees).items()))
-    missing, names = undocumented(trees)
-    rows = [
-        ("files in the largest folder", f"{files} ({folder})", []),
-        ("circles of module-level imports", len(circles(trees)), circles(trees)),
-        ("import statements within functions", len(late_imports(trees)), late_imports(trees)),
-        ("`Any` among annotated arguments", f"{any_share(trees):.1%}", []),
-        (
-            f"functions over {MAX_FUNCTION_LINES} code lines",
-            len(long_functions(trees)),
-            long_functions(trees),
-        ),
-        ("documented public names", f"{1 - len(missing) / names:.1%} of {names}", missing),
-    ]
-    for label, value, details in rows:
-        print(f"{label:<34} {value}")
+    for label, value, details in rows(arguments.package):
+        print(f"| {label} | {value} |")
         for detail in details if arguments.names else []:
             print(f"    {detail}")
 
