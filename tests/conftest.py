@@ -27,9 +27,19 @@ import hypothesis
 import pytest
 import tensorflow as tf2
 import tensorflow.compat.v1 as tf
-from slow_tests import EVERY, FIRST, MOST_SLOW, SLOW
 
 from mesh_tensorflow._core import errors
+
+# What takes longest, or mostly waits for other processes, begins first, beside all others.
+FIRST = """
+mesh/test_conformance.py::test_all*simd*
+estimator/test_cluster.py*
+mesh/test_launch.py*
+mesh/test_conformance.py::test_all*
+""".split("\n")[1:-1]
+
+# Of the slow cases of one test, CI has two and one in six, but at most these; --all has every one.
+MOST_SLOW = 24
 
 hypothesis.settings.register_profile(
     "suite",
@@ -62,16 +72,17 @@ def pytest_configure(config):
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items):
-    """Marks the tests of slow_tests.py, and puts those that begin first before the others."""
+def pytest_collection_modifyitems(config, items):
+    """Keeps the marks that are for a case, and puts the tests of FIRST before the others."""
     if os.environ[VARIABLE]:
         items[:] = [item for item in items if not _matches(item, ABOUT)]
+    elif not any("::" in argument for argument in config.args):
+        _check_marks(items)
     ranks = {}
     for item in items:
-        if item.get_closest_marker("every") or _matches(item, EVERY):
+        _keep_marks_of_case(item)
+        if item.get_closest_marker("every"):
             _leave_to_all(item)
-        elif _matches(item, SLOW):
-            item.add_marker(pytest.mark.slow)
         matches = [i for i, pattern in enumerate(FIRST) if _matches(item, [pattern])]
         ranks[item] = matches[0] if matches else len(FIRST)
     slow = collections.defaultdict(list)
@@ -85,6 +96,39 @@ def pytest_collection_modifyitems(items):
             if number * kept % len(table) >= kept:
                 _leave_to_all(item)
     items.sort(key=ranks.get)
+
+
+def _case(item):
+    return item.callspec.id if hasattr(item, "callspec") else ""
+
+
+def _keep_marks_of_case(item):
+    """Drops the marks of other cases: `slow("x*", "y*")` is for cases whose ids match one of these."""
+    item.own_markers = [
+        mark
+        for mark in item.own_markers
+        if mark.name not in ("slow", "every")
+        or not mark.args
+        or any(fnmatch.fnmatchcase(_case(item), pattern) for pattern in mark.args)
+    ]
+
+
+def _check_marks(items):
+    """Raises an error if a mark names cases that there are no more, which would be fast unnoticed."""
+    cases = collections.defaultdict(set)
+    patterns = set()
+    for item in items:
+        test = item.nodeid.partition("[")[0]
+        cases[test].add(_case(item))
+        marks = [mark for mark in item.own_markers if mark.name in ("slow", "every")]
+        patterns.update((test, pattern) for mark in marks for pattern in mark.args)
+    stale = sorted(
+        f"{test}: a mark has {pattern!r}, which matches no case"
+        for test, pattern in patterns
+        if not fnmatch.filter(cases[test], pattern)
+    )
+    if stale:
+        raise pytest.UsageError("\n".join(stale))
 
 
 def _leave_to_all(item):

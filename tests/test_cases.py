@@ -34,6 +34,7 @@ def check_placings(program, placings, dtype):
         assert lowered.counted == lowered.predicted, lowered.placing
 
 
+@pytest.mark.slow("attention_ring*", "while_accumulators_only*")
 @pytest.mark.parametrize("case, dtype", PARAMS)
 def test_layouts(case, dtype, tf_graph):
     """Values and gradients, in a few layouts and another kind of mesh; in other dtypes in one."""
@@ -44,6 +45,7 @@ def test_layouts(case, dtype, tf_graph):
     check_placings(program, placings if dtype == "float32" else placings[-1:], dtype)
 
 
+@pytest.mark.every("*bfloat16*", "attention_*", "while_*")
 @pytest.mark.slow
 @pytest.mark.parametrize("case, dtype", PARAMS)
 def test_all_layouts(case, dtype, tf_graph):

@@ -99,6 +99,25 @@ def run_page(path, directory, log):
     os._exit(0)
 
 
+@pytest.mark.slow(
+    "docs/api*",
+    "docs/auto_mtf*",
+    "docs/concepts/mixture_of_experts*",
+    "docs/devices*",
+    "docs/parallelism/expert*",
+    "docs/parallelism/sequence*",
+    "docs/parallelism/spatial*",
+    "docs/tutorial/bert*",
+    "docs/tutorial/choosing_a_layout*",
+    "docs/tutorial/eager*",
+    "docs/tutorial/estimator*",
+    "docs/tutorial/images_3d*",
+    "docs/tutorial/language_model*",
+    "docs/tutorial/several_processes*",
+    "docs/tutorial/simd*",
+    "docs/tutorial/t5_checkpoints*",
+    "docs/tutorial/training*",
+)
 @pytest.mark.parametrize("path", [p for p in PAGES if programs(p)], ids=page_name)
 def test_programs_run(path, tmp_path):
     log = tmp_path / "error.txt"

@@ -75,6 +75,7 @@ def test_names_and_whole_values_in_files(saved):
     assert others == {"_CHECKPOINTABLE_OBJECT_GRAPH"}
 
 
+@pytest.mark.slow("x:1--*", "x:2-[ab]:x-True*", "x:2-b:x-False*")
 @pytest.mark.parametrize("made_before", [True, False])
 @pytest.mark.parametrize("mesh_shape, layout", LAYOUTS)
 def test_restored_in_any_layout(saved, mesh_shape, layout, made_before):
@@ -109,6 +110,7 @@ def test_eager_graphs(saved, tmp_path):
     assert_same(values(other.store), after)
 
 
+@pytest.mark.slow("x:2-a:x*")
 @pytest.mark.parametrize("mesh_shape, layout", LAYOUTS[1:3])
 def test_to_sessions_and_back(saved, tmp_path, mesh_shape, layout):
     path, expected, loss = saved

@@ -285,6 +285,7 @@ print("unchanged")
 """
 
 
+@pytest.mark.slow
 def test_importing_changes_nothing_else():
     """A fresh process: TensorFlow is as it was, and its devices can still be configured."""
     done = subprocess.run(

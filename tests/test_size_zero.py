@@ -41,6 +41,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 def test_cases():
     done = subprocess.run(
         [sys.executable, str(WORKERS / "size_zero_worker.py"), *CASES],

@@ -87,6 +87,7 @@ def test_empty_program():
     assert "no splits" in text and "0 B at the peak" in text
 
 
+@pytest.mark.slow
 def test_plot(explained, tmp_path):
     path = tmp_path / "layout.png"
     explained.plot(str(path))
@@ -178,6 +179,7 @@ def test_fit():
     assert measure._fit(columns, columns @ [2.0, -0.5, 0.0])[1] == 0.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("placement", ["simd", "shared"])
 def test_measured_profile(placement, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(measure, "_FITTED", measure._FITTED[:1])

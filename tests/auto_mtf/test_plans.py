@@ -32,6 +32,7 @@ def built(choice, **sizes):
     return planned_language_model(choice, **{**SIZES, **layers, **sizes})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("zero", [0, 3])
 @pytest.mark.parametrize("choice, mesh, layout, axis", PROGRAMS, ids=str)
 def test_predicted_is_counted(tf_graph, choice, mesh, layout, axis, zero):
@@ -46,6 +47,7 @@ def test_predicted_is_counted(tf_graph, choice, mesh, layout, axis, zero):
     assert found == counted(program, mesh, layout, **options)[0]
 
 
+@pytest.mark.slow
 def test_brute_force(tf_graph):
     """The best plan is that of all pairs of meshes, stored layouts and layouts, of each candidate."""
     sizes = {**SIZES, "heads": 2, "d_kv": 3, "vocab": 7, "length": 3, "batch": 4}
@@ -77,6 +79,7 @@ def test_brute_force(tf_graph):
         assert soon.best.rules == found.best.rules
 
 
+@pytest.mark.slow
 def test_a_limit_pushes_to_recomputation(tf_graph):
     """Less memory takes more time: first what is stored in parts, then what is recomputed."""
     sizes = {"batch": 81, "length": 7, "vocab": 9, "d_model": 9, "heads": 1, "d_kv": 5, "d_ff": 7}

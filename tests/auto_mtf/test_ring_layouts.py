@@ -64,6 +64,8 @@ def every_layout(space, names=("batch", "length", "memory", "d", "e")):
     return [{d: m for d, m in zip(names, pick) if m} for pick in picks]
 
 
+@pytest.mark.every("True*")
+@pytest.mark.slow
 @pytest.mark.parametrize("exchanges", [False, True])
 def test_brute_force(exchanges, tf_graph):
     """Legal layouts are lowered; the choice is the best of them, in time and in memory."""
@@ -92,6 +94,7 @@ def test_brute_force(exchanges, tf_graph):
     np.testing.assert_allclose([e.seconds.total for e in best], seconds, rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mesh_shape, hidden", [(MESH, 0), ("m:2", 64)])
 def test_brute_force_of_memory(mesh_shape, hidden, tf_graph):
     """A large layer is split instead of the length, which leaves the memory whole, too."""

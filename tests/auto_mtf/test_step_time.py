@@ -76,6 +76,7 @@ def directly(graph, outputs, estimator, layout):
     return compute, total
 
 
+@pytest.mark.slow("None*", "sgd*")
 @pytest.mark.parametrize(
     "optimizer, recompute", [(None, False), ("sgd", False), ("adafactor", True)]
 )
@@ -258,6 +259,7 @@ def test_recompute_takes_less_memory_and_more_time(tf_graph):
     assert estimates[1].seconds.compute > 1.1 * estimates[0].seconds.compute
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("training", [False, True])
 def test_language_model_of_the_paper(tf_graph, training):
     """That of 4.9 billion parameters, Shazeer et al., 2018."""
@@ -287,6 +289,7 @@ def test_the_smaller_model_of_the_paper(tf_graph, optimizer):
     assert {"batch", "d_ff", "heads"} <= split and not split & {"length", "memory_length"}
 
 
+@pytest.mark.slow
 def test_does_not_grow_with_layers(tf_graph):
     found = []
     for layers in (2, 8):

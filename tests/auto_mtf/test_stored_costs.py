@@ -52,6 +52,7 @@ def counted(program, mesh, layout, **stored):
     return found, lowering
 
 
+@pytest.mark.slow("adafactor*")
 @pytest.mark.parametrize("zero", [2, 3])
 @pytest.mark.parametrize("mesh, layout, axis", MESHES)
 @pytest.mark.parametrize("optimizer, recompute", [("sgd", False), ("adafactor", True)])
@@ -82,6 +83,7 @@ def test_volumes_of_the_paper(tf_graph):
     assert volume[3] - volume[0] == pytest.approx(4 * size, rel=0.03)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer, recompute", [("adam", False), ("adafactor", True)])
 def test_brute_force(tf_graph, optimizer, recompute):
     """The choice is the best of all pairs of a stored layout and a layout."""

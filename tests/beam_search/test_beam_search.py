@@ -176,6 +176,7 @@ PLACINGS = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow("placing[12]*")
 @pytest.mark.parametrize("placing", PLACINGS)
 def test_is_the_same_in_every_layout(placing):
     """Also with the arguments that let the classic look at some of the vocabulary only."""

@@ -129,6 +129,7 @@ def test_unknown_tokens():
         tokenization.convert_tokens_to_ids({"a": 1}, ["a", "b"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "order", ["run_squad run_classifier run_pretraining", "run_pretraining run_squad"]
 )

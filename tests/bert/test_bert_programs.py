@@ -103,6 +103,7 @@ def test_classifier(data):
         assert results(other) == pytest.approx(found, rel=1e-2)
 
 
+@pytest.mark.slow
 def test_classifier_goes_on_from_records_and_checkpoint(data):
     bert_data.write_cola(data)
     cached = str(data / "cached.tf_record")
@@ -151,6 +152,7 @@ def test_squad(data):
             assert other[0]["start_logit"] == pytest.approx(best[0]["start_logit"], rel=0.25)
 
 
+@pytest.mark.slow
 def test_squad_with_questions_without_answer(data):
     bert_data.write_squad(data)
     squad = str(data / "squad.json")
@@ -191,6 +193,7 @@ def test_pretraining(data):
     assert results(again) == pytest.approx(found["mesh"], rel=1e-4)
 
 
+@pytest.mark.every
 def test_mixture_of_experts_and_adafactor(data):
     """Pre-training of what the classic cannot build."""
     bert_data.write_model(
@@ -235,6 +238,7 @@ PARAMS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["eval", "infer"])
 def test_model_functions_with_parameters_of_others(mode):
     """Parameters that are not of an estimator have no `context`, whether for a TPU or not."""

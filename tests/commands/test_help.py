@@ -175,6 +175,7 @@ def test_all_flags_of_absl_are_known_in_advance():
     assert own <= table
 
 
+@pytest.mark.slow
 def test_other_processes_are_left_alone():
     """A script that is given --help, and imports the package, parses its own flags."""
     done = subprocess.run(

@@ -49,6 +49,8 @@ ROWS = {
 SHORT = {("toy_model_tpu", True)}
 
 
+@pytest.mark.every("*-True*")
+@pytest.mark.slow("toy_model_tpu*")
 @pytest.mark.parametrize(
     "name, terminal",
     [
@@ -116,6 +118,7 @@ def test_a_script_of_ones_own():
     assert done.stderr == "of the program\n"
 
 
+@pytest.mark.slow
 def test_messages_that_are_asked_for_and_errors_are_shown():
     done = python("import mesh_tensorflow", TF_CPP_MIN_LOG_LEVEL="0")
     assert done.returncode == 0 and "cpu_feature_guard" in done.stderr

@@ -94,6 +94,7 @@ def data(tmp_path):
     return tmp_path
 
 
+@pytest.mark.slow("mesh_tensorflow.launch*")
 @pytest.mark.parametrize(
     "program, terminal",
     [
@@ -146,6 +147,7 @@ def test_help_of_benchmarks_needs_no_tensorflow(name):
     assert not done.stderr
 
 
+@pytest.mark.slow
 def test_tests_start_without_news_of_tensorflow(tmp_path):
     """Those of pytest-xdist too, whose first process does not capture what it writes."""
     variables = environment()

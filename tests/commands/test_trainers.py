@@ -88,6 +88,7 @@ def transformer(directory, mode):
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_transformer(tmp_path):
     (tmp_path / "letters.py").write_text(DATA)
     (tmp_path / "letters.gin").write_text(GIN)
@@ -148,6 +149,7 @@ def test_waiting_for_a_checkpoint(tmp_path):
     assert stopped == f"{MAIN}: stopped by Ctrl-C"
 
 
+@pytest.mark.slow
 def test_classifier(tmp_path):
     bert_data.write_model(tmp_path)
     bert_data.write_cola(tmp_path)

@@ -47,6 +47,7 @@ def expected(feature, front_end):
     return run(feature, front_end, WHOLE, plain=True)
 
 
+@pytest.mark.slow("*utils.run*", "nan_checks-fit*")
 @pytest.mark.parametrize("cell", params("test"))
 def test_results(cell):
     own = FEATURES[cell.feature].is_random or cell.front_end == "utils.run"
@@ -54,6 +55,7 @@ def test_results(cell):
     compare(cell, run(cell.feature, cell.front_end, MESHES[cell.mesh]), wanted)
 
 
+@pytest.mark.slow("*utils.run*", "nan_checks_of_a_NaN*")
 @pytest.mark.parametrize("cell", params("error"))
 def test_errors(cell):
     with pytest.raises(Exception) as caught:

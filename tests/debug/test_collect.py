@@ -89,6 +89,7 @@ RUNS = {
 }
 
 
+@pytest.mark.slow("*by collectives*", "*merged*")
 @pytest.mark.parametrize("run", RUNS)
 @pytest.mark.parametrize("processor", [None, 2])
 def test_collected(run, processor):

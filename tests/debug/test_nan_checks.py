@@ -77,6 +77,7 @@ RUNS = {
 }
 
 
+@pytest.mark.slow("*by collectives*", "*merged*")
 @pytest.mark.parametrize("run", RUNS)
 def test_error_says_where(run):
     assert np.allclose(RUNS[run](GOOD), 2 * np.log(GOOD.sum(1)).sum())
@@ -98,6 +99,7 @@ def test_errors_are_those_of_tensorflow():
         eager(BAD)
 
 
+@pytest.mark.slow
 def test_partial_sums_are_checked_where_they_are_made():
     data = GOOD.copy()
     data[0, 5] = np.inf
@@ -263,6 +265,7 @@ STEPS = {
 }
 
 
+@pytest.mark.slow("function*")
 @pytest.mark.parametrize(
     "front",
     [f if f in ("function", "session") else pytest.param(f, marks=pytest.mark.slow) for f in STEPS],

@@ -144,6 +144,7 @@ def test_training_equals_one_process(start, tmp_path, alone):
     assert worker.losses == {}
 
 
+@pytest.mark.every("chief*")
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", ["chief", "worker"])
 def test_a_killed_process_is_named_and_training_resumes(victim, start, tmp_path, alone):
@@ -180,6 +181,7 @@ def test_a_worker_killed_while_the_chief_saves(start, tmp_path, alone):
     assert_same(chief, alone, 6)
 
 
+@pytest.mark.every
 @pytest.mark.slow
 def test_a_process_that_hangs_is_named(start, tmp_path):
     chief, worker, cluster = start(tmp_path, 1000000, seconds=0.05)

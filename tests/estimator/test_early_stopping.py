@@ -42,6 +42,7 @@ def test_thresholds(tmp_path):
     assert run(tmp_path / "higher", higher) == 7
 
 
+@pytest.mark.slow("stop_if_no_decrease_hook-0.1*")
 @pytest.mark.parametrize(
     "name, lr, end",
     [

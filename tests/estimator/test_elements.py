@@ -38,6 +38,7 @@ print(model.evaluate(data)["global_step"], model.latest_checkpoint()[-12:])
 """
 
 
+@pytest.mark.slow
 def test_the_end_of_a_dataset_cancels_nothing():
     # TensorFlow has read the level in processes that are forked with it imported.
     variables = environment(TF_CPP_MIN_LOG_LEVEL="0")

@@ -2,6 +2,7 @@
 
 import textwrap
 
+import pytest
 from helpers import processes
 
 
@@ -12,6 +13,7 @@ def run(program):
     return done.stdout
 
 
+@pytest.mark.slow
 def test_not_at_import():
     run("""
         import tensorflow as tf
@@ -22,6 +24,7 @@ def test_not_at_import():
     """)
 
 
+@pytest.mark.slow
 def test_where_it_is_found():
     run("""
         from mesh_tensorflow import estimator
@@ -110,6 +113,7 @@ def test_what_programs_import(tmp_path):
     """)
 
 
+@pytest.mark.slow
 def test_gin():
     out = run("""
         from mesh_tensorflow import estimator

@@ -29,6 +29,7 @@ def adam():
     return mtf.optimize.AdamWeightDecayOptimizer(0.1)
 
 
+@pytest.mark.slow("mesh[12]*")
 @pytest.mark.parametrize("mesh", MESHES)
 def test_trained_evaluated_and_used(mesh, tmp_path):
     est = make(tmp_path, mesh)
@@ -47,6 +48,7 @@ def test_trained_evaluated_and_used(mesh, tmp_path):
     np.testing.assert_allclose(found, models.X @ weights, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow("mesh[13]*")
 @pytest.mark.parametrize("mesh", MESHES)
 def test_resumed_on_another_mesh(mesh, tmp_path):
     whole = models.Losses()
@@ -75,6 +77,7 @@ def test_checkpoints_are_those_of_the_model_function(tmp_path):
     np.testing.assert_array_equal(first.get_tensor("linear/kernel"), np.zeros([2, 1]))
 
 
+@pytest.mark.slow("mesh[12]*")
 @pytest.mark.parametrize("mesh", MESHES)
 def test_exported(mesh, tmp_path):
     est = make(tmp_path / "model", mesh)
@@ -96,6 +99,7 @@ def test_exported(mesh, tmp_path):
     np.testing.assert_allclose(output["p"].numpy(), x @ weights, rtol=1e-5)
 
 
+@pytest.mark.slow("mesh[013]*")
 @pytest.mark.parametrize("mesh", MESHES)
 def test_warm_started_from_another_mesh(mesh, tmp_path):
     make(tmp_path / "a", MESHES[2]).train(models.train_data, max_steps=4)

@@ -65,6 +65,7 @@ def input_fn():
     return tf.data.Dataset.from_tensors(DATA).repeat()
 
 
+@pytest.mark.slow("momentum*")
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_random_values_and_rates_go_on_as_they_would_have(optimizer, tmp_path):
     curves = []

@@ -117,6 +117,7 @@ def steps_of(directory):
     return int(tf.train.load_variable(str(directory), "global_step"))
 
 
+@pytest.mark.slow
 def test_trains_evaluates_and_predicts_as_a_placed_mesh_does(tmp_path):
     losses, results, outputs = {}, {}, {}
     for use_tpu in (False, True):
@@ -150,6 +151,7 @@ def test_scalar_summaries_are_written_by_the_host_call(tmp_path):
     assert {step for tag, step in tags if tag == "mean_output"} >= {1, 2}
 
 
+@pytest.mark.slow
 def test_either_kind_of_mesh_goes_on_where_the_other_stopped(tmp_path):
     whole, parts = models.Losses(), models.Losses()
     make(tmp_path / "whole", False).train(input_fn, hooks=[whole], max_steps=6)
@@ -160,6 +162,7 @@ def test_either_kind_of_mesh_goes_on_where_the_other_stopped(tmp_path):
     assert len(parts.losses) == 6 and steps_of(tmp_path / "parts") == 6
 
 
+@pytest.mark.slow
 def test_an_export_is_of_a_model_for_one_device(tmp_path):
     def one_device(features, labels, mode, params, config):
         if not params["use_tpu"]:

@@ -12,6 +12,7 @@ sys.path.append(str(EXAMPLES))
 import pick_a_layout
 
 
+@pytest.mark.slow("mnist-simd*", "transformer*")
 @pytest.mark.parametrize("model, placement", [("mnist", "simd"), ("transformer", "shared")])
 def test_example(model, placement, tmp_path, capsys, tf_graph):
     machine = hardware.Hardware(

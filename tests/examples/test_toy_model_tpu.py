@@ -58,6 +58,7 @@ def test_bfloat16_and_a_nan():
     assert "error: the loss is NaN in step 5. The variables after it were saved" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "flag, text",
     [

@@ -23,6 +23,7 @@ def test_learns_in_every_layout():
     assert results[0].losses == pytest.approx(results[1].losses, rel=1e-2)
 
 
+@pytest.mark.slow
 def test_goes_on_in_another_layout(tmp_path):
     whole = example.run(example.Options(**SMALL))
     directory = str(tmp_path / "digits")

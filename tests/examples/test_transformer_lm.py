@@ -162,6 +162,7 @@ def test_mistakes(flag, text):
     assert text in str(raised.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "flag, text",
     [

@@ -72,6 +72,7 @@ def summaries(folder):
     return found
 
 
+@pytest.mark.slow("True*")
 @pytest.mark.parametrize("use_tpu", [False, True])
 def test_checkpoints_predictions_and_summaries(run, tmp_path, use_tpu):
     reports, scores = run(
@@ -95,6 +96,7 @@ def test_checkpoints_predictions_and_summaries(run, tmp_path, use_tpu):
     np.testing.assert_allclose(written["eval/loss"][6], scores["loss"], rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first, second", [(False, True), (True, False)])
 def test_training_goes_on_the_other_way(run, tmp_path, first, second):
     """The same checkpoint has the same scores, whichever way programs run."""
@@ -149,6 +151,7 @@ def test_loss_and_dice_get_better(run):
     assert losses[-1] < 0.3 * losses[0] and scores["lesion_dice_global"] > 0.7
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("use_tpu", [False, True])
 def test_slices_of_scans(run, tmp_path, use_tpu):
     _, scores = run(
@@ -162,6 +165,7 @@ def test_slices_of_scans(run, tmp_path, use_tpu):
     assert np.load(tmp_path / "pred" / "pred_liver_3_0.npy").shape == (4, 4)
 
 
+@pytest.mark.slow
 def test_without_directories(run, tmp_path):
     _, scores = run(num_training_loops=1, checkpoint_dir="", write_summary=True)
     assert set(scores) == SCORES and not (tmp_path / "checkpoints").exists()
@@ -182,6 +186,7 @@ def test_numbers_that_make_no_sense(flag):
         model_executor.train_and_eval()
 
 
+@pytest.mark.slow
 def test_eager_programs(tmp_path):
     write(tmp_path, 2)
     script = f"""
@@ -258,6 +263,7 @@ def test_context_of_a_tpu(tf_graph):
     assert sorted(mesh_impl.l2p(pnum) for pnum in range(8)) == list(range(8))
 
 
+@pytest.mark.slow("train*")
 @pytest.mark.parametrize("mode", ["train", "eval"])
 def test_program_of_a_tpu(tmp_path, tf_graph, mode):
     """Built as tpu.replicate builds it; its operations looked at, as there is no TPU to run it."""
@@ -308,6 +314,7 @@ def command(module, **flags):
     return done.stderr
 
 
+@pytest.mark.slow
 def test_commands(tmp_path):
     """With what no flag is given for as it is by default."""
     write(tmp_path, 2)

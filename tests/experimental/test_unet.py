@@ -91,6 +91,7 @@ AUGMENTATIONS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flat", [False, True])
 def test_training_augments(tmp_path, flat):
     write(tmp_path, 2)
@@ -196,6 +197,7 @@ def whole_step():
         return values(lambda: step(lambda: PlacementMeshImpl("all:1", "", [""]))[0])
 
 
+@pytest.mark.slow("batch:columns*", "image_nx_block:columns*")
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_split_over_placed_devices(layout, whole_step):
     set_flags(dropout_keep_p=0.8)
@@ -213,6 +215,7 @@ def test_split_over_placed_devices(layout, whole_step):
     assert any(key.startswith("shift") for key, _ in lowerings[0].counters)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS[:2])
 def test_split_over_processors_of_one_program(layout, whole_step):
     set_flags(dropout_keep_p=0.8)

@@ -95,7 +95,7 @@ CHOICES = (
 )
 
 
-# Tests of what a choice does, or of when it is taken, in the form of tests/slow_tests.py.
+# Tests of what a choice does, or of when it is taken, as patterns of names.
 ABOUT = (
     "mesh/test_masters.py::test_only_slices_hold_memory",
     "mesh/test_matrix_product.py::test_equals_einsum*",

@@ -59,6 +59,7 @@ def test_gradients_of_gradients(placing):
     assert_halves_agree(results)
 
 
+@pytest.mark.slow("placing[12]*")
 @pytest.mark.parametrize("placing", [WHOLE, SPLIT[0], Placing("x:2", "heads:x")])
 def test_biases_of_distances(placing):
     """Values, gradients, and gradients of gradients are those of a bias of all pairs."""
@@ -117,6 +118,7 @@ def weights(given, **kwargs):
     return y, q, k, v
 
 
+@pytest.mark.slow
 def test_dropout_has_the_same_mask_in_gradients_and_layouts():
     """The mask is that of the weights; with it, the plain form has the same gradients."""
 

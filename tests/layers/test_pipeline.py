@@ -75,6 +75,7 @@ class Program:
             return session.run(lowered.exports), lowered
 
 
+@pytest.mark.slow("circular-with_*_of_eight*")
 @pytest.mark.parametrize("name", PLACINGS)
 @pytest.mark.parametrize("circular", [False, True], ids=["once", "circular"])
 def test_equals_stages_in_a_row(circular, name, tf_graph):

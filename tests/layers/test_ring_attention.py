@@ -107,6 +107,7 @@ def assert_same(found, wanted, text=""):
         np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-5, err_msg=text)
 
 
+@pytest.mark.slow("contiguous*", "simd contiguous*", "x:2,y:2*", "x:4*")
 @pytest.mark.parametrize(
     "place, kind, ring",
     [
@@ -135,11 +136,13 @@ def test_equal_to_all_logits():
     assert_same(expected()[:1], [np.einsum("bhlm,bmhd->blhd", weights, v)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ring", KINDS)
 def test_dropout(ring):
     assert_same(run(*LAYOUTS[1], dropout=0.3, ring=ring)[0], expected(0.3))
 
 
+@pytest.mark.slow
 def test_a_query_that_sees_nothing():
     """Has the mean of everything, of which no block may be left out."""
     wanted = run("x:1", "", blind=True)[0]
@@ -147,6 +150,7 @@ def test_a_query_that_sees_nothing():
     assert_same(run(*LAYOUTS[1], blind=True)[0], wanted)
 
 
+@pytest.mark.slow("*x:3*", "simd*")
 @pytest.mark.parametrize("mesh_shape, size", [("x:2", 6), ("x:3", 9)])
 @pytest.mark.parametrize("kind", ["placement", "simd"])
 def test_parts_without_whole_halves_stay(kind, mesh_shape, size):
@@ -176,6 +180,7 @@ def products(metadata):
     return [found[i] for i in sorted(found)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ring, blocks", [("zigzag", [9] * 4), ("contiguous", [3, 7, 11, 15])])
 def test_blocks_that_are_computed(ring, blocks):
     """Two products of each in the value, and five in gradients; of 16 that a processor has."""
@@ -235,6 +240,7 @@ def test_costs_of_a_ring_are_its_own():
     assert len(keys) == len(cases)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ring, others", [("zigzag", 1), ("contiguous", 0)])
 def test_parts_are_passed_around_instead_of_gathered(ring, others):
     passing, gathering = (collections.Counter(), collections.Counter())
@@ -255,6 +261,7 @@ def test_parts_are_passed_around_instead_of_gathered(ring, others):
     assert passing["shift/0/blocked_attention_op"] == steps + others * halves // 2
 
 
+@pytest.mark.slow
 def test_no_tensor_has_all_logits():
     _, _, graph = run(*LAYOUTS[1])
     sizes = [

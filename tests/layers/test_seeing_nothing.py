@@ -33,6 +33,7 @@ def run(build, placing=WHOLE):
             return session.run(lowered.exports)
 
 
+@pytest.mark.slow("*length:x,memory:x*")
 @pytest.mark.parametrize("placing, forms, dtype", [
     (WHOLE, list(table.FORMS), tf.float32),
     pytest.param(WHOLE, list(table.FORMS), tf.bfloat16, marks=slow),

@@ -28,6 +28,7 @@ def test_a_part():
     assert done.returncode == 0 and passed and int(passed[1]) > 30, done.stdout
 
 
+@pytest.mark.every
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [BUILT_IN + "simd", BUILT_IN + "placement", OWN])
 def test_all(name):

@@ -20,6 +20,7 @@ def test_conforms_to_the_contract(only):
     assert results and not [r for r in results if r.error]
 
 
+@pytest.mark.every
 @pytest.mark.slow
 def test_conforms_to_all_of_it():
     name = "mesh_tensorflow.testing.conformance:gspmd"

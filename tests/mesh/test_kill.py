@@ -36,6 +36,7 @@ def size(path):
     return os.path.getsize(path) if os.path.exists(path) else 0
 
 
+@pytest.mark.every
 @pytest.mark.slow
 def test_killed_fifty_times(tmp_path):
     directory, log = str(tmp_path / "model"), str(tmp_path / "killed.log")
@@ -70,6 +71,7 @@ def test_killed_fifty_times(tmp_path):
     assert len(expected) - len(killed) <= KILLS
 
 
+@pytest.mark.slow
 def test_another_layout_goes_on_from_the_same_step(tmp_path):
     log = str(tmp_path / "log")
     for last, mesh_shape, layout in [(3, "x:4", "hidden:x"), (6, "x:2,y:2", "batch:x,width:y")]:

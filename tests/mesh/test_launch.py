@@ -23,6 +23,7 @@ def placed():
         return train(network(lambda: PlacementMeshImpl("x:1", "", [""])))
 
 
+@pytest.mark.every("2-x:2,y:4*")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "count, mesh_shape, layout, per_process",
@@ -135,6 +136,7 @@ print("finished", flush=True)
 """
 
 
+@pytest.mark.every
 @pytest.mark.slow
 @pytest.mark.parametrize("fails", [-1, 2])
 def test_processes_wait_for_each_other_at_their_end(fails, tmp_path):

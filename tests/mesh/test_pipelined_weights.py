@@ -26,6 +26,8 @@ def whole(stages):
             return losses, session.run({v.op.name: v for v in tf.trainable_variables()})
 
 
+@pytest.mark.every("4*")
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_processes_store_their_own_stage(count, tmp_path):
     """What follows the pipeline, one more weight, each of them has."""

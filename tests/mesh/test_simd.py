@@ -46,6 +46,7 @@ def placed():
         return train(network(lambda: PlacementMeshImpl("x:1", "", [""])))
 
 
+@pytest.mark.slow("x:2,y:2,z:2*", "x:2,y:4*", "x:2-batch*", "x:8*")
 @pytest.mark.parametrize("share", [False, True])
 @pytest.mark.parametrize("mesh_shape, layout", LAYOUTS)
 def test_training_equals_placement(mesh_shape, layout, share, placed):
@@ -63,6 +64,7 @@ def test_processors_may_be_in_any_order(placed):
     np.testing.assert_allclose(losses, placed[0], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_checkpoints_go_from_one_implementation_to_the_other(tmp_path):
     def placement():
         return network(lambda: PlacementMeshImpl("x:4", "hidden:x", [""] * 4, merge="none"))
@@ -193,6 +195,7 @@ def test_the_program_does_not_grow_with_the_mesh():
     assert len(set(nodes)) == 1, nodes
 
 
+@pytest.mark.slow("dtype[1-5]-False*")
 @pytest.mark.parametrize("share", [False, True])
 @pytest.mark.parametrize(
     "dtype", [tf.bfloat16, tf.float16, tf.float64, tf.int32, tf.int64, tf.bool]

@@ -35,11 +35,13 @@ def placed():
     return found
 
 
+@pytest.mark.slow("mnist*", "toy*", "transformer*")
 @pytest.mark.parametrize("name", simd_models.MODELS)
 def test_in_one_process(name, placed):
     np.testing.assert_allclose(losses_of(name, "simd"), placed[name], rtol=1e-5)
 
 
+@pytest.mark.every
 @pytest.mark.slow
 def test_in_four_processes(placed, tmp_path):
     done = run_script(tmp_path, 4, tmp_path / "losses.npz", script="simd_models_worker.py")

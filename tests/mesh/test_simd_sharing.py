@@ -69,6 +69,7 @@ def losses(step, config=None, target=""):
         return [float(session.run(step)["loss"]) for _ in range(4)]
 
 
+@pytest.mark.slow("x:2,y:2,z:2*", "x:3*", "x:4*")
 @pytest.mark.parametrize(
     "mesh_shape, layout, n",
     [
@@ -102,6 +103,7 @@ def test_what_is_equal_is_computed_once():
     assert sum(ops["Send"] for ops in found.values()) == sum(ops["Recv"] for ops in found.values())
 
 
+@pytest.mark.slow
 def test_large_meshes_run_the_one_program():
     step = replicate(lambda: model("x:12", "rows:x"), devices=cpus(12))
     assert not functions()
@@ -112,6 +114,7 @@ def test_large_meshes_run_the_one_program():
     np.testing.assert_allclose(many, one, rtol=1e-5)
 
 
+@pytest.mark.slow("server*")
 @pytest.mark.parametrize("optimizers", ["all", "none"])
 @pytest.mark.parametrize("where", ["session", "server"])
 def test_whatever_executes_the_graph(optimizers, where):
@@ -134,6 +137,7 @@ def test_whatever_executes_the_graph(optimizers, where):
     np.testing.assert_allclose(found, one, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_processors_of_a_named_task():
     server = tf.train.Server(
         {"worker": ["localhost:0"]}, config=tf.ConfigProto(device_count={"CPU": 4})
@@ -439,6 +443,7 @@ def expect_collectives(mesh_shape, layout, n):
     assert any("allreduce" in name for name, _ in counters)
 
 
+@pytest.mark.slow("x:2,y:2*")
 @pytest.mark.parametrize("mesh_shape, layout, n", MESHES)
 def test_nothing_is_missing(mesh_shape, layout, n, warnings_given):
     shared, found, counters = run(mesh_shape, layout, n)
@@ -449,6 +454,7 @@ def test_nothing_is_missing(mesh_shape, layout, n, warnings_given):
     assert warnings_given() == []
 
 
+@pytest.mark.slow("*Send*", "*add_to_graph*", "*function_def*", "*x:2,y:2*")
 @pytest.mark.parametrize("mesh_shape, layout, n", MESHES)
 @pytest.mark.parametrize("attribute", NEEDED_TO_SHARE, ids=attribute_id)
 def test_without_an_attribute_collectives_take_over(
@@ -460,6 +466,7 @@ def test_without_an_attribute_collectives_take_over(
     assert attribute_id(attribute) in warning and "results are the same" in warning
 
 
+@pytest.mark.slow("raw_ops*")
 @pytest.mark.parametrize("attribute", NEEDED_TO_SHARE, ids=attribute_id)
 def test_with_another_signature_collectives_take_over(attribute, monkeypatch, warnings_given):
     monkeypatch.setattr(owner_of(attribute), attribute.name, lambda self, other: None)
@@ -484,6 +491,7 @@ def another_result(definition):
     definition.signature.output_arg.add(name="another")
 
 
+@pytest.mark.slow("another*", "renamed_input*")
 @pytest.mark.parametrize(
     "change",
     [renamed_node, renamed_input, another_argument, another_result],
@@ -517,6 +525,7 @@ def test_what_every_program_needs_is_checked_before_it_is_traced(attribute, shar
     assert not tf.get_default_graph().get_operations()
 
 
+@pytest.mark.slow("x:2,y:2*")
 @pytest.mark.parametrize("mesh_shape, layout, n", MESHES)
 def test_collectives_without_extras(mesh_shape, layout, n, monkeypatch, warnings_given):
     """Functions are called, and slices of variables made, with documented names alone."""

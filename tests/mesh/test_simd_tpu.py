@@ -102,6 +102,7 @@ def inside(op):
 # -- a training step
 
 
+@pytest.mark.slow("0.75-adam*", "1.0*")
 @pytest.mark.parametrize("keep_prob, optimizer, l2p", [(1.0, "sgd", None), (0.75, "adam", L2P)])
 def test_a_training_step_is_that_of_placement(keep_prob, optimizer, l2p):
     pytest.importorskip("jax")

@@ -143,6 +143,7 @@ def whole():
     return results
 
 
+@pytest.mark.slow("ada*")
 @pytest.mark.usefixtures("own_graph")
 @pytest.mark.parametrize(
     "optimizer, stage",
@@ -162,6 +163,7 @@ def test_optimizers(optimizer, stage, whole):
         assert slots == (2 if optimizer == "adamw" else 1) * count // 4
 
 
+@pytest.mark.slow("place1*", "place[023]*")
 @pytest.mark.usefixtures("own_graph")
 @pytest.mark.parametrize(
     "place", [(*ROWS, "simd"), BOTH, (*BOTH, "simd"), ("rows:2,cols:2", "d_model:cols,batch:rows")]
@@ -171,6 +173,7 @@ def test_meshes(place, whole):
     assert_equal(training.run(), whole("adamw", clip=True))
 
 
+@pytest.mark.slow("*False*")
 @pytest.mark.usefixtures("own_graph")
 @pytest.mark.parametrize("stage, clip", [(0, False), (1, True), (3, False), (3, True)])
 def test_what_is_communicated(stage, clip):
@@ -239,6 +242,7 @@ def test_slices_keep_no_whole_tensors_in_memory(place):
         assert description.requested_bytes == 4 * x.shape.num_elements(), x
 
 
+@pytest.mark.slow("place[03]*", "place[12]*")
 @pytest.mark.usefixtures("own_graph")
 @pytest.mark.parametrize(
     "place, zero", [(ROWS, 0), ((*ROWS, "simd"), 2), ((*BOTH, "simd"), 3), (("all:1", ""), 0)]

@@ -24,6 +24,8 @@ def whole():
             return losses, session.run({v.op.name: v for v in tf.global_variables()})
 
 
+@pytest.mark.every("4*")
+@pytest.mark.slow
 @pytest.mark.parametrize("count, stage", [
     (2, 3), *(pytest.param(*case, marks=pytest.mark.slow)
               for case in [(2, 1), (2, 2), (4, 1), (4, 2), (4, 3)]),

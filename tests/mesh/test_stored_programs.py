@@ -106,6 +106,7 @@ def test_some_programs(tmp_path_factory, instructions, optimizer, seeds):
     check(instructions, optimizer, seeds, tmp_path_factory.mktemp("programs"))
 
 
+@pytest.mark.every
 @pytest.mark.slow
 @settings(max_examples=25, phases=PHASES)
 @PROGRAMS

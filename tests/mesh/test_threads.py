@@ -48,6 +48,7 @@ def met(impl):
     return make
 
 
+@pytest.mark.slow("False*", "True*")
 @pytest.mark.parametrize("share", [False, True])
 def test_replicated_programs(share, all_at_once):
     make = met(lambda: SimdMeshImpl("x:2", "batch:x"))

@@ -84,6 +84,9 @@ DISTRIBUTIONS = {
 }
 
 
+@pytest.mark.slow(
+    "normal*", "truncated*", "uniform_float64*", "uniform_int64*", "uniform_int", "uniform_range*"
+)
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
 def test_same_bits_in_every_layout(name):
     """With a program seed, each of three operations, in two runs."""
@@ -193,6 +196,7 @@ with tf.Graph().as_default():
 """
 
 
+@pytest.mark.slow
 def test_same_bits_in_another_process():
     outputs = set()
     processes = [

@@ -148,6 +148,7 @@ def check_communication(name, layout, ours, theirs):
     assert ours == theirs
 
 
+@pytest.mark.slow("bert_heads-batch:x,num*", "published_adapters-one*")
 @pytest.mark.parametrize("family, name, layout", parameters())
 def test_program(family, name, layout):
     """Values and gradients, counters of communication, variables, names."""
@@ -216,6 +217,7 @@ MERGED = [
 ]
 
 
+@pytest.mark.slow("models-language_model*")
 @pytest.mark.parametrize("family, name, layout", MERGED)
 def test_merged_processors(monkeypatch, family, name, layout):
     """The same with all processors on one device, executed as one: the default here."""
@@ -240,6 +242,7 @@ WITHOUT_SESSIONS = [
 ]
 
 
+@pytest.mark.every("*-function*")
 @pytest.mark.parametrize("family, name, in_function", WITHOUT_SESSIONS)
 def test_without_a_session(family, name, in_function, no_graph_rewriting):
     program, expected = FAMILIES[family][name], EXPECTED[family][0][name]

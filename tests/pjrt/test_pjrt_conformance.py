@@ -17,6 +17,7 @@ def test_a_part_conforms(only):
     assert results and not [r for r in results if r.error]
 
 
+@pytest.mark.every
 @pytest.mark.slow
 def test_all_that_xla_compiles_conforms():
     results = list(check(split, "", 1))

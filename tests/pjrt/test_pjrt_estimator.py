@@ -30,6 +30,7 @@ def trained(directory, mesh_impl, steps=4):
     return toy_model_tpu.run(params, toy_model_tpu.config_of(params, directory, on_jax), on_jax)
 
 
+@pytest.mark.slow
 def test_trains_and_resumes_as_on_placed_devices(tmp_path):
     expected = trained(str(tmp_path / "placed"), "")
     found = trained(str(tmp_path / "jax"), "pjrt")

@@ -71,6 +71,7 @@ def test_a_program_with_random_numbers():
 STORED = {"mesh_shape": "rows:2", "layout": "batch:rows", "mesh_impl": "pjrt", "zero": 3}
 
 
+@pytest.mark.slow
 def test_weights_to_begin_with_and_their_use(tmp_path):
     """In a directory with a bracket, with rows that the layout does not split."""
     directory = str(tmp_path / "lr[0.1]")

@@ -45,6 +45,7 @@ def classifier(mesh_impl, directory):
     return estimator.Estimator(mnist.model_fn, config=config, params=params)
 
 
+@pytest.mark.every
 def test_trains_evaluates_and_predicts_as_on_placed_devices(tmp_path):
     found = {}
     for impl in ("placement", "pjrt"):

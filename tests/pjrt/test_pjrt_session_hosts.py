@@ -34,6 +34,7 @@ def found(directory, what):
     return [json.loads((directory / f"{i}.json").read_text()) for i in range(2)]
 
 
+@pytest.mark.slow
 def test_a_session_runs_on_the_devices_of_two_processes(tmp_path):
     chief, other = found(tmp_path, "session")
     values = chief.pop("variables")
@@ -79,6 +80,7 @@ def savers(tmp_path_factory):
     return directory, chief
 
 
+@pytest.mark.slow
 def test_savers_write_and_read_part_by_part(savers):
     directory, chief = savers
     path = str(directory / "model-1")
@@ -95,6 +97,7 @@ def test_savers_write_and_read_part_by_part(savers):
         check_values(values, 2)
 
 
+@pytest.mark.slow
 def test_what_two_processes_wrote_is_read_by_others(savers):
     path = str(savers[0] / "model-1")
     devices = [f"cpu:{i}" for i in range(4)]
@@ -108,6 +111,7 @@ def test_what_two_processes_wrote_is_read_by_others(savers):
         check_values(values, 2)
 
 
+@pytest.mark.slow
 def test_a_process_that_cannot_write_is_named(savers):
     directory, chief = savers
     for i in range(2):
@@ -133,6 +137,7 @@ def test_a_process_that_cannot_write_is_named(savers):
 
 
 @pytest.mark.slow
+@pytest.mark.slow
 def test_estimators_save_and_restore_part_by_part(tmp_path):
     chief, other = found(tmp_path, "estimator")
     assert other == [chief, []]
@@ -143,6 +148,7 @@ def test_estimators_save_and_restore_part_by_part(tmp_path):
     assert then == {"define", "faults", "restore", "run", "write"}
 
 
+@pytest.mark.slow
 @pytest.mark.slow
 def test_fit_is_as_in_one_process(tmp_path):
     chief, other = found(tmp_path, "fit")
@@ -158,6 +164,7 @@ def test_fit_is_as_in_one_process(tmp_path):
     assert len(resumed["losses"]) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.slow
 def test_utils_run_is_as_in_one_process(tmp_path):
     one, two = tmp_path / "one", tmp_path / "two"
@@ -177,6 +184,8 @@ def test_utils_run_is_as_in_one_process(tmp_path):
         )
 
 
+@pytest.mark.every("1*")
+@pytest.mark.slow
 @pytest.mark.slow
 @pytest.mark.parametrize("lost", [0, 1])
 def test_a_process_that_is_lost_is_named(lost, tmp_path):
@@ -186,10 +195,12 @@ def test_a_process_that_is_lost_is_named(lost, tmp_path):
     assert tf.train.latest_checkpoint(str(tmp_path)) is not None
 
 
+@pytest.mark.slow
 def test_main_is_called_in_one_process():
     assert mtf.pjrt.run_in_chief(lambda: 3) == 3
 
 
+@pytest.mark.slow
 def test_files_that_only_another_process_sees(tmp_path):
     class Elsewhere:
         def write(self, prefix, variables):

@@ -51,6 +51,7 @@ def decoding(make_impl, **kwargs):
     return decode
 
 
+@pytest.mark.slow
 @pytest.mark.slips  # not all names of a layout are in each program
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_trains_and_decodes_as_on_placed_devices(layout):

@@ -24,6 +24,7 @@ def own_configuration():
     gin.clear_config()
 
 
+@pytest.mark.slow("lm*")
 @pytest.mark.parametrize(
     "model_type", ["lm", pytest.param("bitransformer", marks=pytest.mark.slow)]
 )
@@ -48,6 +49,7 @@ def test_trains_evaluates_scores_and_decodes(model_type, tmp_path):
     assert runs.decoded_file(given, utils.run, model_type, MESH) == expected["decoded"]
 
 
+@pytest.mark.slow
 def test_a_training_goes_on_with_another_implementation(tmp_path):
     """The weights and slots after three steps, the second of them on placed devices."""
 

@@ -210,6 +210,7 @@ print(f"{len(waits)} signals")
 """
 
 
+@pytest.mark.slow("SIGALRM-InSession*")
 @pytest.mark.parametrize("program", ["OfFunction", "InSession"])
 @pytest.mark.parametrize("name", ["SIGINT", "SIGALRM"])
 def test_a_step_that_a_signal_ends_is_done_or_not(name, program):

@@ -106,6 +106,7 @@ def test_summaries_are_in_the_records(mesh, micro):
     np.testing.assert_allclose([r["loss_1"] for r in history], means, rtol=1e-5)
 
 
+@pytest.mark.slow("microbatches*")
 @pytest.mark.parametrize("micro", [False, True], ids=["whole", "microbatches"])
 def test_random_numbers_that_are_assigned(micro):
     """The same on all meshes, and other ones in each step; each microbatch draws some."""

@@ -307,6 +307,7 @@ def test_a_loss_that_is_not_a_number(tmp_path):
     assert "mtf.debug.nan_checks()" in str(e.value) and "model.ckpt-" in str(e.value)
 
 
+@pytest.mark.slow("place1*")
 @pytest.mark.parametrize("place", [PLACES["both"], PLACES["simd"]])
 def test_nan_checks_name_the_line_of_the_model(place):
     def model_fn(mesh, features):

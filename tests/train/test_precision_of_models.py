@@ -101,6 +101,7 @@ OPTIMIZERS = {
 }
 
 
+@pytest.mark.slow("adaptive-adamw*")
 @pytest.mark.parametrize(
     "name, optimizer, simd",
     [

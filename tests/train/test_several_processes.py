@@ -15,6 +15,7 @@ from mesh_tensorflow import launch
 from mesh_tensorflow.train._placing import check_connected, find_cluster
 
 
+@pytest.mark.slow
 def test_two_processes(tmp_path):
     command = [sys.executable, "-m", "mesh_tensorflow.launch", "--processes", "2", "--show_all"]
     command += [several.__file__, str(tmp_path / "model"), str(tmp_path / "out")]

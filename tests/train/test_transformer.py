@@ -44,6 +44,7 @@ def model_fn(mesh, ids, training):
     return loss
 
 
+@pytest.mark.slow
 def test_a_language_model():
     losses = []
     for place in ({}, FOUR, {**FOUR, "simd": True}):

@@ -126,6 +126,7 @@ def of_room(targets, factors):
     return loss / 10.0
 
 
+@pytest.mark.slow("factors[02]*")
 @pytest.mark.parametrize("factors", [(0.5, 0.2), (1, 0.01), (1.0, 0.99)])
 def test_loss_with_room_for_some_positions(factors):
     """The first ones of each sequence; with room for all it is the plain loss."""
@@ -154,6 +155,7 @@ def model(mode, loss_fn=adaptive_softmax_loss_fn):
     )  # fmt: skip
 
 
+@pytest.mark.slow("eval*")
 @pytest.mark.parametrize("mode", ["train", "eval"])
 def test_equal_in_layouts(mode):
     further.equal_in_placings(model(mode))

@@ -131,6 +131,9 @@ REST = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow(
+    "*packed_bias-pipeline*", "*packed_bias-train-placement*", "*packed_dropout-pipeline*"
+)
 @pytest.mark.slips  # names of layouts that only some forms have
 @pytest.mark.parametrize("form, sight, mode, mesh", [
     *CELLS,

@@ -69,6 +69,15 @@ def dataset_of_case(case, folder):
     return fn([str(folder / "records")], **kwargs)
 
 
+@pytest.mark.slow(
+    "pack_dataset[12]*",
+    "pack_dataset[34]*",
+    "pack_or_pad1[01]*",
+    "pack_or_pad[3-9]*",
+    "packed_parallel_tsv_dataset[1-9]*",
+    "pretokenized_tfrecord_dataset[0-3]*",
+    "trim_and_pad_dataset[3-7]*",
+)
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c["fn"])
 def test_equals_the_classic(case, tmp_path):
     assert rows(dataset_of_case(case, tmp_path)) == case["result"]
@@ -342,6 +351,7 @@ def test_errors_of_text_lines(text_files):
 # Records.
 
 
+@pytest.mark.slow
 def test_t2t_records(tmp_path):
     write_records(tmp_path / "name-train-00000-of-00002", [{"inputs": [5, 1], "targets": [6, 1]}])
     write_records(tmp_path / "name-train-00001-of-00002", [{"inputs": [7, 1], "targets": [8, 1]}])

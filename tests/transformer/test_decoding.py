@@ -47,6 +47,7 @@ def searched_in_python(logits_of, beam, alpha, length, stop_early=True):
     return (finished or alive)[0][1]
 
 
+@pytest.mark.slow("sums*")
 @pytest.mark.parametrize("kind", LAYERS)
 def test_beam_search_equals_one_by_whole_sequences(kind):
     """A search in Python, whose logits come from calls of the model for all positions."""
@@ -103,6 +104,7 @@ def test_decoding_equals_the_whole_sequence(kind):
     assert_best(found, nothing, steps_until_all_end(found["ids"], nothing, EOS))
 
 
+@pytest.mark.slow("placing0*", "placing4*", "placing[13]")
 @pytest.mark.parametrize("placing", PLACINGS)
 def test_decoding_is_the_same_in_every_layout(placing):
     given = prefixes((3, 8, 1, 5))

@@ -103,6 +103,7 @@ def test_heads_of_the_decoders_attention():
     assert heads == {"SelfAttention": 8, "EncDecAttention": 4}
 
 
+@pytest.mark.slow("Decoder*")
 @pytest.mark.parametrize(
     "make", [evolved.EncoderConvolutionalLayer, evolved.DecoderConvolutionalLayer]
 )
@@ -131,6 +132,7 @@ def model(*decoder_layers):
 INPUTS = models.prefixes((8, 5, 3, 1), seed=1)
 
 
+@pytest.mark.slow
 def test_equal_in_layouts():
     def build(mesh):
         inputs, targets = (
@@ -157,6 +159,7 @@ def chosen_by_logits(ids, logits, free):
         np.testing.assert_array_equal(row[:count][chosen[:count]], best[:count][chosen[:count]])
 
 
+@pytest.mark.slow
 def test_decoding_with_attention_equals_the_whole_sequence():
     def build(mesh):
         inputs = models.imported(mesh, INPUTS)

@@ -48,6 +48,7 @@ def trained(name, placing=WHOLE, mode="eval"):
     return build
 
 
+@pytest.mark.slow("block*", "dynamic*", "lightweight*", "parallel*", "separable*")
 @pytest.mark.parametrize("name", LAYERS)
 def test_equal_under_layouts(name):
     placings = [
@@ -171,6 +172,7 @@ def test_parallel_layers():
 DECODED = ("dense", "separable", "lightweight", "dynamic", "block")
 
 
+@pytest.mark.slow("dynamic*", "lightweight*", "separable*")
 @pytest.mark.parametrize("name", DECODED)
 def test_decoding(name):
     """One position at a time gives what all at once do, up to an id that means padding."""

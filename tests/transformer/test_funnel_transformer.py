@@ -152,6 +152,7 @@ def model(pooling_type="mean"):
 INPUTS = models.prefixes((8, 5, 3, 1), seed=1)
 
 
+@pytest.mark.slow("mean*")
 @pytest.mark.parametrize("kind", ["mean", "max", "min"])
 def test_equal_in_layouts(kind):
     def build(mesh):
@@ -170,6 +171,7 @@ def test_equal_in_layouts(kind):
     further.equal_in_placings(build, placings)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("placing", [models.WHOLE, *further.PLACINGS[1:]])
 def test_decoding_equals_the_whole_sequence(placing):
     """Every id, by sampling at temperature 0, is the best one by the logits of all positions."""

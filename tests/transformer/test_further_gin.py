@@ -116,6 +116,7 @@ def parsed():
     gin.clear_config()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CONFIGS)
 def test_trains_and_decodes(parsed, name):
     parsed(COMMON + CONFIGS[name])

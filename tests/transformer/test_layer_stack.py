@@ -126,6 +126,7 @@ def test_dropout_is_annealed(step, rate):
 # -- stacks
 
 
+@pytest.mark.slow("placing0-LayerStack*", "placing1-Reversible*")
 @pytest.mark.parametrize("cls", [transformer.LayerStack, REVERSIBLE])
 @pytest.mark.parametrize("placing", [models.WHOLE, models.PLACINGS[3]])
 def test_recomputed_values_are_the_same(cls, placing):
@@ -158,6 +159,7 @@ def test_what_layers_share_can_be_recomputed():
     assert_same(run(build(True)), run(build(False)))
 
 
+@pytest.mark.slow("bias_shared*")
 @pytest.mark.parametrize("relative", ["bias", "bias_shared"])
 def test_recomputed_attention(relative):
     """With what the first layer of attention leaves in the cache for the others."""

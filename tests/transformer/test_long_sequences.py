@@ -123,6 +123,7 @@ def losses_of(impl, function):
             return [session.run(step)["loss"] for _ in range(long.STEPS)]
 
 
+@pytest.mark.slow
 def test_no_tensor_has_both_lengths():
     """Nor a loop or a branch of it, of a model that trains in a ring."""
     cpus = [f"/cpu:{i}" for i in range(4)]
@@ -137,6 +138,8 @@ def test_no_tensor_has_both_lengths():
     assert not shapes & {(long.LENGTH, long.MEMORY), (long.MEMORY, long.MEMORY)}
 
 
+@pytest.mark.every("4*")
+@pytest.mark.slow
 @pytest.mark.parametrize("count, function", [
     (2, long.RING),
     *(pytest.param(*case, marks=pytest.mark.slow)

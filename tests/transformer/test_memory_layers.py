@@ -81,6 +81,7 @@ def test_one_position_without_length():
     np.testing.assert_allclose(found, expected(2, X[:, :1])[:, 0], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_equal_in_layouts():
     def layers():
         memory = ProductKeyValueMemory(key_size=KEY, n_keys=4, n_heads=HEADS, knn=3)

@@ -45,6 +45,7 @@ def on_one_processor():
     return run(models.language_model())
 
 
+@pytest.mark.slow("Placing(mesh='x:2', *simd=False*")
 @pytest.mark.parametrize("placing", PLACINGS, ids=str)
 def test_layouts(placing, on_one_processor):
     assert_same(run(models.language_model(), placing), on_one_processor)
@@ -119,6 +120,7 @@ def test_visibility():
     assert delimited == [everything, everything, [5, 6, 7], [7]]
 
 
+@pytest.mark.slow("kwargs1*")
 @pytest.mark.parametrize("kwargs", [{}, {"sinusoid_positional_embedding": True}])
 def test_given_positions(kwargs):
     """The same as the default ones; and none if the model has no embeddings of positions."""
@@ -241,6 +243,7 @@ def usual_layers(decoder, rate):
     return layers if decoder else layers[::2]
 
 
+@pytest.mark.slow("*x:2,y:2*")
 @pytest.mark.parametrize("placing, rate", [
     (models.Placing("x:2,y:2", "batch:x,heads:y,d_ff:y,vocab:y"), 0.1),
     (models.Placing("x:2", "length:x"), 0.1),
@@ -304,6 +307,7 @@ def test_teacher_does_not_learn(tf_graph):
     assert all(n.startswith("student/") for n in names)
 
 
+@pytest.mark.slow
 def test_student_teacher_layouts():
     def build(mesh):
         logits, loss = student_teacher(
@@ -314,6 +318,7 @@ def test_student_teacher_layouts():
     models.check_everywhere(build, [PLACINGS[3]])
 
 
+@pytest.mark.slow("False*")
 @pytest.mark.parametrize("both", [False, True])
 def test_weights_of_the_teacher_come_from_its_checkpoint(tmp_path, both):
     with tf.Graph().as_default():

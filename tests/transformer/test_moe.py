@@ -46,6 +46,7 @@ LAYOUTS = [
 ]
 
 
+@pytest.mark.slow("ntlb*", "switch_max*", "top_*")
 @pytest.mark.parametrize("gating", GATINGS)
 def test_equal_under_layouts(gating):
     """Values and gradients, with tokens that find no place."""
@@ -175,6 +176,7 @@ def test_experts_choose_among_what_is_decoded():
     assert (found["ids"] < VOCAB).all() and (found["ids"][:, -1] > 0).any()
 
 
+@pytest.mark.slow
 def test_decoding_under_layouts():
     ids = prefixes((1, 2, 4, 6))
     expected = run(sampled(lambda: language_model(moe.MoE1D(**SMALL, **DETERMINED, **ROOMY)), ids))
@@ -216,6 +218,7 @@ def losses_while_training(layer, steps=12, **options):
             return [session.run([value, step])[0] for _ in range(steps)]
 
 
+@pytest.mark.slow("switch*", "two*")
 @pytest.mark.parametrize("layer", [
     lambda: moe.MoE1D(**SMALL, z_loss=1e-3, dropout_rate=0.1),
     lambda: moe.MoE1D(**SMALL, moe_gating="switch", switch_jitter=0.1, word_embed_mode="concat"),
@@ -287,6 +290,7 @@ class OfTensor2Tensor:
         setattr(self, name, value)
 
 
+@pytest.mark.slow
 def test_hyperparameters_of_earlier_releases():
     """They lack what came later: the smallest capacity, the switches, the coefficient."""
     hparams = OfTensor2Tensor()

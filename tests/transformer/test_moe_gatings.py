@@ -88,6 +88,7 @@ def check(found, expected):
     np.testing.assert_array_equal(found["dispatch"], (expected > 0).astype("float32"))
 
 
+@pytest.mark.slow("ntlb*")
 @pytest.mark.parametrize("gating", REFERENCES)
 def test_routing(gating):
     """With room for all, with overflow, with padding, and with more places than tokens."""
@@ -122,6 +123,7 @@ def test_switch_policies_by_gating(gating):
         assert changed == list(effective), train
 
 
+@pytest.mark.slow("top_n*")
 @pytest.mark.parametrize("gating", REFERENCES)
 def test_balance_without_padding(gating):
     """Padding leaves the load-balancing loss as it is, and a group of padding has no part in it.

@@ -23,6 +23,7 @@ from mesh_tensorflow.transformer import heterogeneous_moe, moe
 # -- two levels
 
 
+@pytest.mark.slow
 def test_two_levels_under_layouts():
     def layer():
         return two_levels(hidden_size=8, group_size=8, loss_coef=0.1, capacity_factor_train=1.5)

@@ -28,6 +28,7 @@ def test_variables_in_parts():
     np.testing.assert_allclose(losses_of(impl, 2, True), in_a_row(2), rtol=1e-5)
 
 
+@pytest.mark.every("4*")
 @pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_trains_as_layers_in_a_row(count, tmp_path):
     """With dropout and Adam; each process checks that it communicates what is predicted."""

@@ -54,6 +54,7 @@ def made(layers, pipe=None, blocks=4, call=None, **kwargs):
     return models.language_model(IDS, call=call, layer_stack=layer_stack)
 
 
+@pytest.mark.slow("*batch:y[012]*", "*experts:y*", "*heads:y*")
 @pytest.mark.parametrize("layers, pipe, placing", [
     (STILL, TWO, Placing("x:2", "stages:x")),
     (STILL, FOUR, Placing("x:4", "stages:x")),

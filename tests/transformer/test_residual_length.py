@@ -41,6 +41,7 @@ def made(layers=LAYERS, ids=IDS, **kwargs):
                                  positional_embedding=False)  # fmt: skip
 
 
+@pytest.mark.slow("placing[13]*")
 @pytest.mark.parametrize("placing", PLACINGS)
 def test_values_and_gradients(placing):
     assert_same(run(made(sequence_parallel=True), placing), run(made(), WHOLE))

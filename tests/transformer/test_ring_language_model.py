@@ -75,6 +75,8 @@ def config(mesh_shape):
     return tf.ConfigProto(device_count={"CPU": mtf.convert_to_shape(mesh_shape).size})
 
 
+@pytest.mark.every("bias_shared*")
+@pytest.mark.slow
 @pytest.mark.parametrize("relative", [None, "bias_shared"])
 def test_losses_equal_those_without_a_ring(relative):
     attention = {"relative_attention_type": relative}
@@ -85,10 +87,12 @@ def test_losses_equal_those_without_a_ring(relative):
         np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_decodes_alike():
     assert outcome(True, "x:1", "", decodes=True) == outcome(False, "x:1", "", decodes=True)
 
 
+@pytest.mark.slow
 def test_biases_that_depend_on_queries_are_an_error():
     with pytest.raises(
         ValueError,
@@ -98,6 +102,7 @@ def test_biases_that_depend_on_queries_are_an_error():
         outcome(True, "x:4", "length:x,memory_length:x", relative_attention_type="contextual")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ring, place, message", [
     (True, ("x:4", "length:x"), "ring=True passes parts of memory_length=16 around the processors "
      "that have parts of length=16, so one mesh dimension has to split both; the layout splits "

@@ -94,6 +94,7 @@ def test_never_ends():
         assert_best({"ids": found["ids"], "logits": logits}, given, LENGTH)
 
 
+@pytest.mark.slow("*attention*")
 @pytest.mark.parametrize("kind", LAYERS)
 @pytest.mark.parametrize("has_partial", [False, True])
 def test_begins_with_another_id(kind, has_partial):
@@ -146,6 +147,7 @@ def test_what_is_given_sees_all_of_itself():
     assert_best(found, given, LENGTH)
 
 
+@pytest.mark.slow("*placing[1345]")
 @pytest.mark.parametrize(
     "kind, placing", [("sums", PLACINGS[2]), *(("attention", p) for p in PLACINGS)]
 )

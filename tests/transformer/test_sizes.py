@@ -40,6 +40,7 @@ def ids(mesh, length, batch=16):
 LADDER = {-1: 0.141, 0: 0.217, 1: 0.368, 2: 0.670, 3: 1.274, 4: 2.482, 5: 4.898}
 
 
+@pytest.mark.slow("[1-5]*")
 @pytest.mark.parametrize("step", LADDER)
 def test_language_models_of_the_paper(step):
     factor = 2.0**step
@@ -151,6 +152,7 @@ def t5_names(blocks, d_model, d_ff, inner, heads):
     return expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", T5)
 def test_t5(size):
     *arguments, parameters = T5[size]

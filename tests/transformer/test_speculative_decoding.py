@@ -51,6 +51,7 @@ def both(given, num_draft_ids=3, placing=WHOLE, noise=NOISE, relative=False, **k
     return found[0], found[1]
 
 
+@pytest.mark.slow("*x:2,y:2*")
 @pytest.mark.parametrize("placing", [WHOLE, *PLACINGS, Placing("x:2", "memory_length:x")], ids=str)
 def test_the_same_ids_in_every_layout(placing):
     given = prefixes((0, 2, 4, 7))

@@ -112,6 +112,7 @@ def test_evaluation_without_data(call):
         call("lm", "eval")
 
 
+@pytest.mark.slow
 def test_beams(call, monkeypatch):
     """Beam search finds texts that are as likely as those of greedy decoding, or likelier."""
     monkeypatch.setattr(Numbers, "vocab_size", 128)  # the model's, which is not trained
@@ -195,6 +196,7 @@ def test_a_prediction_of_ones_own(tmp_path):
     assert read(tmp_path / f"out-{runs.STEP}") == ["10 12", "14"]
 
 
+@pytest.mark.slow("lm*")
 @pytest.mark.parametrize("mode", ["export_infer", "export_score"])
 @pytest.mark.parametrize("model_type", ["bitransformer", "lm"])
 def test_exported_models_take_texts(call, tmp_path, model_type, mode):

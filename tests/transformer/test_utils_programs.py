@@ -146,6 +146,7 @@ def test_a_program_of_a_tpu_estimator(estimator, tmp_path, monkeypatch):
         np.testing.assert_allclose(simd[3][tag, step], placed[3][tag, step], rtol=1e-4, err_msg=tag)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "mesh",
     ["", 'run.mesh_shape = "rows:2"\n', 'run.mesh_shape = "rows:2"\nrun.mesh_impl = "simd"\n'],

@@ -48,6 +48,7 @@ def call(tmp_path):
     return run
 
 
+@pytest.mark.slow("*-one-*", "bitransformer*", "delimited*")
 @pytest.mark.parametrize(
     ("model_type", "mesh", "further"),
     [
@@ -69,6 +70,7 @@ def test_training(call, model_type, mesh, further):
     assert found == pytest.approx(MODELS[model_type]["perplexity"], rel=1e-4)
 
 
+@pytest.mark.slow("bitransformer-mesh*")
 @pytest.mark.parametrize(
     ("model_type", "mesh"),
     [
@@ -85,6 +87,7 @@ def test_scores_and_decoding(call, model_type, mesh):
     assert lines == MODELS[model_type]["decoded"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model_type", ["lm", "delimited_lm", "bitransformer"])
 def test_training_on_packed_rows(call, model_type):
     call(model_type, "perplexity_eval")
@@ -95,6 +98,7 @@ def test_training_on_packed_rows(call, model_type):
     assert abs(loss - MODELS[model_type]["loss"]) > 1e-3
 
 
+@pytest.mark.slow
 def test_as_t5_calls(call, tmp_path):
     """The names of arguments, and what is unpacked, are those of T5's MtfModel."""
     call("bitransformer", "perplexity_eval")

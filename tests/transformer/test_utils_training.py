@@ -66,6 +66,7 @@ def test_a_filter_that_leaves_nothing(train):
         train('run.variable_filter = "nothing"\n')
 
 
+@pytest.mark.slow
 def test_an_ensemble_with_inputs_of_their_own(train):
     directory = train("run.ensemble_inputs = 2\nUnitransformer.ensemble = 2\n")
     after = values(directory)
@@ -73,6 +74,7 @@ def test_an_ensemble_with_inputs_of_their_own(train):
     assert np.isfinite(runs.summaries(directory)["loss"])
 
 
+@pytest.mark.slow
 def test_outer_batch_and_microbatches_train_alike(train, tmp_path):
     path = runs.write_checkpoint(str(tmp_path), SHAPES)
     common = f'run.init_checkpoint = "{path}"\nrun.train_steps = {runs.STEP + 2}\n'
@@ -124,6 +126,7 @@ def test_an_initial_checkpoint_that_has_other_weights(train, tmp_path):
         train(common + only_step, "none")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "further", ["run.skip_seen_data = True\n", "run.checkpoint_input_pipeline = True\n"]
 )
@@ -173,6 +176,7 @@ def schedule(step, total_train_steps):
     return 0.5
 
 
+@pytest.mark.slow("0.25*")
 @pytest.mark.parametrize(("given", "total"), [(schedule, 2), ([schedule, 0.5], 2), (0.25, None)])
 def test_learning_rates_without_run(tmp_path, given, total):
     """As by T5, whose schedules are not told how long training is."""
@@ -248,6 +252,7 @@ def test_main(tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_distillation_from_a_teacher(tmp_path):
     """The teacher comes from its checkpoint and stays as it is; the student learns."""
     shapes = json.loads((FIXTURES / "utils.json").read_text())["models"]["bitransformer"][

@@ -40,6 +40,7 @@ def test_counts_and_names_in_words():
     assert len(long) == 20 and long.startswith("decode…") and long.endswith("wi/kernel")
 
 
+@pytest.mark.slow("placement*")
 @pytest.mark.parametrize("kind", ["placement", "simd"])
 def test_bytes_are_those_of_real_slices(tf_graph, kind):
     """On a mesh that stores every slice, the sum over processors is what the variables take."""
@@ -110,6 +111,7 @@ def program_of(layout, shape="rows:2,cols:2"):
     return made, impl
 
 
+@pytest.mark.slow("batch:rows", "d_model*")
 @pytest.mark.parametrize("layout", [LAYOUT, "batch:rows", "d_model:cols"])
 def test_communication_is_what_the_lowering_counts(tf_graph, layout):
     made, impl = program_of(layout)
