@@ -250,6 +250,7 @@ def dense(
     kept = _kept_dims(x, new_dims, reduced_dims, expert_dims)
     x, inner = _without_clashes(x, reduced_dims, new_dims)
     if kernel_weights is None:
+        # By way of the package, where programs and tests replace the function.
         kernel_weights = layers.get_dense_kernel_weights(
             x,
             new_dims,
@@ -261,6 +262,8 @@ def dense(
             master_dtype=master_dtype,
             slice_dtype=slice_dtype,
         )
+    # A second scope: without a name the bias is dense_1/bias, beside dense/kernel, as it is in
+    # checkpoints of the classic.
     with tf.variable_scope(name, default_name="dense"):
         output_shape = mtf.Shape(kept + new_dims)
         y = layers.us_einsum([x, kernel_weights], output_shape=output_shape)

@@ -110,6 +110,7 @@ def clip_activation_gradient(x: mtf.Tensor, clip_rms_norm: Optional[float] = Non
         if not clip_rms_norm:
             return [dy]
         rms = mtf.sqrt(mtf.reduce_mean(mtf.square(dy)))
+        # dy * min(1, clip_rms_norm / rms), without a division by an rms of 0.
         return [dy / mtf.maximum(rms * (1.0 / clip_rms_norm), 1.0)]
 
     summary_for_clip_activation_gradient(x, name="forward_act", batch_dims=x.shape.dims[:-1])
