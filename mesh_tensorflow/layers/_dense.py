@@ -49,6 +49,7 @@ def us_einsum(xs: Sequence[mtf.Tensor], *args: Any, **kwargs: Any) -> mtf.Tensor
     if not layers.unit_scaling_convention():
         return y
     contracted = {d for x in xs for d in x.shape} - set(y.shape)
+    # A sum of n products of variance 1 has the variance n.
     return y * (max(1, mtf.list_product(d.size for d in contracted)) ** -0.5)
 
 
@@ -78,6 +79,7 @@ _MODES = {
 }
 _DISTRIBUTIONS = {
     "normal": lambda variance: tf.truncated_normal_initializer(stddev=math.sqrt(variance)),
+    # A uniform distribution on [-a, a] has the variance a ** 2 / 3.
     "uniform": lambda variance: tf.random_uniform_initializer(
         minval=-math.sqrt(3.0 * variance), maxval=math.sqrt(3.0 * variance)
     ),
@@ -127,6 +129,7 @@ class VarianceScalingInitializer(DenseInitializer):
                     "the unit scaling convention scales by fan_in; VarianceScalingInitializer "
                     f"has mode {self.mode!r}"
                 )
+            # `us_einsum` divides by the fan-in instead.
             variance = self.scale
         return _DISTRIBUTIONS[self.distribution](variance)
 

@@ -120,6 +120,7 @@ def batch_norm(
             ]
         else:
             centered, variance = x - moving_mean, moving_variance
+        # The product in parentheses has the size of the statistics alone.
         y = centered * (mtf.rsqrt(variance + epsilon) * scale) + bias
         return mtf.cast(y, given.dtype), updates
 

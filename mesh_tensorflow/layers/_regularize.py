@@ -57,6 +57,7 @@ def annealed_dropout(
             "annealed_dropout: init_rate must be at least 0 and below 1, and start_step before "
             f"end_step, got init_rate={init_rate}, start_step={start_step}, end_step={end_step}"
         )
+    # The global step itself may be read before or after it counts this one.
     step = tf.cast(steps_done(), tf.float32)
     progress = tf.clip_by_value((step - start_step) / (end_step - start_step), 0.0, 1.0)
     keep_prob = 1.0 - init_rate * (1.0 - progress)

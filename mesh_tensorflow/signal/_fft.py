@@ -380,6 +380,7 @@ class FourierOperation(Operation):
         x, y = self.inputs[0], self.outputs[0]
         mesh_impl.slice_shape(y.shape)  # checks that it can be split
         lowering.count_collectives(self, "fft_op")
+        # A partial sum is summed first, although transforms are linear: a later sum is as large.
         value = lowering.tensors[x].to_laid_out_tensor()
         for step in self._plan(mesh_impl):
             if step.kind == "transform":

@@ -292,6 +292,7 @@ def project(
       A Tensor with dimensions [batch..., heads, places..., kv_channels].
     """
     dims = x.shape.dims[:-1]
+    # Heads go before positions: the memory is looked for in the last dimension but one of keys.
     at = len(dims) - places
     return mtf.einsum([x, w], output_shape=mtf.Shape([*dims[:at], heads, *dims[at:], kv_channels]))
 

@@ -227,6 +227,7 @@ def attention_and_log_sums(
     rows = q.shape - key
     noise = _noise(q.mesh, dims, rows, dropout_broadcast_dims or ()) if dropout_rate else ()
     given = isinstance(extra_logit, mtf.Tensor)
+    # As in `mtf.softmax`, an extra logit gets no gradient.
     terms = Terms(
         [] if bias is None else [bias],
         list(visible),

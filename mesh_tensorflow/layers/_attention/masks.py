@@ -157,6 +157,7 @@ def hide(logits: mtf.Tensor, bias: Optional[mtf.Tensor]) -> mtf.Tensor:
         return logits
     # Of hidden pairs no gradient flows, not to the bias either.
     bias = mtf.stop_gradient(mtf.cast(bias, logits.dtype))
+    # Of the size of the bias, which often lacks dimensions of the logits.
     level = mtf.cwise(visibility.hidden_logits, [bias], name="hidden_logits")
     return select(mtf.less(bias, MASKED_LOGIT / 2), level, logits, logits.shape)
 

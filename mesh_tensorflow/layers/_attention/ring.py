@@ -84,6 +84,7 @@ def check(what: str, kind: Union[bool, str], mesh_impl: MeshImpl, dims: Dims) ->
         )
     if over[0] is None:
         return
+    # Only "zigzag" insists on halves: True leaves parts where they are if these have none.
     parts = least_parts(kind) * over[0].size
     for d in (length, memory):
         if d.size % parts:
@@ -207,6 +208,7 @@ def joined_sums(
         # After the last turn no processor needs a part any more: what it began with is still in the
         # layout.
         if turn < turns - 1:
+            # Parts travel in the turn before theirs, not earlier: a processor has two at most.
             values = _passed_on(mesh_impl, axis, values, moving, found)
         found = sums if found is None else mesh_impl.slicewise(_joined, *found, *sums)
     return found

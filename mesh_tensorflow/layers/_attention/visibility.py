@@ -45,6 +45,7 @@ HIDDEN_LOGIT, ABSENT_LOGIT = -1e30, -1e35
 
 def hidden_logits(bias: tf.Tensor) -> tf.Tensor:
     """Returns the logits that pairs have if a bias hides them."""
+    # float16 has neither number: the least that it has stands for both.
     hidden, absent = (
         tf.constant(max(x, float(bias.dtype.min)), bias.dtype) for x in (HIDDEN_LOGIT, ABSENT_LOGIT)
     )
@@ -67,6 +68,7 @@ def _all_less(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
 
 # When no query of a block sees anything, by the smallest and the largest ids.
 _NEVER: dict[str, Callable] = {
+    # Where ranges overlap a block is computed, though no ids may be equal.
     "equal": lambda x, y: tf.logical_or(_all_less(x, y), _all_greater(x, y)),
     "less_equal": _all_greater,
     "greater_equal": _all_less,
