@@ -129,7 +129,7 @@ class VarianceScalingInitializer(DenseInitializer):
                     "the unit scaling convention scales by fan_in; VarianceScalingInitializer "
                     f"has mode {self.mode!r}"
                 )
-            # `us_einsum` divides by the fan-in instead.
+            # `us_einsum` divides by the root of the fan-in instead.
             variance = self.scale
         return _DISTRIBUTIONS[self.distribution](variance)
 

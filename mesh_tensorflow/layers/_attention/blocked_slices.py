@@ -446,8 +446,8 @@ def _with_block(
     old = tf.exp(largest - new)
     # What was summed relative to the old maximum is scaled to the new one (Milakov and Gimelshein,
     # 2018, algorithm 3).
-    # Without dropout, which is of normalized weights: the denominator has what is dropped, too.
     weight = weight * old + tf.reduce_sum(p, -1, keepdims=True)
+    # Dropout is of normalized weights: the sum above has those that are dropped, too.
     total = total * old + tf.matmul(block.dropped(p, of.noise), block.memories(of.v))
     return [total, new, weight]
 
