@@ -134,6 +134,7 @@ def _predicted(subject: Subject, outputs: Sequence[Tensor]) -> list[Item]:
                 walk.visit(op)
         for x in outputs:
             if x.mesh is mesh:
+                # A partial sum that nothing in the step has read is still to be summed.
                 walk.need(x)
         items += [_item(name, impl, c) for name, c in walk.found]
     return items

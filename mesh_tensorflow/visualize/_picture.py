@@ -352,6 +352,7 @@ def _ticks(top: float) -> list[float]:
     if top <= 0:
         return [0.0]
     step = 10.0 ** math.floor(math.log10(top / _TICKS))
+    # 1, 2 or 5 times a power of ten, the finest with so few ticks.
     step *= next(m for m in (1, 2, 5, 10) if top / (step * m) <= _TICKS)
     # A whole number of steps may be rounded to less.
     return [i * step for i in range(math.floor(top / step * (1 + 1e-9)) + 1)]
@@ -453,6 +454,7 @@ def areas(
     step = _PLOT / length
     for i, (name, values) in enumerate(squeezed.items()):
         above = below + values
+        # Steps and not slopes: what an operation holds is held all through it.
         edge = [(left + j * step, left + (j + 1) * step) for j in range(length)]
         up = [(x, bottom - above[j] * scale) for j in range(length) for x in edge[j]]
         down = [(x, bottom - below[j] * scale) for j in range(length) for x in edge[j]]

@@ -97,6 +97,7 @@ class Sharding:
     @property
     def copies(self) -> int:
         """The number of processors that hold each tile."""
+        # A mesh axis splits one dimension at most, so all tiles have equally many.
         return self.mesh_impl.size // len(self.tiles)
 
     def tile_of(self, processor: int) -> Tile:
