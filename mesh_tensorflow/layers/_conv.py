@@ -162,6 +162,8 @@ def _same_margins(block: mtf.Dimension, size: int, stride: int) -> tuple[int, in
             f"the block size {dims_text([block])} must be a multiple of the stride {stride}, so "
             "that each block makes a whole number of outputs"
         )
+    # The windows of n / stride outputs reach size - stride beyond n. TensorFlow's "SAME" puts the
+    # odd one at the end.
     total = max(size - stride, 0)
     return total // 2, total - total // 2
 
@@ -175,6 +177,7 @@ def with_margins(
 ) -> mtf.Tensor:
     """Extends each block by margins from its neighbors, with zeros at the border."""
     widest = max(before, after)
+    # A halo is equally wide on both sides; what the narrower margin does not need is cut off.
     x = mtf.halo_exchange(x, blocks_dim, block, widest)
     if before == after:
         return x
@@ -197,6 +200,7 @@ def _conv_with_blocks(
     spatial = x.shape.dims[-rank - 1 : -1]
     for blocks_dim, block, size, stride in zip(blocks_dims, spatial, filter_size, strides):
         x = with_margins(x, blocks_dim, block, *_same_margins(block, size, stride))
+    # The margins are the padding, with zeros at the border of the image.
     return conv(x, "VALID")
 
 
@@ -388,6 +392,7 @@ def separable_conv1d(
             f"{len(positions)} positions, with {len(weights)} kernel_depth_weights; there must be "
             "at least one, and a weight for each"
         )
+    # A layer that reduces nothing has fan-in 1, while the sum has a term for each position.
     depthwise = VarianceScalingInitializer(
         scale=depthwise_filter_initializer_scale / len(positions)
     )
@@ -397,9 +402,11 @@ def separable_conv1d(
             summed = mtf.add_n(
                 [
                     dense(
+                        # Position i of the result has what is at i + position.
                         mtf.shift(x, -position, length, wrap=False),
                         [channels],
                         reduced_dims=[],
+                        # One bias, as those of several positions would be added up.
                         use_bias=use_bias and i == 0,
                         kernel_initializer=depthwise,
                         kernel_weights=weight,
@@ -507,6 +514,8 @@ def _reach(size: int, stride: int) -> _Reach:
     Pixel i contributes to `size` pixels starting at i * stride - skipped, where skipped is the
     number of pixels that "SAME" padding cuts off at the beginning.
     """
+    # Pixel -j reaches the block if size - 1 - j * stride - skipped >= 0; pixel n - 1 + j does if
+    # (n - 1 + j) * stride - skipped <= n * stride - 1.
     skipped = max(size - stride, 0) // 2
     before = max(size - 1 - skipped, 0) // stride
     after = (stride - 1 + skipped) // stride
@@ -528,6 +537,7 @@ def _transpose_with_blocks(
     blocks = x.shape.dims[-len(strides) - 1 : -1]
     for blocks_dim, block, reach in zip(blocks_dims, blocks, reaches):
         x = with_margins(x, blocks_dim, block, reach.before, reach.after)
+    # With "SAME", pixels would be cut off at the borders of blocks instead of that of the image.
     y = conv(x, "VALID")
     for block, stride, reach in zip(blocks, strides, reaches):
         enlarged = block.size * stride

@@ -49,6 +49,7 @@ def us_einsum(xs: Sequence[mtf.Tensor], *args: Any, **kwargs: Any) -> mtf.Tensor
     if not layers.unit_scaling_convention():
         return y
     contracted = {d for x in xs for d in x.shape} - set(y.shape)
+    # A sum of n products of variance 1 has the variance n.
     return y * (max(1, mtf.list_product(d.size for d in contracted)) ** -0.5)
 
 
@@ -78,6 +79,7 @@ _MODES = {
 }
 _DISTRIBUTIONS = {
     "normal": lambda variance: tf.truncated_normal_initializer(stddev=math.sqrt(variance)),
+    # A uniform distribution on [-a, a] has the variance a ** 2 / 3.
     "uniform": lambda variance: tf.random_uniform_initializer(
         minval=-math.sqrt(3.0 * variance), maxval=math.sqrt(3.0 * variance)
     ),
@@ -127,6 +129,7 @@ class VarianceScalingInitializer(DenseInitializer):
                     "the unit scaling convention scales by fan_in; VarianceScalingInitializer "
                     f"has mode {self.mode!r}"
                 )
+            # `us_einsum` divides by the root of the fan-in instead.
             variance = self.scale
         return _DISTRIBUTIONS[self.distribution](variance)
 
@@ -250,6 +253,7 @@ def dense(
     kept = _kept_dims(x, new_dims, reduced_dims, expert_dims)
     x, inner = _without_clashes(x, reduced_dims, new_dims)
     if kernel_weights is None:
+        # By way of the package, where programs and tests replace the function.
         kernel_weights = layers.get_dense_kernel_weights(
             x,
             new_dims,
@@ -261,6 +265,8 @@ def dense(
             master_dtype=master_dtype,
             slice_dtype=slice_dtype,
         )
+    # A second scope: without a name the bias is dense_1/bias, beside dense/kernel, as it is in
+    # checkpoints of the classic.
     with tf.variable_scope(name, default_name="dense"):
         output_shape = mtf.Shape(kept + new_dims)
         y = layers.us_einsum([x, kernel_weights], output_shape=output_shape)

@@ -54,6 +54,7 @@ def softmax_cross_entropy_with_logits(
                 f"{targets.shape} must have the dimensions of logits {logits.shape} without "
                 f"{dims_text([vocab_dim])}"
             )
+        # The operation on ids reshapes to [-1, vocab], which is undetermined without a vocabulary.
         if logits.shape.size:
             return _of_ids(logits, targets, vocab_dim, z_loss)
         targets = mtf.one_hot(targets, vocab_dim, dtype=logits.dtype)
@@ -67,6 +68,7 @@ def softmax_cross_entropy_with_logits(
     if z_loss == 0.0:
         log_probs = mtf.log_softmax(logits, vocab_dim)
         return mtf.negative(mtf.reduce_sum(log_probs * targets, output_shape=shape))
+    # The z-loss needs log z itself, and log p is logits - log z: one pass gives both.
     log_z = mtf.reduce_logsumexp(logits, vocab_dim)
     loss = mtf.negative(mtf.reduce_sum((logits - log_z) * targets, output_shape=shape))
     return loss + z_loss * mtf.square(log_z)
@@ -84,6 +86,7 @@ def _of_ids(
     logits = widened(logits)
     loss, log_z = mtf.CrossEntropyOperation(logits, ids, vocab_dim).outputs
     if smoothing:
+        # -mean(log p) = log z - mean(logits), the loss of targets that are all alike.
         even = log_z - mtf.reduce_mean(logits, output_shape=log_z.shape)
         loss = (1.0 - smoothing) * loss + smoothing * even
     return loss if z_loss == 0.0 else loss + z_loss * mtf.square(log_z)

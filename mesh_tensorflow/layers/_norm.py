@@ -95,6 +95,8 @@ def batch_norm(
             f"[{dims_idx_start}:{dims_idx_end}] to take statistics over; set dims_idx_start and "
             "dims_idx_end"
         )
+    # Before variables are made, whose values take the dtype of `x`: statistics of bfloat16 would
+    # have two or three digits.
     given, x = x, widened(x)
     shape = x.shape - reduced
     ones, zeros = tf.ones_initializer(), tf.zeros_initializer()
@@ -108,6 +110,8 @@ def batch_norm(
         updates = []
         if is_training:
             mean = mtf.reduce_mean(x, output_shape=shape)
+            # The mean of squares less the square of the mean would be faster, but lose digits where
+            # the mean is large.
             centered = x - mean
             variance = mtf.reduce_mean(mtf.square(centered), output_shape=shape)
             updates = [
@@ -116,6 +120,7 @@ def batch_norm(
             ]
         else:
             centered, variance = x - moving_mean, moving_variance
+        # The product in parentheses has the size of the statistics alone.
         y = centered * (mtf.rsqrt(variance + epsilon) * scale) + bias
         return mtf.cast(y, given.dtype), updates
 
@@ -158,6 +163,7 @@ def corr(
         each = mtf.Shape([dim])
         centered = x - mtf.reduce_mean(x, output_shape=each)
         norm = mtf.sqrt(mtf.reduce_sum(mtf.square(centered), output_shape=each))
+        # corr[i, j] = sum_n unit[n, i] unit[n, j], where each unit[:, i] has norm 1.
         unit = centered / (norm + epsilon)
         sides = [mtf.Dimension(f"{dim.name}_{i}", dim.size) for i in (1, 2)]
         renamed = [mtf.rename_dimension(unit, dim.name, side.name) for side in sides]

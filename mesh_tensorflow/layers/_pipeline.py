@@ -212,6 +212,8 @@ class _Run:
     def by_microbatch(self, x: mtf.Tensor) -> mtf.Tensor:
         """Returns a Tensor with a dimension of microbatches after that of the batch."""
         size = self._batch_dim.size // self._dim.size
+        # Microbatches run fastest: processors that split the batch then have a part of each, and
+        # keep their rows.
         of_batch = [mtf.Dimension(self._batch_dim.name, size), self._dim]
         dims = [[d] if d != self._batch_dim else of_batch for d in x.shape]
         return mtf.reshape(x, mtf.Shape([d for part in dims for d in part]))
@@ -239,6 +241,7 @@ class _Run:
         for tick in range(first, self.schedule.ticks):
             y, *added = apply(tick, self._entering(tick, sources, shifted))
             losses.append(added)
+            # The last pass of microbatch m leaves the last stage at tick M (R - 1) + m + K - 1.
             if tick >= self.schedule.ticks - self._dim.size:
                 results.append(y)
             if tick + 1 < self.schedule.ticks:
@@ -246,6 +249,7 @@ class _Run:
         return results, losses
 
     def _shifted(self, y: mtf.Tensor) -> mtf.Tensor:
+        # Without repeats the first stage needs nothing of the last one, and nothing is sent to it.
         return mtf.shift(y, 1, self._stages_dim, wrap=self.schedule.num_repeats > 1)
 
     def _first_ticks(self, apply: _Apply, sources: Sequence[mtf.Tensor]) -> list[mtf.Tensor]:
@@ -263,6 +267,7 @@ class _Run:
 
         def fn(waiting: mtf.Tensor) -> list[mtf.Tensor]:
             nonlocal count
+            # `forward_operations` of the gradient begin here, and so do the numbers in `ends`.
             start = len(graph.operations)
             states: list[mtf.Tensor] = []
             shifted: list[mtf.Tensor] = []
@@ -277,6 +282,7 @@ class _Run:
                 shifted.append(self._shifted(y))
             found = [shifted[-1], *(mtf.add_n(list(of_ticks)) for of_ticks in zip(*losses))]
             count = len(found)
+            # States are results, too, for the gradient to take; nothing else uses them.
             return [*found, *states]
 
         def grad_fn(
@@ -288,6 +294,7 @@ class _Run:
         ) -> list[Optional[mtf.Tensor]]:
             states = outputs[count:]
             seen = states[0]
+            # Stage k gets its first microbatch at tick k; the last one, after these ticks.
             for stage, state in enumerate([*states[1:], outputs[0]], 1):
                 seen = select(self._stage_is(stage), state, seen)
             seen = mtf.stop_gradient(seen)
@@ -301,6 +308,7 @@ class _Run:
                 busy = self._stage_is(tick, mtf.less_equal)
                 again = {states[tick]: select(busy, states[tick], seen)}
                 grads.through(forward_operations[middle:end], again)
+                # Selections and shifts, whose gradients read no values that could be infinite.
                 grads.through(forward_operations[begin:middle])
             return grads.of(all_inputs, but=explicit_inputs)
 
@@ -323,6 +331,7 @@ class _Run:
         else:
             # What left the last stage waits until all microbatches have entered the first.
             first = shifted[item - len(sources) + self._stages_dim.size - 1]
+        # With as many microbatches as stages, nothing waits: the shift has wrapped it around.
         if first is shifted[tick - 1]:
             return first
         return select(self._stage_is(0), first, shifted[tick - 1], output_shape=first.shape)
@@ -383,6 +392,7 @@ class _Weights:
     def _choose(self, of_repeats: Sequence[mtf.Tensor], repeats: Sequence[int]) -> mtf.Tensor:
         if len(of_repeats) == 1:
             return of_repeats[0]
+        # Passes do not rise with stages: that of the first is the latest, of the last the earliest.
         first, last = of_repeats[repeats[0]], of_repeats[repeats[-1]]
         if first is last:
             return first

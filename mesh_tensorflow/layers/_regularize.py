@@ -57,6 +57,7 @@ def annealed_dropout(
             "annealed_dropout: init_rate must be at least 0 and below 1, and start_step before "
             f"end_step, got init_rate={init_rate}, start_step={start_step}, end_step={end_step}"
         )
+    # The global step itself may be read before or after it counts this one.
     step = tf.cast(steps_done(), tf.float32)
     progress = tf.clip_by_value((step - start_step) / (end_step - start_step), 0.0, 1.0)
     keep_prob = 1.0 - init_rate * (1.0 - progress)
@@ -110,6 +111,7 @@ def clip_activation_gradient(x: mtf.Tensor, clip_rms_norm: Optional[float] = Non
         if not clip_rms_norm:
             return [dy]
         rms = mtf.sqrt(mtf.reduce_mean(mtf.square(dy)))
+        # dy * min(1, clip_rms_norm / rms), without a division by an rms of 0.
         return [dy / mtf.maximum(rms * (1.0 / clip_rms_norm), 1.0)]
 
     summary_for_clip_activation_gradient(x, name="forward_act", batch_dims=x.shape.dims[:-1])

@@ -96,8 +96,11 @@ def _backwards(
     # Wait for the gradients, or all steps would be recomputed at once.
     y1, y2 = wait_for([y1_again, y2_again], [dy1, dy2])
     *inner, addition = forward_operations
+    # The last operation of `step` is x1 + f(x2), and the others are those of f.
     residual = addition.inputs[1]
+    # x2 = y1, which was not changed, and x1 = y2 - f(y1).
     [residual], (dx2, *d_others) = computed_again(inner, {x2: y1}, [residual], [x2, *others], [dy2])
     # The previous step waits for this one, or activations of both would be stored at once.
     [x1] = wait_for([y2 - residual], [d for d in d_others if d is not None])
+    # dx1 = dy2, and dx2 = dy1 + (df/dx2)^T dy2.
     return [dy2, x1, dy1 if dx2 is None else dy1 + dx2, y1, *d_others]

@@ -145,6 +145,7 @@ def _size(problem: Problem, state: _State, axis: int) -> int:
 
 
 def _itemsize(problem: Problem, state: _State) -> int:
+    # Real transforms are along one dimension: one that is done has changed the dtype.
     return problem.itemsizes[bool(state.done)]
 
 
@@ -185,6 +186,7 @@ def _moves(problem: Problem, state: _State) -> Iterator[Step]:
             points = _size(problem, state, split)
             padding = -points % parts
             if joined is not None:
+                # The zeros that are appended are sent, too.
                 sent = elements // max(1, points) * (points + padding)
                 yield Step("alltoall", (), mesh_axis, split, joined, padding, size, sent, itemsize)
             elif not padding:
@@ -333,6 +335,7 @@ class FourierOperation(Operation):
         """Applies the adjoint, which is the inverse but for factors."""
         dy = gradient_of_output(grad_ys)
         points = math.prod(d.size for d in self._dims)
+        # The conjugate transpose of fft is points * ifft, and that of ifft is fft / points.
         back = self._new_dims, self._dims
         if self._kind == "fft":
             return [FourierOperation("ifft", dy, *back).outputs[0] * float(points)]
@@ -344,6 +347,7 @@ class FourierOperation(Operation):
             half = dy * self._outer(dy, self._new_dims[0], points, 1.0, 0.5)
             return [FourierOperation("irfft", half, *back).outputs[0] * float(points)]
         [size] = [d.size for d in self._new_dims]
+        # irfft counts each inner frequency twice, for itself and for its conjugate.
         dx = FourierOperation("rfft", dy, *back).outputs[0]
         return [dx * self._outer(dx, self._dims[0], size, 1.0 / size, 2.0 / size)]
 
@@ -376,6 +380,7 @@ class FourierOperation(Operation):
         x, y = self.inputs[0], self.outputs[0]
         mesh_impl.slice_shape(y.shape)  # checks that it can be split
         lowering.count_collectives(self, "fft_op")
+        # A partial sum is summed first, although transforms are linear: a later sum is as large.
         value = lowering.tensors[x].to_laid_out_tensor()
         for step in self._plan(mesh_impl):
             if step.kind == "transform":
@@ -388,11 +393,13 @@ class FourierOperation(Operation):
         """Transforms a slice along some axes, each whole in it."""
         functions = _KINDS[self._kind].functions
         rank = t.shape.ndims
+        # TensorFlow's functions transform the last axes, and up to three of them.
         for first in range(0, len(axes), len(functions)):
             last = list(axes[first : first + len(functions)])
             perm = [axis for axis in range(rank) if axis not in last] + last
             t = tf.transpose(t, perm) if perm != sorted(perm) else t
             lengths = [self._outputs[0].shape[axis].size for axis in last]
+            # m frequencies are those of 2 m - 2 or 2 m - 1 numbers; TensorFlow takes the former.
             further = {"fft_length": lengths} if self._kind == "irfft" else {}
             sizes = t.shape.as_list()[: rank - len(last)]
             t = functions[len(last) - 1](t, **further)
@@ -407,6 +414,7 @@ class FourierOperation(Operation):
         """5 n log2(n) flops for each transform, half of them if it is real; and the collectives."""
         flops, moved, found = 0.0, 0, []
         x = self._inputs[0]
+        # Of a real transform, the signal is the longer side.
         sizes = [max(a.size, b.size) for a, b in zip(x.shape, self._outputs[0].shape)]
         mesh_impl.slice_shape(self._outputs[0].shape)  # checks that it can be split
         for step in self._plan(mesh_impl):

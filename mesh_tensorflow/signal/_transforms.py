@@ -18,6 +18,7 @@ from mesh_tensorflow.signal._fft import FourierOperation
 
 def _dims(what: str, x: Tensor, given: object) -> list[Dimension]:
     """Returns a list of Dimensions."""
+    # A Dimension is a tuple as well.
     if not isinstance(given, (list, tuple)) or isinstance(given, Dimension):
         raise WrongTypeError(
             f"{what} takes a list of mtf.Dimensions of {x.name} {x.shape}, not {given!r}"
@@ -262,6 +263,8 @@ def fftfreq(mesh: Mesh, dim: Dimension, d: float = 1.0, dtype: tf.DType = tf.flo
     """
     dim = _check_not_empty("fftfreq", dim)
     half = dim.size // 2
+    # 0, 1, ..., and from the middle on -(n // 2), ..., -1: a function of the index, so that no
+    # processor needs more than its part.
     k = mtf.mod(mtf.mtf_range(mesh, dim, tf.int32) + half, dim.size) - half
     return mtf.cast(k, dtype) * (1.0 / (dim.size * d))
 

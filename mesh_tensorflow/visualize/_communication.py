@@ -114,6 +114,7 @@ class _NamedSums(Walk):
         delayed = [self._begun_by[x] for x in before if self.pending_axes(x)]
         for y in op.outputs:
             if self.pending_axes(y):
+                # Not its first reader: sums of gradients would all be the optimizer's.
                 self._begun_by[y] = (delayed or [op.name])[0]
         return asked
 
@@ -133,6 +134,7 @@ def _predicted(subject: Subject, outputs: Sequence[Tensor]) -> list[Item]:
                 walk.visit(op)
         for x in outputs:
             if x.mesh is mesh:
+                # A partial sum that nothing in the step has read is still to be summed.
                 walk.need(x)
         items += [_item(name, impl, c) for name, c in walk.found]
     return items
@@ -205,6 +207,7 @@ class Communication:
         sizes: collections.Counter[str] = collections.Counter()
         for item in self.items:
             sizes[layer(item.operation)] += item.bytes
+        # From the smallest on, as many layers are left out as have no more than the rest together.
         rest, number = self.bytes * (1 - _NEARLY_ALL), len(sizes)
         for size in sorted(sizes.values()):
             rest -= size
@@ -221,6 +224,7 @@ class Communication:
             if self._needed(finer) > most_layers:
                 break
             found = finer
+        # One or two names for nearly all bytes would say little of where they come from.
         if self._needed(found) > 2:
             return found
         for depth in range(_DEEPEST, 1, -1):  # too many blocks for a row each: equal ones together

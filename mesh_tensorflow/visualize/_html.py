@@ -106,6 +106,7 @@ def table(
         )
         style = ' class="sum"' if number >= len(rows) - sums else ""
         lines.append(f"<tr{style}>{cells}</tr>")
+    # tabindex: a box that scrolls can be reached, and then scrolled, by the keyboard.
     return f'<div class="wide" tabindex="0"><table>\n{chr(10).join(lines)}\n</table></div>'
 
 

@@ -52,6 +52,7 @@ class Memory:
         self.at_peak: dict[str, int] = estimator.peak_by_kind(layout)
         self.contents: list[Held] = estimator.peak_contents(layout)
         kinds = estimator.memory.by_kind(layout, sizes)
+        # Steady kinds first, and so at the bottom of the chart: the others stand on even ground.
         self.over_time: dict[str, np.ndarray] = dict(
             sorted(kinds.items(), key=lambda pair: -int(pair[1].min()))
         )

@@ -32,6 +32,7 @@ def color_of(number: int, count: int) -> str:
     """
     if count <= len(KIND_COLORS):
         return KIND_COLORS[number]
+    # More hues are hard to tell apart; further tiles have them again in other shades.
     hues = min(count, _HUES)
     shades = -(-count // hues)
     lightness = 0.45 + 0.35 * (number // hues) / max(1, shades - 1)
@@ -50,6 +51,7 @@ def text_color(background: str) -> str:
       background: "#rrggbb".
     """
     red, green, blue = _rgb(background)
+    # By ITU-R BT.601: the eye takes green for brighter than red, and red than blue.
     luminance = (0.299 * red + 0.587 * green + 0.114 * blue) / 255
     return "#111111" if luminance > _LIGHT else "#ffffff"
 
@@ -215,6 +217,7 @@ class Picture:
 
     def _draw_by_matplotlib(self, path: Union[str, os.PathLike[str]]) -> None:
         try:
+            # Not by pyplot, which would choose a window system and keep each figure.
             from matplotlib.backends.backend_agg import FigureCanvasAgg
             from matplotlib.figure import Figure
         except ImportError as e:
@@ -222,6 +225,7 @@ class Picture:
                 f"{os.fspath(path)!r}: a picture that is not SVG needs matplotlib: pip install "
                 "matplotlib; or give a path that ends in .svg"
             ) from e
+        # A pixel of a web page is 0.75 points.
         inches = (self.width / _POINTS * 0.75, self.height / _POINTS * 0.75)
         figure = Figure(figsize=inches, dpi=_DPI, facecolor=_PAPER)
         FigureCanvasAgg(figure)
@@ -316,9 +320,11 @@ def _draw_words(axes: Any, words: Words) -> None:
     axes.text(
         words.x,
         words.y,
+        # matplotlib takes what is between two dollars for a formula.
         words.text.replace("$", r"\$"),
         fontsize=words.size * 0.75,
         color=color,
+        # Of turned text, matplotlib aligns the box around it and not the line.
         ha="center" if words.turned else _ALIGNED[words.anchor],
         va="center",
         rotation=90 if words.turned else 0,
@@ -346,7 +352,9 @@ def _ticks(top: float) -> list[float]:
     if top <= 0:
         return [0.0]
     step = 10.0 ** math.floor(math.log10(top / _TICKS))
+    # 1, 2 or 5 times a power of ten, the finest with so few ticks.
     step *= next(m for m in (1, 2, 5, 10) if top / (step * m) <= _TICKS)
+    # A whole number of steps may be rounded to less.
     return [i * step for i in range(math.floor(top / step * (1 + 1e-9)) + 1)]
 
 
@@ -446,6 +454,7 @@ def areas(
     step = _PLOT / length
     for i, (name, values) in enumerate(squeezed.items()):
         above = below + values
+        # Steps and not slopes: what an operation holds is held all through it.
         edge = [(left + j * step, left + (j + 1) * step) for j in range(length)]
         up = [(x, bottom - above[j] * scale) for j in range(length) for x in edge[j]]
         down = [(x, bottom - below[j] * scale) for j in range(length) for x in edge[j]]
@@ -468,5 +477,6 @@ def _squeezed(kinds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         return {}
     total = np.sum([np.asarray(v, np.float64) for v in kinds.values()], axis=0)
     groups = np.array_split(np.arange(len(total)), min(_MOST_POINTS, len(total)))
+    # One time for all kinds, so that what is stacked was in use at once; the peak is among them.
     kept = [int(group[total[group].argmax()]) for group in groups]
     return {name: np.asarray(values, np.float64)[kept] for name, values in kinds.items()}

@@ -90,6 +90,7 @@ def report(
     ]
     if explain:
         sections.append(_layouts(subject, outputs, hardware))
+    # All of it before the file is opened: an error leaves the last report as it was.
     text = _html.page(title, _head(subject, summary, found, memory), sections)
     with open(path, "w", encoding="utf-8") as f:
         f.write(text)

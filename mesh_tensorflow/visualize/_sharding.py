@@ -97,6 +97,7 @@ class Sharding:
     @property
     def copies(self) -> int:
         """The number of processors that hold each tile."""
+        # A mesh axis splits one dimension at most, so all tiles have equally many.
         return self.mesh_impl.size // len(self.tiles)
 
     def tile_of(self, processor: int) -> Tile:
@@ -114,6 +115,7 @@ class Sharding:
           index: for each dimension, the number of its part.
         """
         number = 0
+        # Row-major, in the order in which `_tiles` numbers them.
         for i, parts in zip(index, self.parts):
             number = number * parts + i
         return self.tiles[number]
@@ -144,6 +146,7 @@ class Sharding:
         return _sharding_text.drawn(self, color)
 
     def __str__(self) -> str:
+        # Escape codes are for terminals; in a file they would be noise.
         return self.text(sys.stdout.isatty())
 
     def __repr__(self) -> str:

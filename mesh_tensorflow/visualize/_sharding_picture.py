@@ -158,6 +158,7 @@ def picture(sharding: Sharding) -> Picture:
     tables = list(others(sharding))
     edge = 0.0
     out.words(x, head, _TILES, anchor="start", bold=True)
+    # A heading wider than the tiles does not push the processors away from them.
     heading_right, out.right = out.right, 0.0
     y += 26
     for what, index in tables[:_MOST_TABLES]:

@@ -140,6 +140,7 @@ def _table(sharding: Sharding, index: Sequence[int], color: bool) -> list[str]:
         lines.append(rules[1 if place else 0])
         painted = []
         for j, cell in zip(columns, cells[place]):
+            # Before it is colored: the letters of escape codes would count.
             cell = cell.center(width)
             if color and min(i, j) >= 0:
                 cell = ansi(cell, color_of(tiles[i][j].number, len(sharding.tiles)))
@@ -150,6 +151,7 @@ def _table(sharding: Sharding, index: Sequence[int], color: bool) -> list[str]:
 
 def _most_columns(sharding: Sharding, tiles: Sequence[Sequence[Tile]]) -> int:
     """Returns how many columns fit side by side."""
+    # The last tile has the largest numbers, and so the longest texts.
     last = tiles[-1][-1]
     texts = [processors_text(last.processors)]
     texts += [_part(last, dimension) for dimension in sharding.shown[-1:]]

@@ -181,6 +181,7 @@ def _kind(variable: Variable, weights: Mapping[str, Sequence[int]]) -> str:
 
 def _row(variable: Variable, stored: Shape, kind: str, impl: MeshImpl) -> VariableRow:
     slice_shape = tuple(impl.slice_shape(stored))
+    # Stored dimensions may have other names, which say what splits them; readers know the model's.
     axes = [(d, impl.splitting_axis(s)) for d, s in zip(variable.shape, stored)]
     split = tuple((d.name, impl.shape[a].name) for d, a in axes if a is not None)
     parts = math.prod(impl.shape[a].size for _, a in axes if a is not None)

@@ -43,6 +43,7 @@ def trains_if_not_told(layer: _Layer) -> _Layer:
 
 def _is_next(value: object) -> bool:
     """Returns whether an argument is a rate, a size or a dimension, and no flag."""
+    # True and False are ints that equal 1 and 0, so these two numbers are taken for flags.
     return isinstance(value, (float, Dimension)) or (isinstance(value, int) and value not in (0, 1))
 
 
@@ -291,6 +292,7 @@ def project(
       A Tensor with dimensions [batch..., heads, places..., kv_channels].
     """
     dims = x.shape.dims[:-1]
+    # Heads go before positions: the memory is looked for in the last dimension but one of keys.
     at = len(dims) - places
     return mtf.einsum([x, w], output_shape=mtf.Shape([*dims[:at], heads, *dims[at:], kv_channels]))
 
@@ -497,6 +499,7 @@ def multihead_self_attention_incremental(
 
         q = project(x, wq, heads, kv_channels, 0)
         k, v = written(prev_k, wk), written(prev_v, wv)
+        # Positions that are not written yet have keys 0, whose logits 0 would count in the softmax.
         later = mtf.less(step, mtf.range(x.mesh, memory_length, tf.int32))
         o = dot_product_attention(q, k, v, hidden_where(later, x.dtype), False)
         return mtf.einsum([o, wo], output_shape=x.shape), k, v
@@ -604,6 +607,7 @@ def masked_local_attention_1d_incremental(
 
         def replaced(previous: mtf.Tensor, w: mtf.Tensor) -> mtf.Tensor:
             new = _placed(project(x, w, heads, kv_channels, 0), here, previous)
+            # Not 0 before, unlike in a whole memory: here is the position that leaves the window.
             return previous * (1.0 - here) + new
 
         k, v = replaced(prev_k, wk), replaced(prev_v, wv)

@@ -61,6 +61,7 @@ def whole_dims(
             "mtf.layers.rename_length_to_memory_length"
         )
     rows = (q.shape - key_dim).dims
+    # What keys share with queries is the batch of matrix products, so values must have it as well.
     columns = [d for d in k.shape if d not in (key_dim, memory_length_dim)]
     values = [d for d in v.shape if d not in (value_dim, memory_length_dim)]
     if set(columns) != set(values):
@@ -96,6 +97,8 @@ def _plain(
     rows = q.shape - dims.key
     shape = rows + dims.memory
     logits = mtf.einsum([mtf.cast(q, dtype), mtf.cast(k, dtype)], output_shape=shape)
+    # Terms in the order of `Block._with_terms`: logits that ids hide are set before biases are
+    # added, which may hide more of them.
     for buckets, values, here, there in terms.distances:
         [dim] = [d for d in values.shape if d not in shape]
         bias = distance_bias(Distances(buckets, values, dim, here, there))
@@ -109,6 +112,7 @@ def _plain(
     extra = terms.extra_value if terms.extra is None else mtf.cast(terms.extra, dtype)
     log_z = mtf.reduce_logsumexp(logits, dims.memory, extra_logit=extra)
     weights = mtf.softmax(logits, dims.memory, extra_logit=extra)
+    # After the softmax, as in blocks: its denominator has the weights that are dropped, too.
     if terms.noise:
         weights = mtf.multiply(weights, _noise_mask(terms, rows, dtype), output_shape=shape)
     y = mtf.einsum([weights, mtf.cast(v, dtype)], output_shape=rows + dims.value)
@@ -118,6 +122,7 @@ def _plain(
 def _noise_mask(terms: Terms, rows: mtf.Shape, dtype: tf.DType) -> mtf.Tensor:
     """Returns the whole dropout mask."""
     *_, row, column = terms.noise
+    # Rows and columns have no dimension in common: the mask is their outer combination.
     order = [d for d in rows if d in row.shape] + column.shape.dims
     names = [d.name for d in order]
 
@@ -152,6 +157,7 @@ def _noise(
         for _ in range(2)
     ]
     memory = dims.memory
+    # One index for all positions, so that the hash of a row is the same along the memory.
     if memory in shared:
         return [*keys, mtf.zeros(mesh, [], tf.int32)]
     return [*keys, mtf.range(mesh, memory, tf.int32)]
@@ -221,6 +227,7 @@ def attention_and_log_sums(
     rows = q.shape - key
     noise = _noise(q.mesh, dims, rows, dropout_broadcast_dims or ()) if dropout_rate else ()
     given = isinstance(extra_logit, mtf.Tensor)
+    # As in `mtf.softmax`, an extra logit gets no gradient.
     terms = Terms(
         [] if bias is None else [bias],
         list(visible),
@@ -230,6 +237,7 @@ def attention_and_log_sums(
         mtf.stop_gradient(extra_logit) if given else None,  # type: ignore[arg-type]
         None if given else extra_logit,  # type: ignore[arg-type]
     )
+    # `_plain` is handed over, since the module of the operation is imported by this one.
     op = BlockedAttentionOperation(q, k, v, dims, terms, _plain, block_sizes, name, ring)
     y, log_z = op.outputs[:2]
     return mtf.rename_dimension(y, value.name, value_dim.name), log_z

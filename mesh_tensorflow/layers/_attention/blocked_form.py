@@ -88,6 +88,7 @@ class Terms:
 
     def of(self, xs: Sequence[mtf.Tensor]) -> Terms:
         """Returns the same with other Tensors, in the order of `tensors`."""
+        # Arguments are evaluated as they are written, so their order has to be that of `tensors`.
         left = iter(xs)
         return dataclasses.replace(
             self,
@@ -135,6 +136,7 @@ class Form(NamedTuple):
         q_names, k_names, v_names, *others = (
             tuple(x.shape.dimension_names) for x in (q, k, v, *rest)
         )
+        # Indices instead of Tensors, since one Form describes Tensors as well as their slices.
         indices: Any = range(len(rest))
         return cls(dims, q_names, k_names, v_names, tuple(others), terms.of(indices), block_sizes)
 
@@ -159,6 +161,7 @@ class Form(NamedTuple):
         x = blocked_slices.arranged(x, names, order)
         sizes = x.shape.as_list()
         n = len(self.dims.shared)
+        # Queries of `others` have the same keys, and so are further rows of one matrix product.
         joined = [mtf.list_product(sizes[:n]), mtf.list_product(sizes[n:-2])]
         return tf.reshape(x, [*joined, *sizes[-2:]])
 
@@ -234,6 +237,7 @@ class Form(NamedTuple):
         found = self.block_sizes or blocked_slices.default_block_sizes(rows, length, memory)
         if parts == 1:
             return found
+        # Halves that were exchanged are far apart; a block of both would seldom be hidden whole.
         block, columns = (
             blocked_slices.divided_alike(size, n // parts)
             for size, n in zip(found, (length, memory))

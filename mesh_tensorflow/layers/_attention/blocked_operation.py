@@ -34,6 +34,7 @@ def _positions(part: int, parts: int, size: int, halves: bool) -> list[tuple[int
     """Returns where the runs of positions of a part begin and end."""
     if not halves:
         return [(part * size, (part + 1) * size)]
+    # As `ring.exchanged` leaves them: part p has the halves 2 p and 2 n - 1 - 2 p of 2 n.
     half = size // 2
     return [(i * half, (i + 1) * half) for i in (2 * part, 2 * parts - 1 - 2 * part)]
 
@@ -85,8 +86,11 @@ def most_pairs(
     for p in range(processors):
         first, last = _blocks(_positions(p, processors, size, halves), blocks[0]).T
         if earlier:
+            # Left out if all of its positions are after all queries: begin >= last.
             columns = seen[np.searchsorted(begins, last)]
         else:
+            # Left out if all of its positions are before all queries: end <= first. The ends are
+            # in order, too, since blocks do not overlap.
             columns = length - seen[np.searchsorted(ends, first, side="right")]
         most = max(most, int(((last - first) * columns).sum()))
     return most
@@ -130,6 +134,7 @@ class Blocked(mtf.Operation):
             return None
         parts = 2 * mesh_impl.shape[axis].size
         halves = all(d.size % parts == 0 for d in (dims.length, dims.memory))
+        # Where no order hides blocks, work is even already, and an exchange would be for nothing.
         causal = self._form.may_skip and self._form.is_ordered
         return axis if ring.is_exchanged(self._ring, halves and causal) else None
 
@@ -198,6 +203,7 @@ class Blocked(mtf.Operation):
         """Returns [whether blocks of which nothing is seen may be left out], or an empty list."""
         form = self._form
         length, memory = (mesh_impl.splitting_axis(d) for d in (form.dims.length, form.dims.memory))
+        # If another axis splits the memory, a query's own position may be on another processor.
         if not form.may_skip or memory not in (None, length):
             return []
         [size] = mesh_impl.slice_shape(mtf.Shape([form.dims.length]))
@@ -233,6 +239,7 @@ class Blocked(mtf.Operation):
         count = 3 + len(self._form.rest)
 
         def computed(*values: tf.Tensor) -> tuple:
+            # The gradient has inputs after those of the Form; only `compute` knows what they mean.
             inputs, [*skips] = values[: len(self.inputs)], values[len(self.inputs) :]
             q, k, v, *rest = inputs[:count]
             [may_skip] = skips or [None]
@@ -253,6 +260,7 @@ class Blocked(mtf.Operation):
             for xs in (self.inputs, self.outputs)
         )
         if self._ring:
+            # Outputs take the same way back, in `_restored`.
             exchanged = [] if self._exchanged_axis(mesh_impl) is None else [
                 x for x in (*self.inputs, *self.outputs) if self._position_axis(x) is not None
             ]  # fmt: skip
@@ -263,6 +271,7 @@ class Blocked(mtf.Operation):
         found = []
         for kind, tensors in (("allconcat", inputs), ("reduce_scatter", outputs)):
             for x in tensors:
+                # The whole memory on each processor: a gather's output, and a scatter's input.
                 n = mesh_impl.laid_out_size(x.shape) * parts
                 found.append(Collective(kind, (axis,), n, n * x.dtype.size))
         return found
@@ -277,6 +286,7 @@ class Blocked(mtf.Operation):
         pairs = self._computed_pairs(mesh_impl)
         if pairs is not None:
             [length] = mesh_impl.slice_shape(mtf.Shape([dims.length]))
+            # All processors' logits, with the pairs of the busiest one in place of all pairs.
             logits = logits // (length * dims.memory.size) * pairs
         return logits * (products * (dims.key.size + dims.value.size) + _FLOPS_PER_LOGIT)
 
@@ -291,6 +301,7 @@ class Blocked(mtf.Operation):
         halves = self._exchanged_axis(mesh_impl) is not None
         memory = length if self._ring_axis(mesh_impl) is not None else dims.memory.size
         found = form.blocks(front, length, memory, 2 if halves else 1)
+        # As in `Form.operands`: a block of the whole memory is never left out.
         if found[1] >= dims.memory.size:
             return None
         count = 1 if axis is None else mesh_impl.shape[axis].size
@@ -307,6 +318,7 @@ class Blocked(mtf.Operation):
     def _cost_key(self) -> tuple:
         """Returns what costs depend on besides shapes."""
         form = self._form
+        # All that `_flops` and `_moved` read: operations with equal keys share one cost.
         return form.dims, self._ring, form.block_sizes, form.may_skip, form.order
 
 
@@ -363,6 +375,8 @@ class BlockedAttentionGradOperation(Blocked):
         some = [(first[n], d) for n, d in given if first[n] is not None]
         xs = [*inputs, dy, dz]
         found = mtf.gradients([x for x, _ in some], xs, [d for _, d in some], operations)
+        # None for the results of the forward operation: the plain form makes them of q, k and v
+        # itself, whose gradients have that part already.
         return [*found[:-2], None, None, None, *found[-2:]]
 
     def lower(self, lowering: LoweringLike) -> None:
@@ -386,6 +400,7 @@ class BlockedAttentionGradOperation(Blocked):
                 # Each processor has a gradient of the whole memory, of its own queries; of the sum
                 # it keeps its part.
                 value = mesh_impl.reduce_scatter(value, gathered, at)
+            # Pending: what later operations add to the sum takes part in one allreduce.
             axes = self._summed_axes(mesh_impl, y)
             lowering.set_partial_sum(y, value, axes, "blocked_attention_op")
 
@@ -398,6 +413,7 @@ class BlockedAttentionGradOperation(Blocked):
         form = self._form
         *_, y, largest, weight, dy, dz = inputs
         value = form.dims.value.name
+        # dy has the dimensions of y, and dz those of whatever there is once for each row.
         names = self.inputs[-2].shape.dimension_names
         row_names = self.inputs[-1].shape.dimension_names
         y, dy = (tf.cast(form.rows(x, names, value), of.dtype) for x in (y, dy))
@@ -585,6 +601,7 @@ class BlockedAttentionOperation(Blocked):
         collectives = self._moved(mesh_impl)
         axis = self._joined_axis(mesh_impl)
         if axis is not None:
+            # Of the largest logits, of the sums of values, and of those of exponentials.
             y, z = (mesh_impl.laid_out_size(x.shape) for x in self.outputs[:2])
             size = self.outputs[1].dtype.size
             collectives += [Collective("allreduce", (axis,), n, n * size) for n in (z, y, z)]

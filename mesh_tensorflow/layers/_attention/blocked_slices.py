@@ -64,6 +64,7 @@ def over_blocks(
     if full > 1:
         parts.append(_looped(full, block, fn, results, dtype))
     if rest:
+        # Outside of the loop, in which all blocks have one static shape.
         parts.append(fn(full * block, rest))
     if len(parts) == 1:
         return parts[0]
@@ -76,6 +77,7 @@ def over_blocks(
 def _looped(
     count: int, block: int, fn: Callable, results: Sequence[Sum], dtype: tf.DType
 ) -> list[tf.Tensor]:
+    # Joined results are written once each: a concatenation would copy all of them in each turn.
     def body(i: tf.Tensor, *state: Any) -> tuple:
         found = fn(i * block, block)
         return i + 1, *(
@@ -103,6 +105,8 @@ def _joined(x: tf.Tensor, count: int, result: Sum, block: int) -> tf.Tensor:
     axis = result.axis
     assert axis is not None
     x = tf.reshape(x, [count, *result.of_block(block)])
+    # The numbers of blocks go to just before the positions within a block, so that both make
+    # one axis of positions in order.
     order = [*range(1, axis + 1), 0, *range(axis + 1, len(result.shape) + 1)]
     return tf.reshape(tf.transpose(x, order), result.of_block(count * block))
 
@@ -225,6 +229,7 @@ def default_block_sizes(rows: int, length: int, memory: int) -> tuple[int, int]:
       memory: that of the memory.
     """
     columns = min(memory, _LONGEST_BLOCK)
+    # As if blocks were square, so that many rows shorten both sides and not queries alone.
     while columns > _SHORTEST_BLOCK and rows * columns * columns > _BLOCK_ELEMENTS:
         columns //= 2
     wanted = _BLOCK_ELEMENTS // max(1, rows * columns)
@@ -285,6 +290,7 @@ class Block:
         if self._size[0] != length:
             starts = [None, None, self._start[0], None]
             x = _part(x, starts, [shared, others, self._size[0], channels])
+        # Cast after the cut, so that no float32 copy of all queries is made.
         return tf.cast(tf.reshape(x, [shared, others * self._size[0], channels]), self._of.dtype)
 
     def memories(self, x: tf.Tensor) -> tf.Tensor:
@@ -301,6 +307,7 @@ class Block:
         starts: list[Optional[Start]] = [None] * len(front)
         sizes = list(front)
         for found, n, start, size in zip((rows, columns), whole, self._start, self._size):
+            # A term has each dimension whole or with size 1, and 1 stands for all positions alike.
             cut = found == n != size
             starts.append(start if cut else None)
             sizes.append(size if cut else found)
@@ -347,6 +354,7 @@ class Block:
         if visible is not None:
             # Selected, not added: a sum with a large negative number would depend on rounding.
             s = tf.where_v2(visible, s, tf.constant(HIDDEN_LOGIT, s.dtype))
+        # Beside -1e30 a bias is lost to rounding: pairs that ids hide keep one logit.
         for x in of.biases:
             bias = tf.cast(self.term(x), s.dtype)
             s = with_hidden(s + bias, bias)
@@ -370,12 +378,14 @@ def product_minus(x: tf.Tensor, y: tf.Tensor, shift: tf.Tensor) -> tf.Tensor:
 
     One more channel takes less time than reading and writing the products again.
     """
+    # [x, -shift] [y, 1]^T = x y^T - shift, in one product.
     ones = tf.ones([*y.shape.as_list()[:-1], 1], y.dtype)
     return tf.matmul(tf.concat([x, -shift], -1), tf.concat([y, ones], -1), transpose_b=True)
 
 
 def noise_mask(noise: Noise, dtype: tf.DType) -> tf.Tensor:
     """Returns 1 / keep_prob with probability keep_prob, else 0, for rows and columns."""
+    # Any int32 is a key, negative ones as well: the hash takes their bits.
     *keys, columns = (tf.bitcast(x, tf.uint32) for x in noise[:-1])
     bits = random_values.hash_bits(columns, *keys)
     return random_values.keep_where(bits, dtype, noise.keep_prob)
@@ -391,6 +401,7 @@ def block_sums(operands: Operands) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     channels = of.v.shape.as_list()[2]
 
     def rows(start: Start, size: int) -> list:
+        # Once for all blocks of the memory, not in the loop over them.
         q = Block(of, (start, 0), (size, memory)).queries(of.q)
         # Finite, so that a block that is hidden by -inf does not make NaNs.
         state = [
@@ -417,6 +428,7 @@ def _unless_left_out(
     hidden = block.left_out()
     if hidden is None:
         return compute()
+    # strict: else a list of one gradient would come back without its list.
     return list(tf.cond(hidden, lambda: [tf.identity(x) for x in otherwise], compute, strict=True))
 
 
@@ -435,6 +447,7 @@ def _with_block(
     # What was summed relative to the old maximum is scaled to the new one (Milakov and Gimelshein,
     # 2018, algorithm 3).
     weight = weight * old + tf.reduce_sum(p, -1, keepdims=True)
+    # Dropout is of normalized weights: the sum above has those that are dropped, too.
     total = total * old + tf.matmul(block.dropped(p, of.noise), block.memories(of.v))
     return [total, new, weight]
 
@@ -454,6 +467,7 @@ def finished(
     """
     if extra is not None:
         extra = tf.cast(extra, weight.dtype)
+        # As one more block, of a single position whose values are 0.
         new = tf.maximum(largest, extra)
         old = tf.exp(largest - new)
         total, largest, weight = total * old, new, weight * old + tf.exp(extra - new)
@@ -499,6 +513,7 @@ def block_gradients(
             outer = [Sum(q, None), Sum(k, 1), Sum(v, 1)]
         for *front, rows, across in bias_shapes:
             n = len(front)
+            # Gradients of blocks are summed where a bias lacks the dimension, and joined elsewhere.
             wide = across if across == 1 != memory else columns
             inner.append(Sum([*front, rows, wide], None if rows == 1 != length else n))
             outer.append(Sum([*front, rows, across], None if across == 1 != memory else n + 1))
@@ -518,9 +533,12 @@ def block_gradients(
                 [tf.zeros(result.of_block(rows), of.dtype) for result in inner],
             )
 
+        # Over queries within a block of the memory: its keys and values get one sum each, and only
+        # the gradient of queries is added up as a whole for every block.
         inner = results(columns)[0]
         return over_blocks(length, of.blocks[0], of_queries, inner, of.dtype)
 
+    # The outer results are the same for any size of a block.
     return over_blocks(memory, of.blocks[1], of_memory, results(0)[1], of.dtype)
 
 

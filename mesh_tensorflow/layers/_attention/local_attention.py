@@ -57,6 +57,7 @@ def compress_mean(x: mtf.Tensor, dim: mtf.Dimension, compression_factor: int) ->
     _check_factor("compress_mean", x, dim, compression_factor)
     groups = mtf.Dimension(dim.name, dim.size // compression_factor)
     group = mtf.Dimension("compression_factor", compression_factor)
+    # Groups keep the name of the dimension: a rule that splits it splits them, and nothing moves.
     x = mtf.reshape(x, mtf.replace_dimensions(x.shape, dim, [groups, group]))
     return mtf.reduce_mean(x, reduced_dim=group)
 
@@ -244,6 +245,7 @@ def masked_local_attention_1d(
         wq, wk, wv, wo = params or multihead_attention_vars(
             x.mesh, heads, io, kv_channels, master_dtype, slice_dtype, x.dtype
         )
+        # Before the halo exchange, so that margins are not projected again by their neighbors.
         q, k, v = (project(x, w, heads, kv_channels, 1) for w in (wq, wk, wv))
         if return_kv is not None:
             return_kv.extend([k, v])
@@ -327,6 +329,8 @@ def local_2d_halo_exchange(
       A tuple (k, v) in which `h_dim` and `w_dim` are three times as large, or twice with
       `mask_right`.
     """
+    # The second exchange passes on what the first has brought, and so the corners, from blocks that
+    # are diagonal neighbors.
     k, v = local_1d_halo_exchange(k, v, num_h_blocks, h_dim, mask_right)
     return local_1d_halo_exchange(k, v, num_w_blocks, w_dim, mask_right)
 
@@ -478,6 +482,7 @@ def local_2d_self_attention_spatial_blocks(
         if mask_right:
             mask = attention_bias_local_2d_block(x.mesh, h_dim, w_dim, memory_h, memory_w)
             mask = mtf.cast(mask, x.dtype)
+            # A softmax is over one dimension, so rows and columns of the memory have to be one.
             rows_and_columns = mask.shape.dims[-2:]
             k, v, mask = (_joined_rows(t, rows_and_columns) for t in (k, v, mask))
         o = dot_product_attention(q, k, v, mask, is_training)

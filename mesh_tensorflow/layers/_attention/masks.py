@@ -157,6 +157,7 @@ def hide(logits: mtf.Tensor, bias: Optional[mtf.Tensor]) -> mtf.Tensor:
         return logits
     # Of hidden pairs no gradient flows, not to the bias either.
     bias = mtf.stop_gradient(mtf.cast(bias, logits.dtype))
+    # Of the size of the bias, which often lacks dimensions of the logits.
     level = mtf.cwise(visibility.hidden_logits, [bias], name="hidden_logits")
     return select(mtf.less(bias, MASKED_LOGIT / 2), level, logits, logits.shape)
 
@@ -294,6 +295,7 @@ def attention_bias_local_block(
     """
     _check_names("attention_bias_local_block", [block_length], [memory_length])
     memory_length = mtf.Dimension(memory_length.name, 2 * block_length.size)
+    # The block before comes first in the memory, so queries are its second half.
     query_pos = mtf.range(mesh, block_length, dtype) + block_length.size
     memory_pos = mtf.range(mesh, memory_length, dtype)
     return hidden_where(mtf.less(query_pos, memory_pos), tf.float32)
@@ -342,6 +344,7 @@ def attention_bias_local_2d_block(
 
     query_pos = positions(h_dim, 0) * w_dim.size + positions(w_dim, 0)
     row, column = positions(memory_h, h_dim.size), positions(memory_w, w_dim.size)
+    # Negative rows or columns are those of the blocks above and to the left.
     within = mtf.logical_and(mtf.greater_equal(row, 0), mtf.greater_equal(column, 0))
     later = mtf.less(query_pos, row * w_dim.size + column)
     return hidden_where(mtf.logical_and(later, within, output_shape=later.shape), tf.float32)

@@ -84,6 +84,7 @@ def check(what: str, kind: Union[bool, str], mesh_impl: MeshImpl, dims: Dims) ->
         )
     if over[0] is None:
         return
+    # Only "zigzag" insists on halves: True leaves parts where they are if these have none.
     parts = least_parts(kind) * over[0].size
     for d in (length, memory):
         if d.size % parts:
@@ -111,6 +112,7 @@ def exchanged(mesh_impl: MeshImpl, axis: int, x: LaidOutLike, at: int) -> LaidOu
     """
     n = mesh_impl.shape[axis].size
     first, second = mesh_impl.slicewise(functools.partial(_halves, at), x)
+    # p receives the half 2 (n - 1 - p) + 1 = 2 n - 1 - 2 p, and two reversals give what there was.
     received = mesh_impl.receive(second, axis, list(reversed(range(n))))
     return mesh_impl.slicewise(lambda *halves: tf.concat(halves, at), first, received)
 
@@ -206,6 +208,7 @@ def joined_sums(
         # After the last turn no processor needs a part any more: what it began with is still in the
         # layout.
         if turn < turns - 1:
+            # Parts travel in the turn before theirs, not earlier: a processor has two at most.
             values = _passed_on(mesh_impl, axis, values, moving, found)
         found = sums if found is None else mesh_impl.slicewise(_joined, *found, *sums)
     return found
@@ -250,6 +253,7 @@ def added_gradients(
         if turn < turns - 1:
             values = _passed_on(mesh_impl, axis, values, moving, found)
         if found is not None:
+            # `found` has come here with the part of the memory that `new` is the gradient of.
             new = [mesh_impl.slicewise(tf.add, x, y) for x, y in zip(found, new)]
         # Also after the last turn, unlike the parts: n steps bring each gradient back to its owner.
         found = _passed_on(mesh_impl, axis, new, returned)

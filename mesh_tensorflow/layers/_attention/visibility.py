@@ -45,6 +45,7 @@ HIDDEN_LOGIT, ABSENT_LOGIT = -1e30, -1e35
 
 def hidden_logits(bias: tf.Tensor) -> tf.Tensor:
     """Returns the logits that pairs have if a bias hides them."""
+    # float16 has neither number: the least that it has stands for both.
     hidden, absent = (
         tf.constant(max(x, float(bias.dtype.min)), bias.dtype) for x in (HIDDEN_LOGIT, ABSENT_LOGIT)
     )
@@ -67,6 +68,7 @@ def _all_less(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
 
 # When no query of a block sees anything, by the smallest and the largest ids.
 _NEVER: dict[str, Callable] = {
+    # Where ranges overlap a block is computed, though no ids may be equal.
     "equal": lambda x, y: tf.logical_or(_all_less(x, y), _all_greater(x, y)),
     "less_equal": _all_greater,
     "greater_equal": _all_less,
@@ -113,6 +115,7 @@ def sees_own_position(
 
     seen = [COMPARISONS[name](own(x), own(y)) for name, x, y in visible]
     if biases:
+        # The sum of the least values is at most the bias of any own position; one scalar of each.
         total = tf.add_n([tf.cast(tf.reduce_min(own(x)), tf.float32) for x in biases])
         seen.append(tf.greater(total, MASKED_LOGIT / 2))
     return tf.reduce_all(tf.stack([tf.reduce_all(x) for x in seen]))
@@ -140,10 +143,12 @@ def bucket_of(relative: tf.Tensor, buckets: Buckets) -> tf.Tensor:
     number, bidirectional, max_distance = buckets
     side = number // 2 if bidirectional else number
     exact = side // 2
+    # Later positions get the distance 0 in one direction; in both, `side` is added to them below.
     distance = tf.abs(relative) if bidirectional else tf.maximum(-relative, 0)
     # At least `exact`, so that small distances, which are not selected below, give no logarithm of
     # 0.
     far = tf.cast(tf.maximum(distance, exact), tf.float32)
+    # log(distance / exact) / log(max_distance / exact), which is 1 at max_distance.
     steps = tf.log(far * (1.0 / exact)) * (1.0 / math.log(max_distance / exact))
     far = tf.minimum(exact + tf.cast(steps * (side - exact), tf.int32), side - 1)
     found = tf.where_v2(distance < exact, distance, far)
@@ -160,6 +165,7 @@ def _in_one_table(
     """
     front = index.shape.as_list()[:-2]
     common = [i for i, (a, b) in enumerate(zip(heads, front, strict=True)) if a > 1 and b > 1]
+    # bucket + count * (position along the common axes), the last of them running fastest.
     for i in reversed(common):
         shape = [n if axis == i else 1 for axis, n in enumerate([*front, 1, 1])]
         index += tf.reshape(tf.range(front[i], dtype=index.dtype) * count, shape)
@@ -215,6 +221,7 @@ def sums_by_bucket(x: tf.Tensor, index: tf.Tensor, heads: list[int], count: int)
     index, common, _ = _in_one_table(index, heads, count)
     of_heads = [i for i in range(n) if heads[i] > 1 and i not in common]
     others = [i for i in range(n) if i not in of_heads]
+    # A row for each index, with all heads that share it, as segments are rows.
     x = tf.transpose(x, [*others, n, n + 1, *of_heads])
     total = int(np.prod([heads[i] for i in of_heads], dtype=int))
     tables = [heads[i] for i in common]
