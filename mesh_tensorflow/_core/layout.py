@@ -52,6 +52,8 @@ class StoredName(str):
         name.plain, name.mesh_dim = plain, mesh_dim
         return name
 
+    # Pickle and copy call `__new__` with these; a str would give them one string, without its
+    # parts.
     def __getnewargs__(self) -> tuple[str, str]:  # type: ignore[override]
         return self.plain, self.mesh_dim
 
@@ -168,6 +170,7 @@ class LayoutRules:
           ValueError: the rules split the dimension over two mesh dimensions.
         """
         name = tensor_dimension.name
+        # A stored name says itself what splits it, so no layout rule can split it otherwise.
         if isinstance(name, StoredName):
             return next((a for a, d in enumerate(mesh_shape) if d.name == name.mesh_dim), None)
         axes = [a for a, mesh_dim in enumerate(mesh_shape) if (name, mesh_dim.name) in self._pairs]
@@ -193,6 +196,8 @@ class LayoutRules:
         tensor_shape = convert_to_shape(tensor_shape)
         mesh_shape = convert_to_shape(mesh_shape)
         axes = [self.tensor_dimension_to_mesh_axis(d, mesh_shape) for d in tensor_shape]
+        # If one coordinate cut a tensor along two dimensions, its blocks off the diagonal would be
+        # on no processor at all.
         for mesh_axis, mesh_dim in enumerate(mesh_shape):
             if axes.count(mesh_axis) > 1:
                 dims = [d for d, axis in zip(tensor_shape, axes) if axis == mesh_axis]
@@ -312,6 +317,7 @@ def _sizes(mesh_shape: MeshShape) -> list[int]:
 def pnum_to_processor_coordinates(mesh_shape: MeshShape, pnum: int) -> list[int]:
     """Returns the coordinates of processor `pnum`; the last mesh dimension varies fastest."""
     coordinates = []
+    # pnum = (c[0] * size[1] + c[1]) * size[2] + ..., so the last coordinate is the first remainder.
     for size in reversed(_sizes(mesh_shape)):
         coordinates.append(pnum % size)
         pnum //= size
@@ -372,5 +378,7 @@ def shifted_sources(size: int, offset: int, wrap: bool) -> list[Optional[int]]:
     for coordinate in range(size):
         source = coordinate - offset
         inside = 0 <= source < size
+        # Python's remainder is never negative, so shifts backward and by more than the axis wrap as
+        # well.
         sources.append(source % size if wrap or inside else None)
     return sources

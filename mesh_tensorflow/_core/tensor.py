@@ -162,6 +162,8 @@ class Tensor:
         return self.to_string
 
     def __getattr__(self, name: str) -> NoReturn:
+        # Nothing of `self` is read here: copy and pickle ask a Tensor that has no attributes yet,
+        # and this would call itself without end.
         instead = _INSTEAD.get(name)
         mend = "" if instead is None else f". Write {instead}"
         raise AttributeError(f"a mtf.Tensor has no attribute {name!r}{mend}")
