@@ -80,8 +80,7 @@ def slip(message: str, key: str | None = None) -> None:
         raise ValueError(
             f"{message}\n  (an error by mtf.strict() or MTF_STRICT; a warning otherwise)"
         )
-    # Noted before the warning is given, so that of several threads that slip at once only one tells
-    # it.
+    # Noted before the warning is given, so that of several threads which slip at once one warns.
     key = message if key is None else key
     with _telling:
         if key in _told:
@@ -97,8 +96,7 @@ def slip(message: str, key: str | None = None) -> None:
 
 def _user_frame() -> int:
     """Returns the stacklevel of the user's own line, for the function that calls this one."""
-    # Searched for, as the number of functions between a slip and the user's line differs from slip
-    # to slip.
+    # Searched for, as each slip has another number of functions between it and the user's line.
     frame, level = sys._getframe(1), 1
     while frame is not None:
         if is_users(frame):
@@ -257,6 +255,5 @@ def reason(error: Exception) -> str:
     text = str(getattr(error, "message", None) or error)
     lines = [line.strip() for line in text.splitlines() if not _AROUND.fullmatch(line)]
     first = next(filter(None, lines), type(error).__name__)
-    # Where a step fails in several places, TensorFlow numbers the reasons, as in "(0) UNKNOWN:
-    # ...".
+    # TensorFlow numbers the reasons of a step that fails in several places: "(0) UNKNOWN: ...".
     return re.sub(r"^\(\d+\) \w+: ", "", first).rstrip(".")

@@ -52,8 +52,7 @@ class StoredName(str):
         name.plain, name.mesh_dim = plain, mesh_dim
         return name
 
-    # Pickle and copy call `__new__` with these; a str would give them one string, without its
-    # parts.
+    # Pickle and copy call `__new__` with these; a str gives them only itself, without its parts.
     def __getnewargs__(self) -> tuple[str, str]:  # type: ignore[override]
         return self.plain, self.mesh_dim
 
@@ -378,7 +377,6 @@ def shifted_sources(size: int, offset: int, wrap: bool) -> list[Optional[int]]:
     for coordinate in range(size):
         source = coordinate - offset
         inside = 0 <= source < size
-        # Python's remainder is never negative, so shifts backward and by more than the axis wrap as
-        # well.
+        # Python's remainder is never negative, so shifts backward and beyond the axis wrap too.
         sources.append(source % size if wrap or inside else None)
     return sources

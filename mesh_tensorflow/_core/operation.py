@@ -177,8 +177,7 @@ class Operation(metaclass=_LeavesNothingBehind):
         what = name or type(self).__name__
         check_tensors(what, inputs)
         for x in inputs:
-            # Gradients flow through that function as a whole, so a use of an inner value would get
-            # none.
+            # Gradients flow through that function as a whole: a use of an inner value gets none.
             if not x.usable:
                 raise ValueError(
                     f"{what}: {x.to_string} is an inner value of a function with a custom gradient "
@@ -388,8 +387,7 @@ class Operation(metaclass=_LeavesNothingBehind):
         Args:
           mapping: from Tensors to their replacements.
         """
-        # Setting attributes that exist does not change the size of the dictionary, which is
-        # iterated.
+        # Python lets attributes that exist be set while their dictionary is iterated.
         for name, value in vars(self).items():
             if isinstance(value, Tensor):
                 setattr(self, name, mapping.get(value, value))
@@ -432,8 +430,7 @@ class Operation(metaclass=_LeavesNothingBehind):
         layout. The default is None; or, for a class that overrides costs or partial sums, the
         operation itself, which equals no other.
         """
-        # A class that says nothing of its costs has the default ones, which shapes and dtypes
-        # determine.
+        # Of a class that says nothing of its costs, shapes and dtypes determine the default ones.
         return self if any(map(self._has_own, _COSTS)) else None
 
     def _has_own(self, method: str) -> bool:

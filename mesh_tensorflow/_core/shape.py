@@ -498,8 +498,7 @@ def broadcast_shape(shape1: Shape, shape2: Shape, output_shape: Optional[Shape])
                 f"{', '.join(f'{d.name}={d.size}' for d in missing)}"
             )
         return output_shape
-    # Before appending, so that [d] + [batch, d] has the order of the larger one, whichever comes
-    # first.
+    # Before appending, so that [d] + [batch, d] has the order of the larger one on either side.
     if is_subsequence(shape1.dims, shape2.dims):
         return shape2
     if is_subsequence(shape2.dims, shape1.dims):

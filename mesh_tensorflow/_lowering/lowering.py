@@ -137,6 +137,8 @@ class Lowering:
           ValueError: an operation cannot be lowered in this layout; the message names it.
         """
         start = operations_so_far()
+        # Checks come before the graph is rewritten, so that a program which they refuse can be
+        # lowered in another layout.
         check_impls(mesh_to_impl)
         check_rules_apply(graph.operations, mesh_to_impl)
         check_layouts(graph.operations, mesh_to_impl)
@@ -215,6 +217,8 @@ class Lowering:
             outer, self._at = self._at, op
             communicated = len(self._collectives)
             with tf.name_scope(op.name) as scope, trace_mark(op):
+                # Not by op.name: TensorFlow adds a number to the scope of a second Lowering in one
+                # graph.
                 self.node_names.add(scope, op)
                 try:
                     op.lower(self)
@@ -348,6 +352,8 @@ class Lowering:
     def _lower_late(self, x: Tensor) -> None:
         """Lowers the operations that a Tensor depends on and that were made after the Lowering."""
         needed, late = {x}, []
+        # Backward, so that all that reads an output has been visited before the operation that
+        # makes it.
         for op in reversed(self.graph.operations):
             if not needed.isdisjoint(op.outputs) and not self.tensors.keys() >= set(op.outputs):
                 late.append(op)
@@ -408,6 +414,8 @@ class Lowering:
 
     def _copied(self) -> list[Any]:
         """Returns the LaidOutVariables whose slices are stored separately from their masters."""
+        # A class of the user's own need not have the attribute; its master and its slices are two
+        # copies.
         return [v for v in self.variables.values() if getattr(v, "needs_copies", True)]
 
     def copy_slices_to_masters(self) -> tf.Operation:
@@ -459,6 +467,7 @@ class Lowering:
             # The classic names counters of one axis by a number, and only those of sums by a list.
             where = axes if collective.kind == "allreduce" else axes[0]
             self.add_counter(f"{collective.kind}/{where}/{label}", collective.elements)
+        # A partial sum that no operation has needed may be summed only when it is exported.
         kind = "export" if self._at is None else type(self._at).__name__
         self._collectives.append((kind, impl, collective))
 

@@ -111,6 +111,8 @@ def rewrite_stack_variables(
     if all(len(group) == 1 for group in groups):
         return
     old_operations = list(graph.operations)
+    # A StackedVariable adds itself to the lists, in the place of its first part, and its own name
+    # to the dictionary. So the lists begin empty, and the names of the program are put aside.
     names, trainable = dict(graph.name_to_variable), set(graph.trainable_variables)
     graph._all_variables, graph._trainable_variables = [], []
     replaced: dict[Variable, tuple[Variable, list[Operation]]] = {}
@@ -142,6 +144,7 @@ def _stack(
         value_of.update((v.value, value) for v, value in zip(group, values))
         return stacked
 
+    # Taken out of the graph, at whose end they are: what reads the parts comes before that.
     return graph.take_operations(make)
 
 
@@ -183,6 +186,8 @@ def _stack_assignment(
             continue
         stacked = replaced[v][0]
         if stacked not in variables:
+            # All parts are there, since only variables that the same operations assign to are
+            # stacked.
             parts = [new_values[part] for part in stacked._parts]  # type: ignore[attr-defined]
             y, ops = graph.take_operations(
                 lambda parts=parts: StackOperation(parts, "stacked", 0).outputs[0]

@@ -53,6 +53,8 @@ def named_tensors(graph: Graph) -> Iterator[tuple[str, Tensor]]:
         for y in outputs:
             yield (op.name if len(outputs) == 1 else y.name), y
     for name, x in graph.inspected.items():
+        # Those of a loop's body, or of a call that failed and was undone, have no value to be
+        # shown.
         if x in made or x in graph.stacked_values:
             yield name, x
 
@@ -116,6 +118,7 @@ def processor_slice(lowering: Lowering, x: Tensor, pnum: int) -> tf.Tensor:
 def _from_processor(mesh_impl: MeshImpl, value: LaidOutTensor, pnum: int) -> tf.Tensor:
     """Returns one processor's slice on all processors of a program."""
     dtype = value.all_slices[0].dtype
+    # An allreduce adds, and bools have no sum.
     carried = tf.int32 if dtype == tf.bool else dtype
 
     def own_or_zeros(piece: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
@@ -151,6 +154,7 @@ def is_logging() -> bool:
     asked = os.environ.get("MTF_LOG", "").lower().replace(" ", "").split(",")
     if not any(word in _ASKS for word in asked):
         return False
+    # Each Lowering asks, and a second handler would write every line twice.
     if not _LOGGER.handlers:
         handler = _Stderr()
         handler.setFormatter(logging.Formatter("%(message)s"))
@@ -249,6 +253,8 @@ def check_outputs(lowering: Lowering, op: Operation, checks: NanChecks) -> None:
                 value.mesh_impl, new, value.mesh_axes, value.add_counter_fn
             )
         else:
+            # With its shape, a value of merged processors can still be cut for callers that use the
+            # requested mesh.
             lowering.tensors[y] = new.of_shape(y.shape)
 
 
@@ -408,6 +414,7 @@ def _counted(t: tf.Tensor) -> tf.Tensor:
     """Returns the state of a slice."""
     t = real_view(t)
     t = tf.cast(t, tf.float32) if t.dtype.size < 4 else t
+    # The least and the largest of no elements would be infinities, which no element is.
     if t.shape.num_elements() == 0:
         return tf.zeros([6], tf.float64)
     axes = tf.range(t.shape.ndims)
@@ -438,6 +445,8 @@ def _parts(y: Tensor, executed: MeshImpl, requested: MeshImpl) -> list[list[_Req
         parts = []
         for begin, pnums in holders.items():
             inner = [b - o for b, o in zip(begin, outer)]
+            # Each slice of the requested mesh lies within one of the executed mesh, so its
+            # beginning tells in which one.
             if not all(0 <= i < w for i, w in zip(inner, whole_sizes)):
                 continue
             # A processor's own number, not that of the first with an equal slice.
