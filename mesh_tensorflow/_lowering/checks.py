@@ -84,8 +84,8 @@ def check_rules_apply(
         for fault in _faults(rule, of_program, of_meshes):
             slip(
                 f"layout rule {':'.join(rule)} splits nothing: {fault}",
-                # The beginning names the side of the rule; the rest lists dimensions, and would
-                # repeat the warning for each program.
+                # Only the beginning, which names the side of the rule: the rest lists dimensions,
+                # and would repeat the warning for each program.
                 key=f"rule/{rule}/{fault[:16]}",
             )
     for impl in impls:

@@ -217,7 +217,7 @@ class Lowering:
             outer, self._at = self._at, op
             communicated = len(self._collectives)
             with tf.name_scope(op.name) as scope, trace_mark(op):
-                # Not by op.name: TensorFlow adds a number to the scope of a second Lowering in one
+                # Not op.name: TensorFlow adds a number to the scopes of a second Lowering in one
                 # graph.
                 self.node_names.add(scope, op)
                 try:
@@ -352,8 +352,7 @@ class Lowering:
     def _lower_late(self, x: Tensor) -> None:
         """Lowers the operations that a Tensor depends on and that were made after the Lowering."""
         needed, late = {x}, []
-        # Backward, so that all that reads an output has been visited before the operation that
-        # makes it.
+        # Backward, so that all that reads an output has been visited before what makes it.
         for op in reversed(self.graph.operations):
             if not needed.isdisjoint(op.outputs) and not self.tensors.keys() >= set(op.outputs):
                 late.append(op)
@@ -414,8 +413,7 @@ class Lowering:
 
     def _copied(self) -> list[Any]:
         """Returns the LaidOutVariables whose slices are stored separately from their masters."""
-        # A class of the user's own need not have the attribute; its master and its slices are two
-        # copies.
+        # A class of the user's own may lack it; its masters and slices are two copies.
         return [v for v in self.variables.values() if getattr(v, "needs_copies", True)]
 
     def copy_slices_to_masters(self) -> tf.Operation:

@@ -186,8 +186,7 @@ def _stack_assignment(
             continue
         stacked = replaced[v][0]
         if stacked not in variables:
-            # All parts are there, since only variables that the same operations assign to are
-            # stacked.
+            # All parts are there: only variables that the same operations assign to are stacked.
             parts = [new_values[part] for part in stacked._parts]  # type: ignore[attr-defined]
             y, ops = graph.take_operations(
                 lambda parts=parts: StackOperation(parts, "stacked", 0).outputs[0]

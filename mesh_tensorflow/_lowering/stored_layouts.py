@@ -194,8 +194,7 @@ def rewrite_stored_layouts(graph: Graph, mesh_to_impl: Mapping[Mesh, MeshImpl]) 
         layout = getattr(impl, "stored_layout", None)
         if layout is not None:
             layouts[mesh] = layout
-    # Another Lowering in the same stored layout, such as one to evaluate, finds the graph
-    # rewritten.
+    # Another Lowering in this stored layout, such as one to evaluate, finds it rewritten.
     if not layouts or graph.stored_layouts == layouts:
         return
     if graph.stored_layouts is not None or graph.is_stacked:
@@ -284,8 +283,7 @@ class _Rewriter:
         known = variable.value
         value = Tensor(variable, renamed(known.shape, names), known.dtype)
         variable._outputs = [value]
-        # So updates, which ask for the weight under stored names, take what is stored and cut
-        # nothing.
+        # So updates, which ask for it under stored names, take what is stored and cut nothing.
         self._renamed[known, tuple(value.shape)] = value
         self._weights[known] = value
         self._waiting.add(known)
@@ -326,8 +324,7 @@ class _Rewriter:
             _rename_rules(op, own)
         for y in op.outputs:
             for names in self._early.get(y, ()):
-                # Made here already: the reduce-scatter comes right after the gradient, not with the
-                # update.
+                # Made here: the reduce-scatter comes right after the gradient, not with the update.
                 part = self._under(y, names, op)
                 if part is not y:
                     self._scattered[op.mesh] = part

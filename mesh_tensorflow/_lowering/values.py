@@ -109,8 +109,8 @@ class LookedAt(Lowering):
         for op in operations:
             done = op.outputs and all(y in self.tensors for y in op.outputs)
             tape = op not in taped or op in self.loop_tapes
-            # Inputs come first in this order, so what is computed again is known before its readers
-            # are met.
+            # Inputs come first in this order, so what is computed again is known before its
+            # readers.
             if not done or not tape or any(before in result for before in _before(op)):
                 result[op] = None
         return list(result)
@@ -126,8 +126,8 @@ class LookedAt(Lowering):
             # Each read is another tensor, so only the elements tell whether there was an
             # assignment.
             elif not bool(tf.reduce_all(tf.equal(known, value))):
-                # A NaN equals nothing, so with one it counts as changed at each look, which costs
-                # only time.
+                # NaN equals nothing, so a variable with one is taken for changed; that costs only
+                # time.
                 changed.add(v.value)
             self._read[v] = value
         if not changed:
@@ -285,8 +285,7 @@ def _bool(self: Tensor) -> bool:
                 "mtf.where(condition, x, y), mtf.logical_and or mtf.while_loop; `x is not None` if "
                 "that was the question"
             )
-        # As in the classic, where a Tensor is true like any object, and `if x` asks whether there
-        # is one.
+        # As in the classic, where each Tensor is true, and `if x` asks whether there is one.
         return True
     if self.size != 1:
         raise NoValueError(

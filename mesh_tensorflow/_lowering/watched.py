@@ -53,8 +53,7 @@ def named_tensors(graph: Graph) -> Iterator[tuple[str, Tensor]]:
         for y in outputs:
             yield (op.name if len(outputs) == 1 else y.name), y
     for name, x in graph.inspected.items():
-        # Those of a loop's body, or of a call that failed and was undone, have no value to be
-        # shown.
+        # In a loop's body, or in a call that failed and was undone, a Tensor has no value.
         if x in made or x in graph.stacked_values:
             yield name, x
 
@@ -253,8 +252,8 @@ def check_outputs(lowering: Lowering, op: Operation, checks: NanChecks) -> None:
                 value.mesh_impl, new, value.mesh_axes, value.add_counter_fn
             )
         else:
-            # With its shape, a value of merged processors can still be cut for callers that use the
-            # requested mesh.
+            # With its shape, so that a value of merged processors can be cut for the requested
+            # mesh.
             lowering.tensors[y] = new.of_shape(y.shape)
 
 

@@ -84,6 +84,7 @@ def _paths(files: Iterable[str], prefixes: Iterable[str]) -> Iterator[str]:
             continue
         seen.add(path)
         yield path
+        # The file that is searched for may be one that is not in UTF-8.
         with open(path, encoding="utf-8", errors="replace") as f:
             waiting += [found[1] for found in map(_INCLUDE.match, f) if found]
 
