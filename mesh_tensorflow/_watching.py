@@ -145,6 +145,7 @@ class Collector:
 
 def matches(name: str, patterns: Sequence[str]) -> bool:
     """Returns whether a name matches one of some patterns, such as "encoder/*/softmax"."""
+    # Not fnmatch.fnmatch, which ignores case on some systems.
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
@@ -226,6 +227,7 @@ def hand_over(collected: Sequence[Mapping[str, Any]]) -> None:
     Args:
       collected: a dictionary for each collector.
     """
+    # Of each its own: what a function is traced for has the requests in this order (`watch_key`).
     for collector, values in zip(_collectors.get(), collected):
         collector.values.update(values)
 
@@ -276,7 +278,9 @@ class NodeNames:
         if not self.of_graph:
             return
         graph: Any = tf.get_default_graph()
+        # Of outer graphs too: a session's error names a node of its own graph, the call.
         while graph is not None:
+            # Not that of eager code, which lives as long as the process and would keep all tables.
             if graph.building_function or not tf.executing_eagerly_outside_functions():
                 kept = getattr(graph, _ATTRIBUTE, [])
                 setattr(graph, _ATTRIBUTE, [*kept, self])
@@ -297,6 +301,7 @@ class NodeNames:
         Args:
           node: the name of a node; that of a function call may precede it, as in inlined functions.
         """
+        # A control input is written ^name, and a tensor name:0.
         parts = node.lstrip("^").split(":")[0].split("/")
         for begin in range(len(parts)):
             for end in range(len(parts), begin, -1):
@@ -323,6 +328,7 @@ def names_in_current_graph() -> list[NodeNames]:
 def _tables_of(error: Any) -> list[NodeNames]:
     """Returns the tables to look up an error in: those of its graph if it has one."""
     graph = getattr(getattr(error, "op", None), "graph", None)
+    # Errors of functions have no operation, hence no graph; only their text names nodes.
     own = getattr(graph, _ATTRIBUTE, [])
     return own or [names for names in living_names() if names.of_graph]
 

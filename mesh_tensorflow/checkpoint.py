@@ -215,12 +215,15 @@ class Saver(tf.train.Saver):
         """Removes old checkpoints by their names; TensorFlow takes the names for patterns."""
         while self._checkpoints_to_be_deleted:
             path, time = self._checkpoints_to_be_deleted.pop(0)
+            # As in TensorFlow: by `keep_checkpoint_every_n_hours`, the first one of each such
+            # interval stays.
             if time > self._next_checkpoint_time:
                 self._next_checkpoint_time += self.saver_def.keep_checkpoint_every_n_hours * 3600
                 continue
             try:
                 checkpoint_files.remove(path)
             except tf.errors.OpError as e:
+                # A checkpoint that stays takes room, which is no reason to end the training.
                 tf.logging.warning("%s is of no use, but stays: %s", path, reason(e))
 
 
@@ -419,6 +422,7 @@ def check_checkpoint(
     except (tf.errors.OpError, ValueError, RuntimeError) as e:
         others = _others(path, "Other checkpoints")
         raise CheckpointError(f"{path}.index cannot be read: {reason(e)}.{others}") from e
+    # What costs most comes last: names are in the index, and the data, which is read, may be large.
     _check_names(path, wanted, shapes, dtypes)
     _check_files(path)
     if read:
@@ -442,6 +446,7 @@ def fault_of(path: str, nan_too: bool = True) -> str:
       nan_too: whether values that are not numbers are wrong.
     """
     try:
+        # Of no variables: it tells whether the checkpoint is there, with an index and all files.
         check_checkpoint(path, {})
         reader = checkpoint_files.open_reader(path)
         shapes, dtypes = reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()

@@ -288,6 +288,7 @@ class Graph:
                 clone._outputs.append(new)
                 mapping[y] = new
             clone.cloned_from(op, mapping)
+            # copy.copy calls no constructor, which would have added it.
             self._operations.append(clone)
             clones.append(clone)
         return clones, mapping
@@ -321,6 +322,7 @@ class Graph:
 
     def mark(self) -> GraphMark:
         """Returns a mark of the current contents of the graph, for `roll_back`."""
+        # Numbers and no copies, since each operation takes a mark.
         return GraphMark(
             len(self._operations),
             len(self._name_journal),

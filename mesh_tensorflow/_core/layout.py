@@ -60,9 +60,11 @@ class StoredName(str):
         # Python asks a subclass first, so "a@b" == name is answered here, too, and is false.
         return isinstance(other, StoredName) and str.__eq__(self, other)
 
+    # A str has a __ne__ of its own, which would compare characters.
     def __ne__(self, other: object) -> bool:
         return not self == other
 
+    # Python drops the inherited hash where __eq__ is defined.
     def __hash__(self) -> int:
         return hash((StoredName, str.__hash__(self)))
 
@@ -254,6 +256,7 @@ def convert_to_layout_rules(x: LayoutLike) -> LayoutRules:
     if isinstance(x, str):
         return LayoutRules(split_pairs(x, "layout"))
     written = 'write it as "batch:rows,d_ff:cols", or as a list of pairs of names; "" has no rules'
+    # A dict would give its keys alone, which are no rules.
     if not isinstance(x, Iterable) or (isinstance(x, Mapping) and x):
         raise TypeError(f"{x!r} ({type(x).__name__}) is no layout: {written}")
     pairs = list(x)

@@ -227,6 +227,8 @@ def _has_no_value(
     )
 
 
+# Without it, TensorFlow would try `__array__`, and in eager code make a constant of a Tensor, which
+# has no gradient and no layout.
 tf.register_tensor_conversion_function(Tensor, _has_no_value)
 
 

@@ -160,6 +160,7 @@ class Lowering:
         )
         log_variable_sizes(graph.all_variables, "All Variables", False, mesh_to_impl, log_file)
         write_log("Counters:\n" + pretty_print_counters(self._counters), log_file)
+        # Last, since it may sum partial sums whose values no operation needs, which adds counters.
         collect_values(self)
 
     def _begin(self, graph: Graph, mesh_to_impl: Mapping[Mesh, MeshImpl]) -> None:
@@ -275,6 +276,7 @@ class Lowering:
 
     def set_tensor_lowering(self, tensor: Tensor, laid_out_tensor: LaidOutLike) -> None:
         """Sets the lowered value of a Tensor, after checking the shape of its slices."""
+        # Before the check, whose shapes are those of the executed mesh.
         laid_out_tensor = self._pair(tensor).executed_form(tensor, laid_out_tensor)
         self.verify_slice_shapes(tensor, laid_out_tensor)
         self.tensors[tensor] = laid_out_tensor
@@ -323,6 +325,7 @@ class Lowering:
 
     def autostack(self) -> None:
         """Stacks small variables that are similar, if a mesh has more than one processor."""
+        # Of the executed meshes: stacking saves slice variables, and merged processors have one.
         impls = {mesh: pair.executed for mesh, pair in self._pairs.items()}
         largest = largest_stacked_slice(self.graph, impls)
         if largest:

@@ -31,6 +31,7 @@ def largest_stacked_slice(graph: Graph, impls: Mapping[Mesh, MeshImpl]) -> int:
       impls: the MeshImpl of each Mesh.
     """
     variables = graph.all_variables
+    # A store keeps each variable under its own name, for Lowerings that may be of another layout.
     if graph.is_stacked or any(v.store is not None for v in variables):
         return 0
     if current_compilation() is not None:
@@ -206,6 +207,7 @@ def combine_assignments(graph: Graph, assignments: Sequence[Operation]) -> list[
     for op in assignments:
         groups.setdefault((op.assign_fn, op.mesh), []).append(op)  # type: ignore
     chosen = {id(op) for op in assignments}
+    # Removed first: the joined ones are added at the end, where the values of all are there.
     graph.operations[:] = [op for op in graph.operations if id(op) not in chosen]
     return [
         Assign(

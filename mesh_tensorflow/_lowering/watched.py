@@ -111,6 +111,7 @@ def processor_slice(lowering: Lowering, x: Tensor, pnum: int) -> tf.Tensor:
         return tf.slice(whole, begin, requested.slice_shape(x.shape)) if len(x.shape) else whole
     if len(slices) == requested.size:
         return tf.identity(slices[pnum])
+    # A SIMD program has no slices but those of the processor that runs it.
     return _from_processor(executed, value, pnum)
 
 
@@ -252,8 +253,7 @@ def check_outputs(lowering: Lowering, op: Operation, checks: NanChecks) -> None:
                 value.mesh_impl, new, value.mesh_axes, value.add_counter_fn
             )
         else:
-            # With its shape, so that a value of merged processors can be cut for the requested
-            # mesh.
+            # With its shape, so that merged processors' values can be cut again if need be.
             lowering.tensors[y] = new.of_shape(y.shape)
 
 
@@ -353,6 +353,7 @@ def _checked(
             done.append(_require_finite(y, where, state, others, checks))
         if tf.executing_eagerly():
             return t
+        # A step runs only what its results depend on, so the slice has to depend on its assertion.
         with tf.control_dependencies(done):
             checked = tf.identity(t)
         if id(t) in lowering.states:  # what takes it as an input need not count again

@@ -116,6 +116,7 @@ def check_address(address: object) -> None:
     Raises:
       ValueError: it is not of the form "host:port".
     """
+    # From the right, since an IPv6 address has colons of its own.
     host, _, port = str(address).rpartition(":")
     if not isinstance(address, str) or not host or not port.isdecimal() or int(port) > 65535:
         raise ValueError(
@@ -152,6 +153,7 @@ def task_index(index: object) -> int:
     Raises:
       ValueError: it is something else, or negative.
     """
+    # Not isinstance, since a JSON true would be the number 1.
     if type(index) is int and index >= 0:
         return index
     if isinstance(index, str) and index.isdecimal():
@@ -316,8 +318,7 @@ class Lookout:
         while True:
             self._begun += 1
             for peer in self._misses:
-                # Before the ping: how long one waits in vain does not say when the process fell
-                # silent.
+                # Before the ping: how long one waits in vain says nothing of when that was.
                 moment = time.monotonic()
                 if answers(peer.address):
                     self._misses[peer] = 0

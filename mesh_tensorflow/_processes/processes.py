@@ -263,6 +263,7 @@ class Processes:
         # A connection that is refused at first would keep failing for some time.
         others = self.peers[: self.index] + self.peers[self.index + 1 :]
         wait_for(others, self.peers[self.index], wait_seconds)
+        # Not earlier: to a Lookout, a process that has not been started yet would be lost.
         self._lookouts[:] = [Lookout(others)]
         return server
 
@@ -385,6 +386,7 @@ class Processes:
         mine = [v for v in variables if self.is_chief or not getattr(v, "is_bound", False)]
         new = [v for v in mine if v.op.name not in saved]
         restored = [v for v in mine if v.op.name in saved]
+        # Of all variables, not only of `mine`, so that the others wait for what the chief sets.
         missing = tf.report_uninitialized_variables(variables)
         initializer = tf.variables_initializer(new + tf.local_variables())
         saver = tf.train.Saver(restored) if restored else None
