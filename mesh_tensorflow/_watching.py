@@ -305,8 +305,7 @@ class NodeNames:
         parts = node.lstrip("^").split(":")[0].split("/")
         for begin in range(len(parts)):
             for end in range(len(parts), begin, -1):
-                # The longest scope first, since the scope of a loop is the beginning of those
-                # within it.
+                # The longest first: the scope of a loop begins those of what is in it.
                 found = self._operations.get("/".join(parts[begin:end]) + "/")
                 if found is not None:
                     return found, "/".join(parts[end:])

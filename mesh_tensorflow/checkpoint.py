@@ -140,8 +140,7 @@ class Saver(tf.train.Saver):
         try:
             super().restore(sess, readable(save_path))
         except _OF_FILES as e:
-            # If files have gone or changed since, the check tells which, unlike the error of the
-            # read.
+            # If files have gone since, or changed, the check tells which; the error does not.
             self._check(save_path)
             raise CheckpointError(f"checkpoint {save_path} could not be read: {reason(e)}") from e
 
@@ -215,8 +214,8 @@ class Saver(tf.train.Saver):
         """Removes old checkpoints by their names; TensorFlow takes the names for patterns."""
         while self._checkpoints_to_be_deleted:
             path, time = self._checkpoints_to_be_deleted.pop(0)
-            # As in TensorFlow: by `keep_checkpoint_every_n_hours`, the first one of each such
-            # interval stays.
+            # As in TensorFlow: `keep_checkpoint_every_n_hours` makes the first of so many hours
+            # stay.
             if time > self._next_checkpoint_time:
                 self._next_checkpoint_time += self.saver_def.keep_checkpoint_every_n_hours * 3600
                 continue

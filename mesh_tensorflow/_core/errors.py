@@ -80,8 +80,8 @@ def slip(message: str, key: str | None = None) -> None:
         raise ValueError(
             f"{message}\n  (an error by mtf.strict() or MTF_STRICT; a warning otherwise)"
         )
-    # Noted before the warning is given, so that of several threads which slip at once one warns.
     key = message if key is None else key
+    # Noted before the warning is given, so that of several threads which slip at once one warns.
     with _telling:
         if key in _told:
             return

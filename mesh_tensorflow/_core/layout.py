@@ -197,8 +197,7 @@ class LayoutRules:
         tensor_shape = convert_to_shape(tensor_shape)
         mesh_shape = convert_to_shape(mesh_shape)
         axes = [self.tensor_dimension_to_mesh_axis(d, mesh_shape) for d in tensor_shape]
-        # If one coordinate cut a tensor along two dimensions, its blocks off the diagonal would be
-        # on no processor at all.
+        # If one coordinate cut two dimensions, no processor would have blocks off the diagonal.
         for mesh_axis, mesh_dim in enumerate(mesh_shape):
             if axes.count(mesh_axis) > 1:
                 dims = [d for d, axis in zip(tensor_shape, axes) if axis == mesh_axis]

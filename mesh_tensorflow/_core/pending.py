@@ -47,8 +47,7 @@ class Walk:
         axes = self.pending_axes(x)
         if not axes:
             return []
-        # A LazyAllreduceSum keeps its sum, so only the first use pays, also of Tensors that are the
-        # same sum.
+        # A LazyAllreduceSum keeps its sum: only the first use of any of its Tensors pays.
         self._pending[x].summed = True
         elements = self._mesh_impl.laid_out_size(x.shape)
         return [Collective("allreduce", axes, elements, elements * x.dtype.size)]
@@ -80,8 +79,7 @@ class Walk:
 
     def summed_over(self, x: Tensor, axes: Iterable[int]) -> None:
         """Records that a partial sum has been summed over some axes, such as by a scatter."""
-        # A new object, so that other Tensors that are the same partial sum are still to be summed
-        # over all axes.
+        # A new object: other Tensors that were the same sum are still to be summed over all axes.
         left = tuple(axis for axis in self.pending_axes(x) if axis not in set(axes))
         self._pending[x] = _Pending(left, summed=not left)
 

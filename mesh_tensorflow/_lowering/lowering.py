@@ -137,8 +137,7 @@ class Lowering:
           ValueError: an operation cannot be lowered in this layout; the message names it.
         """
         start = operations_so_far()
-        # Checks come before the graph is rewritten, so that a program which they refuse can be
-        # lowered in another layout.
+        # Checks come before rewrites, so that a graph which they refuse can be lowered otherwise.
         check_impls(mesh_to_impl)
         check_rules_apply(graph.operations, mesh_to_impl)
         check_layouts(graph.operations, mesh_to_impl)
@@ -218,8 +217,7 @@ class Lowering:
             outer, self._at = self._at, op
             communicated = len(self._collectives)
             with tf.name_scope(op.name) as scope, trace_mark(op):
-                # Not op.name: TensorFlow adds a number to the scopes of a second Lowering in one
-                # graph.
+                # Not op.name: TensorFlow numbers the scopes of a second Lowering in a graph.
                 self.node_names.add(scope, op)
                 try:
                     op.lower(self)

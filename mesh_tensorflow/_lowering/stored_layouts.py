@@ -300,8 +300,7 @@ class _Rewriter:
         for inner in with_inner_operations(op.inner_operations):
             for x in inner.inputs:
                 if x not in mapping:
-                    # What is within a loop is no part of an update, so it takes all Tensors under
-                    # the model's names.
+                    # What is in a loop is no part of an update: it takes the names of the model.
                     mapping[x] = self._under(x, {}, op)
         for inner in with_inner_operations([op]):
             for d in inner.dependencies if isinstance(inner, Depend) else ():

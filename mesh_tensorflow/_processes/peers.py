@@ -243,8 +243,7 @@ class Lookout:
         # A session's error may come before the first ping that a lost process does not answer.
         begun = self._begun
         while not self.lost() and time.monotonic() < deadline:
-            # A round that was under way may have asked a process before it was lost, unlike a later
-            # one.
+            # A round under way may have asked a process before it was lost; a later one has not.
             if not self._silent_since and self._ended > begun:
                 break  # all have answered since
             time.sleep(_PING_SECS / 2)
@@ -318,7 +317,7 @@ class Lookout:
         while True:
             self._begun += 1
             for peer in self._misses:
-                # Before the ping: how long one waits in vain says nothing of when that was.
+                # Noted before the ping, which waits for seconds if a process has fallen silent.
                 moment = time.monotonic()
                 if answers(peer.address):
                     self._misses[peer] = 0
@@ -370,8 +369,8 @@ def wait_at_end(peers: Sequence[Peer], index: int, server: tf.distribute.Server)
                 with contextlib.suppress(tf.errors.UnavailableError, tf.errors.AbortedError):
                     if session.run(number, options=limit) == len(peers):
                         return
-                # Only the chief judges: all others may end, and be silent, as soon as they have
-                # seen the full number.
+                # Only the chief judges: the others may all end, and be silent, once they have seen
+                # the full number.
                 lost = [peer for peer in peers if not answers(peer.address)] if me is chief else []
                 if lost:
                     raise PeerLostError(

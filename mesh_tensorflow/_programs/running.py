@@ -68,8 +68,7 @@ def _said_in_its_message(error: BaseException) -> bool:
         return True
     frame, line = frames[-1]
     of_gin = frame.f_globals.get("__name__", "").partition(".")[0] == "gin"
-    # Python raises such errors too, as for missing arguments; these are faults of the code, whose
-    # traceback is needed.
+    # Python raises such errors too, as for missing arguments; those need the traceback.
     on_purpose = linecache.getline(frame.f_code.co_filename, line).lstrip().startswith("raise")
     return (
         on_purpose
