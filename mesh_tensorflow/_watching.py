@@ -56,6 +56,7 @@ def nonfinite_data(message: str) -> Optional[list[Any]]:
     pieces = re.findall(r"\[([^\[\]]*)\]", match[1])
     data: list[Any] = pieces[:1]
     for label, numbers in zip(pieces[1::2], pieces[2::2]):
+        # What TensorFlow adds behind the data has brackets too, such as [[{{node assert}}]].
         if not label.startswith(STATE):
             break
         data += [label, np.array([float(x) for x in numbers.split()])]
@@ -144,9 +145,11 @@ class Collector:
 
 def matches(name: str, patterns: Sequence[str]) -> bool:
     """Returns whether a name matches one of some patterns, such as "encoder/*/softmax"."""
+    # Not fnmatch.fnmatch, which ignores case on some systems.
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
+# No default: None says that a context has turned checks off, also those of MTF_DEBUG_NANS.
 _checks: contextvars.ContextVar[Optional[NanChecks]] = contextvars.ContextVar("mtf_nan_checks")
 _collectors: contextvars.ContextVar[tuple[Collector, ...]] = contextvars.ContextVar(
     "mtf_collectors", default=()
@@ -191,6 +194,7 @@ def watch_key() -> Any:
     checks, asked = nan_checks_in_force(), _collectors.get()
     if checks is None and not asked:
         return None
+    # Not the collectors themselves: a later context with the same request needs no new tracing.
     return checks, tuple((c.patterns, c.processor) for c in asked)
 
 
@@ -205,6 +209,7 @@ def collecting(fn: Callable[..., Any]) -> Callable[..., tuple[Any, list[dict[str
     """
 
     def with_values(*args: Any, **named: Any) -> tuple[Any, list[dict[str, Any]]]:
+        # Collectors outside would keep tensors of the traced graph, which nothing there can read.
         own = tuple(Collector(c.patterns, c.processor) for c in _collectors.get())
         token = _collectors.set(own)
         try:
@@ -222,10 +227,12 @@ def hand_over(collected: Sequence[Mapping[str, Any]]) -> None:
     Args:
       collected: a dictionary for each collector.
     """
+    # Of each its own: what a function is traced for has the requests in this order (`watch_key`).
     for collector, values in zip(_collectors.get(), collected):
         collector.values.update(values)
 
 
+# A context variable would be set in one thread only, and eager code may run in others.
 _profiling = 0
 
 
@@ -271,7 +278,9 @@ class NodeNames:
         if not self.of_graph:
             return
         graph: Any = tf.get_default_graph()
+        # Of outer graphs too: a session's error names a node of its own graph, the call.
         while graph is not None:
+            # Not that of eager code, which lives as long as the process and would keep all tables.
             if graph.building_function or not tf.executing_eagerly_outside_functions():
                 kept = getattr(graph, _ATTRIBUTE, [])
                 setattr(graph, _ATTRIBUTE, [*kept, self])
@@ -292,9 +301,11 @@ class NodeNames:
         Args:
           node: the name of a node; that of a function call may precede it, as in inlined functions.
         """
+        # A control input is written ^name, and a tensor name:0.
         parts = node.lstrip("^").split(":")[0].split("/")
         for begin in range(len(parts)):
             for end in range(len(parts), begin, -1):
+                # The longest first: the scope of a loop begins those of what is in it.
                 found = self._operations.get("/".join(parts[begin:end]) + "/")
                 if found is not None:
                     return found, "/".join(parts[end:])
@@ -316,6 +327,7 @@ def names_in_current_graph() -> list[NodeNames]:
 def _tables_of(error: Any) -> list[NodeNames]:
     """Returns the tables to look up an error in: those of its graph if it has one."""
     graph = getattr(getattr(error, "op", None), "graph", None)
+    # Errors of functions have no operation, hence no graph; only their text names nodes.
     own = getattr(graph, _ATTRIBUTE, [])
     return own or [names for names in living_names() if names.of_graph]
 
@@ -340,6 +352,7 @@ def add_to_message(error: BaseException, text: str) -> None:
       text: the lines.
     """
     if isinstance(error, tf.errors.OpError):
+        # TensorFlow's errors show this attribute, not their arguments; `message` cannot be set.
         error._message = f"{error.message}\n{text}"
         return
     before = error.args
@@ -361,6 +374,7 @@ def tell_lowering_error(error: Exception, operation: Operation) -> None:
       error: an exception, which keeps its type and attributes.
       operation: the operation.
     """
+    # An error within a loop comes by again for the loop, after the innermost operation was told.
     if not hasattr(error, "mtf_operation"):
         add_to_message(error, f"  while lowering {operation}\n{site_text(operation)}".rstrip())
         error.mtf_operation = operation  # type: ignore[attr-defined]
@@ -423,6 +437,7 @@ def raise_for_user(error: BaseException, tables: Optional[Iterable[NodeNames]] =
       NonFiniteError: the error is that of a check for NaNs.
       BaseException: `error` otherwise, with a longer message.
     """
+    # Contexts that tell may be nested, and the inner one has done it.
     if not getattr(error, _TOLD, False):
         operation = operation_of_error(error, tables)
         data = None if operation is None else nonfinite_data(str(getattr(error, "message", "")))

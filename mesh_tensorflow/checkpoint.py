@@ -106,6 +106,7 @@ class Saver(tf.train.Saver):
                 "has none. Leave it out: one file has all variables, also those in slices"
             )
         if var_list is None and not kwargs.get("defer_build"):
+            # What tf.train.Saver would choose: `_wanted` needs it before the base class does.
             var_list = tf.global_variables() + tf.get_collection(tf.GraphKeys.SAVEABLE_OBJECTS)
         self._wanted = _wanted(var_list)
         self._apart: dict[str, ShardedVariable] = {}
@@ -139,6 +140,7 @@ class Saver(tf.train.Saver):
         try:
             super().restore(sess, readable(save_path))
         except _OF_FILES as e:
+            # If files have gone since, or changed, the check tells which; the error does not.
             self._check(save_path)
             raise CheckpointError(f"checkpoint {save_path} could not be read: {reason(e)}") from e
 
@@ -180,6 +182,7 @@ class Saver(tf.train.Saver):
             incomplete files are removed.
         """
         if global_step is not None and not isinstance(global_step, (int, np.integer)):
+            # Evaluated here and not by TensorFlow, since the path is needed if the save fails.
             global_step = tf.train.global_step(sess, global_step)
         try:
             return super().save(sess, save_path, global_step=global_step, **kwargs)
@@ -202,6 +205,7 @@ class Saver(tf.train.Saver):
         """
         indices = {path: f"{path}.index" for path in checkpoint_paths}
         there = {path: index for path, index in indices.items() if tf.io.gfile.exists(index)}
+        # Not by TensorFlow's own function of times, which takes paths for patterns.
         self.set_last_checkpoints_with_time(
             [(path, tf.io.gfile.stat(index).mtime_nsec / 1e9) for path, index in there.items()]
         )
@@ -210,12 +214,15 @@ class Saver(tf.train.Saver):
         """Removes old checkpoints by their names; TensorFlow takes the names for patterns."""
         while self._checkpoints_to_be_deleted:
             path, time = self._checkpoints_to_be_deleted.pop(0)
+            # As in TensorFlow: `keep_checkpoint_every_n_hours` makes the first of so many hours
+            # stay.
             if time > self._next_checkpoint_time:
                 self._next_checkpoint_time += self.saver_def.keep_checkpoint_every_n_hours * 3600
                 continue
             try:
                 checkpoint_files.remove(path)
             except tf.errors.OpError as e:
+                # A checkpoint that stays takes room, which is no reason to end the training.
                 tf.logging.warning("%s is of no use, but stays: %s", path, reason(e))
 
 
@@ -247,6 +254,7 @@ def _wanted(var_list: Optional[VarList]) -> dict[str, Wanted]:
     return {
         name: Wanted(tuple(v.shape.as_list()), v.dtype.base_dtype)
         for name, v in named
+        # A part of a partitioned variable is saved under the name of the whole, as a slice of it.
         if name and hasattr(v, "shape") and not getattr(v, "_save_slice_info", None)
     }
 
@@ -278,6 +286,7 @@ def init_from_checkpoint(path: str, variables: Mapping[str, Any]) -> None:
       ValueError: there is no checkpoint, it lacks a variable, or a variable has another shape.
     """
     path = checkpoint_files.find(path, "init_from_checkpoint")
+    # In eager code values are assigned right away, so damage has to be found before the first one.
     check_checkpoint(path, variables, read=tf.executing_eagerly())
     if tf.executing_eagerly():  # they are initialized already
         reader = checkpoint_files.open_reader(path)
@@ -293,6 +302,8 @@ def init_from_checkpoint(path: str, variables: Mapping[str, Any]) -> None:
         tf.train.init_from_checkpoint(readable(path), one)
     for name, variable in several.items():
         with tf.device("/device:CPU:0"), tf.name_scope("init_from_checkpoint"):
+            # TensorFlow's function allows a variable only one part. As the initial value, the whole
+            # is cut to parts by the initializer.
             [value] = tf.raw_ops.RestoreV2(
                 prefix=readable(path),
                 tensor_names=[name],
@@ -410,6 +421,7 @@ def check_checkpoint(
     except (tf.errors.OpError, ValueError, RuntimeError) as e:
         others = _others(path, "Other checkpoints")
         raise CheckpointError(f"{path}.index cannot be read: {reason(e)}.{others}") from e
+    # What costs most comes last: names are in the index, and the data, which is read, may be large.
     _check_names(path, wanted, shapes, dtypes)
     _check_files(path)
     if read:
@@ -433,6 +445,7 @@ def fault_of(path: str, nan_too: bool = True) -> str:
       nan_too: whether values that are not numbers are wrong.
     """
     try:
+        # Of no variables: it tells whether the checkpoint is there, with an index and all files.
         check_checkpoint(path, {})
         reader = checkpoint_files.open_reader(path)
         shapes, dtypes = reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
@@ -482,6 +495,7 @@ def _check_is_prefix(path: str) -> None:
         )
         raise CheckpointError(f"{path} is a directory, and {there}")
     prefix = _OF_A_FILE.sub("", path)
+    # Only if there is such a checkpoint, since names of checkpoints may end in this way themselves.
     if prefix != path and tf.io.gfile.exists(f"{prefix}.index"):
         raise CheckpointError(f"{path} is one of the files of a checkpoint. Its path is {prefix}")
 
@@ -535,6 +549,7 @@ def _check_files(path: str) -> None:
 def _remove_unfinished(path: str) -> None:
     """Removes the files of a failed save; a checkpoint with an index is complete."""
     directory, name = os.path.split(path)
+    # Files that are not whole yet end in .tempstate and a number, or are in a folder _temp.
     parts = re.compile(re.escape(name) + r"(\.data-\d{5}-of-\d{5}|_temp)(\.tempstate\d*|/)?")
     with contextlib.suppress(tf.errors.OpError):  # no directory, or no permission to write
         if tf.io.gfile.exists(f"{path}.index"):

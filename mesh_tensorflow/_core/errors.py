@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _strict: contextvars.ContextVar[bool | None] = contextvars.ContextVar("mtf_strict", default=None)
 _told: set[str] = set()
 _telling = threading.Lock()
+# An empty value is false, so that MTF_STRICT= before a command turns it off for one run.
 _FALSE = ("", "0", "false", "no", "off")
 
 
@@ -80,6 +81,7 @@ def slip(message: str, key: str | None = None) -> None:
             f"{message}\n  (an error by mtf.strict() or MTF_STRICT; a warning otherwise)"
         )
     key = message if key is None else key
+    # Noted before the warning is given, so that of several threads which slip at once one warns.
     with _telling:
         if key in _told:
             return
@@ -94,6 +96,7 @@ def slip(message: str, key: str | None = None) -> None:
 
 def _user_frame() -> int:
     """Returns the stacklevel of the user's own line, for the function that calls this one."""
+    # Searched for, as each slip has another number of functions between it and the user's line.
     frame, level = sys._getframe(1), 1
     while frame is not None:
         if is_users(frame):
@@ -122,6 +125,7 @@ def check_flag(function: str, name: str, value: object, instead: str) -> None:
     Raises:
       ValueError: within `strict()`.
     """
+    # NumPy's boolean is a class of its own, which is called bool_ before NumPy 2 and bool since.
     is_flag = value is None or isinstance(value, bool) or type(value).__name__ in ("bool", "bool_")
     if is_flag or (isinstance(value, int) and value in (0, 1)):
         return
@@ -201,6 +205,7 @@ def tensors_text(tensors: Iterable[Tensor]) -> str:
 
 def divisors(n: int) -> list[int]:
     """Returns the divisors of `n` in increasing order."""
+    # These are hints in messages only, so a large number is not worth a search.
     return [k for k in range(1, n + 1) if n % k == 0] if n < 4096 else [1, n]
 
 
@@ -223,6 +228,7 @@ def mesh_shapes_that_fit(mesh_dims: Sequence[Dimension], num_devices: int) -> li
         return []
     shapes: list[list[int]] = [[]]
     for i in range(len(mesh_dims)):
+        # The last dimension takes all that is left, so that every shape has exactly `num_devices`.
         last = i == len(mesh_dims) - 1
         grown = []
         for sizes in shapes:
@@ -245,7 +251,9 @@ def reason(error: Exception) -> str:
     Returns:
       The first line of its message that states the reason, without a period at the end.
     """
+    # As text, an OpError may add where its operation was made; its message is shorter.
     text = str(getattr(error, "message", None) or error)
     lines = [line.strip() for line in text.splitlines() if not _AROUND.fullmatch(line)]
     first = next(filter(None, lines), type(error).__name__)
+    # TensorFlow numbers the reasons of a step that fails in several places: "(0) UNKNOWN: ...".
     return re.sub(r"^\(\d+\) \w+: ", "", first).rstrip(".")

@@ -128,6 +128,7 @@ class Graph:
 
     def register(self, operation: Operation) -> None:
         """Adds an operation, called by its constructor."""
+        # Noted here: a Tensor of a tf.function may be asked for its value in eager code afterwards.
         operation.is_eager = tf.executing_eagerly()
         self._operations.append(operation)
 
@@ -157,6 +158,7 @@ class Graph:
         scope = tf.get_variable_scope().name
         if self._scope is not None:
             prefix, outer = self._scope
+            # Variable scopes that were entered within `scope` still count; those around it do not.
             inner = scope[len(outer) :].strip("/") if scope.startswith(outer) else scope
             scope = f"{prefix}/{inner}" if inner else prefix
         if scope:
@@ -171,6 +173,7 @@ class Graph:
             unique = f"{name}_{count}"
         if mark_as_used:
             self._take_name(key, count + 1)
+            # A program may itself ask for the name with its number, which is taken from now on.
             if unique != name:
                 self._take_name(unique.lower(), 1)
         return unique
@@ -275,6 +278,7 @@ class Graph:
             clone = copy.copy(op)
             clone._name = self.unique_name(op._name.split("/")[-1])
             clone.replace_inputs(mapping)
+            # A list of its own: that of a shallow copy is the original's, which would grow.
             clone._outputs = []
             clone.original, clone.gradient_of = op, self.differentiated
             for i, y in enumerate(op.outputs):
@@ -284,6 +288,7 @@ class Graph:
                 clone._outputs.append(new)
                 mapping[y] = new
             clone.cloned_from(op, mapping)
+            # copy.copy calls no constructor, which would have added it.
             self._operations.append(clone)
             clones.append(clone)
         return clones, mapping
@@ -317,6 +322,7 @@ class Graph:
 
     def mark(self) -> GraphMark:
         """Returns a mark of the current contents of the graph, for `roll_back`."""
+        # Numbers and no copies, since each operation takes a mark.
         return GraphMark(
             len(self._operations),
             len(self._name_journal),
@@ -339,6 +345,7 @@ class Graph:
         """Removes everything added since `mark` was taken."""
         del self._operations[mark.operations :]
         self.roll_back_names(mark.names)
+        # TensorFlow's own graph takes nothing back, so the tf variables of these stay there.
         for v in self._all_variables[mark.variables :]:
             self.name_to_variable.pop(v.name, None)
         del self._all_variables[mark.variables :]

@@ -52,6 +52,7 @@ class StoredName(str):
         name.plain, name.mesh_dim = plain, mesh_dim
         return name
 
+    # Pickle and copy call `__new__` with these; a str gives them only itself, without its parts.
     def __getnewargs__(self) -> tuple[str, str]:  # type: ignore[override]
         return self.plain, self.mesh_dim
 
@@ -59,9 +60,11 @@ class StoredName(str):
         # Python asks a subclass first, so "a@b" == name is answered here, too, and is false.
         return isinstance(other, StoredName) and str.__eq__(self, other)
 
+    # A str has a __ne__ of its own, which would compare characters.
     def __ne__(self, other: object) -> bool:
         return not self == other
 
+    # Python drops the inherited hash where __eq__ is defined.
     def __hash__(self) -> int:
         return hash((StoredName, str.__hash__(self)))
 
@@ -168,6 +171,7 @@ class LayoutRules:
           ValueError: the rules split the dimension over two mesh dimensions.
         """
         name = tensor_dimension.name
+        # A stored name says itself what splits it, so no layout rule can split it otherwise.
         if isinstance(name, StoredName):
             return next((a for a, d in enumerate(mesh_shape) if d.name == name.mesh_dim), None)
         axes = [a for a, mesh_dim in enumerate(mesh_shape) if (name, mesh_dim.name) in self._pairs]
@@ -193,6 +197,7 @@ class LayoutRules:
         tensor_shape = convert_to_shape(tensor_shape)
         mesh_shape = convert_to_shape(mesh_shape)
         axes = [self.tensor_dimension_to_mesh_axis(d, mesh_shape) for d in tensor_shape]
+        # If one coordinate cut two dimensions, no processor would have blocks off the diagonal.
         for mesh_axis, mesh_dim in enumerate(mesh_shape):
             if axes.count(mesh_axis) > 1:
                 dims = [d for d, axis in zip(tensor_shape, axes) if axis == mesh_axis]
@@ -250,6 +255,7 @@ def convert_to_layout_rules(x: LayoutLike) -> LayoutRules:
     if isinstance(x, str):
         return LayoutRules(split_pairs(x, "layout"))
     written = 'write it as "batch:rows,d_ff:cols", or as a list of pairs of names; "" has no rules'
+    # A dict would give its keys alone, which are no rules.
     if not isinstance(x, Iterable) or (isinstance(x, Mapping) and x):
         raise TypeError(f"{x!r} ({type(x).__name__}) is no layout: {written}")
     pairs = list(x)
@@ -312,6 +318,7 @@ def _sizes(mesh_shape: MeshShape) -> list[int]:
 def pnum_to_processor_coordinates(mesh_shape: MeshShape, pnum: int) -> list[int]:
     """Returns the coordinates of processor `pnum`; the last mesh dimension varies fastest."""
     coordinates = []
+    # pnum = (c[0] * size[1] + c[1]) * size[2] + ..., so the last coordinate is the first remainder.
     for size in reversed(_sizes(mesh_shape)):
         coordinates.append(pnum % size)
         pnum //= size
@@ -372,5 +379,6 @@ def shifted_sources(size: int, offset: int, wrap: bool) -> list[Optional[int]]:
     for coordinate in range(size):
         source = coordinate - offset
         inside = 0 <= source < size
+        # Python's remainder is never negative, so shifts backward and beyond the axis wrap too.
         sources.append(source % size if wrap or inside else None)
     return sources

@@ -63,6 +63,7 @@ PendingSums = Mapping[Tensor, tuple[int, ...]]
 
 def is_of_package(cls: type) -> bool:
     """Returns whether a class of operations is one of this package, and not a user's."""
+    # With the dot, since a user's package may be called mesh_tensorflow_models.
     return cls.__module__.startswith("mesh_tensorflow.")
 
 
@@ -163,6 +164,7 @@ class Operation(metaclass=_LeavesNothingBehind):
         self._site: Optional[Site] = (
             caller_site(maker) if self.gradient_of is None else self.gradient_of._site
         )
+        # Before the name is taken, so that a constructor that fails later gives it back.
         self._mark = self._graph.mark()
         self._name = self._graph.unique_name(type(self).__name__ if name is None else name)
         # Here, not when all constructors are done: subclasses that were written for the classic
@@ -175,6 +177,7 @@ class Operation(metaclass=_LeavesNothingBehind):
         what = name or type(self).__name__
         check_tensors(what, inputs)
         for x in inputs:
+            # Gradients flow through that function as a whole: a use of an inner value gets none.
             if not x.usable:
                 raise ValueError(
                     f"{what}: {x.to_string} is an inner value of a function with a custom gradient "
@@ -384,6 +387,7 @@ class Operation(metaclass=_LeavesNothingBehind):
         Args:
           mapping: from Tensors to their replacements.
         """
+        # Python lets attributes that exist be set while their dictionary is iterated.
         for name, value in vars(self).items():
             if isinstance(value, Tensor):
                 setattr(self, name, mapping.get(value, value))
@@ -426,6 +430,7 @@ class Operation(metaclass=_LeavesNothingBehind):
         layout. The default is None; or, for a class that overrides costs or partial sums, the
         operation itself, which equals no other.
         """
+        # Of a class that says nothing of its costs, shapes and dtypes determine the default ones.
         return self if any(map(self._has_own, _COSTS)) else None
 
     def _has_own(self, method: str) -> bool:

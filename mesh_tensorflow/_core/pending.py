@@ -47,12 +47,15 @@ class Walk:
         axes = self.pending_axes(x)
         if not axes:
             return []
+        # A LazyAllreduceSum keeps its sum: only the first use of any of its Tensors pays.
         self._pending[x].summed = True
         elements = self._mesh_impl.laid_out_size(x.shape)
         return [Collective("allreduce", axes, elements, elements * x.dtype.size)]
 
     def scatter(self, x: Tensor, collectives: Sequence[Collective]) -> list[Collective]:
         """Records that a partial sum is summed and split; returns the collectives that do it."""
+        # The Tensor itself stays pending: each processor got its part of the sum, and a later use
+        # that needs all of it pays for that.
         return list(collectives)
 
     def ask(self, op: Operation) -> list[Collective]:
@@ -76,6 +79,7 @@ class Walk:
 
     def summed_over(self, x: Tensor, axes: Iterable[int]) -> None:
         """Records that a partial sum has been summed over some axes, such as by a scatter."""
+        # A new object: other Tensors that were the same sum are still to be summed over all axes.
         left = tuple(axis for axis in self.pending_axes(x) if axis not in set(axes))
         self._pending[x] = _Pending(left, summed=not left)
 

@@ -93,6 +93,7 @@ def convert_to_dimension(d: Optional[Union[Dimension, tuple[str, int]]]) -> Opti
         return None
     if isinstance(d, (tuple, list)) and len(d) == 2:
         name, size = d
+        # Python's True is an int of value 1, and would pass for a size.
         if isinstance(name, str) and isinstance(size, int) and not isinstance(size, bool):
             return d if isinstance(d, Dimension) else Dimension(name, size)
     raise WrongTypeError(
@@ -114,6 +115,7 @@ def split_pairs(text: str, what: str) -> list[tuple[str, str]]:
       ValueError: a pair does not have exactly one colon, with text on both sides.
     """
     pairs = []
+    # Separators at the ends, or several in a row, leave empty pieces.
     for piece in _SEPARATORS.split(text):
         if not piece:
             continue
@@ -238,6 +240,7 @@ class Shape:
     def cumprod_to_tensor_axis(self, cumprod: int) -> Optional[int]:
         """Returns the last axis whose preceding sizes multiply to `cumprod`, or None."""
         products = self.cumprod
+        # Dimensions of size 1 repeat a product, and what is wanted is the axis behind them.
         for axis in reversed(range(len(products))):
             if products[axis] == cumprod:
                 return axis
@@ -398,6 +401,7 @@ def anonymous_shape(shape: ShapeLike) -> Shape:
 
 def is_subsequence(short_seq: Sequence[T], long_seq: Sequence[T]) -> bool:
     """Returns whether `short_seq` occurs in `long_seq` in order, gaps allowed."""
+    # One iterator for all: each search goes on behind the element that the one before has found.
     remaining = iter(long_seq)
     return all(any(x == y for y in remaining) for x in short_seq)
 
@@ -494,6 +498,7 @@ def broadcast_shape(shape1: Shape, shape2: Shape, output_shape: Optional[Shape])
                 f"{', '.join(f'{d.name}={d.size}' for d in missing)}"
             )
         return output_shape
+    # Before appending, so that [d] + [batch, d] has the order of the larger one on either side.
     if is_subsequence(shape1.dims, shape2.dims):
         return shape2
     if is_subsequence(shape2.dims, shape1.dims):

@@ -162,6 +162,8 @@ class Tensor:
         return self.to_string
 
     def __getattr__(self, name: str) -> NoReturn:
+        # Nothing of `self` is read here: copy and pickle ask a Tensor that has no attributes yet,
+        # and this would call itself without end.
         instead = _INSTEAD.get(name)
         mend = "" if instead is None else f". Write {instead}"
         raise AttributeError(f"a mtf.Tensor has no attribute {name!r}{mend}")
@@ -225,6 +227,8 @@ def _has_no_value(
     )
 
 
+# Without it, TensorFlow would try `__array__`, and in eager code make a constant of a Tensor, which
+# has no gradient and no layout.
 tf.register_tensor_conversion_function(Tensor, _has_no_value)
 
 

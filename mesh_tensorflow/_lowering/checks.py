@@ -84,6 +84,8 @@ def check_rules_apply(
         for fault in _faults(rule, of_program, of_meshes):
             slip(
                 f"layout rule {':'.join(rule)} splits nothing: {fault}",
+                # Only the beginning, which names the side of the rule: the rest lists dimensions,
+                # and would repeat the warning for each program.
                 key=f"rule/{rule}/{fault[:16]}",
             )
     for impl in impls:
@@ -96,6 +98,7 @@ def _check_stored(
     """Reports a slip if no variable has the dimension of a rule for how variables are stored."""
     stored = mesh_impl.stored_layout
     shapes = [op.shape for op in operations if isinstance(op, Variable)] if stored else []
+    # A graph that was lowered before has stored names by now, and rules have the plain ones.
     known = sorted({name for shape in shapes for name in plain_shape(shape).dimension_names})
     for rule in stored.rules.pairs if stored and known else ():
         if rule[0] not in known:
@@ -147,6 +150,7 @@ def check_impls(mesh_to_impl: object) -> None:
     """
     impls = mesh_to_impl.values() if isinstance(mesh_to_impl, Mapping) else [None]
     for impl in impls:
+        # Only what surely is none: a mesh implementation of the user's own need not be a MeshImpl.
         if impl is None or isinstance(impl, str):
             found = repr(mesh_to_impl if impl is None else impl)
             raise TypeError(

@@ -36,6 +36,7 @@ def pretty_print_counters(counters: Iterable[tuple[str, int]]) -> str:
         for depth in range(1, len(parts) + 1):
             totals["/".join(parts[:depth])] += value
     return "\n".join(
+        # Below a million, the six digits of `g` show every integer in full.
         f"{' ' * name.count('/')}{name}: {total:.3g}"
         if total >= 1e6
         else f"{' ' * name.count('/')}{name}: {total:g}"

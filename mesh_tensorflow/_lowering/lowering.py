@@ -137,6 +137,7 @@ class Lowering:
           ValueError: an operation cannot be lowered in this layout; the message names it.
         """
         start = operations_so_far()
+        # Checks come before rewrites, so that a graph which they refuse can be lowered otherwise.
         check_impls(mesh_to_impl)
         check_rules_apply(graph.operations, mesh_to_impl)
         check_layouts(graph.operations, mesh_to_impl)
@@ -158,6 +159,7 @@ class Lowering:
         )
         log_variable_sizes(graph.all_variables, "All Variables", False, mesh_to_impl, log_file)
         write_log("Counters:\n" + pretty_print_counters(self._counters), log_file)
+        # Last, since it may sum partial sums whose values no operation needs, which adds counters.
         collect_values(self)
 
     def _begin(self, graph: Graph, mesh_to_impl: Mapping[Mesh, MeshImpl]) -> None:
@@ -215,6 +217,7 @@ class Lowering:
             outer, self._at = self._at, op
             communicated = len(self._collectives)
             with tf.name_scope(op.name) as scope, trace_mark(op):
+                # Not op.name: TensorFlow numbers the scopes of a second Lowering in a graph.
                 self.node_names.add(scope, op)
                 try:
                     op.lower(self)
@@ -271,6 +274,7 @@ class Lowering:
 
     def set_tensor_lowering(self, tensor: Tensor, laid_out_tensor: LaidOutLike) -> None:
         """Sets the lowered value of a Tensor, after checking the shape of its slices."""
+        # Before the check, whose shapes are those of the executed mesh.
         laid_out_tensor = self._pair(tensor).executed_form(tensor, laid_out_tensor)
         self.verify_slice_shapes(tensor, laid_out_tensor)
         self.tensors[tensor] = laid_out_tensor
@@ -319,6 +323,7 @@ class Lowering:
 
     def autostack(self) -> None:
         """Stacks small variables that are similar, if a mesh has more than one processor."""
+        # Of the executed meshes: stacking saves slice variables, and merged processors have one.
         impls = {mesh: pair.executed for mesh, pair in self._pairs.items()}
         largest = largest_stacked_slice(self.graph, impls)
         if largest:
@@ -348,6 +353,7 @@ class Lowering:
     def _lower_late(self, x: Tensor) -> None:
         """Lowers the operations that a Tensor depends on and that were made after the Lowering."""
         needed, late = {x}, []
+        # Backward, so that all that reads an output has been visited before what makes it.
         for op in reversed(self.graph.operations):
             if not needed.isdisjoint(op.outputs) and not self.tensors.keys() >= set(op.outputs):
                 late.append(op)
@@ -408,6 +414,7 @@ class Lowering:
 
     def _copied(self) -> list[Any]:
         """Returns the LaidOutVariables whose slices are stored separately from their masters."""
+        # A class of the user's own may lack it; its masters and slices are two copies.
         return [v for v in self.variables.values() if getattr(v, "needs_copies", True)]
 
     def copy_slices_to_masters(self) -> tf.Operation:
@@ -459,6 +466,7 @@ class Lowering:
             # The classic names counters of one axis by a number, and only those of sums by a list.
             where = axes if collective.kind == "allreduce" else axes[0]
             self.add_counter(f"{collective.kind}/{where}/{label}", collective.elements)
+        # A partial sum that no operation has needed may be summed only when it is exported.
         kind = "export" if self._at is None else type(self._at).__name__
         self._collectives.append((kind, impl, collective))
 

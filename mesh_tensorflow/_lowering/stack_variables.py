@@ -31,6 +31,7 @@ def largest_stacked_slice(graph: Graph, impls: Mapping[Mesh, MeshImpl]) -> int:
       impls: the MeshImpl of each Mesh.
     """
     variables = graph.all_variables
+    # A store keeps each variable under its own name, for Lowerings that may be of another layout.
     if graph.is_stacked or any(v.store is not None for v in variables):
         return 0
     if current_compilation() is not None:
@@ -111,6 +112,8 @@ def rewrite_stack_variables(
     if all(len(group) == 1 for group in groups):
         return
     old_operations = list(graph.operations)
+    # A StackedVariable adds itself to the lists, in the place of its first part, and its own name
+    # to the dictionary. So the lists begin empty, and the names of the program are put aside.
     names, trainable = dict(graph.name_to_variable), set(graph.trainable_variables)
     graph._all_variables, graph._trainable_variables = [], []
     replaced: dict[Variable, tuple[Variable, list[Operation]]] = {}
@@ -142,6 +145,7 @@ def _stack(
         value_of.update((v.value, value) for v, value in zip(group, values))
         return stacked
 
+    # Taken out of the graph, at whose end they are: what reads the parts comes before that.
     return graph.take_operations(make)
 
 
@@ -183,6 +187,7 @@ def _stack_assignment(
             continue
         stacked = replaced[v][0]
         if stacked not in variables:
+            # All parts are there: only variables that the same operations assign to are stacked.
             parts = [new_values[part] for part in stacked._parts]  # type: ignore[attr-defined]
             y, ops = graph.take_operations(
                 lambda parts=parts: StackOperation(parts, "stacked", 0).outputs[0]
@@ -202,6 +207,7 @@ def combine_assignments(graph: Graph, assignments: Sequence[Operation]) -> list[
     for op in assignments:
         groups.setdefault((op.assign_fn, op.mesh), []).append(op)  # type: ignore
     chosen = {id(op) for op in assignments}
+    # Removed first: the joined ones are added at the end, where the values of all are there.
     graph.operations[:] = [op for op in graph.operations if id(op) not in chosen]
     return [
         Assign(

@@ -76,6 +76,7 @@ def stored_shapes(graph: Graph, impls: Mapping[Mesh, MeshImpl]) -> dict[Variable
     """
     shapes = {part: part.stored_shape for v in graph.all_variables for part in v.parts}
     laid_out = {m: i for m, i in impls.items() if getattr(i, "stored_layout", None) is not None}
+    # Once the graph has been rewritten, its variables tell their stored shapes themselves.
     if laid_out and graph.stored_layouts is None and not graph.is_stacked:
         for v, names in update_names(graph, laid_out)[0].items():
             shapes[v] = renamed(v.shape, names)
@@ -139,6 +140,7 @@ class _Finder:
         beyond: list[Operation] = []  # found through values without dimensions, such as norms
         seen: set[Operation] = set()
         while found or beyond:
+            # Near ones first: what is reached in both ways is then judged as a near one.
             near = bool(found)
             op = (found or beyond).pop()
             if op in seen:
@@ -172,6 +174,7 @@ class _Finder:
             and op not in self.updates
             and op not in self._outside
             and all(set(t.shape) <= set(v.shape) for t in op.inputs + op.outputs)
+            # Under a stored name the dimension is split, which the operation has to allow.
             and names.keys().isdisjoint(op.unsplittable_dims)
         )
 
@@ -191,6 +194,7 @@ def rewrite_stored_layouts(graph: Graph, mesh_to_impl: Mapping[Mesh, MeshImpl]) 
         layout = getattr(impl, "stored_layout", None)
         if layout is not None:
             layouts[mesh] = layout
+    # Another Lowering in this stored layout, such as one to evaluate, finds it rewritten.
     if not layouts or graph.stored_layouts == layouts:
         return
     if graph.stored_layouts is not None or graph.is_stacked:
@@ -253,6 +257,7 @@ class _Rewriter:
 
     def rewrite(self) -> None:
         """Rewrites the operations of the graph."""
+        # A copy: new operations are made in the graph, and taken out of it, on the way.
         for op in list(self._graph.operations):
             if isinstance(op, Variable):
                 self._variable(op)
@@ -270,6 +275,7 @@ class _Rewriter:
         names = self._stored.get(variable)
         if not names:
             return
+        # Updates read slots under their stored names; what else reads one gets a reshape before it.
         if not variable.trainable:
             _rename(variable.value, names)
             return
@@ -277,6 +283,7 @@ class _Rewriter:
         known = variable.value
         value = Tensor(variable, renamed(known.shape, names), known.dtype)
         variable._outputs = [value]
+        # So updates, which ask for it under stored names, take what is stored and cut nothing.
         self._renamed[known, tuple(value.shape)] = value
         self._weights[known] = value
         self._waiting.add(known)
@@ -293,6 +300,7 @@ class _Rewriter:
         for inner in with_inner_operations(op.inner_operations):
             for x in inner.inputs:
                 if x not in mapping:
+                    # What is in a loop is no part of an update: it takes the names of the model.
                     mapping[x] = self._under(x, {}, op)
         for inner in with_inner_operations([op]):
             for d in inner.dependencies if isinstance(inner, Depend) else ():
@@ -315,6 +323,7 @@ class _Rewriter:
             _rename_rules(op, own)
         for y in op.outputs:
             for names in self._early.get(y, ()):
+                # Made here: the reduce-scatter comes right after the gradient, not with the update.
                 part = self._under(y, names, op)
                 if part is not y:
                     self._scattered[op.mesh] = part

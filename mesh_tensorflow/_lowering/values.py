@@ -109,6 +109,7 @@ class LookedAt(Lowering):
         for op in operations:
             done = op.outputs and all(y in self.tensors for y in op.outputs)
             tape = op not in taped or op in self.loop_tapes
+            # Inputs come first here, so what is computed again is known before what reads it.
             if not done or not tape or any(before in result for before in _before(op)):
                 result[op] = None
         return list(result)
@@ -124,10 +125,12 @@ class LookedAt(Lowering):
             # Each read is another tensor, so only the elements tell whether there was an
             # assignment.
             elif not bool(tf.reduce_all(tf.equal(known, value))):
+                # NaN equals nothing, so a variable with one is taken for changed, at no harm.
                 changed.add(v.value)
             self._read[v] = value
         if not changed:
             return
+        # In order of creation, so that one pass reaches all that depends on a change.
         for op in self.graph.operations:
             if not changed.isdisjoint(op.inputs):
                 changed.update(op.outputs)
@@ -207,6 +210,7 @@ def _looked_at(x: Tensor) -> LookedAt:
         raise NoValueError(_unknown(x))
     graph = x.graph
     if graph.looked_at is None or not graph.looked_at.fits():
+        # Begun anew, since what has been computed may be laid out for other processors.
         graph.looked_at = LookedAt(graph)
     return graph.looked_at
 
@@ -280,6 +284,7 @@ def _bool(self: Tensor) -> bool:
                 "mtf.where(condition, x, y), mtf.logical_and or mtf.while_loop; `x is not None` if "
                 "that was the question"
             )
+        # As in the classic, where `if x` is always true and asks whether there is one.
         return True
     if self.size != 1:
         raise NoValueError(

@@ -53,6 +53,7 @@ def named_tensors(graph: Graph) -> Iterator[tuple[str, Tensor]]:
         for y in outputs:
             yield (op.name if len(outputs) == 1 else y.name), y
     for name, x in graph.inspected.items():
+        # In a loop's body, or in a call that failed and was undone, a Tensor has no value.
         if x in made or x in graph.stacked_values:
             yield name, x
 
@@ -110,12 +111,14 @@ def processor_slice(lowering: Lowering, x: Tensor, pnum: int) -> tf.Tensor:
         return tf.slice(whole, begin, requested.slice_shape(x.shape)) if len(x.shape) else whole
     if len(slices) == requested.size:
         return tf.identity(slices[pnum])
+    # A SIMD program has no slices but those of the processor that runs it.
     return _from_processor(executed, value, pnum)
 
 
 def _from_processor(mesh_impl: MeshImpl, value: LaidOutTensor, pnum: int) -> tf.Tensor:
     """Returns one processor's slice on all processors of a program."""
     dtype = value.all_slices[0].dtype
+    # An allreduce adds, and bools have no sum.
     carried = tf.int32 if dtype == tf.bool else dtype
 
     def own_or_zeros(piece: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
@@ -151,6 +154,7 @@ def is_logging() -> bool:
     asked = os.environ.get("MTF_LOG", "").lower().replace(" ", "").split(",")
     if not any(word in _ASKS for word in asked):
         return False
+    # Each Lowering asks, and a second handler would write every line twice.
     if not _LOGGER.handlers:
         handler = _Stderr()
         handler.setFormatter(logging.Formatter("%(message)s"))
@@ -249,6 +253,7 @@ def check_outputs(lowering: Lowering, op: Operation, checks: NanChecks) -> None:
                 value.mesh_impl, new, value.mesh_axes, value.add_counter_fn
             )
         else:
+            # With its shape, so that merged processors' values can be cut again if need be.
             lowering.tensors[y] = new.of_shape(y.shape)
 
 
@@ -348,6 +353,7 @@ def _checked(
             done.append(_require_finite(y, where, state, others, checks))
         if tf.executing_eagerly():
             return t
+        # A step runs only what its results depend on, so the slice has to depend on its assertion.
         with tf.control_dependencies(done):
             checked = tf.identity(t)
         if id(t) in lowering.states:  # what takes it as an input need not count again
@@ -408,6 +414,7 @@ def _counted(t: tf.Tensor) -> tf.Tensor:
     """Returns the state of a slice."""
     t = real_view(t)
     t = tf.cast(t, tf.float32) if t.dtype.size < 4 else t
+    # The least and the largest of no elements would be infinities, which no element is.
     if t.shape.num_elements() == 0:
         return tf.zeros([6], tf.float64)
     axes = tf.range(t.shape.ndims)
@@ -438,6 +445,8 @@ def _parts(y: Tensor, executed: MeshImpl, requested: MeshImpl) -> list[list[_Req
         parts = []
         for begin, pnums in holders.items():
             inner = [b - o for b, o in zip(begin, outer)]
+            # Each slice of the requested mesh lies within one of the executed mesh, so its
+            # beginning tells in which one.
             if not all(0 <= i < w for i, w in zip(inner, whole_sizes)):
                 continue
             # A processor's own number, not that of the first with an equal slice.

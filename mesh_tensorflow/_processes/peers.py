@@ -116,6 +116,7 @@ def check_address(address: object) -> None:
     Raises:
       ValueError: it is not of the form "host:port".
     """
+    # From the right, since an IPv6 address has colons of its own.
     host, _, port = str(address).rpartition(":")
     if not isinstance(address, str) or not host or not port.isdecimal() or int(port) > 65535:
         raise ValueError(
@@ -152,6 +153,7 @@ def task_index(index: object) -> int:
     Raises:
       ValueError: it is something else, or negative.
     """
+    # Not isinstance, since a JSON true would be the number 1.
     if type(index) is int and index >= 0:
         return index
     if isinstance(index, str) and index.isdecimal():
@@ -172,6 +174,7 @@ def answers(address: str, seconds: float = ANSWER_SECS) -> bool:
     host, _, port = address.rpartition(":")
     try:
         with socket.create_connection((host.strip("[]"), int(port)), timeout=seconds) as found:
+            # The kernel accepts connections even for a process that hangs, so it has to answer.
             found.sendall(_HELLO)
             return bool(found.recv(1))
     except OSError:
@@ -227,6 +230,7 @@ class Lookout:
         """Returns the lost peers, without those that ended because of them."""
         since = {
             peer: moment
+            # Copied at once, as the thread that pings may change it during the iteration.
             for peer, moment in self._silent_since.copy().items()
             if self._misses[peer] >= _MISSES
         }
@@ -239,6 +243,7 @@ class Lookout:
         # A session's error may come before the first ping that a lost process does not answer.
         begun = self._begun
         while not self.lost() and time.monotonic() < deadline:
+            # A round under way may have asked a process before it was lost; a later one has not.
             if not self._silent_since and self._ended > begun:
                 break  # all have answered since
             time.sleep(_PING_SECS / 2)
@@ -299,6 +304,7 @@ class Lookout:
         deadline = time.monotonic() + seconds
         while thread.is_alive():
             thread.join(_PING_SECS / 2)
+            # Asked again: it may have ended meanwhile, and then no process is to blame.
             if thread.is_alive() and self.lost():
                 lost = self.confirmed()
                 raise PeerLostError(f"{', '.join(map(str, lost))}", lost[0])
@@ -311,6 +317,7 @@ class Lookout:
         while True:
             self._begun += 1
             for peer in self._misses:
+                # Noted before the ping, which waits for seconds if a process has fallen silent.
                 moment = time.monotonic()
                 if answers(peer.address):
                     self._misses[peer] = 0
@@ -348,9 +355,11 @@ def wait_at_end(peers: Sequence[Peer], index: int, server: tf.distribute.Server)
     import tensorflow.compat.v1 as tf
 
     chief, me = peers[0], peers[index]
+    # Without filters, a session connects to all processes, and waits for those that have ended.
     config = tf.ConfigProto(device_filters=[chief.device, me.device])
     limit = tf.RunOptions(timeout_in_ms=int(1000 * ANSWER_SECS))
     with tf.Graph().as_default(), tf.device(f"{chief.device}/device:CPU:0"):
+        # Each process builds it in its own graph; by the shared name it is one queue, at the chief.
         come = tf.queue.FIFOQueue(len(peers), tf.int32, shared_name="processes_at_their_end")
         add, number = come.enqueue(index), come.size()
         with tf.Session(server.target, config=config) as session:
@@ -360,6 +369,8 @@ def wait_at_end(peers: Sequence[Peer], index: int, server: tf.distribute.Server)
                 with contextlib.suppress(tf.errors.UnavailableError, tf.errors.AbortedError):
                     if session.run(number, options=limit) == len(peers):
                         return
+                # Only the chief judges: the others may all end, and be silent, once they have seen
+                # the full number.
                 lost = [peer for peer in peers if not answers(peer.address)] if me is chief else []
                 if lost:
                     raise PeerLostError(

@@ -65,6 +65,7 @@ def _from_tf_config(text: str) -> tuple[tuple[str, ...], int]:
         config = json.loads(text)
         cluster, task = config["cluster"], config["task"]
         chief = list(cluster.get("chief") or cluster.get("master") or [])
+        # TensorFlow counts each type from 0; here the chief is process 0, and workers follow it.
         workers = chief + list(cluster.get("worker", []))
         kind, index = task["type"], task["index"]
     except (ValueError, KeyError, TypeError, AttributeError) as e:
@@ -122,6 +123,7 @@ def _number(environment: Mapping[str, str], name: str, default: str = "") -> int
 
 
 def _from_slurm(environment: Mapping[str, str]) -> tuple[tuple[str, ...], int]:
+    # Those of the step first: srun may run fewer tasks, on fewer nodes, than the job has.
     nodes = _expand(environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_NODELIST", ""))
     counts = _expand_counts(
         environment.get("SLURM_STEP_TASKS_PER_NODE") or environment.get("SLURM_TASKS_PER_NODE", "")
@@ -138,6 +140,7 @@ def _from_slurm(environment: Mapping[str, str]) -> tuple[tuple[str, ...], int]:
             f"SLURM: {count} tasks, but the nodes are {nodes} with {counts} tasks. Set TF_CONFIG "
             "if these variables are not SLURM's own"
         )
+    # SLURM numbers tasks node by node, unless it is told to distribute them otherwise.
     addresses = [f"{node}:{_PORT + i}" for node, n in zip(nodes, counts) for i in range(n)]
     return tuple(addresses), index
 
@@ -186,6 +189,7 @@ class Processes:
     addresses: tuple[str, ...] = ("localhost:0",)
     index: int = 0
     job: str = "worker"
+    # In a list, since the fields of a frozen dataclass cannot be set once the server is started.
     _lookouts: list[Lookout] = dataclasses.field(
         default_factory=list, init=False, repr=False, compare=False
     )
@@ -259,6 +263,7 @@ class Processes:
         # A connection that is refused at first would keep failing for some time.
         others = self.peers[: self.index] + self.peers[self.index + 1 :]
         wait_for(others, self.peers[self.index], wait_seconds)
+        # Not earlier: to a Lookout, a process that has not been started yet would be lost.
         self._lookouts[:] = [Lookout(others)]
         return server
 
@@ -306,6 +311,7 @@ class Processes:
         try:
             yield
         except (tf.errors.OpError, PeerLostError) as error:
+            # Such contexts may be nested, and the inner one has said all.
             if getattr(error, "is_complete", False):
                 raise
             lost = self._lost()
@@ -376,15 +382,19 @@ class Processes:
             if checkpoint
             else ()
         )
+        # The chief alone sets slices: a slower process would overwrite what a step has changed.
         mine = [v for v in variables if self.is_chief or not getattr(v, "is_bound", False)]
         new = [v for v in mine if v.op.name not in saved]
         restored = [v for v in mine if v.op.name in saved]
+        # Of all variables, not only of `mine`, so that the others wait for what the chief sets.
         missing = tf.report_uninitialized_variables(variables)
         initializer = tf.variables_initializer(new + tf.local_variables())
         saver = tf.train.Saver(restored) if restored else None
         graph = tf.get_default_graph()
 
         def initialize() -> None:
+            # A default graph is of one thread only; without it, TensorFlow 2 would be eager in this
+            # one.
             with graph.as_default():
                 session.run(initializer)
                 if saver is not None and checkpoint is not None:

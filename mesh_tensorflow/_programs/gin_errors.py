@@ -33,6 +33,7 @@ def _nearest(name: str, known: Iterable[str]) -> str:
     # A file may use only the end of a name.
     names.update({k.rsplit(".", 1)[-1]: k for k in known})
     found = difflib.get_close_matches(name.rsplit(".", 1)[-1], names, _MOST_NAMES, 0.6)
+    # Whole paths have much in common, so they have to be nearer than ends are.
     found += difflib.get_close_matches(name, names, _MOST_NAMES, 0.75)
     return ", ".join(dict.fromkeys(names[k] for k in found)) if found else ""
 
@@ -84,6 +85,7 @@ def _paths(files: Iterable[str], prefixes: Iterable[str]) -> Iterator[str]:
             continue
         seen.add(path)
         yield path
+        # The file that is searched for may be one that is not in UTF-8.
         with open(path, encoding="utf-8", errors="replace") as f:
             waiting += [found[1] for found in map(_INCLUDE.match, f) if found]
 

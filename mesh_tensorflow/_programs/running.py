@@ -68,6 +68,7 @@ def _said_in_its_message(error: BaseException) -> bool:
         return True
     frame, line = frames[-1]
     of_gin = frame.f_globals.get("__name__", "").partition(".")[0] == "gin"
+    # Python raises such errors too, as for missing arguments; those need the traceback.
     on_purpose = linecache.getline(frame.f_code.co_filename, line).lstrip().startswith("raise")
     return (
         on_purpose
@@ -114,6 +115,7 @@ def mistakes_told(program: str) -> Iterator[None]:
         if is_set(_TRACEBACK, False) or not (interrupted or _said_in_its_message(error)):
             raise
         text = "stopped by Ctrl-C" if interrupted else _text(error)
+        # Where both streams go to one file, earlier output would else come after the message.
         sys.stdout.flush()
         print(f"{program}: {text}", file=sys.stderr, flush=True)
         sys.exit(_INTERRUPTED if interrupted else 2)
