@@ -46,6 +46,8 @@ def readable(path: Union[str, os.PathLike[str]]) -> str:
     directory, name = os.path.split(os.path.abspath(path))
     key = hashlib.sha256(directory.encode()).hexdigest()[:16]
     link = os.path.join(_links(os.getpid()), key)
+    # Where only the directory has a bracket, one link serves all of its checkpoints. Otherwise the
+    # files themselves need other names.
     if not _NOT_ITSELF.search(name):
         if not os.path.islink(link):
             os.symlink(directory, link)

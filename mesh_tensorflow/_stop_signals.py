@@ -77,6 +77,7 @@ class StopSignals:
         given = signal.Signals(number)
         if self.received is not None:
             raise _error(given, f"stopped at once by a second {given.name}")
+        # No exception: it could interrupt the step, or the writing of a checkpoint, at any place.
         self.received = given
         if self._noted is not None:
             self._noted(given)

@@ -147,6 +147,7 @@ def matches(name: str, patterns: Sequence[str]) -> bool:
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
+# Without a default: None says that checks are off here, whatever MTF_DEBUG_NANS asks for.
 _checks: contextvars.ContextVar[Optional[NanChecks]] = contextvars.ContextVar("mtf_nan_checks")
 _collectors: contextvars.ContextVar[tuple[Collector, ...]] = contextvars.ContextVar(
     "mtf_collectors", default=()
@@ -191,6 +192,8 @@ def watch_key() -> Any:
     checks, asked = nan_checks_in_force(), _collectors.get()
     if checks is None and not asked:
         return None
+    # Not the collectors themselves: each context has a new one, and would have functions traced
+    # anew.
     return checks, tuple((c.patterns, c.processor) for c in asked)
 
 
@@ -233,6 +236,7 @@ _profiling = 0
 def profiling() -> Iterator[None]:
     """Makes eager Lowerings mark their operations in the profiler's trace within, in any thread."""
     global _profiling
+    # A count, since profiles may overlap; not of a context, since other threads would not see it.
     _profiling += 1
     try:
         yield
@@ -272,6 +276,8 @@ class NodeNames:
             return
         graph: Any = tf.get_default_graph()
         while graph is not None:
+            # In eager code, the outermost graph is TensorFlow's global one, which lives as long as
+            # the process and would keep all tables.
             if graph.building_function or not tf.executing_eagerly_outside_functions():
                 kept = getattr(graph, _ATTRIBUTE, [])
                 setattr(graph, _ATTRIBUTE, [*kept, self])
@@ -293,6 +299,8 @@ class NodeNames:
           node: the name of a node; that of a function call may precede it, as in inlined functions.
         """
         parts = node.lstrip("^").split(":")[0].split("/")
+        # Of scopes within each other, as of a loop and its body, the longest is the operation that
+        # failed.
         for begin in range(len(parts)):
             for end in range(len(parts), begin, -1):
                 found = self._operations.get("/".join(parts[begin:end]) + "/")
@@ -340,6 +348,7 @@ def add_to_message(error: BaseException, text: str) -> None:
       text: the lines.
     """
     if isinstance(error, tf.errors.OpError):
+        # The text of an OpError is this attribute; `args` are not shown.
         error._message = f"{error.message}\n{text}"
         return
     before = error.args
@@ -361,6 +370,7 @@ def tell_lowering_error(error: Exception, operation: Operation) -> None:
       error: an exception, which keeps its type and attributes.
       operation: the operation.
     """
+    # The error passes through each loop around the operation, and only the innermost is told.
     if not hasattr(error, "mtf_operation"):
         add_to_message(error, f"  while lowering {operation}\n{site_text(operation)}".rstrip())
         error.mtf_operation = operation  # type: ignore[attr-defined]
@@ -423,6 +433,7 @@ def raise_for_user(error: BaseException, tables: Optional[Iterable[NodeNames]] =
       NonFiniteError: the error is that of a check for NaNs.
       BaseException: `error` otherwise, with a longer message.
     """
+    # An error that was told in one context may pass through another one on its way out.
     if not getattr(error, _TOLD, False):
         operation = operation_of_error(error, tables)
         data = None if operation is None else nonfinite_data(str(getattr(error, "message", "")))

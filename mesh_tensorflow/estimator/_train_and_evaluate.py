@@ -216,6 +216,7 @@ class _Evaluator(tf.train.CheckpointSaverListener):
 
     def after_save(self, session: tf.Session, global_step_value: int) -> None:
         """Evaluates a checkpoint, except the one before the first step."""
+        # A saver saves as soon as a session is created, before anything new has been learned.
         if self._is_first_save:
             self._is_first_save = False
             return

@@ -150,6 +150,7 @@ def maximal_rows(rows: np.ndarray) -> np.ndarray:
     """Returns the rows that no other row exceeds in all columns; the peak is at one of them."""
     rows = np.unique(rows, axis=0)
     kept = np.empty([0, rows.shape[1]], rows.dtype)
+    # A row that exceeds another one has a larger sum, so it comes first and is in `kept`.
     for row in rows[np.argsort(-rows.sum(axis=1), kind="stable")]:
         if not (kept >= row).all(axis=1).any():
             kept = np.concatenate([kept, row[np.newaxis]])
@@ -311,6 +312,7 @@ class ResidentMemory:
         last: dict[Tensor, int] = {}
         for i, op in enumerate(loop.operations):
             last.update(dict.fromkeys(op.outputs + op.inputs, i))
+        # What the next iteration takes over, and what is summed up, lives to the end of this one.
         last.update(dict.fromkeys([*loop.needed, *(x for _, x in loop.sums)], len(loop.operations)))
         live: dict[Tensor, Block] = {}
         moments = []
@@ -396,6 +398,7 @@ class ResidentMemory:
                 if number in order:
                     continue
                 with_inputs(number)
+                # The last one of a stack is next, so that the first reader runs first.
                 for reader in reversed(readers.get(number, [])):
                     missing[reader] -= 1
                     if not missing[reader] and self._is_update(self._items[reader]):
@@ -427,11 +430,15 @@ class ResidentMemory:
             change[0, self._columns[block.column]] += block.bytes
         for name, (first, last) in self._lives(order).items():
             block = self._blocks[name]
+            # Bytes in use are the running sum of what is allocated before an operation and freed
+            # after it.
             change[first, self._columns[block.column]] += block.bytes
             change[last + 1, self._columns[block.column]] -= block.bytes
         rows = list(np.cumsum(change, axis=0)[: max(1, len(order))])
         at = [self._items[number].name for number in order] or [""]
         for place, number in enumerate(order):
+            # Moments within loops come after those of the schedule, where `contents` looks for
+            # them.
             for moment in self._inner.get(self._items[number].name, []):
                 row = rows[place].copy()
                 for block in moment:
@@ -469,6 +476,7 @@ class ResidentMemory:
         Args:
           storing: a Storing.
         """
+        # Rows are bytes before splitting, so only the numbers of parts depend on the mesh.
         other = copy.copy(self)
         other._storing = storing
         return other
@@ -497,6 +505,7 @@ class ResidentMemory:
           space: a LayoutSpace.
         """
         parts = [
+            # Each column as small as in any layout: no layout needs less, though none may reach it.
             max(self.parts_of_rows(i, space, dims, space.assignments(dims)))
             for i, dims in enumerate(self.dimension_sets)
         ]

@@ -121,6 +121,7 @@ class _AnyStored(StoredLayout):
 
     def __init__(self) -> None:
         super().__init__(WEIGHTS_TOO, LayoutRules([]), _STORE)
+        # The parent is a frozen dataclass.
         object.__setattr__(self, "shapes", {})
 
     shapes: dict[str, Shape]
@@ -316,6 +317,7 @@ class LayoutSpace:
           inner: some of them.
           rows: assignments of `dims`.
         """
+        # A row as a number in this base, whose digits are axis + 1, since WHOLE is -1.
         base = len(self._mesh_dims) + 1
         weights = base ** np.arange(len(inner), dtype=np.int64)
         columns = [list(dims).index(d) for d in inner]
@@ -453,6 +455,8 @@ def _together(
     found = [frozenset().union(*tensors)]
     if isinstance(op, _EXCHANGES):
         for group in alike:
+            # Names of a group may share a mesh dimension, so each set has only one of them at a
+            # time.
             found = [s - group | kept for s in found for kept in _one_of(s & group)]
         found += tensors
     return found

@@ -207,6 +207,7 @@ class RecordingModel(CostModel):
 
 
 def _allreduce(moved: float, count: int, link: Link) -> float:
+    # A reduce-scatter and an allgather of count - 1 steps each, of one part of `count` in a step.
     ring = 2 * (count - 1) * (moved / count / link.bandwidth + link.latency)
     # Up a binary tree and down again: more bytes than a ring, but fewer messages, for small sums.
     steps = math.ceil(math.log2(count))

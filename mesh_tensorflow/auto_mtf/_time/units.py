@@ -191,6 +191,7 @@ class _Sums:
         self.events.sort(key=lambda pair: pair[0])
         number: dict[Tensor, int] = {}
 
+        # By the order of appearance, so that groups of equal layers have equal keys.
         def numbered(tensors: Iterable[Tensor]) -> tuple[int, ...]:
             return tuple(number.setdefault(t, len(number)) for t in tensors)
 
@@ -256,6 +257,7 @@ class SumFinder:
     ) -> None:
         if x in self._sums:
             event = _Event(None, x, None, times, weight, assigned)
+            # The first that needs a sum pays for it, and the others find it computed.
             self._sums.pop(x).add(self._place, event)
 
     def _operation(self, op: Operation, step: Step) -> None:
@@ -399,6 +401,7 @@ def _assignment_seconds(
         before = _gathered(x, weight, model, impl)
     elif weight is not None:
         impl = model.in_parts(weight, impl)
+    # The value is read, and the variable is written.
     cost = Cost(0, 2 * impl.laid_out_size(x.shape) * size)
     return before + model.seconds(cost, x.dtype.name, [x], impl)
 
@@ -541,6 +544,8 @@ class StepTime:
         """
         found = []
         for kind in self._kinds.values():
+            # The stored seconds do not say of which collectives they are, so they are computed
+            # again.
             model = self._model.recording()
             own = {d: layout[d] for d in kind.dims if d in layout}
             kind.unit.seconds(model, model.impl(own))

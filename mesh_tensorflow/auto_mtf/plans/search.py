@@ -476,6 +476,7 @@ class _Search:
         """Finds the best layout of one program at one stage, over all meshes."""
         found: Optional[_Found] = None
         floors = {e: e.least() for e in estimators}
+        # The most promising first: what it finds is below the lower bounds of many others.
         for estimator in sorted(estimators, key=lambda e: floors[e][0]):
             least_seconds, least_bytes = floors[estimator]
             if self._limit is not None and least_bytes > self._limit:
@@ -512,6 +513,7 @@ class _Search:
         least: Optional[_Found] = None
         for estimator in sorted(floors, key=lambda e: floors[e]):
             if least is not None:
+                # Sorted by lower bounds, so none of the rest can need less than the least so far.
                 enough = self._limit is None or least.estimate.peak_bytes <= self._limit
                 if enough or floors[estimator] >= least.estimate.peak_bytes:
                     break

@@ -108,6 +108,8 @@ class ElementsHook(tf.train.SessionRunHook):
           coord: ignored.
         """
         session.run(self._elements.initializer)
+        # In a session that replaces a failed one as well. The step that follows must not fetch
+        # another.
         self._has_element, self._is_new = self._elements.advance(session), True
 
     def before_run(self, run_context: tf.train.SessionRunContext) -> None:
@@ -381,6 +383,7 @@ class Model(NamedTuple):
         Returns:
           Inputs.
         """
+        # Datasets and their iterators run on CPUs only; the device of the process says on whose.
         with tf.device(self._device()), tf.device("/cpu:0"):
             return make_inputs(self.call_input_fn(input_fn, mode), features_only)
 

@@ -134,8 +134,11 @@ def device_fn(config: RunConfig) -> Optional[Callable[[tf.Operation], str]]:
 
 
 def _step(spec: EstimatorSpec, global_step: tf.Variable) -> _Step:
+    # A model function may have its own summary of this name, which a second one would double.
     if "loss" not in [x.op.name for x in tf.get_collection(tf.GraphKeys.SUMMARIES)]:
         tf.summary.scalar("loss", spec.loss)
+    # The training operation increments the global step, and a read beside it might be early or
+    # late.
     with tf.control_dependencies([spec.train_op]):
         number = tf.identity(global_step.read_value(), name=STEP_DONE)
     return _Step(spec.train_op, spec.loss, number)
@@ -211,6 +214,7 @@ def _hooks(
         _fails_on_nan(hooks),
     )
     progress = ProgressHook(step.loss, step.number, config.log_step_count_steps, request.last_step)
+    # The loss is checked first: its error keeps the savers after it from saving a step with NaNs.
     return savers_last([nan, *hooks, progress])
 
 
@@ -352,6 +356,7 @@ class _SummarySaver(tf.train.SummarySaverHook):
 
     def begin(self) -> None:
         super().begin()
+        # The hook of TensorFlow takes the step that it fetches for an old one, and adds 1.
         self._before = self._number - 1
 
     def before_run(

@@ -292,6 +292,8 @@ class BestExporter(_SavedModelExporter):
                     for value in event.summary.value
                     if value.HasField("simple_value")
                 }
+                # A run that went on from an earlier checkpoint leaves evaluations of later steps
+                # behind.
                 if not values or event.step >= step:
                     continue
                 if best is None or self._compare_fn(

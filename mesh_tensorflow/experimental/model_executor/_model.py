@@ -184,6 +184,7 @@ class Model:
                 self._step = tf.train.get_or_create_global_step()
                 rate = _learning_rate(self._step)
             results = self._built(rate)
+            # The learning rate of these results reads the step, so it is incremented after them.
             with tf.control_dependencies(tf.nest.flatten(results)):
                 self._results = {
                     **results,
@@ -359,6 +360,7 @@ def _train(model: Model, step: int, stop: int, directory: str, progress: Progres
 
 def _evaluate(model: Model, directory: str) -> Scores:
     """Evaluates the latest checkpoint; returns mean scores, and Dice coefficients over all."""
+    # The two models have a session each, so weights go from one to the other by files.
     model.restore(directory)
     means, processor = _Means(), unet.PostProcessor()
     if FLAGS.pred_output_dir:

@@ -149,6 +149,7 @@ def _overlap(a: mtf.Tensor, b: mtf.Tensor) -> tuple[mtf.Tensor, mtf.Tensor]:
 
 def _dice(common: mtf.Tensor, total: mtf.Tensor, factor: float, epsilon: float) -> tuple:
     """Returns `factor` times Dice coefficients: (the mean over images, the one over all voxels)."""
+    # Dice = 2 sum(p t) / (sum(p) + sum(t)), and the loss is its negative.
     per_case = mtf.reduce_mean(factor * common / (total + epsilon))
     of_all = factor * mtf.reduce_sum(common) / (mtf.reduce_sum(total) + epsilon)
     return per_case, of_all
@@ -416,6 +417,7 @@ def _imported(
     else:
         x = mtf.import_tf_tensor(mesh, slices, shape)
     x = mtf.cast(x, activation_dtype())
+    # In memory, an image [x, y] is [nx, sx, ny, sy]; layers want the blocks before what is in them.
     batch, nx, sx, ny, *rest = x.shape.dims
     return mtf.transpose(x, mtf.Shape([batch, nx, ny, sx, *rest]))
 
