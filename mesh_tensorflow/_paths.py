@@ -64,6 +64,7 @@ def readable(path: Union[str, os.PathLike[str]]) -> str:
     return os.path.join(f"{link}-files", plain)
 
 
+# By the number of the process, so that a forked one makes a directory of its own.
 @functools.cache
 def _links(pid: int) -> str:
     """Returns a directory of this process for links."""

@@ -293,7 +293,9 @@ class _LiveLine:
             if self._members[-1] is not progress:
                 return
             stream = progress._stream
+            # A character in the last column makes some terminals begin a new line.
             text = progress.line(_width(stream) - 1)
+            # Clearing would take away what a print has begun to write.
             begin = "\n" if self.in_a_line else _CLEAR
             self.in_a_line = False
             _write(stream, f"{begin}{text}\r")

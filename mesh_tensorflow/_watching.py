@@ -252,6 +252,7 @@ def is_profiling() -> bool:
 _numbers = itertools.count()
 # Those that are in use, in order of creation. Threads make some while others list them.
 _lock = threading.RLock()
+# Weak, so that Lowerings that are in use no more are neither kept nor looked through.
 _living: weakref.WeakValueDictionary[int, NodeNames] = weakref.WeakValueDictionary()
 _NODE = re.compile(r"\{\{node ([^}\s]+)\}\}|[Dd]etected at node '?([^\s']+)|Node: '([^\s']+)'")
 _TOLD = "mtf_told"
@@ -313,6 +314,7 @@ def living_names() -> list[NodeNames]:
     """Returns the tables of all Lowerings that are in use, the newest first."""
     with _lock:
         living = list(_living.items())
+    # Numbers differ, so that the tables, which have no order, are not compared.
     return [names for _, names in sorted(living, reverse=True)]
 
 

@@ -157,6 +157,7 @@ def _seconds_of(make: Callable[[], tf.Tensor], processors: int, runs: int) -> fl
         repeats = 4
         results: list[tf.Operation] = []
         for _ in range(repeats):
+            # One after another: side by side, they would share the machine's threads.
             with tf.control_dependencies(results[-1:]):
                 results.append(tf.identity(make()).op)
         config = session_config(processors)

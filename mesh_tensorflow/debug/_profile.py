@@ -258,6 +258,7 @@ def _operation_of(name: str, tables: Sequence[NodeNames]) -> tuple[Optional[Oper
         node, kind = name.removeprefix(EAGER_EVENT), "compute"
         found = next(filter(None, (t.place(f"{node}/") for t in tables)), None)
         return (found[0], kind) if found else (None, "")
+    # What TensorFlow executes is called node:type; the trace has other events, too.
     node, colon, tf_type = name.rpartition(":")
     if not colon or node.endswith(":") or not tf_type.lstrip("_").isidentifier() or " " in node:
         return None, ""

@@ -131,6 +131,7 @@ def _one_of_many(
         )
     check_addresses([address for addresses in jobs.values() for address in addresses])
     task_type, task_id = _checked_task(task, jobs)
+    # An evaluator reads checkpoints, and needs none of the cluster's servers.
     if task_type == TaskType.EVALUATOR:
         return Cluster(
             tf.train.ClusterSpec({}),

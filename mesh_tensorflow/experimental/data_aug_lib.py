@@ -104,6 +104,8 @@ def random_mask(sizes: Sequence[int], reso: int, fraction: Union[float, tf.Tenso
     count = tf.cast(tf.round(tf.clip_by_value(fraction, 0.0, 1.0) * total), tf.int32)
     # Above the last one, nothing is true.
     ordered = tf.concat([tf.sort(tf.reshape(noise, [-1])), [np.inf]], 0)
+    # The largest `count` values: a threshold of their distribution would give this number on
+    # average.
     return noise >= ordered[total - count]
 
 

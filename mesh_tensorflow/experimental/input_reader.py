@@ -484,6 +484,7 @@ class SimdMeshImplInputReader:
         )
         pieces: list[list[Any]] = [[None] * self._impl.size for _ in self._shapes]
         for piece, pnum, number in slicer.get_slices():
+            # The layout counts logical processors, and the program its devices.
             pieces[number][l2p[pnum]] = piece
         own = [program.own_tensor(parts) for parts in pieces]
         self._initializers = [slicer.initializer]

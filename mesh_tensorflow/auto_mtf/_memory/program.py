@@ -178,6 +178,7 @@ class LayoutProgram:
 
     def _variable(self, name: str, **kwargs: Any) -> Any:
         """Adds a nonnegative variable, under a name that is unique for solvers too."""
+        # PuLP replaces characters that solvers do not take, so two names may become one.
         key, count = pulp.LpVariable(name).name, 1
         while key in self._names:
             count += 1
@@ -238,6 +239,7 @@ class LayoutProgram:
 
     def layout(self) -> dict[str, str]:
         """Returns the solution as a dictionary from dimension names to mesh dimension names."""
+        # Solvers return whole numbers with rounding errors.
         return {d: m for (d, m), x in self._global.items() if (pulp.value(x) or 0.0) > 0.5}
 
     def _in_use(self, layout: Mapping[str, str]) -> np.ndarray:

@@ -39,6 +39,8 @@ class Column(NamedTuple):
         """Returns the sorted names of all dimensions that the number of parts depends on."""
         if self.weight is None:
             return self.dims
+        # Along which dimension a weight is stored in parts depends on how the layout splits the
+        # others.
         return tuple(sorted({*self.dims, *(d.name for d in self.weight)} & candidates))
 
     def parts(self, layout: Mapping[str, str], sizes: Mapping[str, int], storing: Storing) -> int:
@@ -54,6 +56,7 @@ class Column(NamedTuple):
             return split
         if self.stored:
             return split * storing.parts(self.weight, self.stored, layout)
+        # A weight that is stored as it is computed with needs no whole copy beside it.
         return split if storing.rules(self.weight, layout) else _NOTHING
 
 
@@ -111,6 +114,7 @@ class StoredItems:
         for i, x in enumerate(op.inputs):
             name, root = self._instead(op, i, x), roots[x]
             names.append(f"{root}{name}" if name else root)
+            # One copy serves all that read it.
             if name and names[-1] not in self._made:
                 self._made.add(names[-1])
                 added.append(self._copy(op, i, x, root, names[-1]))
@@ -166,6 +170,7 @@ def kinds_of(operations: Sequence[Operation]) -> dict[Operation, str]:
             backward = i if backward is None else backward
             kinds[op] = "recomputed" if op.original is not None else "gradients"
         else:
+            # After the first gradient, what is not part of one is part of an update.
             kinds[op] = "activations" if backward is None else "updates"
     return kinds
 
@@ -268,6 +273,7 @@ class ResidentMemory:
     def _make_items(self, operations: Iterable[Operation]) -> Iterator[Item]:
         for op in operations:
             passed = op.passes_on(self._candidates)
+            # What passes its input on in every layout has no memory of its own.
             self._root.update((y, self._root[x]) for y, x in passed.items())
             if passed:
                 continue
@@ -285,6 +291,8 @@ class ResidentMemory:
             outputs = [y.name for y in op.outputs]
             if isinstance(op, Assign):
                 for i, name in enumerate(inputs):
+                    # Each by itself, so that a new value is freed as soon as its variable is
+                    # assigned.
                     yield Item(f"{op.name}/{i}", op, [name], [])
                 continue
             loop = op.loop
@@ -298,6 +306,7 @@ class ResidentMemory:
         for t in loop.tape:
             block = self._block(t, "loop tape")
             name = f"{op.name}/tape/{t.name}"
+            # The gradient's loop reads the values of all iterations.
             self._blocks[name] = block._replace(name=name, bytes=int(block.bytes * loop.iterations))
             names.append(name)
         return names
@@ -391,6 +400,7 @@ class ResidentMemory:
                 else:
                     order[waiting.pop()] = None
 
+        # What could be made early, and nothing has needed, comes last.
         for first in [i for i, it in enumerate(early) if not it] + list(range(len(inputs))):
             ready = [first]
             while ready:

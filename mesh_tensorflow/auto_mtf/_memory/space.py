@@ -146,6 +146,7 @@ def _batch_like(graph: Graph) -> tuple[str, int]:
     for name, _ in count.most_common():
         if name in weights or name in unsplit:
             continue
+        # Any divisor will do: what matters is which sums are partial, not over how many processors.
         for parts in (2, 3, 5, 7):
             if not any(size % parts for size in sizes[name]):
                 return name, parts
@@ -261,6 +262,7 @@ class LayoutSpace:
             taken = {axis for d, axis in zip(before, row) if d in self._meets[last]} - {WHOLE}
             alike = {axis for d, axis in zip(before, row) if d in self.together(last)}
             for axis in self._axes[last]:
+                # Those of a group that came before, if there are any, have this axis.
                 if axis not in taken and alike <= {axis}:
                     yield (*row, axis)
 
@@ -271,6 +273,7 @@ class LayoutSpace:
           dims: names of dimensions.
           most: an int.
         """
+        # There may be too many to list, and `zip` stops at `most`.
         return sum(1 for _, _ in zip(range(most), self._rows(dims)))
 
     def _assignments(self, dims: tuple[str, ...]) -> np.ndarray:

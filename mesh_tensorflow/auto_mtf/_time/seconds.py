@@ -121,6 +121,7 @@ class CostModel:
           impl: a MeshImpl.
         """
         hardware, size = self.hardware, impl.size
+        # A Cost is the sum over all processors, which have equal shares of it.
         calls, flops, moved = 1, cost.flops / size, cost.bytes / size
         if hardware.one_memory:
             # Equal slices of one memory are computed once, so work grows with the parts and not

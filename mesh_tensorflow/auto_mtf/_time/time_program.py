@@ -85,6 +85,8 @@ class ProgramParts:
           storing: a Storing.
         """
         stored = storing.layout is not None
+        # Rows do not depend on the mesh: one memory each for nothing, slots, or weights too in
+        # parts.
         key = candidates, stored + storing.weights_too
         if key not in self._memory:
             updates = self.updates if stored else None
@@ -316,6 +318,7 @@ class TimeProgram:
         """
         if self.is_slower(most_seconds):
             return None
+        # What is slower than a layout that is known to fit need not be in the integer program.
         known = self._incumbent()
         if known is not None and self._tables.total(known) > most_seconds * (1 + _SAME):
             known = None
@@ -333,6 +336,7 @@ class TimeProgram:
         if not self._found:
             best = self._smallest(best)
         alike = self._alike(best)
+        # One layout stands for those that differ by a permutation, and all of them are excluded.
         self._found += alike
         return alike[0]
 

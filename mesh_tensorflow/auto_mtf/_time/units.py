@@ -141,6 +141,7 @@ class _AskedSums(Walk):
                     bytes_ = elements * x.dtype.size
                     one = Collective("reduce_scatter", (axis,), elements, bytes_)
                     self.asked.append((x, one))
+                # What is left is a part, so that the next collective moves less.
                 elements //= impl.shape[axis].size
             self.summed_over(x, split)
             self._in_parts[x] = impl
@@ -357,6 +358,7 @@ def _gathered(x: Tensor, weight: Shape, model: CostModel, impl: MeshImpl) -> Sec
     before = elements
     collectives = []
     for axis in sorted({*stored.splitting_axes(x.shape)} - {*impl.splitting_axes(x.shape)}):
+        # Each gather makes the tensor larger, and its size is that of its result.
         elements *= impl.shape[axis].size
         collectives.append(Collective("allconcat", (axis,), elements, elements * x.dtype.size))
     if not collectives:
@@ -424,6 +426,7 @@ def layer_kind(name: str) -> str:
     """
     *scopes, last = _NUMBER.sub("", name).split("/")
     if _GRADIENTS in scopes:
+        # What is before `gradients` is an operation, and no layer.
         forward = scopes[: max(0, scopes.index(_GRADIENTS) - 1)]
         return "/".join([*forward, _GRADIENTS])
     return "/".join(scopes) or last

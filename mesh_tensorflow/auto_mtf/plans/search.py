@@ -300,6 +300,8 @@ def plan_of(choice: Choice, estimator: StepEstimator, estimate: Estimate) -> Pla
         again = op.original is not None
         if staged or again:
             seconds = model.operation(op, impl).compute
+            # Stages compute in every tick, so the bubble's share of ticks is its share of their
+            # time.
             in_stages += staged * seconds
             recomputed += again * seconds
     return Plan(

@@ -168,6 +168,7 @@ def make_inputs(returned: object, features_only: bool = False) -> Inputs:
         elements = Elements(returned)
         hooks.append(ElementsHook(elements))
         returned = elements.current
+    # A named tuple is a structure of features, and no pair of them and labels.
     if isinstance(returned, (list, tuple)) and not hasattr(returned, "_fields"):
         if len(returned) != 2:
             raise ValueError(
@@ -182,6 +183,7 @@ def make_inputs(returned: object, features_only: bool = False) -> Inputs:
             f"input_fn gives no features (but {features!r}): it should return a tf.data.Dataset, "
             "(features, labels) or features"
         )
+    # Queues of TensorFlow 1 end by the same error as datasets.
     may_end = may_end or bool(tf.get_collection(tf.GraphKeys.QUEUE_RUNNERS))
     return Inputs(features, None if features_only else labels, hooks, may_end)
 

@@ -174,6 +174,7 @@ class Model:
         """
         self._mode = dataset_str
         seed = tf.get_default_graph().seed
+        # Programs of several processors can assign to resource variables only.
         with tf.Graph().as_default(), tf.variable_scope("", use_resource=True):
             tf.set_random_seed(seed)
             shape = mtf.convert_to_shape(FLAGS.mesh_shape)
