@@ -145,6 +145,7 @@ def deferred() -> Iterator[None]:
     finally:
         ended = True
         noted = list(given.items())
+        # All handlers are back in place before one of them may raise an exception.
         for number, handler in handlers.items():
             signal.signal(number, handler)
         for number, frame in noted:

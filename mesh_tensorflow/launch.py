@@ -181,8 +181,7 @@ def run(
 def main(arguments: Optional[Sequence[str]] = None) -> int:
     """Runs the command line; see the module docstring."""
     parsed = LAUNCH.parse(arguments)
-    # As an exception, so that `run` ends its processes; the default ends this one alone, and at
-    # once.
+    # As an exception, so that `run` ends its processes in order; the default ends this one at once.
     signal.signal(signal.SIGTERM, lambda *unused: sys.exit(143))
     named = [parsed.script, *parsed.arguments] if parsed.script else ["-m", *parsed.module]
     command = [sys.executable, *named]

@@ -101,6 +101,7 @@ class Hardware:
         # Processors are numbered along the last axis first, so neighbors on this one are `stride`
         # apart.
         stride = math.prod(mesh_shape.to_integer_list[mesh_axis + 1 :])
+        # A node has node_size // stride of them in a row.
         within = math.gcd(dim.size, max(1, self.node_size // stride))
         parts = [(within, self.node_link), (dim.size // within, self.link)]
         return [(size, link) for size, link in parts if size > 1]

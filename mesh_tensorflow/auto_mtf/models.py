@@ -135,7 +135,8 @@ def _attention(x: mtf.Tensor, inner: list[mtf.Dimension], dtype: mtf.VariableDTy
         x = mtf.layers.layer_norm(x, d_model)
         # The logits are of each position with each one, and no tensor may have a dimension twice.
         memory = mtf.rename_dimension(x, length.name, memory_length.name)
-        # softmax_memory(q k / sqrt(d_kv)) v, with the factor where there are the fewest elements.
+        # softmax_memory(q k / sqrt(d_kv)) v: `dot_product_attention` leaves the factor to its
+        # callers.
         q = _dense(x, inner, [d_model], dtype, "q") * d_kv.size**-0.5
         k, v = (_dense(memory, inner, [d_model], dtype, name) for name in "kv")
         q = mtf.transpose(q, [batch, heads, length, d_kv])

@@ -177,7 +177,7 @@ class StepEstimator:
         """
         layout = self.program(memory_limit_bytes).next_best(seconds)
         found = None if layout is None else self.estimate(layout)
-        # The program lets in layouts that are slower by the tolerance of the solver.
+        # The program does not tell times apart that differ by a millionth.
         return found if found is not None and found.seconds.total < seconds else None
 
     def best(self, count: int, memory_limit_bytes: Optional[float] = None) -> list[Estimate]:

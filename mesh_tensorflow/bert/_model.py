@@ -352,6 +352,7 @@ class BertModel(BertDims):
                 self.sequence_output = self.normalize(self.sequence_output)
             with tf.variable_scope("pooler"):
                 self.pooled_output = layers.dense(
+                    # The first token is [CLS], which stands for the whole sequence.
                     mtf.gather(self.sequence_output, 0, self.seq_dim),
                     [self.model_dim],
                     reduced_dims=[self.model_dim],

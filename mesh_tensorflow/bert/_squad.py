@@ -37,7 +37,7 @@ def _place(pred_text: str, orig_text: str, tok_text: str) -> Optional[tuple[int,
         return None
     end = start + len(pred_text) - 1
     # Tokenization adds spaces only, so that characters other than spaces correspond by number,
-    # unless accents were removed that are characters of their own.
+    # unless accents that are characters of their own were removed.
     chars, places = _without_spaces(orig_text)
     tok_chars, tok_places = _without_spaces(tok_text)
     if len(chars) != len(tok_chars):
@@ -388,6 +388,7 @@ def _answer_tokens(
     assert example.start_position is not None and example.end_position is not None
     assert example.orig_answer_text is not None
     first = document.first_token_of_word[example.start_position]
+    # No word follows the last one, so the end of the document stands for it.
     after = [*document.first_token_of_word, len(document.tokens)][example.end_position + 1]
     answer = tokenizer.tokenize(example.orig_answer_text)
     for start in range(first, after):
@@ -596,6 +597,7 @@ def _text(span: _PredictedSpan, example: SquadExample, do_lower_case: bool) -> s
     if feature is None:
         return ""
     pieces = " ".join(feature.tokens[span.start : span.end + 1])
+    # The first piece may begin within a word, and has no space before it.
     joined = " ".join(pieces.replace(" ##", "").replace("##", "").split())
     first, last = (feature.token_to_orig_map[i] for i in (span.start, span.end))
     return get_final_text(joined, " ".join(example.doc_tokens[first : last + 1]), do_lower_case)
@@ -610,6 +612,7 @@ def _best_answers(
         if len(found) >= n_best_size:
             break
         text = _text(span, example, do_lower_case)
+        # The spans are sorted, so the first of equal texts has the highest score.
         found.setdefault(text, _PredictedAnswer(text, span.start_logit, span.end_logit))
     return list(found.values())
 
@@ -649,6 +652,7 @@ def _predicted(
         spans.append(null)
     spans.sort(key=lambda span: span.score, reverse=True)
     answers = _best_answers(spans, example, n_best_size, do_lower_case)
+    # The list may have been full before this answer came.
     if with_none and not any(answer.text == "" for answer in answers):
         answers.append(_PredictedAnswer("", null.start_logit, null.end_logit))
     if not answers:

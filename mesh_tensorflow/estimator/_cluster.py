@@ -406,8 +406,8 @@ def _serve(server: tf.distribute.Server, me: Peer, chief: Peer, config: RunConfi
             watch.wait_for_peers(config.session_creation_timeout_secs)
             watch.start()
             try:
-                # A dequeue would block for ever if the chief is lost, so the size is polled
-                # instead.
+                # A dequeue would reach the time limit of the session and fail, so the size is
+                # polled instead.
                 while not session.run(size):
                     if watch.lost:
                         raise watch.error()

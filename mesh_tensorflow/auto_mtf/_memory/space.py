@@ -68,6 +68,7 @@ def _steps(operations: Iterable[Operation], times: float, layer: Optional[str]) 
         if loop is None:
             yield Step(op, (), (), times, name)
             continue
+        # No partial sum enters a loop.
         yield Step(None, tuple(op.inputs), (), times, name)
         yield from _steps(loop.operations, times * loop.iterations, name)
         yield Step(None, tuple(loop.needed), tuple(loop.sums), times * loop.iterations, name)
@@ -251,6 +252,7 @@ class LayoutSpace:
         for names in self.operation_sets:
             for d in names:
                 self._meets[d].update(names)
+        # A cache of the instance: that of a decorated method would keep all spaces alive.
         self.assignments = functools.cache(self._assignments)
 
     def _rows(self, dims: Sequence[str]) -> Iterator[tuple[int, ...]]:

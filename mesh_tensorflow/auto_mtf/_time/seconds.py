@@ -106,6 +106,7 @@ class CostModel:
           op: an Operation.
           impl: a MeshImpl.
         """
+        # Measured profiles have rates of their own for convolutions, by the class of the operation.
         rate, tensors = type(op).__name__, [*op.outputs, *op.inputs]
         if rate not in self.hardware.flops:
             rate = tensors[0].dtype.name if tensors else ""
@@ -186,6 +187,7 @@ class CostModel:
         link, read = self.hardware.link, moved * parts
         sums = collective.kind in ("allreduce", "reduce_scatter")
         if sums:
+            # A sum reads `count` slices and writes one.
             read *= count + 1
         copies = parts * count if sums else parts
         return read / link.bandwidth + copies * link.latency

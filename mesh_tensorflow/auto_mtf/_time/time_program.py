@@ -85,8 +85,8 @@ class ProgramParts:
           storing: a Storing.
         """
         stored = storing.layout is not None
-        # Rows do not depend on the mesh: one memory each for nothing, slots, or weights too in
-        # parts.
+        # Rows do not depend on the mesh, so there are three: nothing in parts, slots, and weights
+        # too.
         key = candidates, stored + storing.weights_too
         if key not in self._memory:
             updates = self.updates if stored else None
@@ -256,7 +256,7 @@ def neighbors(space: LayoutSpace, layout: Mapping[str, str]) -> Iterator[Layout]
 
 # Layouts whose times differ by a smaller fraction count as equally fast.
 _SAME = 1e-6
-# Tolerances of solvers are absolute, so times and bytes are in units that make them about this.
+# Tolerances of solvers are absolute, so times and bytes are scaled to numbers of about this size.
 _SCALE = 1000.0
 
 

@@ -103,6 +103,8 @@ class _AskedSums(Walk):
     def visit(self, op: Operation, weight: Optional[Shape]) -> None:
         """Visits an operation, after gradients have been split as the weight is stored."""
         impl = self._split(op.inputs, weight)
+        # What a Walk counts has the sizes of this: of parts within an update, else of whole
+        # tensors.
         self._mesh_impl = impl
         self.ask(op)
         self._mesh_impl = self._whole
@@ -116,6 +118,7 @@ class _AskedSums(Walk):
         self.need(x)
 
     def need(self, x: Tensor) -> list[Collective]:
+        # An allreduce has the size that its tensor was made with, wherever it is needed.
         outer, self._mesh_impl = self._mesh_impl, self._in_parts.get(x, self._whole)
         asked = super().need(x)
         self._mesh_impl = outer
@@ -137,6 +140,8 @@ class _AskedSums(Walk):
                 continue
             elements = self._whole.laid_out_size(x.shape)
             for axis in sorted(split):
+                # Along other axes, each processor keeps its part of what it has, and nothing is
+                # sent.
                 if axis in axes:
                     bytes_ = elements * x.dtype.size
                     one = Collective("reduce_scatter", (axis,), elements, bytes_)
@@ -159,6 +164,8 @@ class _Sums:
         self.events.append((place, event))
 
     def seconds(self, model: CostModel, impl: MeshImpl) -> Seconds:
+        # Which operation pays for a sum depends on the layout, so the events are walked for each
+        # one.
         walk, total = _AskedSums(model, impl), 0.0
         for _, event in self.events:
             walk.asked.clear()
@@ -358,7 +365,7 @@ def _gathered(x: Tensor, weight: Shape, model: CostModel, impl: MeshImpl) -> Sec
     before = elements
     collectives = []
     for axis in sorted({*stored.splitting_axes(x.shape)} - {*impl.splitting_axes(x.shape)}):
-        # Each gather makes the tensor larger, and its size is that of its result.
+        # The size of an allconcat is that of its result, from which the next one goes on.
         elements *= impl.shape[axis].size
         collectives.append(Collective("allconcat", (axis,), elements, elements * x.dtype.size))
     if not collectives:

@@ -188,8 +188,9 @@ class _Model:
         return _renamed(x, {_RESIDUAL: "length"}) if self._choice.sequence_parallel else x
 
     def _left(self, x: mtf.Tensor) -> mtf.Tensor:
-        # After a partial sum, this reshape is a reduce-scatter, and the one in `_entered` is an
-        # allgather; together they send as much as an allreduce.
+        # In a layout that splits `residual_length`, this reshape of a partial sum is a
+        # reduce-scatter, and that in `_entered` an allgather: together they send as much as an
+        # allreduce.
         return _renamed(x, {"length": _RESIDUAL}) if self._choice.sequence_parallel else x
 
     def _dense(self, x: mtf.Tensor, w: mtf.Tensor) -> mtf.Tensor:

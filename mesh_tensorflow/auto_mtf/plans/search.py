@@ -300,8 +300,6 @@ def plan_of(choice: Choice, estimator: StepEstimator, estimate: Estimate) -> Pla
         again = op.original is not None
         if staged or again:
             seconds = model.operation(op, impl).compute
-            # Stages compute in every tick, so the bubble's share of ticks is its share of their
-            # time.
             in_stages += staged * seconds
             recomputed += again * seconds
     return Plan(
@@ -311,6 +309,8 @@ def plan_of(choice: Choice, estimator: StepEstimator, estimate: Estimate) -> Pla
         estimator.peak_by_kind(rules),
         dict(sorted(communication.items(), key=lambda pair: -pair[1])),
         schedule.bubble,
+        # Stages compute in every tick, so the bubble's share of the ticks is its share of their
+        # time.
         in_stages * schedule.bubble,
         recomputed,
     )
@@ -483,6 +483,7 @@ class _Search:
             least_seconds, least_bytes = floors[estimator]
             if self._limit is not None and least_bytes > self._limit:
                 continue
+            # What takes longer is lost in any case, and need not be found.
             most = min(self._most(), math.inf if found is None else found.estimate.seconds.total)
             if least_seconds >= most:
                 continue

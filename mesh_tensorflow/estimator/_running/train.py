@@ -176,6 +176,7 @@ def _check_checkpoint(spec: EstimatorSpec, model_dir: str) -> None:
         )
     savers = [spec.scaffold.saver] if spec.scaffold.saver else []
     savers += tf.get_collection(tf.GraphKeys.SAVERS)
+    # The package's own Saver checks what it restores.
     if path and savers and not isinstance(savers[0], Saver):
         # TensorFlow has no public way to get the variables of a saver.
         wanted = getattr(savers[0], "_var_list", None)
@@ -203,6 +204,7 @@ def _hooks(
         hooks += savers
     if request.saving_listeners and config.is_chief:
         _add_listeners(savers, request.saving_listeners)
+    # Of several savers, each would take the checkpoints of another for those of another program.
     if config.is_chief and len(savers) == 1:
         _add_listeners(savers, [OtherWriterListener(model.model_dir)])
     nan = NanLossHook(

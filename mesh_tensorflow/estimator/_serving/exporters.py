@@ -97,7 +97,7 @@ class _SavedModelExporter(Exporter):
         if self._exports_to_keep is None:
             return
         names = [name.rstrip("/") for name in tf.io.gfile.listdir(export_path)]
-        # Exports are named by their times; what has other names is none.
+        # Exports are named by their times; directories with other names are left alone.
         stamps = sorted(int(name) for name in names if name.isdigit())
         for stamp in stamps[: -self._exports_to_keep]:
             tf.io.gfile.rmtree(os.path.join(export_path, str(stamp)))

@@ -441,6 +441,7 @@ def train_and_eval(report: Callable[[int, Scores, Scores], Any] = _log) -> Score
             total = FLAGS.num_training_loops * length
             with Progress(total, "train", start=step, leave=step < total) as progress:
                 while step < total:
+                    # The next multiple, so that a run that goes on evaluates at the same steps.
                     stop = (step // length + 1) * length
                     trained = _train(training, step, stop, directory, progress)
                     step = stop

@@ -138,6 +138,7 @@ def probability_of(x: mtf.Tensor, number: int) -> mtf.Tensor:
       number: the index of the class.
     """
     one = mtf.slice(x, number, 1, "label_c")
+    # The sum over this one class drops the dimension.
     return mtf.reduce_sum(one, reduced_dim=one.shape.dims[-1])
 
 
@@ -359,6 +360,8 @@ class _Network:
                 self._variable_dtype,
                 f"deconv_{depth}_0",
             )
+            # The transposed convolution was given the name of these channels, along which both are
+            # joined.
             x = mtf.concat([x, kept[depth]], channels)
             x = self._level(x, "up", depth)
         classes = mtf.Dimension("label_c", FLAGS.label_c)
