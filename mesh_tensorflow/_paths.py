@@ -44,6 +44,7 @@ def readable(path: Union[str, os.PathLike[str]]) -> str:
     if not _NOT_ITSELF.search(path) or "://" in path:
         return path
     directory, name = os.path.split(os.path.abspath(path))
+    # The key tells the directory, so that a second checkpoint there has the same link.
     key = hashlib.sha256(directory.encode()).hexdigest()[:16]
     link = os.path.join(_links(os.getpid()), key)
     # Where only the directory has a bracket, one link serves all of its checkpoints. Otherwise the

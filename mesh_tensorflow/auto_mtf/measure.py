@@ -54,6 +54,7 @@ def session_config(processors: int) -> tf.ConfigProto:
 
 
 def _median(run: Callable[[], Any], runs: int) -> float:
+    # The first run of a session prepares its executors.
     run()
     times = []
     for _ in range(runs):

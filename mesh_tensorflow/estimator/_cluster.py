@@ -369,6 +369,7 @@ def _server(config: RunConfig) -> tf.distribute.Server:
 
 def _queue(peer: Peer) -> tf.queue.FIFOQueue:
     with tf.device(f"{peer.device}/device:CPU:0"):
+        # By a name, under which the chief and the process itself mean one queue.
         return tf.queue.FIFOQueue(1, [tf.string], [[]], shared_name="mesh_tensorflow_news")
 
 

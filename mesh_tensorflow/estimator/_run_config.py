@@ -525,6 +525,7 @@ class RunConfig:
 
 
 _SAVING = ("save_checkpoints_steps", "save_checkpoints_secs")
+# From the signature, so that `replace` and `repr` know each argument.
 _FIELDS = tuple(
     name
     for name in RunConfig.__init__.__code__.co_varnames[1 : RunConfig.__init__.__code__.co_argcount]

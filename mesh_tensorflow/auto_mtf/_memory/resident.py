@@ -125,11 +125,14 @@ class StoredItems:
         weight_of = self._updates.weight_of
         if isinstance(op, Assign):
             v = op.variables[i]
+            # An update in parts is gathered before it is assigned to a weight that is stored whole.
             return "/whole" if self._whole(v) and x.operation in weight_of else ""
         if op in weight_of:
+            # A gradient is split before the update reads it; what has no dimensions cannot be.
             made_in_parts = x.operation in weight_of or not x.shape.ndims
             return "" if made_in_parts else "/part"
         if x in self._updates.gathers and self._weights_too:
+            # Gathered once more for the backward pass, so that no whole copy lives in between.
             return "/again" if takes_again(op) else "/whole"
         return ""
 

@@ -373,6 +373,7 @@ class TimeProgram:
         """Returns the layout with the least memory among equally fast ones."""
         most = self._tables.total(best) * (1 + _SAME)
         self._tables.prune(most)
+        # One row of each table is one layout, so no other one is as fast.
         if all(table.alive.sum() <= 1 for table in self._tables.tables):
             return best
         try:

@@ -341,6 +341,7 @@ def _new_directory(base: str) -> str:
         directory = os.path.join(base, stamp)
         if not tf.io.gfile.exists(directory):
             return directory
+        # Names are whole seconds, so the next one is free a second later.
         time.sleep(1)
     raise RuntimeError(f"export: found no unused name for a directory in {base}")
 
