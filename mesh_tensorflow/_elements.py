@@ -56,6 +56,7 @@ class Elements:
             name="current_element",
         )
         keep = tf.raw_ops.AssignVariableOp(resource=place, value=value)
+        # Once this has been fetched, the step may run, and the element has to be in its place.
         with tf.control_dependencies([keep]):
             self._advance = tf.identity(following.has_value(), name="has_element")
         kept = tf.raw_ops.ReadVariableOp(resource=place, dtype=tf.variant)

@@ -44,8 +44,11 @@ def readable(path: Union[str, os.PathLike[str]]) -> str:
     if not _NOT_ITSELF.search(path) or "://" in path:
         return path
     directory, name = os.path.split(os.path.abspath(path))
+    # The key tells the directory, so that a second checkpoint there has the same link.
     key = hashlib.sha256(directory.encode()).hexdigest()[:16]
     link = os.path.join(_links(os.getpid()), key)
+    # Where only the directory has a bracket, one link serves all of its checkpoints. Otherwise the
+    # files themselves need other names.
     if not _NOT_ITSELF.search(name):
         if not os.path.islink(link):
             os.symlink(directory, link)
@@ -62,6 +65,7 @@ def readable(path: Union[str, os.PathLike[str]]) -> str:
     return os.path.join(f"{link}-files", plain)
 
 
+# By the number of the process, so that a forked one makes a directory of its own.
 @functools.cache
 def _links(pid: int) -> str:
     """Returns a directory of this process for links."""

@@ -62,6 +62,8 @@ class Progress:
         self.total, self.label, self.unit = total, label, unit
         self.done = self._start = start
         self._leave = leave
+        # Within another Progress, `sys.stderr` clears the live line before it writes, and so would
+        # undo each drawing.
         self._stream = _itself(sys.stderr if stream is None else stream)
         self._live = _is_terminal(self._stream)
         self._values: dict[str, Any] = {}
@@ -98,6 +100,8 @@ class Progress:
         self.done += n
         self._values.update(values)
         now = time.monotonic()
+        # The first sample is taken after the first step, so that `rate` leaves its preparations
+        # out.
         if n and (not self._samples or now >= self._samples[-1][0] + _SAMPLE_SECONDS):
             self._samples.append((now, self.done))
         if now < self._next:
@@ -135,6 +139,7 @@ class Progress:
         now = time.monotonic()
         begin, count = self._samples[0]
         if self.done == count or now - begin < _REDRAW_SECONDS:
+            # A single sample, or one of a moment ago, is no base for a rate.
             begin, count = self._began, self._start
         return (self.done - count) / max(now - begin, 1e-9)
 
@@ -261,6 +266,8 @@ class _LiveLine:
     """
 
     def __init__(self) -> None:
+        # Reentrant: a value that is converted while the line is drawn may log, which clears the
+        # line.
         self._lock = threading.RLock()
         self._members: list[Progress] = []
         self._shown: Optional[TextIO] = None
@@ -286,7 +293,9 @@ class _LiveLine:
             if self._members[-1] is not progress:
                 return
             stream = progress._stream
+            # A character in the last column makes some terminals begin a new line.
             text = progress.line(_width(stream) - 1)
+            # Clearing would take away what a print has begun to write.
             begin = "\n" if self.in_a_line else _CLEAR
             self.in_a_line = False
             _write(stream, f"{begin}{text}\r")
@@ -304,6 +313,8 @@ _line = _LiveLine()
 
 def _hook(line: _LiveLine) -> Callable[[], None]:
     """Makes Python's own output clear a live line first; returns what ends that."""
+    # Handlers of logs hold the stream that they were created with, so replacing `sys.stderr` does
+    # not reach them. A record is made before any of them writes.
     make_record, show_warning = logging.getLogRecordFactory(), warnings.showwarning
 
     def clear_and_make(*args: Any, **kwargs: Any) -> logging.LogRecord:

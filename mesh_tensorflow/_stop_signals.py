@@ -77,6 +77,7 @@ class StopSignals:
         given = signal.Signals(number)
         if self.received is not None:
             raise _error(given, f"stopped at once by a second {given.name}")
+        # No exception: it could interrupt the step, or the writing of a checkpoint, at any place.
         self.received = given
         if self._noted is not None:
             self._noted(given)
@@ -144,6 +145,7 @@ def deferred() -> Iterator[None]:
     finally:
         ended = True
         noted = list(given.items())
+        # All handlers are back in place before one of them may raise an exception.
         for number, handler in handlers.items():
             signal.signal(number, handler)
         for number, frame in noted:

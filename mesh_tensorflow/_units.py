@@ -55,6 +55,7 @@ def count_text(count: float) -> str:
     ('999', '2.05K', '110M')
     """
     for name, size in _COUNTS:
+        # What three figures would round up to 1000 of one unit is 1 of the next.
         if abs(count) >= size * 0.9995:
             return f"{_three_figures(count / size)}{name}"
     return _three_figures(count)

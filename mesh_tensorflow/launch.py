@@ -49,6 +49,8 @@ def _ending_with_launcher(command: Sequence[str]) -> list[str]:
         return list(command)
     return [
         sys.executable,
+        # With -I and -S, no module of the current directory, such as a `signal.py`, and no site
+        # packages are imported.
         "-I",
         "-S",
         "-c",
@@ -86,6 +88,7 @@ class _Child:
         self.lines: collections.deque[str] = collections.deque(maxlen=_LAST_LINES)
         self._reader: Optional[threading.Thread] = None
         if not shown:
+            # A pipe that nobody reads fills up, and the process would wait for ever to write to it.
             self._reader = threading.Thread(target=self._read, daemon=True)
             self._reader.start()
 
@@ -107,6 +110,7 @@ class _Child:
     def how_it_ended(self) -> str:
         """Returns a sentence about how the process ended, with its last lines of output."""
         if self._reader is not None:
+            # Not for ever: what the process has started may still hold the other end of the pipe.
             self._reader.join(1)
         status = self.process.returncode
         how = (
@@ -124,6 +128,7 @@ def _free_addresses(count: int) -> list[str]:
     try:
         for s in sockets:
             s.bind(("127.0.0.1", 0))
+        # All sockets are still bound here, so no port is given twice.
         return [f"127.0.0.1:{s.getsockname()[1]}" for s in sockets]
     finally:
         for s in sockets:
@@ -176,6 +181,7 @@ def run(
 def main(arguments: Optional[Sequence[str]] = None) -> int:
     """Runs the command line; see the module docstring."""
     parsed = LAUNCH.parse(arguments)
+    # As an exception, so that `run` ends its processes in order; the default ends this one at once.
     signal.signal(signal.SIGTERM, lambda *unused: sys.exit(143))
     named = [parsed.script, *parsed.arguments] if parsed.script else ["-m", *parsed.module]
     command = [sys.executable, *named]

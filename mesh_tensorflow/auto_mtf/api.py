@@ -147,6 +147,7 @@ def layout_and_mesh_shape(
         try:
             found.append((choose(mtf_graph, mesh_shape, outputs), mesh_shape))
         except step_time.MemoryLimitError as e:
+            # A mesh on which nothing fits is an error only if there is no other one.
             failures.append(e)
     if not found:
         raise min(failures, key=lambda e: e.missing_bytes)

@@ -270,6 +270,7 @@ def _distinct(
     for _ in range(count * _TRIES):
         if len(found) >= count:
             break
+        # The first is the best again, which is too near to itself to be shown twice.
         layout = program.next_best()
         if layout is None:
             break

@@ -55,6 +55,7 @@ def gin_transformer(
 
     targets = ids("targets")
     two = model_type.startswith("bi")
+    # A language model predicts each target from those before it.
     inputs = ids("inputs") if two else mtf.shift(targets, 1, targets.shape[-1], wrap=False)
     _, loss = model.call_simple(
         inputs, targets, compute_loss=True, mode="train", variable_dtype=utils.get_variable_dtype()

@@ -275,6 +275,7 @@ class GraphInterface:
           schedule: indices of operations, in execution order.
         """
         operations = list(self._operations)
+        # An operation that takes a tensor twice is one reader of it.
         inputs = [list(dict.fromkeys(self.get_operation_input_names(name))) for name in operations]
         readers = dict.fromkeys(self._tensors, 0)
         for names in inputs:

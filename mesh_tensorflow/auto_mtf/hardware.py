@@ -98,7 +98,10 @@ class Hardware:
             return [(dim.size, self.axis_links[dim.name])]
         if self.node_link is None:
             return [(dim.size, self.link)]
+        # Processors are numbered along the last axis first, so neighbors on this one are `stride`
+        # apart.
         stride = math.prod(mesh_shape.to_integer_list[mesh_axis + 1 :])
+        # A node has node_size // stride of them in a row.
         within = math.gcd(dim.size, max(1, self.node_size // stride))
         parts = [(within, self.node_link), (dim.size // within, self.link)]
         return [(size, link) for size, link in parts if size > 1]

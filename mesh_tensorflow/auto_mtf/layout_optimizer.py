@@ -50,6 +50,7 @@ class LayoutOptimizer:
         self._graph = memory_estimator.get_graph_interface()
         self._validator = memory_estimator.get_layout_validator()
         self._mesh_sizes = self._validator.mesh_dimension_name_to_size
+        # One schedule for all layouts, so that memory at each time is linear in the assignments.
         self._schedule = list(scheduler.minimize_peak_memory(self._graph, scheduler_alg))
         space = layout_space(memory_estimator.mtf_graph.operations, self._validator)
         self._program = LayoutProgram(

@@ -54,6 +54,7 @@ def session_config(processors: int) -> tf.ConfigProto:
 
 
 def _median(run: Callable[[], Any], runs: int) -> float:
+    # The first run of a session prepares its executors.
     run()
     times = []
     for _ in range(runs):
@@ -131,6 +132,7 @@ def step_seconds(
                 sessions.append(session)
             done()
         for i in range(rounds):
+            # Forth and back, so that a machine that grows slower does not favor the first layouts.
             order = range(len(layouts)) if i % 2 == 0 else reversed(range(len(layouts)))
             for n in order:
                 times[n].append(_median(steps[n], runs))
@@ -156,6 +158,7 @@ def _seconds_of(make: Callable[[], tf.Tensor], processors: int, runs: int) -> fl
         repeats = 4
         results: list[tf.Operation] = []
         for _ in range(repeats):
+            # One after another: side by side, they would share the machine's threads.
             with tf.control_dependencies(results[-1:]):
                 results.append(tf.identity(make()).op)
         config = session_config(processors)
@@ -227,6 +230,8 @@ def _bandwidth(processors: int, runs: int) -> float:
 
 def _unit_hardware(machine: Hardware) -> list[Hardware]:
     """Returns hardware profiles that isolate each fitted rate: compute, calls, steps, bytes."""
+    # seconds = slower * compute + operation * calls + latency * steps + per_byte * bytes: with one
+    # factor at 1 and the others at 0, an estimate is what it is multiplied by.
     free = machine.replace(
         flops=dict.fromkeys(machine.flops, _UNLIMITED),
         memory_bandwidth=_UNLIMITED,
@@ -272,11 +277,15 @@ def _fit(columns: np.ndarray, target: np.ndarray) -> list[float]:
     factors = np.zeros(columns.shape[1])
     kept = [i for i in range(columns.shape[1]) if columns[:, i].any()]
     while kept:
+        # Calls and bytes differ by orders of magnitude, so columns are scaled to 1, for the solver
+        # and for the comparison below.
         scale = columns[:, kept].max(axis=0)
         found = np.linalg.lstsq(columns[:, kept] / scale, target, rcond=None)[0] / scale
         if (found >= 0).all():
             factors[kept] = found
             break
+        # Nothing takes negative time: without the most negative factor, the others are fitted
+        # again.
         kept.pop(int((found * scale).argmin()))
     return factors.tolist()
 

@@ -88,6 +88,7 @@ def language_model(
         tokens = tf.zeros([batch, length], tf.int32)
     ids = mtf.import_tf_tensor(mesh, tokens, [batch_dim, length_dim], name="tokens")
     with tf.variable_scope("embedding"):
+        # Each position is given the token before it, and predicts its own.
         previous = mtf.shift(ids, 1, length_dim, wrap=False)
         x = mtf.layers.embedding(previous, vocab_dim, model_dim, variables, name="tokens")
         places = mtf.range(mesh, length_dim, tf.int32)
@@ -132,7 +133,10 @@ def _attention(x: mtf.Tensor, inner: list[mtf.Dimension], dtype: mtf.VariableDTy
     memory_length = mtf.Dimension("memory_length", length.size)
     with tf.variable_scope("attention"):
         x = mtf.layers.layer_norm(x, d_model)
+        # The logits are of each position with each one, and no tensor may have a dimension twice.
         memory = mtf.rename_dimension(x, length.name, memory_length.name)
+        # softmax_memory(q k / sqrt(d_kv)) v: `dot_product_attention` leaves the factor to its
+        # callers.
         q = _dense(x, inner, [d_model], dtype, "q") * d_kv.size**-0.5
         k, v = (_dense(memory, inner, [d_model], dtype, name) for name in "kv")
         q = mtf.transpose(q, [batch, heads, length, d_kv])

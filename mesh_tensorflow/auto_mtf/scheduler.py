@@ -64,6 +64,7 @@ class _ListSchedule:
                 self.readers[t][number] = None
         maker = {t: number for number, ts in enumerate(self.outputs) for t in ts}
         self.missing = [{maker[t] for t in tensors} for tensors in self.inputs]
+        # What nobody reads is freed at once, and does not count.
         self.balance = [
             -sum(self.size[t] for t in ts if self.readers[t] or graph.is_tensor_final(t))
             for ts in self.outputs
@@ -77,6 +78,8 @@ class _ListSchedule:
                 self._offer(number)
 
     def _offer(self, number: int) -> None:
+        # A heap cannot change an entry, so each change adds one. Balances only grow, so the newest
+        # one is popped first, and the others are stale.
         heapq.heappush(self.ready, (-self.balance[number], self.names[number], number))
 
     def _credit(self, number: int, size: int) -> None:

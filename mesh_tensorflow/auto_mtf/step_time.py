@@ -120,6 +120,7 @@ class StepEstimator:
         model = CostModel(self.mesh_shape, self.hardware, stored_layout)
         candidates = frozenset(self.space.dims)
         units = parts.units(candidates, stored_layout is not None)
+        # By its text, since a Hardware has dictionaries and so no hash.
         known = parts.known(tuple(self.mesh_shape), repr(self.hardware))
         self.times = StepTime(units, self.space, model, known)
         self.memory = parts.memory(candidates, model.storing)
@@ -176,6 +177,7 @@ class StepEstimator:
         """
         layout = self.program(memory_limit_bytes).next_best(seconds)
         found = None if layout is None else self.estimate(layout)
+        # The program does not tell times apart that differ by a millionth.
         return found if found is not None and found.seconds.total < seconds else None
 
     def best(self, count: int, memory_limit_bytes: Optional[float] = None) -> list[Estimate]:

@@ -46,6 +46,7 @@ class LayoutValidator:
             forbidden |= operation.unsplittable_dims
             for tensor in operation.outputs:
                 for d in tensor.shape:
+                    # gcd(0, n) = n, so 0 stands for a name that was not seen before.
                     self._divisor[d.name] = math.gcd(self._divisor.get(d.name, 0), d.size)
         self._splittable = {
             name

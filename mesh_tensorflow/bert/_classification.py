@@ -98,6 +98,7 @@ class DataProcessor:
             io.StringIO(text, newline="\n"),
             delimiter="\t",
             quotechar=quotechar,
+            # A sentence may have a quote that nothing closes, at which csv would join lines.
             quoting=csv.QUOTE_MINIMAL if quotechar else csv.QUOTE_NONE,
         )
         try:

@@ -19,6 +19,7 @@ from mesh_tensorflow.transformer.transformer_layers._attention.params import (
     relative_position_bucket,
 )
 
+# BERT's own vocabulary, 30,522 = 2 * 3 * 5,087 tokens, could hardly be split over a mesh.
 VOCAB_DIVISOR = 128
 # Variance of initial weights times their fan-in.
 _SCALE = 0.4
@@ -240,6 +241,7 @@ def layer_norm(
             "along one of its dimensions"
         )
     with tf.variable_scope(name, default_name="layer_norm"):
+        # bfloat16 has 8 significant bits, too few for a mean of squares.
         y = computed_in_float32(normalize if subtract_mean else _by_rms)(x, dim, epsilon)
         if use_scale:
             y *= _vector(x, dim, "scale", tf.ones_initializer())
@@ -345,10 +347,12 @@ class BertModel(BertDims):
             self.sequence_output = (
                 self.all_encoder_layers[-1] if self.all_encoder_layers else self.embedding_output
             )
+            # Nothing has normalized the sum of pre-norm layers yet.
             if self.config.residual_structure == "direct":
                 self.sequence_output = self.normalize(self.sequence_output)
             with tf.variable_scope("pooler"):
                 self.pooled_output = layers.dense(
+                    # The first token is [CLS], which stands for the whole sequence.
                     mtf.gather(self.sequence_output, 0, self.seq_dim),
                     [self.model_dim],
                     reduced_dims=[self.model_dim],
@@ -395,6 +399,7 @@ class BertModel(BertDims):
             with tf.variable_scope(f"block_{number}"):
                 for name in self.config.block_layers:
                     with tf.variable_scope(None, default_name=name):
+                        # Pre-norm: x + layer(norm(x)); post-norm, as in BERT: norm(x + layer(x)).
                         y = layer_fns[name](self.normalize(x) if direct else x)
                         x += self._dropped(y, self.config.layer_output_dropout_prob)
                         x = x if direct else self.normalize(x)
@@ -469,6 +474,7 @@ class BertModel(BertDims):
         key = self._dense(memory, [self.model_dim], heads, "key")
         value = self._dense(memory, [self.model_dim], heads, "value")
         kept = x.shape - self.model_dim + self.num_heads_dim
+        # softmax_memory_seq(q k / sqrt(attention_head) + bias) v.
         logits = mtf.einsum(
             [query * self.size_per_head_dim.size**-0.5, key],
             output_shape=kept + self.memory_seq_dim,
@@ -582,11 +588,13 @@ class BertModel(BertDims):
                 mtf.Shape([self.vocab_dim]),
                 initializer=tf.zeros_initializer(),
             )
+            # The embeddings of tokens are the weights of the softmax over them, too.
             logits = mtf.einsum([x, self.embedding_table], reduced_dims=[self.model_dim]) + bias
             each = layers.softmax_cross_entropy_with_logits(
                 logits, label_ids, self.vocab_dim, z_loss=_Z_LOSS
             )
             label_weights = mtf.cast(label_weights, each.dtype)
+            # A batch without masked tokens has the loss 0, not 0 / 0.
             total = mtf.reduce_sum(label_weights) + _EPSILON
             return mtf.reduce_sum(each * label_weights) / total, each, logits
 

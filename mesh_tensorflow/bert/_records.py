@@ -100,6 +100,7 @@ def training_order(
       buffer: the size of the shuffle buffer.
       seed: the seed of the order, in addition to the graph's.
     """
+    # Shuffled, then repeated: each epoch has all records, in an order of its own.
     return data.shuffle(buffer, seed=seed).repeat() if is_training else data
 
 

@@ -36,6 +36,8 @@ def _place(pred_text: str, orig_text: str, tok_text: str) -> Optional[tuple[int,
         _left("'%s' in '%s'", pred_text, orig_text)
         return None
     end = start + len(pred_text) - 1
+    # Tokenization adds spaces only, so that characters other than spaces correspond by number,
+    # unless accents that are characters of their own were removed.
     chars, places = _without_spaces(orig_text)
     tok_chars, tok_places = _without_spaces(tok_text)
     if len(chars) != len(tok_chars):
@@ -334,6 +336,7 @@ def _spans(length: int, room: int, stride: int) -> list[_Span]:
         spans.append(_Span(start, min(room, length - start)))
         if start + spans[-1].length == length:
             break
+        # A stride longer than a span would leave tokens out.
         start += min(spans[-1].length, stride)
     return spans
 
@@ -343,6 +346,7 @@ def _best_span(spans: Sequence[_Span], position: int) -> int:
 
     def context(index: int) -> float:
         span = spans[index]
+        # The shorter side counts; of equal ones, the longer span has a little more.
         return min(position - span.start, span.end - position) + 0.01 * span.length
 
     return max(
@@ -384,6 +388,7 @@ def _answer_tokens(
     assert example.start_position is not None and example.end_position is not None
     assert example.orig_answer_text is not None
     first = document.first_token_of_word[example.start_position]
+    # No word follows the last one, so the end of the document stands for it.
     after = [*document.first_token_of_word, len(document.tokens)][example.end_position + 1]
     answer = tokenizer.tokenize(example.orig_answer_text)
     for start in range(first, after):
@@ -396,6 +401,7 @@ def _answer_tokens(
 def _position(answer: tuple[int, int], span: _Span, offset: int) -> tuple[int, int]:
     """Returns the answer's first and last token in a span; (0, 0) if it is not in the span."""
     start, end = answer
+    # [CLS] at position 0 stands for no answer in this span.
     if start < span.start or end > span.end:
         return 0, 0
     return start - span.start + offset, end - span.start + offset
@@ -563,6 +569,7 @@ def _largest(logits: Sequence[float], count: int) -> list[int]:
 
 def _softmax(scores: Sequence[float]) -> list[float]:
     top = max(scores, default=0.0)
+    # exp(score - top) is at most 1, and cannot overflow.
     weights = [math.exp(score - top) for score in scores]
     total = sum(weights)
     return [weight / total for weight in weights]
@@ -590,6 +597,7 @@ def _text(span: _PredictedSpan, example: SquadExample, do_lower_case: bool) -> s
     if feature is None:
         return ""
     pieces = " ".join(feature.tokens[span.start : span.end + 1])
+    # The first piece may begin within a word, and has no space before it.
     joined = " ".join(pieces.replace(" ##", "").replace("##", "").split())
     first, last = (feature.token_to_orig_map[i] for i in (span.start, span.end))
     return get_final_text(joined, " ".join(example.doc_tokens[first : last + 1]), do_lower_case)
@@ -604,6 +612,7 @@ def _best_answers(
         if len(found) >= n_best_size:
             break
         text = _text(span, example, do_lower_case)
+        # The spans are sorted, so the first of equal texts has the highest score.
         found.setdefault(text, _PredictedAnswer(text, span.start_logit, span.end_logit))
     return list(found.values())
 
@@ -611,6 +620,7 @@ def _best_answers(
 def _no_answer(pieces: Sequence[tuple[InputFeatures, Any]]) -> _PredictedSpan:
     """Returns the null score, the minimum over features of the sum of the logits of [CLS]."""
     logits = [(result.start_logits[0], result.end_logits[0]) for _, result in pieces]
+    # A span that lacks the answer scores high, so there is none only if all spans say so.
     start, end = min(logits, key=sum, default=(0.0, 0.0))
     return _PredictedSpan(None, 0, 0, start, end)
 
@@ -642,6 +652,7 @@ def _predicted(
         spans.append(null)
     spans.sort(key=lambda span: span.score, reverse=True)
     answers = _best_answers(spans, example, n_best_size, do_lower_case)
+    # The list may have been full before this answer came.
     if with_none and not any(answer.text == "" for answer in answers):
         answers.append(_PredictedAnswer("", null.start_logit, null.end_logit))
     if not answers:

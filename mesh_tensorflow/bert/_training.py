@@ -231,6 +231,7 @@ def lowered(build: Callable[[mtf.Mesh], ModelOutputs], params: object) -> Lowere
     tensors = {name: lowering.export_to_tf_tensor(x) for name, x in program.tensors.items()}
     update = tf.group(lowering.effects if program.updates else [])
     if program.learning_rate is not None and not _is_simd(params):
+        # A summary within the program that all processors run would not be written.
         tf.summary.scalar("learning_rate", program.learning_rate)
     with outside_all_rewrites():
         restore = mtf.MtfRestoreHook(lowering)
@@ -362,6 +363,7 @@ def make_estimator(
         cluster=cluster,
         master=FLAGS.master or None,
         model_dir=FLAGS.output_dir,
+        # The model function has a hook that saves, once slices are copied to masters.
         save_checkpoints_steps=None,
         save_checkpoints_secs=None,
         tpu_config=estimator.tpu.TPUConfig(
@@ -390,5 +392,6 @@ def predicted(
       count: the number of predictions; any others belong to padding of the last batch.
     """
     predictions: Any = run.predict(input_fn)
+    # The padding is never asked for, so the generator is closed, which closes its session.
     with contextlib.closing(predictions):
         return list(itertools.islice(predictions, count))

@@ -230,6 +230,7 @@ def _metrics(
 
 def _padded(examples: Sequence[InputExample], batch_size: int) -> list[Any]:
     """Appends padding examples to fill the last batch."""
+    # Shapes of a program are static, so examples that do not fill a batch would be dropped.
     missing = -len(examples) % batch_size
     return [*examples, *(PaddingInputExample() for _ in range(missing))]
 

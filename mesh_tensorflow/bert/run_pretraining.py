@@ -272,6 +272,7 @@ def main(_: Sequence[str]) -> None:
     every = FLAGS.steps_per_eval if eval_files else total
     step = _latest_step(FLAGS.output_dir)
     while step < total:
+        # The next multiple, so that a run that goes on evaluates at the same steps.
         done, step = step, min(total, (step // every + 1) * every)
         run.train(_input_fn(train_files, True, seed=done), max_steps=step)
         if eval_files:

@@ -257,6 +257,7 @@ def _write_features(
         features.append,
     )
     writer = FeatureWriter(path, is_training)
+    # What does not fill a batch is dropped by the input; results of the copies are not asked for.
     for feature in features + features[-1:] * (-len(features) % batch_size):
         writer.process_feature(feature)
     writer.close()

@@ -132,6 +132,8 @@ def load_vocab(vocab_file: str) -> dict[str, int]:
     vocab: dict[str, int] = collections.OrderedDict()
     try:
         with tf.io.gfile.GFile(vocab_file, "rb") as f:
+            # Lines end at \n alone: a character that `str.splitlines` takes for an end would shift
+            # all ids.
             lines = f.read().split(b"\n")
     except tf.errors.NotFoundError as error:
         raise ValueError(
@@ -220,6 +222,7 @@ def _cleaned(text: str) -> str:
 
 
 def _without_accents(text: str) -> str:
+    # NFD makes each accent a character of its own, of the category Mn.
     return "".join(c for c in unicodedata.normalize("NFD", text) if unicodedata.category(c) != "Mn")
 
 

@@ -79,6 +79,7 @@ def _space_class() -> Any:
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
     found = pool.FindMessageTypeByName(f"{file.package}.XSpace")
+    # Old versions of protobuf lack it, and new ones lack the other.
     if hasattr(message_factory, "GetMessageClass"):
         return message_factory.GetMessageClass(found)
     return message_factory.MessageFactory(pool).GetPrototype(found)
@@ -99,6 +100,7 @@ def trace_files(logdir: str) -> list[Path]:
             f"no profile in {logdir}: a profile is written at the end of "
             "`with mtf.debug.profile(logdir):`, in plugins/profile/<time>/*.xplane.pb"
         )
+    # Directories are named by the times of profiles.
     last = max(file.parent for file in files)
     return [file for file in files if file.parent == last]
 
@@ -234,6 +236,7 @@ def _times(events: Sequence[Event], tables: Sequence[NodeNames]) -> list[Operati
     known: dict[str, tuple[Optional[Operation], str]] = {}
     for event in events:
         if event.name not in known:
+            # Many events have one name, and looking it up tries all parts of it.
             known[event.name] = _operation_of(event.name, tables)
         op, kind = known[event.name]
         if not kind:
@@ -255,6 +258,7 @@ def _operation_of(name: str, tables: Sequence[NodeNames]) -> tuple[Optional[Oper
         node, kind = name.removeprefix(EAGER_EVENT), "compute"
         found = next(filter(None, (t.place(f"{node}/") for t in tables)), None)
         return (found[0], kind) if found else (None, "")
+    # What TensorFlow executes is called node:type; the trace has other events, too.
     node, colon, tf_type = name.rpartition(":")
     if not colon or node.endswith(":") or not tf_type.lstrip("_").isidentifier() or " " in node:
         return None, ""
@@ -312,6 +316,7 @@ def profile(logdir: Optional[str] = None, level: int = 3) -> Iterator[Profile]:
             yield result
     finally:
         tf.profiler.experimental.stop()
+        # At the end, since programs may be lowered within.
         result.names = living_names()
 
 

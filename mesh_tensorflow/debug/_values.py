@@ -132,6 +132,7 @@ def inspect(x: Tensor, name: str) -> Tensor:
     scope = tf.get_variable_scope().name
     unique = name = f"{scope}/{name}" if scope else name
     known, count = x.graph.inspected, 0
+    # The same tensor under the same name again is no other value.
     while unique in known and known[unique] is not x:
         count += 1
         unique = f"{name}_{count}"

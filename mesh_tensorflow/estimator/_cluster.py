@@ -101,6 +101,7 @@ class Watch:
         Args:
           session: a session.
         """
+        # A new list, since the watching thread may be going over the old one.
         self._sessions = [*self._sessions[-7:], session]
 
     def confirm(self, seconds: float = 2 * MISSES * (PING_SECS + ANSWER_SECS)) -> Optional[Peer]:
@@ -113,6 +114,7 @@ class Watch:
           the process, or None if all have answered.
         """
         deadline = time.monotonic() + seconds
+        # One missed ping proves nothing, so this waits until all answer or the watch has decided.
         while time.monotonic() < deadline and not self._lost.is_set():
             if all(answers(peer.address) for peer in self._peers):
                 return None
@@ -138,6 +140,8 @@ class Watch:
             for peer in self._peers:
                 self._misses[peer] = 0 if answers(peer.address) else self._misses[peer] + 1
             gone = [peer for peer, misses in self._misses.items() if misses >= MISSES]
+            # A round of pings takes seconds, in which the program and its peers may have ended in
+            # order.
             if gone and not self._stopped.is_set():
                 self._lost_peer = gone[0]
                 self._lost.set()
@@ -150,6 +154,8 @@ class Watch:
             threading.Thread(target=_close, args=(session,), daemon=True).start()
         if not self._stopped.wait(GRACE_SECS):
             print(f"error: {self.error()}", file=sys.stderr, flush=True)
+            # `sys.exit` would end this thread only, while the main one hangs in a call to the lost
+            # peer.
             os._exit(1)
 
 
@@ -242,6 +248,7 @@ def run_cluster(main: Callable[[], Any], config: RunConfig) -> Any:
     watch.wait_for_peers(config.session_creation_timeout_secs)
     watch.start()
     _watch = watch
+    # Whatever ends this program, the other processes are told; they would serve for ever otherwise.
     news = b"it failed"
     try:
         result = main()
@@ -362,6 +369,7 @@ def _server(config: RunConfig) -> tf.distribute.Server:
 
 def _queue(peer: Peer) -> tf.queue.FIFOQueue:
     with tf.device(f"{peer.device}/device:CPU:0"):
+        # By a name, under which the chief and the process itself mean one queue.
         return tf.queue.FIFOQueue(1, [tf.string], [[]], shared_name="mesh_tensorflow_news")
 
 
@@ -377,6 +385,7 @@ def _session(server: tf.distribute.Server, *peers: Peer) -> tf.Session:
 
 
 def _tell(server: tf.distribute.Server, me: Peer, peer: Peer, news: bytes) -> None:
+    # A process that has failed as well would keep the chief waiting until the time-out.
     if not answers(peer.address):
         return
     try:
@@ -398,6 +407,8 @@ def _serve(server: tf.distribute.Server, me: Peer, chief: Peer, config: RunConfi
             watch.wait_for_peers(config.session_creation_timeout_secs)
             watch.start()
             try:
+                # A dequeue would reach the time limit of the session and fail, so the size is
+                # polled instead.
                 while not session.run(size):
                     if watch.lost:
                         raise watch.error()

@@ -81,6 +81,7 @@ def install() -> None:
     roots: dict[int, Any] = {}
     for name in _ROOTS:
         if name in sys.modules:
+            # By id, since one module may have several of these names.
             roots[id(sys.modules[name])] = sys.modules[name]
             _set_module(f"{name}.estimator", _part(""))
             for part in _PARTS:
@@ -140,6 +141,7 @@ def _install_old_module(name: str, part: str) -> None:
 def uninstall() -> None:
     """Undoes `install`."""
     while _before:
+        # The last change first: a name that was changed twice ends with its first value.
         owner, name, value = _before.pop()
         if owner is not None and value is _MISSING:
             delattr(owner, name)

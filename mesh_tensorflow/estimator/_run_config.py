@@ -131,6 +131,7 @@ def _one_of_many(
         )
     check_addresses([address for addresses in jobs.values() for address in addresses])
     task_type, task_id = _checked_task(task, jobs)
+    # An evaluator reads checkpoints, and needs none of the cluster's servers.
     if task_type == TaskType.EVALUATOR:
         return Cluster(
             tf.train.ClusterSpec({}),
@@ -148,6 +149,7 @@ def _one_of_many(
     order += [job for job in sorted(jobs) if job not in [*order, TaskType.PS]] + [TaskType.PS]
     before = sum(len(jobs.get(job, [])) for job in order[: order.index(task_type)])
     several = sum(map(len, jobs.values())) > 1
+    # A process that is alone needs no server, and a target of "" is a session of its own.
     own = f"grpc://{jobs[task_type][task_id]}" if several else ""
     return Cluster(
         cluster_spec=spec,
@@ -331,6 +333,8 @@ class RunConfig:
         Raises:
           ValueError: an argument or TF_CONFIG is invalid.
         """
+        # The first iterable of a comprehension is evaluated outside of it, so these are the
+        # arguments.
         values = {name: value for name, value in locals().items() if name in _FIELDS}
         values.update(_saving(save_checkpoints_steps, save_checkpoints_secs))
         tf_config = read_tf_config()
@@ -357,6 +361,7 @@ class RunConfig:
                 f"RunConfig.replace: {', '.join(unknown)} cannot be replaced; what can: "
                 f"{', '.join(_FIELDS)}"
             )
+        # Not by the constructor: it would read TF_CONFIG again, and drop what subclasses add.
         new = copy.copy(self)
         saving = {name: kwargs[name] for name in _SAVING if name in kwargs}
         if saving:
@@ -520,6 +525,7 @@ class RunConfig:
 
 
 _SAVING = ("save_checkpoints_steps", "save_checkpoints_secs")
+# From the signature, so that `replace` and `repr` know each argument.
 _FIELDS = tuple(
     name
     for name in RunConfig.__init__.__code__.co_varnames[1 : RunConfig.__init__.__code__.co_argcount]

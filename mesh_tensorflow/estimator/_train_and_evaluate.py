@@ -216,6 +216,7 @@ class _Evaluator(tf.train.CheckpointSaverListener):
 
     def after_save(self, session: tf.Session, global_step_value: int) -> None:
         """Evaluates a checkpoint, except the one before the first step."""
+        # A saver saves as soon as a session is created, before anything new has been learned.
         if self._is_first_save:
             self._is_first_save = False
             return
@@ -227,6 +228,7 @@ class _Evaluator(tf.train.CheckpointSaverListener):
 
     def end(self, session: tf.Session, global_step_value: int) -> None:
         """Evaluates the last checkpoint."""
+        # Also a checkpoint that was evaluated, if exporters were not told that it was the last.
         if self._last_step != global_step_value or not self._was_final(global_step_value):
             self._evaluate(global_step_value, is_the_end=True)
 

@@ -71,6 +71,7 @@ def _kernel(size: int, coarse: int, width: float) -> np.ndarray:
     """Returns the matrix [size, coarse] of a Gaussian filter; its rows have norm 1."""
     points = np.arange(coarse) * (size - 1) / max(coarse - 1, 1)
     weights = np.exp(-0.5 * np.square((np.arange(size)[:, None] - points) / width))
+    # Of independent values with variance 1, the sum of w_i z_i has the variance sum of w_i^2 = 1.
     return weights / np.linalg.norm(weights, axis=1, keepdims=True)
 
 
@@ -84,6 +85,7 @@ def smooth_noise(sizes: Sequence[int], reso: int) -> tf.Tensor:
       reso: the size of a whole image, in voxels.
     """
     width = max(_WIDTH * reso, 0.5)
+    # A smooth field needs only every other point along each axis, an eighth of them in a volume.
     coarse = [-(-size // 2) for size in sizes]
     kernels = [_kernel(size, few, width) for size, few in zip(sizes, coarse)]
     return _along_axes(tf.random.normal(coarse), kernels)
@@ -102,6 +104,8 @@ def random_mask(sizes: Sequence[int], reso: int, fraction: Union[float, tf.Tenso
     count = tf.cast(tf.round(tf.clip_by_value(fraction, 0.0, 1.0) * total), tf.int32)
     # Above the last one, nothing is true.
     ordered = tf.concat([tf.sort(tf.reshape(noise, [-1])), [np.inf]], 0)
+    # The largest `count` values: a threshold of their distribution would give this number on
+    # average.
     return noise >= ordered[total - count]
 
 
@@ -183,6 +187,8 @@ def maybe_rot180(
     results = tf.switch_case(tf.math.floormod(rot180_k, 4), [turned(k) for k in range(4)])
     for result, x in zip(results, (image, label)):
         if x.shape[plane[0]] == x.shape[plane[1]]:
+            # A quarter turn exchanges the sizes of two axes, so the shape is known only if they are
+            # equal.
             result.set_shape(x.shape)
     return tuple(results)
 
@@ -242,6 +248,7 @@ def projective_transform(
         back = [order.index(axis) for axis in range(3)]
         image, label = (
             tf.transpose(_transformed(tf.transpose(x, order), numbers, how), back)
+            # Halfway between the labels 0 and 2, interpolation would find 1, another class.
             for x, how in ((image, "BILINEAR"), (label, "NEAREST"))
         )
     return image, label

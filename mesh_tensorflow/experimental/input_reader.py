@@ -64,6 +64,8 @@ def batched(
     """
     ds = ds_creator().batch(size, drop_remainder=True)
     if shards > 1:
+        # A whole batch is `shards` of these batches in a row, so each shard has its part of all of
+        # them.
         ds = ds.shard(shards, index)
     if prefetch_size == 0:
         return ds
@@ -258,6 +260,7 @@ class SubBatchSlicer:
                 for pnum in self._pnums[number]:
                     begin = self._impl.slice_begin(shape, pnum)
                     if not self._global_batch:
+                        # What was read begins where the slice does.
                         begin = [0, *begin[1:]]
                     piece = tf.slice(part, begin, self._impl.slice_shape(shape))
                     yield tf.identity(piece), pnum, number
@@ -481,6 +484,7 @@ class SimdMeshImplInputReader:
         )
         pieces: list[list[Any]] = [[None] * self._impl.size for _ in self._shapes]
         for piece, pnum, number in slicer.get_slices():
+            # The layout counts logical processors, and the program its devices.
             pieces[number][l2p[pnum]] = piece
         own = [program.own_tensor(parts) for parts in pieces]
         self._initializers = [slicer.initializer]
@@ -538,9 +542,11 @@ class SimdMeshImplInputReader:
         slicers = []
         for index, begin in enumerate(sorted(parts)):
             hosts = {self._devices.ordered_host_ids[pnum] for pnum in parts[begin]}
+            # Of the hosts that need a part, the one that reads the fewest parts so far.
             host_id = min(hosts, key=lambda host: (load[host], host))
             load[host_id] += 1
 
+            # As a default, the index is that of this part; a closure would see the last one.
             def read(index: int = index) -> tf.data.Dataset:
                 return batched(self._ds_creator, size, self._prefetch_size, len(parts), index)
 

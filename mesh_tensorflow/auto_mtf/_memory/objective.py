@@ -80,6 +80,7 @@ def live_memory(
     for born, dead in graph.memory_changes(schedule):
         for name in born:
             now[column[kind[name]]] += size[name]
+        # Memory grows only where tensors are made, so the peak is at one of these times.
         if born:
             rows.append(now.copy())
         for name in dead:
@@ -91,6 +92,7 @@ def _maximal_rows(rows: np.ndarray) -> np.ndarray:
     """Returns the distinct rows that are not dominated by another row."""
     rows = np.unique(rows, axis=0) if len(rows) else rows
     kept = np.zeros((0, rows.shape[1]), rows.dtype)
+    # A row that dominates another one has a larger sum, so it comes first and is in `kept`.
     for row in rows[np.argsort(-rows.sum(axis=1), kind="stable")]:
         if not (kept >= row).all(axis=1).any():
             kept = np.concatenate([kept, row[np.newaxis]])

@@ -178,6 +178,7 @@ class LayoutProgram:
 
     def _variable(self, name: str, **kwargs: Any) -> Any:
         """Adds a nonnegative variable, under a name that is unique for solvers too."""
+        # PuLP replaces characters that solvers do not take, so two names may become one.
         key, count = pulp.LpVariable(name).name, 1
         while key in self._names:
             count += 1
@@ -194,6 +195,7 @@ class LayoutProgram:
         for d, mesh_dims in by_dim.items():
             self._at_most_one([self._global[d, m] for m in mesh_dims])
         for m, dims in by_mesh_dim.items():
+            # At most one of a set: that implies the same for all of its subsets.
             for together in maximal_sets(set(s) & set(dims) for s in operation_sets):
                 self._at_most_one([self._global[d, m] for d in together])
 
@@ -211,11 +213,14 @@ class LayoutProgram:
         for (d, m), chosen in self._global.items():
             if d in dims:
                 split = [y for a, y in zip(assignments, variables) if a.get(d) == m]
+                # sum of y_(...d:m...) = x_(d:m). With whole x, these leave a single assignment, so
+                # that y need not be integers for the solver.
                 self.model += pulp.lpSum(split) == chosen
         parts = [math.prod(self._sizes[m] for m in a.values()) for a in assignments]
         return list(zip(parts, variables))
 
     def _amount_unit(self) -> float:
+        # Every amount, bytes / parts, is a multiple of bytes / lcm(parts).
         most = {c: math.lcm(*(parts for parts, _ in local)) for c, local in self._local.items()}
         amounts = (int(row[c]) // most[c] for row in self._memory.bytes for c in self._used)
         return max(math.gcd(*amounts), self.peak({}) / _LARGEST_AMOUNT) or 1
@@ -234,6 +239,7 @@ class LayoutProgram:
 
     def layout(self) -> dict[str, str]:
         """Returns the solution as a dictionary from dimension names to mesh dimension names."""
+        # Solvers return whole numbers with rounding errors.
         return {d: m for (d, m), x in self._global.items() if (pulp.value(x) or 0.0) > 0.5}
 
     def _in_use(self, layout: Mapping[str, str]) -> np.ndarray:
@@ -255,6 +261,8 @@ class LayoutProgram:
             layout = self.layout()
             in_use = self._in_use(layout)
             highest = int(in_use.argmax())
+            # With some times left out, the optimum is a lower bound of the peak. Here the peak of
+            # the layout is one of those that are in, so no layout has less.
             if in_use[highest] <= in_use[self._bounded].max():
                 return layout
             self._bound_peak(highest)
@@ -277,4 +285,5 @@ class LayoutProgram:
         # Half a unit leaves room for rounding errors only, if amounts are whole.
         self._peak.upBound = self.peak(best) / self._unit + 0.5
         last = self._optimum(solver)
+        # If amounts are rounded to the unit, half a unit may let in a layout that needs more.
         return last if self.peak(last) <= self.peak(best) else best

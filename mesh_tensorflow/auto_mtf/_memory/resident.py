@@ -39,6 +39,8 @@ class Column(NamedTuple):
         """Returns the sorted names of all dimensions that the number of parts depends on."""
         if self.weight is None:
             return self.dims
+        # Along which dimension a weight is stored in parts depends on how the layout splits the
+        # others.
         return tuple(sorted({*self.dims, *(d.name for d in self.weight)} & candidates))
 
     def parts(self, layout: Mapping[str, str], sizes: Mapping[str, int], storing: Storing) -> int:
@@ -54,6 +56,7 @@ class Column(NamedTuple):
             return split
         if self.stored:
             return split * storing.parts(self.weight, self.stored, layout)
+        # A weight that is stored as it is computed with needs no whole copy beside it.
         return split if storing.rules(self.weight, layout) else _NOTHING
 
 
@@ -111,6 +114,7 @@ class StoredItems:
         for i, x in enumerate(op.inputs):
             name, root = self._instead(op, i, x), roots[x]
             names.append(f"{root}{name}" if name else root)
+            # One copy serves all that read it.
             if name and names[-1] not in self._made:
                 self._made.add(names[-1])
                 added.append(self._copy(op, i, x, root, names[-1]))
@@ -121,11 +125,14 @@ class StoredItems:
         weight_of = self._updates.weight_of
         if isinstance(op, Assign):
             v = op.variables[i]
+            # An update in parts is gathered before it is assigned to a weight that is stored whole.
             return "/whole" if self._whole(v) and x.operation in weight_of else ""
         if op in weight_of:
+            # A gradient is split before the update reads it; what has no dimensions cannot be.
             made_in_parts = x.operation in weight_of or not x.shape.ndims
             return "" if made_in_parts else "/part"
         if x in self._updates.gathers and self._weights_too:
+            # Gathered once more for the backward pass, so that no whole copy lives in between.
             return "/again" if takes_again(op) else "/whole"
         return ""
 
@@ -150,6 +157,7 @@ def maximal_rows(rows: np.ndarray) -> np.ndarray:
     """Returns the rows that no other row exceeds in all columns; the peak is at one of them."""
     rows = np.unique(rows, axis=0)
     kept = np.empty([0, rows.shape[1]], rows.dtype)
+    # A row that exceeds another one has a larger sum, so it comes first and is in `kept`.
     for row in rows[np.argsort(-rows.sum(axis=1), kind="stable")]:
         if not (kept >= row).all(axis=1).any():
             kept = np.concatenate([kept, row[np.newaxis]])
@@ -165,6 +173,7 @@ def kinds_of(operations: Sequence[Operation]) -> dict[Operation, str]:
             backward = i if backward is None else backward
             kinds[op] = "recomputed" if op.original is not None else "gradients"
         else:
+            # After the first gradient, what is not part of one is part of an update.
             kinds[op] = "activations" if backward is None else "updates"
     return kinds
 
@@ -267,6 +276,7 @@ class ResidentMemory:
     def _make_items(self, operations: Iterable[Operation]) -> Iterator[Item]:
         for op in operations:
             passed = op.passes_on(self._candidates)
+            # What passes its input on in every layout has no memory of its own.
             self._root.update((y, self._root[x]) for y, x in passed.items())
             if passed:
                 continue
@@ -284,6 +294,8 @@ class ResidentMemory:
             outputs = [y.name for y in op.outputs]
             if isinstance(op, Assign):
                 for i, name in enumerate(inputs):
+                    # Each by itself, so that a new value is freed as soon as its variable is
+                    # assigned.
                     yield Item(f"{op.name}/{i}", op, [name], [])
                 continue
             loop = op.loop
@@ -297,6 +309,7 @@ class ResidentMemory:
         for t in loop.tape:
             block = self._block(t, "loop tape")
             name = f"{op.name}/tape/{t.name}"
+            # The gradient's loop reads the values of all iterations.
             self._blocks[name] = block._replace(name=name, bytes=int(block.bytes * loop.iterations))
             names.append(name)
         return names
@@ -311,6 +324,7 @@ class ResidentMemory:
         last: dict[Tensor, int] = {}
         for i, op in enumerate(loop.operations):
             last.update(dict.fromkeys(op.outputs + op.inputs, i))
+        # What the next iteration takes over, and what is summed up, lives to the end of this one.
         last.update(dict.fromkeys([*loop.needed, *(x for _, x in loop.sums)], len(loop.operations)))
         live: dict[Tensor, Block] = {}
         moments = []
@@ -389,6 +403,7 @@ class ResidentMemory:
                 else:
                     order[waiting.pop()] = None
 
+        # What could be made early, and nothing has needed, comes last.
         for first in [i for i, it in enumerate(early) if not it] + list(range(len(inputs))):
             ready = [first]
             while ready:
@@ -396,6 +411,7 @@ class ResidentMemory:
                 if number in order:
                     continue
                 with_inputs(number)
+                # The last one of a stack is next, so that the first reader runs first.
                 for reader in reversed(readers.get(number, [])):
                     missing[reader] -= 1
                     if not missing[reader] and self._is_update(self._items[reader]):
@@ -427,11 +443,15 @@ class ResidentMemory:
             change[0, self._columns[block.column]] += block.bytes
         for name, (first, last) in self._lives(order).items():
             block = self._blocks[name]
+            # Bytes in use are the running sum of what is allocated before an operation and freed
+            # after it.
             change[first, self._columns[block.column]] += block.bytes
             change[last + 1, self._columns[block.column]] -= block.bytes
         rows = list(np.cumsum(change, axis=0)[: max(1, len(order))])
         at = [self._items[number].name for number in order] or [""]
         for place, number in enumerate(order):
+            # Moments within loops come after those of the schedule, where `contents` looks for
+            # them.
             for moment in self._inner.get(self._items[number].name, []):
                 row = rows[place].copy()
                 for block in moment:
@@ -469,6 +489,7 @@ class ResidentMemory:
         Args:
           storing: a Storing.
         """
+        # Rows are bytes before splitting, so only the numbers of parts depend on the mesh.
         other = copy.copy(self)
         other._storing = storing
         return other
@@ -497,6 +518,7 @@ class ResidentMemory:
           space: a LayoutSpace.
         """
         parts = [
+            # Each column as small as in any layout: no layout needs less, though none may reach it.
             max(self.parts_of_rows(i, space, dims, space.assignments(dims)))
             for i, dims in enumerate(self.dimension_sets)
         ]

@@ -68,6 +68,7 @@ def _steps(operations: Iterable[Operation], times: float, layer: Optional[str]) 
         if loop is None:
             yield Step(op, (), (), times, name)
             continue
+        # No partial sum enters a loop.
         yield Step(None, tuple(op.inputs), (), times, name)
         yield from _steps(loop.operations, times * loop.iterations, name)
         yield Step(None, tuple(loop.needed), tuple(loop.sums), times * loop.iterations, name)
@@ -121,6 +122,7 @@ class _AnyStored(StoredLayout):
 
     def __init__(self) -> None:
         super().__init__(WEIGHTS_TOO, LayoutRules([]), _STORE)
+        # The parent is a frozen dataclass.
         object.__setattr__(self, "shapes", {})
 
     shapes: dict[str, Shape]
@@ -145,6 +147,7 @@ def _batch_like(graph: Graph) -> tuple[str, int]:
     for name, _ in count.most_common():
         if name in weights or name in unsplit:
             continue
+        # Any divisor will do: what matters is which sums are partial, not over how many processors.
         for parts in (2, 3, 5, 7):
             if not any(size % parts for size in sizes[name]):
                 return name, parts
@@ -249,6 +252,7 @@ class LayoutSpace:
         for names in self.operation_sets:
             for d in names:
                 self._meets[d].update(names)
+        # A cache of the instance: that of a decorated method would keep all spaces alive.
         self.assignments = functools.cache(self._assignments)
 
     def _rows(self, dims: Sequence[str]) -> Iterator[tuple[int, ...]]:
@@ -260,6 +264,7 @@ class LayoutSpace:
             taken = {axis for d, axis in zip(before, row) if d in self._meets[last]} - {WHOLE}
             alike = {axis for d, axis in zip(before, row) if d in self.together(last)}
             for axis in self._axes[last]:
+                # Those of a group that came before, if there are any, have this axis.
                 if axis not in taken and alike <= {axis}:
                     yield (*row, axis)
 
@@ -270,6 +275,7 @@ class LayoutSpace:
           dims: names of dimensions.
           most: an int.
         """
+        # There may be too many to list, and `zip` stops at `most`.
         return sum(1 for _, _ in zip(range(most), self._rows(dims)))
 
     def _assignments(self, dims: tuple[str, ...]) -> np.ndarray:
@@ -316,6 +322,7 @@ class LayoutSpace:
           inner: some of them.
           rows: assignments of `dims`.
         """
+        # A row as a number in this base, whose digits are axis + 1, since WHOLE is -1.
         base = len(self._mesh_dims) + 1
         weights = base ** np.arange(len(inner), dtype=np.int64)
         columns = [list(dims).index(d) for d in inner]
@@ -453,6 +460,8 @@ def _together(
     found = [frozenset().union(*tensors)]
     if isinstance(op, _EXCHANGES):
         for group in alike:
+            # Names of a group may share a mesh dimension, so each set has only one of them at a
+            # time.
             found = [s - group | kept for s in found for kept in _one_of(s & group)]
         found += tensors
     return found

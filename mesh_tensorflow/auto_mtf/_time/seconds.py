@@ -106,6 +106,7 @@ class CostModel:
           op: an Operation.
           impl: a MeshImpl.
         """
+        # Measured profiles have rates of their own for convolutions, by the class of the operation.
         rate, tensors = type(op).__name__, [*op.outputs, *op.inputs]
         if rate not in self.hardware.flops:
             rate = tensors[0].dtype.name if tensors else ""
@@ -121,6 +122,7 @@ class CostModel:
           impl: a MeshImpl.
         """
         hardware, size = self.hardware, impl.size
+        # A Cost is the sum over all processors, which have equal shares of it.
         calls, flops, moved = 1, cost.flops / size, cost.bytes / size
         if hardware.one_memory:
             # Equal slices of one memory are computed once, so work grows with the parts and not
@@ -185,6 +187,7 @@ class CostModel:
         link, read = self.hardware.link, moved * parts
         sums = collective.kind in ("allreduce", "reduce_scatter")
         if sums:
+            # A sum reads `count` slices and writes one.
             read *= count + 1
         copies = parts * count if sums else parts
         return read / link.bandwidth + copies * link.latency
@@ -207,6 +210,7 @@ class RecordingModel(CostModel):
 
 
 def _allreduce(moved: float, count: int, link: Link) -> float:
+    # A reduce-scatter and an allgather of count - 1 steps each, of one part of `count` in a step.
     ring = 2 * (count - 1) * (moved / count / link.bandwidth + link.latency)
     # Up a binary tree and down again: more bytes than a ring, but fewer messages, for small sums.
     steps = math.ceil(math.log2(count))

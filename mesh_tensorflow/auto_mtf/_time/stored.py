@@ -78,6 +78,8 @@ def fastest(estimators: Sequence[StepEstimator], limit: Optional[float]) -> Esti
     """
     best: Optional[Estimate] = None
     for estimator in estimators:
+        # The time to beat prunes most layouts of the next one, before its integer program is
+        # solved.
         most = math.inf if best is None else best.seconds.total
         best = estimator.faster_than(most, limit) or best
     if best is None:

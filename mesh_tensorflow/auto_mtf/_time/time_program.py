@@ -85,6 +85,8 @@ class ProgramParts:
           storing: a Storing.
         """
         stored = storing.layout is not None
+        # Rows do not depend on the mesh, so there are three: nothing in parts, slots, and weights
+        # too.
         key = candidates, stored + storing.weights_too
         if key not in self._memory:
             updates = self.updates if stored else None
@@ -171,11 +173,16 @@ class Tables:
     def prune(self, most: float) -> None:
         """Prunes assignments that cannot be in a layout of at most `most` seconds."""
         for table in self.tables:
+            # An earlier call may have pruned more: the next best layout is slower than the best.
             table.alive[:] = True
         before = -1
+        # What is pruned in one table may raise the bounds of rows of others, so until nothing
+        # changes.
         while before != (count := sum(int(t.alive.sum()) for t in self.tables)):
             before = count
             for table in self.tables:
+                # seconds(row) + sum over other tables of the least seconds of a row that agrees
+                # with it, which no layout with this row can beat.
                 least = table.seconds.copy()
                 for other in self.tables:
                     if other is not table:
@@ -187,6 +194,7 @@ class Tables:
         shared = [d for d in table.dims if d in other.dims]
         least = np.full(self._base ** len(shared), np.inf)
         codes = other.codes(shared, self._base)
+        # Codes repeat, and `least[codes] = ...` would keep the last of them instead of the least.
         np.minimum.at(least, codes[other.alive], other.seconds[other.alive])
         return least[table.codes(shared, self._base)]
 
@@ -209,9 +217,12 @@ def local_search(
         if is_allowed(here) and here_seconds < least:
             best, least = here, here_seconds
         near = list(neighbors(space, here))
+        # Two rules at once: splitting two dimensions may pay where splitting either of them does
+        # not.
         near += [n for one in near for n in neighbors(space, one)]
         layouts = list({tuple(sorted(n.items())): n for n in near}.values())
         ranked = sorted((seconds(n), i) for i, n in enumerate(layouts))
+        # The walk may go on through layouts that are not allowed, but returns none of them.
         for s, i in ranked:
             if s < least and is_allowed(layouts[i]):
                 best, least = layouts[i], s
@@ -245,6 +256,7 @@ def neighbors(space: LayoutSpace, layout: Mapping[str, str]) -> Iterator[Layout]
 
 # Layouts whose times differ by a smaller fraction count as equally fast.
 _SAME = 1e-6
+# Tolerances of solvers are absolute, so times and bytes are scaled to numbers of about this size.
 _SCALE = 1000.0
 
 
@@ -306,6 +318,7 @@ class TimeProgram:
         """
         if self.is_slower(most_seconds):
             return None
+        # What is slower than a layout that is known to fit need not be in the integer program.
         known = self._incumbent()
         if known is not None and self._tables.total(known) > most_seconds * (1 + _SAME):
             known = None
@@ -323,6 +336,7 @@ class TimeProgram:
         if not self._found:
             best = self._smallest(best)
         alike = self._alike(best)
+        # One layout stands for those that differ by a permutation, and all of them are excluded.
         self._found += alike
         return alike[0]
 
@@ -338,6 +352,7 @@ class TimeProgram:
             other = {d: name[m] for d, m in layout.items()}
             if not self._space.is_legal(other):
                 continue
+            # Mesh dimensions of one size may have different links, so the times are compared.
             same = abs(self._tables.total(other) - seconds) <= _SAME * seconds
             if same and self.peak(other) == peak:
                 found[tuple(list(sizes).index(m) for _, m in sorted(other.items()))] = other
@@ -358,6 +373,7 @@ class TimeProgram:
         """Returns the layout with the least memory among equally fast ones."""
         most = self._tables.total(best) * (1 + _SAME)
         self._tables.prune(most)
+        # One row of each table is one layout, so no other one is as fast.
         if all(table.alive.sum() <= 1 for table in self._tables.tables):
             return best
         try:
@@ -387,6 +403,8 @@ class TimeProgram:
         program = _IntegerProgram(self._tables, self._memory, self._limit, most)
         for layout in self._found:
             program.exclude(layout)
+        # The same list, so that later programs begin with the moments at which earlier layouts
+        # failed.
         moments = self._moments if most is None else []
         if most is not None:
             moments = [int(self._memory.bytes.sum(axis=1).argmax())]
@@ -399,6 +417,7 @@ class TimeProgram:
             layout = program.layout()
             in_use = self._memory.in_use(layout, self._space.mesh_sizes)
             highest = int(in_use.argmax())
+            # A bounded moment exceeds the limit by the tolerance of the solver at most.
             if highest in moments or (most is None and self._fits(layout)):
                 return layout
             if most is not None and in_use[highest] <= in_use[moments].max():
@@ -474,6 +493,7 @@ class _IntegerProgram:
 
     def exclude(self, layout: Mapping[str, str]) -> None:
         """Adds a constraint that excludes a layout."""
+        # The number of pairs in which a layout differs from this one is at least 1.
         kept = [1 - x if layout.get(d) == m else x for (d, m), x in self._x.items()]
         self.model += pulp.lpSum(kept) >= 1
 

@@ -103,6 +103,8 @@ class _AskedSums(Walk):
     def visit(self, op: Operation, weight: Optional[Shape]) -> None:
         """Visits an operation, after gradients have been split as the weight is stored."""
         impl = self._split(op.inputs, weight)
+        # What a Walk counts has the sizes of this: of parts within an update, else of whole
+        # tensors.
         self._mesh_impl = impl
         self.ask(op)
         self._mesh_impl = self._whole
@@ -116,6 +118,7 @@ class _AskedSums(Walk):
         self.need(x)
 
     def need(self, x: Tensor) -> list[Collective]:
+        # An allreduce has the size that its tensor was made with, wherever it is needed.
         outer, self._mesh_impl = self._mesh_impl, self._in_parts.get(x, self._whole)
         asked = super().need(x)
         self._mesh_impl = outer
@@ -137,10 +140,13 @@ class _AskedSums(Walk):
                 continue
             elements = self._whole.laid_out_size(x.shape)
             for axis in sorted(split):
+                # Along other axes, each processor keeps its part of what it has, and nothing is
+                # sent.
                 if axis in axes:
                     bytes_ = elements * x.dtype.size
                     one = Collective("reduce_scatter", (axis,), elements, bytes_)
                     self.asked.append((x, one))
+                # What is left is a part, so that the next collective moves less.
                 elements //= impl.shape[axis].size
             self.summed_over(x, split)
             self._in_parts[x] = impl
@@ -158,6 +164,8 @@ class _Sums:
         self.events.append((place, event))
 
     def seconds(self, model: CostModel, impl: MeshImpl) -> Seconds:
+        # Which operation pays for a sum depends on the layout, so the events are walked for each
+        # one.
         walk, total = _AskedSums(model, impl), 0.0
         for _, event in self.events:
             walk.asked.clear()
@@ -191,6 +199,7 @@ class _Sums:
         self.events.sort(key=lambda pair: pair[0])
         number: dict[Tensor, int] = {}
 
+        # By the order of appearance, so that groups of equal layers have equal keys.
         def numbered(tensors: Iterable[Tensor]) -> tuple[int, ...]:
             return tuple(number.setdefault(t, len(number)) for t in tensors)
 
@@ -256,6 +265,7 @@ class SumFinder:
     ) -> None:
         if x in self._sums:
             event = _Event(None, x, None, times, weight, assigned)
+            # The first that needs a sum pays for it, and the others find it computed.
             self._sums.pop(x).add(self._place, event)
 
     def _operation(self, op: Operation, step: Step) -> None:
@@ -355,6 +365,7 @@ def _gathered(x: Tensor, weight: Shape, model: CostModel, impl: MeshImpl) -> Sec
     before = elements
     collectives = []
     for axis in sorted({*stored.splitting_axes(x.shape)} - {*impl.splitting_axes(x.shape)}):
+        # The size of an allconcat is that of its result, from which the next one goes on.
         elements *= impl.shape[axis].size
         collectives.append(Collective("allconcat", (axis,), elements, elements * x.dtype.size))
     if not collectives:
@@ -399,6 +410,7 @@ def _assignment_seconds(
         before = _gathered(x, weight, model, impl)
     elif weight is not None:
         impl = model.in_parts(weight, impl)
+    # The value is read, and the variable is written.
     cost = Cost(0, 2 * impl.laid_out_size(x.shape) * size)
     return before + model.seconds(cost, x.dtype.name, [x], impl)
 
@@ -421,6 +433,7 @@ def layer_kind(name: str) -> str:
     """
     *scopes, last = _NUMBER.sub("", name).split("/")
     if _GRADIENTS in scopes:
+        # What is before `gradients` is an operation, and no layer.
         forward = scopes[: max(0, scopes.index(_GRADIENTS) - 1)]
         return "/".join([*forward, _GRADIENTS])
     return "/".join(scopes) or last
@@ -541,6 +554,8 @@ class StepTime:
         """
         found = []
         for kind in self._kinds.values():
+            # The stored seconds do not say of which collectives they are, so they are computed
+            # again.
             model = self._model.recording()
             own = {d: layout[d] for d in kind.dims if d in layout}
             kind.unit.seconds(model, model.impl(own))

@@ -171,6 +171,7 @@ class _Model:
         )  # fmt: skip
 
     def _norm(self, x: mtf.Tensor, scale: mtf.Tensor) -> mtf.Tensor:
+        # RMS norm: x / sqrt(mean_d_model(x^2) + epsilon) * scale.
         squares = mtf.reduce_mean(mtf.square(x), reduced_dim=self._d_model)
         return mtf.multiply(x * mtf.rsqrt(squares + 1e-6), scale, output_shape=x.shape)
 
@@ -187,6 +188,9 @@ class _Model:
         return _renamed(x, {_RESIDUAL: "length"}) if self._choice.sequence_parallel else x
 
     def _left(self, x: mtf.Tensor) -> mtf.Tensor:
+        # In a layout that splits `residual_length`, this reshape of a partial sum is a
+        # reduce-scatter, and that in `_entered` an allgather: together they send as much as an
+        # allreduce.
         return _renamed(x, {"length": _RESIDUAL}) if self._choice.sequence_parallel else x
 
     def _dense(self, x: mtf.Tensor, w: mtf.Tensor) -> mtf.Tensor:
@@ -204,6 +208,8 @@ class _Model:
         here, all_to_all = "length", self._choice.attention == "all_to_all"
         if all_to_all:
             here = _WHOLE
+            # In a layout that splits `length` and `attention_heads` over one mesh dimension, each
+            # of these is an all-to-all, after which a processor has all positions of some heads.
             q = _renamed(q, {"length": _WHOLE, "heads": _SPLIT_HEADS})
             k, v = (_renamed(t, {"length": _MEMORY, "heads": _SPLIT_HEADS}) for t in (k, v))
         else:

@@ -309,6 +309,8 @@ def plan_of(choice: Choice, estimator: StepEstimator, estimate: Estimate) -> Pla
         estimator.peak_by_kind(rules),
         dict(sorted(communication.items(), key=lambda pair: -pair[1])),
         schedule.bubble,
+        # Stages compute in every tick, so the bubble's share of the ticks is its share of their
+        # time.
         in_stages * schedule.bubble,
         recomputed,
     )
@@ -476,10 +478,12 @@ class _Search:
         """Finds the best layout of one program at one stage, over all meshes."""
         found: Optional[_Found] = None
         floors = {e: e.least() for e in estimators}
+        # The most promising first: what it finds is below the lower bounds of many others.
         for estimator in sorted(estimators, key=lambda e: floors[e][0]):
             least_seconds, least_bytes = floors[estimator]
             if self._limit is not None and least_bytes > self._limit:
                 continue
+            # What takes longer is lost in any case, and need not be found.
             most = min(self._most(), math.inf if found is None else found.estimate.seconds.total)
             if least_seconds >= most:
                 continue
@@ -512,6 +516,7 @@ class _Search:
         least: Optional[_Found] = None
         for estimator in sorted(floors, key=lambda e: floors[e]):
             if least is not None:
+                # Sorted by lower bounds, so none of the rest can need less than the least so far.
                 enough = self._limit is None or least.estimate.peak_bytes <= self._limit
                 if enough or floors[estimator] >= least.estimate.peak_bytes:
                     break

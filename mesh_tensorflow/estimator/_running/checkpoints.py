@@ -97,6 +97,7 @@ def as_warm_start_settings(
         )
     path = os.fspath(given)
     if tf.io.gfile.exists(os.path.join(path, "saved_model.pb")):
+        # A SavedModel has its variables in a checkpoint of this name.
         path = os.path.join(path, "variables", "variables")
     return WarmStartSettings(ckpt_to_initialize_from=path)
 

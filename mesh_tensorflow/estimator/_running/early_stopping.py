@@ -38,6 +38,8 @@ def read_eval_metrics(eval_dir: str) -> dict[int, dict[str, float]]:
         for event in tf.train.summary_iterator(path):
             for value in event.summary.value:
                 if value.HasField("simple_value"):
+                    # Files are in the order of their times, so a later evaluation of a step
+                    # replaces an earlier one.
                     found.setdefault(event.step, {})[value.tag] = value.simple_value
     return dict(sorted(found.items()))
 

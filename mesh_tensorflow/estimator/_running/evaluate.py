@@ -62,6 +62,7 @@ def run_evaluation(
         counter = StopAfterBatches(steps, bool(model.config.log_step_count_steps))
         final = tf.train.FinalOpsHook(values)
         all_hooks = [
+            # First, so that the hooks after it may read the first element of the data.
             *inputs.hooks,
             *hooks,
             *spec.evaluation_hooks,

@@ -98,6 +98,7 @@ class ProgressHook(tf.train.SessionRunHook):
 
     def _show(self, step: int, loss: float) -> None:
         if self._line is None:
+            # The first report is after a step, and training may go on from a checkpoint.
             self._line = Progress(self._last_step, "train", stream=self._stream, start=step - 1)
         self._line.update(step - self._line.done, loss=loss)
 
@@ -109,6 +110,7 @@ class ProgressHook(tf.train.SessionRunHook):
             return
         assert self._every is not None and self._first is not None
         seconds, steps = now - self._since[0], step - self._since[1]
+        # A run may do several steps, so a multiple is passed rather than hit.
         if (step - self._first) // self._every > (self._since[1] - self._first) // self._every:
             self._since = (now, step)
             self._update_rate(steps / max(seconds, 1e-9))
@@ -118,6 +120,7 @@ class ProgressHook(tf.train.SessionRunHook):
 
     def _update_rate(self, rate: float) -> None:
         old = rate if self._rate is None else self._rate
+        # rate = 0.8 * rate + 0.2 * recent, so that one slow report does not make the ETA jump.
         self._rate = _SMOOTHING * old + (1 - _SMOOTHING) * rate
 
     def _eta(self, step: int) -> list[str]:
@@ -142,6 +145,7 @@ def savers_last(hooks: Iterable[tf.train.SessionRunHook]) -> list[tf.train.Sessi
     Returns:
       a list.
     """
+    # The sort is stable, so all other hooks keep their order.
     return sorted(hooks, key=lambda hook: isinstance(hook, tf.train.CheckpointSaverHook))
 
 
@@ -236,6 +240,7 @@ class NanLossHook(tf.train.SessionRunHook):
     def _save(self, session: tf.Session, step: int) -> Optional[str]:
         if self._model_dir is None:
             return None
+        # As the savers do: a listener may first have to copy slices to the masters that are saved.
         for listener in self._listeners():
             listener.before_save(session, step)
         path = os.path.join(self._model_dir, NAN_DIRECTORY, "model.ckpt")
@@ -338,6 +343,7 @@ class OtherWriterListener(tf.train.CheckpointSaverListener):
           global_step_value: ignored.
         """
         newest = checkpoint_files.latest(self._directory)
+        # Each save of this training sets `_newest`, so another one is not of its making.
         if self._newest and newest and newest != self._newest and not self._told:
             self._told = True
             tf.logging.warning(

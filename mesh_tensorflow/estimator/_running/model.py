@@ -108,6 +108,8 @@ class ElementsHook(tf.train.SessionRunHook):
           coord: ignored.
         """
         session.run(self._elements.initializer)
+        # In a session that replaces a failed one as well. The step that follows must not fetch
+        # another.
         self._has_element, self._is_new = self._elements.advance(session), True
 
     def before_run(self, run_context: tf.train.SessionRunContext) -> None:
@@ -166,6 +168,7 @@ def make_inputs(returned: object, features_only: bool = False) -> Inputs:
         elements = Elements(returned)
         hooks.append(ElementsHook(elements))
         returned = elements.current
+    # A named tuple is a structure of features, and no pair of them and labels.
     if isinstance(returned, (list, tuple)) and not hasattr(returned, "_fields"):
         if len(returned) != 2:
             raise ValueError(
@@ -180,6 +183,7 @@ def make_inputs(returned: object, features_only: bool = False) -> Inputs:
             f"input_fn gives no features (but {features!r}): it should return a tf.data.Dataset, "
             "(features, labels) or features"
         )
+    # Queues of TensorFlow 1 end by the same error as datasets.
     may_end = may_end or bool(tf.get_collection(tf.GraphKeys.QUEUE_RUNNERS))
     return Inputs(features, None if features_only else labels, hooks, may_end)
 
@@ -381,6 +385,7 @@ class Model(NamedTuple):
         Returns:
           Inputs.
         """
+        # Datasets and their iterators run on CPUs only; the device of the process says on whose.
         with tf.device(self._device()), tf.device("/cpu:0"):
             return make_inputs(self.call_input_fn(input_fn, mode), features_only)
 

@@ -134,8 +134,11 @@ def device_fn(config: RunConfig) -> Optional[Callable[[tf.Operation], str]]:
 
 
 def _step(spec: EstimatorSpec, global_step: tf.Variable) -> _Step:
+    # A model function may have its own summary of this name, which a second one would double.
     if "loss" not in [x.op.name for x in tf.get_collection(tf.GraphKeys.SUMMARIES)]:
         tf.summary.scalar("loss", spec.loss)
+    # The training operation increments the global step, and a read beside it might be early or
+    # late.
     with tf.control_dependencies([spec.train_op]):
         number = tf.identity(global_step.read_value(), name=STEP_DONE)
     return _Step(spec.train_op, spec.loss, number)
@@ -173,6 +176,7 @@ def _check_checkpoint(spec: EstimatorSpec, model_dir: str) -> None:
         )
     savers = [spec.scaffold.saver] if spec.scaffold.saver else []
     savers += tf.get_collection(tf.GraphKeys.SAVERS)
+    # The package's own Saver checks what it restores.
     if path and savers and not isinstance(savers[0], Saver):
         # TensorFlow has no public way to get the variables of a saver.
         wanted = getattr(savers[0], "_var_list", None)
@@ -200,6 +204,7 @@ def _hooks(
         hooks += savers
     if request.saving_listeners and config.is_chief:
         _add_listeners(savers, request.saving_listeners)
+    # Of several savers, each would take the checkpoints of another for those of another program.
     if config.is_chief and len(savers) == 1:
         _add_listeners(savers, [OtherWriterListener(model.model_dir)])
     nan = NanLossHook(
@@ -211,6 +216,7 @@ def _hooks(
         _fails_on_nan(hooks),
     )
     progress = ProgressHook(step.loss, step.number, config.log_step_count_steps, request.last_step)
+    # The loss is checked first: its error keeps the savers after it from saving a step with NaNs.
     return savers_last([nan, *hooks, progress])
 
 
@@ -352,6 +358,7 @@ class _SummarySaver(tf.train.SummarySaverHook):
 
     def begin(self) -> None:
         super().begin()
+        # The hook of TensorFlow takes the step that it fetches for an old one, and adds 1.
         self._before = self._number - 1
 
     def before_run(

@@ -279,6 +279,7 @@ def export_all(
     base = os.fspath(export_dir_base)
     base = base.decode() if isinstance(base, bytes) else base
     final = _new_directory(base)
+    # Servers watch for directories whose names are numbers, and must not load half a model.
     temporary = os.path.join(base, f"temp-{os.path.basename(final)}")
     try:
         _write(
@@ -303,6 +304,8 @@ def _write(
 ) -> None:
     builder = tf.saved_model.Builder(directory)
     with_variables = True
+    # Training is the first, whose graph has all variables: they are stored once, with the first
+    # graph.
     for mode in STANDARD_MODES:
         if mode in receiver_fns:
             _add_graph(
@@ -338,6 +341,7 @@ def _new_directory(base: str) -> str:
         directory = os.path.join(base, stamp)
         if not tf.io.gfile.exists(directory):
             return directory
+        # Names are whole seconds, so the next one is free a second later.
         time.sleep(1)
     raise RuntimeError(f"export: found no unused name for a directory in {base}")
 

@@ -97,6 +97,7 @@ class _SavedModelExporter(Exporter):
         if self._exports_to_keep is None:
             return
         names = [name.rstrip("/") for name in tf.io.gfile.listdir(export_path)]
+        # Exports are named by their times; directories with other names are left alone.
         stamps = sorted(int(name) for name in names if name.isdigit())
         for stamp in stamps[: -self._exports_to_keep]:
             tf.io.gfile.rmtree(os.path.join(export_path, str(stamp)))
@@ -292,6 +293,8 @@ class BestExporter(_SavedModelExporter):
                     for value in event.summary.value
                     if value.HasField("simple_value")
                 }
+                # A run that went on from an earlier checkpoint leaves evaluations of later steps
+                # behind.
                 if not values or event.step >= step:
                     continue
                 if best is None or self._compare_fn(

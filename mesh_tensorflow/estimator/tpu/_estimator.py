@@ -230,6 +230,7 @@ class TPUEstimator(Estimator):
             values[_BATCH_SIZE] = size
         for name, value in values.items():
             if hasattr(params, "set_hparam"):
+                # HParams refuses to set a name that it lacks.
                 known = hasattr(params, name)
                 (params.set_hparam if known else params.add_hparam)(name, value)
             else:

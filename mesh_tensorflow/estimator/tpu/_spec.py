@@ -163,6 +163,7 @@ def _check_call(name: str, pair: Optional[HostFunction]) -> None:
             f"{tensors!r}"
         )
     try:
+        # Checked here, where the mistake is: the function itself is called later.
         inspect.signature(function).bind(*tensors)
     except TypeError as error:
         raise ValueError(
@@ -354,6 +355,7 @@ def replicated_spec(
         return _results_of(spec)
 
     outside = len(tf.get_collection(tf.GraphKeys.SUMMARIES))
+    # A program is given tensors only, and `program` puts each None back in its place.
     results = run(program, [x for x in tf.nest.flatten(inputs) if x is not None])
     return _outside(specs[-1], results)
 

@@ -174,6 +174,7 @@ class Model:
         """
         self._mode = dataset_str
         seed = tf.get_default_graph().seed
+        # Programs of several processors can assign to resource variables only.
         with tf.Graph().as_default(), tf.variable_scope("", use_resource=True):
             tf.set_random_seed(seed)
             shape = mtf.convert_to_shape(FLAGS.mesh_shape)
@@ -184,6 +185,7 @@ class Model:
                 self._step = tf.train.get_or_create_global_step()
                 rate = _learning_rate(self._step)
             results = self._built(rate)
+            # The learning rate of these results reads the step, so it is incremented after them.
             with tf.control_dependencies(tf.nest.flatten(results)):
                 self._results = {
                     **results,
@@ -359,6 +361,7 @@ def _train(model: Model, step: int, stop: int, directory: str, progress: Progres
 
 def _evaluate(model: Model, directory: str) -> Scores:
     """Evaluates the latest checkpoint; returns mean scores, and Dice coefficients over all."""
+    # The two models have a session each, so weights go from one to the other by files.
     model.restore(directory)
     means, processor = _Means(), unet.PostProcessor()
     if FLAGS.pred_output_dir:
@@ -438,6 +441,7 @@ def train_and_eval(report: Callable[[int, Scores, Scores], Any] = _log) -> Score
             total = FLAGS.num_training_loops * length
             with Progress(total, "train", start=step, leave=step < total) as progress:
                 while step < total:
+                    # The next multiple, so that a run that goes on evaluates at the same steps.
                     stop = (step // length + 1) * length
                     trained = _train(training, step, stop, directory, progress)
                     step = stop

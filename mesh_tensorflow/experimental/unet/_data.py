@@ -182,6 +182,7 @@ def get_dataset_creator(dataset_str: str) -> Callable[[], tf.data.Dataset]:
         if FLAGS.sampled_2d_slices:
             ds = ds.flat_map(_slices)
         if is_training:
+            # Before labels become one-hot, which takes `label_c` times the memory.
             ds = ds.shuffle(_SHUFFLED * (16 if FLAGS.sampled_2d_slices else 1))
         return mapped(ds, prepared, FLAGS.n_dataset_processes)
 

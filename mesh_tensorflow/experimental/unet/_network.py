@@ -138,6 +138,7 @@ def probability_of(x: mtf.Tensor, number: int) -> mtf.Tensor:
       number: the index of the class.
     """
     one = mtf.slice(x, number, 1, "label_c")
+    # The sum over this one class drops the dimension.
     return mtf.reduce_sum(one, reduced_dim=one.shape.dims[-1])
 
 
@@ -149,6 +150,7 @@ def _overlap(a: mtf.Tensor, b: mtf.Tensor) -> tuple[mtf.Tensor, mtf.Tensor]:
 
 def _dice(common: mtf.Tensor, total: mtf.Tensor, factor: float, epsilon: float) -> tuple:
     """Returns `factor` times Dice coefficients: (the mean over images, the one over all voxels)."""
+    # Dice = 2 sum(p t) / (sum(p) + sum(t)), and the loss is its negative.
     per_case = mtf.reduce_mean(factor * common / (total + epsilon))
     of_all = factor * mtf.reduce_sum(common) / (mtf.reduce_sum(total) + epsilon)
     return per_case, of_all
@@ -358,6 +360,8 @@ class _Network:
                 self._variable_dtype,
                 f"deconv_{depth}_0",
             )
+            # The transposed convolution was given the name of these channels, along which both are
+            # joined.
             x = mtf.concat([x, kept[depth]], channels)
             x = self._level(x, "up", depth)
         classes = mtf.Dimension("label_c", FLAGS.label_c)
@@ -416,6 +420,7 @@ def _imported(
     else:
         x = mtf.import_tf_tensor(mesh, slices, shape)
     x = mtf.cast(x, activation_dtype())
+    # In memory, an image [x, y] is [nx, sx, ny, sy]; layers want the blocks before what is in them.
     batch, nx, sx, ny, *rest = x.shape.dims
     return mtf.transpose(x, mtf.Shape([batch, nx, ny, sx, *rest]))
 
