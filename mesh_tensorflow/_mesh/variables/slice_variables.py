@@ -101,7 +101,10 @@ class SliceStorage(VariableStorage):
         """Returns the operation that assigns an initial value; one for each value."""
         if self._index is not None:
             return self._placed.stack_initializer()
+        # By the value, since tf.train.init_from_checkpoint sets another one later.
         if id(value) not in self._initializers:
+            # Whoever asks first may be in a loop or after other operations, for which no
+            # initializer waits.
             with tf.control_dependencies(None), tf.name_scope(f"init/{self._variable.name}"):
                 self._initializers[id(value)] = value, self.assign(value)
         return self._initializers[id(value)][1]
@@ -122,6 +125,7 @@ def bind_masters(placed: SliceVariables, variable: Variable) -> bool:
       Whether the masters were bound.
     """
     masters = variable.masters
+    # All or none: a stacked slice with one part in a master would have to be copied as a whole.
     if not masters or any(m.in_use or m.is_bound for m in masters):
         return False
     for i, (part, master) in enumerate(zip(variable.parts, masters)):
@@ -158,6 +162,8 @@ class SliceVariables(LaidOutVariable):
         # With the values, so that their ids are not reused.
         self._stack_initializers: dict[tuple[int, ...], tuple[list, tf.Operation]] = {}
         self._copies: dict[str, tf.Operation] = {}
+        # A slice that is the master has nothing to be bound to: the master would be read by way of
+        # itself.
         self._is_bound = not self.slice_is_master and bind_masters(self, variable)
 
     @property
@@ -187,6 +193,7 @@ class SliceVariables(LaidOutVariable):
     def stack_initializer(self) -> tf.Operation:
         """Returns a tf.Operation that initializes all parts of a stacked variable."""
         values = [master.initial_value for master in self._variable.masters]
+        # By the values, since tf.train.init_from_checkpoint sets others later.
         key = tuple(map(id, values))
         if key not in self._stack_initializers:
             name = f"init/{self._variable.name}"
@@ -230,6 +237,7 @@ class SliceVariables(LaidOutVariable):
 
     def _copy(self, direction: str, make: Callable[[], tf.Operation]) -> tf.Operation:
         """Returns a copying operation, which the first call creates."""
+        # Else the only place of the value would be assigned to itself.
         if not self.needs_copies:
             return tf.no_op()
         if direction not in self._copies:
