@@ -213,6 +213,7 @@ def _is_as_expected(attribute: PrivateAttribute) -> bool:
 def _takes(function: Callable, parameters: Iterable[str]) -> bool:
     """Returns whether a function has these parameters and requires no others."""
     has = inspect.signature(function).parameters
+    # A new required parameter is as bad as a missing one: calls would fail after the tracing.
     optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     required = {
         name
@@ -289,6 +290,7 @@ class OneMemoryStrategy(ExecutionStrategy):
         keys = _argument_keys(program, function)
         sharing = Sharing(function, program, keys, self._addresses, variables)
         definitions = sharing.functions()
+        # Nothing calls it any more, and the library goes into the graph of each call.
         _remove(library, function)
 
         def call(
@@ -317,6 +319,7 @@ def addresses_in_one_memory(program: SimdProgram) -> Optional[list[str]]:
 
 def _library(function: ConcreteFunction) -> FunctionDefLibrary:
     """Returns the library of a function and of the functions that its loops and conditions call."""
+    # Not in the calling graph, which stays as it is if another strategy runs the program.
     with tf.Graph().as_default() as scratch:
         function.add_to_graph(scratch)
         return scratch.as_graph_def().library
@@ -331,6 +334,7 @@ def _loops_communicate(library: FunctionDefLibrary, function: ConcreteFunction) 
     return any(
         node.op.startswith("Collective")
         for f in library.function
+        # Those of the program itself become computations; those of what it calls stay collectives.
         if f.signature.name != function.function_def.signature.name
         for node in f.node_def
     )

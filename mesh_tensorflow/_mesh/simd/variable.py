@@ -49,8 +49,7 @@ class MadeWhenAsked(Sequence[tf.Variable]):
         """
         self._make = make
         self._size = size
-        # Those of later are made here, too: whoever asks for them may be in the program or another
-        # scope.
+        # Those of later are made here, too, wherever they are asked for.
         self._graph = tf.get_default_graph()
         self._scope = tf.get_variable_scope()
         self._made = {number: make(number) for number in now}
@@ -124,8 +123,8 @@ class SimdVariable(SliceVariables):
             self._own = program.own_variable(variable.name, made, parts)
         if not program.binds_masters:
             for master in variable.masters:
-                # On a TPU masters are on the host, and slices on devices that initializers do not
-                # use.
+                # On a TPU a master stays on the host, where it is initialized and saved without the
+                # TPU.
                 master.keep()
         super().__init__(variable)
         # Held weakly, since a tensor keeps the graph of the program in memory.

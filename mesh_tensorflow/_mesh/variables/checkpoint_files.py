@@ -375,8 +375,7 @@ class Reader:
         self._kinds: dict[tf.DType, tf.Tensor] = {}
 
     def _value(self, dtype: tf.DType) -> tf.Tensor:
-        # One node for all variables of a dtype, whose names are fed: not a graph as large as the
-        # model.
+        # One node for all variables of a dtype, by a fed name: not a graph as large as a model.
         if dtype not in self._values:
             [self._values[dtype]] = tf.raw_ops.RestoreV2(
                 prefix=self._path,

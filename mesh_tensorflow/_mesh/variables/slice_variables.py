@@ -103,8 +103,8 @@ class SliceStorage(VariableStorage):
             return self._placed.stack_initializer()
         # By the value, since tf.train.init_from_checkpoint sets another one later.
         if id(value) not in self._initializers:
-            # Whoever asks first may be in a loop or after other operations, for which no
-            # initializer waits.
+            # Whoever asks first may be in a loop, or after operations that no initializer waits
+            # for.
             with tf.control_dependencies(None), tf.name_scope(f"init/{self._variable.name}"):
                 self._initializers[id(value)] = value, self.assign(value)
         return self._initializers[id(value)][1]
@@ -162,8 +162,7 @@ class SliceVariables(LaidOutVariable):
         # With the values, so that their ids are not reused.
         self._stack_initializers: dict[tuple[int, ...], tuple[list, tf.Operation]] = {}
         self._copies: dict[str, tf.Operation] = {}
-        # A slice that is the master has nothing to be bound to: the master would be read by way of
-        # itself.
+        # A master that is the slice would be read by way of itself.
         self._is_bound = not self.slice_is_master and bind_masters(self, variable)
 
     @property

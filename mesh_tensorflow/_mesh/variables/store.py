@@ -141,7 +141,7 @@ def fitting(name: str, form: Form, value: npt.ArrayLike) -> tf.Tensor:
         lost = np.isfinite(before) & ~np.isfinite(after)
     else:
         with np.errstate(invalid="ignore"):
-            # Back and compared: what the cast cut off or wrapped around is not there any more.
+            # Back and compared: what the cast cut off is not there any more.
             lost = (after.astype(before.dtype) != before) | ~np.isfinite(before)
     if np.any(lost):
         index = np.argwhere(lost)[0]
@@ -486,8 +486,7 @@ class VariableStore(tf2.Module):
                 if known == form:
                     return self._slices_of(name)
                 raise ValueError(differs(name, known, form, same))
-            # Outside of the function that is traced: within, it would capture the old slices by the
-            # reads.
+            # Outside of the function that is traced, which would capture the old slices otherwise.
             with tf.init_scope():
                 self._lay_out(variable, form, mesh_impl, self.value(name), self._slices_of(name))
         self._known.lowered.add(name)
@@ -604,8 +603,7 @@ def _new_default_names() -> Iterator[None]:
         return
     # Leaving a scope that was entered as an object restores the counts.
     with tf.variable_scope(tf.get_variable_scope(), auxiliary_name_scope=False):
-        # Else a layer that is built again would be "dense_1" in place of "dense", with new
-        # variables.
+        # Else a layer that is built again would be "dense_1", with variables of its own.
         get_variable_scope_store().variable_scopes_count = {}
         yield
 
