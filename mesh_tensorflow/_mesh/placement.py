@@ -118,6 +118,7 @@ class PlacedVariable(SliceVariables):
         slices = {}
         for pnum in sorted(set(self.owner)):
             with tf.device(impl.devices[pnum]):
+                # In no collection, where savers and initializers find the master instead.
                 slices[pnum] = tf.get_variable(
                     f"{variable.name}_slice_{pnum}",
                     sizes,
@@ -199,6 +200,7 @@ def random_tensor(
     slices = []
     for pnum, device in enumerate(impl.devices):
         begin = impl.slice_begin(shape, pnum)
+        # Processors in one memory whose slices begin at the same place have one tensor.
         place = (impl.domains[pnum], *begin)
         if place not in made:
             with tf.device(device):
@@ -284,6 +286,7 @@ def allreduce_ring(
     elements = xs[0].shape.num_elements()
     if n == 1:
         return list(xs)
+    # A small tensor in shards takes more copies than it has work, and tf.split needs equal parts.
     if elements is None or elements < _MIN_ELEMENTS_TO_SHARD or elements % n:
         return allreduce_ring_single_shard(xs, devices, reduction_fn_string)
     shards_of = []
@@ -310,6 +313,7 @@ def _ring_copies(x: tf.Tensor, devices: Sequence[str], origin: int) -> list[tf.T
     """Copies a tensor from device `origin` to all, in both directions around the ring."""
     n = len(devices)
     copies = [x] * n
+    # Together n - 1 hops: each device gets one copy, on the shorter way around.
     for step, hops in ((1, n // 2), (-1, (n - 1) // 2)):
         value = x
         for hop in range(1, hops + 1):
@@ -403,6 +407,7 @@ def alltoall_ring(
             for i in route:
                 with tf.device(devices[i]):
                     load = [tf.identity(t) for t in load]
+                # The first part of the load is for this device; the rest goes on to the next.
                 received[i][source] = load.pop(0)
     out = []
     for pieces, device in zip(received, devices):
@@ -536,6 +541,7 @@ class PlacedReducer(Reducer[Sequence[tf.Tensor]]):
             with tf.device(device):
                 columns.append(tf.split(value, len(group), split_axis))
         parts = []
+        # From a row of parts for each domain to a row of summands for each member.
         for p, column in zip(group, zip(*columns)):
             with tf.device(self._devices[p]):
                 parts.append(reduce_here(column, "SUM"))
@@ -552,10 +558,12 @@ def reduce_here(xs: Sequence[tf.Tensor], reduction: str) -> tf.Tensor:
     if len(xs) == 1:
         return xs[0]
     if reduction == "SUM":
+        # One pass over all of them, without partial sums in memory.
         return tf.add_n(xs)
     fn = binary_reduction_fn(reduction)
     total = xs[0]
     for x in xs[1:]:
+        # max(x, x) = x, and equal slices of one memory are one tensor.
         if x is not total:
             total = fn(total, x)
     return total
@@ -564,6 +572,7 @@ def reduce_here(xs: Sequence[tf.Tensor], reduction: str) -> tf.Tensor:
 def group_key(devices: Sequence[str]) -> int:
     """Returns the unique number of a group of devices."""
     with _counting:
+        # The same devices are one group for TensorFlow, in whatever order they are named.
         return _group_keys.setdefault(tuple(sorted(devices)), len(_group_keys) + 1)
 
 

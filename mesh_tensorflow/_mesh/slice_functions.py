@@ -21,6 +21,7 @@ _PARTS = {tf.complex64: tf.float32, tf.complex128: tf.float64}
 
 def real_view(x: tf.Tensor) -> tf.Tensor:
     """Returns a complex tf.Tensor as a real one of shape [..., 2]; others as they are."""
+    # The sum of complex numbers is that of their parts, and a bitcast copies nothing.
     return tf.bitcast(x, _PARTS[x.dtype]) if x.dtype.is_complex else x
 
 
@@ -37,6 +38,7 @@ def slice_coordinates(layout: TensorLayout, mesh_shape: Shape, pnum: int) -> tup
 
 def make_slices(x: tf.Tensor, layout: TensorLayout, mesh_shape: Shape) -> list[tf.Tensor]:
     """Splits `x` into a slice for each processor; equal slices are the same tf.Tensor."""
+    # By coordinates of parts, not by processor, so that equal slices are made once.
     parts: dict[tuple[int, ...], Any] = {(): x}
     for tensor_axis, mesh_axis in enumerate(layout):
         grown = {}
@@ -79,6 +81,7 @@ def combine_slices(
         # One of several equal slices, that of the first processor that has it.
         parts.setdefault(slice_coordinates(layout, mesh_shape, pnum), piece)
     with tf.device(device):
+        # The last axis first: joining along it removes the last coordinate of each key.
         for tensor_axis in reversed(range(len(layout))):
             joined: dict[tuple[int, ...], list] = {}
             for key in sorted(parts):
@@ -204,6 +207,7 @@ def _rows_times_matrices(
     """
     if len(slices) != 2 or not slices[0].dtype.is_floating:
         return None
+    # y[batch, other] = sum over inner of row[batch, inner] * matrix[batch, inner, other].
     (row, dims), (matrix, matrix_dims) = sorted(
         zip(slices, (s.dims for s in input_shapes)), key=lambda pair: len(pair[1])
     )
@@ -310,6 +314,7 @@ def _plan(equation: str) -> Optional[_Plan]:
     if not contracted or sides[0] is None or sides[1] is None:
         return None
     (left_free, left_first), (right_free, right_first) = sides
+    # What both have and the output keeps is a batch dimension, and this is a single product.
     if left_free + right_free != output or set(left_free) & set(right_free):
         return None
     return _Plan(left_free, right_free, contracted, left_first, not right_first)
@@ -481,6 +486,7 @@ def set_entries(
     where = tf.expand_dims(indices, 1)
     known = tf.expand_dims(known, 1) if known.shape.ndims else known
     old = tf.gather(x, indices)
+    # With a row number twice, the update that is not known could come last and undo the other.
     if distinct and _may_be_compiled():
         return tf.tensor_scatter_nd_update(x, where, tf.where_v2(known, values, old))
     none = tf.zeros_like(old)

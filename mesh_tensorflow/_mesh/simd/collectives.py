@@ -88,8 +88,7 @@ class TfCollectives(Reducer[tf.Tensor]):
           dtype: dtype of the result, a scalar.
         """
         if all(entry == table[0] for entry in table):
-            # One value for all needs no number of the processor, and is known to be equal
-            # everywhere.
+            # One value for all needs no processor's number, and is known to be equal everywhere.
             return constant(table[0], dtype)
         entry = tf.gather(constant(list(table), dtype), self.pnum())
         if self._is_outermost():  # names in a loop may equal names outside of it
@@ -183,8 +182,8 @@ class TfCollectives(Reducer[tf.Tensor]):
         if _is_empty(x):
             return tf.zeros([self._shape[mesh_axis].size, *x.shape], x.dtype)
         moved = _movable(x)
+        # TensorFlow concatenates along the first axis: a new one stacks, and scalars, too.
         y = tf.raw_ops.CollectiveGatherV2(
-            # TensorFlow concatenates along the first axis: a new one stacks, and scalars, too.
             input=moved[None], ordering_token=[], **self._keys([mesh_axis])
         )
         y.set_shape([self._shape[mesh_axis].size, *moved.shape])
@@ -206,8 +205,7 @@ class TfCollectives(Reducer[tf.Tensor]):
         parts = tf.stack(tf.split(_movable(x), n, split_axis))
         ranks = self._ranks(mesh_axis)
         if ranks is not None:  # TensorFlow sends part r to the member of rank r
-            # ranks[c] is the rank of the member at coordinate c; the inverse goes from rank to
-            # coordinate.
+            # ranks[c] is the rank of the member at coordinate c; the inverse gives the coordinate.
             inverse = np.argsort(ranks, axis=1)
             parts = tf.gather(parts, tf.gather(constant(inverse.tolist()), self.pnum()))
         y = tf.raw_ops.CollectiveAllToAllV2(

@@ -90,8 +90,8 @@ class Node:
     def is_pure(self) -> bool:
         """Whether equal inputs give equal values; all processors read a variable at one point."""
         op = self.operation
-        # Stateful for TensorFlow, but of one node: it reads at one point of the program everywhere,
-        # and so equal slices are equal there.
+        # Stateful for TensorFlow, but a node reads at one point of the program on all processors,
+        # so that equal slices have equal values there.
         if op.type == "ReadVariableOp":
             return True
         # What a loop or a condition calls may have effects that its own node does not tell.
@@ -258,8 +258,7 @@ class Sharing:
                 self._dtypes.update(zip(node.data_inputs, [x.dtype for x in op.inputs]))
                 self._number(node)
         exchanges = [node.exchange for node in self._nodes.values() if node.exchange is not None]
-        # A shift is two nodes of TensorFlow and one Exchange: the node that sends is not needed
-        # here.
+        # A shift is two nodes of TensorFlow and one Exchange: that which sends is not needed.
         self._only_send = {exchange.sent_by for exchange in exchanges}
         self._required = [self._required_by(p) for p in self._everyone]
         self._kept: list[set[str]] = [set() for _ in self._everyone]
@@ -398,8 +397,7 @@ class Sharing:
         """Returns the name of a tensor that is there when a node has run."""
         made = constant_node(f"{node.definition.name}/has_run", True)
         made.input.append("^" + node.definition.name)
-        # New while needs are found; when functions are made, all are there, and the table can be
-        # iterated.
+        # New while needs are found. Later all are there, since making functions iterates over them.
         if made.name not in self._nodes:
             done = self._nodes[made.name] = Node(made, node.operation, None)
             done.equal, done.at = list(self._everyone), node.at

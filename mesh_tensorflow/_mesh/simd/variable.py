@@ -123,8 +123,7 @@ class SimdVariable(SliceVariables):
             self._own = program.own_variable(variable.name, made, parts)
         if not program.binds_masters:
             for master in variable.masters:
-                # On a TPU a master stays on the host, where it is initialized and saved without the
-                # TPU.
+                # On a TPU a master stays on the host: initializing and saving need no TPU then.
                 master.keep()
         super().__init__(variable)
         # Held weakly, since a tensor keeps the graph of the program in memory.

@@ -103,8 +103,7 @@ class SliceStorage(VariableStorage):
             return self._placed.stack_initializer()
         # By the value, since tf.train.init_from_checkpoint sets another one later.
         if id(value) not in self._initializers:
-            # Whoever asks first may be in a loop, or after operations that no initializer waits
-            # for.
+            # Whoever asks first may be in a loop, or after operations that must not be waited for.
             with tf.control_dependencies(None), tf.name_scope(f"init/{self._variable.name}"):
                 self._initializers[id(value)] = value, self.assign(value)
         return self._initializers[id(value)][1]
