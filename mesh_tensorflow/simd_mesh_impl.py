@@ -188,8 +188,7 @@ class SimdMeshImpl(MeshImpl[SimdTensor]):
         below = 1
         for d in self.shape[mesh_axis + 1 :]:
             below *= d.size
-        # Not computed of the number: of a table's entries it is known which processors have equal
-        # ones.
+        # Not computed of the number: of a table it is known on which processors entries are equal.
         table = [pnum // below % self.shape[mesh_axis].size for pnum in range(self.size)]
         return SimdTensor([self._collectives.own(table)])
 
@@ -279,7 +278,7 @@ class SimdMeshImpl(MeshImpl[SimdTensor]):
         for axis in mesh_axes:
             group *= self.shape[axis].size
         t = x.one_slice
-        # bfloat16 has 8 bits: in a sum of many, small summands would be lost.
+        # bfloat16 has 8 bits of precision: a sum of many would lose small summands.
         widen = (
             t.dtype == tf.bfloat16 and reduction_fn_string == "SUM" and group > self._wide_groups
         )

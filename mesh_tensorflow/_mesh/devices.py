@@ -217,6 +217,7 @@ def memory_domain(device: str) -> str:
     # "cpu:0" and "/job:localhost/cpu:0" are one device of this process.
     job = None if spec.job == "localhost" else spec.job
     task = "localhost" if job is None else f"{job}/{spec.replica or 0}/{spec.task}"
+    # What is left to TensorFlow counts as a CPU of the task.
     if spec.device_type in (None, "CPU"):
         return f"{task}/CPU"
     return f"{task}/{spec.device_type}:{spec.device_index or 0}"

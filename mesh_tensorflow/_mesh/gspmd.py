@@ -322,6 +322,7 @@ class GspmdVariable(SliceVariables):
             variable.store is None
             and not variable.is_stacked
             and variable.slice_dtype == variable.master_dtype
+            # Another Lowering may have bound it to slices, which then have the value.
             and not any(master.is_bound for master in variable.masters)
         )
 

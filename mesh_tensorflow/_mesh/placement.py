@@ -106,6 +106,7 @@ class PlacedVariable(SliceVariables):
             and len(set(self.owner)) == 1
             and not variable.is_stacked
             and variable.slice_dtype == variable.master_dtype
+            # Another Lowering may have bound it to slices, which then have the value.
             and not any(master.is_bound for master in variable.masters)
             and self.mesh_impl.same_memory(
                 variable.master_device, self.mesh_impl.devices[self.owner[0]]
@@ -160,6 +161,7 @@ class PlacedVariable(SliceVariables):
             # Otherwise gradients of one step could be of a mixture of old and new weights.
             with tf.device(v.device), tf.control_dependencies([self._reads[pnum]]):
                 assignments.append(assign_fn(self._variable, v, values[pnum]))
+        # In eager code an assignment is done at once, and what it returns may be None.
         made = [a for a in assignments if a is not None]
         return made[0] if len(made) == 1 else tf.group(made)
 
@@ -263,6 +265,7 @@ def _send_out(x: tf.Tensor, devices: Sequence[str], origin: int) -> list[tf.Tens
         i = origin + step
         while 0 <= i < len(devices):
             with tf.device(devices[i]):
+                # Of the neighbor's copy, so that each link of the line carries the value once.
                 copies[i] = tf.identity(copies[i - step])
             i += step
     return copies
@@ -301,6 +304,7 @@ def allreduce_ring(
             [shards_of[i][shard] for i in order], [devices[i] for i in order], reduction_fn_string
         )
         for i, value in zip(order, result):
+            # Each device gets the shards in their order, and so can concatenate them.
             reduced[i].append(value)
     out = []
     for pieces, device in zip(reduced, devices):
@@ -608,6 +612,7 @@ def allreduce_collective(
       ValueError: this process lacks a device.
     """
     before = _checked(devices)
+    # Each call has a new instance: the members of a group find each other by that number.
     group, instance_key = group_key(devices), next(_instance_keys)
     merge_op = table_lookup(_MERGE_OPS, reduction_fn_string, "reduction")
     reduced = []

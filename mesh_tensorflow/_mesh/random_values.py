@@ -53,6 +53,7 @@ def program_seed() -> Optional[int]:
     """Returns the seed of tf.set_random_seed or tf.random.set_seed; None if not set."""
     if not tf.executing_eagerly():
         return tf.get_default_graph().seed
+    # TensorFlow has no function that tells the seed of eager code, but it makes such pairs with it.
     seed = tf.get_seed(0)[0]
     return None if seed == _DEFAULT_SEED else seed
 
@@ -74,6 +75,7 @@ def new_key(seed: Optional[int] = None) -> tf.Tensor:
         seeds = (_DEFAULT_SEED if graph_seed is None else graph_seed, seed)
         step = _step.get()
         if step is not None:
+            # The two seeds are the key here, of which fold_key uses two words.
             return fold_key(tf.stack([_u32(part) for part in seeds]), step)
     # All of int32 but its largest number, since the upper end is exclusive.
     bits = tf.raw_ops.RandomUniformInt(
@@ -190,8 +192,7 @@ def _uniform_int(
 
 
 def _normal(bits_fn: Callable, dtype: tf.DType, mean: Number, stddev: Number) -> tf.Tensor:
-    # Box and Muller (1958): z = sqrt(-2 log(u1)) cos(2 pi u2). As log(0) is infinite, u1 is in (0,
-    # 1].
+    # Box and Muller (1958): z = sqrt(-2 log(u1)) cos(2 pi u2); u1 is in (0, 1], without log(0).
     compute = tf.float64 if dtype == tf.float64 else tf.float32
     radius = _unit_float(bits_fn(0), compute, 24) + tf.constant(2.0**-24, compute)
     angle = _unit_float(bits_fn(1), compute, 24) * (2 * math.pi)

@@ -130,6 +130,7 @@ def broadcast_slice(x: tf.Tensor, old_shape: Shape, new_shape: Shape) -> tf.Tens
     # Leading dimensions of size 1 are implied.
     if kept == new_shape.dims[len(new_shape) - len(kept) :]:
         return x
+    # Sizes of the slice, which are not those of the whole tensor's dimensions.
     sizes = iter(x.shape.as_list())
     first = new_shape.dims.index(kept[0]) if kept else len(new_shape)
     aligned = [next(sizes) if d in old_shape else 1 for d in new_shape.dims[first:]]
@@ -343,6 +344,7 @@ def contract(equation: str, *slices: tf.Tensor) -> tf.Tensor:
     )
     if left * inner * right > _SMALL and equation not in _LARGE:
         return tf.einsum(equation, *slices)
+    # The matrices of operands are kept: several products of a layer and its gradient need them.
     y = never_with_bias(
         tf.matmul(
             reshaped(slices[0], _matrix(left, inner, plan.transpose_left)),
@@ -489,6 +491,7 @@ def set_entries(
     # With a row number twice, the update that is not known could come last and undo the other.
     if distinct and _may_be_compiled():
         return tf.tensor_scatter_nd_update(x, where, tf.where_v2(known, values, old))
+    # Rows that are not known get zeros added, and so stay as they are.
     none = tf.zeros_like(old)
     # In loops new values come last: others that read `x` are done then, and its memory is free.
     with tf.control_dependencies([values]):

@@ -172,8 +172,7 @@ class _StepInputs:
                 new.setdefault(variable, []).append(read)
         for variable, reads in new.items():
             users = [op for op in variable.outputs[0].consumers() if op.type in _ASSIGNMENTS]
-            # What has only the variable as input waits for no assignment: no walk of the graph is
-            # needed.
+            # What has the variable as its only input waits for no assignment: no walk is needed.
             plain = [op for op in reads if not op.control_inputs and len(op.inputs) == 1]
             others = [op for op in reads if op not in plain]
             # One that waits for an assignment is meant to see it.

@@ -278,7 +278,7 @@ class TpuCollectives(Reducer[tf.Tensor]):
     def _cross_replica_sum(self, x: tf.Tensor, mesh_axes: Sequence[int]) -> tf.Tensor:
         groups = self._groups(mesh_axes)
         dtype = _SUMMED_AS[x.dtype]
-        # bfloat16 has 8 bits: in a sum of many, small summands would be lost.
+        # bfloat16 has 8 bits of precision: a sum of many would lose small summands.
         if dtype == tf.bfloat16 and len(groups[0]) > self._bfloat16_max_group_size:
             dtype = tf.float32
         y = tf.raw_ops.CrossReplicaSum(

@@ -173,6 +173,7 @@ class TfCollectives(Reducer[tf.Tensor]):
             final_op="Id",
             **self._keys(mesh_axes),
         )
+        # Collectives give no static shape, and later operations are built by it.
         y.set_shape(x.shape)
         self._record(y, reduction, self._members(self._groups(mesh_axes)))
         return complex_view(y if wide is x else tf.cast(y, x.dtype), dtype)
@@ -238,6 +239,7 @@ class TfCollectives(Reducer[tf.Tensor]):
             everything = self.allgather(x, mesh_axis)
             y = tf.gather(
                 everything,
+                # Whoever is to have zeros takes any slice, which is replaced below.
                 self._by_coordinate(mesh_axis, [source or 0 for source in source_pcoord]),
             )
         else:

@@ -206,6 +206,7 @@ def _is_as_expected(attribute: PrivateAttribute) -> bool:
     except AttributeError:
         return False
     if attribute.parameters is None:
+        # A value that a release makes a method would be used without a call.
         return not inspect.isroutine(found)
     return callable(found) and _takes(found, attribute.parameters)
 

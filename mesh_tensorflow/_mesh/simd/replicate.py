@@ -319,6 +319,7 @@ def replicate(
     check_devices_exist(devices, soft=None, in_session=True, who="replicate")
     program = SimdProgram(devices, local, _first_key(devices))
     strategies = choose_strategies(program, share_memory)
+    # Variables are made while the program is traced, before it is known which strategy can run it.
     program.one_memory = strategies[0].one_memory
     structure: list[Any] = []
     watched = bool(collectors())  # what is collected are further results

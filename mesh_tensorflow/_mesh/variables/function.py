@@ -231,6 +231,7 @@ class QuickCalls:
             # Keys hold shapes of all that a program was ever called with; a long run has many.
             if len(self._traces) >= _MOST_TRACES:
                 self._traces.clear()
+            # The call that is left to tf.function makes the trace, which a later one can look up.
             self._traces[key] = _SEEN
             self._to_be_seen = _SEEN_CALLS
             return None
@@ -251,6 +252,7 @@ def _is_plain_call() -> bool:
     return (
         tf2.executing_eagerly()
         and not tf2.config.functions_run_eagerly()
+        # A gradient tape hears only of calls that TensorFlow itself makes.
         and not record.could_possibly_record()
         and not tf2.distribute.has_strategy()
     )

@@ -290,6 +290,7 @@ def store_of(graph: Graph) -> Optional[VariableStore]:
     Raises:
       ValueError: the program is built in a tf.function, and no store is active.
     """
+    # A graph of TensorFlow 1 keeps its variables itself, also within the scope of a store.
     if not tf.executing_eagerly_outside_functions():
         return None
     if _active.stores:
