@@ -249,6 +249,7 @@ class ReplicatedVariable(VariableBase):
         operation = make(resource=self.handle, value=value, name=name)
         if not read_value:
             return operation
+        # In eager code the assignment is done, and there is no operation to wait for.
         with tf.control_dependencies([] if operation is None else [operation]):
             return self.read_value()
 

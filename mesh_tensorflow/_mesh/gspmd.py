@@ -333,6 +333,7 @@ class GspmdVariable(SliceVariables):
             variable.stored_shape.to_integer_list,
             dtype=variable.slice_dtype,
             initializer=tf.zeros_initializer(),
+            # In no collection, where savers and initializers find the master instead.
             collections=[],
             use_resource=True,
         )

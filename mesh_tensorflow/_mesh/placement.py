@@ -470,6 +470,7 @@ class PlacedReducer(Reducer[Sequence[tf.Tensor]]):
           The reduced value for each processor.
         """
         out: list[Any] = [None] * len(x)
+        # By ids of tensors, which `x` holds until all groups are done.
         done: dict[tuple, dict[str, tf.Tensor]] = {}
         for group in processor_groups(self._mesh_shape, mesh_axes):
             key = tuple((self._domains[p], id(x[p])) for p in group)
@@ -501,6 +502,7 @@ class PlacedReducer(Reducer[Sequence[tf.Tensor]]):
         members: dict[str, list[int]] = {}
         for p in group:
             members.setdefault(self._domains[p], []).append(p)
+        # Domains come in one order here and in the list of values: callers zip them.
         leaders = {domain: self._devices[ps[0]] for domain, ps in members.items()}
         partial = []
         for domain, ps in members.items():
@@ -590,6 +592,7 @@ def _checked(devices: Sequence[str]) -> list[tf.Operation]:
             f"device {', '.join(map(repr, absent))}. It has "
             f"{devices_text(here)}. Name these, or {_IN_ANY_PLACE}"
         )
+    # Only a session may place them elsewhere; eager code has the devices that it lists.
     return [check_distinct_devices(devices, _IN_ANY_PLACE)] if in_session else []
 
 

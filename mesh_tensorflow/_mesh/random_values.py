@@ -152,6 +152,7 @@ def _unit_float(bits: tf.Tensor, dtype: tf.DType, precision: int) -> tf.Tensor:
     return tf.cast(tf.cast(top, tf.float32) * np.float32(2.0**-precision), dtype)
 
 
+# Bits of the significand with the implied one: multiples of 2**-bits below 1 are exact.
 _PRECISION = {tf.float32: 24, tf.bfloat16: 8, tf.float16: 11}
 
 

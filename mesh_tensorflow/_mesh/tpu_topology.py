@@ -300,6 +300,7 @@ class HierarchicalTiling:
         axes = max([len(physical), *(len(counts) for counts in levels if counts)])
         padded = _pad(physical, axes)
         if levels and levels[0] is None:
+            # What the inner tiles leave of each physical dimension is the number of outer ones.
             inner = [_pad(counts or [], axes) for counts in levels[1:]]
             levels[0] = [size // list_product(c) for size, *c in zip(padded, *inner)]
         rings = [_pad(counts or [], axes) for counts in levels]

@@ -311,6 +311,7 @@ def addresses_in_one_memory(program: SimdProgram) -> Optional[list[str]]:
         return None
     if len({memory_domain(device) for device in program.devices}) > 1:
         return None
+    # A GPU that is alone in its memory domain has nothing to share, and others are apart.
     spec = tf.DeviceSpec.from_string(program.devices[0] or "")
     if spec.device_type not in (None, "CPU"):
         return None

@@ -122,6 +122,8 @@ class SimdProgram(Program):
         """
         key = (tuple(sizes), dtype)
         if key not in self._zeros:
+            # One node for all slices of a shape, else each processor would add its own for each
+            # variable.
             with tf.device(host), tf.name_scope(None):
                 self._zeros[key] = tf.zeros(sizes, dtype)
         return tf.get_variable(

@@ -124,6 +124,7 @@ def _copies(
                 "share are variables of the mesh"
             )
         kind, op = next(iter(uses.items()))
+        # Updates of optimizers name their dtype T, all other operations on variables dtype.
         dtype = op.get_attr("T" if kind.startswith("ResourceApply") else "dtype")
         copies[i] = _copy(outer, dtype, device, f"{outer.op.name}_of_processor_{pnum}")
     return copies
@@ -194,6 +195,7 @@ def _wake_up(program: SimdProgram, strategy: ExecutionStrategy) -> list[tf.Opera
     found = tf.get_collection_ref(f"mtf_simd_wake_up/{'' if alone else program.devices}")
     if not found:
         first = program.local[0]
+        # A group of one is enough for a session to prepare, and waits for nobody.
         size, key = (
             (1, _WAKE_UP_GROUP + first) if alone else (len(program.devices), program.new_keys())
         )

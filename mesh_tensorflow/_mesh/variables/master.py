@@ -37,6 +37,7 @@ class _InStore(VariableStorage):
                 begin,
                 tuple(sizes),
                 holders[begin][0].device,
+                # Bound as defaults: closures would all find the variables of the last piece.
                 lambda v=vs[0]: self._read(v),
                 lambda value, vs=tuple(vs): self._assign(vs, value),
             )

@@ -46,6 +46,7 @@ class SliceStorage(VariableStorage):
                 begin,
                 sizes,
                 impl.devices[pnums[0]],
+                # Bound as defaults: closures would all find the processors of the last piece.
                 lambda first=pnums[0]: self._read(first),
                 lambda value, pnums=tuple(pnums): tf.group(
                     [self._assign(pnum, value) for pnum in pnums]
@@ -178,6 +179,7 @@ class SliceVariables(LaidOutVariable):
 
     def has_room(self, pnum: int) -> tf.Operation:
         """Returns a tf.Operation that sets a slice to zeros if it is not initialized."""
+        # One for all parts of a stack: another could set zeros after a part has been restored.
         if pnum not in self._room:
             v = self.slices[pnum]
             with tf.device(v.device), tf.control_dependencies(None):

@@ -136,6 +136,7 @@ class PieceSaveable(SaveableObject):
           name: a unique name of the saveable.
         """
         self._pieces = pieces
+        # A variable that is apart is a single piece here: its parts are in other processes.
         self.apart = pieces[0].apart
         self._saved_name = saved_name
         self._whole = tuple(master.shape.as_list())
