@@ -250,6 +250,7 @@ class SimdMeshImpl(MeshImpl[SimdTensor]):
             return self._own_slice(whole, shape)
         if key is None:
             key = self.random_key(seed)
+        # Tensors: in the one program, the beginning is another number on each processor.
         begin = tf.unstack(self._begin(shape)) if len(shape) else []
         return SimdTensor(
             [

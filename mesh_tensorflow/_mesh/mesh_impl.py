@@ -293,6 +293,7 @@ class MeshImpl(Generic[SlicesT]):
         # both.
         if len(lazy) != 1:
             return self.slicewise(fn, *inputs)
+        # f(sum of x) = sum of f(x): the summands go through `fn`, and the sum stays pending.
         inner = [x.laid_out_input if x is lazy[0] else x for x in inputs]
         return LazyAllreduceSum(
             self, self.slicewise(fn, *inner), lazy[0].mesh_axes, lazy[0].add_counter_fn
@@ -353,6 +354,8 @@ class MeshImpl(Generic[SlicesT]):
         """
         if which is None:
             which = self.laid_out_pcoord(mesh_axis)
+        # The part is a tensor: in one program for all processors, it is not known while that is
+        # built.
         part_of = functools.partial(
             slice_functions.part_of, split_axis, self._shape[mesh_axis].size
         )

@@ -139,6 +139,7 @@ def broadcast_slice(x: tf.Tensor, old_shape: Shape, new_shape: Shape) -> tf.Tens
 
 def einsum_equation(input_shapes: Sequence[Shape], output_shape: Shape) -> str:
     """Returns the equation of `tf.einsum`, with letters from "a" in order of appearance."""
+    # Plans are cached by the text, and `_LARGE` has it, so that letters must not depend on names.
     letters: dict = {}
 
     def text(shape: Shape) -> str:
@@ -178,6 +179,7 @@ def einsum_slice(
     if product is not None:
         return product
     aligned = [broadcast_slice(x, s, full) for x, s in zip(slices, input_shapes)]
+    # y[output] = sum over all other dimensions of the product of the inputs.
     product = functools.reduce(tf.multiply, aligned)
     if len(output_shape) == len(full):
         return transpose_slice(product, full, output_shape)
@@ -297,6 +299,7 @@ class _Plan(NamedTuple):
 
 def _side(labels: str, contracted: str) -> Optional[tuple[str, bool]]:
     """Returns (free labels, whether the contracted ones come first), or None."""
+    # At one end and in one order, contracted dimensions are merged by a reshape alone.
     n = len(contracted)
     if labels[len(labels) - n :] == contracted:
         return labels[: len(labels) - n], False

@@ -69,6 +69,7 @@ class StoredLayout:
         return hash(self._key())
 
     def _key(self) -> tuple:
+        # By pairs, since objects of LayoutRules are equal only to themselves.
         return self.stage, tuple(self.rules.pairs), self.mesh_dim
 
     def names(self, shape: Shape, mesh_impl: MeshImpl) -> dict[str, StoredName]:

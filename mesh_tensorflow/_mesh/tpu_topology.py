@@ -85,6 +85,7 @@ def _ring(sizes: Sequence[int]) -> list[Coordinates]:
         walk = [(0, 0)]
         walk += [(x, y) for x in range(rows) for y in (back if x % 2 else there)]
         walk += [(x, 0) for x in range(rows - 1, 0, -1)]
+    # The cores of a chip are nearest to each other, so that their dimension varies fastest.
     rest = list(itertools.product(*(range(size) for size in sizes[2:])))
     return [(*xy[: len(sizes)], *inner) for xy in walk for inner in rest]
 
@@ -97,6 +98,7 @@ def _nested_rings(levels: Sequence[Sequence[int]]) -> list[Coordinates]:
         along each dimension of its own tiles.
     """
     walk: list[Coordinates] = [(0,) * len(levels[0])] if levels else [()]
+    # In tiles of the next level: coordinate = (that of the tile) * size + (that within the tile).
     for sizes in levels:
         walk = [
             tuple(tile * size + c for tile, size, c in zip(outer, sizes, inner))

@@ -173,6 +173,7 @@ TABLE = (
 
 def _implementation(documented: type) -> type:
     """Returns the class that implements a documented abstract class of tf.types."""
+    # The attributes are those of the class that implements it, which has no public name.
     return next(iter(documented.__subclasses__()), documented)
 
 
@@ -395,6 +396,7 @@ def _call_in_one_memory(
         graph_def = tf.GraphDef(library=library)
         graph_def.library.function.append(definition)
         graph_def.versions.CopyFrom(tf.get_default_graph().graph_def_versions)
+        # With "^", an import replaces a control input.
         feeds = {"^ready": ready, **{f"argument_{i}": x for i, x in enumerate(taken)}}
         graph_def.node.append(_call_node(definition, list(feeds)))
         with tf.device(program.devices[pnum]):

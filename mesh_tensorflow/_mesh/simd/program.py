@@ -122,8 +122,7 @@ class SimdProgram(Program):
         """
         key = (tuple(sizes), dtype)
         if key not in self._zeros:
-            # One node for all slices of a shape, else each processor would add its own for each
-            # variable.
+            # One node for all slices of a shape, not one for each processor and variable.
             with tf.device(host), tf.name_scope(None):
                 self._zeros[key] = tf.zeros(sizes, dtype)
         return tf.get_variable(

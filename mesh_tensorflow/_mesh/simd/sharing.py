@@ -184,8 +184,7 @@ def _parts_stacked(
 ) -> list[tf.NodeDef]:
     """Returns nodes that stack one part of each input; all inputs have a part for each input."""
     made = []
-    # Unpack of the first dimension copies nothing where parts are aligned, and Pack copies the one
-    # part that is taken.
+    # Unpack of the first dimension copies nothing where parts are aligned.
     for i, tensor in enumerate(inputs):
         made.append(tf.NodeDef(name=f"{name}/parts_{i}", op="Unpack", input=[tensor, *waits]))
         made[-1].attr["num"].i = len(inputs)

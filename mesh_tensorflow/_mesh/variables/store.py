@@ -490,6 +490,7 @@ class VariableStore(tf2.Module):
             # Outside of the function that is traced, which would capture the old slices otherwise.
             with tf.init_scope():
                 self._lay_out(variable, form, mesh_impl, self.value(name), self._slices_of(name))
+        # From now on a Variable that is made again leaves the value as it is.
         self._known.lowered.add(name)
         return self._used(name)
 
