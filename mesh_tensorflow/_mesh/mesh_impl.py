@@ -354,8 +354,7 @@ class MeshImpl(Generic[SlicesT]):
         """
         if which is None:
             which = self.laid_out_pcoord(mesh_axis)
-        # The part is a tensor: in one program for all processors, it is not known while that is
-        # built.
+        # The part is a tensor: one program for all processors is built before it is known.
         part_of = functools.partial(
             slice_functions.part_of, split_axis, self._shape[mesh_axis].size
         )
