@@ -165,6 +165,7 @@ class PlacementMeshImpl(MeshImpl[PlacedTensor]):
         Processors in one memory domain that have the same slices share the result.
         """
         inputs = tuple(convert_args_to_laid_out_tensors(inputs))
+        # The columns hold the arguments until the end, so that no id in a key is used again.
         columns = [
             self._slices_of(x) if isinstance(x, PlacedTensor) else [x] * self.size for x in inputs
         ]
@@ -185,6 +186,7 @@ class PlacementMeshImpl(MeshImpl[PlacedTensor]):
 
     def _slices_of(self, x: PlacedTensor) -> list[Any]:
         """Returns a slice for each processor, even if the value has those of the merged mesh."""
+        # A value of the merged mesh has fewer slices than this one, which would not be merged else.
         if len(x.tensor_list) == self.size:
             return x.tensor_list
         if x.tensor_shape is None:
@@ -261,6 +263,7 @@ class PlacementMeshImpl(MeshImpl[PlacedTensor]):
             return super().allsplit(x, mesh_axis, split_axis, which)
         n = self.shape[mesh_axis].size
         parts = self.slicewise(lambda t: tuple(tf.split(t, n, split_axis)), x)
+        # One split makes the parts of all processors that share the value.
         own = [parts[self._coordinate(p, mesh_axis)].tensor_list[p] for p in range(self.size)]
         return PlacedTensor(own)
 
@@ -286,6 +289,7 @@ class PlacementMeshImpl(MeshImpl[PlacedTensor]):
             column = []
             for pnum in range(self.size):
                 sender = self._member(pnum, mesh_axis, source)
+                # From each member of its group, a processor gets the part of its own number there.
                 column.append(parts[self._coordinate(pnum, mesh_axis)].tensor_list[sender])
             received.append(PlacedTensor(column))
         return self.slicewise(lambda *pieces: tf.concat(pieces, concat_axis), *received)
@@ -315,6 +319,7 @@ class PlacementMeshImpl(MeshImpl[PlacedTensor]):
     def _member(self, pnum: int, mesh_axis: int, coordinate: int) -> int:
         """Returns the processor of the same group with another coordinate along an axis."""
         stride = list_product(self.shape.to_integer_list[mesh_axis + 1 :])
+        # Row-major numbers: one step along an axis is as many processors as later axes have.
         return pnum + (coordinate - self._coordinate(pnum, mesh_axis)) * stride
 
     def _group_slices(self, x: PlacedTensor, mesh_axis: int) -> list[PlacedTensor]:
@@ -336,6 +341,7 @@ class PlacementMeshImpl(MeshImpl[PlacedTensor]):
         made: dict[tuple[str, int], tf.Tensor] = {}
         coordinates = []
         for pnum, device in enumerate(self._devices):
+            # Equal coordinates in one memory are one constant: what is computed of them is shared.
             key = (self._domains[pnum], self._coordinate(pnum, mesh_axis))
             if key not in made:
                 with tf.device(device):
@@ -362,6 +368,7 @@ class PlacementMeshImpl(MeshImpl[PlacedTensor]):
     def from_loop_slices(self, slices: Sequence[tf.Tensor], tensor_shape: Shape) -> PlacedTensor:
         """Returns the laid-out tensor of the tf.Tensors that `loop_slices` returned."""
         owners = self.owners(tensor_shape)
+        # In the order of `loop_slices`: that of the owners' numbers.
         stored = dict(zip(sorted(set(owners)), slices))
         return PlacedTensor([stored[pnum] for pnum in owners])
 

@@ -107,6 +107,7 @@ class SimdMeshImpl(MeshImpl[SimdTensor]):
                 f"{dims_text(self.shape)}; got {self._l2p}"
             )
         self._l2p = [int(p) for p in self._l2p]  # topologies have NumPy integers
+        # The inverse permutation: p2l[l2p[l]] = l.
         self._p2l = [self._l2p.index(p) for p in numbers]
         self._wide_groups = allreduce_in_bfloat16_max_group_size
         self.program: Program
@@ -187,6 +188,7 @@ class SimdMeshImpl(MeshImpl[SimdTensor]):
         below = 1
         for d in self.shape[mesh_axis + 1 :]:
             below *= d.size
+        # Not computed of the number: of a table it is known on which processors entries are equal.
         table = [pnum // below % self.shape[mesh_axis].size for pnum in range(self.size)]
         return SimdTensor([self._collectives.own(table)])
 
@@ -198,6 +200,7 @@ class SimdMeshImpl(MeshImpl[SimdTensor]):
             x.one_slice if isinstance(x, SimdTensor) else x
             for x in convert_args_to_laid_out_tensors(inputs)
         ]
+        # All processors have one program, so that its constants can be shared wherever it runs.
         with at_device(""):
             y = fn(*slices)
         if isinstance(y, tuple):
@@ -247,6 +250,7 @@ class SimdMeshImpl(MeshImpl[SimdTensor]):
             return self._own_slice(whole, shape)
         if key is None:
             key = self.random_key(seed)
+        # Tensors: in the one program, the beginning is another number on each processor.
         begin = tf.unstack(self._begin(shape)) if len(shape) else []
         return SimdTensor(
             [
@@ -275,6 +279,7 @@ class SimdMeshImpl(MeshImpl[SimdTensor]):
         for axis in mesh_axes:
             group *= self.shape[axis].size
         t = x.one_slice
+        # bfloat16 has 8 bits of precision: a sum of many would lose small summands.
         widen = (
             t.dtype == tf.bfloat16 and reduction_fn_string == "SUM" and group > self._wide_groups
         )
@@ -358,6 +363,7 @@ class SimdMeshImpl(MeshImpl[SimdTensor]):
     def export_to_tf_tensor(self, x: Tensor, laid_out_x: LaidOutLike) -> tf.Tensor:
         """Returns the whole value of a Tensor, on each processor."""
         value = SimdTensor(laid_out_x.to_laid_out_tensor().tensor_list)
+        # On each processor, as what a program returns must be the same on all.
         for tensor_axis, mesh_axis in enumerate(self.tensor_layout(x)):
             if mesh_axis is not None:
                 value = self.allconcat(value, mesh_axis, tensor_axis)

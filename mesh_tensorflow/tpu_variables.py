@@ -52,6 +52,7 @@ class ReplicatedVariable(VariableBase):
                     f"ReplicatedVariable {name} is made of resource variables; {v.name} is a "
                     f"{type(v).__name__}. Create it with use_resource=True"
                 )
+            # All cores run one program, which has a single dtype and shape for the variable.
             if v.dtype != first.dtype or v.shape.as_list() != first.shape.as_list():
                 raise ValueError(
                     f"the variables of ReplicatedVariable {name} differ: {first.name} is "
@@ -61,6 +62,7 @@ class ReplicatedVariable(VariableBase):
         self._name = name
         self._vars = list(variables)
         self._primary_var = first
+        # TensorFlow's context keeps handles by this id, and two variables may have one name.
         self._handle_id = f"{name}/{next(_handle_ids)}"
 
     @property
@@ -247,6 +249,7 @@ class ReplicatedVariable(VariableBase):
         operation = make(resource=self.handle, value=value, name=name)
         if not read_value:
             return operation
+        # In eager code the assignment is done, and there is no operation to wait for.
         with tf.control_dependencies([] if operation is None else [operation]):
             return self.read_value()
 

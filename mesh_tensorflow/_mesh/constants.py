@@ -27,6 +27,7 @@ _loop: contextvars.ContextVar[Optional[object]] = contextvars.ContextVar("loop",
 @contextlib.contextmanager
 def inside_loop() -> Iterator[None]:
     """Constants created within are shared only within one part of a loop."""
+    # A new object each time, so that the condition and the body of a loop share nothing.
     token = _loop.set(object())
     try:
         yield
@@ -68,6 +69,7 @@ def constant(value: ArrayLike, dtype: tf.DType = tf.int32) -> tf.Tensor:
         return tf.constant(value, dtype)
     pool, place = _pool()
     wide = next((w for kind, w in _WIDE if getattr(dtype, kind)), np.int64)
+    # In the widest dtype of the kind, which loses nothing; the key has the dtype itself.
     array = np.asarray(value, wide)
     # By bytes, since 0.0 equals -0.0 and a NaN does not equal itself.
     key = (*place, dtype, array.shape, array.tobytes())
@@ -96,6 +98,7 @@ def remember_reshaped(x: tf.Tensor, sizes: Sequence[int]) -> tf.Tensor:
     y = tf.reshape(x, constant(list(sizes)))
     if _device.get() is not None and not tf.executing_eagerly():
         pool, place = _pool()
+        # The next contraction often needs the matrix again: it finds `x`, without a reshape.
         key = (*place, "reshaped", id(y), tuple(x.shape.as_list()))
         pool[key] = (x, y)
     return y

@@ -65,6 +65,7 @@ def device_spec(device: str) -> tf.DeviceSpec:
       ValueError: it is malformed.
     """
     try:
+        # DeviceSpec.from_string fails on other types, too, but with no ValueError.
         if device is not None and not isinstance(device, str):
             raise ValueError(f"it is of type {type(device).__name__}")
         return tf.DeviceSpec.from_string(device or "")
@@ -107,6 +108,7 @@ def _devices_here(in_session: bool) -> list[tuple[str, int]]:
     counts: collections.Counter = collections.Counter()
     for device in tf.config.get_visible_devices():
         parts = tf.config.get_logical_device_configuration(device)
+        # A device without a configuration of its own is one logical device.
         counts[device.device_type] += len(parts or [None])
     return sorted((kind, i) for kind, count in counts.items() for i in range(count))
 
@@ -165,6 +167,7 @@ def check_devices_exist(
         "devices of one with tf.config.set_logical_device_configuration"
     )
     if soft:
+        # Told once for the same devices, however many meshes a program makes of them.
         return slip(text, key=f"devices/{absent}")
     if soft is not None:
         text += (
@@ -181,6 +184,7 @@ def soft_placement(default: bool) -> bool:
       default: what is returned unless the program has called tf.config.set_soft_device_placement;
         in TensorFlow it is true in eager code.
     """
+    # tf.config.get_soft_device_placement answers with a default, too, and so cannot tell a choice.
     chosen = getattr(context.context(), "_soft_device_placement", None)
     return default if chosen is None else chosen
 
@@ -195,6 +199,7 @@ def are_whole_gpus(devices: Sequence[str]) -> bool:
     """
     if any(device_spec(device).device_type != "GPU" for device in devices):
         return False
+    # What other processes have is not known here; they are trusted to have what is named.
     if all(local_device(device) is None for device in devices):
         return True
     absent, here = absent_devices(devices, not tf.executing_eagerly_outside_functions())
@@ -212,6 +217,7 @@ def memory_domain(device: str) -> str:
     # "cpu:0" and "/job:localhost/cpu:0" are one device of this process.
     job = None if spec.job == "localhost" else spec.job
     task = "localhost" if job is None else f"{job}/{spec.replica or 0}/{spec.task}"
+    # What is left to TensorFlow counts as a CPU of the task.
     if spec.device_type in (None, "CPU"):
         return f"{task}/CPU"
     return f"{task}/{spec.device_type}:{spec.device_index or 0}"
@@ -237,6 +243,7 @@ def merged_processors(mesh_shape: Shape, places: Sequence[str]) -> tuple[Shape, 
 
     def remains(pnum: int) -> bool:
         coordinates = pnum_to_processor_coordinates(mesh_shape, pnum)
+        # Of merged processors the one with coordinate 0 stays, whose place is that of all.
         return all(c == 0 or size > 1 for c, size in zip(coordinates, sizes))
 
     shape = Shape([(d.name, size) for d, size in zip(mesh_shape, sizes)])
@@ -256,6 +263,7 @@ def check_devices(devices: object, mesh_shape: Shape) -> None:
             f"devices must be a list of device strings, not {type(devices).__name__}: "
             f"pass list(devices)"
         )
+    # In order and once: meshes of one device name it as often as they have processors.
     for device in dict.fromkeys(devices):
         device_spec(device)
     have, need = len(devices), mesh_shape.size
@@ -320,6 +328,7 @@ def check_distinct_devices(devices: Sequence[str], mend: str) -> tf.Operation:
     found = tf.get_collection_ref(f"mtf_apart/{getattr(scope, 'name', '')}/{devices}")
     if found:
         return found[0]
+    # Each writes its number; on one device these are one variable, which keeps a single number.
     handles, written, read = [], [], []
     for number, device in enumerate(devices):
         with tf.device(device):
@@ -330,10 +339,12 @@ def check_distinct_devices(devices: Sequence[str], mend: str) -> tf.Operation:
             value = tf.constant(float(number))
             written.append(tf.raw_ops.AssignVariableOp(resource=handle, value=value))
             handles.append(handle)
+    # All writes come before all reads, or each device might read before another overwrites.
     with tf.control_dependencies(written):
         for device, handle in zip(devices, handles):
             with tf.device(device):
                 read.append(tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float32))
+    # Strings and Assert are for CPUs.
     with tf.device(device_spec(devices[0]).replace(device_type="CPU", device_index=0).to_string()):
         same = tf.reduce_all(tf.equal(tf.stack(read), list(map(float, range(len(devices))))))
         text = (
@@ -398,6 +409,7 @@ def set_cpus(
       mesh_shape: the Shape of the mesh.
       rules: its LayoutRules; if None, threads are left to TensorFlow.
     """
+    # A session numbers its logical CPUs from 0 without gaps, so the largest number counts.
     config.device_count["CPU"] = 1 + max(cpus, default=0)
     threads = None if rules is None else set_threads(cpus, mesh_shape, rules)
     if threads is not None:
@@ -420,6 +432,7 @@ def set_threads(
     Returns:
       None if they are left to TensorFlow.
     """
+    # A mesh dimension that splits nothing adds copies, which one processor computes for all.
     splitting = {mesh_dim for _, mesh_dim in rules.pairs}
     parts = list_product(d.size for d in mesh_shape if d.name in splitting)
     cores = _cores()
@@ -428,11 +441,13 @@ def set_threads(
         return None
     with contextlib.suppress(RuntimeError):  # which says that it has begun
         tf2.config.threading.set_intra_op_parallelism_threads(1)
+    # Operations of all processors run side by side, one thread each, so as many as there are cores.
     return 1, cores
 
 
 def _cores() -> int:
     """Returns how many cores this process may use."""
+    # In a container or under taskset a process may use fewer cores than the machine has.
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -74,6 +74,7 @@ class _Cut:
         self.axes = list(axes)
         self.merged_sizes = [list_product(sizes[:count]), *sizes[count:]]
         self.merged_axes = [[axis for axis in axes[:count] if axis is not None], *rest]
+        # Each merged dimension of n becomes [p, n / p], of which its mesh axis splits p parts.
         cut_dims = [n for part, size in zip(parts, sizes) for n in (part, size // part)]
         self.cut_sizes = cut_dims + sizes[count:]
         self.cut_axes = [axis for a in axes[:count] for axis in (a, None)] + rest
@@ -82,6 +83,7 @@ class _Cut:
         self.order = [*range(0, cut, 2), *range(1, cut, 2), *range(cut, len(self.cut_sizes))]
         self.ordered_sizes = [self.cut_sizes[i] for i in self.order]
         self.ordered_axes = [self.cut_axes[i] for i in self.order]
+        # A permutation's inverse: inverse[order[k]] = k.
         self.inverse = [self.order.index(i) for i in range(len(self.order))]
 
 
@@ -104,6 +106,7 @@ def merge_parts(
       annotate: annotates a value, given the mesh axes of each dimension.
     """
     cut = _Cut(tensor_shape, axes, mesh_shape, count)
+    # Annotated after each step, so that the partitioner has no value whose sharding it must guess.
     value = annotate(tf.reshape(value, cut.cut_sizes), cut.cut_axes)
     value = annotate(tf.transpose(value, cut.order), cut.ordered_axes)
     return annotate(tf.reshape(value, cut.merged_sizes), cut.merged_axes)
@@ -119,6 +122,7 @@ def split_parts(
 ) -> tf.Tensor:
     """Returns the whole value of a tensor from what `merge_parts` returns; arguments as there."""
     cut = _Cut(tensor_shape, axes, mesh_shape, count)
+    # The steps of `merge_parts` in the opposite order, each annotated as there.
     value = annotate(value, cut.merged_axes)
     value = annotate(tf.reshape(value, cut.ordered_sizes), cut.ordered_axes)
     value = annotate(tf.transpose(value, cut.inverse), cut.cut_axes)
@@ -137,10 +141,12 @@ def matrix_product(equation: str, *values: tf.Tensor) -> Optional[tf.Tensor]:
     """
     inputs, _, output = equation.partition("->")
     letters = inputs.split(",")
+    # tf.matmul takes batch dimensions first and in one order, the same in both operands.
     batch = output[:-2]
     if len(letters) != 2 or not all(text[:-2] == batch for text in letters):
         return None
     first, second, made = (text[-2:] for text in (*letters, output))
+    # Rows come from the first operand, columns from the second: "ab,bc->ca" would be a transpose.
     if len({*first, *second}) != 3 or made[:1] not in first or made[1:] not in second:
         return None
     contracted = "".join({*first} & {*second})
@@ -205,6 +211,7 @@ def current_compilation() -> Optional[Compilation]:
 
 def _varint(number: int) -> bytes:
     encoded = bytearray()
+    # Seven bits in each byte, the lowest first; the top bit says that another byte follows.
     while number > 127:
         encoded.append(number & 127 | 128)
         number >>= 7
@@ -212,11 +219,13 @@ def _varint(number: int) -> bytes:
 
 
 def _number(field: int, value: int) -> bytes:
+    # Wire type 0 of protocol buffers: the number follows at once.
     return _varint(field << 3) + _varint(value)
 
 
 def _numbers(field: int, values: Sequence[int]) -> bytes:
     packed = b"".join(map(_varint, values))
+    # Wire type 2: a length and as many bytes, here numbers without keys of their own ("packed").
     return _varint(field << 3 | 2) + _varint(len(packed)) + packed
 
 
@@ -288,6 +297,7 @@ class GspmdVariable(SliceVariables):
         self.owner = [0]
         compilation = current_compilation()
         own = None if compilation is None else compilation.slice_of(variable, mesh_impl)
+        # Decided once, before the masters are bound: then the answer would be another.
         self._is_master = own is None and self._can_be_master()
         if own is not None:
             self.slices = {0: own}
@@ -298,6 +308,7 @@ class GspmdVariable(SliceVariables):
         else:
             self.slices = {0: self._make_slice()}
         super().__init__(variable)
+        # One read for the whole step, made before any assignment of the program.
         self._value = self.slices[0].read_value() if own is None else own.first
 
     @property
@@ -311,6 +322,7 @@ class GspmdVariable(SliceVariables):
             variable.store is None
             and not variable.is_stacked
             and variable.slice_dtype == variable.master_dtype
+            # Another Lowering may have bound it to slices, which then have the value.
             and not any(master.is_bound for master in variable.masters)
         )
 
@@ -321,6 +333,7 @@ class GspmdVariable(SliceVariables):
             variable.stored_shape.to_integer_list,
             dtype=variable.slice_dtype,
             initializer=tf.zeros_initializer(),
+            # In no collection, where savers and initializers find the master instead.
             collections=[],
             use_resource=True,
         )
@@ -395,6 +408,7 @@ class GspmdMeshImpl(MeshImpl[GspmdTensor]):
         self._annotate = annotate
         self.devices = [""]
         self.copy_master_to_slice_ops: list[tf.Operation] = []
+        # A class for each mesh: `of_shape` has no argument by which a value would find its mesh.
         self.LaidOutTensor = type("GspmdTensor", (GspmdTensor,), {"mesh_impl": self})
 
     @property
@@ -432,6 +446,7 @@ class GspmdMeshImpl(MeshImpl[GspmdTensor]):
         result = self.annotate_axes(value, layout)
         compilation = current_compilation()
         if compilation is not None:
+            # Both are looked up later: arguments of a program by the one, its results by the other.
             compilation.has_layout(value, layout)
             compilation.has_layout(result, layout)
         return result
@@ -461,6 +476,7 @@ class GspmdMeshImpl(MeshImpl[GspmdTensor]):
 
     def einsum(self, equation: str, *slices: tf.Tensor) -> tf.Tensor:
         """Contracts whole values; see MeshImpl."""
+        # Only where XLA compiles: what costs time is the translation of tf.einsum for it.
         product = None if current_compilation() is None else matrix_product(equation, *slices)
         return super().einsum(equation, *slices) if product is None else product
 
@@ -495,6 +511,7 @@ class GspmdMeshImpl(MeshImpl[GspmdTensor]):
             return self.LaidOutTensor([tf_fn(sizes, seed=seed, **kwargs)])
         if key is None:
             key = self.random_key(seed)
+        # The slice that is all: an element's bits are a hash of its index, as on other meshes.
         begin = [0] * len(sizes)
         value = random_values.random_slice(key, sizes, begin, sizes, tf_fn, kwargs)
         return self.LaidOutTensor([value])
@@ -565,9 +582,11 @@ class _WholeMeshImpl(GspmdMeshImpl):
     """The executed mesh of a GspmdMeshImpl: one processor, for which slices are whole tensors."""
 
     def __init__(self, requested: GspmdMeshImpl):
+        # The same dimensions with size 1, so that mesh axes have the same numbers on both meshes.
         shape = Shape([Dimension(d.name, 1) for d in requested.shape])
         super().__init__(shape, requested.layout_rules)
         self.requested = requested
+        # The requested mesh stores in parts; here each variable has one slice, the whole.
         self.stored_layout = None
 
     def annotate(self, value: tf.Tensor, tensor_shape: Shape) -> tf.Tensor:
@@ -576,6 +595,7 @@ class _WholeMeshImpl(GspmdMeshImpl):
 
     def tensor_layout(self, arg: Union[Tensor, Shape]) -> TensorLayout:
         """Returns the layout of a Tensor or Shape, after checking that on the requested mesh."""
+        # For its errors: nothing is split here, so no two dimensions are over one mesh axis.
         self.requested.tensor_layout(arg)
         return super().tensor_layout(arg)
 
@@ -588,6 +608,7 @@ class _WholeMeshImpl(GspmdMeshImpl):
     def _cuts(self, tensor_shape: Shape, count: int) -> bool:
         """Whether annotations split another than the first of the dimensions to merge."""
         mesh_impl = self.requested
+        # If only the first is split, its parts are contiguous in the product: a reshape keeps them.
         return mesh_impl.annotates and bool(mesh_impl.splitting_axes(tensor_shape[1:count]))
 
     def merge_dims(self, x: tf.Tensor, tensor_shape: Shape, count: int) -> tf.Tensor:

@@ -106,6 +106,7 @@ class LazyAllreduceSum:
     def to_laid_out_tensor(self) -> Any:
         """Returns the sum, a LaidOutTensor."""
         if self._sum is None:
+            # Counted once, where it is computed: a sum that nobody needs is not communicated.
             if self.add_counter_fn is not None:
                 self.add_counter_fn()
             self._sum = self.mesh_impl.allreduce(self.laid_out_input, self.mesh_axes, "SUM")
@@ -125,6 +126,7 @@ class LazyAllreduceSum:
         """Returns the lazy sum with a compatible LazyAllreduceSum."""
         add = self.mesh_impl.slicewise
         return self.with_summands(
+            # sum(a) + sum(b) = sum(a + b) over processors: one allreduce in place of two.
             add(lambda a, b: a + b, self.laid_out_input, other.laid_out_input)
         )
 
@@ -154,6 +156,7 @@ class LazyLaidOutTensor:
 
     def to_laid_out_tensor(self) -> Any:
         """Computes the value, a LaidOutTensor."""
+        # Not cached: what is made again at each use takes no memory between its uses.
         return self._to_laid_out_tensor_fn()
 
     @property
@@ -169,6 +172,7 @@ def compatible_lazy_allreduce_sums(xs: Iterable[Any]) -> bool:
     if not xs or not all(isinstance(x, LazyAllreduceSum) and not x.is_summed for x in xs):
         return False
     first = xs[0]
+    # Over other axes, sum(a) + sum(b) is no sum of a + b: each has groups of its own.
     return all(x.mesh_impl is first.mesh_impl and x.mesh_axes == first.mesh_axes for x in xs)
 
 

@@ -89,6 +89,7 @@ def named_collective(method: F) -> F:
 
     @functools.wraps(method)
     def in_scope(*args: Any, **named: Any) -> Any:
+        # Profiles find the nodes of communication by these scopes.
         with tf.name_scope(name):
             return method(*args, **named)
 
@@ -238,6 +239,7 @@ class MeshImpl(Generic[SlicesT]):
                 d.size if axis is None else d.size // self._shape[axis].size
                 for d, axis in zip(tensor_shape, layout)
             ]
+        # A copy: a caller that changes its list must not change the one for all others.
         return list(self._slice_shapes[key])
 
     def slice_begin(self, tensor_shape: Shape, pnum: int) -> list[int]:
@@ -266,6 +268,8 @@ class MeshImpl(Generic[SlicesT]):
 
     def at_beginning(self) -> contextlib.AbstractContextManager:
         """Creates operations within at the beginning of a step, where variables are read."""
+        # Without the dependencies in force: a read that waited for what the program does so far
+        # would no longer be one of the beginning.
         return tf.control_dependencies(None)
 
     # -- computation
@@ -289,6 +293,7 @@ class MeshImpl(Generic[SlicesT]):
         # both.
         if len(lazy) != 1:
             return self.slicewise(fn, *inputs)
+        # f(sum of x) = sum of f(x): the summands go through `fn`, and the sum stays pending.
         inner = [x.laid_out_input if x is lazy[0] else x for x in inputs]
         return LazyAllreduceSum(
             self, self.slicewise(fn, *inner), lazy[0].mesh_axes, lazy[0].add_counter_fn
@@ -349,6 +354,7 @@ class MeshImpl(Generic[SlicesT]):
         """
         if which is None:
             which = self.laid_out_pcoord(mesh_axis)
+        # The part is a tensor: one program for all processors is built before it is known.
         part_of = functools.partial(
             slice_functions.part_of, split_axis, self._shape[mesh_axis].size
         )
@@ -406,6 +412,7 @@ class MeshImpl(Generic[SlicesT]):
 
     def laid_out_pcoord(self, mesh_axis: int) -> SlicesT:
         """Returns a LaidOutTensor of the processors' coordinates along a mesh axis."""
+        # Row-major: coordinate = pnum // (product of the sizes of later axes) % size of the axis.
         below = list_product(self._shape.to_integer_list[mesh_axis + 1 :])
         size = self._shape[mesh_axis].size
         return self.slicewise(lambda pnum: pnum // below % size, self.laid_out_pnum())
@@ -413,6 +420,7 @@ class MeshImpl(Generic[SlicesT]):
     def laid_out_slice_num(self, tensor_shape: Shape) -> SlicesT:
         """Returns a LaidOutTensor of int32 scalars that number the different slices of a tensor."""
         split = [axis for axis in self.tensor_layout(tensor_shape) if axis is not None]
+        # Processors that differ along other axes alone hold equal slices, and get one number.
         others = [axis for axis in range(self.ndims) if axis not in split]
         return self.slicewise(
             lambda pnum: tf.cast(pnum_to_group(self._shape, others, pnum), tf.int32),
@@ -444,6 +452,7 @@ class MeshImpl(Generic[SlicesT]):
         self, slices: Sequence[tf.Tensor], tensor_shape: Shape, device: Optional[str] = None
     ) -> tf.Tensor:
         """Joins a list with a slice for each processor to the whole tf.Tensor."""
+        # Any of the equal slices is the whole value; no node is needed to join them.
         if self.tensor_layout(tensor_shape).is_fully_replicated:
             return slices[0]
         return slice_functions.combine_slices(
@@ -505,6 +514,7 @@ class MeshPair:
           requested: a MeshImpl, or an object with its methods.
           may_merge: whether processors may be merged.
         """
+        # Whole tensors of GSPMD fit the executed mesh alone, whatever operations the program has.
         merges = may_merge or getattr(requested, "needs_execution_impl", False)
         executed = getattr(requested, "execution_impl", requested) if merges else requested
         return cls(requested, executed)
@@ -547,6 +557,7 @@ class MeshPair:
           tensor: the Tensor whose slices they are.
           slices: a slice for each processor of the requested mesh.
         """
+        # Slices of the two meshes begin at other places, so the way is through the whole tensor.
         whole = self.requested.combine_slices(slices, tensor.shape)
         return self.executed.import_tf_tensor(tensor, whole)
 

@@ -106,6 +106,7 @@ class PlacedVariable(SliceVariables):
             and len(set(self.owner)) == 1
             and not variable.is_stacked
             and variable.slice_dtype == variable.master_dtype
+            # Another Lowering may have bound it to slices, which then have the value.
             and not any(master.is_bound for master in variable.masters)
             and self.mesh_impl.same_memory(
                 variable.master_device, self.mesh_impl.devices[self.owner[0]]
@@ -118,6 +119,7 @@ class PlacedVariable(SliceVariables):
         slices = {}
         for pnum in sorted(set(self.owner)):
             with tf.device(impl.devices[pnum]):
+                # In no collection, where savers and initializers find the master instead.
                 slices[pnum] = tf.get_variable(
                     f"{variable.name}_slice_{pnum}",
                     sizes,
@@ -159,6 +161,7 @@ class PlacedVariable(SliceVariables):
             # Otherwise gradients of one step could be of a mixture of old and new weights.
             with tf.device(v.device), tf.control_dependencies([self._reads[pnum]]):
                 assignments.append(assign_fn(self._variable, v, values[pnum]))
+        # In eager code an assignment is done at once, and what it returns may be None.
         made = [a for a in assignments if a is not None]
         return made[0] if len(made) == 1 else tf.group(made)
 
@@ -199,6 +202,7 @@ def random_tensor(
     slices = []
     for pnum, device in enumerate(impl.devices):
         begin = impl.slice_begin(shape, pnum)
+        # Processors in one memory whose slices begin at the same place have one tensor.
         place = (impl.domains[pnum], *begin)
         if place not in made:
             with tf.device(device):
@@ -261,6 +265,7 @@ def _send_out(x: tf.Tensor, devices: Sequence[str], origin: int) -> list[tf.Tens
         i = origin + step
         while 0 <= i < len(devices):
             with tf.device(devices[i]):
+                # Of the neighbor's copy, so that each link of the line carries the value once.
                 copies[i] = tf.identity(copies[i - step])
             i += step
     return copies
@@ -284,6 +289,7 @@ def allreduce_ring(
     elements = xs[0].shape.num_elements()
     if n == 1:
         return list(xs)
+    # A small tensor in shards takes more copies than it has work, and tf.split needs equal parts.
     if elements is None or elements < _MIN_ELEMENTS_TO_SHARD or elements % n:
         return allreduce_ring_single_shard(xs, devices, reduction_fn_string)
     shards_of = []
@@ -298,6 +304,7 @@ def allreduce_ring(
             [shards_of[i][shard] for i in order], [devices[i] for i in order], reduction_fn_string
         )
         for i, value in zip(order, result):
+            # Each device gets the shards in their order, and so can concatenate them.
             reduced[i].append(value)
     out = []
     for pieces, device in zip(reduced, devices):
@@ -310,6 +317,7 @@ def _ring_copies(x: tf.Tensor, devices: Sequence[str], origin: int) -> list[tf.T
     """Copies a tensor from device `origin` to all, in both directions around the ring."""
     n = len(devices)
     copies = [x] * n
+    # Together n - 1 hops: each device gets one copy, on the shorter way around.
     for step, hops in ((1, n // 2), (-1, (n - 1) // 2)):
         value = x
         for hop in range(1, hops + 1):
@@ -403,6 +411,7 @@ def alltoall_ring(
             for i in route:
                 with tf.device(devices[i]):
                     load = [tf.identity(t) for t in load]
+                # The first part of the load is for this device; the rest goes on to the next.
                 received[i][source] = load.pop(0)
     out = []
     for pieces, device in zip(received, devices):
@@ -461,6 +470,7 @@ class PlacedReducer(Reducer[Sequence[tf.Tensor]]):
           The reduced value for each processor.
         """
         out: list[Any] = [None] * len(x)
+        # By ids of tensors, which `x` holds until all groups are done.
         done: dict[tuple, dict[str, tf.Tensor]] = {}
         for group in processor_groups(self._mesh_shape, mesh_axes):
             key = tuple((self._domains[p], id(x[p])) for p in group)
@@ -492,6 +502,7 @@ class PlacedReducer(Reducer[Sequence[tf.Tensor]]):
         members: dict[str, list[int]] = {}
         for p in group:
             members.setdefault(self._domains[p], []).append(p)
+        # Domains come in one order here and in the list of values: callers zip them.
         leaders = {domain: self._devices[ps[0]] for domain, ps in members.items()}
         partial = []
         for domain, ps in members.items():
@@ -536,6 +547,7 @@ class PlacedReducer(Reducer[Sequence[tf.Tensor]]):
             with tf.device(device):
                 columns.append(tf.split(value, len(group), split_axis))
         parts = []
+        # From a row of parts for each domain to a row of summands for each member.
         for p, column in zip(group, zip(*columns)):
             with tf.device(self._devices[p]):
                 parts.append(reduce_here(column, "SUM"))
@@ -552,10 +564,12 @@ def reduce_here(xs: Sequence[tf.Tensor], reduction: str) -> tf.Tensor:
     if len(xs) == 1:
         return xs[0]
     if reduction == "SUM":
+        # One pass over all of them, without partial sums in memory.
         return tf.add_n(xs)
     fn = binary_reduction_fn(reduction)
     total = xs[0]
     for x in xs[1:]:
+        # max(x, x) = x, and equal slices of one memory are one tensor.
         if x is not total:
             total = fn(total, x)
     return total
@@ -564,6 +578,7 @@ def reduce_here(xs: Sequence[tf.Tensor], reduction: str) -> tf.Tensor:
 def group_key(devices: Sequence[str]) -> int:
     """Returns the unique number of a group of devices."""
     with _counting:
+        # The same devices are one group for TensorFlow, in whatever order they are named.
         return _group_keys.setdefault(tuple(sorted(devices)), len(_group_keys) + 1)
 
 
@@ -577,6 +592,7 @@ def _checked(devices: Sequence[str]) -> list[tf.Operation]:
             f"device {', '.join(map(repr, absent))}. It has "
             f"{devices_text(here)}. Name these, or {_IN_ANY_PLACE}"
         )
+    # Only a session may place them elsewhere; eager code has the devices that it lists.
     return [check_distinct_devices(devices, _IN_ANY_PLACE)] if in_session else []
 
 
@@ -599,6 +615,7 @@ def allreduce_collective(
       ValueError: this process lacks a device.
     """
     before = _checked(devices)
+    # Each call has a new instance: the members of a group find each other by that number.
     group, instance_key = group_key(devices), next(_instance_keys)
     merge_op = table_lookup(_MERGE_OPS, reduction_fn_string, "reduction")
     reduced = []

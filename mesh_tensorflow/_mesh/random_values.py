@@ -53,6 +53,7 @@ def program_seed() -> Optional[int]:
     """Returns the seed of tf.set_random_seed or tf.random.set_seed; None if not set."""
     if not tf.executing_eagerly():
         return tf.get_default_graph().seed
+    # TensorFlow has no function that tells the seed of eager code, but it makes such pairs with it.
     seed = tf.get_seed(0)[0]
     return None if seed == _DEFAULT_SEED else seed
 
@@ -74,7 +75,9 @@ def new_key(seed: Optional[int] = None) -> tf.Tensor:
         seeds = (_DEFAULT_SEED if graph_seed is None else graph_seed, seed)
         step = _step.get()
         if step is not None:
+            # The two seeds are the key here, of which fold_key uses two words.
             return fold_key(tf.stack([_u32(part) for part in seeds]), step)
+    # All of int32 but its largest number, since the upper end is exclusive.
     bits = tf.raw_ops.RandomUniformInt(
         shape=[4],
         minval=tf.constant(-(2**31), tf.int32),
@@ -104,6 +107,7 @@ def hash_bits(index: tf.Tensor, key0: tf.Tensor, key1: tf.Tensor) -> tf.Tensor:
 
 def fold_key(key: tf.Tensor, index: tf.Tensor) -> tf.Tensor:
     """Returns a different key for each index, such as the iteration of a loop."""
+    # key'[j] = hash(4 * index + j): no two indices have a counter in common.
     streams = tf.constant([0, 1, 2, 3], tf.uint32) + tf.cast(index, tf.uint32) * _u32(4)
     return hash_bits(streams, key[0], key[1])
 
@@ -123,6 +127,7 @@ def _element_index(
         else:
             axes.append([start, length, stride, length == size])
         stride *= size
+    # index = sum over axes of (start + i) * stride, modulo 2**32.
     index: Any = None
     for start, length, axis_stride, _ in axes:  # innermost first
         part = _axis_index(start, length, axis_stride)
@@ -133,6 +138,7 @@ def _element_index(
 def _axis_index(start: Union[int, tf.Tensor], length: int, stride: int) -> tf.Tensor:
     if isinstance(start, int) and length <= 256:
         return tf.constant(static_arange(start, length, stride))
+    # Computed in the step: as a constant, a large slice's indices would fill the graph.
     offset = tf.bitcast(tf.range(length, dtype=tf.int32), tf.uint32)
     start = _u32(start) if isinstance(start, int) else tf.cast(start, tf.uint32)
     index = offset + start
@@ -141,10 +147,12 @@ def _axis_index(start: Union[int, tf.Tensor], length: int, stride: int) -> tf.Te
 
 def _unit_float(bits: tf.Tensor, dtype: tf.DType, precision: int) -> tf.Tensor:
     """Returns the top `precision` bits as an exact multiple of 2**-precision in [0, 1)."""
+    # At most 24 bits are left, which int32 has without a sign and float32 without rounding.
     top = tf.bitcast(tf.bitwise.right_shift(bits, _u32(32 - precision)), tf.int32)
     return tf.cast(tf.cast(top, tf.float32) * np.float32(2.0**-precision), dtype)
 
 
+# Bits of the significand with the implied one: multiples of 2**-bits below 1 are exact.
 _PRECISION = {tf.float32: 24, tf.bfloat16: 8, tf.float16: 11}
 
 
@@ -154,6 +162,7 @@ def _uniform(
     if dtype.is_integer:
         return _uniform_int(bits_fn, dtype, minval, maxval)
     if dtype == tf.float64:
+        # The 53 bits of float64: 26 of one stream and 27 of the other.
         high = tf.cast(tf.bitcast(tf.bitwise.right_shift(bits_fn(0), _u32(6)), tf.int32), dtype)
         low = tf.cast(tf.bitcast(tf.bitwise.right_shift(bits_fn(1), _u32(5)), tf.int32), dtype)
         unit = high * 2.0**-26 + low * 2.0**-53
@@ -175,14 +184,16 @@ def _uniform_int(
         raise ValueError(f"random_uniform of {dtype.name} needs maxval: pass maxval=n for 0 .. n-1")
     wide = tf.cast(tf.cast(bits_fn(0), tf.uint64), tf.int64)
     if dtype.size > 4:
+        # 32 bits and 31 more are below 2**63, so that there is no sign.
         wide = wide * 2**31 + tf.cast(tf.bitwise.right_shift(bits_fn(1), _u32(1)), tf.int64)
         wide = tf.bitwise.bitwise_and(wide, tf.constant(2**63 - 1, tf.int64))
     low, high = tf.cast(minval, tf.int64), tf.cast(maxval, tf.int64)
+    # The remainder favors low values, by less than (high - low) / 2**32.
     return tf.cast(wide % (high - low) + low, dtype)
 
 
 def _normal(bits_fn: Callable, dtype: tf.DType, mean: Number, stddev: Number) -> tf.Tensor:
-    # Box and Muller (1958); the first uniform number is in (0, 1].
+    # Box and Muller (1958): z = sqrt(-2 log(u1)) cos(2 pi u2); u1 is in (0, 1], without log(0).
     compute = tf.float64 if dtype == tf.float64 else tf.float32
     radius = _unit_float(bits_fn(0), compute, 24) + tf.constant(2.0**-24, compute)
     angle = _unit_float(bits_fn(1), compute, 24) * (2 * math.pi)
@@ -197,6 +208,7 @@ def _truncated_normal(
     compute = tf.float64 if dtype == tf.float64 else tf.float32
     # The middles of the 2**24 intervals, which lie symmetrically about 1/2.
     half = _unit_float(bits_fn(0), compute, 24) + tf.constant(2.0**-25, compute)
+    # P(|Z| < 2) = erf(sqrt(2)), and the quantile of p is sqrt(2) erfinv(2 p - 1).
     z = math.sqrt(2.0) * tf.math.erfinv((2.0 * half - 1.0) * math.erf(math.sqrt(2.0)))
     return tf.cast(z, dtype) * tf.cast(stddev, dtype) + tf.cast(mean, dtype)
 
@@ -228,6 +240,7 @@ def _keep_mask(bits_fn: Callable, dtype: tf.DType, keep_prob: Number) -> tf.Tens
 def keep_where(bits: tf.Tensor, dtype: tf.DType, keep_prob: Number) -> tf.Tensor:
     """Returns 1 / keep_prob where uniform uint32 bits are among those to keep, else 0."""
     if tf.is_tensor(keep_prob):
+        # P(bits < threshold) = threshold / 2**32; uint32 lacks 2**32, that of keep_prob 1.
         wide = tf.cast(keep_prob, tf.float64)
         threshold = tf.cast(tf.cast(tf.minimum(wide * 2.0**32, 2.0**32 - 1), tf.int64), tf.uint32)
     else:
@@ -302,6 +315,7 @@ def random_slice(
     key_parts = tf.unstack(key)
 
     def bits_fn(stream: int) -> tf.Tensor:
+        # Each of the two streams has two words of the key, and so bits of its own for one element.
         return hash_bits(index, key_parts[2 * stream], key_parts[2 * stream + 1])
 
     values = generator(bits_fn, dtype, *(kwargs.get(p, d) for p, d in zip(parameters, defaults)))

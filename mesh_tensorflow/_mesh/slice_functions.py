@@ -21,6 +21,7 @@ _PARTS = {tf.complex64: tf.float32, tf.complex128: tf.float64}
 
 def real_view(x: tf.Tensor) -> tf.Tensor:
     """Returns a complex tf.Tensor as a real one of shape [..., 2]; others as they are."""
+    # The sum of complex numbers is that of their parts, and a bitcast copies nothing.
     return tf.bitcast(x, _PARTS[x.dtype]) if x.dtype.is_complex else x
 
 
@@ -37,6 +38,7 @@ def slice_coordinates(layout: TensorLayout, mesh_shape: Shape, pnum: int) -> tup
 
 def make_slices(x: tf.Tensor, layout: TensorLayout, mesh_shape: Shape) -> list[tf.Tensor]:
     """Splits `x` into a slice for each processor; equal slices are the same tf.Tensor."""
+    # By coordinates of parts, not by processor, so that equal slices are made once.
     parts: dict[tuple[int, ...], Any] = {(): x}
     for tensor_axis, mesh_axis in enumerate(layout):
         grown = {}
@@ -79,6 +81,7 @@ def combine_slices(
         # One of several equal slices, that of the first processor that has it.
         parts.setdefault(slice_coordinates(layout, mesh_shape, pnum), piece)
     with tf.device(device):
+        # The last axis first: joining along it removes the last coordinate of each key.
         for tensor_axis in reversed(range(len(layout))):
             joined: dict[tuple[int, ...], list] = {}
             for key in sorted(parts):
@@ -127,6 +130,7 @@ def broadcast_slice(x: tf.Tensor, old_shape: Shape, new_shape: Shape) -> tf.Tens
     # Leading dimensions of size 1 are implied.
     if kept == new_shape.dims[len(new_shape) - len(kept) :]:
         return x
+    # Sizes of the slice, which are not those of the whole tensor's dimensions.
     sizes = iter(x.shape.as_list())
     first = new_shape.dims.index(kept[0]) if kept else len(new_shape)
     aligned = [next(sizes) if d in old_shape else 1 for d in new_shape.dims[first:]]
@@ -135,6 +139,7 @@ def broadcast_slice(x: tf.Tensor, old_shape: Shape, new_shape: Shape) -> tf.Tens
 
 def einsum_equation(input_shapes: Sequence[Shape], output_shape: Shape) -> str:
     """Returns the equation of `tf.einsum`, with letters from "a" in order of appearance."""
+    # Plans are cached by the text, and `_LARGE` has it, so that letters must not depend on names.
     letters: dict = {}
 
     def text(shape: Shape) -> str:
@@ -174,6 +179,7 @@ def einsum_slice(
     if product is not None:
         return product
     aligned = [broadcast_slice(x, s, full) for x, s in zip(slices, input_shapes)]
+    # y[output] = sum over all other dimensions of the product of the inputs.
     product = functools.reduce(tf.multiply, aligned)
     if len(output_shape) == len(full):
         return transpose_slice(product, full, output_shape)
@@ -204,6 +210,7 @@ def _rows_times_matrices(
     """
     if len(slices) != 2 or not slices[0].dtype.is_floating:
         return None
+    # y[batch, other] = sum over inner of row[batch, inner] * matrix[batch, inner, other].
     (row, dims), (matrix, matrix_dims) = sorted(
         zip(slices, (s.dims for s in input_shapes)), key=lambda pair: len(pair[1])
     )
@@ -292,6 +299,7 @@ class _Plan(NamedTuple):
 
 def _side(labels: str, contracted: str) -> Optional[tuple[str, bool]]:
     """Returns (free labels, whether the contracted ones come first), or None."""
+    # At one end and in one order, contracted dimensions are merged by a reshape alone.
     n = len(contracted)
     if labels[len(labels) - n :] == contracted:
         return labels[: len(labels) - n], False
@@ -310,6 +318,7 @@ def _plan(equation: str) -> Optional[_Plan]:
     if not contracted or sides[0] is None or sides[1] is None:
         return None
     (left_free, left_first), (right_free, right_first) = sides
+    # What both have and the output keeps is a batch dimension, and this is a single product.
     if left_free + right_free != output or set(left_free) & set(right_free):
         return None
     return _Plan(left_free, right_free, contracted, left_first, not right_first)
@@ -338,6 +347,7 @@ def contract(equation: str, *slices: tf.Tensor) -> tf.Tensor:
     )
     if left * inner * right > _SMALL and equation not in _LARGE:
         return tf.einsum(equation, *slices)
+    # The matrices of operands are kept: several products of a layer and its gradient need them.
     y = never_with_bias(
         tf.matmul(
             reshaped(slices[0], _matrix(left, inner, plan.transpose_left)),
@@ -481,8 +491,10 @@ def set_entries(
     where = tf.expand_dims(indices, 1)
     known = tf.expand_dims(known, 1) if known.shape.ndims else known
     old = tf.gather(x, indices)
+    # With a row number twice, the update that is not known could come last and undo the other.
     if distinct and _may_be_compiled():
         return tf.tensor_scatter_nd_update(x, where, tf.where_v2(known, values, old))
+    # Rows that are not known get zeros added, and so stay as they are.
     none = tf.zeros_like(old)
     # In loops new values come last: others that read `x` are done then, and its memory is free.
     with tf.control_dependencies([values]):

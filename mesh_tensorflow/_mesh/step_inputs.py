@@ -92,6 +92,7 @@ def read_before_increments(steps: Optional[Iterable[tf.Operation]] = None, start
         return
     graph = tf.get_default_graph()
     found = [*tf.global_variables(), *tf.local_variables()]
+    # Variables of the mesh are left out: their assignments wait for their own reads already.
     variables = {v.op for v in found if not isinstance(v, WholeVariable)}
     if not variables:
         return
@@ -112,6 +113,7 @@ def _reads(
             source = _source(x)
             if source not in variables or op.type in _ENTRANCES | _ASSIGNMENTS:
                 continue
+            # The old kind is read by whatever takes its memory, except for what passes it on.
             by_handle = source.type == "VarHandleOp"
             if op.type == "ReadVariableOp" if by_handle else not _is_alias(op):
                 yield source, op
@@ -119,6 +121,7 @@ def _reads(
 
 def _ancestors(operations: Iterable[tf.Operation]) -> Iterator[tf.Operation]:
     """Yields operations, and all that they depend on."""
+    # A list of what is left: graphs are too deep for Python's recursion.
     pending = list(operations)
     seen = set(pending)
     while pending:
@@ -154,6 +157,7 @@ class _StepInputs:
             if op.type in _ASSIGNMENTS:
                 self._wait(op)
 
+        # It is called before a session can run the new operation, so that no step misses the edges.
         graph._create_op_helper = helper
 
     def add(self, pairs: Iterable[tuple[tf.Operation, tf.Operation]]) -> None:
@@ -168,6 +172,7 @@ class _StepInputs:
                 new.setdefault(variable, []).append(read)
         for variable, reads in new.items():
             users = [op for op in variable.outputs[0].consumers() if op.type in _ASSIGNMENTS]
+            # What has the variable as its only input waits for no assignment: no walk is needed.
             plain = [op for op in reads if not op.control_inputs and len(op.inputs) == 1]
             others = [op for op in reads if op not in plain]
             # One that waits for an assignment is meant to see it.

@@ -69,6 +69,7 @@ class StoredLayout:
         return hash(self._key())
 
     def _key(self) -> tuple:
+        # By pairs, since objects of LayoutRules are equal only to themselves.
         return self.stage, tuple(self.rules.pairs), self.mesh_dim
 
     def names(self, shape: Shape, mesh_impl: MeshImpl) -> dict[str, StoredName]:
@@ -81,6 +82,7 @@ class StoredLayout:
           shape: the Shape of a variable.
           mesh_impl: a MeshImpl.
         """
+        # No two dimensions of a tensor may be split over one mesh axis, and some are by the layout.
         taken = set(mesh_impl.splitting_axes(shape))
         found: dict[str, StoredName] = {}
         for d, mesh_dim in self._wanted(shape):
@@ -100,6 +102,7 @@ class StoredLayout:
                 if tensor_dim == d.name:
                     yield d, mesh_dim
         if self.mesh_dim is not None:
+            # After the rules: what a rule says of a dimension precedes the choice of any.
             for d in sorted(shape, key=lambda d: -d.size):
                 yield d, self.mesh_dim
 
@@ -121,6 +124,7 @@ def storing(**options: Any) -> Iterator[None]:
     Args:
       **options: `variable_layout`, `zero` and `zero_axis`, where they are not None.
     """
+    # The options around this context stay in force where these say nothing.
     token = _in_force.set({**(_in_force.get() or {}), **options})
     try:
         yield
@@ -144,6 +148,7 @@ def given_stored_layout(
     """
     named = {"variable_layout": variable_layout, "zero": zero, "zero_axis": zero_axis}
     given: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
+    # An argument that is left out is not passed on as None, which would hide what gin binds.
     return stored_layout(mesh_shape, **{**(_in_force.get() or {}), **given})
 
 
@@ -181,6 +186,7 @@ def stored_layout(
         raise ValueError(f"zero_axis={zero_axis!r} has no effect without zero=1, 2 or 3")
     if not zero and not rules.pairs:
         return None
+    # Rules alone store weights in parts, as stage 3 does. With rules, a mesh axis is not guessed.
     if not zero or rules.pairs:
         return StoredLayout(zero or WEIGHTS_TOO, rules, zero_axis)
     if not names:

@@ -190,6 +190,7 @@ class TpuCollectives(Reducer[tf.Tensor]):
             each processor.
         """
         context = self._context()
+        # A mesh may be made before the computation, and serve several of them.
         if context is not self._pnum_context:
             with outside_tpu_context():
                 # One input of the computation that is another number for each replica: all cores
@@ -242,6 +243,7 @@ class TpuCollectives(Reducer[tf.Tensor]):
 
     def _groups(self, mesh_axes: Sequence[int]) -> list[list[int]]:
         """Returns groups of physical numbers, with members in order of logical number."""
+        # Checked here, since all collectives ask for groups.
         self._context()
         groups = processor_groups(self._shape, sorted(mesh_axes))
         return [[self._physical[pnum] for pnum in group] for group in groups]
@@ -266,7 +268,9 @@ class TpuCollectives(Reducer[tf.Tensor]):
         if reduction == "SUM" and x.dtype in _SUMMED_AS:
             return self._cross_replica_sum(x, axes)
         if x.dtype == tf.bool:
+            # tf.reduce_max and tf.reduce_min take no booleans.
             reduce_fn = table_lookup(_LOGICAL, reduction, "reduction")
+        # One axis after the other: a core holds n slices, then m, and never the n * m of a group.
         for axis in axes:
             x = reduce_fn(self.allgather(x, axis), axis=0)
         return x
@@ -274,6 +278,7 @@ class TpuCollectives(Reducer[tf.Tensor]):
     def _cross_replica_sum(self, x: tf.Tensor, mesh_axes: Sequence[int]) -> tf.Tensor:
         groups = self._groups(mesh_axes)
         dtype = _SUMMED_AS[x.dtype]
+        # bfloat16 has 8 bits of precision: a sum of many would lose small summands.
         if dtype == tf.bfloat16 and len(groups[0]) > self._bfloat16_max_group_size:
             dtype = tf.float32
         y = tf.raw_ops.CrossReplicaSum(
@@ -353,6 +358,7 @@ class TpuCollectives(Reducer[tf.Tensor]):
         # CollectivePermute has one receiver for each sender.
         if len(set(named)) < len(named):
             return self._select(x, mesh_axis, sources)
+        # A core that no pair sends to gets zeros.
         pairs = [
             [group[source], group[target]]
             for group in self._groups([mesh_axis])
@@ -385,6 +391,7 @@ def _conversions(dtype: tf.DType) -> tuple[Callable, Callable]:
     if dtype in _CAST:
         return (lambda x: tf.cast(x, _CAST[dtype])), (lambda y: tf.cast(y, dtype))
     if dtype in _BITCAST:
+        # 64-bit numbers become pairs of int32 along a new last axis, and single ones again.
         return (lambda x: tf.bitcast(x, tf.int32)), (lambda y: tf.bitcast(y, dtype))
     return tf.identity, tf.identity
 

@@ -80,10 +80,12 @@ def _ring(sizes: Sequence[int]) -> list[Coordinates]:
     if rows % 2 or columns == 1:
         walk = [(x, y) for y in range(columns) for x in range(rows)]
     else:
+        # Rows there and back without the first column, which is left for the way home.
         there, back = range(1, columns), range(columns - 1, 0, -1)
         walk = [(0, 0)]
         walk += [(x, y) for x in range(rows) for y in (back if x % 2 else there)]
         walk += [(x, 0) for x in range(rows - 1, 0, -1)]
+    # The cores of a chip are nearest to each other, so that their dimension varies fastest.
     rest = list(itertools.product(*(range(size) for size in sizes[2:])))
     return [(*xy[: len(sizes)], *inner) for xy in walk for inner in rest]
 
@@ -96,6 +98,7 @@ def _nested_rings(levels: Sequence[Sequence[int]]) -> list[Coordinates]:
         along each dimension of its own tiles.
     """
     walk: list[Coordinates] = [(0,) * len(levels[0])] if levels else [()]
+    # In tiles of the next level: coordinate = (that of the tile) * size + (that within the tile).
     for sizes in levels:
         walk = [
             tuple(tile * size + c for tile, size, c in zip(outer, sizes, inner))
@@ -129,6 +132,7 @@ def _tile(rows: int, columns: int, chips: int, is_ring: bool) -> tuple[int, int]
     # A whole row of a torus closes by itself, without a way back.
     if is_ring and chips in (rows, columns):
         return (rows, 1) if chips == rows else (1, columns)
+    # The largest power of two up to the square root of chips; what rows lack columns make up for.
     height = min(1 << (chips.bit_length() - 1) // 2, rows)
     width = min(chips // height, columns)
     return chips // width, width
@@ -154,6 +158,7 @@ def _levels(logical: Sequence[int], physical: Sequence[int]) -> Optional[list[li
             tiles.append((1, 1, size))
         else:
             return None
+    # A level's sizes: how many of the next smaller tiles its own has along each dimension.
     parts = [*tiles[1:], (1, 1, 1)]
     return [[a // b for a, b in zip(tile, part)] for tile, part in zip(tiles, parts)]
 
@@ -262,6 +267,7 @@ def _replicas_by_coordinates(
     sizes = list(device_assignment.topology.mesh_shape)
     replica_at: dict[Coordinates, int] = {}
     for replica in range(device_assignment.num_replicas):
+        # From [x, y, z, core] to (z, y, x), in whose row-major order x varies fastest.
         chip = _row_major(sizes[-2::-1], tuple(device_assignment.coordinates(replica, 0))[-2::-1])
         replica_at[chip % rows, chip // rows, 0] = replica
     if len(replica_at) != rows * columns or device_assignment.num_replicas != rows * columns:
@@ -296,6 +302,7 @@ class HierarchicalTiling:
         axes = max([len(physical), *(len(counts) for counts in levels if counts)])
         padded = _pad(physical, axes)
         if levels and levels[0] is None:
+            # What the inner tiles leave of each physical dimension is the number of outer ones.
             inner = [_pad(counts or [], axes) for counts in levels[1:]]
             levels[0] = [size // list_product(c) for size, *c in zip(padded, *inner)]
         rings = [_pad(counts or [], axes) for counts in levels]

@@ -68,6 +68,7 @@ class TfCollectives(Reducer[tf.Tensor]):
         """Returns the logical number of the processor that runs the program, an int32 scalar."""
         pnum = self._pnum and self._pnum()
         if pnum is None:
+            # In the outermost graph, from which loops and conditions capture it.
             with self._program.graph.as_default(), tf.control_dependencies(None):
                 pnum = self._program.pnum
                 if self._logical != sorted(self._logical):
@@ -87,6 +88,7 @@ class TfCollectives(Reducer[tf.Tensor]):
           dtype: dtype of the result, a scalar.
         """
         if all(entry == table[0] for entry in table):
+            # One value for all needs no processor's number, and is known to be equal everywhere.
             return constant(table[0], dtype)
         entry = tf.gather(constant(list(table), dtype), self.pnum())
         if self._is_outermost():  # names in a loop may equal names outside of it
@@ -102,10 +104,12 @@ class TfCollectives(Reducer[tf.Tensor]):
     def _keys(self, mesh_axes: Sequence[int]) -> dict[str, tf.Tensor]:
         """Returns the keys of the group and of a new collective, as TensorFlow's arguments."""
         groups = self._groups(mesh_axes)
+        # A group keeps its key: TensorFlow finds its members once for all of its collectives.
         axes = tuple(sorted(mesh_axes))
         if axes not in self._group_keys:
             self._group_keys[axes] = self._program.new_keys(len(groups))
         first = self._group_keys[axes]
+        # Groups of the same axes have consecutive keys, which a processor looks up by its number.
         table = {pnum: first + i for i, group in enumerate(groups) for pnum in group}
         return {
             "group_size": constant(len(groups[0])),
@@ -144,6 +148,7 @@ class TfCollectives(Reducer[tf.Tensor]):
         """Records a collective as an Exchange; `sources` has the logical ones of each processor."""
         if not self._is_outermost():
             return
+        # By physical numbers, in physical order: functions of processors know no logical ones.
         taken = [[self._physical[source] for source in sources[l]] for l in self._logical]
         self._program.exchanges[y.op.name] = Exchange(kind, taken, sent.name if sent else None)
 
@@ -168,6 +173,7 @@ class TfCollectives(Reducer[tf.Tensor]):
             final_op="Id",
             **self._keys(mesh_axes),
         )
+        # Collectives give no static shape, and later operations are built by it.
         y.set_shape(x.shape)
         self._record(y, reduction, self._members(self._groups(mesh_axes)))
         return complex_view(y if wide is x else tf.cast(y, x.dtype), dtype)
@@ -177,6 +183,7 @@ class TfCollectives(Reducer[tf.Tensor]):
         if _is_empty(x):
             return tf.zeros([self._shape[mesh_axis].size, *x.shape], x.dtype)
         moved = _movable(x)
+        # TensorFlow concatenates along the first axis: a new one stacks, and scalars, too.
         y = tf.raw_ops.CollectiveGatherV2(
             input=moved[None], ordering_token=[], **self._keys([mesh_axis])
         )
@@ -184,6 +191,7 @@ class TfCollectives(Reducer[tf.Tensor]):
         self._record(y, ALLGATHER, self._members(self._ranked_groups(mesh_axis)))
         ranks = self._ranks(mesh_axis)
         if ranks is not None:
+            # From the order of TensorFlow's ranks to that of coordinates.
             y = tf.gather(y, tf.gather(constant(ranks.tolist()), self.pnum()))
         return _moved(y, x.dtype)
 
@@ -193,10 +201,12 @@ class TfCollectives(Reducer[tf.Tensor]):
         """Sends part i along `split_axis` to processor i; concatenates along `concat_axis`."""
         n = self._shape[mesh_axis].size
         if _is_empty(x):
+            # Without elements only the shape counts, which is that of the exchange.
             return tf.concat(tf.split(x, n, split_axis), concat_axis)
         parts = tf.stack(tf.split(_movable(x), n, split_axis))
         ranks = self._ranks(mesh_axis)
         if ranks is not None:  # TensorFlow sends part r to the member of rank r
+            # ranks[c] is the rank of the member at coordinate c; the inverse gives the coordinate.
             inverse = np.argsort(ranks, axis=1)
             parts = tf.gather(parts, tf.gather(constant(inverse.tolist()), self.pnum()))
         y = tf.raw_ops.CollectiveAllToAllV2(
@@ -229,6 +239,7 @@ class TfCollectives(Reducer[tf.Tensor]):
             everything = self.allgather(x, mesh_axis)
             y = tf.gather(
                 everything,
+                # Whoever is to have zeros takes any slice, which is replaced below.
                 self._by_coordinate(mesh_axis, [source or 0 for source in source_pcoord]),
             )
         else:
@@ -237,6 +248,7 @@ class TfCollectives(Reducer[tf.Tensor]):
             holds = self._by_coordinate(
                 mesh_axis, [source is not None for source in source_pcoord], tf.bool
             )
+            # A selection: a product with 0 would keep a NaN of the processor whose slice came.
             y = tf.where(holds, y, tf.zeros_like(y))
         return y
 
@@ -258,6 +270,7 @@ class TfCollectives(Reducer[tf.Tensor]):
         for group in self._groups([mesh_axis]):
             for coordinate, pnum in enumerate(group):
                 senders[pnum] = group[sources[coordinate]]
+        # A send to one processor is a broadcast in a group of two, which has the key of its sender.
         first = self._program.new_keys(self._shape.size)  # the group of a sender and its receiver
         instance = constant(self._program.new_keys())
         moved = _movable(x)
@@ -294,6 +307,7 @@ def _without_fixed_points(sources: Sequence[Optional[int]]) -> Optional[list[int
     # a slice that nobody else takes; `permute` replaces it by zeros.
     free = [s for s in range(len(sources)) if s not in named]
     open_places = [c for c, s in enumerate(sources) if s is None]
+    # As many sources are free as places are open. Any rotation that leaves none in place will do.
     for turn in range(len(free) or 1):
         filled = free[turn:] + free[:turn]
         if all(c != s for c, s in zip(open_places, filled)):

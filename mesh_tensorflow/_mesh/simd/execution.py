@@ -173,6 +173,7 @@ TABLE = (
 
 def _implementation(documented: type) -> type:
     """Returns the class that implements a documented abstract class of tf.types."""
+    # The attributes are those of the class that implements it, which has no public name.
     return next(iter(documented.__subclasses__()), documented)
 
 
@@ -206,6 +207,7 @@ def _is_as_expected(attribute: PrivateAttribute) -> bool:
     except AttributeError:
         return False
     if attribute.parameters is None:
+        # A value that a release makes a method would be used without a call.
         return not inspect.isroutine(found)
     return callable(found) and _takes(found, attribute.parameters)
 
@@ -213,6 +215,7 @@ def _is_as_expected(attribute: PrivateAttribute) -> bool:
 def _takes(function: Callable, parameters: Iterable[str]) -> bool:
     """Returns whether a function has these parameters and requires no others."""
     has = inspect.signature(function).parameters
+    # A new required parameter is as bad as a missing one: calls would fail after the tracing.
     optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     required = {
         name
@@ -289,6 +292,7 @@ class OneMemoryStrategy(ExecutionStrategy):
         keys = _argument_keys(program, function)
         sharing = Sharing(function, program, keys, self._addresses, variables)
         definitions = sharing.functions()
+        # Nothing calls it any more, and the library goes into the graph of each call.
         _remove(library, function)
 
         def call(
@@ -308,6 +312,7 @@ def addresses_in_one_memory(program: SimdProgram) -> Optional[list[str]]:
         return None
     if len({memory_domain(device) for device in program.devices}) > 1:
         return None
+    # A GPU that is alone in its memory domain has nothing to share, and others are apart.
     spec = tf.DeviceSpec.from_string(program.devices[0] or "")
     if spec.device_type not in (None, "CPU"):
         return None
@@ -317,6 +322,7 @@ def addresses_in_one_memory(program: SimdProgram) -> Optional[list[str]]:
 
 def _library(function: ConcreteFunction) -> FunctionDefLibrary:
     """Returns the library of a function and of the functions that its loops and conditions call."""
+    # Not in the calling graph, which stays as it is if another strategy runs the program.
     with tf.Graph().as_default() as scratch:
         function.add_to_graph(scratch)
         return scratch.as_graph_def().library
@@ -331,6 +337,7 @@ def _loops_communicate(library: FunctionDefLibrary, function: ConcreteFunction) 
     return any(
         node.op.startswith("Collective")
         for f in library.function
+        # Those of the program itself become computations; those of what it calls stay collectives.
         if f.signature.name != function.function_def.signature.name
         for node in f.node_def
     )
@@ -389,6 +396,7 @@ def _call_in_one_memory(
         graph_def = tf.GraphDef(library=library)
         graph_def.library.function.append(definition)
         graph_def.versions.CopyFrom(tf.get_default_graph().graph_def_versions)
+        # With "^", an import replaces a control input.
         feeds = {"^ready": ready, **{f"argument_{i}": x for i, x in enumerate(taken)}}
         graph_def.node.append(_call_node(definition, list(feeds)))
         with tf.device(program.devices[pnum]):

@@ -102,6 +102,7 @@ class SimdProgram(Program):
     @contextlib.contextmanager
     def at_beginning(self) -> Iterator[None]:
         """Makes operations at the beginning of the program."""
+        # The outermost graph: the body of a loop may be the default one, and runs later.
         with self.graph.as_default(), tf.control_dependencies(None):
             yield
 
@@ -121,6 +122,7 @@ class SimdProgram(Program):
         """
         key = (tuple(sizes), dtype)
         if key not in self._zeros:
+            # One node for all slices of a shape, not one for each processor and variable.
             with tf.device(host), tf.name_scope(None):
                 self._zeros[key] = tf.zeros(sizes, dtype)
         return tf.get_variable(
@@ -155,6 +157,7 @@ class SimdProgram(Program):
         """
         del name
         owners = self.owners(parts)
+        # The program captures the first handle; each call gets its own in place of it.
         handles = {pnum: slices[owners[pnum]].handle for pnum in self.local}
         # Holding the handles keeps their ids from being reused.
         key = id(handles[self.local[0]])
@@ -186,6 +189,7 @@ class SimdProgram(Program):
         Args:
           make: a function that makes a tf.Tensor.
         """
+        # One node, of which all calls get the value; within the program each would draw its own.
         with self.outside():
             return make()
 

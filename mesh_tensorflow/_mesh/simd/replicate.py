@@ -57,6 +57,7 @@ def call_on_each(
       For each processor its outputs; only those of the first processor are used.
     """
     prepared = ((strategy, strategy.prepare(program, function)) for strategy in strategies)
+    # Lazily: a strategy that is not needed prepares nothing, and the last one runs every program.
     strategy, call = next((strategy, call) for strategy, call in prepared if call is not None)
     copied = {pnum: _copies(program, function, pnum) for pnum in program.local}
     # The variables were made for sharing before it was known that the program falls back to
@@ -123,6 +124,7 @@ def _copies(
                 "share are variables of the mesh"
             )
         kind, op = next(iter(uses.items()))
+        # Updates of optimizers name their dtype T, all other operations on variables dtype.
         dtype = op.get_attr("T" if kind.startswith("ResourceApply") else "dtype")
         copies[i] = _copy(outer, dtype, device, f"{outer.op.name}_of_processor_{pnum}")
     return copies
@@ -163,6 +165,7 @@ def _copy(
     variable: tf.Tensor, dtype: tf.DType, device: str, name: str
 ) -> tuple[tf.Tensor, tf.Operation]:
     """Returns the handle of a copy of a variable on a device, and the operation that sets it."""
+    # The read is made where the variable is; its value travels to the processor.
     with tf.device(variable.device):
         value = tf.raw_ops.ReadVariableOp(resource=variable, dtype=dtype)
     with tf.device(device):
@@ -186,11 +189,13 @@ def _wake_up(program: SimdProgram, strategy: ExecutionStrategy) -> list[tf.Opera
     """
     local = [program.devices[pnum] for pnum in program.local]
     mend = f'the session tf.compat.v1.ConfigProto(device_count={{"CPU": {len(local)}}})'
+    # Before any collective begins, as one between two members in one place would never end.
     apart = [] if strategy.one_memory else [check_distinct_devices(local, f"give {mend}")]
     alone = len(program.local) == len(program.devices)
     found = tf.get_collection_ref(f"mtf_simd_wake_up/{'' if alone else program.devices}")
     if not found:
         first = program.local[0]
+        # A group of one is enough for a session to prepare, and waits for nobody.
         size, key = (
             (1, _WAKE_UP_GROUP + first) if alone else (len(program.devices), program.new_keys())
         )
@@ -233,6 +238,7 @@ def results_of(
     with tf.device(program.devices[program.local[0]]), tf.control_dependencies([done]):
         for result, output in zip(tf.nest.flatten(structure), calls[0]):
             if isinstance(result, tf.Operation):
+                # It waits for all processors by the control dependency around it.
                 flat.append(tf.no_op())
                 continue
             value = tf.identity(output)
@@ -261,6 +267,7 @@ def _first_key(devices: Sequence[str]) -> int:
     with _counting:
         number = _count_on[tuple(devices)]
         _count_on[tuple(devices)] += 1
+    # Keys are int32, so they begin again after so many programs.
     return 1 + number % _MOST_PROGRAMS * _KEYS_PER_PROGRAM
 
 
@@ -314,6 +321,7 @@ def replicate(
     check_devices_exist(devices, soft=None, in_session=True, who="replicate")
     program = SimdProgram(devices, local, _first_key(devices))
     strategies = choose_strategies(program, share_memory)
+    # Variables are made while the program is traced, before it is known which strategy can run it.
     program.one_memory = strategies[0].one_memory
     structure: list[Any] = []
     watched = bool(collectors())  # what is collected are further results
@@ -326,6 +334,7 @@ def replicate(
         structure.append(results)
         return [_as_tensor(result) for result in tf.nest.flatten(results)]
 
+    # In the calling graph, before the tracing: within, they would be constants of the program.
     tensors = [tf.convert_to_tensor(x) for x in inputs]
     try:
         with tf.variable_creator_scope(steps.made):
@@ -376,6 +385,7 @@ def _check_distinct(devices: Sequence[str]) -> None:
 
 def _place(device: str) -> str:
     """Returns one name for all names of a device."""
+    # "/cpu:0" and "/job:localhost/device:CPU:0" are one device, and must count as one.
     own = local_device(device)
     return device_spec(device).to_string() if own is None else f"/device:{own[0]}:{own[1]}"
 
@@ -401,6 +411,7 @@ def _made_outside(next_creator: Callable[..., tf.Variable], **arguments: object)
     assert program is not None
     spec = tf.DeviceSpec.from_string(program.devices[program.local[0]])
     process = spec.replace(device_type=None, device_index=None).to_string()
+    # Outside of the function that is traced, so that sessions initialize it and savers find it.
     with tf.init_scope(), tf.device(process or None):
         return tf.Variable(**{**arguments, "use_resource": True})
 
@@ -408,6 +419,7 @@ def _made_outside(next_creator: Callable[..., tf.Variable], **arguments: object)
 def _as_tensor(result: object) -> tf.Tensor:
     """Returns a result of a computation as a tf.Tensor; functions return no operations."""
     if isinstance(result, tf.Operation):
+        # A constant that waits for the operation stands for it.
         with tf.control_dependencies([result]):
             return tf.constant(True)
     return tf.convert_to_tensor(result)

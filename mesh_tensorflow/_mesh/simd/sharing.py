@@ -90,10 +90,11 @@ class Node:
     def is_pure(self) -> bool:
         """Whether equal inputs give equal values; all processors read a variable at one point."""
         op = self.operation
-        # Stateful for TensorFlow, but all reads are at the beginning of the program, before
-        # assignments.
+        # Stateful for TensorFlow, but a node reads at one point of the program on all processors,
+        # so that equal slices have equal values there.
         if op.type == "ReadVariableOp":
             return True
+        # What a loop or a condition calls may have effects that its own node does not tell.
         has_function = any(a.HasField("func") for a in self.definition.attr.values())
         return not (op.op_def.is_stateful or has_function)
 
@@ -102,6 +103,7 @@ class Node:
         op = self.operation
         if op.type in _KEPT or op.control_inputs or any(t.dtype in _NO_VALUE for t in op.outputs):
             return False
+        # Inputs count, too: the sum of a large tensor costs what reading all of it does.
         sizes = [t.shape.num_elements() or 0 for t in [*op.inputs, *op.outputs]]
         return max(sizes, default=0) >= LEAST_ELEMENTS
 
@@ -182,6 +184,7 @@ def _parts_stacked(
 ) -> list[tf.NodeDef]:
     """Returns nodes that stack one part of each input; all inputs have a part for each input."""
     made = []
+    # Unpack of the first dimension copies nothing where parts are aligned.
     for i, tensor in enumerate(inputs):
         made.append(tf.NodeDef(name=f"{name}/parts_{i}", op="Unpack", input=[tensor, *waits]))
         made[-1].attr["num"].i = len(inputs)
@@ -197,6 +200,7 @@ def _reduced_in_turn(
 ) -> list[tf.NodeDef]:
     """Returns nodes that reduce the inputs one after another, in their order."""
     made = []
+    # In one order always, so that results are the same in each run.
     total, last = inputs[0], len(inputs) - 1
     for i, tensor in enumerate(inputs[1:], 1):
         part = name if i == last else f"{name}/part_{i}"
@@ -255,6 +259,7 @@ class Sharing:
                 self._dtypes.update(zip(node.data_inputs, [x.dtype for x in op.inputs]))
                 self._number(node)
         exchanges = [node.exchange for node in self._nodes.values() if node.exchange is not None]
+        # A shift is two nodes of TensorFlow and one Exchange: that which sends is not needed.
         self._only_send = {exchange.sent_by for exchange in exchanges}
         self._required = [self._required_by(p) for p in self._everyone]
         self._kept: list[set[str]] = [set() for _ in self._everyone]
@@ -286,14 +291,17 @@ class Sharing:
             return
         table = self._tables.get(node.definition.name)
         if table is not None:
+            # By the entries: the inputs of the lookup, the processors' numbers, are all different.
             node.equal = _first_equal([[key] for key in table])
         elif node.is_pure():
             inputs = [self._equal(name) for name in node.data_inputs]
             node.equal = _first_equal([[equal[p] for equal in inputs] for p in everyone])
         else:
+            # Effects and random numbers differ even with equal inputs.
             node.equal = everyone
         node.variable = next(filter(self._variables.__contains__, node.data_inputs), None)
         if node.variable is not None:
+            # Only the owner reads and assigns: a second assignment would add an update twice.
             node.at = self._arguments[node.variable]
         else:
             node.at = node.equal if node.is_worth_sharing() else everyone
@@ -305,6 +313,7 @@ class Sharing:
             [exchange.part_of(p), *[taken[source] for source in exchange.sources[p]]]
             for p in self._everyone
         ]
+        # The order counts, since floating-point addition is not associative.
         node.equal = _first_equal(keys)
         # What one processor has as it is, the others get from there, not in two steps.
         node.at = list(self._everyone) if exchange.kind == PERMUTE else node.equal
@@ -341,6 +350,7 @@ class Sharing:
             name, processor = waiting.popleft()
             if name in self._arguments or name in self._kept[processor]:
                 continue
+            # Each node once on each processor, however many others need it.
             self._kept[processor].add(name)
             node = self._nodes[name]
             for tensor, owner in self._taken(node, processor):
@@ -388,6 +398,7 @@ class Sharing:
         """Returns the name of a tensor that is there when a node has run."""
         made = constant_node(f"{node.definition.name}/has_run", True)
         made.input.append("^" + node.definition.name)
+        # New while needs are found. Later all are there, since making functions iterates over them.
         if made.name not in self._nodes:
             done = self._nodes[made.name] = Node(made, node.operation, None)
             done.equal, done.at = list(self._everyone), node.at
@@ -421,6 +432,7 @@ class Sharing:
         else:
             del made.signature.output_arg[:]
             made.signature.output_arg.add(name="done", type=tf.bool.as_datatype_enum)
+            # `results_of` waits for a call by its first output.
             made.node_def.append(constant_node("done", True))
             made.ret["done"] = "done:output:0"
         self._set_control_outputs(made, processor)
@@ -428,6 +440,7 @@ class Sharing:
 
     def _set_control_outputs(self, made: FunctionDef, processor: int) -> None:
         """Adds Send and Recv nodes to a function, and makes it run all that have side effects."""
+        # What no output needs would be left out, and whoever receives a value would wait forever.
         outputs = {name: name for name in self._required[processor]}
         for tensor, sender, receiver in self._sent:
             if processor == sender:
@@ -465,6 +478,7 @@ class Sharing:
         if place != processor:
             return _name("from", place, tensor) + ":tensor:0"
         node = self._nodes.get(tensor.split(":")[0])
+        # The nodes in place of a collective have outputs of other names than its own.
         if node is not None and node.exchange is not None and ":" in tensor:
             return f"{node.definition.name}:{output_name(node.exchange)}:0"
         return tensor
@@ -476,6 +490,7 @@ class Sharing:
         # All programs of a step have one rendezvous; the name of the function tells them apart.
         node.attr["tensor_name"].s = f"{self._definition.signature.name}/{tensor}".encode()
         node.attr["send_device"].s = self._addresses[sender].encode()
+        # Part of the rendezvous' key, in which sender and receiver only have to agree.
         node.attr["send_device_incarnation"].i = 1
         node.attr["recv_device"].s = self._addresses[receiver].encode()
         node.attr["client_terminated"].b = False

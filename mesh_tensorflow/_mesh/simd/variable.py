@@ -49,6 +49,7 @@ class MadeWhenAsked(Sequence[tf.Variable]):
         """
         self._make = make
         self._size = size
+        # Those of later are made here, too, wherever they are asked for.
         self._graph = tf.get_default_graph()
         self._scope = tf.get_variable_scope()
         self._made = {number: make(number) for number in now}
@@ -104,12 +105,14 @@ class SimdVariable(SliceVariables):
         """
         self.mesh_impl = mesh_impl
         program, l2p, p2l = mesh_impl.program, mesh_impl.l2p, mesh_impl.p2l
+        # Variables of the traced function would be gone with it, and could not be fed to each call.
         with program.outside():
             parts = {
                 physical: tuple(mesh_impl.slice_begin(variable.stored_shape, p2l(physical)))
                 for physical in program.local
             }
             owners = program.owners(parts)
+            # Of other processes' processors nothing is known; each stores its own slice.
             self.owner = [p2l(owners.get(l2p(l), l2p(l))) for l in range(mesh_impl.size)]
             stored = sorted(set(owners.values()))
             made = self._make_slices(variable, stored)
@@ -120,6 +123,7 @@ class SimdVariable(SliceVariables):
             self._own = program.own_variable(variable.name, made, parts)
         if not program.binds_masters:
             for master in variable.masters:
+                # On a TPU a master stays on the host: initializing and saving need no TPU then.
                 master.keep()
         super().__init__(variable)
         # Held weakly, since a tensor keeps the graph of the program in memory.
@@ -153,6 +157,7 @@ class SimdVariable(SliceVariables):
         """The value at the beginning of the step, a SimdTensor."""
         value = self._value and self._value()
         if value is None:
+            # Not where the value is first used, which may be in a loop or after an assignment.
             with self.mesh_impl.program.at_beginning():
                 value = self._own.read_value()
             self._value = weakref.ref(value)

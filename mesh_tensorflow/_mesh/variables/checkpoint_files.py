@@ -132,6 +132,7 @@ def by_step(stem: str) -> tuple[int, str]:
       stem: the name, such as "model.ckpt-1000".
     """
     number = re.search(r"-(\d+)$", stem)
+    # As a number: as text, model.ckpt-1000 would come before model.ckpt-200.
     return (int(number.group(1)) if number else -1, stem)
 
 
@@ -161,6 +162,7 @@ def record(path: str, keep: int) -> None:
     before = [os.path.basename(p) for p in listed(directory)[1]]
     # A checkpoint that is written again becomes the latest, and is listed once.
     names = [*(n for n in before if n != name), name]  # so that the directory can be moved
+    # Listed before the oldest are removed: killed in between, the list names only what is there.
     _list(directory, names[-keep:])
     for old in names[:-keep]:
         remove(os.path.join(directory, old))
@@ -172,6 +174,7 @@ def _list(directory: str, names: Sequence[str]) -> None:
         os.path.abspath(directory), names[-1], list(names)
     )
     written = os.path.join(directory, "checkpoint.new")
+    # Beside, then renamed: whoever reads meanwhile finds the old list or the new one, never a part.
     with tf.io.gfile.GFile(written, "w") as file:
         file.write(text_format.MessageToString(state))
     tf.io.gfile.rename(written, os.path.join(directory, "checkpoint"), overwrite=True)
@@ -184,8 +187,9 @@ def remove(path: str) -> None:
       path: the path of the checkpoint.
     """
     directory, name = os.path.split(path)
+    # Of all that begins with the name: to remove model.ckpt-1 must leave model.ckpt-10.
     own = re.compile(re.escape(name) + r"(\.index|\.meta|\.data-\d{5}-of-\d{5})?")
-    # The index first: what is left of a removal that was cut short is no checkpoint.
+    # The index before the data: what is left of a removal that was cut short is no checkpoint.
     for file in sorted(filter(own.fullmatch, tf.io.gfile.listdir(directory or ".")), reverse=True):
         tf.io.gfile.remove(os.path.join(directory, file))
 
@@ -200,6 +204,7 @@ def check_writable(directory: str, what: str) -> None:
     Raises:
       ValueError: this process cannot write there.
     """
+    # With the process's number, as several may try one directory at once.
     probe = os.path.join(directory, f".writable-{os.getpid()}")
     try:
         tf.io.gfile.makedirs(directory)
@@ -220,6 +225,7 @@ def matching(pattern: Union[str, Sequence[str]]) -> list[str]:
       pattern: the name of a file, a pattern, or several of them.
     """
     patterns = [pattern] if isinstance(pattern, (str, os.PathLike)) else list(pattern)
+    # The name of a file may have brackets, which in a pattern would match another name.
     exact = [escaped(p) if tf.io.gfile.exists(p) else p for p in patterns]
     return sorted(tf.io.gfile.glob(exact))
 
@@ -264,6 +270,7 @@ def slice_spec(whole: Sequence[int], begin: Sequence[int], sizes: Sequence[int])
     """
     if tuple(whole) == tuple(sizes):
         return ""
+    # As in "4 6 2,2:0,6": the shape of the whole, then begin and size along each dimension.
     ranges = ":".join(f"{b},{n}" for b, n in zip(begin, sizes))
     return " ".join(map(str, whole)) + " " + ranges
 
@@ -301,6 +308,7 @@ def write_parts(prefix: str, parts: Sequence[Shard]) -> None:
       OSError: it cannot be written.
     """
     with _session() as session:
+        # Fed and not constants: a graph with the values in it could not be larger than 2 GB.
         fed = [tf.placeholder(tf.as_dtype(part.value.dtype), part.value.shape) for part in parts]
         saved = tf.raw_ops.SaveV2(
             prefix=prefix,
@@ -325,6 +333,7 @@ def join_files(prefixes: Sequence[str], path: str) -> None:
       OSError: it cannot be written.
     """
     with _session() as session:
+        # Directories stay: their maker removes them once, also if this fails.
         joined = tf.raw_ops.MergeV2Checkpoints(
             checkpoint_prefixes=list(prefixes), destination_prefix=path, delete_old_dirs=False
         )
@@ -346,6 +355,7 @@ def number_of_files(path: str) -> Optional[int]:
     """
     with tf.io.gfile.GFile(f"{path}.index", "rb") as index:
         start = index.read(3 + 127)
+    # A length from 128 on has two bytes, the first of them above 127; no header is that long.
     if start[:2] != b"\0\0" or not 0 < start[2] <= len(start) - 3:
         return None
     return tensor_bundle_pb2.BundleHeaderProto.FromString(start[3 : 3 + start[2]]).num_shards
@@ -365,6 +375,7 @@ class Reader:
         self._kinds: dict[tf.DType, tf.Tensor] = {}
 
     def _value(self, dtype: tf.DType) -> tf.Tensor:
+        # One node for all variables of a dtype, by a fed name: not a graph as large as a model.
         if dtype not in self._values:
             [self._values[dtype]] = tf.raw_ops.RestoreV2(
                 prefix=self._path,
@@ -493,6 +504,7 @@ def _groups(
     """Returns variables by the processes that have them."""
     found: dict[int, tuple[ShardHolders, dict[str, ShardedVariable]]] = {}
     for name, variable in variables.items():
+        # The values hold what has these ids, so that none is used again.
         key = id(variable.processes)
         found.setdefault(key, (variable.processes, {}))[1][name] = variable
     return list(found.values())
@@ -513,6 +525,7 @@ def _write(variables: Mapping[str, ShardedVariable], has_rest: bool, filename: b
                     f"another process has written {prefix}, which is not to be seen here: all "
                     "processes have to see the same directory, under the same path"
                 )
+        # Only now there is an index under the checkpoint's own path, which makes it one.
         join_files(prefixes, path)
     finally:
         _remove(path + _TEMPORARY)
@@ -562,6 +575,7 @@ class ShardSaverBuilder(BulkSaverBuilder):
         apart, others = {}, []
         for saveable in saveables:
             variable: Optional[ShardedVariable] = getattr(saveable, "apart", None)
+            # Files of the first format cannot be joined, so there a variable is saved as a whole.
             if variable is None or self._write_version == tf.train.SaverDef.V1:
                 others.append(saveable)
             else:
@@ -615,4 +629,5 @@ class ShardSaverBuilder(BulkSaverBuilder):
 
 def _called(fn: Any, filename_tensor: tf.Tensor) -> tf.Operation:
     """Returns an operation that calls a function with the path of a checkpoint."""
+    # Stateful, so that the optimizer neither merges two calls for one path nor leaves one out.
     return tf.numpy_function(fn, [filename_tensor], tf.bool, stateful=True).op

@@ -43,6 +43,7 @@ def value_key(value: Any) -> Optional[Hashable]:
     kind = type(value)
     if isinstance(value, (*_SAME_IF_EQUAL, int, range)):
         return kind, value
+    # Before floats, of which np.float64 is one: tf.function makes tensors of NumPy's numbers.
     if isinstance(value, np.generic):
         return None
     if isinstance(value, float):
@@ -82,6 +83,7 @@ class _KeyType(tf2.types.experimental.TraceType):
         return bool(self == other)
 
     def most_specific_common_supertype(self, others: Sequence[Any]) -> Optional[_KeyType]:
+        # No value stands for two others, so each has a trace of its own.
         return self if all(self == other for other in others) else None
 
     def placeholder_value(self, placeholder_context: Any) -> Any:
@@ -229,6 +231,7 @@ class QuickCalls:
             # Keys hold shapes of all that a program was ever called with; a long run has many.
             if len(self._traces) >= _MOST_TRACES:
                 self._traces.clear()
+            # The call that is left to tf.function makes the trace, which a later one can look up.
             self._traces[key] = _SEEN
             self._to_be_seen = _SEEN_CALLS
             return None
@@ -249,6 +252,7 @@ def _is_plain_call() -> bool:
     return (
         tf2.executing_eagerly()
         and not tf2.config.functions_run_eagerly()
+        # A gradient tape hears only of calls that TensorFlow itself makes.
         and not record.could_possibly_record()
         and not tf2.distribute.has_strategy()
     )
@@ -277,10 +281,12 @@ def _describe(value: Any, key: list[Any], tensors: list[Any]) -> bool:
     if kind is dict:
         if not all(type(name) is str for name in value):
             return False
+        # Dictionaries with the same entries are one argument, in whatever order they were made.
         names = sorted(value)
         key.append((kind, tuple(names)))
         return all(_describe(value[name], key, tensors) for name in names)
     if kind is tuple or kind is list:
+        # With the size, before the parts: no two structures of the same leaves have one key.
         key.append((kind, len(value)))
         return all(_describe(part, key, tensors) for part in value)
     if kind is not KeyedArgument and kind not in _LITERALS:
@@ -304,6 +310,7 @@ def _find_trace(traced: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Op
     concrete = traced.get_concrete_function(*args, **named)
     function = getattr(concrete, "_inference_function", None)
     graph = concrete.graph
+    # A deferred capture has another value at each call, and `captures` is taken once.
     if function is None or graph.deferred_external_captures or graph.function_captures.control:
         return None
     bound = inspect.signature(traced.python_function).bind(*args, **named)
@@ -311,11 +318,13 @@ def _find_trace(traced: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Op
     with_defaults: list[Any] = []
     if not _describe((bound.args, bound.kwargs), [], with_defaults):
         return None
+    # A tensor that is a default is none of the call's, so that `order` could not name it.
     if len(with_defaults) > len(tensors) or any(o.dtype in _OPAQUE for o in concrete.outputs):
         return None
     taken = function.function_type.unpack_inputs(
         concrete.function_type.bind(*bound.args, **bound.kwargs)
     )
+    # By identity, as eager tensors are not hashable and equal ones may be different arguments.
     indices = {id(tensor): index for index, tensor in enumerate(tensors)}
     return _Trace(
         function=function,
@@ -367,6 +376,7 @@ def function(fn: Optional[Callable[..., Any]] = None, **kwargs: Any) -> Any:
     """
     if fn is None:
         return functools.partial(function, **kwargs)
+    # One for all traces of the function, so that a trace for other shapes has the same weights.
     store = VariableStore()
     tables: list[NodeNames] = []  # of the traces, by which errors of steps are told
     # Programs are built by Python code, which autograph would rewrite, and take longer to trace.

@@ -37,6 +37,7 @@ class _InStore(VariableStorage):
                 begin,
                 tuple(sizes),
                 holders[begin][0].device,
+                # Bound as defaults: closures would all find the variables of the last piece.
                 lambda v=vs[0]: self._read(v),
                 lambda value, vs=tuple(vs): self._assign(vs, value),
             )
@@ -49,6 +50,7 @@ class _InStore(VariableStorage):
 
     def _assign(self, vs: Sequence[tf.Variable], value: tf.Tensor) -> tf.Operation:
         made = []
+        # Every copy gets the value, as readers take any of them for it.
         for v in vs:
             with tf.device(v.device):
                 made.append(v.assign(tf.cast(value, v.dtype), read_value=False))
@@ -63,9 +65,11 @@ class _InStore(VariableStorage):
             piece.assign(value[tuple(slice(b, b + n) for b, n in zip(piece.begin, piece.sizes))])
             for piece in self.pieces()
         ]
+        # In eager code an assignment is done at once, and what it returns is None.
         return tf.group([op for op in made if op is not None])
 
     def is_initialized(self) -> tf.Tensor:
+        # A store makes slices with their values, so there are none without.
         return tf.constant(True)
 
 
@@ -307,6 +311,7 @@ class MasterVariable(WholeVariable):
           value: an array of the shape of the variable.
           session: the default session if None.
         """
+        # `load` may be called anywhere, and must not wait for what is being built there.
         with self.graph.as_default(), tf.control_dependencies(None):
             fed = tf.placeholder(self.dtype, self.shape)
             done = self.assign(fed, read_value=False)
@@ -314,6 +319,7 @@ class MasterVariable(WholeVariable):
 
     def to_proto(self, export_scope: Optional[str] = None) -> Any:
         """Returns a VariableDef; None if the value is in slices."""
+        # TensorFlow leaves out of a MetaGraph what has no proto; the slices are not one variable.
         return None if self.is_bound else self._tf_variable.to_proto(export_scope)
 
 

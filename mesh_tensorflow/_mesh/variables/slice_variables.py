@@ -46,6 +46,7 @@ class SliceStorage(VariableStorage):
                 begin,
                 sizes,
                 impl.devices[pnums[0]],
+                # Bound as defaults: closures would all find the processors of the last piece.
                 lambda first=pnums[0]: self._read(first),
                 lambda value, pnums=tuple(pnums): tf.group(
                     [self._assign(pnum, value) for pnum in pnums]
@@ -101,7 +102,9 @@ class SliceStorage(VariableStorage):
         """Returns the operation that assigns an initial value; one for each value."""
         if self._index is not None:
             return self._placed.stack_initializer()
+        # By the value, since tf.train.init_from_checkpoint sets another one later.
         if id(value) not in self._initializers:
+            # Whoever asks first may be in a loop, or after operations that must not be waited for.
             with tf.control_dependencies(None), tf.name_scope(f"init/{self._variable.name}"):
                 self._initializers[id(value)] = value, self.assign(value)
         return self._initializers[id(value)][1]
@@ -122,6 +125,7 @@ def bind_masters(placed: SliceVariables, variable: Variable) -> bool:
       Whether the masters were bound.
     """
     masters = variable.masters
+    # All or none: a stacked slice with one part in a master would have to be copied as a whole.
     if not masters or any(m.in_use or m.is_bound for m in masters):
         return False
     for i, (part, master) in enumerate(zip(variable.parts, masters)):
@@ -158,6 +162,7 @@ class SliceVariables(LaidOutVariable):
         # With the values, so that their ids are not reused.
         self._stack_initializers: dict[tuple[int, ...], tuple[list, tf.Operation]] = {}
         self._copies: dict[str, tf.Operation] = {}
+        # A master that is the slice would be read by way of itself.
         self._is_bound = not self.slice_is_master and bind_masters(self, variable)
 
     @property
@@ -174,6 +179,7 @@ class SliceVariables(LaidOutVariable):
 
     def has_room(self, pnum: int) -> tf.Operation:
         """Returns a tf.Operation that sets a slice to zeros if it is not initialized."""
+        # One for all parts of a stack: another could set zeros after a part has been restored.
         if pnum not in self._room:
             v = self.slices[pnum]
             with tf.device(v.device), tf.control_dependencies(None):
@@ -187,6 +193,7 @@ class SliceVariables(LaidOutVariable):
     def stack_initializer(self) -> tf.Operation:
         """Returns a tf.Operation that initializes all parts of a stacked variable."""
         values = [master.initial_value for master in self._variable.masters]
+        # By the values, since tf.train.init_from_checkpoint sets others later.
         key = tuple(map(id, values))
         if key not in self._stack_initializers:
             name = f"init/{self._variable.name}"
@@ -230,6 +237,7 @@ class SliceVariables(LaidOutVariable):
 
     def _copy(self, direction: str, make: Callable[[], tf.Operation]) -> tf.Operation:
         """Returns a copying operation, which the first call creates."""
+        # Else the only place of the value would be assigned to itself.
         if not self.needs_copies:
             return tf.no_op()
         if direction not in self._copies:

@@ -79,6 +79,7 @@ class VariableStorage(abc.ABC):
         groups: dict[tuple, list[Piece]] = {}
         for piece in self.pieces():
             device = tf.DeviceSpec.from_string(piece.device or "")
+            # A saver opens files in the process of the pieces, which then need not travel.
             groups.setdefault((device.job, device.replica, device.task), []).append(piece)
         return list(groups.values())
 
@@ -135,6 +136,7 @@ class PieceSaveable(SaveableObject):
           name: a unique name of the saveable.
         """
         self._pieces = pieces
+        # A variable that is apart is a single piece here: its parts are in other processes.
         self.apart = pieces[0].apart
         self._saved_name = saved_name
         self._whole = tuple(master.shape.as_list())
@@ -243,6 +245,7 @@ class WholeVariable(tf2.__internal__.tracking.Trackable, abc.ABC):
     """
 
     _save_slice_info = None
+    # Makes NumPy leave arithmetic with arrays to this class.
     __array_priority__ = 100
 
     def __init__(self, trainable: bool):
@@ -336,6 +339,7 @@ class WholeVariable(tf2.__internal__.tracking.Trackable, abc.ABC):
             done = storage.assign(value)
             if not read_value:
                 return done
+            # A new read, as one that was made earlier could come before the assignment.
             with tf.control_dependencies([done]):
                 return storage.read()
 
@@ -368,6 +372,8 @@ class WholeVariable(tf2.__internal__.tracking.Trackable, abc.ABC):
         pieces = self._at_storage().pieces_by_process()
 
         def factory(process: int, name: Optional[str] = None) -> PieceSaveable:
+            # TensorFlow adds further processes' keys to the name. In the file all are parts of one
+            # tensor, which has the name without them.
             suffix = f"_{_key(process)}" if process else ""
             given = (name or self._shared_name + suffix).removesuffix(suffix)
             return PieceSaveable(self, pieces[process], self._name_in_file(given), given + suffix)
@@ -444,6 +450,8 @@ def seeded_initializer(
         seeded.seed = zlib.crc32(f"{program_seed()}/{number}".encode()) % 2**31
         return seeded
     if getattr(initializer, "seed", 0) is None:
+        # TensorFlow's own join this with the program's seed. A copy, as one initializer may be that
+        # of several variables.
         seeded = copy.copy(initializer)
         seeded.seed = number
         return seeded
@@ -472,6 +480,7 @@ def initial_value(
     initializer = seeded_initializer(initializer, name) or tf.glorot_uniform_initializer()
     if isinstance(initializer, type):
         initializer = initializer()
+    # Functions written for TensorFlow 1 may require this argument, others do not know it.
     further = {"partition_info": None} if _takes_partition_info(initializer) else {}
     return checked_value(initializer(list(sizes), dtype=dtype, **further), name, sizes, dtype)
 

@@ -130,15 +130,18 @@ def fitting(name: str, form: Form, value: npt.ArrayLike) -> tf.Tensor:
     if given.dtype == form.dtype:
         return given
     cast = tf.cast(given, form.dtype)
+    # In a function there are no values to look at yet, so only the dtypes can tell.
     if tf.is_symbolic_tensor(cast):
         if given.dtype.is_floating and not (form.dtype.is_floating or form.dtype.is_complex):
             raise WrongTypeError(f"{what} cannot be assigned {given.dtype.name}: use tf.cast on it")
         return cast
     before, after = given.numpy(), cast.numpy()
     if form.dtype.is_floating or form.dtype.is_complex:
+        # A number above the largest of the dtype becomes infinite; what was infinite may stay so.
         lost = np.isfinite(before) & ~np.isfinite(after)
     else:
         with np.errstate(invalid="ignore"):
+            # Back and compared: what the cast cut off is not there any more.
             lost = (after.astype(before.dtype) != before) | ~np.isfinite(before)
     if np.any(lost):
         index = np.argwhere(lost)[0]
@@ -226,6 +229,7 @@ class SavedVariables(Trackable):
         """
         made = _SavedVariable(store, name, shape, dtype, trainable)
         known = self._by_name.get(name)
+        # A new layout makes no other object: checkpoints know a variable by its object.
         if known is None or (known.shape, known.dtype) != (made.shape, made.dtype):
             self._by_name[name] = made
             self._handle_deferred_dependencies(name=name, trackable=self._by_name[name])
@@ -286,6 +290,7 @@ def store_of(graph: Graph) -> Optional[VariableStore]:
     Raises:
       ValueError: the program is built in a tf.function, and no store is active.
     """
+    # A graph of TensorFlow 1 keeps its variables itself, also within the scope of a store.
     if not tf.executing_eagerly_outside_functions():
         return None
     if _active.stores:
@@ -353,6 +358,7 @@ class VariableStore(tf2.Module):
         Default names of layers are counted from the beginning, so that a program that is built
         again has the same variable names.
         """
+        # A stack, so that within the scope of another store each program finds the innermost.
         _active.stores.append(self)
         try:
             with _new_default_names():
@@ -399,6 +405,7 @@ class VariableStore(tf2.Module):
         """Returns the whole variables for checkpoints; the slices for SavedModels."""
         children = dict(super()._trackable_children(save_type, **kwargs))
         if save_type == "checkpoint":
+            # Slices would make a file depend on the layout: it gets whole variables in their place.
             del children["_by_name"]
             children[SLICES] = self._known.saved
         return children
@@ -432,6 +439,7 @@ class VariableStore(tf2.Module):
         kept = self is not variable.graph.variable_store and known == form
         if name in self._known.lowered or kept:
             return
+        # The name is a full one already, which scopes in force must not extend.
         with tf.device(form.devices[0]), tf.name_scope(None):
             whole = tf.cast(_first_value(variable), form.dtype)
             self._keep(variable, form, {0: _slice_variable(variable, whole, None)})
@@ -479,8 +487,10 @@ class VariableStore(tf2.Module):
                 if known == form:
                     return self._slices_of(name)
                 raise ValueError(differs(name, known, form, same))
+            # Outside of the function that is traced, which would capture the old slices otherwise.
             with tf.init_scope():
                 self._lay_out(variable, form, mesh_impl, self.value(name), self._slices_of(name))
+        # From now on a Variable that is made again leaves the value as it is.
         self._known.lowered.add(name)
         return self._used(name)
 
@@ -516,6 +526,7 @@ class VariableStore(tf2.Module):
                 and mesh_impl.same_memory(there.devices[number], device)
             ]
             if same:
+                # Taken out of `old`, as one tf variable must not become two slices.
                 made[pnum] = old.pop(same[0])
                 continue
             with tf.device(device), tf.name_scope(None):
@@ -594,6 +605,7 @@ def _new_default_names() -> Iterator[None]:
         return
     # Leaving a scope that was entered as an object restores the counts.
     with tf.variable_scope(tf.get_variable_scope(), auxiliary_name_scope=False):
+        # Else a layer that is built again would be "dense_1", with variables of its own.
         get_variable_scope_store().variable_scopes_count = {}
         yield
 
@@ -605,6 +617,7 @@ def _first_value(variable: Variable) -> tf.Tensor:
 
 
 def _slice_variable(variable: Variable, value: tf.Tensor, number: Optional[int]) -> tf.Variable:
+    # TensorFlow's names have only these characters; the store itself knows the variable by its own.
     safe_name = re.sub(r"[^A-Za-z0-9_./-]", "_", variable.name)
     name = safe_name if number is None else f"{safe_name}_slice_{number}"
     return tf2.Variable(value, name=name, trainable=variable.trainable)
