@@ -49,14 +49,14 @@ def _groups(
         if isinstance(op, Assign):
             for v in op.variables:
                 assigned.setdefault(v, set()).add(i)
-    read_again = _read_again(graph.operations)
+    alone = _read_again(graph.operations) | assigned_in_loops(graph.operations)
     open_groups: dict[tuple, list[Variable]] = {}
     groups: list[list[Variable]] = []
     for v in graph.all_variables:
         impl = mesh_to_impl[v.mesh] if mesh_to_impl else None
         # What is read again after an assignment needs a variable of its own to wait for; and on one
         # processor there is nothing to save.
-        if v in read_again or v.store is not None or (impl is not None and impl.size == 1):
+        if v in alone or v.store is not None or (impl is not None and impl.size == 1):
             groups.append([v])
             continue
         # Names do not matter, but all that tells how a variable is stored, read and updated does.
@@ -83,6 +83,16 @@ def _groups(
             open_groups[key] = [v]
             groups.append(open_groups[key])
     return groups
+
+
+def assigned_in_loops(operations: Iterable[Operation]) -> set[Operation]:
+    """Returns the variables that an Assign within another operation assigns to.
+
+    Args:
+      operations: the operations of a program.
+    """
+    inner = with_inner_operations(i for op in operations for i in op.inner_operations)
+    return {v for op in inner if isinstance(op, Assign) for v in op.variables}
 
 
 def _read_again(operations: Iterable[Operation]) -> set[Operation]:

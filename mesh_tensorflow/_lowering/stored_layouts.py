@@ -35,6 +35,7 @@ from mesh_tensorflow._core.operation import Operation, is_of_package, with_inner
 from mesh_tensorflow._core.pending import Walk
 from mesh_tensorflow._core.shape import Dimension, Shape
 from mesh_tensorflow._core.tensor import Tensor
+from mesh_tensorflow._lowering.stack_variables import assigned_in_loops
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow._mesh.stored_layout import EARLY, WEIGHTS_TOO, StoredLayout, plain_shape
 from mesh_tensorflow.ops._control.control import Depend
@@ -125,6 +126,9 @@ class _Finder:
             if isinstance(op, Assign):
                 for v, x in zip(op.variables, op.inputs):
                     self._assigned.setdefault(v, []).append(x)
+        # The value that a loop assigns is of the loop's own names, which no reshape meets: what is
+        # assigned to there is stored whole.
+        self._in_loops = assigned_in_loops(graph.operations)
         # Gradients of a weight are added up before they are split.
         self._outside = {op for walk in walks.values() for op in walk.delaying}
 
@@ -132,7 +136,7 @@ class _Finder:
         """Names the dimensions of a weight, of its update, and of its slots."""
         impl = self._impls[v.mesh]
         names = impl.stored_layout.names(v.shape, impl)  # type: ignore[union-attr]
-        if not names:
+        if not names or v in self._in_loops:
             return
         whole = v.trainable and impl.stored_layout.stage < WEIGHTS_TOO  # type: ignore[union-attr]
         self.stored[v] = {} if whole else names
@@ -164,7 +168,8 @@ class _Finder:
                 (found if near else beyond).extend(x.operation for x in op.inputs)
 
     def _may_be_slot(self, op: Variable, v: Variable) -> bool:
-        return op not in self.stored and op in self._assigned and set(op.shape) <= set(v.shape)
+        taken = op in self.stored or op in self._in_loops
+        return not taken and op in self._assigned and set(op.shape) <= set(v.shape)
 
     def _is_update(self, op: Operation, v: Variable, names: Names) -> bool:
         """Returns whether an operation can do a part of an update under other names."""
