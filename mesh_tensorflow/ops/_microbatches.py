@@ -176,6 +176,7 @@ class Kinds:
         carried = frozenset().union(*(k.dims for k in kinds))
         own = frozenset(d for d in y.shape if d in carried) | self._own_dims(y)
         if isinstance(op, ReshapeOperation) and carried - own:
+            # A reshape may join the batch with others; any of its new dimensions may have it.
             own |= frozenset(d for d in y.shape if d not in op.inputs[0].shape)
         self._check_size(op, y)
         if own:
@@ -223,8 +224,10 @@ class Kinds:
             [other] = [_number(x) for x, k in zip(op.inputs, kinds) if k.name in _FLAT] or [1.0]
             return self._times(op, totals[0], other)
         if isinstance(op, ScalarAddOperation):
+            # mean(x_i) + c = mean(x_i + c), but a sum would have c once for each microbatch.
             return _MEAN if names == {"mean"} else _FUNCTION
         if isinstance(op, AddOperation):
+            # Likewise, what is the same for all may be added to a mean, and not to a sum.
             all_sums = names == {"sum"} and len(totals) == len(kinds)
             return _SUM if all_sums else _MEAN if names == {"mean"} else _FUNCTION
         linear = isinstance(op, _LINEAR) or _is_linear_slicewise(op)
@@ -535,6 +538,7 @@ class InMicrobatches:
         for (x, share), total in zip(self._summed.items(), totals, strict=True):
             self._totals[x] = mtf.cast(total if share == 1.0 else total * share, x.dtype)
         later = sorted(self._later, key=self._order.__getitem__)
+        # Copies, as what stays in the loop may read the originals, which are of one microbatch.
         clones, mapping = graph.clone_operations(later, self._totals)
         for clone in clones:
             clone.original = None  # it is no recomputation
@@ -654,6 +658,7 @@ def serialize_training_step(
         outputs = model_fn(dict(given))
         whole.effects_are_built(list(given.values()))
         trainable = [v.value for v in graph.trainable_variables]
+        # The loop sums them: they stay partial sums, which take one allreduce for all microbatches.
         grads = mtf.gradients([outputs["loss"]], trainable)
         missing = [v.name for v, g in zip(graph.trainable_variables, grads) if g is None]
         if missing:

@@ -105,6 +105,7 @@ class EinsumOperation(Operation):
         """Returns, for each input, the einsum of dy with the other inputs, conjugate if complex."""
         dy = gradient_of_output(grad_ys)
         xs = self.inputs
+        # y = sum(x_1 x_2 x_3) has dx_1 = sum(dy conj(x_2) conj(x_3)) over all that x_1 lacks.
         return [
             product([dy, *map(mtf.conj, [*xs[:i], *xs[i + 1 :]])], x.shape)
             for i, x in enumerate(xs)
@@ -175,6 +176,7 @@ class EinsumOperation(Operation):
             for d in x.shape:
                 if d in gathered:
                     axis = gathered[d]
+                    # What is gathered along one axis is gathered along the next one as a whole.
                     elements *= mesh_impl.shape[axis].size
                     found.append(
                         Collective("allconcat", (axis,), elements, elements * x.dtype.size)
@@ -184,6 +186,7 @@ class EinsumOperation(Operation):
     def cost(self, mesh_impl: MeshImpl) -> Cost:
         """Two flops for each multiply-add, and the gathers of dimensions that would clash."""
         computed = self._computed_elements(mesh_impl)
+        # n factors take n - 1 multiply-adds of two flops each; a sum of one factor, an addition.
         flops = computed * max(1, 2 * (len(self._inputs) - 1))
         moved = Operation.cost(self, mesh_impl).bytes
         return Cost(flops, moved, tuple(self._gathers(mesh_impl)))

@@ -252,6 +252,7 @@ class PoolBackPropOperation(Operation):
         is_maximum = pool_backprop(x, y, mtf.ones_like(dy), ksize, ksize, self._pool_fn_string)
         masked = mtf.multiply(reached, is_maximum)
         gathered = PoolOperation(masked, ksize, ksize, mean).outputs[0]
+        # There is no pooling by sums, but a sum is a mean times the number of elements.
         return [None, None, mtf.multiply(gathered, list_product(ksize))]
 
     def lower(self, lowering: LoweringLike) -> None:
@@ -272,6 +273,7 @@ def _max_backprop(ksize: Sequence[int], x: tf.Tensor, y: tf.Tensor, dy: tf.Tenso
     sizes = x.shape.as_list()
     # All elements that equal the maximum, unlike in TensorFlow's gradient, which takes one.
     is_maximum = tf.equal(x, _spread(y, ksize, sizes))
+    # Outside of the windows the maximum is padded with 0, which may be equal to x; but so is dy.
     return tf.where_v2(is_maximum, _spread(dy, ksize, sizes), tf.zeros([], dy.dtype))
 
 

@@ -405,6 +405,7 @@ def reduce_any(
     shape = _reduction_output_shape(
         x, output_shape, reduced_dim, disable_positional_args, "reduce_any"
     )
+    # The maximum of no numbers is -inf, which would be true; their minimum, inf, is right for all.
     if not x.size and shape.size:
         return mtf.cast(mtf.zeros(x.mesh, shape), tf.bool)
     y = _extreme(mtf.to_float(x), shape, "MAX", name, "reduce_any")
@@ -425,5 +426,6 @@ def reduce_first(tensor: Tensor, reduced_dim: Dimension) -> Tensor:
     """
     check_dimension("reduce_first", tensor, reduced_dim)
     r = mtf.mtf_range(tensor.mesh, reduced_dim, dtype=tf.int32)
+    # Not mtf.slice: that needs the whole dimension on each processor, and a sum does not.
     first = mtf.cast(mtf.equal(r, 0), tensor.dtype)
     return reduce_sum(tensor * first, reduced_dim=reduced_dim)

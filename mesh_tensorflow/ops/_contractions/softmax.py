@@ -91,6 +91,7 @@ class SoftmaxOperation(Operation):
         if len(sizes) <= _MOST_DIMS:
             return fn(t, axis=self._axis)
         before, after = sizes[: self._axis], sizes[self._axis + 1 :]
+        # Elements stay where they are in memory, so this reshape costs nothing.
         joined = [mtf.list_product(before), sizes[self._axis], mtf.list_product(after)]
         return tf.reshape(fn(tf.reshape(t, joined), axis=1), sizes)
 
@@ -101,10 +102,12 @@ class SoftmaxOperation(Operation):
 
         # The maximum of all slices, not of each: exponentials of all are added up.
         largest = reduce(tf.reduce_max, x, "MAX")
+        # It cancels in the quotient, and keeps exponentials from overflowing.
         shifted = mesh_impl.slicewise(tf.subtract, x, largest)
         exps = mesh_impl.slicewise(tf.exp, shifted)
         total = reduce(tf.reduce_sum, exps, "SUM")
         if self._log:
+            # Not log(exps / total), which is -inf where an exponential is rounded to 0.
             return mesh_impl.slicewise(lambda t, s: t - tf.log(s), shifted, total)
         return mesh_impl.slicewise(tf.divide, exps, total)
 
@@ -306,8 +309,10 @@ class CrossEntropyOperation(_OfIds):
             return tf.where(is_here, found, tf.zeros_like(found))
 
         def loss(total: tf.Tensor, most: tf.Tensor, found: tf.Tensor, i: tf.Tensor) -> tf.Tensor:
+            # -log softmax = log(sum of exp(x - most)) - (x[id] - most).
             y = tf.log(total) - (found - most)
             known = self._is_id(self._numbers(i, self.inputs[1]))
+            # No processor has an id out of range: what was found for it is 0, and y has no meaning.
             return tf.reshape(tf.where(known, y, tf.zeros_like(y)), sizes)
 
         most = over_vocab("MAX", lambda x: tf.reduce_max(self._rows(x), axis=1), logits)
@@ -374,6 +379,8 @@ class CrossEntropyGradientOperation(_OfIds):
         one_hot = mtf.one_hot(ids, self._dim, dtype=dy.dtype)
         known = mtf.reduce_sum(one_hot, output_shape=dy.shape)
         dd_logits = gradient_of_output(grad_ys)
+        # With p = exp(logits - log_z), where log_z is an input by itself, and s = dy + dz: the
+        # output is p s - one_hot dy, for ids in range; dy counts as 0 elsewhere.
         weighted = dd_logits * mtf.exp(logits - log_z)
         total = mtf.reduce_sum(weighted, output_shape=dy.shape)
         at_ids = mtf.reduce_sum(dd_logits * one_hot, output_shape=dy.shape)
@@ -399,6 +406,7 @@ class CrossEntropyGradientOperation(_OfIds):
             for dz, value in zip(self.inputs[4:], more):
                 scale = scale + self._numbers(value, dz)
             # Each writes to the memory of the one before.
+            # log_z has the forward computation's maximum and sum: nothing is reduced again.
             y = tf.exp(self._rows(x) - z[:, None]) * scale[:, None]
             inside, is_here = self._within(i, part, more[len(self.inputs) - 4 :])
             y = add_entries(y, _places(inside), tf.where(is_here, -d, tf.zeros_like(d)))
@@ -459,6 +467,7 @@ class NormalizeOperation(_AlongDimension):
         super().__init__([x], name="normalize")
         self._set_dimension(x, dim)
         self._epsilon = epsilon
+        # Of size 1 in the place of the dimension, so that slices of the two broadcast by position.
         self._factor_dim = Dimension("_one", 1)
         shape = x.shape.dims
         shape[self._axis] = self._factor_dim

@@ -32,6 +32,7 @@ def is_worthwhile(weights: Tensor, indices: Tensor, dim: Dimension, output_shape
     """Returns whether `GatherOperation` supports a gather and is faster than a contraction."""
     rest = weights.shape - [dim]
     dims = [*indices.shape.dims, *rest.dims]
+    # tf.gather combines every index with every row; it matches no dimension that both have.
     apart = dim in weights.shape.dims and len(set(dims)) == len(dims)
     apart = apart and set(dims) == set(output_shape.dims)
     names = [d.name for d in [dim, *dims]]
@@ -84,6 +85,7 @@ class GatherOperation(Operation):
         output = self.outputs[0]
         axis = weights.shape.dims.index(self._dim)
         part = mesh_impl.slice_shape(weights.shape)[axis]
+        # tf.gather puts the dimensions of the indices in the place of the one that is looked up.
         found = weights.shape.dims
         found[axis : axis + 1] = indices.shape.dims
         order = [found.index(d) for d in output.shape]
@@ -192,6 +194,7 @@ class GatherGradientOperation(Operation):
         summed = self._summed_axes(mesh_impl)
         part = self._part(mesh_impl)
         row = mesh_impl.slice_shape(self._rest)
+        # Segment sums put the indexed dimension first, wherever the table has it.
         back = [([self._dim, *self._rest.dims]).index(d) for d in self.outputs[0].shape]
 
         def add_rows(rows: tf.Tensor, i: tf.Tensor, *coordinate: tf.Tensor) -> tf.Tensor:
@@ -223,8 +226,10 @@ class GatherGradientOperation(Operation):
           lowering: a Lowering.
         """
         pending = compatible_lazy_allreduce_sums(values)
+        # Rows that are still to be summed over processors cannot be added to a table that is not.
         if not pending and any(isinstance(v, LazyAllreduceSum) for v in values):
             return None
+        # Reversed, so that the rows of one are added to the value of the other.
         for x, table in zip(summands[::-1], values):
             if isinstance(x.operation, GatherGradientOperation):
                 slices = table.laid_out_input if pending else table.to_laid_out_tensor()
@@ -251,6 +256,7 @@ class GatherGradientOperation(Operation):
             inside = tf.clip_by_value(i, constant(0, i.dtype), constant(part - 1, i.dtype))
             rows = self._rows(rows, i, row)
             is_here = tf.reshape(tf.equal(i, inside), constant([-1] + [1] * len(row)))
+            # What was clipped into this slice from elsewhere adds 0 there.
             rows = tf.where_v2(is_here, rows, constant(0, rows.dtype))
             return add_entries(t, tf.reshape(inside, [-1, 1]), rows)
 

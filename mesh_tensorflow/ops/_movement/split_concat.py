@@ -193,6 +193,7 @@ class ConcatOperation(Operation):
         self._outputs = [Tensor(self, shape, xs[0].dtype)]
 
     def _unsplittable(self) -> Iterable[str]:
+        # Joined slice by slice, parts of the inputs would alternate in the whole.
         return [self._concat_dim_name]
 
     def gradient(self, grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Tensor]:
