@@ -308,6 +308,7 @@ class _Search:
         self, state: _State, candidates: _Candidates, ends: mtf.Tensor, here: mtf.Tensor
     ) -> tuple[mtf.Tensor, mtf.Tensor, mtf.Tensor]:
         """Returns the best finished sequences, their scores and flags."""
+        # Candidates that go on are put below those that have finished.
         scores = self._divided(candidates.log_probs, state.step + 1) + (ends - 1.0) * INF
         scores = mtf.concat(
             [_renamed(state.finished_scores, self._beam, self._triple),

@@ -276,6 +276,7 @@ def _of_two(a: Kind, b: Kind) -> Kind:
     names = {a.name, b.name}
     if "unknown" in names:
         return a if a.name == "unknown" else b
+    # What is the same for all is the mean of itself, so a mean may follow it.
     if names <= {*_FLAT, "mean"}:
         return _MEAN if "mean" in names else _DRAWN
     return Kind("unknown", why="it is a variable of a loop that adds sums over the batch")
@@ -293,6 +294,7 @@ def _why_mixed(op: Operation, own: frozenset[Dimension], kinds: Sequence[Kind]) 
 def _reduced(op: Operation, kinds: Sequence[Kind]) -> Kind:
     """Returns the kind of what is reduced over the batch."""
     is_sum = isinstance(op, EinsumOperation) or (isinstance(op, ReduceOperation) and op._is_sum())
+    # Of examples along different dimensions, it would be a sum over pairs of them.
     if is_sum and len({k.dims for k in kinds if k.dims}) == 1:
         return _SUM
     return Kind("unknown", why=f"{op.name} ({type(op).__name__}) is no sum or mean over the batch")
@@ -519,6 +521,7 @@ class InMicrobatches:
                 op.replace_inputs(passed)
         self.outside = [op for op in operations[self._begin :] if op in self._hoisted]
         operations[self._begin :] = [op for op in operations[self._begin :] if op not in removed]
+        # Some may be inner values of a function with a custom gradient, as of a recomputed one.
         with usable([x.operation for x in self._summed]):
             return [_wide(x) for x in self._summed]
 
@@ -646,6 +649,7 @@ def serialize_training_step(
         # Loops can only sum further results, so each microbatch adds its rows at its own place, and
         # zeros elsewhere.
         place = mtf.one_hot(index, micro_dim, dtype=y.dtype)
+        # After the examples, as in `split_microbatches`: the two become the batch again.
         at = y.shape.dims.index(small_dim) + 1
         shape = Shape(y.shape.dims[:at] + [micro_dim] + y.shape.dims[at:])
         return mtf.einsum([y, place], output_shape=shape)

@@ -45,6 +45,7 @@ def einsum_output_shape(
     Raises:
       ValueError: both are given and disagree, or a reduced dimension is in no input.
     """
+    # Its order is that of first appearance, which the result has.
     counts: dict[Dimension, int] = {}
     for shape in input_shapes:
         for d in shape:
@@ -107,6 +108,7 @@ class EinsumOperation(Operation):
         xs = self.inputs
         # y = sum(x_1 x_2 x_3) has dx_1 = sum(dy conj(x_2) conj(x_3)) over all that x_1 lacks.
         return [
+            # A dimension that only this input has is summed over: `product` repeats dy along it.
             product([dy, *map(mtf.conj, [*xs[:i], *xs[i + 1 :]])], x.shape)
             for i, x in enumerate(xs)
         ]

@@ -79,6 +79,7 @@ class ReduceOperation(Operation):
         x, y, dy = self.inputs[0], self.outputs[0], gradient_of_output(grad_ys)
         if self._reduction_fn_string == "SUM":
             return [broadcast(dy, x.shape)]
+        # As in the classic, each of several equal extrema gets all of dy.
         return [mtf.cast(mtf.equal(x, y, output_shape=x.shape), dy.dtype) * dy]
 
     def _reduced_mesh_axes(self, mesh_impl: MeshImpl) -> list[int]:
@@ -315,6 +316,7 @@ def divided_sum(total: Tensor, number: float, is_mean: bool = True) -> Tensor:
         it is the same for all sizes.
     """
     op = mtf.ScalarMultiplyOperation(total, 1.0 / number if number else math.nan)
+    # The factor, such as 1 / 32, does not tell whether it is one over the size of a batch.
     op.is_mean = is_mean
     return op.outputs[0]
 

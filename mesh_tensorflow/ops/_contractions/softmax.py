@@ -294,6 +294,7 @@ class CrossEntropyOperation(_OfIds):
         sizes = constant(mesh_impl.slice_shape(self.outputs[0].shape), tf.int32)
         axis = mesh_impl.splitting_axis(self._dim)
 
+        # Three numbers for each row are reduced over processors; the logits stay where they are.
         def over_vocab(reduction: str, fn: Callable, *values: Any) -> Any:
             local = mesh_impl.slicewise(fn, *values)
             return local if axis is None else mesh_impl.allreduce(local, [axis], reduction)
@@ -483,6 +484,7 @@ class NormalizeOperation(_AlongDimension):
         """Returns dx by an operation of its own, from the output and the factor."""
         if grad_ys[0] is None:
             return [None]
+        # Of these two alone, so that neither the input nor its mean need be kept.
         y, factor = self.outputs
         return NormalizeGradOperation(y, factor, grad_ys[0], self._dim).outputs
 

@@ -214,6 +214,7 @@ def cumsum(x: Tensor, dim: Dimension, exclusive: bool = False) -> Tensor:
         # A product with a triangle of ones instead of tf.cumsum, which could not go on from one
         # processor's slice to the next.
         mask = mtf.cast(comparator(earlier, later), x.dtype)
+        # total[j] = sum over i of x[i] [i <= j], or [i < j] if it is exclusive.
         total = mtf.einsum([x, mask], output_shape=new_shape)
         return mtf.rename_dimension(total, new_name, dim.name)
 

@@ -146,6 +146,7 @@ class ShiftOperation(Operation):
         found = [
             Collective("shift", (mesh_axis,), elements, elements * itemsize)
             for processors, elements in self._kept_pieces(mesh_impl, mesh_axis)
+            # All the way around the mesh axis, a piece stays where it is.
             if processors % mesh_impl.shape[mesh_axis].size
         ]
         return Cost(0, moved, tuple(found))
