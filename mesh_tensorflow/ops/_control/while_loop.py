@@ -293,6 +293,7 @@ class WhileGradientOperation(Operation):
         """Lowers to a tf.while_loop over the iterations in reverse order."""
         mesh_impl = lowering.mesh_impl(self)
         tape, count, arrays = lowering.loop_tapes[self._forward]
+        # All of them, though only the first are carried: pending sums are computed before a loop.
         values = [lowering.tensors[x].to_laid_out_tensor() for x in self.inputs]
         n = len(self._carried)
         pending = walk(self._operations, mesh_impl)
@@ -511,7 +512,9 @@ class WhileLoopOperation(Operation):
         mesh_impl = lowering.mesh_impl(self)
         n = self._num_vars
         inputs = [lowering.tensors[x].to_laid_out_tensor() for x in self.inputs[:n]]
-        for x in self.inputs[n:]:  # partial sums must be summed before the loop
+        # Pending sums are computed before the loop: within, they would be in each iteration, and
+        # uses after it would be given a tf.Tensor of the body.
+        for x in self.inputs[n:]:
             lowering.tensors[x].to_laid_out_tensor()
         pending = walk(self._body_ops, mesh_impl)
         summands = [False] * n + [bool(pending.pending_axes(y)) for y in self._body_outputs[n:]]

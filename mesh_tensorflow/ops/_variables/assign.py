@@ -59,7 +59,7 @@ class ReadVariable(Operation):
 
     def __init__(self, var: Variable, name: Optional[str] = None):
         """Creates the operation; see `read_variable`."""
-        # The value of the step's beginning is an input only for gradients: they pass through to it.
+        # The value of the step's beginning is an input, so that gradients pass through to it.
         super().__init__(var.outputs, name=name or "read_variable")
         self._var = var
         self._outputs = [Tensor(self, var.shape, var.activation_dtype)]

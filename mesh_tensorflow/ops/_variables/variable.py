@@ -80,6 +80,7 @@ class Variable(Operation):
         self._shape = shape
         self._outputs = [Tensor(self, shape, dtype.activation_dtype)]
         if self._store is not None:
+            # tf.get_variable is not called, which would ask the scope for one.
             self._initializer = self._initializer or tf.get_variable_scope().initializer
             self._store.declare(self)
             self._master = StoredMaster(
@@ -119,6 +120,7 @@ class Variable(Operation):
                 trainable=self._trainable,
                 **kwargs,
             )
+        # tf.get_variable refuses only its own names: beside another node, a name is made unique.
         if self._master.op.name != full_name:
             raise ValueError(
                 f"variable {full_name!r} became {self._master.op.name!r}: TensorFlow has a "
