@@ -246,6 +246,7 @@ class _Search:
         # Scores are below 0, so entries that hold no sequence, which become 0, are not the worst.
         flags = mtf.cast(state.finished_flags, self._dtype)
         worst = mtf.reduce_min(state.finished_scores * flags, reduced_dim=self._beam)
+        # Where none has finished, the worst is 0 less INF, so that any alive one may improve on it.
         none = 1.0 - mtf.reduce_max(flags, reduced_dim=self._beam)
         may_improve = mtf.greater_equal(bound, worst + none * -INF)
         # All rows of the batch are in one loop, which goes on as long as one of them may improve.

@@ -374,6 +374,7 @@ class InMicrobatches:
     def effects_are_built(self, rows: Iterable[Tensor]) -> None:
         """Does the same as `model_is_built`, if the model function assigns anything."""
         operations = self._graph.operations[self._begin :]
+        # Without effects nobody asks for kinds, which refuse some models that a loop can do.
         if any(isinstance(op, _EFFECTS) for op in with_inner_operations(operations)):
             self.model_is_built(rows)
 

@@ -188,6 +188,7 @@ def dropout(
         mask = _random(
             x.mesh, noise_shape, random_values.keep_mask, keep_prob=keep_prob, dtype=x.dtype
         )
+        # The mask is 0 or 1 / keep_prob, so one product both drops and scales.
         return x * mask
 
 

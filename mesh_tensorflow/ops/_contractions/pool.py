@@ -63,6 +63,7 @@ def pool_fn(pool_fn_string: str) -> Callable:
         x: tf.Tensor, ksize: Sequence[int], strides: Sequence[int], padding: str = "VALID"
     ) -> tf.Tensor:
         batch, image = x.shape.as_list()[:-3], x.shape.as_list()[-3:]
+        # TensorFlow's pooling takes one batch dimension.
         flat = tf.reshape(x, [list_product(batch), *image])
         y = _PLANE_FNS[is_max](flat, list(ksize), list(strides), padding)
         return tf.reshape(y, batch + y.shape.as_list()[1:])

@@ -95,6 +95,7 @@ class ReduceOperation(Operation):
         mesh_impl = lowering.mesh_impl(self)
         x, y = self.inputs[0], self.outputs[0]
         reduced = [axis for axis, d in enumerate(x.shape) if d not in y.shape]
+        # A reduction keeps the order of x, and the output may have another one.
         kept = Shape([d for d in x.shape if d in y.shape])
         fn = reduction_fn(self._reduction_fn_string)
         value = mesh_impl.slicewise(

@@ -402,6 +402,7 @@ class CrossEntropyGradientOperation(_OfIds):
         def fn(x: tf.Tensor, i: tf.Tensor, z: tf.Tensor, d: tf.Tensor, *more: tf.Tensor) -> Any:
             i = self._numbers(i, ids)
             z, d = self._numbers(z, log_z), self._numbers(d, dy)
+            # An id out of range has the loss 0, whatever the logits are.
             d = tf.where(self._is_id(i), d, tf.zeros_like(d))
             scale = d
             for dz, value in zip(self.inputs[4:], more):
@@ -492,6 +493,7 @@ class NormalizeOperation(_AlongDimension):
         """Lowers to mean, variance and rsqrt, with an allreduce each if the dimension is split."""
         mesh_impl = lowering.mesh_impl(self)
         lowering.count_collectives(self, "reduce_op")
+        # Here, as a lazy value would be computed at each of its uses.
         x = lowering.tensors[self.inputs[0]].to_laid_out_tensor()
         # In two passes: the mean of squares minus the square of the mean loses all digits where the
         # mean is large.

@@ -78,6 +78,7 @@ class Depend(Operation):
                 return True
             rest += [x.operation for x in op.inputs]
             if isinstance(op, Depend):
+                # What it waits for comes before it, and is no input of it.
                 rest += [d.operation if isinstance(d, Tensor) else d for d in op._dependencies]
         return False
 

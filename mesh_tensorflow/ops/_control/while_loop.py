@@ -502,6 +502,7 @@ class WhileLoopOperation(Operation):
                     f"{self.name}: no gradient of a loop in a loop that makes random values; "
                     f"make them outside of {op.name} and use them in it"
                 )
+        # Only a loop that is differentiated takes memory for what its iterations computed from.
         self._keeps_tape = True
         return WhileGradientOperation(self, unused_grad_ys).input_gradients
 

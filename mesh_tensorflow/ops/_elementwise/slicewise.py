@@ -228,6 +228,7 @@ def _tf_gradients(
     Two of `xs` may be one tf.Tensor, or one may be computed from the other: gradients do not flow
     from one to the other.
     """
+    # By identity, as tf.Tensors may compare their values, and not be hashable.
     distinct = len({id(x) for x in xs}) == len(xs)
     grads: list = [None] * len(xs)
     if distinct and not tf.executing_eagerly():

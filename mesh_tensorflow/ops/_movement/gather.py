@@ -80,6 +80,7 @@ class GatherOperation(Operation):
     def lower(self, lowering: LoweringLike) -> None:
         """Looks up what is in each slice; leaves a partial sum if the table's rows are split."""
         mesh_impl = lowering.mesh_impl(self)
+        # Only for its check of the layout.
         self._split_over(mesh_impl)
         weights, indices = self.inputs
         output = self.outputs[0]
@@ -178,6 +179,7 @@ class GatherGradientOperation(Operation):
     def gradient(self, grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Optional[Tensor]]:
         """Gathers from the gradient of the table; indices have no gradient."""
         dy, indices = self.inputs
+        # Linear in dy: the transpose of adding up rows is looking them up.
         gathered = GatherOperation(gradient_of_output(grad_ys), indices, self._dim, dy.shape)
         return [gathered.outputs[0], None]
 

@@ -324,6 +324,7 @@ class TopKOperation(Operation):
 
 
 def _local_top_k(t: tf.Tensor, axis: int, k: int) -> tuple[tf.Tensor, tf.Tensor]:
+    # TensorFlow's top_k searches along the last axis.
     last = t.shape.ndims - 1
     if axis != last:
         order = [i for i in range(last + 1) if i != axis] + [axis]

@@ -166,6 +166,7 @@ class ReshapeOperation(Operation):
 
     def gradient(self, grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Tensor]:
         """Reshapes dy to the shape of the input."""
+        # Not by `reshape`, which would report a slip of the user's a second time.
         return [ReshapeOperation(gradient_of_output(grad_ys), self.inputs[0].shape).outputs[0]]
 
     def _moves(self, mesh_impl: MeshImpl) -> list[_Move]:
