@@ -107,8 +107,8 @@ class Variable(Operation):
             return make_master(next_creator, **settings)
 
         with (
-            # A program may ask for it within a loop or a branch, but it must outlive that.
             tf.device(self._mesh.variable_placer_fn),
+            # A program may ask for it within a loop or a branch, but it must outlive that.
             outside_all_rewrites(),
             tf.variable_creator_scope(make_checked),
         ):
