@@ -49,6 +49,7 @@ class SelectOperation(mtf.Operation):
         if dy is None:
             return [None, None]
         x, indices = self.inputs
+        # The two dimensions may be one, which the one-hot cannot have twice.
         chosen = mtf.Dimension("_chosen", self._new_dim.size)
         dy = mtf.reshape(dy, self._batch + [chosen] + dy.shape.dims[len(indices.shape) :])
         indices = mtf.reshape(indices, self._batch + [chosen])
@@ -242,10 +243,13 @@ class _Search:
         best_alive = mtf.reduce_max(state.alive_log_probs, reduced_dim=self._beam)
         # Log probabilities only decrease, so the penalty of the maximum length gives a bound.
         bound = self._divided(best_alive, self._decode_length)
+        # Scores are below 0, so entries that hold no sequence, which become 0, are not the worst.
         flags = mtf.cast(state.finished_flags, self._dtype)
         worst = mtf.reduce_min(state.finished_scores * flags, reduced_dim=self._beam)
+        # Where none has finished, the worst is 0 less INF, so that any alive one may improve on it.
         none = 1.0 - mtf.reduce_max(flags, reduced_dim=self._beam)
         may_improve = mtf.greater_equal(bound, worst + none * -INF)
+        # All rows of the batch are in one loop, which goes on as long as one of them may improve.
         return mtf.logical_and(room, mtf.reduce_any(may_improve, output_shape=[]))
 
     def _grow(
@@ -267,6 +271,7 @@ class _Search:
         ids = mtf.reshape(ids, self._batch + [flat])
         log_probs, place, ids = best(log_probs, flat, self._double, ids)
         finished = mtf.equal(ids, self._eos_id)
+        # A place is beam * some + number of the continuation.
         return _Candidates(log_probs, mtf.floordiv(place, some.size), ids, finished), new_states
 
     def _vocab_dim(self, logits: mtf.Tensor) -> mtf.Dimension:
@@ -292,6 +297,7 @@ class _Search:
             candidates.log_probs - ends * (3.0 * INF),
             self._double, self._beam, candidates.origin, candidates.ids,
         )  # fmt: skip
+        # Positions that are not decoded yet hold 0, so an addition sets one.
         alive_seq = select(state.alive_seq, origin, self._beam) + ids * here
         finished = self._finished(state, candidates, ends, here)
         new_states = [
@@ -303,6 +309,7 @@ class _Search:
         self, state: _State, candidates: _Candidates, ends: mtf.Tensor, here: mtf.Tensor
     ) -> tuple[mtf.Tensor, mtf.Tensor, mtf.Tensor]:
         """Returns the best finished sequences, their scores and flags."""
+        # Candidates that go on are put below those that have finished.
         scores = self._divided(candidates.log_probs, state.step + 1) + (ends - 1.0) * INF
         scores = mtf.concat(
             [_renamed(state.finished_scores, self._beam, self._triple),
@@ -312,6 +319,7 @@ class _Search:
         scores, place = mtf.top_k(scores, self._triple, self._beam)
         # Each sequence is either one that had finished before, or a continued beam.
         earlier = mtf.range(self._mesh, self._beam, tf.int32)
+        # What had finished gets no further id: it is added below, too, as 0.
         none = mtf.zeros(self._mesh, self._batch + [self._beam], tf.int32)
         origin, ids, flags = (
             select(
@@ -325,6 +333,7 @@ class _Search:
                 (state.finished_flags, candidates.finished),
             ]
         )  # fmt: skip
+        # In the order that `origin` counts in: first those that had finished, then the alive ones.
         both = mtf.concat(
             [_renamed(x, self._beam, self._double) for x in (state.finished_seq, state.alive_seq)],
             self._double.name,

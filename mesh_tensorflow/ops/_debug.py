@@ -52,6 +52,7 @@ class PrintOperation(Operation):
             self._message,
             **self._kwargs,
         )
+        # A loop looks there for what must run in each iteration, whether its result is used or not.
         lowering.operations[self] = tf.group(value.all_slices)
         lowering.set_tensor_lowering(self.outputs[0], value)
 
@@ -99,9 +100,8 @@ class ScalarSummaryOperation(Operation):
     def lower(self, lowering: LoweringLike) -> None:
         """Adds the first processor's value to the collection of scalar summaries."""
         value = lowering.tensors[self.inputs[0]].to_laid_out_tensor()
-        if (
-            tf.executing_eagerly()
-        ):  # the collection outlives the program: keep the latest values only
+        # The collection outlives an eager program: only the latest values are kept.
+        if tf.executing_eagerly():
             known = tf.get_collection_ref(SCALAR_SUMMARIES_COLLECTION_KEY)
             known[:] = [(name, x) for name, x in known if name != self.name]
         tf.add_to_collection(SCALAR_SUMMARIES_COLLECTION_KEY, (self.name, value.all_slices[0]))

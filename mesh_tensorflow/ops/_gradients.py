@@ -52,6 +52,7 @@ def gradients(
     grad_ys = grad_ys or [None] * len(ys)
     # Without this, gradients of everything that `ys` depend on would be built, down to the inputs.
     needed = _reached_from(xs, operations)
+    # sums[x] = d(sum of ys) / dx, through those users of x that have been visited.
     sums: dict[Tensor, Tensor] = {}
     for y, dy in zip(ys, grad_ys, strict=True):
         if not isinstance(dy, Tensor):
@@ -87,6 +88,7 @@ def _check_arguments(ys: Sequence[Tensor], xs: Sequence[Tensor]) -> None:
 def _reached_from(xs: Sequence[Tensor], operations: Sequence[Operation]) -> set[Tensor]:
     """Returns the Tensors that gradients flow through to `xs`."""
     reached = set(xs)
+    # In the order of creation, inputs are decided upon before what reads them.
     for op in operations:
         if op.has_gradient and any(x in reached for x in op.inputs):
             reached.update(op.outputs)

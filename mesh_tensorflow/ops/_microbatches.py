@@ -176,6 +176,7 @@ class Kinds:
         carried = frozenset().union(*(k.dims for k in kinds))
         own = frozenset(d for d in y.shape if d in carried) | self._own_dims(y)
         if isinstance(op, ReshapeOperation) and carried - own:
+            # A reshape may join the batch with others; any of its new dimensions may have it.
             own |= frozenset(d for d in y.shape if d not in op.inputs[0].shape)
         self._check_size(op, y)
         if own:
@@ -223,8 +224,10 @@ class Kinds:
             [other] = [_number(x) for x, k in zip(op.inputs, kinds) if k.name in _FLAT] or [1.0]
             return self._times(op, totals[0], other)
         if isinstance(op, ScalarAddOperation):
+            # mean(x_i) + c = mean(x_i + c), but a sum would have c once for each microbatch.
             return _MEAN if names == {"mean"} else _FUNCTION
         if isinstance(op, AddOperation):
+            # Likewise, what is the same for all may be added to a mean, and not to a sum.
             all_sums = names == {"sum"} and len(totals) == len(kinds)
             return _SUM if all_sums else _MEAN if names == {"mean"} else _FUNCTION
         linear = isinstance(op, _LINEAR) or _is_linear_slicewise(op)
@@ -273,6 +276,7 @@ def _of_two(a: Kind, b: Kind) -> Kind:
     names = {a.name, b.name}
     if "unknown" in names:
         return a if a.name == "unknown" else b
+    # What is the same for all is the mean of itself, so a mean may follow it.
     if names <= {*_FLAT, "mean"}:
         return _MEAN if "mean" in names else _DRAWN
     return Kind("unknown", why="it is a variable of a loop that adds sums over the batch")
@@ -290,6 +294,7 @@ def _why_mixed(op: Operation, own: frozenset[Dimension], kinds: Sequence[Kind]) 
 def _reduced(op: Operation, kinds: Sequence[Kind]) -> Kind:
     """Returns the kind of what is reduced over the batch."""
     is_sum = isinstance(op, EinsumOperation) or (isinstance(op, ReduceOperation) and op._is_sum())
+    # Of examples along different dimensions, it would be a sum over pairs of them.
     if is_sum and len({k.dims for k in kinds if k.dims}) == 1:
         return _SUM
     return Kind("unknown", why=f"{op.name} ({type(op).__name__}) is no sum or mean over the batch")
@@ -369,6 +374,7 @@ class InMicrobatches:
     def effects_are_built(self, rows: Iterable[Tensor]) -> None:
         """Does the same as `model_is_built`, if the model function assigns anything."""
         operations = self._graph.operations[self._begin :]
+        # Without effects nobody asks for kinds, which refuse some models that a loop can do.
         if any(isinstance(op, _EFFECTS) for op in with_inner_operations(operations)):
             self.model_is_built(rows)
 
@@ -516,6 +522,7 @@ class InMicrobatches:
                 op.replace_inputs(passed)
         self.outside = [op for op in operations[self._begin :] if op in self._hoisted]
         operations[self._begin :] = [op for op in operations[self._begin :] if op not in removed]
+        # Some may be inner values of a function with a custom gradient, as of a recomputed one.
         with usable([x.operation for x in self._summed]):
             return [_wide(x) for x in self._summed]
 
@@ -535,6 +542,7 @@ class InMicrobatches:
         for (x, share), total in zip(self._summed.items(), totals, strict=True):
             self._totals[x] = mtf.cast(total if share == 1.0 else total * share, x.dtype)
         later = sorted(self._later, key=self._order.__getitem__)
+        # Copies, as what stays in the loop may read the originals, which are of one microbatch.
         clones, mapping = graph.clone_operations(later, self._totals)
         for clone in clones:
             clone.original = None  # it is no recomputation
@@ -642,6 +650,7 @@ def serialize_training_step(
         # Loops can only sum further results, so each microbatch adds its rows at its own place, and
         # zeros elsewhere.
         place = mtf.one_hot(index, micro_dim, dtype=y.dtype)
+        # After the examples, as in `split_microbatches`: the two become the batch again.
         at = y.shape.dims.index(small_dim) + 1
         shape = Shape(y.shape.dims[:at] + [micro_dim] + y.shape.dims[at:])
         return mtf.einsum([y, place], output_shape=shape)
@@ -654,6 +663,7 @@ def serialize_training_step(
         outputs = model_fn(dict(given))
         whole.effects_are_built(list(given.values()))
         trainable = [v.value for v in graph.trainable_variables]
+        # The loop sums them: they stay partial sums, which take one allreduce for all microbatches.
         grads = mtf.gradients([outputs["loss"]], trainable)
         missing = [v.name for v, g in zip(graph.trainable_variables, grads) if g is None]
         if missing:

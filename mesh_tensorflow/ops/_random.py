@@ -47,6 +47,7 @@ class RandomOperation(Operation):
         super().__init__([], mesh=mesh, name=kwargs.get("name") or "random")
         self._tf_fn = tf_fn
         self._kwargs = {key: value for key, value in kwargs.items() if key != "name"}
+        # A seed where only the program has one: the same number in each build of a program.
         self._number = self.graph.next_random_operation()
         self._outputs = [Tensor(self, convert_to_shape(shape), dtype)]
 
@@ -187,6 +188,7 @@ def dropout(
         mask = _random(
             x.mesh, noise_shape, random_values.keep_mask, keep_prob=keep_prob, dtype=x.dtype
         )
+        # The mask is 0 or 1 / keep_prob, so one product both drops and scales.
         return x * mask
 
 
@@ -215,6 +217,8 @@ def sample_with_temperature(
     u = random_uniform(logits.mesh, logits.shape, minval=tiny, maxval=1.0, dtype=tf.float32)
     # The argmax of logits plus Gumbel noise is a sample of their softmax: it needs no
     # normalization, and in a layout that splits the choices no more than an argmax does.
+    # In float32, also of bfloat16 logits: in that many sums would tie, and argmax takes the first.
     gumbel = mtf.negative(mtf.log(mtf.negative(mtf.log(u))))
+    # argmax(logits / t + g) = argmax(logits + t * g), which divides by no small t.
     noisy = mtf.cast(logits, tf.float32) + gumbel * temperature
     return mtf.argmax(noisy, dim, name=name)

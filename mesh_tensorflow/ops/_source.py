@@ -115,6 +115,7 @@ def _constant_array(
         )
     if dtype.is_complex and not tf.is_tensor(value):
         value = np.asarray(value)  # lists may have both real and complex numbers
+    # The dtype was asked for by name, so it is kept in any precision in force.
     value = tf.cast(value, dtype) if tf.is_tensor(value) else tf.constant(value, dtype)
     return import_unchanged(mesh, value, shape, name="constant")
 
@@ -210,6 +211,7 @@ class RangeOperation(Operation):
             value = mesh_impl.slicewise(lambda: tf.cast(tf.range(size), y.dtype))
         else:
             value = mesh_impl.slicewise(
+                # Element i of part p is p * size + i.
                 lambda part: tf.cast(tf.range(size) + part * size, y.dtype),
                 mesh_impl.laid_out_pcoord(axis),
             )
@@ -247,6 +249,7 @@ class ImportOperation(Operation):
           ValueError: the sizes differ.
         """
         found = tf_tensor.shape
+        # Sizes that are not known yet pass here: `lower` has them checked when the program runs.
         if found.rank is not None and (
             found.rank != len(shape)
             or any(f not in (None, s) for f, s in zip(found.as_list(), shape.to_integer_list))
@@ -367,6 +370,7 @@ def import_fully_replicated(
       shape: a Shape.
       name: a string or None.
     """
+    # No layout splits anonymous dimensions, so each processor cuts its part of its own copy.
     whole = import_tf_tensor(mesh, tf_tensor, anonymous_shape(shape), name)
     return mtf.reshape(whole, shape)
 
@@ -405,6 +409,7 @@ class ImportLaidOutTensorOperation(Operation):
     def lower(self, lowering: LoweringLike) -> None:
         """Uses the slices that it was given."""
         y, laid_out = self.outputs[0], self._laid_out_tensor
+        # The user cut slices for the mesh that was asked for; the executed one may have fewer.
         mesh_impl, slices = lowering.requested_impl(self), slices_of(laid_out)
         if any(tf.is_tensor(s) and not s.shape.is_fully_defined() for s in slices):
             sizes = mesh_impl.slice_shape(y.shape)

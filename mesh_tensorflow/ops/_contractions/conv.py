@@ -232,6 +232,8 @@ def wide_by_filter(
     counted = [size for size, n in zip(sizes, image) if n > 1]
     if max(kind.strides) > 1 or list_product(counted) <= list_product(image):
         return None
+    # wide[p] = sum over m of narrow[m] filter[p - m + before]: the padded filter is the image of
+    # this convolution, and the reversed narrow image its filter.
     margins, kept = [], []
     for n, size, wide in zip(image, sizes, wide_sizes[1:-1]):
         before = (size - 1) // 2 if kind.padding == "SAME" else 0  # of the wide image
@@ -354,6 +356,7 @@ class ConvNdOperation(Operation):
             cls = _FORWARD[rank, transposed]
             return cls(tensors[given], tensors[FILTER], *movement).outputs[0]
         # A wide image that has not the default size of a transposed convolution needs its shape.
+        # The operation computes an input, which of a transposed convolution is the narrow image.
         return Conv2or3dBackpropInputOperation(
             rank, role == NARROW, shapes[role], tensors[FILTER], tensors[given], *movement
         ).outputs[0]
@@ -421,6 +424,8 @@ class ConvNdOperation(Operation):
 
     def _count(self, lowering: LoweringLike, mesh_impl: MeshImpl) -> None:
         counter, _, _ = self._form.kind.names(self._product)
+        # By pixels of the output, as in the classic: of a transposed convolution it counts also
+        # what strides leave out.
         image = self._form.kind.output_role
         laid_out = self._multiply_adds(image, mesh_impl.slice_shape) * mesh_impl.size
         unique = self._multiply_adds(image, lambda shape: shape.to_integer_list)
@@ -429,6 +434,7 @@ class ConvNdOperation(Operation):
 
     def cost(self, mesh_impl: MeshImpl) -> Cost:
         """Two flops for each multiply-add of every processor."""
+        # Each pixel of the narrow image meets the whole window; those of the wide one need not.
         multiply_adds = self._multiply_adds(NARROW, mesh_impl.slice_shape) * mesh_impl.size
         return Cost(flops=2 * multiply_adds, bytes=super().cost(mesh_impl).bytes)
 

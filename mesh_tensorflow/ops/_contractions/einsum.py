@@ -45,6 +45,7 @@ def einsum_output_shape(
     Raises:
       ValueError: both are given and disagree, or a reduced dimension is in no input.
     """
+    # Its order is that of first appearance, which the result has.
     counts: dict[Dimension, int] = {}
     for shape in input_shapes:
         for d in shape:
@@ -105,7 +106,9 @@ class EinsumOperation(Operation):
         """Returns, for each input, the einsum of dy with the other inputs, conjugate if complex."""
         dy = gradient_of_output(grad_ys)
         xs = self.inputs
+        # y = sum(x_1 x_2 x_3) has dx_1 = sum(dy conj(x_2) conj(x_3)) over all that x_1 lacks.
         return [
+            # A dimension that only this input has is summed over: `product` repeats dy along it.
             product([dy, *map(mtf.conj, [*xs[:i], *xs[i + 1 :]])], x.shape)
             for i, x in enumerate(xs)
         ]
@@ -175,6 +178,7 @@ class EinsumOperation(Operation):
             for d in x.shape:
                 if d in gathered:
                     axis = gathered[d]
+                    # What is gathered along one axis is gathered along the next one as a whole.
                     elements *= mesh_impl.shape[axis].size
                     found.append(
                         Collective("allconcat", (axis,), elements, elements * x.dtype.size)
@@ -184,6 +188,7 @@ class EinsumOperation(Operation):
     def cost(self, mesh_impl: MeshImpl) -> Cost:
         """Two flops for each multiply-add, and the gathers of dimensions that would clash."""
         computed = self._computed_elements(mesh_impl)
+        # n factors take n - 1 multiply-adds of two flops each; a sum of one factor, an addition.
         flops = computed * max(1, 2 * (len(self._inputs) - 1))
         moved = Operation.cost(self, mesh_impl).bytes
         return Cost(flops, moved, tuple(self._gathers(mesh_impl)))

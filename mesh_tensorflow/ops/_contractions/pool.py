@@ -63,6 +63,7 @@ def pool_fn(pool_fn_string: str) -> Callable:
         x: tf.Tensor, ksize: Sequence[int], strides: Sequence[int], padding: str = "VALID"
     ) -> tf.Tensor:
         batch, image = x.shape.as_list()[:-3], x.shape.as_list()[-3:]
+        # TensorFlow's pooling takes one batch dimension.
         flat = tf.reshape(x, [list_product(batch), *image])
         y = _PLANE_FNS[is_max](flat, list(ksize), list(strides), padding)
         return tf.reshape(y, batch + y.shape.as_list()[1:])
@@ -252,6 +253,7 @@ class PoolBackPropOperation(Operation):
         is_maximum = pool_backprop(x, y, mtf.ones_like(dy), ksize, ksize, self._pool_fn_string)
         masked = mtf.multiply(reached, is_maximum)
         gathered = PoolOperation(masked, ksize, ksize, mean).outputs[0]
+        # There is no pooling by sums, but a sum is a mean times the number of elements.
         return [None, None, mtf.multiply(gathered, list_product(ksize))]
 
     def lower(self, lowering: LoweringLike) -> None:
@@ -272,6 +274,7 @@ def _max_backprop(ksize: Sequence[int], x: tf.Tensor, y: tf.Tensor, dy: tf.Tenso
     sizes = x.shape.as_list()
     # All elements that equal the maximum, unlike in TensorFlow's gradient, which takes one.
     is_maximum = tf.equal(x, _spread(y, ksize, sizes))
+    # Outside of the windows the maximum is padded with 0, which may be equal to x; but so is dy.
     return tf.where_v2(is_maximum, _spread(dy, ksize, sizes), tf.zeros([], dy.dtype))
 
 

@@ -79,6 +79,7 @@ class ReduceOperation(Operation):
         x, y, dy = self.inputs[0], self.outputs[0], gradient_of_output(grad_ys)
         if self._reduction_fn_string == "SUM":
             return [broadcast(dy, x.shape)]
+        # As in the classic, each of several equal extrema gets all of dy.
         return [mtf.cast(mtf.equal(x, y, output_shape=x.shape), dy.dtype) * dy]
 
     def _reduced_mesh_axes(self, mesh_impl: MeshImpl) -> list[int]:
@@ -94,6 +95,7 @@ class ReduceOperation(Operation):
         mesh_impl = lowering.mesh_impl(self)
         x, y = self.inputs[0], self.outputs[0]
         reduced = [axis for axis, d in enumerate(x.shape) if d not in y.shape]
+        # A reduction keeps the order of x, and the output may have another one.
         kept = Shape([d for d in x.shape if d in y.shape])
         fn = reduction_fn(self._reduction_fn_string)
         value = mesh_impl.slicewise(
@@ -315,6 +317,7 @@ def divided_sum(total: Tensor, number: float, is_mean: bool = True) -> Tensor:
         it is the same for all sizes.
     """
     op = mtf.ScalarMultiplyOperation(total, 1.0 / number if number else math.nan)
+    # The factor, such as 1 / 32, does not tell whether it is one over the size of a batch.
     op.is_mean = is_mean
     return op.outputs[0]
 
@@ -405,6 +408,7 @@ def reduce_any(
     shape = _reduction_output_shape(
         x, output_shape, reduced_dim, disable_positional_args, "reduce_any"
     )
+    # The maximum of no numbers is -inf, which would be true; their minimum, inf, is right for all.
     if not x.size and shape.size:
         return mtf.cast(mtf.zeros(x.mesh, shape), tf.bool)
     y = _extreme(mtf.to_float(x), shape, "MAX", name, "reduce_any")
@@ -425,5 +429,6 @@ def reduce_first(tensor: Tensor, reduced_dim: Dimension) -> Tensor:
     """
     check_dimension("reduce_first", tensor, reduced_dim)
     r = mtf.mtf_range(tensor.mesh, reduced_dim, dtype=tf.int32)
+    # Not mtf.slice: that needs the whole dimension on each processor, and a sum does not.
     first = mtf.cast(mtf.equal(r, 0), tensor.dtype)
     return reduce_sum(tensor * first, reduced_dim=reduced_dim)

@@ -91,6 +91,7 @@ class SoftmaxOperation(Operation):
         if len(sizes) <= _MOST_DIMS:
             return fn(t, axis=self._axis)
         before, after = sizes[: self._axis], sizes[self._axis + 1 :]
+        # Elements stay where they are in memory, so this reshape costs nothing.
         joined = [mtf.list_product(before), sizes[self._axis], mtf.list_product(after)]
         return tf.reshape(fn(tf.reshape(t, joined), axis=1), sizes)
 
@@ -101,10 +102,12 @@ class SoftmaxOperation(Operation):
 
         # The maximum of all slices, not of each: exponentials of all are added up.
         largest = reduce(tf.reduce_max, x, "MAX")
+        # It cancels in the quotient, and keeps exponentials from overflowing.
         shifted = mesh_impl.slicewise(tf.subtract, x, largest)
         exps = mesh_impl.slicewise(tf.exp, shifted)
         total = reduce(tf.reduce_sum, exps, "SUM")
         if self._log:
+            # Not log(exps / total), which is -inf where an exponential is rounded to 0.
             return mesh_impl.slicewise(lambda t, s: t - tf.log(s), shifted, total)
         return mesh_impl.slicewise(tf.divide, exps, total)
 
@@ -291,6 +294,7 @@ class CrossEntropyOperation(_OfIds):
         sizes = constant(mesh_impl.slice_shape(self.outputs[0].shape), tf.int32)
         axis = mesh_impl.splitting_axis(self._dim)
 
+        # Three numbers for each row are reduced over processors; the logits stay where they are.
         def over_vocab(reduction: str, fn: Callable, *values: Any) -> Any:
             local = mesh_impl.slicewise(fn, *values)
             return local if axis is None else mesh_impl.allreduce(local, [axis], reduction)
@@ -306,8 +310,10 @@ class CrossEntropyOperation(_OfIds):
             return tf.where(is_here, found, tf.zeros_like(found))
 
         def loss(total: tf.Tensor, most: tf.Tensor, found: tf.Tensor, i: tf.Tensor) -> tf.Tensor:
+            # -log softmax = log(sum of exp(x - most)) - (x[id] - most).
             y = tf.log(total) - (found - most)
             known = self._is_id(self._numbers(i, self.inputs[1]))
+            # No processor has an id out of range: what was found for it is 0, and y has no meaning.
             return tf.reshape(tf.where(known, y, tf.zeros_like(y)), sizes)
 
         most = over_vocab("MAX", lambda x: tf.reduce_max(self._rows(x), axis=1), logits)
@@ -374,6 +380,8 @@ class CrossEntropyGradientOperation(_OfIds):
         one_hot = mtf.one_hot(ids, self._dim, dtype=dy.dtype)
         known = mtf.reduce_sum(one_hot, output_shape=dy.shape)
         dd_logits = gradient_of_output(grad_ys)
+        # With p = exp(logits - log_z), where log_z is an input by itself, and s = dy + dz: the
+        # output is p s - one_hot dy, for ids in range; dy counts as 0 elsewhere.
         weighted = dd_logits * mtf.exp(logits - log_z)
         total = mtf.reduce_sum(weighted, output_shape=dy.shape)
         at_ids = mtf.reduce_sum(dd_logits * one_hot, output_shape=dy.shape)
@@ -394,11 +402,13 @@ class CrossEntropyGradientOperation(_OfIds):
         def fn(x: tf.Tensor, i: tf.Tensor, z: tf.Tensor, d: tf.Tensor, *more: tf.Tensor) -> Any:
             i = self._numbers(i, ids)
             z, d = self._numbers(z, log_z), self._numbers(d, dy)
+            # An id out of range has the loss 0, whatever the logits are.
             d = tf.where(self._is_id(i), d, tf.zeros_like(d))
             scale = d
             for dz, value in zip(self.inputs[4:], more):
                 scale = scale + self._numbers(value, dz)
             # Each writes to the memory of the one before.
+            # log_z has the forward computation's maximum and sum: nothing is reduced again.
             y = tf.exp(self._rows(x) - z[:, None]) * scale[:, None]
             inside, is_here = self._within(i, part, more[len(self.inputs) - 4 :])
             y = add_entries(y, _places(inside), tf.where(is_here, -d, tf.zeros_like(d)))
@@ -459,6 +469,7 @@ class NormalizeOperation(_AlongDimension):
         super().__init__([x], name="normalize")
         self._set_dimension(x, dim)
         self._epsilon = epsilon
+        # Of size 1 in the place of the dimension, so that slices of the two broadcast by position.
         self._factor_dim = Dimension("_one", 1)
         shape = x.shape.dims
         shape[self._axis] = self._factor_dim
@@ -474,6 +485,7 @@ class NormalizeOperation(_AlongDimension):
         """Returns dx by an operation of its own, from the output and the factor."""
         if grad_ys[0] is None:
             return [None]
+        # Of these two alone, so that neither the input nor its mean need be kept.
         y, factor = self.outputs
         return NormalizeGradOperation(y, factor, grad_ys[0], self._dim).outputs
 
@@ -481,6 +493,7 @@ class NormalizeOperation(_AlongDimension):
         """Lowers to mean, variance and rsqrt, with an allreduce each if the dimension is split."""
         mesh_impl = lowering.mesh_impl(self)
         lowering.count_collectives(self, "reduce_op")
+        # Here, as a lazy value would be computed at each of its uses.
         x = lowering.tensors[self.inputs[0]].to_laid_out_tensor()
         # In two passes: the mean of squares minus the square of the mean loses all digits where the
         # mean is large.

@@ -78,6 +78,7 @@ class Depend(Operation):
                 return True
             rest += [x.operation for x in op.inputs]
             if isinstance(op, Depend):
+                # What it waits for comes before it, and is no input of it.
                 rest += [d.operation if isinstance(d, Tensor) else d for d in op._dependencies]
         return False
 
@@ -244,6 +245,7 @@ class CustomGradientOperation(Operation):
                 f"{len(self._all_inputs)} inputs "
                 f"({', '.join(x.name for x in self._all_inputs)}), but returned {len(result)}"
             )
+        # Nothing flows into the function's own operations: what the user gave stands for all of it.
         return result + [None] * len(self._fn_outputs)
 
     def lower(self, lowering: LoweringLike) -> None:
@@ -343,6 +345,7 @@ def custom_gradient(fn: Callable, grad_fn: Callable, explicit_inputs: Sequence[T
     graph.operations.extend(forward)
     several = isinstance(outputs, (tuple, list))
     outputs = list(outputs) if several else [outputs]
+    # What a function uses without being given it, such as weights, has a gradient, too.
     external = [x for x in external_inputs(forward, explicit_inputs) if is_differentiable(x.dtype)]
     # Variables that the function creates are inputs of it.
     external += [

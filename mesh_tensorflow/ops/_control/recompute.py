@@ -105,9 +105,11 @@ class RecomputeBudget:
             for y in op.outputs:
                 if y in passed:  # a view of another value
                     x = passed[y]
+                    # None for a view of an input, which is stored in either case.
                     root[y] = root.get(x)
                 else:
                     root[y] = y if op.takes_memory else None
+        # A set, since a value that several gradients read is stored once.
         read = {root.get(x) for op in backward for x in op.inputs}
         return sum(self._bytes_of(x) for x in read if x is not None)
 
@@ -195,6 +197,7 @@ class DelayOperation(Operation):
                 tf.add_n([tf.reduce_sum(tf.cast(tf.math.real(dy), tf.float32)) for dy in dys])
                 * 1e-30
             )
+            # Too small to change x, unless x is as small; but no compiler knows that.
             return x + tf.cast(tiny, x.dtype)
 
         for y, x, p in zip(self.outputs, xs, pending):
@@ -295,14 +298,17 @@ class Gradients:
           again: from inputs of the part to others, with which it is computed again; or None.
         """
         made = [y for op in operations for y in op.outputs]
+        # Variables that the part makes are inputs: their gradient is a result, and goes no further.
         ys = [y for y in made if y in self._found and y not in self._inputs]
         if not ys:
             return
+        # They are complete: parts come from the last to the first, so all that use these were here.
         given = [self._found.pop(y) for y in ys]
         used = external_inputs(operations, [])
         xs = [x for x in used if is_differentiable(x.dtype)]
         xs += [y for y in made if y in self._inputs]
         if again:
+            # Not before their gradients are known: until then, values would only take memory.
             again = dict(zip(again, wait_for(list(again.values()), given)))
             grads = computed_again(operations, again, ys, xs, given)[1]
         else:

@@ -45,6 +45,7 @@ def loop_values(xs: Sequence[Tensor], name: str) -> list[Tensor]:
     """Returns a placeholder for each of `xs`; their operations are not added to the graph."""
     if not xs:
         return []
+    # In the graph, a Lowering would try to lower them, and only their loop can give them values.
     values, _ = xs[0].graph.take_operations(
         lambda: [LoopValueOperation(x.mesh, x.shape, x.dtype, name).outputs[0] for x in xs]
     )
@@ -66,6 +67,8 @@ class LoopState:
         self._mesh_impl = mesh_impl
         self._shapes = list(shapes)
         self._summands = list(summands)
+        # How many tf.Tensors each value becomes, which depends on the mesh: `flatten` finds out,
+        # and must be called before `unflatten`.
         self._counts: list[int] = []
 
     @property
@@ -128,6 +131,7 @@ def accumulate(
     new = []
     for i, (total, result, pending) in enumerate(zip(totals, results, summands, strict=True)):
         if pending:
+            # The loop carries what `walk` predicted, so lowering has left the same sums pending.
             assert isinstance(result, LazyAllreduceSum) and not result.is_summed
             counters[i] = (result.mesh_axes, result.add_counter_fn)
             result = result.laid_out_input
@@ -163,6 +167,7 @@ class Tape:
         arrays = []
         for x in self._tensors:
             sizes = self._mesh_impl.slice_shape(x.shape)
+            # For their number alone: nothing reads these zeros.
             slices = self._mesh_impl.loop_slices(zero_state(self._mesh_impl, x, False), x.shape)
             arrays += [
                 tf.TensorArray(
@@ -189,6 +194,7 @@ class Tape:
     ) -> None:
         """Sets the lowered values of the Tensors to those saved at `index`."""
         flat = [array.read(index) for array in arrays]
+        # Their numbers are known since `write`: the forward loop is lowered before its gradient.
         for t, x in zip(flat, self._flat_tensors(), strict=True):
             t.set_shape(self._mesh_impl.slice_shape(x.shape))
         for x, value in zip(self._tensors, self._state.unflatten(flat)):
@@ -214,6 +220,8 @@ class WhileGradientOperation(Operation):
         """
         n = forward.num_vars
         floating = [i for i, p in enumerate(forward.placeholders) if is_differentiable(p.dtype)]
+        # An unused result has the gradient 0 after the last iteration only: in those before, other
+        # variables may have been computed from it.
         first: list[Any] = [
             mtf.zeros_like(forward.outputs[i]) if grad_ys[i] is None else grad_ys[i]
             for i in floating
@@ -222,6 +230,7 @@ class WhileGradientOperation(Operation):
         carried = loop_values(first, "loop_gradient")
         sums = [i for i in range(n, len(grad_ys)) if grad_ys[i] is not None]
         ys = [forward.body_outputs[i] for i in floating + sums]
+        # y = sum of y_t over iterations t, so each y_t has the gradient of y, which is not carried.
         dys = carried + [grad_ys[i] for i in sums]
         external = [x for x in forward.inputs[n:] if is_differentiable(x.dtype)]
         starts = [forward.placeholders[i] for i in floating]
@@ -233,6 +242,8 @@ class WhileGradientOperation(Operation):
 
         (back, external_grads), grad_ops = forward.graph.take_operations(build)
         summed = [(x, g) for x, g in zip(external, external_grads) if g is not None]
+        # Built once, of the body's own operations: lowered again after the tape is read, they
+        # compute the values that the gradients read.
         needed = _needed(forward.body_operations, grad_ops, back + [g for _, g in summed])
         known = [*forward.taped(), *carried, *(y for op in needed for y in op.outputs)]
         inputs = first + [dys[len(floating) + k] for k in range(len(sums))]
@@ -282,6 +293,7 @@ class WhileGradientOperation(Operation):
         """Lowers to a tf.while_loop over the iterations in reverse order."""
         mesh_impl = lowering.mesh_impl(self)
         tape, count, arrays = lowering.loop_tapes[self._forward]
+        # All of them, though only the first are carried: pending sums are computed before a loop.
         values = [lowering.tensors[x].to_laid_out_tensor() for x in self.inputs]
         n = len(self._carried)
         pending = walk(self._operations, mesh_impl)
@@ -308,6 +320,7 @@ class WhileGradientOperation(Operation):
             lambda index, flat: index >= 0,
             body,
             (count - 1, state.flatten(values[:n] + zeros)),
+            # Nothing is kept for a second derivative, which `gradient` refuses.
             back_prop=False,
         )
         final = state.unflatten(flat)
@@ -337,10 +350,12 @@ def _needed(
     # The gradient of an inner loop reads the tape of the inner loop.
     loops = {op._forward for op in users if isinstance(op, WhileGradientOperation)}
     found = []
+    # Backward, so that what an operation reads is known to be wanted when its maker's turn comes.
     for op in reversed(body):
         if op.inputs and (op in loops or any(y in wanted for y in op.outputs)):
             found.append(op)
             wanted.update(op.inputs)
+        # Random values are on the tape: drawn here, they would not be those of the forward loop.
         elif not op.inputs and not isinstance(op, mtf.RandomOperation):
             if any(y in wanted for y in op.outputs):
                 found.append(op)
@@ -387,6 +402,7 @@ class WhileLoopOperation(Operation):
         body_ops = [op for op in body_ops if not isinstance(op, Variable)]
         made = {y for op in body_ops for y in op.outputs}
         external = external_inputs(cond_ops + body_ops, placeholders)
+        # A body may return a Tensor from outside as it is, which none of its operations reads.
         external += [
             y for y in outputs if y not in made and y not in placeholders and y not in external
         ]
@@ -458,6 +474,7 @@ class WhileLoopOperation(Operation):
         outer = {x: mapping[x] for x in original.inputs[self._num_vars :] if x in mapping}
         if not outer:
             return
+        # Copies are added to the graph, but these belong into the body: they are taken out again.
         (clones, mapped), _ = self.graph.take_operations(
             lambda: self.graph.clone_operations(self._cond_ops + self._body_ops, outer)
         )
@@ -478,12 +495,14 @@ class WhileLoopOperation(Operation):
 
     def gradient(self, unused_grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Optional[Tensor]]:
         """Returns the gradients by a loop in reverse order, and has this one keep a tape."""
+        # The tape has one value of a Tensor for each iteration, and an inner loop draws several.
         for op in self._body_ops:
             if isinstance(op, WhileLoopOperation) and op.random_operations():
                 raise NotImplementedError(
                     f"{self.name}: no gradient of a loop in a loop that makes random values; "
                     f"make them outside of {op.name} and use them in it"
                 )
+        # Only a loop that is differentiated takes memory for what its iterations computed from.
         self._keeps_tape = True
         return WhileGradientOperation(self, unused_grad_ys).input_gradients
 
@@ -494,7 +513,9 @@ class WhileLoopOperation(Operation):
         mesh_impl = lowering.mesh_impl(self)
         n = self._num_vars
         inputs = [lowering.tensors[x].to_laid_out_tensor() for x in self.inputs[:n]]
-        for x in self.inputs[n:]:  # partial sums must be summed before the loop
+        # Pending sums are computed before the loop: within, they would be in each iteration, and
+        # uses after it would be given a tf.Tensor of the body.
+        for x in self.inputs[n:]:
             lowering.tensors[x].to_laid_out_tensor()
         pending = walk(self._body_ops, mesh_impl)
         summands = [False] * n + [bool(pending.pending_axes(y)) for y in self._body_outputs[n:]]
@@ -502,12 +523,14 @@ class WhileLoopOperation(Operation):
         tape = Tape(mesh_impl, self.taped()) if self._keeps_tape else None
         counters: dict[int, Any] = {}
         keys = self._random_keys(lowering)
+        # A copy, since lowering the body forgets these, and notes its own.
         assigned, earlier = dict(lowering.assigned), self._earlier_assignments(lowering)
 
         def cond(index: tf.Tensor, flat: list, arrays: list) -> tf.Tensor:
             self._enter(lowering, state.unflatten(flat))
             with inside_loop():
                 lowering.lower_operations(self._cond_ops)
+            # One loop serves all processors, and they all compute the same condition.
             return lowering.tensors[self._cond_output].to_laid_out_tensor().all_slices[0]
 
         def body(index: tf.Tensor, flat: list, arrays: list) -> tuple:
@@ -543,6 +566,8 @@ class WhileLoopOperation(Operation):
         values[n:] = after_loop(mesh_impl, values[n:], counters)
         for y, value in zip(self.outputs, values):
             lowering.set_tensor_lowering(y, value)
+        # What was assigned within is known by operations of the body, for which nothing outside can
+        # wait: what follows waits for the whole loop.
         changed = list(lowering.assigned)
         lowering.assigned.clear()
         lowering.assigned.update(assigned)

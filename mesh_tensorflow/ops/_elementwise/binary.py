@@ -79,6 +79,7 @@ def beside(what: str, x: Tensor, value: Operand) -> Union[Tensor, Number]:
 def _array_beside(what: str, x: Tensor, value: Any) -> Union[Tensor, Number]:
     if tf.is_tensor(value):
         if value.shape.rank is None:
+            # Without known axes it is taken for a number; all else fails when the program runs.
             return tf.ensure_shape(value, [])
         sizes = value.shape.as_list()
     else:
@@ -104,6 +105,7 @@ def _array_beside(what: str, x: Tensor, value: Any) -> Union[Tensor, Number]:
             f"{what}: {found} is {value.dtype.base_dtype.name}, beside {tensors_text([x])}; bring "
             "it to that type with tf.cast"
         )
+    # Not import_tf_tensor, which in a mixed precision would give it another dtype than x has.
     return import_unchanged(x.mesh, value, x.shape)
 
 
@@ -226,6 +228,7 @@ class ScalarMultiplyOperation(_ScalarOperation):
 
     def gradient(self, grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Tensor]:
         """Multiplies dy by the scalar, or by its conjugate if it is complex."""
+        # y = c x has dx = conj(c) dy; see unary.py for the convention.
         return [gradient_of_output(grad_ys) * _conjugate(self._scalar)]
 
     def lower(self, lowering: LoweringLike) -> None:
@@ -327,6 +330,7 @@ class BinaryOpWithBroadcasting(Operation):
 
         def apply(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
             a, b = broadcast_slice(a, x1.shape, shape), broadcast_slice(b, x2.shape, shape)
+            # Computed once, then repeated along dimensions that only the output has.
             return tile_slice(self._tf_fn(a, b), sizes)
 
         value = mesh_impl.slicewise(apply, lowering.tensors[x1], lowering.tensors[x2])
@@ -334,6 +338,7 @@ class BinaryOpWithBroadcasting(Operation):
 
 
 def _sum_to(dy: Tensor, x: Tensor) -> Tensor:
+    # A value that was repeated along a dimension gets the gradients of all its copies.
     return mtf.reduce_sum(dy, output_shape=x.shape)
 
 
@@ -404,6 +409,7 @@ class MinMaxOperation(BinaryOpWithBroadcasting):
         name: Optional[str] = None,
     ):
         """Creates the operation; `tf_fn` is tf.minimum or tf.maximum."""
+        # The classic's name of both, by which programs may know their nodes.
         super().__init__(tf_fn, x1, x2, output_shape, x1.dtype, name=name or "add")
 
     def gradient(self, grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Tensor]:

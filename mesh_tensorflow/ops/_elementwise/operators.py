@@ -39,6 +39,7 @@ def _whole(y: object) -> bool:
 def _power(x: Tensor, y: Union[Tensor, float]) -> Tensor:
     """Returns x ** y: products for small whole numbers `y`, otherwise mtf.pow."""
     _check_exponent(x, y)
+    # mtf.pow takes the logarithm of x, which negative numbers do not have; products do for these.
     if not _whole(y):
         roots = {0.5: mtf.sqrt, -0.5: mtf.rsqrt}
         known = isinstance(y, (int, float, np.number)) and float(y) in roots

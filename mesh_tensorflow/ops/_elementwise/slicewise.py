@@ -155,6 +155,7 @@ class GenericGradOperation(Operation):
         self._outputs = [
             Tensor(self, x.shape, x.dtype, index=i) for i, x in enumerate(forward_op.inputs)
         ]
+        # An operation may move values between meshes; a gradient is on the mesh of its input.
         for y, x in zip(self._outputs, forward_op.inputs):
             y._mesh = x.mesh
 
@@ -167,6 +168,8 @@ class GenericGradOperation(Operation):
     def _summed_axes(self, mesh_impl: MeshImpl, x: Tensor) -> list[int]:
         """Returns the mesh axes to sum over: those that split outputs but not `x`."""
         ys = self._forward_op.outputs
+        # Where x is replicated, each processor finds only the gradient through its own part of the
+        # outputs. The gradient of x is the sum of these.
         over: set[int] = set().union(*(self._split_over(mesh_impl, y.shape) for y in ys))
         return (
             sorted(over - self._split_over(mesh_impl, x.shape))
@@ -186,6 +189,7 @@ class GenericGradOperation(Operation):
                 f"@mtf.function, or give {type(self._forward_op).__name__} another gradient"
             )
         summed = [self._summed_axes(mesh_impl, y) for y in self._outputs]
+        # An output that is equal on the processors of such a sum would be counted once for each.
         shares = [self._share(mesh_impl, self._forward_op.outputs[i], summed) for i in self._given]
 
         def grad_fn(*values: tf.Tensor) -> tuple:
@@ -224,6 +228,7 @@ def _tf_gradients(
     Two of `xs` may be one tf.Tensor, or one may be computed from the other: gradients do not flow
     from one to the other.
     """
+    # By identity, as tf.Tensors may compare their values, and not be hashable.
     distinct = len({id(x) for x in xs}) == len(xs)
     grads: list = [None] * len(xs)
     if distinct and not tf.executing_eagerly():
@@ -232,6 +237,7 @@ def _tf_gradients(
     if missing and fn is not None:
         # The forward value was computed from other copies of them (a constant, a cloned input).
         floating = [x for x in xs if is_differentiable(x.dtype)]
+        # A tape has one gradient for a tf.Tensor: copies tell apart one that is given twice.
         copies = floating if distinct else [tf.identity(x) for x in floating]
         with tf.GradientTape() as tape:
             tape.watch(copies)

@@ -78,6 +78,7 @@ class ComplexOperation(BinaryOpWithBroadcasting):
     def gradient(self, grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Tensor]:
         """Sums the parts of dy to the shapes of the inputs."""
         dy, (x1, x2) = gradient_of_output(grad_ys), self.inputs
+        # z = a + i b: by the convention, dz = dL/da + i dL/db for a real L.
         parts = [real(dy), imag(dy)]
         return [mtf.reduce_sum(d, output_shape=x.shape) for d, x in zip(parts, (x1, x2))]
 
@@ -128,6 +129,7 @@ def imag(x: Tensor, name: Optional[str] = "imag") -> Tensor:
     """
     if not is_complex(x):
         return mtf.zeros_like(x)
+    # y = Im(a + i b) has dy/da + i dy/db = i.
     return cwise(
         tf.math.imag, [x], part_dtype(x.dtype), lambda op, dy: [mtf.cast(dy, x.dtype) * 1j], name
     )
@@ -183,6 +185,7 @@ def modulus(x: Tensor) -> Tensor:
     """Returns the absolute value of complex numbers, which is real."""
 
     def kernel(x: tf.Tensor, y: tf.Tensor, dy: tf.Tensor) -> tf.Tensor:
+        # d|x|/da + i d|x|/db = x / |x| for x = a + i b; 0 at 0, where there is no slope.
         length = tf.math.divide_no_nan(dy, y)
         return tf.complex(tf.math.real(x) * length, tf.math.imag(x) * length)
 
@@ -207,6 +210,7 @@ def _from_output(
         return grad_kernel(y, dy)
 
     def grad_function(op: SlicewiseOperation, dy: Tensor) -> list[Tensor]:
+        # From the output, so that the input need not be kept.
         return [cwise(kernel, [op.outputs[0], dy], name=name)]
 
     return grad_function
@@ -397,6 +401,7 @@ def _swish_forward(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 def _swish_grad(x: tf.Tensor, s: tf.Tensor, dy: tf.Tensor) -> tf.Tensor:
+    # y = x s with s = sigmoid(x), so dy/dx = s + x s (1 - s).
     return dy * (s + x * s * (1.0 - s))
 
 
@@ -428,9 +433,11 @@ def gelu(x: Tensor, approximate: bool = True) -> Tensor:
 def _normal_cdf(x: Tensor) -> Tensor:
     def probability(t: tf.Tensor) -> tf.Tensor:
         half, scale = (constant(c, t.dtype) for c in (0.5, math.sqrt(0.5)))
+        # P(X <= t) = (1 + erf(t / sqrt(2))) / 2.
         return half * tf.math.erf(t * scale) + half
 
     def gradient(op: Operation, dy: Tensor) -> list[Tensor]:
+        # d P(X <= x) / dx = exp(-x^2 / 2) / sqrt(2 pi).
         density = exp(square(op.inputs[0]) * -0.5) * (1.0 / math.sqrt(2.0 * math.pi))
         return [dy * density]
 
@@ -440,6 +447,7 @@ def _normal_cdf(x: Tensor) -> Tensor:
 def _gelu_forward(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     scale, cubic = (constant(c, x.dtype) for c in (_GELU_SCALE, _GELU_SCALE * _GELU_CUBIC))
     half = constant(0.5, x.dtype)
+    # The sqrt(2 / pi) is multiplied out, and x taken out of x + 0.044715 x^3: no power is computed.
     t = tf.tanh(x * (cubic * tf.square(x) + scale))
     return x * (half * t + half), t
 
@@ -447,6 +455,8 @@ def _gelu_forward(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
 def _gelu_grad(x: tf.Tensor, t: tf.Tensor, dy: tf.Tensor) -> tf.Tensor:
     scale, cubic = (constant(c, x.dtype) for c in (_GELU_SCALE, 3.0 * _GELU_SCALE * _GELU_CUBIC))
     half_dy = dy * constant(0.5, x.dtype)
+    # y = x (1 + t) / 2 has dy/dx = (1 + t) / 2 + x (1 - t^2) (scale + cubic x^2) / 2, where cubic
+    # is thrice that of the forward function.
     through_tanh = _raw.TanhGrad(y=t, dy=half_dy * x)
     return (half_dy * t + half_dy) + through_tanh * (cubic * tf.square(x) + scale)
 
@@ -525,6 +535,7 @@ def relu(x: Tensor, name: Optional[str] = "relu") -> Tensor:
     [0. 0. 2.]
     """
     check_real("relu", [x])
+    # The kernel asks only whether features are above 0, and y is where x is.
     kernel = _from_output(lambda y, dy: _raw.ReluGrad(gradients=dy, features=y), "relu_grad")
     return cwise(tf.nn.relu, [x], name=name, grad_function=kernel)
 
@@ -581,6 +592,7 @@ def mtf_abs(x: Tensor) -> Tensor:
     >>> print(np.round(mtf.abs(x).numpy(), 3))
     [1. 0. 2.]
     """
+    # As sign has no gradient, that of the product is sign(x), which is 0 at 0.
     return modulus(x) if is_complex(x) else x * sign(x)
 
 
@@ -601,6 +613,7 @@ def mtf_pow(x: Tensor, y: Union[Tensor, float]) -> Tensor:
 
 def _cast_grad(op: SlicewiseOperation, dy: Tensor) -> list[Optional[Tensor]]:
     x = op.inputs[0]
+    # Integers lie apart, so through a cast to them the slope is 0 or none.
     known = is_differentiable(x.dtype) and is_differentiable(dy.dtype)
     return [cast(dy, x.dtype) if known else None]
 

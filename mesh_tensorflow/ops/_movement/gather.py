@@ -32,6 +32,7 @@ def is_worthwhile(weights: Tensor, indices: Tensor, dim: Dimension, output_shape
     """Returns whether `GatherOperation` supports a gather and is faster than a contraction."""
     rest = weights.shape - [dim]
     dims = [*indices.shape.dims, *rest.dims]
+    # tf.gather combines every index with every row; it matches no dimension that both have.
     apart = dim in weights.shape.dims and len(set(dims)) == len(dims)
     apart = apart and set(dims) == set(output_shape.dims)
     names = [d.name for d in [dim, *dims]]
@@ -79,11 +80,13 @@ class GatherOperation(Operation):
     def lower(self, lowering: LoweringLike) -> None:
         """Looks up what is in each slice; leaves a partial sum if the table's rows are split."""
         mesh_impl = lowering.mesh_impl(self)
+        # Only for its check of the layout.
         self._split_over(mesh_impl)
         weights, indices = self.inputs
         output = self.outputs[0]
         axis = weights.shape.dims.index(self._dim)
         part = mesh_impl.slice_shape(weights.shape)[axis]
+        # tf.gather puts the dimensions of the indices in the place of the one that is looked up.
         found = weights.shape.dims
         found[axis : axis + 1] = indices.shape.dims
         order = [found.index(d) for d in output.shape]
@@ -176,6 +179,7 @@ class GatherGradientOperation(Operation):
     def gradient(self, grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Optional[Tensor]]:
         """Gathers from the gradient of the table; indices have no gradient."""
         dy, indices = self.inputs
+        # Linear in dy: the transpose of adding up rows is looking them up.
         gathered = GatherOperation(gradient_of_output(grad_ys), indices, self._dim, dy.shape)
         return [gathered.outputs[0], None]
 
@@ -192,6 +196,7 @@ class GatherGradientOperation(Operation):
         summed = self._summed_axes(mesh_impl)
         part = self._part(mesh_impl)
         row = mesh_impl.slice_shape(self._rest)
+        # Segment sums put the indexed dimension first, wherever the table has it.
         back = [([self._dim, *self._rest.dims]).index(d) for d in self.outputs[0].shape]
 
         def add_rows(rows: tf.Tensor, i: tf.Tensor, *coordinate: tf.Tensor) -> tf.Tensor:
@@ -223,8 +228,10 @@ class GatherGradientOperation(Operation):
           lowering: a Lowering.
         """
         pending = compatible_lazy_allreduce_sums(values)
+        # Rows that are still to be summed over processors cannot be added to a table that is not.
         if not pending and any(isinstance(v, LazyAllreduceSum) for v in values):
             return None
+        # Reversed, so that the rows of one are added to the value of the other.
         for x, table in zip(summands[::-1], values):
             if isinstance(x.operation, GatherGradientOperation):
                 slices = table.laid_out_input if pending else table.to_laid_out_tensor()
@@ -251,6 +258,7 @@ class GatherGradientOperation(Operation):
             inside = tf.clip_by_value(i, constant(0, i.dtype), constant(part - 1, i.dtype))
             rows = self._rows(rows, i, row)
             is_here = tf.reshape(tf.equal(i, inside), constant([-1] + [1] * len(row)))
+            # What was clipped into this slice from elsewhere adds 0 there.
             rows = tf.where_v2(is_here, rows, constant(0, rows.dtype))
             return add_entries(t, tf.reshape(inside, [-1, 1]), rows)
 

@@ -85,7 +85,9 @@ class OneHotOperation(Operation):
 
         def make(indices: tf.Tensor, part: Optional[tf.Tensor] = None) -> tf.Tensor:
             if part is not None:
+                # An id of another part is out of range here, so all of its row is off_value.
                 indices = indices - tf.cast(part * depth, indices.dtype)
+            # The integers that tf.one_hot has kernels for.
             if indices.dtype not in (tf.uint8, tf.int8, tf.int32, tf.int64):
                 indices = tf.cast(indices, tf.int64)
             on, off = (tf.cast(v, self._dtype) for v in (self._on_value, self._off_value))
@@ -174,6 +176,7 @@ def gather(
         return _gather.GatherOperation(weights, indices, dim, output_shape).outputs[0]
     alike = [d for d in indices.shape if d.name == dim.name and d != dim]
     if alike:
+        # The one-hot would have two dimensions of this name; the result has one again.
         indices = mtf.rename_dimension(indices, dim.name, _CHOSEN)
         named_apart = [(_CHOSEN, d.size) if d in alike else d for d in output_shape]
         selected = gather(weights, indices, dim, named_apart)
@@ -211,6 +214,7 @@ def cumsum(x: Tensor, dim: Dimension, exclusive: bool = False) -> Tensor:
         # A product with a triangle of ones instead of tf.cumsum, which could not go on from one
         # processor's slice to the next.
         mask = mtf.cast(comparator(earlier, later), x.dtype)
+        # total[j] = sum over i of x[i] [i <= j], or [i < j] if it is exclusive.
         total = mtf.einsum([x, mask], output_shape=new_shape)
         return mtf.rename_dimension(total, new_name, dim.name)
 
@@ -247,11 +251,13 @@ class TopKOperation(Operation):
         if self._k_dim.name == self._reduced_dim.name:  # the selector has both
             dy = mtf.rename_dimension(dy, self._k_dim.name, _CHOSEN)
             indices = mtf.rename_dimension(indices, self._k_dim.name, _CHOSEN)
+        # dx[j] = sum over k of dy[k] [indices[k] = j].
         selector = one_hot(indices, self._reduced_dim, dtype=x.dtype)
         return [mtf.einsum([dy, selector], output_shape=x.shape)]
 
     def _candidates(self, mesh_impl: MeshImpl) -> int:
         """Returns the number of candidates from each processor's slice."""
+        # The k largest of all are among the k largest of each slice; a small one gives all.
         part = mesh_impl.slice_shape(Shape([self._reduced_dim]))[0]
         return min(part, self._k_dim.size)
 
@@ -282,6 +288,7 @@ class TopKOperation(Operation):
         """Selects among the candidates of all processors along the mesh axis."""
         part = mesh_impl.slice_shape(Shape([self._reduced_dim]))[0]
         last = len(self.outputs[0].shape) - 1
+        # Positions in the whole dimension, while it is still known which slice each is of.
         indices = mesh_impl.slicewise(
             lambda i, c: i + c * part, indices, mesh_impl.laid_out_pcoord(mesh_axis)
         )
@@ -317,6 +324,7 @@ class TopKOperation(Operation):
 
 
 def _local_top_k(t: tf.Tensor, axis: int, k: int) -> tuple[tf.Tensor, tf.Tensor]:
+    # TensorFlow's top_k searches along the last axis.
     last = t.shape.ndims - 1
     if axis != last:
         order = [i for i in range(last + 1) if i != axis] + [axis]

@@ -78,6 +78,7 @@ def reshape_moves(old_shape: Shape, new_shape: Shape, mesh_impl: MeshImpl) -> li
         parts = mesh_impl.shape[mesh_axis].size
         begins = None
         if new_product is not None:
+            # The old axis that begins where the new one does: parts of it are those of the new.
             begins = old_shape.cumprod_to_tensor_axis(new_product)
             # An axis that is split by another mesh axis, or that does not divide, can only be cut
             # after the local reshape.
@@ -92,6 +93,7 @@ def reshape_moves(old_shape: Shape, new_shape: Shape, mesh_impl: MeshImpl) -> li
         elif new_product is None:
             concats.append(_Move("allconcat", mesh_axis, (old_axes[mesh_axis],)))
         elif begins is None:
+            # No axis to exchange parts along: all is gathered, and cut after the reshape.
             concats.append(_Move("allconcat", mesh_axis, (old_axes[mesh_axis],)))
             late.append(_Move("allsplit", mesh_axis, (new_axes[mesh_axis],), late=True))
         else:
@@ -110,6 +112,7 @@ def _only_splits(moves: Sequence[_Move]) -> bool:
 def _scattering(moves: Sequence[_Move], sum_axes: Sequence[int]) -> list[_Move]:
     """Returns the moves of a partial sum, of which those along axes of the sum also sum it."""
     return [
+        # To keep a part of a sum, only that part of the summands has to be added up.
         move._replace(kind="reduce_scatter") if move.mesh_axis in sum_axes else move
         for move in moves
     ]
@@ -163,6 +166,7 @@ class ReshapeOperation(Operation):
 
     def gradient(self, grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Tensor]:
         """Reshapes dy to the shape of the input."""
+        # Not by `reshape`, which would report a slip of the user's a second time.
         return [ReshapeOperation(gradient_of_output(grad_ys), self.inputs[0].shape).outputs[0]]
 
     def _moves(self, mesh_impl: MeshImpl) -> list[_Move]:
@@ -200,6 +204,7 @@ class ReshapeOperation(Operation):
                 value = move.made(mesh_impl, value)
         sizes = list(mesh_impl.slice_shape(y.shape))
         for move in late:
+            # Not cut yet, slices still have the parts of all processors along this axis.
             sizes[move.tensor_axes[0]] *= mesh_impl.shape[move.mesh_axis].size
         # A reshape is linear, so a partial sum stays partial where nothing moves.
         if list(value.slice_shape) != sizes:
@@ -214,6 +219,7 @@ class ReshapeOperation(Operation):
         x = self._inputs[0]
         elements = mesh_impl.laid_out_size(x.shape)
         found = []
+        # In the order of the moves: each changes how much the next ones move.
         for move in self._moves(mesh_impl):
             parts = mesh_impl.shape[move.mesh_axis].size
             if move.kind == "allsplit":  # each processor keeps a part of its slice
@@ -331,6 +337,7 @@ def transpose(x: Tensor, new_shape: ShapeLike, name: str = "transpose") -> Tenso
             f"transpose must keep the dimensions: {x.name} {x.shape} cannot become {new_shape}. "
             "mtf.reshape changes them, mtf.broadcast adds some"
         )
+    # An einsum of one Tensor sums over nothing, and has its dimensions in any order.
     return EinsumOperation([x], new_shape, name=name).outputs[0]
 
 

@@ -61,6 +61,8 @@ class ShiftOperation(Operation):
             return [_Piece(0, 0, 0)]
         # Python's divmod rounds down, so one rule serves for negative offsets: `within` is never
         # negative.
+        # For offset = q * size + r, a slice becomes the last r elements of the slice q + 1 before
+        # it, then the first ones of the slice q before it.
         processors, within = divmod(self._offset, size)
         pieces = [_Piece(0, size - within, processors)]
         if within:
@@ -144,6 +146,7 @@ class ShiftOperation(Operation):
         found = [
             Collective("shift", (mesh_axis,), elements, elements * itemsize)
             for processors, elements in self._kept_pieces(mesh_impl, mesh_axis)
+            # All the way around the mesh axis, a piece stays where it is.
             if processors % mesh_impl.shape[mesh_axis].size
         ]
         return Cost(0, moved, tuple(found))
@@ -195,6 +198,7 @@ def dynamic_shift(x: Tensor, offset: Tensor, dim: Dimension, wrap: bool) -> Tens
     source_dim = Dimension("dynamic_shift_tmp", dim.size)
     source = mtf.rename_dimension(x, dim.name, source_dim.name)
     place = mtf.mtf_range(x.mesh, dim, dtype=tf.int32)
+    # result[p] = sum over s of x[s] [s + offset = p].
     wanted = mtf.mtf_range(x.mesh, source_dim, dtype=tf.int32) + offset
     if wrap:
         wanted = mtf.mod(wanted, dim.size)
@@ -216,6 +220,7 @@ def _margin(
     margins: list[Tensor] = []
     step = 1 if from_left else -1
     blocks = 1
+    # A halo that is wider than a block reaches into blocks further away.
     while size > 0:
         width = min(size, block_size_dim.size)
         edge = x
@@ -229,6 +234,7 @@ def _margin(
         margins.append(edge)
         size -= width
         blocks += 1
+    # Collected from the nearest block outward; on the left, the nearest comes last.
     return margins[::-1] if from_left else margins
 
 

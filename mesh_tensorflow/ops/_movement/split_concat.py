@@ -61,6 +61,7 @@ class SliceOperation(Operation):
         self._outputs = [Tensor(self, _resized(x.shape, self._axis, size), x.dtype)]
 
     def _unsplittable(self) -> Iterable[str]:
+        # The range may be in the slices of some processors only.
         return [self._dim.name]
 
     def gradient(self, grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Tensor]:
@@ -122,6 +123,7 @@ class PadOperation(Operation):
         self._outputs = [Tensor(self, _resized(x.shape, self._axis, size), x.dtype)]
 
     def _unsplittable(self) -> Iterable[str]:
+        # Padded slices would have zeros between them in the whole.
         return [self._dim.name]
 
     def gradient(self, grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Tensor]:
@@ -193,6 +195,7 @@ class ConcatOperation(Operation):
         self._outputs = [Tensor(self, shape, xs[0].dtype)]
 
     def _unsplittable(self) -> Iterable[str]:
+        # Joined slice by slice, parts of the inputs would alternate in the whole.
         return [self._concat_dim_name]
 
     def gradient(self, grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Tensor]:

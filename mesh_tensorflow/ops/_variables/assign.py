@@ -46,9 +46,11 @@ def earlier_assignments(
 ) -> list[tf.Operation]:
     """Returns the last assignments so far, if a step carries out all of them, in order."""
     graph = variables[0].graph
+    # Where only what is asked for runs, to wait for an assignment would carry it out unasked.
     if graph.assigns != "all" or not lowering.mesh_impl(variables[0]).supports_control_dependencies:
         return []  # a program of a compiler is in order by itself
     found = [lowering.assigned.get(v) for v in variables]
+    # One operation may be the last assignment to several variables.
     return list(dict.fromkeys(op for op in found if op is not None))
 
 
@@ -57,6 +59,7 @@ class ReadVariable(Operation):
 
     def __init__(self, var: Variable, name: Optional[str] = None):
         """Creates the operation; see `read_variable`."""
+        # The value of the step's beginning is an input, so that gradients pass through to it.
         super().__init__(var.outputs, name=name or "read_variable")
         self._var = var
         self._outputs = [Tensor(self, var.shape, var.activation_dtype)]
@@ -167,6 +170,8 @@ class Assign(Operation):
             # There is an operation to run also where nothing is assigned, as in an evaluation.
             lowering.operations[self] = tf.no_op()
             return
+        # Outside of the control dependencies: a sum over processors that is pending until now need
+        # not wait for earlier assignments.
         values = [lowering.tensors[x].to_laid_out_tensor().all_slices for x in self.inputs]
         operations = []
         with tf.control_dependencies(earlier_assignments(lowering, self._variables)):

@@ -97,6 +97,7 @@ class Precision:
                 raise ValueError(
                     f"Precision: {name} must be 'float32' or 'bfloat16', not {given!r}{why}"
                 )
+            # The dataclass is frozen. As names, tf.bfloat16 and "bfloat16" make equal settings.
             object.__setattr__(self, name, dtype.name)
 
     @property
@@ -118,6 +119,7 @@ _NAMES = {
     "bfloat16": Precision("bfloat16"),
     "mixed_bfloat16": Precision("bfloat16"),
 }
+# Of each thread, as several may build programs, each in a precision of its own.
 _current: contextvars.ContextVar[Optional[Precision]] = contextvars.ContextVar(
     "precision", default=None
 )
@@ -229,6 +231,7 @@ def computed_in_float32(fn: F) -> F:
     @functools.wraps(fn)
     def wrapper(x: Any, *args: Any, **kwargs: Any) -> Any:
         wide = widened(x)
+        # Without a mixed precision no operation is added, so programs stay those of the classic.
         if wide is x:
             return fn(x, *args, **kwargs)
         named = {name: widened(value) for name, value in kwargs.items()}

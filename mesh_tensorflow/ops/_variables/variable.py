@@ -80,6 +80,7 @@ class Variable(Operation):
         self._shape = shape
         self._outputs = [Tensor(self, shape, dtype.activation_dtype)]
         if self._store is not None:
+            # tf.get_variable is not called, which would ask the scope for one.
             self._initializer = self._initializer or tf.get_variable_scope().initializer
             self._store.declare(self)
             self._master = StoredMaster(
@@ -92,6 +93,7 @@ class Variable(Operation):
         self._name = full_name
         if self._store is not None:
             return
+        # It takes no memory before it is assigned to, nor if the value is in slices alone.
         kwargs.setdefault("use_resource", True)
         sizes = shape.to_integer_list
 
@@ -106,6 +108,7 @@ class Variable(Operation):
 
         with (
             tf.device(self._mesh.variable_placer_fn),
+            # A program may ask for it within a loop or a branch, but it must outlive that.
             outside_all_rewrites(),
             tf.variable_creator_scope(make_checked),
         ):
@@ -117,6 +120,7 @@ class Variable(Operation):
                 trainable=self._trainable,
                 **kwargs,
             )
+        # tf.get_variable refuses only its own names: beside another node, a name is made unique.
         if self._master.op.name != full_name:
             raise ValueError(
                 f"variable {full_name!r} became {self._master.op.name!r}: TensorFlow has a "
@@ -235,6 +239,7 @@ class Variable(Operation):
                 f"{sizes} and {self.master_dtype.name}, not of {master.shape.as_list()} and "
                 f"{master.dtype.base_dtype.name}"
             )
+        # Else initializers and savers would still find the old one there.
         for name in (tf.GraphKeys.GLOBAL_VARIABLES, tf.GraphKeys.TRAINABLE_VARIABLES):
             known = tf.get_collection_ref(name)
             known[:] = [v for v in known if v is not self._master]
@@ -378,6 +383,7 @@ def _check_known(known: Variable, shape: Optional[Shape], dtype: VariableDType) 
         if shape.to_integer_list != known.shape.to_integer_list:
             raise ValueError(message)
         slip(message)
+    # By fields: VariableDType defines no equality, and a subclass may say the same.
     if vars(dtype) != vars(known.dtype):
         slip(
             f"variable {known.name!r} is of {_dtype_text(known.dtype)}, and is asked for as "
@@ -441,6 +447,7 @@ def get_variable(
         dtype = VariableDType(
             master_dtype or dtype, slice_dtype or dtype, activation_dtype or dtype
         )
+    # Before the look-up, where a second request for a variable is compared with the first one.
     dtype = dtype_in_force(dtype, trainable)
     if mesh.graph.stages is not None:
         return mesh.graph.stages.variable(
