@@ -119,6 +119,7 @@ class ExponentialMovingAverage:
         updates = []
         for variable in variables:
             average = self.average(variable)
+            # Both assign what was read at the step's beginning, so neither sees what the other did.
             updates.append(mtf.assign(average, stored_value(variable)))
             updates.append(mtf.assign(variable, average))
         return variables[0].graph.combine_assignments(updates) if updates else []
