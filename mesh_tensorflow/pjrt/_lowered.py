@@ -84,6 +84,7 @@ def _groups_along(found: re.Match[str]) -> list[list[int]]:
         first, middle = (int(before), int(own)) if own else (1, size)
         if name in chosen:
             along.append(len(split) + 1)
+        # Each axis becomes three, (before, own, after), of which `along` has the `own` of those chosen.
         split += [first, middle, size // (first * middle)]
     text = found["order"]
     order = _order(text) if text else np.arange(np.prod(list(sizes.values())))
@@ -100,6 +101,7 @@ def _groups(rest: str, devices: int) -> list[list[int]]:
         return _groups_along(found)
     if found := _LISTED.search(rest):
         return [_numbers(group) for group in found[1].split("}")[:-1]]
+    # Without groups, or with empty ones, all devices communicate.
     return [list(range(devices))]
 
 

@@ -172,11 +172,13 @@ class _SessionProgram:
         Where a checkpoint is going to be restored on devices of JAX, they are given none.
         """
         if self._cluster is not None and self.agreement is not None:
+            # First, as the others wait in `initialize` for the chief, and read this afterwards.
             self.agreement.reset(self.session)
             with self.graph.as_default():
                 self._cluster.processes.initialize(self.session, checkpoint)
             return
         if checkpoint is not None and self._restores_all:
+            # No checkpoint has local variables, so these are initialized all the same.
             self.session.run(self._initialize[1])
             return
         self.session.run(self._initialize)
@@ -207,6 +209,7 @@ class _SessionProgram:
         with user_errors(self.lowered.lowering):
             values = self._run(*batch)
         for name, value in zip(self._names, values):
+            # "loss/0" and "loss/1" are parts of one output; "step" is whole.
             outputs.setdefault(name.rpartition("/")[0] or name, []).append(value)
         return outputs
 
@@ -215,6 +218,7 @@ class _SessionProgram:
         dimension.
         """
         with self.graph.as_default(), not_advised():
+            # The model also computes the rows of padding; the caller gets as many as it gave.
             rows = tf.shape(self._feeds[0])[0]
             outputs = {
                 name.removesuffix("/0"): value[:rows]
@@ -268,6 +272,7 @@ def _padded(feeds: Sequence[tf.Tensor], batch: Batch, names: Sequence[str]) -> l
     with tf.control_dependencies(right):
         for x, array in zip(feeds, batch):
             x = tf.pad(x, [[0, most - rows], *([0, 0] for _ in array.shape[1:])])
+            # With all sizes known again, as dimensions of mtf Tensors have fixed ones.
             padded.append(tf.ensure_shape(x, array.shape))
     return padded
 
@@ -340,6 +345,7 @@ class SessionEngine:
         )
         self.lowered = self._training.lowered
         with self._training.graph.as_default():
+            # Sharded, so that each process writes the slices that it has.
             self._saver = Saver(sharded=True)
         self._training.initialize(checkpoint)
         if checkpoint is not None:
@@ -456,6 +462,8 @@ class SessionEngine:
                 f"fit: eval_fn has the variables {', '.join(sorted(unknown))}, which the model "
                 "does not train. Give them the same names and variable scopes in both"
             )
+        # In several processes it has the variables of the training program, which are not to begin
+        # anew.
         if placing.cluster is None:
             program.initialize()
         return program
@@ -463,6 +471,7 @@ class SessionEngine:
     def save(self, directory: str, step: int) -> tuple[str, list[str]]:
         """Writes a checkpoint; returns its path, and what in it is not a number, or infinite."""
         assert self._training is not None and self._saver is not None
+        # A step changes slices; masters with values of their own are what is saved.
         self._training.session.run(self._training._to_masters)
         path = os.path.join(directory, CHECKPOINT_NAME)
         with self._training.graph.as_default():

@@ -273,6 +273,7 @@ class Model:
             if training:
                 outputs, grads = self._gradients(features, mesh, arguments)
                 variables = graph.trainable_variables
+                # Before the updates make slots and averages, which are not the model's own.
                 own = [part.name for v in graph.all_variables for part in v.parts]
                 with mtf.precision("float32"):  # learning rates and slots are no activations
                     updates, extra = self._updates(grads, variables, before)
@@ -341,6 +342,7 @@ class Model:
             def loss_fn(small: Sequence[mtf.Tensor]) -> Any:
                 outputs = self._outputs(features, mesh, features.packed(small), True)
                 loss = outputs["loss"]
+                # A pair stays one: the mean of a batch is no mean of its microbatches' quotients.
                 return loss.mean() if loss.weight is None else (loss.value, loss.weight)
 
             inputs = features.values(arguments if len(arguments) > 1 else arguments[0])

@@ -96,6 +96,7 @@ class StepEngine:
             )
         masters = {n: v for n, v in self._store.masters.items() if n != _STEP}
         trained = {n for n, v in masters.items() if v.trainable}
+        # Slots have the name of a weight with "/" or "_" after it; they are left to begin anew.
         roots = tuple(f"{name}{mark}" for name in trained for mark in "/_")
         own = {n: v for n, v in masters.items() if n in trained or not n.startswith(roots)}
         initial.load(own, trained, {})

@@ -133,6 +133,7 @@ class SessionVariable(ValueOfVariable):
     def _called(self, fn: Callable[..., Any], inputs: list[tf.Tensor], dtype: tf.DType) -> Any:
         """Returns what a function returns whenever the session runs."""
         with tf.device("/cpu:0"):
+            # Stateful, or TensorFlow may take two reads, with an assignment between them, for one.
             return tf.numpy_function(fn, inputs, dtype, stateful=True)
 
 
@@ -295,6 +296,7 @@ def _operations(
     for node in whole.node:
         if node.name in needed:
             kept.node.append(node)
+            # Control inputs that are left to the session have no operations here.
             left = [x for x in node.input if not x.startswith("^") or x[1:] in needed]
             kept.node[-1].input[:] = left
     return kept
@@ -428,6 +430,7 @@ def _made_outside(next_creator: Callable[..., tf.Variable], **arguments: object)
     """Makes a variable in the calling graph."""
     del next_creator
     with tf.init_scope():
+        # A resource, since `cut` knows reads and assignments of variables by their handles.
         return tf.Variable(**{**arguments, "use_resource": True})
 
 
@@ -455,6 +458,8 @@ class _Building(Building):
         if key_is_of_step(seed):
             return new_key(seed)
         with tf.init_scope():
+            # Drawn by the session, since programs of XLA have no state and would draw the same each
+            # time.
             return new_key(seed)
 
     def slice_of(self, variable: Variable, mesh_impl: GspmdMeshImpl) -> SessionVariable:
@@ -496,6 +501,8 @@ class _SessionProgram:
         count = len(made) - len(part.updates)
         values = iter(made[:count])
         with contextlib.ExitStack() as stack:
+            # Each assignment is made within the dependencies on those before it, so they keep their
+            # order.
             for update, value in zip(part.updates, made[count:]):
                 stack.enter_context(tf.control_dependencies([update.make(value)]))
             return [self._result(i, y, values) for i, y in enumerate(part.results)]
