@@ -233,6 +233,7 @@ def make_cpus(number: int) -> None:
     # The setting is for one process, and each has its share of the mesh.
     number = -(-number // process_count())
     known = getattr(jax.config, "jax_num_cpu_devices", -1)
+    # A number that the user has set by XLA's flag stays.
     if known < number and "host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
         try:
             jax.config.update("jax_num_cpu_devices", number)

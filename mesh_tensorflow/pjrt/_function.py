@@ -115,6 +115,7 @@ class CompiledProgram:
 
     def call(self, arguments: list, keys: list, kept: list, assigned: list) -> tuple[list, list]:
         """Returns results, and new values of variables; see `step`."""
+        # In two groups, as only what is assigned to gives its memory away; the trace has one order.
         values = {**dict(zip(self.kept, kept)), **dict(zip(self.assigned, assigned))}
         variables = [values[name] for name in self.trace.variables]
         call = jax2tf.call_tf(self.trace.function, has_side_effects=False)

@@ -84,7 +84,7 @@ def _groups_along(found: re.Match[str]) -> list[list[int]]:
         first, middle = (int(before), int(own)) if own else (1, size)
         if name in chosen:
             along.append(len(split) + 1)
-        # Each axis becomes three, (before, own, after), of which `along` has the `own` of those chosen.
+        # Each axis becomes three, (before, own, after); `along` has the `own` of those chosen.
         split += [first, middle, size // (first * middle)]
     text = found["order"]
     order = _order(text) if text else np.arange(np.prod(list(sizes.values())))

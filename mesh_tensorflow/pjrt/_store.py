@@ -95,6 +95,8 @@ class _Flat:
 
     def is_known(self, sizes: Sequence[int]) -> bool:
         """Returns whether all operations are known, and at most one is random."""
+        # Each operation has to have one value for all elements, or one for each, so that a range of
+        # the result takes no more than the same range of its inputs.
         found = list(_operations(self.tensor))
         random = [op for op in found if op.type in _RANDOM]
         shapes = [x.shape.as_list() for op in found for x in op.outputs]
@@ -123,6 +125,7 @@ class _Flat:
             return tf.constant(self._constant(op, begin, count), x.dtype)
         if op.type in _RANDOM:
             seeds = op.get_attr("seed"), op.get_attr("seed2")
+            # Two zeros stand for an operation without a seed, as in TensorFlow.
             return _RANDOM[op.type](*(seeds if any(seeds) else self.seeds), begin, count)
         if op.type == "Fill":
             return self._value(op.inputs[1], begin, count)

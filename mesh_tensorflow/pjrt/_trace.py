@@ -111,6 +111,7 @@ class ValueOfVariable:
         return self.assign(self.read_value() - value, read_value)
 
 
+# Each thread has its own, as several may build functions at once.
 _current: contextvars.ContextVar[Optional[_Building]] = contextvars.ContextVar(
     "pjrt_trace", default=None
 )

@@ -223,6 +223,7 @@ def with_dtype(array: np.ndarray, dtype: np.dtype, name: str) -> np.ndarray:
 def _is_leaf(dims: Any) -> bool:
     if isinstance(dims, (str, mtf.Shape)):
         return True
+    # A list of dimensions is that of one feature, a list of such lists that of several.
     return isinstance(dims, (tuple, list)) and bool(dims) and all(map(_is_dimension, dims))
 
 
@@ -379,6 +380,8 @@ class Rows(Source):
         return self._epochs(start)
 
     def _epochs(self, start: int) -> Iterator[Batch]:
+        # Rows that fill no batch are left out of an epoch; where rows are shuffled, others each
+        # time.
         per_epoch = self._length // self._size
         for epoch in itertools.count(start // per_epoch):
             order = np.arange(self._length)
@@ -483,6 +486,8 @@ class Dataset(Source):
         spec = features.values(dataset.element_spec)
         rank = spec[0].shape.rank if shapes else None
         self._examples = shapes is not None and rank == len(shapes[0]) - 1
+        # Operations of a dataset that was made in a graph are there, so a session of it has to read
+        # them.
         self._graph = None if tf.executing_eagerly() else tf.get_default_graph()
 
     def training(self, start: int) -> Iterator[Batch]:

@@ -131,6 +131,8 @@ class _SessionProgram:
                     given["step"] = tf.identity(self.step.assign_add(1))
             self.lowered = lowered[-1]
             self.variables = {v.op.name: v for v in tf.global_variables()}
+            # Before the operation is made that initializes variables, which takes these values
+            # then.
             if initial is not None:
                 self._begin_with(initial)
             self.agreement = None if self._cluster is None else Agreement(self._cluster)
@@ -240,6 +242,7 @@ class _SessionProgram:
 
     def values(self, names: Optional[Iterable[str]] = None) -> dict[str, np.ndarray]:
         """Returns the whole values of variables, by name: of all, or of those that it has."""
+        # Made once, since operations that are added at each call let the graph grow.
         if not self._reads:
             with self.graph.as_default():
                 self._reads = {n: v.read_value() for n, v in self.variables.items()}
@@ -415,6 +418,7 @@ class SessionEngine:
         assert self._training is not None
         averages = self._training.lowered.averages
         sources = {name: averages.get(name, name) for name in program.variables}
+        # Of these alone, as the slots of an optimizer may be larger than the weights.
         values = self._training.values(set(sources.values()))
         return {name: values[source] for name, source in sources.items() if source in values}
 

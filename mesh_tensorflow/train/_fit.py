@@ -433,6 +433,7 @@ def _prepare(
         else:
             engine.prepare(batch, last.path, None)
     except (CheckpointError, tf.errors.OpError) as e:
+        # A file is read through only after a failure, of which it need not be the reason.
         fault = "" if last is None else fault_of(last.path, nan_too=False)
         if last is None or not fault:  # it is of another program
             raise

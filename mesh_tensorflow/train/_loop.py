@@ -286,6 +286,7 @@ class Loop:
                 asked = self._asked_to_stop(signals)
             if not last and not asked and run.step % self.save_every == 0:
                 self._save()
+        # The data may have ended between two logs.
         if self._logged < run.step:
             self._log(values, progress)
         return asked

@@ -263,6 +263,7 @@ class Model:
         chosen = (
             contextlib.nullcontext() if self.precision is None else mtf.precision(self.precision)
         )
+        # Rates and random keys follow the number of steps alone, so a resumed run has the same.
         with counted_steps(before), keys_by_step(before), chosen:
             graph = mtf.Graph()
             mesh = mtf.Mesh(graph, "mesh")

@@ -218,6 +218,7 @@ def find_cluster(simd: bool, size: int) -> Optional[Cluster]:
             "equally. Make the size of the mesh a multiple of the number of processes"
         )
     per_process = size // found.count
+    # One server for all runs, as its address is taken, and its number of devices fixed.
     if not _found:
         _found.append(Cluster(found, per_process))
     if _found[0].per_process != per_process:

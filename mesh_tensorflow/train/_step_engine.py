@@ -104,6 +104,7 @@ class StepEngine:
     def _make_variables(self, batch: Batch) -> None:
         """Traces a tf.function, which makes its variables."""
         arguments = self._features.packed([tf2.constant(array) for array in batch])
+        # As in a call: the trace is kept for calls, with random keys that depend on the step.
         with keys_by_step(self._step):
             _traced(self._step_fn).get_concrete_function(*arguments)
 

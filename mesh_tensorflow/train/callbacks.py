@@ -368,6 +368,7 @@ class _FileLog(Callback):
         self._add({"step": run.step, **{f"eval_{n}": v for n, v in values.items()}})
 
     def _append(self, text: str) -> None:
+        # Closed again after each record, so that a process that is killed loses none.
         with open(self._open, "a", encoding="utf-8", newline="") as file:
             file.write(text)
 

@@ -418,6 +418,8 @@ def in_session(
     with tf.variable_creator_scope(steps.made):
         concrete = tf2.function(traced, autograph=False).get_concrete_function(*specs)
     part = cut(concrete, tensors, building.variables)
+    # What the program takes from variables of TensorFlow is read before the session increments
+    # them.
     read_before_increments([x.op for x in part.given])
     program = _SessionProgram(part, building, devices)
     flat = tf.nest.flatten(structure[-1])
