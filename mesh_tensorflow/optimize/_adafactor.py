@@ -174,8 +174,7 @@ class AdafactorOptimizer(Optimizer):
             return None
         dims = [d for d in shape if d.name not in self._stacked_dim_names]
         # The two largest, which save the most; others stay as they are in both slots.
-        # Sorting is stable: of equal sizes the first is the largest, so that slots keep their
-        # shapes.
+        # Stable: of equal sizes the first counts as the largest, so that slots keep their shapes.
         largest = sorted(dims, key=lambda d: -d.size)[:2]
         if len(largest) < 2 or largest[1].size < self._min_dim_size_to_factor:
             return None

@@ -106,8 +106,7 @@ class ElementwiseOptimizer(Optimizer):
             return []
         names = list(self.slots)
         slots = [float_slot(var, f"{var.name}/{self.name}_{n}", self.slots[n]) for n in names]
-        # Not `var.value`, which may be rounded to bfloat16: weight decay would be of rounded
-        # weights.
+        # Not `var.value`, which may be bfloat16: weight decay would be of rounded weights.
         inputs = [mtf.to_float(grad), stored_value(var), *slots]  # type: ignore[arg-type]
         outputs = [var.shape] * (1 + len(names))
         scalars: dict[str, mtf.Tensor] = {}
@@ -121,8 +120,7 @@ class ElementwiseOptimizer(Optimizer):
             scalars["learning_rate"] = rate
 
         def on_slices(g: tf.Tensor, w: tf.Tensor, *rest: tf.Tensor) -> tuple[tf.Tensor, ...]:
-            # `rest` has the slots in the order of `names`, then the scalars in that of their
-            # dictionary.
+            # `rest` has the slots in the order of `names`, and then the scalars in theirs.
             given = dict(zip(scalars, rest[len(names) :]))
             step, lr = given.get("step"), given.get("learning_rate", rate)
             x = ElementwiseStep(g, dict(zip(names, rest)), w, lr, step, var)

@@ -218,8 +218,7 @@ def scalar_like(value: Rate, x: mtf.Tensor) -> Union[float, mtf.Tensor]:
     if isinstance(value, mtf.Tensor):
         return mtf.cast(value, x.dtype)
     if tf.is_tensor(value):
-        # Unchanged, since the precision in force is for activations, and bfloat16 would round a
-        # rate.
+        # A precision in force is for activations: bfloat16 would round a rate.
         return import_unchanged(x.mesh, tf.cast(value, x.dtype), mtf.Shape([]))
     return value
 

@@ -75,8 +75,7 @@ def _adagrad(x: ElementwiseStep, config: Config) -> Change:
 def _adadelta(x: ElementwiseStep, config: Config) -> Change:
     rho, epsilon = config["rho"], config["epsilon"]
     v = rho * x.state["v"] + (1.0 - rho) * tf.square(x.grad)
-    # -RMS(changes) / RMS(gradients) * g, with the mean of earlier changes: that of this one is not
-    # known yet.
+    # -RMS(changes) / RMS(gradients) * g, where this change is not among the changes yet.
     delta = -tf.sqrt(x.state["delta"] + epsilon) * x.grad / tf.sqrt(v + epsilon)
     new = {"v": v, "delta": rho * x.state["delta"] + (1.0 - rho) * tf.square(delta)}
     return x.learning_rate * delta, new
@@ -160,8 +159,7 @@ class _KerasOptimizer(ElementwiseOptimizer):
         if clip is not None:
             x = x._replace(grad=tf.clip_by_value(x.grad, -clip, clip))
         change, new = self._rule(x, self.config)
-        # Keras decays the value before its rule; no rule here reads the value, so it is the same
-        # sum.
+        # Keras decays the value before its rule, which is the same, as no rule reads the value.
         if decay and not (self._excluded is not None and re.search(self._excluded, x.var.name)):
             change -= x.value * (decay * x.learning_rate)
         return change, new

@@ -84,8 +84,7 @@ class SgdOptimizer(Optimizer):
             return []
         if self._has_momentum:
             return self._with_momentum(mtf.to_float(grad), var)  # type: ignore[arg-type]
-        # Such a rate becomes a Tensor of the mesh, with slices that an assign function is not
-        # given.
+        # Such a rate becomes a Tensor of the mesh, whose slices no assign function is given.
         if callable(self.lr) or isinstance(self.lr, mtf.Tensor):
             return [mtf.assign_sub(var, grad * scalar_like(self.lr, grad))]  # type: ignore
         return [mtf.assign(var, grad, assign_fn=self._descend)]  # type: ignore[arg-type]

@@ -270,8 +270,7 @@ def device_mesh(mesh_shape: Shape, devices: Union[Sequence[Any], str, None]) -> 
             raise ValueError(f'devices={devices!r}: pass a list of jax.devices(), or "abstract"')
         return AbstractMesh(sizes, names)
     if devices is None:
-        # In this order, as a seed that is sent to others makes the devices, whose number is fixed
-        # then.
+        # In this order: to send a seed to others, JAX makes devices, and fixes their number.
         make_cpus(mesh_shape.size)
         connect()
         devices = _all_devices()[: mesh_shape.size]

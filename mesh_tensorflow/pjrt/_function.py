@@ -339,7 +339,6 @@ def _kind(leaf: Any) -> Any:
             f"{leaf!r} ({type(leaf).__name__}) is no argument of a function of mtf.pjrt: pass "
             "arrays of NumPy, TensorFlow or JAX, or values that can be keys of a dictionary"
         ) from None
-    # 1, 1.0 and True are equal as keys, but may make different programs, so their type is in the
-    # key.
+    # With the type, as 1, 1.0 and True are equal, but may make different programs.
     key = value_key(leaf)
     return (type(leaf), leaf) if key is None else key

@@ -48,8 +48,7 @@ def _stateless(operation: Callable[..., tf.Tensor], steps: int) -> Callable[...,
         block, before = divmod(begin, _BLOCK)
         made = operation(
             shape=[before + count],
-            # As the stateful operations begin: one seed is the key, the other the upper half of the
-            # counter.
+            # As stateful operations begin: a seed is the key, one the counter's upper half.
             key=tf.constant([seed % 2**64], tf.uint64),
             counter=tf.constant([block * steps, seed2 % 2**64], tf.uint64),
             alg=1,  # Philox
@@ -180,8 +179,7 @@ def _part(
 ) -> np.ndarray:
     """Returns the elements in a range along each dimension, made in pieces of rows."""
     below = [int(np.prod(sizes[axis + 1 :], dtype=np.int64)) for axis in range(len(sizes))]
-    # The first axis whose rows can be made at once; indices of those before it are taken one by
-    # one.
+    # The first axis whose rows can be made at once; along those before it one goes by index.
     axis: Optional[int] = next((a for a, n in enumerate(below) if n <= _MOST_ELEMENTS), None)
     if axis is None:  # a scalar
         return np.asarray(flat.values(0, 1), dtype).reshape([])

@@ -294,16 +294,14 @@ def _function_of(
         if node.name in fed:
             del needed.node[index]  # a placeholder, for which XLA has no kernel
         elif any(name[:1] == "^" and name[1:] in fed for name in node.input):
-            # What is fed is no operation here, and there when the program begins: none need wait
-            # for it.
+            # What is fed is there when the program begins, and no operation to wait for.
             kept = [name for name in node.input if name[:1] != "^" or name[1:] not in fed]
             del node.input[:]
             node.input.extend(kept)
 
     def function(*values: Any) -> list[tf.Tensor]:
         given = zip((feed.op.name for feed in feeds), values)
-        # Arguments that nothing depends on are left out, as an import refuses names that it does
-        # not find.
+        # Without those that nothing depends on: an import refuses names that it does not find.
         inputs = {name: tf.convert_to_tensor(value) for name, value in given if name in fed}
         return tf.import_graph_def(needed, inputs, [y.name for y in fetches], name="program")
 

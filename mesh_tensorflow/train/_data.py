@@ -380,8 +380,7 @@ class Rows(Source):
         return self._epochs(start)
 
     def _epochs(self, start: int) -> Iterator[Batch]:
-        # Rows that fill no batch are left out of an epoch; where rows are shuffled, others each
-        # time.
+        # What fills no batch is left out of an epoch; with shuffling, other rows each time.
         per_epoch = self._length // self._size
         for epoch in itertools.count(start // per_epoch):
             order = np.arange(self._length)
@@ -486,8 +485,7 @@ class Dataset(Source):
         spec = features.values(dataset.element_spec)
         rank = spec[0].shape.rank if shapes else None
         self._examples = shapes is not None and rank == len(shapes[0]) - 1
-        # Operations of a dataset that was made in a graph are there, so a session of it has to read
-        # them.
+        # A dataset of a graph consists of operations there, which a session of it has to read.
         self._graph = None if tf.executing_eagerly() else tf.get_default_graph()
 
     def training(self, start: int) -> Iterator[Batch]:

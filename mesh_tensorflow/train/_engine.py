@@ -131,8 +131,7 @@ class _SessionProgram:
                     given["step"] = tf.identity(self.step.assign_add(1))
             self.lowered = lowered[-1]
             self.variables = {v.op.name: v for v in tf.global_variables()}
-            # Before the operation is made that initializes variables, which takes these values
-            # then.
+            # Before there is an operation that initializes all, which then takes these values.
             if initial is not None:
                 self._begin_with(initial)
             self.agreement = None if self._cluster is None else Agreement(self._cluster)
@@ -466,8 +465,7 @@ class SessionEngine:
                 f"fit: eval_fn has the variables {', '.join(sorted(unknown))}, which the model "
                 "does not train. Give them the same names and variable scopes in both"
             )
-        # In several processes it has the variables of the training program, which are not to begin
-        # anew.
+        # Several processes have the training program's variables here, which must not begin anew.
         if placing.cluster is None:
             program.initialize()
         return program

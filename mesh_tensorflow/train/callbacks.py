@@ -436,8 +436,7 @@ class CsvLog(_FileLog):
         if record.keys() <= self._columns.keys():
             self._append(self._text([record], header=False))
         else:
-            # A new name is a new column, and the header is at the file's beginning: all is written
-            # anew.
+            # A new name is a new column in the header, at the file's beginning: all is rewritten.
             self._begin(self._records)
 
     def _text(self, records: list[dict[str, Any]], header: bool) -> str:

@@ -94,8 +94,7 @@ def _lead(
             news = Message(_FAILED, f"{type(error).__name__}: {error}")
             lost = peers.watch.error()
             if lost is not None and not isinstance(error, PeerLostError):
-                # A lost process has many consequences, such as errors of a collective; the cause is
-                # told.
+                # What a step or a collective raises then is a consequence; the cause is told.
                 raise lost from None
             raise
         finally:

@@ -418,8 +418,7 @@ def in_session(
     with tf.variable_creator_scope(steps.made):
         concrete = tf2.function(traced, autograph=False).get_concrete_function(*specs)
     part = cut(concrete, tensors, building.variables)
-    # What the program takes from variables of TensorFlow is read before the session increments
-    # them.
+    # The session increments a variable of TensorFlow only after the program has read it.
     read_before_increments([x.op for x in part.given])
     program = _SessionProgram(part, building, devices)
     flat = tf.nest.flatten(structure[-1])
@@ -460,8 +459,7 @@ class _Building(Building):
         if key_is_of_step(seed):
             return new_key(seed)
         with tf.init_scope():
-            # Drawn by the session, since programs of XLA have no state and would draw the same each
-            # time.
+            # Drawn by the session: a program of XLA has no state, and would draw the same again.
             return new_key(seed)
 
     def slice_of(self, variable: Variable, mesh_impl: GspmdMeshImpl) -> SessionVariable:
@@ -503,8 +501,7 @@ class _SessionProgram:
         count = len(made) - len(part.updates)
         values = iter(made[:count])
         with contextlib.ExitStack() as stack:
-            # Each assignment is made within the dependencies on those before it, so they keep their
-            # order.
+            # Each is made within the dependencies on those before it, so they keep their order.
             for update, value in zip(part.updates, made[count:]):
                 stack.enter_context(tf.control_dependencies([update.make(value)]))
             return [self._result(i, y, values) for i, y in enumerate(part.results)]

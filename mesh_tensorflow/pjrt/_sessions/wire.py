@@ -157,6 +157,5 @@ class Watch:
                 self.error(self._others[closed[0]])
                 if not self._stopped.wait(_GRACE_SECS):
                     print(f"error: {self.error()}", file=sys.stderr, flush=True)
-                    # Not sys.exit, which would end this thread alone while the main one waits in a
-                    # collective.
+                    # sys.exit would end this thread alone; the main one may be in a collective.
                     os._exit(1)
