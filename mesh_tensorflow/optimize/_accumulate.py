@@ -100,6 +100,7 @@ def _scaled(g: mtf.Tensor, factor: mtf.Tensor) -> mtf.Tensor:
     """Returns a gradient times a float32 factor, in the dtype that it has."""
     if g.dtype.is_complex:
         return g * mtf.cast(factor, g.dtype)
+    # Rounded once: a factor in bfloat16 would itself be off by up to 0.4 %, for all gradients.
     return mtf.cast(mtf.to_float(g) * factor, g.dtype)
 
 

@@ -285,6 +285,7 @@ def check_no_decay(function: str, given: object) -> None:
     Raises:
       WrongTypeError: it is neither None, nor a list of strings, nor a function.
     """
+    # A string is no list here: of its letters as expressions, one would be in nearly every name.
     is_list = isinstance(given, (list, tuple)) and all(isinstance(p, str) for p in given)
     if given is not None and not is_list and not callable(given):
         raise WrongTypeError(

@@ -179,6 +179,7 @@ def _same_beginning(variable: mtf.Variable) -> Any:
     def initializer(shape: Sequence[int], dtype: tf.DType = tf.float32, **unused: object) -> Any:
         store = variable.store
         if store is None:
+            # Not of the initializer again, which might draw other numbers.
             value = variable.get_master().initial_value
         elif variable.name in store.names:
             value = store.value(variable.name)

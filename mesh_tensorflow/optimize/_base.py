@@ -272,6 +272,7 @@ class StoredValue(mtf.ReadVariable):
         """Reads the slices, or takes the values that were read at the beginning of the step."""
         laid_out = lowering.variables[self._var]
         if not self._after:
+            # The step's one read of the variable, for which all assignments wait.
             lowering.set_tensor_lowering(self.outputs[0], laid_out.laid_out_tensor)
             return
         mesh_impl = lowering.mesh_impl(self)

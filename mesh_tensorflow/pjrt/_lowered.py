@@ -39,8 +39,10 @@ class Collectives:
 
 
 _KINDS = "all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute"
+# An asynchronous collective counts where it starts; a line with `-done` does not match.
 _LINE = re.compile(rf"= (?P<type>.*?) (?P<kind>{_KINDS})(?P<start>-start)?\((?P<rest>.*)$")
 _ARRAY = re.compile(r"\b(pred|[a-z]+\d+[a-z0-9]*)\[([\d,]*)\]")
+# XLA writes groups as {{0,1},{2,3}}, as [2,2]<=[4] with a transposition, or as axes of a mesh.
 _LISTED = re.compile(r"(?:replica_groups|source_target_pairs)=\{(\{[\d,{} ]*\})\}")
 _RANGE = re.compile(r"replica_groups=\[([\d,]+)\]<=(\[[\d,]+\](?:T\([\d,]+\))?)")
 _AXES = re.compile(

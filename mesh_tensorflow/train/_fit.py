@@ -333,6 +333,7 @@ def fit(
         engine = SessionEngine(model, eval_model, placing, features, seed)
     # The others would write the same messages, logs and checkpoints once more.
     chief = placing.cluster is None or placing.cluster.is_chief
+    # One that the user gives without a directory writes to this one, too.
     if logdir and not any(isinstance(callback, TensorBoard) for callback in callbacks):
         callbacks = [*callbacks, TensorBoard(logdir)]
     loop = Loop(

@@ -81,6 +81,7 @@ def outputs_of(returned: Any, batch_dim: Optional[mtf.Dimension]) -> dict[str, O
       ValueError: it is something else.
     """
     named = returned
+    # A pair of Tensors is a loss (sum, weight); only with a dictionary is it (loss, metrics).
     if isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], Mapping):
         named = {"loss": returned[0], **returned[1]}
     elif not isinstance(returned, Mapping):
@@ -383,6 +384,7 @@ class Model:
         if self.learning_rate is not None:
             rate = self.learning_rate
             if callable(rate):
+                # Called once, so that the value that is reported is the one that the optimizer has.
                 rate = tf.cast(rate(step), tf.float32)
                 extra["learning_rate"] = rate
             named["learning_rate"] = rate

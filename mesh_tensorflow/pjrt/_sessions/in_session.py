@@ -219,6 +219,7 @@ def cut(
     graph = concrete.graph
     own = graph.inputs[: len(inputs)]
     outer = {x.ref(): y for x, y in zip(own, inputs)}
+    # What it is given and what it captures is both there before the program begins.
     outer.update({inner.ref(): y for y, inner in graph.captures})
     firsts = {v.first.ref(): name for name, v in variables.items()}
     assigned = [name for name, v in variables.items() if v.value is not v.first]
@@ -423,6 +424,7 @@ def in_session(
     program = _SessionProgram(part, building, devices)
     flat = tf.nest.flatten(structure[-1])
     results = program.results()
+    # For an operation, one is given back, whose run does all of the program.
     values = [y.op if isinstance(x, tf.Operation) else y for x, y in zip(flat, results)]
     return tf.nest.pack_sequence_as(structure[-1], values)
 
@@ -467,6 +469,8 @@ class _Building(Building):
         impl = getattr(mesh_impl, "requested", mesh_impl)
         self.has_impl(impl)
         with self.outside.as_default():
+            # The placeholder is one of the session's graph, which the function captures: `cut`
+            # finds it so.
             made = SessionVariable(variable, form_of(variable, impl), self.outside)
         self.variables[variable.name] = made
         return made
