@@ -497,6 +497,8 @@ class Dataset(Source):
             # Shards have every n-th example, so that a batch has the same examples in all.
             dataset = dataset.shard(self._part.count, self._part.index)
             dataset = dataset.batch(size // self._part.count, drop_remainder=True)
+        # In a graph it is a tensor, which equals no number: what repeats by itself is repeated, to
+        # no effect.
         if dataset.cardinality() != tf.data.INFINITE_CARDINALITY:
             dataset = dataset.repeat()
         batches: Iterator[Batch]
