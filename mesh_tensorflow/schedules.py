@@ -147,6 +147,7 @@ class Schedule:
                 raise WrongTypeError(f"{self.name}: the step must be a scalar, not {step}")
             return mtf.cwise(self._on_tensors, [step], output_dtype=tf.float32, name=self.name)
         of = arithmetic_of(step, self.name)
+        # A formula such as that of `constant` gives a Python number for any kind of step.
         value = self._formula(of.number(step), of)
         return of.like(value, step)
 
@@ -174,6 +175,7 @@ def check_number(function: str, name: str, value: object, least: float = 0.0) ->
     """
     if not isinstance(value, numbers.Real) or isinstance(value, bool):
         raise WrongTypeError(f"schedules.{function}: {name} must be a number, not {value!r}")
+    # Not `< least`, which lets NaN pass.
     if not float(value) >= least:
         raise ValueError(f"schedules.{function}: {name} must be at least {least:g}, not {value!r}")
 
@@ -225,6 +227,8 @@ def _decay(
         )
 
     def formula(step: Any, of: Arithmetic) -> Any:
+        # min(t / warmup, 1) * (floor + (peak - floor) * height): the decay begins where the ramp
+        # ends, so only one of the factors changes at a time.
         left = height(_progress(step, warmup_steps, total_steps, of), of)
         rising = _ramp(step, warmup_steps, of)
         return rising * (float(floor) + float(peak - floor) * left)
@@ -345,6 +349,7 @@ def rsqrt(peak: float, warmup_steps: float = 10000, constant_start: bool = False
     warmup = float(warmup_steps)
 
     def formula(step: Any, of: Arithmetic) -> Any:
+        # The maximum keeps the root at 1 until the warmup ends, and step 0 from a division by 0.
         falling = of.rsqrt(of.maximum(step / warmup, 1.0)) * float(peak)
         return falling if constant_start else falling * _ramp(step, warmup, of)
 
@@ -375,6 +380,8 @@ def noam(d_model: int, warmup_steps: float = 4000, scale: float = 1.0) -> Schedu
     peak = scale / math.sqrt(d_model * warmup)
 
     def formula(step: Any, of: Arithmetic) -> Any:
+        # With x = t / warmup, min(1 / sqrt(t), t / warmup ** 1.5) = min(1 / sqrt(x), x) /
+        # sqrt(warmup), and one of the two factors below is always 1.
         part = (step + 1.0) / warmup
         return of.rsqrt(of.maximum(part, 1.0)) * of.minimum(part, 1.0) * peak
 
@@ -402,6 +409,7 @@ def _check_boundaries(
 def _selected(step: Any, boundaries: Sequence[float], values: Sequence[Any], of: Arithmetic) -> Any:
     """Returns the value of the piece in which the step is."""
     value = of.like(values[-1], step)
+    # Backwards, so that the first boundary above the step has the last word.
     for boundary, earlier in zip(reversed(boundaries), reversed(values[:-1])):
         value = of.select(step, of.like(earlier, step), float(boundary), value)
     return value
@@ -460,6 +468,8 @@ def join(
     starts = [0.0, *(float(boundary) for boundary in boundaries)]
 
     def formula(step: Any, of: Arithmetic) -> Any:
+        # All are called, since a tf step has no value yet; those that begin later see step 0, none
+        # a negative one.
         own = [of.maximum(step - start, 0.0) for start in starts]
         values = [schedule(s) for schedule, s in zip(schedules, own)]
         return _selected(step, boundaries, values, of)

@@ -174,6 +174,7 @@ class AdafactorOptimizer(Optimizer):
             return None
         dims = [d for d in shape if d.name not in self._stacked_dim_names]
         # The two largest, which save the most; others stay as they are in both slots.
+        # Stable: of equal sizes the first counts as the largest, so that slots keep their shapes.
         largest = sorted(dims, key=lambda d: -d.size)[:2]
         if len(largest) < 2 or largest[1].size < self._min_dim_size_to_factor:
             return None
@@ -204,6 +205,8 @@ class AdafactorOptimizer(Optimizer):
             scaled = scaled / mtf.maximum(1.0, norm)
         update = scaled * scalar_like(self._rate_of(var), scaled)
         old = var.value
+        # Steps are relative to the size of the weights, max(epsilon2, RMS(X)) * rate; epsilon2 lets
+        # those that begin as zeros move.
         if self._multiply_by_parameter_scale and not any(e in var.name for e in self._exclude):
             update = update * mtf.to_float(self._parameter_scale(old))
         if self._beta1:
@@ -221,6 +224,7 @@ class AdafactorOptimizer(Optimizer):
         factored = self._factored_dims(var.shape)
         if factored is None:
             v = self._slot(var, "v", var.shape)
+            # V = decay * V + (1 - decay) * (G ** 2 + epsilon1), and U = G / sqrt(V).
             new_v = v * decay + squared * mix
             return grad * mtf.rsqrt(new_v), [mtf.assign(v, new_v)]
         d0, d1 = factored

@@ -106,6 +106,7 @@ class ElementwiseOptimizer(Optimizer):
             return []
         names = list(self.slots)
         slots = [float_slot(var, f"{var.name}/{self.name}_{n}", self.slots[n]) for n in names]
+        # Not `var.value`, which may be bfloat16: weight decay would be of rounded weights.
         inputs = [mtf.to_float(grad), stored_value(var), *slots]  # type: ignore[arg-type]
         outputs = [var.shape] * (1 + len(names))
         scalars: dict[str, mtf.Tensor] = {}
@@ -114,10 +115,12 @@ class ElementwiseOptimizer(Optimizer):
             # trained.
             scalars["step"] = self._steps(var) + 1.0
         rate = scalar_like(self.learning_rate, inputs[0])
+        # A Tensor is an input, since the rule sees slices alone; a number needs no slices.
         if isinstance(rate, mtf.Tensor):
             scalars["learning_rate"] = rate
 
         def on_slices(g: tf.Tensor, w: tf.Tensor, *rest: tf.Tensor) -> tuple[tf.Tensor, ...]:
+            # `rest` has the slots in the order of `names`, and then the scalars in theirs.
             given = dict(zip(scalars, rest[len(names) :]))
             step, lr = given.get("step"), given.get("learning_rate", rate)
             x = ElementwiseStep(g, dict(zip(names, rest)), w, lr, step, var)
@@ -243,8 +246,11 @@ def _try(update: Update, slots: Mapping[str, float], name: str, counts_steps: bo
       ValueError: it gives something else, or other slots.
     """
     random = np.random.RandomState(0)
+    # All above 0, as a rule may take the root of a slot that is a mean of squares.
     arrays = [random.uniform(0.1, 1.0, [4, 6]).astype(np.float32) for _ in range(2 + len(slots))]
+    # A part of rows, and one of rows and columns: a reduction over either axis is noticed.
     parts = [(slice(0, 4), slice(0, 6)), (slice(0, 1), slice(0, 6)), (slice(1, 3), slice(2, 3))]
+    # In a graph of its own, so that nothing of the trial stays in that of the program.
     with tf.Graph().as_default(), tf.Session() as session:
         step = tf.constant(3.0) if counts_steps else None
         made = []
@@ -279,6 +285,7 @@ def check_no_decay(function: str, given: object) -> None:
     Raises:
       WrongTypeError: it is neither None, nor a list of strings, nor a function.
     """
+    # A string is no list here: of its letters as expressions, one would be in nearly every name.
     is_list = isinstance(given, (list, tuple)) and all(isinstance(p, str) for p in given)
     if given is not None and not is_list and not callable(given):
         raise WrongTypeError(
@@ -517,6 +524,7 @@ class AdamWOptimizer(_Decoupled):
         m = self.beta_1 * x.state["m"] + (1.0 - self.beta_1) * x.grad
         v = self.beta_2 * x.state["v"] + (1.0 - self.beta_2) * tf.square(x.grad)
         assert x.step is not None
+        # m and v begin as 0 and are too small at first: m' = m / (1 - beta_1 ** t), likewise v'.
         mean = m / _one_less_power(self.beta_1, x.step)
         square = v / _one_less_power(self.beta_2, x.step)
         return self._along(mean / (tf.sqrt(square) + self.epsilon), x), {"m": m, "v": v}
@@ -524,6 +532,7 @@ class AdamWOptimizer(_Decoupled):
 
 def _one_less_power(beta: float, step: tf.Tensor) -> Union[float, tf.Tensor]:
     """Returns 1 - beta ** step, without the loss of digits of this formula."""
+    # A beta of 0 has no logarithm, and 1 - 0 ** step is 1 in all steps from 1 on.
     return -tf.math.expm1(step * math.log(beta)) if beta else 1.0
 
 

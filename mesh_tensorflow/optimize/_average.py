@@ -119,6 +119,7 @@ class ExponentialMovingAverage:
         updates = []
         for variable in variables:
             average = self.average(variable)
+            # Both assign what was read at the step's beginning, so neither sees what the other did.
             updates.append(mtf.assign(average, stored_value(variable)))
             updates.append(mtf.assign(variable, average))
         return variables[0].graph.combine_assignments(updates) if updates else []
@@ -178,6 +179,7 @@ def _same_beginning(variable: mtf.Variable) -> Any:
     def initializer(shape: Sequence[int], dtype: tf.DType = tf.float32, **unused: object) -> Any:
         store = variable.store
         if store is None:
+            # Not of the initializer again, which might draw other numbers.
             value = variable.get_master().initial_value
         elif variable.name in store.names:
             value = store.value(variable.name)

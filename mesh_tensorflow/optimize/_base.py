@@ -37,6 +37,7 @@ def is_slot(name: str, shapes: Shapes) -> bool:
       name: the name of a variable.
       shapes: the shapes of variables by name, of this one and of those that it may be a slot of.
     """
+    # By the name alone, as Adafactor's slots of rows and columns lack a dimension of their weight.
     if name.endswith(_ENDS):
         return True
     shape = tuple(shapes[name])
@@ -100,6 +101,7 @@ def rate_now(rate: Rate) -> Any:
     if isinstance(rate, mtf.Tensor) or not callable(rate):
         return rate
     known = _values_now.get()
+    # Outside of `apply_grads` nothing is kept, as the next call may be in another tf graph.
     known = {} if known is None else known
     if rate not in known:
         known[rate] = rate(tf.cast(steps_done(), tf.float32))
@@ -216,6 +218,7 @@ def scalar_like(value: Rate, x: mtf.Tensor) -> Union[float, mtf.Tensor]:
     if isinstance(value, mtf.Tensor):
         return mtf.cast(value, x.dtype)
     if tf.is_tensor(value):
+        # A precision in force is for activations: bfloat16 would round a rate.
         return import_unchanged(x.mesh, tf.cast(value, x.dtype), mtf.Shape([]))
     return value
 
@@ -269,6 +272,7 @@ class StoredValue(mtf.ReadVariable):
         """Reads the slices, or takes the values that were read at the beginning of the step."""
         laid_out = lowering.variables[self._var]
         if not self._after:
+            # The step's one read of the variable, for which all assignments wait.
             lowering.set_tensor_lowering(self.outputs[0], laid_out.laid_out_tensor)
             return
         mesh_impl = lowering.mesh_impl(self)
@@ -291,6 +295,7 @@ def stored_value(var: mtf.Variable, after: Sequence[mtf.Operation] = ()) -> mtf.
       after: operations that it waits for; if there are none, it is the value of the beginning of
         the step.
     """
+    # The value that the program has read anyway: where dtypes are equal, it is not rounded.
     if not after and var.slice_dtype == var.activation_dtype:
         return mtf.to_float(var.value)
     return mtf.to_float(StoredValue(var, after).outputs[0])

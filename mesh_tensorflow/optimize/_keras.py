@@ -28,6 +28,8 @@ def _sgd(x: ElementwiseStep, config: Config) -> Change:
     momentum = config["momentum"]
     if not momentum:
         return -x.learning_rate * x.grad, {}
+    # The rate is within the sum, unlike in SgdOptimizer: when a schedule lowers it, what is left of
+    # earlier gradients keeps their rate.
     m = momentum * x.state["m"] - x.learning_rate * x.grad
     return (momentum * m - x.learning_rate * x.grad if config["nesterov"] else m), {"m": m}
 
@@ -38,6 +40,8 @@ def _adam(x: ElementwiseStep, config: Config) -> Change:
     new = {"m": m, "v": v}
     if config["amsgrad"]:
         v = new["v_hat"] = tf.maximum(x.state["v_hat"], v)
+    # Keras corrects the rate and not the moments, so that its epsilon is the "epsilon hat" of
+    # Kingma and Ba (2014), section 2, unlike that of AdamWOptimizer.
     rate = x.learning_rate * tf.sqrt(1.0 - tf.pow(beta_2, x.step)) / (1.0 - tf.pow(beta_1, x.step))
     return -m * rate / (tf.sqrt(v) + config["epsilon"]), new
 
@@ -54,9 +58,11 @@ def _rmsprop(x: ElementwiseStep, config: Config) -> Change:
     below = new["v"] + config["epsilon"]
     if config["centered"]:
         new["mean"] = rho * x.state["mean"] + (1.0 - rho) * x.grad
+        # The variance, E[g ** 2] - E[g] ** 2, in place of the mean square.
         below -= tf.square(new["mean"])
     change = -x.learning_rate * x.grad / tf.sqrt(below)
     if config["momentum"]:
+        # A sum of changes, so of the opposite sign to Keras', which subtracts its own.
         change = new["m"] = config["momentum"] * x.state["m"] + change
     return change, new
 
@@ -69,6 +75,7 @@ def _adagrad(x: ElementwiseStep, config: Config) -> Change:
 def _adadelta(x: ElementwiseStep, config: Config) -> Change:
     rho, epsilon = config["rho"], config["epsilon"]
     v = rho * x.state["v"] + (1.0 - rho) * tf.square(x.grad)
+    # -RMS(changes) / RMS(gradients) * g, where this change is not among the changes yet.
     delta = -tf.sqrt(x.state["delta"] + epsilon) * x.grad / tf.sqrt(v + epsilon)
     new = {"v": v, "delta": rho * x.state["delta"] + (1.0 - rho) * tf.square(delta)}
     return x.learning_rate * delta, new
@@ -77,6 +84,7 @@ def _adadelta(x: ElementwiseStep, config: Config) -> Change:
 def _adamax(x: ElementwiseStep, config: Config) -> Change:
     beta_1, beta_2 = config["beta_1"], config["beta_2"]
     m, u = _moved(x.state["m"], x.grad, beta_1), tf.maximum(beta_2 * x.state["u"], tf.abs(x.grad))
+    # m alone is corrected: a maximum is not drawn towards the 0 with which it begins.
     rate = x.learning_rate / (1.0 - tf.pow(beta_1, x.step))
     return -rate * m / (u + config["epsilon"]), {"m": m, "u": u}
 
@@ -151,6 +159,7 @@ class _KerasOptimizer(ElementwiseOptimizer):
         if clip is not None:
             x = x._replace(grad=tf.clip_by_value(x.grad, -clip, clip))
         change, new = self._rule(x, self.config)
+        # Keras decays the value before its rule, which is the same, as no rule reads the value.
         if decay and not (self._excluded is not None and re.search(self._excluded, x.var.name)):
             change -= x.value * (decay * x.learning_rate)
         return change, new
@@ -185,6 +194,7 @@ def from_keras(optimizer: Any, name: Optional[str] = None) -> ElementwiseOptimiz
             f"from_keras: give an optimizer of tf.keras, such as tf.keras.optimizers.Adam(1e-3), "
             f"not {optimizer!r}"
         )
+    # A class derived from one of Keras' may have its name, and another rule.
     is_keras_own = type(optimizer).__module__.split(".")[0] == "keras"
     if kind not in _KINDS or not is_keras_own:
         why = _OTHERS.get(kind, "write its rule with mtf.optimize.elementwise")

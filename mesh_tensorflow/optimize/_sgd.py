@@ -84,6 +84,7 @@ class SgdOptimizer(Optimizer):
             return []
         if self._has_momentum:
             return self._with_momentum(mtf.to_float(grad), var)  # type: ignore[arg-type]
+        # Such a rate becomes a Tensor of the mesh, whose slices no assign function is given.
         if callable(self.lr) or isinstance(self.lr, mtf.Tensor):
             return [mtf.assign_sub(var, grad * scalar_like(self.lr, grad))]  # type: ignore
         return [mtf.assign(var, grad, assign_fn=self._descend)]  # type: ignore[arg-type]
@@ -93,6 +94,7 @@ class SgdOptimizer(Optimizer):
         momentum = scalar_like(self.momentum, grad)
         new_m = m * momentum + grad
         direction = new_m * momentum + grad if self._nesterov else new_m
+        # The rate multiplies the sum, so that a schedule scales what earlier gradients left, too.
         update = direction * scalar_like(self.lr, grad)
         return [mtf.assign_sub(var, update), mtf.assign(m, new_m)]
 

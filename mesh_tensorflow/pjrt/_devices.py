@@ -76,6 +76,7 @@ def without_connection_lines() -> Iterator[None]:
         yield
     finally:
         with _lock:
+            # Several threads may be within: the last one to leave sets the state back.
             _depth -= 1
             if _depth == 0:
                 set_state(_GOOD)
@@ -89,6 +90,8 @@ def process_count() -> int:
     """Returns the number of processes that share JAX's devices."""
     if is_pjrt():
         return processes().count
+    # JAX is asked only where processes are joined: to answer, it makes its devices, after which
+    # none can join, and the number of CPUs is fixed.
     return jax.process_count() if jax.distributed.is_initialized() else 1
 
 
@@ -194,6 +197,7 @@ def placed(array: Any, where: NamedSharding) -> jax.Array:
         return jax.device_put(array, where)
     if isinstance(array, jax.Array) and not array.is_fully_addressable:
         with without_connection_lines():
+            # No process has all of it: a compiled identity moves its parts, by collectives of all.
             return jax.block_until_ready(jax.jit(lambda x: x, out_shardings=where)(array))
     whole = np.asarray(array)
     return jax.make_array_from_callback(whole.shape, where, lambda index: whole[index])
@@ -216,6 +220,7 @@ AnyMesh = Union[Mesh, AbstractMesh]
 
 def all_dtypes() -> contextlib.AbstractContextManager:
     """Returns a context in which JAX has 64 bit dtypes, which programs may have."""
+    # Not by the setting of the process, which would change programs of the user's own.
     return jax.enable_x64(True)
 
 
@@ -228,6 +233,7 @@ def make_cpus(number: int) -> None:
     # The setting is for one process, and each has its share of the mesh.
     number = -(-number // process_count())
     known = getattr(jax.config, "jax_num_cpu_devices", -1)
+    # A number that the user has set by XLA's flag stays.
     if known < number and "host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
         try:
             jax.config.update("jax_num_cpu_devices", number)
@@ -264,6 +270,7 @@ def device_mesh(mesh_shape: Shape, devices: Union[Sequence[Any], str, None]) -> 
             raise ValueError(f'devices={devices!r}: pass a list of jax.devices(), or "abstract"')
         return AbstractMesh(sizes, names)
     if devices is None:
+        # In this order: to send a seed to others, JAX makes devices, and fixes their number.
         make_cpus(mesh_shape.size)
         connect()
         devices = _all_devices()[: mesh_shape.size]

@@ -50,6 +50,7 @@ def export(
     weights = {name: np.asarray(function.store.array(name)) for name in names}
     folder = pathlib.Path(directory)
     folder.mkdir(parents=True, exist_ok=True)
+    # All contents are made before the first is written, so that an error leaves no part of them.
     contents = {"weights.safetensors": _safetensors(weights, function.mesh_impl.shape)}
     for one in (function, _on_one_device(function)):
         program = one.program(*args, **named)

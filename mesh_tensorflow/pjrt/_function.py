@@ -115,6 +115,7 @@ class CompiledProgram:
 
     def call(self, arguments: list, keys: list, kept: list, assigned: list) -> tuple[list, list]:
         """Returns results, and new values of variables; see `step`."""
+        # In two groups, as only what is assigned to gives its memory away; the trace has one order.
         values = {**dict(zip(self.kept, kept)), **dict(zip(self.assigned, assigned))}
         variables = [values[name] for name in self.trace.variables]
         call = jax2tf.call_tf(self.trace.function, has_side_effects=False)
@@ -198,6 +199,8 @@ class CompiledFunction:
             raise self._traced("a tf.function, or the function of an mtf.pjrt.function")
         if any(isinstance(x, Tracer) for x in jax.tree_util.tree_leaves((args, named))):
             raise self._traced("jax.jit, jax.grad or jax.vmap")
+        # From the arrays that a step takes to those that it returns: a step of another thread would
+        # be given memory that this one has given away.
         with self.store.lock:
             program, arrays = self._program(args, named)
             kept, assigned = self._variables(program)
@@ -207,6 +210,8 @@ class CompiledFunction:
                 # Between the two, the store has variables whose memory the step was given.
                 with deferred():
                     results, new = run_step(program.step, arguments, keys, kept, assigned)
+                    # Without arrays as arguments, only the results tell of a trace by JAX; the
+                    # store must keep none of its tracers.
                     if any(isinstance(y, Tracer) for y in [*results, *new]):
                         raise self._traced("jax.jit")
                     self.store.update(list(program.assigned), new)
@@ -264,6 +269,7 @@ class CompiledFunction:
         program, _ = self._program(args, named)
         with all_dtypes():
             traced = program.step.trace(*program.abstract())
+            # Named, since an abstract mesh has no devices that would tell the platform.
             lowered = traced.lower(lowering_platforms=(jax.default_backend(),))
             return Lowered(lowered, self.mesh_impl.shape)
 
@@ -333,5 +339,6 @@ def _kind(leaf: Any) -> Any:
             f"{leaf!r} ({type(leaf).__name__}) is no argument of a function of mtf.pjrt: pass "
             "arrays of NumPy, TensorFlow or JAX, or values that can be keys of a dictionary"
         ) from None
+    # With the type, as 1, 1.0 and True are equal, but may make different programs.
     key = value_key(leaf)
     return (type(leaf), leaf) if key is None else key

@@ -39,8 +39,10 @@ class Collectives:
 
 
 _KINDS = "all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute"
+# An asynchronous collective counts where it starts; a line with `-done` does not match.
 _LINE = re.compile(rf"= (?P<type>.*?) (?P<kind>{_KINDS})(?P<start>-start)?\((?P<rest>.*)$")
 _ARRAY = re.compile(r"\b(pred|[a-z]+\d+[a-z0-9]*)\[([\d,]*)\]")
+# XLA writes groups as {{0,1},{2,3}}, as [2,2]<=[4] with a transposition, or as axes of a mesh.
 _LISTED = re.compile(r"(?:replica_groups|source_target_pairs)=\{(\{[\d,{} ]*\})\}")
 _RANGE = re.compile(r"replica_groups=\[([\d,]+)\]<=(\[[\d,]+\](?:T\([\d,]+\))?)")
 _AXES = re.compile(
@@ -84,6 +86,7 @@ def _groups_along(found: re.Match[str]) -> list[list[int]]:
         first, middle = (int(before), int(own)) if own else (1, size)
         if name in chosen:
             along.append(len(split) + 1)
+        # Each axis becomes three, (before, own, after); `along` has the `own` of those chosen.
         split += [first, middle, size // (first * middle)]
     text = found["order"]
     order = _order(text) if text else np.arange(np.prod(list(sizes.values())))
@@ -100,6 +103,7 @@ def _groups(rest: str, devices: int) -> list[list[int]]:
         return _groups_along(found)
     if found := _LISTED.search(rest):
         return [_numbers(group) for group in found[1].split("}")[:-1]]
+    # Without groups, or with empty ones, all devices communicate.
     return [list(range(devices))]
 
 

@@ -44,9 +44,11 @@ def _stateless(operation: Callable[..., tf.Tensor], steps: int) -> Callable[...,
     """Returns a function of seeds and a range of elements; `steps` is what a block counts for."""
 
     def values(seed: int, seed2: int, begin: int, count: int) -> tf.Tensor:
+        # A range may begin within a block, whose first values are left out again.
         block, before = divmod(begin, _BLOCK)
         made = operation(
             shape=[before + count],
+            # As stateful operations begin: a seed is the key, one the counter's upper half.
             key=tf.constant([seed % 2**64], tf.uint64),
             counter=tf.constant([block * steps, seed2 % 2**64], tf.uint64),
             alg=1,  # Philox
@@ -61,6 +63,8 @@ _raw = tf2.raw_ops
 _RANDOM = {
     "RandomUniform": _stateless(_raw.StatelessRandomUniformV2, 1),
     "RandomStandardNormal": _stateless(_raw.StatelessRandomNormalV2, 1),
+    # TensorFlow has 256 values of the counter for each block, whose numbers are drawn again until
+    # they are within bounds.
     "TruncatedNormal": _stateless(_raw.StatelessTruncatedNormalV2, 256),
 }
 _ELEMENTWISE: dict[str, Callable[..., tf.Tensor]] = {
@@ -90,6 +94,8 @@ class _Flat:
 
     def is_known(self, sizes: Sequence[int]) -> bool:
         """Returns whether all operations are known, and at most one is random."""
+        # Each operation has to have one value for all elements, or one for each, so that a range of
+        # the result takes no more than the same range of its inputs.
         found = list(_operations(self.tensor))
         random = [op for op in found if op.type in _RANDOM]
         shapes = [x.shape.as_list() for op in found for x in op.outputs]
@@ -118,6 +124,7 @@ class _Flat:
             return tf.constant(self._constant(op, begin, count), x.dtype)
         if op.type in _RANDOM:
             seeds = op.get_attr("seed"), op.get_attr("seed2")
+            # Two zeros stand for an operation without a seed, as in TensorFlow.
             return _RANDOM[op.type](*(seeds if any(seeds) else self.seeds), begin, count)
         if op.type == "Fill":
             return self._value(op.inputs[1], begin, count)
@@ -148,6 +155,7 @@ def part_function(variable: Variable) -> Callable[[tuple[slice, ...]], np.ndarra
     with tf.Graph().as_default():
         if seed is not None:
             tf.set_random_seed(seed)
+        # For an operation without a seed: parts that are made apart have to be of one draw.
         drawn = np.random.SeedSequence().generate_state(2)
         flat = _Flat(first(), (int(drawn[0]), int(drawn[1])))
         known = flat.is_known(sizes)
@@ -171,6 +179,7 @@ def _part(
 ) -> np.ndarray:
     """Returns the elements in a range along each dimension, made in pieces of rows."""
     below = [int(np.prod(sizes[axis + 1 :], dtype=np.int64)) for axis in range(len(sizes))]
+    # The first axis whose rows can be made at once; along those before it one goes by index.
     axis: Optional[int] = next((a for a, n in enumerate(below) if n <= _MOST_ELEMENTS), None)
     if axis is None:  # a scalar
         return np.asarray(flat.values(0, 1), dtype).reshape([])
@@ -245,6 +254,7 @@ def own_specs(sizes: Sequence[int], where: Sharding) -> list[str]:
       sizes: the shape of the variable.
       where: its sharding.
     """
+    # The first device that has a part, whose copy is the one that JAX numbers with 0.
     first: dict[str, Any] = {}
     for device, index in where.devices_indices_map(tuple(sizes)).items():
         first.setdefault(spec_of(sizes, index), device)
@@ -269,6 +279,7 @@ def read_array(reader: Reader, name: str, dtype: tf.DType, like: Any, where: Sha
 
     def part(index: Sequence[slice]) -> np.ndarray:
         spec = spec_of(sizes, index)
+        # Several devices of a process may have copies of one part.
         if spec not in read:
             read[spec] = reader.read(name, spec, dtype).astype(like.dtype, copy=False)
         return read[spec]
@@ -323,6 +334,7 @@ def form_of(variable: Variable, mesh_impl: GspmdMeshImpl) -> Form:
       variable: the Variable.
       mesh_impl: the mesh implementation of the program.
     """
+    # Of processors with copies of a part, the first one owns it.
     first: dict[tuple[int, ...], int] = {}
     owner = [
         first.setdefault(tuple(mesh_impl.slice_begin(variable.stored_shape, pnum)), pnum)
@@ -378,6 +390,7 @@ class ArrayStore(VariableStore):
         super().__init__(name=name or "mtf_arrays")
         # Hidden from TensorFlow, which would wrap a dictionary to save what is in it.
         self._arrays = self._no_dependency({})
+        # Reentrant, as a step holds it while it makes variables and asks for their arrays.
         self.lock = threading.RLock()
         # What was read before the variables were made, and the names that it has.
         self._checkpoint: Optional[str] = None
@@ -427,6 +440,7 @@ class ArrayStore(VariableStore):
             raise ValueError(differs(name, known, form, False))
         if name not in trace.variables:
             trace.variables[name] = ValueOfVariable(variable, form)
+        # One value for all processors: it is XLA that splits it, and not the Lowering.
         return {0: trace.variables[name]}
 
     # -- values
@@ -455,6 +469,8 @@ class ArrayStore(VariableStore):
                 part: Any = part_function(traced.variable)
                 with all_dtypes():
                     made[name] = jax.make_array_from_callback(tuple(traced.sizes), where, part)
+        # All values are there before the first is kept, so that an error leaves the store as it
+        # was; a signal in between would leave arrays that savers do not know.
         with deferred():
             for name, (traced, _) in new.items():
                 self._set(traced, made[name])

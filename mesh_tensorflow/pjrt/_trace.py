@@ -111,6 +111,7 @@ class ValueOfVariable:
         return self.assign(self.read_value() - value, read_value)
 
 
+# Each thread has its own, as several may build functions at once.
 _current: contextvars.ContextVar[Optional[_Building]] = contextvars.ContextVar(
     "pjrt_trace", default=None
 )
@@ -287,17 +288,20 @@ def _function_of(
     with not_advised():
         needed = tf.graph_util.extract_sub_graph(graph.as_graph_def(), names)
     fed = {feed.op.name for feed in feeds} & {node.name for node in needed.node}
+    # From the end, so that a removal does not move nodes that are still to be seen.
     for index in reversed(range(len(needed.node))):
         node = needed.node[index]
         if node.name in fed:
             del needed.node[index]  # a placeholder, for which XLA has no kernel
         elif any(name[:1] == "^" and name[1:] in fed for name in node.input):
+            # What is fed is there when the program begins, and no operation to wait for.
             kept = [name for name in node.input if name[:1] != "^" or name[1:] not in fed]
             del node.input[:]
             node.input.extend(kept)
 
     def function(*values: Any) -> list[tf.Tensor]:
         given = zip((feed.op.name for feed in feeds), values)
+        # Without those that nothing depends on: an import refuses names that it does not find.
         inputs = {name: tf.convert_to_tensor(value) for name, value in given if name in fed}
         return tf.import_graph_def(needed, inputs, [y.name for y in fetches], name="program")
 

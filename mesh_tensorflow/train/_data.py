@@ -223,6 +223,7 @@ def with_dtype(array: np.ndarray, dtype: np.dtype, name: str) -> np.ndarray:
 def _is_leaf(dims: Any) -> bool:
     if isinstance(dims, (str, mtf.Shape)):
         return True
+    # A list of dimensions is that of one feature, a list of such lists that of several.
     return isinstance(dims, (tuple, list)) and bool(dims) and all(map(_is_dimension, dims))
 
 
@@ -358,6 +359,7 @@ class Rows(Source):
         """
         super().__init__(features, part)
         self._length, self._take, self._shuffle = length, take, shuffle
+        # Without a seed, this draws one that all epochs of the run have.
         self._seed: Any = np.random.SeedSequence(seed).entropy
 
     def training(self, start: int) -> Iterator[Batch]:
@@ -374,9 +376,11 @@ class Rows(Source):
                 f"fit: the data have {self._length} rows, fewer than one batch, "
                 f"{self._features.batch_dim.name}={self._size}: make the batch smaller"
             )
+        # The check is made at the call: in a generator it would wait for the first batch.
         return self._epochs(start)
 
     def _epochs(self, start: int) -> Iterator[Batch]:
+        # What fills no batch is left out of an epoch; with shuffling, other rows each time.
         per_epoch = self._length // self._size
         for epoch in itertools.count(start // per_epoch):
             order = np.arange(self._length)
@@ -421,6 +425,7 @@ class Iterated(Source):
 
     def _batches(self, items: Iterator[Any], partial: bool) -> Iterator[Batch]:
         arrays: Iterator[Batch] = (self._typed(self._arrays(item)) for item in items)
+        # The rank of the first item says whether items are batches; it is put in front again.
         first = next(arrays, None)
         if first is None:
             return
@@ -441,6 +446,7 @@ class Iterated(Source):
         read = True
         while read:
             items = iter(self._items)
+            # Data without a whole batch would otherwise be read again and again without an end.
             read = False
             for batch in self._batches(items, False):
                 read = True
@@ -453,6 +459,7 @@ class Iterated(Source):
         for batch in itertools.islice(self._endless(), start, None):
             size = len(batch[0]) if batch and batch[0].ndim else 1
             rows = self._part.rows(size)
+            # An iterable cannot skip rows, so each process reads all of it and keeps its own.
             own = batch if self._part.count == 1 else [array[rows] for array in batch]
             yield self._part.whole(own, size)
 
@@ -478,6 +485,7 @@ class Dataset(Source):
         spec = features.values(dataset.element_spec)
         rank = spec[0].shape.rank if shapes else None
         self._examples = shapes is not None and rank == len(shapes[0]) - 1
+        # A dataset of a graph consists of operations there, which a session of it has to read.
         self._graph = None if tf.executing_eagerly() else tf.get_default_graph()
 
     def training(self, start: int) -> Iterator[Batch]:
@@ -489,6 +497,8 @@ class Dataset(Source):
             # Shards have every n-th example, so that a batch has the same examples in all.
             dataset = dataset.shard(self._part.count, self._part.index)
             dataset = dataset.batch(size // self._part.count, drop_remainder=True)
+        # In a graph it is a tensor, which equals no number: what repeats by itself is repeated, to
+        # no effect.
         if dataset.cardinality() != tf.data.INFINITE_CARDINALITY:
             dataset = dataset.repeat()
         batches: Iterator[Batch]
@@ -586,6 +596,7 @@ class _Again:
     """An iterable that calls a function for a new iterator each time that it is read."""
 
     def __init__(self, function: Callable[[], Iterator[Any]], first: Iterator[Any]):
+        # The iterator by which the function was found to make iterators is read, too, not lost.
         self._function, self._first = function, [first]
 
     def __iter__(self) -> Iterator[Any]:
@@ -619,6 +630,7 @@ def _from_disk(path: str) -> Any:
 
 
 def _is_hugging_face(data: Any) -> bool:
+    # Without an import: whoever has such a dataset has imported the package.
     module = sys.modules.get("datasets")
     kind = getattr(module, "Dataset", None)
     return isinstance(kind, type) and isinstance(data, kind)

@@ -131,6 +131,7 @@ class _SessionProgram:
                     given["step"] = tf.identity(self.step.assign_add(1))
             self.lowered = lowered[-1]
             self.variables = {v.op.name: v for v in tf.global_variables()}
+            # Before there is an operation that initializes all, which then takes these values.
             if initial is not None:
                 self._begin_with(initial)
             self.agreement = None if self._cluster is None else Agreement(self._cluster)
@@ -172,11 +173,13 @@ class _SessionProgram:
         Where a checkpoint is going to be restored on devices of JAX, they are given none.
         """
         if self._cluster is not None and self.agreement is not None:
+            # First, as the others wait in `initialize` for the chief, and read this afterwards.
             self.agreement.reset(self.session)
             with self.graph.as_default():
                 self._cluster.processes.initialize(self.session, checkpoint)
             return
         if checkpoint is not None and self._restores_all:
+            # No checkpoint has local variables, so these are initialized all the same.
             self.session.run(self._initialize[1])
             return
         self.session.run(self._initialize)
@@ -207,6 +210,7 @@ class _SessionProgram:
         with user_errors(self.lowered.lowering):
             values = self._run(*batch)
         for name, value in zip(self._names, values):
+            # "loss/0" and "loss/1" are parts of one output; "step" is whole.
             outputs.setdefault(name.rpartition("/")[0] or name, []).append(value)
         return outputs
 
@@ -215,6 +219,7 @@ class _SessionProgram:
         dimension.
         """
         with self.graph.as_default(), not_advised():
+            # The model also computes the rows of padding; the caller gets as many as it gave.
             rows = tf.shape(self._feeds[0])[0]
             outputs = {
                 name.removesuffix("/0"): value[:rows]
@@ -236,6 +241,7 @@ class _SessionProgram:
 
     def values(self, names: Optional[Iterable[str]] = None) -> dict[str, np.ndarray]:
         """Returns the whole values of variables, by name: of all, or of those that it has."""
+        # Made once, since operations that are added at each call let the graph grow.
         if not self._reads:
             with self.graph.as_default():
                 self._reads = {n: v.read_value() for n, v in self.variables.items()}
@@ -268,6 +274,7 @@ def _padded(feeds: Sequence[tf.Tensor], batch: Batch, names: Sequence[str]) -> l
     with tf.control_dependencies(right):
         for x, array in zip(feeds, batch):
             x = tf.pad(x, [[0, most - rows], *([0, 0] for _ in array.shape[1:])])
+            # With all sizes known again, as dimensions of mtf Tensors have fixed ones.
             padded.append(tf.ensure_shape(x, array.shape))
     return padded
 
@@ -340,6 +347,7 @@ class SessionEngine:
         )
         self.lowered = self._training.lowered
         with self._training.graph.as_default():
+            # Sharded, so that each process writes the slices that it has.
             self._saver = Saver(sharded=True)
         self._training.initialize(checkpoint)
         if checkpoint is not None:
@@ -409,6 +417,7 @@ class SessionEngine:
         assert self._training is not None
         averages = self._training.lowered.averages
         sources = {name: averages.get(name, name) for name in program.variables}
+        # Of these alone, as the slots of an optimizer may be larger than the weights.
         values = self._training.values(set(sources.values()))
         return {name: values[source] for name, source in sources.items() if source in values}
 
@@ -456,6 +465,7 @@ class SessionEngine:
                 f"fit: eval_fn has the variables {', '.join(sorted(unknown))}, which the model "
                 "does not train. Give them the same names and variable scopes in both"
             )
+        # Several processes have the training program's variables here, which must not begin anew.
         if placing.cluster is None:
             program.initialize()
         return program
@@ -463,6 +473,7 @@ class SessionEngine:
     def save(self, directory: str, step: int) -> tuple[str, list[str]]:
         """Writes a checkpoint; returns its path, and what in it is not a number, or infinite."""
         assert self._training is not None and self._saver is not None
+        # A step changes slices; masters with values of their own are what is saved.
         self._training.session.run(self._training._to_masters)
         path = os.path.join(directory, CHECKPOINT_NAME)
         with self._training.graph.as_default():

@@ -117,6 +117,7 @@ def learning_rate_of(rate: Any) -> Any:
             f"fit: learning_rate is a number or a function of the step, but is {rate!r}, a "
             f"{type(rate).__name__}. Give for instance 0.1, or mtf.schedules.cosine(...)"
         )
+    # The program is built in a graph, which cannot use a tensor of eager code.
     return float(rate) if hasattr(rate, "numpy") else rate
 
 
@@ -330,7 +331,9 @@ def fit(
         )
         eval_model = model if eval_fn is None else dataclasses.replace(model, fn=eval_fn)
         engine = SessionEngine(model, eval_model, placing, features, seed)
+    # The others would write the same messages, logs and checkpoints once more.
     chief = placing.cluster is None or placing.cluster.is_chief
+    # One that the user gives without a directory writes to this one, too.
     if logdir and not any(isinstance(callback, TensorBoard) for callback in callbacks):
         callbacks = [*callbacks, TensorBoard(logdir)]
     loop = Loop(
@@ -431,6 +434,7 @@ def _prepare(
         else:
             engine.prepare(batch, last.path, None)
     except (CheckpointError, tf.errors.OpError) as e:
+        # A file is read through only after a failure, of which it need not be the reason.
         fault = "" if last is None else fault_of(last.path, nan_too=False)
         if last is None or not fault:  # it is of another program
             raise
@@ -451,6 +455,7 @@ class Begin(NamedTuple):
 
 def _run_in_chief(loop: Loop, begin: Begin) -> Result:
     """Runs on devices of JAX: in the first process, whose result the others get."""
+    # Imported when it is used, as JAX need not be installed for the rest.
     run_in_chief = importlib.import_module("mesh_tensorflow.pjrt").run_in_chief
     found = run_in_chief(lambda: _run(loop, begin), packed)
     return found if isinstance(found, Result) else unpacked(*found)
@@ -466,6 +471,7 @@ def _run(loop: Loop, begin: Begin) -> Result:
             loop.say(last.note)
     done = run.step >= run.steps  # then a batch is needed for its shape only
     if run.directory is not None and loop.saves and not done:
+        # Told before the first step, not at the first checkpoint, when those until then are lost.
         checkpoint_files.check_writable(run.directory, "fit: directory")
     batches = loop.source.training(0 if done else run.step)
     first = next(batches, None)
@@ -484,6 +490,7 @@ def _run(loop: Loop, begin: Begin) -> Result:
         loop.say(f"going on from step {run.step}, {last.path}")
     if done:
         loop.say(f"nothing to do: step {run.step} of {run.steps} is done. Give fit more steps")
+    # The first batch was read for its shape and its dtypes; it is trained on, too.
     loop.train(itertools.chain([first], batches))
     return Result(
         run.step, loop.history, loop.evaluations, run.stopped, run.checkpoint, engine.values()

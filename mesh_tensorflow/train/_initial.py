@@ -185,6 +185,7 @@ def find_checkpoint(directory: Optional[str], resume: Resume) -> Optional[Found]
         return Found(last, _step_of(last), note)
     except (CheckpointError, OSError) as e:
         fault = fault_of(last, nan_too=False)
+        # The file is whole: the error itself says what is wrong, as of one that is none of fit's.
         if not fault:
             raise
         raise damaged(last, fault) from e

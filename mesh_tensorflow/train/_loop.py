@@ -75,6 +75,7 @@ def packed(result: Result) -> tuple[dict[str, Any], list[np.ndarray]]:
     """
     values = {f.name: getattr(result, f.name) for f in dataclasses.fields(result)}
     for name in ("history", "evaluations"):
+        # JSON has none of NumPy's numbers, which a metric may be.
         values[name] = [{n: float(v) for n, v in record.items()} for record in values[name]]
     variables = values["variables"]
     return {**values, "variables": list(variables)}, list(variables.values())
@@ -88,6 +89,7 @@ def unpacked(values: dict[str, Any], arrays: Sequence[np.ndarray]) -> Result:
       arrays: the arrays.
     """
     for record in [*values["history"], *values["evaluations"]]:
+        # `packed` made floats of all numbers, of steps too.
         record["step"] = int(record["step"])
     return Result(**{**values, "variables": dict(zip(values["variables"], arrays))})
 
@@ -223,6 +225,7 @@ class Loop:
           KeyboardInterrupt: the user pressed Ctrl-C; a checkpoint is saved first.
         """
         run = self.run
+        # The checkpoint that a run goes on from is not written again if no step follows.
         self._saved = run.step if run.checkpoint else None
         run.reads(self.engine.values)
         self.call("on_begin")
@@ -247,6 +250,7 @@ class Loop:
         if signals.received is not None:
             self.engine.finish()
             self.say(self._how_to_go_on(signals.name))
+            # Only now, as the checkpoint is there and callbacks are closed.
             raise signals.error(f"training stopped at step {run.step} of {run.steps}")
         if run.stopped:
             self.say(f"stopped at step {run.step} of {run.steps}: {run.stopped}")
@@ -275,11 +279,14 @@ class Loop:
             if run.step % self.log_every == 0 or last:
                 self._log(values, progress)
             progress.update(1, **{n: v for n, v in values.items() if n != "learning_rate"})
+            # After the last step `train` saves and evaluates, so that both are done once.
             if not last and self.eval_every and run.step % self.eval_every == 0:
                 self._evaluate(signals)
+                # Evaluations take long, and callbacks stop runs by what they show.
                 asked = self._asked_to_stop(signals)
             if not last and not asked and run.step % self.save_every == 0:
                 self._save()
+        # The data may have ended between two logs.
         if self._logged < run.step:
             self._log(values, progress)
         return asked

@@ -81,6 +81,7 @@ def outputs_of(returned: Any, batch_dim: Optional[mtf.Dimension]) -> dict[str, O
       ValueError: it is something else.
     """
     named = returned
+    # A pair of Tensors is a loss (sum, weight); only with a dictionary is it (loss, metrics).
     if isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], Mapping):
         named = {"loss": returned[0], **returned[1]}
     elif not isinstance(returned, Mapping):
@@ -263,6 +264,7 @@ class Model:
         chosen = (
             contextlib.nullcontext() if self.precision is None else mtf.precision(self.precision)
         )
+        # Rates and random keys follow the number of steps alone, so a resumed run has the same.
         with counted_steps(before), keys_by_step(before), chosen:
             graph = mtf.Graph()
             mesh = mtf.Mesh(graph, "mesh")
@@ -273,6 +275,7 @@ class Model:
             if training:
                 outputs, grads = self._gradients(features, mesh, arguments)
                 variables = graph.trainable_variables
+                # Before the updates make slots and averages, which are not the model's own.
                 own = [part.name for v in graph.all_variables for part in v.parts]
                 with mtf.precision("float32"):  # learning rates and slots are no activations
                     updates, extra = self._updates(grads, variables, before)
@@ -341,6 +344,7 @@ class Model:
             def loss_fn(small: Sequence[mtf.Tensor]) -> Any:
                 outputs = self._outputs(features, mesh, features.packed(small), True)
                 loss = outputs["loss"]
+                # A pair stays one: the mean of a batch is no mean of its microbatches' quotients.
                 return loss.mean() if loss.weight is None else (loss.value, loss.weight)
 
             inputs = features.values(arguments if len(arguments) > 1 else arguments[0])
@@ -380,6 +384,7 @@ class Model:
         if self.learning_rate is not None:
             rate = self.learning_rate
             if callable(rate):
+                # Called once, so that the value that is reported is the one that the optimizer has.
                 rate = tf.cast(rate(step), tf.float32)
                 extra["learning_rate"] = rate
             named["learning_rate"] = rate

@@ -93,6 +93,7 @@ class Cluster:
 
     def next_container(self) -> str:
         """Returns the name of the place on the servers where the next run has its variables."""
+        # All processes begin the same runs in the same order, so that their names agree.
         self._runs += 1
         return f"fit_{self._runs}"
 
@@ -154,6 +155,7 @@ class Agreement:
         """
         if self._cluster.is_chief:
             session.run(self._set_saved, {self._fed: step})
+        # By `run`, which ends with an error if a process is lost, while this would wait forever.
         while self._cluster.processes.run(session, self._read_saved) != step:
             time.sleep(POLL_SECONDS)
 
@@ -216,6 +218,7 @@ def find_cluster(simd: bool, size: int) -> Optional[Cluster]:
             "equally. Make the size of the mesh a multiple of the number of processes"
         )
     per_process = size // found.count
+    # One server for all runs, as its address is taken, and its number of devices fixed.
     if not _found:
         _found.append(Cluster(found, per_process))
     if _found[0].per_process != per_process:

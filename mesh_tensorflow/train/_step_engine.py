@@ -96,6 +96,7 @@ class StepEngine:
             )
         masters = {n: v for n, v in self._store.masters.items() if n != _STEP}
         trained = {n for n, v in masters.items() if v.trainable}
+        # Slots have the name of a weight with "/" or "_" after it; they are left to begin anew.
         roots = tuple(f"{name}{mark}" for name in trained for mark in "/_")
         own = {n: v for n, v in masters.items() if n in trained or not n.startswith(roots)}
         initial.load(own, trained, {})
@@ -103,6 +104,7 @@ class StepEngine:
     def _make_variables(self, batch: Batch) -> None:
         """Traces a tf.function, which makes its variables."""
         arguments = self._features.packed([tf2.constant(array) for array in batch])
+        # As in a call: the trace is kept for calls, with random keys that depend on the step.
         with keys_by_step(self._step):
             _traced(self._step_fn).get_concrete_function(*arguments)
 

@@ -232,12 +232,14 @@ def export(
         if first is None:
             raise ValueError("export: the data have no rows")
         shapes = Features.of_dims(dims).shapes or []
+        # Of the sizes in `dims`, which say how many rows the export takes, whatever the data have.
         batch = [np.zeros(s.to_integer_list, array.dtype) for s, array in zip(shapes, first)]
         # The directory is there when all of it is.
         unfinished = f"{target.rstrip('/')}.temp-{os.getpid()}"
         try:
             engine.export(batch, unfinished)
             if tf.io.gfile.exists(target):
+                # It is an empty directory, as was checked; `rename` refuses a target that is there.
                 tf.io.gfile.rmtree(target)
             tf.io.gfile.rename(unfinished, target)
         finally:
@@ -268,6 +270,7 @@ class _Predictor(Model):
             named, kind = {f"output_{i}": x for i, x in enumerate(returned)}, "tuple"
         else:
             named, kind = {"output": returned}, "one"
+        # In place, since the dataclass is frozen.
         self.kind[:] = [kind]
         return {name: Output(self._of_batch(name, x, features)) for name, x in named.items()}
 
@@ -284,6 +287,7 @@ class _Predictor(Model):
                 "another name than 'step'. Leave it out; mtf.train.evaluate gives the means of "
                 "losses and metrics"
             )
+        # The batch first: along it pieces are joined, and the rows of padding cut off.
         return mtf.transpose(x, mtf.Shape([batch, *(d for d in x.shape if d != batch)]))
 
 

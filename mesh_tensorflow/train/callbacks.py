@@ -189,6 +189,7 @@ class EarlyStopping(Callback):
         path = _state_path(run)
         if path is not None:
             tf.gfile.MakeDirs(os.path.dirname(path))
+            # Callbacks for other metrics keep their values in the same file.
             _write_whole(path, json.dumps({**_read_json(path), self._key: self._judged}))
 
     @property
@@ -199,6 +200,7 @@ class EarlyStopping(Callback):
     def _judge(self, run: Run, step: int, value: float) -> None:
         self._judged.append((step, value))
         sign = 1 if self.mode == "min" else -1
+        # A first value that is NaN would stay the best, as no comparison with it is true.
         is_first = self.best is None and not math.isnan(value)
         if is_first or (self.best is not None and sign * (self.best - value) > self.min_delta):
             self.best, self.waited = value, 0
@@ -350,6 +352,7 @@ class _FileLog(Callback):
         """Opens the file, and leaves out records after the step that the run goes on from."""
         self._open = self.path or os.path.join(run.logdir or run.directory or "", self._name)
         os.makedirs(os.path.dirname(self._open) or ".", exist_ok=True)
+        # A run that begins anew begins a new file.
         kept = self._read() if run.step and os.path.exists(self._open) else []
         kept = [record for record in kept if int(record["step"]) <= run.step]
         if run.step >= run.steps:  # a finished run is only evaluated again
@@ -365,6 +368,7 @@ class _FileLog(Callback):
         self._add({"step": run.step, **{f"eval_{n}": v for n, v in values.items()}})
 
     def _append(self, text: str) -> None:
+        # Closed again after each record, so that a process that is killed loses none.
         with open(self._open, "a", encoding="utf-8", newline="") as file:
             file.write(text)
 
@@ -432,6 +436,7 @@ class CsvLog(_FileLog):
         if record.keys() <= self._columns.keys():
             self._append(self._text([record], header=False))
         else:
+            # A new name is a new column in the header, at the file's beginning: all is rewritten.
             self._begin(self._records)
 
     def _text(self, records: list[dict[str, Any]], header: bool) -> str:

@@ -66,6 +66,7 @@ def mean(values: mtf.Tensor, weights: Optional[mtf.Tensor] = None) -> Metric:
             f"metrics.mean: weights {weights.shape} has dimensions that values {values.shape} does "
             "not have. Give a weight for each value, or for several"
         )
+    # Each value counts with its weight, also where several share one, so the sum is over all.
     whole = mtf.broadcast(weights, values.shape)
     return Metric(mtf.reduce_sum(values * whole), mtf.reduce_sum(whole))
 
@@ -118,6 +119,7 @@ def perplexity(losses: mtf.Tensor, weights: Optional[mtf.Tensor] = None) -> Metr
 
 def _exp(x: float) -> float:
     """Returns e^x; infinity where that is too large for a float."""
+    # math.exp raises an OverflowError from about 709.78 on.
     return math.exp(x) if x < 709 else math.inf
 
 

@@ -80,6 +80,8 @@ def _lead(
         others = [
             (peer, stack.enter_context(_connection(peer))) for peer in _peers(mine) if peer.task
         ]
+        # After the connections: the others join only once they have accepted one, and JAX waits for
+        # them here until they do.
         join()
         peers = PeerProcesses(others, _peers(mine)[0])
         news = Message(_FAILED, "it failed")
@@ -92,9 +94,11 @@ def _lead(
             news = Message(_FAILED, f"{type(error).__name__}: {error}")
             lost = peers.watch.error()
             if lost is not None and not isinstance(error, PeerLostError):
+                # What a step or a collective raises then is a consequence; the cause is told.
                 raise lost from None
             raise
         finally:
+            # Also after an error, as the others wait for the next message.
             peers.end(news)
 
 
@@ -166,6 +170,7 @@ def _serve(connection: socket.socket, watch: Watch, chief: Peer, signals: StopSi
                 return message
             answer = follower.answer(message)
             if signals.received is not None and not told:
+                # Before the answer, since the chief reads no message but while it waits for one.
                 told = True
                 send(connection, Message(SIGNAL, int(signals.received)))
             send(connection, answer)

@@ -128,6 +128,7 @@ class _CompiledProgram:
             assigned = [self.current(name) for name in program.assigned]
             # Between the two, there are variables whose memory the step was given.
             with deferred():
+                # No keys: the session draws them, and gives them as arguments.
                 results, new = run_step(program.step, arguments, [], kept, assigned)
                 self.arrays.update(zip(program.assigned, new))
         return results
@@ -149,6 +150,7 @@ class _CompiledProgram:
     def _trace(self, arrays: Sequence[np.ndarray]) -> Trace:
         told = self.description
         read = {name: v for name, v in told.variables.items() if v.placeholder is not None}
+        # What is assigned to and not read has no placeholder, but memory to give away.
         own = {**read, **{name: told.variables[name] for name in told.assigned}}
         wrapped = tf.wrap_function(
             lambda: tf.graph_util.import_graph_def(self._graph_def, name=""), []

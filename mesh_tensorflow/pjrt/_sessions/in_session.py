@@ -133,6 +133,7 @@ class SessionVariable(ValueOfVariable):
     def _called(self, fn: Callable[..., Any], inputs: list[tf.Tensor], dtype: tf.DType) -> Any:
         """Returns what a function returns whenever the session runs."""
         with tf.device("/cpu:0"):
+            # Stateful, or TensorFlow may take two reads, with an assignment between them, for one.
             return tf.numpy_function(fn, inputs, dtype, stateful=True)
 
 
@@ -218,6 +219,7 @@ def cut(
     graph = concrete.graph
     own = graph.inputs[: len(inputs)]
     outer = {x.ref(): y for x, y in zip(own, inputs)}
+    # What it is given and what it captures is both there before the program begins.
     outer.update({inner.ref(): y for y, inner in graph.captures})
     firsts = {v.first.ref(): name for name, v in variables.items()}
     assigned = [name for name, v in variables.items() if v.value is not v.first]
@@ -295,6 +297,7 @@ def _operations(
     for node in whole.node:
         if node.name in needed:
             kept.node.append(node)
+            # Control inputs that are left to the session have no operations here.
             left = [x for x in node.input if not x.startswith("^") or x[1:] in needed]
             kept.node[-1].input[:] = left
     return kept
@@ -416,10 +419,12 @@ def in_session(
     with tf.variable_creator_scope(steps.made):
         concrete = tf2.function(traced, autograph=False).get_concrete_function(*specs)
     part = cut(concrete, tensors, building.variables)
+    # The session increments a variable of TensorFlow only after the program has read it.
     read_before_increments([x.op for x in part.given])
     program = _SessionProgram(part, building, devices)
     flat = tf.nest.flatten(structure[-1])
     results = program.results()
+    # For an operation, one is given back, whose run does all of the program.
     values = [y.op if isinstance(x, tf.Operation) else y for x, y in zip(flat, results)]
     return tf.nest.pack_sequence_as(structure[-1], values)
 
@@ -428,6 +433,7 @@ def _made_outside(next_creator: Callable[..., tf.Variable], **arguments: object)
     """Makes a variable in the calling graph."""
     del next_creator
     with tf.init_scope():
+        # A resource, since `cut` knows reads and assignments of variables by their handles.
         return tf.Variable(**{**arguments, "use_resource": True})
 
 
@@ -455,6 +461,7 @@ class _Building(Building):
         if key_is_of_step(seed):
             return new_key(seed)
         with tf.init_scope():
+            # Drawn by the session: a program of XLA has no state, and would draw the same again.
             return new_key(seed)
 
     def slice_of(self, variable: Variable, mesh_impl: GspmdMeshImpl) -> SessionVariable:
@@ -462,6 +469,8 @@ class _Building(Building):
         impl = getattr(mesh_impl, "requested", mesh_impl)
         self.has_impl(impl)
         with self.outside.as_default():
+            # The placeholder is one of the session's graph, which the function captures: `cut`
+            # finds it so.
             made = SessionVariable(variable, form_of(variable, impl), self.outside)
         self.variables[variable.name] = made
         return made
@@ -496,6 +505,7 @@ class _SessionProgram:
         count = len(made) - len(part.updates)
         values = iter(made[:count])
         with contextlib.ExitStack() as stack:
+            # Each is made within the dependencies on those before it, so they keep their order.
             for update, value in zip(part.updates, made[count:]):
                 stack.enter_context(tf.control_dependencies([update.make(value)]))
             return [self._result(i, y, values) for i, y in enumerate(part.results)]

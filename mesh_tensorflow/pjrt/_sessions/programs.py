@@ -57,6 +57,7 @@ def joined(array: jax.Array, parts: Iterable[tuple[Sequence[int], np.ndarray]]) 
       array: the array.
       parts: the first index and the value of each part, of all processes.
     """
+    # Without initial values: the first copies of all parts make the whole.
     whole = np.empty(array.shape, array.dtype)
     for begin, value in parts:
         place = tuple(slice(b, b + n) for b, n in zip(begin, value.shape))
@@ -190,6 +191,7 @@ class Follower:
         Args:
           message: the number of the program; its arguments.
         """
+        # Its results are left: each device has all of them, so the chief gives the session its own.
         self._executor.run(message.values, message.arrays)
         return _NOTHING
 
@@ -344,11 +346,13 @@ class Programs:
         # One thing at a time, so that all processes do the same in the same order.
         self._lock = threading.RLock()
         self._numbers = itertools.count()
+        # Finalizers add to it, in any thread and within any call, where they could send no message.
         self._unused: collections.deque[int] = collections.deque()
 
     def _do(self, message: Message, own: Callable[[], Any]) -> tuple[Any, list[Message]]:
         with self._lock:
             while self._unused:
+                # In all processes at the same place in the order of messages.
                 number = self._unused.popleft()
                 self._do_now(Message("forget", number), lambda n=number: self._executor.forget(n))
             return self._do_now(message, own)
@@ -412,6 +416,7 @@ class Programs:
         """
         with self._lock:
             array = self._executor.current(number, name)
+            # Then this process has all of it, and no other is asked.
             if array.is_fully_addressable or array.is_fully_replicated:
                 return np.asarray(array)
             own, answers = self._do(Message("read", [number, name]), lambda: own_parts(array))

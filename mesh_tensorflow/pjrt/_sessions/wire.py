@@ -93,7 +93,10 @@ def connected(connection: socket.socket) -> socket.socket:
     Args:
       connection: a connected socket.
     """
+    # The limit was for the start; a step may take as long as it needs.
     connection.settimeout(None)
+    # A message is written in parts, of which a small one would otherwise wait until the one before
+    # is acknowledged.
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in _KEEP_ALIVE.items():
@@ -132,6 +135,7 @@ class Watch:
         Args:
           lost: a process that is found to be lost.
         """
+        # The first one: others may end because it is lost.
         self._lost = self._lost or lost
         if self._lost is None:
             return None
@@ -145,6 +149,7 @@ class Watch:
     def _run(self) -> None:
         poll = select.poll()
         for number in self._others:
+            # Not for data, which are left to whoever waits for a message.
             poll.register(number, _CLOSED)
         while not self._stopped.is_set():
             closed = [number for number, _ in poll.poll(1000 * _POLL_SECS)]
@@ -152,4 +157,5 @@ class Watch:
                 self.error(self._others[closed[0]])
                 if not self._stopped.wait(_GRACE_SECS):
                     print(f"error: {self.error()}", file=sys.stderr, flush=True)
+                    # sys.exit would end this thread alone; the main one may be in a collective.
                     os._exit(1)
