@@ -132,7 +132,8 @@ def deferred() -> Iterator[None]:
         # One that an exception of another kept in place goes on as before.
         if given or ended:
             handlers[number](number, frame)
-        given[number] = frame
+        else:
+            given[number] = frame
 
     try:
         if threading.current_thread() is threading.main_thread():

@@ -346,7 +346,8 @@ def choose_initial(
         `strict`.
     """
     saved = checkpoint_files.open_reader(path).get_variable_to_shape_map()
-    trained = [name for name in variables if name in set(trained)]
+    names = set(trained)
+    trained = [name for name in variables if name in names]
     found = {name: v for name, v in variables.items() if name in saved}
     differs = [
         f"{name} has shape {list(saved[name])}, but {_saved_name(v) or name} in the model has "

@@ -245,6 +245,7 @@ class Graph:
 
     def make_variables_untrainable(self, variables: Iterable[Variable]) -> None:
         """Removes Variable operations from the trainable ones."""
+        variables = list(variables)
         chosen = {id(v) for v in variables}
         self._trainable_variables = [v for v in self._trainable_variables if id(v) not in chosen]
         for v in variables:

@@ -305,8 +305,8 @@ class Lookout:
         while thread.is_alive():
             thread.join(_PING_SECS / 2)
             # Asked again: it may have ended meanwhile, and then no process is to blame.
-            if thread.is_alive() and self.lost():
-                lost = self.confirmed()
+            lost = self.confirmed() if thread.is_alive() and self.lost() else []
+            if lost:
                 raise PeerLostError(f"{', '.join(map(str, lost))}", lost[0])
             if time.monotonic() >= deadline and thread.is_alive():
                 raise TimeoutError(f"{what} took longer than {seconds:g} s")

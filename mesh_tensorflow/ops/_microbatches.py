@@ -221,8 +221,9 @@ class Kinds:
         if isinstance(op, ScalarMultiplyOperation):
             return self._times(op, kinds[0], op._scalar)
         if isinstance(op, EinsumOperation) and len(totals) == 1:
-            [other] = [_number(x) for x, k in zip(op.inputs, kinds) if k.name in _FLAT] or [1.0]
-            return self._times(op, totals[0], other)
+            others = [_number(x) for x, k in zip(op.inputs, kinds) if k.name in _FLAT] or [1.0]
+            products = [self._times(op, totals[0], other) for other in others]
+            return next((kind for kind in products if kind.name == "unknown"), products[0])
         if isinstance(op, ScalarAddOperation):
             # mean(x_i) + c = mean(x_i + c), but a sum would have c once for each microbatch.
             return _MEAN if names == {"mean"} else _FUNCTION

@@ -81,6 +81,7 @@ class ElementwiseOptimizer(Optimizer):
     """
 
     name = "elementwise"
+    takes_complex = False  # it computes in float32
     slots: Mapping[str, float] = {}
     counts_steps = False
 

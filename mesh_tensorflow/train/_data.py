@@ -488,15 +488,22 @@ class Dataset(Source):
         # A dataset of a graph consists of operations there, which a session of it has to read.
         self._graph = None if tf.executing_eagerly() else tf.get_default_graph()
 
+    def _cut(self, *batch: Any) -> Any:
+        """Returns this process's rows of a batch: every n-th one."""
+        rows = slice(self._part.index, None, self._part.count)
+        return tf.nest.map_structure(lambda x: x[rows], batch if batch[1:] else batch[0])
+
     def training(self, start: int) -> Iterator[Batch]:
         """Yields whole batches in the order of the dataset, from number `start` on."""
         dataset = self._dataset
         size = None
         if self._examples:
             size = self._size
-            # Shards have every n-th example, so that a batch has the same examples in all.
-            dataset = dataset.shard(self._part.count, self._part.index)
-            dataset = dataset.batch(size // self._part.count, drop_remainder=True)
+            # Whole batches are cut into parts: shards of an epoch that is no whole number of
+            # batches would have different numbers of batches, and drift apart.
+            dataset = dataset.batch(size, drop_remainder=True)
+            if self._part.count > 1:
+                dataset = dataset.map(self._cut)
         # In a graph it is a tensor, which equals no number: what repeats by itself is repeated, to
         # no effect.
         if dataset.cardinality() != tf.data.INFINITE_CARDINALITY:

@@ -120,7 +120,7 @@ def perplexity(losses: mtf.Tensor, weights: Optional[mtf.Tensor] = None) -> Metr
 def _exp(x: float) -> float:
     """Returns e^x; infinity where that is too large for a float."""
     # math.exp raises an OverflowError from about 709.78 on.
-    return math.exp(x) if x < 709 else math.inf
+    return math.inf if x >= 709 else math.exp(x)
 
 
 def flops_per_step(graph: mtf.Graph, mesh_impl: MeshImpl) -> int:

@@ -143,6 +143,8 @@ def fitting(name: str, form: Form, value: npt.ArrayLike) -> tf.Tensor:
         with np.errstate(invalid="ignore"):
             # Back and compared: what the cast cut off is not there any more.
             lost = (after.astype(before.dtype) != before) | ~np.isfinite(before)
+            # Between a signed and an unsigned dtype of one width, the way back finds the same bits.
+            lost |= (after < 0) != (before < 0)
     if np.any(lost):
         index = np.argwhere(lost)[0]
         raise ValueError(

@@ -18,7 +18,7 @@ from mesh_tensorflow._core.graph import leaves_no_node
 from mesh_tensorflow._core.operation import Operation, gradient_of_output
 from mesh_tensorflow._core.tensor import Tensor, is_differentiable
 from mesh_tensorflow._mesh.constants import constant
-from mesh_tensorflow.ops._elementwise.binary import BinaryOpWithBroadcasting
+from mesh_tensorflow.ops._elementwise.binary import BinaryOpWithBroadcasting, add_n
 from mesh_tensorflow.ops._elementwise.slicewise import (
     SlicewiseOperation,
     check_real,
@@ -382,7 +382,7 @@ def swish(x: Tensor) -> Tensor:
     >>> print(np.round(mtf.swish(x).numpy(), 3))
     [-0.269  0.     1.762]
     """
-    return _with_saved(x, _swish_forward, _swish_grad, "swish")
+    return _with_saved(x, _swish_forward, _swish_grad, _sigmoid_grad, "swish")
 
 
 def silu(x: Tensor) -> Tensor:
@@ -403,6 +403,10 @@ def _swish_forward(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
 def _swish_grad(x: tf.Tensor, s: tf.Tensor, dy: tf.Tensor) -> tf.Tensor:
     # y = x s with s = sigmoid(x), so dy/dx = s + x s (1 - s).
     return dy * (s + x * s * (1.0 - s))
+
+
+def _sigmoid_grad(x: tf.Tensor, s: tf.Tensor, ds: tf.Tensor) -> tf.Tensor:
+    return ds * s * (1.0 - s)
 
 
 _GELU_SCALE = math.sqrt(2.0 / math.pi)
@@ -426,7 +430,7 @@ def gelu(x: Tensor, approximate: bool = True) -> Tensor:
         error function, as BERT in PyTorch and torch.nn.GELU.
     """
     if approximate:
-        return _with_saved(x, _gelu_forward, _gelu_grad, "gelu")
+        return _with_saved(x, _gelu_forward, _gelu_grad, _gelu_tanh_grad, "gelu")
     return x * _normal_cdf(x)
 
 
@@ -461,16 +465,27 @@ def _gelu_grad(x: tf.Tensor, t: tf.Tensor, dy: tf.Tensor) -> tf.Tensor:
     return (half_dy * t + half_dy) + through_tanh * (cubic * tf.square(x) + scale)
 
 
-def _with_saved(x: Tensor, forward: Callable, grad: Callable, name: str) -> Tensor:
+def _gelu_tanh_grad(x: tf.Tensor, t: tf.Tensor, dt: tf.Tensor) -> tf.Tensor:
+    scale, cubic = (constant(c, x.dtype) for c in (_GELU_SCALE, 3.0 * _GELU_SCALE * _GELU_CUBIC))
+    return _raw.TanhGrad(y=t, dy=dt) * (cubic * tf.square(x) + scale)
+
+
+def _with_saved(
+    x: Tensor, forward: Callable, grad: Callable, saved_grad: Callable, name: str
+) -> Tensor:
     """Applies a function with a second output that is saved for its gradient."""
     check_real(name, [x])
 
     def grad_function(
-        op: SlicewiseOperation, dy: Optional[Tensor], unused: Optional[Tensor]
+        op: SlicewiseOperation, dy: Optional[Tensor], dsaved: Optional[Tensor]
     ) -> list:
-        if dy is None:
-            return [None]
-        return [cwise(grad, [op.inputs[0], op.outputs[1], dy], name=f"{name}_grad")]
+        # What is saved has a gradient where that of `dy` is differentiated again.
+        parts = [
+            cwise(fn, [op.inputs[0], op.outputs[1], d], name=f"{name}_grad")
+            for fn, d in ((grad, dy), (saved_grad, dsaved))
+            if d is not None
+        ]
+        return [add_n(parts) if parts else None]
 
     op = SlicewiseOperation(
         forward, [x], [x.shape] * 2, [x.dtype] * 2, x.shape.dims, grad_function, name

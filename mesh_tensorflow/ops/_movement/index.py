@@ -84,12 +84,13 @@ class OneHotOperation(Operation):
         axis = mesh_impl.splitting_axis(self._output_dim)
 
         def make(indices: tf.Tensor, part: Optional[tf.Tensor] = None) -> tf.Tensor:
+            # tf.one_hot has kernels for these; and in a narrow dtype the difference below would
+            # wrap around, into the range of another part.
+            if indices.dtype not in (tf.int32, tf.int64):
+                indices = tf.cast(indices, tf.int64 if indices.dtype.size >= 4 else tf.int32)
             if part is not None:
                 # An id of another part is out of range here, so all of its row is off_value.
                 indices = indices - tf.cast(part * depth, indices.dtype)
-            # The integers that tf.one_hot has kernels for.
-            if indices.dtype not in (tf.uint8, tf.int8, tf.int32, tf.int64):
-                indices = tf.cast(indices, tf.int64)
             on, off = (tf.cast(v, self._dtype) for v in (self._on_value, self._off_value))
             return tf.one_hot(indices, depth, on, off, axis=-1, dtype=self._dtype)
 

@@ -174,7 +174,7 @@ def _serve(connection: socket.socket, watch: Watch, chief: Peer, signals: StopSi
                 told = True
                 send(connection, Message(SIGNAL, int(signals.received)))
             send(connection, answer)
-        except (EOFError, ConnectionError) as error:
+        except (EOFError, OSError) as error:  # OSError: a host that cannot be reached, too
             lost = watch.error(chief)
             assert lost is not None
             raise lost from error
