@@ -84,6 +84,8 @@ def find_split(
         for dim in q.shape:
             if dim not in k.shape or dim in unsplittable_dims:
                 continue
+            # The outer part has one index for each slice of now, so that it stays where it is, and
+            # only the inner one is split further.
             outer = _parts(layout, mesh_shape, dim)
             if dim.size % (outer * parts) == 0:
                 inner = mtf.Dimension(name, dim.size // outer)
@@ -323,6 +325,7 @@ def attend(
     ring: Union[bool, str] = False,
 ) -> mtf.Tensor:
     """Computes `attention` without checking its operands."""
+    # Of the queries before they are split again: the caller knows nothing of that.
     output_shape = q.shape - key_dim + value_dim
     rows_shape = q.shape - key_dim
     split = find_split(context, [q, k, v], [key_dim, value_dim])
@@ -342,8 +345,10 @@ def attend(
         return outputs if outputs.shape == output_shape else mtf.reshape(outputs, output_shape)
     bias = masks.whole(bias)
     dtype = tf.float32 if float32_logits else q.dtype
+    # Casts come before the product, whose sums would otherwise be rounded to bfloat16.
     logits = layers.us_einsum(
         [mtf.cast(q, dtype), mtf.cast(k, dtype)],
+        # Keys of a layer that does not attend to its memory lack that dimension: the bias gives it.
         output_shape=q.shape - key_dim + [d for d in [memory_length_dim] if d in k.shape],
     )
     if bias is not None:

@@ -25,6 +25,8 @@ _LEAST_LENGTH = {"factorized": 512}
 
 def _first(x: mtf.Tensor, dim: mtf.Dimension) -> mtf.Tensor:
     """Slices the beginning of `x` along the dimension named like `dim`, which may be split."""
+    # Under a name that no rule splits, as the parts of a slice are not where those of the whole
+    # are.
     whole = mtf.rename_dimension(x, dim.name, "_" + dim.name)
     part = mtf.slice(whole, 0, dim.size, "_" + dim.name)
     return mtf.rename_dimension(part, "_" + dim.name, dim.name)
@@ -118,6 +120,7 @@ def _plus_alpha(context: Context, products: Optional[mtf.Tensor], made: mtf.Tens
         initializer=tf.zeros_initializer(),
         dtype=context.variable_dtype,
     )
+    # The sigmoid keeps the mix between both; alpha begins as 0, and so the mix as one half.
     alpha = mtf.sigmoid(mtf.reshape(alpha, []))
     return products * (1.0 - alpha) + made * alpha
 
