@@ -84,8 +84,8 @@ def find_split(
         for dim in q.shape:
             if dim not in k.shape or dim in unsplittable_dims:
                 continue
-            # The outer part has one index for each slice of now, so that it stays where it is, and
-            # only the inner one is split further.
+            # The outer part has an index for each present slice, so that its split stays the same,
+            # and only the inner part is split further.
             outer = _parts(layout, mesh_shape, dim)
             if dim.size % (outer * parts) == 0:
                 inner = mtf.Dimension(name, dim.size // outer)

@@ -65,8 +65,7 @@ class _Blocks:
         # The position `radius` to the left is masked.
         self.left = radius - 1
         self.right = 0 if fully_autoregressive else radius
-        # One exchange takes as much from both sides; `in_window` hides what one of them has too
-        # much.
+        # One exchange takes as much from both sides; `in_window` hides the excess of one of them.
         self.halo = max(self.left, self.right)
         extra = self.halo if fully_autoregressive else 2 * self.halo
         self.window = mtf.Dimension(self.memory.name, size + extra)

@@ -144,8 +144,7 @@ class AttentionParams:
             if not self.no_query:
                 query = self.query_input_dim.size**-0.5
                 if self.fold_scaling_into_initializer:
-                    # A product sums key_dim terms of variance 1, so its deviation is the square
-                    # root of their number.
+                    # Logits sum key_dim products: their deviation is the root of this number.
                     query *= self.key_dim.size**-0.5
                 self.wq = self._weight("q", self.q_shape, query)
             if self.shared_kv:
@@ -432,8 +431,7 @@ class ExpertsAttentionParams(AttentionParams):
             make_attention_vars=False,
         )
         if not self._query_by_experts:
-            # Without the factor key_dim ** -0.5, by which `scaled` of this class multiplies in each
-            # call.
+            # Without the factor key_dim ** -0.5, by which `scaled` multiplies in each call here.
             self.wq = self._weight("q", self.q_shape, query_input_dim.size**-0.5)
         if not self._keys_by_experts:
             self.wkv = self._weight("kv", self.k_shape, memory_input_dim.size**-0.5)
@@ -503,8 +501,7 @@ class ExpertsAttentionParams(AttentionParams):
         """
         if not self._keys_by_experts:
             return super().compute_kv(memory_antecedent)
-        # Experts tell padding by sequence_id; as the copy is shallow, their loss is still added to
-        # the losses of this call.
+        # Experts tell padding by sequence_id; the copy is shallow, and shares the list of losses.
         context = copy.copy(self.context)
         context.length_dim = length_dim
         context.sequence_id = sequence_id

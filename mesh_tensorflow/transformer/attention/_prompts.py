@@ -83,8 +83,7 @@ def _of_task(
     inner = _dropped(mtf.relu(inner), context, dropout_rate)
     heads = [d for d in down.shape if d not in (tasks, hidden)]
     made = mtf.einsum([inner, down], output_shape=[tasks, length, *heads])
-    # The results are gathered, as weights of each example's task would be a matrix for each
-    # example.
+    # Results are gathered, since weights of each example's task would be a matrix per example.
     return mtf.gather(made, _task_ids(context), tasks)
 
 

@@ -25,8 +25,7 @@ _LEAST_LENGTH = {"factorized": 512}
 
 def _first(x: mtf.Tensor, dim: mtf.Dimension) -> mtf.Tensor:
     """Slices the beginning of `x` along the dimension named like `dim`, which may be split."""
-    # Under a name that no rule splits, as the parts of a slice are not where those of the whole
-    # are.
+    # Under a name that no rule splits: parts of a slice are not where those of the whole are.
     whole = mtf.rename_dimension(x, dim.name, "_" + dim.name)
     part = mtf.slice(whole, 0, dim.size, "_" + dim.name)
     return mtf.rename_dimension(part, "_" + dim.name, dim.name)

@@ -201,16 +201,14 @@ def dispatched(
     # Between these two shapes a layout such as "batch:all,experts:all" needs an alltoall.
     by_token = [groups.outer_batch, unsplit, groups.batch, capacity_dim]
     by_expert = [groups.outer_batch, experts_dim, batch_unsplit, capacity_dim]
-    # A product with a one-hot instead of a gather has a fixed shape: places that no token has are
-    # 0.
+    # A product with a one-hot has a fixed shape, unlike a gather; places without a token are 0.
     sent = mtf.einsum([x, dispatch], output_shape=mtf.Shape([*by_token, channels]))
     computed = experts(_renamed(sent, [*by_expert, channels]), experts_dim)
 
     def back(y: mtf.Tensor) -> mtf.Tensor:
         output = y.shape.dims[-1]
         y = _renamed(y, [*by_token, output])
-        # A token that no expert takes has no place, and so the output 0: only the residual passes
-        # it on.
+        # A token that no expert takes has no place, and its output is 0: only a residual keeps it.
         y = mtf.einsum([y, combine], output_shape=mtf.Shape([*groups, output]))
         return mtf.reshape(y, mtf.Shape([*tokens, output]))
 

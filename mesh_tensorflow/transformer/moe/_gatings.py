@@ -51,8 +51,7 @@ def _sent(router: Router, choices: mtf.Tensor, gate: mtf.Tensor) -> mtf.Tensor:
             f"{', '.join(sorted(_POLICIES))}"
         )
     threshold = hparam_by_mode(router.hparams, "second_threshold", router.train)
-    # The gate is what the gating has made of it: in top_2 the share of the second expert, not its
-    # softmax.
+    # By now the gate is the expert's share among those chosen, no longer its softmax.
     sent = _POLICIES[policy](gate, threshold)
     return choices if sent is None else choices * sent
 
@@ -124,8 +123,7 @@ def _top_n(router: Router) -> tuple[mtf.Tensor, mtf.Tensor]:
         best.append(gate)
         choices.append(chosen)
         rests.append(rest)
-        # Only what was sent is taken out: padding finds its best expert again, and `chosen` is 0
-        # there.
+        # Only what was sent is taken out: for padding, where `chosen` is 0, all of it remains.
         rest = rest * (1.0 - chosen)
     if n > 1:
         total = mtf.add_n(best) + _EPSILON
@@ -154,8 +152,7 @@ def _choice(router: Router) -> tuple[mtf.Tensor, mtf.Tensor, mtf.Tensor]:
         # Sampling has no gradient: the router learns by the gate of the expert that was drawn.
         index = mtf.sample_with_temperature(router.logits, router.experts_dim, temperature)
         chosen = mtf.one_hot(index, router.experts_dim)
-        # The probability without the temperature, so that one gate means the same for either
-        # policy.
+        # The probability without the temperature, so that gates mean the same for both policies.
         gate = mtf.reduce_sum(gates * chosen, reduced_dim=router.experts_dim)
     else:
         gate, index = mtf.top_1(gates, router.experts_dim)
@@ -249,8 +246,7 @@ def _expert_selection(
     coverage = mtf.square(mtf.reduce_mean(gates, reduced_dim=router.experts_dim))
     tokens = router.in_first_place()
     if tokens is not None and router.importance is not None:
-        # Gates of the k tokens that are no padding are 1 / k at best: the factor k / n makes this 1
-        # too.
+        # Gates of the k tokens that are no padding are 1 / k at best: times k / n, this is 1 too.
         coverage *= tokens * mtf.reduce_mean(router.importance, reduced_dim=router.group_dim)
     loss = mtf.reduce_mean(coverage, reduced_dim=router.group_dim) * float(router.group_dim.size**2)
     if router.only_tokens(tokens):
@@ -293,8 +289,7 @@ def _gated(
     noise = switch_noise(hparams, train, gating.strict, gating.noises)
     router = Router.make(*router_arguments, noise=noise)
     if group_dim is not None:
-        # The classic's function is given the tokens of a group, and does not take them from the
-        # inputs.
+        # The classic's function takes this dimension as an argument.
         router.group_dim = group_dim
     combine, loss = gating.send(router)
     # Of the float32 gates: float16 rounds small ones to 0, and their tokens would not be sent.

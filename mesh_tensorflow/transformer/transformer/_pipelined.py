@@ -211,6 +211,7 @@ class Stages:
 
     def _make(self, asked: _Asked, slot: int) -> mtf.Tensor:
         scope = asked.scope
+        # The name is whole, but initializers and custom getters are those of the layer's scope.
         at_root = tf.VariableScope(
             reuse=scope.reuse,
             name="",
@@ -245,6 +246,8 @@ class Stages:
                     op = RandomOperation(self._mesh, asked.shape, asked.tf_fn, **asked.kwargs)
                     values += op.outputs
                 else:
+                    # A layer in a row would take this number, which seeds its values; later ones
+                    # keep theirs.
                     self._mesh.graph.next_random_operation()
         return [self._pipes.joined(values) if values else None for values in drawn]
 
@@ -277,6 +280,7 @@ def tensors_in(value: object) -> Iterator[mtf.Tensor]:
 
 def alike(a: Any, b: Any, seen: Collection[int] = ()) -> bool:
     """Returns whether two layers, or attributes of them, are equal but for their names."""
+    # Objects that refer back to themselves are compared once.
     if a is b or id(a) in seen:
         return True
     if type(a) is not type(b):
@@ -299,6 +303,7 @@ def used(operations: Iterable[Operation]) -> set[mtf.Tensor]:
 
 def depending_on(sources: Iterable[mtf.Tensor], operations: Iterable[Operation]) -> set[mtf.Tensor]:
     """Returns the Tensors that operations compute from others, and these."""
+    # Operations are in the order in which they were made, so one pass finds all.
     found = set(sources)
     for op in operations:
         if any(x in found for x in op.inputs):
@@ -502,6 +507,7 @@ class _Call:
         # again for the real call.
         graph.roll_back(mark)
         weights, noise = self._stages.make_weights(), self._stages.make_noise()
+        # Later layers find these in the cache, as they would after layers in a row.
         for key, name in cached.items():
             context.cache[key] = weights[name]
 
@@ -566,6 +572,7 @@ class _Call:
             depending_on([x, *variables], operations),
         )
         tensors = used(operations)
+        # A side that no layer uses need not go along with the microbatches.
         return shared, [side for side, t in self._stand_ins.items() if t in tensors]
 
     def _apply(self, inner: Context, x: mtf.Tensor) -> mtf.Tensor:
@@ -598,6 +605,7 @@ class _Call:
                 setattr(inner, name, _replaced(value, replace))
         within = [pipes.microbatch if d == pipes.batch else d for d in context.batch_dims]
         inner.batch_dims = [pipes.stages, *within]
+        # Lists of their own: what the first call appends must not remain in the Context.
         inner.layer_outputs = []
         inner.losses = None if context.losses is None else []
         # A copy of the Context whose layer_index raises an error: a layer that reads it would get

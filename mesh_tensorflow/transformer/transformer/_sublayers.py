@@ -125,6 +125,7 @@ def _scaled_by_rms(
       channels: the number of channels in the mean, counted from the first; all if None.
     """
     model_dim = context.model.model_dim
+    # In a mixed precision, a mean over d_model in bfloat16 would lose most of its digits.
     wide = widened(x)
     with tf.variable_scope(name):
         scale = _scale(context, [model_dim] if scale_dims is None else scale_dims)
