@@ -252,5 +252,6 @@ def slanted_triangular(
     step = _to_float(step) - start_step
     rising = step / cut
     falling = 1.0 - (step - cut) / (cut * (1.0 / cut_fraction - 1.0))
+    # The line that rises is the lower one before the cut, and the one that falls after it.
     height = tf.minimum(rising, falling)
     return max_learning_rate * (1.0 + height * (ratio - 1.0)) / ratio

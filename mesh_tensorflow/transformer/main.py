@@ -64,6 +64,7 @@ def _import(module: str) -> None:
     try:
         importlib.import_module(module)
     except ModuleNotFoundError as error:
+        # A module that the user's module imports is missing: that error says more.
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise
         raise ValueError(

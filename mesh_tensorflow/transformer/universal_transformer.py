@@ -631,11 +631,13 @@ class UTLayerStack(TimingSignals, Gates, transformer.TransformerLayer):
         for step in range(self.act_max_steps + 1):
             x = self.step_preprocess(context, x, step)
             p = self._halting_probability(context, x, mask)
+            # Positions that have halted have 1 here, so that the rest of the step adds 0 for them.
             running = mtf.cast(mtf.less(halting, 1.0), x.dtype)
             reached = halting + p * running
             halted = mtf.cast(mtf.greater(reached, threshold), x.dtype) * running
             running = mtf.cast(mtf.less_equal(reached, threshold), x.dtype) * running
             halting += p * running
+            # What is left of 1 is the weight of the last step (Graves, 2016).
             remainders += halted * (1.0 - halting)
             halting += halted * remainders
             updates += running + halted
@@ -669,6 +671,7 @@ class UTLayerStack(TimingSignals, Gates, transformer.TransformerLayer):
             p = mtf.reshape(p, shape)
         if self.act_type != "global" or context.length_dim not in shape:
             return p
+        # Padding has no part in the mean of the sequence.
         counted = mtf.ones_like(p) * mask
         rest = shape - context.length_dim
         total = mtf.reduce_sum(p * counted, output_shape=rest)

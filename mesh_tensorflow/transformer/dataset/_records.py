@@ -123,6 +123,7 @@ def _tfrecord_dataset(
     _check_features(filenames, keys)
     files = tf.data.Dataset.from_tensor_slices(tf.constant(filenames))
     if shuffle:
+        # Before they are repeated, so that each pass has all of them once.
         files = files.shuffle(len(filenames))
     if repeat:
         files = files.repeat()

@@ -148,7 +148,7 @@ def sinusoid_positional_embedding_weights(
     half = model_dim.size // 2
     exponent = math.log(max_timescale / min_timescale) / max(half - 1, 1)
     channel = mtf.range(mesh, model_dim, tf.int32)
-    # The rate of channel c is (max_timescale / min_timescale) ** -((c mod half) / (half - 1)).
+    # rates[c] = min_timescale * (max_timescale / min_timescale) ** -((c mod half) / (half - 1)).
     rates = mtf.exp(mtf.to_float(mtf.mod(channel, half)) * -exponent) * min_timescale
     # Always in float32: bfloat16 cannot represent 257.
     angles = mtf.range(mesh, max_length_dim, tf.float32) * rates

@@ -246,8 +246,7 @@ class Stages:
                     op = RandomOperation(self._mesh, asked.shape, asked.tf_fn, **asked.kwargs)
                     values += op.outputs
                 else:
-                    # A layer in a row would take this number, which seeds its values; later ones
-                    # keep theirs.
+                    # A layer in a row would take this number, which seeds its values.
                     self._mesh.graph.next_random_operation()
         return [self._pipes.joined(values) if values else None for values in drawn]
 

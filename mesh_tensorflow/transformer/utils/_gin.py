@@ -31,6 +31,7 @@ class _LaterKeras(SimpleNamespace):
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         """Returns the function that stands for an optimizer or a schedule."""
+        # Python asks for such names to learn what an object can do: having all would be wrong.
         if name.startswith("__"):
             raise AttributeError(name)
 

@@ -158,8 +158,7 @@ class _Choice:
         if self.keep_top_k != -1 and self.keep_top_k < self.vocab_dim.size:
             top_dim = mtf.Dimension("_top_k_", self.keep_top_k)
             top, _ = mtf.top_k(logits, self.vocab_dim, top_dim)
-            # A threshold keeps all ids of the vocabulary, so that model and draft can be compared
-            # id by id.
+            # A threshold keeps all ids of the vocabulary, so that two models can be compared.
             lowest = mtf.reduce_min(top, reduced_dim=top_dim)
             hidden = mtf.cast(mtf.less(logits, lowest), logits.dtype)
             logits += hidden * MASKED_LOGIT
