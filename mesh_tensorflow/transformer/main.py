@@ -84,6 +84,7 @@ def main(_: Sequence[str]) -> None:
     """
     for module in FLAGS.module_import or []:
         _import(module)
+    # Once, and not in each of several processes.
     if estimator.RunConfig().is_chief:
         _warn_of_shared_directory(FLAGS.model_dir)
         _write_command(FLAGS.model_dir)

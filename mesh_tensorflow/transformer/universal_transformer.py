@@ -27,6 +27,7 @@ def _sinusoids(
     """
     half = channels.size // 2
     steps = max(half - 1, 1)
+    # With a single channel half is 0, by which mod cannot divide.
     index = mtf.mod(mtf.range(positions.mesh, channels, tf.int32), max(half, 1))
     rate = -math.log(max_timescale / min_timescale) / steps
     scales = mtf.exp(mtf.to_float(index) * rate) / min_timescale
@@ -157,6 +158,7 @@ class TimingSignals:
             dtype=context.variable_dtype,
             initializer=tf.random_normal_initializer(0, channels.size**-0.5),
         )
+        # The factor gives the signal the variance 1.
         return mtf.gather(table * channels.size**0.5, layer, layer_dim)
 
     def _layer_timing_signal_sinusoid_1d(
@@ -643,6 +645,8 @@ class UTLayerStack(TimingSignals, Gates, transformer.TransformerLayer):
             updates += running + halted
             weights = p * running + halted * remainders
             x = self._step(context, x, mask)
+            # Graves (2016) adds weighted states up, which is "accumulated"; other types move the
+            # output towards the state.
             kept = output if self.act_type == "accumulated" else output * (1.0 - weights)
             output = x * weights + kept
         mtf.scalar_summary("ponder_times", mtf.reduce_mean(updates))

@@ -295,6 +295,7 @@ def _add_z_loss(
       dtype: the dtype of the loss.
     """
     # Of queries that see nothing, which padding usually has.
+    # The square of a hidden pair's logit would be infinite, and then NaN times the mask below.
     log_z = mtf.maximum(log_z, masks.MASKED_LOGIT)
     squares = mtf.square(mtf.reshape(log_z, rows_shape))
     nonpadding = context.nonpadding

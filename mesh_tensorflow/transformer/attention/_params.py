@@ -152,6 +152,7 @@ class AttentionParams:
             else:
                 self.wk = self._weight("k", self.k_shape, memory)
                 self.wv = self._weight("v", self.v_shape, memory)
+        # An output sums over all heads and their channels.
         output = mtf.list_product(d.size for d in self.o_dims) ** -0.5
         self.wo = self._weight("o", self.o_shape, output)
 

@@ -315,6 +315,7 @@ def _cut_with_eos(ids: tf.Tensor, length: int) -> tf.Tensor:
     head = ids[:length]
     last = tf.cast(head[-1:] > 0, ids.dtype) * vocabularies.EOS_ID
     ended = tf.concat([head[:-1], last], 0)
+    # The condition is filled up, since tf.where of TensorFlow 1 does not broadcast it.
     return tf.where(tf.fill(tf.shape(head), tf.size(ids) >= length), ended, head)
 
 
@@ -446,6 +447,7 @@ def _sizes(tokens: tf.Tensor) -> tf.Tensor:
     """Returns the lengths of sequences [batch, length] without trailing zeros."""
     number = 1 + tf.range(tf.shape(tokens)[1])
     last = tf.where_v2(tf.not_equal(tokens, 0), number, 0)
+    # If no example has a token, the maximum over no position is the smallest integer.
     return tf.maximum(tf.reduce_max(last, axis=1), 0)
 
 

@@ -189,6 +189,7 @@ class Stages:
             )
             self._random.append(asked)
             return asked.placeholder
+        # They were made in the order of the first call, which the layers repeat.
         found = next(self._noise)
         if found is None:
             return RandomOperation(self._mesh, inside, tf_fn, **kwargs).outputs[0]
@@ -511,6 +512,7 @@ class _Call:
             context.cache[key] = weights[name]
 
         def stage_fn(x: mtf.Tensor, *given: mtf.Tensor) -> list[mtf.Tensor]:
+            # In the order in which they are given to `pipeline` below.
             rest = iter(given)
             found = {name: next(rest) for name in weights}
             sides = {**self._stand_ins, **{side: next(rest) for side in used}}
@@ -553,6 +555,7 @@ class _Call:
                 self._stand_ins[t] = stages.zeros(self._pipes.within(t.shape), t.dtype)
             return self._stand_ins[t]
 
+        # Only shapes matter in this call, so that zeros do for all.
         x = stages.zeros(self._pipes.within(self._x.shape), self._x.dtype)
         inner = self._inner_context(stand_in)
         known = set(self._context.cache)

@@ -240,6 +240,7 @@ class _Shared:
 
     def replace(self, tensors: Sequence[mtf.Tensor]) -> None:
         """Replaces the added Tensors by outputs of the function."""
+        # In the order in which the function has returned them, as nothing was added since.
         mapping = dict(zip(self.found(), tensors))
 
         def replaced(values: Any) -> Any:

@@ -72,6 +72,8 @@ def sublayer_call_layer(
         if not has_residual_length(x):
             return layer.call(context, x)
         length_name = context.length_dim.name
+        # The layer gets all positions; what it returns may be a partial sum, which is
+        # reduce-scattered.
         return to_residual_length(layer.call(context, to_length(x, length_name)), length_name)
 
 
@@ -91,6 +93,7 @@ def sublayer_mask_padding(
     if not isinstance(nonpadding, mtf.Tensor):
         return x
     if has_residual_length(x):
+        # Under the other name, the product would have the length twice.
         nonpadding = to_residual_length(nonpadding, context.length_dim.name)
     return x * nonpadding
 

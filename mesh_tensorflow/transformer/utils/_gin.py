@@ -62,6 +62,7 @@ def _import_gin_tf() -> None:
     try:
         importlib.import_module("gin.tf.external_configurables")
     finally:
+        # Gin keeps the functions that stand for Keras; all others get Keras itself again.
         tf2.keras = keras
         if lacking:
             estimator.uninstall()

@@ -95,6 +95,7 @@ class IncrementalModel:
         """Returns the states before the first step; zeros unless there are given ids."""
         if given:
             return self.states
+        # Then nothing needs what the first call computes of the ids, and TensorFlow leaves it out.
         return [mtf.zeros(x.mesh, x.shape, x.dtype) for x in self.states]
 
     def _context(self, **kwargs: Any) -> Context:

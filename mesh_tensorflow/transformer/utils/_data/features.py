@@ -227,6 +227,7 @@ def dynamic_text2self(mtf_features: Mapping[str, mtf.Tensor]) -> dict[str, mtf.T
     ]
     result = {"targets": _joined(parts, [part.ids for part in parts], places, length)}
     if {"inputs_segmentation", "targets_segmentation"} <= set(mtf_features):
+        # An example begins after all tokens of earlier ones, inputs and targets.
         starts = [_count(inputs, p, mtf.less) + _count(targets, p, mtf.less) for p in parts]
         result["targets_segmentation"] = _joined(
             parts, [part.segment for part in parts], places, length

@@ -93,6 +93,7 @@ def get_inputs_from_file(
         # errors name no line.
         raw = f.read().split(b"\n")
     lines = []
+    # The end of the last line begins no other line.
     for number, line in enumerate(raw[:-1] if not raw[-1] else raw, 1):
         try:
             lines.append(line.decode("utf-8").rstrip())

@@ -181,6 +181,7 @@ def _evaluate_outputs(
     """Calls the metric functions of each task with its part of the outputs."""
     with tf.Graph().as_default():  # FileWriter does not work in eager mode
         writer = tf.summary.FileWriterCache.get(directory)
+    # Outputs of all data sets are in a row, as one input function has read them.
     rest = iter(outputs)
     for task in tasks:
         own = list(itertools.islice(rest, len(task.examples)))

@@ -125,6 +125,7 @@ def _forward(
     """Imports features; joins those of a delimited language model to one sequence."""
     dims = settings.batch_dims(training=True)
     if mode != estimator.ModeKeys.TRAIN:
+        # Elsewhere all members of an ensemble get the same inputs.
         dims = dims._replace(ensemble=None)
     mtf_features = import_features(mesh, features, dims.dims, settings.sequence_length)
     if settings.model_type == "delimited_lm":
@@ -236,6 +237,7 @@ def _saver_hook(settings: Settings, results: Results) -> SaverHook:
         keep_checkpoint_every_n_hours=_CHECKPOINT_HOURS,
         save_relative_paths=True,
     )
+    # From here a session takes its saver, and otherwise makes another one.
     tf.add_to_collection(tf.GraphKeys.SAVERS, saver)
     return SaverHook(
         settings.model_dir,
