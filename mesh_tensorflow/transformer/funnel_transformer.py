@@ -186,6 +186,7 @@ class FunnelTransformerLayerStack(transformer.LayerStack):
             if pools:
                 length_name = context.length_dim.name
                 x = self.pool_fn(x, length_name)
+                # Layers from here on read positions and masks of the pooled length.
                 self.update_context(context, x, length_name)
             if i != last:
                 context.layer_outputs.append(x)

@@ -643,6 +643,7 @@ class UTLayerStack(TimingSignals, Gates, transformer.TransformerLayer):
             remainders += halted * (1.0 - halting)
             halting += halted * remainders
             updates += running + halted
+            # A position that goes on counts with p, and one that halts here with its remainder.
             weights = p * running + halted * remainders
             x = self._step(context, x, mask)
             # Graves (2016) adds weighted states up, which is "accumulated"; other types move the

@@ -276,6 +276,7 @@ class ByteVocabulary(Vocabulary):
         numbers = tf.cast(ids, tf.int32) - self._SPECIAL
         ended = tf.cumsum(tf.cast(tf.equal(ids, EOS_ID), tf.int32), axis=-1) > 0
         has_text = (numbers >= 0) & (numbers < 256) & tf.logical_not(ended)
+        # The last entry stands for all ids without text.
         table = tf.constant(np.array([bytes([n]) for n in range(256)] + [b""], object))
         texts = tf.gather(table, tf.where_v2(has_text, numbers, 256))
         joined = tf.strings.reduce_join(texts, axis=-1)

@@ -48,6 +48,7 @@ def _random_logits(
     )
     logits = _first(logits, memory_length_dim)
     if context.mode == "incremental":
+        # A step has one query, so it takes one row of the logits.
         return mtf.gather(logits, context.position, rows)
     return _first(logits, context.length_dim)
 

@@ -274,7 +274,7 @@ def write_huggingface(tensors: Arrays, config: Mapping[str, Any], directory: str
         save(
             dict(tensors),
             os.path.join(folder, "model.safetensors"),
-            # Transformers refuses files without it.
+            # The package transformers does not load a file without this entry.
             metadata={"format": "pt"},
         )
         # The weights come last, as they are what tells that a directory holds a model.

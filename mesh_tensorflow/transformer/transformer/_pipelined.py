@@ -116,6 +116,7 @@ class Stages:
         self.position = 0
         self.shared: set[str] = set()
         self._mesh, self._pipes, self._names = mesh, pipes, names
+        # Names of layers are relative to the scope around the stack, those of variables are not.
         self._scope = tf.get_variable_scope().name
         self._variables: dict[str, _Asked] = {}
         self._random: list[_Asked] = []

@@ -59,6 +59,7 @@ class Conv1D(TransformerLayer):
           length_dim_name: a string, the name of their dimension.
         """
         window = mtf.Dimension("conv_window", filter_size)
+        # The state has one input more than a step needs: the next step shifts the oldest out.
         before = mtf.range(x.mesh, window, dtype=tf.int32) - filter_size
         # Indices before the beginning are negative, for which gather returns zeros.
         positions = mtf.add(

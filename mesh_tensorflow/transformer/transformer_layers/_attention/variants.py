@@ -48,6 +48,7 @@ class BranchedSelfAttention(SelfAttention):
         Raises:
           ValueError: `num_memory_heads` is given.
         """
+        # Each head's output is a branch: heads are not summed over, nor joined with channels.
         super().__init__(**{**kwargs, "combine_dims": False, "keep_query_heads_dims": True})
         if self.num_memory_heads:
             raise ValueError(
