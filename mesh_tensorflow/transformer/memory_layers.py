@@ -83,6 +83,7 @@ class ProductKeyValueMemory(transformer.TransformerLayer):
         )
         query = layers.layer_norm(query, self._key_dim)
         scores, indices = self.get_indices(keys, query)
+        # Over the best pairs only: all others have the weight 0.
         weights = mtf.softmax(scores, self._knn_dim)
         read = self._spread(weights, indices, x.shape - model_dim)
         return mtf.einsum([read, values], output_shape=x.shape)

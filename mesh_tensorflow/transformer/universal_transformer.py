@@ -520,6 +520,7 @@ class UTLayerStack(TimingSignals, Gates, transformer.TransformerLayer):
         x = recurrences[self.recurrence_type](context, x, mask)
         if self.mix_with_transformer_after_ut:
             x = self._vanilla_layers(context, x, mask)
+        # Layers normalize their inputs, so what they have added up is not normalized yet.
         x = mtf_layers.layer_norm(x, x.shape.dims[-1], self._norm_epsilon)
         x = self._dropout(context, x) * mask
         context.layer_outputs.append(x)

@@ -74,6 +74,7 @@ class Pipes:
         """Stacks the Tensors of all stages, which are in the order of layers."""
         size, name = self.stages.size, self.stages.name
         rows = []
+        # Slots are in the order of layers: stage s of pass r is slot r * stages + s.
         for i in range(0, len(of_slots), size):
             # A dimension along which Tensors are stacked is split only under another name.
             row = mtf.stack(list(of_slots[i : i + size]), f"{name}_whole")
@@ -182,6 +183,7 @@ class Stages:
         inside = self._in_all(shape)
         if self._given is None:
             asked = _Asked(
+                # A layer in a row draws for the whole batch, of which microbatches get their rows.
                 self._pipes.whole(shape),
                 kwargs,
                 self.zeros(inside, tf.as_dtype(kwargs.get("dtype", tf.float32))),
@@ -440,6 +442,7 @@ class PipelinedLayerStack(LayerStack):
         if context.mode not in _PIPELINED_MODES:
             return super().call(context, x)
         self._check_no_budget()
+        # Sublayers at both ends are no part of a stage: they get the whole batch.
         x = self._begin(context, x)
         x = _Call(self, context, x, self._pipes(context, x)).run()
         context.layer_index += self.num_layers
@@ -518,6 +521,7 @@ class _Call:
             found = {name: next(rest) for name in weights}
             sides = {**self._stand_ins, **{side: next(rest) for side in used}}
             self._stages.give(found, [None if n is None else next(rest) for n in noise])
+            # What has no rows of the batch is the same for all microbatches.
             inner = self._inner_context(lambda t: sides.get(t, t))
             y = self._apply(inner, x)
             return [y, *(self._of_stages(loss) for loss in inner.losses or [])]

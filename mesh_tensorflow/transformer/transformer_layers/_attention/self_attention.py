@@ -444,6 +444,7 @@ class SelfAttention(transformer.TransformerLayer):
         bias: Optional[mtf.Tensor],
     ) -> mtf.Tensor:
         kwargs = self.attention_kwargs_from_context(context)
+        # Other functions of attention do not have this argument.
         if self.z_loss_coeff is not None:
             kwargs["z_loss_coeff"] = self.z_loss_coeff
         return self.attention_fn(
