@@ -130,6 +130,7 @@ def _among_first(ids: mtf.Tensor, number: Optional[int]) -> mtf.Tensor:
     if number is None:
         return ids
     below = mtf.cast(mtf.less(ids, number), ids.dtype)
+    # `below` is 1 or 0, so this is the id itself or -1.
     return ids * below + (below - 1)
 
 
@@ -210,6 +211,7 @@ def make_clusters(
     for i, cluster in enumerate(clusters):
         size = cluster["token_count"]
         inner_size = cluster.get("embedding_size", output_dim.size)
+        # Only the first table has entries besides those of its ids.
         dim = mtf.Dimension(vocab_dim.name, size + (0 if i else extra_entries))
         arguments = (mesh, dim, output_dim, variable_dtype, f"{name}_{i}", ensemble_dim)
         whole = inner_size == output_dim.size

@@ -93,6 +93,7 @@ class AdaptiveSoftmaxVocabEmbedding:
           A Tensor with dimensions [..., output_dim].
         """
         del context
+        # The head's table also has entries for the tails, which are no ids.
         embedded = self._head.table.embed(ids, self._head.size)
         for tail in self._tails:
             embedded += tail.table.embed(ids - tail.start)
@@ -116,6 +117,7 @@ class AdaptiveSoftmaxVocabEmbedding:
         for i, tail in enumerate(self._tails):
             entry = mtf.slice(head, size + i, 1, dim_name)
             entry = mtf.reshape(entry, hidden.shape - self._output_dim)
+            # log p(id) = log p(cluster) + log p(id | cluster).
             parts.append(self._log_probs(tail, hidden) + entry)
         return _vocab_tables.join_clusters(parts, self._vocab_dim)
 
@@ -194,6 +196,7 @@ def _projected(
         return hidden, targets, counted
     places = mtf.Dimension(f"places_of_{length.name}", room)
     order = mtf.cumsum(mtf.cast(inside, tf.int32), length, exclusive=True)
+    # Positions beyond the room have a one-hot of zeros: the loss leaves them out.
     chosen = mtf.one_hot(order, places, dtype=hidden.dtype) * counted
     shape = mtf.Shape([places if d == length else d for d in targets.shape.dims])
     return (

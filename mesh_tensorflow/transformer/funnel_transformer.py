@@ -136,6 +136,7 @@ class FunnelTransformerLayerStack(transformer.LayerStack):
                 module = [next(layers) for _ in range(self.n_submodules)]
                 for repeat in range(repeats[block]):
                     for i, layer in enumerate(module):
+                        # Once for each block, however often its modules are repeated.
                         pools = block > 0 and param == repeat == i == 0
                         calls.append((layer, f"{scope}/submodule_{i:03d}", pools))
         return calls
@@ -185,6 +186,7 @@ class FunnelTransformerLayerStack(transformer.LayerStack):
             if pools:
                 length_name = context.length_dim.name
                 x = self.pool_fn(x, length_name)
+                # Layers from here on read positions and masks of the pooled length.
                 self.update_context(context, x, length_name)
             if i != last:
                 context.layer_outputs.append(x)

@@ -146,6 +146,7 @@ def transformer_moe_layer_v1(
         x: mtf.Tensor, experts_dim: mtf.Dimension, mask: Optional[mtf.Tensor]
     ) -> mtf.Tensor:
         h = expert_hidden(x, [experts_dim], hidden_dim, hparams, train, variable_dtype, activation)
+        # All experts have one shape: units that one of them lacks are computed and masked.
         return layers.dense(
             h if mask is None else h * mask,
             output_dim,

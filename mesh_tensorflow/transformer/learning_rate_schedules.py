@@ -57,6 +57,7 @@ def _number_of_steps(name: str, steps_or_fraction: float, total_train_steps: int
 
 def _ramp(steps_from_zero: tf.Tensor, steps: Union[float, tf.Tensor]) -> tf.Tensor:
     """Returns a linear ramp from 0 to 1 over `steps`, then 1; always 1 if `steps` is 0."""
+    # At step 0 the division below would be 0 / 0.
     if not tf.is_tensor(steps) and steps == 0:
         return tf.ones([], tf.float32)
     return tf.minimum(1.0, _to_float(steps_from_zero) / _to_float(steps))
@@ -139,6 +140,7 @@ def truncated_rsqrt(
       A float32 tf scalar.
     """
     del total_train_steps
+    # At least 1, as the inverse root of 0 is infinite.
     return tf.math.rsqrt(tf.maximum(_to_float(step), max(float(warmup_steps), 1.0)))
 
 
@@ -252,5 +254,6 @@ def slanted_triangular(
     step = _to_float(step) - start_step
     rising = step / cut
     falling = 1.0 - (step - cut) / (cut * (1.0 / cut_fraction - 1.0))
+    # The line that rises is the lower one before the cut, and the one that falls after it.
     height = tf.minimum(rising, falling)
     return max_learning_rate * (1.0 + height * (ratio - 1.0)) / ratio

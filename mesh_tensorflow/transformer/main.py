@@ -64,6 +64,7 @@ def _import(module: str) -> None:
     try:
         importlib.import_module(module)
     except ModuleNotFoundError as error:
+        # A module that the user's module imports is missing: that error says more.
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise
         raise ValueError(
@@ -83,6 +84,7 @@ def main(_: Sequence[str]) -> None:
     """
     for module in FLAGS.module_import or []:
         _import(module)
+    # Once, and not in each of several processes.
     if estimator.RunConfig().is_chief:
         _warn_of_shared_directory(FLAGS.model_dir)
         _write_command(FLAGS.model_dir)

@@ -83,6 +83,7 @@ class ProductKeyValueMemory(transformer.TransformerLayer):
         )
         query = layers.layer_norm(query, self._key_dim)
         scores, indices = self.get_indices(keys, query)
+        # Over the best pairs only: all others have the weight 0.
         weights = mtf.softmax(scores, self._knn_dim)
         read = self._spread(weights, indices, x.shape - model_dim)
         return mtf.einsum([read, values], output_shape=x.shape)
@@ -100,6 +101,7 @@ class ProductKeyValueMemory(transformer.TransformerLayer):
         """
         shape = query.shape - self._key_dim + self._keys_dim
         scores = mtf.einsum([query, keys], output_shape=shape)
+        # A pair's score is the sum of its halves', so the best pairs are of the best halves.
         best, places = mtf.top_k(scores, self._keys_dim, self._knn_dim)
         (first, second), (row, column) = (mtf.unstack(t, self._halves_dim) for t in (best, places))
         other_dim = mtf.Dimension("knn2", self.knn)
@@ -111,6 +113,7 @@ class ProductKeyValueMemory(transformer.TransformerLayer):
             return mtf.reshape(both, a.shape - self._knn_dim + pairs_dim)
 
         scores, places = mtf.top_k(pairs(first, second), pairs_dim, self._knn_dim)
+        # The same sum, of row * n_keys and column, gives the index of a pair.
         indices = mtf.gather(pairs(row * self.n_keys, column), places, pairs_dim)
         return scores, indices
 

@@ -27,6 +27,7 @@ def _sinusoids(
     """
     half = channels.size // 2
     steps = max(half - 1, 1)
+    # With a single channel half is 0, by which mod cannot divide.
     index = mtf.mod(mtf.range(positions.mesh, channels, tf.int32), max(half, 1))
     rate = -math.log(max_timescale / min_timescale) / steps
     scales = mtf.exp(mtf.to_float(index) * rate) / min_timescale
@@ -157,6 +158,7 @@ class TimingSignals:
             dtype=context.variable_dtype,
             initializer=tf.random_normal_initializer(0, channels.size**-0.5),
         )
+        # The factor gives the signal the variance 1.
         return mtf.gather(table * channels.size**0.5, layer, layer_dim)
 
     def _layer_timing_signal_sinusoid_1d(
@@ -518,6 +520,7 @@ class UTLayerStack(TimingSignals, Gates, transformer.TransformerLayer):
         x = recurrences[self.recurrence_type](context, x, mask)
         if self.mix_with_transformer_after_ut:
             x = self._vanilla_layers(context, x, mask)
+        # Layers normalize their inputs, so what they have added up is not normalized yet.
         x = mtf_layers.layer_norm(x, x.shape.dims[-1], self._norm_epsilon)
         x = self._dropout(context, x) * mask
         context.layer_outputs.append(x)
@@ -631,16 +634,21 @@ class UTLayerStack(TimingSignals, Gates, transformer.TransformerLayer):
         for step in range(self.act_max_steps + 1):
             x = self.step_preprocess(context, x, step)
             p = self._halting_probability(context, x, mask)
+            # Positions that have halted have 1 here, so that the rest of the step adds 0 for them.
             running = mtf.cast(mtf.less(halting, 1.0), x.dtype)
             reached = halting + p * running
             halted = mtf.cast(mtf.greater(reached, threshold), x.dtype) * running
             running = mtf.cast(mtf.less_equal(reached, threshold), x.dtype) * running
             halting += p * running
+            # What is left of 1 is the weight of the last step (Graves, 2016).
             remainders += halted * (1.0 - halting)
             halting += halted * remainders
             updates += running + halted
+            # A position that goes on counts with p, and one that halts here with its remainder.
             weights = p * running + halted * remainders
             x = self._step(context, x, mask)
+            # Graves (2016) adds weighted states up, which is "accumulated"; other types move the
+            # output towards the state.
             kept = output if self.act_type == "accumulated" else output * (1.0 - weights)
             output = x * weights + kept
         mtf.scalar_summary("ponder_times", mtf.reduce_mean(updates))
@@ -669,6 +677,7 @@ class UTLayerStack(TimingSignals, Gates, transformer.TransformerLayer):
             p = mtf.reshape(p, shape)
         if self.act_type != "global" or context.length_dim not in shape:
             return p
+        # Padding has no part in the mean of the sequence.
         counted = mtf.ones_like(p) * mask
         rest = shape - context.length_dim
         total = mtf.reduce_sum(p * counted, output_shape=rest)

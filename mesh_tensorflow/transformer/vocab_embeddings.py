@@ -124,6 +124,7 @@ class AdaptiveVocabEmbedding:
     def ids_to_embedding(self, ids: mtf.Tensor, context: Context) -> mtf.Tensor:
         """Returns the embeddings of ids: dimensions [...] become [..., output_dim]."""
         del context
+        # Ids of other clusters are out of range, for which gather returns 0: so one term counts.
         embedded = [c.table.embed(ids - c.start if c.start else ids) for c in self._clusters]
         return mtf.add_n(embedded)
 
@@ -177,6 +178,7 @@ class _TableWithContexts:
     ) -> mtf.Tensor:
         """Returns logits with dimensions [..., component_dim, vocab_dim]."""
         rest = hidden.shape - self._output_dim + component_dim
+        # A tensor cannot have one dimension twice, as the map from d_model to d_model would.
         copied = mtf.rename_dimension(hidden, self._output_dim.name, self._copy_output_dim.name)
         mapped = mtf.einsum([copied, maps], output_shape=rest + self._output_dim)
         if bias is not None:
@@ -240,6 +242,7 @@ class MixtureOfSoftmaxes(_TableWithContexts):
         logits = self._component_logits(hidden, self._components_dim, self._context_weights)
         log_probs = mtf.log_softmax(logits, self._vocab_dim)
         log_priors = mtf.log_softmax(mixture, self._components_dim)
+        # log(sum over k of prior[k] * p[k, token]); in logarithms, as small p would be 0.
         return mtf.reduce_logsumexp(
             mtf.add(log_probs, log_priors, output_shape=log_probs.shape), self._components_dim
         )
@@ -342,6 +345,7 @@ class Mixtape(_TableWithContexts):
         )
         if not self._extra_ids:
             return logits
+        # Logits are made in the order of frequency, in which the extra ids come first.
         return mtf.shift(logits, -self._extra_ids, self._vocab_dim, wrap=True)
 
     def _dropout(self, x: mtf.Tensor, context: Context) -> mtf.Tensor:
@@ -378,6 +382,7 @@ class Mixtape(_TableWithContexts):
             activations += mtf.random_normal(
                 self._mesh, own.shape, stddev=self._noise_std_dev, dtype=own.dtype
             )
+        # A tree of decisions: the parts f s, f (1 - s), (1 - f) t and (1 - f) (1 - t) sum to 1.
         first, second, third = mtf.unstack(mtf.sigmoid(activations), self._pre_gates_dim)
         left, right = first * second, (1.0 - first) * third
         parts = [left, first - left, right, (1.0 - first) - right]

@@ -135,6 +135,7 @@ class Vocabulary:
         def decode(ids: np.ndarray) -> np.ndarray:
             rows = ids.reshape([-1, ids.shape[-1]]).tolist() if ids.size else []
             texts = [self.decode(row).encode("utf-8") for row in rows]
+            # Rows without any ids have texts too, though `rows` leaves them out.
             texts += [b""] * (int(np.prod(ids.shape[:-1])) - len(texts))
             return np.array(texts, object).reshape(ids.shape[:-1])
 
@@ -275,9 +276,11 @@ class ByteVocabulary(Vocabulary):
         numbers = tf.cast(ids, tf.int32) - self._SPECIAL
         ended = tf.cumsum(tf.cast(tf.equal(ids, EOS_ID), tf.int32), axis=-1) > 0
         has_text = (numbers >= 0) & (numbers < 256) & tf.logical_not(ended)
+        # The last entry stands for all ids without text.
         table = tf.constant(np.array([bytes([n]) for n in range(256)] + [b""], object))
         texts = tf.gather(table, tf.where_v2(has_text, numbers, 256))
         joined = tf.strings.reduce_join(texts, axis=-1)
+        # As `decode` does: bytes that are no UTF-8 are left out.
         return tf.strings.unicode_transcode(joined, "UTF-8", "UTF-8", errors="ignore")
 
 

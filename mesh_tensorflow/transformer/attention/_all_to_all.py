@@ -66,6 +66,7 @@ def by_positions(x: mtf.Tensor, context: Context) -> mtf.Tensor:
 def of_heads(context: Context) -> Context:
     """Returns a Context with the length that attention has, for masks, biases and losses."""
     made = copy.copy(context)
+    # The whole length has a name that no rule splits, while heads get one that a rule may split.
     made.length_dim = mtf.Dimension(_WHOLE_LENGTH, context.length_dim.size)
     made.exchanged_length_dim = context.length_dim
     for name in _OF_POSITIONS:

@@ -84,6 +84,8 @@ def find_split(
         for dim in q.shape:
             if dim not in k.shape or dim in unsplittable_dims:
                 continue
+            # The outer part has an index for each present slice, so that its split stays the same,
+            # and only the inner part is split further.
             outer = _parts(layout, mesh_shape, dim)
             if dim.size % (outer * parts) == 0:
                 inner = mtf.Dimension(name, dim.size // outer)
@@ -293,6 +295,7 @@ def _add_z_loss(
       dtype: the dtype of the loss.
     """
     # Of queries that see nothing, which padding usually has.
+    # The square of a hidden pair's logit would be infinite, and then NaN times the mask below.
     log_z = mtf.maximum(log_z, masks.MASKED_LOGIT)
     squares = mtf.square(mtf.reshape(log_z, rows_shape))
     nonpadding = context.nonpadding
@@ -323,6 +326,7 @@ def attend(
     ring: Union[bool, str] = False,
 ) -> mtf.Tensor:
     """Computes `attention` without checking its operands."""
+    # Of the queries before they are split again: the caller knows nothing of that.
     output_shape = q.shape - key_dim + value_dim
     rows_shape = q.shape - key_dim
     split = find_split(context, [q, k, v], [key_dim, value_dim])
@@ -342,8 +346,10 @@ def attend(
         return outputs if outputs.shape == output_shape else mtf.reshape(outputs, output_shape)
     bias = masks.whole(bias)
     dtype = tf.float32 if float32_logits else q.dtype
+    # Casts come before the product, whose sums would otherwise be rounded to bfloat16.
     logits = layers.us_einsum(
         [mtf.cast(q, dtype), mtf.cast(k, dtype)],
+        # Keys of a layer that does not attend to its memory lack that dimension: the bias gives it.
         output_shape=q.shape - key_dim + [d for d in [memory_length_dim] if d in k.shape],
     )
     if bias is not None:

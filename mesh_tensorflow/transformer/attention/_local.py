@@ -65,6 +65,7 @@ class _Blocks:
         # The position `radius` to the left is masked.
         self.left = radius - 1
         self.right = 0 if fully_autoregressive else radius
+        # One exchange takes as much from both sides; `in_window` hides the excess of one of them.
         self.halo = max(self.left, self.right)
         extra = self.halo if fully_autoregressive else 2 * self.halo
         self.window = mtf.Dimension(self.memory.name, size + extra)
@@ -86,6 +87,7 @@ class _Blocks:
     def in_window(self, mesh: mtf.Mesh) -> mtf.Tensor:
         """Returns a boolean mask of the neighborhood within the sequence."""
         begin = mtf.range(mesh, self.blocks, tf.int32) * self.query.size
+        # The window begins before its block, by the halo.
         memory = mtf.range(mesh, self.window, tf.int32) - self.halo
         distance = memory - mtf.range(mesh, self.query, tf.int32)
         position = begin + memory
@@ -111,11 +113,13 @@ def _bias(
     in_window = blocks.in_window(mesh)
     conditions = []
     if isinstance(sequence_id, mtf.Tensor) and blocks.length in sequence_id.shape:
+        # Beyond the ends memories are 0, as is padding's id: `absent` hides them from padding too.
         conditions.append(mtf.equal(blocks.queries(sequence_id), blocks.memories(sequence_id)))
     if write_priority is not None and read_priority is not None:
         conditions.append(
             mtf.greater_equal(blocks.queries(read_priority), blocks.memories(write_priority))
         )
+    # Room beyond the ends is no memory: even a query that sees nothing has no mean over it.
     absent = select(in_window, mtf.zeros(mesh, [], dtype), ABSENT_LOGIT, in_window.shape)
     if not conditions:
         return absent
@@ -179,6 +183,7 @@ def local_attention_1d(
     blocks = _Blocks(length_dim, length_dim_num_splits, radius, fully_autoregressive)
     bias = _bias(blocks, q.mesh, sequence_id, write_priority, read_priority, q.dtype)
     kwargs = dict(attention_kwargs or {})
+    # The length is cut into blocks, which have its name: a mask is shared within a block instead.
     shared = [d for d in kwargs.pop("dropout_broadcast_dims", None) or [] if d != length_dim]
     o = attention(
         blocks.queries(q),
@@ -196,6 +201,7 @@ def local_attention_1d(
 
 def _log_add(x: mtf.Tensor, y: Union[mtf.Tensor, float]) -> mtf.Tensor:
     """Returns log(exp(x) + exp(y))."""
+    # Subtracted first, so that no exponential overflows.
     largest = mtf.maximum(x, y)
     return largest + mtf.log(mtf.exp(x - largest) + mtf.exp(y - largest))
 
@@ -205,6 +211,7 @@ def _before_decoding(context: Context, logits: mtf.Tensor) -> mtf.Tensor:
     if context.initial_position is None:
         return logits
     positions = mtf.range(context.mesh, context.length_dim, tf.int32)
+    # Later queries are decoded one by one, and each step adds its own.
     outside = mtf.greater_equal(positions, context.initial_position)
     return masks.hide(logits, masks.hidden_where(outside, logits.dtype))
 
@@ -282,6 +289,7 @@ def hybrid_attention(
     )
     mix = mtf.maximum(mtf.minimum(mix, 1.0), 0.0)
     usual = mtf.softmax(logits, memory_length_dim, extra_logit=extra_logit)
+    # Weights before the second softmax are exp(logit) / (sum over queries of exp(logit)).
     twice = logits - _log_sums_over_queries(context, logits, extra_logit)
     # A memory position that is masked for all queries has a sum as low as its logits.
     twice = masks.hide(twice, bias)

@@ -144,6 +144,7 @@ class AttentionParams:
             if not self.no_query:
                 query = self.query_input_dim.size**-0.5
                 if self.fold_scaling_into_initializer:
+                    # Logits sum key_dim products: their deviation is the root of this number.
                     query *= self.key_dim.size**-0.5
                 self.wq = self._weight("q", self.q_shape, query)
             if self.shared_kv:
@@ -151,11 +152,13 @@ class AttentionParams:
             else:
                 self.wk = self._weight("k", self.k_shape, memory)
                 self.wv = self._weight("v", self.v_shape, memory)
+        # An output sums over all heads and their channels.
         output = mtf.list_product(d.size for d in self.o_dims) ** -0.5
         self.wo = self._weight("o", self.o_shape, output)
 
     def _weight(self, name: str, shape: mtf.Shape, deviation: float) -> mtf.Tensor:
         if layers.unit_scaling_convention():
+            # `us_einsum` scales the projections' outputs instead.
             deviation = 1.0
         return mtf.get_variable(
             self.mesh,
@@ -255,12 +258,14 @@ class AttentionParams:
           A Tensor of that shape.
         """
         if self.combine_dims:
+            # A reshape joins neighbors only.
             last = [d for d in o.shape if d not in self.o_dims] + self.o_dims
             if o.shape.dims != last:
                 o = mtf.transpose(o, mtf.Shape(last))
             o = _replaced(o, self.o_dims, self._stored(self.o_dims))
             reduced = self._stored(self.o_dims)
         else:
+            # Kept heads are not summed over, though the weight has them.
             reduced = [self.value_dim] if self.keep_query_heads_dims else self.o_dims
         assert self.wo is not None
         return layers.us_einsum([o, self.wo], output_shape=output_shape, reduced_dims=reduced)
@@ -427,6 +432,7 @@ class ExpertsAttentionParams(AttentionParams):
             make_attention_vars=False,
         )
         if not self._query_by_experts:
+            # Without the factor key_dim ** -0.5, by which `scaled` multiplies in each call here.
             self.wq = self._weight("q", self.q_shape, query_input_dim.size**-0.5)
         if not self._keys_by_experts:
             self.wkv = self._weight("kv", self.k_shape, memory_input_dim.size**-0.5)
@@ -476,6 +482,7 @@ class ExpertsAttentionParams(AttentionParams):
         """Returns keys that double as values; in mode "qkv" those computed with the queries."""
         if not self._keys_by_experts:
             return super().compute_kv(memory_antecedent)
+        # In mode "qkv" compute_q has been called before: one pass of the experts makes both.
         if self._keys is not None:
             return self._keys
         return self._in_heads(self.moe_layer.call(self.context, memory_antecedent))
@@ -495,6 +502,7 @@ class ExpertsAttentionParams(AttentionParams):
         """
         if not self._keys_by_experts:
             return super().compute_kv(memory_antecedent)
+        # Experts tell padding by sequence_id; the copy is shallow, and shares the list of losses.
         context = copy.copy(self.context)
         context.length_dim = length_dim
         context.sequence_id = sequence_id

@@ -83,6 +83,7 @@ def _of_task(
     inner = _dropped(mtf.relu(inner), context, dropout_rate)
     heads = [d for d in down.shape if d not in (tasks, hidden)]
     made = mtf.einsum([inner, down], output_shape=[tasks, length, *heads])
+    # Results are gathered, since weights of each example's task would be a matrix per example.
     return mtf.gather(made, _task_ids(context), tasks)
 
 
@@ -284,4 +285,5 @@ def concat_hyper_prompts_kv(
         for prompt, x in zip(made, (k, v))
     )  # fmt: skip
     longer = mtf.Dimension(memory_length.name, memory_length.size + prompt_length)
+    # The prompts have the first positions; biases subtract their number from those of the sequence.
     return k, v, mtf.range(context.mesh, longer, tf.int32), longer

@@ -25,6 +25,7 @@ _LEAST_LENGTH = {"factorized": 512}
 
 def _first(x: mtf.Tensor, dim: mtf.Dimension) -> mtf.Tensor:
     """Slices the beginning of `x` along the dimension named like `dim`, which may be split."""
+    # Under a name that no rule splits: parts of a slice are not where those of the whole are.
     whole = mtf.rename_dimension(x, dim.name, "_" + dim.name)
     part = mtf.slice(whole, 0, dim.size, "_" + dim.name)
     return mtf.rename_dimension(part, "_" + dim.name, dim.name)
@@ -47,6 +48,7 @@ def _random_logits(
     )
     logits = _first(logits, memory_length_dim)
     if context.mode == "incremental":
+        # A step has one query, so it takes one row of the logits.
         return mtf.gather(logits, context.position, rows)
     return _first(logits, context.length_dim)
 
@@ -118,6 +120,7 @@ def _plus_alpha(context: Context, products: Optional[mtf.Tensor], made: mtf.Tens
         initializer=tf.zeros_initializer(),
         dtype=context.variable_dtype,
     )
+    # The sigmoid keeps the mix between both; alpha begins as 0, and so the mix as one half.
     alpha = mtf.sigmoid(mtf.reshape(alpha, []))
     return products * (1.0 - alpha) + made * alpha
 

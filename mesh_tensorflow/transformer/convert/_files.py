@@ -124,6 +124,7 @@ def write_checkpoint(variables: Arrays, directory: str, step: int = 0) -> str:
         raise ValueError(f"{prefix} exists already; choose another directory or step")
     arrays = {**variables, "global_step": np.int64(step)}
     tf.io.gfile.makedirs(directory)
+    # In the same directory, so that files are moved by renaming them.
     with tempfile.TemporaryDirectory(dir=directory, prefix=".convert-") as folder:
         with tf.Graph().as_default(), tf.Session() as sess:
             # Fed rather than constants, since the size of a graph is limited.
@@ -138,6 +139,7 @@ def write_checkpoint(variables: Arrays, directory: str, step: int = 0) -> str:
         name = os.path.basename(prefix)
         with open(os.path.join(folder, "checkpoint"), "w", encoding="utf-8") as f:
             f.write(f'model_checkpoint_path: "{name}"\nall_model_checkpoint_paths: "{name}"\n')
+        # Readers find a checkpoint by its index, and the latest by `checkpoint`: these come last.
         for ending in (".data-00000-of-00001", ".index"):
             os.replace(os.path.join(folder, f"model{ending}"), f"{prefix}{ending}")
         os.replace(os.path.join(folder, "checkpoint"), os.path.join(directory, "checkpoint"))
@@ -272,7 +274,9 @@ def write_huggingface(tensors: Arrays, config: Mapping[str, Any], directory: str
         save(
             dict(tensors),
             os.path.join(folder, "model.safetensors"),
+            # The package transformers does not load a file without this entry.
             metadata={"format": "pt"},
         )
+        # The weights come last, as they are what tells that a directory holds a model.
         for name in ("config.json", "model.safetensors"):
             os.replace(os.path.join(folder, name), os.path.join(directory, name))

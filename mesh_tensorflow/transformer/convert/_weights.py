@@ -146,6 +146,7 @@ def _check(
         if shape is None:
             continue
         fits = len(shape) == len(dims)
+        # The first weight with a dimension sets its size, and all others have to agree.
         fits = fits and all(sizes.setdefault(d, n) == n for d, n in zip(dims, shape))
         if not fits:
             text = ", ".join(f"{d}={sizes[d]}" if d in sizes else d for d in dims)
@@ -265,6 +266,7 @@ def huggingface_to_mesh(
         if embedding is None and name in weights:
             embedding = weights["shared.weight"] = weights[name]
         copy = weights.get(name)
+        # A copy that differs remains, and is reported as a weight that T5 does not have.
         if copy is not None and embedding is not None and np.array_equal(copy, embedding):
             del weights[name]
     head = weights.get("lm_head.weight")
@@ -284,6 +286,7 @@ def huggingface_to_mesh(
     entries = _entries(form, norm_name)
     dims = {e.huggingface: e.dims[:: -1 if e.transposed else 1] for e in entries}
     sizes = _check("the Hugging Face model", form, weights, dims)
+    # A Unitransformer rounds its vocabulary up to a multiple of 128 by default.
     weights = _with_vocab(weights, vocab_size or -(-sizes["vocab"] // 128) * 128)
     return {e.mesh: _turned(weights[e.huggingface], e.transposed) for e in entries}
 

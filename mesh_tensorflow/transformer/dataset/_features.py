@@ -28,6 +28,7 @@ def checked_int32(name: str, key: str, ids: tf.Tensor, where: Sequence[Any] = ()
     narrow = tf.cast(ids, tf.int32)
     if ids.dtype in (tf.int8, tf.uint8, tf.int16, tf.uint16, tf.int32):
         return narrow
+    # A cast wraps large ids around, so these differ from what they were.
     differs = tf.not_equal(tf.cast(narrow, ids.dtype), ids)
     text = f"{name}: feature {key} has an id that is no int32, as models need:"
     found = tf.boolean_mask(ids, differs)[:1]
@@ -216,6 +217,7 @@ def ensure_dataset_eos(
         )
 
     def ended(ids: tf.Tensor) -> tf.Tensor:
+        # A slice is empty for an empty sequence, where the index -1 would be an error.
         last = tf.cast(ids[-1:] > 0, ids.dtype) * vocabularies.EOS_ID
         result = tf.concat([ids[:-1], last], 0)
         result.set_shape(ids.shape)
@@ -313,6 +315,7 @@ def _cut_with_eos(ids: tf.Tensor, length: int) -> tf.Tensor:
     head = ids[:length]
     last = tf.cast(head[-1:] > 0, ids.dtype) * vocabularies.EOS_ID
     ended = tf.concat([head[:-1], last], 0)
+    # The condition is filled up, since tf.where of TensorFlow 1 does not broadcast it.
     return tf.where(tf.fill(tf.shape(head), tf.size(ids) >= length), ended, head)
 
 
@@ -444,6 +447,7 @@ def _sizes(tokens: tf.Tensor) -> tf.Tensor:
     """Returns the lengths of sequences [batch, length] without trailing zeros."""
     number = 1 + tf.range(tf.shape(tokens)[1])
     last = tf.where_v2(tf.not_equal(tokens, 0), number, 0)
+    # If no example has a token, the maximum over no position is the smallest integer.
     return tf.maximum(tf.reduce_max(last, axis=1), 0)
 
 
@@ -451,6 +455,8 @@ def _row_starts(
     sizes: Mapping[str, tf.Tensor], ends: Mapping[str, tf.Tensor], lengths: Mapping[str, int]
 ) -> tf.Tensor:
     """Returns the first example of each row."""
+    # If a row begins with example i, the next one begins with the first whose end is beyond its
+    # length in any feature. Examples are cut to a row, so this is after i, and the loop below ends.
     next_start = tf.reduce_min(
         tf.stack(
             [tf.searchsorted(ends[k], ends[k] - sizes[k] + lengths[k], side="right") for k in sizes]
@@ -480,6 +486,7 @@ def _rows(
     """Returns the rows of one feature, from its concatenated tokens."""
     offsets = ends - sizes
     examples = tf.range(tf.size(sizes))
+    # The first example of the row that each example is in.
     first = tf.gather(starts, tf.searchsorted(starts, examples, side="right") - 1)
     example = tf.repeat(examples, sizes)
     segment = tf.gather(examples - first + 1, example)
@@ -490,6 +497,7 @@ def _rows(
         ragged = tf.RaggedTensor.from_row_splits(values, splits, validate=False)
         return ragged.to_tensor(shape=[None, length])
 
+    # Zeros within an example are padding too.
     segment = tf.where_v2(tf.equal(line, 0), 0, segment)
     return {
         key: rows(line),

@@ -43,6 +43,7 @@ def _shifted(
     converted = {}
     where = [] if file is None else ["in", file]
     for k, ids in example.items():
+        # In int64, so that no id wraps around by the shift before it is checked.
         ids = checked_int32("reading records", k, tf.cast(ids, tf.int64) + shift, where)
         if append_eos:
             ids = tf.concat([ids, [vocabularies.EOS_ID]], 0)
@@ -123,6 +124,7 @@ def _tfrecord_dataset(
     _check_features(filenames, keys)
     files = tf.data.Dataset.from_tensor_slices(tf.constant(filenames))
     if shuffle:
+        # Before they are repeated, so that each pass has all of them once.
         files = files.shuffle(len(filenames))
     if repeat:
         files = files.repeat()

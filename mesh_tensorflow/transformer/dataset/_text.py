@@ -121,6 +121,7 @@ def sample_from_text_line_datasets(
         raise ValueError(f"{name}: weights must be positive numbers, got {bad}")
     total = sum(weight for _, weight in glob_weight_list)
     mixture = tf.data.experimental.sample_from_datasets(
+        # Each repeats, since a mixture whose smallest part has ended has other weights.
         [_lines(name, glob, shuffle_buffer_size).repeat() for glob, _ in glob_weight_list],
         [weight / total for _, weight in glob_weight_list],
     )

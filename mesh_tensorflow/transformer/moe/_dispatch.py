@@ -42,6 +42,7 @@ def _split_into_groups(n: int, max_group_size: int, mesh_dim_size: int) -> tuple
         )
     # At least one group for each processor, so that no cumsum over a group has to communicate.
     num_groups = max(mesh_dim_size, n // max_group_size)
+    # It ends with a group for each token at the latest, as processors divide the tokens.
     while num_groups < n and (num_groups % mesh_dim_size or n % num_groups):
         num_groups += 1
     return num_groups, n // num_groups
@@ -137,6 +138,7 @@ def _renamed(x: mtf.Tensor, dims: list[mtf.Dimension]) -> mtf.Tensor:
     """
     channels = mtf.Dimension("d_model_split", dims[-1].size)
     x = mtf.reshape(x, mtf.Shape([*dims[:-1], channels]))
+    # Back to the name that experts know; if the other one is split, this gathers the channels.
     return mtf.reshape(x, mtf.Shape(dims))
 
 
@@ -199,12 +201,14 @@ def dispatched(
     # Between these two shapes a layout such as "batch:all,experts:all" needs an alltoall.
     by_token = [groups.outer_batch, unsplit, groups.batch, capacity_dim]
     by_expert = [groups.outer_batch, experts_dim, batch_unsplit, capacity_dim]
+    # A product with a one-hot has a fixed shape, unlike a gather; places without a token are 0.
     sent = mtf.einsum([x, dispatch], output_shape=mtf.Shape([*by_token, channels]))
     computed = experts(_renamed(sent, [*by_expert, channels]), experts_dim)
 
     def back(y: mtf.Tensor) -> mtf.Tensor:
         output = y.shape.dims[-1]
         y = _renamed(y, [*by_token, output])
+        # A token that no expert takes has no place, and its output is 0: only a residual keeps it.
         y = mtf.einsum([y, combine], output_shape=mtf.Shape([*groups, output]))
         return mtf.reshape(y, mtf.Shape([*tokens, output]))
 

@@ -33,6 +33,7 @@ def _threshold(gate: mtf.Tensor, threshold: float) -> Optional[mtf.Tensor]:
 
 def _random(gate: mtf.Tensor, threshold: float) -> Optional[mtf.Tensor]:
     chance = mtf.random_uniform(gate.mesh, gate.shape)
+    # Sent with the probability min(1, gate / threshold).
     return mtf.to_float(mtf.less(chance, gate / max(threshold, _EPSILON)))
 
 
@@ -50,6 +51,7 @@ def _sent(router: Router, choices: mtf.Tensor, gate: mtf.Tensor) -> mtf.Tensor:
             f"{', '.join(sorted(_POLICIES))}"
         )
     threshold = hparam_by_mode(router.hparams, "second_threshold", router.train)
+    # By now the gate is the expert's share among those chosen, no longer its softmax.
     sent = _POLICIES[policy](gate, threshold)
     return choices if sent is None else choices * sent
 
@@ -59,6 +61,7 @@ def _of_tokens(x: mtf.Tensor, tokens: Optional[mtf.Tensor]) -> mtf.Tensor:
 
 
 def _normalized(gates: mtf.Tensor, dim: mtf.Dimension) -> mtf.Tensor:
+    # Padding has no gates: with the epsilon this is 0, and 0 / 0 without it.
     return gates / (mtf.reduce_sum(gates, reduced_dim=dim) + _EPSILON)
 
 
@@ -120,6 +123,7 @@ def _top_n(router: Router) -> tuple[mtf.Tensor, mtf.Tensor]:
         best.append(gate)
         choices.append(chosen)
         rests.append(rest)
+        # Only what was sent is taken out: for padding, where `chosen` is 0, all of it remains.
         rest = rest * (1.0 - chosen)
     if n > 1:
         total = mtf.add_n(best) + _EPSILON
@@ -145,8 +149,10 @@ def _choice(router: Router) -> tuple[mtf.Tensor, mtf.Tensor, mtf.Tensor]:
     gates = mtf.softmax(router.logits, router.experts_dim)
     if hparam_by_mode(router.hparams, "switch_policy", router.train) == "sample":
         temperature = hparam(router.hparams, "switch_temperature")
+        # Sampling has no gradient: the router learns by the gate of the expert that was drawn.
         index = mtf.sample_with_temperature(router.logits, router.experts_dim, temperature)
         chosen = mtf.one_hot(index, router.experts_dim)
+        # The probability without the temperature, so that gates mean the same for both policies.
         gate = mtf.reduce_sum(gates * chosen, reduced_dim=router.experts_dim)
     else:
         gate, index = mtf.top_1(gates, router.experts_dim)
@@ -177,6 +183,7 @@ def _switch_max(router: Router) -> tuple[mtf.Tensor, mtf.Tensor]:
     batch prioritized routing.
     """
     gate, chosen, loss = _choice(router)
+    # Tokens that chose other experts have the score 0: where they fill places, they are not sent.
     values, places = best_of_group(router, chosen * gate)
     return values * places, loss
 
@@ -202,6 +209,7 @@ def _ntlb(router: Router) -> tuple[mtf.Tensor, mtf.Tensor]:
         gate, index = mtf.top_1(rest, router.experts_dim)
         chosen = mtf.one_hot(index, router.experts_dim)
         choices.append(chosen)
+        # Places of earlier rounds stay taken, so a token of this round gets what they have left.
         placed = assignment.place(chosen if left is None else chosen * left, gate)
         left = 1.0 - placed if left is None else left - placed
         # For all tokens, placed or not: what is next best for a token is found from the gates
@@ -229,11 +237,16 @@ def _expert_selection(
     values, places = best_of_group(router, gates)
     if normalize_by_num_experts_routed:
         chosen = mtf.reduce_sum(places, output_shape=gates.shape - router.experts_dim)
+        # `places` is the one-hot vector of the token at a place, so the inner sum is 1 / the number
+        # of experts that took this token.
         values *= mtf.reduce_sum(places / mtf.maximum(chosen, 1.0), reduced_dim=router.group_dim)
 
+    # The gates of an expert sum to 1 over a group of n tokens, so n times the sum of the squares of
+    # mean gates is at least 1, which it is if all means are 1 / n.
     coverage = mtf.square(mtf.reduce_mean(gates, reduced_dim=router.experts_dim))
     tokens = router.in_first_place()
     if tokens is not None and router.importance is not None:
+        # Gates of the k tokens that are no padding are 1 / k at best: times k / n, this is 1 too.
         coverage *= tokens * mtf.reduce_mean(router.importance, reduced_dim=router.group_dim)
     loss = mtf.reduce_mean(coverage, reduced_dim=router.group_dim) * float(router.group_dim.size**2)
     if router.only_tokens(tokens):
@@ -276,8 +289,10 @@ def _gated(
     noise = switch_noise(hparams, train, gating.strict, gating.noises)
     router = Router.make(*router_arguments, noise=noise)
     if group_dim is not None:
+        # The classic's function takes this dimension as an argument.
         router.group_dim = group_dim
     combine, loss = gating.send(router)
+    # Of the float32 gates: float16 rounds small ones to 0, and their tokens would not be sent.
     dispatch = mtf.cast(mtf.not_equal(combine, 0.0), router.dtype)
     return dispatch, mtf.cast(combine, router.dtype), router.total_loss(loss)
 

@@ -341,6 +341,8 @@ def transformer_moe_layer_v2(
         importance=groups.importance(nonpadding, mtf.Shape(tokens)), name="outer_gating",
         num_microbatches=num_microbatches,
     )  # fmt: skip
+    # Both have one order, so that the reshape in between only renames: the layout splits experts
+    # there, where it split the batch here.
     by_token = [level.unsplit, outer, batch, level.capacity]
     by_expert = [level.experts, outer, mtf.Dimension("batch_unsplit", batch.size), level.capacity]
     # A product with zeros and ones instead of a gather: it works in every layout, and places that
@@ -413,6 +415,7 @@ def _second_level(
 
 def _importance_within(combine: mtf.Tensor, dims: list[mtf.Dimension]) -> mtf.Tensor:
     """Returns 1.0 for tokens whose first choice is the group, 0.5 for second choices, else 0.0."""
+    # One token is in each place, so the sum over the rest is its gate there.
     gate = mtf.reduce_sum(mtf.to_float(combine), output_shape=mtf.Shape(dims))
     # The two gates of a token have the sum 1, so only that of its first choice is above 0.5.
     first = mtf.to_float(mtf.greater(gate, 0.5))

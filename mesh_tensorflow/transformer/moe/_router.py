@@ -114,6 +114,7 @@ class Router:
         # training unstable (Fedus et al., 2021, section 2.4).
         x = _with_embeddings(mtf.to_float(inputs), token_embeddings, hparams)
         if noise is not None:
+            # For the router alone: the experts get the tokens without noise.
             x = noise(x, hparams)
         logits = layers.dense(
             x,
@@ -191,16 +192,20 @@ class Router:
     ) -> mtf.Tensor:
         """Returns the load-balancing loss of some tokens, a mean of groups by their numbers."""
         shape = choices.shape - self.group_dim
+        # Equation 4 of Fedus et al. (2021) for each group, with shares of its counted tokens:
+        # num_experts * sum over experts of (chosen / number) * (gated / number).
         number = mtf.reduce_sum(counted, reduced_dim=self.group_dim)
         chosen = mtf.reduce_sum(choices * counted, output_shape=shape)
         gated = mtf.reduce_sum(gates * counted, output_shape=shape)
         each = mtf.reduce_sum(chosen * gated, reduced_dim=self.experts_dim)
+        # A group without counted tokens has 0 / 1 here, and no weight in the mean.
         return self.mean_of_groups(each / mtf.square(mtf.maximum(number, 1.0)), number) * float(
             self.experts_dim.size
         )
 
     def mean_of_groups(self, values: mtf.Tensor, number: mtf.Tensor) -> mtf.Tensor:
         """Returns the mean of values of groups, weighted by their numbers of tokens."""
+        # Numbers may lack dimensions that values have: along these, each index counts.
         total = mtf.maximum(mtf.reduce_sum(number), 1.0) * (values.shape.size // number.shape.size)
         return mtf.reduce_sum(values * number) / total
 
@@ -224,6 +229,7 @@ class Router:
         if tokens is None:
             return mtf.reduce_mean(x)
         count = mtf.maximum(mtf.reduce_sum(tokens), 1.0)
+        # As in `mean_of_groups`, the importance may lack dimensions of `x`.
         return mtf.reduce_sum(x * tokens) / (count * (x.shape.size // tokens.shape.size))
 
     def sometimes_without_best(self) -> None:
@@ -237,9 +243,11 @@ class Router:
             return
         temperature = hparam(self.hparams, "use_second_place_expert_prob_temp")
         best = mtf.one_hot(mtf.argmax(self.logits, self.experts_dim), self.experts_dim)
+        # Not -inf, which would be NaN times the zeros of the one-hot.
         rest = self.logits + best * MASKED_LOGIT
         if temperature is not None:
             drawn = mtf.sample_with_temperature(rest, self.experts_dim, temperature)
+            # The best expert is masked twice now, and only the drawn one not at all.
             rest += (1.0 - mtf.one_hot(drawn, self.experts_dim)) * MASKED_LOGIT
         chance = mtf.random_uniform(self.logits.mesh, self.logits.shape - self.experts_dim)
         self.logits = mtf.where(mtf.less(chance, probability), rest, self.logits)
@@ -248,6 +256,7 @@ class Router:
         """Sets `x` far below all other values for tokens of importance 0."""
         if self.importance is None:
             return x
+        # Not -inf, which is NaN times 0, and in the softmax of a group of padding alone.
         return x + mtf.to_float(mtf.equal(self.importance, 0.0)) * MASKED_LOGIT
 
 
@@ -327,6 +336,8 @@ class Assignment:
             places += self._taken
         capacity = float(self._capacity_dim.size)
         kept = choices * mtf.to_float(mtf.less(places, capacity))
+        # A call chooses at most one expert for a token, so the sum is the token's place there.
+        # Tokens without one have place 0 here, where `kept` makes their gate 0.
         place = mtf.reduce_sum(places * kept, reduced_dim=self._experts_dim)
         combine = mtf.einsum(
             [

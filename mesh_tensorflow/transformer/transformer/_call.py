@@ -51,6 +51,7 @@ def loss_from_logits(
       A scalar Tensor.
     """
     check_ids(f"{model.name}: targets", targets, vocab_dim)
+    # Targets below 0 are read but not predicted: their label may be any id, as its weight is 0.
     labels = mtf.maximum(targets, 0)
     z_loss = model.z_loss if context.train else 0.0
     loss = smoothed_cross_entropy(logits, labels, vocab_dim, z_loss, model.label_smoothing)
@@ -75,6 +76,7 @@ def divided_loss(
     if not isinstance(number, (int, float)):
         return total / number
     given = getattr(getattr(model, "decoder", model), "_loss_denominator", None)
+    # A denominator that was given is the same for every batch, so that this is no mean.
     return divided_sum(total, number, is_mean=given is None)
 
 
@@ -103,6 +105,7 @@ def call_model(
     check_ids(f"{model.name}: inputs", inputs, model.input_vocab_dim)
     with tf.variable_scope(model.name):
         embedding = _embedding(model, context, inputs.mesh)
+        # Only for the embedding: masks and targets are made of the ids that were given.
         ids = _with_token_dropout(model, context, _for_ensemble(model, inputs))
         x = embedding.ids_to_embedding(ids, context=context)
         context.input_embeddings = x
@@ -120,6 +123,7 @@ def call_model(
             targets = _for_ensemble(model, targets)
             loss = loss_fn(model, context, logits, targets, vocab_dim)
             context.losses.append(loss)
+        # After the loss, which is that of each member by itself.
         if model.ensemble_dim is not None:
             logits = reduce_ensemble_logits(logits, model.ensemble_dim, vocab_dim)
         return logits
@@ -161,6 +165,7 @@ def _with_token_dropout(model: Unitransformer, context: Context, ids: mtf.Tensor
     if not context.train or not model.token_dropout_rate:
         return ids
     noise = mtf.random_uniform(ids.mesh, ids.shape)
+    # A dropped id is that of padding, but layers tell padding by sequence_id.
     return ids * mtf.cast(mtf.greater_equal(noise, model.token_dropout_rate), ids.dtype)
 
 
@@ -209,4 +214,5 @@ def visibility_priority(
         ends = delimited_lm_inputs_mask(targets)
         length_dim = targets.shape.dims[-1]
         visible = mtf.logical_or(ends, mtf.shift(ends, 1, length_dim, wrap=False))
+    # Position i sees j if read[i] >= write[j]: inputs, at 0, see each other, and all see them.
     return positions * mtf.cast(mtf.logical_not(visible), positions.dtype)

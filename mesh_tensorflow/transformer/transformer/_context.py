@@ -304,6 +304,7 @@ class Context:
         Raises:
           ValueError: there are fewer.
         """
+        # Layers read before they record: as many states as are recorded come before the next ones.
         states, begin = self.states or [], len(self.new_states or [])
         if len(states) < begin + n:
             raise ValueError(

@@ -40,6 +40,7 @@ def autoregressive_inputs(
     """
     inputs = mtf.abs(_shifted(targets))
     if sequence_id is not None:
+        # In a packed row, the first input of an example is 0, not the last target before it.
         goes_on = mtf.equal(sequence_id, _shifted(sequence_id))
         inputs *= mtf.cast(goes_on, inputs.dtype)
     return inputs
@@ -60,8 +61,10 @@ def shift_targets(targets: mtf.Tensor, bos_id: int = 0, eos_id: int = 1) -> mtf.
       A Tensor of the shape of `targets`.
     """
     shifted = _shifted(targets)
+    # What follows an end symbol is another example, which begins like the row.
     shifted *= mtf.cast(mtf.not_equal(shifted, eos_id), shifted.dtype)
     if bos_id:
+        # Not where the target is padding too: no example begins there.
         begins = mtf.logical_and(mtf.equal(shifted, 0), mtf.not_equal(targets, 0))
         shifted += mtf.cast(begins, shifted.dtype) * bos_id
     return shifted
@@ -99,6 +102,7 @@ def check_ids(what: str, ids: mtf.Tensor, vocab_dim: mtf.Dimension) -> None:
             f"{what} {ids.name} {ids.shape} must be integers, got {ids.dtype.name}; use "
             "mtf.to_int32"
         )
+    # Only the values of what is imported can be known before the program runs.
     if not isinstance(ids.operation, mtf.ImportOperation):
         return
     value = tf.get_static_value(ids.operation._tf_tensor)
@@ -144,6 +148,7 @@ def sinusoid_positional_embedding_weights(
     half = model_dim.size // 2
     exponent = math.log(max_timescale / min_timescale) / max(half - 1, 1)
     channel = mtf.range(mesh, model_dim, tf.int32)
+    # rates[c] = min_timescale * (max_timescale / min_timescale) ** -((c mod half) / (half - 1)).
     rates = mtf.exp(mtf.to_float(mtf.mod(channel, half)) * -exponent) * min_timescale
     # Always in float32: bfloat16 cannot represent 257.
     angles = mtf.range(mesh, max_length_dim, tf.float32) * rates
@@ -275,6 +280,7 @@ class VocabEmbedding:
         del context
         vectors = mtf.gather(self._embedding_weights, ids, self._vocab_dim)
         if self._scale_variable_like_classifier_weights:
+            # So embeddings have variance 1 whichever way the variable is scaled.
             vectors *= self._output_dim.size**0.5
         return vectors
 
@@ -293,6 +299,7 @@ class VocabEmbedding:
         """
         del context
         if not self._scale_variable_like_classifier_weights:
+            # The product sums output_dim terms, and the table has variance 1.
             hidden *= self._output_dim.size**-0.5
         return mtf.einsum([hidden, self._embedding_weights], reduced_dims=[self._output_dim])
 

@@ -74,6 +74,7 @@ class Pipes:
         """Stacks the Tensors of all stages, which are in the order of layers."""
         size, name = self.stages.size, self.stages.name
         rows = []
+        # Slots are in the order of layers: stage s of pass r is slot r * stages + s.
         for i in range(0, len(of_slots), size):
             # A dimension along which Tensors are stacked is split only under another name.
             row = mtf.stack(list(of_slots[i : i + size]), f"{name}_whole")
@@ -116,6 +117,7 @@ class Stages:
         self.position = 0
         self.shared: set[str] = set()
         self._mesh, self._pipes, self._names = mesh, pipes, names
+        # Names of layers are relative to the scope around the stack, those of variables are not.
         self._scope = tf.get_variable_scope().name
         self._variables: dict[str, _Asked] = {}
         self._random: list[_Asked] = []
@@ -181,6 +183,7 @@ class Stages:
         inside = self._in_all(shape)
         if self._given is None:
             asked = _Asked(
+                # A layer in a row draws for the whole batch, of which microbatches get their rows.
                 self._pipes.whole(shape),
                 kwargs,
                 self.zeros(inside, tf.as_dtype(kwargs.get("dtype", tf.float32))),
@@ -189,6 +192,7 @@ class Stages:
             )
             self._random.append(asked)
             return asked.placeholder
+        # They were made in the order of the first call, which the layers repeat.
         found = next(self._noise)
         if found is None:
             return RandomOperation(self._mesh, inside, tf_fn, **kwargs).outputs[0]
@@ -211,6 +215,7 @@ class Stages:
 
     def _make(self, asked: _Asked, slot: int) -> mtf.Tensor:
         scope = asked.scope
+        # The name is whole, but initializers and custom getters are those of the layer's scope.
         at_root = tf.VariableScope(
             reuse=scope.reuse,
             name="",
@@ -245,6 +250,7 @@ class Stages:
                     op = RandomOperation(self._mesh, asked.shape, asked.tf_fn, **asked.kwargs)
                     values += op.outputs
                 else:
+                    # A layer in a row would take this number, which seeds its values.
                     self._mesh.graph.next_random_operation()
         return [self._pipes.joined(values) if values else None for values in drawn]
 
@@ -277,6 +283,7 @@ def tensors_in(value: object) -> Iterator[mtf.Tensor]:
 
 def alike(a: Any, b: Any, seen: Collection[int] = ()) -> bool:
     """Returns whether two layers, or attributes of them, are equal but for their names."""
+    # Objects that refer back to themselves are compared once.
     if a is b or id(a) in seen:
         return True
     if type(a) is not type(b):
@@ -299,6 +306,7 @@ def used(operations: Iterable[Operation]) -> set[mtf.Tensor]:
 
 def depending_on(sources: Iterable[mtf.Tensor], operations: Iterable[Operation]) -> set[mtf.Tensor]:
     """Returns the Tensors that operations compute from others, and these."""
+    # Operations are in the order in which they were made, so one pass finds all.
     found = set(sources)
     for op in operations:
         if any(x in found for x in op.inputs):
@@ -434,6 +442,7 @@ class PipelinedLayerStack(LayerStack):
         if context.mode not in _PIPELINED_MODES:
             return super().call(context, x)
         self._check_no_budget()
+        # Sublayers at both ends are no part of a stage: they get the whole batch.
         x = self._begin(context, x)
         x = _Call(self, context, x, self._pipes(context, x)).run()
         context.layer_index += self.num_layers
@@ -502,14 +511,17 @@ class _Call:
         # again for the real call.
         graph.roll_back(mark)
         weights, noise = self._stages.make_weights(), self._stages.make_noise()
+        # Later layers find these in the cache, as they would after layers in a row.
         for key, name in cached.items():
             context.cache[key] = weights[name]
 
         def stage_fn(x: mtf.Tensor, *given: mtf.Tensor) -> list[mtf.Tensor]:
+            # In the order in which they are given to `pipeline` below.
             rest = iter(given)
             found = {name: next(rest) for name in weights}
             sides = {**self._stand_ins, **{side: next(rest) for side in used}}
             self._stages.give(found, [None if n is None else next(rest) for n in noise])
+            # What has no rows of the batch is the same for all microbatches.
             inner = self._inner_context(lambda t: sides.get(t, t))
             y = self._apply(inner, x)
             return [y, *(self._of_stages(loss) for loss in inner.losses or [])]
@@ -548,6 +560,7 @@ class _Call:
                 self._stand_ins[t] = stages.zeros(self._pipes.within(t.shape), t.dtype)
             return self._stand_ins[t]
 
+        # Only shapes matter in this call, so that zeros do for all.
         x = stages.zeros(self._pipes.within(self._x.shape), self._x.dtype)
         inner = self._inner_context(stand_in)
         known = set(self._context.cache)
@@ -566,6 +579,7 @@ class _Call:
             depending_on([x, *variables], operations),
         )
         tensors = used(operations)
+        # A side that no layer uses need not go along with the microbatches.
         return shared, [side for side, t in self._stand_ins.items() if t in tensors]
 
     def _apply(self, inner: Context, x: mtf.Tensor) -> mtf.Tensor:
@@ -598,6 +612,7 @@ class _Call:
                 setattr(inner, name, _replaced(value, replace))
         within = [pipes.microbatch if d == pipes.batch else d for d in context.batch_dims]
         inner.batch_dims = [pipes.stages, *within]
+        # Lists of their own: what the first call appends must not remain in the Context.
         inner.layer_outputs = []
         inner.losses = None if context.losses is None else []
         # A copy of the Context whose layer_index raises an error: a layer that reads it would get

@@ -148,6 +148,7 @@ class LayerStack(TransformerLayer):
 
     def _finish(self, context: Context, x: mtf.Tensor) -> mtf.Tensor:
         x = self._with_sublayers("sublayers_final", context, x)
+        # While the stream still has the name of its own, so that each processor masks its part.
         x = sublayer_mask_padding(x, self, context)
         if self._sequence_parallel:
             x = to_length(x, context.length_dim.name)
@@ -169,6 +170,7 @@ class LayerStack(TransformerLayer):
         self, context: Context, layer: TransformerLayer, x: mtf.Tensor
     ) -> mtf.Tensor:
         context.current_layer = layer
+        # Before the sublayers, of which a norm is usually the first: the residual goes past it.
         context.current_layer_input = x
         y = self._with_sublayers("sublayers_per_layer", context, x)
         if y.shape != x.shape:
@@ -238,6 +240,7 @@ class _Shared:
 
     def replace(self, tensors: Sequence[mtf.Tensor]) -> None:
         """Replaces the added Tensors by outputs of the function."""
+        # In the order in which the function has returned them, as nothing was added since.
         mapping = dict(zip(self.found(), tensors))
 
         def replaced(values: Any) -> Any:
@@ -287,6 +290,7 @@ class ReversibleLayerStack(LayerStack):
         """
         self._check_no_budget()
         x = self._begin(context, x)
+        # Both streams begin as the input; a first step has no Tensors of a step before it.
         streams: Any = [x, None, x, None]
         for i, layer in enumerate(self._layers):
             with tf.variable_scope(layer.name or ""):
@@ -296,6 +300,7 @@ class ReversibleLayerStack(LayerStack):
                     recompute_grads=self._recomputes(context),
                 )
             if i < self.num_layers - 1:
+                # The swap has put what this layer changed into the second stream.
                 context.layer_outputs.append(streams[2])
             context.layer_index += 1
         return self._finish(context, streams[0] + streams[2])

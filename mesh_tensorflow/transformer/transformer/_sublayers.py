@@ -72,6 +72,8 @@ def sublayer_call_layer(
         if not has_residual_length(x):
             return layer.call(context, x)
         length_name = context.length_dim.name
+        # The layer gets all positions; what it returns may be a partial sum, which is
+        # reduce-scattered.
         return to_residual_length(layer.call(context, to_length(x, length_name)), length_name)
 
 
@@ -91,6 +93,7 @@ def sublayer_mask_padding(
     if not isinstance(nonpadding, mtf.Tensor):
         return x
     if has_residual_length(x):
+        # Under the other name, the product would have the length twice.
         nonpadding = to_residual_length(nonpadding, context.length_dim.name)
     return x * nonpadding
 
@@ -125,6 +128,7 @@ def _scaled_by_rms(
       channels: the number of channels in the mean, counted from the first; all if None.
     """
     model_dim = context.model.model_dim
+    # In a mixed precision, a mean over d_model in bfloat16 would lose most of its digits.
     wide = widened(x)
     with tf.variable_scope(name):
         scale = _scale(context, [model_dim] if scale_dims is None else scale_dims)

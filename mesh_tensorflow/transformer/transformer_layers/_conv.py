@@ -41,6 +41,7 @@ class Conv1D(TransformerLayer):
             return self.record_states_incremental_mode(context, x, filter_size)
         if context.mode == "first_part":
             self.record_states_first_part_mode(context, x, filter_size)
+        # Filters read their neighbors: padding is 0 for them, as what is beyond the ends.
         if context.inputs is not None:
             return x * mtf.cast(mtf.not_equal(context.inputs, 0), x.dtype)
         nonpadding = getattr(context, "nonpadding", None)  # a user's own context class may lack it
@@ -58,6 +59,7 @@ class Conv1D(TransformerLayer):
           length_dim_name: a string, the name of their dimension.
         """
         window = mtf.Dimension("conv_window", filter_size)
+        # The state has one input more than a step needs: the next step shifts the oldest out.
         before = mtf.range(x.mesh, window, dtype=tf.int32) - filter_size
         # Indices before the beginning are negative, for which gather returns zeros.
         positions = mtf.add(
@@ -109,6 +111,7 @@ class Conv1D(TransformerLayer):
           filter_dim: a Dimension.
           dtype: a dtype.
         """
+        # The oldest input falls out, and the place of the latest one becomes free.
         moved = mtf.shift(old_state, -1, filter_dim, wrap=False)
         there = mtf.one_hot(position, filter_dim, dtype=dtype)
         return mtf.cast(moved, dtype) * (1.0 - there) + mtf.einsum(
@@ -158,6 +161,7 @@ class Conv1DLayer(Conv1D):
         del losses
         x = self.inputs_of_conv(context, x, self.filter_size)
         channels = x.shape.dims[-1]
+        # In a step the window has just the inputs of one output.
         padding = "VALID" if context.mode == "incremental" else "SAME"
         y = layers.conv1d(
             mtf.rename_dimension(x, channels.name, "input_dim"),
@@ -246,6 +250,7 @@ class SeparableConv1DLayer(Conv1D):
             kernel_depth_weights=all_kernel_wts,
         )
         if context.mode == "incremental":
+            # Only the last position of the window has all of its filter's inputs in it.
             window = y.shape.dims[-2]
             y = mtf.gather(y, window.size - 1, window)
         return activated(self._activation, y)
@@ -371,6 +376,7 @@ class Conv1DLocalAttn(SeparableConv1DLayer):
         """Repeats the kernels that channels share, so that each channel has one."""
         *others, repeated = kernel.shape.dims
         copies = mtf.Dimension("copies_of_kernel", self._num_unique_depth_filters)
+        # Channel c has the kernel of the number c modulo how many there are.
         kernel = mtf.broadcast(kernel, mtf.Shape([*others, copies, repeated]))
         return mtf.reshape(kernel, mtf.Shape([*others, channels]))
 

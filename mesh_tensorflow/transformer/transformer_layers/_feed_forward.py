@@ -126,4 +126,5 @@ class ParallelLayer(TransformerLayer):
                 scope = tf.variable_scope(f"parallel_layer_{i}")
             with scope:
                 outputs.append(layer.call(context, x))
+        # The sum of n independent outputs of variance 1 has the variance n.
         return mtf.add_n(outputs) * (1.0 / math.sqrt(len(outputs)))

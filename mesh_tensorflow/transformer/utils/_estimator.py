@@ -154,6 +154,7 @@ def tpu_estimator_model_fn(
         tpu_summaries=tpu_summaries,
         hierarchical_tiling_spec=hierarchical_tiling_spec,
     )
+    # For its error: a batch that cannot be divided is told before any data are read.
     settings.batch_dims()
 
     def my_model_fn(

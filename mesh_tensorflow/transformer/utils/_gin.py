@@ -31,6 +31,7 @@ class _LaterKeras(SimpleNamespace):
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         """Returns the function that stands for an optimizer or a schedule."""
+        # Python asks for such names to learn what an object can do: having all would be wrong.
         if name.startswith("__"):
             raise AttributeError(name)
 
@@ -61,6 +62,7 @@ def _import_gin_tf() -> None:
     try:
         importlib.import_module("gin.tf.external_configurables")
     finally:
+        # Gin keeps the functions that stand for Keras; all others get Keras itself again.
         tf2.keras = keras
         if lacking:
             estimator.uninstall()

@@ -327,6 +327,7 @@ def run_on_mesh(
     devices = processor_devices(
         settings.mesh_impl, settings.mesh_shape, settings.mesh_devices, settings.config
     )
+    # What runs a program on a mesh passes tensors on only, so the Lowering leaves it by this list.
     lowerings = []
 
     def program() -> tuple[dict[str, tf.Tensor], list[tf.Operation], dict[str, tf.Tensor]]:

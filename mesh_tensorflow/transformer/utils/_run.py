@@ -80,6 +80,7 @@ class RunArguments:
         _check_kinds(self)
         if isinstance(self.sequence_length, int):
             both = {"inputs": self.sequence_length, "targets": self.sequence_length}
+            # Plain assignment raises an error, as the dataclass is frozen.
             object.__setattr__(self, "sequence_length", both)
 
 

@@ -69,7 +69,9 @@ class IncrementalModel:
             "batch_dims": batch_dims,
             "length_dim": length_dim,
             "variable_dtype": variable_dtype,
+            # The encoder's padding has id 0, so decoder positions with id 1 do not attend to it.
             "sequence_id": None if encoded.encoder_sequence_id is None else 1,
+            # One list for all calls: the first one records into it, and the steps read it.
             "constant_states": [],
             "write_priority": self._write_priority,
             **encoded.arguments(),
@@ -93,6 +95,7 @@ class IncrementalModel:
         """Returns the states before the first step; zeros unless there are given ids."""
         if given:
             return self.states
+        # Then nothing needs what the first call computes of the ids, and TensorFlow leaves it out.
         return [mtf.zeros(x.mesh, x.shape, x.dtype) for x in self.states]
 
     def _context(self, **kwargs: Any) -> Context:
@@ -242,6 +245,7 @@ class _Sampler:
     def goes_on(self, step: mtf.Tensor, done: mtf.Tensor, *_: mtf.Tensor) -> mtf.Tensor:
         """Returns whether to take another step, a boolean scalar."""
         more = mtf.less(step, self.limit)
+        # Then no row is ever done, and no processor has to be asked.
         if self.never_end and self.given is None:
             return more
         return mtf.logical_and(more, mtf.reduce_any(mtf.logical_not(done), output_shape=[]))
@@ -263,6 +267,7 @@ class _Sampler:
         last = _choose(logits, self.vocab_dim, self.temperature, self.keep_top_k)
         if last.shape != done.shape:
             last = mtf.broadcast(last, done.shape)
+        # Rows are 0 there so far; after their end the one-hot is 0, and changes nothing.
         ids += last * mtf.one_hot(position, self.length_dim, dtype=tf.int32)
         if not self.never_end:
             done = mtf.logical_or(done, mtf.equal(last, self.stop_at_token))
@@ -356,12 +361,14 @@ def beam_search(
         )
     *rows, beam_dim, length_dim = inputs.shape.dims
     mesh = inputs.mesh
+    # No ids are given: the first call makes variables, and tells the shapes of states.
     start = mtf.zeros(mesh, mtf.Shape([*rows, beam_dim]), tf.int32)
     incremental = IncrementalModel(model, inputs, start, variable_dtype, encoded, bos_id)
 
     def logits_fn(
         step: mtf.Tensor, ids: mtf.Tensor, states: Sequence[mtf.Tensor]
     ) -> tuple[mtf.Tensor, list[mtf.Tensor]]:
+        # Before the first step the index is -1, for which gather returns 0.
         last = mtf.gather(ids, step - 1, length_dim)
         if bos_id:
             last += mtf.to_int32(mtf.equal(step, 0)) * bos_id

@@ -158,6 +158,7 @@ class _Choice:
         if self.keep_top_k != -1 and self.keep_top_k < self.vocab_dim.size:
             top_dim = mtf.Dimension("_top_k_", self.keep_top_k)
             top, _ = mtf.top_k(logits, self.vocab_dim, top_dim)
+            # A threshold keeps all ids of the vocabulary, so that two models can be compared.
             lowest = mtf.reduce_min(top, reduced_dim=top_dim)
             hidden = mtf.cast(mtf.less(logits, lowest), logits.dtype)
             logits += hidden * MASKED_LOGIT
@@ -165,6 +166,7 @@ class _Choice:
 
     def draw(self, scaled: mtf.Tensor) -> mtf.Tensor:
         """Returns the int32 ids drawn from scaled logits."""
+        # Logits are divided already, but 0 still stands for the largest one.
         temperature = 1.0 if self.temperature else 0.0
         return mtf.sample_with_temperature(scaled, self.vocab_dim, temperature)
 
@@ -214,6 +216,7 @@ class _Speculation:
         count = len(self.model.states)
         proposed, odds, draft_states = self._propose(position, last, states[count:])
         offsets = mtf.range(ids.mesh, self.several, tf.int32)
+        # Position i is fed the id before it, so there is one output more than there are proposals.
         fed = mtf.stack([last, *proposed], SPECULATED, axis=len(last.shape))
         positions = mtf.add(position, offsets, output_shape=fed.shape)
         logits, model_states = self.model.step(positions, fed, states[:count])
@@ -224,6 +227,7 @@ class _Speculation:
         ends = None
         if self.end is not None:
             stops = mtf.equal(new, self.end)
+            # An end stays, and what was accepted after it does not.
             before = mtf.cumsum(mtf.to_int32(stops), self.several, exclusive=True)
             valid = mtf.logical_and(valid, mtf.equal(before, 0))
             ends = mtf.logical_and(valid, stops)
@@ -236,12 +240,15 @@ class _Speculation:
         places = mtf.one_hot(positions, self.length_dim, dtype=tf.int32)
         ids += mtf.einsum([new * taken, places], output_shape=ids.shape)
         latest = mtf.gather(new, mtf.maximum(number - 1, 0), self.several)
+        # A row that is done adds nothing, and keeps its last id.
         last = mtf.where(mtf.greater(number, 0), latest, last)
         added += number
         done = mtf.logical_or(done, mtf.greater_equal(added, self.limit))
         done = mtf.logical_or(done, mtf.greater_equal(position + number, self.length_dim.size))
         if ends is not None:
             done = mtf.logical_or(done, mtf.reduce_any(ends, reduced_dim=self.several))
+        # States of refused ids remain: no query sees positions after its own, and the next step
+        # overwrites them, as it begins right after the accepted ones.
         return [added, done, last, ids, *model_states, *draft_states]
 
     def _call_draft(
@@ -289,6 +296,7 @@ class _Speculation:
         # The distribution max(p - q, 0), up to its sum: so that accepted and drawn ids together
         # have the distribution p (Leviathan et al., 2023, algorithm 1).
         rest = mtf.relu(mtf.gather(p - q, accepted, self.several))
+        # The logarithm of 0 is -inf, which is never drawn; samples need no normalized distribution.
         own = mtf.sample_with_temperature(mtf.log(rest), self.vocab_dim, 1.0)
         offsets = mtf.range(ids.mesh, self.several, tf.int32)
         earlier = mtf.less(offsets, accepted, output_shape=ids.shape)

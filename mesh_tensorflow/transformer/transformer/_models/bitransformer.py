@@ -173,6 +173,7 @@ class Bitransformer:
           loss is a scalar Tensor, or None if no loss is computed.
         """
         if encoder_sequence_id is None:
+            # One example for each row: 1 at ids, 0 at padding.
             encoder_sequence_id = mtf.minimum(inputs, 1)
         if decoder_sequence_id is None:
             decoder_sequence_id = mtf.minimum(targets, 1)

@@ -99,6 +99,7 @@ class StudentTeacher:
         with tf.variable_scope("teacher"):
             teacher_logits, _ = self.teacher.call_simple(inputs, targets, compute_loss, **kargs)
         graph = inputs.mesh.graph
+        # The programs of users may have opened a scope around the model.
         prefix = f"{tf.get_variable_scope().name}/teacher/".lstrip("/")
         graph.make_variables_untrainable(
             [v for v in graph.trainable_variables if v.name.startswith(prefix)]

@@ -233,6 +233,8 @@ class Unitransformer:
             raise ValueError(f"{self.name}: compute_loss needs targets, got None")
         *batch_dims, length_dim = inputs.shape.dims
         length_range = mtf.range(inputs.mesh, length_dim, dtype=tf.int32)
+        # Without positional embeddings only differences of positions count, and within an example
+        # these are the same.
         position_is_default = position is None or self.max_length_dim is None
         priority = visibility_priority(self, length_range, inputs, targets)
         losses: Optional[list] = [] if compute_loss else None

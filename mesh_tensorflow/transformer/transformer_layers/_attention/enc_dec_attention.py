@@ -52,6 +52,7 @@ def _sentinels_so_far(context: Context, is_sentinel: mtf.Tensor) -> mtf.Tensor:
         return mtf.to_int32(count)
     count = mtf.to_int32(is_sentinel)
     if context.mode == "first_part":
+        # The state counts what comes before decoding: a step adds its own position.
         before = count
         if context.initial_position is not None:
             positions = mtf.range(context.mesh, context.length_dim, tf.int32)
@@ -98,6 +99,8 @@ def relative_position_spans(context: Context, num_sentinels: int = gin.REQUIRED)
         there = _numbered(there, context.encoder_sequence_id, length)
         here = _numbered(here, context.sequence_id, length)
     shape = mtf.Shape([*here.shape, memory])
+    # Counts of the encoder never fall within an example, so the number of smaller ones is the index
+    # of the sentinel that the query has reached.
     place = mtf.reduce_sum(
         mtf.to_int32(mtf.less(there, here, output_shape=shape)), reduced_dim=memory
     )
@@ -228,6 +231,7 @@ def enc_dec_attention(
     )
     seen = _exchanging(layer, context, params.query_heads_dims[0])
     if seen is not context:
+        # Only after they are kept, as steps of decoding exchange nothing.
         k, v = (_all_to_all.by_heads(x, memory_length.name) for x in (k, v))
         memory_length = mtf.Dimension(_all_to_all.memory_name(seen), memory_length.size)
     o = attention_fn(
@@ -412,6 +416,7 @@ class TransparentEncDecAttention(EncDecAttention):
                 f"{self.layers_per_encoder_module} plus 1; set these to what the encoder is"
             )
         length_name = context.length_dim.name
+        # Every layers_per_encoder_module-th output, from the input on, is that of a module.
         modules = [to_length(x, length_name) for x in found[:: self.layers_per_encoder_module]]
         return [
             layers.rename_length_to_memory_length(x, length_name)

@@ -105,6 +105,7 @@ class LocalSelfAttention(SelfAttention):
             context.sequence_id if context.subsequence_id is None else context.subsequence_id
         )
         priorities = {}
+        # Otherwise the window is one-sided, which hides later positions already.
         if not model.fully_autoregressive:
             priorities["write_priority"] = context.write_priority
             priorities["read_priority"] = context.read_priority
@@ -144,6 +145,8 @@ class LocalSelfAttention(SelfAttention):
         if begin is None:
             begin = mtf.zeros(context.mesh, mtf.Shape([]), dtype=tf.int32)
         last = begin - 1
+        # The latest position p up to the last one with p mod window = slot; it is negative for
+        # slots that are empty yet, which `_attend_to_window` hides.
         position = last - mtf.mod(last - slot, window.size)
         return mtf.gather(
             x,
@@ -157,6 +160,7 @@ class LocalSelfAttention(SelfAttention):
     ) -> mtf.Tensor:
         window = self._state_dim(context)
         here = mtf.mod(context.position, window.size)
+        # This overwrites the position of one window ago, which is just out of reach.
         kv = _states.updated_states(context, new, window, position=here)
         slot = mtf.range(context.mesh, window, tf.int32)
         # The latest position up to the current one that has this slot in the ring buffer.

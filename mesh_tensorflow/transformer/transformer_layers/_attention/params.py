@@ -104,6 +104,7 @@ def shared_bias_values(
       cache_key: a key under which layers share the variable in `context.cache`; None if it is not
         shared.
     """
+    # The variable has the scope of the first layer that asks for it; later ones find it here.
     if cache_key is not None and cache_key in context.cache:
         return context.cache[cache_key]
     values = mtf.get_variable(
@@ -157,8 +158,11 @@ def params_arguments(
     if not num_memory_heads:
         query = memory = [mtf.Dimension("heads", num_heads)]
     elif num_memory_heads == 1:
+        # One head for all queries (Shazeer, "Fast transformer decoding", 2019).
         query, memory = [mtf.Dimension("heads", num_heads)], []
     else:
+        # Queries of one memory head are a dimension of their own, which keys and values lack, so
+        # nothing has to be repeated (Ainslie et al., "GQA", 2023).
         memory = [mtf.Dimension("heads", num_memory_heads)]
         query = [*memory, mtf.Dimension("query_heads", num_heads // num_memory_heads)]
     model_dim = context.model.model_dim

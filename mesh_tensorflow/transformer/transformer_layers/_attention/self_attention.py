@@ -40,6 +40,8 @@ def _conditions(
     layer: SelfAttention, context: Context, memory_position: mtf.Tensor
 ) -> list[tuple[str, Any, mtf.Tensor]]:
     """Returns what has to be true of ids of queries and of the memory where attention is seen."""
+    # Each compares a tensor of queries with one of the memory, so that blocks and rings can compare
+    # their parts, and need no mask of all pairs.
     found: list[tuple[str, Any, mtf.Tensor]] = []
     here = query_position(context)
     smallest, largest = layer.min_relative_position(context), layer.max_relative_position(context)
@@ -79,6 +81,7 @@ def _hidden(
     if visible is None:
         return None
     hidden = attention.visibility_mask_to_attention_bias(visible, context.activation_dtype)
+    # Prompts are seen by all queries. What the mask was made of has no prompts, so it is left out.
     if num_prompts:
         return mtf.pad(hidden, [num_prompts, 0], layer.memory_length(context).name)
     return masks.made_of(hidden, ids)
@@ -115,6 +118,7 @@ def _distances(
             "relative_attention_bias",
             heads_dims,
             buckets_dim,
+            # Layers with another window or other heads have another bias.
             ("self_attention_bias", *bounds, tuple(heads_dims)) if kind == "bias_shared" else None,
         )
     both = not context.model.fully_autoregressive
@@ -162,6 +166,7 @@ def self_attention_bias(
     rest = None if by_distance else near
     if hidden is None:
         return masks.made_of(near, (), rest, distances) if by_distance else near
+    # In the order of the logits, so that the sum with them needs no transposition.
     order = [*x.shape.dims[:-1], *heads_dims, memory_length]
     known = [d for d in order if d in near.shape or d in hidden.shape]
     others = [d for d in near.shape.dims + hidden.shape.dims if d not in known]
@@ -296,6 +301,7 @@ class SelfAttention(transformer.TransformerLayer):
           A Tensor of the shape of `x`.
         """
         params = self.make_params(context)
+        # Queries come first: if experts compute them, they may make the keys at the same time.
         q, seen = params.compute_q(x), context
         if self._by_heads(context):
             _all_to_all.check_layout(type(self).__name__, context, params.query_heads_dims[0])
@@ -401,6 +407,7 @@ class SelfAttention(transformer.TransformerLayer):
         incremental = context.mode == "incremental"
         by_heads = self._by_heads(context)
         plain = incremental or by_heads
+        # A step has no length to rename, and `by_heads` gives it another name.
         m = x if plain else self.rename_length_to_memory_length(x, context)
         if params.shared_kv:
             # One state for both: with shared keys and values, decoding keeps half as much.
@@ -437,6 +444,7 @@ class SelfAttention(transformer.TransformerLayer):
         bias: Optional[mtf.Tensor],
     ) -> mtf.Tensor:
         kwargs = self.attention_kwargs_from_context(context)
+        # Other functions of attention do not have this argument.
         if self.z_loss_coeff is not None:
             kwargs["z_loss_coeff"] = self.z_loss_coeff
         return self.attention_fn(

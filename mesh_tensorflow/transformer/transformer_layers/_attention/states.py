@@ -58,6 +58,7 @@ class WriteAtOperation(mtf.Operation):
         self._outputs = [mtf.Tensor(self, state.shape, state.dtype)]
 
     def _unsplittable(self) -> list[str]:
+        # Each processor writes what is in its part of the state, so it needs all of the new values.
         return [d.name for d in self._several]
 
     def gradient(self, grad_ys: Sequence[Optional[mtf.Tensor]]) -> Sequence[Optional[mtf.Tensor]]:
@@ -66,6 +67,7 @@ class WriteAtOperation(mtf.Operation):
         if dy is None:
             return [None, None, None]
         state, new, position = self.inputs
+        # Where a position is out of range the one-hot is 0, as nothing is written there.
         here = mtf.one_hot(position, self._dim, dtype=state.dtype)
         written = mtf.reduce_sum(here, output_shape=here.shape - self._several)
         dstate = mtf.multiply(dy, 1.0 - written, output_shape=state.shape)
@@ -85,6 +87,7 @@ class WriteAtOperation(mtf.Operation):
         to_order = [new.shape.dims.index(d) for d in order[:at] + self._several + order[at:]]
         turn = [position.shape.dims.index(d) for d in front + self._several if d in position.shape]
         aligned = [n if d in position.shape else 1 for n, d in zip(sizes, front)]
+        # The first entry of each row, once the state is flattened to [rows * length, rest].
         begins = np.repeat(np.arange(0, rows * length, length), count)
 
         def row_numbers(position: tf.Tensor) -> tf.Tensor:
@@ -103,6 +106,7 @@ class WriteAtOperation(mtf.Operation):
             state: tf.Tensor, new: tf.Tensor, position: tf.Tensor, *coordinate: tf.Tensor
         ) -> tf.Tensor:
             for part in coordinate:
+                # Relative to the slice of this processor.
                 position = position - tf.cast(part, position.dtype) * length
             # What another processor has to write is written nowhere here: the index is clipped, and
             # `there` is false.
@@ -113,6 +117,7 @@ class WriteAtOperation(mtf.Operation):
             if to_order != sorted(to_order):
                 new = tf.transpose(new, to_order)
             new = tf.reshape(new, [rows * count, -1])
+            # Several positions may be clipped to one entry, of which at most one is `there`.
             written = set_entries(flat, index, new, there, distinct=not self._several)
             return tf.reshape(written, sizes)
 
@@ -202,11 +207,13 @@ def constant_states(
     Returns:
       A tuple of the Tensors, and the Dimension of the memory's positions.
     """
+    # Before anything else is called: its operations would be in the loop, and run in each step.
     if context.mode == "incremental":
         return context.get_constant_state()
     encoded = memory(context)
     states, memory_length = make(encoded), memory_length_of(encoded)
     if context.mode == "first_part":
+        # Only what is kept is transposed, as it is read in each step.
         kept = states if keep is None else [keep(state, memory_length) for state in states]
         context.record_constant_state((*kept, memory_length))
     return (*states, memory_length)

@@ -164,6 +164,7 @@ class TalkingHeadsSelfAttention(SelfAttention):
           x: a Tensor with dimensions [batch..., length, d_model].
         """
         dims = [*self.key_heads_dims, self.key_dim]
+        # A product sums key_dim terms: queries of variance 1 / key_dim give logits of variance 1.
         return projection(context, x, dims, x.shape.dims[-1:], "q", scale=1.0 / self.key_dim.size)
 
     def compute_k(self, context: Context, x: mtf.Tensor) -> mtf.Tensor:
@@ -226,6 +227,7 @@ class TalkingHeadsSelfAttention(SelfAttention):
             context.record_new_states(states)
         k, v = states[:2]
         m = states[2] if self._keeps_memory else m
+        # It is added after the projection of logits, which have the heads of the softmax then.
         bias = self.compute_bias(
             context, self._memory_position(context), x, self.softmax_heads_dims, q
         )
@@ -315,6 +317,7 @@ class TalkingHeadsSelfAttention(SelfAttention):
         new = [d for d in output_heads_dims if d not in shared]
         if not reduced and not new:
             return inp
+        # Heads that are in both lists are not mixed: each has a matrix of its own, as an expert.
         y = projection(context, inp, new, reduced, name, expert_dims=shared)
         fan_in = mtf.list_product(d.size for d in reduced)
         for i, source in enumerate(dynamic_projections_from or []):
@@ -324,6 +327,7 @@ class TalkingHeadsSelfAttention(SelfAttention):
                 [*shared, *reduced, *new],
                 source.shape.dims[-1:],
                 f"{name}/{name}_dynamic_{i}",
+                # The product sums over all reduced heads, which the initializer does not know of.
                 scale=self.dynamic_projections_init_scale / fan_in,
             )
             y = y + layers.us_einsum([inp, weights], output_shape=y.shape)
@@ -403,6 +407,7 @@ class GeneralBilinearSelfAttention(SelfAttention):
           x: a Tensor with dimensions [batch..., length, d_model].
         """
         channels = x.shape.dims[-1]
+        # As in talking heads: the product sums over all channels of the model.
         return projection(
             context, x, [*self.heads_dims, channels], [channels], "q", scale=1.0 / channels.size
         )

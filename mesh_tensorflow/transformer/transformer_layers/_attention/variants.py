@@ -48,6 +48,7 @@ class BranchedSelfAttention(SelfAttention):
         Raises:
           ValueError: `num_memory_heads` is given.
         """
+        # Each head's output is a branch: heads are not summed over, nor joined with channels.
         super().__init__(**{**kwargs, "combine_dims": False, "keep_query_heads_dims": True})
         if self.num_memory_heads:
             raise ValueError(
@@ -220,6 +221,7 @@ class ExpertsSelfAttention(SelfAttention):
         if context.mode == "incremental":
             [keys] = _states.updated_states(context, [keys], memory_length)
         else:
+            # Only after the experts, which find padding by the length's own name.
             keys = self.rename_length_to_memory_length(keys, context)
             if context.mode == "first_part":
                 context.record_new_states([keys])
@@ -238,6 +240,8 @@ class ExpertsSelfAttention(SelfAttention):
             return super()._attend(context, q, k, v, memory_length, bias)
         kwargs = self.attention_kwargs_from_context(context)
         if bias is None:
+            # Keys lack the memory's length here: the bias gives it to the logits. The weights of a
+            # query sum to 1 over it, so each gets its own value.
             bias = mtf.zeros(context.mesh, mtf.Shape([memory_length]), dtype=q.dtype)
         return _dot_product.attend(
             q,
@@ -338,6 +342,7 @@ class Synthesizer(SelfAttention):
             num_heads=num_heads,
             num_memory_heads=num_memory_heads,
             key_value_size=key_value_size,
+            # Keys serve the products alone: without these, there is one weight, for values.
             shared_kv=shared_kv or not products,
             dropout_rate=dropout_rate,
             attention_kwargs=attention_kwargs,

@@ -265,6 +265,7 @@ def serialize_num_microbatches(
     sequences = batch_dim.size // replicas
     at_once = max(1, tokens_per_microbatch_per_replica // longest(sequence_length))
     number = math.ceil(sequences / at_once)
+    # It ends with one sequence in each microbatch at the latest.
     while sequences % number:
         number += 1
     return number

@@ -112,6 +112,7 @@ def in_vocabulary(dataset: tf.data.Dataset, vocab_sizes: Mapping[str, int]) -> t
             if key in example
         ]
         with tf.control_dependencies(checks):
+            # Only what is made here waits for the checks: hence the identities.
             return {k: tf.identity(v) for k, v in example.items()}
 
     return dataset.map(checked)
@@ -136,6 +137,7 @@ def combined_input_fn(
         for make in dataset_fns:
             ds = make().map(model_features)
             combined = ds if combined is None else combined.concatenate(ds)
+        # The last batch is filled up and not dropped: each example has to have an output.
         combined = combined.batch(batch_size, drop_remainder=False)
         combined = transformer_dataset.trim_and_pad_dataset(combined, length=batch_size)
         return combined.prefetch(tf.data.AUTOTUNE)

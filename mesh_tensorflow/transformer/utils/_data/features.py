@@ -167,6 +167,7 @@ def _part(features: Mapping[str, mtf.Tensor], key: str) -> _Segment:
     ids = mtf.rename_dimension(ids, length.name, own.name)
     token = _is_token(ids)
     given = features.get(f"{key}_segmentation")
+    # Without packing all tokens are of example 1, and padding of none.
     segment = token if given is None else mtf.rename_dimension(given, length.name, own.name)
     return _Segment(ids, token, segment, own)
 
@@ -192,6 +193,7 @@ def _joined(
     """Returns the values of both parts, each at its position in the joined sequence."""
     joined = []
     for part, value, place in zip(parts, values, places):
+        # A product with a one-hot, which any layout can split, unlike a scatter; padding adds 0.
         at = mtf.one_hot(place, length, dtype=tf.int32)
         shape = mtf.Shape(part.ids.shape.dims[:-1] + [length])
         joined.append(mtf.einsum([value * part.token, at], output_shape=shape))
@@ -225,6 +227,7 @@ def dynamic_text2self(mtf_features: Mapping[str, mtf.Tensor]) -> dict[str, mtf.T
     ]
     result = {"targets": _joined(parts, [part.ids for part in parts], places, length)}
     if {"inputs_segmentation", "targets_segmentation"} <= set(mtf_features):
+        # An example begins after all tokens of earlier ones, inputs and targets.
         starts = [_count(inputs, p, mtf.less) + _count(targets, p, mtf.less) for p in parts]
         result["targets_segmentation"] = _joined(
             parts, [part.segment for part in parts], places, length

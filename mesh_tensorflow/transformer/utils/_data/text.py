@@ -89,8 +89,11 @@ def get_inputs_from_file(
       ValueError: lines are empty, or a line is not valid UTF-8; the message names file and lines.
     """
     with tf.io.gfile.GFile(input_filename, "rb") as f:
+        # Not splitlines, which also splits at characters such as U+2028, nor text mode, whose
+        # errors name no line.
         raw = f.read().split(b"\n")
     lines = []
+    # The end of the last line begins no other line.
     for number, line in enumerate(raw[:-1] if not raw[-1] else raw, 1):
         try:
             lines.append(line.decode("utf-8").rstrip())
@@ -142,6 +145,7 @@ def write_lines_to_file(lines: Iterable[Any], filename: str) -> None:
     """
     text = "".join(f"{as_text(line)}\n" for line in lines)
     if not text:
+        # An older file would look like a result of this run.
         if tf.io.gfile.exists(filename):
             tf.io.gfile.remove(filename)
         return
@@ -224,6 +228,7 @@ def encoded_inputs(
     for number, (line, prefix) in enumerate(zip(inputs, prefixes), 1):
         before = _encode(vocabulary, prefix, number, sources[1]) if prefix else []
         ids = _encode(vocabulary, line, number, sources[0])
+        # Negative ids are read and not predicted, so they have no score.
         rows.append([-i for i in before] + ids + end)
     return _rows(rows, batch_size, length, sources[0])
 

@@ -77,6 +77,7 @@ def finishing_together() -> Iterator[None]:
         yield
     finally:
         _unfinished.reset(token)
+    # Not within `finally`: after an error, parts remain for a run that resumes.
     _remove(directories)
 
 
@@ -87,6 +88,7 @@ def _remove(directories: Sequence[str]) -> None:
     """
     finished = [directory + _FINISHED for directory in directories]
     for directory, new in zip(directories, finished):
+        # A run that was killed below has renamed it already.
         if not tf.io.gfile.isdir(new):
             tf.io.gfile.rename(directory, new)
     for directory in finished:
@@ -201,6 +203,7 @@ def write_resumably(
     if not finished:
         lines = _compute_missing(directory, inputs, batch_size, outputs_from)
         text = "".join(f"{line}\n" for line in lines)
+        # Beside the parts, so that what a killed run leaves of it is removed with them.
         write_text(text, filename, os.path.join(directory, "whole.tmp"))
     together = _unfinished.get()
     if together is None:
@@ -315,6 +318,7 @@ def decode_from_file(
     path = _latest(estimator, checkpoint_path)
 
     def outputs_from(start: int) -> Iterator[str]:
+        # Finished parts are of whole batches, so the rest is too, and no input is dropped.
         input_fn = arrays_input_fn({"inputs": ids[start:]}, batch_size)
         # The rest are the lines that fill the last batch.
         outputs = decode(estimator, input_fn, vocabulary, checkpoint_path=path)

@@ -67,6 +67,7 @@ def negative_log_prob(logits: mtf.Tensor, targets: mtf.Tensor) -> mtf.Tensor:
     """
     vocab = logits.shape.dims[-1]
     logits = mtf.cast(logits, tf.float32)
+    # Given ids are negative; they have no weight, so that any label will do.
     labels = mtf.one_hot(mtf.maximum(targets, 0), vocab, dtype=tf.float32)
     return layers.softmax_cross_entropy_with_logits(logits, labels, vocab)
 
@@ -238,6 +239,7 @@ def prediction_spec(settings: Settings, features: Mapping[str, tf.Tensor]) -> An
         predictions["outputs"] = clean_decodes(predictions["outputs"])
     exported: Optional[dict[str, Any]] = None
     if ROWS in features:
+        # The batch of an exported model has a fixed size: rows that fill it up are left out.
         there = {name: x[: features[ROWS]] for name, x in predictions.items()}
         predictions = _texts(settings, there)
         exported = {"serving_default": estimator.export.PredictOutput(predictions)}

@@ -253,6 +253,7 @@ def _scored(
 ) -> Iterator[dict[str, Any]]:
     """Yields scores with their targets, without padding examples."""
     results = estimator.predict(input_fn, checkpoint_path=path)
+    # Examples that only fill up the last batch have no targets.
     return itertools.islice((r for r in results if np.any(r["targets"])), num_examples)
 
 
@@ -315,6 +316,7 @@ def score_with_estimator_lazy(
         results = _scored(estimator, input_fn, path, num_examples)
         for shard in itertools.count():
             some = list(itertools.islice(results, num_examples_per_shard))
+            # After a full shard the next one may be empty.
             if some:
                 score_postprocess_fn(some, vocabulary, shard_idx=shard)
             if len(some) < num_examples_per_shard:

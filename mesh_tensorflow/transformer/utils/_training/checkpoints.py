@@ -172,6 +172,7 @@ def _chosen(steps: Iterable[int], model_dir: str, find_closest: bool) -> list[st
     if not saved:
         raise ValueError(f"get_checkpoint_iterator: No checkpoint files found in {model_dir}")
     if find_closest:
+        # Of two at the same distance, the earlier one.
         found = {min(saved, key=lambda s: (abs(s - step), s)) for step in steps}
         for step in sorted(set(steps) - found):
             tf.logging.info("No checkpoint at step %d: using the nearest one.", step)
@@ -268,6 +269,7 @@ def _layers_by_stack(names: Iterable[str]) -> dict[str, list[str]]:
     for name in names:
         parts = _layer_of(name)
         if parts is not None:
+            # By numbers: as text, layer_1000 would come before layer_999.
             numbers = tuple(map(int, re.findall(r"\d+", parts[1])))
             found.setdefault(parts[0], set()).add((numbers, parts[1]))
     return {stack: [scope for _, scope in sorted(layers)] for stack, layers in found.items()}

@@ -56,6 +56,7 @@ def _accumulated(
             trainable=False,
             initializer=tf.constant_initializer(start),
             use_resource=True,
+            # No checkpoint has it, and each evaluation begins with its initial value.
             collections=[tf.GraphKeys.LOCAL_VARIABLES, tf.GraphKeys.METRIC_VARIABLES],
         )
         values = tf.cast(values, tf.float32)
@@ -110,6 +111,7 @@ def token_metrics(tensors: Mapping[str, tf.Tensor]) -> dict[str, Metric]:
     right = tf.cast(tf.equal(tensors["predicted"], tensors["targets"]), tf.float32)
     wrong = tf.reduce_sum((1.0 - right) * weights, axis=-1)
     lengths = tf.reduce_sum(weights, axis=-1)
+    # Rows that only fill up the last batch have no targets, and are not counted.
     there = tf.cast(tf.greater(lengths, 0), tf.float32)
     return {
         "token_accuracy": tf.metrics.mean(right, weights),
@@ -179,6 +181,7 @@ def _evaluate_outputs(
     """Calls the metric functions of each task with its part of the outputs."""
     with tf.Graph().as_default():  # FileWriter does not work in eager mode
         writer = tf.summary.FileWriterCache.get(directory)
+    # Outputs of all data sets are in a row, as one input function has read them.
     rest = iter(outputs)
     for task in tasks:
         own = list(itertools.islice(rest, len(task.examples)))

@@ -125,6 +125,7 @@ def _forward(
     """Imports features; joins those of a delimited language model to one sequence."""
     dims = settings.batch_dims(training=True)
     if mode != estimator.ModeKeys.TRAIN:
+        # Elsewhere all members of an ensemble get the same inputs.
         dims = dims._replace(ensemble=None)
     mtf_features = import_features(mesh, features, dims.dims, settings.sequence_length)
     if settings.model_type == "delimited_lm":
@@ -165,6 +166,7 @@ def _training_program(
     if number > 1:
         tf.logging.info("Training in %d microbatches.", number)
         grads, outputs = mtf.serialize_training_step(mtf_features, losses, batch_dim, number)
+        # Gradients are of all trainable variables; the filter selects some of them.
         by_name = dict(zip([v.name for v in mesh.graph.trainable_variables], grads))
         variables = trained_variables(mesh.graph, settings.variable_filter)
         grads = [by_name[v.name] for v in variables]
@@ -235,6 +237,7 @@ def _saver_hook(settings: Settings, results: Results) -> SaverHook:
         keep_checkpoint_every_n_hours=_CHECKPOINT_HOURS,
         save_relative_paths=True,
     )
+    # From here a session takes its saver, and otherwise makes another one.
     tf.add_to_collection(tf.GraphKeys.SAVERS, saver)
     return SaverHook(
         settings.model_dir,
@@ -385,6 +388,7 @@ class _InputCheckpoints(tf.train.SessionRunHook):
             session,
             os.path.join(self._model_dir, _INPUT_NAME),
             global_step=step,
+            # The file `checkpoint` has to go on naming the model's.
             latest_filename=_INPUT_STATE,
         )
 
@@ -456,6 +460,7 @@ def train_model(
             train_dataset_fn, "train_dataset_fn", sequence_length, vocabulary, dataset_split
         )
         dataset = in_vocabulary(dataset.map(model_features), _vocab_sizes(vocabulary))
+        # Repeated first, or examples at the end that fill no batch would never be seen.
         dataset = dataset.repeat().batch(rows, drop_remainder=True)
         if skip_seen_data:
             seen = _seen_batches(estimator.model_dir, seen_data_init_step)
