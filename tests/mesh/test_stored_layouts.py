@@ -492,6 +492,41 @@ def test_mesh_dimensions_of_such_names():
         assert shape == [4, 4]
 
 
+@pytest.mark.parametrize("devices", [["cpu:0"] * 2, ["cpu:0", "cpu:1"]])
+@pytest.mark.parametrize(
+    "stored", [{}, {"zero": 3, "zero_axis": "rows"}, {"variable_layout": "d:rows"}]
+)
+def test_a_loop_assigns(stored, devices):
+    """To one of several variables of a shape, which are stacked and stored in parts elsewhere."""
+    with tf.Graph().as_default():
+        graph = mtf.Graph()
+        mesh = mtf.Mesh(graph, "mesh")
+        ones = tf.ones_initializer()
+        kept, factor = (
+            mtf.get_variable(mesh, name, "d:4", initializer=ones, trainable=name == "w")
+            for name in ("kept", "w")
+        )
+
+        def body(i, x):
+            mtf.assign(kept.operation, kept + x)
+            return [i + 1, x * 2.0]
+
+        start = [mtf.constant(mesh, 0, dtype=tf.int32), mtf.ones(mesh, "a:4,d:4") * factor]
+        start[1] = mtf.reduce_max(start[1], output_shape=factor.shape)
+        x = mtf.while_loop(lambda i, x: mtf.less(i, 3), body, start)[1]
+        impl = mtf.placement_mesh_impl.PlacementMeshImpl("rows:2", "a:rows", devices, **stored)
+        lowering = mtf.Lowering(graph, {mesh: impl})
+        result = lowering.export_to_tf_tensor(x)
+        with tf.Session(config=tf.ConfigProto(device_count={"CPU": 2})) as session:
+            session.run(tf.global_variables_initializer())
+            session.run(lowering.copy_masters_to_slices())
+            found, _ = session.run([result, lowering.effects])
+            session.run(lowering.copy_slices_to_masters())
+            value = session.run(kept.operation.masters[0])
+    np.testing.assert_array_equal(found, [8.0] * 4)
+    np.testing.assert_array_equal(value, [5.0] * 4)  # each iteration reads what there was before
+
+
 @pytest.mark.parametrize("zero", [1, 2, 3])
 def test_waits_for_a_weight(zero):
     """Also for one that nothing else reads."""

@@ -231,10 +231,18 @@ def test_signals_wait_for_the_end_of_what_is_done_as_a_whole():
             signal.raise_signal(signal.SIGUSR1)  # of something that hangs
             assert len(seen) == 2
         assert len(seen) == 3
+        other = signal.signal(signal.SIGUSR2, lambda number, frame: seen.append(number))
+        try:
+            with deferred():
+                signal.raise_signal(signal.SIGUSR1)
+                signal.raise_signal(signal.SIGUSR2)  # at once, and not again at the end
+            assert seen[3:] == [signal.SIGUSR2, signal.SIGUSR1]
+        finally:
+            signal.signal(signal.SIGUSR2, other)
         with pytest.raises(ZeroDivisionError), deferred():
             signal.raise_signal(signal.SIGUSR1)
             1 / 0  # noqa: B018
-        assert len(seen) == 4
+        assert len(seen) == 6
     finally:
         signal.signal(signal.SIGUSR1, before)
 

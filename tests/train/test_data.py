@@ -74,6 +74,14 @@ def test_parts_of_a_batch(kind):
         assert sorted(first[1][:2] + second[1][2:]) == sorted(y)
 
 
+def test_parts_of_an_epoch_that_is_no_whole_number_of_batches():
+    """All processes have the same batches, also after an epoch whose last examples are left out."""
+    values = tf2.data.Dataset.from_tensor_slices({"x": X[[0] * 11], "y": np.arange(11)})
+    whole = take(source_of(values, FEATURES), 6)
+    own = [take(source_of(values, FEATURES, Part(i, 2)), 6) for i in range(2)]
+    assert [sorted(a[1][:2] + b[1][2:]) for a, b in zip(*own)] == [y for _, y in whole]
+
+
 def test_orders_of_epochs():
     """They differ, hold each row once, and are the same wherever a run begins."""
     data = {"x": X[:8], "y": Y[:8]}

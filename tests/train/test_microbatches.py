@@ -91,6 +91,10 @@ KNOWN = {
     "tokens": flattened,
     "loop": in_a_loop,
     "recomputed": recomputed,
+    "product with two that are the same": lambda x: mtf.einsum(
+        [mtf.reduce_sum(losses(x)), mtf.reduce_mean(weights(x)), mtf.constant(x.mesh, 0.3)],
+        output_shape=[],
+    ),
     "weights alone": regularizer,
     "pair": lambda x: (mtf.reduce_sum(losses(x) * mask(x)), mtf.reduce_sum(mask(x))),
 }
