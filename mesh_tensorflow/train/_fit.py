@@ -121,14 +121,15 @@ def learning_rate_of(rate: Any) -> Any:
     return float(rate) if hasattr(rate, "numpy") else rate
 
 
-def check_callbacks(callbacks: Any) -> None:
-    """Raises TypeError for what are no callbacks.
+def check_callbacks(callbacks: Any) -> list[Callback]:
+    """Returns callbacks as a list; raises TypeError for what are none.
 
     Args:
       callbacks: objects of class Callback.
     """
     if isinstance(callbacks, (Callback, type)) or not isinstance(callbacks, Iterable):
         raise TypeError(f"fit: callbacks is a list of callbacks, but is {callbacks!r}")
+    callbacks = list(callbacks)  # which may come from a generator
     events = [name for name in vars(Callback) if name.startswith("on_")]
     for callback in callbacks:
         if isinstance(callback, type) or not all(hasattr(callback, event) for event in events):
@@ -139,6 +140,7 @@ def check_callbacks(callbacks: Any) -> None:
                 + ", ".join(events)
             )
             raise TypeError(f"fit: {callback!r} among the callbacks is none. {mend}")
+    return callbacks
 
 
 def check_seed(seed: Optional[int]) -> None:
@@ -310,7 +312,7 @@ def fit(
     )
     learning_rate = learning_rate_of(learning_rate)
     check_optimizer(optimizer, learning_rate)
-    check_callbacks(callbacks)
+    callbacks = check_callbacks(callbacks)
     check_seed(seed)
     model = Model(model_fn, optimizer, learning_rate, clip_norm, microbatches, average, precision)
     mesh = Given(mesh_shape, layout, devices, simd, mesh_impl, variable_layout, zero, zero_axis)

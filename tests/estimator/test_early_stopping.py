@@ -1,10 +1,14 @@
 """Hooks that end a training by what evaluations found."""
 
+import math
+
 import pytest
 from helpers.estimator import estimator_models as models
 
 from mesh_tensorflow import estimator
 from mesh_tensorflow.estimator import experimental
+from mesh_tensorflow.estimator._running.early_stopping import _is_stale
+from mesh_tensorflow.estimator._serving.exporters import _loss_smaller
 
 
 def model_fn(features, labels, mode, params):
@@ -69,3 +73,11 @@ def test_a_function_and_mistakes(tmp_path):
         experimental.make_early_stopping_hook(None, 3)
     with pytest.raises(ValueError, match="run_every_secs is 60 and run_every_steps is 2: give one"):
         experimental.make_early_stopping_hook(None, max, run_every_steps=2)
+
+
+def test_any_number_is_better_than_nan():
+    """An evaluation of a loss that was not finite yet is not the best one for ever."""
+    assert not _is_stale([(0, math.nan), (10, 3.0), (20, 2.0)], 15, -1)
+    assert _is_stale([(0, 1.0), (10, math.nan), (20, 2.0)], 15, -1)
+    assert _loss_smaller({"loss": math.nan}, {"loss": 3.0})
+    assert not _loss_smaller({"loss": 3.0}, {"loss": math.nan})

@@ -37,7 +37,7 @@ class Events(mtf.train.Callback):
 
 def events(steps, **arguments):
     callback = Events()
-    linear.fit(steps, callbacks=[callback], **arguments)
+    linear.fit(steps, callbacks=(c for c in [callback]), **arguments)
     return callback.seen
 
 

@@ -209,7 +209,8 @@ def _is_stale(values: list[tuple[int, float]], most_steps: int, sign: int) -> bo
     """Whether the best value is `most_steps` old; the first of equal values is the best."""
     best_step, best = values[0]
     for step, value in values:
-        if sign * value > sign * best:
+        # Nothing compares with a NaN, so any number is better than one.
+        if sign * value > sign * best or (best != best and value == value):
             best_step, best = step, value
     return values[-1][0] - best_step >= most_steps
 

@@ -208,7 +208,9 @@ def _loss_smaller(
                 f"BestExporter compares losses, but the evaluation gave {result!r}: give another "
                 "compare_fn"
             )
-    return best_eval_result["loss"] > current_eval_result["loss"]
+    # A NaN is smaller than nothing; any number is better than one.
+    best, current = best_eval_result["loss"], current_eval_result["loss"]
+    return bool(current < best or (best != best and current == current))
 
 
 class BestExporter(_SavedModelExporter):
