@@ -69,8 +69,15 @@ def any_share(trees: Trees) -> float:
 
 
 def _code_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Returns the number of lines with code: neither the docstring, nor comments and empty lines."""
     body = function.body if ast.get_docstring(function) is None else function.body[1:]
-    return (body[-1].end_lineno or 0) - body[0].lineno + 1 if body else 0
+    lines: set[int] = set()
+    for node in (inner for statement in body for inner in ast.walk(statement)):
+        if hasattr(node, "lineno"):
+            # What has statements of its own begins a line; they and its expressions add theirs.
+            end = node.lineno if hasattr(node, "body") else node.end_lineno
+            lines.update(range(node.lineno, (end or node.lineno) + 1))
+    return len(lines)
 
 
 def long_functions(trees: Trees, limit: int = MAX_FUNCTION_LINES) -> list[str]:
