@@ -401,7 +401,7 @@ FEATURES = {
             "mixed precision",
             _layer,
             options={"precision": "mixed_bfloat16"},
-            tolerance=0.06,
+            tolerance=0.03,
             gin='get_variable_dtype.activation_dtype = "bfloat16"\n',
             plain_gin='get_variable_dtype.activation_dtype = "bfloat16"\n',
         ),
