@@ -14,7 +14,7 @@ from jax import export as jax_export
 from mesh_tensorflow._core.shape import Dimension, Shape
 from mesh_tensorflow._mesh.gspmd import GspmdMeshImpl
 from mesh_tensorflow.pjrt._devices import all_dtypes
-from mesh_tensorflow.pjrt._function import CompiledFunction, CompiledProgram
+from mesh_tensorflow.pjrt._function import ANY_PLATFORM, CompiledFunction, CompiledProgram
 
 __all__ = ["export"]
 
@@ -28,33 +28,35 @@ def export(
     """Writes a program and its weights, which JAX can run without TensorFlow.
 
     `program_N.bin` is the program for the N devices of the function's mesh, and `program_1.bin` the
-    same for one device, both as `jax.export` serializes them. They take a list of the arguments
-    that are arrays, and a dictionary of the weights by name. `weights.safetensors` has the weights
-    and, as metadata, the mesh. `examples/run_exported.py` runs such files; JAX needs the package
+    same for one device, both as `jax.export` serializes them, for any kind of device. They take a
+    list of the arguments that are arrays, and a dictionary of the weights by name, and return a
+    list of results. A program that assigns to variables, such as a training step, returns the
+    results and a dictionary of the new values. `weights.safetensors` has the weights and, as
+    metadata, the mesh. `examples/run_exported.py` runs such files; JAX needs the package
     `flatbuffers` to read them.
 
     Args:
-      function: a function that `mtf.pjrt.function` compiled, which assigns to no variables.
+      function: a function that `mtf.pjrt.function` compiled.
       directory: where the files are written; it is made if need be.
       *args: arguments of the function: arrays, or what has their shape and dtype.
-      **named: likewise.
+      **named: arguments of the function by name, likewise.
 
     Returns:
       The paths of the files.
 
     Raises:
-      ValueError: the program assigns to variables, or makes random values.
+      ValueError: the program makes random values.
     """
     function.make_variables(*args, **named)
     names = list(function.program(*args, **named).trace.variables)
     weights = {name: np.asarray(function.store.array(name)) for name in names}
-    folder = pathlib.Path(directory)
-    folder.mkdir(parents=True, exist_ok=True)
     # All contents are made before the first is written, so that an error leaves no part of them.
     contents = {"weights.safetensors": _safetensors(weights, function.mesh_impl.shape)}
     for one in (function, _on_one_device(function)):
         program = one.program(*args, **named)
         contents[f"program_{one.mesh.size}.bin"] = _serialized(program, one)
+    folder = pathlib.Path(directory)
+    folder.mkdir(parents=True, exist_ok=True)
     for name, content in contents.items():
         (folder / name).write_bytes(content)
     return [str(folder / name) for name in contents]
@@ -69,23 +71,28 @@ def _on_one_device(function: CompiledFunction) -> CompiledFunction:
 
 def _serialized(program: CompiledProgram, function: CompiledFunction) -> bytes:
     """Returns a program that takes arguments and weights."""
-    if program.assigned or program.trace.num_keys:
-        what = "assigns to variables" if program.assigned else "makes random values"
+    if program.trace.num_keys:
         raise ValueError(
-            f"{function!r} {what}: only programs that are functions of their arguments and weights "
-            "can be exported. Export one that evaluates, or decodes without sampling"
+            f"{function!r} makes random values, whose keys are drawn outside of the program: only "
+            "programs that are functions of their arguments and weights can be exported. Export "
+            "one that evaluates, trains without dropout, or decodes without sampling"
         )
-    names = list(program.kept)
 
-    def step(arguments: list[Any], weights: dict[str, Any]) -> list[Any]:
-        return program.call(arguments, [], [weights[name] for name in names], [])[0]
+    def step(arguments: list[Any], weights: dict[str, Any]) -> Any:
+        kept, assigned = ([weights[n] for n in g] for g in (program.kept, program.assigned))
+        results, new = program.call(arguments, [], kept, assigned)
+        return (results, dict(zip(program.assigned, new))) if program.assigned else results
 
-    abstract, _, kept, _ = program.abstract()
+    arguments, _, kept, assigned = program.abstract()
+    shapes = dict(zip([*program.kept, *program.assigned], [*kept, *assigned]))
+    results = (program.results, program.assigned) if program.assigned else program.results
     jitted = jax.jit(
-        step, in_shardings=(program.arguments, program.kept), out_shardings=program.results
+        step,
+        in_shardings=(program.arguments, {**program.kept, **program.assigned}),
+        out_shardings=results,
     )
     with all_dtypes():
-        exported = jax_export.export(jitted)(abstract, dict(zip(names, kept)))
+        exported = jax_export.export(jitted, **ANY_PLATFORM)(arguments, shapes)
     return bytes(exported.serialize())
 
 

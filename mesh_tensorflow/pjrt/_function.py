@@ -9,6 +9,7 @@ from typing import Any, Optional, Union
 import jax
 import numpy as np
 import tensorflow as tf
+from jax import export as jax_export
 from jax.core import Tracer
 from jax.experimental import jax2tf
 from jax.sharding import AbstractMesh, NamedSharding
@@ -31,6 +32,13 @@ from mesh_tensorflow.pjrt._store import ArrayStore, Needed
 from mesh_tensorflow.pjrt._trace import Spec, Trace, trace
 
 __all__ = ["CompiledFunction", "CompiledProgram", "function"]
+
+# How programs are exported. TensorFlow without CUDA lowers operations for XLA's CPUs alone, to a
+# StableHLO that is the same for all: so it is told CPUs, whatever the devices of JAX are.
+ANY_PLATFORM: Any = {
+    "platforms": ["cpu"],
+    "disabled_checks": [jax_export.DisabledSafetyCheck.platform()],
+}
 
 
 def function(
@@ -118,9 +126,21 @@ class CompiledProgram:
         # In two groups, as only what is assigned to gives its memory away; the trace has one order.
         values = {**dict(zip(self.kept, kept)), **dict(zip(self.assigned, assigned))}
         variables = [values[name] for name in self.trace.variables]
-        call = jax2tf.call_tf(self.trace.function, has_side_effects=False)
-        results = list(call(*arguments, *keys, *variables))
+        results = list(self._program_of_cpus.call(*arguments, *keys, *variables))
         return results[: len(self.results)], results[len(self.results) :]
+
+    @functools.cached_property
+    def _program_of_cpus(self) -> jax_export.Exported:
+        """The trace in StableHLO, as a function of arguments, keys and variables."""
+        call = jax2tf.call_tf(self.trace.function, has_side_effects=False)
+        specs = [
+            *((spec.sizes, spec.dtype) for spec in self.trace.arguments),
+            *[((4,), tf.uint32)] * self.trace.num_keys,
+            *((tuple(v.sizes), v.dtype) for v in self.trace.variables.values()),
+        ]
+        shapes = [jax.ShapeDtypeStruct(sizes, d.as_numpy_dtype) for sizes, d in specs]
+        with all_dtypes():
+            return jax_export.export(jax.jit(call), **ANY_PLATFORM)(*shapes)
 
     def not_given_away(self, arguments: Sequence[jax.Array]) -> list[jax.Array]:
         """Returns arguments that have no memory in common with variables that get new values.
