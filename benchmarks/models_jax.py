@@ -1,6 +1,8 @@
 """The workloads in JAX: jit on one device, or partitioned over a mesh by named shardings."""
 
+import functools
 import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -10,7 +12,7 @@ import workloads
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from workloads import Workload
 
-__all__ = ["JaxProgram"]
+__all__ = ["JaxProgram", "TrainingStep"]
 
 # Dimensions of weights by the end of their name; others are not split.
 _DIMENSIONS = {
@@ -48,70 +50,99 @@ def _block(w: Workload, x: Any, weights: dict[str, Any], prefix: str) -> Any:
     return x + jax.nn.gelu(y @ wi, approximate=True) @ wo
 
 
-class JaxProgram:
-    """A compiled training step with its weights.
+class TrainingStep:
+    """A compiled step of gradient descent with its weights.
 
     Attributes:
       seconds: of tracing and lowering ("build"), and of compilation ("lowering").
       nodes: equations of the traced step.
     """
 
-    def __init__(self, w: Workload, mesh_name: str = ""):
+    def __init__(
+        self,
+        loss: Callable[..., Any],
+        weights: dict[str, np.ndarray],
+        data: Sequence[np.ndarray],
+        learning_rate: float,
+        placing: Callable[[str], Any],
+    ):
         """Compiles a step.
 
         Args:
-          w: the workload, of kind "ff" or "transformer".
-          mesh_name: one of workloads.MESHES; "" for one device.
+          loss: a function of the weights by name, and of the data.
+          weights: initial values.
+          data: what each step is given.
+          learning_rate: of gradient descent.
+          placing: the device or the sharding of a weight by its name, or of "data".
         """
-        if w.kind not in ("ff", "transformer") or w.dropout:
-            raise ValueError(f"there is no JAX form of {w.name}")
-        self._w = w
-        arrays = workloads.make_weights(w)
-        if w.kind == "transformer":
-            for i in range(w.layers):
-                for norm in ("norm_attention", "norm_ff"):
-                    arrays[f"block_{i}/{norm}/scale"] = np.ones([w.d_model], np.float32)
-                    arrays[f"block_{i}/{norm}/bias"] = np.zeros([w.d_model], np.float32)
-        placing = self._placing(mesh_name)
         start = time.perf_counter()
-        self._weights = {k: jax.device_put(v, placing(k)) for k, v in arrays.items()}
-        self._data = [jax.device_put(v, placing("data")) for v in workloads.make_data(w).values()]
+        self._weights = {k: jax.device_put(v, placing(k)) for k, v in weights.items()}
+        self._data = [jax.device_put(v, placing("data")) for v in data]
         self.init_seconds = time.perf_counter() - start
+
+        def update(weights: dict[str, Any], *data: Any) -> Any:
+            value, gradients = jax.value_and_grad(loss)(weights, *data)
+            return value, jax.tree.map(lambda v, g: v - learning_rate * g, weights, gradients)
+
         start = time.perf_counter()
-        traced = jax.jit(self._update, donate_argnums=0).trace(self._weights, *self._data)
+        traced = jax.jit(update, donate_argnums=0).trace(self._weights, *self._data)
         lowered = traced.lower()
         built = time.perf_counter()
         self._compiled = lowered.compile()
         self.seconds = {"build": built - start, "lowering": time.perf_counter() - built}
         self.nodes = len(traced.jaxpr.eqns)
 
-    def _placing(self, mesh_name: str) -> Any:
-        """Returns a function from the name of an array to its sharding."""
-        if not mesh_name:
-            return lambda name: jax.devices()[0]
-        axes = [axis.split(":") for axis in workloads.MESHES[mesh_name].split(";")]
-        sizes = [int(size) for _, size in axes]
-        names = tuple(name for name, _ in axes)
-        mesh = Mesh(np.array(jax.devices()[: int(np.prod(sizes))]).reshape(sizes), names)
-        rules = dict(rule.split(":") for rule in workloads.layout(self._w, mesh_name).split(";"))
-
-        def placing(name: str) -> NamedSharding:
-            dims = ("batch",) if name == "data" else _DIMENSIONS.get(name.rpartition("/")[2], ())
-            return NamedSharding(mesh, PartitionSpec(*[rules.get(d) for d in dims]))
-
-        return placing
-
-    def _loss(self, weights: dict[str, Any], x: Any, target: Any) -> Any:
-        for i in range(self._w.layers):
-            x = _block(self._w, x, weights, f"block_{i}/")
-        return jnp.mean(jnp.square(x - target))
-
-    def _update(self, weights: dict[str, Any], x: Any, target: Any) -> Any:
-        loss, gradients = jax.value_and_grad(self._loss)(weights, x, target)
-        rate = self._w.learning_rate
-        return loss, jax.tree.map(lambda v, g: v - rate * g, weights, gradients)
+    def start_step(self) -> jax.Array:
+        """Trains one step; returns its loss, which may not be computed yet."""
+        loss, self._weights = self._compiled(self._weights, *self._data)
+        return loss
 
     def step(self) -> float:
         """Trains one step; returns its loss."""
-        loss, self._weights = self._compiled(self._weights, *self._data)
-        return float(loss)
+        return float(self.start_step())
+
+
+class JaxProgram(TrainingStep):
+    """The training step of a workload of kind "ff" or "transformer"."""
+
+    def __init__(self, w: Workload, mesh_name: str = ""):
+        """Compiles a step.
+
+        Args:
+          w: the workload.
+          mesh_name: one of workloads.MESHES; "" for one device.
+        """
+        if w.kind not in ("ff", "transformer") or w.dropout:
+            raise ValueError(f"there is no JAX form of {w.name}")
+        arrays = workloads.make_weights(w)
+        if w.kind == "transformer":
+            for i in range(w.layers):
+                for norm in ("norm_attention", "norm_ff"):
+                    arrays[f"block_{i}/{norm}/scale"] = np.ones([w.d_model], np.float32)
+                    arrays[f"block_{i}/{norm}/bias"] = np.zeros([w.d_model], np.float32)
+        data = list(workloads.make_data(w).values())
+        loss = functools.partial(_loss, w)
+        super().__init__(loss, arrays, data, w.learning_rate, _placing(w, mesh_name))
+
+
+def _placing(w: Workload, mesh_name: str) -> Callable[[str], Any]:
+    """Returns a function from the name of an array to its sharding."""
+    if not mesh_name:
+        return lambda name: jax.devices()[0]
+    axes = [axis.split(":") for axis in workloads.MESHES[mesh_name].split(";")]
+    sizes = [int(size) for _, size in axes]
+    names = tuple(name for name, _ in axes)
+    mesh = Mesh(np.array(jax.devices()[: int(np.prod(sizes))]).reshape(sizes), names)
+    rules = dict(rule.split(":") for rule in workloads.layout(w, mesh_name).split(";"))
+
+    def placing(name: str) -> NamedSharding:
+        dims = ("batch",) if name == "data" else _DIMENSIONS.get(name.rpartition("/")[2], ())
+        return NamedSharding(mesh, PartitionSpec(*[rules.get(d) for d in dims]))
+
+    return placing
+
+
+def _loss(w: Workload, weights: dict[str, Any], x: Any, target: Any) -> Any:
+    for i in range(w.layers):
+        x = _block(w, x, weights, f"block_{i}/")
+    return jnp.mean(jnp.square(x - target))

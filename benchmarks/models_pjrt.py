@@ -28,8 +28,67 @@ class Arrays:
         return self._data[key]
 
 
+def training_step(w: Workload, mesh_name: str) -> tuple[Any, dict[str, np.ndarray]]:
+    """Returns the step of a workload of kind "ff" or "transformer", and what it is called with.
+
+    Args:
+      w: the workload.
+      mesh_name: one of workloads.MESHES.
+    """
+    mtf = systems.import_mtf(False, w.uses_package)
+    from models_mtf import MtfModel
+
+    weights = workloads.make_weights(w)
+
+    @mtf.pjrt.function(
+        mesh_shape=workloads.MESHES[mesh_name], layout=workloads.layout(w, mesh_name)
+    )
+    def step(data: dict[str, Any]) -> Any:
+        mesh = mtf.Mesh(mtf.Graph(), "mesh")
+        loss = MtfModel(mtf, w, mesh, Arrays(weights, data)).loss()
+        return trained(mtf, loss, systems.optimizer(mtf, w))
+
+    return step, workloads.make_data(w)
+
+
+def t5_step() -> tuple[Any, dict[str, np.ndarray]]:
+    """Returns a training step of T5-small on one device, and what it is called with."""
+    mtf = systems.import_mtf(False, True)
+    import t5_mesh
+    import t5_small
+
+    @mtf.pjrt.function(mesh_shape="all:1", layout="batch:all")
+    def step(data: dict[str, Any]) -> Any:
+        mesh = mtf.Mesh(mtf.Graph(), "mesh")
+        inputs, targets = (
+            mtf.import_tf_tensor(mesh, x, mtf.convert_to_shape(f"batch:{x.shape[0]},length:{n}"))
+            for x in (data["x"], data["target"])
+            for n in x.shape[1:]
+        )
+        loss = t5_mesh.model().call_simple(inputs, targets, compute_loss=True)[1]
+        return trained(mtf, loss, mtf.optimize.SgdOptimizer(t5_small.LEARNING_RATE))
+
+    data = dict(zip(("x", "target"), t5_small.ids()))
+    step.make_variables(data)
+    for name, master in step.store.masters.items():
+        step.store.assign(name, workloads.make_weight(name, tuple(master.shape)))
+    return step, data
+
+
+def trained(mtf: Any, loss: Any, optimizer: Any) -> Any:
+    """Returns a loss as a tensor, after the weights of its graph were trained by it."""
+    graph = loss.graph
+    variables = graph.trainable_variables
+    gradients = mtf.gradients([loss], [v.value for v in variables])
+    updates = optimizer.apply_grads(gradients, variables)
+    lowering = mtf.Lowering(graph, {loss.mesh: mtf.pjrt.mesh_impl()})
+    for update in updates:
+        lowering.lowered_operation(update)
+    return lowering.export_to_tf_tensor(loss)
+
+
 class PjrtProgram:
-    """A compiled training step with its weights; see models_jax.JaxProgram."""
+    """A compiled training step with its weights; see models_jax.TrainingStep."""
 
     def __init__(self, w: Workload, mesh_name: str):
         """Compiles a step.
@@ -38,38 +97,33 @@ class PjrtProgram:
           w: the workload, of kind "ff" or "transformer".
           mesh_name: one of workloads.MESHES.
         """
-        mtf = systems.import_mtf(False, w.uses_package)
-        from models_mtf import MtfModel
+        self._compile(*training_step(w, mesh_name))
 
-        weights = workloads.make_weights(w)
+    @classmethod
+    def t5_small(cls) -> "PjrtProgram":
+        """Returns T5-small on one device."""
+        program = cls.__new__(cls)
+        program._compile(*t5_step())
+        return program
 
-        @mtf.pjrt.function(
-            mesh_shape=workloads.MESHES[mesh_name], layout=workloads.layout(w, mesh_name)
-        )
-        def step(data: dict[str, Any]) -> Any:
-            mesh = mtf.Mesh(mtf.Graph(), "mesh")
-            loss = MtfModel(mtf, w, mesh, Arrays(weights, data)).loss()
-            variables = mesh.graph.trainable_variables
-            gradients = mtf.gradients([loss], [v.value for v in variables])
-            updates = systems.optimizer(mtf, w).apply_grads(gradients, variables)
-            lowering = mtf.Lowering(mesh.graph, {mesh: mtf.pjrt.mesh_impl()})
-            for update in updates:
-                lowering.lowered_operation(update)
-            return lowering.export_to_tf_tensor(loss)
-
-        self._step, self._data = step, workloads.make_data(w)
+    def _compile(self, step: Any, data: dict[str, np.ndarray]) -> None:
+        self._step = step
         start = time.perf_counter()
-        lowered = step.lower(self._data)
+        lowered = step.lower(data)
         built = time.perf_counter()
         lowered.compiled  # noqa: B018  # compiled when it is asked for
         self.seconds = {"build": built - start, "lowering": time.perf_counter() - built}
         self.nodes = len(lowered.stablehlo.splitlines())
         self.collectives = [vars(c) for c in lowered.collectives()]
         start = time.perf_counter()
-        step.make_variables(self._data)
+        step.make_variables(data)
         self.init_seconds = time.perf_counter() - start
-        [self._data], _ = step.place(self._data)
+        [self._data], _ = step.place(data)
+
+    def start_step(self) -> Any:
+        """Trains one step; returns its loss, an array that may not be computed yet."""
+        return self._step(self._data)
 
     def step(self) -> float:
         """Trains one step; returns its loss."""
-        return float(self._step(self._data))
+        return float(self.start_step())

@@ -4,28 +4,19 @@ import tempfile
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import tensorflow.compat.v1 as tf
-from t5_small import BATCH, BEAMS, INPUTS, SIZES, TARGETS
+from t5_small import BATCH, BEAMS, LEARNING_RATE, SIZES, TARGETS, ids
 from talking import serve
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow.transformer import convert, transformer, transformer_layers
 
-LEARNING_RATE = 0.01
 MESHES = {
     "one": ("", "", 1),
     "2x2": ("rows:2;cols:2", "batch:rows;vocab:cols;d_ff:cols;heads:cols", 4),
 }
 # Ends of names of systems: with bfloat16, and with processors of one memory merged.
 BFLOAT16, MERGED = "_bf16", "_merged"
-
-
-def ids() -> tuple[np.ndarray, np.ndarray]:
-    """Inputs and targets, those of t5_torch.py."""
-    rng = np.random.default_rng(0)
-    inputs, targets = (rng.integers(2, 32000, (BATCH, n)) for n in (INPUTS, TARGETS))
-    return inputs.astype(np.int32), targets.astype(np.int32)
 
 
 def side(kinds: str, **options: Any) -> Any:
@@ -55,6 +46,14 @@ def side(kinds: str, **options: Any) -> Any:
     )
 
 
+def model() -> Any:
+    """T5-small."""
+    return transformer.Bitransformer(
+        side("sf", autoregressive=False, output_vocab_size=None, name="encoder"),
+        side("sef", autoregressive=True, output_vocab_size=SIZES["vocab_size"], name="decoder"),
+    )
+
+
 def prepare(task: str, folder: str, mesh_name: str, threads: int) -> tuple[Callable[[], Any], dict]:
     """Returns what is timed, and the outcome that other systems must have too."""
     shape, rules, count = MESHES[mesh_name.removesuffix(BFLOAT16).removesuffix(MERGED)]
@@ -68,15 +67,11 @@ def prepare(task: str, folder: str, mesh_name: str, threads: int) -> tuple[Calla
         )
         for x in ids()
     )
-    model = transformer.Bitransformer(
-        side("sf", autoregressive=False, output_vocab_size=None, name="encoder"),
-        side("sef", autoregressive=True, output_vocab_size=SIZES["vocab_size"], name="decoder"),
-    )
     devices = [f"cpu:{i}" for i in range(count)]
     impl = mtf.placement_mesh_impl.PlacementMeshImpl(shape, rules, devices, merge=merge)
     if task == "train":
         with mtf.precision(precision):
-            loss = model.call_simple(inputs, targets, compute_loss=True)[1]
+            loss = model().call_simple(inputs, targets, compute_loss=True)[1]
         weights = graph.trainable_variables
         gradients = mtf.gradients([loss], [v.outputs[0] for v in weights])
         updates = mtf.optimize.SgdOptimizer(LEARNING_RATE).apply_grads(gradients, weights)
@@ -85,7 +80,7 @@ def prepare(task: str, folder: str, mesh_name: str, threads: int) -> tuple[Calla
         fetched.append(tf.group([lowering.lowered_operation(op) for op in updates]))
     else:
         with mtf.precision(precision):
-            found = model.decode(
+            found = model().decode(
                 inputs,
                 decode_length_multiplier=0,
                 decode_length_constant=TARGETS,

@@ -19,6 +19,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
 import quiet
 from report import product_rate
 from talking import Process
@@ -31,6 +32,7 @@ SIZES = {
     "num_decoder_layers": 6, "num_heads": 8,
 }  # fmt: skip
 BATCH, INPUTS, TARGETS, BEAMS = 8, 128, 32, 4
+LEARNING_RATE = 0.01
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -48,6 +50,13 @@ def parse_arguments() -> argparse.Namespace:
     for name in ("--worker", "--task", "--folder"):
         parser.add_argument(name, default="", help="for the measured process")
     return parser.parse_args()
+
+
+def ids() -> tuple[np.ndarray, np.ndarray]:
+    """Inputs and targets, none of which is padding."""
+    rng = np.random.default_rng(0)
+    inputs, targets = (rng.integers(2, 32000, (BATCH, n)) for n in (INPUTS, TARGETS))
+    return inputs.astype(np.int32), targets.astype(np.int32)
 
 
 def train_flops() -> float:

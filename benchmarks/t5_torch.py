@@ -3,20 +3,10 @@
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
-from t5_small import BATCH, BEAMS, INPUTS, SIZES, TARGETS
+from t5_small import BEAMS, LEARNING_RATE, SIZES, TARGETS, ids
 from talking import serve
 from transformers import T5Config, T5ForConditionalGeneration
-
-LEARNING_RATE = 0.01
-
-
-def ids() -> tuple[np.ndarray, np.ndarray]:
-    """Inputs and targets."""
-    rng = np.random.default_rng(0)
-    inputs, targets = (rng.integers(2, 32000, (BATCH, n)) for n in (INPUTS, TARGETS))
-    return inputs.astype(np.int32), targets.astype(np.int32)
 
 
 def make(folder: str) -> None:

@@ -87,6 +87,16 @@ def _all_workloads() -> list[Workload]:
     b12 = dataclasses.replace(
         b4, name="b12", layers=12, title="transformer, d_model 256, 512 tokens, 12 layers"
     )
+    b_large = dataclasses.replace(
+        b12,
+        name="b_large",
+        d_model=1024,
+        d_ff=4096,
+        heads=16,
+        batch=16,
+        length=512,
+        title="transformer, d_model 1024, 8192 tokens, 12 layers",
+    )
     conv = Workload(
         "c",
         "conv",
@@ -119,7 +129,7 @@ def _all_workloads() -> list[Workload]:
         layers=6,
         title="T5 of the package, d_model 256, 512 tokens, 6 + 6 layers",
     )
-    plain = [ff, small, b4, b12, conv, t12, adafactor, t6x6]
+    plain = [ff, small, b4, b12, b_large, conv, t12, adafactor, t6x6]
     return plain + [
         dataclasses.replace(
             w, name=w.name + "_dropout", dropout=0.1, title=w.title + ", dropout 0.1"
