@@ -199,6 +199,7 @@ def measure(system: str, name: str, rounds: int, folder: str) -> dict[str, Any]:
         seconds.append((time.perf_counter() - start) / STEPS)
     return {
         "device": device,
+        "seconds_of_making": program.seconds,
         "first_loss_seconds": first,
         "losses": losses,
         "seconds": seconds,

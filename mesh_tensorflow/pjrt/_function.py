@@ -243,8 +243,7 @@ class CompiledFunction:
         return ValueError(
             f"{self!r} is called within {by}, which calls its function once, to see what it does. "
             "It keeps variables between calls, so call it outside. For gradients, use "
-            "mtf.gradients in its program; mtf.pjrt.export makes a function for JAX of a program "
-            "that assigns to no variables"
+            "mtf.gradients in its program; mtf.pjrt.export makes a function for JAX of a program"
         )
 
     def _variables(self, program: CompiledProgram) -> list[list[jax.Array]]:
