@@ -254,7 +254,7 @@ def test_main(tmp_path):
 
 @pytest.mark.slow
 def test_distillation_from_a_teacher(tmp_path):
-    """The teacher comes from its checkpoint and stays as it is; the student learns."""
+    """The teacher comes from its checkpoint and stays as it is; the student learns, and scores."""
     shapes = json.loads((FIXTURES / "utils.json").read_text())["models"]["bitransformer"][
         "variables"
     ]
@@ -280,3 +280,8 @@ def test_distillation_from_a_teacher(tmp_path):
     for name, value in taught.items():
         if name != "global_step" and "slot" not in name:
             np.testing.assert_array_equal(after[f"teacher/{name}"], value)
+    steps = "run.eval_checkpoint_step = 2\n"
+    scores = runs.call(
+        utils.run, directory, "bi_student_teacher", "score_from_strings", further + steps
+    )
+    assert len(scores) == len(runs.TARGETS) and np.isfinite(scores).all()
