@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -137,6 +138,18 @@ def test_a_training_that_goes_on_sees_the_data_that_it_would_have(train, further
     a, b = values(whole), values(parts)
     for name in a:
         np.testing.assert_allclose(a[name], b[name], rtol=1e-4, atol=1e-6, err_msg=name)
+
+
+@pytest.mark.slow
+def test_input_pipelines_are_kept_as_long_as_checkpoints(train):
+    further = "run.checkpoint_input_pipeline = True\nrun.keep_checkpoint_max = 2\n"
+    directory = train(f"{further}run.train_steps = 4\nrun.save_checkpoints_steps = 1\n")
+    kept = {name: set() for name in ("model", "input")}
+    for file in os.listdir(directory):
+        found = re.fullmatch(r"(model|input)\.ckpt-(\d+)\.(index|meta|data.*)", file)
+        if found:
+            kept[found[1]].add(int(found[2]))
+    assert kept["input"] == kept["model"] and len(kept["model"]) == 2
 
 
 def test_ids_that_the_vocabulary_does_not_have(train, monkeypatch):
