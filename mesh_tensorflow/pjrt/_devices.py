@@ -293,6 +293,9 @@ def device_mesh(mesh_shape: Shape, devices: Union[Sequence[Any], str, None]) -> 
             f'a CPU, call jax.config.update("jax_num_cpu_devices", {mesh_shape.size}) before JAX '
             "makes the first"
         )
+    # Programs on devices of all processes need one seed for all; those of some may be in some.
+    if {d.process_index for d in devices} == set(range(process_count())):
+        connect()
     return Mesh(np.array(devices).reshape(sizes), names)
 
 
