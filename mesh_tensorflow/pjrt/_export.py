@@ -13,7 +13,7 @@ from jax import export as jax_export
 
 from mesh_tensorflow._core.shape import Dimension, Shape
 from mesh_tensorflow._mesh.gspmd import GspmdMeshImpl
-from mesh_tensorflow.pjrt._devices import all_dtypes
+from mesh_tensorflow.pjrt._devices import all_dtypes, gathered, wait
 from mesh_tensorflow.pjrt._function import CompiledFunction, CompiledProgram
 
 __all__ = ["export"]
@@ -31,7 +31,8 @@ def export(
     same for one device, both as `jax.export` serializes them. They take a list of the arguments
     that are arrays, and a dictionary of the weights by name. `weights.safetensors` has the weights
     and, as metadata, the mesh. `examples/run_exported.py` runs such files; JAX needs the package
-    `flatbuffers` to read them.
+    `flatbuffers` to read them. With several processes, all of them have to call it, and the first
+    one writes.
 
     Args:
       function: a function that `mtf.pjrt.function` compiled, which assigns to no variables.
@@ -46,18 +47,23 @@ def export(
       ValueError: the program assigns to variables, or makes random values.
     """
     function.make_variables(*args, **named)
-    names = list(function.program(*args, **named).trace.variables)
-    weights = {name: np.asarray(function.store.array(name)) for name in names}
+    program = function.program(*args, **named)
+    _check(program, function)
+    # By collectives of all processes, if no process has all parts.
+    weights = {name: gathered(function.store.array(name)) for name in program.trace.variables}
     folder = pathlib.Path(directory)
-    folder.mkdir(parents=True, exist_ok=True)
-    # All contents are made before the first is written, so that an error leaves no part of them.
-    contents = {"weights.safetensors": _safetensors(weights, function.mesh_impl.shape)}
-    for one in (function, _on_one_device(function)):
-        program = one.program(*args, **named)
-        contents[f"program_{one.mesh.size}.bin"] = _serialized(program, one)
-    for name, content in contents.items():
-        (folder / name).write_bytes(content)
-    return [str(folder / name) for name in contents]
+    if jax.process_index() == 0:
+        # All contents are made before the first is written, so that an error leaves no part.
+        contents = {"weights.safetensors": _safetensors(weights, function.mesh_impl.shape)}
+        for one in (function, _on_one_device(function)):
+            made = _serialized(one.program(*args, **named))
+            contents[f"program_{one.mesh.size}.bin"] = made
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, content in contents.items():
+            (folder / name).write_bytes(content)
+    wait("export")
+    programs = dict.fromkeys(f"program_{n}.bin" for n in (function.mesh.size, 1))
+    return [str(folder / name) for name in ["weights.safetensors", *programs]]
 
 
 def _on_one_device(function: CompiledFunction) -> CompiledFunction:
@@ -67,14 +73,18 @@ def _on_one_device(function: CompiledFunction) -> CompiledFunction:
     return CompiledFunction(GspmdMeshImpl(shape, impl.layout_rules), None, None, function.fn)
 
 
-def _serialized(program: CompiledProgram, function: CompiledFunction) -> bytes:
-    """Returns a program that takes arguments and weights."""
+def _check(program: CompiledProgram, function: CompiledFunction) -> None:
+    """Raises a ValueError if a program is no function of its arguments and weights."""
     if program.assigned or program.trace.num_keys:
         what = "assigns to variables" if program.assigned else "makes random values"
         raise ValueError(
             f"{function!r} {what}: only programs that are functions of their arguments and weights "
             "can be exported. Export one that evaluates, or decodes without sampling"
         )
+
+
+def _serialized(program: CompiledProgram) -> bytes:
+    """Returns a program that takes arguments and weights."""
     names = list(program.kept)
 
     def step(arguments: list[Any], weights: dict[str, Any]) -> list[Any]:
