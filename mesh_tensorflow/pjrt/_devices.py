@@ -274,6 +274,7 @@ def device_mesh(mesh_shape: Shape, devices: Union[Sequence[Any], str, None]) -> 
         make_cpus(mesh_shape.size)
         connect()
         devices = _all_devices()[: mesh_shape.size]
+    devices = list(devices)
     others = [d for d in devices if not isinstance(d, jax.Device)]
     if others:
         raise TypeError(
