@@ -241,8 +241,10 @@ class _Search:
         if not stop_early:
             return room
         best_alive = mtf.reduce_max(state.alive_log_probs, reduced_dim=self._beam)
-        # Log probabilities only decrease, so the penalty of the maximum length gives a bound.
-        bound = self._divided(best_alive, self._decode_length)
+        # Log probabilities only decrease, so the penalty of the maximum length gives a bound; if
+        # alpha is negative, it grows worse with the length, and that of the next one does.
+        best_length = self._decode_length if self._alpha >= 0 else state.step + 1
+        bound = self._divided(best_alive, best_length)
         # Scores are below 0, so entries that hold no sequence, which become 0, are not the worst.
         flags = mtf.cast(state.finished_flags, self._dtype)
         worst = mtf.reduce_min(state.finished_scores * flags, reduced_dim=self._beam)

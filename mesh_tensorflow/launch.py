@@ -11,8 +11,10 @@ variables of SLURM.
 from __future__ import annotations
 
 import collections
+import contextlib
 import json
 import os
+import random
 import shutil
 import signal
 import socket
@@ -122,12 +124,23 @@ class _Child:
         return f"{self.name} {how}{wrote}"
 
 
+# Below those that systems give to connections, one of which may take a port that is free here
+# before a process of the script, seconds later, begins to listen at it.
+_PORTS = (10000, 32768)
+_TRIES = 100  # of ports there, before the system chooses one
+
+
 def _free_addresses(count: int) -> list[str]:
     """Returns addresses on this machine with unused ports."""
     sockets = [socket.socket() for _ in range(count)]
+    # By chance, so that several launchers at once choose different ones.
+    chance = random.SystemRandom()
     try:
         for s in sockets:
-            s.bind(("127.0.0.1", 0))
+            for port in [*(chance.randrange(*_PORTS) for _ in range(_TRIES)), 0]:
+                with contextlib.suppress(OSError):
+                    s.bind(("127.0.0.1", port))
+                    break
         # All sockets are still bound here, so no port is given twice.
         return [f"127.0.0.1:{s.getsockname()[1]}" for s in sockets]
     finally:

@@ -239,7 +239,9 @@ class Lookout:
 
     def confirmed(self) -> list[Peer]:
         """Returns the lost peers, after enough time for all processes to find the same ones."""
-        deadline = time.monotonic() + _MISSES * _PING_SECS + ANSWER_SECS
+        # A round takes as long as all processes that hang let it wait; one may be under way.
+        rounds = (_MISSES + 1) * (_PING_SECS + ANSWER_SECS * max(1, len(self._misses)))
+        deadline = time.monotonic() + rounds
         # A session's error may come before the first ping that a lost process does not answer.
         begun = self._begun
         while not self.lost() and time.monotonic() < deadline:
@@ -372,7 +374,8 @@ def wait_at_end(peers: Sequence[Peer], index: int, server: tf.distribute.Server)
                 # Only the chief judges: the others may all end, and be silent, once they have seen
                 # the full number.
                 lost = [peer for peer in peers if not answers(peer.address)] if me is chief else []
-                if lost:
+                # They may have called, and ended, since the number was read.
+                if lost and session.run(number, options=limit) < len(peers):
                     raise PeerLostError(
                         f"{me} waits at its end for {', '.join(map(str, lost))}, which does not "
                         "answer: see what it wrote last",

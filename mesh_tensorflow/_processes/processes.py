@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import re
 import shutil
 import subprocess
 import time
@@ -140,9 +141,20 @@ def _from_slurm(environment: Mapping[str, str]) -> tuple[tuple[str, ...], int]:
             f"SLURM: {count} tasks, but the nodes are {nodes} with {counts} tasks. Set TF_CONFIG "
             "if these variables are not SLURM's own"
         )
-    # SLURM numbers tasks node by node, unless it is told to distribute them otherwise.
-    addresses = [f"{node}:{_PORT + i}" for node, n in zip(nodes, counts) for i in range(n)]
-    return tuple(addresses), index
+    tasks = [(node, i) for node, n in enumerate(counts) for i in range(n)]
+    how = environment.get("SLURM_DISTRIBUTION") or "block"
+    # What follows is about the cores within a node.
+    if re.split("[:,]", how)[0] == "cyclic":
+        tasks.sort(key=lambda task: (task[1], task[0]))
+    own = [environment.get(name) or "" for name in ("SLURM_NODEID", "SLURM_LOCALID")]
+    # Other distributions, such as planes, are told from those two by where this task is.
+    if all(own) and tuple(map(str, tasks[index])) != tuple(own):
+        raise ValueError(
+            f"SLURM: task {index} is number {own[1]} of node {own[0]}, but with the distribution "
+            f"{how} it would be number {tasks[index][1]} of node {tasks[index][0]}. Run srun with "
+            "--distribution=block or cyclic, or set TF_CONFIG in each task"
+        )
+    return tuple(f"{nodes[node]}:{_PORT + i}" for node, i in tasks), index
 
 
 def _expand(nodes: str) -> list[str]:

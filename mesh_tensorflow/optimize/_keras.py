@@ -216,6 +216,12 @@ def from_keras(optimizer: Any, name: Optional[str] = None) -> ElementwiseOptimiz
                 f"from_keras: {kind} has {option}={config[option]!r}, which is no part of an "
                 f"elementwise rule; leave it out, and use {instead}"
             )
+    if config.get("weight_decay") and getattr(optimizer, "_exclude_from_weight_decay", None):
+        raise ValueError(
+            f"from_keras: {kind} has excluded variables of Keras from its weight decay, and the "
+            "program's are others; exclude them by name, with "
+            "optimizer.exclude_from_weight_decay(var_names=[...])"
+        )
     rate = config["learning_rate"]
     if isinstance(rate, Mapping):
         rate = tf2.keras.optimizers.schedules.deserialize(rate)

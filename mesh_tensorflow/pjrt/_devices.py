@@ -274,6 +274,7 @@ def device_mesh(mesh_shape: Shape, devices: Union[Sequence[Any], str, None]) -> 
         make_cpus(mesh_shape.size)
         connect()
         devices = _all_devices()[: mesh_shape.size]
+    devices = list(devices)
     others = [d for d in devices if not isinstance(d, jax.Device)]
     if others:
         raise TypeError(
@@ -293,6 +294,9 @@ def device_mesh(mesh_shape: Shape, devices: Union[Sequence[Any], str, None]) -> 
             f'a CPU, call jax.config.update("jax_num_cpu_devices", {mesh_shape.size}) before JAX '
             "makes the first"
         )
+    # Programs on devices of all processes need one seed for all; those of some may be in some.
+    if {d.process_index for d in devices} == set(range(process_count())):
+        connect()
     return Mesh(np.array(devices).reshape(sizes), names)
 
 

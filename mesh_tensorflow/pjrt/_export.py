@@ -13,7 +13,7 @@ from jax import export as jax_export
 
 from mesh_tensorflow._core.shape import Dimension, Shape
 from mesh_tensorflow._mesh.gspmd import GspmdMeshImpl
-from mesh_tensorflow.pjrt._devices import all_dtypes
+from mesh_tensorflow.pjrt._devices import all_dtypes, gathered, wait
 from mesh_tensorflow.pjrt._function import ANY_PLATFORM, CompiledFunction, CompiledProgram
 
 __all__ = ["export"]
@@ -33,7 +33,8 @@ def export(
     list of results. A program that assigns to variables, such as a training step, returns the
     results and a dictionary of the new values. `weights.safetensors` has the weights and, as
     metadata, the mesh. `examples/run_exported.py` runs such files; JAX needs the package
-    `flatbuffers` to read them.
+    `flatbuffers` to read them. With several processes, all of them
+    have to call it, and the first one writes.
 
     Args:
       function: a function that `mtf.pjrt.function` compiled.
@@ -48,18 +49,23 @@ def export(
       ValueError: the program makes random values.
     """
     function.make_variables(*args, **named)
-    names = list(function.program(*args, **named).trace.variables)
-    weights = {name: np.asarray(function.store.array(name)) for name in names}
-    # All contents are made before the first is written, so that an error leaves no part of them.
-    contents = {"weights.safetensors": _safetensors(weights, function.mesh_impl.shape)}
-    for one in (function, _on_one_device(function)):
-        program = one.program(*args, **named)
-        contents[f"program_{one.mesh.size}.bin"] = _serialized(program, one)
+    program = function.program(*args, **named)
+    _check(program, function)
+    # By collectives of all processes, if no process has all parts.
+    weights = {name: gathered(function.store.array(name)) for name in program.trace.variables}
     folder = pathlib.Path(directory)
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, content in contents.items():
-        (folder / name).write_bytes(content)
-    return [str(folder / name) for name in contents]
+    if jax.process_index() == 0:
+        # All contents are made before the first is written, so that an error leaves no part.
+        contents = {"weights.safetensors": _safetensors(weights, function.mesh_impl.shape)}
+        for one in (function, _on_one_device(function)):
+            made = _serialized(one.program(*args, **named))
+            contents[f"program_{one.mesh.size}.bin"] = made
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, content in contents.items():
+            (folder / name).write_bytes(content)
+    wait("export")
+    programs = dict.fromkeys(f"program_{n}.bin" for n in (function.mesh.size, 1))
+    return [str(folder / name) for name in ["weights.safetensors", *programs]]
 
 
 def _on_one_device(function: CompiledFunction) -> CompiledFunction:
@@ -69,14 +75,18 @@ def _on_one_device(function: CompiledFunction) -> CompiledFunction:
     return CompiledFunction(GspmdMeshImpl(shape, impl.layout_rules), None, None, function.fn)
 
 
-def _serialized(program: CompiledProgram, function: CompiledFunction) -> bytes:
-    """Returns a program that takes arguments and weights."""
+def _check(program: CompiledProgram, function: CompiledFunction) -> None:
+    """Raises a ValueError if a program is no function of its arguments and weights."""
     if program.trace.num_keys:
         raise ValueError(
             f"{function!r} makes random values, whose keys are drawn outside of the program: only "
             "programs that are functions of their arguments and weights can be exported. Export "
             "one that evaluates, trains without dropout, or decodes without sampling"
         )
+
+
+def _serialized(program: CompiledProgram) -> bytes:
+    """Returns a program that takes arguments and weights."""
 
     def step(arguments: list[Any], weights: dict[str, Any]) -> Any:
         kept, assigned = ([weights[n] for n in g] for g in (program.kept, program.assigned))

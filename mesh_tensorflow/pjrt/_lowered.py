@@ -68,6 +68,19 @@ def _bytes(types: str) -> list[int]:
     ]
 
 
+def _elements(types: str) -> list[str]:
+    """Returns the elements of a tuple in the text of a type; one of several arrays is a tuple."""
+    found, depth = [""], 0
+    for character in types.strip()[1:-1]:
+        # Sizes, layouts and inner tuples have commas of their own.
+        depth += (character in "([{") - (character in ")]}")
+        if character == "," and depth == 0:
+            found.append("")
+        else:
+            found[-1] += character
+    return found
+
+
 def _order(text: str) -> np.ndarray:
     """Returns the devices of "[2,3]T(1,0)": those of a 2 x 3 mesh, transposed, in a row."""
     sizes, _, transposed = text.partition("T")
@@ -132,9 +145,11 @@ def collectives_of(text: str, mesh_shape: Shape) -> list[Collectives]:
             continue
         groups = _groups(found["rest"], mesh_shape.size)
         key = found["kind"], _mesh_dims(groups, mesh_shape)
-        parts = _bytes(found["type"])
-        # The type of a start has operands, too.
-        total = max(parts, default=0) if found["start"] else sum(parts)
+        result = found["type"]
+        # The type of a start has operands, too, but that of a sum, whose results are like them.
+        if found["start"] and found["kind"] != "all-reduce":
+            result = [*_elements(result), "", ""][1]
+        total = sum(_bytes(result))
         # The text has the type of the result, which is the part that one device keeps.
         if found["kind"] == "reduce-scatter":
             total *= len(groups[0])

@@ -253,12 +253,19 @@ class AttentionParamsFixup(attention.AttentionParams):
         """Creates the variables; see `AttentionParams`.
 
         Raises:
-          ValueError: `fold_scaling_into_initializer` is true, or an argument is out of range.
+          ValueError: `fold_scaling_into_initializer` or `unit_scaling_convention` is true, or an
+            argument is out of range.
         """
         if fold_scaling_into_initializer:
             raise ValueError(
                 "AttentionParamsFixup: the initializers are scaled by the depth and cannot hold "
                 "the scale of the logits too; set fold_scaling_into_initializer = False"
+            )
+        if layers.unit_scaling_convention():
+            raise ValueError(
+                "AttentionParamsFixup: unit_scaling_convention scales products instead of the "
+                "initial values, which Fixup scales by the depth; set "
+                "mesh_tensorflow.layers.unit_scaling_convention.value = False"
             )
         self.num_blocks = num_blocks
         self.default_init = default_init

@@ -30,7 +30,10 @@ def _kinds_of_experts(mask_info: Sequence[Mapping[str, Any]], num_experts: int) 
     """Returns the kind of each expert, an index of `mask_info`; the last kind takes the rest."""
     kinds = []
     for i, info in enumerate(mask_info[:-1]):
-        kinds += [i] * int(info["percent_number"] * num_experts)
+        share = info["percent_number"]
+        # From 1 on, whole numbers are numbers of experts, as in the classic.
+        counts = share >= 1 and share == int(share)
+        kinds += [i] * int(share if counts else share * num_experts)
     rest = num_experts - len(kinds)
     if rest < 0:
         raise ValueError(
@@ -52,7 +55,9 @@ def generate_heterogeneous_expert_masks(
     Args:
       mask_info: a list of dictionaries, one for each kind of experts: "layers", their number of
         layers; "width", an integer, their number of hidden units divided by `expert_width`;
-        "percent_number", their fraction of all experts.
+        "percent_number", their fraction of all experts; or from 1 on their number. As in the
+        classic, fractions are rounded down, products like 0.29 * 100 too (28), and the last kind
+        has the rest, whatever its own is.
       num_experts: an integer.
       experts_dim: a Dimension.
       mesh: a Mesh.

@@ -71,7 +71,8 @@ def searched_in_python(tables, beam, alpha, stop_early):
     rows = [([(0.0, [])], []) for _ in tables]
     for i in range(length):
         if stop_early and all(
-            done and done[-1][0] > score(alive[0][0], length, alpha) for alive, done in rows
+            done and done[-1][0] > max(score(alive[0][0], n, alpha) for n in (i + 1, length))
+            for alive, done in rows
         ):
             break
         rows = [step_in_python(log_softmax(t[i]), i, beam, alpha, *r) for t, r in zip(tables, rows)]
@@ -135,7 +136,7 @@ def assert_found(ids, scores, expected, row):
 
 
 @pytest.mark.parametrize("stop_early", [False, True])
-@pytest.mark.parametrize("alpha", [0.0, 0.6])
+@pytest.mark.parametrize("alpha", [0.0, 0.6, -2.0])
 def test_finds_the_best_of_all_sequences(alpha, stop_early):
     """With so many beams that none is left out."""
     table = random_table(length=4, vocab=3, seed=3)
@@ -150,7 +151,9 @@ def test_finds_the_best_of_all_sequences(alpha, stop_early):
 
 
 @pytest.mark.parametrize("beam", [1, 2, 4])
-@pytest.mark.parametrize("alpha, stop_early", [(0.0, True), (0.6, True), (0.6, False), (2.0, True)])
+@pytest.mark.parametrize(
+    "alpha, stop_early", [(0.0, True), (0.6, True), (0.6, False), (2.0, True), (-2.0, True)]
+)
 def test_equals_a_search_in_python(beam, alpha, stop_early):
     table = random_table(length=6, vocab=9, seed=beam)
     ids, scores = fetched(WHOLE, table_search(table, beam, alpha, stop_early=stop_early))
@@ -165,6 +168,17 @@ def test_goes_on_while_a_longer_sequence_may_be_better():
     ids, scores = fetched(WHOLE, table_search(table, 1, 2.0))
     best = every_sequence(table[0], 2.0)[0]
     assert best[1] == [2, 2, 2, 2, 2, EOS]
+    for row in range(BATCH):
+        assert_found(ids[row], scores[row], [best], row)
+
+
+def test_goes_on_while_a_sequence_of_the_next_length_may_be_better():
+    """With a negative alpha, longer ones are worse: what goes on may still end at once."""
+    steps = [[0.005, 0.44, 0.555], [0.005, 0.99, 0.005], *[[0.1, 0.1, 0.8]] * 4]
+    table = np.broadcast_to(np.log(steps)[:, np.newaxis], [BATCH, 6, 3, 3])
+    ids, scores = fetched(WHOLE, table_search(table, 1, -1.0))
+    best = every_sequence(table[0], -1.0)[0]
+    assert best[1][:2] == [2, EOS]
     for row in range(BATCH):
         assert_found(ids[row], scores[row], [best], row)
 

@@ -174,8 +174,10 @@ def test_nan_with_a_hook_that_only_warns(tmp_path, caplog):
     est = estimator.Estimator(nan_model, str(tmp_path), params=params)
     with caplog.at_level("WARNING", logger="tensorflow"):
         est.train(models.train_data, max_steps=10)
-    assert "the loss is NaN in step 3. The variables after it" in caplog.text
-    assert est.get_variable_value("global_step") == 3
+    kept = str(tmp_path / "nan" / "model.ckpt-3")
+    assert f"the loss is NaN in step 3. The variables after it were saved as {kept}" in caplog.text
+    assert f"Training resumes from {tmp_path / 'model.ckpt-2'}" in caplog.text
+    assert est.latest_checkpoint().endswith("model.ckpt-2")
 
 
 def test_nan_without_checkpoints(tmp_path):

@@ -7,6 +7,8 @@ import shutil
 import signal
 import sys
 
+WEIGHTS = [[float(i + j) for j in range(6)] for i in range(4)]
+
 
 def main(directory, killed=""):
     import jax
@@ -14,9 +16,19 @@ def main(directory, killed=""):
 
     import mesh_tensorflow as mtf
     from helpers import pjrt
+    from mesh_tensorflow.pjrt import _devices
 
+    devices = None
+    if killed:
+        # As a script that has joined them itself, and chooses devices.
+        _devices.make_cpus(4)
+        _devices.join()
+        devices = jax.devices()
     step = mtf.pjrt.function(
-        pjrt.training(mtf.pjrt.mesh_impl), mesh_shape=pjrt.MESH, layout=pjrt.LAYOUT
+        pjrt.training(mtf.pjrt.mesh_impl),
+        mesh_shape=pjrt.MESH,
+        layout=pjrt.LAYOUT,
+        devices=devices,
     )
     index = jax.process_index()
     if not killed:
@@ -26,6 +38,7 @@ def main(directory, killed=""):
     losses.append(float(step(pjrt.DATA)))
     mtf.pjrt.restore(step.store, path)
     found = {
+        "files": [] if killed else exported(f"{directory}/exported"),
         "error": error_of_damaged(step.store, path),
         "losses": losses,
         "devices": [len(jax.devices()), len(jax.local_devices())],
@@ -37,6 +50,26 @@ def main(directory, killed=""):
         os.kill(os.getpid(), signal.SIGKILL)
     while killed:
         step(pjrt.DATA)
+
+
+def exported(directory):
+    """Exports a program whose weight no process has all of; returns the names of the files."""
+    import tensorflow as tf
+
+    import mesh_tensorflow as mtf
+    from helpers import pjrt
+
+    @mtf.pjrt.function(mesh_shape=pjrt.MESH, layout="hidden:rows")
+    def program(data):
+        mesh = mtf.Mesh(mtf.Graph(), "mesh")
+        x = mtf.import_tf_tensor(mesh, data, mtf.Shape([("batch", 8), ("d", 4)]))
+        shape = mtf.Shape([("d", 4), ("hidden", 6)])
+        w = mtf.get_variable(mesh, "w", shape, initializer=tf.constant_initializer(WEIGHTS))
+        y = mtf.einsum([x, w], mtf.Shape([("batch", 8), ("hidden", 6)]))
+        lowering = mtf.Lowering(mesh.graph, {mesh: mtf.pjrt.mesh_impl()})
+        return lowering.export_to_tf_tensor(y)
+
+    return [os.path.basename(path) for path in mtf.pjrt.export(program, directory, pjrt.DATA)]
 
 
 def error_of_damaged(store, path):

@@ -17,15 +17,18 @@ def parts_of(count, size, halves):
 
 
 def blocks_of(runs, block):
-    return [run[i : i + block] for run in runs for i in range(0, len(run), block)]
+    """Returns the positions of blocks of a part, whose runs stand one after the other."""
+    part = list(itertools.chain(*runs))
+    return [part[i : i + block] for i in range(0, len(part), block)]
 
 
 def by_hand(length, processors, part, blocks, halves, earlier):
     queries = parts_of(processors, length // processors, halves)
-    memory = [run for runs in parts_of(length // part, part, halves) for run in runs]
+    memory = parts_of(length // part, part, halves)
+    columns_of_all = [b for runs in memory for b in blocks_of(runs, blocks[1])]
     found = []
     for runs in queries:
-        pairs = itertools.product(blocks_of(runs, blocks[0]), blocks_of(memory, blocks[1]))
+        pairs = itertools.product(blocks_of(runs, blocks[0]), columns_of_all)
         found.append(
             sum(
                 len(rows) * len(columns)

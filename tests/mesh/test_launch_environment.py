@@ -32,6 +32,19 @@ from mesh_tensorflow.train._placing import check_connected
             ("gpu08:8476", "gpu08:8477", "gpu09:8476", "gpu09:8477", "big:8476"),
             4,
         ),
+        (
+            {
+                "SLURM_NTASKS": "5",
+                "SLURM_PROCID": "3",
+                "SLURM_STEP_NODELIST": "a,b",
+                "SLURM_STEP_TASKS_PER_NODE": "3,2",
+                "SLURM_DISTRIBUTION": "cyclic:block",
+                "SLURM_NODEID": "1",
+                "SLURM_LOCALID": "1",
+            },
+            ("a:8476", "b:8476", "a:8477", "b:8477", "a:8478"),
+            3,
+        ),
     ],
 )
 def test_processes_are_read_from_the_environment(environment, addresses, index):
@@ -88,6 +101,17 @@ def test_devices():
         (
             tf_config({"worker": ["a:1"]}, "evaluator", 0),
             "this task is evaluator 0, .* make it a worker",
+        ),
+        (
+            {
+                "SLURM_NTASKS": "4",
+                "SLURM_PROCID": "1",
+                "SLURM_STEP_NODELIST": "a,b",
+                "SLURM_STEP_TASKS_PER_NODE": "2(x2)",
+                "SLURM_NODEID": "1",
+                "SLURM_LOCALID": "0",
+            },
+            "task 1 is number 0 of node 1, but with the distribution block .* --distribution=block",
         ),
         (
             {"SLURM_NTASKS": "two", "SLURM_PROCID": "0"},

@@ -1,9 +1,11 @@
 """Processes that are missing, lost, or in each other's way are named."""
 
 import socket
+import threading
 import time
 
 import pytest
+import tensorflow.compat.v1 as tf
 from helpers import processes
 from helpers.workers import lost_worker
 
@@ -84,6 +86,44 @@ def test_a_process_is_lost_before_it_misses_a_ping(monkeypatch):
     time.sleep(0.1)  # between two rounds of pings
     silent.add(found[1].address)
     assert lookout.confirmed() == [found[1]]
+
+
+def test_processes_that_hang_are_found_however_many_they_are(monkeypatch):
+    """A round of pings waits for each of them."""
+    found = [Peer("worker", i, f"127.0.0.1:{port}") for i, port in enumerate((1, 2, 3))]
+    hangs = threading.Event()
+
+    def answers(address):
+        if hangs.is_set():
+            time.sleep(peers.ANSWER_SECS)
+        return not hangs.is_set()
+
+    monkeypatch.setattr(peers, "answers", answers)
+    monkeypatch.setattr(peers, "ANSWER_SECS", 0.3)
+    monkeypatch.setattr(peers, "_PING_SECS", 0.05)
+    lookout = peers.Lookout(found)
+    hangs.set()
+    assert lookout.confirmed()[0] == found[0]
+
+
+def test_a_process_that_has_ended_after_all_had_called_is_not_lost(monkeypatch):
+    """The chief asks for it after it has read that one call is missing."""
+    found = [Peer("worker", i, a) for i, a in enumerate(launch._free_addresses(2))]
+    cluster = tf.train.ClusterSpec({"worker": [peer.address for peer in found]})
+    server = tf.distribute.Server(cluster, "worker", 0)
+    config = tf.ConfigProto(device_filters=[found[0].device])
+
+    def answers(address):
+        if address == found[0].address:
+            return True
+        with tf.Graph().as_default(), tf.device(f"{found[0].device}/device:CPU:0"):
+            add = tf.queue.FIFOQueue(2, tf.int32, shared_name="processes_at_their_end").enqueue(1)
+            with tf.Session(server.target, config=config) as session:
+                session.run(add)
+        return False
+
+    monkeypatch.setattr(peers, "answers", answers)
+    peers.wait_at_end(found, 0, server)
 
 
 @pytest.mark.parametrize("by_server", [False, True])

@@ -291,7 +291,18 @@ def wrong_slots(g, s, w, r, t):
     return -g, {"n": g}
 
 
+def excluding():
+    """Returns an optimizer of Keras that leaves out one of Keras' variables from its decay."""
+    optimizer = keras.AdamW()
+    optimizer.exclude_from_weight_decay(var_list=[tf2.keras.Variable([1.0])])
+    return optimizer
+
+
 ERRORS = {
+    "keras_variables": (
+        lambda: optimize.from_keras(excluding()),
+        r"AdamW has excluded variables of Keras .*exclude_from_weight_decay\(var_names=",
+    ),
     "class": (lambda: optimize.from_keras(keras.Nadam()), "the rule of Nadam is not known to be"),
     "derived": (lambda: optimize.from_keras(Own()), "the rule of Own is not known to be elementw"),
     "adafactor": (

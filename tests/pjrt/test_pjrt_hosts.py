@@ -8,9 +8,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from helpers import pjrt, pjrt_hosts
-from helpers.paths import environment
+from helpers.paths import EXAMPLES, environment
 
 import mesh_tensorflow as mtf
+
+sys.path.append(str(EXAMPLES))
+
+import run_exported
 
 
 def launched(*arguments):
@@ -37,6 +41,10 @@ def test_two_processes_are_as_one(tmp_path):
     assert "damaged/model is damaged or cut short" in first
     assert "another process cannot read its parts of checkpoint" in second
     assert found[0] == found[1]
+    assert found[0]["files"] == ["weights.safetensors", "program_4.bin", "program_1.bin"]
+    for devices in (1, 4):
+        [product] = run_exported.run(tmp_path / "exported", devices, [pjrt.DATA])
+        np.testing.assert_allclose(product, pjrt.DATA @ np.array(pjrt_hosts.WEIGHTS), rtol=1e-5)
 
     # The files are those of one process, and the weights those after three steps.
     path = str(tmp_path / "model.ckpt-3")
@@ -59,7 +67,7 @@ def test_two_processes_are_as_one(tmp_path):
 
 @pytest.mark.slow
 def test_a_process_that_is_lost_is_named(tmp_path):
-    """Nothing is seeded here: the first process draws a seed for both."""
+    """Nothing is seeded here: the first process draws a seed for both, also for given devices."""
     done = launched(tmp_path, "1")
     assert done.returncode == 1
     assert "process 1 (worker 0, 127.0.0.1:" in done.stderr

@@ -81,6 +81,31 @@ def test_bytes():
     ]
 
 
+STARTS = {
+    "(f32[4]{0}, f32[8]{0:T(256)}) all-gather-start(%x)": ("all-gather", 32),
+    "((f32[4,2]{1,0}, bf16[3]{0}), (f32[8,2]{1,0}, bf16[6]{0})) all-gather-start(%x, %y)": ("all-gather", 76),
+    "f32[4]{0} all-reduce-start(%x)": ("all-reduce", 16),
+    "(f32[4]{0}, f32[8]{0}) all-reduce-start(%x, %y)": ("all-reduce", 48),
+    "((f32[8]{0}), f32[4]{0}, u32[]) reduce-scatter-start(%x)": ("reduce-scatter", 32),
+    "((f32[2,4]{1,0}), f32[4,2]{1,0}, u32[]) all-to-all-start(%x)": ("all-to-all", 32),
+    "(f32[5]{0}, f32[5]{0}, u32[], u32[]) collective-permute-start(%x)": ("collective-permute", 20),
+    "((f32[5]{0}, s8[3]{0}), (f32[5]{0}, s8[3]{0}), u32[], u32[]) collective-permute-start(%x, %y)":
+        ("collective-permute", 23),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("line", STARTS)
+def test_bytes_of_asynchronous_collectives(line):
+    """Several arrays in one, and the operands that stand before them."""
+    text = f"  %x.1 = {line}, channel_id=1, replica_groups={{{{0,1}},{{2,3}}}}\n"
+    kind, size = STARTS[line]
+    if kind == "collective-permute":
+        text = text.replace("replica_groups", "source_target_pairs")
+    assert collectives_of(text, mtf.convert_to_shape(MESH)) == [
+        Collectives(kind, ("cols",), 1, size)
+    ]
+
+
 def test_programs_do_not_grow_with_the_mesh():
     """The text of 512 devices is as long as that of four, apart from numbers."""
     texts = []

@@ -1,5 +1,6 @@
 """Steps, restores and errors of mtf.pjrt that leave the variables of a store whole."""
 
+import functools
 import glob
 import pathlib
 import signal
@@ -9,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import processes
+from helpers import pjrt, processes
 from helpers.train import linear
 
 import mesh_tensorflow as mtf
@@ -216,6 +217,28 @@ print(f"{len(waits)} signals")
 def test_a_step_that_a_signal_ends_is_done_or_not(name, program):
     done = processes.run("-c", INTERRUPTED, name, pathlib.Path(__file__).parent, program)
     assert (done.returncode, done.stdout) == (0, "150 signals\n"), done.stderr[-3000:]
+
+
+def test_a_function_whose_building_is_stopped_is_built_anew():
+    """Ctrl-C leaves no variables, and no program that lacks what was to come."""
+    stops, training = [True], pjrt.training(mtf.pjrt.mesh_impl)
+
+    def step(data):
+        loss = training(data)
+        if stops:
+            raise KeyboardInterrupt(stops.pop())
+        return loss
+
+    on_jax = functools.partial(mtf.pjrt.function, mesh_shape=pjrt.MESH, layout=pjrt.LAYOUT)
+    tf.random.set_seed(3)
+    stopped = on_jax(step)
+    with pytest.raises(KeyboardInterrupt):
+        stopped(pjrt.DATA)
+    assert not stopped.store.names
+    found = [float(stopped(pjrt.DATA)) for _ in range(2)]
+    tf.random.set_seed(3)
+    whole = on_jax(training)
+    assert found == [float(whole(pjrt.DATA)) for _ in range(2)]
 
 
 def test_signals_wait_for_the_end_of_what_is_done_as_a_whole():

@@ -1,5 +1,9 @@
 """Messages between processes, and what the standard output leaves out."""
 
+import contextlib
+import itertools
+import os
+import signal
 import socket
 import threading
 import time
@@ -10,6 +14,7 @@ import pytest
 from helpers import processes
 
 from mesh_tensorflow._processes.peers import Peer
+from mesh_tensorflow.pjrt._sessions.programs import SIGNAL, PeerProcesses
 from mesh_tensorflow.pjrt._sessions.wire import Message, Watch, connected, receive, send
 
 
@@ -62,6 +67,51 @@ def tcp_pair():
     with socket.create_server(("127.0.0.1", 0)) as server:
         one = socket.create_connection(server.getsockname())
         return one, server.accept()[0]
+
+
+def interrupt():
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+@pytest.mark.parametrize("where", ["here", "there"])
+def test_an_interrupt_leaves_no_answer_for_the_next_message(where):
+    """Ctrl-C while this process does its part, or a signal that another one tells of."""
+    me, peer = Peer("worker", 0, "here:1"), Peer("worker", 1, "there:2")
+    one, other = map(connected, tcp_pair())
+
+    def follow():
+        with contextlib.suppress(EOFError):
+            for number in itertools.count():
+                message = receive(other)
+                if where == "there" and number == 0:
+                    send(other, Message(SIGNAL, int(signal.SIGINT)))
+                send(other, Message(message.call, number))
+
+    threading.Thread(target=follow, daemon=True).start()
+    peers = PeerProcesses([(peer, one)], me)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            peers.do(Message("run"), interrupt if where == "here" else lambda: None)
+        result, [answer] = peers.do(Message("read"), lambda: "own")
+        assert (result, answer.call, answer.values) == ("own", "read", 1)
+    finally:
+        peers.watch.stop()
+        one.close()
+
+
+def test_a_second_interrupt_breaks_a_message_off():
+    me, peer = Peer("worker", 0, "here:1"), Peer("worker", 1, "there:2")
+    one, other = map(connected, tcp_pair())
+    peers = PeerProcesses([(peer, one)], me)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            peers.do(Message("run"), lambda: (interrupt(), interrupt()))
+        with pytest.raises(RuntimeError, match=r"message 'run' .* was broken off"):
+            peers.do(Message("read"), lambda: None)
+    finally:
+        peers.watch.stop()
+        one.close()
+        other.close()
 
 
 SCRIPT = r"""

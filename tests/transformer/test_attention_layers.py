@@ -83,11 +83,11 @@ IDS = np.random.RandomState(4).randint(7, 12, (ROWS, LENGTH))
 ENCODER_IDS = np.random.RandomState(5).randint(7, 12, (ROWS, MEMORY))
 
 
-def assert_steps_are_rows(found, tolerance=1e-5):
+def assert_steps_are_rows(found, tolerance=1e-5, begins=BEGINS):
     """Checks that outputs of one position each are those of whole sequences."""
     whole, steps = found[0], [found[1 + i] for i in range(STEPS)]
     for step, values in enumerate(steps):
-        expected = whole[np.arange(ROWS), np.array(BEGINS) + step]
+        expected = whole[np.arange(ROWS), np.array(begins) + step]
         assert_close(values, expected, tolerance)
 
 
@@ -96,6 +96,13 @@ def test_decoding_equals_whole_sequences(name):
     found = run(lambda mesh: base.decoded(mesh, SELF[name](), X), scale=0.4)
     assert np.abs(found[0]).max() > 0.1
     assert_steps_are_rows(found)
+
+
+@pytest.mark.parametrize("name", ["plain", "local", "talking_dynamic", "experts_qkv_True"])
+def test_decoding_from_nothing_equals_whole_sequences(name):
+    """Samplers begin with states of zeros then, not with what the first part has recorded."""
+    found = run(lambda mesh: base.decoded(mesh, SELF[name](), X, begins=None), scale=0.4)
+    assert_steps_are_rows(found, begins=[0] * ROWS)
 
 
 def from_encoder(context):
@@ -232,9 +239,12 @@ def doubly_normalized(logits, hidden, mix):
     return (1 - mix) * softmax(visible) + mix * twice
 
 
-def test_hybrid_attention():
+@pytest.mark.parametrize("begins", [BEGINS, None])
+def test_hybrid_attention(begins):
     layer = T.SelfAttention(num_heads=1, key_value_size=DEPTH, attention_func="hybrid")
-    found = run(lambda mesh: [*base.decoded(mesh, layer, X), *weights_of(mesh)], scale=0.4)
+    found = run(
+        lambda mesh: [*base.decoded(mesh, layer, X, begins=begins), *weights_of(mesh)], scale=0.4
+    )
     wq, wk, wv, wo, mix = (found[i] for i in range(1 + STEPS, 6 + STEPS))
     logits = np.einsum("bld,bmd->blm", X @ wq, X @ wk)
     hidden = np.arange(LENGTH)[:, None] < np.arange(LENGTH)
@@ -243,7 +253,7 @@ def test_hybrid_attention():
     assert_close(found[0], doubly_normalized(logits, hidden[None], mix) @ values @ wo, 1e-5)
     # In decoding the sums are over the positions so far.
     for step in range(STEPS):
-        for row, begin in enumerate(BEGINS):
+        for row, begin in enumerate(begins or [0] * ROWS):
             n = begin + step + 1
             weights = doubly_normalized(logits[row : row + 1, :n, :n], hidden[None, :n, :n], mix)
             expected = weights[0, -1] @ values[row, :n] @ wo

@@ -1,5 +1,6 @@
 """Fixup: initial values by the depth, learned scalars, and layers against NumPy and in layouts."""
 
+import gin
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
@@ -182,6 +183,13 @@ def test_encoder_decoder_attention_is_as_usual():
 def test_errors():
     with pytest.raises(ValueError, match="set fold_scaling_into_initializer = False"):
         models.run(called(fixup.SelfAttentionFixup(num_blocks=2, num_heads=2).call))
+    with gin.unlock_config():
+        gin.bind_parameter("mesh_tensorflow.layers.unit_scaling_convention.value", True)
+    try:
+        with pytest.raises(ValueError, match="unit_scaling_convention scales products instead"):
+            models.run(called(fixup.SelfAttentionFixup(num_blocks=2, **ATTENTION).call))
+    finally:
+        gin.clear_config()
     with pytest.raises(ValueError, match="default_init='lecun' is none of 'he', 'glorot'"):
         fixup.DenseReluDenseFixup(num_blocks=2, default_init="lecun")
     with pytest.raises(ValueError, match="num_blocks=0 must be the number of residual blocks"):

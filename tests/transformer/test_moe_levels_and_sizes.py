@@ -75,10 +75,12 @@ def test_two_levels_of_one_expert_are_a_dense_layer():
 # -- experts of several sizes
 
 
-def test_masks_of_heterogeneous_experts():
+@pytest.mark.parametrize("shares", [(0.34, 0.33), (3, 3), (3.0, 0.33)])
+def test_masks_of_heterogeneous_experts(shares):
+    """Fractions of the experts, or numbers of them."""
     kinds = [
-        {"layers": 1, "width": 2, "percent_number": 0.34},
-        {"layers": 3, "width": 4, "percent_number": 0.33},
+        {"layers": 1, "width": 2, "percent_number": shares[0]},
+        {"layers": 3, "width": 4, "percent_number": shares[1]},
         {"layers": 2, "width": 1, "percent_number": 0.33},
     ]
 

@@ -14,6 +14,7 @@ import mesh_tensorflow as mtf
 from mesh_tensorflow._core.pending import walk
 from mesh_tensorflow.testing.harness import WHOLE, Placing
 from mesh_tensorflow.transformer import moe, transformer, transformer_layers
+from mesh_tensorflow.transformer.transformer._pipelined import alike
 
 run = functools.partial(models.run, scale=0.5)  # of weights, which would grow errors of rounding
 ATTENTION = {
@@ -245,6 +246,26 @@ class Unequal(Mix):
         super().__init__()
         Unequal.made += 1
         self.scale = Unequal.made
+
+
+def _adds(number):
+    return lambda x: x + number
+
+
+@pytest.mark.parametrize("make, others", [
+    (lambda: tf.constant_initializer(2.0), [lambda: tf.constant_initializer(3.0), tf.zeros_initializer]),
+    (lambda: tf.variance_scaling_initializer(2.0), [lambda: tf.variance_scaling_initializer(2.0, seed=1)]),
+    (lambda: _adds(1), [lambda: _adds(2), lambda: _adds]),
+    (lambda: functools.partial(_adds, 1), [lambda: functools.partial(_adds, number=1)]),
+    (lambda: Mix().call, [lambda: Mix(2.0).call]),
+    (lambda: np.arange(9999), [lambda: np.where(np.arange(9999) == 5000, 0, np.arange(9999))]),
+])  # fmt: skip
+def test_initializers_and_functions_of_layers_are_compared_by_what_they_do(make, others):
+    """Each layer has its own, at its own address."""
+    of = [[Mix(), Mix()], *([Mix(), Mix()] for _ in others)]
+    for (one, two), other in zip(of, [make, *others]):
+        one.kept, two.kept = make(), other()
+        assert alike(one, two) == (other is make)
 
 
 def called(layers, pipe=TWO, blocks=4, **kwargs):

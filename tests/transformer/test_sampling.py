@@ -2,6 +2,7 @@
 
 import itertools
 
+import gin
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
@@ -23,7 +24,7 @@ from helpers.transformer.decoding_models import (
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow.testing.harness import WHOLE, Placing, assert_close
-from mesh_tensorflow.transformer import transformer
+from mesh_tensorflow.transformer import transformer, transformer_layers
 
 
 def sampled(model, given, bos_id=0, removed=False, **kwargs):
@@ -143,6 +144,39 @@ def test_what_is_given_sees_all_of_itself():
         return {"ids": ids, "logits": model._call_internal(context, inputs)}
 
     found = models.run(build)
+    found["logits"][..., EOS] = -np.inf
+    assert_best(found, given, LENGTH)
+
+
+def test_spans_are_counted_from_what_is_given():
+    """The last given id is fed to the first step: a sentinel there is one, not two."""
+    given = prefixes((0, 2, 4, 7), seed=1)
+    given[[1, 2, 3], [1, 3, 6]] = VOCAB - 1
+    memory = np.random.RandomState(1).randint(4, VOCAB, (ROWS, LENGTH))
+    values = 3 * np.random.RandomState(2).normal(size=(ROWS, LENGTH, 16)).astype("float32")
+
+    def build(mesh):
+        spans = transformer_layers.EncDecAttention(
+            num_heads=4, key_value_size=4, relative_attention_type="bias",
+            relative_attention_num_buckets=8,
+        )  # fmt: skip
+        model = models.unitransformer([spans, models.attention()])
+        shape = dims(f"batch:{ROWS},memory_length:{LENGTH},d_model:16")
+        encoder = {
+            "encoder_output": mtf.import_tf_tensor(mesh, tf.constant(values), shape),
+            "encoder_inputs": mtf.import_tf_tensor(mesh, tf.constant(memory, tf.int32), shape[:2]),
+        }
+        ids = model.sample_autoregressive(models.imported(mesh, given), never_end=True, **encoder)
+        inputs = transformer.autoregressive_inputs(ids)
+        logits, _ = model.call_simple(inputs, ids, compute_loss=False, mode="eval", **encoder)
+        return {"ids": ids, "logits": logits}
+
+    with gin.unlock_config():
+        gin.bind_parameter("relative_position_spans.num_sentinels", 4)
+    try:
+        found = models.run(build)
+    finally:
+        gin.clear_config()
     found["logits"][..., EOS] = -np.inf
     assert_best(found, given, LENGTH)
 

@@ -174,6 +174,34 @@ def test_texts_of_bytes_are_texts(tmp_path):
     assert (tmp_path / "lines").read_text() == "a\nb\n"
 
 
+class _Scores:
+    """An estimator that has scored these targets."""
+
+    def __init__(self, *targets):
+        self.targets = targets
+
+    def predict(self, input_fn, checkpoint_path):
+        for i, ids in enumerate(self.targets):
+            yield {"scores": -i, "targets": np.array(ids)}
+
+
+@pytest.mark.parametrize("number, expected", [(4, [0, -1, -2, -3]), (None, [0, -1, -2])])
+def test_examples_without_targets_are_scored(tmp_path, number, expected):
+    """Without them, the scores after them would be those of other inputs."""
+    (tmp_path / "model.ckpt-3.index").write_text("")
+    estimator = _Scores([5, 1], [0, 0], [6, 1], [0, 0], [0, 0])
+    found = []
+    for score, size in (
+        (utils.score_with_estimator, {}),
+        (utils.score_with_estimator_lazy, {"num_examples_per_shard": 2}),
+    ):
+        score(
+            estimator, None, 3, str(tmp_path), Numbers(), num_examples=number, **size,
+            score_postprocess_fn=lambda some, _, shard_idx=0: found.extend(r["scores"] for r in some),
+        )  # fmt: skip
+    assert found == 2 * expected
+
+
 @pytest.mark.parametrize("ids_only", [False, True])
 def test_scores_as_records(tmp_path, ids_only):
     results = [{"inputs": np.array([5, 1, 0]), "targets": np.array([-6, 7, 1]), "scores": -1.5}]

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -139,6 +140,18 @@ def test_a_training_that_goes_on_sees_the_data_that_it_would_have(train, further
         np.testing.assert_allclose(a[name], b[name], rtol=1e-4, atol=1e-6, err_msg=name)
 
 
+@pytest.mark.slow
+def test_input_pipelines_are_kept_as_long_as_checkpoints(train):
+    further = "run.checkpoint_input_pipeline = True\nrun.keep_checkpoint_max = 2\n"
+    directory = train(f"{further}run.train_steps = 4\nrun.save_checkpoints_steps = 1\n")
+    kept = {name: set() for name in ("model", "input")}
+    for file in os.listdir(directory):
+        found = re.fullmatch(r"(model|input)\.ckpt-(\d+)\.(index|meta|data.*)", file)
+        if found:
+            kept[found[1]].add(int(found[2]))
+    assert kept["input"] == kept["model"] and len(kept["model"]) == 2
+
+
 def test_ids_that_the_vocabulary_does_not_have(train, monkeypatch):
     monkeypatch.setattr(Numbers, "vocab_size", 10)
     with pytest.raises(tf.errors.InvalidArgumentError, match="too small, with vocab_size 10"):
@@ -254,7 +267,7 @@ def test_main(tmp_path):
 
 @pytest.mark.slow
 def test_distillation_from_a_teacher(tmp_path):
-    """The teacher comes from its checkpoint and stays as it is; the student learns."""
+    """The teacher comes from its checkpoint and stays as it is; the student learns, and scores."""
     shapes = json.loads((FIXTURES / "utils.json").read_text())["models"]["bitransformer"][
         "variables"
     ]
@@ -280,3 +293,8 @@ def test_distillation_from_a_teacher(tmp_path):
     for name, value in taught.items():
         if name != "global_step" and "slot" not in name:
             np.testing.assert_array_equal(after[f"teacher/{name}"], value)
+    steps = "run.eval_checkpoint_step = 2\n"
+    scores = runs.call(
+        utils.run, directory, "bi_student_teacher", "score_from_strings", further + steps
+    )
+    assert len(scores) == len(runs.TARGETS) and np.isfinite(scores).all()

@@ -6,7 +6,7 @@ import datetime
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Optional, TextIO, Union
 
 import numpy as np
@@ -181,6 +181,7 @@ class NanLossHook(tf.train.SessionRunHook):
         model_dir: Optional[str],
         listeners: Callable[[], Iterable[tf.train.CheckpointSaverListener]],
         fail_on_nan_loss: bool = True,
+        savers: Sequence[tf.train.CheckpointSaverHook] = (),
     ) -> None:
         """Creates a NanLossHook.
 
@@ -191,7 +192,9 @@ class NanLossHook(tf.train.SessionRunHook):
           model_dir: the model directory, or None to save nothing.
           listeners: a function that returns the listeners of the savers of the training.
           fail_on_nan_loss: whether to raise an error instead of ending training with a warning.
+          savers: the savers of the training, which do not save the step then.
         """
+        self._savers = savers
         self._fetches = {"loss": loss, "step": step}
         self._scaffold, self._model_dir, self._listeners = scaffold, model_dir, listeners
         self._fail = fail_on_nan_loss
@@ -235,6 +238,11 @@ class NanLossHook(tf.train.SessionRunHook):
         if self._fail:
             raise NanLossError(text, step)
         tf.logging.warning("%s", text)
+        for saver in self._savers:
+            # As if they had saved it: training ends in order, and they would save its last step.
+            timer = getattr(saver, "_timer", None)
+            if timer is not None:
+                timer.update_last_triggered_step(step)
         run_context.request_stop()
 
     def _save(self, session: tf.Session, step: int) -> Optional[str]:

@@ -214,6 +214,7 @@ def _hooks(
         model.model_dir if config.is_chief else None,
         lambda: _listeners(savers),
         _fails_on_nan(hooks),
+        savers,
     )
     progress = ProgressHook(step.loss, step.number, config.log_step_count_steps, request.last_step)
     # The loss is checked first: its error keeps the savers after it from saving a step with NaNs.

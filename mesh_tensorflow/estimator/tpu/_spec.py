@@ -372,8 +372,6 @@ def _results_of(spec: TPUEstimatorSpec) -> dict[str, Any]:
     for name in _CALLS:
         pair = getattr(spec, name)
         results[name] = None if pair is None else pair[1]
-    if spec.export_outputs is not None and spec.mode != ModeKeys.PREDICT:
-        results["export_outputs"] = None
     return {name: value for name, value in results.items() if _leaves(value)}
 
 

@@ -226,7 +226,7 @@ class Form(NamedTuple):
         return sees_own_position(self._compared(rest), biases, length, start)
 
     def blocks(self, rows: int, length: int, memory: int, parts: int) -> tuple[int, int]:
-        """Returns block sizes such that none is in two of several parts of the lengths.
+        """Returns block sizes such that few blocks, or none, are in two of several parts.
 
         Args:
           rows: how many logits there are for each pair of positions.

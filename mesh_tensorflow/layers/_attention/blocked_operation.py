@@ -40,12 +40,12 @@ def _positions(part: int, parts: int, size: int, halves: bool) -> list[tuple[int
 
 
 def _blocks(runs: list[tuple[int, int]], block: int) -> np.ndarray:
-    """Returns the begins and the ends of the blocks of runs of positions, [blocks, 2]."""
-    found = []
-    for begin, end in runs:
-        begins = np.arange(begin, end, block)
-        found.append(np.stack([begins, np.minimum(begins + block, end)], 1))
-    return np.concatenate(found)
+    """Returns the first positions, the ends and the sizes of the blocks of a part, [blocks, 3]."""
+    # Runs stand one after the other, and a block of the end of one may have the begin of the next.
+    at = np.concatenate([np.arange(begin, end) for begin, end in runs])
+    begins = np.arange(0, len(at), block)
+    first, last = (f.reduceat(at, begins) for f in (np.minimum, np.maximum))
+    return np.stack([first, last + 1, np.diff(np.append(begins, len(at)))], 1)
 
 
 @functools.lru_cache(1024)
@@ -67,32 +67,34 @@ def most_pairs(
       processors: how many parts the queries are split into.
       part: how many positions of the memory a processor has at a time.
       blocks: the numbers of positions of queries and of the memory in a block, none of which are of
-        two parts, or of two halves of them.
+        two parts; those of two halves are, where the number does not divide these.
       halves: whether parts have exchanged their second halves, as in a zigzag.
       earlier: whether queries see what is before them, instead of what is after.
     """
     size = length // processors
     # In turns of a ring, each processor has the blocks of every part once.
     turns = length // part
-    whole = [run for p in range(turns) for run in _positions(p, turns, part, halves)]
-    begins, ends = _blocks(whole, blocks[1]).T
-    widths = ends - begins
-    order = np.argsort(begins)
-    begins, ends = begins[order], ends[order]
-    # Widths of all blocks that begin before a position, so that each block of queries takes one
-    # look-up.
-    seen = np.concatenate([[0], np.cumsum(widths[order])])
+    begins, ends, widths = np.concatenate(
+        [_blocks(_positions(p, turns, part, halves), blocks[1]) for p in range(turns)]
+    ).T
+
+    def up_to(bounds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        # Widths of all blocks before a bound, so that each block of queries takes one look-up.
+        order = np.argsort(bounds)
+        return bounds[order], np.concatenate([[0], np.cumsum(widths[order])])
+
+    begins, begun = up_to(begins)
+    ends, ended = up_to(ends)
     most = 0
     for p in range(processors):
-        first, last = _blocks(_positions(p, processors, size, halves), blocks[0]).T
+        first, last, rows = _blocks(_positions(p, processors, size, halves), blocks[0]).T
         if earlier:
             # Left out if all of its positions are after all queries: begin >= last.
-            columns = seen[np.searchsorted(begins, last)]
+            columns = begun[np.searchsorted(begins, last)]
         else:
-            # Left out if all of its positions are before all queries: end <= first. The ends are
-            # in order, too, since blocks do not overlap.
-            columns = length - seen[np.searchsorted(ends, first, side="right")]
-        most = max(most, int(((last - first) * columns).sum()))
+            # Left out if all of its positions are before all queries: end <= first.
+            columns = length - ended[np.searchsorted(ends, first, side="right")]
+        most = max(most, int((rows * columns).sum()))
     return most
 
 

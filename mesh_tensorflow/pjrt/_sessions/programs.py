@@ -32,6 +32,7 @@ from mesh_tensorflow._mesh.variables.checkpoint_files import (
     write_parts,
 )
 from mesh_tensorflow._processes.peers import Peer
+from mesh_tensorflow._stop_signals import deferred
 from mesh_tensorflow.pjrt._sessions.executor import Description, Executor
 from mesh_tensorflow.pjrt._sessions.wire import Message, Watch, receive, send
 from mesh_tensorflow.pjrt._store import own_specs, parts_to_write, read_array
@@ -269,6 +270,7 @@ class PeerProcesses:
           me: this process.
         """
         self._others, self.me = list(others), me
+        self._broken_off: Optional[str] = None  # the message whose answers were not taken
         self.peers = [peer for peer, _ in self._others]
         self.watch = Watch(others, me)
 
@@ -284,21 +286,45 @@ class PeerProcesses:
 
         Raises:
           PeerLostError: a process is lost.
-          RuntimeError: another process could not do it.
+          RuntimeError: another process could not do it; or a second Ctrl-C has broken off an
+            earlier message.
         """
-        # To the others first: `own` may take part in collectives, in which it would wait for them.
-        self._each(lambda connection: send(connection, message))
+        if self._broken_off is not None:
+            raise self.watch.error() or RuntimeError(
+                f"the message {self._broken_off!r} to the other processes was broken off, so that "
+                "they are not where this one is. Start all processes again, from a checkpoint"
+            )
+        signals: list[signal.Signals] = []
         try:
-            result = own()
-        except Exception as error:
-            # All answers are taken, also after an error: one that stayed would be taken for that of
-            # the next message.
-            self._each(_answer)  # the same error, or that a process is lost
-            raise error
-        answers = self._each(_answer)
+            # As a whole: Ctrl-C in between would leave answers, for the next message to take.
+            with deferred():
+                result, answers = self._done(message, own, signals)
+        finally:
+            for number in signals:
+                os.kill(os.getpid(), number)
         for (peer, _), answer in zip(self._others, answers):
             if answer.call == FAILED:
                 raise RuntimeError(f"{peer} failed: {answer.values}")
+        return result, answers
+
+    def _done(
+        self, message: Message, own: Callable[[], Any], signals: list[signal.Signals]
+    ) -> tuple[Any, list[Message]]:
+        self._broken_off = message.call
+        # To the others first: `own` may take part in collectives, in which it would wait for them.
+        self._each(lambda connection: send(connection, message))
+        error: Optional[Exception] = None
+        result = None
+        try:
+            result = own()
+        except Exception as found:
+            error = found
+        # All answers are taken, also after an error: one that stayed would be taken for that of the
+        # next message. They have the same error, or a process is lost.
+        answers = self._each(lambda connection: _answer(connection, signals))
+        self._broken_off = None
+        if error is not None:
+            raise error
         return result, answers
 
     def _each(self, call: Callable[[socket.socket], Any]) -> list[Any]:
@@ -324,12 +350,11 @@ class PeerProcesses:
                 send(connection, news)
 
 
-def _answer(connection: socket.socket) -> Message:
-    """Returns the answer of a process; a signal that it received is given to this one as well."""
+def _answer(connection: socket.socket, signals: list[signal.Signals]) -> Message:
+    """Returns the answer of a process; adds signals that it received, for this one as well."""
     while (message := receive(connection)).call == SIGNAL:
-        number = signal.Signals(message.values)
-        tf.logging.warning("Another process of this program received %s.", number.name)
-        os.kill(os.getpid(), number)
+        signals.append(signal.Signals(message.values))
+        tf.logging.warning("Another process of this program received %s.", signals[-1].name)
     return message
 
 

@@ -305,6 +305,10 @@ def _add_z_loss(
         squares = mtf.multiply(squares, mask, output_shape=squares.shape)
     mean = mtf.reduce_mean(squares)
     mtf.scalar_summary("attention_z_loss", mean)
+    number = getattr(context, "num_microbatches", 1)  # a user's own context may lack it
+    if number > 1:
+        # Losses of microbatches are summed, and this one is to count once for the batch.
+        mean /= number
     context.losses.append(mtf.cast(mean * coefficient, dtype))  # type: ignore[union-attr]
 
 

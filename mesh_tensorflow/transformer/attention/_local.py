@@ -13,7 +13,7 @@ from mesh_tensorflow import layers
 from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.graph import leaves_no_node
 from mesh_tensorflow.layers._attention import masks
-from mesh_tensorflow.layers._attention.visibility import ABSENT_LOGIT
+from mesh_tensorflow.layers._attention.visibility import ABSENT_LOGIT, HIDDEN_LOGIT
 from mesh_tensorflow.ops._elementwise.compare import select
 from mesh_tensorflow.transformer.attention._dot_product import (
     attention,
@@ -225,7 +225,9 @@ def _log_sums_over_queries(
     """
     if context.mode == "incremental":
         [sums] = context.get_states(1)
-        sums = _log_add(sums, logits)
+        # States are zeros where decoding begins without given ids, and the log of no sum is not 0.
+        begun = mtf.greater(context.position, 0)
+        sums = _log_add(select(begun, sums, HIDDEN_LOGIT, sums.shape), logits)
         context.record_new_states([sums])
     else:
         if context.mode == "first_part":

@@ -178,7 +178,8 @@ class Context:
       write_priority: an integer Tensor; see read_priority.
       read_priority: an integer Tensor: position i sees position j if
         `read_priority[i] >= write_priority[j]`.
-      inputs: an integer Tensor, the ids.
+      inputs: an integer Tensor, the ids that the model is fed: in autoregressive models the targets
+        shifted by one.
       encoder_inputs: an integer Tensor, the ids of the encoder.
       num_microbatches: an integer, the number of microbatches; a call is for one of them.
       layer_index: an integer, the index of the layer being called.

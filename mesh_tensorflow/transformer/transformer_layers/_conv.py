@@ -22,7 +22,18 @@ def activated(name: str, x: mtf.Tensor) -> mtf.Tensor:
 
 
 class Conv1D(TransformerLayer):
-    """Base class of convolutions; in decoding, the state is the last inputs."""
+    """Base class of convolutions; in decoding, the state is the last inputs.
+
+    For whole sequences, inputs of the id 0 are padding, and 0. As in the classic, steps of decoding
+    do not set them to 0: not even at the first position, to which models feed the id 0 unless
+    `bos_id` is another one. To decode what such a model computes in training, set
+    `Conv1D.masks_decoded_padding = True`, for all layers of this kind.
+
+    Attributes:
+      masks_decoded_padding: whether steps of decoding set inputs of the id 0 to 0, too.
+    """
+
+    masks_decoded_padding: bool = False
 
     def inputs_of_conv(self, context: Context, x: mtf.Tensor, filter_size: int) -> mtf.Tensor:
         """Returns the input of the convolution; records states when decoding.
@@ -38,9 +49,15 @@ class Conv1D(TransformerLayer):
           "incremental" the last `filter_size` inputs.
         """
         if context.mode == "incremental":
+            x = self._without_padding(context, x) if self.masks_decoded_padding else x
             return self.record_states_incremental_mode(context, x, filter_size)
+        masked = self._without_padding(context, x)
         if context.mode == "first_part":
-            self.record_states_first_part_mode(context, x, filter_size)
+            kept = masked if self.masks_decoded_padding else x
+            self.record_states_first_part_mode(context, kept, filter_size)
+        return masked
+
+    def _without_padding(self, context: Context, x: mtf.Tensor) -> mtf.Tensor:
         # Filters read their neighbors: padding is 0 for them, as what is beyond the ends.
         if context.inputs is not None:
             return x * mtf.cast(mtf.not_equal(context.inputs, 0), x.dtype)

@@ -62,7 +62,7 @@ def called(layer, *args):
         return layer.call(*args)
 
 
-def decoded(mesh, layer, values, prepare=None, placing=None):
+def decoded(mesh, layer, values, prepare=None, placing=None, begins=BEGINS):
     """Returns outputs for whole sequences, and for some positions one by one.
 
     Args:
@@ -71,9 +71,10 @@ def decoded(mesh, layer, values, prepare=None, placing=None):
       values: the input, an array [ROWS, LENGTH, DEPTH].
       prepare: a function of a Context that adds to it what the layer needs, or None.
       placing: a Placing or None.
+      begins: where decoding begins in each row; None for nothing given, and states of zeros.
 
     Returns:
-      A list of Tensors: the output for all positions, then those for the positions BEGINS, and
+      A list of Tensors: the output for all positions, then those for the positions `begins`, and
       the STEPS - 1 after them.
     """
     prepare = prepare or (lambda c: None)
@@ -81,17 +82,20 @@ def decoded(mesh, layer, values, prepare=None, placing=None):
     whole = context(mesh, placing=placing, sequence_id=1)
     prepare(whole)
     outputs = [called(layer, whole, tensor(mesh, values, shape))]
+    from_zeros, begins = begins is None, begins or (0,) * ROWS
     # What comes after the beginning is not known yet.
-    known = np.arange(LENGTH)[None, :, None] < np.array(BEGINS)[:, None, None]
+    known = np.arange(LENGTH)[None, :, None] < np.array(begins)[:, None, None]
     first = context(
         mesh, "first_part", placing=placing, sequence_id=1,
-        initial_position=tensor(mesh, BEGINS, f"batch:{ROWS}"),
+        initial_position=tensor(mesh, begins, f"batch:{ROWS}"),
     )  # fmt: skip
     prepare(first)
     called(layer, first, tensor(mesh, np.where(known, values, 7.0), shape))
     states = first.new_states
+    if from_zeros:
+        states = [mtf.zeros(mesh, x.shape, x.dtype) for x in states]
     for step in range(STEPS):
-        at = np.array(BEGINS) + step
+        at = np.array(begins) + step
         position = tensor(mesh, at, f"batch:{ROWS}")
         one = context(
             mesh, "incremental", placing=placing, sequence_id=1, position=position,

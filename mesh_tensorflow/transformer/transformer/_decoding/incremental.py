@@ -76,18 +76,19 @@ class IncrementalModel:
             "write_priority": self._write_priority,
             **encoded.arguments(),
         }
+        inputs = autoregressive_inputs(ids)
+        if bos_id:
+            first = mtf.constant(mesh, 0, dtype=tf.int32)
+            inputs += mtf.one_hot(first, length_dim, bos_id, 0, tf.int32)
         context = self._context(
             mode="first_part",
             position=positions,
             position_is_default=True,
             initial_position=initial_position,
             read_priority=self._write_priority,
-            inputs=ids,
+            # What the model is fed, as in training: a step is fed the last given id, not this call.
+            inputs=inputs,
         )
-        inputs = autoregressive_inputs(ids)
-        if bos_id:
-            first = mtf.constant(mesh, 0, dtype=tf.int32)
-            inputs += mtf.one_hot(first, length_dim, bos_id, 0, tf.int32)
         model._call_internal(context, inputs)
         self.states: list[mtf.Tensor] = context.new_states or []
 

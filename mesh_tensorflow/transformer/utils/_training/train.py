@@ -391,6 +391,12 @@ class _InputCheckpoints(tf.train.SessionRunHook):
             # The file `checkpoint` has to go on naming the model's.
             latest_filename=_INPUT_STATE,
         )
+        # Kept as long as the model's checkpoint of their step, which has its own rules.
+        paths = checkpoint_files.numbered(self._model_dir)
+        kept = {step, *(checkpoint_files.by_step(path)[0] for path in paths)}
+        for path in checkpoint_files.numbered(self._model_dir, _INPUT_NAME):
+            if checkpoint_files.by_step(path)[0] not in kept:
+                checkpoint_files.remove(path)
 
 
 class _InputListener(tf.train.CheckpointSaverListener):
