@@ -14,7 +14,7 @@ from mesh_tensorflow._core.errors import tensors_text
 from mesh_tensorflow._core.graph import Mesh, leaves_no_node
 from mesh_tensorflow._core.interfaces import LoweringLike
 from mesh_tensorflow._core.operation import Loop, Operation, PendingSums, with_inner_operations
-from mesh_tensorflow._core.pending import walk
+from mesh_tensorflow._core.pending import sums_of, walk
 from mesh_tensorflow._core.shape import Shape
 from mesh_tensorflow._core.tensor import Tensor, check_tensors, is_differentiable
 from mesh_tensorflow._mesh.constants import inside_loop
@@ -296,7 +296,7 @@ class WhileGradientOperation(Operation):
         # All of them, though only the first are carried: pending sums are computed before a loop.
         values = [lowering.tensors[x].to_laid_out_tensor() for x in self.inputs]
         n = len(self._carried)
-        pending = walk(self._operations, mesh_impl)
+        pending = sums_of(self._operations, mesh_impl)
         # Gradients of weights stay partial within the loop, so that there is one allreduce after it
         # and not one for each iteration. What is carried is needed whole in the next iteration.
         summands = [False] * n + [bool(pending.pending_axes(y)) for y in self._results[n:]]
@@ -335,7 +335,7 @@ class WhileGradientOperation(Operation):
 
     def pending_sums(self, mesh_impl: MeshImpl, pending: PendingSums) -> dict:
         """Accumulated gradients are pending as they are within an iteration."""
-        inner = walk(self._operations, mesh_impl)
+        inner = sums_of(self._operations, mesh_impl)
         n = len(self._carried)
         axes = {y: inner.pending_axes(x) for y, x in zip(self.outputs[n:], self._results[n:])}
         return {y: a for y, a in axes.items() if a}
@@ -517,7 +517,7 @@ class WhileLoopOperation(Operation):
         # uses after it would be given a tf.Tensor of the body.
         for x in self.inputs[n:]:
             lowering.tensors[x].to_laid_out_tensor()
-        pending = walk(self._body_ops, mesh_impl)
+        pending = sums_of(self._body_ops, mesh_impl)
         summands = [False] * n + [bool(pending.pending_axes(y)) for y in self._body_outputs[n:]]
         state = LoopState(mesh_impl, [y.shape for y in self._body_outputs], summands)
         tape = Tape(mesh_impl, self.taped()) if self._keeps_tape else None
@@ -634,7 +634,7 @@ class WhileLoopOperation(Operation):
 
     def pending_sums(self, mesh_impl: MeshImpl, pending: PendingSums) -> dict:
         """Accumulators are pending as they are within an iteration."""
-        inner = walk(self._body_ops, mesh_impl)
+        inner = sums_of(self._body_ops, mesh_impl)
         pairs = zip(self.outputs[self._num_vars :], self._body_outputs[self._num_vars :])
         axes = {y: inner.pending_axes(x) for y, x in pairs}
         return {y: a for y, a in axes.items() if a}
