@@ -13,6 +13,7 @@ from mesh_tensorflow._core.graph import leaves_no_node
 from mesh_tensorflow._core.interfaces import LoweringLike
 from mesh_tensorflow._core.operation import Operation, PendingSums
 from mesh_tensorflow._core.tensor import Tensor, is_differentiable
+from mesh_tensorflow._mesh.laid_out import LazyAllreduceSum
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow.ops._variables.assign import Assign, ReadVariable
 from mesh_tensorflow.ops._variables.variable import Variable
@@ -51,6 +52,18 @@ class Depend(Operation):
     def dependencies(self) -> Sequence[Union[Tensor, Operation]]:
         """What it waits for."""
         return self._dependencies
+
+    def wait_less(self, gone: Callable[[Operation], bool]) -> None:
+        """Waits no longer for operations that are not there where it is computed.
+
+        Args:
+          gone: takes an Operation; returns whether it and its outputs are not there.
+        """
+        self._dependencies = [
+            d
+            for d in self._dependencies
+            if not gone(d.operation if isinstance(d, Tensor) else d)
+        ]
 
     def gradient(self, grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Optional[Tensor]]:
         """Passes the gradient on."""
@@ -95,9 +108,14 @@ class Depend(Operation):
             if isinstance(d, Operation):
                 waits.append(lowering.lowered_operation(d))
             else:
+                value = lowering.tensors[d]
+                if isinstance(value, LazyAllreduceSum) and not value.is_summed:
+                    # Of a partial sum it waits for the summands: an order alone asks for no
+                    # allreduce; and one in a loop, of a sum from outside, would be of no use there.
+                    value = value.laid_out_input
                 # All slices, of all processors: a processor may not read a variable again while
                 # others still have to assign to theirs.
-                waits.extend(lowering.tensors[d].to_laid_out_tensor().all_slices)
+                waits.extend(value.to_laid_out_tensor().all_slices)
         x, y = lowering.tensors[self.inputs[0]], self.outputs[0]
         variable = self._variable()
         with tf.control_dependencies(waits):

@@ -21,7 +21,7 @@ from mesh_tensorflow._mesh.constants import inside_loop
 from mesh_tensorflow._mesh.laid_out import LazyAllreduceSum
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow._mesh.random_values import fold_key
-from mesh_tensorflow.ops._control.control import external_inputs
+from mesh_tensorflow.ops._control.control import Depend, external_inputs
 from mesh_tensorflow.ops._random import RandomOperation
 from mesh_tensorflow.ops._variables.assign import Assign, earlier_assignments
 from mesh_tensorflow.ops._variables.variable import Variable
@@ -355,6 +355,9 @@ def _needed(
         if op.inputs and (op in loops or any(y in wanted for y in op.outputs)):
             found.append(op)
             wanted.update(op.inputs)
+            if isinstance(op, Depend):
+                # What it waits for is of the forward loop else, which the gradient cannot wait for.
+                wanted.update(d for d in op.dependencies if isinstance(d, Tensor))
         # Random values are on the tape: drawn here, they would not be those of the forward loop.
         elif not op.inputs and not isinstance(op, mtf.RandomOperation):
             if any(y in wanted for y in op.outputs):

@@ -70,6 +70,9 @@ _ORDERED = [
     case("depend_lazy", "a b",
          lambda x: mtf.depend(mtf.reduce_sum(x, output_shape=shape("b")), [mtf.exp(x)]) * 2.0,
          lambda x: 2 * x.sum(0)),
+    case("depend_on_lazy", "a b",
+         lambda x: mtf.depend(x, [mtf.reduce_sum(x, output_shape=shape("b"))]) * 2.0,
+         lambda x: x * 2),
     case("stop_gradient", "a b", lambda x: x * mtf.stop_gradient(mtf.exp(x)),
          lambda x: x * np.exp(x), surrogate=lambda x, at: x * np.exp(at[0])),
     case("stop_gradient_lazy", "a b",
@@ -233,6 +236,17 @@ def _reducing(x):
     return _counted(3, body, x)
 
 
+def _waiting(x):
+    """Iterations that wait for a value of their own, and for sums from outside, used after them."""
+    total = mtf.reduce_sum(x, output_shape=shape("b"))
+
+    def body(x):
+        x = mtf.depend(x * 0.5, [total, mtf.exp(x), mtf.reduce_max(x)])
+        return [mtf.sin(mtf.depend(x, [x]))]
+
+    return [*_counted(3, body, x), total * 2.0]
+
+
 _LOOPS = [
     case("while_fixed", "a b", lambda x: _counted(3, lambda x: [mtf.sin(x) * 1.1], x),
          lambda x: _iterated(lambda x: np.sin(x) * 1.1, x, 3)),
@@ -271,6 +285,8 @@ _LOOPS = [
              lambda x: mtf.less(mtf.reduce_sum(x * 0.0), 1.0), lambda x: [x * 2.0], [x],
              maximum_iterations=3),
          lambda x: 8 * x),
+    case("while_depend", "a b", _waiting,
+         lambda x: [_iterated(lambda x: np.sin(x * 0.5), x, 3), 2 * x.sum(0)]),
     case("while_recompute", "a b, b",
          lambda x, w: _counted(3, lambda x: [mtf.recompute_grad(
              lambda x: mtf.sin(x * w) + x * 0.2, [x])], x),
