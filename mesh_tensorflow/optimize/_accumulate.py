@@ -151,9 +151,9 @@ def accumulate_gradients(
     A scalar loss may be a mean or a sum over the batch, or a function of such, as is the quotient
     of a weighted sum of losses and the sum of the weights: it is then computed of the totals. One
     that is none of these is an error, as is one that is a function of a mean with several elements,
-    whose gradient would take a second loop. `loss_fn` may also return (the weighted sum of losses, the
-    sum of weights): the result is the quotient of their totals, with the gradients of it for fixed
-    weights.
+    whose gradient would take a second loop. `loss_fn` may also return (the weighted sum of losses,
+    the sum of weights): the result is the quotient of their totals, with the gradients of it for
+    fixed weights.
 
     Assignments in `loss_fn` are done once, after the loop, of the value of the whole batch in the
     same sense. What layers compute across examples is of a microbatch: batch normalization takes

@@ -60,9 +60,7 @@ class Depend(Operation):
           gone: takes an Operation; returns whether it and its outputs are not there.
         """
         self._dependencies = [
-            d
-            for d in self._dependencies
-            if not gone(d.operation if isinstance(d, Tensor) else d)
+            d for d in self._dependencies if not gone(d.operation if isinstance(d, Tensor) else d)
         ]
 
     def gradient(self, grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Optional[Tensor]]:
