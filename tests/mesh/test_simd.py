@@ -333,7 +333,7 @@ def test_a_variable_is_assigned_to_by_a_processor_of_its_process(task, copied):
     with tf.variable_scope("", use_resource=True), tf.device("/job:ps/task:0"):
         w = tf.get_variable("w", [], initializer=tf.ones_initializer())
     function = tf2.function(lambda: w.assign_add(1.0, read_value=False) and None)
-    with pytest.raises(ValueError, match="assigns to the variable w of /job:ps.*no processor is"):
+    with pytest.raises(ValueError, match=r"assigns to the variable w of /job:ps.*no processor is"):
         replication._copies(program, function.get_concrete_function(), 0)
 
 
