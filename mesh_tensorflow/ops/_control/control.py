@@ -15,7 +15,7 @@ from mesh_tensorflow._core.operation import Operation, PendingSums
 from mesh_tensorflow._core.tensor import Tensor, is_differentiable
 from mesh_tensorflow._mesh.laid_out import LazyAllreduceSum
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
-from mesh_tensorflow.ops._variables.assign import Assign, ReadVariable
+from mesh_tensorflow.ops._variables.assign import Assign, ReadVariable, note_read
 from mesh_tensorflow.ops._variables.variable import Variable
 
 __all__ = [
@@ -67,6 +67,11 @@ class Depend(Operation):
         """Passes the gradient on."""
         return list(grad_ys)
 
+    def reads(self) -> Optional[Variable]:
+        """The variable that it reads again; None if it passes a value on."""
+        variable = self._variable()
+        return variable if variable and self._may_follow_assignment(variable) else None
+
     def _variable(self) -> Optional[Variable]:
         op = self.inputs[0].operation
         return op._var if isinstance(op, ReadVariable) else op if isinstance(op, Variable) else None
@@ -104,7 +109,10 @@ class Depend(Operation):
         waits: list = []
         for d in self._dependencies:
             if isinstance(d, Operation):
-                waits.append(lowering.lowered_operation(d))
+                done = lowering.lowered_operation(d)
+                # A loop's gradient computes this again, and an assignment was done by the loop.
+                if done is None or _can_be_waited_for(done):
+                    waits.append(done)
             else:
                 value = lowering.tensors[d]
                 if isinstance(value, LazyAllreduceSum) and not value.is_summed:
@@ -115,14 +123,28 @@ class Depend(Operation):
                 # others still have to assign to theirs.
                 waits.extend(value.to_laid_out_tensor().all_slices)
         x, y = lowering.tensors[self.inputs[0]], self.outputs[0]
-        variable = self._variable()
+        variable = self.reads()
         with tf.control_dependencies(waits):
-            if variable is not None and self._may_follow_assignment(variable):
-                value = lowering.variables[variable].read()
-                value = variable.cast_to_activation(mesh_impl, value)
+            if variable is not None:
+                read = lowering.variables[variable].read()
+                note_read(lowering, variable, read)
+                value = variable.cast_to_activation(mesh_impl, read)
             else:
                 value = mesh_impl.slicewise(tf.identity, x.to_laid_out_tensor())
         lowering.set_tensor_lowering(y, value)
+
+
+def _can_be_waited_for(op: tf.Operation) -> bool:
+    """Returns whether an operation is in what is being built, a graph or a loop, or outside."""
+    graph = tf.get_default_graph()
+    while op.graph is not graph:
+        graph = getattr(graph, "outer_graph", None)
+        if graph is None:
+            return False
+    own, context = op._get_control_flow_context(), graph._get_control_flow_context()
+    while context is not None and context is not own:
+        context = context.outer_context
+    return context is own
 
 
 def depend(x: Tensor, dependencies: Sequence[Union[Tensor, Operation]]) -> Tensor:
