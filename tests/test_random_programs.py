@@ -15,6 +15,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from mesh_tensorflow.testing import harness
+from mesh_tensorflow.testing.harness import Placing
 
 pytestmark = pytest.mark.usefixtures("eight_devices")
 INSTRUCTION = st.tuples(
@@ -102,3 +103,18 @@ def test_drawn(seed):
     expected = run(program)
     for placing in placings:
         check(program, placing, expected)
+
+
+# Programs that were found to differ, or to end, by run_random_programs.py.
+FOUND = {
+    "a ring within a loop, of merged processors": (
+        Program([(37, 3, 3, 11)], microbatches=2),
+        Placing("x:3", "d:x,n1:x", merge="memory"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_found(name):
+    program, placing = FOUND[name]
+    check(program, placing, run(program))

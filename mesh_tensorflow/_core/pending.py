@@ -18,7 +18,7 @@ from mesh_tensorflow._core.tensor import Tensor
 if TYPE_CHECKING:
     from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 
-__all__ = ["Walk", "walk"]
+__all__ = ["Walk", "sums_of", "walk"]
 
 
 @dataclasses.dataclass(eq=False)
@@ -93,6 +93,22 @@ class Walk:
         cost = op.cost(self._mesh_impl) + Cost(collectives=tuple(self.ask(op)))
         self.costs.append((op, cost))
         return cost
+
+
+def sums_of(operations: Iterable[Operation], mesh_impl: MeshImpl) -> Walk:
+    """Visits operations in order, without their costs; returns the Walk.
+
+    For lowering: costs are those of the requested mesh, and the executed one, on which operations
+    are lowered, may not be able to tell them.
+
+    Args:
+      operations: operations.
+      mesh_impl: a MeshImpl, also an executed one.
+    """
+    state = Walk(mesh_impl)
+    for op in operations:
+        state.ask(op)
+    return state
 
 
 def walk(

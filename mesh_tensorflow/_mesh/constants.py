@@ -74,7 +74,10 @@ def constant(value: ArrayLike, dtype: tf.DType = tf.int32) -> tf.Tensor:
     # By bytes, since 0.0 equals -0.0 and a NaN does not equal itself.
     key = (*place, dtype, array.shape, array.tobytes())
     if key not in pool:
-        with tf.control_dependencies([]):
+        # It waits for nothing, since others share it. None would also leave a condition or a TPU
+        # computation, so within these it may wait.
+        nothing = None if tf.get_default_graph()._get_control_flow_context() is None else []
+        with tf.control_dependencies(nothing):
             pool[key] = tf.constant(value, dtype)
     return pool[key]
 

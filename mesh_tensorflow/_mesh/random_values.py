@@ -172,9 +172,14 @@ def _uniform(
     if isinstance(minval, (int, float)) and isinstance(maxval, (int, float)):
         if minval == 0 and maxval == 1:
             return unit
-        return unit * tf.cast(maxval - minval, dtype) + tf.cast(minval, dtype)
+        scale: Any = tf.cast(maxval - minval, dtype)
+    else:
+        scale = tf.cast(maxval, dtype) - tf.cast(minval, dtype)
     low, high = tf.cast(minval, dtype), tf.cast(maxval, dtype)
-    return unit * (high - low) + low
+    value = unit * scale + low
+    # The sum may round up to the end, which is no part of the range; the beginning is next to it as
+    # on a circle, and values stay evenly spread.
+    return tf.where_v2(tf.logical_and(value >= high, low < high), low, value)
 
 
 def _uniform_int(

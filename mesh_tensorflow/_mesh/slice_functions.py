@@ -478,7 +478,8 @@ def set_entries(
 
     tf.tensor_scatter_nd_update always copies `x` on CPUs, since its kernel asks for memory of
     another kind than that of `x`. So what was there is subtracted first, which leaves an exact 0,
-    and the new values are added.
+    and the new values are added; where it is infinite, that leaves NaN, as the products that read
+    it before have given.
 
     Args:
       x: a tf.Tensor of two dimensions.

@@ -219,6 +219,11 @@ def nan_checks(
     within. The environment variable MTF_DEBUG_NANS=1 checks in all of a program. A step with checks
     takes some times as long; results are the same.
 
+    A step that fails leaves variables as they were: a Lowering assigns only once its checks have
+    passed, but for those of what is computed of assigned values, which come after the assignments.
+    Lowerings know nothing of each other: where a step has several, one may have assigned before
+    another finds a NaN. Programs in one Graph have one Lowering.
+
     Args:
       enabled: False for no checks within, whatever is outside.
       infinities: whether infinite values are errors, besides NaNs.

@@ -110,9 +110,11 @@ def clip_activation_gradient(x: mtf.Tensor, clip_rms_norm: Optional[float] = Non
         dy = output_grads[0]
         if not clip_rms_norm:
             return [dy]
-        rms = mtf.sqrt(mtf.reduce_mean(mtf.square(dy)))
+        # In bfloat16 a sum of many squares would stop to grow, and in float16 it would overflow.
+        wide = mtf.to_float(dy) if dy.dtype.is_floating and dy.dtype.size < 4 else dy
+        rms = mtf.sqrt(mtf.reduce_mean(mtf.square(wide)))
         # dy * min(1, clip_rms_norm / rms), without a division by an rms of 0.
-        return [dy / mtf.maximum(rms * (1.0 / clip_rms_norm), 1.0)]
+        return [mtf.cast(wide / mtf.maximum(rms * (1.0 / clip_rms_norm), 1.0), dy.dtype)]
 
     summary_for_clip_activation_gradient(x, name="forward_act", batch_dims=x.shape.dims[:-1])
     return mtf.custom_gradient(mtf.identity, clipped, [x])

@@ -342,7 +342,12 @@ _MEND = (
 
 
 class InMicrobatches:
-    """Values of the whole batch, of a model that a loop computes in microbatches."""
+    """Values of the whole batch, of a model that a loop computes in microbatches.
+
+    Attributes:
+      number: the number of microbatches.
+      outside: the operations that the model's are computed by outside of the loop.
+    """
 
     def __init__(self, what: str, graph: Graph, batch_dim: Dimension, number: int):
         """Creates an InMicrobatches.
@@ -353,7 +358,7 @@ class InMicrobatches:
           batch_dim: the Dimension of the batch.
           number: the number of microbatches.
         """
-        self._what, self._graph, self._number = what, graph, number
+        self._what, self._graph, self.number = what, graph, number
         self._batch_dim = batch_dim
         self._begin = 0
         self._made: dict[Tensor, Operation] = {}
@@ -391,7 +396,7 @@ class InMicrobatches:
         operations = self._graph.operations[self._begin :]
         self._made = {y: op for op in operations for y in op.outputs}
         self._order = {op: i for i, op in enumerate(operations)}
-        self._kinds = Kinds(self._batch_dim, self._number, rows)
+        self._kinds = Kinds(self._batch_dim, self.number, rows)
         self._kinds.add(op for op in operations if not isinstance(op, Variable))
         self._effects = [op for op in operations if isinstance(op, _EFFECTS)]
         self._check_inner(operations)
@@ -447,14 +452,14 @@ class InMicrobatches:
             why = kind.why or f"{y.name} {y.shape} has a value for each example"
             raise ValueError(
                 f"{self._what}: {text} is not known for the whole batch from "
-                f"{self._number} microbatches: {why}. {_MEND}"
+                f"{self.number} microbatches: {why}. {_MEND}"
             )
         if kind.name == "same":
             self._hoist(y)
         elif kind.name == "function":
             self._compute_later(y)
         else:
-            self._summed[y] = 1.0 if kind.name == "sum" else 1.0 / self._number
+            self._summed[y] = 1.0 if kind.name == "sum" else 1.0 / self.number
 
     def _hoist(self, y: Tensor) -> None:
         """Moves the computation of what is the same for all microbatches out of the loop."""
@@ -465,6 +470,10 @@ class InMicrobatches:
                 self._hoisted.add(op)
                 inner = [x for each in with_inner_operations([op]) for x in each.inputs]
                 pending += [*op.inputs, *inner]
+                for each in with_inner_operations([op]):
+                    if isinstance(each, Depend):
+                        waits = [d for d in each.dependencies if isinstance(d, Tensor)]
+                        pending += [d for d in waits if self._kinds[d].name == "same"]
 
     def _compute_later(self, y: Tensor) -> None:
         """Computes a function of means and sums after the loop."""
@@ -505,7 +514,7 @@ class InMicrobatches:
 
     def share(self, term: Tensor) -> float:
         """Returns what the sum of a term over the microbatches is to be multiplied by."""
-        return self._summed.get(term, 1.0 / self._number)
+        return self._summed.get(term, 1.0 / self.number)
 
     def is_function(self, y: Tensor) -> bool:
         """Returns whether a Tensor is computed of means and sums after the loop."""
@@ -522,10 +531,19 @@ class InMicrobatches:
                 # without it.
                 op.replace_inputs(passed)
         self.outside = [op for op in operations[self._begin :] if op in self._hoisted]
+        self._wait_for_nothing_of_the_loop(self.outside)
         operations[self._begin :] = [op for op in operations[self._begin :] if op not in removed]
         # Some may be inner values of a function with a custom gradient, as of a recomputed one.
         with usable([x.operation for x in self._summed]):
             return [_wide(x) for x in self._summed]
+
+    def _wait_for_nothing_of_the_loop(self, operations: Sequence[Operation]) -> None:
+        """Has operations that are computed outside of the loop not wait for what is inside."""
+        # An order within a microbatch says nothing of what is computed once for all of them.
+        inside = self._order.keys() - self._hoisted
+        for op in with_inner_operations(operations):
+            if isinstance(op, Depend):
+                op.wait_less(lambda d: d in inside and not isinstance(d, Variable))
 
     # -- after the loop
 
@@ -547,6 +565,7 @@ class InMicrobatches:
         clones, mapping = graph.clone_operations(later, self._totals)
         for clone in clones:
             clone.original = None  # it is no recomputation
+        self._wait_for_nothing_of_the_loop(clones)
         self.outside = self.outside + clones
         self._totals.update(mapping)
         for op in self._effects:

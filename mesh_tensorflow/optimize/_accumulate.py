@@ -150,9 +150,10 @@ def accumulate_gradients(
 
     A scalar loss may be a mean or a sum over the batch, or a function of such, as is the quotient
     of a weighted sum of losses and the sum of the weights: it is then computed of the totals. One
-    that is none of these is an error. `loss_fn` may also return (the weighted sum of losses, the
-    sum of weights): the result is the quotient of their totals, with the gradients of it for fixed
-    weights.
+    that is none of these is an error, as is one that is a function of a mean with several elements,
+    whose gradient would take a second loop. `loss_fn` may also return (the weighted sum of losses,
+    the sum of weights): the result is the quotient of their totals, with the gradients of it for
+    fixed weights.
 
     Assignments in `loss_fn` are done once, after the loop, of the value of the whole batch in the
     same sense. What layers compute across examples is of a microbatch: batch normalization takes
@@ -350,12 +351,26 @@ def _by_terms(
       terms: the sums, as the model function made them.
       grads: the gradients of each of them for the variables, summed over the microbatches.
       variables: the Variables.
+
+    Raises:
+      ValueError: a term that variables have a gradient through has several elements.
     """
     totals = [whole.value(term) for term in terms]
     weights = [v.value for v in variables]
     # Outside of the loop alone: what is inside has been differentiated there, term by term.
     outer = mtf.gradients([loss], [*totals, *weights], operations=whole.outside)
     direct = [None if g is None else _wide(g) for g in outer[len(terms) :]]
+    for term, d, each in zip(terms, outer, grads):
+        # Within the loop all elements of a term weigh the same: what each weighs in the loss is
+        # known only after it.
+        if term.shape.ndims and d is not None and any(g is not None for g in each):
+            raise ValueError(
+                "accumulate_gradients: the gradients of the loss are not known for the whole batch "
+                f"from {whole.number} microbatches: it is a function of {term.name} {term.shape}, "
+                "a mean or sum over the batch, whose elements weigh differently in it. Reduce what "
+                "it is made of to scalars first; or make it of each example; or do without "
+                "microbatches"
+            )
     found = []
     for i in range(len(variables)):
         # dL/dv = sum_T dL/dT * share_T * sum_i dT_i/dv, over terms T and microbatches i, and then

@@ -42,6 +42,10 @@ REFUSED = (
     "Pass it to mtf.while_loop as maximum_iterations",
     "or leave ring out",
     "instead of that of the whole batch",  # a dimension that has its size by chance
+    # The loss of a whole batch, from those of its microbatches.
+    "joins it with random numbers, which each microbatch draws anew",
+    "it is computed in a function with a custom gradient",
+    "whose elements weigh differently in it",
 )
 # Slots of Adam are compared, so that no division may enlarge errors of rounding.
 OPTIMIZERS = {

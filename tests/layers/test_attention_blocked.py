@@ -7,7 +7,7 @@ from helpers.layer_runs import dims, run
 from helpers.world import World
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow.layers._attention import masks
+from mesh_tensorflow.layers._attention import masks, visibility
 from mesh_tensorflow.layers._attention.blocked import attention_and_log_sums
 from mesh_tensorflow.layers._attention.visibility import Buckets
 from mesh_tensorflow.testing.harness import WHOLE, Placing, assert_close
@@ -83,6 +83,22 @@ def test_biases_of_distances(placing):
         return second(plain, xs) + second(ours, xs)
 
     assert_halves_agree(run(build, placing)[0])
+
+
+@pytest.mark.parametrize("buckets, found", [
+    ((1, False, 8), [0, 0, 0, 0, 0, 0, 0]),
+    ((1, True, 8), [0, 0, 0, 0, 0, 0, 0]),
+    ((2, True, 8), [0, 0, 0, 0, 1, 1, 1]),
+    ((3, True, 8), [0, 0, 0, 0, 1, 1, 1]),
+    ((2, False, 8), [1, 1, 1, 0, 0, 0, 0]),
+    ((8, True, 2), [3, 2, 1, 0, 5, 6, 7]),
+    ((6, False, 3), [5, 2, 1, 0, 0, 0, 0]),
+    ((6, False, 1), [5, 2, 1, 0, 0, 0, 0]),
+])  # fmt: skip
+def test_few_buckets(buckets, found):
+    """Of so few, or for so short distances, that none is left for several distances."""
+    relative = tf.constant([-9, -2, -1, 0, 1, 2, 9])
+    assert visibility.bucket_of(relative, Buckets(*buckets)).numpy().tolist() == found
 
 
 def test_extra_logit_of_each_head():

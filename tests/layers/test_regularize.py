@@ -89,6 +89,17 @@ def test_clipped_gradient(mesh_shape, layout, clip, expected, tf_graph):
     np.testing.assert_allclose(dx, dy * (expected / 3.0), rtol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", [tf.bfloat16, tf.float16])
+def test_the_clipped_gradient_of_many_small_numbers(dtype):
+    """Its mean of squares is one in float32: narrow sums would stop to grow, or overflow."""
+    mesh = mtf.Mesh(mtf.Graph(), "mesh")
+    x = mtf.ones(mesh, "d:100000", dtype=dtype)
+    y = mtf.layers.clip_activation_gradient(x, clip_rms_norm=1.0)
+    [dx] = mtf.gradients([y], [x], [mtf.constant(mesh, 300.0, x.shape, dtype)])
+    assert dx.dtype == dtype
+    np.testing.assert_allclose(dx.numpy().astype(np.float32), 1.0, rtol=1e-2)
+
+
 def test_clipping_by_gin(tf_graph):
     run = LayerGraph()
     x = run.normal("b:8,c:4")

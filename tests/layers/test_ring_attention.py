@@ -3,12 +3,14 @@
 import collections
 import functools
 import re
+import types
 
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow as mtf
+from mesh_tensorflow.layers._attention import ring as ring_attention
 
 BATCH, HEADS, LENGTH, CHANNELS = 2, 2, 32, 4
 LAYOUTS = [
@@ -289,3 +291,16 @@ def test_no_tensor_has_all_logits():
 def test_mistakes(place, ring, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         run(*place, ring=ring)
+
+
+@pytest.mark.parametrize("mesh_shape, layout, sizes, mend", [
+    ("x:4", "length:x", (8, 10), "length:x;memory:x, and pad memory=10 to 12, or leave ring out"),
+    ("x:4,y:2", "length:x,memory:y", (8, 10), "Use the rules length:y;memory:y, or leave ring out"),
+])  # fmt: skip
+def test_mends_fit_sizes(mesh_shape, layout, sizes, mend):
+    devices = [""] * mtf.convert_to_shape(mesh_shape).size
+    impl = mtf.placement_mesh_impl.PlacementMeshImpl(mesh_shape, layout, devices)
+    length, memory = (mtf.Dimension(*d) for d in zip(("length", "memory"), sizes))
+    dims = types.SimpleNamespace(length=length, memory=memory)
+    with pytest.raises(ValueError, match=re.escape(mend)):
+        ring_attention.check("attention", True, impl, dims)

@@ -57,6 +57,13 @@ def test_forms(placing, forms, dtype):
         table.check(values[4 * i : 4 * i + 4], scale, f"{form} {scale}", dtype)
 
 
+@pytest.mark.parametrize("form", ["whole", "blocks", "narrow_mask", "narrow_mask_in_blocks"])
+@pytest.mark.parametrize("dtype", [tf.float16, tf.float32])
+def test_masks_of_float16(form, dtype):
+    """Which has no number as low as those that masks of other dtypes hide by."""
+    table.check(run(lambda mesh: table.results(mesh, form, 1.0, dtype)), 1.0, form, tf.float16)
+
+
 @pytest.mark.parametrize("form", ["whole", "blocks", "mask_in_blocks"])
 def test_with_an_extra_logit_it_is_zero(form):
     """Which is all of the softmax then."""

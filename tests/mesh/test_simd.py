@@ -4,10 +4,13 @@ import collections
 
 import numpy as np
 import pytest
+import tensorflow as tf2
 import tensorflow.compat.v1 as tf
 from helpers.mesh.residual_network import network, new_session, train
 
 import mesh_tensorflow as mtf
+from mesh_tensorflow._mesh.simd import replicate as replication
+from mesh_tensorflow._mesh.simd.program import SimdProgram
 from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
 from mesh_tensorflow.simd_mesh_impl import SimdMeshImpl, replicate
 from mesh_tensorflow.testing import harness
@@ -288,6 +291,50 @@ def test_variables_of_no_mesh():
         for i in range(3):
             assert session.run(result)["before"] == 1 + 2 * i
         assert session.run(variables) == {"outside": 7, "inside": 3, "global_step": 3}
+
+
+def test_variables_of_no_mesh_in_loops_and_branches():
+    """Each is assigned to once, and read by all, as outside of them."""
+    with tf.variable_scope("", use_resource=True):
+        names = ("looped", "chosen", "read")
+        looped, chosen, read = (
+            tf.get_variable(n, [], initializer=tf.ones_initializer()) for n in names
+        )
+
+    def program():
+        SimdMeshImpl("x:4", "")
+
+        def body(i):
+            def add():
+                return tf.identity(tf.assign_add(chosen, read))
+
+            with tf.control_dependencies([tf.assign_add(looped, 2.0)]):
+                more = tf.cond(i > 0, add, lambda: tf.constant(1.0))
+            return i + tf.cast(more > 0, tf.int32)
+
+        return tf.while_loop(lambda i: i < 3, body, [tf.constant(0)])
+
+    result = replicate(program, devices=cpus("x:4"))
+    with new_session() as session:
+        session.run(tf.global_variables_initializer())
+        assert session.run(result) == 3
+        assert session.run([looped, chosen, read]) == [7, 3, 1]
+
+
+@pytest.mark.parametrize("task, copied", [(0, [False, True, True]), (1, [True, False, True])])
+def test_a_variable_is_assigned_to_by_a_processor_of_its_process(task, copied):
+    devices = [f"/job:worker/task:{t}/cpu:{i}" for t, i in ((0, 0), (1, 0), (1, 1))]
+    program = SimdProgram(devices, [0, 1, 2], 1)
+    with tf.variable_scope("", use_resource=True), tf.device(f"/job:worker/task:{task}"):
+        v = tf.get_variable("v", [], initializer=tf.ones_initializer())
+    function = tf2.function(lambda: v.assign_add(1.0, read_value=False) and None)
+    found = [replication._copies(program, function.get_concrete_function(), p) for p in range(3)]
+    assert [bool(each) for each in found] == copied
+    with tf.variable_scope("", use_resource=True), tf.device("/job:ps/task:0"):
+        w = tf.get_variable("w", [], initializer=tf.ones_initializer())
+    function = tf2.function(lambda: w.assign_add(1.0, read_value=False) and None)
+    with pytest.raises(ValueError, match=r"assigns to the variable w of /job:ps.*no processor is"):
+        replication._copies(program, function.get_concrete_function(), 0)
 
 
 def test_variables_that_are_no_resources_are_refused():

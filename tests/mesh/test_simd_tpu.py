@@ -171,6 +171,14 @@ def test_constants_of_host_and_computation():
     assert made[0] is made[1] and [inside(c.op) for c in made] == [True, True, False]
 
 
+def test_constants_wait_for_nothing(tf_graph):
+    """One that a waiting operation makes is shared with others, which need not wait."""
+    with at_device(""), tf.control_dependencies([tf.no_op()]):
+        made = constant([1, 2])
+    with at_device(""):
+        assert constant([1, 2]) is made and not made.op.control_inputs
+
+
 def test_loops_and_recomputation():
     """A loop with a shift in it, and its gradient, on XLA's CPUs."""
     pytest.importorskip("jax")

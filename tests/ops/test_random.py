@@ -260,6 +260,17 @@ def test_bfloat16_uniform():
     assert len(np.unique(values)) == 256
 
 
+@pytest.mark.parametrize("ends", ["numbers", "tensors"])
+@pytest.mark.parametrize("dtype", [tf.bfloat16, tf.float16])
+def test_uniform_values_are_below_the_end(dtype, ends):
+    mesh = mtf.Mesh(mtf.Graph(), "mesh")
+    low, high = (1.0, 2.0) if ends == "numbers" else (tf.constant(1.0), tf.constant(2.0))
+    x = mtf.random_uniform(mesh, "d:40000", minval=low, maxval=high, dtype=dtype, seed=1)
+    values = x.numpy().astype(np.float32)
+    assert values.min() == 1.0 and values.max() < 2.0
+    np.testing.assert_allclose(values.mean(), 1.5, atol=0.01)
+
+
 def test_neighbours_operations_and_runs_are_independent():
     def build(mesh):
         return [mtf.random_uniform(mesh, LARGE) for _ in range(2)]

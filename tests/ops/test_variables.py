@@ -264,6 +264,70 @@ def test_what_waits_for_no_assignment_is_not_read_again():
     assert found == [1.0, 0.0, 0.0, 1.0]  # the last one names an Operation
 
 
+def _before_and_after_a_loop(w, add, loop):
+    """A loop reads what was assigned before it, and nothing that is assigned after it."""
+    add()
+    y = loop(lambda y: y + mtf.read_variable(w), mtf.zeros_like(w))
+    add()
+    return [y, mtf.read_variable(w)], lambda step: [3.0 * (2 * step + 2), 2 * step + 3]
+
+
+def _in_a_loop(w, add, loop):
+    """An iteration reads what it has assigned, and the gradient takes what it read."""
+    x = mtf.ones_like(w)
+
+    def body(y):
+        update = add()
+        return mtf.depend(y, [update]) * (mtf.read_variable(w) + mtf.depend(w, [update]))
+
+    y = loop(body, x)
+    return [
+        y,
+        *mtf.gradients([y], [x]),
+    ], lambda n: [8.0 * (3 * n + 2) * (3 * n + 3) * (3 * n + 4)] * 2
+
+
+@pytest.mark.slips  # a layout for dimensions that it lacks
+@pytest.mark.parametrize("build", [_before_and_after_a_loop, _in_a_loop])
+@pytest.mark.parametrize("placing", [PLACINGS[0], PLACINGS[3]])
+def test_loops_read_and_assign_in_the_order_of_the_program(build, placing, tf_graph):
+    program = Program(placing)
+    program.graph.assigns = "all"
+    w = program.variable("w", np.ones(8), trainable=False)
+
+    def loop(body, x):
+        zero = mtf.constant(program.mesh, 0, dtype=tf.int32)
+        return mtf.while_loop(
+            lambda i, _: mtf.less(i, 3), lambda i, y: [i + 1, body(y)], [zero, x]
+        )[1]
+
+    fetched, expected = build(w, lambda: mtf.assign_add(w, mtf.ones_like(w)), loop)
+    program.start()
+    step = [program.lowering.export_to_tf_tensor(x) for x in fetched], program.lowering.effects
+    for n in range(6):
+        values = program.session.run(step)[0]
+        np.testing.assert_array_equal([v[0] for v in values], expected(n))
+
+
+def test_no_gradient_of_reads_in_inner_loops():
+    mesh = mtf.Mesh(mtf.Graph(), "mesh")
+    w = mtf.get_variable(mesh, "w", [A], initializer=tf.ones_initializer())
+    i, x = mtf.constant(mesh, 0, dtype=tf.int32), mtf.ones_like(w)
+
+    def inner(i, y):
+        return [i + 1, y * mtf.read_variable(w)]
+
+    def outer(i, y):
+        mtf.assign_add(w, y)
+        return [i + 1, mtf.while_loop(lambda i, _: mtf.less(i, 2), inner, [i, y])[1]]
+
+    y = mtf.while_loop(lambda i, _: mtf.less(i, 2), outer, [i, x])[1]
+    with pytest.raises(
+        NotImplementedError, match=r"reads the variable w, .* read it outside of wh"
+    ):
+        mtf.gradients([y], [x])
+
+
 def test_read_variable_has_a_gradient(tf_graph):
     program = Program(PLACINGS[1])
     x = program.variable("v", np.full(8, 3.0))

@@ -77,6 +77,19 @@ def recomputed(x):
     return total / mtf.reduce_sum(mask(x))
 
 
+def waiting(x):
+    """What is computed outside of the loop waits for values of a microbatch."""
+    w = mtf.depend(weights(x), [x * 2.0, mtf.sin(weights(x))])
+    root = mtf.sqrt(mtf.reduce_mean(mtf.square(x * w - 1.0)))
+    return mtf.depend(root, [x, root]) + mtf.reduce_mean(mtf.square(mtf.depend(w, [root])))
+
+
+def centred(x, gradient=lambda mean: mean):
+    """A mean over the batch for each position, of which a function is taken."""
+    mean = gradient(mtf.reduce_mean(x * weights(x), reduced_dim=x.shape.dims[0]))
+    return mtf.reduce_sum(mtf.square(mean)) + mtf.reduce_mean(losses(x))
+
+
 KNOWN = {
     "mean": lambda x: mtf.reduce_mean(losses(x)),
     "mean, terms of weights": lambda x: mtf.reduce_mean(losses(x)) * 3.0 + regularizer(x) - 1.0,
@@ -96,6 +109,8 @@ KNOWN = {
         output_shape=[],
     ),
     "weights alone": regularizer,
+    "waiting": waiting,
+    "function of means of positions, without gradient": lambda x: centred(x, mtf.stop_gradient),
     "pair": lambda x: (mtf.reduce_sum(losses(x) * mask(x)), mtf.reduce_sum(mask(x))),
 }
 
@@ -114,7 +129,7 @@ def found(loss_fn, number, mesh="merged"):
     return [y.numpy() for y in step(DATA)]
 
 
-SHORT = {"mean, terms of weights", "sum", "quotient, terms", "root of a mean"}
+SHORT = {"waiting", "mean, terms of weights", "sum", "quotient, terms", "root of a mean"}
 
 
 @pytest.mark.parametrize(
@@ -180,6 +195,12 @@ UNKNOWN = {
     "custom gradient": (
         lambda x: mtf.recompute_grad(masked, [x]),
         "it is computed in a function with a custom gradient, custom_gradient",
+    ),
+    "function of means of positions": (
+        centred,
+        r"the gradients of the loss are not known for the whole batch from 2 microbatches: it is a "
+        r"function of reduce_mean/scalar_mul:0 .*length=4.*, whose elements weigh differently.*"
+        "Reduce what it is made of to scalars first; or make it of each example",
     ),
     "random numbers": (_noisy, "joins it with random numbers, which each microbatch draws anew"),
     "whole batch in a shape": (

@@ -10,7 +10,7 @@ from __future__ import annotations
 import collections
 import gc
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Optional, TypeAlias, Union
 
 import tensorflow as tf2
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 _WAKE_UP_GROUP = 2**30
 # How the types of operations on variables begin.
 _USES = ("ReadVariableOp", "Assign", "ResourceApply", "ResourceScatter", "ResourceGather")
+_READS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd")  # of these, what only reads
 # What a computation returns: these, in lists, tuples or dictionaries.
 Results: TypeAlias = Union[tf.Tensor, tf.Operation, Sequence, Mapping, None]
 
@@ -103,7 +104,8 @@ def _copies(
       {index of the captured input: (handle of the copy, operation that sets the copy)}.
 
     Raises:
-      ValueError: a variable is in another process, and each process runs steps of its own.
+      ValueError: a variable is in another process, and each process runs steps of its own; or the
+        program assigns to one that is in no processor's process.
     """
     copies = {}
     outside = function.captured_inputs
@@ -111,10 +113,11 @@ def _copies(
     for i, (outer, inner) in enumerate(zip(outside, function.inputs[-len(outside) :])):
         if outer.dtype != tf.resource or program.is_own(outer):
             continue
-        uses = {op.type: op for op in inner.consumers() if op.type.startswith(_USES)}
-        here = _is_at(outer.device, device)
+        uses = {op.type: op for op in _uses(inner) if op.type.startswith(_USES)}
+        near = [p for p in program.local if _is_at(outer.device, program.devices[p])]
+        here = pnum in near
         reads = set(uses) == {"ReadVariableOp"}
-        own = here and (pnum == program.local[0] or reads) and not (reads and _is_scalar(outer))
+        own = here and (pnum == near[0] or reads) and not (reads and _is_scalar(outer))
         if not uses or own:
             continue
         if not here and len(program.local) < len(program.devices):
@@ -123,11 +126,32 @@ def _copies(
                 "process runs its own steps: let each make it on its own device. What processes "
                 "share are variables of the mesh"
             )
+        if not near and any(kind not in _READS for kind in uses):
+            raise ValueError(
+                f"the program assigns to the variable {outer.op.name} of {outer.device}, where no "
+                f"processor is: they are {', '.join(program.devices)}. Make it on one of them"
+            )
         kind, op = next(iter(uses.items()))
         # Updates of optimizers name their dtype T, all other operations on variables dtype.
         dtype = op.get_attr("T" if kind.startswith("ResourceApply") else "dtype")
         copies[i] = _copy(outer, dtype, device, f"{outer.op.name}_of_processor_{pnum}")
     return copies
+
+
+def _uses(x: tf.Tensor) -> Iterator[tf.Operation]:
+    """Yields the operations that use a tensor of a function, also within its loops and branches."""
+    for op in x.consumers():
+        yield op
+        attributes = op.node_def.attr.values()
+        names = [a.func.name for a in attributes if a.HasField("func")]
+        names += [f.name for a in attributes for f in a.list.func]
+        for name in names:
+            inside = op.graph._get_function(name).graph.inputs
+            # The last inputs are those of the function; a condition's first one is the choice.
+            first = len(op.inputs) - len(inside)
+            for i, y in enumerate(op.inputs):
+                if y is x and i >= first:
+                    yield from _uses(inside[i - first])
 
 
 def _is_scalar(variable: tf.Tensor) -> bool:
@@ -157,7 +181,7 @@ def _copies_of_shared(
         if outer.dtype == tf.resource
         and program.is_own(outer)
         and not program.stores(outer, pnum)
-        and {op.type for op in inner.consumers()} != {"ReadVariableOp"}
+        and {op.type for op in _uses(inner) if op.type.startswith(_USES)} - {"ReadVariableOp"}
     }
 
 

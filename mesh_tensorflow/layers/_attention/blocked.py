@@ -108,7 +108,7 @@ def _plain(
         logits = hide(logits, hidden_where(hidden, dtype))
     for x in terms.biases:
         bias = mtf.cast(x, dtype)
-        logits = hide(mtf.add(logits, bias, output_shape=shape), bias)
+        logits = hide(mtf.add(logits, bias, output_shape=shape), x)
     extra = terms.extra_value if terms.extra is None else mtf.cast(terms.extra, dtype)
     log_z = mtf.reduce_logsumexp(logits, dims.memory, extra_logit=extra)
     weights = mtf.softmax(logits, dims.memory, extra_logit=extra)

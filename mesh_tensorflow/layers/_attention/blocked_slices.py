@@ -356,8 +356,8 @@ class Block:
             s = tf.where_v2(visible, s, tf.constant(HIDDEN_LOGIT, s.dtype))
         # Beside -1e30 a bias is lost to rounding: pairs that ids hide keep one logit.
         for x in of.biases:
-            bias = tf.cast(self.term(x), s.dtype)
-            s = with_hidden(s + bias, bias)
+            bias = self.term(x)
+            s = with_hidden(s + tf.cast(bias, s.dtype), bias)
         return self.flat(s)
 
     def buckets(self, of: Distances) -> tf.Tensor:

@@ -11,7 +11,7 @@ import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.graph import leaves_no_node
 from mesh_tensorflow.layers._attention import visibility
-from mesh_tensorflow.layers._attention.visibility import MASKED_LOGIT, Buckets, bucket_of
+from mesh_tensorflow.layers._attention.visibility import Buckets, bucket_of
 from mesh_tensorflow.ops._elementwise.compare import select
 
 __all__ = [
@@ -143,7 +143,8 @@ def unseen(visible: Sequence[tuple[str, mtf.Tensor, mtf.Tensor]]) -> Optional[mt
 
 def hidden_where(condition: mtf.Tensor, dtype: tf.DType) -> mtf.Tensor:
     """Returns an attention mask that hides the positions where `condition` is true."""
-    return mtf.cast(condition, dtype) * MASKED_LOGIT
+    # float16 does not have MASKED_LOGIT: it would be infinite, and NaN times 0.
+    return mtf.cast(condition, dtype) * visibility.masked_logit(dtype)
 
 
 def hide(logits: mtf.Tensor, bias: Optional[mtf.Tensor]) -> mtf.Tensor:
@@ -156,10 +157,11 @@ def hide(logits: mtf.Tensor, bias: Optional[mtf.Tensor]) -> mtf.Tensor:
     if bias is None:
         return logits
     # Of hidden pairs no gradient flows, not to the bias either.
+    hidden = mtf.less(bias, visibility.masked_logit(bias.dtype) / 2)
     bias = mtf.stop_gradient(mtf.cast(bias, logits.dtype))
     # Of the size of the bias, which often lacks dimensions of the logits.
     level = mtf.cwise(visibility.hidden_logits, [bias], name="hidden_logits")
-    return select(mtf.less(bias, MASKED_LOGIT / 2), level, logits, logits.shape)
+    return select(hidden, level, logits, logits.shape)
 
 
 @leaves_no_node

@@ -73,14 +73,21 @@ def check(what: str, kind: Union[bool, str], mesh_impl: MeshImpl, dims: Dims) ->
     axes = [mesh_impl.splitting_axis(d) for d in (length, memory)]
     over = [None if axis is None else mesh_impl.shape[axis] for axis in axes]
     if axes[0] != axes[1]:
-        [axis, *_] = [d for d in over if d is not None]
+        split = [d for d in over if d is not None]
+        fitting = [d for d in split if not (length.size % d.size or memory.size % d.size)]
+        [axis, *_] = fitting or split
+        pads = "".join(
+            f", and pad {d.name}={d.size} to {-(-d.size // axis.size) * axis.size}"
+            for d in (length, memory)
+            if d.size % axis.size
+        )
         texts = [f"over {d.name}={d.size}" if d else "over no mesh dimension" for d in over]
         raise ValueError(
             f"{what}: ring={kind!r} passes parts of {memory.name}={memory.size} around the "
             f"processors that have parts of {length.name}={length.size}, so one mesh dimension has "
             f"to split both; the layout splits {length.name} {texts[0]} and {memory.name} "
-            f"{texts[1]}. Use the rules {length.name}:{axis.name};{memory.name}:{axis.name}, or "
-            "leave ring out"
+            f"{texts[1]}. Use the rules {length.name}:{axis.name};{memory.name}:{axis.name}"
+            f"{pads}, or leave ring out"
         )
     if over[0] is None:
         return

@@ -43,6 +43,11 @@ MASKED_LOGIT = -1e9
 HIDDEN_LOGIT, ABSENT_LOGIT = -1e30, -1e35
 
 
+def masked_logit(dtype: tf.DType) -> float:
+    """Returns what masks of a dtype add to logits: MASKED_LOGIT, or the least that float16 has."""
+    return max(MASKED_LOGIT, float(dtype.min)) if dtype.is_floating else MASKED_LOGIT
+
+
 def hidden_logits(bias: tf.Tensor) -> tf.Tensor:
     """Returns the logits that pairs have if a bias hides them."""
     # float16 has neither number: the least that it has stands for both.
@@ -53,8 +58,14 @@ def hidden_logits(bias: tf.Tensor) -> tf.Tensor:
 
 
 def with_hidden(logits: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:
-    """Returns logits in which those of pairs that a bias hides are replaced; for any shapes."""
-    return tf.where_v2(bias < MASKED_LOGIT / 2, hidden_logits(bias), logits)
+    """Returns logits in which those of pairs that a bias hides are replaced; for any shapes.
+
+    Args:
+      logits: a tf.Tensor, with the bias in it.
+      bias: a tf.Tensor in the dtype that it was made in, which tells what hides.
+    """
+    hidden = bias < masked_logit(bias.dtype) / 2
+    return tf.where_v2(hidden, hidden_logits(tf.cast(bias, logits.dtype)), logits)
 
 
 def _all_greater(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
@@ -116,9 +127,16 @@ def sees_own_position(
     seen = [COMPARISONS[name](own(x), own(y)) for name, x, y in visible]
     if biases:
         # The sum of the least values is at most the bias of any own position; one scalar of each.
-        total = tf.add_n([tf.cast(tf.reduce_min(own(x)), tf.float32) for x in biases])
+        total = tf.add_n([_wide(tf.reduce_min(own(x))) for x in biases])
         seen.append(tf.greater(total, MASKED_LOGIT / 2))
     return tf.reduce_all(tf.stack([tf.reduce_all(x) for x in seen]))
+
+
+def _wide(bias: tf.Tensor) -> tf.Tensor:
+    """Returns a bias in float32, in which what hides in its own dtype hides, too."""
+    level = masked_logit(bias.dtype)
+    wide = tf.cast(bias, tf.float32)
+    return wide if level == MASKED_LOGIT else tf.where_v2(bias < level / 2, MASKED_LOGIT, wide)
 
 
 class Buckets(NamedTuple):
@@ -145,6 +163,11 @@ def bucket_of(relative: tf.Tensor, buckets: Buckets) -> tf.Tensor:
     exact = side // 2
     # Later positions get the distance 0 in one direction; in both, `side` is added to them below.
     distance = tf.abs(relative) if bidirectional else tf.maximum(-relative, 0)
+    if max_distance <= exact or exact == 0:
+        # Nothing is left for distances of several to a bucket, or there are too few buckets: all
+        # that have no bucket of their own share the last one.
+        found = tf.minimum(distance, max(side - 1, 0))
+        return found + side * tf.cast(relative > 0, tf.int32) if bidirectional else found
     # At least `exact`, so that small distances, which are not selected below, give no logarithm of
     # 0.
     far = tf.cast(tf.maximum(distance, exact), tf.float32)

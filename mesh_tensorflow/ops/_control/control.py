@@ -13,8 +13,9 @@ from mesh_tensorflow._core.graph import leaves_no_node
 from mesh_tensorflow._core.interfaces import LoweringLike
 from mesh_tensorflow._core.operation import Operation, PendingSums
 from mesh_tensorflow._core.tensor import Tensor, is_differentiable
+from mesh_tensorflow._mesh.laid_out import LazyAllreduceSum
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
-from mesh_tensorflow.ops._variables.assign import Assign, ReadVariable
+from mesh_tensorflow.ops._variables.assign import Assign, ReadVariable, note_read
 from mesh_tensorflow.ops._variables.variable import Variable
 
 __all__ = [
@@ -52,9 +53,24 @@ class Depend(Operation):
         """What it waits for."""
         return self._dependencies
 
+    def wait_less(self, gone: Callable[[Operation], bool]) -> None:
+        """Waits no longer for operations that are not there where it is computed.
+
+        Args:
+          gone: takes an Operation; returns whether it and its outputs are not there.
+        """
+        self._dependencies = [
+            d for d in self._dependencies if not gone(d.operation if isinstance(d, Tensor) else d)
+        ]
+
     def gradient(self, grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Optional[Tensor]]:
         """Passes the gradient on."""
         return list(grad_ys)
+
+    def reads(self) -> Optional[Variable]:
+        """The variable that it reads again; None if it passes a value on."""
+        variable = self._variable()
+        return variable if variable and self._may_follow_assignment(variable) else None
 
     def _variable(self) -> Optional[Variable]:
         op = self.inputs[0].operation
@@ -93,20 +109,42 @@ class Depend(Operation):
         waits: list = []
         for d in self._dependencies:
             if isinstance(d, Operation):
-                waits.append(lowering.lowered_operation(d))
+                done = lowering.lowered_operation(d)
+                # A loop's gradient computes this again, and an assignment was done by the loop.
+                if done is None or _can_be_waited_for(done):
+                    waits.append(done)
             else:
+                value = lowering.tensors[d]
+                if isinstance(value, LazyAllreduceSum) and not value.is_summed:
+                    # Of a partial sum it waits for the summands: an order alone asks for no
+                    # allreduce; and one in a loop, of a sum from outside, would be of no use there.
+                    value = value.laid_out_input
                 # All slices, of all processors: a processor may not read a variable again while
                 # others still have to assign to theirs.
-                waits.extend(lowering.tensors[d].to_laid_out_tensor().all_slices)
+                waits.extend(value.to_laid_out_tensor().all_slices)
         x, y = lowering.tensors[self.inputs[0]], self.outputs[0]
-        variable = self._variable()
+        variable = self.reads()
         with tf.control_dependencies(waits):
-            if variable is not None and self._may_follow_assignment(variable):
-                value = lowering.variables[variable].read()
-                value = variable.cast_to_activation(mesh_impl, value)
+            if variable is not None:
+                read = lowering.variables[variable].read()
+                note_read(lowering, variable, read)
+                value = variable.cast_to_activation(mesh_impl, read)
             else:
                 value = mesh_impl.slicewise(tf.identity, x.to_laid_out_tensor())
         lowering.set_tensor_lowering(y, value)
+
+
+def _can_be_waited_for(op: tf.Operation) -> bool:
+    """Returns whether an operation is in what is being built, a graph or a loop, or outside."""
+    graph = tf.get_default_graph()
+    while op.graph is not graph:
+        graph = getattr(graph, "outer_graph", None)
+        if graph is None:
+            return False
+    own, context = op._get_control_flow_context(), graph._get_control_flow_context()
+    while context is not None and context is not own:
+        context = context.outer_context
+    return context is own
 
 
 def depend(x: Tensor, dependencies: Sequence[Union[Tensor, Operation]]) -> Tensor:

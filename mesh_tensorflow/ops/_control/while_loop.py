@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numbers
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Optional
 
 import tensorflow.compat.v1 as tf
@@ -14,16 +14,16 @@ from mesh_tensorflow._core.errors import tensors_text
 from mesh_tensorflow._core.graph import Mesh, leaves_no_node
 from mesh_tensorflow._core.interfaces import LoweringLike
 from mesh_tensorflow._core.operation import Loop, Operation, PendingSums, with_inner_operations
-from mesh_tensorflow._core.pending import walk
+from mesh_tensorflow._core.pending import sums_of, walk
 from mesh_tensorflow._core.shape import Shape
 from mesh_tensorflow._core.tensor import Tensor, check_tensors, is_differentiable
 from mesh_tensorflow._mesh.constants import inside_loop
 from mesh_tensorflow._mesh.laid_out import LazyAllreduceSum
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow._mesh.random_values import fold_key
-from mesh_tensorflow.ops._control.control import external_inputs
+from mesh_tensorflow.ops._control.control import Depend, external_inputs
 from mesh_tensorflow.ops._random import RandomOperation
-from mesh_tensorflow.ops._variables.assign import Assign, earlier_assignments
+from mesh_tensorflow.ops._variables.assign import Assign, ReadVariable, earlier_assignments
 from mesh_tensorflow.ops._variables.variable import Variable
 
 __all__ = ["WhileLoopOperation", "while_loop"]
@@ -244,7 +244,8 @@ class WhileGradientOperation(Operation):
         summed = [(x, g) for x, g in zip(external, external_grads) if g is not None]
         # Built once, of the body's own operations: lowered again after the tape is read, they
         # compute the values that the gradients read.
-        needed = _needed(forward.body_operations, grad_ops, back + [g for _, g in summed])
+        results = back + [g for _, g in summed]
+        needed = _needed(forward.body_operations, grad_ops, results, set(forward.taped()))
         known = [*forward.taped(), *carried, *(y for op in needed for y in op.outputs)]
         inputs = first + [dys[len(floating) + k] for k in range(len(sums))]
         inputs += [x for x in external_inputs(needed + grad_ops, known) if x not in inputs]
@@ -296,7 +297,7 @@ class WhileGradientOperation(Operation):
         # All of them, though only the first are carried: pending sums are computed before a loop.
         values = [lowering.tensors[x].to_laid_out_tensor() for x in self.inputs]
         n = len(self._carried)
-        pending = walk(self._operations, mesh_impl)
+        pending = sums_of(self._operations, mesh_impl)
         # Gradients of weights stay partial within the loop, so that there is one allreduce after it
         # and not one for each iteration. What is carried is needed whole in the next iteration.
         summands = [False] * n + [bool(pending.pending_axes(y)) for y in self._results[n:]]
@@ -335,16 +336,19 @@ class WhileGradientOperation(Operation):
 
     def pending_sums(self, mesh_impl: MeshImpl, pending: PendingSums) -> dict:
         """Accumulated gradients are pending as they are within an iteration."""
-        inner = walk(self._operations, mesh_impl)
+        inner = sums_of(self._operations, mesh_impl)
         n = len(self._carried)
         axes = {y: inner.pending_axes(x) for y, x in zip(self.outputs[n:], self._results[n:])}
         return {y: a for y, a in axes.items() if a}
 
 
 def _needed(
-    body: Sequence[Operation], users: Sequence[Operation], results: Sequence[Tensor]
+    body: Sequence[Operation],
+    users: Sequence[Operation],
+    results: Sequence[Tensor],
+    taped: Collection[Tensor],
 ) -> list[Operation]:
-    """Returns the operations of the body whose outputs are used, except random ones."""
+    """Returns the operations of the body whose outputs are used, and are not on the tape."""
     # What no gradient reads is not computed a second time.
     wanted = set(results) | {x for op in users for x in op.inputs}
     # The gradient of an inner loop reads the tape of the inner loop.
@@ -352,13 +356,16 @@ def _needed(
     found = []
     # Backward, so that what an operation reads is known to be wanted when its maker's turn comes.
     for op in reversed(body):
-        if op.inputs and (op in loops or any(y in wanted for y in op.outputs)):
+        # Random values and reads are on the tape: made here, they would not be those of the forward
+        # loop.
+        if any(y in taped for y in op.outputs):
+            continue
+        if op in loops or any(y in wanted for y in op.outputs):
             found.append(op)
             wanted.update(op.inputs)
-        # Random values are on the tape: drawn here, they would not be those of the forward loop.
-        elif not op.inputs and not isinstance(op, mtf.RandomOperation):
-            if any(y in wanted for y in op.outputs):
-                found.append(op)
+            if isinstance(op, Depend):
+                # What it waits for is of the forward loop else, which the gradient cannot wait for.
+                wanted.update(d for d in op.dependencies if isinstance(d, Tensor))
     return found[::-1]
 
 
@@ -488,10 +495,10 @@ class WhileLoopOperation(Operation):
 
     def taped(self) -> list[Tensor]:
         """Returns the Tensors of each iteration that are saved for its gradient."""
-        random = [y for op in self._body_ops if isinstance(op, RandomOperation) for y in op.outputs]
-        # The variables of an iteration determine all its other values but the random ones, so these
-        # two are enough to compute it again.
-        return self._placeholders + random
+        # The variables of an iteration determine all its other values but the random ones, and what
+        # it read of variables that may have changed since, so these are enough to compute it again.
+        drawn = [y for op in self._body_ops if _is_drawn_or_read(op) for y in op.outputs]
+        return self._placeholders + drawn
 
     def gradient(self, unused_grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Optional[Tensor]]:
         """Returns the gradients by a loop in reverse order, and has this one keep a tape."""
@@ -502,9 +509,23 @@ class WhileLoopOperation(Operation):
                     f"{self.name}: no gradient of a loop in a loop that makes random values; "
                     f"make them outside of {op.name} and use them in it"
                 )
+        self._check_inner_reads()
         # Only a loop that is differentiated takes memory for what its iterations computed from.
         self._keeps_tape = True
         return WhileGradientOperation(self, unused_grad_ys).input_gradients
+
+    def _check_inner_reads(self) -> None:
+        """Raises NotImplementedError for reads in inner loops, which no tape keeps."""
+        everything = list(with_inner_operations([*self.graph.operations, *self._body_ops]))
+        assigned = {v for op in everything if isinstance(op, Assign) for v in op.variables}
+        for loop in self._body_ops:
+            for op in with_inner_operations(loop.inner_operations):
+                if isinstance(op, ReadVariable) and op.variable in assigned:
+                    raise NotImplementedError(
+                        f"{self.name}: no gradient of a loop in a loop that reads the variable "
+                        f"{op.variable.name}, which is assigned to; read it outside of {loop.name} "
+                        "and use it in it"
+                    )
 
     # -- lowering
 
@@ -517,7 +538,7 @@ class WhileLoopOperation(Operation):
         # uses after it would be given a tf.Tensor of the body.
         for x in self.inputs[n:]:
             lowering.tensors[x].to_laid_out_tensor()
-        pending = walk(self._body_ops, mesh_impl)
+        pending = sums_of(self._body_ops, mesh_impl)
         summands = [False] * n + [bool(pending.pending_axes(y)) for y in self._body_outputs[n:]]
         state = LoopState(mesh_impl, [y.shape for y in self._body_outputs], summands)
         tape = Tape(mesh_impl, self.taped()) if self._keeps_tape else None
@@ -548,6 +569,8 @@ class WhileLoopOperation(Operation):
                     arrays = tape.write(lowering, arrays, index)
                 # Sessions leave out what no result of the loop depends on.
                 done = [lowering.operations[op] for op in self._effects(lowering)]
+                # The next iteration assigns after this one's reads.
+                done += lowering.assigned.values()
                 if done:
                     with tf.control_dependencies([op for op in done if op is not None]):
                         flat = [tf.identity(t) for t in flat]
@@ -568,20 +591,26 @@ class WhileLoopOperation(Operation):
             lowering.set_tensor_lowering(y, value)
         # What was assigned within is known by operations of the body, for which nothing outside can
         # wait: what follows waits for the whole loop.
-        changed = list(lowering.assigned)
+        used = list(lowering.assigned)
         lowering.assigned.clear()
         lowering.assigned.update(assigned)
         if self._effects(lowering):
             lowering.operations[self] = tf.group(flat)
-            lowering.assigned.update(dict.fromkeys(changed, lowering.operations[self]))
+        if used:
+            done = lowering.operations.get(self) or tf.group(flat)
+            lowering.assigned.update(dict.fromkeys(used, done))
         if tape is not None:
             lowering.loop_tapes[self] = (tape, count, arrays)
 
     def _earlier_assignments(self, lowering: LoweringLike) -> list[tf.Operation]:
-        """Returns what the loop waits for, if it assigns to variables."""
-        inner = with_inner_operations(self._body_ops)
-        variables = [v for op in inner if isinstance(op, Assign) for v in op.variables]
-        return earlier_assignments(lowering, variables) if variables else []
+        """Returns what the loop waits for, if it assigns to variables, or reads them."""
+        found: dict[Variable, None] = {}
+        for op in with_inner_operations(self._cond_ops + self._body_ops):
+            if isinstance(op, Assign):
+                found.update(dict.fromkeys(op.variables))
+            elif isinstance(op, ReadVariable):
+                found[op.variable] = None
+        return earlier_assignments(lowering, list(found)) if found else []
 
     def _effects(self, lowering: LoweringLike) -> list[Operation]:
         """Returns the operations of the body that do something besides computing."""
@@ -634,10 +663,16 @@ class WhileLoopOperation(Operation):
 
     def pending_sums(self, mesh_impl: MeshImpl, pending: PendingSums) -> dict:
         """Accumulators are pending as they are within an iteration."""
-        inner = walk(self._body_ops, mesh_impl)
+        inner = sums_of(self._body_ops, mesh_impl)
         pairs = zip(self.outputs[self._num_vars :], self._body_outputs[self._num_vars :])
         axes = {y: inner.pending_axes(x) for y, x in pairs}
         return {y: a for y, a in axes.items() if a}
+
+
+def _is_drawn_or_read(op: Operation) -> bool:
+    """Returns whether an operation may give another value when it is done again."""
+    reads = isinstance(op, ReadVariable) or (isinstance(op, Depend) and op.reads() is not None)
+    return reads or isinstance(op, RandomOperation)
 
 
 def _as_list(outputs: Any) -> list[Tensor]:

@@ -9,7 +9,7 @@ import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._core.cost import Cost
 from mesh_tensorflow._core.graph import leaves_no_node
-from mesh_tensorflow._core.interfaces import LoweringLike
+from mesh_tensorflow._core.interfaces import LaidOutLike, LoweringLike
 from mesh_tensorflow._core.operation import Operation
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
@@ -54,6 +54,22 @@ def earlier_assignments(
     return list(dict.fromkeys(op for op in found if op is not None))
 
 
+def note_read(lowering: LoweringLike, variable: Variable, value: LaidOutLike) -> None:
+    """Makes later assignments to a variable wait for a read, where `earlier_assignments` orders.
+
+    Args:
+      lowering: the Lowering.
+      variable: the Variable.
+      value: what was read.
+    """
+    ordered = lowering.mesh_impl(variable).supports_control_dependencies
+    if variable.graph.assigns != "all" or not ordered or tf.executing_eagerly():
+        return
+    before = lowering.assigned.get(variable)
+    reads = [t.op for t in value.to_laid_out_tensor().all_slices]
+    lowering.assigned[variable] = tf.group([*([] if before is None else [before]), *reads])
+
+
 class ReadVariable(Operation):
     """Reads the value of a variable at this point of the program."""
 
@@ -78,7 +94,9 @@ class ReadVariable(Operation):
         mesh_impl = lowering.mesh_impl(self)
         # Otherwise nothing would say whether this read, or the assignment before it, comes first.
         with tf.control_dependencies(earlier_assignments(lowering, [self._var])):
-            value = self._var.cast_to_activation(mesh_impl, lowering.variables[self._var].read())
+            read = lowering.variables[self._var].read()
+            value = self._var.cast_to_activation(mesh_impl, read)
+        note_read(lowering, self._var, read)
         lowering.set_tensor_lowering(self.outputs[0], value)
 
 

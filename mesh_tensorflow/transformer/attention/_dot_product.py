@@ -12,13 +12,13 @@ import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
 from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.graph import leaves_no_node
-from mesh_tensorflow.layers._attention import masks
+from mesh_tensorflow.layers._attention import masks, visibility
 from mesh_tensorflow.layers._attention.blocked import (
     added_terms,
     attention_and_log_sums,
     whole_dims,
 )
-from mesh_tensorflow.layers._attention.masks import MASKED_LOGIT, MadeOf
+from mesh_tensorflow.layers._attention.masks import MadeOf
 
 if TYPE_CHECKING:
     from mesh_tensorflow.transformer.transformer._context import Context
@@ -34,7 +34,7 @@ def visibility_mask_to_attention_bias(visible: mtf.Tensor, dtype: tf.DType) -> m
     Returns:
       A Tensor of the shape of `visible`.
     """
-    return mtf.cast(mtf.logical_not(visible), dtype) * MASKED_LOGIT
+    return masks.hidden_where(mtf.logical_not(visible), dtype)
 
 
 # By graph: names of the layout that attention was split by, which make them names of the program.
@@ -296,7 +296,7 @@ def _add_z_loss(
     """
     # Of queries that see nothing, which padding usually has.
     # The square of a hidden pair's logit would be infinite, and then NaN times the mask below.
-    log_z = mtf.maximum(log_z, masks.MASKED_LOGIT)
+    log_z = mtf.maximum(log_z, visibility.MASKED_LOGIT)
     squares = mtf.square(mtf.reshape(log_z, rows_shape))
     nonpadding = context.nonpadding
     if isinstance(nonpadding, mtf.Tensor):

@@ -10,7 +10,7 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
-from mesh_tensorflow.layers._attention.masks import MASKED_LOGIT
+from mesh_tensorflow.layers._attention.visibility import MASKED_LOGIT
 from mesh_tensorflow.transformer.moe._hparams import hparam, hparam_by_mode
 
 

@@ -65,6 +65,13 @@ def _whole(given, *args, hidden=-1e9, **options):
     return A.attention(*args, _mask(given, args[0].dtype, hidden), **options)
 
 
+def _narrow(given, *args, **options):
+    """A mask in float16, of the comparisons together."""
+    seen = mtf.logical_and(*(f(*x) for f, (_, *x) in zip(_COMPARED, _visible(given))))
+    mask = A.visibility_mask_to_attention_bias(seen, tf.float16)
+    return A.attention(*args, mask, **options)
+
+
 def _blocked(given, q, k, v, *dims, **options):
     return mtf.layers.blocked_attention(
         q, k, v, *dims, visible=_visible(given), block_sizes=(4, 4), **options
@@ -79,6 +86,7 @@ def _layers(given, q, k, v, memory, channels, _):
     return mtf.transpose(y, [y.shape.dims[i] for i in (0, 2, 1, 3)])
 
 
+_COMPARED = (mtf.equal, mtf.greater_equal)
 FORMS = {
     "layers": _layers,
     "whole": functools.partial(_whole, blocked=False),
@@ -87,6 +95,10 @@ FORMS = {
     "blocks": _blocked,
     "ring": functools.partial(_blocked, ring=True),
     "contiguous": functools.partial(_blocked, ring="contiguous"),
+}
+OF_FLOAT16 = {
+    "narrow_mask": functools.partial(_narrow, blocked=False),
+    "narrow_mask_in_blocks": functools.partial(_narrow, blocked=True),
 }
 OF_RING = ("blocks", "ring", "contiguous")
 
@@ -103,7 +115,7 @@ def results(mesh, form, scale, dtype=tf.float32, **options):
     xs = [given(q * np.float32(scale), rows), given(k, columns), given(v, columns)]
     xs, dy = [mtf.cast(x, dtype) for x in xs], mtf.cast(given(dy, rows), dtype)
     memory, channels = xs[1].shape.dims[1], xs[1].shape.dims[3]
-    y = FORMS[form](given, *xs, memory, channels, channels, **options)
+    y = {**FORMS, **OF_FLOAT16}[form](given, *xs, memory, channels, channels, **options)
     found = [y, *mtf.gradients([y], xs, [dy])]
     return [mtf.cast(x, tf.float32) for x in found]
 

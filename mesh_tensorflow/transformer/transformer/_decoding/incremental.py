@@ -12,7 +12,7 @@ import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import beam_search as mtf_beam_search
 from mesh_tensorflow._core.errors import tensors_text
 from mesh_tensorflow._core.graph import leaves_no_node
-from mesh_tensorflow.layers._attention.masks import MASKED_LOGIT
+from mesh_tensorflow.layers._attention.visibility import MASKED_LOGIT
 from mesh_tensorflow.transformer.transformer._context import Context, EncoderOutputs
 from mesh_tensorflow.transformer.transformer._inputs import autoregressive_inputs
 

@@ -15,7 +15,7 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.graph import leaves_no_node
-from mesh_tensorflow.layers._attention.masks import MASKED_LOGIT
+from mesh_tensorflow.layers._attention.masks import hidden_where
 from mesh_tensorflow.transformer.transformer._context import SPECULATED, EncoderOutputs
 from mesh_tensorflow.transformer.transformer._decoding import incremental
 from mesh_tensorflow.transformer.transformer._decoding.incremental import IncrementalModel
@@ -160,8 +160,7 @@ class _Choice:
             top, _ = mtf.top_k(logits, self.vocab_dim, top_dim)
             # A threshold keeps all ids of the vocabulary, so that two models can be compared.
             lowest = mtf.reduce_min(top, reduced_dim=top_dim)
-            hidden = mtf.cast(mtf.less(logits, lowest), logits.dtype)
-            logits += hidden * MASKED_LOGIT
+            logits += hidden_where(mtf.less(logits, lowest), logits.dtype)
         return mtf.to_float(logits) * (1.0 / self.temperature)
 
     def draw(self, scaled: mtf.Tensor) -> mtf.Tensor:
