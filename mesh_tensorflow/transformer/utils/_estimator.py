@@ -15,20 +15,24 @@ from mesh_tensorflow import estimator
 from mesh_tensorflow._mesh.devices import set_cpus
 from mesh_tensorflow.estimator import ModeKeys
 from mesh_tensorflow.estimator.processes import programs_over
-from mesh_tensorflow.transformer.utils._data.batching import (
+from mesh_tensorflow.transformer.utils._prediction import prediction_spec
+from mesh_tensorflow.transformer.utils._program import (
+    Settings,
+    build_model,
+    check_tiling,
+    processor_devices,
+)
+from mesh_tensorflow.transformer.utils._settings import (
+    MODULE,
     Lengths,
     inputs_vocabulary,
     targets_vocabulary,
 )
-from mesh_tensorflow.transformer.utils._flags import MODULE
-from mesh_tensorflow.transformer.utils._model import build_model
-from mesh_tensorflow.transformer.utils._outputs.predict_step import prediction_spec
-from mesh_tensorflow.transformer.utils._program import Settings, check_tiling, processor_devices
-from mesh_tensorflow.transformer.utils._training.train import evaluation_spec, training_spec
+from mesh_tensorflow.transformer.utils._training import evaluation_spec, training_spec
 
 if TYPE_CHECKING:
     from mesh_tensorflow.transformer.dataset._features import Vocabularies
-    from mesh_tensorflow.transformer.utils._training.checkpoints import Filter
+    from mesh_tensorflow.transformer.utils._program import Filter
 
 
 _SPECS: dict[str, Callable[[Settings, Mapping[str, tf.Tensor]], Any]] = {

@@ -12,23 +12,23 @@ import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import estimator as mtf_estimator
 from mesh_tensorflow._core.errors import WrongTypeError
 from mesh_tensorflow.estimator.processes import shards_of_process
-from mesh_tensorflow.transformer.utils._data.batching import (
+from mesh_tensorflow.transformer.utils._checkpoints import Steps, get_checkpoint_iterator
+from mesh_tensorflow.transformer.utils._decode import infer_model
+from mesh_tensorflow.transformer.utils._estimator import get_estimator
+from mesh_tensorflow.transformer.utils._evaluation import eval_model, perplexity_eval
+from mesh_tensorflow.transformer.utils._prediction import export_model
+from mesh_tensorflow.transformer.utils._score import score_from_dataset, score_from_strings
+from mesh_tensorflow.transformer.utils._settings import (
+    MODULE,
     Lengths,
     auto_train_steps,
     compute_batch_size,
 )
-from mesh_tensorflow.transformer.utils._estimator import get_estimator
-from mesh_tensorflow.transformer.utils._flags import MODULE
-from mesh_tensorflow.transformer.utils._outputs.decode import infer_model
-from mesh_tensorflow.transformer.utils._outputs.predict_step import export_model
-from mesh_tensorflow.transformer.utils._outputs.score import score_from_dataset, score_from_strings
-from mesh_tensorflow.transformer.utils._training.checkpoints import Steps, get_checkpoint_iterator
-from mesh_tensorflow.transformer.utils._training.eval import eval_model, perplexity_eval
-from mesh_tensorflow.transformer.utils._training.train import train_model, with_total_steps
+from mesh_tensorflow.transformer.utils._training import train_model, with_total_steps
 
 if TYPE_CHECKING:
     from mesh_tensorflow.transformer.dataset._features import Vocabularies
-    from mesh_tensorflow.transformer.utils._training.checkpoints import Filter
+    from mesh_tensorflow.transformer.utils._program import Filter
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,32 +18,32 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow import estimator as mtf_estimator
-from mesh_tensorflow.transformer.utils._data.batching import (
-    Lengths,
-    inputs_length,
-    inputs_vocabulary,
-    targets_vocabulary,
+from mesh_tensorflow.transformer.utils._checkpoints import (
+    Steps,
+    get_checkpoint_iterator,
+    get_step_from_checkpoint_path,
 )
-from mesh_tensorflow.transformer.utils._data.data import (
+from mesh_tensorflow.transformer.utils._features import (
     arrays_input_fn,
     call_dataset_fn,
     call_with_known,
     combined_input_fn,
     examples_of,
 )
-from mesh_tensorflow.transformer.utils._data.text import (
+from mesh_tensorflow.transformer.utils._settings import (
+    MODULE,
+    Lengths,
+    inputs_length,
+    inputs_vocabulary,
+    targets_vocabulary,
+)
+from mesh_tensorflow.transformer.utils._text import (
     as_text,
     decode_ids,
     encoded_inputs,
     get_inputs_from_file,
     write_lines_to_file,
     write_text,
-)
-from mesh_tensorflow.transformer.utils._flags import MODULE
-from mesh_tensorflow.transformer.utils._training.checkpoints import (
-    Steps,
-    get_checkpoint_iterator,
-    get_step_from_checkpoint_path,
 )
 
 if TYPE_CHECKING:

@@ -11,27 +11,29 @@ import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import estimator, layers
 from mesh_tensorflow import estimator as mtf_estimator
 from mesh_tensorflow.transformer import transformer
-from mesh_tensorflow.transformer.utils._data.batching import (
+from mesh_tensorflow.transformer.utils._features import (
+    check_features,
+    dynamic_text2self,
+    import_features,
+)
+from mesh_tensorflow.transformer.utils._program import (
+    Outputs,
+    Settings,
+    call_model,
+    check_length,
+    get_variable_dtype,
+    is_unitransformer,
+    outside_program,
+    run_on_mesh,
+)
+from mesh_tensorflow.transformer.utils._settings import (
     Lengths,
     inputs_length,
     inputs_vocabulary,
     length_of_feature,
     targets_vocabulary,
 )
-from mesh_tensorflow.transformer.utils._data.features import (
-    check_features,
-    dynamic_text2self,
-    import_features,
-)
-from mesh_tensorflow.transformer.utils._data.text import clean_decodes
-from mesh_tensorflow.transformer.utils._model import call_model, check_length, is_unitransformer
-from mesh_tensorflow.transformer.utils._program import (
-    Outputs,
-    Settings,
-    outside_program,
-    run_on_mesh,
-)
-from mesh_tensorflow.transformer.utils._training.checkpoints import get_variable_dtype
+from mesh_tensorflow.transformer.utils._text import clean_decodes
 
 if TYPE_CHECKING:
     from mesh_tensorflow.transformer.dataset._features import Vocabularies

@@ -12,32 +12,32 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow import estimator as mtf_estimator
-from mesh_tensorflow.transformer.utils._data.batching import (
+from mesh_tensorflow.transformer.utils._checkpoints import (
+    Steps,
+    get_checkpoint_iterator,
+    get_step_from_checkpoint_path,
+)
+from mesh_tensorflow.transformer.utils._features import (
+    arrays_input_fn,
+    call_dataset_fn,
+    call_with_known,
+    combined_input_fn,
+)
+from mesh_tensorflow.transformer.utils._settings import (
+    MODULE,
     Lengths,
     inputs_length,
     inputs_vocabulary,
     length_of_feature,
     targets_vocabulary,
 )
-from mesh_tensorflow.transformer.utils._data.data import (
-    arrays_input_fn,
-    call_dataset_fn,
-    call_with_known,
-    combined_input_fn,
-)
-from mesh_tensorflow.transformer.utils._data.text import (
+from mesh_tensorflow.transformer.utils._text import (
     as_text,
     encoded_inputs,
     encoded_pairs,
     get_inputs_from_file,
     temporary_name,
     write_lines_to_file,
-)
-from mesh_tensorflow.transformer.utils._flags import MODULE
-from mesh_tensorflow.transformer.utils._training.checkpoints import (
-    Steps,
-    get_checkpoint_iterator,
-    get_step_from_checkpoint_path,
 )
 
 if TYPE_CHECKING:
