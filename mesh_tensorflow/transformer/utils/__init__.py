@@ -11,7 +11,6 @@ from mesh_tensorflow.transformer.utils._decode import (
     decode_from_file,
     infer_model,
 )
-from mesh_tensorflow.transformer.utils._estimator import get_estimator, tpu_estimator_model_fn
 from mesh_tensorflow.transformer.utils._evaluation import eval_model, metric_max, metric_sum
 from mesh_tensorflow.transformer.utils._features import dynamic_text2self as _dynamic_text2self
 from mesh_tensorflow.transformer.utils._prediction import export_model
@@ -20,7 +19,7 @@ from mesh_tensorflow.transformer.utils._program import (
     get_variable_dtype,
     variable_filter_max_size,
 )
-from mesh_tensorflow.transformer.utils._run import run
+from mesh_tensorflow.transformer.utils._run import get_estimator, run, tpu_estimator_model_fn
 from mesh_tensorflow.transformer.utils._score import (
     compute_log_likelihoods,
     save_scores,

@@ -31,19 +31,6 @@ _MODEL_FEATURES = (
 )
 
 
-class BatchDims(NamedTuple):
-    """The dimensions of a batch: ensemble (if members have different inputs), outer and inner."""
-
-    ensemble: Optional[mtf.Dimension]
-    outer: Optional[mtf.Dimension]
-    batch: mtf.Dimension
-
-    @property
-    def dims(self) -> list[mtf.Dimension]:
-        """The list of dimensions, in order."""
-        return [d for d in self if d is not None]
-
-
 def model_features(example: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the features of an example that models take.
 

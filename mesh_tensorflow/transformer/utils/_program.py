@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-import dataclasses
 import importlib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,13 +28,7 @@ from mesh_tensorflow.simd_mesh_impl import (
 )
 from mesh_tensorflow.transformer import transformer
 from mesh_tensorflow.transformer.attention._dot_product import names_lent
-from mesh_tensorflow.transformer.utils._features import BatchDims
-from mesh_tensorflow.transformer.utils._settings import (
-    MODULE,
-    Lengths,
-    inputs_length,
-    length_of_feature,
-)
+from mesh_tensorflow.transformer.utils._settings import MODULE, Filter, ProgramSettings
 
 # By model type: how to build the model from (input_vocab_size, output_vocab_size, layout,
 # mesh_shape).
@@ -198,9 +191,6 @@ def call_model(
     )
 
 
-Filter = Union[str, Callable[[mtf.Variable], bool], None]
-
-
 @gin.configurable(module=MODULE)
 def get_variable_dtype(
     master_dtype: Union[tf.DType, str] = tf.bfloat16,
@@ -269,66 +259,6 @@ def trained_variables(graph: mtf.Graph, variable_filter: Filter) -> list[mtf.Var
         ", ".join(v.name for v in found),
     )
     return found
-
-
-@dataclasses.dataclass(frozen=True)
-class Settings:
-    """The arguments of `tpu_estimator_model_fn`; see there."""
-
-    model_type: str
-    model: Any
-    vocabulary: Any
-    model_dir: Optional[str]
-    mesh_shape: mtf.Shape
-    layout_rules: mtf.LayoutRules
-    batch_size: int
-    sequence_length: Lengths
-    autostack: bool
-    keep_checkpoint_max: Optional[int]
-    save_checkpoints_steps: Optional[int]
-    learning_rate_schedule: Any
-    optimizer: Any
-    outer_batch_size: int
-    predict_fn: Optional[Callable[..., mtf.Tensor]]
-    scoring: bool
-    variable_filter: Any
-    init_checkpoint: Optional[str]
-    init_variable_filter: str
-    init_checkpoint_strict: bool
-    ensemble_inputs: Optional[int]
-    mesh_devices: Any
-    model_info_file: Optional[str]
-    mesh_impl: str
-    tpu_summaries: bool
-    hierarchical_tiling_spec: Any
-    # The RunConfig of the estimator that calls the model function, if it passes one.
-    config: Any = None
-    # The ReplicaContext, if the model function is called inside the program of a TPUEstimator.
-    context: Any = None
-
-    def batch_dims(self, training: bool = True) -> BatchDims:
-        """Returns the dimensions of a batch; prediction has no outer_batch."""
-        ensemble = self.ensemble_inputs if training else None
-        outer = self.outer_batch_size if training else 1
-        batch, rest = divmod(self.batch_size, outer)
-        if rest:
-            raise ValueError(
-                f"tpu_estimator_model_fn: batch_size={self.batch_size} is not divisible by "
-                f"outer_batch_size={outer}"
-            )
-        return BatchDims(
-            mtf.Dimension("ensemble", ensemble) if ensemble else None,
-            mtf.Dimension("outer_batch", outer) if training else None,
-            mtf.Dimension("batch", batch),
-        )
-
-    @property
-    def joined_length(self) -> int:
-        """The length of inputs followed by targets."""
-        lengths = self.sequence_length
-        if isinstance(lengths, Mapping) and "inputs" not in lengths:
-            return length_of_feature(lengths, "targets")
-        return inputs_length(lengths) + length_of_feature(lengths, "targets")
 
 
 # Dimensions that only some models have, or only training or decoding.
@@ -494,7 +424,7 @@ def check_tiling(spec: Optional[Sequence[Any]], mesh_shape: mtf.Shape) -> None:
         )
 
 
-def outside_program(settings: Settings) -> contextlib.AbstractContextManager:
+def outside_program(settings: ProgramSettings) -> contextlib.AbstractContextManager:
     """Context in which operations are created on the host, outside the TPUEstimator's program.
 
     Args:
@@ -508,7 +438,7 @@ def outside_program(settings: Settings) -> contextlib.AbstractContextManager:
     return mtf.utils.outside_all_rewrites()
 
 
-def _mesh_in_program(settings: Settings, layout_rules: mtf.LayoutRules) -> SimdMeshImpl:
+def _mesh_in_program(settings: ProgramSettings, layout_rules: mtf.LayoutRules) -> SimdMeshImpl:
     """Returns a mesh of the processors that run the TPUEstimator's program."""
     assignment = settings.context.device_assignment
     physical, spec = list(assignment.topology.mesh_shape), settings.hierarchical_tiling_spec
@@ -532,7 +462,7 @@ _ONE_PROGRAM: dict[str, Callable[[mtf.Shape, mtf.LayoutRules], Any]] = {
 
 
 def _program_runner(
-    settings: Settings, devices: Sequence[str]
+    settings: ProgramSettings, devices: Sequence[str]
 ) -> Callable[[Callable[..., Any]], Any]:
     """Returns a function that runs a program, and returns its results in the tf graph."""
     if settings.context is not None or settings.mesh_impl == "placement":
@@ -543,7 +473,7 @@ def _program_runner(
 
 
 def run_on_mesh(
-    settings: Settings,
+    settings: ProgramSettings,
     build: Callable[[mtf.Mesh], Outputs],
     log_file: Optional[str] = None,
     summaries: bool = False,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import importlib.resources
 import math
@@ -9,7 +10,7 @@ import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Optional, Union
+from typing import TYPE_CHECKING, Any, NamedTuple, Optional, TypeVar, Union
 
 import gin
 import tensorflow as tf2
@@ -377,3 +378,114 @@ def auto_train_steps(batch_size: int, sequence_length: Lengths, train_tokens: in
       An integer.
     """
     return train_tokens // (batch_size * longest(sequence_length))
+
+
+# Which variables are trained: all, those that a regular expression is found in, or by a function.
+Filter = Union[str, Callable[[mtf.Variable], bool], None]
+
+
+class BatchDims(NamedTuple):
+    """The dimensions of a batch: ensemble (if members have different inputs), outer and inner."""
+
+    ensemble: Optional[mtf.Dimension]
+    outer: Optional[mtf.Dimension]
+    batch: mtf.Dimension
+
+    @property
+    def dims(self) -> list[mtf.Dimension]:
+        """The list of dimensions, in order."""
+        return [d for d in self if d is not None]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What a model is run with: arguments that `run` and the model function have in common.
+
+    Fields have the names of the arguments of `get_estimator`; see there. `run`, `get_estimator` and
+    `tpu_estimator_model_fn` make such a value of what they are given, and hand it on as a whole.
+    """
+
+    model_type: str
+    vocabulary: Vocabularies
+    model_dir: Optional[str]
+    mesh_shape: mtf.Shape
+    layout_rules: mtf.LayoutRules
+    batch_size: int
+    sequence_length: Lengths
+    autostack: bool
+    keep_checkpoint_max: Optional[int]
+    save_checkpoints_steps: Optional[int]
+    learning_rate_schedule: Any
+    optimizer: Any
+    predict_fn: Optional[Callable[..., mtf.Tensor]]
+    variable_filter: Filter
+    init_checkpoint: Optional[str]
+    ensemble_inputs: Optional[int]
+    mesh_devices: Optional[Sequence[str]]
+    mesh_impl: Optional[str]
+    use_tpu: Union[str, bool, None] = None
+    score_in_predict_mode: bool = False
+
+    @classmethod
+    def of(cls: type[AnySettings], arguments: Mapping[str, Any], **others: object) -> AnySettings:
+        """Returns the settings among the arguments of a function.
+
+        Args:
+          arguments: arguments by name, also such as are no settings; the mesh and the layout may be
+            strings.
+          **others: settings that take the place of arguments, or are none of them.
+        """
+        names = [field.name for field in dataclasses.fields(cls)]
+        given = {n: v for n, v in {**arguments, **others}.items() if n in names}
+        given["mesh_shape"] = mtf.convert_to_shape(given["mesh_shape"])
+        given["layout_rules"] = mtf.convert_to_layout_rules(given["layout_rules"])
+        return cls(**given)
+
+    def in_common(self) -> dict[str, Any]:
+        """Returns the settings of this class by name, without those that a subclass adds."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(Settings)}
+
+
+AnySettings = TypeVar("AnySettings", bound=Settings)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ProgramSettings(Settings):
+    """The arguments of `tpu_estimator_model_fn`, see there; what its programs are made by."""
+
+    transformer_model: Any
+    mesh_impl: str
+    outer_batch_size: int
+    init_variable_filter: str
+    init_checkpoint_strict: bool
+    model_info_file: Optional[str]
+    tpu_summaries: bool
+    hierarchical_tiling_spec: Optional[Sequence[Any]]
+    # The RunConfig of the estimator that calls the model function, if it passes one.
+    config: Any = None
+    # The ReplicaContext, if the model function is called inside the program of a TPUEstimator.
+    context: Any = None
+
+    def batch_dims(self, training: bool = True) -> BatchDims:
+        """Returns the dimensions of a batch; prediction has no outer_batch."""
+        ensemble = self.ensemble_inputs if training else None
+        outer = self.outer_batch_size if training else 1
+        batch, rest = divmod(self.batch_size, outer)
+        if rest:
+            raise ValueError(
+                f"tpu_estimator_model_fn: batch_size={self.batch_size} is not divisible by "
+                f"outer_batch_size={outer}"
+            )
+        return BatchDims(
+            mtf.Dimension("ensemble", ensemble) if ensemble else None,
+            mtf.Dimension("outer_batch", outer) if training else None,
+            mtf.Dimension("batch", batch),
+        )
+
+    @property
+    def joined_length(self) -> int:
+        """The length of inputs followed by targets."""
+        lengths = self.sequence_length
+        if isinstance(lengths, Mapping) and "inputs" not in lengths:
+            return length_of_feature(lengths, "targets")
+        return inputs_length(lengths) + length_of_feature(lengths, "targets")

@@ -36,7 +36,6 @@ from mesh_tensorflow.transformer.utils._prediction import evaluated
 from mesh_tensorflow.transformer.utils._program import (
     Outputs,
     Results,
-    Settings,
     call_model,
     check_length,
     get_variable_dtype,
@@ -48,6 +47,7 @@ from mesh_tensorflow.transformer.utils._program import (
 from mesh_tensorflow.transformer.utils._settings import (
     MODULE,
     Lengths,
+    ProgramSettings,
     inputs_vocabulary,
     longest,
     serialize_num_microbatches,
@@ -121,7 +121,7 @@ def _asks_for_total_steps(schedule: Callable[..., Any]) -> bool:
 
 
 def _forward(
-    settings: Settings, mesh: mtf.Mesh, features: Mapping[str, tf.Tensor], mode: str
+    settings: ProgramSettings, mesh: mtf.Mesh, features: Mapping[str, tf.Tensor], mode: str
 ) -> dict[str, mtf.Tensor]:
     """Imports features; joins those of a delimited language model to one sequence."""
     dims = settings.batch_dims(training=True)
@@ -134,12 +134,12 @@ def _forward(
     elif settings.model_type == "lm":
         mtf_features.pop("inputs", None)
     length = max(x.shape.dims[-1].size for x in mtf_features.values())
-    check_length(settings.model, max(length, 0))
+    check_length(settings.transformer_model, max(length, 0))
     return mtf_features
 
 
 def _training_program(
-    settings: Settings,
+    settings: ProgramSettings,
     mesh: mtf.Mesh,
     features: Mapping[str, tf.Tensor],
     learning_rate: Union[mtf.Tensor, float, None],
@@ -154,7 +154,7 @@ def _training_program(
 
     def losses(mtf_features: dict[str, mtf.Tensor]) -> dict[str, mtf.Tensor]:
         _, loss = call_model(
-            settings.model,
+            settings.transformer_model,
             mtf_features,
             estimator.ModeKeys.TRAIN,
             variable_dtype,
@@ -180,12 +180,12 @@ def _training_program(
 
 
 def _evaluation_program(
-    settings: Settings, mesh: mtf.Mesh, features: Mapping[str, tf.Tensor]
+    settings: ProgramSettings, mesh: mtf.Mesh, features: Mapping[str, tf.Tensor]
 ) -> Outputs:
     mode = estimator.ModeKeys.EVAL
     mtf_features = _forward(settings, mesh, features, mode)
     logits, loss = call_model(
-        settings.model, mtf_features, mode, get_variable_dtype(), compute_loss=True
+        settings.transformer_model, mtf_features, mode, get_variable_dtype(), compute_loss=True
     )
     assert loss is not None
     tensors = evaluated(logits, mtf_features, settings.model_type)
@@ -195,7 +195,7 @@ def _evaluation_program(
 # -- specs
 
 
-def _host_call(settings: Settings, scalars: Mapping[str, tf.Tensor]) -> Any:
+def _host_call(settings: ProgramSettings, scalars: Mapping[str, tf.Tensor]) -> Any:
     """Returns the host_call that writes scalar summaries."""
     key = mtf.utils.SCALAR_SUMMARIES_COLLECTION_KEY
     for name, value in scalars.items():
@@ -333,7 +333,7 @@ def flexible_ckpt_init_mapping(
     return mapped if return_mapping_fn else mapping.__contains__
 
 
-def _load_initial_checkpoint(settings: Settings) -> None:
+def _load_initial_checkpoint(settings: ProgramSettings) -> None:
     """Initializes variables from the initial checkpoint, if it has them."""
     path = settings.init_checkpoint
     if not path:
@@ -358,7 +358,7 @@ def _load_initial_checkpoint(settings: Settings) -> None:
     checkpoint.init_from_checkpoint(path, found)
 
 
-def _saver_hook(settings: Settings, results: Results) -> SaverHook:
+def _saver_hook(settings: ProgramSettings, results: Results) -> SaverHook:
     saver = checkpoint.Saver(
         tf.global_variables(),
         sharded=True,
@@ -417,7 +417,7 @@ class OperativeConfigHook(tf.train.SessionRunHook):
         writer.flush()
 
 
-def training_spec(settings: Settings, features: Mapping[str, tf.Tensor]) -> Any:
+def training_spec(settings: ProgramSettings, features: Mapping[str, tf.Tensor]) -> Any:
     """Builds the EstimatorSpec for training.
 
     Args:
@@ -444,8 +444,8 @@ def training_spec(settings: Settings, features: Mapping[str, tf.Tensor]) -> Any:
         places = {"checkpoints": f"{settings.model_dir}, with logs"}
         print_training_report(results.lowering, places=places)
     with outside_program(settings):
-        if hasattr(settings.model, "initialize"):
-            settings.model.initialize()
+        if hasattr(settings.transformer_model, "initialize"):
+            settings.transformer_model.initialize()
         _load_initial_checkpoint(settings)
         hooks = [
             mtf.MtfRestoreHook(results.lowering),
@@ -482,7 +482,7 @@ def training_spec(settings: Settings, features: Mapping[str, tf.Tensor]) -> Any:
     )
 
 
-def evaluation_spec(settings: Settings, features: Mapping[str, tf.Tensor]) -> Any:
+def evaluation_spec(settings: ProgramSettings, features: Mapping[str, tf.Tensor]) -> Any:
     """Builds the EstimatorSpec for evaluation, with metrics of targets.
 
     Args:
