@@ -24,7 +24,9 @@ from mesh_tensorflow.optimize._adam import (
 from mesh_tensorflow.optimize._average import ExponentialMovingAverage
 from mesh_tensorflow.optimize._base import (
     Optimizer,
+    compute_lr_for_step,
     float_slot,
+    product_learning_rate,
     rate_now,
     scalar_like,
     skip_without_gradient,
@@ -32,9 +34,7 @@ from mesh_tensorflow.optimize._base import (
 from mesh_tensorflow.optimize._choose import (
     AdafactorWithMultiLRSchedule,
     AdamWithMultiLRSchedule,
-    compute_lr_for_step,
     make_optimizer,
-    product_learning_rate,
 )
 from mesh_tensorflow.optimize._keras import from_keras
 from mesh_tensorflow.optimize._sgd import MomentumOptimizer, SgdOptimizer

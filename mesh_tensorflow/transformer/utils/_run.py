@@ -18,6 +18,7 @@ from mesh_tensorflow._mesh.devices import set_cpus
 from mesh_tensorflow.estimator import ModeKeys
 from mesh_tensorflow.estimator.processes import programs_over, shards_of_process
 from mesh_tensorflow.estimator.tpu import TPUEstimator
+from mesh_tensorflow.transformer.learning_rate_schedules import with_total_steps
 from mesh_tensorflow.transformer.utils._checkpoints import Steps, get_checkpoint_iterator
 from mesh_tensorflow.transformer.utils._decode import infer_model
 from mesh_tensorflow.transformer.utils._evaluation import eval_model, perplexity_eval
@@ -39,7 +40,6 @@ from mesh_tensorflow.transformer.utils._training import (
     evaluation_spec,
     train_model,
     training_spec,
-    with_total_steps,
 )
 
 if TYPE_CHECKING:

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import contextvars
-import functools
-import inspect
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Optional, Union
 
 import gin
@@ -54,7 +50,6 @@ from mesh_tensorflow.transformer.utils._settings import (
     targets_vocabulary,
 )
 from mesh_tensorflow.transformer.utils._text import temporary_name, write_text
-from mesh_tensorflow.utils import steps_done
 from mesh_tensorflow.visualize import print_training_report
 
 if TYPE_CHECKING:
@@ -64,57 +59,6 @@ if TYPE_CHECKING:
 _CHECKPOINT_HOURS = 2
 _CONFIG_NAME = "operative_config"
 _OWN_TAGS = ("learning_rate", "loss")  # summaries that are always written
-_total_train_steps: contextvars.ContextVar[Optional[int]] = contextvars.ContextVar(
-    "total_train_steps", default=None
-)
-
-
-@contextlib.contextmanager
-def training_for(steps: int) -> Iterator[None]:
-    """Context in which `steps` is the default total number of steps of learning rate schedules.
-
-    Args:
-      steps: the number of steps.
-    """
-    token = _total_train_steps.set(steps)
-    try:
-        yield
-    finally:
-        _total_train_steps.reset(token)
-
-
-def with_total_steps(schedule: Any, total_train_steps: Optional[int]) -> Any:
-    """Returns a learning rate schedule as a function of the step only.
-
-    Args:
-      schedule: a function of (step, total_train_steps), or a list of factors, which are numbers
-        and such functions.
-      total_train_steps: the number of steps.
-
-    Returns:
-      A function; or `schedule`, if it is a number or None.
-    """
-    if isinstance(schedule, (list, tuple)):
-        schedule = functools.partial(
-            learning_rate_schedules.product_learning_rate, factors=list(schedule)
-        )
-    if not callable(schedule):
-        return schedule
-    return functools.partial(schedule, total_train_steps=total_train_steps)
-
-
-def _learning_rate(schedule: Any) -> Any:
-    """Returns the learning rate of the current step: a number, a tf scalar, or None."""
-    if isinstance(schedule, (list, tuple)) or (
-        callable(schedule) and _asks_for_total_steps(schedule)
-    ):
-        schedule = with_total_steps(schedule, _total_train_steps.get())
-    return schedule(step=steps_done()) if callable(schedule) else schedule
-
-
-def _asks_for_total_steps(schedule: Callable[..., Any]) -> bool:
-    parameter = inspect.signature(schedule).parameters.get("total_train_steps")
-    return parameter is not None and parameter.default is parameter.empty
 
 
 # -- programs
@@ -433,7 +377,7 @@ def training_spec(settings: ProgramSettings, features: Mapping[str, tf.Tensor]) 
             "training needs an optimizer: bind utils.run.optimizer to a class such as "
             "@optimize.AdafactorOptimizer, or pass optimizer="
         )
-    rate = _learning_rate(settings.learning_rate_schedule)
+    rate = learning_rate_schedules.rate_of_step(settings.learning_rate_schedule)
     results = run_on_mesh(
         settings,
         lambda mesh: _training_program(settings, mesh, features, rate),
@@ -642,7 +586,7 @@ def train_model(
     hooks, listeners = [], []
     if input_checkpoints is not None:
         hooks, listeners = [input_checkpoints], [_InputListener(input_checkpoints)]
-    with training_for(train_steps):
+    with learning_rate_schedules.training_for(train_steps):
         estimator.train(
             input_fn=input_fn, max_steps=train_steps, hooks=hooks, saving_listeners=listeners
         )
