@@ -12,7 +12,8 @@ import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
 from mesh_tensorflow._core.tensor import without_stages
 from mesh_tensorflow.transformer.moe._gatings import gate
-from mesh_tensorflow.transformer.moe._hparams import hparam, hparam_by_mode
+from mesh_tensorflow.transformer.moe._hparams import Mixture
+from mesh_tensorflow.transformer.moe._router import Router
 
 # A function of the experts' inputs [outer_batch, experts, batch_unsplit, expert_capacity, d_model]
 # and the Dimension of experts that returns their output, a Tensor or a list of Tensors.
@@ -80,20 +81,12 @@ class Groups(NamedTuple):
         return self.split(mtf.broadcast(nonpadding, tokens))
 
 
-def in_groups(
-    tokens: mtf.Shape,
-    hparams: object,
-    layout: Union[mtf.LayoutRules, str, None],
-    mesh_shape: Union[mtf.Shape, str, None],
-    group_name: str = "group",
-) -> Groups:
+def in_groups(mixture: Mixture, tokens: mtf.Shape, group_name: str = "group") -> Groups:
     """Returns the Groups of tokens.
 
     Args:
+      mixture: the Mixture.
       tokens: a Shape, [outer_batch (or not), batch, ...].
-      hparams: an object with attributes such as moe_num_experts; see `HParams`.
-      layout: a LayoutRules or None.
-      mesh_shape: a Shape or None; no group is split over processors.
       group_name: a string.
     """
     dims = list(tokens.dims)
@@ -103,11 +96,8 @@ def in_groups(
             f"mixture of experts: the input {tokens} needs a dimension of the batch before the "
             "channels"
         )
-    splits = 1
-    if layout is not None and mesh_shape is not None:
-        splits = mtf.tensor_dim_to_mesh_dim_size(layout, mesh_shape, dims[0])
     num_groups, group_size = _split_into_groups(
-        mtf.Shape(dims).size, hparam(hparams, "group_size"), splits
+        mtf.Shape(dims).size, mixture.hparam("group_size"), mixture.slices(dims[0])
     )
     return Groups(
         outer or mtf.Dimension("outer_batch", 1),
@@ -116,18 +106,15 @@ def in_groups(
     )
 
 
-def expert_capacity(group_size: int, num_experts: int, hparams: object, train: bool) -> int:
-    """Returns the capacity of an expert: how many tokens of a group it takes at most."""
-    factor = hparam_by_mode(hparams, "capacity_factor", train)
-    return capacity(group_size, num_experts, factor, hparams)
+def capacity(mixture: Mixture, group_size: int, num_experts: int, factor: float) -> int:
+    """Returns how many tokens of a group an expert takes at most.
 
-
-def capacity(group_size: int, num_experts: int, factor: float, hparams: object) -> int:
-    """Returns an expert's even share of a group times a factor, and at least the minimum."""
+    It is an even share of the group times the factor, and at least the minimum.
+    """
     # Fedus et al. (2021), equation 3, with the tokens of a group in place of those of the batch.
     # The size is fixed in advance because shapes cannot depend on what the router chooses.
     share = min(group_size, int(group_size * factor / num_experts))
-    return max(share, hparam(hparams, "min_expert_capacity"))
+    return max(share, mixture.hparam("min_expert_capacity"))
 
 
 def _renamed(x: mtf.Tensor, dims: list[mtf.Dimension]) -> mtf.Tensor:
@@ -143,30 +130,20 @@ def _renamed(x: mtf.Tensor, dims: list[mtf.Dimension]) -> mtf.Tensor:
 
 
 def dispatched(
+    mixture: Mixture,
     experts: Experts,
     inputs: mtf.Tensor,
-    hparams: object,
-    train: bool,
-    variable_dtype: mtf.VariableDType,
-    layout: Union[mtf.LayoutRules, str, None],
-    mesh_shape: Union[mtf.Shape, str, None],
     nonpadding: Union[mtf.Tensor, int, None],
-    num_microbatches: Optional[int],
     token_embeddings: Optional[mtf.Tensor],
 ) -> tuple[Any, mtf.Tensor]:
     """Dispatches each token to some of the experts, and combines their outputs.
 
     Args:
+      mixture: the Mixture.
       experts: a function, see `Experts`.
       inputs: a Tensor with dimensions [outer_batch (or not), batch, ..., d_model].
-      hparams: an object with attributes such as moe_num_experts; see `HParams`.
-      train: whether the model is being trained.
-      variable_dtype: the dtypes of variables: in checkpoints, in memory and in computations.
-      layout: a LayoutRules or None.
-      mesh_shape: a Shape or None.
       nonpadding: a Tensor with the dimensions of the inputs except the last, 0 at tokens that are
         not dispatched; any other value if there is no padding.
-      num_microbatches: an integer or None.
       token_embeddings: a Tensor of the shape of the inputs, or None.
 
     Returns:
@@ -174,30 +151,24 @@ def dispatched(
       batch, ..., output]; the loss times its coefficient).
     """
     *tokens, channels = without_stages(inputs).dims
-    groups = in_groups(mtf.Shape(tokens), hparams, layout, mesh_shape)
-    num_experts = hparam(hparams, "num_experts")
+    groups = in_groups(mixture, mtf.Shape(tokens))
+    num_experts = mixture.hparam("num_experts")
     unsplit = mtf.Dimension("expert_unsplit", num_experts)
     experts_dim = mtf.Dimension("experts", num_experts)
     batch_unsplit = mtf.Dimension("batch_unsplit", groups.batch.size)
+    factor = mixture.of_mode("capacity_factor")
     capacity_dim = mtf.Dimension(
-        "expert_capacity", expert_capacity(groups.group.size, num_experts, hparams, train)
+        "expert_capacity", capacity(mixture, groups.group.size, num_experts, factor)
     )
     x = groups.split(inputs, channels)
     embeddings = None
-    if token_embeddings is not None and hparam(hparams, "word_embed_mode") is not None:
+    if token_embeddings is not None and mixture.hparam("word_embed_mode") is not None:
         embeddings = groups.split(token_embeddings, channels)
-    dispatch, combine, loss = gate(
-        hparams,
-        x,
-        [],
-        unsplit,
-        capacity_dim,
-        train,
-        variable_dtype,
-        importance=groups.importance(nonpadding, mtf.Shape(tokens)),
-        num_microbatches=num_microbatches,
-        token_embeddings=embeddings,
+    importance = groups.importance(nonpadding, mtf.Shape(tokens))
+    router = Router(
+        mixture, x, unsplit, capacity_dim, importance=importance, token_embeddings=embeddings
     )
+    dispatch, combine, loss = gate(router)
     # Between these two shapes a layout such as "batch:all,experts:all" needs an alltoall.
     by_token = [groups.outer_batch, unsplit, groups.batch, capacity_dim]
     by_expert = [groups.outer_batch, experts_dim, batch_unsplit, capacity_dim]
@@ -213,27 +184,23 @@ def dispatched(
         return mtf.reshape(y, mtf.Shape([*tokens, output]))
 
     outputs = [back(y) for y in computed] if isinstance(computed, list) else back(computed)
-    return outputs, loss * hparam(hparams, "loss_coef")
+    return outputs, loss * mixture.hparam("loss_coef")
 
 
 def expert_hidden(
+    mixture: Mixture,
     x: mtf.Tensor,
     expert_dims: list[mtf.Dimension],
     hidden_dim: mtf.Dimension,
-    hparams: object,
-    train: bool,
-    variable_dtype: mtf.VariableDType,
     activation: Union[Callable, str, list, None],
 ) -> mtf.Tensor:
     """Returns the hidden units of each expert's feed-forward layer.
 
     Args:
+      mixture: the Mixture.
       x: a Tensor with dimensions [..., d_model].
       expert_dims: a list of Dimensions.
       hidden_dim: a Dimension.
-      hparams: an object with attributes such as moe_num_experts; see `HParams`.
-      train: whether the model is being trained.
-      variable_dtype: the dtypes of variables: in checkpoints, in memory and in computations.
       activation: as for `mtf.layers.dense_product`.
     """
     h = layers.dense_product(
@@ -243,8 +210,8 @@ def expert_hidden(
         expert_dims=expert_dims,
         activation_functions=activation,
         use_bias=False,
-        variable_dtype=variable_dtype,
+        variable_dtype=mixture.variable_dtype,
         name="wi",
     )
-    rate = hparam(hparams, "dropout_rate")
-    return mtf.dropout(h, train, rate=rate) if rate else h
+    rate = mixture.hparam("dropout_rate")
+    return mtf.dropout(h, mixture.train, rate=rate) if rate else h

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, Optional, Protocol, Union
+
+import mesh_tensorflow.ops_with_redefined_builtins as mtf
 
 # What `set_default_moe_hparams` sets. All but the coefficient of the loss have to be
 # set: what lacks them was not made for a mixture of experts.
@@ -100,22 +103,47 @@ def hparams_of(arguments: Mapping[str, Any], **others: object) -> HParams:
     return HParams(**{f"moe_{name}": value for name, value in chosen.items()})
 
 
-def hparam(hparams: object, name: str) -> Any:
-    """Returns `hparams.moe_<name>`, or its default if an earlier release had no such field.
+@dataclasses.dataclass(frozen=True)
+class Mixture:
+    """What all parts of a mixture of experts take into account.
 
-    Raises:
-      ValueError: there is no such field and no default.
+    Attributes:
+      hparams: an object with attributes such as moe_num_experts; see `HParams`.
+      train: whether the model is being trained.
+      variable_dtype: the dtypes of variables: in checkpoints, in memory and in computations.
+      layout: a LayoutRules or None.
+      mesh_shape: a Shape or None; no group of tokens is split over processors.
+      num_microbatches: an integer that losses are divided by, or None.
     """
-    if hasattr(hparams, f"moe_{name}"):
-        return getattr(hparams, f"moe_{name}")
-    if name not in _FALLBACKS:
-        raise ValueError(
-            f"mixture of experts: the hyperparameters have no moe_{name}; set it, for example "
-            f"with hparams.add_hparam('moe_{name}', ...)"
-        )
-    return _FALLBACKS[name]
 
+    hparams: object
+    train: bool
+    variable_dtype: mtf.VariableDType
+    layout: Union[mtf.LayoutRules, str, None] = None
+    mesh_shape: Union[mtf.Shape, str, None] = None
+    num_microbatches: Optional[int] = None
 
-def hparam_by_mode(hparams: object, name: str, train: bool) -> Any:
-    """Returns `hparams.moe_<name>_train` or `hparams.moe_<name>_eval`."""
-    return hparam(hparams, f"{name}_{'train' if train else 'eval'}")
+    def hparam(self, name: str) -> Any:
+        """Returns `hparams.moe_<name>`, or its default if an earlier release had no such field.
+
+        Raises:
+          ValueError: there is no such field and no default.
+        """
+        if hasattr(self.hparams, f"moe_{name}"):
+            return getattr(self.hparams, f"moe_{name}")
+        if name not in _FALLBACKS:
+            raise ValueError(
+                f"mixture of experts: the hyperparameters have no moe_{name}; set it, for example "
+                f"with hparams.add_hparam('moe_{name}', ...)"
+            )
+        return _FALLBACKS[name]
+
+    def of_mode(self, name: str) -> Any:
+        """Returns `hparams.moe_<name>_train` or `hparams.moe_<name>_eval`."""
+        return self.hparam(f"{name}_{'train' if self.train else 'eval'}")
+
+    def slices(self, dim: mtf.Dimension) -> int:
+        """Returns the number of slices of a dimension; 1 without layout and mesh."""
+        if self.layout is None or self.mesh_shape is None:
+            return 1
+        return mtf.tensor_dim_to_mesh_dim_size(self.layout, self.mesh_shape, dim)

@@ -14,12 +14,12 @@ from mesh_tensorflow.transformer.moe._dispatch import (
     _split_into_groups,
     capacity,
     dispatched,
-    expert_capacity,
     expert_hidden,
     in_groups,
 )
-from mesh_tensorflow.transformer.moe._gatings import _top_2_gating
-from mesh_tensorflow.transformer.moe._hparams import hparam, hparams_of
+from mesh_tensorflow.transformer.moe._gatings import GATINGS, gate
+from mesh_tensorflow.transformer.moe._hparams import Mixture, hparams_of
+from mesh_tensorflow.transformer.moe._router import Router
 from mesh_tensorflow.transformer.transformer import TransformerLayer
 
 if TYPE_CHECKING:
@@ -71,12 +71,13 @@ def transformer_moe_layer_v1(
       ValueError: the gating or its policy is unknown, a hyperparameter is missing, or the tokens
         cannot be split evenly among the processors.
     """
-    hidden_dim = mtf.Dimension("expert_hidden", hparam(hparams, "hidden_size"))
-    for_attention = hparam(hparams, "use_experts_attention")
+    mixture = Mixture(hparams, train, variable_dtype, layout, mesh_shape, num_microbatches)
+    hidden_dim = mtf.Dimension("expert_hidden", mixture.hparam("hidden_size"))
+    for_attention = mixture.hparam("use_experts_attention")
     names = ["q_wo", "k_wo"] if for_attention else ["wo"]
 
     def experts(x: mtf.Tensor, experts_dim: mtf.Dimension) -> Any:
-        h = expert_hidden(x, [experts_dim], hidden_dim, hparams, train, variable_dtype, activation)
+        h = expert_hidden(mixture, x, [experts_dim], hidden_dim, activation)
         outputs = [
             layers.dense(
                 h,
@@ -91,10 +92,7 @@ def transformer_moe_layer_v1(
         ]
         return outputs if for_attention else outputs[0]
 
-    return dispatched(
-        experts, inputs, hparams, train, variable_dtype, layout, mesh_shape, nonpadding,
-        num_microbatches, token_embeddings,
-    )  # fmt: skip
+    return dispatched(mixture, experts, inputs, nonpadding, token_embeddings)
 
 
 def call_moe(
@@ -274,16 +272,16 @@ class _Level(NamedTuple):
         )
 
 
-def _numbers_of_experts(hparams: object) -> tuple[int, int]:
-    numbers = hparam(hparams, "num_experts")
+def _numbers_of_experts(mixture: Mixture) -> tuple[int, int]:
+    numbers = mixture.hparam("num_experts")
     if not isinstance(numbers, (list, tuple)) or len(numbers) != 2:
         raise ValueError(
             f"transformer_moe_layer_v2: moe_num_experts={numbers!r} must be two numbers, of the "
             "experts in each level; for one level use transformer_moe_layer_v1"
         )
-    if hparam(hparams, "gating") != "top_2":
+    if mixture.hparam("gating") != "top_2":
         raise ValueError(
-            f"transformer_moe_layer_v2: unknown hparams.moe_gating={hparam(hparams, 'gating')}: "
+            f"transformer_moe_layer_v2: unknown hparams.moe_gating={mixture.hparam('gating')}: "
             "in two levels it must be top_2"
         )
     return numbers[0], numbers[1]
@@ -331,16 +329,20 @@ def transformer_moe_layer_v2(
       ValueError: there are not two numbers of experts, or the gating is not "top_2".
     """
     *tokens, channels = without_stages(inputs).dims
-    num_experts = _numbers_of_experts(hparams)[0]
-    groups = in_groups(mtf.Shape(tokens), hparams, layout, mesh_shape, "group_size_x")
+    mixture = Mixture(hparams, train, variable_dtype, layout, mesh_shape, num_microbatches)
+    num_experts = _numbers_of_experts(mixture)[0]
+    groups = in_groups(mixture, mtf.Shape(tokens), "group_size_x")
     outer, batch, group = groups
-    level = _Level.make("x", num_experts, expert_capacity(group.size, num_experts, hparams, train))
+    factor = mixture.of_mode("capacity_factor")
+    level = _Level.make("x", num_experts, capacity(mixture, group.size, num_experts, factor))
     x = groups.split(inputs, channels)
-    dispatch, combine, outer_loss = _top_2_gating(
-        x, [], level.unsplit, level.capacity, hparams, train, variable_dtype,
-        importance=groups.importance(nonpadding, mtf.Shape(tokens)), name="outer_gating",
-        num_microbatches=num_microbatches,
-    )  # fmt: skip
+    importance = groups.importance(nonpadding, mtf.Shape(tokens))
+    dispatch, combine, outer_loss = gate(
+        Router(
+            mixture, x, level.unsplit, level.capacity, importance=importance, name="outer_gating"
+        ),
+        GATINGS["top_2"],
+    )
     # Both have one order, so that the reshape in between only renames: the layout splits experts
     # there, where it split the batch here.
     by_token = [level.unsplit, outer, batch, level.capacity]
@@ -349,64 +351,52 @@ def transformer_moe_layer_v2(
     # stay empty are zeros (Lepikhin et al., 2020).
     sent = mtf.einsum([x, dispatch], output_shape=mtf.Shape([*by_token, channels]))
     y, inner_loss = _second_level(
+        mixture,
         mtf.reshape(sent, mtf.Shape([*by_expert, channels])),
         mtf.reshape(_importance_within(combine, by_token), mtf.Shape(by_expert)),
-        output_dim, hparams, train, variable_dtype, layout, mesh_shape, num_microbatches,
-    )  # fmt: skip
+        output_dim,
+    )
     y = mtf.reshape(y, mtf.Shape([*by_token, output_dim]))
     y = mtf.einsum([y, combine], output_shape=mtf.Shape([*groups, output_dim]))
-    loss = (outer_loss + inner_loss) * hparam(hparams, "loss_coef")
+    loss = (outer_loss + inner_loss) * mixture.hparam("loss_coef")
     return mtf.reshape(y, mtf.Shape([*tokens, output_dim])), loss
 
 
 def _second_level(
-    inputs: mtf.Tensor,
-    importance: mtf.Tensor,
-    output_dim: mtf.Dimension,
-    hparams: object,
-    train: bool,
-    variable_dtype: mtf.VariableDType,
-    layout: Union[mtf.LayoutRules, str, None],
-    mesh_shape: Union[mtf.Shape, str, None],
-    num_microbatches: Optional[int],
+    mixture: Mixture, inputs: mtf.Tensor, importance: mtf.Tensor, output_dim: mtf.Dimension
 ) -> tuple[mtf.Tensor, mtf.Tensor]:
     """Returns the outputs of the experts for their tokens, and the loss.
 
     Args:
+      mixture: the Mixture.
       inputs: a Tensor with dimensions [expert_x, outer_batch, batch_unsplit, expert_capacity_x,
         d_model].
       importance: a Tensor with the same dimensions except the last.
       output_dim: a Dimension.
-      hparams: an object with attributes such as moe_num_experts; see `HParams`.
-      train: whether the model is being trained.
-      variable_dtype: the dtypes of variables: in checkpoints, in memory and in computations.
-      layout: a LayoutRules or None.
-      mesh_shape: a Shape or None.
-      num_microbatches: an integer or None.
     """
     *places, channels = without_stages(inputs).dims
-    expert_x, outer, group = _regrouped(places, hparams, layout, mesh_shape)
-    num_experts = _numbers_of_experts(hparams)[1]
-    factor = hparam(hparams, "capacity_factor_second_level")
-    level = _Level.make("y", num_experts, capacity(group.size, num_experts, factor, hparams))
+    expert_x, outer, group = _regrouped(mixture, places)
+    num_experts = _numbers_of_experts(mixture)[1]
+    factor = mixture.hparam("capacity_factor_second_level")
+    level = _Level.make("y", num_experts, capacity(mixture, group.size, num_experts, factor))
     x = mtf.reshape(inputs, mtf.Shape([expert_x, outer, group, channels]))
-    dispatch, combine, loss = _top_2_gating(
-        x, [expert_x], level.unsplit, level.capacity, hparams, train, variable_dtype,
-        importance=mtf.reshape(importance, mtf.Shape([expert_x, outer, group])),
-        name="inner_gating", num_microbatches=num_microbatches,
-    )  # fmt: skip
+    importance = mtf.reshape(importance, mtf.Shape([expert_x, outer, group]))
+    dispatch, combine, loss = gate(
+        Router(mixture, x, level.unsplit, level.capacity, [expert_x], importance, "inner_gating"),
+        GATINGS["top_2"],
+    )
     by_token = [level.unsplit, expert_x, outer, level.capacity]
     outer_unsplit = mtf.Dimension(outer.name + "_unsplit", outer.size)
     by_expert = [level.experts, expert_x, outer_unsplit, level.capacity]
     sent = mtf.einsum([x, dispatch], output_shape=mtf.Shape([*by_token, channels]))
     sent = mtf.reshape(sent, mtf.Shape([*by_expert, channels]))
 
-    hidden_dim = mtf.Dimension("expert_hidden", hparam(hparams, "hidden_size"))
+    hidden_dim = mtf.Dimension("expert_hidden", mixture.hparam("hidden_size"))
     expert_dims = [level.experts, expert_x]
-    h = expert_hidden(sent, expert_dims, hidden_dim, hparams, train, variable_dtype, mtf.relu)
+    h = expert_hidden(mixture, sent, expert_dims, hidden_dim, mtf.relu)
     y = layers.dense(
         h, output_dim, reduced_dims=[hidden_dim], expert_dims=expert_dims, use_bias=False,
-        variable_dtype=variable_dtype, name="wo",
+        variable_dtype=mixture.variable_dtype, name="wo",
     )  # fmt: skip
     y = mtf.reshape(y, mtf.Shape([*by_token, output_dim]))
     y = mtf.einsum([y, combine], output_shape=mtf.Shape([expert_x, outer, group, output_dim]))
@@ -422,19 +412,13 @@ def _importance_within(combine: mtf.Tensor, dims: list[mtf.Dimension]) -> mtf.Te
     return 0.5 * (first + mtf.to_float(mtf.greater(gate, 0.0)))
 
 
-def _regrouped(
-    dims: list[mtf.Dimension],
-    hparams: object,
-    layout: Union[mtf.LayoutRules, str, None],
-    mesh_shape: Union[mtf.Shape, str, None],
-) -> list[mtf.Dimension]:
+def _regrouped(mixture: Mixture, dims: list[mtf.Dimension]) -> list[mtf.Dimension]:
     """Returns [expert_x, outer_batch, group_size_y], the groups of the second level."""
     expert_x, outer, batch, capacity_dim = dims
-    splits = 1
-    if layout is not None and mesh_shape is not None:
-        splits = mtf.tensor_dim_to_mesh_dim_size(layout, mesh_shape, outer)
     num_groups, group_size = _split_into_groups(
-        outer.size * batch.size * capacity_dim.size, hparam(hparams, "group_size"), splits
+        outer.size * batch.size * capacity_dim.size,
+        mixture.hparam("group_size"),
+        mixture.slices(outer),
     )
     return [
         expert_x,
