@@ -12,9 +12,8 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
 from mesh_tensorflow.transformer import transformer
-from mesh_tensorflow.transformer.moe._dispatch import dispatched, expert_hidden
-from mesh_tensorflow.transformer.moe._hparams import Mixture, hparams_of
-from mesh_tensorflow.transformer.moe._layer import call_moe
+from mesh_tensorflow.transformer.moe._layer import call_moe, dispatched, expert_hidden
+from mesh_tensorflow.transformer.moe._router import Mixture, hparams_of
 
 if TYPE_CHECKING:
     from mesh_tensorflow.transformer.transformer._context import Context

@@ -7,10 +7,10 @@ from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple, Optional
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
-from mesh_tensorflow.transformer.moe._hparams import Mixture
 from mesh_tensorflow.transformer.moe._router import (
     INPUT_NOISE,
     Assignment,
+    Mixture,
     Router,
     best_of_group,
     switch_noise,
