@@ -200,6 +200,7 @@ def compute_lr_for_step(
     Returns:
       A list of numbers and tf scalars.
     """
+    # An integer, as factors of (step, total) had it in the classic, unlike schedules in `rate_now`.
     step = steps_done()
     return [
         learning_rate if factors is None else product_learning_rate(step, train_steps, factors)

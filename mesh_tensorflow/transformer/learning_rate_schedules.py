@@ -90,6 +90,7 @@ def product_learning_rate(
     Raises:
       ValueError: `factors` is not such a list.
     """
+    # Not the same function, since gin files name each by its module, with its own offset.
     return optimize.product_learning_rate(step, total_train_steps, factors, offset)
 
 
@@ -314,10 +315,12 @@ def rate_of_step(schedule: Any) -> Any:
     if isinstance(schedule, (list, tuple)) or (
         callable(schedule) and _asks_for_total_steps(schedule)
     ):
+        # `run` has bound the total; without it, only the call that trains knows the last step.
         schedule = with_total_steps(schedule, _total_train_steps.get())
     return schedule(step=steps_done()) if callable(schedule) else schedule
 
 
 def _asks_for_total_steps(schedule: Callable[..., Any]) -> bool:
     parameter = inspect.signature(schedule).parameters.get("total_train_steps")
+    # What `with_total_steps` returns is a partial, in whose signature the total has a default.
     return parameter is not None and parameter.default is parameter.empty

@@ -159,6 +159,8 @@ def dispatched(
     *tokens, channels = without_stages(inputs).dims
     groups = in_groups(mixture, mtf.Shape(tokens))
     num_experts = mixture.hparam("num_experts")
+    # Two names for experts and for the batch, of which a layout splits one each: by token the
+    # batch, by expert the experts.
     unsplit = mtf.Dimension("expert_unsplit", num_experts)
     experts_dim = mtf.Dimension("experts", num_experts)
     batch_unsplit = mtf.Dimension("batch_unsplit", groups.batch.size)

@@ -134,6 +134,7 @@ def get_checkpoint_iterator(
         return _new_ones(model_dir, skip_until, stop_after)
     if isinstance(checkpoint_step, str) and checkpoint_step == "all":
         return iter([_path(model_dir, s) for s in _saved_steps(model_dir) if s > skip_until])
+    # NumPy's integers are steps too; its arrays also have an index, and are lists of steps.
     if hasattr(checkpoint_step, "__index__") and not np.ndim(checkpoint_step):
         step = operator.index(checkpoint_step)
         return _latest(model_dir) if step == LATEST else _chosen([step], model_dir, find_closest)

@@ -149,6 +149,7 @@ def _part(features: Mapping[str, mtf.Tensor], key: str) -> _Segment:
     """Returns a feature as a part, with its length dimension named after it."""
     ids = features[key]
     length = ids.shape.dims[-1]
+    # Both are named `length`, with sizes that may differ, and stand in one product below.
     own = mtf.Dimension(f"{key}_length", length.size)
     ids = mtf.rename_dimension(ids, length.name, own.name)
     token = _is_token(ids)
@@ -277,8 +278,10 @@ def examples_of(make_dataset: Callable[[], tf.data.Dataset]) -> Iterator[dict[st
     Yields:
       Dictionaries.
     """
+    # In a graph of its own, which is freed with its data set, also where the caller is eager.
     with tf.Graph().as_default() as graph:
         elements = Elements(make_dataset())
+        # After the data set is made, as the tables of its vocabularies are created with it.
         tables = tf.tables_initializer()
     with tf.Session(graph=graph) as session:
         session.run([elements.initializer, tables])

@@ -136,6 +136,7 @@ def tpu_estimator_model_fn(
     """
     if weight_decay_checkpoint:
         tf.logging.warning("weight_decay_checkpoint has no effect: optimizers decay towards zero")
+    # By name, so that an argument is written once; a test checks that each has a field.
     settings = ProgramSettings.of(locals(), mesh_impl=mesh_impl or "placement")
     processor_devices(settings.mesh_impl, settings.mesh_shape, mesh_devices)
     check_tiling(hierarchical_tiling_spec, settings.mesh_shape)
@@ -152,6 +153,7 @@ def tpu_estimator_model_fn(
         """Returns the EstimatorSpec of a mode."""
         del labels
         context = params.get("context") if isinstance(params, Mapping) else None
+        # Called once for each mode and program, none of which is to see another's.
         own = dataclasses.replace(settings, config=config, context=context)
         return _SPECS[mode](own, features)
 
@@ -640,6 +642,7 @@ def run(
       PeerLostError: another process has failed or was never started.
       RuntimeError: a TPU is named.
     """
+    # First, as further names would be among the arguments.
     settings = _run_settings(locals())
     estimator = _estimator_of(settings, tpu_job_name, iterations_per_loop)
     return _run_in_chief(settings, estimator)

@@ -84,6 +84,7 @@ def maybe_add_pretokenized_features(
                 continue
             ids = np.asarray(example[key]).tolist()
             added[name] = _decoded(own, [i for i in ids if i > 0])
+            # Negative ids are given, not predicted: their text is no part of what the score is of.
             negative = [-i for i in ids if i < 0]
             if negative:
                 added[f"{key}_neg_pretokenized"] = _decoded(own, negative)
@@ -179,6 +180,7 @@ def _bytes_feature(text: object) -> tf.train.Feature:
 
 def _ids_feature(ids: Sequence[int]) -> tf.train.Feature:
     return tf.train.Feature(
+        # Padding has the id 0, which is no part of the example.
         int64_list=tf.train.Int64List(value=[int(i) for i in np.ravel(ids) if i])
     )
 
@@ -222,6 +224,7 @@ def save_scores_to_tfrecords(
                     features[name] = _bytes_feature(r.get(f"{key}_pretokenized", ""))
             example = tf.train.Example(features=tf.train.Features(feature=features))
             writer.write(example.SerializeToString())
+    # Under its own name a shard is whole, so that others may read those that exist.
     tf.io.gfile.rename(temporary, path, overwrite=True)
 
 
@@ -365,6 +368,7 @@ def _pairs_as_features(
     first, second = sources
     length = length_of_feature(sequence_length, "targets")
     own = targets_vocabulary(vocabulary)
+    # One sequence: inputs are a prefix of negative ids, which are read and have no score.
     if model_type == "lm":
         return {
             "targets": encoded_inputs(
@@ -399,6 +403,7 @@ def _pairs_as_features(
         "targets": encoded_inputs(
             targets,
             own,
+            # The type by which no EOS is appended.
             model_type if score_eos else "lm",
             batch_size,
             length,

@@ -318,6 +318,7 @@ def compute_batch_size(
             )
         value //= length
     if per_replica:
+        # Processors with one part of the batch are a replica: there are as many as parts.
         value *= _splits("batch", mesh_shape, layout_rules)
         value *= _splits("outer_batch", mesh_shape, layout_rules)
     return value
@@ -437,12 +438,14 @@ class Settings:
         """
         names = [field.name for field in dataclasses.fields(cls)]
         given = {n: v for n, v in {**arguments, **others}.items() if n in names}
+        # Here alone, so that whatever has settings has a Shape and LayoutRules.
         given["mesh_shape"] = mtf.convert_to_shape(given["mesh_shape"])
         given["layout_rules"] = mtf.convert_to_layout_rules(given["layout_rules"])
         return cls(**given)
 
     def in_common(self) -> dict[str, Any]:
         """Returns the settings of this class by name, without those that a subclass adds."""
+        # Not dataclasses.asdict, which would copy vocabularies and all else in them.
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(Settings)}
 
 
