@@ -8,9 +8,12 @@ from mesh_tensorflow.optimize._accumulate import (
 )
 from mesh_tensorflow.optimize._adafactor import (
     AdafactorOptimizer,
+    AdafactorWithMultiLRSchedule,
+    AdamWithMultiLRSchedule,
     adafactor_decay_rate_adam,
     adafactor_decay_rate_pow,
     adafactor_optimizer_from_hparams,
+    make_optimizer,
     reduce_rms,
 )
 from mesh_tensorflow.optimize._adam import (
@@ -30,11 +33,6 @@ from mesh_tensorflow.optimize._base import (
     rate_now,
     scalar_like,
     skip_without_gradient,
-)
-from mesh_tensorflow.optimize._choose import (
-    AdafactorWithMultiLRSchedule,
-    AdamWithMultiLRSchedule,
-    make_optimizer,
 )
 from mesh_tensorflow.optimize._keras import from_keras
 from mesh_tensorflow.optimize._sgd import MomentumOptimizer, SgdOptimizer
