@@ -316,6 +316,7 @@ def perplexity_eval(
             def input_fn(params: object = None, dataset: EvalDataset = dataset) -> tf.data.Dataset:
                 del params
                 ds = dataset.dataset_fn().map(model_features)
+                # Endless zeros fill up `steps` batches; they have no weight in metrics.
                 ds = transformer_dataset.pad_dataset_with_zeroed_out_examples(ds)
                 return ds.batch(batch_size, drop_remainder=True).prefetch(tf.data.AUTOTUNE)
 

@@ -221,6 +221,7 @@ def _texts(settings: ProgramSettings, predictions: Mapping[str, tf.Tensor]) -> d
         if decode is None:
             tf.logging.warning("%s are exported as ids: the vocabulary has no decode_tf", name)
         else:
+            # Ids that are given and not scored are negative.
             result[name] = decode(clean_decodes(tf.abs(predictions[name])))
     return result
 
@@ -280,6 +281,7 @@ def _encoded(
 def _targets_after_inputs(targets: tf.Tensor, inputs: tf.Tensor, length: int) -> tf.Tensor:
     """Prepends inputs to targets, as negative ids, which are not scored."""
     rows = []
+    # By rows, since in each the targets begin where its own inputs end.
     for before, after in zip(tf.unstack(inputs), tf.unstack(targets)):
         ids = tf.concat([-tf.boolean_mask(before, before > 0), after], 0)[:length]
         rows.append(tf.pad(ids, [[0, length - tf.size(ids)]]))
@@ -318,6 +320,7 @@ def export_model(
     Raises:
       ValueError: there is no checkpoint.
     """
+    # A language model goes on after its inputs, which for it have no end.
     eos = model_type != "lm"
 
     def receiver_fn() -> Any:
