@@ -8,9 +8,12 @@ from mesh_tensorflow.optimize._accumulate import (
 )
 from mesh_tensorflow.optimize._adafactor import (
     AdafactorOptimizer,
+    AdafactorWithMultiLRSchedule,
+    AdamWithMultiLRSchedule,
     adafactor_decay_rate_adam,
     adafactor_decay_rate_pow,
     adafactor_optimizer_from_hparams,
+    make_optimizer,
     reduce_rms,
 )
 from mesh_tensorflow.optimize._adam import (
@@ -24,17 +27,12 @@ from mesh_tensorflow.optimize._adam import (
 from mesh_tensorflow.optimize._average import ExponentialMovingAverage
 from mesh_tensorflow.optimize._base import (
     Optimizer,
+    compute_lr_for_step,
     float_slot,
+    product_learning_rate,
     rate_now,
     scalar_like,
     skip_without_gradient,
-)
-from mesh_tensorflow.optimize._choose import (
-    AdafactorWithMultiLRSchedule,
-    AdamWithMultiLRSchedule,
-    compute_lr_for_step,
-    make_optimizer,
-    product_learning_rate,
 )
 from mesh_tensorflow.optimize._keras import from_keras
 from mesh_tensorflow.optimize._sgd import MomentumOptimizer, SgdOptimizer

@@ -26,10 +26,10 @@ from mesh_tensorflow._core.errors import is_set, strict
 from mesh_tensorflow._programs import run_with_parser
 from mesh_tensorflow.estimator import ModeKeys
 from mesh_tensorflow.transformer import utils
-from mesh_tensorflow.transformer.utils._data.batching import length_of_feature
-from mesh_tensorflow.transformer.utils._data.features import has_inputs_feature
+from mesh_tensorflow.transformer.learning_rate_schedules import training_for
+from mesh_tensorflow.transformer.utils._features import has_inputs_feature
 from mesh_tensorflow.transformer.utils._program import recorded_lowerings
-from mesh_tensorflow.transformer.utils._training.train import training_for
+from mesh_tensorflow.transformer.utils._settings import length_of_feature
 
 __all__ = ["main"]
 

@@ -12,9 +12,8 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
 from mesh_tensorflow.transformer import transformer
-from mesh_tensorflow.transformer.moe._dispatch import dispatched, expert_hidden
-from mesh_tensorflow.transformer.moe._hparams import hparam, hparams_of
-from mesh_tensorflow.transformer.moe._layer import call_moe
+from mesh_tensorflow.transformer.moe._layer import call_moe, dispatched, expert_hidden
+from mesh_tensorflow.transformer.moe._router import Mixture, hparams_of
 
 if TYPE_CHECKING:
     from mesh_tensorflow.transformer.transformer._context import Context
@@ -92,13 +91,13 @@ def generate_heterogeneous_expert_masks(
 
 
 def _hidden_dim_and_masks(
-    inputs: mtf.Tensor, hparams: object
+    inputs: mtf.Tensor, mixture: Mixture
 ) -> tuple[mtf.Dimension, list[Optional[mtf.Tensor]]]:
     """Returns the hidden Dimension, and per layer a mask of the experts' hidden units or None."""
-    num_experts, hidden_size = hparam(hparams, "num_experts"), hparam(hparams, "hidden_size")
-    mask_info = hparam(hparams, "heterogeneous_mask_info")
+    num_experts, hidden_size = mixture.hparam("num_experts"), mixture.hparam("hidden_size")
+    mask_info = mixture.hparam("heterogeneous_mask_info")
     if mask_info is None:
-        return mtf.Dimension("expert_hidden", hidden_size), [None] * hparam(hparams, "num_layers")
+        return mtf.Dimension("expert_hidden", hidden_size), [None] * mixture.hparam("num_layers")
     masks = generate_heterogeneous_expert_masks(
         mask_info,
         num_experts,
@@ -139,7 +138,8 @@ def transformer_moe_layer_v1(
     Raises:
       ValueError: there are several layers, and `output_dim` is not the input dimension.
     """
-    hidden_dim, masks = _hidden_dim_and_masks(inputs, hparams)
+    mixture = Mixture(hparams, train, variable_dtype, layout, mesh_shape, num_microbatches)
+    hidden_dim, masks = _hidden_dim_and_masks(inputs, mixture)
     if len(masks) > 1 and output_dim != inputs.shape.dims[-1]:
         raise ValueError(
             f"heterogeneous experts: output_dim {output_dim} differs from the channels of "
@@ -150,7 +150,7 @@ def transformer_moe_layer_v1(
     def expert_layer(
         x: mtf.Tensor, experts_dim: mtf.Dimension, mask: Optional[mtf.Tensor]
     ) -> mtf.Tensor:
-        h = expert_hidden(x, [experts_dim], hidden_dim, hparams, train, variable_dtype, activation)
+        h = expert_hidden(mixture, x, [experts_dim], hidden_dim, activation)
         # All experts have one shape: units that one of them lacks are computed and masked.
         return layers.dense(
             h if mask is None else h * mask,
@@ -172,10 +172,7 @@ def transformer_moe_layer_v1(
                     x += expert_layer(y, experts_dim, mask)
         return x
 
-    return dispatched(
-        experts, inputs, hparams, train, variable_dtype, layout, mesh_shape, nonpadding,
-        num_microbatches, token_embeddings,
-    )  # fmt: skip
+    return dispatched(mixture, experts, inputs, nonpadding, token_embeddings)
 
 
 @gin.configurable(module="mesh_tensorflow.transformer.heterogeneous_moe")

@@ -1,17 +1,23 @@
 """Learning rate schedules: factors of a product, and older complete schedules.
 
-A schedule is a function of (step, total_train_steps); gin binds further arguments.
+A schedule is a function of (step, total_train_steps); gin binds further arguments. The step is an
+integer; those that optimizers take, functions of the step alone, get a float32 scalar.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import contextvars
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Optional, Union
 
 import gin
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow import optimize
+from mesh_tensorflow.utils import steps_done
 
 __all__ = [
     "constant",
@@ -84,6 +90,7 @@ def product_learning_rate(
     Raises:
       ValueError: `factors` is not such a list.
     """
+    # Not the same function, since gin files name each by its module, with its own offset.
     return optimize.product_learning_rate(step, total_train_steps, factors, offset)
 
 
@@ -257,3 +264,63 @@ def slanted_triangular(
     # The line that rises is the lower one before the cut, and the one that falls after it.
     height = tf.minimum(rising, falling)
     return max_learning_rate * (1.0 + height * (ratio - 1.0)) / ratio
+
+
+# The rate of a step of training, of what users bind to `utils.run.learning_rate_schedule`.
+
+_total_train_steps: contextvars.ContextVar[Optional[int]] = contextvars.ContextVar(
+    "total_train_steps", default=None
+)
+
+
+@contextlib.contextmanager
+def training_for(steps: int) -> Iterator[None]:
+    """Context in which `steps` is the default total number of steps of learning rate schedules.
+
+    Args:
+      steps: the number of steps.
+    """
+    token = _total_train_steps.set(steps)
+    try:
+        yield
+    finally:
+        _total_train_steps.reset(token)
+
+
+def with_total_steps(schedule: Any, total_train_steps: Optional[int]) -> Any:
+    """Returns a learning rate schedule as a function of the step only.
+
+    Args:
+      schedule: a function of (step, total_train_steps), or a list of factors, which are numbers
+        and such functions.
+      total_train_steps: the number of steps.
+
+    Returns:
+      A function; or `schedule`, if it is a number or None.
+    """
+    if isinstance(schedule, (list, tuple)):
+        schedule = functools.partial(product_learning_rate, factors=list(schedule))
+    if not callable(schedule):
+        return schedule
+    return functools.partial(schedule, total_train_steps=total_train_steps)
+
+
+def rate_of_step(schedule: Any) -> Any:
+    """Returns the learning rate of the current step: a number, a tf scalar, or None.
+
+    Args:
+      schedule: what `with_total_steps` takes or returns, or a function of the step only; one that
+        asks for the total number of steps gets that of `training_for`.
+    """
+    if isinstance(schedule, (list, tuple)) or (
+        callable(schedule) and _asks_for_total_steps(schedule)
+    ):
+        # `run` has bound the total; without it, only the call that trains knows the last step.
+        schedule = with_total_steps(schedule, _total_train_steps.get())
+    return schedule(step=steps_done()) if callable(schedule) else schedule
+
+
+def _asks_for_total_steps(schedule: Callable[..., Any]) -> bool:
+    parameter = inspect.signature(schedule).parameters.get("total_train_steps")
+    # What `with_total_steps` returns is a partial, in whose signature the total has a default.
+    return parameter is not None and parameter.default is parameter.empty

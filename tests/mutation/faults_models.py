@@ -95,14 +95,14 @@ FAULTS = [
         "transformer/test_dataset.py -k pack",
     ),
     Fault(
-        "transformer/utils/_outputs/decode.py",
+        "transformer/utils/_decode.py",
         "_fingerprint(list(inputs), batch_size, about)",
         "_fingerprint(list(inputs), batch_size)",
         "a decode goes on from what other weights decoded",
         "transformer/test_utils_resuming.py -k other_weights",
     ),
     Fault(
-        "transformer/utils/_training/eval.py",
+        "transformer/utils/_evaluation.py",
         "own = list(itertools.islice(rest, len(task.examples)))",
         "own = list(itertools.islice(outputs, len(task.examples)))",
         "each task is evaluated on the outputs of the first one",

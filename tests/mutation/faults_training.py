@@ -32,7 +32,7 @@ FAULTS = [
         "optimize/test_optimizers.py -k slots",
     ),
     Fault(
-        "optimize/_choose.py",
+        "optimize/_base.py",
         "factor(step - offset, total_train_steps - offset)",
         "factor(step - offset, total_train_steps)",
         "the offset of a schedule counts for the step and not for the last step",

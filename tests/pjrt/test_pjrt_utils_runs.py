@@ -10,7 +10,7 @@ from helpers.oracle import utils_runs as runs
 from helpers.paths import FIXTURES
 
 from mesh_tensorflow.transformer import dataset, utils
-from mesh_tensorflow.transformer.utils._estimator import _mesh_impl
+from mesh_tensorflow.transformer.utils._run import _mesh_impl
 
 MODELS = json.loads((FIXTURES / "utils.json").read_text())["models"]
 MESH = 'run.mesh_shape = "rows:2,cols:2"\nrun.mesh_impl = "pjrt"\n'

@@ -1,5 +1,7 @@
 """Functions of transformer.utils that build no model: against the classic, and errors."""
 
+import dataclasses
+import inspect
 import json
 
 import gin
@@ -12,7 +14,8 @@ from helpers.paths import FIXTURES
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow.transformer import utils
-from mesh_tensorflow.transformer.utils._estimator import _session_config
+from mesh_tensorflow.transformer.utils._run import RunSettings, _session_config
+from mesh_tensorflow.transformer.utils._settings import ProgramSettings, Settings
 
 FIXTURE = json.loads((FIXTURES / "utils.json").read_text())["functions"]
 
@@ -31,6 +34,35 @@ def test_as_the_classic(name):
 LENGTHS = {"inputs": 8, "targets": 4}
 
 
+def names_of(settings):
+    return {field.name for field in dataclasses.fields(settings)}
+
+
+@pytest.mark.parametrize(
+    "function, settings, others",
+    [
+        (utils.get_estimator, Settings, {"tpu_job_name", "iterations_per_loop", "cluster"}),
+        # This one has a warning alone.
+        (utils.tpu_estimator_model_fn, ProgramSettings, {"weight_decay_checkpoint"}),
+        # Those for TPUs, and one that other settings are made of.
+        (
+            utils.run,
+            RunSettings,
+            {"tpu", "tpu_zone", "tpu_job_name", "gcp_project", "iterations_per_loop"}
+            | {"total_run_steps"},
+        ),
+    ],
+)
+def test_each_argument_is_a_setting(function, settings, others):
+    """Settings are made of arguments by name, so that one without a field would be lost."""
+    assert set(inspect.signature(function).parameters) - names_of(settings) == others
+
+
+def settings_of(**given):
+    where = {"mesh_shape": "rows:2,cols:2", "layout_rules": "batch:rows,d_ff:cols"}
+    return Settings.of({**dict.fromkeys(names_of(Settings)), **where, **given})
+
+
 @pytest.mark.parametrize(
     "mesh_impl, devices, count",
     [
@@ -41,12 +73,7 @@ LENGTHS = {"inputs": 8, "targets": 4}
     ],
 )
 def test_there_are_as_many_logical_cpus_as_are_named(mesh_impl, devices, count):
-    config = _session_config(
-        mesh_impl,
-        mtf.convert_to_shape("rows:2,cols:2"),
-        mtf.convert_to_layout_rules("batch:rows,d_ff:cols"),
-        devices,
-    )
+    config = _session_config(settings_of(mesh_impl=mesh_impl, mesh_devices=devices))
     assert config.device_count["CPU"] == count
 
 

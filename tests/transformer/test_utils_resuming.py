@@ -109,7 +109,7 @@ def test_a_part_that_was_not_written_to_its_end_is_computed_again(tmp_path, deco
 
 
 def test_slow_outputs_are_kept_batch_by_batch(tmp_path, decode, monkeypatch):
-    monkeypatch.setattr("mesh_tensorflow.transformer.utils._outputs.decode._MOST_SECONDS", 0)
+    monkeypatch.setattr("mesh_tensorflow.transformer.utils._decode._MOST_SECONDS", 0)
     with pytest.raises(KeyboardInterrupt):
         decode(21)
     assert finished_parts(tmp_path)[0] == ["000000000", "000000008"]

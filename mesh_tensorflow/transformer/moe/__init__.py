@@ -1,6 +1,5 @@
 """Mixtures of experts: layers of which each token uses only some parts."""
 
-from mesh_tensorflow.transformer.moe._dispatch import _split_into_groups
 from mesh_tensorflow.transformer.moe._gatings import (
     _expert_selection_gating,
     _ntlb_gating,
@@ -9,13 +8,14 @@ from mesh_tensorflow.transformer.moe._gatings import (
     _top_2_gating,
     _top_n_gating,
 )
-from mesh_tensorflow.transformer.moe._hparams import HParams, set_default_moe_hparams
 from mesh_tensorflow.transformer.moe._layer import (
     MoE1D,
     MoE2D,
+    _split_into_groups,
     transformer_moe_layer_v1,
     transformer_moe_layer_v2,
 )
+from mesh_tensorflow.transformer.moe._router import HParams, set_default_moe_hparams
 
 __all__ = [
     "HParams",

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, NamedTuple, Optional
+from typing import NamedTuple, Optional
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
-from mesh_tensorflow.transformer.moe._hparams import hparam, hparam_by_mode
 from mesh_tensorflow.transformer.moe._router import (
     INPUT_NOISE,
     Assignment,
+    Mixture,
     Router,
     best_of_group,
     switch_noise,
@@ -44,13 +44,13 @@ _POLICIES = {"all": _all, "none": _none, "threshold": _threshold, "random": _ran
 
 def _sent(router: Router, choices: mtf.Tensor, gate: mtf.Tensor) -> mtf.Tensor:
     """Applies the policy to the choices of a second or later expert."""
-    policy = hparam_by_mode(router.hparams, "second_policy", router.train)
+    policy = router.mixture.of_mode("second_policy")
     if policy not in _POLICIES:
         raise ValueError(
             f"Unknown policy {policy!r} for second experts: it is none of "
             f"{', '.join(sorted(_POLICIES))}"
         )
-    threshold = hparam_by_mode(router.hparams, "second_threshold", router.train)
+    threshold = router.mixture.of_mode("second_threshold")
     # By now the gate is the expert's share among those chosen, no longer its softmax.
     sent = _POLICIES[policy](gate, threshold)
     return choices if sent is None else choices * sent
@@ -89,7 +89,7 @@ def _top_2(router: Router) -> tuple[mtf.Tensor, mtf.Tensor]:
     gate_1, gate_2 = gate_1 / total, gate_2 / total
 
     loss = router.balance(choices_1, _of_tokens(gates, first_place), counted=first_place)
-    if hparam(router.hparams, "use_second_place_loss"):
+    if router.mixture.hparam("use_second_place_loss"):
         loss += 0.5 * router.balance(
             choices_2, _normalized(rest, router.experts_dim), counted=any_place
         )
@@ -107,7 +107,7 @@ def _top_n(router: Router) -> tuple[mtf.Tensor, mtf.Tensor]:
     a token's experts are normalized to a sum of 1 if there are several. `use_second_place_loss`
     adds the load-balancing loss of the third choice (of the second, if there are two).
     """
-    n = min(hparam(router.hparams, "top_n_num_experts_per_token"), router.experts_dim.size)
+    n = min(router.mixture.hparam("top_n_num_experts_per_token"), router.experts_dim.size)
     if n < 1:
         raise ValueError(
             f"top_n gating: top_n_num_experts_per_token={n} must be at least 1, and is cut to the "
@@ -131,7 +131,7 @@ def _top_n(router: Router) -> tuple[mtf.Tensor, mtf.Tensor]:
 
     first_place = router.in_first_place()
     loss = router.balance(choices[0], _of_tokens(gates, first_place), counted=first_place)
-    if hparam(router.hparams, "use_second_place_loss") and n > 1:
+    if router.mixture.hparam("use_second_place_loss") and n > 1:
         place = min(2, n - 1)
         loss += 0.5 * router.balance(
             choices[place], _normalized(rests[place], router.experts_dim), counted=any_place
@@ -147,8 +147,8 @@ def _choice(router: Router) -> tuple[mtf.Tensor, mtf.Tensor, mtf.Tensor]:
     """Returns (the gate of each token's expert, the expert as a one-hot vector, the loss)."""
     router.sometimes_without_best()
     gates = mtf.softmax(router.logits, router.experts_dim)
-    if hparam_by_mode(router.hparams, "switch_policy", router.train) == "sample":
-        temperature = hparam(router.hparams, "switch_temperature")
+    if router.mixture.of_mode("switch_policy") == "sample":
+        temperature = router.mixture.hparam("switch_temperature")
         # Sampling has no gradient: the router learns by the gate of the expert that was drawn.
         index = mtf.sample_with_temperature(router.logits, router.experts_dim, temperature)
         chosen = mtf.one_hot(index, router.experts_dim)
@@ -199,7 +199,7 @@ def _ntlb(router: Router) -> tuple[mtf.Tensor, mtf.Tensor]:
     router.sometimes_without_best()
     gates = mtf.softmax(router.logits, router.experts_dim)
     tokens = router.in_first_place()
-    rounds = min(hparam(router.hparams, "ntlb_top_k"), router.experts_dim.size)
+    rounds = min(router.mixture.hparam("ntlb_top_k"), router.experts_dim.size)
     if rounds < 1:
         raise ValueError(f"ntlb gating: ntlb_top_k={rounds} must be at least 1")
 
@@ -260,41 +260,61 @@ class Gating(NamedTuple):
     """A gating, and what the router does for it.
 
     Attributes:
+      name: the scope of the router's kernel is `<name>_gating`.
       send: a function of the Router that returns the combine tensor in float32, and the loss of a
         microbatch without z-loss.
       noises: the switch policies that add noise to the router's input in training.
       strict: whether an unknown switch policy is an error.
     """
 
+    name: str
     send: Callable[[Router], tuple[mtf.Tensor, mtf.Tensor]]
     noises: Collection[str] = ()
     strict: bool = False
 
 
-GATINGS = {
-    "top_2": Gating(_top_2),
-    "top_n": Gating(_top_n),
-    "switch": Gating(_switch, tuple(INPUT_NOISE), strict=True),
-    "ntlb": Gating(_ntlb, ("input_jitter",)),
-    "switch_max": Gating(_switch_max, tuple(INPUT_NOISE), strict=True),
-    "expert_selection": Gating(_expert_selection, tuple(INPUT_NOISE)),
-}
+_GATINGS = [
+    Gating("top_2", _top_2),
+    Gating("top_n", _top_n),
+    Gating("switch", _switch, tuple(INPUT_NOISE), strict=True),
+    Gating("ntlb", _ntlb, ("input_jitter",)),
+    Gating("switch_max", _switch_max, tuple(INPUT_NOISE), strict=True),
+    Gating("expert_selection", _expert_selection, tuple(INPUT_NOISE)),
+]
+GATINGS = {gating.name: gating for gating in _GATINGS}
 
 
-def _gated(
-    gating: Gating, router_arguments: tuple, group_dim: Optional[mtf.Dimension] = None
+def gate(
+    router: Router, gating: Optional[Gating] = None
 ) -> tuple[mtf.Tensor, mtf.Tensor, mtf.Tensor]:
-    """Returns (dispatch, combine, loss) of a gating; see `_top_2_gating`."""
-    hparams, train = router_arguments[4:6]
-    noise = switch_noise(hparams, train, gating.strict, gating.noises)
-    router = Router.make(*router_arguments, noise=noise)
-    if group_dim is not None:
-        # The classic's function takes this dimension as an argument.
-        router.group_dim = group_dim
+    """Sends the tokens of a router to experts.
+
+    Args:
+      router: a Router.
+      gating: a Gating; by default `hparams.moe_gating`.
+
+    Returns:
+      (dispatch, combine), Tensors with dimensions [..., group, experts, expert_capacity], and the
+      loss, a scalar. "switch_max" and "expert_selection" have the dimensions [..., experts,
+      expert_capacity, group].
+
+    Raises:
+      ValueError: the gating is unknown.
+    """
+    if gating is None:
+        name = router.mixture.hparam("gating")
+        if name not in GATINGS:
+            raise ValueError(
+                f"unknown hparams.moe_gating={name}: it is none of {', '.join(GATINGS)}"
+            )
+        gating = GATINGS[name]
+    noise = switch_noise(router.mixture, gating.strict, gating.noises)
+    router.compute_logits(f"{gating.name}_gating", noise)
     combine, loss = gating.send(router)
     # Of the float32 gates: float16 rounds small ones to 0, and their tokens would not be sent.
-    dispatch = mtf.cast(mtf.not_equal(combine, 0.0), router.dtype)
-    return dispatch, mtf.cast(combine, router.dtype), router.total_loss(loss)
+    dtype = router.inputs.dtype
+    dispatch = mtf.cast(mtf.not_equal(combine, 0.0), dtype)
+    return dispatch, mtf.cast(combine, dtype), router.total_loss(loss)
 
 
 def _classic(gating: str) -> Callable[..., tuple[mtf.Tensor, mtf.Tensor, mtf.Tensor]]:
@@ -333,10 +353,12 @@ def _classic(gating: str) -> Callable[..., tuple[mtf.Tensor, mtf.Tensor, mtf.Ten
           the loss, a scalar. "switch_max" and "expert_selection" have the dimensions [...,
           experts, expert_capacity, group].
         """
-        return _gated(GATINGS[gating], (
-            inputs, outer_expert_dims, experts_dim, expert_capacity_dim, hparams, train,
-            variable_dtype, importance, name, num_microbatches, token_embeddings,
-        ))  # fmt: skip
+        mixture = Mixture(hparams, train, variable_dtype, num_microbatches=num_microbatches)
+        router = Router(
+            mixture, inputs, experts_dim, expert_capacity_dim, outer_expert_dims, importance, name,
+            token_embeddings,
+        )  # fmt: skip
+        return gate(router, GATINGS[gating])
 
     gate_tokens.__name__ = gate_tokens.__qualname__ = f"_{gating}_gating"
     return gate_tokens
@@ -374,20 +396,11 @@ def _expert_selection_gating(
     send = functools.partial(
         _expert_selection, normalize_by_num_experts_routed=normalize_by_num_experts_routed
     )
-    return _gated(GATINGS["expert_selection"]._replace(send=send), (
-        inputs, outer_expert_dims, experts_dim, expert_capacity_dim, hparams, train,
-        variable_dtype, importance, name, num_microbatches, token_embeddings,
-    ), group_size_dim)  # fmt: skip
-
-
-def gate(hparams: object, *args: Any, **kwargs: Any) -> tuple[mtf.Tensor, mtf.Tensor, mtf.Tensor]:
-    """Returns the dispatch and combine tensors of the gating `hparams.moe_gating`.
-
-    Raises:
-      ValueError: the gating is unknown.
-    """
-    name = hparam(hparams, "gating")
-    if name not in GATINGS:
-        raise ValueError(f"unknown hparams.moe_gating={name}: it is none of {', '.join(GATINGS)}")
-    inputs, outer, experts, capacity_dim, *rest = args
-    return _classic(name)(inputs, outer, experts, capacity_dim, hparams, *rest, **kwargs)
+    mixture = Mixture(hparams, train, variable_dtype, num_microbatches=num_microbatches)
+    router = Router(
+        mixture, inputs, experts_dim, expert_capacity_dim, outer_expert_dims, importance, name,
+        token_embeddings,
+    )  # fmt: skip
+    # The classic's function takes this dimension as an argument.
+    router.group_dim = group_size_dim
+    return gate(router, GATINGS["expert_selection"]._replace(send=send))

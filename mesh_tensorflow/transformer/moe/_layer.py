@@ -1,4 +1,7 @@
-"""Mixture-of-experts feed-forward layers, of one level and of two."""
+"""Mixture-of-experts layers, of one level and of two: tokens in groups go to experts and back.
+
+Each group is dispatched independently, so that processors need not synchronize.
+"""
 
 from __future__ import annotations
 
@@ -10,20 +13,216 @@ import gin
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
 from mesh_tensorflow._core.tensor import without_stages
-from mesh_tensorflow.transformer.moe._dispatch import (
-    _split_into_groups,
-    capacity,
-    dispatched,
-    expert_capacity,
-    expert_hidden,
-    in_groups,
-)
-from mesh_tensorflow.transformer.moe._gatings import _top_2_gating
-from mesh_tensorflow.transformer.moe._hparams import hparam, hparams_of
+from mesh_tensorflow.transformer.moe._gatings import GATINGS, gate
+from mesh_tensorflow.transformer.moe._router import Mixture, Router, hparams_of
 from mesh_tensorflow.transformer.transformer import TransformerLayer
 
 if TYPE_CHECKING:
     from mesh_tensorflow.transformer.transformer._context import Context
+
+
+# A function of the experts' inputs [outer_batch, experts, batch_unsplit, expert_capacity, d_model]
+# and the Dimension of experts that returns their output, a Tensor or a list of Tensors.
+Experts = Callable[[mtf.Tensor, mtf.Dimension], Any]
+
+
+def _split_into_groups(n: int, max_group_size: int, mesh_dim_size: int) -> tuple[int, int]:
+    """Returns (number of groups, size of a group) for `n` tokens.
+
+    Groups have equal sizes, and each processor has the same number of them. Their number is n //
+    max_group_size, or the next higher number that allows this; so a group may be larger than
+    `max_group_size`, but less than twice as large.
+
+    Args:
+      n: an integer.
+      max_group_size: an integer.
+      mesh_dim_size: an integer, the number of processors that the groups are split over.
+
+    Raises:
+      ValueError: the tokens cannot be split evenly over the processors.
+    """
+    if n % mesh_dim_size:
+        raise ValueError(
+            f"mixture of experts: n={n} is not a multiple of mesh_dim_size={mesh_dim_size}: the "
+            "tokens of a step cannot be split evenly among the processors; change the batch size "
+            "or the layout"
+        )
+    # At least one group for each processor, so that no cumsum over a group has to communicate.
+    num_groups = max(mesh_dim_size, n // max_group_size)
+    # It ends with a group for each token at the latest, as processors divide the tokens.
+    while num_groups < n and (num_groups % mesh_dim_size or n % num_groups):
+        num_groups += 1
+    return num_groups, n // num_groups
+
+
+class Groups(NamedTuple):
+    """How tokens are grouped.
+
+    Attributes:
+      outer_batch: a Dimension, the outer part of the batch.
+      batch: a Dimension with the name of the batch, the groups in each index of it.
+      group: a Dimension, the tokens of a group.
+    """
+
+    outer_batch: mtf.Dimension
+    batch: mtf.Dimension
+    group: mtf.Dimension
+
+    def split(self, x: mtf.Tensor, *inner: mtf.Dimension) -> mtf.Tensor:
+        """Returns `x` with dimensions [outer_batch, batch, group, inner...]."""
+        return mtf.reshape(x, mtf.Shape([*self, *inner]))
+
+    def importance(
+        self, nonpadding: Union[mtf.Tensor, int, None], tokens: mtf.Shape
+    ) -> Optional[mtf.Tensor]:
+        """Returns the importance of tokens, [outer_batch, batch, group].
+
+        Args:
+          nonpadding: a Tensor with dimensions among those of the tokens, 0 at padding; any other
+            value if there is no padding, for which None is returned.
+          tokens: a Shape.
+        """
+        if not isinstance(nonpadding, mtf.Tensor):
+            return None
+        return self.split(mtf.broadcast(nonpadding, tokens))
+
+
+def in_groups(mixture: Mixture, tokens: mtf.Shape, group_name: str = "group") -> Groups:
+    """Returns the Groups of tokens.
+
+    Args:
+      mixture: the Mixture.
+      tokens: a Shape, [outer_batch (or not), batch, ...].
+      group_name: a string.
+    """
+    dims = list(tokens.dims)
+    outer = dims.pop(0) if dims and dims[0].name == "outer_batch" else None
+    if not dims:
+        raise ValueError(
+            f"mixture of experts: the input {tokens} needs a dimension of the batch before the "
+            "channels"
+        )
+    num_groups, group_size = _split_into_groups(
+        mtf.Shape(dims).size, mixture.hparam("group_size"), mixture.slices(dims[0])
+    )
+    return Groups(
+        outer or mtf.Dimension("outer_batch", 1),
+        mtf.Dimension(dims[0].name, num_groups),
+        mtf.Dimension(group_name, group_size),
+    )
+
+
+def capacity(mixture: Mixture, group_size: int, num_experts: int, factor: float) -> int:
+    """Returns how many tokens of a group an expert takes at most.
+
+    It is an even share of the group times the factor, and at least the minimum.
+    """
+    # Fedus et al. (2021), equation 3, with the tokens of a group in place of those of the batch.
+    # The size is fixed in advance because shapes cannot depend on what the router chooses.
+    share = min(group_size, int(group_size * factor / num_experts))
+    return max(share, mixture.hparam("min_expert_capacity"))
+
+
+def _renamed(x: mtf.Tensor, dims: list[mtf.Dimension]) -> mtf.Tensor:
+    """Renames the dimensions of `x`, which may change what the layout splits.
+
+    In between, the channels are named `d_model_split`: with a layout that splits it, each processor
+    sends only its part of the channels.
+    """
+    channels = mtf.Dimension("d_model_split", dims[-1].size)
+    x = mtf.reshape(x, mtf.Shape([*dims[:-1], channels]))
+    # Back to the name that experts know; if the other one is split, this gathers the channels.
+    return mtf.reshape(x, mtf.Shape(dims))
+
+
+def dispatched(
+    mixture: Mixture,
+    experts: Experts,
+    inputs: mtf.Tensor,
+    nonpadding: Union[mtf.Tensor, int, None],
+    token_embeddings: Optional[mtf.Tensor],
+) -> tuple[Any, mtf.Tensor]:
+    """Dispatches each token to some of the experts, and combines their outputs.
+
+    Args:
+      mixture: the Mixture.
+      experts: a function, see `Experts`.
+      inputs: a Tensor with dimensions [outer_batch (or not), batch, ..., d_model].
+      nonpadding: a Tensor with the dimensions of the inputs except the last, 0 at tokens that are
+        not dispatched; any other value if there is no padding.
+      token_embeddings: a Tensor of the shape of the inputs, or None.
+
+    Returns:
+      (a Tensor, or a list of them as `experts` returns, with dimensions [outer_batch (or not),
+      batch, ..., output]; the loss times its coefficient).
+    """
+    *tokens, channels = without_stages(inputs).dims
+    groups = in_groups(mixture, mtf.Shape(tokens))
+    num_experts = mixture.hparam("num_experts")
+    # Two names for experts and for the batch, of which a layout splits one each: by token the
+    # batch, by expert the experts.
+    unsplit = mtf.Dimension("expert_unsplit", num_experts)
+    experts_dim = mtf.Dimension("experts", num_experts)
+    batch_unsplit = mtf.Dimension("batch_unsplit", groups.batch.size)
+    factor = mixture.of_mode("capacity_factor")
+    capacity_dim = mtf.Dimension(
+        "expert_capacity", capacity(mixture, groups.group.size, num_experts, factor)
+    )
+    x = groups.split(inputs, channels)
+    embeddings = None
+    if token_embeddings is not None and mixture.hparam("word_embed_mode") is not None:
+        embeddings = groups.split(token_embeddings, channels)
+    importance = groups.importance(nonpadding, mtf.Shape(tokens))
+    router = Router(
+        mixture, x, unsplit, capacity_dim, importance=importance, token_embeddings=embeddings
+    )
+    dispatch, combine, loss = gate(router)
+    # Between these two shapes a layout such as "batch:all,experts:all" needs an alltoall.
+    by_token = [groups.outer_batch, unsplit, groups.batch, capacity_dim]
+    by_expert = [groups.outer_batch, experts_dim, batch_unsplit, capacity_dim]
+    # A product with a one-hot has a fixed shape, unlike a gather; places without a token are 0.
+    sent = mtf.einsum([x, dispatch], output_shape=mtf.Shape([*by_token, channels]))
+    computed = experts(_renamed(sent, [*by_expert, channels]), experts_dim)
+
+    def back(y: mtf.Tensor) -> mtf.Tensor:
+        output = y.shape.dims[-1]
+        y = _renamed(y, [*by_token, output])
+        # A token that no expert takes has no place, and its output is 0: only a residual keeps it.
+        y = mtf.einsum([y, combine], output_shape=mtf.Shape([*groups, output]))
+        return mtf.reshape(y, mtf.Shape([*tokens, output]))
+
+    outputs = [back(y) for y in computed] if isinstance(computed, list) else back(computed)
+    return outputs, loss * mixture.hparam("loss_coef")
+
+
+def expert_hidden(
+    mixture: Mixture,
+    x: mtf.Tensor,
+    expert_dims: list[mtf.Dimension],
+    hidden_dim: mtf.Dimension,
+    activation: Union[Callable, str, list, None],
+) -> mtf.Tensor:
+    """Returns the hidden units of each expert's feed-forward layer.
+
+    Args:
+      mixture: the Mixture.
+      x: a Tensor with dimensions [..., d_model].
+      expert_dims: a list of Dimensions.
+      hidden_dim: a Dimension.
+      activation: as for `mtf.layers.dense_product`.
+    """
+    h = layers.dense_product(
+        x,
+        reduced_dims=x.shape.dims[-1:],
+        new_dims=hidden_dim,
+        expert_dims=expert_dims,
+        activation_functions=activation,
+        use_bias=False,
+        variable_dtype=mixture.variable_dtype,
+        name="wi",
+    )
+    rate = mixture.hparam("dropout_rate")
+    return mtf.dropout(h, mixture.train, rate=rate) if rate else h
 
 
 def transformer_moe_layer_v1(
@@ -71,12 +270,13 @@ def transformer_moe_layer_v1(
       ValueError: the gating or its policy is unknown, a hyperparameter is missing, or the tokens
         cannot be split evenly among the processors.
     """
-    hidden_dim = mtf.Dimension("expert_hidden", hparam(hparams, "hidden_size"))
-    for_attention = hparam(hparams, "use_experts_attention")
+    mixture = Mixture(hparams, train, variable_dtype, layout, mesh_shape, num_microbatches)
+    hidden_dim = mtf.Dimension("expert_hidden", mixture.hparam("hidden_size"))
+    for_attention = mixture.hparam("use_experts_attention")
     names = ["q_wo", "k_wo"] if for_attention else ["wo"]
 
     def experts(x: mtf.Tensor, experts_dim: mtf.Dimension) -> Any:
-        h = expert_hidden(x, [experts_dim], hidden_dim, hparams, train, variable_dtype, activation)
+        h = expert_hidden(mixture, x, [experts_dim], hidden_dim, activation)
         outputs = [
             layers.dense(
                 h,
@@ -91,10 +291,7 @@ def transformer_moe_layer_v1(
         ]
         return outputs if for_attention else outputs[0]
 
-    return dispatched(
-        experts, inputs, hparams, train, variable_dtype, layout, mesh_shape, nonpadding,
-        num_microbatches, token_embeddings,
-    )  # fmt: skip
+    return dispatched(mixture, experts, inputs, nonpadding, token_embeddings)
 
 
 def call_moe(
@@ -274,16 +471,16 @@ class _Level(NamedTuple):
         )
 
 
-def _numbers_of_experts(hparams: object) -> tuple[int, int]:
-    numbers = hparam(hparams, "num_experts")
+def _numbers_of_experts(mixture: Mixture) -> tuple[int, int]:
+    numbers = mixture.hparam("num_experts")
     if not isinstance(numbers, (list, tuple)) or len(numbers) != 2:
         raise ValueError(
             f"transformer_moe_layer_v2: moe_num_experts={numbers!r} must be two numbers, of the "
             "experts in each level; for one level use transformer_moe_layer_v1"
         )
-    if hparam(hparams, "gating") != "top_2":
+    if mixture.hparam("gating") != "top_2":
         raise ValueError(
-            f"transformer_moe_layer_v2: unknown hparams.moe_gating={hparam(hparams, 'gating')}: "
+            f"transformer_moe_layer_v2: unknown hparams.moe_gating={mixture.hparam('gating')}: "
             "in two levels it must be top_2"
         )
     return numbers[0], numbers[1]
@@ -331,16 +528,20 @@ def transformer_moe_layer_v2(
       ValueError: there are not two numbers of experts, or the gating is not "top_2".
     """
     *tokens, channels = without_stages(inputs).dims
-    num_experts = _numbers_of_experts(hparams)[0]
-    groups = in_groups(mtf.Shape(tokens), hparams, layout, mesh_shape, "group_size_x")
+    mixture = Mixture(hparams, train, variable_dtype, layout, mesh_shape, num_microbatches)
+    num_experts = _numbers_of_experts(mixture)[0]
+    groups = in_groups(mixture, mtf.Shape(tokens), "group_size_x")
     outer, batch, group = groups
-    level = _Level.make("x", num_experts, expert_capacity(group.size, num_experts, hparams, train))
+    factor = mixture.of_mode("capacity_factor")
+    level = _Level.make("x", num_experts, capacity(mixture, group.size, num_experts, factor))
     x = groups.split(inputs, channels)
-    dispatch, combine, outer_loss = _top_2_gating(
-        x, [], level.unsplit, level.capacity, hparams, train, variable_dtype,
-        importance=groups.importance(nonpadding, mtf.Shape(tokens)), name="outer_gating",
-        num_microbatches=num_microbatches,
-    )  # fmt: skip
+    importance = groups.importance(nonpadding, mtf.Shape(tokens))
+    dispatch, combine, outer_loss = gate(
+        Router(
+            mixture, x, level.unsplit, level.capacity, importance=importance, name="outer_gating"
+        ),
+        GATINGS["top_2"],
+    )
     # Both have one order, so that the reshape in between only renames: the layout splits experts
     # there, where it split the batch here.
     by_token = [level.unsplit, outer, batch, level.capacity]
@@ -349,64 +550,52 @@ def transformer_moe_layer_v2(
     # stay empty are zeros (Lepikhin et al., 2020).
     sent = mtf.einsum([x, dispatch], output_shape=mtf.Shape([*by_token, channels]))
     y, inner_loss = _second_level(
+        mixture,
         mtf.reshape(sent, mtf.Shape([*by_expert, channels])),
         mtf.reshape(_importance_within(combine, by_token), mtf.Shape(by_expert)),
-        output_dim, hparams, train, variable_dtype, layout, mesh_shape, num_microbatches,
-    )  # fmt: skip
+        output_dim,
+    )
     y = mtf.reshape(y, mtf.Shape([*by_token, output_dim]))
     y = mtf.einsum([y, combine], output_shape=mtf.Shape([*groups, output_dim]))
-    loss = (outer_loss + inner_loss) * hparam(hparams, "loss_coef")
+    loss = (outer_loss + inner_loss) * mixture.hparam("loss_coef")
     return mtf.reshape(y, mtf.Shape([*tokens, output_dim])), loss
 
 
 def _second_level(
-    inputs: mtf.Tensor,
-    importance: mtf.Tensor,
-    output_dim: mtf.Dimension,
-    hparams: object,
-    train: bool,
-    variable_dtype: mtf.VariableDType,
-    layout: Union[mtf.LayoutRules, str, None],
-    mesh_shape: Union[mtf.Shape, str, None],
-    num_microbatches: Optional[int],
+    mixture: Mixture, inputs: mtf.Tensor, importance: mtf.Tensor, output_dim: mtf.Dimension
 ) -> tuple[mtf.Tensor, mtf.Tensor]:
     """Returns the outputs of the experts for their tokens, and the loss.
 
     Args:
+      mixture: the Mixture.
       inputs: a Tensor with dimensions [expert_x, outer_batch, batch_unsplit, expert_capacity_x,
         d_model].
       importance: a Tensor with the same dimensions except the last.
       output_dim: a Dimension.
-      hparams: an object with attributes such as moe_num_experts; see `HParams`.
-      train: whether the model is being trained.
-      variable_dtype: the dtypes of variables: in checkpoints, in memory and in computations.
-      layout: a LayoutRules or None.
-      mesh_shape: a Shape or None.
-      num_microbatches: an integer or None.
     """
     *places, channels = without_stages(inputs).dims
-    expert_x, outer, group = _regrouped(places, hparams, layout, mesh_shape)
-    num_experts = _numbers_of_experts(hparams)[1]
-    factor = hparam(hparams, "capacity_factor_second_level")
-    level = _Level.make("y", num_experts, capacity(group.size, num_experts, factor, hparams))
+    expert_x, outer, group = _regrouped(mixture, places)
+    num_experts = _numbers_of_experts(mixture)[1]
+    factor = mixture.hparam("capacity_factor_second_level")
+    level = _Level.make("y", num_experts, capacity(mixture, group.size, num_experts, factor))
     x = mtf.reshape(inputs, mtf.Shape([expert_x, outer, group, channels]))
-    dispatch, combine, loss = _top_2_gating(
-        x, [expert_x], level.unsplit, level.capacity, hparams, train, variable_dtype,
-        importance=mtf.reshape(importance, mtf.Shape([expert_x, outer, group])),
-        name="inner_gating", num_microbatches=num_microbatches,
-    )  # fmt: skip
+    importance = mtf.reshape(importance, mtf.Shape([expert_x, outer, group]))
+    dispatch, combine, loss = gate(
+        Router(mixture, x, level.unsplit, level.capacity, [expert_x], importance, "inner_gating"),
+        GATINGS["top_2"],
+    )
     by_token = [level.unsplit, expert_x, outer, level.capacity]
     outer_unsplit = mtf.Dimension(outer.name + "_unsplit", outer.size)
     by_expert = [level.experts, expert_x, outer_unsplit, level.capacity]
     sent = mtf.einsum([x, dispatch], output_shape=mtf.Shape([*by_token, channels]))
     sent = mtf.reshape(sent, mtf.Shape([*by_expert, channels]))
 
-    hidden_dim = mtf.Dimension("expert_hidden", hparam(hparams, "hidden_size"))
+    hidden_dim = mtf.Dimension("expert_hidden", mixture.hparam("hidden_size"))
     expert_dims = [level.experts, expert_x]
-    h = expert_hidden(sent, expert_dims, hidden_dim, hparams, train, variable_dtype, mtf.relu)
+    h = expert_hidden(mixture, sent, expert_dims, hidden_dim, mtf.relu)
     y = layers.dense(
         h, output_dim, reduced_dims=[hidden_dim], expert_dims=expert_dims, use_bias=False,
-        variable_dtype=variable_dtype, name="wo",
+        variable_dtype=mixture.variable_dtype, name="wo",
     )  # fmt: skip
     y = mtf.reshape(y, mtf.Shape([*by_token, output_dim]))
     y = mtf.einsum([y, combine], output_shape=mtf.Shape([expert_x, outer, group, output_dim]))
@@ -422,19 +611,13 @@ def _importance_within(combine: mtf.Tensor, dims: list[mtf.Dimension]) -> mtf.Te
     return 0.5 * (first + mtf.to_float(mtf.greater(gate, 0.0)))
 
 
-def _regrouped(
-    dims: list[mtf.Dimension],
-    hparams: object,
-    layout: Union[mtf.LayoutRules, str, None],
-    mesh_shape: Union[mtf.Shape, str, None],
-) -> list[mtf.Dimension]:
+def _regrouped(mixture: Mixture, dims: list[mtf.Dimension]) -> list[mtf.Dimension]:
     """Returns [expert_x, outer_batch, group_size_y], the groups of the second level."""
     expert_x, outer, batch, capacity_dim = dims
-    splits = 1
-    if layout is not None and mesh_shape is not None:
-        splits = mtf.tensor_dim_to_mesh_dim_size(layout, mesh_shape, outer)
     num_groups, group_size = _split_into_groups(
-        outer.size * batch.size * capacity_dim.size, hparam(hparams, "group_size"), splits
+        outer.size * batch.size * capacity_dim.size,
+        mixture.hparam("group_size"),
+        mixture.slices(outer),
     )
     return [
         expert_x,

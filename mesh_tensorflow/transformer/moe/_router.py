@@ -1,17 +1,154 @@
-"""Router shared by all gatings: logits, losses, padding, and places in the capacity of experts."""
+"""Hyperparameters of mixtures of experts, and the router that all gatings share."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Sequence
-from typing import Any, Optional, TypeGuard
-
-import tensorflow.compat.v1 as tf
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Optional, Protocol, TypeGuard, Union
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
 from mesh_tensorflow.layers._attention.visibility import MASKED_LOGIT
-from mesh_tensorflow.transformer.moe._hparams import hparam, hparam_by_mode
+
+# What `set_default_moe_hparams` sets. All but the coefficient of the loss have to be
+# set: what lacks them was not made for a mixture of experts.
+_BASIC: dict[str, Any] = {
+    "num_experts": 16,
+    "loss_coef": 0.01,
+    "gating": "top_2",
+    "capacity_factor_train": 1.25,
+    "capacity_factor_eval": 2.0,
+    "capacity_factor_second_level": 1.0,
+    "hidden_size": 4096,
+    "group_size": 1024,
+    "use_second_place_loss": 0,
+    "second_policy_train": "random",
+    "second_policy_eval": "random",
+    "second_threshold_train": 0.2,
+    "second_threshold_eval": 0.2,
+}
+_OF_TENSOR2TENSOR = ("num_experts", "loss_coef")
+
+# Hyperparameters that objects made for earlier releases lack.
+_LATER: dict[str, Any] = {
+    "min_expert_capacity": 4,
+    "dropout_rate": 0.0,
+    "switch_policy_train": "input_jitter",
+    "switch_policy_eval": "input_jitter",
+    "switch_dropout": 0.1,
+    "switch_temperature": 1.0,
+    "switch_jitter": 0.01,
+    "ntlb_top_k": 4,
+    "output_dim": None,
+    "top_n_num_experts_per_token": 3,
+    "use_experts_attention": False,
+    "z_loss": None,
+    "balance_padding": True,
+    "word_embed_mode": None,
+    "use_second_place_expert_prob": None,
+    "use_second_place_expert_prob_temp": None,
+    "num_layers": 1,
+    "heterogeneous_mask_info": None,
+}
+
+# All hyperparameters, without the prefix moe_ of their attributes.
+DEFAULTS = {**_BASIC, **_LATER}
+_FALLBACKS = {"loss_coef": _BASIC["loss_coef"], **_LATER}
+
+
+class HParams:
+    """Hyperparameters as attributes, such as `moe_num_experts`.
+
+    Any other object with these attributes works too, such as Tensor2Tensor's.
+    """
+
+    def __init__(self, **kwargs: object) -> None:
+        for k, v in kwargs.items():
+            self.add_hparam(k, v)
+
+    def add_hparam(self, k: str, v: object) -> None:
+        """Sets the attribute `k`."""
+        setattr(self, k, v)
+
+
+class _Extensible(Protocol):
+    """Hyperparameters that can be added to, such as `HParams` and Tensor2Tensor's."""
+
+    def add_hparam(self, k: str, v: object, /) -> None:
+        """Sets the attribute `k`."""
+
+
+def set_default_moe_hparams(hparams: _Extensible) -> None:
+    """Adds the hyperparameters of a mixture of experts to Tensor2Tensor's.
+
+    Args:
+      hparams: an object with `add_hparam(name, value)`. Tensor2Tensor's basic hyperparameters have
+        `moe_num_experts` and `moe_loss_coef` already: these two are overwritten.
+    """
+    for name, value in _BASIC.items():
+        if name in _OF_TENSOR2TENSOR:
+            setattr(hparams, f"moe_{name}", value)
+        else:
+            hparams.add_hparam(f"moe_{name}", value)
+
+
+def hparams_of(arguments: Mapping[str, Any], **others: object) -> HParams:
+    """Returns the hyperparameters among the arguments of a layer's constructor, and others.
+
+    Args:
+      arguments: a dictionary by names of arguments, which may have the prefix moe_; it may have
+        arguments that are no hyperparameters.
+      **others: further hyperparameters by names without prefix.
+    """
+    plain = {name.removeprefix("moe_"): value for name, value in arguments.items()}
+    chosen = {name: value for name, value in {**plain, **others}.items() if name in DEFAULTS}
+    return HParams(**{f"moe_{name}": value for name, value in chosen.items()})
+
+
+@dataclasses.dataclass(frozen=True)
+class Mixture:
+    """What all parts of a mixture of experts take into account.
+
+    Attributes:
+      hparams: an object with attributes such as moe_num_experts; see `HParams`.
+      train: whether the model is being trained.
+      variable_dtype: the dtypes of variables: in checkpoints, in memory and in computations.
+      layout: a LayoutRules or None.
+      mesh_shape: a Shape or None; no group of tokens is split over processors.
+      num_microbatches: an integer that losses are divided by, or None.
+    """
+
+    hparams: object
+    train: bool
+    variable_dtype: mtf.VariableDType
+    layout: Union[mtf.LayoutRules, str, None] = None
+    mesh_shape: Union[mtf.Shape, str, None] = None
+    num_microbatches: Optional[int] = None
+
+    def hparam(self, name: str) -> Any:
+        """Returns `hparams.moe_<name>`, or its default if an earlier release had no such field.
+
+        Raises:
+          ValueError: there is no such field and no default.
+        """
+        if hasattr(self.hparams, f"moe_{name}"):
+            return getattr(self.hparams, f"moe_{name}")
+        if name not in _FALLBACKS:
+            raise ValueError(
+                f"mixture of experts: the hyperparameters have no moe_{name}; set it, for example "
+                f"with hparams.add_hparam('moe_{name}', ...)"
+            )
+        return _FALLBACKS[name]
+
+    def of_mode(self, name: str) -> Any:
+        """Returns `hparams.moe_<name>_train` or `hparams.moe_<name>_eval`."""
+        return self.hparam(f"{name}_{'train' if self.train else 'eval'}")
+
+    def slices(self, dim: mtf.Dimension) -> int:
+        """Returns the number of slices of a dimension; 1 without layout and mesh."""
+        if self.layout is None or self.mesh_shape is None:
+            return 1
+        return mtf.tensor_dim_to_mesh_dim_size(self.layout, self.mesh_shape, dim)
 
 
 def _add(inputs: mtf.Tensor, embeddings: mtf.Tensor) -> mtf.Tensor:
@@ -36,16 +173,17 @@ _WORD_EMBED_MODES = {
 }
 
 
-def _input_dropout(inputs: mtf.Tensor, hparams: object) -> mtf.Tensor:
-    return mtf.dropout(inputs, True, rate=hparam(hparams, "switch_dropout"))
+def _input_dropout(inputs: mtf.Tensor, mixture: Mixture) -> mtf.Tensor:
+    return mtf.dropout(inputs, True, rate=mixture.hparam("switch_dropout"))
 
 
-def _input_jitter(inputs: mtf.Tensor, hparams: object) -> mtf.Tensor:
-    return layers.multiplicative_jitter(inputs, hparam(hparams, "switch_jitter"))
+def _input_jitter(inputs: mtf.Tensor, mixture: Mixture) -> mtf.Tensor:
+    return layers.multiplicative_jitter(inputs, mixture.hparam("switch_jitter"))
 
 
+Noise = Callable[[mtf.Tensor, Mixture], mtf.Tensor]
 # By switch policy: the noise that it adds to the router's input when training.
-INPUT_NOISE = {"input_dropout": _input_dropout, "input_jitter": _input_jitter}
+INPUT_NOISE: dict[str, Noise] = {"input_dropout": _input_dropout, "input_jitter": _input_jitter}
 _SWITCH_POLICIES = ("argmax", "sample", *INPUT_NOISE)
 
 
@@ -56,86 +194,57 @@ class Router:
     Everything is computed in float32.
 
     Attributes:
+      mixture: the Mixture that it is part of.
+      inputs: a Tensor with dimensions [outer expert dims and batch..., group, d_model].
       experts_dim: a Dimension.
-      group_dim: a Dimension, the tokens of a group.
       capacity_dim: a Dimension, the tokens of a group that an expert takes.
-      hparams: an object with attributes such as moe_num_experts; see `HParams`.
-      train: whether the model is being trained.
-      dtype: the dtype of the inputs and of the gating's results.
-      logits: a Tensor with dimensions [..., group, experts].
+      outer_expert_dims: a list of Dimensions; each index has its own router weights.
       importance: a Tensor with dimensions [..., group], or None if all tokens have importance 1.
         A token of importance 0 is not dispatched.
-      num_microbatches: an integer that losses are divided by.
+      name: the scope of the variable `kernel`; None for that of the gating.
+      token_embeddings: a Tensor of the shape of the inputs, or None.
+      group_dim: a Dimension, the tokens of a group.
+      logits: a Tensor with dimensions [..., group, experts], of `compute_logits`.
     """
 
+    mixture: Mixture
+    inputs: mtf.Tensor
     experts_dim: mtf.Dimension
-    group_dim: mtf.Dimension
     capacity_dim: mtf.Dimension
-    hparams: Any
-    train: bool
-    dtype: tf.DType
-    logits: mtf.Tensor
-    importance: Optional[mtf.Tensor]
-    num_microbatches: int
+    outer_expert_dims: Sequence[mtf.Dimension] = ()
+    importance: Optional[mtf.Tensor] = None
+    name: Optional[str] = None
+    token_embeddings: Optional[mtf.Tensor] = None
+    group_dim: mtf.Dimension = dataclasses.field(init=False)
+    logits: mtf.Tensor = dataclasses.field(init=False)
 
-    @classmethod
-    def make(
-        cls,
-        inputs: mtf.Tensor,
-        outer_expert_dims: Sequence[mtf.Dimension],
-        experts_dim: mtf.Dimension,
-        capacity_dim: mtf.Dimension,
-        hparams: object,
-        train: bool,
-        variable_dtype: mtf.VariableDType,
-        importance: Optional[mtf.Tensor],
-        name: str,
-        num_microbatches: Optional[int],
-        token_embeddings: Optional[mtf.Tensor],
-        noise: Optional[Callable[[mtf.Tensor, object], mtf.Tensor]] = None,
-    ) -> Router:
+    def __post_init__(self) -> None:
+        self.group_dim = self.inputs.shape.dims[-2]
+
+    def compute_logits(self, name: str, noise: Optional[Noise] = None) -> None:
         """Computes the logits with a variable `name/kernel`.
 
         Args:
-          inputs: a Tensor with dimensions [outer expert dims and batch..., group, d_model].
-          outer_expert_dims: a list of Dimensions; each index has its own router weights.
-          experts_dim: a Dimension.
-          capacity_dim: a Dimension.
-          hparams: an object with attributes such as moe_num_experts; see `HParams`.
-          train: whether the model is being trained.
-          variable_dtype: the dtypes of variables: in checkpoints, in memory and in computations.
-          importance: a Tensor with dimensions [..., group] or None.
-          name: a string.
-          num_microbatches: an integer or None.
-          token_embeddings: a Tensor of the shape of the inputs, or None.
-          noise: a function of the router's input and the hyperparameters, or None.
+          name: a string, used if the router has no name of its own.
+          noise: a function of the router's input and the Mixture, or None.
         """
         # In float32, also if the model computes in bfloat16: exponentials of rounded logits make
         # training unstable (Fedus et al., 2021, section 2.4).
-        x = _with_embeddings(mtf.to_float(inputs), token_embeddings, hparams)
+        x = _with_embeddings(mtf.to_float(self.inputs), self.token_embeddings, self.mixture)
         if noise is not None:
             # For the router alone: the experts get the tokens without noise.
-            x = noise(x, hparams)
-        logits = layers.dense(
+            x = noise(x, self.mixture)
+        self.logits = layers.dense(
             x,
-            experts_dim,
+            self.experts_dim,
             reduced_dims=x.shape.dims[-1:],
-            expert_dims=outer_expert_dims,
+            expert_dims=self.outer_expert_dims,
             use_bias=False,
-            variable_dtype=variable_dtype,
-            name=name,
+            variable_dtype=self.mixture.variable_dtype,
+            name=name if self.name is None else self.name,
         )
-        return cls(
-            experts_dim,
-            inputs.shape.dims[-2],
-            capacity_dim,
-            hparams,
-            train,
-            inputs.dtype,
-            logits,
-            None if importance is None else mtf.to_float(importance),
-            num_microbatches or 1,
-        )
+        if self.importance is not None:
+            self.importance = mtf.to_float(self.importance)
 
     def in_first_place(self) -> Optional[mtf.Tensor]:
         """Returns 1.0 where the importance is 1, else 0.0; None without importance."""
@@ -185,7 +294,7 @@ class Router:
 
     def only_tokens(self, counted: Optional[mtf.Tensor]) -> TypeGuard[mtf.Tensor]:
         """Returns whether losses are means over the counted tokens, without padding."""
-        return counted is not None and not hparam(self.hparams, "balance_padding")
+        return counted is not None and not self.mixture.hparam("balance_padding")
 
     def _balance_of(
         self, choices: mtf.Tensor, gates: mtf.Tensor, counted: mtf.Tensor
@@ -215,14 +324,15 @@ class Router:
         The z-loss is the mean of log(z)^2 over tokens, where z is the softmax's denominator; Zoph
         et al., "ST-MoE" (2022), section 3.
         """
-        coefficient = hparam(self.hparams, "z_loss") if self.train else None
+        coefficient = self.mixture.hparam("z_loss") if self.mixture.train else None
         if coefficient is not None:
             z = mtf.square(mtf.reduce_logsumexp(self.logits, self.experts_dim))
             loss += coefficient * self._mean_over_tokens(z)
-        if self.num_microbatches > 1:
+        number = self.mixture.num_microbatches or 1
+        if number > 1:
             # Losses of microbatches are summed, and this one is to count once for the batch.
-            loss /= self.num_microbatches
-        return mtf.cast(loss, self.dtype)
+            loss /= number
+        return mtf.cast(loss, self.inputs.dtype)
 
     def _mean_over_tokens(self, x: mtf.Tensor) -> mtf.Tensor:
         tokens = self.in_first_place()
@@ -238,10 +348,10 @@ class Router:
         The next best expert takes its place; or, if a temperature is set, one sampled from the
         others, whose gate is then 1.
         """
-        probability = hparam(self.hparams, "use_second_place_expert_prob")
-        if probability is None or not self.train:
+        probability = self.mixture.hparam("use_second_place_expert_prob")
+        if probability is None or not self.mixture.train:
             return
-        temperature = hparam(self.hparams, "use_second_place_expert_prob_temp")
+        temperature = self.mixture.hparam("use_second_place_expert_prob_temp")
         best = mtf.one_hot(mtf.argmax(self.logits, self.experts_dim), self.experts_dim)
         # Not -inf, which would be NaN times the zeros of the one-hot.
         rest = self.logits + best * MASKED_LOGIT
@@ -261,9 +371,9 @@ class Router:
 
 
 def _with_embeddings(
-    x: mtf.Tensor, embeddings: Optional[mtf.Tensor], hparams: object
+    x: mtf.Tensor, embeddings: Optional[mtf.Tensor], mixture: Mixture
 ) -> mtf.Tensor:
-    mode = hparam(hparams, "word_embed_mode")
+    mode = mixture.hparam("word_embed_mode")
     if mode is None:
         return x
     if mode not in _WORD_EMBED_MODES:
@@ -281,29 +391,23 @@ def _with_embeddings(
     return join(x, embeddings if trains else mtf.stop_gradient(embeddings))
 
 
-def switch_noise(
-    hparams: object,
-    train: bool,
-    strict: bool,
-    noises: Collection[str],
-) -> Optional[Callable[[mtf.Tensor, object], mtf.Tensor]]:
+def switch_noise(mixture: Mixture, strict: bool, noises: Collection[str]) -> Optional[Noise]:
     """Returns a function that adds the switch policy's noise to the router's input, or None.
 
     Args:
-      hparams: an object with attributes such as moe_num_experts; see `HParams`.
-      train: whether the model is being trained.
+      mixture: the Mixture.
       strict: whether an unknown policy is an error.
       noises: the policies whose noise the gating adds.
 
     Raises:
       ValueError: the policy is unknown.
     """
-    policy = hparam_by_mode(hparams, "switch_policy", train)
+    policy = mixture.of_mode("switch_policy")
     if strict and policy not in _SWITCH_POLICIES:
         raise ValueError(
             f"Unknown Switch gating policy {policy!r}: it is none of {', '.join(_SWITCH_POLICIES)}"
         )
-    return INPUT_NOISE[policy] if train and policy in noises else None
+    return INPUT_NOISE[policy] if mixture.train and policy in noises else None
 
 
 class Assignment:

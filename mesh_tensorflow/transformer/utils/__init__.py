@@ -1,34 +1,26 @@
 """Training, evaluating, decoding, scoring and exporting transformers, configured by gin."""
 
-from mesh_tensorflow.transformer.utils._data.batching import (
-    auto_train_steps,
-    compute_batch_size,
-    inputs_vocabulary,
-    separate_vocabularies,
-    serialize_num_microbatches,
-    targets_vocabulary,
-    tpu_mesh_shape,
+from mesh_tensorflow._flags import FLAGS
+from mesh_tensorflow.transformer.utils._checkpoints import (
+    get_checkpoint_iterator,
+    get_step_from_checkpoint_path,
 )
-from mesh_tensorflow.transformer.utils._data.features import dynamic_text2self as _dynamic_text2self
-from mesh_tensorflow.transformer.utils._data.text import (
-    clean_decodes,
-    encode_delimited_lm,
-    encode_inputs,
-    get_inputs_from_file,
-    write_lines_to_file,
-)
-from mesh_tensorflow.transformer.utils._estimator import get_estimator, tpu_estimator_model_fn
-from mesh_tensorflow.transformer.utils._flags import FLAGS
-from mesh_tensorflow.transformer.utils._gin import parse_gin_defaults_and_flags
-from mesh_tensorflow.transformer.utils._model import build_model
-from mesh_tensorflow.transformer.utils._outputs.decode import (
+from mesh_tensorflow.transformer.utils._decode import (
     decode,
     decode_from_dataset,
     decode_from_file,
     infer_model,
 )
-from mesh_tensorflow.transformer.utils._outputs.predict_step import export_model
-from mesh_tensorflow.transformer.utils._outputs.score import (
+from mesh_tensorflow.transformer.utils._evaluation import eval_model, metric_max, metric_sum
+from mesh_tensorflow.transformer.utils._features import dynamic_text2self as _dynamic_text2self
+from mesh_tensorflow.transformer.utils._prediction import export_model
+from mesh_tensorflow.transformer.utils._program import (
+    build_model,
+    get_variable_dtype,
+    variable_filter_max_size,
+)
+from mesh_tensorflow.transformer.utils._run import get_estimator, run, tpu_estimator_model_fn
+from mesh_tensorflow.transformer.utils._score import (
     compute_log_likelihoods,
     save_scores,
     save_scores_to_tfrecords,
@@ -37,21 +29,32 @@ from mesh_tensorflow.transformer.utils._outputs.score import (
     score_with_estimator,
     score_with_estimator_lazy,
 )
-from mesh_tensorflow.transformer.utils._outputs.score import (
+from mesh_tensorflow.transformer.utils._score import (
     maybe_add_pretokenized_features as _maybe_add_pretokenized_features,
 )
-from mesh_tensorflow.transformer.utils._run import run
-from mesh_tensorflow.transformer.utils._training.checkpoints import (
+from mesh_tensorflow.transformer.utils._settings import (
+    auto_train_steps,
+    compute_batch_size,
+    inputs_vocabulary,
+    parse_gin_defaults_and_flags,
+    separate_vocabularies,
+    serialize_num_microbatches,
+    targets_vocabulary,
+    tpu_mesh_shape,
+)
+from mesh_tensorflow.transformer.utils._text import (
+    clean_decodes,
+    encode_delimited_lm,
+    encode_inputs,
+    get_inputs_from_file,
+    write_lines_to_file,
+)
+from mesh_tensorflow.transformer.utils._training import (
     flexible_ckpt_init_mapping,
-    get_checkpoint_iterator,
-    get_step_from_checkpoint_path,
-    get_variable_dtype,
     init_checkpoint_variable_mapping,
     should_load_variable,
-    variable_filter_max_size,
+    train_model,
 )
-from mesh_tensorflow.transformer.utils._training.eval import eval_model, metric_max, metric_sum
-from mesh_tensorflow.transformer.utils._training.train import train_model
 
 __all__ = [
     "FLAGS",

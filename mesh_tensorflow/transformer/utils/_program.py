@@ -1,14 +1,15 @@
-"""Runs a model function's program on a mesh: its settings, its layout, and how it is placed."""
+"""The program of a model function: its model, settings, layout, and place on a mesh."""
 
 from __future__ import annotations
 
 import contextlib
 import contextvars
-import dataclasses
 import importlib
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple, Optional, Union
 
+import gin
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
@@ -25,73 +26,239 @@ from mesh_tensorflow.simd_mesh_impl import (
     physical_shape_3d_from_topology_proto_4d,
     replicate,
 )
+from mesh_tensorflow.transformer import transformer
 from mesh_tensorflow.transformer.attention._dot_product import names_lent
-from mesh_tensorflow.transformer.utils._data.batching import (
-    Lengths,
-    inputs_length,
-    length_of_feature,
-)
-from mesh_tensorflow.transformer.utils._data.features import BatchDims
+from mesh_tensorflow.transformer.utils._settings import MODULE, Filter, ProgramSettings
+
+# By model type: how to build the model from (input_vocab_size, output_vocab_size, layout,
+# mesh_shape).
+_LANGUAGE_MODELS = {"lm": True, "delimited_lm": True, "aligned": False}
+_MODELS = {
+    "bitransformer": transformer.make_bitransformer,
+    "bi_student_teacher": transformer.make_bi_student_teacher,
+}
+_SMALLEST_VOCABULARY = 3  # padding, EOS and one token
 
 
-@dataclasses.dataclass(frozen=True)
-class Settings:
-    """The arguments of `tpu_estimator_model_fn`; see there."""
+def build_model(
+    model_type: str = "bitransformer",
+    input_vocab_size: int = gin.REQUIRED,
+    output_vocab_size: int = gin.REQUIRED,
+    layout_rules: Union[mtf.LayoutRules, str, None] = None,
+    mesh_shape: Union[mtf.Shape, str, None] = None,
+) -> Any:
+    """Builds a model, whose layers gin configures.
 
-    model_type: str
-    model: Any
-    vocabulary: Any
-    model_dir: Optional[str]
-    mesh_shape: mtf.Shape
-    layout_rules: mtf.LayoutRules
-    batch_size: int
-    sequence_length: Lengths
-    autostack: bool
-    keep_checkpoint_max: Optional[int]
-    save_checkpoints_steps: Optional[int]
-    learning_rate_schedule: Any
-    optimizer: Any
-    outer_batch_size: int
-    predict_fn: Optional[Callable[..., mtf.Tensor]]
-    scoring: bool
-    variable_filter: Any
-    init_checkpoint: Optional[str]
-    init_variable_filter: str
-    init_checkpoint_strict: bool
-    ensemble_inputs: Optional[int]
-    mesh_devices: Any
-    model_info_file: Optional[str]
-    mesh_impl: str
-    tpu_summaries: bool
-    hierarchical_tiling_spec: Any
-    # The RunConfig of the estimator that calls the model function, if it passes one.
-    config: Any = None
-    # The ReplicaContext, if the model function is called inside the program of a TPUEstimator.
-    context: Any = None
+    Args:
+      model_type: "bitransformer", "bi_student_teacher" (a bitransformer that learns from another),
+        "lm" (one stack, each position attends to those before it), "delimited_lm" (the same for
+        pairs of inputs and targets) or "aligned" (one stack, all positions attend to each other).
+      input_vocab_size: the number of ids of inputs.
+      output_vocab_size: the number of ids of targets.
+      layout_rules: the layout that the model will be lowered with.
+      mesh_shape: the mesh.
 
-    def batch_dims(self, training: bool = True) -> BatchDims:
-        """Returns the dimensions of a batch; prediction has no outer_batch."""
-        ensemble = self.ensemble_inputs if training else None
-        outer = self.outer_batch_size if training else 1
-        batch, rest = divmod(self.batch_size, outer)
-        if rest:
+    Returns:
+      A Unitransformer, Bitransformer or StudentTeacher.
+
+    Raises:
+      ValueError: the type is unknown, or a vocabulary is too small.
+    """
+    for name, size in (("input", input_vocab_size), ("output", output_vocab_size)):
+        if size is not gin.REQUIRED and size < _SMALLEST_VOCABULARY:
             raise ValueError(
-                f"tpu_estimator_model_fn: batch_size={self.batch_size} is not divisible by "
-                f"outer_batch_size={outer}"
+                f"build_model: the {name} vocabulary is too small, with vocab_size {size}: id 0 is "
+                "padding and id 1 the end of a sequence, and there should be others"
             )
-        return BatchDims(
-            mtf.Dimension("ensemble", ensemble) if ensemble else None,
-            mtf.Dimension("outer_batch", outer) if training else None,
-            mtf.Dimension("batch", batch),
+    sizes: dict[str, Any] = {
+        "input_vocab_size": input_vocab_size,
+        "output_vocab_size": output_vocab_size,
+    }
+    where: dict[str, Any] = {
+        "layout": None if layout_rules is None else mtf.convert_to_layout_rules(layout_rules),
+        "mesh_shape": None if mesh_shape is None else mtf.convert_to_shape(mesh_shape),
+    }
+    if model_type in _MODELS:
+        return _MODELS[model_type](**sizes, **where)
+    if model_type not in _LANGUAGE_MODELS:
+        raise ValueError(
+            f"build_model: unknown model_type {model_type!r}; it should be one of "
+            f"{', '.join(map(repr, [*_MODELS, *_LANGUAGE_MODELS]))}"
         )
+    autoregressive = _LANGUAGE_MODELS[model_type]
+    return transformer.Unitransformer(
+        transformer.make_layer_stack(), autoregressive=autoregressive, **sizes, **where
+    )
 
-    @property
-    def joined_length(self) -> int:
-        """The length of inputs followed by targets."""
-        lengths = self.sequence_length
-        if isinstance(lengths, Mapping) and "inputs" not in lengths:
-            return length_of_feature(lengths, "targets")
-        return inputs_length(lengths) + length_of_feature(lengths, "targets")
+
+def is_unitransformer(model: Any) -> bool:
+    """Returns whether a model, or its student, is a single stack.
+
+    Args:
+      model: a model.
+
+    Returns:
+      A bool.
+    """
+    return isinstance(getattr(model, "student", model), transformer.Unitransformer)
+
+
+def check_length(model: Any, length: int) -> None:
+    """Checks that sequences do not exceed a model's number of positions.
+
+    Args:
+      model: a model.
+      length: the length of the longest sequences.
+
+    Raises:
+      ValueError: they do.
+    """
+    model = getattr(model, "student", model)
+    parts: list[Any] = (
+        [model]
+        if is_unitransformer(model)
+        else [getattr(model, name, None) for name in ("encoder", "decoder")]
+    )
+    for part in parts:
+        positions = getattr(part, "max_length_dim", None)
+        embedded = any(
+            getattr(part, name, False)
+            for name in ("positional_embedding", "sinusoid_positional_embedding")
+        )
+        if positions is not None and embedded and length > positions.size:
+            raise ValueError(
+                f"a sequence of length {length} (utils.run.sequence_length) is longer than the "
+                f"{positions.size} positions of {part.name!r}; bind Unitransformer.max_length to "
+                "a larger number, or make sequences shorter"
+            )
+
+
+def _unitransformer_arguments(features: Mapping[str, mtf.Tensor]) -> dict[str, Any]:
+    targets = features["targets"]
+    segments = features.get("targets_segmentation")
+    inputs = features.get("inputs")
+    if inputs is None:
+        inputs = transformer.autoregressive_inputs(targets, sequence_id=segments)
+    return {
+        "inputs": inputs,
+        "targets": targets,
+        "sequence_id": segments,
+        "subsequence_id": features.get("targets_subsegmentation"),
+        "position": features.get("targets_position"),
+    }
+
+
+def _bitransformer_arguments(features: Mapping[str, mtf.Tensor]) -> dict[str, Any]:
+    return {
+        "inputs": features["inputs"],
+        "targets": features["targets"],
+        "encoder_sequence_id": features.get("inputs_segmentation"),
+        "decoder_sequence_id": features.get("targets_segmentation"),
+        "decoder_subsequence_id": features.get("targets_subsegmentation"),
+        "encoder_position": features.get("inputs_position"),
+        "decoder_position": features.get("targets_position"),
+    }
+
+
+def call_model(
+    model: Any,
+    features: Mapping[str, mtf.Tensor],
+    mode: str,
+    variable_dtype: mtf.VariableDType,
+    compute_loss: bool,
+    num_microbatches: int = 1,
+) -> tuple[mtf.Tensor, Optional[mtf.Tensor]]:
+    """Calls a model on all positions of a batch at once.
+
+    Args:
+      model: a model.
+      features: Tensors by name.
+      mode: a mode of the model, such as "train" or "score".
+      variable_dtype: the dtypes of variables: in checkpoints, in memory and in computations.
+      compute_loss: whether to compute the loss.
+      num_microbatches: the number of microbatches that the batch is divided into.
+
+    Returns:
+      (logits [batch..., length, vocab], loss), where the loss is None without `compute_loss`.
+    """
+    arguments = _unitransformer_arguments if is_unitransformer(model) else _bitransformer_arguments
+    return model.call_simple(
+        **arguments(features),
+        compute_loss=compute_loss,
+        mode=mode,
+        variable_dtype=variable_dtype,
+        num_microbatches=num_microbatches,
+    )
+
+
+@gin.configurable(module=MODULE)
+def get_variable_dtype(
+    master_dtype: Union[tf.DType, str] = tf.bfloat16,
+    slice_dtype: Union[tf.DType, str] = tf.float32,
+    activation_dtype: Union[tf.DType, str] = tf.float32,
+) -> mtf.VariableDType:
+    """Returns the dtypes of a model's variables and activations.
+
+    Args:
+      master_dtype: the dtype of masters and checkpoints; a tf.DType or its name.
+      slice_dtype: the dtype of slices, in which variables are updated.
+      activation_dtype: the dtype of activations.
+
+    Returns:
+      A VariableDType.
+    """
+    return mtf.VariableDType(
+        tf.as_dtype(master_dtype), tf.as_dtype(slice_dtype), tf.as_dtype(activation_dtype)
+    )
+
+
+@gin.configurable(module=MODULE)
+def variable_filter_max_size(v: mtf.Variable, max_size: float = 1e7) -> bool:
+    """Returns whether a variable is small enough to be trained, as a `variable_filter`.
+
+    Args:
+      v: a Variable.
+      max_size: the largest number of elements.
+
+    Returns:
+      A bool.
+    """
+    return v.size <= max_size
+
+
+def trained_variables(graph: mtf.Graph, variable_filter: Filter) -> list[mtf.Variable]:
+    """Returns the variables to train.
+
+    Args:
+      graph: a Graph.
+      variable_filter: None for all that are trainable, a regular expression that is searched for
+        in their names, or a function of a Variable.
+
+    Returns:
+      A list of Variables.
+
+    Raises:
+      ValueError: the filter leaves none.
+    """
+    if variable_filter is None:
+        return list(graph.trainable_variables)
+    if isinstance(variable_filter, str):
+        found = [v for v in graph.trainable_variables if re.search(variable_filter, v.name)]
+    else:
+        found = [v for v in graph.trainable_variables if variable_filter(v)]
+    if not found:
+        names = ", ".join(v.name for v in graph.trainable_variables[:10])
+        raise ValueError(
+            f"variable_filter={variable_filter!r} leaves no variable to train; the model has "
+            f"{len(graph.trainable_variables)}: {names}, ..."
+        )
+    tf.logging.info(
+        "Training %d of %d variables: %s",
+        len(found),
+        len(graph.trainable_variables),
+        ", ".join(v.name for v in found),
+    )
+    return found
 
 
 # Dimensions that only some models have, or only training or decoding.
@@ -257,7 +424,7 @@ def check_tiling(spec: Optional[Sequence[Any]], mesh_shape: mtf.Shape) -> None:
         )
 
 
-def outside_program(settings: Settings) -> contextlib.AbstractContextManager:
+def outside_program(settings: ProgramSettings) -> contextlib.AbstractContextManager:
     """Context in which operations are created on the host, outside the TPUEstimator's program.
 
     Args:
@@ -271,7 +438,7 @@ def outside_program(settings: Settings) -> contextlib.AbstractContextManager:
     return mtf.utils.outside_all_rewrites()
 
 
-def _mesh_in_program(settings: Settings, layout_rules: mtf.LayoutRules) -> SimdMeshImpl:
+def _mesh_in_program(settings: ProgramSettings, layout_rules: mtf.LayoutRules) -> SimdMeshImpl:
     """Returns a mesh of the processors that run the TPUEstimator's program."""
     assignment = settings.context.device_assignment
     physical, spec = list(assignment.topology.mesh_shape), settings.hierarchical_tiling_spec
@@ -295,7 +462,7 @@ _ONE_PROGRAM: dict[str, Callable[[mtf.Shape, mtf.LayoutRules], Any]] = {
 
 
 def _program_runner(
-    settings: Settings, devices: Sequence[str]
+    settings: ProgramSettings, devices: Sequence[str]
 ) -> Callable[[Callable[..., Any]], Any]:
     """Returns a function that runs a program, and returns its results in the tf graph."""
     if settings.context is not None or settings.mesh_impl == "placement":
@@ -306,7 +473,7 @@ def _program_runner(
 
 
 def run_on_mesh(
-    settings: Settings,
+    settings: ProgramSettings,
     build: Callable[[mtf.Mesh], Outputs],
     log_file: Optional[str] = None,
     summaries: bool = False,

@@ -1,87 +1,318 @@
-"""`run`: training, evaluation, decoding, scoring and export, by mode; and its arguments."""
+"""`run`: training, evaluation, decoding, scoring and export by mode; estimator, model function."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Optional, TypedDict, Union
 
 import gin
+import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import estimator as mtf_estimator
 from mesh_tensorflow._core.errors import WrongTypeError
-from mesh_tensorflow.estimator.processes import shards_of_process
-from mesh_tensorflow.transformer.utils._data.batching import (
+from mesh_tensorflow._mesh.devices import set_cpus
+from mesh_tensorflow.estimator import ModeKeys
+from mesh_tensorflow.estimator.processes import programs_over, shards_of_process
+from mesh_tensorflow.estimator.tpu import TPUEstimator
+from mesh_tensorflow.transformer.learning_rate_schedules import with_total_steps
+from mesh_tensorflow.transformer.utils._checkpoints import Steps, get_checkpoint_iterator
+from mesh_tensorflow.transformer.utils._decode import infer_model
+from mesh_tensorflow.transformer.utils._evaluation import eval_model, perplexity_eval
+from mesh_tensorflow.transformer.utils._prediction import export_model, prediction_spec
+from mesh_tensorflow.transformer.utils._program import build_model, check_tiling, processor_devices
+from mesh_tensorflow.transformer.utils._score import score_from_dataset, score_from_strings
+from mesh_tensorflow.transformer.utils._settings import (
+    MODULE,
+    Filter,
     Lengths,
+    ProgramSettings,
+    Settings,
     auto_train_steps,
     compute_batch_size,
+    inputs_vocabulary,
+    targets_vocabulary,
 )
-from mesh_tensorflow.transformer.utils._estimator import get_estimator
-from mesh_tensorflow.transformer.utils._flags import MODULE
-from mesh_tensorflow.transformer.utils._outputs.decode import infer_model
-from mesh_tensorflow.transformer.utils._outputs.predict_step import export_model
-from mesh_tensorflow.transformer.utils._outputs.score import score_from_dataset, score_from_strings
-from mesh_tensorflow.transformer.utils._training.checkpoints import Steps, get_checkpoint_iterator
-from mesh_tensorflow.transformer.utils._training.eval import eval_model, perplexity_eval
-from mesh_tensorflow.transformer.utils._training.train import train_model, with_total_steps
+from mesh_tensorflow.transformer.utils._training import (
+    evaluation_spec,
+    train_model,
+    training_spec,
+)
 
 if TYPE_CHECKING:
     from mesh_tensorflow.transformer.dataset._features import Vocabularies
-    from mesh_tensorflow.transformer.utils._training.checkpoints import Filter
 
 
-@dataclasses.dataclass(frozen=True)
-class RunArguments:
-    """The arguments of `run`, see there; an integer length applies to inputs and targets."""
+_SPECS: dict[str, Callable[[ProgramSettings, Mapping[str, tf.Tensor]], Any]] = {
+    ModeKeys.TRAIN: training_spec,
+    ModeKeys.EVAL: evaluation_spec,
+    ModeKeys.PREDICT: prediction_spec,
+}
 
-    tpu_job_name: Optional[str]
-    tpu: Optional[str]
-    gcp_project: Optional[str]
-    tpu_zone: Optional[str]
+
+@gin.configurable(module=MODULE, denylist=["predict_fn"])
+def tpu_estimator_model_fn(
+    model_type: str,
+    transformer_model: Any,
+    vocabulary: Vocabularies,
+    model_dir: Optional[str],
+    use_tpu: Union[str, bool, None],
+    mesh_shape: Union[mtf.Shape, str],
+    layout_rules: Union[mtf.LayoutRules, str],
+    batch_size: int,
+    sequence_length: Lengths,
+    autostack: bool,
+    keep_checkpoint_max: Optional[int],
+    save_checkpoints_steps: Optional[int],
+    learning_rate_schedule: Any = None,
+    optimizer: Any = None,
+    outer_batch_size: int = 1,
+    tpu_summaries: bool = False,
+    predict_fn: Optional[Callable[..., mtf.Tensor]] = None,
+    score_in_predict_mode: bool = False,
+    variable_filter: Filter = None,
+    init_checkpoint: Optional[str] = None,
+    init_variable_filter: str = "",
+    ensemble_inputs: Optional[int] = None,
+    mesh_devices: Optional[Sequence[str]] = None,
+    model_info_file: Optional[str] = None,
+    hierarchical_tiling_spec: Optional[Sequence[Any]] = None,
+    weight_decay_checkpoint: Optional[str] = None,
+    mesh_impl: Optional[str] = None,
+    init_checkpoint_strict: bool = False,
+) -> Callable[..., Any]:
+    """Returns a model function for an estimator.
+
+    Args:
+      model_type: such as "lm"; see `build_model`.
+      transformer_model: the model.
+      vocabulary: a Vocabulary, or a pair of them, of inputs and of targets.
+      model_dir: the directory of checkpoints.
+      use_tpu: whether there is a TPU.
+      mesh_shape: the mesh.
+      layout_rules: the layout.
+      batch_size: the number of sequences in a batch.
+      sequence_length: an integer, or a dictionary of them by feature.
+      autostack: whether to stack small variables that are alike.
+      keep_checkpoint_max: how many checkpoints to keep; all if None.
+      save_checkpoints_steps: the number of steps between checkpoints.
+      learning_rate_schedule: a function of the step, a list of factors, a number or None.
+      optimizer: an optimizer class, called with the learning rate; required for training.
+      outer_batch_size: the size of the dimension outer_batch, a divisor of the batch size.
+      tpu_summaries: whether training writes the scalars of mtf.scalar_summary, in addition to the
+        loss and the learning rate. On a TPU, the host writes all of them.
+      predict_fn: a function to decode with instead of the model's own, of `model`, `features` and
+        `variable_dtype`, that returns a Tensor [batch, length] of ids.
+      score_in_predict_mode: whether prediction computes scores of given targets.
+      variable_filter: which variables are trained: None for all, a regular expression that is
+        searched for in their names, or a function of a Variable.
+      init_checkpoint: a checkpoint to initialize variables from, or its directory.
+      init_variable_filter: a regular expression; only variables with a match in their names are
+        loaded from `init_checkpoint`.
+      ensemble_inputs: the number of ensemble members, if each gets different inputs in training.
+      mesh_devices: a device for each processor; by default GPUs, if there are as many, or
+        TensorFlow's choice.
+      model_info_file: a path, to which training writes variable sizes and counters.
+      hierarchical_tiling_spec: how the mesh is mapped to a TPU, pairs such as
+        [["batch", None], ["model", [2, 2]]]; see `mtf.simd_mesh_impl.HierarchicalTiling`. Elsewhere
+        it is only checked against `mesh_shape`.
+      weight_decay_checkpoint: ignored with a warning, as in the classic release: optimizers decay
+        towards zero.
+      mesh_impl: "placement" for one graph with the operations of all processors, "simd" for one
+        program that every processor runs, or "pjrt" for devices of JAX; "placement" if None.
+      init_checkpoint_strict: whether `init_checkpoint` has to have exactly the weights of the
+        model; by default the names on one side only are logged.
+
+    Returns:
+      A function of features, labels, mode and params that returns an EstimatorSpec; for a
+      TPUEstimator with `use_tpu`, a TPUEstimatorSpec.
+
+    Raises:
+      ValueError: `mesh_impl` is unknown, the batch is not divisible, or `hierarchical_tiling_spec`
+        describes another mesh.
+    """
+    if weight_decay_checkpoint:
+        tf.logging.warning("weight_decay_checkpoint has no effect: optimizers decay towards zero")
+    # By name, so that an argument is written once; a test checks that each has a field.
+    settings = ProgramSettings.of(locals(), mesh_impl=mesh_impl or "placement")
+    processor_devices(settings.mesh_impl, settings.mesh_shape, mesh_devices)
+    check_tiling(hierarchical_tiling_spec, settings.mesh_shape)
+    # For its error: a batch that cannot be divided is told before any data are read.
+    settings.batch_dims()
+
+    def my_model_fn(
+        features: Mapping[str, tf.Tensor],
+        labels: object,
+        mode: str,
+        params: object = None,
+        config: Any = None,
+    ) -> Any:
+        """Returns the EstimatorSpec of a mode."""
+        del labels
+        context = params.get("context") if isinstance(params, Mapping) else None
+        # Called once for each mode and program, none of which is to see another's.
+        own = dataclasses.replace(settings, config=config, context=context)
+        return _SPECS[mode](own, features)
+
+    return my_model_fn
+
+
+def _session_config(settings: Settings, processes: int = 1) -> tf.ConfigProto:
+    """Returns a session configuration with as many logical CPUs as the mesh needs."""
+    is_simd = settings.mesh_impl == "simd"
+    config = tf.ConfigProto(allow_soft_placement=not is_simd)
+    # Soft placement would silently put all of them on the first.
+    named = [tf.DeviceSpec.from_string(device) for device in settings.mesh_devices or ()]
+    cpus = [d.device_index or 0 for d in named if d.device_type == "CPU"]
+    if settings.mesh_devices is None and (is_simd or processes > 1):
+        cpus.append(-(-settings.mesh_shape.size // processes) - 1)
+    if cpus:
+        layout_rules = settings.layout_rules if processes == 1 else None
+        set_cpus(config, cpus, settings.mesh_shape, layout_rules)
+    return config
+
+
+def _mesh_impl(mesh_impl: Optional[str], use_tpu: Union[str, bool, None]) -> str:
+    """Returns the mesh implementation: the argument, the gin binding, or the default."""
+    if mesh_impl is None:
+        with contextlib.suppress(ValueError):  # raised by gin if nothing is bound
+            mesh_impl = gin.query_parameter(f"{MODULE}.tpu_estimator_model_fn.mesh_impl")
+    if mesh_impl == "pjrt" and use_tpu:
+        raise ValueError(
+            f"mesh_impl 'pjrt' and use_tpu={use_tpu!r} exclude each other: 'pjrt' runs on the "
+            "devices of JAX, TPUs among them. Leave use_tpu, or the flag --tpu, out"
+        )
+    return mesh_impl or ("simd" if use_tpu else "placement")
+
+
+def get_estimator(
+    model_type: str,
+    vocabulary: Vocabularies,
+    mesh_shape: Union[mtf.Shape, str],
+    layout_rules: Union[mtf.LayoutRules, str],
+    model_dir: str,
+    batch_size: int,
+    sequence_length: Lengths,
+    autostack: bool,
+    learning_rate_schedule: Any,
+    keep_checkpoint_max: Optional[int],
+    save_checkpoints_steps: Optional[int],
+    optimizer: Any,
+    predict_fn: Optional[Callable[..., mtf.Tensor]],
+    variable_filter: Filter,
+    ensemble_inputs: Optional[int],
+    use_tpu: Union[str, bool, None],
+    tpu_job_name: Optional[str],
+    iterations_per_loop: int,
+    cluster: Any,
+    init_checkpoint: Optional[str] = None,
+    mesh_devices: Optional[Sequence[str]] = None,
+    score_in_predict_mode: bool = False,
+    mesh_impl: Optional[str] = None,
+) -> TPUEstimator:
+    """Creates an estimator, which runs on CPUs and GPUs.
+
+    Args:
+      model_type: such as "lm"; see `build_model`.
+      vocabulary: a Vocabulary, or a pair of them, of inputs and of targets.
+      mesh_shape: the mesh.
+      layout_rules: the layout.
+      model_dir: the directory of checkpoints.
+      batch_size: the number of sequences in a batch.
+      sequence_length: an integer, or a dictionary of them by feature.
+      autostack: whether to stack small variables that are alike.
+      learning_rate_schedule: a function of the step, a list of factors, a number or None.
+      keep_checkpoint_max: how many checkpoints to keep; all if None.
+      save_checkpoints_steps: the number of steps between checkpoints.
+      optimizer: an optimizer class; required for training.
+      predict_fn: see `tpu_estimator_model_fn`.
+      variable_filter: see `tpu_estimator_model_fn`.
+      ensemble_inputs: the number of ensemble members, if each gets different inputs in training.
+      use_tpu: the name of a TPU, or None or ""; True to run one program on all processors of the
+        mesh by `TPUEstimator`, on as many CPUs or GPUs.
+      tpu_job_name: the job of the TPU.
+      iterations_per_loop: for TPUs only.
+      cluster: a ClusterResolver, or None.
+      init_checkpoint: a checkpoint to initialize variables from.
+      mesh_devices: a device for each processor of the mesh.
+      score_in_predict_mode: whether prediction computes scores of given targets.
+      mesh_impl: "placement", "simd" or "pjrt", see `tpu_estimator_model_fn`; "simd" on a TPU, and
+        "placement" elsewhere if None.
+
+    Returns:
+      A TPUEstimator.
+    """
+    return _estimator_of(Settings.of(locals()), tpu_job_name, iterations_per_loop, cluster)
+
+
+def _estimator_of(
+    settings: Settings, tpu_job_name: Optional[str], iterations_per_loop: int, cluster: Any = None
+) -> TPUEstimator:
+    """Returns the estimator of a model; see `get_estimator`."""
+    use_tpu, batch_size = settings.use_tpu, settings.batch_size
+    settings = dataclasses.replace(settings, mesh_impl=_mesh_impl(settings.mesh_impl, use_tpu))
+    model = build_model(
+        model_type=settings.model_type,
+        input_vocab_size=inputs_vocabulary(settings.vocabulary).vocab_size,
+        output_vocab_size=targets_vocabulary(settings.vocabulary).vocab_size,
+        layout_rules=settings.layout_rules,
+        mesh_shape=settings.mesh_shape,
+    )
+    given = settings.in_common()
+    # A gin binding replaces a default, not an argument.
+    for name, unsaid in (("mesh_devices", None), ("score_in_predict_mode", False)):
+        if given[name] == unsaid:
+            del given[name]
+    model_fn = tpu_estimator_model_fn(transformer_model=model, **given)
+    processes = max(1, len(programs_over(mtf_estimator.RunConfig().cluster_spec)))
+    config = mtf_estimator.tpu.RunConfig(
+        cluster=cluster,
+        model_dir=settings.model_dir,
+        session_config=_session_config(settings, processes),
+        save_checkpoints_steps=None,
+        save_checkpoints_secs=None,
+        log_step_count_steps=100,
+        tpu_config=mtf_estimator.tpu.TPUConfig(
+            iterations_per_loop=iterations_per_loop,
+            tpu_job_name=tpu_job_name,
+            # If a TPU is named, nothing else should stand in for it.
+            num_shards=settings.mesh_shape.size if not use_tpu or use_tpu is True else None,
+        ),
+    )
+    return TPUEstimator(
+        model_fn=model_fn,
+        config=config,
+        use_tpu=bool(use_tpu),
+        train_batch_size=batch_size * (settings.ensemble_inputs or 1),
+        eval_batch_size=batch_size,
+        predict_batch_size=batch_size,
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunSettings(Settings):
+    """The arguments of `run`, see there, with numbers in place of what determines them."""
+
     model_dir: str
-    model_type: str
-    vocabulary: Any
     train_dataset_fn: Optional[Callable[..., Any]]
     eval_dataset_fn: Optional[Callable[..., Any]]
     dataset_split: str
-    autostack: bool
     eval_checkpoint_step: Steps
     export_checkpoint_step: Optional[int]
     export_path: str
     mode: str
-    iterations_per_loop: int
-    save_checkpoints_steps: int
-    keep_checkpoint_max: Optional[int]
     eval_summary_dir: Optional[str]
-    batch_size: Any
-    train_steps: Union[int, Callable[..., int]]
-    total_run_steps: Optional[int]
-    sequence_length: Lengths
-    mesh_shape: Any
-    mesh_devices: Optional[Sequence[str]]
-    layout_rules: Any
-    learning_rate_schedule: Any
-    optimizer: Any
-    predict_fn: Optional[Callable[..., Any]]
-    variable_filter: Any
+    train_steps: int
     perplexity_eval_steps: int
-    init_checkpoint: Optional[str]
-    ensemble_inputs: Optional[int]
     train_model_fn: Callable[..., None]
     skip_seen_data: bool
     seen_data_init_step: int
     output_eval_examples: bool
     checkpoint_input_pipeline: bool
     eval_dir_suffix: Optional[str]
-    mesh_impl: Optional[str]
-
-    def __post_init__(self) -> None:
-        _check_kinds(self)
-        if isinstance(self.sequence_length, int):
-            both = {"inputs": self.sequence_length, "targets": self.sequence_length}
-            # Plain assignment raises an error, as the dataclass is frozen.
-            object.__setattr__(self, "sequence_length", both)
 
 
 def _is_batch_size(value: object) -> bool:
@@ -111,208 +342,26 @@ _KINDS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
 )
 
 
-def _check_kinds(given: RunArguments) -> None:
+def _check_kinds(arguments: Mapping[str, Any]) -> None:
     """Checks arguments of which gin files often bind something else.
 
     Args:
-      given: the arguments of `utils.run`.
+      arguments: the arguments of `utils.run`.
 
     Raises:
       WrongTypeError: an argument is of another kind.
     """
     for name, is_right, words in _KINDS:
-        value = getattr(given, name)
+        value = arguments[name]
         if not is_right(value):
             raise WrongTypeError(f"utils.run: {name} is {value!r}; it should be {words}")
 
 
-class _Common(TypedDict):
-    """The arguments that every mode passes on."""
-
-    estimator: mtf_estimator.tpu.TPUEstimator
-    vocabulary: Any
-    sequence_length: Lengths
-    batch_size: int
-
-
-@dataclasses.dataclass(frozen=True)
-class _Run:
-    """The state that the modes of `run` share.
-
-    Attributes:
-      given: the arguments of `run`.
-      estimator: a TPUEstimator.
-      batch_size: the number of sequences in a batch.
-      train_steps: the step to train to.
-    """
-
-    given: RunArguments
-    estimator: mtf_estimator.tpu.TPUEstimator
-    batch_size: int
-    train_steps: int
-
-    @property
-    def common(self) -> _Common:
-        """The arguments that the functions of all modes take."""
-        return {
-            "estimator": self.estimator,
-            "vocabulary": self.given.vocabulary,
-            "sequence_length": self.given.sequence_length,
-            "batch_size": self.batch_size,
-        }
-
-
-def _train(run: _Run) -> None:
-    given = run.given
-    given.train_model_fn(
-        **run.common,
-        train_dataset_fn=given.train_dataset_fn,
-        train_steps=run.train_steps,
-        ensemble_inputs=given.ensemble_inputs,
-        dataset_split=given.dataset_split,
-        skip_seen_data=given.skip_seen_data,
-        seen_data_init_step=given.seen_data_init_step,
-        checkpoint_input_pipeline=given.checkpoint_input_pipeline,
-    )
-
-
-def _eval(run: _Run, eval_with_score: bool = False) -> None:
-    given = run.given
-    eval_model(
-        **run.common,
-        dataset_split=given.dataset_split,
-        model_dir=given.model_dir,
-        eval_dataset_fn=given.eval_dataset_fn,  # type: ignore[arg-type]
-        eval_summary_dir=given.eval_summary_dir,
-        eval_checkpoint_step=given.eval_checkpoint_step,
-        eval_with_score=eval_with_score,
-        output_eval_examples=given.output_eval_examples,
-        eval_dir_suffix=given.eval_dir_suffix,
-    )
-
-
-def _perplexity_eval(run: _Run) -> None:
-    given = run.given
-    perplexity_eval(
-        **run.common,
-        dataset_split=given.dataset_split,
-        model_dir=given.model_dir,
-        eval_dataset_fn=given.eval_dataset_fn,  # type: ignore[arg-type]
-        eval_checkpoint_step=given.eval_checkpoint_step,
-        steps=given.perplexity_eval_steps,
-        eval_dir_suffix=given.eval_dir_suffix,
-    )
-
-
-def _infer(run: _Run) -> None:
-    given = run.given
-    infer_model(
-        **run.common,
-        model_type=given.model_type,
-        model_dir=given.model_dir,
-        eval_checkpoint_step=given.eval_checkpoint_step,
-    )
-
-
-def _score_from_dataset(run: _Run) -> Any:
-    given = run.given
-    return score_from_dataset(
-        **run.common,
-        model_dir=given.model_dir,
-        eval_checkpoint_step=given.eval_checkpoint_step,
-        dataset_split=given.dataset_split,
-    )
-
-
-def _score_from_strings(run: _Run) -> Any:
-    given = run.given
-    return score_from_strings(
-        **run.common,
-        model_type=given.model_type,
-        model_dir=given.model_dir,
-        eval_checkpoint_step=given.eval_checkpoint_step,
-    )
-
-
-def _export(run: _Run, eval_with_score: bool = False) -> list[bytes]:
-    given = run.given
-    step = given.export_checkpoint_step
-    paths = get_checkpoint_iterator(-1 if step is None else step, given.model_dir)
-    return [
-        export_model(
-            **run.common,
-            export_dir=given.export_path or given.model_dir,
-            checkpoint_path=path,
-            eval_with_score=eval_with_score,
-            model_type=given.model_type,
-        )
-        for path in paths
-    ]
-
-
-# By mode: the function to call, and whether prediction computes scores.
-_MODES: dict[str, tuple[Callable[[_Run], Any], bool]] = {
-    "train": (_train, False),
-    "eval": (_eval, False),
-    "score_eval": (lambda run: _eval(run, eval_with_score=True), True),
-    "perplexity_eval": (_perplexity_eval, False),
-    "infer": (_infer, False),
-    "score_from_dataset": (_score_from_dataset, True),
-    "score_from_strings": (_score_from_strings, True),
-    "export_score": (lambda run: _export(run, eval_with_score=True), True),
-    "export_infer": (_export, False),
-    "export": (_export, False),
-}
-
-
-def _prepared(given: RunArguments) -> _Run:
-    """Returns the estimator and sizes of a mode, derived from the arguments of `run`."""
-    mesh_shape = mtf.convert_to_shape(given.mesh_shape)
-    assert mesh_shape is not None
-    if given.mode.startswith("export"):
-        # An exported model must not need as many devices as the mesh here has processors.
-        here = [""] * mesh_shape.size
-        given = dataclasses.replace(given, mesh_impl="placement", mesh_devices=here)
-    lengths = given.sequence_length
-    layout_rules = mtf.convert_to_layout_rules(given.layout_rules)
-    batch_size = compute_batch_size(lengths, mesh_shape, layout_rules, given.batch_size)
-    steps = given.train_steps
-    steps = steps(batch_size, lengths) if callable(steps) else steps
-    estimator = get_estimator(
-        model_type=given.model_type,
-        vocabulary=given.vocabulary,
-        mesh_shape=mesh_shape,
-        layout_rules=layout_rules,
-        model_dir=given.model_dir,
-        batch_size=batch_size,
-        sequence_length=lengths,
-        autostack=given.autostack,
-        learning_rate_schedule=with_total_steps(
-            given.learning_rate_schedule, given.total_run_steps or steps
-        ),
-        keep_checkpoint_max=given.keep_checkpoint_max,
-        save_checkpoints_steps=given.save_checkpoints_steps,
-        optimizer=given.optimizer,
-        predict_fn=given.predict_fn,
-        variable_filter=given.variable_filter,
-        ensemble_inputs=given.ensemble_inputs,
-        use_tpu=None,
-        tpu_job_name=given.tpu_job_name,
-        iterations_per_loop=given.iterations_per_loop,
-        cluster=None,
-        init_checkpoint=given.init_checkpoint,
-        mesh_devices=given.mesh_devices,
-        score_in_predict_mode=_MODES[given.mode][1],
-        mesh_impl=given.mesh_impl,
-    )
-    return _Run(given, estimator, batch_size, steps)
-
-
-def _check(given: RunArguments) -> None:
-    mode = given.mode
-    if given.tpu:
+def _check(arguments: Mapping[str, Any]) -> None:
+    mode, tpu, split = (arguments[name] for name in ("mode", "tpu", "dataset_split"))
+    if tpu:
         raise RuntimeError(
-            f"utils.run: tpu={given.tpu!r}, but estimators run on CPUs and GPUs: leave out "
+            f"utils.run: tpu={tpu!r}, but estimators run on CPUs and GPUs: leave out "
             "--tpu. Bind utils.run.mesh_shape, and perhaps utils.run.mesh_devices, to say what the "
             "model is split over; utils.run.mesh_impl = 'pjrt' runs on TPUs that JAX finds"
         )
@@ -320,28 +369,175 @@ def _check(given: RunArguments) -> None:
         raise ValueError(
             f"utils.run: unknown mode {mode!r} - must be one of {', '.join(map(repr, _MODES))}"
         )
-    if mode == "train" and given.dataset_split != "train":
+    if mode == "train" and split != "train":
         raise ValueError(
-            f"utils.run: mode 'train' with dataset_split {given.dataset_split!r}: training "
+            f"utils.run: mode 'train' with dataset_split {split!r}: training "
             "is on the split 'train'; for another one call utils.train_model"
         )
-    needed = {"vocabulary": given.vocabulary, "sequence_length": given.sequence_length}
-    for name, value in needed.items():
-        if value is None:
+    for name in ("vocabulary", "sequence_length"):
+        if arguments[name] is None:
             raise ValueError(
                 f"utils.run: {name} is None: bind utils.run.{name}, in a gin file or by "
                 f"--gin_param='utils.run.{name} = ...'"
             )
 
 
-def _run_in_chief(run: _Run, main: Callable[[_Run], Any]) -> Any:
+def _run_settings(arguments: Mapping[str, Any]) -> RunSettings:
+    """Returns the settings that the arguments of `run` amount to, after checks of them."""
+    _check_kinds(arguments)
+    _check(arguments)
+    mesh_shape = mtf.convert_to_shape(arguments["mesh_shape"])
+    assert mesh_shape is not None
+    layout_rules = mtf.convert_to_layout_rules(arguments["layout_rules"])
+    lengths = arguments["sequence_length"]
+    if isinstance(lengths, int):
+        lengths = {"inputs": lengths, "targets": lengths}
+    batch_size = compute_batch_size(lengths, mesh_shape, layout_rules, arguments["batch_size"])
+    steps = arguments["train_steps"]
+    steps = steps(batch_size, lengths) if callable(steps) else steps
+    others: dict[str, Any] = {
+        "mesh_shape": mesh_shape,
+        "layout_rules": layout_rules,
+        "sequence_length": lengths,
+        "batch_size": batch_size,
+        "train_steps": steps,
+        "learning_rate_schedule": with_total_steps(
+            arguments["learning_rate_schedule"], arguments["total_run_steps"] or steps
+        ),
+        "score_in_predict_mode": _MODES[arguments["mode"]][1],
+    }
+    if arguments["mode"].startswith("export"):
+        # An exported model must not need as many devices as the mesh here has processors.
+        others.update(mesh_impl="placement", mesh_devices=[""] * mesh_shape.size)
+    return RunSettings.of(arguments, **others)
+
+
+class _Common(TypedDict):
+    """The arguments that every mode passes on."""
+
+    estimator: TPUEstimator
+    vocabulary: Any
+    sequence_length: Lengths
+    batch_size: int
+
+
+def _common(settings: RunSettings, estimator: TPUEstimator) -> _Common:
+    """Returns the arguments that the functions of all modes take."""
+    return {
+        "estimator": estimator,
+        "vocabulary": settings.vocabulary,
+        "sequence_length": settings.sequence_length,
+        "batch_size": settings.batch_size,
+    }
+
+
+def _train(settings: RunSettings, estimator: TPUEstimator) -> None:
+    settings.train_model_fn(
+        **_common(settings, estimator),
+        train_dataset_fn=settings.train_dataset_fn,
+        train_steps=settings.train_steps,
+        ensemble_inputs=settings.ensemble_inputs,
+        dataset_split=settings.dataset_split,
+        skip_seen_data=settings.skip_seen_data,
+        seen_data_init_step=settings.seen_data_init_step,
+        checkpoint_input_pipeline=settings.checkpoint_input_pipeline,
+    )
+
+
+def _eval(settings: RunSettings, estimator: TPUEstimator, eval_with_score: bool = False) -> None:
+    eval_model(
+        **_common(settings, estimator),
+        dataset_split=settings.dataset_split,
+        model_dir=settings.model_dir,
+        eval_dataset_fn=settings.eval_dataset_fn,  # type: ignore[arg-type]
+        eval_summary_dir=settings.eval_summary_dir,
+        eval_checkpoint_step=settings.eval_checkpoint_step,
+        eval_with_score=eval_with_score,
+        output_eval_examples=settings.output_eval_examples,
+        eval_dir_suffix=settings.eval_dir_suffix,
+    )
+
+
+def _perplexity_eval(settings: RunSettings, estimator: TPUEstimator) -> None:
+    perplexity_eval(
+        **_common(settings, estimator),
+        dataset_split=settings.dataset_split,
+        model_dir=settings.model_dir,
+        eval_dataset_fn=settings.eval_dataset_fn,  # type: ignore[arg-type]
+        eval_checkpoint_step=settings.eval_checkpoint_step,
+        steps=settings.perplexity_eval_steps,
+        eval_dir_suffix=settings.eval_dir_suffix,
+    )
+
+
+def _infer(settings: RunSettings, estimator: TPUEstimator) -> None:
+    infer_model(
+        **_common(settings, estimator),
+        model_type=settings.model_type,
+        model_dir=settings.model_dir,
+        eval_checkpoint_step=settings.eval_checkpoint_step,
+    )
+
+
+def _score_from_dataset(settings: RunSettings, estimator: TPUEstimator) -> Any:
+    return score_from_dataset(
+        **_common(settings, estimator),
+        model_dir=settings.model_dir,
+        eval_checkpoint_step=settings.eval_checkpoint_step,
+        dataset_split=settings.dataset_split,
+    )
+
+
+def _score_from_strings(settings: RunSettings, estimator: TPUEstimator) -> Any:
+    return score_from_strings(
+        **_common(settings, estimator),
+        model_type=settings.model_type,
+        model_dir=settings.model_dir,
+        eval_checkpoint_step=settings.eval_checkpoint_step,
+    )
+
+
+def _export(
+    settings: RunSettings, estimator: TPUEstimator, eval_with_score: bool = False
+) -> list[bytes]:
+    step = settings.export_checkpoint_step
+    paths = get_checkpoint_iterator(-1 if step is None else step, settings.model_dir)
+    return [
+        export_model(
+            **_common(settings, estimator),
+            export_dir=settings.export_path or settings.model_dir,
+            checkpoint_path=path,
+            eval_with_score=eval_with_score,
+            model_type=settings.model_type,
+        )
+        for path in paths
+    ]
+
+
+_Mode = Callable[[RunSettings, TPUEstimator], Any]
+# By mode: the function to call, and whether prediction computes scores.
+_MODES: dict[str, tuple[_Mode, bool]] = {
+    "train": (_train, False),
+    "eval": (_eval, False),
+    "score_eval": (functools.partial(_eval, eval_with_score=True), True),
+    "perplexity_eval": (_perplexity_eval, False),
+    "infer": (_infer, False),
+    "score_from_dataset": (_score_from_dataset, True),
+    "score_from_strings": (_score_from_strings, True),
+    "export_score": (functools.partial(_export, eval_with_score=True), True),
+    "export_infer": (_export, False),
+    "export": (_export, False),
+}
+
+
+def _run_in_chief(settings: RunSettings, estimator: TPUEstimator) -> Any:
     """Runs a mode, in the chief if there are several processes; an evaluator runs alone."""
-    config = run.estimator.config
+    config, main = estimator.config, _MODES[settings.mode][0]
     if config.task_type == "evaluator":
-        return main(run)
-    if run.given.mesh_devices is None:
+        return main(settings, estimator)
+    if settings.mesh_devices is None:
         shards_of_process(config)  # otherwise only the chief would find that they are not divisible
-    return mtf_estimator.run_cluster(lambda: main(run), config)
+    return mtf_estimator.run_cluster(lambda: main(settings, estimator), config)
 
 
 @gin.configurable(module=MODULE)
@@ -446,47 +642,7 @@ def run(
       PeerLostError: another process has failed or was never started.
       RuntimeError: a TPU is named.
     """
-    given = RunArguments(
-        tpu_job_name=tpu_job_name,
-        tpu=tpu,
-        gcp_project=gcp_project,
-        tpu_zone=tpu_zone,
-        model_dir=model_dir,
-        model_type=model_type,
-        vocabulary=vocabulary,
-        train_dataset_fn=train_dataset_fn,
-        eval_dataset_fn=eval_dataset_fn,
-        dataset_split=dataset_split,
-        autostack=autostack,
-        eval_checkpoint_step=eval_checkpoint_step,
-        export_checkpoint_step=export_checkpoint_step,
-        export_path=export_path,
-        mode=mode,
-        iterations_per_loop=iterations_per_loop,
-        save_checkpoints_steps=save_checkpoints_steps,
-        keep_checkpoint_max=keep_checkpoint_max,
-        eval_summary_dir=eval_summary_dir,
-        batch_size=batch_size,
-        train_steps=train_steps,
-        total_run_steps=total_run_steps,
-        sequence_length=sequence_length,
-        mesh_shape=mesh_shape,
-        mesh_devices=mesh_devices,
-        layout_rules=layout_rules,
-        learning_rate_schedule=learning_rate_schedule,
-        optimizer=optimizer,
-        predict_fn=predict_fn,
-        variable_filter=variable_filter,
-        perplexity_eval_steps=perplexity_eval_steps,
-        init_checkpoint=init_checkpoint,
-        ensemble_inputs=ensemble_inputs,
-        train_model_fn=train_model_fn,
-        skip_seen_data=skip_seen_data,
-        seen_data_init_step=seen_data_init_step,
-        output_eval_examples=output_eval_examples,
-        checkpoint_input_pipeline=checkpoint_input_pipeline,
-        eval_dir_suffix=eval_dir_suffix,
-        mesh_impl=mesh_impl,
-    )
-    _check(given)
-    return _run_in_chief(_prepared(given), _MODES[mode][0])
+    # First, as further names would be among the arguments.
+    settings = _run_settings(locals())
+    estimator = _estimator_of(settings, tpu_job_name, iterations_per_loop)
+    return _run_in_chief(settings, estimator)

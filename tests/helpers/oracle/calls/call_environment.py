@@ -84,8 +84,9 @@ STATIC = {
     "vocabulary": vocabulary,
 }
 for _dim in mtf.convert_to_shape(
-        "a:2,b:3,c:4,rows:2,cols:2,batch:2,length:4,memory_length:4,d_model:4,vocab:6,heads:2,"
-        "h:4,w_dim:4"):
+    "a:2,b:3,c:4,rows:2,cols:2,batch:2,length:4,memory_length:4,d_model:4,vocab:6,heads:2,"
+    "h:4,w_dim:4"
+):
     STATIC[_dim.name] = _dim
 STATIC["n_dim"] = mtf.Dimension("n", 2)
 STATIC["vdtype"] = mtf.VariableDType(tf.float32, tf.float32, tf.float32)
@@ -178,7 +179,8 @@ def impl4():
     """A mesh of four processors, of which each has its slices apart."""
     merge = {"merge": "none"} if hasattr(mtf, "VariableStore") else {}
     return placement_mesh_impl.PlacementMeshImpl(
-        "rows:2,cols:2", "a:rows,c:cols", [""] * 4, **merge)
+        "rows:2,cols:2", "a:rows,c:cols", [""] * 4, **merge
+    )
 
 
 @lazy
@@ -264,12 +266,14 @@ def words():
 @lazy
 def texts(words):
     """A data set of two examples of ids."""
+
     def generate():
         yield {"inputs": [3, 4, 5], "targets": [6, 1]}
         yield {"inputs": [7], "targets": [8, 9, 1]}
 
     return tf.data.Dataset.from_generator(
-        generate, {"inputs": tf.int64, "targets": tf.int64}, {"inputs": [None], "targets": [None]})
+        generate, {"inputs": tf.int64, "targets": tf.int64}, {"inputs": [None], "targets": [None]}
+    )
 
 
 class Environment(dict):
@@ -283,7 +287,7 @@ class Environment(dict):
         if name not in self and name in LAZY:
             fn = LAZY[name]
             code = fn.__code__
-            needed = [n for n in code.co_varnames[:code.co_argcount] if not n.startswith("_")]
+            needed = [n for n in code.co_varnames[: code.co_argcount] if not n.startswith("_")]
             self[name] = fn(*[self.make(n) for n in needed])
         return self.get(name)
 

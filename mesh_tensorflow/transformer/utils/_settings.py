@@ -1,22 +1,116 @@
-"""Sizes of meshes, batches and microbatches, and vocabularies, from user settings."""
+"""What users of transformers say: flags, gin files, sizes of meshes and batches, vocabularies."""
 
 from __future__ import annotations
 
+import dataclasses
+import importlib
+import importlib.resources
 import math
 import re
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Optional, Union
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, NamedTuple, Optional, TypeVar, Union
 
 import gin
+import tensorflow as tf2
+import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
+from mesh_tensorflow import estimator
+from mesh_tensorflow._command_lines.transformer import GIN_FLAGS
+from mesh_tensorflow._flags import FLAGS, define
 from mesh_tensorflow._mesh.tpu_topology import flag_value
+from mesh_tensorflow._programs.gin_errors import explained_errors
 from mesh_tensorflow.simd_mesh_impl import HierarchicalTiling
-from mesh_tensorflow.transformer.utils._flags import MODULE
 
 if TYPE_CHECKING:
     from mesh_tensorflow.transformer.dataset._features import Vocabularies
     from mesh_tensorflow.transformer.vocabulary import Vocabulary
+
+
+# The gin module of the functions of this package.
+MODULE = "mesh_tensorflow.transformer.utils"
+
+define(GIN_FLAGS)
+_GIN_PACKAGE = "mesh_tensorflow.transformer.gin"
+_DEFAULTS = "defaults.gin"
+
+
+class _LaterKeras(SimpleNamespace):
+    """Functions that call those of a part of tf.keras, which is imported when one is called."""
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        """Returns the function that stands for an optimizer or a schedule."""
+        # Python asks for such names to learn what an object can do: having all would be wrong.
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+        def make(*args: Any, **kwargs: Any) -> Any:
+            part: Any = tf2.keras
+            for key in self.path:
+                part = getattr(part, key)
+            return getattr(part, name)(*args, **kwargs)
+
+        make.__name__ = make.__qualname__ = name
+        return make
+
+
+def _import_gin_tf() -> None:
+    """Imports gin.tf, which registers TensorFlow's functions for gin files, such as @tf.nn.relu.
+
+    gin.tf itself imports tf.estimator, which TensorFlow no longer has, and Keras, which takes a
+    second and 200 MB. Where Keras is not imported yet, it is when a file first uses it.
+    """
+    lacking = not hasattr(tf, "estimator")
+    if lacking:
+        estimator.install()
+    keras = vars(tf2).get("keras")
+    if "keras" not in sys.modules and "tf_keras" not in sys.modules:
+        schedules = _LaterKeras(path=("optimizers", "schedules"))
+        optimizers = _LaterKeras(path=("optimizers",), schedules=schedules)
+        tf2.keras = SimpleNamespace(optimizers=optimizers)
+    try:
+        importlib.import_module("gin.tf.external_configurables")
+    finally:
+        # Gin keeps the functions that stand for Keras; all others get Keras itself again.
+        tf2.keras = keras
+        if lacking:
+            estimator.uninstall()
+
+
+_import_gin_tf()
+
+
+def parse_gin_defaults_and_flags(
+    skip_unknown: Union[bool, list[str], tuple[str, ...]] = False, finalize_config: bool = True
+) -> None:
+    """Reads `defaults.gin` of this package, then the files and parameters of the command line.
+
+    The flags --gin_file and --gin_param may be repeated. Files are also searched for under
+    --gin_location_prefix, and in this package.
+
+    Args:
+      skip_unknown: whether to ignore names that are not registered; or the names to ignore.
+      finalize_config: whether to lock the configuration.
+
+    Raises:
+      ValueError: a name is unknown; the message has the nearest known ones. Or a file is not valid
+        UTF-8; the message has the line.
+      SyntaxError: a file or a parameter is no gin; the message has the line.
+    """
+    directory = importlib.resources.files(_GIN_PACKAGE)
+    prefixes = [*FLAGS.gin_location_prefix, str(directory)]
+    for prefix in prefixes:
+        gin.add_config_file_search_path(prefix)
+    with explained_errors(FLAGS.gin_file or (), prefixes):
+        with gin.unlock_config():
+            gin.parse_config((directory / _DEFAULTS).read_text(), skip_unknown=skip_unknown)
+            gin.parse_config_files_and_bindings(
+                FLAGS.gin_file, FLAGS.gin_param, skip_unknown=skip_unknown, finalize_config=False
+            )
+        if finalize_config:
+            gin.finalize()
 
 
 def inputs_vocabulary(vocabulary: Vocabularies) -> Vocabulary:
@@ -224,6 +318,7 @@ def compute_batch_size(
             )
         value //= length
     if per_replica:
+        # Processors with one part of the batch are a replica: there are as many as parts.
         value *= _splits("batch", mesh_shape, layout_rules)
         value *= _splits("outer_batch", mesh_shape, layout_rules)
     return value
@@ -284,3 +379,116 @@ def auto_train_steps(batch_size: int, sequence_length: Lengths, train_tokens: in
       An integer.
     """
     return train_tokens // (batch_size * longest(sequence_length))
+
+
+# Which variables are trained: all, those that a regular expression is found in, or by a function.
+Filter = Union[str, Callable[[mtf.Variable], bool], None]
+
+
+class BatchDims(NamedTuple):
+    """The dimensions of a batch: ensemble (if members have different inputs), outer and inner."""
+
+    ensemble: Optional[mtf.Dimension]
+    outer: Optional[mtf.Dimension]
+    batch: mtf.Dimension
+
+    @property
+    def dims(self) -> list[mtf.Dimension]:
+        """The list of dimensions, in order."""
+        return [d for d in self if d is not None]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What a model is run with: arguments that `run` and the model function have in common.
+
+    Fields have the names of the arguments of `get_estimator`; see there. `run`, `get_estimator` and
+    `tpu_estimator_model_fn` make such a value of what they are given, and hand it on as a whole.
+    """
+
+    model_type: str
+    vocabulary: Vocabularies
+    model_dir: Optional[str]
+    mesh_shape: mtf.Shape
+    layout_rules: mtf.LayoutRules
+    batch_size: int
+    sequence_length: Lengths
+    autostack: bool
+    keep_checkpoint_max: Optional[int]
+    save_checkpoints_steps: Optional[int]
+    learning_rate_schedule: Any
+    optimizer: Any
+    predict_fn: Optional[Callable[..., mtf.Tensor]]
+    variable_filter: Filter
+    init_checkpoint: Optional[str]
+    ensemble_inputs: Optional[int]
+    mesh_devices: Optional[Sequence[str]]
+    mesh_impl: Optional[str]
+    use_tpu: Union[str, bool, None] = None
+    score_in_predict_mode: bool = False
+
+    @classmethod
+    def of(cls: type[AnySettings], arguments: Mapping[str, Any], **others: object) -> AnySettings:
+        """Returns the settings among the arguments of a function.
+
+        Args:
+          arguments: arguments by name, also such as are no settings; the mesh and the layout may be
+            strings.
+          **others: settings that take the place of arguments, or are none of them.
+        """
+        names = [field.name for field in dataclasses.fields(cls)]
+        given = {n: v for n, v in {**arguments, **others}.items() if n in names}
+        # Here alone, so that whatever has settings has a Shape and LayoutRules.
+        given["mesh_shape"] = mtf.convert_to_shape(given["mesh_shape"])
+        given["layout_rules"] = mtf.convert_to_layout_rules(given["layout_rules"])
+        return cls(**given)
+
+    def in_common(self) -> dict[str, Any]:
+        """Returns the settings of this class by name, without those that a subclass adds."""
+        # Not dataclasses.asdict, which would copy vocabularies and all else in them.
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(Settings)}
+
+
+AnySettings = TypeVar("AnySettings", bound=Settings)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ProgramSettings(Settings):
+    """The arguments of `tpu_estimator_model_fn`, see there; what its programs are made by."""
+
+    transformer_model: Any
+    mesh_impl: str
+    outer_batch_size: int
+    init_variable_filter: str
+    init_checkpoint_strict: bool
+    model_info_file: Optional[str]
+    tpu_summaries: bool
+    hierarchical_tiling_spec: Optional[Sequence[Any]]
+    # The RunConfig of the estimator that calls the model function, if it passes one.
+    config: Any = None
+    # The ReplicaContext, if the model function is called inside the program of a TPUEstimator.
+    context: Any = None
+
+    def batch_dims(self, training: bool = True) -> BatchDims:
+        """Returns the dimensions of a batch; prediction has no outer_batch."""
+        ensemble = self.ensemble_inputs if training else None
+        outer = self.outer_batch_size if training else 1
+        batch, rest = divmod(self.batch_size, outer)
+        if rest:
+            raise ValueError(
+                f"tpu_estimator_model_fn: batch_size={self.batch_size} is not divisible by "
+                f"outer_batch_size={outer}"
+            )
+        return BatchDims(
+            mtf.Dimension("ensemble", ensemble) if ensemble else None,
+            mtf.Dimension("outer_batch", outer) if training else None,
+            mtf.Dimension("batch", batch),
+        )
+
+    @property
+    def joined_length(self) -> int:
+        """The length of inputs followed by targets."""
+        lengths = self.sequence_length
+        if isinstance(lengths, Mapping) and "inputs" not in lengths:
+            return length_of_feature(lengths, "targets")
+        return inputs_length(lengths) + length_of_feature(lengths, "targets")

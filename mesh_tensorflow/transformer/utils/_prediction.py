@@ -11,27 +11,29 @@ import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import estimator, layers
 from mesh_tensorflow import estimator as mtf_estimator
 from mesh_tensorflow.transformer import transformer
-from mesh_tensorflow.transformer.utils._data.batching import (
+from mesh_tensorflow.transformer.utils._features import (
+    check_features,
+    dynamic_text2self,
+    import_features,
+)
+from mesh_tensorflow.transformer.utils._program import (
+    Outputs,
+    call_model,
+    check_length,
+    get_variable_dtype,
+    is_unitransformer,
+    outside_program,
+    run_on_mesh,
+)
+from mesh_tensorflow.transformer.utils._settings import (
     Lengths,
+    ProgramSettings,
     inputs_length,
     inputs_vocabulary,
     length_of_feature,
     targets_vocabulary,
 )
-from mesh_tensorflow.transformer.utils._data.features import (
-    check_features,
-    dynamic_text2self,
-    import_features,
-)
-from mesh_tensorflow.transformer.utils._data.text import clean_decodes
-from mesh_tensorflow.transformer.utils._model import call_model, check_length, is_unitransformer
-from mesh_tensorflow.transformer.utils._program import (
-    Outputs,
-    Settings,
-    outside_program,
-    run_on_mesh,
-)
-from mesh_tensorflow.transformer.utils._training.checkpoints import get_variable_dtype
+from mesh_tensorflow.transformer.utils._text import clean_decodes
 
 if TYPE_CHECKING:
     from mesh_tensorflow.transformer.dataset._features import Vocabularies
@@ -98,9 +100,9 @@ def evaluated(
 ROWS = "_rows"
 
 
-def _lengths(settings: Settings) -> Lengths:
+def _lengths(settings: ProgramSettings) -> Lengths:
     """Returns the lengths of features; targets of a delimited language model include the inputs."""
-    if settings.scoring and settings.model_type == "delimited_lm":
+    if settings.score_in_predict_mode and settings.model_type == "delimited_lm":
         return settings.joined_length
     if isinstance(settings.sequence_length, Mapping) and "inputs" not in settings.sequence_length:
         return {**settings.sequence_length, "inputs": settings.sequence_length["targets"]}
@@ -108,10 +110,14 @@ def _lengths(settings: Settings) -> Lengths:
 
 
 def _imported(
-    settings: Settings, mesh: mtf.Mesh, features: Mapping[str, tf.Tensor]
+    settings: ProgramSettings, mesh: mtf.Mesh, features: Mapping[str, tf.Tensor]
 ) -> dict[str, mtf.Tensor]:
     dims = settings.batch_dims(training=False).dims
-    if settings.scoring and settings.model_type == "delimited_lm" and "inputs" in features:
+    if (
+        settings.score_in_predict_mode
+        and settings.model_type == "delimited_lm"
+        and "inputs" in features
+    ):
         separate = import_features(mesh, features, dims, settings.sequence_length)
         return dynamic_text2self(separate)
     return import_features(mesh, features, dims, _lengths(settings))
@@ -121,15 +127,15 @@ def _imported(
 
 
 def _scoring_program(
-    settings: Settings, mesh: mtf.Mesh, features: Mapping[str, tf.Tensor]
+    settings: ProgramSettings, mesh: mtf.Mesh, features: Mapping[str, tf.Tensor]
 ) -> Outputs:
     mtf_features = _imported(settings, mesh, features)
     if settings.model_type == "lm":
         mtf_features.pop("inputs", None)
     targets = mtf_features["targets"]
-    check_length(settings.model, targets.shape.dims[-1].size)
+    check_length(settings.transformer_model, targets.shape.dims[-1].size)
     logits, _ = call_model(
-        settings.model, mtf_features, "score", get_variable_dtype(), compute_loss=False
+        settings.transformer_model, mtf_features, "score", get_variable_dtype(), compute_loss=False
     )
     scores = -negative_log_prob(logits, targets) * target_weights(targets, settings.model_type)
     batch = settings.batch_dims(training=False).batch
@@ -140,27 +146,27 @@ def _scoring_program(
 
 
 def _continued(
-    settings: Settings, features: Mapping[str, mtf.Tensor], variable_dtype: mtf.VariableDType
+    settings: ProgramSettings, features: Mapping[str, mtf.Tensor], variable_dtype: mtf.VariableDType
 ) -> mtf.Tensor:
     """Decodes a continuation with a language model."""
     inputs = features["inputs"]
     length = inputs.shape.dims[-1]
     more = settings.joined_length - length.size
-    check_length(settings.model, settings.joined_length)
+    check_length(settings.transformer_model, settings.joined_length)
     if more > 0:
         inputs = mtf.pad(inputs, [0, more], length.name)
-    return settings.model.sample_autoregressive(
+    return settings.transformer_model.sample_autoregressive(
         inputs, variable_dtype=variable_dtype, remove_partial_sequences=True
     )
 
 
 def _aligned(
-    settings: Settings, features: Mapping[str, mtf.Tensor], variable_dtype: mtf.VariableDType
+    settings: ProgramSettings, features: Mapping[str, mtf.Tensor], variable_dtype: mtf.VariableDType
 ) -> mtf.Tensor:
     """Returns the most likely id at each position."""
     inputs = features["inputs"]
-    check_length(settings.model, inputs.shape.dims[-1].size)
-    logits, _ = settings.model.call_simple(
+    check_length(settings.transformer_model, inputs.shape.dims[-1].size)
+    logits, _ = settings.transformer_model.call_simple(
         inputs=inputs,
         targets=None,
         compute_loss=False,
@@ -171,27 +177,27 @@ def _aligned(
 
 
 def _decoded(
-    settings: Settings, features: Mapping[str, mtf.Tensor], variable_dtype: mtf.VariableDType
+    settings: ProgramSettings, features: Mapping[str, mtf.Tensor], variable_dtype: mtf.VariableDType
 ) -> mtf.Tensor:
     """Decodes outputs with an encoder-decoder model."""
-    check_length(settings.model, features["inputs"].shape.dims[-1].size)
-    return settings.model.decode(features["inputs"], variable_dtype=variable_dtype)
+    check_length(settings.transformer_model, features["inputs"].shape.dims[-1].size)
+    return settings.transformer_model.decode(features["inputs"], variable_dtype=variable_dtype)
 
 
-def _decoder(settings: Settings) -> Callable[..., mtf.Tensor]:
+def _decoder(settings: ProgramSettings) -> Callable[..., mtf.Tensor]:
     if settings.model_type == "aligned":
         return _aligned
-    return _continued if is_unitransformer(settings.model) else _decoded
+    return _continued if is_unitransformer(settings.transformer_model) else _decoded
 
 
 def _decoding_program(
-    settings: Settings, mesh: mtf.Mesh, features: Mapping[str, tf.Tensor]
+    settings: ProgramSettings, mesh: mtf.Mesh, features: Mapping[str, tf.Tensor]
 ) -> Outputs:
     mtf_features = _imported(settings, mesh, features)
     variable_dtype = get_variable_dtype()
     if settings.predict_fn is not None:
         outputs = settings.predict_fn(
-            model=settings.model, features=mtf_features, variable_dtype=variable_dtype
+            model=settings.transformer_model, features=mtf_features, variable_dtype=variable_dtype
         )
     else:
         outputs = _decoder(settings)(settings, mtf_features, variable_dtype)
@@ -201,7 +207,7 @@ def _decoding_program(
 # -- the specification
 
 
-def _texts(settings: Settings, predictions: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+def _texts(settings: ProgramSettings, predictions: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
     """Replaces ids by text in predictions, if the vocabularies can decode in a graph."""
     targets = targets_vocabulary(settings.vocabulary)
     by_name = {
@@ -215,11 +221,12 @@ def _texts(settings: Settings, predictions: Mapping[str, tf.Tensor]) -> dict[str
         if decode is None:
             tf.logging.warning("%s are exported as ids: the vocabulary has no decode_tf", name)
         else:
+            # Ids that are given and not scored are negative.
             result[name] = decode(clean_decodes(tf.abs(predictions[name])))
     return result
 
 
-def prediction_spec(settings: Settings, features: Mapping[str, tf.Tensor]) -> Any:
+def prediction_spec(settings: ProgramSettings, features: Mapping[str, tf.Tensor]) -> Any:
     """Builds the EstimatorSpec for prediction.
 
     Args:
@@ -231,11 +238,11 @@ def prediction_spec(settings: Settings, features: Mapping[str, tf.Tensor]) -> An
       their "targets". Exported models return text.
     """
     mode = estimator.ModeKeys.PREDICT
-    check_features(features, settings.model_type, mode, settings.scoring)
-    program = _scoring_program if settings.scoring else _decoding_program
+    check_features(features, settings.model_type, mode, settings.score_in_predict_mode)
+    program = _scoring_program if settings.score_in_predict_mode else _decoding_program
     results = run_on_mesh(settings, lambda mesh: program(settings, mesh, features))
     predictions = dict(results.tensors)
-    if not settings.scoring:
+    if not settings.score_in_predict_mode:
         predictions["outputs"] = clean_decodes(predictions["outputs"])
     exported: Optional[dict[str, Any]] = None
     if ROWS in features:
@@ -274,6 +281,7 @@ def _encoded(
 def _targets_after_inputs(targets: tf.Tensor, inputs: tf.Tensor, length: int) -> tf.Tensor:
     """Prepends inputs to targets, as negative ids, which are not scored."""
     rows = []
+    # By rows, since in each the targets begin where its own inputs end.
     for before, after in zip(tf.unstack(inputs), tf.unstack(targets)):
         ids = tf.concat([-tf.boolean_mask(before, before > 0), after], 0)[:length]
         rows.append(tf.pad(ids, [[0, length - tf.size(ids)]]))
@@ -312,6 +320,7 @@ def export_model(
     Raises:
       ValueError: there is no checkpoint.
     """
+    # A language model goes on after its inputs, which for it have no end.
     eos = model_type != "lm"
 
     def receiver_fn() -> Any:

@@ -1,4 +1,4 @@
-"""Text files, encoding of lines to arrays of ids, and decoding."""
+"""Texts of files as ids for a model, and ids as texts."""
 
 from __future__ import annotations
 
@@ -12,31 +12,18 @@ import gin
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow.transformer.utils._data.batching import (
+from mesh_tensorflow.transformer.utils._settings import (
+    MODULE,
     Lengths,
     inputs_length,
     inputs_vocabulary,
     targets_vocabulary,
 )
-from mesh_tensorflow.transformer.utils._flags import MODULE
 
 if TYPE_CHECKING:
     from mesh_tensorflow.transformer.dataset._features import Vocabularies
     from mesh_tensorflow.transformer.vocabulary import Vocabulary
 
-__all__ = [
-    "as_text",
-    "clean_decodes",
-    "decode_ids",
-    "encode_delimited_lm",
-    "encode_inputs",
-    "encoded_inputs",
-    "encoded_pairs",
-    "get_inputs_from_file",
-    "temporary_name",
-    "write_lines_to_file",
-    "write_text",
-]
 
 _MOST_NUMBERS = 10
 

@@ -12,32 +12,32 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow import estimator as mtf_estimator
-from mesh_tensorflow.transformer.utils._data.batching import (
+from mesh_tensorflow.transformer.utils._checkpoints import (
+    Steps,
+    get_checkpoint_iterator,
+    get_step_from_checkpoint_path,
+)
+from mesh_tensorflow.transformer.utils._features import (
+    arrays_input_fn,
+    call_dataset_fn,
+    call_with_known,
+    combined_input_fn,
+)
+from mesh_tensorflow.transformer.utils._settings import (
+    MODULE,
     Lengths,
     inputs_length,
     inputs_vocabulary,
     length_of_feature,
     targets_vocabulary,
 )
-from mesh_tensorflow.transformer.utils._data.data import (
-    arrays_input_fn,
-    call_dataset_fn,
-    call_with_known,
-    combined_input_fn,
-)
-from mesh_tensorflow.transformer.utils._data.text import (
+from mesh_tensorflow.transformer.utils._text import (
     as_text,
     encoded_inputs,
     encoded_pairs,
     get_inputs_from_file,
     temporary_name,
     write_lines_to_file,
-)
-from mesh_tensorflow.transformer.utils._flags import MODULE
-from mesh_tensorflow.transformer.utils._training.checkpoints import (
-    Steps,
-    get_checkpoint_iterator,
-    get_step_from_checkpoint_path,
 )
 
 if TYPE_CHECKING:
@@ -84,6 +84,7 @@ def maybe_add_pretokenized_features(
                 continue
             ids = np.asarray(example[key]).tolist()
             added[name] = _decoded(own, [i for i in ids if i > 0])
+            # Negative ids are given, not predicted: their text is no part of what the score is of.
             negative = [-i for i in ids if i < 0]
             if negative:
                 added[f"{key}_neg_pretokenized"] = _decoded(own, negative)
@@ -179,6 +180,7 @@ def _bytes_feature(text: object) -> tf.train.Feature:
 
 def _ids_feature(ids: Sequence[int]) -> tf.train.Feature:
     return tf.train.Feature(
+        # Padding has the id 0, which is no part of the example.
         int64_list=tf.train.Int64List(value=[int(i) for i in np.ravel(ids) if i])
     )
 
@@ -222,6 +224,7 @@ def save_scores_to_tfrecords(
                     features[name] = _bytes_feature(r.get(f"{key}_pretokenized", ""))
             example = tf.train.Example(features=tf.train.Features(feature=features))
             writer.write(example.SerializeToString())
+    # Under its own name a shard is whole, so that others may read those that exist.
     tf.io.gfile.rename(temporary, path, overwrite=True)
 
 
@@ -365,6 +368,7 @@ def _pairs_as_features(
     first, second = sources
     length = length_of_feature(sequence_length, "targets")
     own = targets_vocabulary(vocabulary)
+    # One sequence: inputs are a prefix of negative ids, which are read and have no score.
     if model_type == "lm":
         return {
             "targets": encoded_inputs(
@@ -399,6 +403,7 @@ def _pairs_as_features(
         "targets": encoded_inputs(
             targets,
             own,
+            # The type by which no EOS is appended.
             model_type if score_eos else "lm",
             batch_size,
             length,

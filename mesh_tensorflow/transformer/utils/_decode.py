@@ -18,32 +18,32 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow import estimator as mtf_estimator
-from mesh_tensorflow.transformer.utils._data.batching import (
-    Lengths,
-    inputs_length,
-    inputs_vocabulary,
-    targets_vocabulary,
+from mesh_tensorflow.transformer.utils._checkpoints import (
+    Steps,
+    get_checkpoint_iterator,
+    get_step_from_checkpoint_path,
 )
-from mesh_tensorflow.transformer.utils._data.data import (
+from mesh_tensorflow.transformer.utils._features import (
     arrays_input_fn,
     call_dataset_fn,
     call_with_known,
     combined_input_fn,
     examples_of,
 )
-from mesh_tensorflow.transformer.utils._data.text import (
+from mesh_tensorflow.transformer.utils._settings import (
+    MODULE,
+    Lengths,
+    inputs_length,
+    inputs_vocabulary,
+    targets_vocabulary,
+)
+from mesh_tensorflow.transformer.utils._text import (
     as_text,
     decode_ids,
     encoded_inputs,
     get_inputs_from_file,
     write_lines_to_file,
     write_text,
-)
-from mesh_tensorflow.transformer.utils._flags import MODULE
-from mesh_tensorflow.transformer.utils._training.checkpoints import (
-    Steps,
-    get_checkpoint_iterator,
-    get_step_from_checkpoint_path,
 )
 
 if TYPE_CHECKING:
@@ -120,6 +120,7 @@ def _read_part(path: str) -> Optional[list[str]]:
 def _finished_parts(directory: str) -> list[str]:
     """Returns the lines of all parts up to the first missing one."""
     lines: list[str] = []
+    # A part is named after its first input, so the lines so far are the name of the next one.
     while part := _read_part(_part(directory, len(lines))):
         lines += part
     return lines
@@ -257,6 +258,7 @@ def _latest(estimator: mtf_estimator.tpu.TPUEstimator, checkpoint_path: Optional
 
 def _weights_of(path: str) -> list[str]:
     """Returns a fingerprint of a checkpoint, from its index, which holds checksums."""
+    # Training anew in the same directory writes other weights under the same name.
     digest, index = "", f"{path}.index"
     if tf.io.gfile.exists(index):
         with tf.io.gfile.GFile(index, "rb") as f:
@@ -314,6 +316,7 @@ def decode_from_file(
         (input_filename, ""),
     )
     ids = np.repeat(ids, repeats, axis=0)
+    # A program has a fixed batch: copies of a line fill it up, and their outputs are dropped.
     ids = np.concatenate([ids, np.repeat(ids[:1], -len(ids) % batch_size, axis=0)])
     path = _latest(estimator, checkpoint_path)
 
@@ -330,6 +333,7 @@ def decode_from_file(
         inputs,
         batch_size,
         outputs_from,
+        # Beams, temperatures and lengths are bound by gin: all of it is in the fingerprint.
         [_weights_of(path), model_type, eos_id, ids.shape[1], gin.config_str()],
     )
 

@@ -12,25 +12,25 @@ import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow import estimator as mtf_estimator
 from mesh_tensorflow.transformer import dataset as transformer_dataset
-from mesh_tensorflow.transformer.utils._data.batching import (
-    Lengths,
-    inputs_vocabulary,
-    targets_vocabulary,
-)
-from mesh_tensorflow.transformer.utils._data.data import (
-    call_dataset_fn,
-    combined_input_fn,
-    examples_of,
-)
-from mesh_tensorflow.transformer.utils._data.features import model_features
-from mesh_tensorflow.transformer.utils._data.text import write_lines_to_file
-from mesh_tensorflow.transformer.utils._outputs.decode import decode, postprocessed, text_of_feature
-from mesh_tensorflow.transformer.utils._outputs.score import score_with_estimator
-from mesh_tensorflow.transformer.utils._training.checkpoints import (
+from mesh_tensorflow.transformer.utils._checkpoints import (
     Steps,
     get_checkpoint_iterator,
     get_step_from_checkpoint_path,
 )
+from mesh_tensorflow.transformer.utils._decode import decode, postprocessed, text_of_feature
+from mesh_tensorflow.transformer.utils._features import (
+    call_dataset_fn,
+    combined_input_fn,
+    examples_of,
+    model_features,
+)
+from mesh_tensorflow.transformer.utils._score import score_with_estimator
+from mesh_tensorflow.transformer.utils._settings import (
+    Lengths,
+    inputs_vocabulary,
+    targets_vocabulary,
+)
+from mesh_tensorflow.transformer.utils._text import write_lines_to_file
 
 if TYPE_CHECKING:
     from mesh_tensorflow.transformer.dataset import EvalDataset
@@ -316,6 +316,7 @@ def perplexity_eval(
             def input_fn(params: object = None, dataset: EvalDataset = dataset) -> tf.data.Dataset:
                 del params
                 ds = dataset.dataset_fn().map(model_features)
+                # Endless zeros fill up `steps` batches; they have no weight in metrics.
                 ds = transformer_dataset.pad_dataset_with_zeroed_out_examples(ds)
                 return ds.batch(batch_size, drop_remainder=True).prefetch(tf.data.AUTOTUNE)
 

@@ -1,24 +1,23 @@
-"""Dataset features as Tensors on a mesh, by model type."""
+"""Data sets of examples, and their features as Tensors on a mesh, by model type."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Optional
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 
+import numpy as np
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
+from mesh_tensorflow._elements import Elements
 from mesh_tensorflow.estimator import ModeKeys
-from mesh_tensorflow.transformer.utils._data.batching import Lengths, length_of_feature
+from mesh_tensorflow.transformer import dataset as transformer_dataset
+from mesh_tensorflow.transformer.utils._settings import Lengths, length_of_feature
 
-__all__ = [
-    "BatchDims",
-    "check_features",
-    "dynamic_text2self",
-    "has_inputs_feature",
-    "import_features",
-    "model_features",
-]
+if TYPE_CHECKING:
+    from mesh_tensorflow.transformer.dataset._features import Vocabularies
+
 
 # The features that models take; an example may have others, for postprocessing functions.
 _MODEL_FEATURES = (
@@ -30,19 +29,6 @@ _MODEL_FEATURES = (
     "targets_segmentation",
     "targets_subsegmentation",
 )
-
-
-class BatchDims(NamedTuple):
-    """The dimensions of a batch: ensemble (if members have different inputs), outer and inner."""
-
-    ensemble: Optional[mtf.Dimension]
-    outer: Optional[mtf.Dimension]
-    batch: mtf.Dimension
-
-    @property
-    def dims(self) -> list[mtf.Dimension]:
-        """The list of dimensions, in order."""
-        return [d for d in self if d is not None]
 
 
 def model_features(example: Mapping[str, Any]) -> dict[str, Any]:
@@ -163,6 +149,7 @@ def _part(features: Mapping[str, mtf.Tensor], key: str) -> _Segment:
     """Returns a feature as a part, with its length dimension named after it."""
     ids = features[key]
     length = ids.shape.dims[-1]
+    # Both are named `length`, with sizes that may differ, and stand in one product below.
     own = mtf.Dimension(f"{key}_length", length.size)
     ids = mtf.rename_dimension(ids, length.name, own.name)
     token = _is_token(ids)
@@ -236,3 +223,145 @@ def dynamic_text2self(mtf_features: Mapping[str, mtf.Tensor]) -> dict[str, mtf.T
             parts, [place - start for place, start in zip(places, starts)], places, length
         )
     return result
+
+
+def call_with_known(function: Callable[..., Any], **given: object) -> Any:
+    """Calls a function with the subset of arguments that it accepts.
+
+    Args:
+      function: the function.
+      **given: arguments by name.
+
+    Returns:
+      What the function returns.
+    """
+    parameters = inspect.signature(function).parameters
+    anything = any(p.kind == p.VAR_KEYWORD for p in parameters.values())
+    return function(**{k: v for k, v in given.items() if anything or k in parameters})
+
+
+def call_dataset_fn(
+    function: Optional[Callable[..., Any]],
+    name: str,
+    sequence_length: Lengths,
+    vocabulary: Vocabularies,
+    dataset_split: str,
+) -> Any:
+    """Calls a user's dataset function.
+
+    Args:
+      function: a function of `sequence_length`, `vocabulary` and `dataset_split`.
+      name: its name in gin.
+      sequence_length: an integer, or a dictionary of them by feature.
+      vocabulary: a Vocabulary, or a pair of them.
+      dataset_split: such as "train".
+
+    Returns:
+      What the function returns.
+
+    Raises:
+      ValueError: the function is None.
+    """
+    if function is None:
+        raise ValueError(f"there are no data: bind utils.run.{name} to a function, or pass {name}=")
+    return function(
+        sequence_length=sequence_length, vocabulary=vocabulary, dataset_split=dataset_split
+    )
+
+
+def examples_of(make_dataset: Callable[[], tf.data.Dataset]) -> Iterator[dict[str, Any]]:
+    """Yields the examples of a data set as NumPy arrays.
+
+    Args:
+      make_dataset: a function that returns the data set, called in a separate tf graph.
+
+    Yields:
+      Dictionaries.
+    """
+    # In a graph of its own, which is freed with its data set, also where the caller is eager.
+    with tf.Graph().as_default() as graph:
+        elements = Elements(make_dataset())
+        # After the data set is made, as the tables of its vocabularies are created with it.
+        tables = tf.tables_initializer()
+    with tf.Session(graph=graph) as session:
+        session.run([elements.initializer, tables])
+        while elements.advance(session):
+            yield session.run(elements.current)
+
+
+def in_vocabulary(dataset: tf.data.Dataset, vocab_sizes: Mapping[str, int]) -> tf.data.Dataset:
+    """Returns a data set that raises an error at ids outside the vocabulary.
+
+    Args:
+      dataset: a Dataset of dictionaries.
+      vocab_sizes: the sizes of vocabularies by feature.
+
+    Returns:
+      A Dataset of the same elements.
+    """
+
+    def checked(example: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+        checks = [
+            tf.debugging.assert_less(
+                tf.reduce_max(example[key]),
+                tf.cast(size, example[key].dtype),
+                message=f"the feature {key!r} has an id that the vocabulary does not: it is too "
+                f"small, with vocab_size {size}",
+            )
+            for key, size in vocab_sizes.items()
+            if key in example
+        ]
+        with tf.control_dependencies(checks):
+            # Only what is made here waits for the checks: hence the identities.
+            return {k: tf.identity(v) for k, v in example.items()}
+
+    return dataset.map(checked)
+
+
+def combined_input_fn(
+    dataset_fns: Sequence[Callable[[], tf.data.Dataset]], batch_size: int
+) -> Callable[..., tf.data.Dataset]:
+    """Returns an input function that concatenates several data sets.
+
+    Args:
+      dataset_fns: functions that return data sets.
+      batch_size: the number of examples in a batch; the last one is padded with zeros.
+
+    Returns:
+      A function of `params`.
+    """
+
+    def input_fn(params: object = None) -> tf.data.Dataset:
+        del params
+        combined: Any = None
+        for make in dataset_fns:
+            ds = make().map(model_features)
+            combined = ds if combined is None else combined.concatenate(ds)
+        # The last batch is filled up and not dropped: each example has to have an output.
+        combined = combined.batch(batch_size, drop_remainder=False)
+        combined = transformer_dataset.trim_and_pad_dataset(combined, length=batch_size)
+        return combined.prefetch(tf.data.AUTOTUNE)
+
+    return input_fn
+
+
+def arrays_input_fn(
+    features: Mapping[str, np.ndarray], batch_size: int
+) -> Callable[..., tf.data.Dataset]:
+    """Returns an input function over arrays.
+
+    Args:
+      features: arrays [rows, length], where rows is a multiple of the batch size.
+      batch_size: the number of rows in a batch.
+
+    Returns:
+      A function of `params`.
+    """
+
+    def input_fn(params: object = None) -> tf.data.Dataset:
+        del params
+        return tf.data.Dataset.from_tensor_slices(dict(features)).batch(
+            batch_size, drop_remainder=True
+        )
+
+    return input_fn

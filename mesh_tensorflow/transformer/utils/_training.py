@@ -1,17 +1,14 @@
-"""Training: the model function in training and in evaluation, and its loop."""
+"""Training: the model function in training and evaluation, initial checkpoints, the loop."""
 
 from __future__ import annotations
 
-import contextlib
-import contextvars
-import functools
-import inspect
 import math
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Optional, Union
 
+import gin
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
@@ -21,40 +18,38 @@ from mesh_tensorflow._mesh.variables import checkpoint_files
 from mesh_tensorflow._paths import readable
 from mesh_tensorflow._programs.saver_hook import SaverHook
 from mesh_tensorflow.transformer import learning_rate_schedules
-from mesh_tensorflow.transformer.utils._data.batching import (
+from mesh_tensorflow.transformer.utils._checkpoints import get_step_from_checkpoint_path
+from mesh_tensorflow.transformer.utils._evaluation import token_metrics
+from mesh_tensorflow.transformer.utils._features import (
+    call_dataset_fn,
+    check_features,
+    dynamic_text2self,
+    import_features,
+    in_vocabulary,
+    model_features,
+)
+from mesh_tensorflow.transformer.utils._prediction import evaluated
+from mesh_tensorflow.transformer.utils._program import (
+    Outputs,
+    Results,
+    call_model,
+    check_length,
+    get_variable_dtype,
+    is_recorded,
+    outside_program,
+    run_on_mesh,
+    trained_variables,
+)
+from mesh_tensorflow.transformer.utils._settings import (
+    MODULE,
     Lengths,
+    ProgramSettings,
     inputs_vocabulary,
     longest,
     serialize_num_microbatches,
     targets_vocabulary,
 )
-from mesh_tensorflow.transformer.utils._data.data import call_dataset_fn, in_vocabulary
-from mesh_tensorflow.transformer.utils._data.features import (
-    check_features,
-    dynamic_text2self,
-    import_features,
-    model_features,
-)
-from mesh_tensorflow.transformer.utils._gin import OperativeConfigHook
-from mesh_tensorflow.transformer.utils._model import call_model, check_length
-from mesh_tensorflow.transformer.utils._outputs.predict_step import evaluated
-from mesh_tensorflow.transformer.utils._program import (
-    Outputs,
-    Results,
-    Settings,
-    is_recorded,
-    outside_program,
-    run_on_mesh,
-)
-from mesh_tensorflow.transformer.utils._training.checkpoints import (
-    get_step_from_checkpoint_path,
-    get_variable_dtype,
-    init_checkpoint_variable_mapping,
-    should_load_variable,
-    trained_variables,
-)
-from mesh_tensorflow.transformer.utils._training.eval import token_metrics
-from mesh_tensorflow.utils import steps_done
+from mesh_tensorflow.transformer.utils._text import temporary_name, write_text
 from mesh_tensorflow.visualize import print_training_report
 
 if TYPE_CHECKING:
@@ -62,65 +57,15 @@ if TYPE_CHECKING:
 
 
 _CHECKPOINT_HOURS = 2
+_CONFIG_NAME = "operative_config"
 _OWN_TAGS = ("learning_rate", "loss")  # summaries that are always written
-_total_train_steps: contextvars.ContextVar[Optional[int]] = contextvars.ContextVar(
-    "total_train_steps", default=None
-)
-
-
-@contextlib.contextmanager
-def training_for(steps: int) -> Iterator[None]:
-    """Context in which `steps` is the default total number of steps of learning rate schedules.
-
-    Args:
-      steps: the number of steps.
-    """
-    token = _total_train_steps.set(steps)
-    try:
-        yield
-    finally:
-        _total_train_steps.reset(token)
-
-
-def with_total_steps(schedule: Any, total_train_steps: Optional[int]) -> Any:
-    """Returns a learning rate schedule as a function of the step only.
-
-    Args:
-      schedule: a function of (step, total_train_steps), or a list of factors, which are numbers
-        and such functions.
-      total_train_steps: the number of steps.
-
-    Returns:
-      A function; or `schedule`, if it is a number or None.
-    """
-    if isinstance(schedule, (list, tuple)):
-        schedule = functools.partial(
-            learning_rate_schedules.product_learning_rate, factors=list(schedule)
-        )
-    if not callable(schedule):
-        return schedule
-    return functools.partial(schedule, total_train_steps=total_train_steps)
-
-
-def _learning_rate(schedule: Any) -> Any:
-    """Returns the learning rate of the current step: a number, a tf scalar, or None."""
-    if isinstance(schedule, (list, tuple)) or (
-        callable(schedule) and _asks_for_total_steps(schedule)
-    ):
-        schedule = with_total_steps(schedule, _total_train_steps.get())
-    return schedule(step=steps_done()) if callable(schedule) else schedule
-
-
-def _asks_for_total_steps(schedule: Callable[..., Any]) -> bool:
-    parameter = inspect.signature(schedule).parameters.get("total_train_steps")
-    return parameter is not None and parameter.default is parameter.empty
 
 
 # -- programs
 
 
 def _forward(
-    settings: Settings, mesh: mtf.Mesh, features: Mapping[str, tf.Tensor], mode: str
+    settings: ProgramSettings, mesh: mtf.Mesh, features: Mapping[str, tf.Tensor], mode: str
 ) -> dict[str, mtf.Tensor]:
     """Imports features; joins those of a delimited language model to one sequence."""
     dims = settings.batch_dims(training=True)
@@ -133,12 +78,12 @@ def _forward(
     elif settings.model_type == "lm":
         mtf_features.pop("inputs", None)
     length = max(x.shape.dims[-1].size for x in mtf_features.values())
-    check_length(settings.model, max(length, 0))
+    check_length(settings.transformer_model, max(length, 0))
     return mtf_features
 
 
 def _training_program(
-    settings: Settings,
+    settings: ProgramSettings,
     mesh: mtf.Mesh,
     features: Mapping[str, tf.Tensor],
     learning_rate: Union[mtf.Tensor, float, None],
@@ -153,7 +98,7 @@ def _training_program(
 
     def losses(mtf_features: dict[str, mtf.Tensor]) -> dict[str, mtf.Tensor]:
         _, loss = call_model(
-            settings.model,
+            settings.transformer_model,
             mtf_features,
             estimator.ModeKeys.TRAIN,
             variable_dtype,
@@ -179,12 +124,12 @@ def _training_program(
 
 
 def _evaluation_program(
-    settings: Settings, mesh: mtf.Mesh, features: Mapping[str, tf.Tensor]
+    settings: ProgramSettings, mesh: mtf.Mesh, features: Mapping[str, tf.Tensor]
 ) -> Outputs:
     mode = estimator.ModeKeys.EVAL
     mtf_features = _forward(settings, mesh, features, mode)
     logits, loss = call_model(
-        settings.model, mtf_features, mode, get_variable_dtype(), compute_loss=True
+        settings.transformer_model, mtf_features, mode, get_variable_dtype(), compute_loss=True
     )
     assert loss is not None
     tensors = evaluated(logits, mtf_features, settings.model_type)
@@ -194,7 +139,7 @@ def _evaluation_program(
 # -- specs
 
 
-def _host_call(settings: Settings, scalars: Mapping[str, tf.Tensor]) -> Any:
+def _host_call(settings: ProgramSettings, scalars: Mapping[str, tf.Tensor]) -> Any:
     """Returns the host_call that writes scalar summaries."""
     key = mtf.utils.SCALAR_SUMMARIES_COLLECTION_KEY
     for name, value in scalars.items():
@@ -204,7 +149,135 @@ def _host_call(settings: Settings, scalars: Mapping[str, tf.Tensor]) -> Any:
     return host_call
 
 
-def _load_initial_checkpoint(settings: Settings) -> None:
+@gin.configurable(module=MODULE)
+def init_checkpoint_variable_mapping(
+    name: str, mapping_fn: Optional[Callable[[str], str]] = None
+) -> str:
+    """Returns the name in the initial checkpoint of a variable of the program.
+
+    Args:
+      name: the variable's name.
+      mapping_fn: a function of the name, to be set through gin; the same name if None.
+
+    Returns:
+      A string.
+    """
+    return name if mapping_fn is None else mapping_fn(name)
+
+
+@gin.configurable(module=MODULE)
+def should_load_variable(name: str, filter_fn: Optional[Callable[[str], bool]] = None) -> bool:
+    """Returns whether a variable is loaded from the initial checkpoint.
+
+    Args:
+      name: the variable's name.
+      filter_fn: a function of the name, to be set through gin; all are loaded if None.
+
+    Returns:
+      A bool.
+    """
+    return True if filter_fn is None else filter_fn(name)
+
+
+_LAYER = re.compile(r"(?P<stack>.*?)/(?:block_(?P<block>\d+)/)?layer_(?P<layer>\d+)/(?P<rest>.*)")
+_STACKS = ("encoder", "decoder")
+
+
+def _layer_of(name: str) -> Optional[tuple[str, str, str]]:
+    """Splits a variable's name into (stack, layer scope, rest); None outside of layers."""
+    match = _LAYER.fullmatch(name)
+    if match is None:
+        return None
+    scope = name[len(match["stack"]) + 1 : len(name) - len(match["rest"]) - 1]
+    return match["stack"], scope, match["rest"]
+
+
+def _layers_by_stack(names: Iterable[str]) -> dict[str, list[str]]:
+    """Returns the layer scopes of each stack, in order."""
+    found: dict[str, set] = {}
+    for name in names:
+        parts = _layer_of(name)
+        if parts is not None:
+            # By numbers: as text, layer_1000 would come before layer_999.
+            numbers = tuple(map(int, re.findall(r"\d+", parts[1])))
+            found.setdefault(parts[0], set()).add((numbers, parts[1]))
+    return {stack: [scope for _, scope in sorted(layers)] for stack, layers in found.items()}
+
+
+def _scopes_in_checkpoint(
+    model: Iterable[str], saved: Iterable[str], new_layers: dict[str, Sequence[int]]
+) -> dict[tuple[str, str], str]:
+    """Maps the scope of each layer that is not new to its scope in the checkpoint."""
+    in_model, in_checkpoint = _layers_by_stack(model), _layers_by_stack(saved)
+    found = {}
+    for stack, scopes in in_model.items():
+        new = set(new_layers.get(stack) or ())
+        old = [scope for i, scope in enumerate(scopes) if i not in new]
+        there = in_checkpoint.get(stack, [])
+        if len(old) != len(there):
+            raise ValueError(
+                "Invalid checkpoint to load. Number of layers in ckpt and current model (minus "
+                f"`new_layers`) must be equal, but of {stack!r} the checkpoint has {len(there)} "
+                f"and the model {len(scopes)}, of which {sorted(new)} are new"
+            )
+        found.update({(stack, scope): other for scope, other in zip(old, there)})
+    return found
+
+
+@gin.configurable(module=MODULE)
+def flexible_ckpt_init_mapping(
+    ckpt_path: str = "",
+    new_layers: Optional[Sequence[Sequence[int]]] = None,
+    return_mapping_fn: bool = True,
+) -> Callable[[str], Union[str, bool]]:
+    """Returns a mapping from variables of the default tf graph to names in a checkpoint.
+
+    Layers are matched by their order in each stack, across blocks: block_000/layer_003 of a model
+    may be block_001/layer_001 in the checkpoint.
+
+    Args:
+      ckpt_path: the checkpoint.
+      new_layers: a pair of lists, for encoder and decoder, of the numbers in the stack of layers
+        that are not in the checkpoint; either may be None.
+      return_mapping_fn: whether to return a function for
+        `init_checkpoint_variable_mapping.mapping_fn`, or else one for
+        `should_load_variable.filter_fn`.
+
+    Returns:
+      A function of a variable's name that returns its name in the checkpoint, or whether the
+      checkpoint has it.
+
+    Raises:
+      ValueError: the numbers of layers do not match.
+    """
+    saved = set(checkpoint_files.open_reader(ckpt_path).get_variable_to_shape_map())
+    model = [v.op.name for v in tf.global_variables()]
+    new = dict(zip(_STACKS, new_layers or ((), ())))
+    scopes = _scopes_in_checkpoint(model, saved, new)
+    mapping = {}
+    for name in model:
+        parts = _layer_of(name)
+        if parts is None:
+            there = name
+        else:
+            stack, scope, rest = parts
+            there = f"{stack}/{scopes.get((stack, scope), '')}/{rest}"
+        if there in saved:
+            mapping[name] = there
+
+    def mapped(name: str) -> str:
+        if name not in mapping:
+            raise KeyError(
+                f"{name} is not in the checkpoint {ckpt_path}; bind should_load_variable.filter_fn "
+                "to @flexible_ckpt_init_mapping() with return_mapping_fn=False to leave out such "
+                "variables"
+            )
+        return mapping[name]
+
+    return mapped if return_mapping_fn else mapping.__contains__
+
+
+def _load_initial_checkpoint(settings: ProgramSettings) -> None:
     """Initializes variables from the initial checkpoint, if it has them."""
     path = settings.init_checkpoint
     if not path:
@@ -229,7 +302,7 @@ def _load_initial_checkpoint(settings: Settings) -> None:
     checkpoint.init_from_checkpoint(path, found)
 
 
-def _saver_hook(settings: Settings, results: Results) -> SaverHook:
+def _saver_hook(settings: ProgramSettings, results: Results) -> SaverHook:
     saver = checkpoint.Saver(
         tf.global_variables(),
         sharded=True,
@@ -247,7 +320,48 @@ def _saver_hook(settings: Settings, results: Results) -> SaverHook:
     )
 
 
-def training_spec(settings: Settings, features: Mapping[str, tf.Tensor]) -> Any:
+class OperativeConfigHook(tf.train.SessionRunHook):
+    """Writes the operative gin configuration to operative_config.gin, and as a summary."""
+
+    def __init__(self, directory: Optional[str]) -> None:
+        """Creates an OperativeConfigHook.
+
+        Args:
+          directory: the directory to write to; nothing is written if None.
+        """
+        self._directory = directory
+
+    def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
+        """Writes.
+
+        Args:
+          session: the new session.
+          coord: unused.
+        """
+        if self._directory is None:
+            return
+        text = gin.operative_config_str()
+        tf.io.gfile.makedirs(self._directory)
+        path = os.path.join(self._directory, f"{_CONFIG_NAME}.gin")
+        # A unique name, since another process may write here too.
+        write_text(text, path, temporary_name(path))
+        plugin = tf.SummaryMetadata.PluginData(plugin_name="text")
+        summary = tf.Summary(
+            value=[
+                tf.Summary.Value(
+                    tag=f"gin/{_CONFIG_NAME}",
+                    tensor=tf.make_tensor_proto(gin.markdown(text)),
+                    metadata=tf.SummaryMetadata(plugin_data=plugin),
+                )
+            ]
+        )
+        step = session.run(tf.train.get_global_step(session.graph))
+        writer = tf.summary.FileWriterCache.get(self._directory)
+        writer.add_summary(summary, step)
+        writer.flush()
+
+
+def training_spec(settings: ProgramSettings, features: Mapping[str, tf.Tensor]) -> Any:
     """Builds the EstimatorSpec for training.
 
     Args:
@@ -263,7 +377,7 @@ def training_spec(settings: Settings, features: Mapping[str, tf.Tensor]) -> Any:
             "training needs an optimizer: bind utils.run.optimizer to a class such as "
             "@optimize.AdafactorOptimizer, or pass optimizer="
         )
-    rate = _learning_rate(settings.learning_rate_schedule)
+    rate = learning_rate_schedules.rate_of_step(settings.learning_rate_schedule)
     results = run_on_mesh(
         settings,
         lambda mesh: _training_program(settings, mesh, features, rate),
@@ -274,8 +388,8 @@ def training_spec(settings: Settings, features: Mapping[str, tf.Tensor]) -> Any:
         places = {"checkpoints": f"{settings.model_dir}, with logs"}
         print_training_report(results.lowering, places=places)
     with outside_program(settings):
-        if hasattr(settings.model, "initialize"):
-            settings.model.initialize()
+        if hasattr(settings.transformer_model, "initialize"):
+            settings.transformer_model.initialize()
         _load_initial_checkpoint(settings)
         hooks = [
             mtf.MtfRestoreHook(results.lowering),
@@ -312,7 +426,7 @@ def training_spec(settings: Settings, features: Mapping[str, tf.Tensor]) -> Any:
     )
 
 
-def evaluation_spec(settings: Settings, features: Mapping[str, tf.Tensor]) -> Any:
+def evaluation_spec(settings: ProgramSettings, features: Mapping[str, tf.Tensor]) -> Any:
     """Builds the EstimatorSpec for evaluation, with metrics of targets.
 
     Args:
@@ -478,7 +592,7 @@ def train_model(
     hooks, listeners = [], []
     if input_checkpoints is not None:
         hooks, listeners = [input_checkpoints], [_InputListener(input_checkpoints)]
-    with training_for(train_steps):
+    with learning_rate_schedules.training_for(train_steps):
         estimator.train(
             input_fn=input_fn, max_steps=train_steps, hooks=hooks, saving_listeners=listeners
         )

@@ -1,1 +1,0 @@
-"""Input pipelines: data sets and texts to features on a mesh."""

@@ -1,1 +1,0 @@
-"""Inference with trained models: decoding, scoring and export."""

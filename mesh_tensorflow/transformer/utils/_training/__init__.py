@@ -1,1 +1,0 @@
-"""Training and evaluation, variables and checkpoints."""
