@@ -527,6 +527,11 @@ _alone = Programs()
 _current: contextvars.ContextVar[Programs] = contextvars.ContextVar("programs", default=_alone)
 
 
+def programs_alone() -> Programs:
+    """Returns those of this process alone, as `current_programs` does outside of `main`."""
+    return _alone
+
+
 def current_programs() -> Programs:
     """Returns the programs to which a new one is added."""
     return _current.get()
