@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any, Optional
 
-__all__ = ["StopSignals", "StoppedBySignal", "deferred"]
+__all__ = ["StopSignals", "StoppedBySignal", "deferred", "tell_of_other"]
 
 # What the user did or sent.
 _NAMES = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
@@ -41,7 +42,8 @@ class StoppedBySignal(SystemExit):
 class StopSignals:
     """A context that notes SIGTERM and SIGINT instead of letting them end the process.
 
-    A second signal ends the process at once. Outside of the main thread, where Python handles no
+    A second signal ends the process at once; one that another process has received is no first, as
+    a cluster's manager sends one to each. Outside of the main thread, where Python handles no
     signals, the context does nothing; nor for a signal whose handler is not Python's, which could
     not be put back.
 
@@ -66,20 +68,23 @@ class StopSignals:
             for number in _NAMES:
                 if signal.getsignal(number) is not None:
                     self._previous[number] = signal.signal(number, self._note)
+            _active.append(self)
         return self
 
     def __exit__(self, *unused: object) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
         self._previous = {}
+        if self in _active:
+            _active.remove(self)
 
     def _note(self, number: int, frame: Optional[FrameType]) -> None:
         given = signal.Signals(number)
-        if self.received is not None:
+        if self.received is not None and not self.is_of_other:
             raise _error(given, f"stopped at once by a second {given.name}")
         # No exception: it could interrupt the step, or the writing of a checkpoint, at any place.
-        self.received = given
-        if self._noted is not None:
+        told, self.received, self.is_of_other = self.received, given, False
+        if told is None and self._noted is not None:
             self._noted(given)
 
     def note_of_other(self, number: int) -> None:
@@ -90,6 +95,8 @@ class StopSignals:
         """
         if self.received is None:
             self.received, self.is_of_other = signal.Signals(number), True
+            if self._noted is not None:
+                self._noted(self.received)
 
     @property
     def name(self) -> str:
@@ -109,6 +116,22 @@ class StopSignals:
         """
         assert self.received is not None
         return _error(self.received, text)
+
+
+_active: list[StopSignals] = []  # contexts that the main thread is in
+
+
+def tell_of_other(number: int) -> None:
+    """Passes on a signal that another process of this run received; may be called in any thread.
+
+    Args:
+      number: its number.
+    """
+    if _active:
+        # Not sent to this process, which may have its own: the two would count as a second signal.
+        _active[-1].note_of_other(number)
+    else:
+        os.kill(os.getpid(), number)
 
 
 def _error(number: signal.Signals, text: str) -> BaseException:

@@ -6,9 +6,11 @@ connection at once; a process that hangs, or whose machine is down, does not ans
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import importlib
 import os
+import signal
 import sys
 import threading
 import time
@@ -26,6 +28,7 @@ from mesh_tensorflow._processes.peers import (
     wait_for,
 )
 from mesh_tensorflow._processes.processes import several_of_jax
+from mesh_tensorflow._stop_signals import StopSignals, tell_of_other
 from mesh_tensorflow.estimator._run_config import RunConfig, TaskType
 
 PING_SECS = 1.0  # between rounds of pings
@@ -248,6 +251,7 @@ def run_cluster(main: Callable[[], Any], config: RunConfig) -> Any:
     watch.wait_for_peers(config.session_creation_timeout_secs)
     watch.start()
     _watch = watch
+    ended = _told_of_signals(server, me)
     # Whatever ends this program, the other processes are told; they would serve for ever otherwise.
     news = b"it failed"
     try:
@@ -265,6 +269,7 @@ def run_cluster(main: Callable[[], Any], config: RunConfig) -> Any:
         raise
     finally:
         watch.stop()
+        ended.set()
         _watch = None
         for peer in others:
             if peer != watch.lost:
@@ -384,23 +389,62 @@ def _session(server: tf.distribute.Server, *peers: Peer) -> tf.Session:
     )
 
 
+def _signals(chief: Peer) -> tf.queue.FIFOQueue:
+    with tf.device(f"{chief.device}/device:CPU:0"):
+        return tf.queue.FIFOQueue(100, [tf.int32], [[]], shared_name="mesh_tensorflow_signals")
+
+
+def _told_of_signals(server: tf.distribute.Server, me: Peer) -> threading.Event:
+    """Passes on signals that other processes tell of, in a thread, until the event is set."""
+    ended = threading.Event()
+
+    def run() -> None:
+        with tf.Graph().as_default():
+            queue = _signals(me)
+            size, take = queue.size(), queue.dequeue()
+            with contextlib.suppress(tf.errors.OpError), _session(server, me) as session:
+                while not ended.wait(_POLL_SECS):
+                    if session.run(size):
+                        number = signal.Signals(int(session.run(take)))
+                        tf.logging.warning("Another process received %s.", number.name)
+                        tell_of_other(number)
+
+    threading.Thread(target=run, name="signals of others", daemon=True).start()
+    return ended
+
+
 def _tell(server: tf.distribute.Server, me: Peer, peer: Peer, news: bytes) -> None:
     # A process that has failed as well would keep the chief waiting until the time-out.
     if not answers(peer.address):
         return
     try:
         with tf.Graph().as_default():
-            enqueue = _queue(peer).enqueue([news])
-            with _session(server, me, peer) as session:
-                session.run(enqueue)
+            _run(server, me, peer, _queue(peer).enqueue([news]))
     except tf.errors.OpError as error:
         tf.logging.warning("%s was not told that training has ended: %s", peer, error)
 
 
+def _tell_of_signal(
+    server: tf.distribute.Server, me: Peer, chief: Peer, number: signal.Signals
+) -> None:
+    tf.logging.warning("%s: %s stops, and saves before.", number.name, chief)
+    try:
+        with tf.Graph().as_default():
+            _run(server, me, chief, _signals(chief).enqueue([int(number)]))
+    except tf.errors.OpError as error:
+        tf.logging.warning("%s was not told of %s: %s", chief, number.name, error)
+
+
+def _run(server: tf.distribute.Server, me: Peer, peer: Peer, operation: tf.Operation) -> None:
+    with _session(server, me, peer) as session:
+        session.run(operation)
+
+
 def _serve(server: tf.distribute.Server, me: Peer, chief: Peer, config: RunConfig) -> None:
-    watch = Watch([chief], me)
+    watch, told = Watch([chief], me), False
     tf.logging.info("%s serves %s.", me, chief)
-    with tf.Graph().as_default():
+    # The chief, which is told of a signal, needs this process until it has saved.
+    with StopSignals() as signals, tf.Graph().as_default():
         queue = _queue(me)
         size, take = queue.size(), queue.dequeue()
         with _session(server, me) as session:
@@ -412,10 +456,15 @@ def _serve(server: tf.distribute.Server, me: Peer, chief: Peer, config: RunConfi
                 while not session.run(size):
                     if watch.lost:
                         raise watch.error()
+                    if signals.received is not None and not told:
+                        told = True
+                        _tell_of_signal(server, me, chief, signals.received)
                     time.sleep(_POLL_SECS)
                 news = session.run(take)
             finally:
                 watch.stop()
+    if signals.received is not None:
+        raise signals.error(f"{me} was stopped, after {chief}")
     if news != _DONE:
         raise RuntimeError(f"{chief} has stopped: {news.decode()}")
     tf.logging.info("%s has ended, and so does %s.", chief, me)

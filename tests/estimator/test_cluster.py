@@ -206,6 +206,21 @@ def test_the_worker_says_why_the_chief_stopped(start, tmp_path):
     assert "training stopped by SIGTERM after step" in errors.splitlines()[-1]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("both", [False, True])
+def test_a_worker_is_stopped_after_the_chief_has_saved(start, tmp_path, both):
+    """Also where each process receives the signal, as from a cluster's manager."""
+    chief, worker, _ = start(tmp_path, 1000000, seconds=0.05)
+    chief.wait_for("step 2")
+    for process in (worker, *([chief] if both else [])):
+        process.process.send_signal(signal.SIGTERM)
+    code, errors = chief.end()
+    assert code == 143, errors
+    saved = int(tf.train.load_variable(str(tmp_path), "global_step"))
+    assert f"training stopped by SIGTERM after step {saved}; the latest checkpoint is" in errors
+    assert worker.end()[0] == 143
+
+
 # -- the watch
 
 

@@ -15,6 +15,7 @@ from helpers.paths import environment
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import estimator
+from mesh_tensorflow._stop_signals import StopSignals, tell_of_other
 
 PROGRAM = """
     import tensorflow.compat.v1 as tf
@@ -119,6 +120,19 @@ def test_training_in_another_thread(tmp_path):
     thread.start()
     thread.join()
     assert est.get_variable_value("global_step") == 3
+
+
+@pytest.mark.parametrize("own_first", [True, False])
+def test_a_signal_that_another_process_received_too_is_no_second_one(own_first):
+    """A cluster's manager sends one to each process, and these tell each other."""
+    noted = []
+    send = [lambda: os.kill(os.getpid(), signal.SIGTERM), lambda: tell_of_other(signal.SIGTERM)]
+    with StopSignals(noted.append) as signals:
+        for call in send if own_first else send[::-1]:
+            call()
+        assert noted == [signal.SIGTERM] == [signals.received] and not signals.is_of_other
+        with pytest.raises(SystemExit, match="stopped at once by a second SIGTERM"):
+            send[0]()
 
 
 # -- loss

@@ -1,5 +1,6 @@
 """Sessions on the devices of several processes: the numbers of one, and a lost process."""
 
+import concurrent.futures
 import json
 import os
 import pathlib
@@ -16,6 +17,8 @@ from helpers.paths import environment
 import mesh_tensorflow as mtf
 from mesh_tensorflow._mesh.variables.checkpoint_files import ShardedVariable
 from mesh_tensorflow._mesh.variables.storage import Piece, PieceSaveable
+from mesh_tensorflow._processes.peers import Peer
+from mesh_tensorflow.pjrt._sessions.programs import PeerProcesses, programs_over
 
 
 def launched(directory, what, *arguments):
@@ -193,6 +196,19 @@ def test_a_process_that_is_lost_is_named(lost, tmp_path):
     assert done.returncode == 1
     assert re.search(rf"process {lost} \((chief|worker) 0, 127.0.0.1:\d+\) was killed", done.stderr)
     assert tf.train.latest_checkpoint(str(tmp_path)) is not None
+
+
+def test_another_thread_cannot_lead_at_the_same_time(monkeypatch):
+    monkeypatch.setattr("mesh_tensorflow.pjrt._sessions.chief.several_of_jax", lambda: True)
+    monkeypatch.setattr("mesh_tensorflow.pjrt._devices._driving", True)
+    peers = PeerProcesses([], Peer("worker", 0, "here:1"))
+    peers.watch.stop()
+    with programs_over(peers):
+        assert mtf.pjrt.run_in_chief(lambda: 3) == 3
+        with concurrent.futures.ThreadPoolExecutor() as threads:
+            found = threads.submit(mtf.pjrt.run_in_chief, lambda: 3)
+            with pytest.raises(RuntimeError, match="another thread of this process tells"):
+                found.result()
 
 
 @pytest.mark.slow

@@ -24,6 +24,8 @@ from mesh_tensorflow.pjrt._sessions.programs import (
     SIGNAL,
     Follower,
     PeerProcesses,
+    current_programs,
+    programs_alone,
     programs_over,
 )
 from mesh_tensorflow.pjrt._sessions.wire import Message, Watch, connected, receive, send
@@ -58,9 +60,18 @@ def run_in_chief(main: Callable[[], Any], share: Optional[Callable[[Any], Shared
 
     Raises:
       PeerLostError: another process ended, or was not started.
-      RuntimeError: in the other processes, if the program of the first failed.
+      RuntimeError: in the other processes, if the program of the first failed; or another thread
+        is within `main`.
     """
-    if not several_of_jax() or driving():
+    if not several_of_jax():
+        return main()
+    if driving():
+        if current_programs() is programs_alone():
+            raise RuntimeError(
+                "run_in_chief: another thread of this process tells the other processes what to "
+                "do, and they do one thing at a time. Call it in the thread that called `main`, "
+                "one program after the other"
+            )
         return main()
     mine = processes()
     driving(True)

@@ -13,7 +13,6 @@ import collections
 import contextlib
 import contextvars
 import itertools
-import os
 import signal
 import socket
 import threading
@@ -32,7 +31,7 @@ from mesh_tensorflow._mesh.variables.checkpoint_files import (
     write_parts,
 )
 from mesh_tensorflow._processes.peers import Peer
-from mesh_tensorflow._stop_signals import deferred
+from mesh_tensorflow._stop_signals import deferred, tell_of_other
 from mesh_tensorflow.pjrt._sessions.executor import Description, Executor
 from mesh_tensorflow.pjrt._sessions.wire import Message, Watch, receive, send
 from mesh_tensorflow.pjrt._store import own_specs, parts_to_write, read_array
@@ -301,7 +300,7 @@ class PeerProcesses:
                 result, answers = self._done(message, own, signals)
         finally:
             for number in signals:
-                os.kill(os.getpid(), number)
+                tell_of_other(number)
         for (peer, _), answer in zip(self._others, answers):
             if answer.call == FAILED:
                 raise RuntimeError(f"{peer} failed: {answer.values}")
@@ -526,6 +525,11 @@ class Programs:
 
 _alone = Programs()
 _current: contextvars.ContextVar[Programs] = contextvars.ContextVar("programs", default=_alone)
+
+
+def programs_alone() -> Programs:
+    """Returns those of this process alone, as `current_programs` does outside of `main`."""
+    return _alone
 
 
 def current_programs() -> Programs:
