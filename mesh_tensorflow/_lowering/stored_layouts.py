@@ -40,6 +40,7 @@ from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow._mesh.stored_layout import EARLY, WEIGHTS_TOO, StoredLayout, plain_shape
 from mesh_tensorflow.ops._control.control import Depend
 from mesh_tensorflow.ops._control.recompute import DelayOperation, usable
+from mesh_tensorflow.ops._elementwise.slicewise import GenericGradOperation
 from mesh_tensorflow.ops._movement.reshape import ReshapeOperation
 from mesh_tensorflow.ops._variables.assign import Assign, ReadVariable
 from mesh_tensorflow.ops._variables.variable import Variable
@@ -131,6 +132,11 @@ class _Finder:
         self._in_loops = assigned_in_loops(graph.operations)
         # Gradients of a weight are added up before they are split.
         self._outside = {op for walk in walks.values() for op in walk.delaying}
+        # TensorFlow differentiates what an operation became from the tensors that it was given, so
+        # both that operation and its gradient take them in one layout.
+        for op in with_inner_operations(graph.operations):
+            if isinstance(op, GenericGradOperation):
+                self._outside |= {op, op._forward_op}
 
     def group(self, v: Variable) -> None:
         """Names the dimensions of a weight, of its update, and of its slots."""

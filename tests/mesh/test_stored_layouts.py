@@ -540,3 +540,35 @@ def test_waits_for_a_weight(zero):
         )
         lowering = mtf.Lowering(mesh.graph, {mesh: impl})
         np.testing.assert_array_equal(lowering.export_to_tf_tensor(x), np.ones([4, 4]))
+
+
+@pytest.mark.parametrize("simd", [False, True])
+@pytest.mark.parametrize("zero", [None, 1, 3])
+def test_what_is_assigned_is_differentiated_by_tensorflow(simd, zero):
+    """From the tensors that it was computed from, which are in one layout with it."""
+    stored = {"zero": zero, "zero_axis": "rows"} if zero else {}
+    devices = ["cpu:0", "cpu:1"]
+    with tf.Graph().as_default():
+        mesh = mtf.Mesh(mtf.Graph(), "mesh")
+        v, w, last = (
+            mtf.get_variable(mesh, name, "d:4", initializer=tf.constant_initializer(value))
+            for name, value in [("v", 2.0), ("w", 0.5), ("last", 0.0)]
+        )
+        y = mtf.cwise(lambda t, u: t * tf.cos(u), [v, w])
+        grads = mtf.gradients([mtf.reduce_sum(y * y)], [v, w])
+        update = mtf.assign(last.operation, y)
+
+        def lowered():
+            impl = SimdMeshImpl if simd else mtf.placement_mesh_impl.PlacementMeshImpl
+            given = [] if simd else [devices]
+            lowering = mtf.Lowering(mesh.graph, {mesh: impl("rows:2", "", *given, **stored)})
+            exported = [lowering.export_to_tf_tensor(g) for g in grads]
+            return [*exported, lowering.lowered_operation(update)]
+
+        fetches = replicate(lowered, devices=devices) if simd else lowered()
+        with tf.Session(config=tf.ConfigProto(device_count={"CPU": 2})) as session:
+            session.run(tf.global_variables_initializer())
+            found = session.run(fetches)[:2]
+    expected = 4 * np.cos(0.5) ** 2, -8 * np.cos(0.5) * np.sin(0.5)
+    for value, e in zip(found, expected):
+        np.testing.assert_allclose(value, [e] * 4, rtol=1e-5)
