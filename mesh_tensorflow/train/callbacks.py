@@ -449,5 +449,7 @@ class CsvLog(_FileLog):
 
     def _read(self) -> list[dict[str, Any]]:
         with open(self._open, encoding="utf-8", newline="") as file:
-            rows = [dict(row) for row in csv.DictReader(file)]
+            # A process that was killed may have left a part of a row, with a part of a number.
+            lines = [line for line in file if line.endswith("\n")]
+        rows = [dict(row) for row in csv.DictReader(lines)]
         return [{n: v for n, v in row.items() if n and v} for row in rows if row.get("step")]
