@@ -154,7 +154,7 @@ class Kinds:
         n = op.num_vars
         before = list(kinds[:n])
         inner = [y for each in op.body_operations for y in each.outputs]
-        # A variable may get its value from the next one, and so on: each round passes kinds on once.
+        # A variable may get its value from the next one, and so on: each round passes on kinds.
         for _ in range(_ROUNDS * (n + 1)):
             # Kinds that were found with other kinds of the loop's variables are not to be kept.
             for y in inner:
