@@ -302,6 +302,12 @@ class TensorBoard(Callback):
         self._writers = {}
 
 
+def has_board(callbacks: Sequence[Callback], logdir: str) -> bool:
+    """Returns whether a TensorBoard among callbacks writes to the directory of a run's logs."""
+    found = [callback._logdir for callback in callbacks if isinstance(callback, TensorBoard)]
+    return any(own is None or os.path.realpath(own) == os.path.realpath(logdir) for own in found)
+
+
 def _scalars(values: Mapping[str, float]) -> list[Any]:
     return [tf.Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
 
