@@ -111,6 +111,17 @@ FOUND = {
         Program([(37, 3, 3, 11)], microbatches=2),
         Placing("x:3", "d:x,n1:x", merge="memory"),
     ),
+    "a function of TensorFlow, of weights that are stored in parts": (
+        Program(
+            [(33, 2, 4, 31), (10, 0, 0, 10), (23, 1, 7, 26), (1, 2, 8, 11), (14, 3, 14, 30)]
+            + [(34, 0, 6, 6), (34, 2, 14, 26)]
+        ),
+        Placing("x:4", "d:x,e:x,n2:x", apart=True, merge="device", zero=1, zero_axis="x"),
+    ),
+    "a function of TensorFlow, of weights that are stored in parts, in SIMD": (
+        Program([(33, 3, 15, 10), (28, 2, 5, 0), (8, 2, 10, 6), (2, 2, 6, 20)]),
+        Placing("x:4", "a:x,e:x", simd=True, zero=1, zero_axis="x"),
+    ),
 }
 
 

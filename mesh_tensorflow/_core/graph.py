@@ -159,7 +159,9 @@ class Graph:
         if self._scope is not None:
             prefix, outer = self._scope
             # Variable scopes that were entered within `scope` still count; those around it do not.
-            inner = scope[len(outer) :].strip("/") if scope.startswith(outer) else scope
+            # Whole parts of the path: "foobar" is not within "foo".
+            within = not outer or scope == outer or scope.startswith(f"{outer}/")
+            inner = scope[len(outer) :].strip("/") if within else scope
             scope = f"{prefix}/{inner}" if inner else prefix
         if scope:
             name = f"{scope}/{name}"

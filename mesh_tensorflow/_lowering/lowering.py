@@ -78,7 +78,7 @@ from mesh_tensorflow._lowering.watched import (
 from mesh_tensorflow._mesh.laid_out import LaidOutTensor, LazyAllreduceSum
 from mesh_tensorflow._mesh.mesh_impl import HasSlices, MeshImpl, MeshPair
 from mesh_tensorflow._mesh.step_inputs import operations_so_far, read_before_increments
-from mesh_tensorflow._watching import NodeNames, nan_checks_in_force, tell_lowering_error
+from mesh_tensorflow._watching import NanChecks, NodeNames, nan_checks_in_force, tell_lowering_error
 from mesh_tensorflow.ops._variables.variable import Variable
 from mesh_tensorflow.utils import outside_all_rewrites
 
@@ -215,22 +215,29 @@ class Lowering:
             # afterwards. Whatever communicates is counted for the innermost one: for a partial sum
             # that is the operation that needs it, not the one that began it.
             outer, self._at = self._at, op
-            communicated = len(self._collectives)
-            with tf.name_scope(op.name) as scope, trace_mark(op):
-                # Not op.name: TensorFlow numbers the scopes of a second Lowering in a graph.
-                self.node_names.add(scope, op)
-                try:
-                    op.lower(self)
-                except Exception as e:
-                    tell_lowering_error(e, op)
-                    raise
-                if checks is not None:
-                    check_outputs(self, op, checks)
-            for y in op.outputs:
-                self._count_output(op, y)
-            if logs:
-                log_operation(self, op, communicated)
-            self._at = outer
+            try:
+                self._lower_operation(op, checks, logs)
+            finally:
+                # Also after an error: a Lowering may be asked for what was made later once more.
+                self._at = outer
+
+    def _lower_operation(self, op: Operation, checks: Optional[NanChecks], logs: bool) -> None:
+        """Lowers one operation, checks its outputs, and counts and logs it."""
+        communicated = len(self._collectives)
+        with tf.name_scope(op.name) as scope, trace_mark(op):
+            # Not op.name: TensorFlow numbers the scopes of a second Lowering in a graph.
+            self.node_names.add(scope, op)
+            try:
+                op.lower(self)
+            except Exception as e:
+                tell_lowering_error(e, op)
+                raise
+            if checks is not None:
+                check_outputs(self, op, checks)
+        for y in op.outputs:
+            self._count_output(op, y)
+        if logs:
+            log_operation(self, op, communicated)
 
     def _count_output(self, op: Operation, y: Tensor) -> None:
         kind = type(op).__name__

@@ -137,9 +137,11 @@ def rewrite_stack_variables(
         stacked, new_operations = _stack(graph, group, value_of)
         for v in group:
             replaced[v] = (stacked, new_operations if v is group[0] else [])
-    graph.name_to_variable = {
-        name: replaced[v][0] if v in replaced else v for name, v in names.items()
-    }
+    # In the same dictionary, which says what is near to a name that it lacks.
+    graph.name_to_variable.clear()
+    graph.name_to_variable.update(
+        {name: replaced[v][0] if v in replaced else v for name, v in names.items()}
+    )
     graph.operations[:] = _rewritten(graph, old_operations, replaced, value_of)
     graph.stacked_values.update(value_of)
 

@@ -76,7 +76,8 @@ def constant(value: ArrayLike, dtype: tf.DType = tf.int32) -> tf.Tensor:
     if key not in pool:
         # It waits for nothing, since others share it. None would also leave a condition or a TPU
         # computation, so within these it may wait.
-        nothing = None if tf.get_default_graph()._get_control_flow_context() is None else []
+        context = tf.get_default_graph()._get_control_flow_context()
+        nothing: Optional[list] = None if context is None else []
         with tf.control_dependencies(nothing):
             pool[key] = tf.constant(value, dtype)
     return pool[key]

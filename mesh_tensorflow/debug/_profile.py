@@ -100,8 +100,8 @@ def trace_files(logdir: str) -> list[Path]:
             f"no profile in {logdir}: a profile is written at the end of "
             "`with mtf.debug.profile(logdir):`, in plugins/profile/<time>/*.xplane.pb"
         )
-    # Directories are named by the times of profiles.
-    last = max(file.parent for file in files)
+    # By the times of the files: names have times only below the directories of several runs.
+    last = max(files, key=lambda file: (file.stat().st_mtime_ns, file.parent)).parent
     return [file for file in files if file.parent == last]
 
 

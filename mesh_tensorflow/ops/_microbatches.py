@@ -103,7 +103,7 @@ _LINEAR: tuple[type, ...] = (
 )
 # What may make a dimension with the name of the batch and another size.
 _RESIZES = (ConcatOperation, PadOperation, ReshapeOperation, SliceOperation, SplitOperation)
-_ROUNDS = 4  # of a loop, until the kinds of its variables settle
+_ROUNDS = 4  # of a loop for each of its variables, until their kinds settle
 _TINY = 1e-6
 
 
@@ -154,7 +154,8 @@ class Kinds:
         n = op.num_vars
         before = list(kinds[:n])
         inner = [y for each in op.body_operations for y in each.outputs]
-        for _ in range(_ROUNDS):
+        # A variable may get its value from the next one, and so on: each round passes on kinds.
+        for _ in range(_ROUNDS * (n + 1)):
             # Kinds that were found with other kinds of the loop's variables are not to be kept.
             for y in inner:
                 self._kinds.pop(y, None)

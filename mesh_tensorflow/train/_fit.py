@@ -39,7 +39,7 @@ from mesh_tensorflow.train._loop import Loop, Rates, Result, packed, unpacked
 from mesh_tensorflow.train._model import Model, check_optimizer
 from mesh_tensorflow.train._placing import Given, Placing, placing_of
 from mesh_tensorflow.train._step_engine import StepEngine
-from mesh_tensorflow.train.callbacks import Callback, Run, TensorBoard
+from mesh_tensorflow.train.callbacks import Callback, Run, TensorBoard, has_board
 from mesh_tensorflow.visualize import training_report
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -336,7 +336,7 @@ def fit(
     # The others would write the same messages, logs and checkpoints once more.
     chief = placing.cluster is None or placing.cluster.is_chief
     # One that the user gives without a directory writes to this one, too.
-    if logdir and not any(isinstance(callback, TensorBoard) for callback in callbacks):
+    if logdir and not has_board(callbacks, logdir):
         callbacks = [*callbacks, TensorBoard(logdir)]
     loop = Loop(
         engine=engine,

@@ -228,8 +228,11 @@ class Loop:
         # The checkpoint that a run goes on from is not written again if no step follows.
         self._saved = run.step if run.checkpoint else None
         run.reads(self.engine.values)
-        self.call("on_begin")
+        begun: list[Callback] = []
         try:
+            for callback in self.callbacks:
+                callback.on_begin(run)
+                begun.append(callback)
             with StopSignals() as signals:
                 asked = self._asked_to_stop(signals)
                 if run.step < run.steps and not asked:
@@ -245,8 +248,10 @@ class Loop:
                 if run.directory is not None and not self.saves:
                     run.checkpoint = checkpoint_files.latest(run.directory)
         finally:
-            # Also after an error: callbacks may hold files or processes that have to be closed.
-            self.call("on_end")
+            # Also after an error, such as of another one's beginning: callbacks may hold files or
+            # processes that have to be closed.
+            for callback in begun:
+                callback.on_end(run)
         if signals.received is not None:
             self.engine.finish()
             self.say(self._how_to_go_on(signals.name))

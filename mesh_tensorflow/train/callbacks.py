@@ -302,6 +302,12 @@ class TensorBoard(Callback):
         self._writers = {}
 
 
+def has_board(callbacks: Sequence[Callback], logdir: str) -> bool:
+    """Returns whether a TensorBoard among callbacks writes to the directory of a run's logs."""
+    found = [callback._logdir for callback in callbacks if isinstance(callback, TensorBoard)]
+    return any(own is None or os.path.realpath(own) == os.path.realpath(logdir) for own in found)
+
+
 def _scalars(values: Mapping[str, float]) -> list[Any]:
     return [tf.Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
 
@@ -449,5 +455,7 @@ class CsvLog(_FileLog):
 
     def _read(self) -> list[dict[str, Any]]:
         with open(self._open, encoding="utf-8", newline="") as file:
-            rows = [dict(row) for row in csv.DictReader(file)]
+            # A process that was killed may have left a part of a row, with a part of a number.
+            lines = [line for line in file if line.endswith("\n")]
+        rows = [dict(row) for row in csv.DictReader(lines)]
         return [{n: v for n, v in row.items() if n and v} for row in rows if row.get("step")]

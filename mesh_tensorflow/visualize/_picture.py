@@ -184,8 +184,9 @@ class Picture:
                 f"{', '.join(_KINDS)}; give the path such an end"
             )
         if kind == ".svg":
+            text = self.svg()  # before the file is made: an error leaves none
             with open(path, "w", encoding="utf-8") as f:
-                f.write(self.svg())
+                f.write(text)
         else:
             self._draw_by_matplotlib(path)
 

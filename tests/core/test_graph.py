@@ -40,6 +40,12 @@ def test_graph_scope(graph):
         assert graph.unique_name("op") == "forward/gradients/op"
         with tf.variable_scope("inner"):
             assert graph.unique_name("op") == "forward/gradients/inner/op"
+    with tf.variable_scope("foo"):
+        inside = graph.scope("gradients")
+        inside.__enter__()
+    with tf.variable_scope("foobar"):  # not "foo" and "bar" in it
+        assert graph.unique_name("op") == "gradients/foobar/op"
+    inside.__exit__(None, None, None)
     assert graph.unique_name("op") == "op"
 
 

@@ -1,10 +1,13 @@
 """Times of steps by operation, and the log of what is lowered."""
 
+import os
+
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow as mtf
+from mesh_tensorflow.debug._profile import trace_files
 from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
 
 A, B, C = mtf.Dimension("a", 64), mtf.Dimension("b", 64), mtf.Dimension("c", 128)
@@ -109,3 +112,13 @@ def test_log_of_lowering(monkeypatch, capsys):
     assert product[-1].startswith("test_profile_and_log.py:")
     assert "a=64, b=64 float32, slice [64, 32], b:x" in by_name["import"]
     assert "allreduce over x: 65,536 bytes" in by_name["tanh"]
+
+
+def test_the_last_profile_is_the_newest(tmp_path):
+    """Of several runs in one directory, whose names say nothing of times."""
+    for age, run in ((0, "a"), (100, "b")):
+        path = tmp_path / run / "plugins/profile/2020_01_01/host.xplane.pb"
+        path.parent.mkdir(parents=True)
+        path.write_bytes(b"")
+        os.utime(path, (10**9 - age, 10**9 - age))
+    assert [f.relative_to(tmp_path).parts[0] for f in trace_files(str(tmp_path))] == ["a"]

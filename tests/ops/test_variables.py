@@ -433,6 +433,8 @@ def test_autostack(placing, stacks, tf_graph):
     _three(program)
     program.start()
     assert len(program.graph.all_variables) == (1 if stacks else 3)
+    with pytest.raises(KeyError, match=r"no variable 'v_0' in the graph.*v0"):
+        program.graph.name_to_variable["v_0"]
     off = Program(placing, autostack=False)
     with tf.variable_scope("off"):
         _three(off)

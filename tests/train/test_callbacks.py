@@ -225,3 +225,55 @@ def test_histograms_are_of_the_weights_at_their_steps(tmp_path, placing):
 def test_histograms_need_a_number_of_steps():
     with pytest.raises(ValueError, match="histograms_every is 0; give a number of steps, at least"):
         mtf.train.TensorBoard("logs", histograms_every=0)
+
+
+@pytest.mark.parametrize("given, boards", [(None, 1), ("logs", 1), ("others", 2)])
+def test_logs_of_the_run_beside_those_of_a_callback(given, boards, tmp_path):
+    """There is one writer for each directory."""
+    board = mtf.train.TensorBoard(given and str(tmp_path / given))
+
+    def model(mesh, x):
+        w = mtf.get_variable(mesh, "w", x.shape[1:], initializer=tf.ones_initializer())
+        return mtf.reduce_mean(mtf.square(x * w))
+
+    mtf.train.fit(
+        model, np.ones([4, 2], np.float32), 1, dims="batch:4,d:2", progress=False,
+        optimizer=mtf.optimize.SgdOptimizer(0.1), callbacks=[board], logdir=str(tmp_path / "logs"),
+    )  # fmt: skip
+    assert len(list(tmp_path.rglob("train/events*"))) == boards
+    assert (tmp_path / "logs").exists()
+
+
+def test_a_row_that_was_cut_is_left_out(tmp_path):
+    path = tmp_path / "log.csv"
+    path.write_bytes(b"step,loss\r\n1,0.5\r\n2,0.25\r\n3,0.12")
+    log = mtf.train.CsvLog(str(path))
+    log._open = str(path)
+    assert [row["step"] for row in log._read()] == ["1", "2"]
+
+
+def test_callbacks_that_have_begun_are_ended(tmp_path):
+    """Where another one's beginning raises an error."""
+    ended = []
+
+    class Held(mtf.train.Callback):
+        def __init__(self, fails):
+            self.fails = fails
+
+        def on_begin(self, run):
+            if self.fails:
+                raise OSError("no room")
+
+        def on_end(self, run):
+            ended.append(self.fails)
+
+    def model(mesh, x):
+        w = mtf.get_variable(mesh, "w", x.shape[1:], initializer=tf.ones_initializer())
+        return mtf.reduce_mean(mtf.square(x * w))
+
+    with pytest.raises(OSError, match="no room"):
+        mtf.train.fit(
+            model, np.ones([4, 2], np.float32), 1, dims="batch:4,d:2", progress=False,
+            optimizer=mtf.optimize.SgdOptimizer(0.1), callbacks=[Held(False), Held(True), Held(False)],
+        )  # fmt: skip
+    assert ended == [False]

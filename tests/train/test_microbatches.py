@@ -66,6 +66,19 @@ def in_a_loop(x):
     return results[2] + mtf.reduce_mean(results[1])
 
 
+def in_a_chain(x):
+    """Each variable of a loop gets the value of the next one, and the last one a mean."""
+    start = [mtf.constant(x.mesh, value) for value in range(6)]
+    start = [mtf.constant(x.mesh, 0, dtype=tf.int32), *map(mtf.to_float, start)]
+    mean = mtf.reduce_mean(losses(x))
+    return mtf.while_loop(
+        lambda i, *_: mtf.less(i, 6),
+        lambda i, *values: [i + 1, *values[1:], mean],
+        start,
+        maximum_iterations=6,
+    )[1]
+
+
 def by_examples(x):
     """Means of examples, of which the mean is taken."""
     each = mtf.reduce_mean(losses(x), reduced_dim=LENGTH)
@@ -110,6 +123,7 @@ KNOWN = {
     ),
     "weights alone": regularizer,
     "waiting": waiting,
+    "chain": in_a_chain,
     "function of means of positions, without gradient": lambda x: centred(x, mtf.stop_gradient),
     "pair": lambda x: (mtf.reduce_sum(losses(x) * mask(x)), mtf.reduce_sum(mask(x))),
 }
@@ -129,7 +143,7 @@ def found(loss_fn, number, mesh="merged"):
     return [y.numpy() for y in step(DATA)]
 
 
-SHORT = {"waiting", "mean, terms of weights", "sum", "quotient, terms", "root of a mean"}
+SHORT = {"waiting", "chain", "mean, terms of weights", "sum", "quotient, terms", "root of a mean"}
 
 
 @pytest.mark.parametrize(

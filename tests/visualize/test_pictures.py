@@ -185,6 +185,10 @@ def test_other_kinds_of_files(tmp_path, monkeypatch):
     with pytest.raises(ImportError, match="needs matplotlib: pip install matplotlib; or give"):
         sharding.save(tmp_path / "x.png")
     sharding.save(tmp_path / "x.svg")  # needs nothing
+    monkeypatch.setattr(_picture.Picture, "svg", lambda self: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        sharding.save(tmp_path / "y.svg")
+    assert not (tmp_path / "y.svg").exists()
 
 
 def test_png(tmp_path):

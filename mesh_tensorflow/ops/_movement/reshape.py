@@ -259,12 +259,15 @@ class ReshapeOperation(Operation):
         return self._inputs[0] in pending and _only_splits(self._moves(mesh_impl))
 
     def pending_sums(self, mesh_impl: MeshImpl, pending: PendingSums) -> dict:
-        """The output is pending as the input is, but over axes that split it."""
+        """The output is pending as the input is, but over axes that split it; or the same sum."""
         moves, x = self._moves(mesh_impl), self._inputs[0]
         if x not in pending or not _only_splits(moves):
             return {}
+        y = self._outputs[0]
+        if not moves and mesh_impl.slice_shape(x.shape) == mesh_impl.slice_shape(y.shape):
+            return {y: x}  # nothing is done: whichever of the two is summed first, both are
         left = _left(_scattering(moves, pending[x]), pending[x])
-        return {self._outputs[0]: left} if left else {}
+        return {y: left} if left else {}
 
     def scatters(
         self, mesh_impl: MeshImpl, pending: PendingSums

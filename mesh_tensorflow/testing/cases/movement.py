@@ -55,6 +55,9 @@ _RESHAPES = [
     case("split_sum", "a b",
          lambda x: mtf.sin(mtf.rename_dimension(mtf.reduce_sum(x, reduced_dim=dim("a")), "b", "p")),
          lambda x: np.sin(x.sum(0)), dtypes=FLOATS),
+    case("rename_lazy_and_used", "a b", lambda x: (lambda s: [
+        mtf.sin(mtf.rename_dimension(s, "b", "p")), mtf.sin(s)])(
+            mtf.reduce_sum(x, reduced_dim=dim("a"))), lambda x: [np.sin(x.sum(0))] * 2),
     case("split_sum_of_two_dims", "a b s, a c b",
          lambda x, w: mtf.tanh(mtf.reshape(mtf.einsum([x, w], shape("s c")), shape("p:4 q:24"))),
          lambda x, w: np.tanh(np.einsum("abs,acb->sc", x, w))),
