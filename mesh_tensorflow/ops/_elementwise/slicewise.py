@@ -165,18 +165,9 @@ class GenericGradOperation(Operation):
     def _split_over(self, mesh_impl: MeshImpl, shape: Shape) -> set[int]:
         return set(mesh_impl.splitting_axes(shape))
 
-    def _forward_outputs(self) -> list[Tensor]:
-        """Returns the outputs of the operation, as they are given to this one.
-
-        Variables that are stored in parts may have it computed in parts, which the operation's own
-        outputs are then, while its gradient is given the whole.
-        """
-        num_x, num_y = self._num_forward
-        return self.inputs[num_x : num_x + num_y]
-
     def _summed_axes(self, mesh_impl: MeshImpl, x: Tensor) -> list[int]:
         """Returns the mesh axes to sum over: those that split outputs but not `x`."""
-        ys = self._forward_outputs()
+        ys = self._forward_op.outputs
         # Where x is replicated, each processor finds only the gradient through its own part of the
         # outputs. The gradient of x is the sum of these.
         over: set[int] = set().union(*(self._split_over(mesh_impl, y.shape) for y in ys))
@@ -199,16 +190,12 @@ class GenericGradOperation(Operation):
             )
         summed = [self._summed_axes(mesh_impl, y) for y in self._outputs]
         # An output that is equal on the processors of such a sum would be counted once for each.
-        outputs = self._forward_outputs()
-        shares = [self._share(mesh_impl, outputs[i], summed) for i in self._given]
-        # Else TensorFlow's nodes between the two are more than the function: they communicate.
-        direct = outputs == self._forward_op.outputs or fn is None
+        shares = [self._share(mesh_impl, self._forward_op.outputs[i], summed) for i in self._given]
 
         def grad_fn(*values: tf.Tensor) -> tuple:
             xs, ys, dys = values[:num_x], values[num_x : num_x + num_y], values[num_x + num_y :]
             dys = tuple(dy if share == 1 else dy / share for dy, share in zip(dys, shares))
-            given = [ys[i] for i in self._given]
-            return tuple(_tf_gradients(fn, xs, given, dys, self._given, direct))
+            return tuple(_tf_gradients(fn, xs, [ys[i] for i in self._given], dys, self._given))
 
         values = mesh_impl.slicewise(grad_fn, *[lowering.tensors[x] for x in self.inputs])
         for y, value, axes in zip(self.outputs, values, summed):
@@ -235,18 +222,16 @@ def _tf_gradients(
     ys: Sequence[tf.Tensor],
     dys: Sequence[tf.Tensor],
     given: Sequence[int],
-    direct: bool = True,
 ) -> list[tf.Tensor]:
     """Returns the partial derivatives with respect to each argument of `fn`.
 
-    If `ys` are not its results themselves, `direct` is False, and it is computed again. Two of `xs`
-    may be one tf.Tensor, or one may be computed from the other: gradients do not flow from one to
-    the other.
+    Two of `xs` may be one tf.Tensor, or one may be computed from the other: gradients do not flow
+    from one to the other.
     """
     # By identity, as tf.Tensors may compare their values, and not be hashable.
     distinct = len({id(x) for x in xs}) == len(xs)
     grads: list = [None] * len(xs)
-    if distinct and direct and not tf.executing_eagerly():
+    if distinct and not tf.executing_eagerly():
         grads = tf.gradients(ys, xs, grad_ys=list(dys), stop_gradients=xs)
     missing = any(g is None and is_differentiable(x.dtype) for g, x in zip(grads, xs))
     if missing and fn is not None:
