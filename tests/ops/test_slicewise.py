@@ -23,3 +23,9 @@ def test_cwise_of_permuted_inputs_is_a_slip():
         with mtf.strict():
             assert mtf.cwise(tf.add, [x, row]).shape == x.shape
         assert mtf.cwise(tf.add, [row, x]).shape == row.shape
+
+
+def test_an_output_shape_of_pairs():
+    x = mtf.ones(mtf.Mesh(mtf.Graph(), "mesh"), "a:4,b:6")
+    y = mtf.slicewise(lambda t: t[:, :3], [x], output_shape=[("a", 4), ("c", 3)])
+    assert y.shape.to_string == "Shape[a=4, c=3]"

@@ -250,6 +250,12 @@ def _tf_gradients(
     return [tf.zeros_like(x) if g is None else g for x, g in zip(xs, grads)]
 
 
+def _is_dimension(given: Any) -> bool:
+    """Returns whether an element of a shape is a Dimension, or a pair that stands for one."""
+    is_pair = isinstance(given, (list, tuple)) and len(given) == 2 and isinstance(given[0], str)
+    return isinstance(given, Dimension) or (is_pair and isinstance(given[1], int))
+
+
 def slicewise(
     tf_fn: Callable,
     xs: Sequence[Tensor],
@@ -285,7 +291,7 @@ def slicewise(
     check_tensors(name or "slicewise", xs)
     given: Any = output_shape  # a shape may be a list, too
     several = isinstance(given, (list, tuple)) and any(
-        isinstance(s, (Shape, list, tuple)) and not isinstance(s, Dimension) for s in given
+        isinstance(s, (Shape, list, tuple)) and not _is_dimension(s) for s in given
     )
     if several:
         shapes = [convert_to_shape(s) for s in given]
