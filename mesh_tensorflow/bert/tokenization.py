@@ -123,6 +123,9 @@ def _decoded(line: bytes, vocab_file: str, number: int) -> str:
 def load_vocab(vocab_file: str) -> dict[str, int]:
     """Reads the tokens of a vocabulary with their ids, from 0; repeated tokens have one id.
 
+    As in the classic, a line that repeats a token has no id of its own, so that ids after it are
+    not the numbers of lines. Give the model `len(load_vocab(file))` as `vocab_size`.
+
     Args:
       vocab_file: a file with a token per line.
 

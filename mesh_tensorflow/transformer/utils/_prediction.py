@@ -22,6 +22,7 @@ from mesh_tensorflow.transformer.utils._program import (
     check_length,
     get_variable_dtype,
     is_unitransformer,
+    logits_and_loss,
     outside_program,
     run_on_mesh,
 )
@@ -166,12 +167,14 @@ def _aligned(
     """Returns the most likely id at each position."""
     inputs = features["inputs"]
     check_length(settings.transformer_model, inputs.shape.dims[-1].size)
-    logits, _ = settings.transformer_model.call_simple(
-        inputs=inputs,
-        targets=None,
-        compute_loss=False,
-        mode=estimator.ModeKeys.PREDICT,
-        variable_dtype=variable_dtype,
+    logits, _ = logits_and_loss(
+        settings.transformer_model.call_simple(
+            inputs=inputs,
+            targets=None,
+            compute_loss=False,
+            mode=estimator.ModeKeys.PREDICT,
+            variable_dtype=variable_dtype,
+        )
     )
     return mtf.argmax(logits, logits.shape.dims[-1])
 

@@ -160,6 +160,15 @@ def _bitransformer_arguments(features: Mapping[str, mtf.Tensor]) -> dict[str, An
     }
 
 
+def logits_and_loss(returned: Any) -> tuple[mtf.Tensor, Optional[mtf.Tensor]]:
+    """Returns what `call_simple` returns as a pair.
+
+    Args:
+      returned: a pair; or the logits alone, as a StudentTeacher returns them without a loss.
+    """
+    return returned if isinstance(returned, tuple) else (returned, None)
+
+
 def call_model(
     model: Any,
     features: Mapping[str, mtf.Tensor],
@@ -182,12 +191,14 @@ def call_model(
       (logits [batch..., length, vocab], loss), where the loss is None without `compute_loss`.
     """
     arguments = _unitransformer_arguments if is_unitransformer(model) else _bitransformer_arguments
-    return model.call_simple(
-        **arguments(features),
-        compute_loss=compute_loss,
-        mode=mode,
-        variable_dtype=variable_dtype,
-        num_microbatches=num_microbatches,
+    return logits_and_loss(
+        model.call_simple(
+            **arguments(features),
+            compute_loss=compute_loss,
+            mode=mode,
+            variable_dtype=variable_dtype,
+            num_microbatches=num_microbatches,
+        )
     )
 
 

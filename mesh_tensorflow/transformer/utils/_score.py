@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Optional, Union
 
 import gin
@@ -254,10 +254,21 @@ def _scored(
     path: str,
     num_examples: Optional[int],
 ) -> Iterator[dict[str, Any]]:
-    """Yields scores with their targets, without padding examples."""
+    """Yields scores with their targets, without the examples that fill up the last batch."""
     results = estimator.predict(input_fn, checkpoint_path=path)
-    # Examples that only fill up the last batch have no targets.
-    return itertools.islice((r for r in results if np.any(r["targets"])), num_examples)
+    # An example whose targets are all padding is one: without it, later scores would stand in the
+    # lines of other inputs. If their number is not known, those at the end are taken as filling.
+    return itertools.islice(results if num_examples is not None else _filled(results), num_examples)
+
+
+def _filled(results: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yields results up to the last one that has targets."""
+    empty: list[dict[str, Any]] = []
+    for r in results:
+        empty.append(r)
+        if np.any(r["targets"]):
+            yield from empty
+            empty.clear()
 
 
 @gin.configurable(module=MODULE)

@@ -79,6 +79,10 @@ def relative_position_spans(context: Context, num_sentinels: int = gin.REQUIRED)
     the decoder repeats it before the span. A decoder position is aligned with the last sentinel
     before it. Sentinels are the last ids of the vocabulary.
 
+    As in the classic, counts run on through a packed row, and padding of the encoder, whose
+    sequence id is 0, counts as a place before every example: alignments are exact in rows of one
+    example without padding, and shifted by the same number in training and in decoding otherwise.
+
     Args:
       context: a Context of a decoder, with ids of encoder and decoder.
       num_sentinels: how many of the last ids are sentinels.
