@@ -8,8 +8,8 @@ Weights and data are the same in all systems, and a time counts only if the loss
 steps agree to 1 %: products of float32 are of TF32 on NVIDIA's GPUs in all of them. "step" is the
 median of rounds of steps that are started one after the other, as in a training, whose last loss is
 read; "first loss" are the seconds from the beginning of building until it is there, without imports
-and starting the device. Each system has a process of its own. A package that is missing leaves its
-rows out. The results are written to --out with .json and .md.
+and starting the device. Each system has a process of its own. A package that is missing is
+said in its rows. The results are written to --out with .json and .md.
 """
 
 import argparse

@@ -54,7 +54,7 @@ FAULTS = [
     ),
     Fault(
         "beam_search.py",
-        "bound = self._divided(best_alive, self._decode_length)",
+        "bound = self._divided(best_alive, best_length)",
         "bound = self._divided(best_alive, state.step)",
         "a beam search stops early by the length that it has instead of by the longest",
         "beam_search/test_beam_search.py -k may_be_better",

@@ -47,8 +47,8 @@ FAULTS = [
     ),
     Fault(
         "ops/_control/control.py",
-        "value = lowering.variables[variable].read()",
-        "value = lowering.variables[variable].laid_out_tensor",
+        "read = lowering.variables[variable].read()",
+        "read = lowering.variables[variable].laid_out_tensor",
         "a variable that depends on an assignment has the value from before it",
         "ops/test_variables.py -k order_by_depend",
     ),

@@ -213,7 +213,7 @@ UNKNOWN = {
     "function of means of positions": (
         centred,
         r"the gradients of the loss are not known for the whole batch from 2 microbatches: it is a "
-        r"function of reduce_mean/scalar_mul:0 .*length=4.*, whose elements weigh differently.*"
+        r"function of reduce_mean\S*/scalar_mul:0 .*length=4.*, whose elements weigh differently.*"
         "Reduce what it is made of to scalars first; or make it of each example",
     ),
     "random numbers": (_noisy, "joins it with random numbers, which each microbatch draws anew"),

@@ -168,6 +168,10 @@ TABLE = (
     PrivateAttribute(
         "extras", "Graph", "_device_functions_outer_to_inner", "graph_device_function_stacks"
     ),
+    # Without it: none, so that what is used in a loop or a branch alone is not found.
+    PrivateAttribute(
+        "extras", "Graph", "_get_function", "functions of loops and branches", ("name",)
+    ),
 )
 
 
@@ -243,6 +247,16 @@ def device_functions(graph: tf.Graph) -> list[Callable]:
     TensorFlow has no public name for them; where the private one is missing there are none.
     """
     return list(getattr(graph, "_device_functions_outer_to_inner", ()))
+
+
+def inputs_of_function(graph: tf.Graph, name: str) -> list[tf.Tensor]:
+    """Returns the inputs of a function that a loop or a branch of a graph calls.
+
+    TensorFlow has no public way to it; where the private one is missing there are none.
+    """
+    find = getattr(graph, "_get_function", None)
+    function = None if find is None else find(name)
+    return [] if function is None else list(function.graph.inputs)
 
 
 @functools.cache

@@ -23,7 +23,11 @@ from mesh_tensorflow._mesh.devices import (
     device_spec,
     local_device,
 )
-from mesh_tensorflow._mesh.simd.execution import ExecutionStrategy, choose_strategies
+from mesh_tensorflow._mesh.simd.execution import (
+    ExecutionStrategy,
+    choose_strategies,
+    inputs_of_function,
+)
 from mesh_tensorflow._mesh.simd.program import SimdProgram, current_program, tracing
 from mesh_tensorflow._mesh.step_inputs import GlobalSteps, read_before_increments
 from mesh_tensorflow._watching import collecting, collectors, hand_over
@@ -146,7 +150,7 @@ def _uses(x: tf.Tensor) -> Iterator[tf.Operation]:
         names = [a.func.name for a in attributes if a.HasField("func")]
         names += [f.name for a in attributes for f in a.list.func]
         for name in names:
-            inside = op.graph._get_function(name).graph.inputs
+            inside = inputs_of_function(op.graph, name)
             # The last inputs are those of the function; a condition's first one is the choice.
             first = len(op.inputs) - len(inside)
             for i, y in enumerate(op.inputs):

@@ -163,19 +163,23 @@ def bucket_of(relative: tf.Tensor, buckets: Buckets) -> tf.Tensor:
     exact = side // 2
     # Later positions get the distance 0 in one direction; in both, `side` is added to them below.
     distance = tf.abs(relative) if bidirectional else tf.maximum(-relative, 0)
-    if max_distance <= exact or exact == 0:
-        # Nothing is left for distances of several to a bucket, or there are too few buckets: all
-        # that have no bucket of their own share the last one.
-        found = tf.minimum(distance, max(side - 1, 0))
-        return found + side * tf.cast(relative > 0, tf.int32) if bidirectional else found
+    # Nothing is left for distances of several to a bucket, or there are too few buckets: all that
+    # have no bucket of their own share the last one.
+    found = tf.minimum(distance, max(side - 1, 0))
+    if max_distance > exact > 0:
+        found = _by_logarithm(distance, exact, side, max_distance)
+    return found + side * tf.cast(relative > 0, tf.int32) if bidirectional else found
+
+
+def _by_logarithm(distance: tf.Tensor, exact: int, side: int, max_distance: int) -> tf.Tensor:
+    """Returns buckets of distances: those below `exact` have their own, longer ones share."""
     # At least `exact`, so that small distances, which are not selected below, give no logarithm of
     # 0.
     far = tf.cast(tf.maximum(distance, exact), tf.float32)
     # log(distance / exact) / log(max_distance / exact), which is 1 at max_distance.
     steps = tf.log(far * (1.0 / exact)) * (1.0 / math.log(max_distance / exact))
     far = tf.minimum(exact + tf.cast(steps * (side - exact), tf.int32), side - 1)
-    found = tf.where_v2(distance < exact, distance, far)
-    return found + side * tf.cast(relative > 0, tf.int32) if bidirectional else found
+    return tf.where_v2(distance < exact, distance, far)
 
 
 def _in_one_table(
