@@ -251,7 +251,7 @@ def run_cluster(main: Callable[[], Any], config: RunConfig) -> Any:
     watch.wait_for_peers(config.session_creation_timeout_secs)
     watch.start()
     _watch = watch
-    ended = _told_of_signals(server, me)
+    stop_signals = _told_of_signals(server, me)
     # Whatever ends this program, the other processes are told; they would serve for ever otherwise.
     news = b"it failed"
     try:
@@ -269,7 +269,7 @@ def run_cluster(main: Callable[[], Any], config: RunConfig) -> Any:
         raise
     finally:
         watch.stop()
-        ended.set()
+        stop_signals()
         _watch = None
         for peer in others:
             if peer != watch.lost:
@@ -394,8 +394,8 @@ def _signals(chief: Peer) -> tf.queue.FIFOQueue:
         return tf.queue.FIFOQueue(100, [tf.int32], [[]], shared_name="mesh_tensorflow_signals")
 
 
-def _told_of_signals(server: tf.distribute.Server, me: Peer) -> threading.Event:
-    """Passes on signals that other processes tell of, in a thread, until the event is set."""
+def _told_of_signals(server: tf.distribute.Server, me: Peer) -> Callable[[], None]:
+    """Passes on signals that other processes tell of, in a thread; returns what ends it."""
     ended = threading.Event()
 
     def run() -> None:
@@ -409,8 +409,16 @@ def _told_of_signals(server: tf.distribute.Server, me: Peer) -> threading.Event:
                         tf.logging.warning("Another process received %s.", number.name)
                         tell_of_other(number)
 
-    threading.Thread(target=run, name="signals of others", daemon=True).start()
-    return ended
+    thread = threading.Thread(target=run, name="signals of others", daemon=True)
+    thread.start()
+
+    def stop() -> None:
+        ended.set()
+        # A session that runs while Python ends may abort the process. It runs here alone, so it
+        # answers at once, unless TensorFlow itself hangs.
+        thread.join(ANSWER_SECS)
+
+    return stop
 
 
 def _tell(server: tf.distribute.Server, me: Peer, peer: Peer, news: bytes) -> None:

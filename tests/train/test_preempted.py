@@ -81,8 +81,7 @@ def test_all_end_after_one_step_which_is_saved(tmp_path, mesh_impl, process, nam
     last, steps = tf.train.latest_checkpoint(str(tmp_path / "model")), cluster.steps()
     assert last.endswith(f"model.ckpt-{steps}")
     key = {"SIGINT": "Ctrl-C", "SIGTERM": "SIGTERM"}[name]
-    # The chief of a program on devices of JAX is given the signal itself.
-    where = " in another process" if (mesh_impl, process) == ("simd", 1) else ""
+    where = " in another process" if process == 1 else ""
     said = f"{key}{where}: stopped at step {steps} of 1000000, saved as {last}. Run the same"
     assert said in cluster.errors()[0]
     whole = linear.fit(steps + 1)
