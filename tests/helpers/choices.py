@@ -85,13 +85,6 @@ CHOICES = (
         _ANY_SIZE,
         _NO_SIZE,
     ),
-    Choice(
-        "calls of mtf.function past tf.function",
-        "_mesh.variables.function",
-        "_SEEN_CALLS",
-        _ANY_SIZE,
-        _NO_SIZE,
-    ),
 )
 
 
@@ -110,7 +103,6 @@ ABOUT = (
     # Gradients of a softmax of one element: rounding errors, or exact zeros.
     "oracle/test_oracle.py::test_program?local_attention-one?",
     "oracle/test_oracle.py::test_script?stacked_variables?",
-    "test_quick_calls.py::*",
 )
 
 
