@@ -38,8 +38,8 @@ mesh/test_launch.py*
 mesh/test_conformance.py::test_all*
 """.split("\n")[1:-1]
 
-# Of the slow cases of one test, CI has two and one in six, but at most these; --all has every one.
-MOST_SLOW = 24
+# Of the slow cases of one test, CI has one and one in eight, but at most these; --all has every one.
+MOST_SLOW = 12
 
 hypothesis.settings.register_profile(
     "suite",
@@ -85,17 +85,29 @@ def pytest_collection_modifyitems(config, items):
             _leave_to_all(item)
         matches = [i for i, pattern in enumerate(FIRST) if _matches(item, [pattern])]
         ranks[item] = matches[0] if matches else len(FIRST)
-    slow = collections.defaultdict(list)
-    for item in items:
-        if item.get_closest_marker("slow") and not item.get_closest_marker("every"):
-            slow[item.nodeid.partition("[")[0]].append(item)
-    for table in slow.values():
-        kept = min(MOST_SLOW, 2 + len(table) // 6)
-        # Those that are kept lie evenly over the table: where number * kept / length passes a whole.
-        for number, item in enumerate(table if len(table) > kept else []):
-            if number * kept % len(table) >= kept:
-                _leave_to_all(item)
+    for table in _tables(items, lambda item: not item.get_closest_marker("slow")):
+        slow_but = [mark for mark in table[0].own_markers if mark.name == "slow_but"]
+        for item in _beyond(table, slow_but[0].args[0]) if slow_but else []:
+            item.add_marker(pytest.mark.slow)
+    for table in _tables(items, lambda item: item.get_closest_marker("slow")):
+        for item in _beyond(table, min(MOST_SLOW, 1 + len(table) // 8)):
+            _leave_to_all(item)
     items.sort(key=ranks.get)
+
+
+def _tables(items, which):
+    """Returns lists of the cases of each test, of those that CI has and for which `which` is true."""
+    found = collections.defaultdict(list)
+    for item in items:
+        if which(item) and not item.get_closest_marker("every"):
+            found[item.nodeid.partition("[")[0]].append(item)
+    return found.values()
+
+
+def _beyond(table, kept):
+    """Returns the cases of a table without some that lie evenly over it."""
+    # Where number * kept / length passes a whole.
+    return [x for n, x in enumerate(table) if kept < len(table) and n * kept % len(table) >= kept]
 
 
 def _case(item):
