@@ -46,6 +46,7 @@ from mesh_tensorflow._core.interfaces import LaidOutLike
 from mesh_tensorflow._core.layout import (
     LayoutLike,
     LayoutRules,
+    StoredLayout,
     TensorLayout,
     convert_to_layout_rules,
     pnum_to_group,
@@ -59,7 +60,6 @@ from mesh_tensorflow._mesh.devices import mesh_text
 from mesh_tensorflow._mesh.laid_out import LaidOutTensor, LazyAllreduceSum
 from mesh_tensorflow._mesh.laid_out import LaidOutTensor as Slices
 from mesh_tensorflow._mesh.random_values import new_key
-from mesh_tensorflow._mesh.stored_layout import StoredLayout
 
 __all__ = [
     "COLLECTIVES",

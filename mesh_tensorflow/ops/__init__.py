@@ -74,7 +74,7 @@ from mesh_tensorflow.ops._variables.precision import *
 from mesh_tensorflow.ops._variables.variable import *
 
 # Lowerings use operations, so they come after them.
-from mesh_tensorflow._lowering.counters import (  # isort: skip
+from mesh_tensorflow._lowering.watched import (  # isort: skip
     log_variable_sizes,
     pretty_print_counters,
 )
