@@ -27,8 +27,12 @@ from mesh_tensorflow._mesh.devices import (
     merged_processors,
     soft_placement,
 )
-from mesh_tensorflow._mesh.laid_out import convert_args_to_laid_out_tensors
-from mesh_tensorflow._mesh.mesh_impl import MeshImpl, MeshPair, named_collective
+from mesh_tensorflow._mesh.mesh_impl import (
+    MeshImpl,
+    MeshPair,
+    convert_args_to_laid_out_tensors,
+    named_collective,
+)
 from mesh_tensorflow._mesh.placement import (
     PlacedReducer,
     PlacedTensor,

@@ -58,7 +58,7 @@ CORE_ORDER = [
 ]
 # Rooms of _mesh: neither sees the other, and files outside of rooms see none of them but slices.
 MESH_ORDER = [
-    ["devices", "laid_out", "program"],
+    ["devices", "program"],
     ["slice_functions"],
     ["random_values"],
     ["mesh_impl"],

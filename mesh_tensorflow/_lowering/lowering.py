@@ -73,8 +73,13 @@ from mesh_tensorflow._lowering.watched import (
     trace_mark,
     write_log,
 )
-from mesh_tensorflow._mesh.laid_out import LaidOutTensor, LazyAllreduceSum
-from mesh_tensorflow._mesh.mesh_impl import HasSlices, MeshImpl, MeshPair
+from mesh_tensorflow._mesh.mesh_impl import (
+    HasSlices,
+    LaidOutTensor,
+    LazyAllreduceSum,
+    MeshImpl,
+    MeshPair,
+)
 from mesh_tensorflow._mesh.step_inputs import operations_so_far, read_before_increments
 from mesh_tensorflow._watching import NanChecks, NodeNames, nan_checks_in_force, tell_lowering_error
 from mesh_tensorflow.ops._variables.variable import Variable

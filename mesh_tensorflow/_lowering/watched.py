@@ -19,8 +19,12 @@ from mesh_tensorflow._core.graph import Graph, Mesh
 from mesh_tensorflow._core.layout import pnum_to_processor_coordinates
 from mesh_tensorflow._core.operation import Operation, with_inner_operations
 from mesh_tensorflow._core.tensor import Tensor, is_differentiable
-from mesh_tensorflow._mesh.laid_out import LaidOutTensor, LazyAllreduceSum, LazyLaidOutTensor
-from mesh_tensorflow._mesh.mesh_impl import MeshImpl
+from mesh_tensorflow._mesh.mesh_impl import (
+    LaidOutTensor,
+    LazyAllreduceSum,
+    LazyLaidOutTensor,
+    MeshImpl,
+)
 from mesh_tensorflow._mesh.slice_functions import real_view
 from mesh_tensorflow._units import counted
 from mesh_tensorflow._watching import (

@@ -37,8 +37,12 @@ from mesh_tensorflow._core.layout import LayoutLike, TensorLayout, given_stored_
 from mesh_tensorflow._core.shape import Dimension, Shape, ShapeLike, list_product
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh import random_values
-from mesh_tensorflow._mesh.laid_out import LaidOutTensor, convert_args_to_laid_out_tensors
-from mesh_tensorflow._mesh.mesh_impl import MeshImpl, named_collective
+from mesh_tensorflow._mesh.mesh_impl import (
+    LaidOutTensor,
+    MeshImpl,
+    convert_args_to_laid_out_tensors,
+    named_collective,
+)
 from mesh_tensorflow._mesh.random_values import new_key
 from mesh_tensorflow._mesh.variables.slice_variables import SliceVariables
 

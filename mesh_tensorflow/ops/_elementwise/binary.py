@@ -22,8 +22,7 @@ from mesh_tensorflow._core.shape import (
     convert_to_shape,
 )
 from mesh_tensorflow._core.tensor import Operand, Tensor, check_tensors
-from mesh_tensorflow._mesh.laid_out import compatible_lazy_allreduce_sums
-from mesh_tensorflow._mesh.mesh_impl import MeshImpl
+from mesh_tensorflow._mesh.mesh_impl import MeshImpl, compatible_lazy_allreduce_sums
 from mesh_tensorflow._mesh.slice_functions import broadcast_slice, constant, tile_slice
 from mesh_tensorflow.ops._elementwise.slicewise import check_real
 from mesh_tensorflow.ops._source import import_unchanged

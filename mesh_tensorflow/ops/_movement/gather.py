@@ -12,12 +12,12 @@ from mesh_tensorflow._core.interfaces import LoweringLike
 from mesh_tensorflow._core.operation import Operation, PendingSums, gradient_of_output
 from mesh_tensorflow._core.shape import Dimension, Shape
 from mesh_tensorflow._core.tensor import Tensor
-from mesh_tensorflow._mesh.laid_out import (
+from mesh_tensorflow._mesh.mesh_impl import (
     LaidOutTensor,
     LazyAllreduceSum,
+    MeshImpl,
     compatible_lazy_allreduce_sums,
 )
-from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow._mesh.slice_functions import add_entries, constant
 
 __all__ = ["GatherGradientOperation", "GatherOperation"]
