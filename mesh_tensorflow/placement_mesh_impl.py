@@ -10,10 +10,14 @@ import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._core.errors import dims_text, table_lookup
 from mesh_tensorflow._core.interfaces import LaidOutLike
-from mesh_tensorflow._core.layout import LayoutLike, TensorLayout, pnum_to_processor_coordinates
+from mesh_tensorflow._core.layout import (
+    LayoutLike,
+    TensorLayout,
+    given_stored_layout,
+    pnum_to_processor_coordinates,
+)
 from mesh_tensorflow._core.shape import Shape, ShapeLike, list_product
 from mesh_tensorflow._core.tensor import Tensor
-from mesh_tensorflow._mesh.constants import at_device
 from mesh_tensorflow._mesh.devices import (
     check_devices,
     check_devices_exist,
@@ -23,8 +27,12 @@ from mesh_tensorflow._mesh.devices import (
     merged_processors,
     soft_placement,
 )
-from mesh_tensorflow._mesh.laid_out import convert_args_to_laid_out_tensors
-from mesh_tensorflow._mesh.mesh_impl import MeshImpl, MeshPair, named_collective
+from mesh_tensorflow._mesh.mesh_impl import (
+    MeshImpl,
+    MeshPair,
+    convert_args_to_laid_out_tensors,
+    named_collective,
+)
 from mesh_tensorflow._mesh.placement import (
     PlacedReducer,
     PlacedTensor,
@@ -36,8 +44,7 @@ from mesh_tensorflow._mesh.placement import (
     alltoall_ring,
     random_tensor,
 )
-from mesh_tensorflow._mesh.slice_functions import contract
-from mesh_tensorflow._mesh.stored_layout import given_stored_layout
+from mesh_tensorflow._mesh.slice_functions import at_device, contract
 
 __all__ = [
     "PlacementMeshImpl",

@@ -11,21 +11,22 @@ import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.interfaces import LaidOutLike
-from mesh_tensorflow._core.layout import LayoutLike
+from mesh_tensorflow._core.layout import LayoutLike, given_stored_layout
 from mesh_tensorflow._core.shape import Shape, ShapeLike
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh import random_values
-from mesh_tensorflow._mesh.constants import at_device, constant
 from mesh_tensorflow._mesh.devices import check_devices
-from mesh_tensorflow._mesh.laid_out import convert_args_to_laid_out_tensors
-from mesh_tensorflow._mesh.mesh_impl import MeshImpl, named_collective
+from mesh_tensorflow._mesh.mesh_impl import (
+    MeshImpl,
+    convert_args_to_laid_out_tensors,
+    named_collective,
+)
 from mesh_tensorflow._mesh.program import Program
 from mesh_tensorflow._mesh.simd.collectives import TfCollectives
 from mesh_tensorflow._mesh.simd.program import current_program
 from mesh_tensorflow._mesh.simd.replicate import replicate
 from mesh_tensorflow._mesh.simd.variable import SimdTensor, SimdVariable
-from mesh_tensorflow._mesh.slice_functions import contract
-from mesh_tensorflow._mesh.stored_layout import given_stored_layout
+from mesh_tensorflow._mesh.slice_functions import at_device, constant, contract
 from mesh_tensorflow._mesh.tpu_program import TpuProgram, tpu_context
 from mesh_tensorflow._mesh.tpu_topology import (
     HierarchicalTiling,

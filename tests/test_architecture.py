@@ -58,10 +58,9 @@ CORE_ORDER = [
 ]
 # Rooms of _mesh: neither sees the other, and files outside of rooms see none of them but slices.
 MESH_ORDER = [
-    ["constants", "devices", "laid_out", "program"],
+    ["devices", "program"],
     ["slice_functions"],
     ["random_values"],
-    ["stored_layout"],
     ["mesh_impl"],
     ["variables"],
     ["step_inputs"],
@@ -69,14 +68,14 @@ MESH_ORDER = [
 ]
 # (module, what it imports): why it does so although the order forbids it.
 AGAINST_THE_ORDER = {
-    ("ops/__init__", "_lowering.counters"): "mtf.Lowering and its kin are public names of ops",
+    ("ops/__init__", "_lowering.watched"): "mtf.Lowering and its kin are public names of ops",
     ("ops/__init__", "_lowering.lowering"): "mtf.Lowering and its kin are public names of ops",
     ("ops/__init__", "_lowering.values"): "gives Tensor its methods numpy, __float__ and so on",
     ("auto_mtf/gin_models", "transformer.utils"): "builds transformers; nothing imports it",
 }
 # Imports inside of functions, which are carried out when the function is called.
 LATE = {
-    ("_core/graph", "_lowering.stack_variables"): "methods of Graph that rewrite the program",
+    ("_core/graph", "_lowering.rewrites"): "methods of Graph that rewrite the program",
     ("auto_mtf/explanation", "auto_mtf._time.plot"): "needs matplotlib, which is an extra",
 }
 MAX_ANY = 0.08  # of the arguments that are annotated

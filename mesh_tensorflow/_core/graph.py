@@ -226,9 +226,9 @@ class Graph:
           ValueError: it was called on this graph before.
         """
         # Not at the top of the file: _lowering imports this module.
-        from mesh_tensorflow._lowering import stack_variables
+        from mesh_tensorflow._lowering import rewrites
 
-        stack_variables.rewrite_stack_variables(
+        rewrites.rewrite_stack_variables(
             self, max_combined_variable_size, max_combined_slice_size, mesh_to_impl
         )
 
@@ -241,9 +241,9 @@ class Graph:
         Returns:
           A list of Assign operations.
         """
-        from mesh_tensorflow._lowering import stack_variables
+        from mesh_tensorflow._lowering import rewrites
 
-        return stack_variables.combine_assignments(self, assignments)
+        return rewrites.combine_assignments(self, assignments)
 
     def make_variables_untrainable(self, variables: Iterable[Variable]) -> None:
         """Removes Variable operations from the trainable ones."""

@@ -16,10 +16,8 @@ if TYPE_CHECKING:
     from mesh_tensorflow._core.operation import Operation, PendingSums
     from mesh_tensorflow._core.shape import Dimension, Shape
     from mesh_tensorflow._core.tensor import Tensor
-    from mesh_tensorflow._mesh.laid_out import LaidOutTensor
-    from mesh_tensorflow._mesh.mesh_impl import HasSlices, MeshImpl
-    from mesh_tensorflow.ops._variables.precision import VariableDType
-    from mesh_tensorflow.ops._variables.variable import Variable
+    from mesh_tensorflow._mesh.mesh_impl import HasSlices, LaidOutTensor, MeshImpl
+    from mesh_tensorflow.ops._variables.variable import Variable, VariableDType
 
 __all__ = ["LaidOutLike", "LoweringLike", "StagesLike", "VariablePlacer"]
 

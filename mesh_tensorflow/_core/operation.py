@@ -18,7 +18,7 @@ from mesh_tensorflow._site import Site, caller_site
 
 if TYPE_CHECKING:
     from mesh_tensorflow._core.graph import Graph, Mesh
-    from mesh_tensorflow._core.interfaces import LoweringLike
+    from mesh_tensorflow._core.interfaces import LaidOutLike, LoweringLike
     from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 
 __all__ = ["Loop", "Operation", "gradient_of_output", "is_of_package", "with_inner_operations"]
@@ -364,6 +364,16 @@ class Operation(metaclass=_LeavesNothingBehind):
     def lower(self, lowering: LoweringLike) -> None:
         """Creates the TensorFlow operations, and passes the lowered outputs to `lowering`."""
         raise NotImplementedError(f"{type(self).__name__} cannot be lowered: {self}")
+
+    def _added_to(self, value: LaidOutLike, lowering: LoweringLike) -> Optional[LaidOutLike]:
+        """Returns a lowered value with its output added, in one memory; or None, by default.
+
+        Args:
+          value: a laid-out value of the shape of its output; a partial sum only if its own output
+            is one over the same mesh axes.
+          lowering: a Lowering.
+        """
+        return None
 
     # -- inner operations, and rewriting
 

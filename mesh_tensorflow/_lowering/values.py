@@ -23,8 +23,7 @@ from mesh_tensorflow._core.graph import Graph
 from mesh_tensorflow._core.interfaces import LaidOutLike
 from mesh_tensorflow._core.operation import Operation
 from mesh_tensorflow._core.tensor import Tensor
-from mesh_tensorflow._lowering.checks import all_of_package, check_impls, check_layouts
-from mesh_tensorflow._lowering.lowering import Lowering
+from mesh_tensorflow._lowering.lowering import Lowering, all_of_package, check_impls, check_layouts
 from mesh_tensorflow.ops._variables.variable import Variable
 from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
 

@@ -33,14 +33,17 @@ import tensorflow.compat.v1 as tf
 from tensorflow.compiler.tf2xla.ops import gen_xla_ops
 
 from mesh_tensorflow._core.interfaces import LaidOutLike
-from mesh_tensorflow._core.layout import LayoutLike, TensorLayout
+from mesh_tensorflow._core.layout import LayoutLike, TensorLayout, given_stored_layout
 from mesh_tensorflow._core.shape import Dimension, Shape, ShapeLike, list_product
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh import random_values
-from mesh_tensorflow._mesh.laid_out import LaidOutTensor, convert_args_to_laid_out_tensors
-from mesh_tensorflow._mesh.mesh_impl import MeshImpl, named_collective
+from mesh_tensorflow._mesh.mesh_impl import (
+    LaidOutTensor,
+    MeshImpl,
+    convert_args_to_laid_out_tensors,
+    named_collective,
+)
 from mesh_tensorflow._mesh.random_values import new_key
-from mesh_tensorflow._mesh.stored_layout import given_stored_layout
 from mesh_tensorflow._mesh.variables.slice_variables import SliceVariables
 
 if TYPE_CHECKING:

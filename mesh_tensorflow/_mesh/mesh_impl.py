@@ -37,7 +37,7 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Generic, Optional, Protocol, TypeVar, Union
+from typing import TYPE_CHECKING, Any, Generic, Optional, Protocol, TypeVar, Union
 
 import tensorflow.compat.v1 as tf
 
@@ -46,6 +46,7 @@ from mesh_tensorflow._core.interfaces import LaidOutLike
 from mesh_tensorflow._core.layout import (
     LayoutLike,
     LayoutRules,
+    StoredLayout,
     TensorLayout,
     convert_to_layout_rules,
     pnum_to_group,
@@ -56,21 +57,171 @@ from mesh_tensorflow._core.shape import Dimension, Shape, ShapeLike, convert_to_
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh import slice_functions
 from mesh_tensorflow._mesh.devices import mesh_text
-from mesh_tensorflow._mesh.laid_out import LaidOutTensor, LazyAllreduceSum
-from mesh_tensorflow._mesh.laid_out import LaidOutTensor as Slices
 from mesh_tensorflow._mesh.random_values import new_key
-from mesh_tensorflow._mesh.stored_layout import StoredLayout
 
-__all__ = [
-    "COLLECTIVES",
-    "HasSlices",
-    "MeshImpl",
-    "MeshPair",
-    "Reducer",
-    "named_collective",
-    "slices_of",
-]
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
+
+# -- laid-out tensors
+
+
+class LaidOutTensor:
+    """The slices of one tensor that a program has: those of all processors, or of one.
+
+    `MeshImpl.LaidOutTensor` is the subclass of a mesh implementation, which passes its instances
+    to `slicewise` and to collectives.
+    """
+
+    def __init__(self, tensor_list: Sequence[tf.Tensor]):
+        """Creates a LaidOutTensor.
+
+        Args:
+          tensor_list: the slices, tf.Tensors.
+        """
+        self._tensor_list = list(tensor_list)
+
+    def __repr__(self) -> str:
+        return f"[{','.join(map(repr, self._tensor_list))}]"
+
+    @classmethod
+    def from_tensor_list(cls, tensor_list: Sequence[tf.Tensor]) -> Self:
+        """Creates an instance from a list of tf.Tensors."""
+        return cls(tensor_list)
+
+    @property
+    def tensor_list(self) -> list[tf.Tensor]:
+        """The slices."""
+        return self._tensor_list
+
+    @property
+    def all_slices(self) -> list[tf.Tensor]:
+        """The slices."""
+        return self._tensor_list
+
+    @property
+    def slice_shape(self) -> list[int]:
+        """The shape of one slice."""
+        return self._tensor_list[0].shape.as_list()
+
+    def of_shape(self, tensor_shape: Shape) -> LaidOutTensor:
+        """Returns the same slices; a subclass may record the Shape of the whole tensor.
+
+        Args:
+          tensor_shape: the Shape of the whole tensor.
+        """
+        return self
+
+    def to_laid_out_tensor(self) -> Self:
+        """Returns itself."""
+        return self
+
+
+class LazyAllreduceSum:
+    """A partial sum: the sum of a laid-out tensor over groups of processors, computed lazily.
+
+    Additions and reshapes work on the summands, so that a sum of several partial sums is
+    communicated once. `to_laid_out_tensor` computes the sum once and caches it.
+
+    Attributes:
+      mesh_impl: the MeshImpl that computes the sum.
+      laid_out_input: the summands, a LaidOutTensor.
+      mesh_axes: the mesh axes to sum over.
+      add_counter_fn: called without arguments when the sum is computed; or None.
+    """
+
+    def __init__(
+        self,
+        mesh_impl: MeshImpl,
+        laid_out_input: LaidOutTensor,
+        mesh_axes: Sequence[int],
+        add_counter_fn: Optional[Callable[[], None]] = None,
+    ):
+        self.mesh_impl = mesh_impl
+        self.laid_out_input = laid_out_input
+        self.mesh_axes = list(mesh_axes)
+        self.add_counter_fn = add_counter_fn
+        self._sum: Any = None
+
+    def to_laid_out_tensor(self) -> Any:
+        """Returns the sum, a LaidOutTensor."""
+        if self._sum is None:
+            # Counted once, where it is computed: a sum that nobody needs is not communicated.
+            if self.add_counter_fn is not None:
+                self.add_counter_fn()
+            self._sum = self.mesh_impl.allreduce(self.laid_out_input, self.mesh_axes, "SUM")
+        return self._sum
+
+    @property
+    def is_summed(self) -> bool:
+        """Whether the sum has been computed."""
+        return self._sum is not None
+
+    @property
+    def slice_shape(self) -> list[int]:
+        """The shape of one slice."""
+        return self.laid_out_input.slice_shape
+
+    def __add__(self, other: LazyAllreduceSum) -> LazyAllreduceSum:
+        """Returns the lazy sum with a compatible LazyAllreduceSum."""
+        add = self.mesh_impl.slicewise
+        return self.with_summands(
+            # sum(a) + sum(b) = sum(a + b) over processors: one allreduce in place of two.
+            add(lambda a, b: a + b, self.laid_out_input, other.laid_out_input)
+        )
+
+    def with_summands(self, summands: LaidOutTensor) -> LazyAllreduceSum:
+        """Returns the lazy sum of other summands over the same mesh axes.
+
+        Args:
+          summands: a LaidOutTensor.
+        """
+        # Of an addition, the one allreduce is counted under the label of the first sum, as in the
+        # classic.
+        return LazyAllreduceSum(self.mesh_impl, summands, self.mesh_axes, self.add_counter_fn)
+
+
+class LazyLaidOutTensor:
+    """A laid-out tensor that is computed on each use, such as a large constant."""
+
+    def __init__(self, to_laid_out_tensor_fn: Callable[[], Any], slice_shape: Sequence[int]):
+        """Creates a LazyLaidOutTensor.
+
+        Args:
+          to_laid_out_tensor_fn: returns the LaidOutTensor; called without arguments.
+          slice_shape: the shape of one slice.
+        """
+        self._to_laid_out_tensor_fn = to_laid_out_tensor_fn
+        self._slice_shape = list(slice_shape)
+
+    def to_laid_out_tensor(self) -> Any:
+        """Computes the value, a LaidOutTensor."""
+        # Not cached: what is made again at each use takes no memory between its uses.
+        return self._to_laid_out_tensor_fn()
+
+    @property
+    def slice_shape(self) -> list[int]:
+        """The shape of one slice."""
+        return self._slice_shape
+
+
+def compatible_lazy_allreduce_sums(xs: Iterable[Any]) -> bool:
+    """Returns whether all `xs` are pending sums over the same mesh axes of one MeshImpl."""
+    xs = list(xs)
+    # To add the summands of a sum that has been computed would communicate the same values again.
+    if not xs or not all(isinstance(x, LazyAllreduceSum) and not x.is_summed for x in xs):
+        return False
+    first = xs[0]
+    # Over other axes, sum(a) + sum(b) is no sum of a + b: each has groups of its own.
+    return all(x.mesh_impl is first.mesh_impl and x.mesh_axes == first.mesh_axes for x in xs)
+
+
+def convert_args_to_laid_out_tensors(xs: Iterable[Any]) -> list[Any]:
+    """Returns `xs` with lazy values computed; other values are unchanged."""
+    return [x.to_laid_out_tensor() if hasattr(x, "to_laid_out_tensor") else x for x in xs]
+
+
+# -- the interface
 
 # Methods of MeshImpl that communicate, and the parts of names that their nodes have.
 COLLECTIVES = ("allreduce", "reduce_scatter", "allconcat", "alltoall", "receive")
@@ -121,7 +272,7 @@ class Reducer(abc.ABC, Generic[_Slices]):
         """
 
 
-SlicesT = TypeVar("SlicesT", bound=Slices)
+SlicesT = TypeVar("SlicesT", bound=LaidOutTensor)
 
 
 class MeshImpl(Generic[SlicesT]):

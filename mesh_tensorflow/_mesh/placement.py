@@ -24,8 +24,7 @@ from mesh_tensorflow._mesh.devices import (
     check_distinct_devices,
     devices_text,
 )
-from mesh_tensorflow._mesh.laid_out import LaidOutTensor
-from mesh_tensorflow._mesh.mesh_impl import Reducer
+from mesh_tensorflow._mesh.mesh_impl import LaidOutTensor, Reducer
 from mesh_tensorflow._mesh.slice_functions import binary_reduction_fn, complex_view, real_view
 from mesh_tensorflow._mesh.variables.slice_variables import SliceVariables
 

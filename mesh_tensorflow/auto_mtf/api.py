@@ -6,10 +6,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Optional, Union
 
 from mesh_tensorflow._core.graph import Graph
-from mesh_tensorflow._core.layout import LayoutRules
+from mesh_tensorflow._core.layout import LayoutRules, StoredLayout
 from mesh_tensorflow._core.shape import Shape, convert_to_shape
 from mesh_tensorflow._core.tensor import Tensor
-from mesh_tensorflow._mesh.stored_layout import StoredLayout
 from mesh_tensorflow._units import bytes_text
 from mesh_tensorflow.auto_mtf import layout_optimizer, memory_estimator, step_time
 from mesh_tensorflow.auto_mtf._time.stored import fastest, stored_estimators

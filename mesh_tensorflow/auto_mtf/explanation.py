@@ -10,8 +10,8 @@ import numpy as np
 from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.errors import text_table as table
 from mesh_tensorflow._core.graph import Graph
+from mesh_tensorflow._core.layout import StoredLayout
 from mesh_tensorflow._core.tensor import Tensor
-from mesh_tensorflow._mesh.stored_layout import StoredLayout
 from mesh_tensorflow._units import bytes_text
 from mesh_tensorflow.auto_mtf import api
 from mesh_tensorflow.auto_mtf._time.seconds import ZERO, Seconds

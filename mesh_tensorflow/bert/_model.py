@@ -13,7 +13,7 @@ import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
 from mesh_tensorflow.bert._config import BertConfig
 from mesh_tensorflow.ops._contractions.softmax import normalize
-from mesh_tensorflow.ops._variables.precision import computed_in_float32, widened
+from mesh_tensorflow.ops._variables.variable import computed_in_float32, widened
 from mesh_tensorflow.transformer import moe as moe_lib
 from mesh_tensorflow.transformer.transformer_layers._attention.params import (
     relative_position_bucket,

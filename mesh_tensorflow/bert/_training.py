@@ -13,7 +13,7 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import checkpoint, estimator
 from mesh_tensorflow._flags import FLAGS
-from mesh_tensorflow._lowering.checks import rules_that_apply
+from mesh_tensorflow._lowering.lowering import rules_that_apply
 from mesh_tensorflow._mesh.variables import checkpoint_files
 from mesh_tensorflow._programs.saver_hook import SaverHook
 from mesh_tensorflow.bert._config import BertConfig

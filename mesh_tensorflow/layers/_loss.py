@@ -6,7 +6,7 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._core.errors import dims_text
-from mesh_tensorflow.ops._variables.precision import widened
+from mesh_tensorflow.ops._variables.variable import widened
 
 __all__ = [
     "sigmoid_cross_entropy_with_logits",

@@ -10,7 +10,7 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._core.errors import check_flag, dims_text
 from mesh_tensorflow.ops._contractions.softmax import normalize
-from mesh_tensorflow.ops._variables.precision import InputDType, computed_in_float32, widened
+from mesh_tensorflow.ops._variables.variable import InputDType, computed_in_float32, widened
 
 __all__ = ["batch_norm", "corr", "layer_norm"]
 

@@ -29,21 +29,21 @@ from mesh_tensorflow._core.shape import (
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh.devices import parallel, session_config
 from mesh_tensorflow._mesh.gspmd import GspmdMeshImpl
-from mesh_tensorflow._mesh.laid_out import (
+from mesh_tensorflow._mesh.mesh_impl import (
     LaidOutTensor,
-    LaidOutVariable,
     LazyAllreduceSum,
     LazyLaidOutTensor,
+    MeshImpl,
     compatible_lazy_allreduce_sums,
     convert_args_to_laid_out_tensors,
 )
-from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow._mesh.slice_functions import binary_reduction_fn, reduction_fn
 from mesh_tensorflow._mesh.tpu_program import (
     pnum_to_processor_coordinates_nd,
     processor_coordinates_to_pnum_map_nd,
 )
 from mesh_tensorflow._mesh.variables.function import function
+from mesh_tensorflow._mesh.variables.slice_variables import LaidOutVariable
 from mesh_tensorflow._mesh.variables.store import VariableStore
 from mesh_tensorflow.ops._contractions.conv import *
 from mesh_tensorflow.ops._contractions.einsum import *
@@ -70,11 +70,10 @@ from mesh_tensorflow.ops._random import *
 from mesh_tensorflow.ops._source import *
 from mesh_tensorflow.ops._variables.assign import *
 from mesh_tensorflow.ops._variables.checkpoint import *
-from mesh_tensorflow.ops._variables.precision import *
 from mesh_tensorflow.ops._variables.variable import *
 
 # Lowerings use operations, so they come after them.
-from mesh_tensorflow._lowering.counters import (  # isort: skip
+from mesh_tensorflow._lowering.watched import (  # isort: skip
     log_variable_sizes,
     pretty_print_counters,
 )

@@ -22,9 +22,8 @@ from mesh_tensorflow._core.shape import (
     convert_to_shape,
 )
 from mesh_tensorflow._core.tensor import ArrayLike, Tensor, check_tensors
-from mesh_tensorflow._mesh.laid_out import LazyLaidOutTensor
-from mesh_tensorflow._mesh.mesh_impl import HasSlices, MeshImpl, slices_of
-from mesh_tensorflow.ops._variables.precision import imported_dtype
+from mesh_tensorflow._mesh.mesh_impl import HasSlices, LazyLaidOutTensor, MeshImpl, slices_of
+from mesh_tensorflow.ops._variables.variable import imported_dtype
 
 __all__ = [
     "Constant",

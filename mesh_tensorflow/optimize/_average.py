@@ -9,7 +9,7 @@ from typing import Any, Optional
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
-from mesh_tensorflow._mesh.variables.storage import initial_value
+from mesh_tensorflow._mesh.random_values import initial_value
 from mesh_tensorflow.optimize._base import Rate, rate_now, scalar_like, stored_value
 
 __all__ = ["ExponentialMovingAverage"]

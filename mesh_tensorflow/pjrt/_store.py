@@ -21,9 +21,8 @@ import tensorflow as tf2
 import tensorflow.compat.v1 as tf
 from jax.sharding import NamedSharding, Sharding
 
-from mesh_tensorflow._mesh.random_values import program_seed
+from mesh_tensorflow._mesh.random_values import initial_value, program_seed
 from mesh_tensorflow._mesh.variables.checkpoint_files import Reader, Shard, reading, slice_spec
-from mesh_tensorflow._mesh.variables.storage import initial_value
 from mesh_tensorflow._mesh.variables.store import Form, VariableStore, differs, fitting
 from mesh_tensorflow._stop_signals import deferred
 from mesh_tensorflow.checkpoint import CheckpointError, Wanted, check_checkpoint

@@ -14,7 +14,7 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._core.errors import dims_text
-from mesh_tensorflow._lowering.checks import check_rules_apply
+from mesh_tensorflow._lowering.lowering import check_rules_apply
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow._mesh.random_values import keys_by_step
 from mesh_tensorflow._programs.summaries import summaries_so_far, taken_summaries

@@ -13,7 +13,7 @@ from mesh_tensorflow._core.graph import Graph, Mesh
 from mesh_tensorflow._core.shape import Shape
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._lowering.lowering import Lowering
-from mesh_tensorflow._lowering.stored_layouts import stored_shapes
+from mesh_tensorflow._lowering.rewrites import stored_shapes
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow._units import bytes_text, count_text, shortened_apart
 from mesh_tensorflow.ops._variables.variable import Variable

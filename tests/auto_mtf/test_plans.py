@@ -6,7 +6,7 @@ from auto_mtf.test_step_time import SLOW, all_layouts
 from auto_mtf.test_stored_costs import counted, predicted
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow._mesh.stored_layout import stored_layout
+from mesh_tensorflow._core.layout import stored_layout
 from mesh_tensorflow.auto_mtf import Choice
 from mesh_tensorflow.auto_mtf.hardware import Link
 from mesh_tensorflow.auto_mtf.plans.language_model import planned_language_model

@@ -7,7 +7,7 @@ import tensorflow.compat.v1 as tf
 from auto_mtf.test_step_time import SLOW, TINY, all_layouts
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow._mesh.stored_layout import stored_layout
+from mesh_tensorflow._core.layout import stored_layout
 from mesh_tensorflow.auto_mtf import models
 from mesh_tensorflow.auto_mtf._time.stored import stored_layouts
 from mesh_tensorflow.auto_mtf._time.time_program import ProgramParts

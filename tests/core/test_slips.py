@@ -12,7 +12,7 @@ from helpers.world import A, B, C, World
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow._core import errors
-from mesh_tensorflow._lowering.checks import rules_that_apply
+from mesh_tensorflow._lowering.lowering import rules_that_apply
 
 STRICT = r"\n  \(an error by mtf.strict\(\) or MTF_STRICT; a warning otherwise\)"
 OTHER_A = mtf.Dimension("a", 4)

@@ -66,7 +66,7 @@ CHOICES = (
     ),
     Choice(
         "stacks of small variables",
-        "_lowering.stack_variables",
+        "_lowering.rewrites",
         "_MAX_STACKED_SLICE",
         2**27,
         _ANY_SIZE,

@@ -8,8 +8,8 @@ import tensorflow.compat.v1 as tf
 from helpers.mesh import xla_cpu_replicas
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow._mesh.constants import at_device, constant
 from mesh_tensorflow._mesh.random_values import keys_by_step
+from mesh_tensorflow._mesh.slice_functions import at_device, constant
 from mesh_tensorflow._mesh.tpu_program import outside_tpu_context
 from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
 from mesh_tensorflow.simd_mesh_impl import SimdMeshImpl

@@ -18,7 +18,7 @@ FAULTS = [
         "mesh/test_counters.py",
     ),
     Fault(
-        "_mesh/laid_out.py",
+        "_mesh/mesh_impl.py",
         "x.mesh_impl is first.mesh_impl and x.mesh_axes == first.mesh_axes",
         "x.mesh_impl is first.mesh_impl",
         "sums over different mesh axes are added before they are made",
@@ -81,7 +81,7 @@ FAULTS = [
         "test_eager.py -k layouts_in_turn",
     ),
     Fault(
-        "_mesh/variables/storage.py",
+        "_mesh/random_values.py",
         "zlib.crc32(name.encode()) % 2**31",
         'zlib.crc32(name.split("/")[-1].encode()) % 2**31',
         "variables of one name in different scopes begin with the same values",

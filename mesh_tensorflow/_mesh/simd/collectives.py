@@ -11,10 +11,9 @@ import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._core.layout import pnum_to_processor_coordinates, processor_groups
 from mesh_tensorflow._core.shape import Shape
-from mesh_tensorflow._mesh.constants import constant
 from mesh_tensorflow._mesh.mesh_impl import Reducer
 from mesh_tensorflow._mesh.simd.program import ALLGATHER, ALLTOALL, PERMUTE, Exchange, SimdProgram
-from mesh_tensorflow._mesh.slice_functions import complex_view, real_view
+from mesh_tensorflow._mesh.slice_functions import complex_view, constant, real_view
 
 __all__ = ["TfCollectives"]
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Optional
 
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow._mesh.laid_out import LaidOutTensor
+from mesh_tensorflow._mesh.mesh_impl import LaidOutTensor
 from mesh_tensorflow._mesh.simd.execution import device_functions
 from mesh_tensorflow._mesh.variables.slice_variables import SliceVariables
 

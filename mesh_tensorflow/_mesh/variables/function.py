@@ -16,7 +16,7 @@ from typing import Any, Optional
 import numpy as np
 import tensorflow as tf2
 
-from mesh_tensorflow._mesh.stored_layout import storing
+from mesh_tensorflow._core.layout import storing
 from mesh_tensorflow._mesh.variables.store import VariableStore
 from mesh_tensorflow._watching import (
     NodeNames,

@@ -25,14 +25,18 @@ from mesh_tensorflow._core.errors import WrongTypeError, did_you_mean, dims_text
 from mesh_tensorflow._core.graph import Graph
 from mesh_tensorflow._core.layout import TensorLayout
 from mesh_tensorflow._core.shape import Shape
+from mesh_tensorflow._mesh.random_values import initial_value
 from mesh_tensorflow._mesh.slice_functions import (
     combine_slices,
     in_own_memory,
     make_slices,
     slice_coordinates,
 )
-from mesh_tensorflow._mesh.variables.master import StoredMaster
-from mesh_tensorflow._mesh.variables.storage import PieceSaveable, WholeStorage, initial_value
+from mesh_tensorflow._mesh.variables.master import (
+    PieceSaveable,
+    StoredMaster,
+    WholeStorage,
+)
 from mesh_tensorflow._units import counted
 
 if TYPE_CHECKING:
@@ -283,8 +287,8 @@ class _Active(threading.local):
 _active = _Active()
 
 
-def store_of(graph: Graph) -> Optional[VariableStore]:
-    """Returns the store for a variable that is created now; None in a TensorFlow 1 graph.
+def store_of(graph: Graph) -> VariableStore:
+    """Returns the store for a variable that is created now, in eager code or in a tf.function.
 
     Args:
       graph: the Graph of the variable.
@@ -292,9 +296,6 @@ def store_of(graph: Graph) -> Optional[VariableStore]:
     Raises:
       ValueError: the program is built in a tf.function, and no store is active.
     """
-    # A graph of TensorFlow 1 keeps its variables itself, also within the scope of a store.
-    if not tf.executing_eagerly_outside_functions():
-        return None
     if _active.stores:
         return _active.stores[-1]
     if graph.variable_store is None:

@@ -12,13 +12,12 @@ from typing import NamedTuple, Optional, Union
 import numpy as np
 
 from mesh_tensorflow._core.graph import Graph
-from mesh_tensorflow._core.layout import LayoutRules, StoredName
+from mesh_tensorflow._core.layout import WEIGHTS_TOO, LayoutRules, StoredLayout, StoredName
 from mesh_tensorflow._core.operation import Operation, with_inner_operations
 from mesh_tensorflow._core.shape import Dimension, Shape
 from mesh_tensorflow._core.tensor import Tensor
-from mesh_tensorflow._lowering.stored_layouts import update_names
+from mesh_tensorflow._lowering.rewrites import update_names
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
-from mesh_tensorflow._mesh.stored_layout import WEIGHTS_TOO, StoredLayout
 from mesh_tensorflow.auto_mtf.valid_layouts import LayoutValidator
 from mesh_tensorflow.layers._attention.blocked_operation import Blocked
 from mesh_tensorflow.ops._control.control import CustomGradientOperation

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Optional, Union
 
 from mesh_tensorflow._core.graph import Graph
+from mesh_tensorflow._core.layout import StoredLayout, stored_layout
 from mesh_tensorflow._core.shape import Shape, convert_to_shape
 from mesh_tensorflow._core.tensor import Tensor
-from mesh_tensorflow._mesh.stored_layout import StoredLayout, stored_layout
 from mesh_tensorflow.auto_mtf._time.time_program import ProgramParts
 from mesh_tensorflow.auto_mtf.hardware import Hardware
 from mesh_tensorflow.auto_mtf.step_time import Estimate, StepEstimator

@@ -12,11 +12,10 @@ import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._core.errors import dims_text, text_table
 from mesh_tensorflow._core.graph import Graph
-from mesh_tensorflow._core.layout import LayoutRules
+from mesh_tensorflow._core.layout import LayoutRules, StoredLayout
 from mesh_tensorflow._core.operation import Operation
 from mesh_tensorflow._core.shape import Shape, convert_to_shape
 from mesh_tensorflow._core.tensor import Tensor
-from mesh_tensorflow._mesh.stored_layout import StoredLayout
 from mesh_tensorflow._units import bytes_text
 from mesh_tensorflow.auto_mtf._time.seconds import CostModel
 from mesh_tensorflow.auto_mtf._time.stored import stored_layouts

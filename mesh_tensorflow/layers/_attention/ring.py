@@ -22,8 +22,7 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._core.cost import Collective
 from mesh_tensorflow._core.interfaces import LaidOutLike
-from mesh_tensorflow._mesh.laid_out import LaidOutTensor
-from mesh_tensorflow._mesh.mesh_impl import MeshImpl
+from mesh_tensorflow._mesh.mesh_impl import LaidOutTensor, MeshImpl
 from mesh_tensorflow.layers._attention.blocked_form import Dims
 
 __all__ = [

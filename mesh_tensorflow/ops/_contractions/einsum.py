@@ -106,12 +106,14 @@ class EinsumOperation(Operation):
         """Returns, for each input, the einsum of dy with the other inputs, conjugate if complex."""
         dy = gradient_of_output(grad_ys)
         xs = self.inputs
+
+        def others(i: int) -> list[Tensor]:
+            kept = [*xs[:i], *xs[i + 1 :]]
+            return [mtf.conj(x) if x.dtype.is_complex else x for x in kept]
+
         # y = sum(x_1 x_2 x_3) has dx_1 = sum(dy conj(x_2) conj(x_3)) over all that x_1 lacks.
-        return [
-            # A dimension that only this input has is summed over: `product` repeats dy along it.
-            product([dy, *map(mtf.conj, [*xs[:i], *xs[i + 1 :]])], x.shape)
-            for i, x in enumerate(xs)
-        ]
+        # A dimension that only this input has is summed over: `product` repeats dy along it.
+        return [product([dy, *others(i)], x.shape) for i, x in enumerate(xs)]
 
     def _plan(self, mesh_impl: MeshImpl) -> tuple[dict[Dimension, int], list[int]]:
         """Returns the dimensions to gather first, with their mesh axes, and the axes to sum.

@@ -15,12 +15,11 @@ from mesh_tensorflow._core.interfaces import LaidOutLike, LoweringLike
 from mesh_tensorflow._core.operation import Operation, gradient_of_output
 from mesh_tensorflow._core.shape import Dimension
 from mesh_tensorflow._core.tensor import Tensor
-from mesh_tensorflow._mesh.constants import constant
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
-from mesh_tensorflow._mesh.slice_functions import add_entries
+from mesh_tensorflow._mesh.slice_functions import add_entries, constant
 from mesh_tensorflow.ops._contractions.reduce_broadcast import cost_along
 from mesh_tensorflow.ops._source import check_dimension
-from mesh_tensorflow.ops._variables.precision import computed_in_float32
+from mesh_tensorflow.ops._variables.variable import computed_in_float32
 
 __all__ = [
     "CrossEntropyGradientOperation",

@@ -13,8 +13,7 @@ from mesh_tensorflow._core.graph import leaves_no_node
 from mesh_tensorflow._core.interfaces import LoweringLike
 from mesh_tensorflow._core.operation import Operation, PendingSums
 from mesh_tensorflow._core.tensor import Tensor, is_differentiable
-from mesh_tensorflow._mesh.laid_out import LazyAllreduceSum
-from mesh_tensorflow._mesh.mesh_impl import MeshImpl
+from mesh_tensorflow._mesh.mesh_impl import LazyAllreduceSum, MeshImpl
 from mesh_tensorflow.ops._variables.assign import Assign, ReadVariable, note_read
 from mesh_tensorflow.ops._variables.variable import Variable
 

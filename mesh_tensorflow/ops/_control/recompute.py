@@ -16,8 +16,11 @@ from mesh_tensorflow._core.layout import LayoutRules, convert_to_layout_rules
 from mesh_tensorflow._core.operation import Operation, PendingSums
 from mesh_tensorflow._core.shape import Shape, convert_to_shape
 from mesh_tensorflow._core.tensor import Tensor, is_differentiable
-from mesh_tensorflow._mesh.laid_out import LazyAllreduceSum, convert_args_to_laid_out_tensors
-from mesh_tensorflow._mesh.mesh_impl import MeshImpl
+from mesh_tensorflow._mesh.mesh_impl import (
+    LazyAllreduceSum,
+    MeshImpl,
+    convert_args_to_laid_out_tensors,
+)
 from mesh_tensorflow.ops._control.control import custom_gradient, external_inputs
 
 __all__ = ["RecomputeBudget", "recompute_grad"]

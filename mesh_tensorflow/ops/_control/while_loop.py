@@ -17,10 +17,9 @@ from mesh_tensorflow._core.operation import Loop, Operation, PendingSums, with_i
 from mesh_tensorflow._core.pending import sums_of, walk
 from mesh_tensorflow._core.shape import Shape
 from mesh_tensorflow._core.tensor import Tensor, check_tensors, is_differentiable
-from mesh_tensorflow._mesh.constants import inside_loop
-from mesh_tensorflow._mesh.laid_out import LazyAllreduceSum
-from mesh_tensorflow._mesh.mesh_impl import MeshImpl
+from mesh_tensorflow._mesh.mesh_impl import LazyAllreduceSum, MeshImpl
 from mesh_tensorflow._mesh.random_values import fold_key
+from mesh_tensorflow._mesh.slice_functions import inside_loop
 from mesh_tensorflow.ops._control.control import Depend, external_inputs
 from mesh_tensorflow.ops._random import RandomOperation
 from mesh_tensorflow.ops._variables.assign import Assign, ReadVariable, earlier_assignments

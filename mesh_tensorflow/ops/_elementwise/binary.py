@@ -22,10 +22,12 @@ from mesh_tensorflow._core.shape import (
     convert_to_shape,
 )
 from mesh_tensorflow._core.tensor import Operand, Tensor, check_tensors
-from mesh_tensorflow._mesh.constants import constant
-from mesh_tensorflow._mesh.laid_out import compatible_lazy_allreduce_sums
-from mesh_tensorflow._mesh.mesh_impl import MeshImpl
-from mesh_tensorflow._mesh.slice_functions import broadcast_slice, tile_slice
+from mesh_tensorflow._mesh.mesh_impl import (
+    LazyAllreduceSum,
+    MeshImpl,
+    compatible_lazy_allreduce_sums,
+)
+from mesh_tensorflow._mesh.slice_functions import broadcast_slice, constant, tile_slice
 from mesh_tensorflow.ops._elementwise.slicewise import check_real
 from mesh_tensorflow.ops._source import import_unchanged
 
@@ -363,15 +365,24 @@ class AddOperation(BinaryOpWithBroadcasting):
         """Adds two compatible partial sums without reducing them; else adds slices."""
         values = [lowering.tensors[x] for x in self.inputs]
         if self._same_shapes():
-            # Gradients of a table that is read twice, such as a shared embedding, need one table in
-            # memory.
-            value = mtf.GatherGradientOperation.added(self.inputs, values, lowering)
-            if value is None and compatible_lazy_allreduce_sums(values):
-                value = values[0] + values[1]
+            value = self._added(values, lowering)
             if value is not None:
                 lowering.set_tensor_lowering(self.outputs[0], value)
                 return
         super().lower(lowering)
+
+    def _added(self, values: Sequence[Any], lowering: LoweringLike) -> Any:
+        """Returns the sum in the memory of one summand, or a partial sum; None if it is neither."""
+        pending = compatible_lazy_allreduce_sums(values)
+        # What is still to be summed over processors cannot be added to what is not.
+        if pending or not any(isinstance(v, LazyAllreduceSum) for v in values):
+            # Gradients of a table that is read twice, such as a shared embedding, need one table in
+            # memory. Reversed: the rows of one are added to the value of the other.
+            for x, other in zip(self.inputs[::-1], values):
+                total = x.operation._added_to(other, lowering)
+                if total is not None:
+                    return total
+        return values[0] + values[1] if pending else None
 
     def cost_key(self) -> None:
         """Costs depend on the shapes alone."""

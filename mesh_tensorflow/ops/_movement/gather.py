@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Optional
+from typing import Optional
 
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._core.cost import Cost
-from mesh_tensorflow._core.interfaces import LoweringLike
+from mesh_tensorflow._core.interfaces import LaidOutLike, LoweringLike
 from mesh_tensorflow._core.operation import Operation, PendingSums, gradient_of_output
 from mesh_tensorflow._core.shape import Dimension, Shape
 from mesh_tensorflow._core.tensor import Tensor
-from mesh_tensorflow._mesh.constants import constant
-from mesh_tensorflow._mesh.laid_out import (
-    LaidOutTensor,
-    LazyAllreduceSum,
-    compatible_lazy_allreduce_sums,
-)
-from mesh_tensorflow._mesh.mesh_impl import MeshImpl
-from mesh_tensorflow._mesh.slice_functions import add_entries
+from mesh_tensorflow._mesh.mesh_impl import LaidOutTensor, LazyAllreduceSum, MeshImpl
+from mesh_tensorflow._mesh.slice_functions import add_entries, constant
 
 __all__ = ["GatherGradientOperation", "GatherOperation"]
 
@@ -215,33 +209,18 @@ class GatherGradientOperation(Operation):
         result = mesh_impl.slicewise(add_rows, *self._values(lowering))
         lowering.set_partial_sum(self.outputs[0], result, summed, "einsum_op")
 
-    @staticmethod
-    def added(summands: Sequence[Tensor], values: Sequence[Any], lowering: LoweringLike) -> Any:
-        """Returns the sum of two Tensors if one of them is such sums of rows; or None.
+    def _added_to(self, value: LaidOutLike, lowering: LoweringLike) -> Optional[LaidOutLike]:
+        """Returns slices with the rows added, or None for some dtypes and orders of dimensions.
 
-        The rows are added to the other's slices, in their memory if nothing else reads it. So the
-        gradients of a table that is read several times are summed in one memory.
-
-        Args:
-          summands: two Tensors of one shape.
-          values: their lowered values.
-          lowering: a Lowering.
+        So the gradients of a table that is read several times are summed in one memory, that of
+        `value` if nothing else reads it.
         """
-        pending = compatible_lazy_allreduce_sums(values)
-        # Rows that are still to be summed over processors cannot be added to a table that is not.
-        if not pending and any(isinstance(v, LazyAllreduceSum) for v in values):
-            return None
-        # Reversed, so that the rows of one are added to the value of the other.
-        for x, table in zip(summands[::-1], values):
-            if isinstance(x.operation, GatherGradientOperation):
-                slices = table.laid_out_input if pending else table.to_laid_out_tensor()
-                total = x.operation._add_to(slices, lowering)
-                if total is not None:
-                    return table.with_summands(total) if pending else total
-        return None
+        if not isinstance(value, LazyAllreduceSum):
+            return self._with_rows(value.to_laid_out_tensor(), lowering)
+        total = self._with_rows(value.laid_out_input, lowering)
+        return None if total is None else value.with_summands(total)
 
-    def _add_to(self, table: LaidOutTensor, lowering: LoweringLike) -> Optional[LaidOutTensor]:
-        """Returns slices with the rows added, or None for some dtypes and orders of dimensions."""
+    def _with_rows(self, table: LaidOutTensor, lowering: LoweringLike) -> Optional[LaidOutTensor]:
         output = self.outputs[0]
         mesh_impl = lowering.mesh_impl(self)
         part = self._part(mesh_impl)

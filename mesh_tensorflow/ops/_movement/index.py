@@ -22,8 +22,7 @@ from mesh_tensorflow._core.shape import (
     convert_to_shape,
 )
 from mesh_tensorflow._core.tensor import Tensor
-from mesh_tensorflow._mesh.laid_out import LaidOutTensor
-from mesh_tensorflow._mesh.mesh_impl import MeshImpl
+from mesh_tensorflow._mesh.mesh_impl import LaidOutTensor, MeshImpl
 from mesh_tensorflow.ops._elementwise.slicewise import check_real
 from mesh_tensorflow.ops._movement import gather as _gather
 from mesh_tensorflow.ops._source import check_dimension, given_dimension, scalar_indices

@@ -22,9 +22,8 @@ from mesh_tensorflow._core.shape import (
     convert_to_shape,
 )
 from mesh_tensorflow._core.tensor import Tensor, check_tensors, with_stages
-from mesh_tensorflow._mesh.constants import constant
-from mesh_tensorflow._mesh.laid_out import LazyAllreduceSum
-from mesh_tensorflow._mesh.mesh_impl import MeshImpl
+from mesh_tensorflow._mesh.mesh_impl import LazyAllreduceSum, MeshImpl
+from mesh_tensorflow._mesh.slice_functions import constant
 from mesh_tensorflow.ops._contractions.einsum import EinsumOperation
 
 __all__ = [

@@ -11,7 +11,7 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._core.errors import dims_text
-from mesh_tensorflow.ops._variables.precision import dtype_in_force
+from mesh_tensorflow.ops._variables.variable import dtype_in_force
 
 if TYPE_CHECKING:
     from mesh_tensorflow.transformer.transformer._models.unitransformer import Unitransformer

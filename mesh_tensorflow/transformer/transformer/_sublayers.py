@@ -18,7 +18,7 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
-from mesh_tensorflow.ops._variables.precision import widened
+from mesh_tensorflow.ops._variables.variable import widened
 from mesh_tensorflow.transformer.transformer._context import Context, nonpadding_of
 
 if TYPE_CHECKING:

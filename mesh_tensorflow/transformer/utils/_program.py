@@ -14,7 +14,7 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._core.errors import did_you_mean, dims_text, slip
-from mesh_tensorflow._lowering.checks import rules_that_apply
+from mesh_tensorflow._lowering.lowering import rules_that_apply
 from mesh_tensorflow._mesh.devices import check_devices_exist
 from mesh_tensorflow._programs.summaries import summaries_so_far, taken_summaries
 from mesh_tensorflow.estimator.processes import devices_of, in_cluster, shards_of_process
