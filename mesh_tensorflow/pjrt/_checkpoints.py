@@ -11,7 +11,7 @@ import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._deprecations import not_advised
 from mesh_tensorflow._mesh.variables.checkpoint_files import Shard, join_files, write_parts
-from mesh_tensorflow.pjrt._devices import wait
+from mesh_tensorflow.pjrt._devices import together
 from mesh_tensorflow.pjrt._store import ArrayStore, parts_to_write
 
 __all__ = ["restore", "save"]
@@ -36,9 +36,9 @@ def save(store: ArrayStore, path: str, step: Optional[int] = None) -> str:
 
     Raises:
       ValueError: the store has no variables yet.
+      OSError: a process cannot write its file, and all raise an error.
     """
     path = path if step is None else f"{path}-{step}"
-    os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
     if not store.names:
         raise ValueError(
             "mtf.pjrt.save: the store has no variables yet: call the function, or its "
@@ -56,15 +56,27 @@ def save(store: ArrayStore, path: str, step: Optional[int] = None) -> str:
         parts.append(Shard(_STEP, "", np.asarray(step, np.int64)))
     count = jax.process_count()
     written = [f"{path}.part-{i}-of-{count}" for i in range(count)]
-    if parts:
-        write_parts(written[jax.process_index()], parts)
-    # The files can be joined once all are written, and used once they are joined: hence two waits.
-    wait("mtf checkpoint written")
-    if jax.process_index() == 0:
+
+    def write() -> None:
+        os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+        if parts:
+            write_parts(written[jax.process_index()], parts)
+
+    def join() -> None:
         join_files([w for w in written if tf.gfile.Exists(f"{w}.index")], path)
         with not_advised():
             tf.train.update_checkpoint_state(os.path.dirname(path) or ".", path)
-    wait("mtf checkpoint joined")
+
+    # The files can be joined once all are written, and used once they are joined.
+    for what, first in ((write, False), (join, True)):
+        together(
+            what,
+            OSError(
+                f"mtf.pjrt.save: another process could not write checkpoint {path}, and says why; "
+                "the checkpoints before it are as they were"
+            ),
+            first,
+        )
     return path
 
 

@@ -13,7 +13,7 @@ from jax import export as jax_export
 
 from mesh_tensorflow._core.shape import Dimension, Shape
 from mesh_tensorflow._mesh.gspmd import GspmdMeshImpl
-from mesh_tensorflow.pjrt._devices import all_dtypes, gathered, wait
+from mesh_tensorflow.pjrt._devices import all_dtypes, gathered, together
 from mesh_tensorflow.pjrt._function import ANY_PLATFORM, CompiledFunction, CompiledProgram
 
 __all__ = ["export"]
@@ -46,7 +46,9 @@ def export(
       The paths of the files.
 
     Raises:
-      ValueError: the program makes random values.
+      ValueError: the program makes random values, or a weight is of a dtype that safetensors lacks.
+      OSError: the files cannot be written. If the first of several processes has an error, the
+        others raise a RuntimeError.
     """
     function.make_variables(*args, **named)
     program = function.program(*args, **named)
@@ -54,7 +56,8 @@ def export(
     # By collectives of all processes, if no process has all parts.
     weights = {name: gathered(function.store.array(name)) for name in program.trace.variables}
     folder = pathlib.Path(directory)
-    if jax.process_index() == 0:
+
+    def write() -> None:
         # All contents are made before the first is written, so that an error leaves no part.
         contents = {"weights.safetensors": _safetensors(weights, function.mesh_impl.shape)}
         for one in (function, _on_one_device(function)):
@@ -63,7 +66,9 @@ def export(
         folder.mkdir(parents=True, exist_ok=True)
         for name, content in contents.items():
             (folder / name).write_bytes(content)
-    wait("export")
+
+    failed = f"mtf.pjrt.export: the first process could not write to {folder}, and says why"
+    together(write, RuntimeError(failed), first=True)
     programs = dict.fromkeys(f"program_{n}.bin" for n in (function.mesh.size, 1))
     return [str(folder / name) for name in ["weights.safetensors", *programs]]
 

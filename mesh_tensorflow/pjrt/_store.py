@@ -27,7 +27,7 @@ from mesh_tensorflow._mesh.variables.storage import initial_value
 from mesh_tensorflow._mesh.variables.store import Form, VariableStore, differs, fitting
 from mesh_tensorflow._stop_signals import deferred
 from mesh_tensorflow.checkpoint import CheckpointError, Wanted, check_checkpoint
-from mesh_tensorflow.pjrt._devices import all_dtypes, check_kept, gathered, in_any_process, placed
+from mesh_tensorflow.pjrt._devices import all_dtypes, check_kept, gathered, placed, together
 from mesh_tensorflow.pjrt._trace import ValueOfVariable, current_trace
 
 if TYPE_CHECKING:
@@ -302,17 +302,13 @@ def check_together(path: str, variables: Mapping[str, Restored]) -> None:
     """
     wanted = {n: Wanted(tuple(v.like.shape), v.dtype) for n, v in variables.items()}
     specs = {n: own_specs(v.like.shape, v.where) for n, v in variables.items()}
-    error: Optional[CheckpointError] = None
-    try:
-        check_checkpoint(path, wanted, specs)
-    except CheckpointError as found:
-        error = found
-    # All processes raise an error or none does: one that went on alone would wait in a collective.
-    if in_any_process(error is not None):
-        raise error or CheckpointError(
+    together(
+        lambda: check_checkpoint(path, wanted, specs),
+        CheckpointError(
             f"another process cannot read its parts of checkpoint {path}, and says why; no "
             "variable was changed"
-        )
+        ),
+    )
 
 
 def read_arrays(path: str, variables: Mapping[str, Restored]) -> Iterator[tuple[str, jax.Array]]:
