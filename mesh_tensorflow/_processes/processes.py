@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import json
@@ -10,7 +11,7 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Optional
 
 from tensorflow.python.distribute.cluster_resolver.slurm_cluster_resolver import (
@@ -19,16 +20,14 @@ from tensorflow.python.distribute.cluster_resolver.slurm_cluster_resolver import
 )
 
 from mesh_tensorflow._paths import readable
+from mesh_tensorflow._processes.chief import wait_at_end
 from mesh_tensorflow._processes.peers import (
     POLL_SECONDS,
-    Lookout,
     Peer,
     PeerLostError,
+    Watch,
     answers,
-    check_addresses,
     naming_port,
-    task_index,
-    wait_at_end,
     wait_for,
 )
 
@@ -40,6 +39,9 @@ _PORT = 8476  # of the first task of a node, if only the nodes are known
 # Numbers of processes that launchers set, which do not say where the others are.
 _COUNTS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_SIZE", "MV2_COMM_WORLD_SIZE", "WORLD_SIZE")
 _TASKS = ("chief", "master", "worker")  # types of tasks that run the program
+
+
+# -- the environment
 
 
 def addresses_and_index(environment: Mapping[str, str]) -> Optional[tuple[tuple[str, ...], int]]:
@@ -88,6 +90,63 @@ def _from_tf_config(text: str) -> tuple[tuple[str, ...], int]:
             f"TF_CONFIG: task {task} is not one of the {len(workers)} in the cluster {cluster}"
         )
     return tuple(workers), index
+
+
+def check_address(address: object) -> None:
+    """Checks the address of a process in TF_CONFIG.
+
+    Args:
+      address: the entry of TF_CONFIG.
+
+    Raises:
+      ValueError: it is not of the form "host:port".
+    """
+    # From the right, since an IPv6 address has colons of its own.
+    host, _, port = str(address).rpartition(":")
+    if not isinstance(address, str) or not host or not port.isdecimal() or int(port) > 65535:
+        raise ValueError(
+            f'TF_CONFIG: the address {address!r} should be "host:port", with a port of 1 to '
+            "65535 that the process can be reached at"
+        )
+
+
+def check_addresses(addresses: Sequence[object]) -> None:
+    """Checks the addresses of all processes in TF_CONFIG.
+
+    Args:
+      addresses: the entries of TF_CONFIG.
+
+    Raises:
+      ValueError: one is not of the form "host:port", or two processes have the same.
+    """
+    for address in addresses:
+        check_address(address)
+    twice = [address for address, n in collections.Counter(addresses).items() if n > 1]
+    if twice:
+        raise ValueError(
+            f"TF_CONFIG: {', '.join(map(str, twice))} is the address of several tasks, but each "
+            f"process needs a port of its own; the addresses are {', '.join(map(str, addresses))}"
+        )
+
+
+def task_index(index: object) -> int:
+    """Returns the number of a task in TF_CONFIG.
+
+    Args:
+      index: the entry of TF_CONFIG, an integer or its digits.
+
+    Raises:
+      ValueError: it is something else, or negative.
+    """
+    # Not isinstance, since a JSON true would be the number 1.
+    if type(index) is int and index >= 0:
+        return index
+    if isinstance(index, str) and index.isdecimal():
+        return int(index)
+    raise ValueError(
+        f'TF_CONFIG: the "index" of "task" is {index!r}; it should be a whole number, and counts '
+        "from 0"
+    )
 
 
 def check_described(environment: Mapping[str, str]) -> None:
@@ -188,6 +247,9 @@ def _expand_counts(counts: str) -> list[int]:
         ) from e
 
 
+# -- the processes
+
+
 @dataclasses.dataclass(frozen=True)
 class Processes:
     """The processes of a program, and the index of this one.
@@ -202,7 +264,7 @@ class Processes:
     index: int = 0
     job: str = "worker"
     # In a list, since the fields of a frozen dataclass cannot be set once the server is started.
-    _lookouts: list[Lookout] = dataclasses.field(
+    _watches: list[Watch] = dataclasses.field(
         default_factory=list, init=False, repr=False, compare=False
     )
 
@@ -275,8 +337,8 @@ class Processes:
         # A connection that is refused at first would keep failing for some time.
         others = self.peers[: self.index] + self.peers[self.index + 1 :]
         wait_for(others, self.peers[self.index], wait_seconds)
-        # Not earlier: to a Lookout, a process that has not been started yet would be lost.
-        self._lookouts[:] = [Lookout(others)]
+        # Not earlier: to a Watch, a process that has not been started yet would be lost.
+        self._watches[:] = [Watch(others)]
         return server
 
     def run(
@@ -304,7 +366,7 @@ class Processes:
         import tensorflow.compat.v1 as tf
 
         limit = tf.RunOptions(timeout_in_ms=int(1000 * timeout_seconds))
-        watch = self._lookouts[0].ending(session) if self._lookouts else contextlib.nullcontext()
+        watch = self._watches[0].ending(session) if self._watches else contextlib.nullcontext()
         with self.naming_lost_peers(), watch:
             return session.run(fetches, feed_dict, options=limit)
 
@@ -345,8 +407,8 @@ class Processes:
 
     def _lost(self) -> list[Peer]:
         """Returns the lost processes, without those that ended because of them."""
-        if self._lookouts:
-            return self._lookouts[0].confirmed()
+        if self._watches:
+            return self._watches[0].confirmed()
         return [peer for peer in self.peers if not answers(peer.address)]
 
     def finish(self, server: tf.distribute.Server) -> None:
@@ -414,11 +476,11 @@ class Processes:
                 while session.run(missing).size:
                     time.sleep(POLL_SECONDS)
 
-        lookout = self._lookouts[0] if self._lookouts else Lookout([])
+        watch = self._watches[0] if self._watches else Watch([])
         chief = self.peers[0]
         what = f"{self.peers[self.index]}: Processes.initialize, which waits for {chief},"
         with self.naming_lost_peers():
-            lookout.call(initialize, timeout_seconds, what)
+            watch.call(initialize, timeout_seconds, what)
 
 
 def processes(environment: Optional[Mapping[str, str]] = None) -> Processes:
