@@ -110,7 +110,7 @@ def test_a_process_that_is_lost_is_named(tmp_path):
 
 
 def test_sessions_run_in_the_chief(monkeypatch):
-    monkeypatch.setattr("mesh_tensorflow.pjrt._sessions.in_session.process_count", lambda: 2)
+    monkeypatch.setattr("mesh_tensorflow.pjrt._in_session.process_count", lambda: 2)
     message = r"there are 2 processes, of which the first runs the session.*run_in_chief\(main\)"
     with tf.Graph().as_default(), pytest.raises(ValueError, match=message):
         mtf.pjrt.in_session(lambda: tf.constant(1))
