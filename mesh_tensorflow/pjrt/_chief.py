@@ -123,7 +123,7 @@ def _connections(
         return True
 
     wait_for(others, me, _START_SECS, connect)
-    return list(made.items())
+    return [(peer, made[peer]) for peer in others]
 
 
 # -- the other processes
