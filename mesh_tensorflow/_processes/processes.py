@@ -12,8 +12,9 @@ import shutil
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Optional
+from typing import Any, Optional
 
+import tensorflow.compat.v1 as tf
 from tensorflow.python.distribute.cluster_resolver.slurm_cluster_resolver import (
     expand_hostlist,
     expand_tasks_per_node,
@@ -31,13 +32,10 @@ from mesh_tensorflow._processes.peers import (
     wait_for,
 )
 
-if TYPE_CHECKING:
-    import tensorflow as tf
-
-
 _PORT = 8476  # of the first task of a node, if only the nodes are known
 # Numbers of processes that launchers set, which do not say where the others are.
 _COUNTS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_SIZE", "MV2_COMM_WORLD_SIZE", "WORLD_SIZE")
+RUNTIME = "MTF_RUNTIME"  # "pjrt" where the launcher started processes for JAX
 _TASKS = ("chief", "master", "worker")  # types of tasks that run the program
 
 
@@ -68,7 +66,6 @@ def _from_tf_config(text: str) -> tuple[tuple[str, ...], int]:
         config = json.loads(text)
         cluster, task = config["cluster"], config["task"]
         chief = list(cluster.get("chief") or cluster.get("master") or [])
-        # TensorFlow counts each type from 0; here the chief is process 0, and workers follow it.
         workers = chief + list(cluster.get("worker", []))
         kind, index = task["type"], task["index"]
     except (ValueError, KeyError, TypeError, AttributeError) as e:
@@ -247,6 +244,51 @@ def _expand_counts(counts: str) -> list[int]:
         ) from e
 
 
+def is_pjrt() -> bool:
+    """Returns whether the processes, if there are several, are connected by JAX.
+
+    Raises:
+      ValueError: the environment variable has a value that no launcher sets.
+    """
+    found = os.environ.get(RUNTIME) or "tensorflow"
+    if found not in ("tensorflow", "pjrt"):
+        raise ValueError(
+            f'{RUNTIME} is {found!r}; it should be "tensorflow" or "pjrt", or not be set'
+        )
+    return found == "pjrt"
+
+
+def task_of(index: int) -> tuple[str, int]:
+    """Returns the type and the number of a task, as in TF_CONFIG.
+
+    Args:
+      index: the number of a process.
+    """
+    # TensorFlow counts each type from 0; here the chief is process 0, and workers follow it.
+    return ("worker", index - 1) if index else ("chief", 0)
+
+
+def variables_for(addresses: Sequence[str], index: int, runtime: str) -> dict[str, str]:
+    """Returns environment variables by which a process knows the others.
+
+    Args:
+      addresses: "host:port" of each process.
+      index: the number of the process.
+      runtime: what connects them: "tensorflow" or "pjrt".
+    """
+    kind, number = task_of(index)
+    config = {
+        "cluster": {"chief": [addresses[0]], "worker": list(addresses[1:])},
+        "task": {"type": kind, "index": number},
+    }
+    return {"TF_CONFIG": json.dumps(config), RUNTIME: runtime}
+
+
+def several_of_jax() -> bool:
+    """Returns whether there are several processes, which are connected by JAX."""
+    return is_pjrt() and processes().count > 1
+
+
 # -- the processes
 
 
@@ -295,10 +337,8 @@ class Processes:
         """Returns the indices of this process's devices in the list of `devices`."""
         return list(range(self.index * per_process, (self.index + 1) * per_process))
 
-    def config(self, per_process: int = 1) -> tf.compat.v1.ConfigProto:
+    def config(self, per_process: int = 1) -> tf.ConfigProto:
         """Returns a tf.ConfigProto for servers and sessions of these processes."""
-        import tensorflow.compat.v1 as tf
-
         config = tf.ConfigProto(device_count={"CPU": per_process})
         leader = f"/job:{self.job}/replica:0/task:0"
         config.experimental.collective_group_leader = leader
@@ -325,13 +365,11 @@ class Processes:
           PeerLostError: a process has not been started; the message names it.
           RuntimeError: the server cannot be started, for example because its port is in use.
         """
-        import tensorflow as tf2
-
         # By default, a call to a lost process waits forever.
         os.environ.setdefault("GRPC_FAIL_FAST", "true")
-        cluster = tf2.train.ClusterSpec({self.job: list(self.addresses)})
+        cluster = tf.train.ClusterSpec({self.job: list(self.addresses)})
         with naming_port(self.peers[self.index]):
-            server = tf2.distribute.Server(
+            server = tf.distribute.Server(
                 cluster, job_name=self.job, task_index=self.index, config=self.config(per_process)
             )
         # A connection that is refused at first would keep failing for some time.
@@ -343,7 +381,7 @@ class Processes:
 
     def run(
         self,
-        session: tf.compat.v1.Session,
+        session: tf.Session,
         fetches: object,
         feed_dict: Optional[Mapping[Any, Any]] = None,
         timeout_seconds: float = 600.0,
@@ -363,8 +401,6 @@ class Processes:
           PeerLostError: a process is lost; the message names it.
           tf.errors.DeadlineExceededError: no process is lost, but the step took too long.
         """
-        import tensorflow.compat.v1 as tf
-
         limit = tf.RunOptions(timeout_in_ms=int(1000 * timeout_seconds))
         watch = self._watches[0].ending(session) if self._watches else contextlib.nullcontext()
         with self.naming_lost_peers(), watch:
@@ -380,8 +416,6 @@ class Processes:
         Raises:
           PeerLostError: it names this process and the lost one, and says what to do.
         """
-        import tensorflow.compat.v1 as tf
-
         try:
             yield
         except (tf.errors.OpError, PeerLostError) as error:
@@ -428,7 +462,7 @@ class Processes:
 
     def initialize(
         self,
-        session: tf.compat.v1.Session,
+        session: tf.Session,
         checkpoint: Optional[str] = None,
         timeout_seconds: float = 1800.0,
     ) -> None:
@@ -448,8 +482,6 @@ class Processes:
           PeerLostError: a process is lost; the message names it.
           TimeoutError: no process is lost, but it took too long.
         """
-        import tensorflow.compat.v1 as tf
-
         variables = tf.global_variables()
         saved = set(
             tf.train.load_checkpoint(readable(checkpoint)).get_variable_to_shape_map()
@@ -497,25 +529,3 @@ def processes(environment: Optional[Mapping[str, str]] = None) -> Processes:
     environment = os.environ if environment is None else environment
     found = addresses_and_index(environment)
     return Processes(*found) if found else Processes()
-
-
-RUNTIME = "MTF_RUNTIME"  # "pjrt" where the launcher started processes for JAX
-
-
-def is_pjrt() -> bool:
-    """Returns whether the processes, if there are several, are connected by JAX.
-
-    Raises:
-      ValueError: the environment variable has a value that no launcher sets.
-    """
-    found = os.environ.get(RUNTIME) or "tensorflow"
-    if found not in ("tensorflow", "pjrt"):
-        raise ValueError(
-            f'{RUNTIME} is {found!r}; it should be "tensorflow" or "pjrt", or not be set'
-        )
-    return found == "pjrt"
-
-
-def several_of_jax() -> bool:
-    """Returns whether there are several processes, which are connected by JAX."""
-    return is_pjrt() and processes().count > 1
