@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple, Optional
+from typing import NamedTuple, NoReturn, Optional
 
 import tensorflow.compat.v1 as tf
 
@@ -28,8 +28,8 @@ __all__ = [
     "PeerLostError",
     "Watch",
     "answers",
-    "naming_port",
     "place_of",
+    "server_of",
     "wait_for",
 ]
 
@@ -87,18 +87,24 @@ class Peer(NamedTuple):
         return f"/job:{self.job}/task:{self.task}"
 
 
-@contextlib.contextmanager
-def naming_port(me: Peer) -> Iterator[None]:
-    """Turns errors of starting a server within into ones that name its port.
+def server_of(
+    me: Peer, spec: tf.train.ClusterSpec, config: tf.ConfigProto, protocol: Optional[str] = None
+) -> tf.distribute.Server:
+    """Starts the server of this process.
 
     Args:
-      me: the process of the server.
+      me: this process.
+      spec: the addresses of all processes.
+      config: the configuration of the server.
+      protocol: how servers talk; gRPC if None.
 
     Raises:
-      RuntimeError: TensorFlow could not start the server.
+      RuntimeError: TensorFlow could not start the server; the message names its port.
     """
+    # By default, a call to a lost process waits forever.
+    os.environ.setdefault("GRPC_FAIL_FAST", "true")
     try:
-        yield
+        return tf.distribute.Server(spec, me.job, me.task, protocol, config)
     except tf.errors.OpError as error:
         raise RuntimeError(
             f"{me}: its server cannot be started ({reason(error)}). Another process may use the "
@@ -241,33 +247,21 @@ class Watch:
             time.sleep(_STAY_SECS)
         return lost
 
-    def note(self, peer: Peer) -> None:
-        """Notes that a peer is lost.
+    def has_lost(self, peer: Peer) -> NoReturn:
+        """Raises PeerLostError for a peer that is found to be lost, or for one that was before.
 
         Args:
           peer: the process.
         """
         self._silent_since.setdefault(peer, time.monotonic())
         self._misses[peer] = self._limit
-
-    def error(self) -> Optional[PeerLostError]:
-        """Returns the error for the process that was lost first, or None if none is."""
-        lost = self.lost()
-        if not lost:
-            return None
-        return PeerLostError(
-            f"{lost[0]} does not answer any more: the process ended, or its machine or the "
-            f"network is down. {self._me} stops. Training resumes from the last checkpoint when "
-            "all processes are started again",
-            lost[0],
-        )
+        # A ping that was answered before may be counted only now.
+        raise self._error_of(next(iter(self.lost()), peer))
 
     def check(self) -> None:
-        """Raises PeerLostError if a process is lost, once that is known."""
-        self.settled()
-        error = self.error()
-        if error is not None:
-            raise error
+        """Raises PeerLostError if a process is lost."""
+        for peer in self.lost():
+            raise self._error_of(peer)
 
     def cause(self, error: BaseException) -> Optional[PeerLostError]:
         """Returns the error for a lost process if another error may be a consequence of it.
@@ -280,7 +274,15 @@ class Watch:
         # That of a session or a collective, which does not say that a process is lost.
         if isinstance(error, (tf.errors.OpError, RuntimeError)):
             self.settled()
-        return self.error()
+        return next(map(self._error_of, self.lost()), None)
+
+    def _error_of(self, peer: Peer) -> PeerLostError:
+        return PeerLostError(
+            f"{peer} does not answer any more: the process ended, or its machine or the "
+            f"network is down. {self._me} stops. Training resumes from the last checkpoint when "
+            "all processes are started again",
+            peer,
+        )
 
     # -- what ends then
 
@@ -373,7 +375,7 @@ class Watch:
 
     def _end_process(self) -> None:
         if not self._stopped.wait(GRACE_SECS):
-            print(f"error: {self.error()}", file=sys.stderr, flush=True)
+            print(f"error: {self._error_of(self.lost()[0])}", file=sys.stderr, flush=True)
             # `sys.exit` would end this thread only, while the main one hangs in a call to the lost
             # peer.
             os._exit(1)

@@ -28,7 +28,7 @@ from mesh_tensorflow._processes.peers import (
     PeerLostError,
     Watch,
     answers,
-    naming_port,
+    server_of,
     wait_for,
 )
 
@@ -365,16 +365,11 @@ class Processes:
           PeerLostError: a process has not been started; the message names it.
           RuntimeError: the server cannot be started, for example because its port is in use.
         """
-        # By default, a call to a lost process waits forever.
-        os.environ.setdefault("GRPC_FAIL_FAST", "true")
-        cluster = tf.train.ClusterSpec({self.job: list(self.addresses)})
-        with naming_port(self.peers[self.index]):
-            server = tf.distribute.Server(
-                cluster, job_name=self.job, task_index=self.index, config=self.config(per_process)
-            )
+        me, spec = self.peers[self.index], tf.train.ClusterSpec({self.job: list(self.addresses)})
+        server = server_of(me, spec, self.config(per_process))
         # A connection that is refused at first would keep failing for some time.
         others = self.peers[: self.index] + self.peers[self.index + 1 :]
-        wait_for(others, self.peers[self.index], wait_seconds)
+        wait_for(others, me, wait_seconds)
         # Not earlier: to a Watch, a process that has not been started yet would be lost.
         self._watches[:] = [Watch(others)]
         return server

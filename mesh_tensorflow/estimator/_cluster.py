@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import importlib
-import os
 import signal
 import threading
 import time
@@ -14,6 +12,7 @@ from typing import Any, Optional
 
 import tensorflow.compat.v1 as tf
 
+from mesh_tensorflow._pjrt import pjrt
 from mesh_tensorflow._processes.chief import follow, lead, mailbox
 from mesh_tensorflow._processes.peers import (
     ANSWER_SECS,
@@ -21,7 +20,7 @@ from mesh_tensorflow._processes.peers import (
     Peer,
     Watch,
     answers,
-    naming_port,
+    server_of,
     wait_for,
 )
 from mesh_tensorflow._processes.processes import several_of_jax
@@ -68,6 +67,7 @@ class WatchedSessionCreator(tf.train.SessionCreator):
           PeerLostError: a process is lost.
         """
         if not self._is_first:
+            self._watch.settled()
             self._watch.check()
         self._is_first = False
         session = self._create()
@@ -108,14 +108,14 @@ def run_cluster(main: Callable[[], Any], config: RunConfig) -> Any:
             "cluster: evaluate in the chief's function, or call estimator.evaluate here"
         )
     if several_of_jax():
-        result = importlib.import_module("mesh_tensorflow.pjrt").run_in_chief(main)
+        result = pjrt().run_in_chief(main)
         return result if config.is_chief else None
     peers = programs_over(config.cluster_spec)
     if len(peers) < 2 or _watch is not None:
         return main()
     me = next(p for p in peers if (p.job, p.task) == (config.task_type, config.task_id))
     # The server runs until the process ends: TensorFlow cannot stop servers.
-    server = _server(config)
+    server = _server(config, me)
     if not config.is_chief:
         return _serve(server, me, _chief(peers, config), config)
     others = [peer for peer in peers if peer != me]
@@ -213,23 +213,13 @@ def _set_leader(session_config: tf.ConfigProto, config: RunConfig) -> None:
         )
 
 
-def _server(config: RunConfig) -> tf.distribute.Server:
+def _server(config: RunConfig, me: Peer) -> tf.distribute.Server:
     given = tf.ConfigProto()
     if config.session_config is not None:
         given.CopyFrom(config.session_config)
         del given.device_filters[:]
     _set_leader(given, config)
-    # By default, a call to a lost process waits forever.
-    os.environ.setdefault("GRPC_FAIL_FAST", "true")
-    address = config.cluster_spec.task_address(config.task_type, config.task_id)
-    with naming_port(Peer(config.task_type, config.task_id, address)):
-        return tf.distribute.Server(
-            config.cluster_spec,
-            job_name=config.task_type,
-            task_index=config.task_id,
-            protocol=config.protocol,
-            config=given,
-        )
+    return server_of(me, config.cluster_spec, given, config.protocol)
 
 
 # -- what processes tell each other: the chief how its program ended, the others of signals
@@ -285,8 +275,7 @@ def _serve(server: tf.distribute.Server, me: Peer, chief: Peer, config: RunConfi
             try:
                 # To take what is not there yet would reach the time limit of the session, and fail.
                 while not news.size():
-                    if (lost := watch.error()) is not None:
-                        raise lost
+                    watch.check()
                     if (number := signals.to_tell()) is not None:
                         tf.logging.warning("%s: %s stops, and saves before.", number.name, chief)
                         _send(server, me, chief, _SIGNALS, int(number))

@@ -167,8 +167,8 @@ def _serve(connection: socket.socket, watch: Watch, chief: Peer, signals: StopSi
                 # Before the answer, since the chief reads no message but while it waits for one.
                 send(connection, Message(_SIGNAL, int(number)))
             send(connection, answer)
-        except (EOFError, OSError) as error:  # OSError: a host that cannot be reached, too
-            raise _lost(watch, chief) from error
+        except (EOFError, OSError):  # OSError: a host that cannot be reached, too
+            watch.has_lost(chief)
 
 
 def _answered(executor: Executor, message: Message) -> Message:
@@ -223,7 +223,8 @@ class PeerProcesses:
             earlier message.
         """
         if self._broken_off is not None:
-            raise self.watch.error() or RuntimeError(
+            self.watch.check()
+            raise RuntimeError(
                 f"the message {self._broken_off!r} to the other processes was broken off, so that "
                 "they are not where this one is. Start all processes again, from a checkpoint"
             )
@@ -265,8 +266,8 @@ class PeerProcesses:
         for peer, connection in self._others:
             try:
                 results.append(call(connection))
-            except (EOFError, OSError) as error:
-                raise _lost(self.watch, peer) from error
+            except (EOFError, OSError):
+                self.watch.has_lost(peer)
         return results
 
     def end(self, news: Message) -> None:
@@ -278,14 +279,6 @@ class PeerProcesses:
         for _, connection in self._others:
             with contextlib.suppress(OSError):
                 send(connection, news)
-
-
-def _lost(watch: Watch, peer: Peer) -> PeerLostError:
-    """Returns the error for a process whose connection is closed, or for one that was before."""
-    watch.note(peer)
-    error = watch.error()
-    assert error is not None
-    return error
 
 
 def _answer(connection: socket.socket, signals: list[signal.Signals]) -> Message:

@@ -17,7 +17,7 @@ import secrets
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Optional, TypeVar, Union
+from typing import Any, Optional, Union
 
 import jax
 import numpy as np
@@ -205,30 +205,26 @@ def in_any_process(found: bool) -> bool:
         return bool(np.any(multihost_utils.process_allgather(np.asarray(found))))
 
 
-Result = TypeVar("Result")
+def done_in_all(call: Callable[[], object], first: bool = False) -> bool:
+    """Calls a function in all processes; returns whether none has failed, after all have called it.
 
-
-def together(
-    call: Callable[[], Result], failed: Exception, first: bool = False
-) -> Optional[Result]:
-    """Returns what a function returns, after it has in all processes; an error is raised in all.
-
-    One that went on after another has failed would wait for it in the next collective.
+    It raises its own error. The other processes have to raise one then, too: one that went on would
+    wait for the one that failed, in the next collective.
 
     Args:
       call: a function.
-      failed: the error of the processes in which it has not failed.
-      first: whether the first process alone calls it; the others get None.
+      first: whether the first process alone calls it.
     """
-    result, error = None, None
+    error: Optional[Exception] = None
     try:
         if not first or jax.process_index() == 0:
-            result = call()
+            call()
     except Exception as found:
         error = found
-    if in_any_process(error is not None):
-        raise error or failed
-    return result
+    failed = in_any_process(error is not None)
+    if error is not None:
+        raise error
+    return not failed
 
 
 def placed(array: Any, where: NamedSharding) -> jax.Array:

@@ -26,11 +26,11 @@ from mesh_tensorflow.pjrt._devices import (
     AnyMesh,
     all_dtypes,
     device_mesh,
+    done_in_all,
     gathered,
     placed,
     run_step,
     sharding,
-    together,
 )
 from mesh_tensorflow.pjrt._lowered import Lowered
 from mesh_tensorflow.pjrt._store import ArrayStore, Needed
@@ -417,8 +417,10 @@ def export(
         for name, content in contents.items():
             (folder / name).write_bytes(content)
 
-    failed = f"mtf.pjrt.export: the first process could not write to {folder}, and says why"
-    together(write, RuntimeError(failed), first=True)
+    if not done_in_all(write, first=True):
+        raise RuntimeError(
+            f"mtf.pjrt.export: the first process could not write to {folder}, and says why"
+        )
     programs = dict.fromkeys(f"program_{n}.bin" for n in (function.mesh.size, 1))
     return [str(folder / name) for name in ["weights.safetensors", *programs]]
 

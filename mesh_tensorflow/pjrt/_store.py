@@ -36,7 +36,7 @@ from mesh_tensorflow._mesh.variables.storage import initial_value
 from mesh_tensorflow._mesh.variables.store import Form, VariableStore, differs, fitting
 from mesh_tensorflow._stop_signals import deferred
 from mesh_tensorflow.checkpoint import CheckpointError, Wanted, check_checkpoint
-from mesh_tensorflow.pjrt._devices import all_dtypes, check_kept, gathered, placed, together
+from mesh_tensorflow.pjrt._devices import all_dtypes, check_kept, done_in_all, gathered, placed
 from mesh_tensorflow.pjrt._trace import ValueOfVariable, current_trace
 
 if TYPE_CHECKING:
@@ -316,13 +316,11 @@ def check_together(path: str, variables: Mapping[str, Restored]) -> None:
     """
     wanted = {n: Wanted(tuple(v.like.shape), v.dtype) for n, v in variables.items()}
     specs = {n: own_specs(v.like.shape, v.where) for n, v in variables.items()}
-    together(
-        lambda: check_checkpoint(path, wanted, specs),
-        CheckpointError(
+    if not done_in_all(lambda: check_checkpoint(path, wanted, specs)):
+        raise CheckpointError(
             f"another process cannot read its parts of checkpoint {path}, and says why; no "
             "variable was changed"
-        ),
-    )
+        )
 
 
 def read_arrays(path: str, variables: Mapping[str, Restored]) -> Iterator[tuple[str, jax.Array]]:
@@ -655,14 +653,10 @@ def save(store: ArrayStore, path: str, step: Optional[int] = None) -> str:
             tf.train.update_checkpoint_state(os.path.dirname(path) or ".", path)
 
     # The files can be joined once all are written, and used once they are joined.
-    for what, first in ((write, False), (join, True)):
-        together(
-            what,
-            OSError(
-                f"mtf.pjrt.save: another process could not write checkpoint {path}, and says why; "
-                "the checkpoints before it are as they were"
-            ),
-            first,
+    if not (done_in_all(write) and done_in_all(join, first=True)):
+        raise OSError(
+            f"mtf.pjrt.save: another process could not write checkpoint {path}, and says why; the "
+            "checkpoints before it are as they were"
         )
     return path
 

@@ -106,6 +106,28 @@ def test_processes_that_hang_are_found_however_many_they_are(monkeypatch):
     assert watch.confirmed()[0] == found[0]
 
 
+def test_a_slow_machine_has_the_time_that_its_pings_take(monkeypatch):
+    """However much longer than a ping should, those that answer and those that do not."""
+    found, silent = [Peer("worker", 1, "127.0.0.1:1")], threading.Event()
+
+    def answers(address):
+        time.sleep(0.3)
+        return not silent.is_set()
+
+    monkeypatch.setattr(peers, "answers", answers)
+    monkeypatch.setattr(peers, "ANSWER_SECS", 0.01)
+    monkeypatch.setattr(peers, "PING_SECS", 0.01)
+    watch = peers.Watch(found)
+    assert watch.settled() == []
+    assert watch.cause(ValueError()) is None
+    silent.set()
+    assert watch.cause(RuntimeError()).peer == found[0]
+    with pytest.raises(PeerLostError, match=r"task:1 at 127\.0\.0\.1:1 does not answer any more"):
+        watch.check()
+    watch.stop()
+    assert watch.settled() == found
+
+
 def test_a_process_that_has_ended_after_all_had_called_is_not_lost(monkeypatch):
     """The chief asks for it after it has read that one call is missing."""
     found = [Peer("worker", i, a) for i, a in enumerate(launch._free_addresses(2))]

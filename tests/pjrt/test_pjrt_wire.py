@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from helpers import processes
 
-from mesh_tensorflow._processes.peers import Peer
+from mesh_tensorflow._processes.peers import Peer, PeerLostError
 from mesh_tensorflow.pjrt._chief import PeerProcesses, connected, receive, send, watch_over
 from mesh_tensorflow.pjrt._programs import Message
 
@@ -49,14 +49,17 @@ def test_a_process_that_closes_its_connection_is_lost():
     one, other = map(connected, tcp_pair())
     watch = watch_over([(peer, one)], me)
     try:
-        assert watch.error() is None
+        assert watch.settled() == []
         other.close()
         for _ in range(1000):
-            if watch.error() is not None:
+            if watch.lost():
                 break
             time.sleep(0.05)
-        assert watch.error().peer == peer
-        assert "/job:worker/task:1 at there:2 does not answer any more" in str(watch.error())
+        assert watch.lost() == [peer]
+        with pytest.raises(
+            PeerLostError, match="/job:worker/task:1 at there:2 does not answer any"
+        ):
+            watch.check()
     finally:
         watch.stop()
         one.close()
