@@ -74,7 +74,8 @@ class _Reader:
             if isinstance(value, ast.Call) and _last_name(value.func)[:1].isupper():
                 assert maker is not None
                 return self.raised(value, file, [maker])
-        return "error", _tidy(VALUE)
+        # What the maker was given, which is the text of the errors of signals.
+        return "error", _tidy(self.text(call.args[0], file, scope) if call.args else VALUE)
 
     def text(self, node: ast.AST, file: _File, scope: list[ast.AST], deep: int = 0) -> str:
         """Returns the text of an expression, with `VALUE` for what depends on values."""

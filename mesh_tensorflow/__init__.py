@@ -1,11 +1,10 @@
 """Mesh TensorFlow: model parallelism by named dimensions and layout rules."""
 
-import importlib
-
 from mesh_tensorflow import _command_lines as _command_lines  # isort: skip
 
 _command_lines.begin()  # before TensorFlow is imported
 
+from mesh_tensorflow import _pjrt as _pjrt  # isort: skip
 from mesh_tensorflow import ops as ops  # isort: skip (the order in which the package is built up)
 from mesh_tensorflow import placement_mesh_impl as placement_mesh_impl  # isort: skip
 from mesh_tensorflow import simd_mesh_impl as simd_mesh_impl  # isort: skip
@@ -30,7 +29,7 @@ from mesh_tensorflow.visualize import summary as summary
 
 def __getattr__(name: str) -> object:
     if name == "pjrt":  # imported when it is used, since it needs JAX
-        return importlib.import_module("mesh_tensorflow.pjrt")
+        return _pjrt.pjrt()
     raise AttributeError(f"module 'mesh_tensorflow' has no attribute {name!r}")
 
 

@@ -61,6 +61,7 @@ class StopSignals:
         self.received: Optional[signal.Signals] = None
         self.is_of_other = False
         self._noted = noted
+        self._is_told = False
         self._previous: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> StopSignals:
@@ -97,6 +98,13 @@ class StopSignals:
             self.received, self.is_of_other = signal.Signals(number), True
             if self._noted is not None:
                 self._noted(self.received)
+
+    def to_tell(self) -> Optional[signal.Signals]:
+        """Returns the signal that was received, the first time; other processes are told of it."""
+        if self.received is None or self._is_told:
+            return None
+        self._is_told = True
+        return self.received
 
     @property
     def name(self) -> str:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import json
 import os
 import random
 import shutil
@@ -27,7 +26,7 @@ from typing import Optional
 
 from mesh_tensorflow._command_lines.launch import LAUNCH
 from mesh_tensorflow._processes.peers import POLL_SECONDS
-from mesh_tensorflow._processes.processes import Processes, processes
+from mesh_tensorflow._processes.processes import Processes, processes, task_of, variables_for
 
 __all__ = ["Processes", "main", "processes"]
 
@@ -74,16 +73,12 @@ class _Child:
         shown: bool,
         runtime: str = "tensorflow",
     ):
-        kind, number = ("worker", index - 1) if index else ("chief", 0)
-        config = {
-            "cluster": {"chief": [addresses[0]], "worker": list(addresses[1:])},
-            "task": {"type": kind, "index": number},
-        }
+        kind, number = task_of(index)
         self.index = index
         self.name = f"process {index} ({kind} {number}, {addresses[index]})"
         self.process = subprocess.Popen(
             _ending_with_launcher(command),
-            env=dict(os.environ, TF_CONFIG=json.dumps(config), MTF_RUNTIME=runtime),
+            env={**os.environ, **variables_for(addresses, index, runtime)},
             stdout=None if shown else subprocess.PIPE,
             stderr=None if shown else subprocess.STDOUT,
         )

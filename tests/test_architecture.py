@@ -27,6 +27,7 @@ ORDER = [
         "_stop_signals",
         "_units",
         "_deprecations",
+        "_pjrt",
     ],
     ["_core"],
     ["_watching"],
@@ -172,6 +173,23 @@ def test_import_order():
         and (i.late or not allowed(i))
     ]
     assert not wrong, listed(wrong)
+
+
+def imported_by_name(path):
+    """Returns the modules of the package that importlib.import_module is called with."""
+    calls = [n for n in ast.walk(tree_of(path)) if isinstance(n, ast.Call) and n.args]
+    names = [n.args[0] for n in calls if ast.unparse(n.func).endswith("import_module")]
+    values = [n.value for n in names if isinstance(n, ast.Constant)]
+    return [v for v in values if v.split(".")[0] == "mesh_tensorflow"]
+
+
+def test_what_needs_jax_has_one_door():
+    """Used by what may import `pjrt`, by the order; imports by name are none that the order sees."""
+    found = {module_name(path): imported_by_name(path) for path in FILES if imported_by_name(path)}
+    assert found == {"_pjrt": ["mesh_tensorflow.pjrt"]}
+    users = {i.module for i in all_imports() if i.target == "_pjrt"} - {"__init__"}
+    wrong = [user for user in users if not allowed(Import(user, "pjrt", False))]
+    assert users and not wrong, listed(wrong)
 
 
 def test_estimators_have_a_public_door():

@@ -1,44 +1,46 @@
-"""Failure detection: whether the servers of the other processes answer."""
+"""The other processes of a program: waiting for them, and what ends when one is lost.
+
+A process is there as long as its server answers a new connection. A killed process refuses the
+connection at once; one that hangs, or whose machine is down, does not answer in time.
+"""
 
 from __future__ import annotations
 
 import collections
 import contextlib
-import logging
 import math
+import os
 import socket
+import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple, NoReturn, Optional
+
+import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._core.errors import reason
-
-if TYPE_CHECKING:
-    import tensorflow as tf
 
 __all__ = [
     "ANSWER_SECS",
     "POLL_SECONDS",
-    "Lookout",
     "Peer",
     "PeerLostError",
+    "Watch",
     "answers",
-    "check_address",
-    "check_addresses",
-    "naming_port",
-    "task_index",
-    "wait_at_end",
+    "place_of",
+    "server_of",
     "wait_for",
 ]
 
 ANSWER_SECS = 5.0  # the time for a peer to answer
 POLL_SECONDS = 0.2  # the interval at which a process checks what it waits for
-_PING_SECS = 0.5  # the interval of pings
-_MISSES = 2  # the number of unanswered pings in a row after which a peer is lost
+PING_SECS = 0.5  # between rounds of pings
+MISSES = 3  # in a row, after which a peer is lost
+GRACE_SECS = 15.0  # for a program to raise an error, before its process is ended
 # How long a process that finds a peer lost keeps running, so that all others find the same peer
 # lost: a process that ends later than that ended only because of it.
-_STAY_SECS = 4 * _PING_SECS
+_STAY_SECS = 4 * PING_SECS
 
 # The connection preface of an HTTP/2 client, with empty settings; servers answer with theirs.
 _HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
@@ -85,20 +87,24 @@ class Peer(NamedTuple):
         return f"/job:{self.job}/task:{self.task}"
 
 
-@contextlib.contextmanager
-def naming_port(me: Peer) -> Iterator[None]:
-    """Turns errors of starting a server within into ones that name its port.
+def server_of(
+    me: Peer, spec: tf.train.ClusterSpec, config: tf.ConfigProto, protocol: Optional[str] = None
+) -> tf.distribute.Server:
+    """Starts the server of this process.
 
     Args:
-      me: the process of the server.
+      me: this process.
+      spec: the addresses of all processes.
+      config: the configuration of the server.
+      protocol: how servers talk; gRPC if None.
 
     Raises:
-      RuntimeError: TensorFlow could not start the server.
+      RuntimeError: TensorFlow could not start the server; the message names its port.
     """
-    import tensorflow.compat.v1 as tf
-
+    # By default, a call to a lost process waits forever.
+    os.environ.setdefault("GRPC_FAIL_FAST", "true")
     try:
-        yield
+        return tf.distribute.Server(spec, me.job, me.task, protocol, config)
     except tf.errors.OpError as error:
         raise RuntimeError(
             f"{me}: its server cannot be started ({reason(error)}). Another process may use the "
@@ -107,61 +113,14 @@ def naming_port(me: Peer) -> Iterator[None]:
         ) from error
 
 
-def check_address(address: object) -> None:
-    """Checks the address of a process in TF_CONFIG.
+def place_of(address: str) -> tuple[str, int]:
+    """Returns the host and the port of an address.
 
     Args:
-      address: the entry of TF_CONFIG.
-
-    Raises:
-      ValueError: it is not of the form "host:port".
+      address: "host:port"; an IPv6 host may have brackets.
     """
-    # From the right, since an IPv6 address has colons of its own.
-    host, _, port = str(address).rpartition(":")
-    if not isinstance(address, str) or not host or not port.isdecimal() or int(port) > 65535:
-        raise ValueError(
-            f'TF_CONFIG: the address {address!r} should be "host:port", with a port of 1 to '
-            "65535 that the process can be reached at"
-        )
-
-
-def check_addresses(addresses: Sequence[object]) -> None:
-    """Checks the addresses of all processes in TF_CONFIG.
-
-    Args:
-      addresses: the entries of TF_CONFIG.
-
-    Raises:
-      ValueError: one is not of the form "host:port", or two processes have the same.
-    """
-    for address in addresses:
-        check_address(address)
-    twice = [address for address, n in collections.Counter(addresses).items() if n > 1]
-    if twice:
-        raise ValueError(
-            f"TF_CONFIG: {', '.join(map(str, twice))} is the address of several tasks, but each "
-            f"process needs a port of its own; the addresses are {', '.join(map(str, addresses))}"
-        )
-
-
-def task_index(index: object) -> int:
-    """Returns the number of a task in TF_CONFIG.
-
-    Args:
-      index: the entry of TF_CONFIG, an integer or its digits.
-
-    Raises:
-      ValueError: it is something else, or negative.
-    """
-    # Not isinstance, since a JSON true would be the number 1.
-    if type(index) is int and index >= 0:
-        return index
-    if isinstance(index, str) and index.isdecimal():
-        return int(index)
-    raise ValueError(
-        f'TF_CONFIG: the "index" of "task" is {index!r}; it should be a whole number, and counts '
-        "from 0"
-    )
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
 
 
 def answers(address: str, seconds: float = ANSWER_SECS) -> bool:
@@ -171,9 +130,8 @@ def answers(address: str, seconds: float = ANSWER_SECS) -> bool:
       address: "host:port".
       seconds: how long to wait.
     """
-    host, _, port = address.rpartition(":")
     try:
-        with socket.create_connection((host.strip("[]"), int(port)), timeout=seconds) as found:
+        with socket.create_connection(place_of(address), timeout=seconds) as found:
             # The kernel accepts connections even for a process that hangs, so it has to answer.
             found.sendall(_HELLO)
             return bool(found.recv(1))
@@ -181,21 +139,28 @@ def answers(address: str, seconds: float = ANSWER_SECS) -> bool:
         return False
 
 
-def wait_for(peers: Iterable[Peer], me: Peer, seconds: float) -> None:
-    """Waits until processes answer.
+def _answers(peer: Peer) -> bool:
+    return answers(peer.address)
+
+
+def wait_for(
+    peers: Iterable[Peer], me: Peer, seconds: float, is_there: Callable[[Peer], bool] = _answers
+) -> None:
+    """Waits until processes are there.
 
     Args:
       peers: the processes.
       me: this process.
       seconds: the maximum time to wait.
+      is_there: whether a process is there; it is not asked again once it was.
 
     Raises:
-      PeerLostError: a process did not answer in time.
+      PeerLostError: a process was not there in time.
     """
     deadline, missing = time.monotonic() + seconds, list(peers)
     told = False
     while True:
-        missing = [peer for peer in missing if not answers(peer.address)]
+        missing = [peer for peer in missing if not is_there(peer)]
         if not missing:
             return
         names = ", ".join(map(str, missing))
@@ -206,77 +171,142 @@ def wait_for(peers: Iterable[Peer], me: Peer, seconds: float) -> None:
                 missing[0],
             )
         if not told:
-            logging.getLogger("tensorflow").info("%s waits for %s.", me, names)
+            tf.logging.info("%s waits for %s.", me, names)
             told = True
         time.sleep(POLL_SECONDS)
 
 
-class Lookout:
-    """Pings other processes in a thread, and records which did not answer first."""
+class Watch:
+    """Asks other processes in a thread whether they are there; ends what waits for a lost one.
 
-    def __init__(self, peers: Iterable[Peer]) -> None:
-        """Creates a Lookout, which pings until this process ends.
+    A step that waits in a collective for a lost process ends in no other way, unless it has a limit
+    of time, nor can it be interrupted: so its session is closed. A program that then goes on to
+    hang, in another call of that kind, can be ended with its process.
+    """
+
+    def __init__(
+        self,
+        peers: Iterable[Peer],
+        me: Optional[Peer] = None,
+        is_there: Callable[[Peer], bool] = _answers,
+        misses: int = MISSES,
+    ) -> None:
+        """Starts to watch, until `stop` or the end of this process.
 
         Args:
-          peers: the other processes, all of which have answered.
+          peers: the other processes, all of which have been there.
+          me: this process, if it is to end when its program does not, some time after a loss.
+          is_there: whether a process is there.
+          misses: how often in a row it is not, if it is lost.
         """
-        self._silent_since: dict[Peer, float] = {}
+        self._me, self._is_there, self._limit = me, is_there, misses
         self._misses = dict.fromkeys(peers, 0)
+        self._silent_since: dict[Peer, float] = {}  # in the order of time
         self._begun = self._ended = 0  # rounds of pings
-        self._running: list[tf.compat.v1.Session] = []
-        threading.Thread(target=self._ping, name="lookout", daemon=True).start()
+        # The last ones: those of estimators are not told apart from ones that are closed.
+        self._sessions: collections.deque[tf.Session] = collections.deque(maxlen=8)
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="watch of processes", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stops watching; the watch does not end the process any more."""
+        self._stopped.set()
+
+    # -- what is lost
 
     def lost(self) -> list[Peer]:
-        """Returns the lost peers, without those that ended because of them."""
+        """Returns the lost peers, the first one first, without those that ended because of it."""
         since = {
             peer: moment
             # Copied at once, as the thread that pings may change it during the iteration.
             for peer, moment in self._silent_since.copy().items()
-            if self._misses[peer] >= _MISSES
+            if self._misses[peer] >= self._limit
         }
-        first = min(since.values(), default=0.0)
-        return [peer for peer in self._misses if since.get(peer, math.inf) < first + _STAY_SECS]
+        first = min(since.values(), default=math.inf)
+        return [peer for peer, moment in since.items() if moment < first + _STAY_SECS]
+
+    def settled(self) -> list[Peer]:
+        """Returns the lost peers, once it is known whether those that are silent are lost.
+
+        A program's error may come before the first ping that a lost process does not answer.
+        """
+        begun = self._begun
+        # By rounds, and not by a time: a machine that has much to do may take long for one ping.
+        while not self.lost() and self._thread.is_alive():
+            # A round under way may have asked a process before it was lost; a later one has not.
+            if not self._silent_since and self._ended > begun:
+                break  # all have been there since
+            time.sleep(PING_SECS / 2)
+        return self.lost()
 
     def confirmed(self) -> list[Peer]:
         """Returns the lost peers, after enough time for all processes to find the same ones."""
-        # A round takes as long as all processes that hang let it wait; one may be under way.
-        rounds = (_MISSES + 1) * (_PING_SECS + ANSWER_SECS * max(1, len(self._misses)))
-        deadline = time.monotonic() + rounds
-        # A session's error may come before the first ping that a lost process does not answer.
-        begun = self._begun
-        while not self.lost() and time.monotonic() < deadline:
-            # A round under way may have asked a process before it was lost; a later one has not.
-            if not self._silent_since and self._ended > begun:
-                break  # all have answered since
-            time.sleep(_PING_SECS / 2)
-        lost = self.lost()
+        lost = self.settled()
         if lost:
             time.sleep(_STAY_SECS)
         return lost
 
-    @contextlib.contextmanager
-    def ending(self, session: tf.compat.v1.Session) -> Iterator[None]:
-        """Context in which a session runs a step, which ends as soon as a process is lost.
+    def has_lost(self, peer: Peer) -> NoReturn:
+        """Raises PeerLostError for a peer that is found to be lost, or for one that was before.
 
-        A step that waits in a collective for a lost process ends in no other way, unless it has a
-        limit of time; nor can it be interrupted.
+        Args:
+          peer: the process.
+        """
+        self._silent_since.setdefault(peer, time.monotonic())
+        self._misses[peer] = self._limit
+        # A ping that was answered before may be counted only now.
+        raise self._error_of(next(iter(self.lost()), peer))
+
+    def check(self) -> None:
+        """Raises PeerLostError if a process is lost."""
+        for peer in self.lost():
+            raise self._error_of(peer)
+
+    def cause(self, error: BaseException) -> Optional[PeerLostError]:
+        """Returns the error for a lost process if another error may be a consequence of it.
+
+        Args:
+          error: what the program raised.
+        """
+        if isinstance(error, PeerLostError):
+            return None
+        # That of a session or a collective, which does not say that a process is lost.
+        if isinstance(error, (tf.errors.OpError, RuntimeError)):
+            self.settled()
+        return next(map(self._error_of, self.lost()), None)
+
+    def _error_of(self, peer: Peer) -> PeerLostError:
+        return PeerLostError(
+            f"{peer} does not answer any more: the process ended, or its machine or the "
+            f"network is down. {self._me} stops. Training resumes from the last checkpoint when "
+            "all processes are started again",
+            peer,
+        )
+
+    # -- what ends then
+
+    def add_session(self, session: tf.Session) -> None:
+        """Adds a session to close when a process is lost.
+
+        Args:
+          session: a session.
+        """
+        self._sessions.append(session)
+
+    @contextlib.contextmanager
+    def ending(self, session: tf.Session) -> Iterator[None]:
+        """Context in which a session runs a step, which ends as soon as a process is lost.
 
         Args:
           session: the session, which is closed then.
         """
-        self._running.append(session)
+        self.add_session(session)
         try:
             yield
         finally:
             with contextlib.suppress(ValueError):  # it has been closed
-                self._running.remove(session)
-
-    def _end_steps(self) -> None:
-        """Closes the sessions whose steps may wait for a lost process."""
-        while self._running:
-            session = self._running.pop()
-            # In threads: closing a session may wait for the lost process.
-            threading.Thread(target=_close, args=(session,), daemon=True).start()
+                self._sessions.remove(session)
 
     def call(self, function: Callable[[], None], seconds: float, what: str) -> None:
         """Calls a function that may wait for another process, in a separate thread.
@@ -305,7 +335,7 @@ class Lookout:
         thread.start()
         deadline = time.monotonic() + seconds
         while thread.is_alive():
-            thread.join(_PING_SECS / 2)
+            thread.join(PING_SECS / 2)
             # Asked again: it may have ended meanwhile, and then no process is to blame.
             lost = self.confirmed() if thread.is_alive() and self.lost() else []
             if lost:
@@ -315,70 +345,44 @@ class Lookout:
         if errors:
             raise errors[0]
 
-    def _ping(self) -> None:
-        while True:
+    def _run(self) -> None:
+        while not self._stopped.is_set():
             self._begun += 1
             for peer in self._misses:
                 # Noted before the ping, which waits for seconds if a process has fallen silent.
                 moment = time.monotonic()
-                if answers(peer.address):
+                if self._is_there(peer):
                     self._misses[peer] = 0
                     self._silent_since.pop(peer, None)
                 else:
                     self._silent_since.setdefault(peer, moment)
                     self._misses[peer] += 1
             self._ended += 1
-            if self.lost():
-                self._end_steps()
-            time.sleep(_PING_SECS)
+            # A round takes seconds, in which the program and its peers may have ended in order.
+            if self.lost() and not self._stopped.is_set():
+                self._close_sessions()
+                if self._me is not None:
+                    self._end_process()
+                    return
+            self._stopped.wait(PING_SECS)
+
+    def _close_sessions(self) -> None:
+        with contextlib.suppress(IndexError):  # there are no more
+            while True:
+                # In threads: closing a session may wait for the lost process.
+                close = threading.Thread(target=_close, args=(self._sessions.pop(),), daemon=True)
+                close.start()
+
+    def _end_process(self) -> None:
+        if not self._stopped.wait(GRACE_SECS):
+            print(f"error: {self._error_of(self.lost()[0])}", file=sys.stderr, flush=True)
+            # `sys.exit` would end this thread only, while the main one hangs in a call to the lost
+            # peer.
+            os._exit(1)
 
 
-def _close(session: tf.compat.v1.Session) -> None:
-    import tensorflow as tf
-
+def _close(session: tf.Session) -> None:
     try:
         session.close()
     except (tf.errors.OpError, RuntimeError) as error:
-        logging.getLogger("tensorflow").info("A session was not closed: %s", error)
-
-
-def wait_at_end(peers: Sequence[Peer], index: int, server: tf.distribute.Server) -> None:
-    """Waits until all processes have called this function.
-
-    Args:
-      peers: all processes; the first one counts the calls.
-      index: the index of this process.
-      server: the server of this process.
-
-    Raises:
-      PeerLostError: this is the first process, and another one is lost.
-      tf.errors.OpError: the first process was lost before the call.
-    """
-    import tensorflow.compat.v1 as tf
-
-    chief, me = peers[0], peers[index]
-    # Without filters, a session connects to all processes, and waits for those that have ended.
-    config = tf.ConfigProto(device_filters=[chief.device, me.device])
-    limit = tf.RunOptions(timeout_in_ms=int(1000 * ANSWER_SECS))
-    with tf.Graph().as_default(), tf.device(f"{chief.device}/device:CPU:0"):
-        # Each process builds it in its own graph; by the shared name it is one queue, at the chief.
-        come = tf.queue.FIFOQueue(len(peers), tf.int32, shared_name="processes_at_their_end")
-        add, number = come.enqueue(index), come.size()
-        with tf.Session(server.target, config=config) as session:
-            session.run(add, options=limit)
-            while answers(chief.address):
-                # The first one may end between two lines, once all have called.
-                with contextlib.suppress(tf.errors.UnavailableError, tf.errors.AbortedError):
-                    if session.run(number, options=limit) == len(peers):
-                        return
-                # Only the chief judges: the others may all end, and be silent, once they have seen
-                # the full number.
-                lost = [peer for peer in peers if not answers(peer.address)] if me is chief else []
-                # They may have called, and ended, since the number was read.
-                if lost and session.run(number, options=limit) < len(peers):
-                    raise PeerLostError(
-                        f"{me} waits at its end for {', '.join(map(str, lost))}, which does not "
-                        "answer: see what it wrote last",
-                        lost[0],
-                    )
-                time.sleep(POLL_SECONDS)
+        tf.logging.info("A session was not closed: %s", error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import json
@@ -10,36 +11,35 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Optional
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Optional
 
+import tensorflow.compat.v1 as tf
 from tensorflow.python.distribute.cluster_resolver.slurm_cluster_resolver import (
     expand_hostlist,
     expand_tasks_per_node,
 )
 
 from mesh_tensorflow._paths import readable
+from mesh_tensorflow._processes.chief import wait_at_end
 from mesh_tensorflow._processes.peers import (
     POLL_SECONDS,
-    Lookout,
     Peer,
     PeerLostError,
+    Watch,
     answers,
-    check_addresses,
-    naming_port,
-    task_index,
-    wait_at_end,
+    server_of,
     wait_for,
 )
-
-if TYPE_CHECKING:
-    import tensorflow as tf
-
 
 _PORT = 8476  # of the first task of a node, if only the nodes are known
 # Numbers of processes that launchers set, which do not say where the others are.
 _COUNTS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_SIZE", "MV2_COMM_WORLD_SIZE", "WORLD_SIZE")
+RUNTIME = "MTF_RUNTIME"  # "pjrt" where the launcher started processes for JAX
 _TASKS = ("chief", "master", "worker")  # types of tasks that run the program
+
+
+# -- the environment
 
 
 def addresses_and_index(environment: Mapping[str, str]) -> Optional[tuple[tuple[str, ...], int]]:
@@ -66,7 +66,6 @@ def _from_tf_config(text: str) -> tuple[tuple[str, ...], int]:
         config = json.loads(text)
         cluster, task = config["cluster"], config["task"]
         chief = list(cluster.get("chief") or cluster.get("master") or [])
-        # TensorFlow counts each type from 0; here the chief is process 0, and workers follow it.
         workers = chief + list(cluster.get("worker", []))
         kind, index = task["type"], task["index"]
     except (ValueError, KeyError, TypeError, AttributeError) as e:
@@ -88,6 +87,63 @@ def _from_tf_config(text: str) -> tuple[tuple[str, ...], int]:
             f"TF_CONFIG: task {task} is not one of the {len(workers)} in the cluster {cluster}"
         )
     return tuple(workers), index
+
+
+def check_address(address: object) -> None:
+    """Checks the address of a process in TF_CONFIG.
+
+    Args:
+      address: the entry of TF_CONFIG.
+
+    Raises:
+      ValueError: it is not of the form "host:port".
+    """
+    # From the right, since an IPv6 address has colons of its own.
+    host, _, port = str(address).rpartition(":")
+    if not isinstance(address, str) or not host or not port.isdecimal() or int(port) > 65535:
+        raise ValueError(
+            f'TF_CONFIG: the address {address!r} should be "host:port", with a port of 1 to '
+            "65535 that the process can be reached at"
+        )
+
+
+def check_addresses(addresses: Sequence[object]) -> None:
+    """Checks the addresses of all processes in TF_CONFIG.
+
+    Args:
+      addresses: the entries of TF_CONFIG.
+
+    Raises:
+      ValueError: one is not of the form "host:port", or two processes have the same.
+    """
+    for address in addresses:
+        check_address(address)
+    twice = [address for address, n in collections.Counter(addresses).items() if n > 1]
+    if twice:
+        raise ValueError(
+            f"TF_CONFIG: {', '.join(map(str, twice))} is the address of several tasks, but each "
+            f"process needs a port of its own; the addresses are {', '.join(map(str, addresses))}"
+        )
+
+
+def task_index(index: object) -> int:
+    """Returns the number of a task in TF_CONFIG.
+
+    Args:
+      index: the entry of TF_CONFIG, an integer or its digits.
+
+    Raises:
+      ValueError: it is something else, or negative.
+    """
+    # Not isinstance, since a JSON true would be the number 1.
+    if type(index) is int and index >= 0:
+        return index
+    if isinstance(index, str) and index.isdecimal():
+        return int(index)
+    raise ValueError(
+        f'TF_CONFIG: the "index" of "task" is {index!r}; it should be a whole number, and counts '
+        "from 0"
+    )
 
 
 def check_described(environment: Mapping[str, str]) -> None:
@@ -188,6 +244,54 @@ def _expand_counts(counts: str) -> list[int]:
         ) from e
 
 
+def is_pjrt() -> bool:
+    """Returns whether the processes, if there are several, are connected by JAX.
+
+    Raises:
+      ValueError: the environment variable has a value that no launcher sets.
+    """
+    found = os.environ.get(RUNTIME) or "tensorflow"
+    if found not in ("tensorflow", "pjrt"):
+        raise ValueError(
+            f'{RUNTIME} is {found!r}; it should be "tensorflow" or "pjrt", or not be set'
+        )
+    return found == "pjrt"
+
+
+def task_of(index: int) -> tuple[str, int]:
+    """Returns the type and the number of a task, as in TF_CONFIG.
+
+    Args:
+      index: the number of a process.
+    """
+    # TensorFlow counts each type from 0; here the chief is process 0, and workers follow it.
+    return ("worker", index - 1) if index else ("chief", 0)
+
+
+def variables_for(addresses: Sequence[str], index: int, runtime: str) -> dict[str, str]:
+    """Returns environment variables by which a process knows the others.
+
+    Args:
+      addresses: "host:port" of each process.
+      index: the number of the process.
+      runtime: what connects them: "tensorflow" or "pjrt".
+    """
+    kind, number = task_of(index)
+    config = {
+        "cluster": {"chief": [addresses[0]], "worker": list(addresses[1:])},
+        "task": {"type": kind, "index": number},
+    }
+    return {"TF_CONFIG": json.dumps(config), RUNTIME: runtime}
+
+
+def several_of_jax() -> bool:
+    """Returns whether there are several processes, which are connected by JAX."""
+    return is_pjrt() and processes().count > 1
+
+
+# -- the processes
+
+
 @dataclasses.dataclass(frozen=True)
 class Processes:
     """The processes of a program, and the index of this one.
@@ -202,7 +306,7 @@ class Processes:
     index: int = 0
     job: str = "worker"
     # In a list, since the fields of a frozen dataclass cannot be set once the server is started.
-    _lookouts: list[Lookout] = dataclasses.field(
+    _watches: list[Watch] = dataclasses.field(
         default_factory=list, init=False, repr=False, compare=False
     )
 
@@ -233,10 +337,8 @@ class Processes:
         """Returns the indices of this process's devices in the list of `devices`."""
         return list(range(self.index * per_process, (self.index + 1) * per_process))
 
-    def config(self, per_process: int = 1) -> tf.compat.v1.ConfigProto:
+    def config(self, per_process: int = 1) -> tf.ConfigProto:
         """Returns a tf.ConfigProto for servers and sessions of these processes."""
-        import tensorflow.compat.v1 as tf
-
         config = tf.ConfigProto(device_count={"CPU": per_process})
         leader = f"/job:{self.job}/replica:0/task:0"
         config.experimental.collective_group_leader = leader
@@ -263,25 +365,18 @@ class Processes:
           PeerLostError: a process has not been started; the message names it.
           RuntimeError: the server cannot be started, for example because its port is in use.
         """
-        import tensorflow as tf2
-
-        # By default, a call to a lost process waits forever.
-        os.environ.setdefault("GRPC_FAIL_FAST", "true")
-        cluster = tf2.train.ClusterSpec({self.job: list(self.addresses)})
-        with naming_port(self.peers[self.index]):
-            server = tf2.distribute.Server(
-                cluster, job_name=self.job, task_index=self.index, config=self.config(per_process)
-            )
+        me, spec = self.peers[self.index], tf.train.ClusterSpec({self.job: list(self.addresses)})
+        server = server_of(me, spec, self.config(per_process))
         # A connection that is refused at first would keep failing for some time.
         others = self.peers[: self.index] + self.peers[self.index + 1 :]
-        wait_for(others, self.peers[self.index], wait_seconds)
-        # Not earlier: to a Lookout, a process that has not been started yet would be lost.
-        self._lookouts[:] = [Lookout(others)]
+        wait_for(others, me, wait_seconds)
+        # Not earlier: to a Watch, a process that has not been started yet would be lost.
+        self._watches[:] = [Watch(others)]
         return server
 
     def run(
         self,
-        session: tf.compat.v1.Session,
+        session: tf.Session,
         fetches: object,
         feed_dict: Optional[Mapping[Any, Any]] = None,
         timeout_seconds: float = 600.0,
@@ -301,10 +396,8 @@ class Processes:
           PeerLostError: a process is lost; the message names it.
           tf.errors.DeadlineExceededError: no process is lost, but the step took too long.
         """
-        import tensorflow.compat.v1 as tf
-
         limit = tf.RunOptions(timeout_in_ms=int(1000 * timeout_seconds))
-        watch = self._lookouts[0].ending(session) if self._lookouts else contextlib.nullcontext()
+        watch = self._watches[0].ending(session) if self._watches else contextlib.nullcontext()
         with self.naming_lost_peers(), watch:
             return session.run(fetches, feed_dict, options=limit)
 
@@ -318,8 +411,6 @@ class Processes:
         Raises:
           PeerLostError: it names this process and the lost one, and says what to do.
         """
-        import tensorflow.compat.v1 as tf
-
         try:
             yield
         except (tf.errors.OpError, PeerLostError) as error:
@@ -345,8 +436,8 @@ class Processes:
 
     def _lost(self) -> list[Peer]:
         """Returns the lost processes, without those that ended because of them."""
-        if self._lookouts:
-            return self._lookouts[0].confirmed()
+        if self._watches:
+            return self._watches[0].confirmed()
         return [peer for peer in self.peers if not answers(peer.address)]
 
     def finish(self, server: tf.distribute.Server) -> None:
@@ -366,7 +457,7 @@ class Processes:
 
     def initialize(
         self,
-        session: tf.compat.v1.Session,
+        session: tf.Session,
         checkpoint: Optional[str] = None,
         timeout_seconds: float = 1800.0,
     ) -> None:
@@ -386,8 +477,6 @@ class Processes:
           PeerLostError: a process is lost; the message names it.
           TimeoutError: no process is lost, but it took too long.
         """
-        import tensorflow.compat.v1 as tf
-
         variables = tf.global_variables()
         saved = set(
             tf.train.load_checkpoint(readable(checkpoint)).get_variable_to_shape_map()
@@ -414,11 +503,11 @@ class Processes:
                 while session.run(missing).size:
                     time.sleep(POLL_SECONDS)
 
-        lookout = self._lookouts[0] if self._lookouts else Lookout([])
+        watch = self._watches[0] if self._watches else Watch([])
         chief = self.peers[0]
         what = f"{self.peers[self.index]}: Processes.initialize, which waits for {chief},"
         with self.naming_lost_peers():
-            lookout.call(initialize, timeout_seconds, what)
+            watch.call(initialize, timeout_seconds, what)
 
 
 def processes(environment: Optional[Mapping[str, str]] = None) -> Processes:
@@ -435,25 +524,3 @@ def processes(environment: Optional[Mapping[str, str]] = None) -> Processes:
     environment = os.environ if environment is None else environment
     found = addresses_and_index(environment)
     return Processes(*found) if found else Processes()
-
-
-RUNTIME = "MTF_RUNTIME"  # "pjrt" where the launcher started processes for JAX
-
-
-def is_pjrt() -> bool:
-    """Returns whether the processes, if there are several, are connected by JAX.
-
-    Raises:
-      ValueError: the environment variable has a value that no launcher sets.
-    """
-    found = os.environ.get(RUNTIME) or "tensorflow"
-    if found not in ("tensorflow", "pjrt"):
-        raise ValueError(
-            f'{RUNTIME} is {found!r}; it should be "tensorflow" or "pjrt", or not be set'
-        )
-    return found == "pjrt"
-
-
-def several_of_jax() -> bool:
-    """Returns whether there are several processes, which are connected by JAX."""
-    return is_pjrt() and processes().count > 1

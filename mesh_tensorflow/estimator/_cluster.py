@@ -1,39 +1,31 @@
-"""A cluster: one program in its chief, which the other processes serve; they are watched.
-
-A peer is alive as long as its server answers a new connection. A killed process refuses the
-connection at once; a process that hangs, or whose machine is down, does not answer in time.
-"""
+"""A cluster: one program in its chief, which the other processes serve; they are watched."""
 
 from __future__ import annotations
 
 import contextlib
 import copy
-import importlib
-import os
 import signal
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from typing import Any, Optional
 
 import tensorflow.compat.v1 as tf
 
+from mesh_tensorflow._pjrt import pjrt
+from mesh_tensorflow._processes.chief import follow, lead, mailbox
 from mesh_tensorflow._processes.peers import (
     ANSWER_SECS,
+    POLL_SECONDS,
     Peer,
-    PeerLostError,
+    Watch,
     answers,
-    naming_port,
+    server_of,
     wait_for,
 )
 from mesh_tensorflow._processes.processes import several_of_jax
 from mesh_tensorflow._stop_signals import StopSignals, tell_of_other
 from mesh_tensorflow.estimator._run_config import RunConfig, TaskType
-
-PING_SECS = 1.0  # between rounds of pings
-MISSES = 3  # in a row, after which a peer is lost
-GRACE_SECS = 15.0  # for the program to raise an error, before the process is ended
 
 
 def programs_over(cluster_spec: tf.train.ClusterSpec) -> list[Peer]:
@@ -50,123 +42,6 @@ def programs_over(cluster_spec: tf.train.ClusterSpec) -> list[Peer]:
         for job in cluster_spec.jobs
         for task in cluster_spec.task_indices(job)
     ]
-
-
-class Watch:
-    """Pings other processes in a thread; closes running sessions if one is lost.
-
-    If the program does not end after that, because it is in a call that cannot be interrupted,
-    ends the process.
-    """
-
-    def __init__(self, peers: Iterable[Peer], me: Peer) -> None:
-        """Creates a Watch.
-
-        Args:
-          peers: the processes to watch.
-          me: this process.
-        """
-        self._peers, self._me = tuple(peers), me
-        self._misses = dict.fromkeys(self._peers, 0)
-        self._sessions: list[tf.Session] = []
-        self._lost = threading.Event()
-        self._stopped = threading.Event()
-        self._lost_peer: Optional[Peer] = None
-        self._thread = threading.Thread(target=self._run, name="cluster watch", daemon=True)
-
-    @property
-    def lost(self) -> Optional[Peer]:
-        """The process that is lost, or None."""
-        return self._lost_peer
-
-    def wait_for_peers(self, seconds: float) -> None:
-        """Waits until all processes answer.
-
-        Args:
-          seconds: the maximum time.
-
-        Raises:
-          PeerLostError: a process has not been started.
-        """
-        wait_for(self._peers, self._me, seconds)
-
-    def start(self) -> None:
-        """Starts pinging."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Stops pinging; the watch does not end the process any more."""
-        self._stopped.set()
-
-    def add_session(self, session: tf.Session) -> None:
-        """Adds a session to close when a process is lost.
-
-        Args:
-          session: a session.
-        """
-        # A new list, since the watching thread may be going over the old one.
-        self._sessions = [*self._sessions[-7:], session]
-
-    def confirm(self, seconds: float = 2 * MISSES * (PING_SECS + ANSWER_SECS)) -> Optional[Peer]:
-        """Checks whether a process is lost, after an error that this may have caused.
-
-        Args:
-          seconds: the maximum time.
-
-        Returns:
-          the process, or None if all have answered.
-        """
-        deadline = time.monotonic() + seconds
-        # One missed ping proves nothing, so this waits until all answer or the watch has decided.
-        while time.monotonic() < deadline and not self._lost.is_set():
-            if all(answers(peer.address) for peer in self._peers):
-                return None
-            self._lost.wait(PING_SECS / 2)
-        return self._lost_peer
-
-    def error(self) -> PeerLostError:
-        """Returns the error for the lost process.
-
-        Returns:
-          a PeerLostError.
-        """
-        assert self._lost_peer is not None
-        return PeerLostError(
-            f"{self._lost_peer} does not answer any more: the process ended, or its machine or the "
-            f"network is down. {self._me} stops. Training resumes from the last checkpoint when "
-            "all processes are started again",
-            self._lost_peer,
-        )
-
-    def _run(self) -> None:
-        while not self._stopped.wait(PING_SECS):
-            for peer in self._peers:
-                self._misses[peer] = 0 if answers(peer.address) else self._misses[peer] + 1
-            gone = [peer for peer, misses in self._misses.items() if misses >= MISSES]
-            # A round of pings takes seconds, in which the program and its peers may have ended in
-            # order.
-            if gone and not self._stopped.is_set():
-                self._lost_peer = gone[0]
-                self._lost.set()
-                self._end()
-                return
-
-    def _end(self) -> None:
-        for session in self._sessions:
-            # In threads: closing a session may wait for the lost process.
-            threading.Thread(target=_close, args=(session,), daemon=True).start()
-        if not self._stopped.wait(GRACE_SECS):
-            print(f"error: {self.error()}", file=sys.stderr, flush=True)
-            # `sys.exit` would end this thread only, while the main one hangs in a call to the lost
-            # peer.
-            os._exit(1)
-
-
-def _close(session: tf.Session) -> None:
-    try:
-        session.close()
-    except (tf.errors.OpError, RuntimeError) as error:
-        tf.logging.info("A session was not closed: %s", error)
 
 
 class WatchedSessionCreator(tf.train.SessionCreator):
@@ -191,17 +66,14 @@ class WatchedSessionCreator(tf.train.SessionCreator):
         Raises:
           PeerLostError: a process is lost.
         """
-        if not self._is_first and self._watch.confirm():
-            raise self._watch.error()
+        if not self._is_first:
+            self._watch.settled()
+            self._watch.check()
         self._is_first = False
         session = self._create()
         self._watch.add_session(session)
         return session
 
-
-_POLL_SECS = 0.3
-_TELL_SECS = 10
-_DONE = b"done"
 
 _watch: Optional[Watch] = None  # while the chief runs its program
 
@@ -236,44 +108,35 @@ def run_cluster(main: Callable[[], Any], config: RunConfig) -> Any:
             "cluster: evaluate in the chief's function, or call estimator.evaluate here"
         )
     if several_of_jax():
-        result = importlib.import_module("mesh_tensorflow.pjrt").run_in_chief(main)
+        result = pjrt().run_in_chief(main)
         return result if config.is_chief else None
     peers = programs_over(config.cluster_spec)
     if len(peers) < 2 or _watch is not None:
         return main()
     me = next(p for p in peers if (p.job, p.task) == (config.task_type, config.task_id))
     # The server runs until the process ends: TensorFlow cannot stop servers.
-    server = _server(config)
+    server = _server(config, me)
     if not config.is_chief:
         return _serve(server, me, _chief(peers, config), config)
     others = [peer for peer in peers if peer != me]
-    watch = Watch(others, me)
-    watch.wait_for_peers(config.session_creation_timeout_secs)
-    watch.start()
-    _watch = watch
-    stop_signals = _told_of_signals(server, me)
-    # Whatever ends this program, the other processes are told; they would serve for ever otherwise.
-    news = b"it failed"
-    try:
-        result = main()
-        news = _DONE
-        return result
-    except (Exception, SystemExit, KeyboardInterrupt) as error:
-        news = f"{type(error).__name__}: {error}".encode()
-        # The error of a session does not say that a process is lost.
-        if isinstance(error, tf.errors.OpError):
-            watch.confirm()
-        if watch.lost and not isinstance(error, PeerLostError):
-            news = str(watch.error()).encode()
-            raise watch.error() from None  # a session's error shows the graph, in 100 lines
-        raise
-    finally:
-        watch.stop()
-        stop_signals()
-        _watch = None
+    wait_for(others, me, config.session_creation_timeout_secs)
+    watch = _watch = Watch(others, me)
+
+    def program() -> Any:
+        with _hearing_of_signals(server, me):
+            return main()
+
+    def tell(why: Optional[str]) -> None:
+        lost = watch.lost()
         for peer in others:
-            if peer != watch.lost:
-                _tell(server, me, peer, news)
+            # A process that has failed as well would keep the chief waiting until the time-out.
+            if peer not in lost and answers(peer.address):
+                _send(server, me, peer, _NEWS, _DONE if why is None else why.encode())
+
+    try:
+        return lead(program, watch, tell)
+    finally:
+        _watch = None
 
 
 def in_cluster() -> bool:
@@ -350,129 +213,77 @@ def _set_leader(session_config: tf.ConfigProto, config: RunConfig) -> None:
         )
 
 
-def _server(config: RunConfig) -> tf.distribute.Server:
+def _server(config: RunConfig, me: Peer) -> tf.distribute.Server:
     given = tf.ConfigProto()
     if config.session_config is not None:
         given.CopyFrom(config.session_config)
         del given.device_filters[:]
     _set_leader(given, config)
-    # By default, a call to a lost process waits forever.
-    os.environ.setdefault("GRPC_FAIL_FAST", "true")
-    address = config.cluster_spec.task_address(config.task_type, config.task_id)
-    with naming_port(Peer(config.task_type, config.task_id, address)):
-        return tf.distribute.Server(
-            config.cluster_spec,
-            job_name=config.task_type,
-            task_index=config.task_id,
-            protocol=config.protocol,
-            config=given,
-        )
+    return server_of(me, config.cluster_spec, given, config.protocol)
 
 
-# -- the result of the chief's program, sent through a queue of each process
+# -- what processes tell each other: the chief how its program ended, the others of signals
+
+# The name and the size of a mailbox, and the dtype of what is in it.
+_NEWS = "mesh_tensorflow_news", tf.string, 1
+_SIGNALS = "mesh_tensorflow_signals", tf.int32, 100
+_DONE = b"done"
 
 
-def _queue(peer: Peer) -> tf.queue.FIFOQueue:
-    with tf.device(f"{peer.device}/device:CPU:0"):
-        # By a name, under which the chief and the process itself mean one queue.
-        return tf.queue.FIFOQueue(1, [tf.string], [[]], shared_name="mesh_tensorflow_news")
+def _send(
+    server: tf.distribute.Server, me: Peer, peer: Peer, box: tuple[str, tf.DType, int], what: Any
+) -> None:
+    try:
+        with mailbox(server, me, peer, *box) as opened:
+            opened.put(what)
+    except tf.errors.OpError as error:
+        said = signal.Signals(what).name if isinstance(what, int) else "that training has ended"
+        tf.logging.warning("%s was not told of %s: %s", peer, said, error)
 
 
-def _session(server: tf.distribute.Server, *peers: Peer) -> tf.Session:
-    # The filters allow a session even if other processes are lost.
-    return tf.Session(
-        server.target,
-        config=tf.ConfigProto(
-            device_filters=[peer.device for peer in peers],
-            operation_timeout_in_ms=_TELL_SECS * 1000,
-        ),
-    )
-
-
-def _signals(chief: Peer) -> tf.queue.FIFOQueue:
-    with tf.device(f"{chief.device}/device:CPU:0"):
-        return tf.queue.FIFOQueue(100, [tf.int32], [[]], shared_name="mesh_tensorflow_signals")
-
-
-def _told_of_signals(server: tf.distribute.Server, me: Peer) -> Callable[[], None]:
-    """Passes on signals that other processes tell of, in a thread; returns what ends it."""
+@contextlib.contextmanager
+def _hearing_of_signals(server: tf.distribute.Server, me: Peer) -> Iterator[None]:
+    """Context in which a thread passes on the signals that other processes tell of."""
     ended = threading.Event()
 
     def run() -> None:
-        with tf.Graph().as_default():
-            queue = _signals(me)
-            size, take = queue.size(), queue.dequeue()
-            with contextlib.suppress(tf.errors.OpError), _session(server, me) as session:
-                while not ended.wait(_POLL_SECS):
-                    if session.run(size):
-                        number = signal.Signals(int(session.run(take)))
-                        tf.logging.warning("Another process received %s.", number.name)
-                        tell_of_other(number)
+        with contextlib.suppress(tf.errors.OpError), mailbox(server, me, me, *_SIGNALS) as told:
+            while not ended.wait(POLL_SECONDS):
+                if told.size():
+                    number = signal.Signals(int(told.take()))
+                    tf.logging.warning("Another process received %s.", number.name)
+                    tell_of_other(number)
 
     thread = threading.Thread(target=run, name="signals of others", daemon=True)
     thread.start()
-
-    def stop() -> None:
+    try:
+        yield
+    finally:
         ended.set()
         # A session that runs while Python ends may abort the process. It runs here alone, so it
         # answers at once, unless TensorFlow itself hangs.
         thread.join(ANSWER_SECS)
 
-    return stop
-
-
-def _tell(server: tf.distribute.Server, me: Peer, peer: Peer, news: bytes) -> None:
-    # A process that has failed as well would keep the chief waiting until the time-out.
-    if not answers(peer.address):
-        return
-    try:
-        with tf.Graph().as_default():
-            _run(server, me, peer, _queue(peer).enqueue([news]))
-    except tf.errors.OpError as error:
-        tf.logging.warning("%s was not told that training has ended: %s", peer, error)
-
-
-def _tell_of_signal(
-    server: tf.distribute.Server, me: Peer, chief: Peer, number: signal.Signals
-) -> None:
-    tf.logging.warning("%s: %s stops, and saves before.", number.name, chief)
-    try:
-        with tf.Graph().as_default():
-            _run(server, me, chief, _signals(chief).enqueue([int(number)]))
-    except tf.errors.OpError as error:
-        tf.logging.warning("%s was not told of %s: %s", chief, number.name, error)
-
-
-def _run(server: tf.distribute.Server, me: Peer, peer: Peer, operation: tf.Operation) -> None:
-    with _session(server, me, peer) as session:
-        session.run(operation)
-
 
 def _serve(server: tf.distribute.Server, me: Peer, chief: Peer, config: RunConfig) -> None:
-    watch, told = Watch([chief], me), False
     tf.logging.info("%s serves %s.", me, chief)
-    # The chief, which is told of a signal, needs this process until it has saved.
-    with StopSignals() as signals, tf.Graph().as_default():
-        queue = _queue(me)
-        size, take = queue.size(), queue.dequeue()
-        with _session(server, me) as session:
-            watch.wait_for_peers(config.session_creation_timeout_secs)
-            watch.start()
+
+    def serve(signals: StopSignals) -> tuple[Optional[str], None]:
+        with mailbox(server, me, me, *_NEWS) as news:
+            wait_for([chief], me, config.session_creation_timeout_secs)
+            watch = Watch([chief], me)
             try:
-                # A dequeue would reach the time limit of the session and fail, so the size is
-                # polled instead.
-                while not session.run(size):
-                    if watch.lost:
-                        raise watch.error()
-                    if signals.received is not None and not told:
-                        told = True
-                        _tell_of_signal(server, me, chief, signals.received)
-                    time.sleep(_POLL_SECS)
-                news = session.run(take)
+                # To take what is not there yet would reach the time limit of the session, and fail.
+                while not news.size():
+                    watch.check()
+                    if (number := signals.to_tell()) is not None:
+                        tf.logging.warning("%s: %s stops, and saves before.", number.name, chief)
+                        _send(server, me, chief, _SIGNALS, int(number))
+                    time.sleep(POLL_SECONDS)
+                said = news.take()
             finally:
                 watch.stop()
-    if signals.received is not None:
-        raise signals.error(f"{me} was stopped, after {chief}")
-    if news != _DONE:
-        raise RuntimeError(f"{chief} has stopped: {news.decode()}")
+        return (None if said == _DONE else said.decode()), None
+
+    follow(me, chief, serve)
     tf.logging.info("%s has ended, and so does %s.", chief, me)

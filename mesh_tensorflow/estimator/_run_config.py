@@ -10,8 +10,12 @@ from typing import Any, NamedTuple, Optional, Union
 
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow._processes.peers import check_addresses, task_index
-from mesh_tensorflow._processes.processes import processes, several_of_jax
+from mesh_tensorflow._processes.processes import (
+    check_addresses,
+    processes,
+    several_of_jax,
+    task_index,
+)
 
 VARIABLE = "TF_CONFIG"
 

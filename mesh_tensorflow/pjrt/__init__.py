@@ -13,13 +13,11 @@ except ImportError as e:
         'pip install "jax>=0.8", or as JAX says for your accelerator'
     ) from e
 
-from mesh_tensorflow.pjrt._checkpoints import restore, save
-from mesh_tensorflow.pjrt._export import export
-from mesh_tensorflow.pjrt._function import function
+from mesh_tensorflow.pjrt._chief import run_in_chief
+from mesh_tensorflow.pjrt._function import export, function
+from mesh_tensorflow.pjrt._in_session import in_session
 from mesh_tensorflow.pjrt._lowered import Collectives, Lowered
-from mesh_tensorflow.pjrt._sessions.chief import run_in_chief
-from mesh_tensorflow.pjrt._sessions.in_session import in_session
-from mesh_tensorflow.pjrt._store import ArrayStore
+from mesh_tensorflow.pjrt._store import ArrayStore, restore, save
 from mesh_tensorflow.pjrt._trace import mesh_impl
 
 __all__ = [

@@ -122,15 +122,45 @@ def join() -> None:
             )
 
 
-def connect() -> None:
-    """Joins the other processes; without tf.random.set_seed, the first draws a seed for all."""
-    join()
-    # Keys of random numbers are drawn in each process, and must be the same in all. Where the first
-    # process drives the others, it draws them alone.
-    if process_count() > 1 and not driving() and program_seed() is None:
-        drawn = np.uint32(secrets.randbits(31))
-        with without_connection_lines():
-            tf.random.set_seed(int(multihost_utils.broadcast_one_to_all(drawn)))
+# The seeds that processes without tf.random.set_seed have drawn, by the numbers of the processes.
+_drawn: dict[frozenset[int], int] = {}
+
+
+def share_seed(devices: Sequence[Any]) -> None:
+    """Sets a seed for the processes of devices, drawn for all of them, if the user has set none.
+
+    Keys of random numbers are drawn in each process, and must be the same in all that run a
+    program.
+
+    Args:
+      devices: the devices of a program, which all of these processes make.
+    """
+    group = frozenset(d.process_index for d in devices)
+    # Where the first process drives the others, it draws the keys alone.
+    if len(group) == 1 or jax.process_index() not in group or driving():
+        return
+    # A process may be in several groups, whose others know nothing of each other: what one group
+    # has drawn is no seed to another, or some would wait here for those that think to have one.
+    if program_seed() not in (None, *_drawn.values()):
+        return
+    if group not in _drawn:
+        _drawn[group] = _of_first(secrets.randbits(31), devices)
+    if program_seed() != _drawn[group]:
+        tf.random.set_seed(_drawn[group])
+
+
+def _of_first(number: int, devices: Sequence[Any]) -> int:
+    """Returns the number that the first process of devices gives; its other processes call it."""
+    # By a program of these processes alone: broadcasts of JAX's own wait for all.
+    own = {d.process_index: d for d in sorted(devices, key=lambda d: d.process_index)}
+    mesh = Mesh(np.array(list(own.values())), ["process"])
+    part = jax.device_put(np.array([number], np.uint32), own[jax.process_index()])
+    numbers = jax.make_array_from_single_device_arrays(
+        (len(own),), NamedSharding(mesh, PartitionSpec("process")), [part]
+    )
+    first = jax.jit(lambda x: x[0], out_shardings=NamedSharding(mesh, PartitionSpec()))
+    with without_connection_lines():
+        return int(first(numbers))
 
 
 def run_step(step: Callable[..., Any], *arguments: Any) -> Any:
@@ -163,17 +193,6 @@ def check_kept(name: str, array: jax.Array) -> None:
         )
 
 
-def wait(what: str) -> None:
-    """Waits until all processes are here.
-
-    Args:
-      what: a name for what they wait for.
-    """
-    if jax.process_count() > 1:
-        with without_connection_lines():
-            multihost_utils.sync_global_devices(what)
-
-
 def in_any_process(found: bool) -> bool:
     """Returns whether something is so in one of the processes, all of which have to call it.
 
@@ -184,6 +203,28 @@ def in_any_process(found: bool) -> bool:
         return found
     with without_connection_lines():
         return bool(np.any(multihost_utils.process_allgather(np.asarray(found))))
+
+
+def done_in_all(call: Callable[[], object], first: bool = False) -> bool:
+    """Calls a function in all processes; returns whether none has failed, after all have called it.
+
+    It raises its own error. The other processes have to raise one then, too: one that went on would
+    wait for the one that failed, in the next collective.
+
+    Args:
+      call: a function.
+      first: whether the first process alone calls it.
+    """
+    error: Optional[Exception] = None
+    try:
+        if not first or jax.process_index() == 0:
+            call()
+    except Exception as found:
+        error = found
+    failed = in_any_process(error is not None)
+    if error is not None:
+        raise error
+    return not failed
 
 
 def placed(array: Any, where: NamedSharding) -> jax.Array:
@@ -270,9 +311,9 @@ def device_mesh(mesh_shape: Shape, devices: Union[Sequence[Any], str, None]) -> 
             raise ValueError(f'devices={devices!r}: pass a list of jax.devices(), or "abstract"')
         return AbstractMesh(sizes, names)
     if devices is None:
-        # In this order: to send a seed to others, JAX makes devices, and fixes their number.
+        # In this order: JAX makes devices of the processes that are joined by then, and no others.
         make_cpus(mesh_shape.size)
-        connect()
+        join()
         devices = _all_devices()[: mesh_shape.size]
     devices = list(devices)
     others = [d for d in devices if not isinstance(d, jax.Device)]
@@ -294,9 +335,7 @@ def device_mesh(mesh_shape: Shape, devices: Union[Sequence[Any], str, None]) -> 
             f'a CPU, call jax.config.update("jax_num_cpu_devices", {mesh_shape.size}) before JAX '
             "makes the first"
         )
-    # Programs on devices of all processes need one seed for all; those of some may be in some.
-    if {d.process_index for d in devices} == set(range(process_count())):
-        connect()
+    share_seed(devices)
     return Mesh(np.array(devices).reshape(sizes), names)
 
 

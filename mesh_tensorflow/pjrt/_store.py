@@ -1,4 +1,4 @@
-"""ArrayStore: variables as arrays of JAX, split over devices, and their initial values.
+"""ArrayStore: variables as arrays of JAX, split over devices; their initial values and checkpoints.
 
 TensorFlow's random operations fill a tensor with the blocks of a counter-based generator, Philox.
 Its stateless operations take the counter, so that they give any part of what the others give. An
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional
@@ -21,12 +22,20 @@ import tensorflow as tf2
 import tensorflow.compat.v1 as tf
 from jax.sharding import NamedSharding, Sharding
 
+from mesh_tensorflow._deprecations import not_advised
 from mesh_tensorflow._mesh.random_values import initial_value, program_seed
-from mesh_tensorflow._mesh.variables.checkpoint_files import Reader, Shard, reading, slice_spec
+from mesh_tensorflow._mesh.variables.checkpoint_files import (
+    Reader,
+    Shard,
+    join_files,
+    reading,
+    slice_spec,
+    write_parts,
+)
 from mesh_tensorflow._mesh.variables.store import Form, VariableStore, differs, fitting
 from mesh_tensorflow._stop_signals import deferred
 from mesh_tensorflow.checkpoint import CheckpointError, Wanted, check_checkpoint
-from mesh_tensorflow.pjrt._devices import all_dtypes, check_kept, gathered, in_any_process, placed
+from mesh_tensorflow.pjrt._devices import all_dtypes, check_kept, done_in_all, gathered, placed
 from mesh_tensorflow.pjrt._trace import ValueOfVariable, current_trace
 
 if TYPE_CHECKING:
@@ -34,6 +43,8 @@ if TYPE_CHECKING:
     from mesh_tensorflow._mesh.variables.store import DeviceMeshImpl
     from mesh_tensorflow.ops._variables.variable import Variable
 
+
+# -- initial values
 
 _MOST_ELEMENTS = 2**22  # that are made at once
 _BLOCK = 4  # elements of float32 for each value of the counter
@@ -201,6 +212,9 @@ def _part(
     return result
 
 
+# -- parts in files
+
+
 class Restored(NamedTuple):
     """A variable that is to be read from a checkpoint.
 
@@ -301,14 +315,8 @@ def check_together(path: str, variables: Mapping[str, Restored]) -> None:
     """
     wanted = {n: Wanted(tuple(v.like.shape), v.dtype) for n, v in variables.items()}
     specs = {n: own_specs(v.like.shape, v.where) for n, v in variables.items()}
-    error: Optional[CheckpointError] = None
-    try:
-        check_checkpoint(path, wanted, specs)
-    except CheckpointError as found:
-        error = found
-    # All processes raise an error or none does: one that went on alone would wait in a collective.
-    if in_any_process(error is not None):
-        raise error or CheckpointError(
+    if not done_in_all(lambda: check_checkpoint(path, wanted, specs)):
+        raise CheckpointError(
             f"another process cannot read its parts of checkpoint {path}, and says why; no "
             "variable was changed"
         )
@@ -324,6 +332,9 @@ def read_arrays(path: str, variables: Mapping[str, Restored]) -> Iterator[tuple[
     with reading(path) as reader:
         for name, v in variables.items():
             yield name, read_array(reader, name, v.dtype, v.like, v.where)
+
+
+# -- the store
 
 
 def form_of(variable: Variable, mesh_impl: GspmdMeshImpl) -> Form:
@@ -585,3 +596,83 @@ class ArrayStore(VariableStore):
     def slice_variables(self, name: str) -> dict[str, tf.Variable]:
         """Returns nothing: there are no variables of TensorFlow."""
         return {}
+
+
+# -- checkpoints
+
+_STEP = "global_step"
+
+
+def save(store: ArrayStore, path: str, step: Optional[int] = None) -> str:
+    """Saves the variables of a store; with several processes, all have to call it.
+
+    Each process writes the parts that its devices have, copies just once, to a file system that
+    all share; the first process joins their files. Any mesh implementation, in any layout, and the
+    classic can read them.
+
+    Args:
+      store: the `store` of a function of `mtf.pjrt.function`.
+      path: the path of the checkpoint, such as "model/model.ckpt".
+      step: a number that is appended to the path, and saved as "global_step"; or None.
+
+    Returns:
+      The path of the checkpoint.
+
+    Raises:
+      ValueError: the store has no variables yet.
+      OSError: a process cannot write its file, and all raise an error.
+    """
+    path = path if step is None else f"{path}-{step}"
+    if not store.names:
+        raise ValueError(
+            "mtf.pjrt.save: the store has no variables yet: call the function, or its "
+            "make_variables, before"
+        )
+    masters = store.masters
+    with store.lock:  # the values between two steps
+        parts = [
+            part
+            for name in store.names
+            for part in parts_to_write(store.array(name), name, masters[name].dtype.base_dtype)
+        ]
+    if step is not None and jax.process_index() == 0:
+        # By one process: a tensor in two files could not be joined.
+        parts.append(Shard(_STEP, "", np.asarray(step, np.int64)))
+    count = jax.process_count()
+    written = [f"{path}.part-{i}-of-{count}" for i in range(count)]
+
+    def write() -> None:
+        os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+        if parts:
+            write_parts(written[jax.process_index()], parts)
+
+    def join() -> None:
+        join_files([w for w in written if tf.gfile.Exists(f"{w}.index")], path)
+        with not_advised():
+            tf.train.update_checkpoint_state(os.path.dirname(path) or ".", path)
+
+    # The files can be joined once all are written, and used once they are joined.
+    if not (done_in_all(write) and done_in_all(join, first=True)):
+        raise OSError(
+            f"mtf.pjrt.save: another process could not write checkpoint {path}, and says why; the "
+            "checkpoints before it are as they were"
+        )
+    return path
+
+
+def restore(store: ArrayStore, path: str) -> None:
+    """Restores all variables of a store, or none; each process reads the parts that it has.
+
+    Variables that are made later get their values in the checkpoint as well, if it has them; those
+    of the first call, where the store has none yet, have to be there. With several processes, all
+    have to call it.
+
+    Args:
+      store: the `store` of a function of `mtf.pjrt.function`.
+      path: the path of a checkpoint, of any mesh implementation.
+
+    Raises:
+      CheckpointError: there is no such checkpoint, it is damaged, or it lacks variables or has
+        them in other shapes; no variable was changed.
+    """
+    store.restore(os.fspath(path))

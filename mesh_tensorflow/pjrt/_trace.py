@@ -1,6 +1,6 @@
 """Trace: a program as a function of its arguments, its variables and the keys of random numbers.
 
-Both `mtf.pjrt.function` and `mtf.pjrt.in_session` (`_sessions/in_session.py`) build a TensorFlow
+Both `mtf.pjrt.function` and `mtf.pjrt.in_session` (`_in_session.py`) build a TensorFlow
 graph with a placeholder for each variable, which XLA then compiles.
 """
 

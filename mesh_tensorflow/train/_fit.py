@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import importlib
 import inspect
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,6 +19,7 @@ from mesh_tensorflow._core.shape import ShapeLike
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow._mesh.variables import checkpoint_files
 from mesh_tensorflow._mesh.variables.store import VariableStore
+from mesh_tensorflow._pjrt import pjrt
 from mesh_tensorflow.auto_mtf.hardware import Hardware
 from mesh_tensorflow.checkpoint import CheckpointError, fault_of
 from mesh_tensorflow.ops import Precision
@@ -457,9 +457,7 @@ class Begin(NamedTuple):
 
 def _run_in_chief(loop: Loop, begin: Begin) -> Result:
     """Runs on devices of JAX: in the first process, whose result the others get."""
-    # Imported when it is used, as JAX need not be installed for the rest.
-    run_in_chief = importlib.import_module("mesh_tensorflow.pjrt").run_in_chief
-    found = run_in_chief(lambda: _run(loop, begin), packed)
+    found = pjrt().run_in_chief(lambda: _run(loop, begin), packed)
     return found if isinstance(found, Result) else unpacked(*found)
 
 

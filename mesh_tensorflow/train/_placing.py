@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import dataclasses
-import importlib
 import os
 import sys
 import time
@@ -32,6 +31,7 @@ from mesh_tensorflow._mesh.devices import (
     soft_placement,
 )
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
+from mesh_tensorflow._pjrt import pjrt
 from mesh_tensorflow._processes.peers import POLL_SECONDS
 from mesh_tensorflow._processes.processes import Processes, check_described, is_pjrt, processes
 from mesh_tensorflow._stop_signals import StopSignals
@@ -271,7 +271,7 @@ class Placing:
           inputs: tf.Tensors.
         """
         if self.pjrt:
-            return importlib.import_module("mesh_tensorflow.pjrt").in_session(program, inputs)
+            return pjrt().in_session(program, inputs)
         if self.simd:
             if self.cluster is None:
                 set_threads(local_cpus(self.devices), self.shape, self.rules)
@@ -411,7 +411,7 @@ def _placing_of_name(given: Given, name: str) -> Placing:
         )
     if name != "pjrt":
         return placing_of(dataclasses.replace(given, simd=name == "simd", mesh_impl=None))
-    importlib.import_module("mesh_tensorflow.pjrt")  # an error without JAX
+    pjrt()  # an error without JAX
     if given.devices is not None:
         raise ValueError(
             "fit: devices are those of TensorFlow, but mesh_impl='pjrt' runs on the first of "

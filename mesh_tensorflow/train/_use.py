@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Optional, Union
@@ -16,6 +15,7 @@ from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.layout import LayoutLike
 from mesh_tensorflow._core.shape import ShapeLike
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
+from mesh_tensorflow._pjrt import pjrt
 from mesh_tensorflow.ops import Precision
 from mesh_tensorflow.optimize import ExponentialMovingAverage
 from mesh_tensorflow.train._data import Features, source_of
@@ -330,4 +330,4 @@ def _use(
 
     if not placing.pjrt:
         return main()
-    return importlib.import_module("mesh_tensorflow.pjrt").run_in_chief(main, share)
+    return pjrt().run_in_chief(main, share)

@@ -15,6 +15,7 @@ import tensorflow.compat.v1 as tf
 from helpers import paths
 
 from mesh_tensorflow import estimator
+from mesh_tensorflow._processes import peers
 from mesh_tensorflow.estimator import _cluster
 
 PROGRAM = paths.WORKERS / "cluster_process.py"
@@ -224,23 +225,23 @@ def test_a_worker_is_stopped_after_the_chief_has_saved(start, tmp_path, both):
 # -- the watch
 
 
-ME = _cluster.Peer("chief", 0, "127.0.0.1:1")
+ME = peers.Peer("chief", 0, "127.0.0.1:1")
 
 
 def test_answers():
     [port] = free_ports(1)
-    assert not _cluster.answers(f"127.0.0.1:{port}")
+    assert not peers.answers(f"127.0.0.1:{port}")
     server = tf.distribute.Server.create_local_server()
-    assert _cluster.answers(server.target.removeprefix("grpc://"))
+    assert peers.answers(server.target.removeprefix("grpc://"))
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        assert not _cluster.answers(f"127.0.0.1:{silent.getsockname()[1]}", seconds=0.2)
+        assert not peers.answers(f"127.0.0.1:{silent.getsockname()[1]}", seconds=0.2)
 
 
 def test_a_process_that_was_never_started():
     [port] = free_ports(1)
-    peer = _cluster.Peer("worker", 3, f"127.0.0.1:{port}")
+    peer = peers.Peer("worker", 3, f"127.0.0.1:{port}")
     with pytest.raises(estimator.PeerLostError) as raised:
-        _cluster.Watch([peer], ME).wait_for_peers(0.3)
+        peers.wait_for([peer], ME, 0.3)
     assert str(raised.value) == (
         f"/job:chief/task:0 at 127.0.0.1:1 waited 0.3 s for /job:worker/task:3 at 127.0.0.1:{port}, "
         "in vain: start it with the same TF_CONFIG but for its task, and see that nothing blocks "
@@ -250,16 +251,15 @@ def test_a_process_that_was_never_started():
 
 
 def test_no_session_in_place_of_one_of_a_lost_process(monkeypatch):
-    monkeypatch.setattr(_cluster, "PING_SECS", 0.05)
+    monkeypatch.setattr(peers, "PING_SECS", 0.05)
     [port] = free_ports(1)
-    peer = _cluster.Peer("worker", 0, f"127.0.0.1:{port}")
-    watch = _cluster.Watch([peer], ME)
+    peer = peers.Peer("worker", 0, f"127.0.0.1:{port}")
+    watch = peers.Watch([peer], ME)
     made = []
     creator = _cluster.WatchedSessionCreator(
         lambda: made.append(tf.Session(graph=tf.Graph())) or made[-1], watch
     )
     session = creator.create_session()
-    watch.start()
     try:
         with pytest.raises(
             estimator.PeerLostError, match=f"task:0 at 127.0.0.1:{port} does not ans"
@@ -267,7 +267,7 @@ def test_no_session_in_place_of_one_of_a_lost_process(monkeypatch):
             creator.create_session()
     finally:
         watch.stop()
-    assert watch.lost == peer and made == [session]
+    assert watch.lost() == [peer] and made == [session]
 
 
 # -- run_cluster in one process

@@ -40,6 +40,7 @@ def main(directory, killed=""):
     found = {
         "files": [] if killed else exported(f"{directory}/exported"),
         "error": error_of_damaged(step.store, path),
+        "unwritten": errors_of_files(step.store, directory),
         "losses": losses,
         "devices": [len(jax.devices()), len(jax.local_devices())],
         "sums": {name: float(tf.reduce_sum(step.store.value(name))) for name in step.store.names},
@@ -77,7 +78,7 @@ def error_of_damaged(store, path):
     import jax
 
     import mesh_tensorflow as mtf
-    from mesh_tensorflow.pjrt._devices import wait
+    from mesh_tensorflow.pjrt._devices import in_any_process
 
     copy = f"{os.path.dirname(path)}/damaged/model"
     if jax.process_index() == 0:
@@ -85,7 +86,7 @@ def error_of_damaged(store, path):
         for file in glob.glob(f"{path}.*"):
             shutil.copy(file, copy + file[len(path) :])
         os.truncate(sorted(glob.glob(f"{copy}.data-*"))[0], 4)
-    wait("copied")
+    in_any_process(False)  # once it is copied
     try:
         mtf.pjrt.restore(store, copy)
     except mtf.checkpoint.CheckpointError as error:
@@ -93,5 +94,61 @@ def error_of_damaged(store, path):
     return None
 
 
+def errors_of_files(store, directory):
+    """Returns the error of an export and of a checkpoint, of which one process cannot write."""
+    import jax
+
+    import mesh_tensorflow as mtf
+
+    # A file is where the first process wants a directory, and a directory where it wants a file.
+    if jax.process_index() == 0:
+        with open(f"{directory}/file", "w"):
+            pass
+        os.makedirs(f"{directory}/unwritten.part-0-of-2.data-00000-of-00001")
+    found = []
+    for call in (
+        lambda: exported(f"{directory}/file/folder"),
+        lambda: mtf.pjrt.save(store, f"{directory}/unwritten"),
+    ):
+        try:
+            call()
+        except (OSError, RuntimeError) as error:
+            found.append(f"{type(error).__name__}: {error}")
+    return found
+
+
+def with_some(directory):
+    """Computes with the devices of the last two of three processes, then with those of all."""
+    import jax
+    import numpy as np
+
+    import mesh_tensorflow as mtf
+    from mesh_tensorflow.pjrt import _devices
+
+    _devices.make_cpus(6)
+    _devices.join()
+    index = jax.process_index()
+    found = []
+    for members in ([1, 2], [0, 1], [1, 2], [0, 1, 2]):
+        if index not in members:
+            continue
+        devices = [d for d in jax.devices() if d.process_index in members]
+
+        @mtf.pjrt.function(mesh_shape=f"rows:{len(devices)}", layout="batch:rows", devices=devices)
+        def program(n):
+            mesh = mtf.Mesh(mtf.Graph(), "mesh")
+            # Each device has all of it, so that each process shows its own values.
+            y = mtf.random_uniform(mesh, mtf.Shape([("d", n)]))
+            lowering = mtf.Lowering(mesh.graph, {mesh: mtf.pjrt.mesh_impl()})
+            return lowering.export_to_tf_tensor(y)
+
+        found.append([members, np.asarray(program(4).addressable_data(0)).tolist()])
+    with open(f"{directory}/{index}.json", "w") as f:
+        json.dump(found, f)
+
+
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    if sys.argv[2:] == ["some"]:
+        with_some(sys.argv[1])
+    else:
+        main(*sys.argv[1:])

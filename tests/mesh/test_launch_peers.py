@@ -10,7 +10,7 @@ from helpers import processes
 from helpers.workers import lost_worker
 
 from mesh_tensorflow import launch
-from mesh_tensorflow._processes import peers
+from mesh_tensorflow._processes import chief, peers
 from mesh_tensorflow._processes.peers import Peer, PeerLostError
 
 
@@ -54,25 +54,25 @@ def test_who_is_lost_and_who_merely_ended(monkeypatch):
     found = [Peer("worker", i, f"127.0.0.1:{port}") for i, port in enumerate((1, 2, 3))]
     silent = set()
     monkeypatch.setattr(peers, "answers", lambda address: address not in silent)
-    monkeypatch.setattr(peers, "_PING_SECS", 0.02)
+    monkeypatch.setattr(peers, "PING_SECS", 0.02)
     monkeypatch.setattr(peers, "_STAY_SECS", 0.3)
-    lookout = peers.Lookout(found)
-    assert lookout.confirmed() == []
+    watch = peers.Watch(found)
+    assert watch.confirmed() == []
     silent.add(found[1].address)
     start = time.monotonic()
     with pytest.raises(PeerLostError, match=r"^/job:worker/task:1 at 127\.0\.0\.1:2$"):
-        lookout.call(lambda: time.sleep(60), 60, "waiting")
+        watch.call(lambda: time.sleep(60), 60, "waiting")
     assert 0.3 < time.monotonic() - start < 30
     silent.add(found[0].address)
     time.sleep(0.5)
-    assert lookout.lost() == [found[1]]
+    assert watch.lost() == [found[1]]
     silent.clear()
     time.sleep(0.5)
-    assert lookout.lost() == []
+    assert watch.lost() == []
     with pytest.raises(TimeoutError, match=r"waiting took longer than 0.1 s"):
-        lookout.call(lambda: time.sleep(60), 0.1, "waiting")
+        watch.call(lambda: time.sleep(60), 0.1, "waiting")
     with pytest.raises(KeyError):
-        lookout.call(lambda: {}["absent"], 60, "looking")
+        watch.call(lambda: {}["absent"], 60, "looking")
 
 
 def test_a_process_is_lost_before_it_misses_a_ping(monkeypatch):
@@ -80,12 +80,12 @@ def test_a_process_is_lost_before_it_misses_a_ping(monkeypatch):
     found = [Peer("worker", i, f"127.0.0.1:{port}") for i, port in enumerate((1, 2))]
     silent = set()
     monkeypatch.setattr(peers, "answers", lambda address: address not in silent)
-    monkeypatch.setattr(peers, "_PING_SECS", 0.2)
+    monkeypatch.setattr(peers, "PING_SECS", 0.2)
     monkeypatch.setattr(peers, "_STAY_SECS", 0.1)
-    lookout = peers.Lookout(found)
+    watch = peers.Watch(found)
     time.sleep(0.1)  # between two rounds of pings
     silent.add(found[1].address)
-    assert lookout.confirmed() == [found[1]]
+    assert watch.confirmed() == [found[1]]
 
 
 def test_processes_that_hang_are_found_however_many_they_are(monkeypatch):
@@ -100,10 +100,32 @@ def test_processes_that_hang_are_found_however_many_they_are(monkeypatch):
 
     monkeypatch.setattr(peers, "answers", answers)
     monkeypatch.setattr(peers, "ANSWER_SECS", 0.3)
-    monkeypatch.setattr(peers, "_PING_SECS", 0.05)
-    lookout = peers.Lookout(found)
+    monkeypatch.setattr(peers, "PING_SECS", 0.05)
+    watch = peers.Watch(found)
     hangs.set()
-    assert lookout.confirmed()[0] == found[0]
+    assert watch.confirmed()[0] == found[0]
+
+
+def test_a_slow_machine_has_the_time_that_its_pings_take(monkeypatch):
+    """However much longer than a ping should, those that answer and those that do not."""
+    found, silent = [Peer("worker", 1, "127.0.0.1:1")], threading.Event()
+
+    def answers(address):
+        time.sleep(0.3)
+        return not silent.is_set()
+
+    monkeypatch.setattr(peers, "answers", answers)
+    monkeypatch.setattr(peers, "ANSWER_SECS", 0.01)
+    monkeypatch.setattr(peers, "PING_SECS", 0.01)
+    watch = peers.Watch(found)
+    assert watch.settled() == []
+    assert watch.cause(ValueError()) is None
+    silent.set()
+    assert watch.cause(RuntimeError()).peer == found[0]
+    with pytest.raises(PeerLostError, match=r"task:1 at 127\.0\.0\.1:1 does not answer any more"):
+        watch.check()
+    watch.stop()
+    assert watch.settled() == found
 
 
 def test_a_process_that_has_ended_after_all_had_called_is_not_lost(monkeypatch):
@@ -122,8 +144,8 @@ def test_a_process_that_has_ended_after_all_had_called_is_not_lost(monkeypatch):
                 session.run(add)
         return False
 
-    monkeypatch.setattr(peers, "answers", answers)
-    peers.wait_at_end(found, 0, server)
+    monkeypatch.setattr(chief, "answers", answers)
+    chief.wait_at_end(found, 0, server)
 
 
 @pytest.mark.parametrize("by_server", [False, True])

@@ -1,6 +1,7 @@
 """Several processes of JAX: the numbers of one, checkpoints of parts, and a lost process."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -17,9 +18,9 @@ sys.path.append(str(EXAMPLES))
 import run_exported
 
 
-def launched(*arguments):
+def launched(*arguments, count=2):
     command = [sys.executable, "-m", "mesh_tensorflow.launch", "--runtime", "pjrt"]
-    command += ["--processes", "2", pjrt_hosts.__file__, *map(str, arguments)]
+    command += ["--processes", str(count), pjrt_hosts.__file__, *map(str, arguments)]
     return subprocess.run(
         command, env=environment(), capture_output=True, text=True, timeout=300, check=False
     )
@@ -40,6 +41,7 @@ def test_two_processes_are_as_one(tmp_path):
     first, second = (record.pop("error") for record in found)
     assert "damaged/model is damaged or cut short" in first
     assert "another process cannot read its parts of checkpoint" in second
+    check_unwritten(*(record.pop("unwritten") for record in found))
     assert found[0] == found[1]
     assert found[0]["files"] == ["weights.safetensors", "program_4.bin", "program_1.bin"]
     for devices in (1, 4):
@@ -65,6 +67,37 @@ def test_two_processes_are_as_one(tmp_path):
     )
 
 
+def check_unwritten(first, second):
+    """Whichever process cannot write, the others do not wait for it."""
+    assert first[0].startswith("NotADirectoryError: ")
+    assert re.match(
+        r"RuntimeError: mtf.pjrt.export: the first process could not .*says why", second[0]
+    )
+    assert re.match(
+        r"OSError: mtf.pjrt.save: another process could not write .*says why", second[1]
+    )
+    assert re.match(r"OSError: .*unwritten.part-0-of-2 could not be written: ", first[1])
+
+
+@pytest.mark.slow
+def test_some_of_the_processes_draw_one_seed(tmp_path):
+    """Also a process that is in several groups, and then all, of which one was in another group."""
+    done = launched(tmp_path, "some", count=3)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = [json.loads((tmp_path / f"{i}.json").read_text()) for i in range(3)]
+    assert [[members for members, _ in f] for f in found] == [
+        [[0, 1], [0, 1, 2]],
+        [[1, 2], [0, 1], [1, 2], [0, 1, 2]],
+        [[1, 2], [1, 2], [0, 1, 2]],
+    ]
+    zero, one, two = ([values for _, values in f] for f in found)
+    assert one[0] == two[0]
+    assert zero[0] == one[1]
+    assert one[2] == two[1]
+    assert zero[1] == one[3] == two[2]
+    assert len({tuple(values) for values in one}) >= 3
+
+
 @pytest.mark.slow
 def test_a_process_that_is_lost_is_named(tmp_path):
     """Nothing is seeded here: the first process draws a seed for both, also for given devices."""
@@ -77,7 +110,7 @@ def test_a_process_that_is_lost_is_named(tmp_path):
 
 
 def test_sessions_run_in_the_chief(monkeypatch):
-    monkeypatch.setattr("mesh_tensorflow.pjrt._sessions.in_session.process_count", lambda: 2)
+    monkeypatch.setattr("mesh_tensorflow.pjrt._in_session.process_count", lambda: 2)
     message = r"there are 2 processes, of which the first runs the session.*run_in_chief\(main\)"
     with tf.Graph().as_default(), pytest.raises(ValueError, match=message):
         mtf.pjrt.in_session(lambda: tf.constant(1))

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from helpers import processes
 
-from mesh_tensorflow._processes.peers import Peer
-from mesh_tensorflow.pjrt._sessions.programs import SIGNAL, PeerProcesses
-from mesh_tensorflow.pjrt._sessions.wire import Message, Watch, connected, receive, send
+from mesh_tensorflow._processes.peers import Peer, PeerLostError
+from mesh_tensorflow.pjrt._chief import PeerProcesses, connected, receive, send, watch_over
+from mesh_tensorflow.pjrt._programs import Message
 
 
 def test_messages_arrive_as_they_were():
@@ -47,16 +47,19 @@ def test_messages_arrive_as_they_were():
 def test_a_process_that_closes_its_connection_is_lost():
     me, peer = Peer("worker", 0, "here:1"), Peer("worker", 1, "there:2")
     one, other = map(connected, tcp_pair())
-    watch = Watch([(peer, one)], me)
+    watch = watch_over([(peer, one)], me)
     try:
-        assert watch.error() is None
+        assert watch.settled() == []
         other.close()
         for _ in range(1000):
-            if watch.error() is not None:
+            if watch.lost():
                 break
             time.sleep(0.05)
-        assert watch.error().peer == peer
-        assert "/job:worker/task:1 at there:2 does not answer any more" in str(watch.error())
+        assert watch.lost() == [peer]
+        with pytest.raises(
+            PeerLostError, match="/job:worker/task:1 at there:2 does not answer any"
+        ):
+            watch.check()
     finally:
         watch.stop()
         one.close()
@@ -84,7 +87,7 @@ def test_an_interrupt_leaves_no_answer_for_the_next_message(where):
             for number in itertools.count():
                 message = receive(other)
                 if where == "there" and number == 0:
-                    send(other, Message(SIGNAL, int(signal.SIGINT)))
+                    send(other, Message("signal", int(signal.SIGINT)))
                 send(other, Message(message.call, number))
 
     threading.Thread(target=follow, daemon=True).start()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import importlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Optional, Union, cast
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Optional, Union, cast
 import numpy as np
 import tensorflow.compat.v1 as tf
 
+from mesh_tensorflow._pjrt import pjrt
 from mesh_tensorflow.estimator._estimator import Estimator
 from mesh_tensorflow.estimator._modes import ModeKeys
 from mesh_tensorflow.estimator._run_config import RunConfig as _RunConfig
@@ -211,7 +211,7 @@ class TPUEstimator(Estimator):
             return
         config: Any = self.config
         if config.tpu_config.mesh_impl == "pjrt":
-            importlib.import_module("mesh_tensorflow.pjrt")  # an error without JAX
+            pjrt()  # an error without JAX
             return
         tpus = tf.config.list_physical_devices("TPU")
         if tpus or config.tpu_config.num_shards is None:

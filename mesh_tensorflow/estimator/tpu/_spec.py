@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._mesh.simd.replicate import replicate
+from mesh_tensorflow._pjrt import pjrt
 from mesh_tensorflow.estimator._cluster import in_cluster, programs_over
 from mesh_tensorflow.estimator._modes import STANDARD_MODES, ModeKeys
 from mesh_tensorflow.estimator._spec import EstimatorSpec, check_hooks, check_loss
@@ -309,7 +309,7 @@ def runner_of(config: RunConfig) -> Callable[[Callable[..., Any], list[Any]], An
       config: a tpu.RunConfig.
     """
     if config.tpu_config.mesh_impl == "pjrt":
-        return importlib.import_module("mesh_tensorflow.pjrt").in_session
+        return pjrt().in_session
     devices = devices_of(config)
     return lambda program, inputs: replicate(program, inputs, devices=devices)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-import importlib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Optional, Union
@@ -16,6 +15,7 @@ import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._core.errors import did_you_mean, dims_text, slip
 from mesh_tensorflow._lowering.lowering import rules_that_apply
 from mesh_tensorflow._mesh.devices import check_devices_exist
+from mesh_tensorflow._pjrt import pjrt
 from mesh_tensorflow._programs.summaries import summaries_so_far, taken_summaries
 from mesh_tensorflow.estimator.processes import devices_of, in_cluster, shards_of_process
 from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
@@ -406,7 +406,7 @@ def processor_devices(
 
 def _check_pjrt(mesh_devices: Optional[Sequence[str]]) -> None:
     """Raises an error if JAX is not installed, or devices of TensorFlow are named for it."""
-    importlib.import_module("mesh_tensorflow.pjrt")
+    pjrt()
     if mesh_devices is not None:
         raise ValueError(
             f"mesh_devices={list(mesh_devices)} names devices of TensorFlow, but mesh_impl 'pjrt' "
@@ -480,7 +480,7 @@ def _program_runner(
         return lambda program: program()
     if settings.mesh_impl == "simd":
         return lambda program: replicate(program, devices=devices)
-    return importlib.import_module("mesh_tensorflow.pjrt").in_session
+    return pjrt().in_session
 
 
 def run_on_mesh(

@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Optional, Protocol
+from typing import TYPE_CHECKING, Any, Optional
 
 import jax
 import numpy as np
@@ -23,8 +23,7 @@ from mesh_tensorflow._mesh.random_values import key_is_of_step, new_key
 from mesh_tensorflow._mesh.step_inputs import GlobalSteps, read_before_increments
 from mesh_tensorflow._mesh.variables.checkpoint_files import ShardedVariable
 from mesh_tensorflow.pjrt._devices import driving, process_count
-from mesh_tensorflow.pjrt._sessions.executor import Description, VariableOfProgram
-from mesh_tensorflow.pjrt._sessions.programs import current_programs
+from mesh_tensorflow.pjrt._programs import Description, VariableOfProgram, current_programs
 from mesh_tensorflow.pjrt._store import form_of
 from mesh_tensorflow.pjrt._trace import Building, ValueOfVariable
 
@@ -32,22 +31,6 @@ if TYPE_CHECKING:
     from mesh_tensorflow._mesh.gspmd import GspmdMeshImpl
     from mesh_tensorflow._mesh.variables.store import Form
     from mesh_tensorflow.ops._variables.variable import Variable
-
-
-class Keeper(Protocol):
-    """What keeps the arrays of a program's variables."""
-
-    def array(self, name: str) -> Optional[jax.Array]:
-        """Returns a variable, or None if it has no value yet."""
-
-    def value(self, name: str) -> np.ndarray:
-        """Returns the whole value of a variable."""
-
-    def assign(self, name: str, value: np.ndarray) -> None:
-        """Sets a variable."""
-
-    def apart(self, name: str, dtype: tf.DType) -> Optional[ShardedVariable]:
-        """Returns how several processes save a variable; None if there is one process."""
 
 
 class SessionVariable(ValueOfVariable):
@@ -67,9 +50,9 @@ class SessionVariable(ValueOfVariable):
         """
         super().__init__(variable, form)
         self._outside = outside
-        self._keeper: Optional[Keeper] = None
+        self._keeper: Optional[_SessionProgram] = None
 
-    def is_kept_by(self, keeper: Keeper) -> None:
+    def is_kept_by(self, keeper: _SessionProgram) -> None:
         """Notes the program that keeps the array.
 
         Args:

@@ -1,0 +1,15 @@
+"""The door to mesh_tensorflow.pjrt, which is imported when it is used, since it needs JAX."""
+
+import importlib
+from typing import Any
+
+__all__ = ["pjrt"]
+
+
+def pjrt() -> Any:
+    """Returns the module mesh_tensorflow.pjrt.
+
+    Raises:
+      ImportError: JAX is not installed.
+    """
+    return importlib.import_module("mesh_tensorflow.pjrt")

@@ -1,0 +1,564 @@
+"""Programs of sessions and their variables, on the devices of this process, or of all.
+
+Only the first process has a session. It has the others define programs, run them and save their
+variables, one message after another, in an order that is the same in all, so that all take part in
+the collectives of a program. No process can read the whole of an array that is split over the
+devices of several, so the first one asks the others for their parts.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import contextvars
+import dataclasses
+import functools
+import itertools
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Optional
+
+import jax
+import numpy as np
+import tensorflow.compat.v1 as tf
+from jax.sharding import NamedSharding
+
+from mesh_tensorflow._core.layout import TensorLayout
+from mesh_tensorflow._core.shape import Dimension, Shape
+from mesh_tensorflow._mesh.variables.checkpoint_files import (
+    Faults,
+    ShardedVariable,
+    faults,
+    reading,
+    write_parts,
+)
+from mesh_tensorflow._stop_signals import deferred
+from mesh_tensorflow.pjrt._devices import (
+    AnyMesh,
+    all_dtypes,
+    check_kept,
+    device_mesh,
+    placed,
+    process_count,
+    run_step,
+    sharding,
+)
+from mesh_tensorflow.pjrt._function import CompiledProgram
+from mesh_tensorflow.pjrt._store import own_specs, parts_to_write, read_array
+from mesh_tensorflow.pjrt._trace import Spec, Trace
+
+if TYPE_CHECKING:
+    from mesh_tensorflow.pjrt._chief import PeerProcesses
+
+__all__ = [
+    "Description",
+    "Executor",
+    "Message",
+    "Programs",
+    "VariableOfProgram",
+    "current_programs",
+    "programs_alone",
+    "programs_over",
+]
+
+Layout = Optional[Sequence[Optional[int]]]
+
+
+@dataclasses.dataclass(frozen=True)
+class VariableOfProgram:
+    """A variable of a program.
+
+    Attributes:
+      placeholder: the name of its value in the program; None if the program does not read it.
+      sizes: its shape.
+      dtype_name: the name of its dtype.
+      axes: the mesh dimension that splits each of its dimensions, or None.
+    """
+
+    placeholder: Optional[str]
+    sizes: Sequence[int]
+    dtype_name: str
+    axes: Layout
+
+    @property
+    def dtype(self) -> tf.DType:
+        """Its dtype."""
+        return tf.as_dtype(self.dtype_name)
+
+    @property
+    def layout(self) -> TensorLayout:
+        """Its layout."""
+        return TensorLayout(self.axes or [])
+
+    @property
+    def form(self) -> VariableOfProgram:
+        """What has its layout: itself."""
+        return self
+
+
+@dataclasses.dataclass(frozen=True)
+class Description:
+    """A program, as one process tells the others.
+
+    Attributes:
+      mesh: pairs of the name and the size of each mesh dimension.
+      devices: the numbers of its devices; None for the first of all.
+      arguments: the names of its arguments.
+      layouts: the layout of each of them, or None.
+      variables: its variables, by name.
+      fetches: the names of its results, and then of new values of variables.
+      result_layouts: the layout of each result, or None.
+      assigned: the names of the variables with new values.
+    """
+
+    mesh: Sequence[tuple[str, int]]
+    devices: Optional[Sequence[int]]
+    arguments: Sequence[str]
+    layouts: Sequence[Layout]
+    variables: Mapping[str, VariableOfProgram]
+    fetches: Sequence[str]
+    result_layouts: Sequence[Layout]
+    assigned: Sequence[str]
+
+    def plain(self) -> dict[str, Any]:
+        """Returns it as what JSON can say."""
+        return dataclasses.asdict(self)
+
+    @staticmethod
+    def of_plain(values: dict[str, Any]) -> Description:
+        """Returns the Description that `plain` returned the values of.
+
+        Args:
+          values: the values.
+        """
+        variables = {n: VariableOfProgram(**v) for n, v in values["variables"].items()}
+        return Description(**{**values, "variables": variables})
+
+
+class _CompiledProgram:
+    """A program, its compiled forms and its variables."""
+
+    def __init__(self, description: Description, graph_def: tf.GraphDef):
+        self.description, self._graph_def = description, graph_def
+        self.arrays: dict[str, jax.Array] = {}
+        shape = Shape([Dimension(*d) for d in description.mesh])
+        self._mesh: AnyMesh = device_mesh(shape, _devices(description.devices))
+        self.shardings: dict[str, NamedSharding] = {
+            name: sharding(self._mesh, v.layout) for name, v in description.variables.items()
+        }
+        self._compiled: dict[Any, CompiledProgram] = {}
+
+    def run(self, arrays: Sequence[np.ndarray]) -> list[jax.Array]:
+        # XLA compiles for fixed shapes; the last batch of an epoch may be smaller.
+        key = tuple(a.shape for a in arrays)
+        if key not in self._compiled:
+            self._compiled[key] = CompiledProgram(self._trace(arrays), self._mesh)
+        program = self._compiled[key]
+        with all_dtypes():
+            arguments = [placed(a, s) for a, s in zip(arrays, program.arguments)]
+            kept = [self.current(name) for name in program.kept]
+            assigned = [self.current(name) for name in program.assigned]
+            # Between the two, there are variables whose memory the step was given.
+            with deferred():
+                # No keys: the session draws them, and gives them as arguments.
+                results, new = run_step(program.step, arguments, [], kept, assigned)
+                self.arrays.update(zip(program.assigned, new))
+        return results
+
+    def current(self, name: str) -> jax.Array:
+        if name not in self.arrays:
+            raise ValueError(
+                f"variable {name!r} has no value: run tf.global_variables_initializer() or restore "
+                "a checkpoint, then lowering.copy_masters_to_slices()"
+            )
+        array = self.arrays[name]
+        check_kept(name, array)
+        return array
+
+    def assign(self, name: str, value: np.ndarray) -> None:
+        with all_dtypes():
+            self.arrays[name] = placed(value, self.shardings[name])
+
+    def like(self, name: str) -> jax.ShapeDtypeStruct:
+        v = self.description.variables[name]
+        return jax.ShapeDtypeStruct(tuple(v.sizes), v.dtype.as_numpy_dtype)
+
+    def _trace(self, arrays: Sequence[np.ndarray]) -> Trace:
+        told = self.description
+        read = {name: v for name, v in told.variables.items() if v.placeholder is not None}
+        # What is assigned to and not read has no placeholder, but memory to give away.
+        own = {**read, **{name: told.variables[name] for name in told.assigned}}
+        wrapped = tf.wrap_function(
+            lambda: tf.graph_util.import_graph_def(self._graph_def, name=""), []
+        )
+        feeds = [*told.arguments, *(v.placeholder for v in read.values())]
+        pruned = wrapped.prune(
+            [wrapped.graph.as_graph_element(name) for name in feeds],
+            [wrapped.graph.as_graph_element(name) for name in told.fetches],
+        )
+        number = len(told.arguments)
+
+        def function(*values: Any) -> Any:
+            by_name = dict(zip(own, values[number:]))
+            return pruned(*values[:number], *(by_name[name] for name in read))
+
+        # In several processes, each device has all of a result, so that any can read it.
+        several = process_count() > 1
+        results = [None if several or x is None else TensorLayout(x) for x in told.result_layouts]
+        return Trace(
+            function,
+            [Spec(a.shape, tf.as_dtype(a.dtype)) for a in arrays],
+            [None if x is None else TensorLayout(x) for x in told.layouts],
+            results,
+            list,
+            0,
+            own,  # type: ignore[arg-type]  # what is used of ValueOfVariable
+            list(told.assigned),
+            None,
+        )
+
+
+def _devices(numbers: Optional[Sequence[int]]) -> Optional[list[Any]]:
+    """Returns devices by their numbers."""
+    if numbers is None:
+        return None
+    known = {device.id: device for device in jax.devices()}
+    return [known[number] for number in numbers]
+
+
+def _own_parts(array: jax.Array) -> list[tuple[list[int], np.ndarray]]:
+    """Returns the first index and the value of each part that this process has; copies once.
+
+    Args:
+      array: an array; what is there in several processes counts as that of the first.
+    """
+    return [
+        ([part.start or 0 for part in shard.index], np.asarray(shard.data))
+        for shard in array.addressable_shards
+        if shard.replica_id == 0
+    ]
+
+
+def _joined(array: jax.Array, parts: Iterable[tuple[Sequence[int], np.ndarray]]) -> np.ndarray:
+    """Returns the whole value of an array.
+
+    Args:
+      array: the array.
+      parts: the first index and the value of each part, of all processes.
+    """
+    # Without initial values: the first copies of all parts make the whole.
+    whole = np.empty(array.shape, array.dtype)
+    for begin, value in parts:
+        place = tuple(slice(b, b + n) for b, n in zip(begin, value.shape))
+        whole[place] = value
+    return whole
+
+
+# -- what a process does
+
+
+class Message(NamedTuple):
+    """What processes do, or what one answers.
+
+    Attributes:
+      call: what is asked for or answered.
+      values: what JSON can say of it.
+      arrays: the arrays that belong to it.
+    """
+
+    call: str
+    values: Any = None
+    arrays: Sequence[np.ndarray] = ()
+
+
+Answer = tuple[Any, Sequence[Any]]  # the values and the arrays of a Message
+_NOTHING: Answer = (None, ())
+
+# The name in the file, the number of the program, the name there, and the name of the dtype in the
+# file; what JSON can say.
+Saved = tuple[str, int, str, str]
+
+
+class Executor:
+    """Programs on the devices of this process, by number, with their variables."""
+
+    def __init__(self) -> None:
+        """Begins without programs."""
+        self.programs: dict[int, _CompiledProgram] = {}
+
+    def do(self, message: Message) -> Answer:
+        """Does what a message says.
+
+        Args:
+          message: one of CALLS, with what it takes.
+        """
+        return CALLS[message.call](self, *message.values, *message.arrays)
+
+    def add(self, number: int, description: Description, graph_def: tf.GraphDef) -> Answer:
+        """Adds a program.
+
+        Args:
+          number: its number.
+          description: what it is.
+          graph_def: its operations.
+        """
+        self.programs[number] = _CompiledProgram(description, graph_def)
+        return _NOTHING
+
+    def _define(self, number: int, described: dict[str, Any], data: np.ndarray) -> Answer:
+        graph_def = tf.GraphDef.FromString(data.tobytes())
+        return self.add(number, Description.of_plain(described), graph_def)
+
+    def _forget(self, number: int) -> Answer:
+        self.programs.pop(number, None)
+        return _NOTHING
+
+    def _run(self, number: int, *arrays: np.ndarray) -> Answer:
+        return None, self.programs[number].run(arrays)
+
+    def _assign(self, number: int, name: str, value: np.ndarray) -> Answer:
+        self.programs[number].assign(name, value)
+        return _NOTHING
+
+    def _read(self, number: int, name: str) -> Answer:
+        parts = _own_parts(self.programs[number].current(name))
+        return [begin for begin, _ in parts], [value for _, value in parts]
+
+    def _write(self, prefix: str, variables: Sequence[Saved]) -> Answer:
+        parts = [
+            part
+            for name, number, key, dtype in variables
+            for part in parts_to_write(self.programs[number].current(key), name, tf.as_dtype(dtype))
+        ]
+        if not parts:
+            return _NOTHING
+        path = f"{prefix}-{jax.process_index()}-of-{jax.process_count()}"
+        write_parts(path, parts)
+        return path, ()
+
+    def _restore(self, path: str, variables: Sequence[Saved]) -> Answer:
+        with reading(path) as reader:
+            for name, number, key, dtype in variables:
+                program = self.programs[number]
+                program.arrays[key] = read_array(
+                    reader, name, tf.as_dtype(dtype), program.like(key), program.shardings[key]
+                )
+        return _NOTHING
+
+    def _faults(self, path: str, variables: Sequence[Saved]) -> Answer:
+        wanted = {}
+        for name, number, key, dtype in variables:
+            program = self.programs[number]
+            specs = own_specs(program.like(key).shape, program.shardings[key])
+            wanted[name] = tf.as_dtype(dtype), specs
+        return faults(path, wanted), ()
+
+
+# By the name of what is called: what each process does with the values and arrays of a message.
+CALLS: dict[str, Callable[..., Answer]] = {
+    "define": Executor._define,  # a program
+    "forget": Executor._forget,  # a program and its variables
+    "run": Executor._run,  # a step
+    "assign": Executor._assign,  # the whole value of a variable
+    "read": Executor._read,  # a variable: its parts that are here, copies once over all processes
+    "write": Executor._write,  # these parts of variables, to a file; answers its path, or None
+    "restore": Executor._restore,  # variables, from a checkpoint
+    "faults": Executor._faults,  # of the data of these parts in a checkpoint
+}
+
+
+# -- what all do
+
+
+class Programs:
+    """The programs of sessions, by number; in several processes, all do what is called here."""
+
+    def __init__(self, peers: Optional[PeerProcesses] = None):
+        """Begins without programs.
+
+        Args:
+          peers: the other processes, or None.
+        """
+        self._peers, self._executor = peers, Executor()
+        # One thing at a time, so that all processes do the same in the same order.
+        self._lock = threading.RLock()
+        self._numbers = itertools.count()
+        # Finalizers add to it, in any thread and within any call, where they could send no message.
+        self._unused: collections.deque[int] = collections.deque()
+
+    def _do(
+        self, message: Message, own: Optional[Callable[[], Answer]] = None
+    ) -> tuple[Answer, list[Message]]:
+        """Has all processes do something; returns this one's answer, and those of the others."""
+        with self._lock:
+            while self._unused:
+                # In all processes at the same place in the order of messages.
+                number = self._unused.popleft()
+                self._do_now(Message("forget", [number]))
+            return self._do_now(message, own)
+
+    def _do_now(
+        self, message: Message, own: Optional[Callable[[], Answer]] = None
+    ) -> tuple[Answer, list[Message]]:
+        own = own or functools.partial(self._executor.do, message)
+        return (own(), []) if self._peers is None else self._peers.do(message, own)
+
+    def define(self, description: Description, graph_def: tf.GraphDef) -> int:
+        """Adds a program; returns its number.
+
+        Args:
+          description: what it is.
+          graph_def: its operations.
+        """
+        number = next(self._numbers)
+        data = (
+            [] if self._peers is None else [np.frombuffer(graph_def.SerializeToString(), "uint8")]
+        )
+        message = Message("define", [number, description.plain()], data)
+        self._do(message, lambda: self._executor.add(number, description, graph_def))
+        return number
+
+    def forget(self, number: int) -> None:
+        """Removes a program before the next call; may be called at any time, in any thread.
+
+        Args:
+          number: its number.
+        """
+        self._unused.append(number)
+
+    def run(self, number: int, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Does a step of a program; returns its results.
+
+        Args:
+          number: its number.
+          arrays: its arguments.
+        """
+        (_, results), _ = self._do(Message("run", [number], arrays))
+        return [np.asarray(y) for y in results]
+
+    def assign(self, number: int, name: str, value: np.ndarray) -> None:
+        """Sets a variable.
+
+        Args:
+          number: the number of its program.
+          name: its name.
+          value: its whole value.
+        """
+        self._do(Message("assign", [number, name], [value]))
+
+    def value(self, number: int, name: str) -> np.ndarray:
+        """Returns the whole value of a variable.
+
+        Args:
+          number: the number of its program.
+          name: its name.
+        """
+        with self._lock:
+            array = self._executor.programs[number].current(name)
+            # Then this process has all of it, and no other is asked.
+            if array.is_fully_addressable or array.is_fully_replicated:
+                return np.asarray(array)
+            own, answers = self._do(Message("read", [number, name]))
+            found = [own, *((a.values, a.arrays) for a in answers)]
+            return _joined(array, [part for begins, parts in found for part in zip(begins, parts)])
+
+    # -- checkpoints of several processes, as `apart.ShardHolders` says
+
+    @property
+    def are_apart(self) -> bool:
+        """Whether other processes have parts of the variables."""
+        return self._peers is not None
+
+    def write(self, prefix: str, variables: Mapping[str, ShardedVariable]) -> list[str]:
+        """Has each process write its parts; returns the paths of what they wrote.
+
+        Args:
+          prefix: how these paths begin.
+          variables: the variables, by name in files.
+        """
+        paths = self._do_with_files("write", prefix, variables)
+        return [path for path in paths if path is not None]
+
+    def restore(self, path: str, variables: Mapping[str, ShardedVariable]) -> None:
+        """Has each process read its parts of the variables, and set them.
+
+        Args:
+          path: the path of a checkpoint.
+          variables: the variables, by name in files.
+        """
+        self._do_with_files("restore", path, variables)
+
+    def faults(self, path: str, variables: Mapping[str, ShardedVariable]) -> Faults:
+        """Returns what is wrong with the data of variables, which all processes read in parts.
+
+        Args:
+          path: the path of a checkpoint.
+          variables: the variables, by name in files.
+        """
+        found = [Faults(*values) for values in self._do_with_files("faults", path, variables)]
+        peers = [] if self._peers is None else [self._peers.me, *self._peers.peers]
+        reasons = [f"{peer}: {f.why}" for peer, f in zip(peers, found) if f.damaged]
+        return Faults(
+            [name for f in found for name in f.damaged],
+            reasons[0] if reasons else found[0].why,
+            [name for f in found for name in f.not_numbers],
+            [name for f in found for name in f.infinite],
+        )
+
+    def _do_with_files(
+        self, call: str, path: str, variables: Mapping[str, ShardedVariable]
+    ) -> list[Any]:
+        """Has all processes do something with files; returns the values that they answer.
+
+        An error names the process.
+        """
+        saved = [(name, v.number, v.name, v.dtype.name) for name, v in variables.items()]
+        message = Message(call, [path, saved])
+
+        def named() -> Answer:
+            try:
+                return self._executor.do(message)
+            except OSError as error:
+                if self._peers is None:
+                    raise
+                raise RuntimeError(f"{self._peers.me} failed: OSError: {error}") from error
+
+        (own, _), answers = self._do(message, named)
+        return [own, *(answer.values for answer in answers)]
+
+    def array(self, number: int, name: str) -> Any:
+        """Returns a variable as an array of JAX, or None if it has no value yet.
+
+        Args:
+          number: the number of its program.
+          name: its name.
+        """
+        return self._executor.programs[number].arrays.get(name)
+
+
+_alone = Programs()
+_current: contextvars.ContextVar[Programs] = contextvars.ContextVar("programs", default=_alone)
+
+
+def programs_alone() -> Programs:
+    """Returns those of this process alone, as `current_programs` does outside of `main`."""
+    return _alone
+
+
+def current_programs() -> Programs:
+    """Returns the programs to which a new one is added."""
+    return _current.get()
+
+
+@contextlib.contextmanager
+def programs_over(peers: PeerProcesses) -> Iterator[None]:
+    """Context in which new programs run in all processes.
+
+    Args:
+      peers: the other processes.
+    """
+    token = _current.set(Programs(peers))
+    try:
+        yield
+    finally:
+        _current.reset(token)
