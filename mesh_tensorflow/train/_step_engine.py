@@ -119,12 +119,13 @@ class StepEngine:
         """Does nothing: there is one process."""
 
     def _call(self, fn: Callable[..., Any], batch: Batch) -> dict[str, float]:
-        arguments = self._features.packed([tf2.constant(array) for array in batch])
         if self._step is None:
+            # In a graph, each batch as a tensor would stay there as a constant.
             returned = fn(*self._features.packed(batch))
         else:
+            tensors = [tf2.constant(array) for array in batch]
             with keys_by_step(self._step):
-                returned = fn(*arguments)
+                returned = fn(*self._features.packed(tensors))
         named = returned if isinstance(returned, Mapping) else {"loss": returned}
         check_names(named)
         return {str(name): _number(name, value) for name, value in named.items()}
