@@ -177,7 +177,7 @@ def test_a_folder_that_may_not_be_listed(saved, tmp_path, monkeypatch):
     error, _ = restore(saved[0])
     assert "model-10.data-00000-of-00001 is missing" in error
     assert f"{tmp_path} does not let this user see" in error
-    with pytest.raises(ValueError, match="there is no checkpoint at .*model-9. Give the path"):
+    with pytest.raises(ValueError, match=r"there is no checkpoint at .*model-9\. Give the path"):
         checkpoint_files.find(str(tmp_path / "model-9"), "restore")
 
 
