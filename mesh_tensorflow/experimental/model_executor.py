@@ -1,4 +1,8 @@
-"""The executor of a model: its context, its model, its loops of training and evaluation."""
+r"""Trains and evaluates a U-Net in its own training loop, on a TPU, on CPUs or on GPUs.
+
+python -m mesh_tensorflow.experimental.model_executor --train_file_pattern=... \
+        --eval_file_pattern=... --checkpoint_dir=... --mesh_shape="rows:2,columns:2"
+"""
 
 from __future__ import annotations
 
@@ -13,18 +17,24 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import checkpoint, optimize
+from mesh_tensorflow._command_lines.experimental import RUN_FLAGS
 from mesh_tensorflow._core.shape import ShapeLike
+from mesh_tensorflow._flags import FLAGS, define
 from mesh_tensorflow._mesh.devices import default_devices
 from mesh_tensorflow._mesh.variables import checkpoint_files
+from mesh_tensorflow._programs import run_with_flags
 from mesh_tensorflow._progress import Progress
 from mesh_tensorflow.experimental import unet
 from mesh_tensorflow.experimental.input_reader import (
     PlacementMeshImplInputReader,
     SimdMeshImplInputReader,
 )
-from mesh_tensorflow.experimental.model_executor._flags import FLAGS
 from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
 from mesh_tensorflow.simd_mesh_impl import SimdMeshImpl, auto_logical_to_physical_tpu, replicate
+
+__all__ = ["FLAGS", "MeshContext", "main", "train_and_eval"]
+
+define(RUN_FLAGS)
 
 
 def processors(count: int) -> list[str]:
@@ -464,3 +474,7 @@ def main(_: Sequence[str]) -> None:
       _: the remaining command-line arguments.
     """
     train_and_eval()
+
+
+if __name__ == "__main__":
+    run_with_flags(main, "mesh_tensorflow.experimental.model_executor")
