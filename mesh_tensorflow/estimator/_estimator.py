@@ -255,6 +255,7 @@ class Estimator:
           SystemExit: SIGTERM was received; the exit code is 143.
           KeyboardInterrupt: SIGINT was received.
         """
+        self._check_devices(ModeKeys.TRAIN, "train")
         check_input_fn(input_fn, "train")
         check_steps("train", steps=steps, max_steps=max_steps)
         hooks = check_hooks(hooks, "hooks")
@@ -297,6 +298,7 @@ class Estimator:
         Raises:
           ValueError: there is no checkpoint, or no data.
         """
+        self._check_devices(ModeKeys.EVAL, "evaluate")
         check_input_fn(input_fn, "evaluate")
         check_steps("evaluate", steps=steps)
         hooks = check_hooks(hooks, "hooks")
@@ -329,6 +331,7 @@ class Estimator:
         Raises:
           ValueError: there is no checkpoint, a name is unknown, or batches cannot be split.
         """
+        self._check_devices(ModeKeys.PREDICT, "predict")
         check_input_fn(input_fn, "predict")
         hooks = check_hooks(hooks, "hooks")
         return run_prediction(
@@ -434,6 +437,9 @@ class Estimator:
         )
 
     # -- overridden by other estimators
+
+    def _check_devices(self, mode: str, called: str) -> None:
+        """Checks that there are devices, before anything is done by a method of this name."""
 
     def _call_model_fn(self, features: object, labels: object, mode: str, config: RunConfig) -> Any:
         return call_model_fn(self._model_fn, features, labels, mode, self.params, config)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union
 
 import tensorflow as tf2
@@ -433,12 +433,22 @@ def takes(function: Callable[..., Any], name: str) -> bool:
     )
 
 
-def check_model_fn(model_fn: Callable[..., Any], known: Iterable[str] = MODEL_FN_ARGUMENTS) -> None:
+def _required_besides(known: Collection[str], function: Callable[..., Any]) -> list[str]:
+    """Returns the arguments that a function needs, without those that are known."""
+    return [
+        p.name
+        for p in _parameters(function)
+        if p.name not in known
+        and p.default is p.empty
+        and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
+    ]
+
+
+def check_model_fn(model_fn: Callable[..., Any]) -> None:
     """Checks the signature of a model function.
 
     Args:
       model_fn: a model function.
-      known: the names of the arguments that are available.
 
     Raises:
       TypeError: `model_fn` is not callable.
@@ -448,23 +458,16 @@ def check_model_fn(model_fn: Callable[..., Any], known: Iterable[str] = MODEL_FN
         raise TypeError(
             f"model_fn should be a function of features, labels, mode, params, but is {model_fn!r}"
         )
-    known = tuple(known)
     if not takes(model_fn, "features"):
         raise ValueError(
             f"model_fn {function_name(model_fn)} takes no argument `features`: it is called by "
-            f"names, and may take {', '.join(known)}"
+            f"names, and may take {', '.join(MODEL_FN_ARGUMENTS)}"
         )
-    unknown = [
-        p.name
-        for p in _parameters(model_fn)
-        if p.name not in known
-        and p.default is p.empty
-        and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
-    ]
-    if unknown:
+    if unknown := _required_besides(MODEL_FN_ARGUMENTS, model_fn):
         raise ValueError(
             f"model_fn {function_name(model_fn)} takes {', '.join(unknown)}, but is given only "
-            f"{', '.join(known)}: put what else it needs into params, or give it a default"
+            f"{', '.join(MODEL_FN_ARGUMENTS)}: put what else it needs into params, or give it a "
+            "default"
         )
 
 
@@ -526,14 +529,7 @@ def call_input_fn(input_fn: Callable[..., Any], mode: str, params: object, confi
         "config": config,
         "input_context": None,
     }
-    unknown = [
-        p.name
-        for p in _parameters(input_fn)
-        if p.name not in given
-        and p.default is p.empty
-        and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
-    ]
-    if unknown:
+    if unknown := _required_besides(given, input_fn):
         raise ValueError(
             f"input_fn {function_name(input_fn)} needs {', '.join(unknown)}, but is given only "
             "mode, params and config: bind what else it needs, by functools.partial for example"

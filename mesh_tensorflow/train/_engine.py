@@ -17,8 +17,8 @@ from mesh_tensorflow._mesh.random_values import keys_by_step
 from mesh_tensorflow._mesh.variables import checkpoint_files
 from mesh_tensorflow._mesh.variables.checkpoint_files import Faults, faults
 from mesh_tensorflow._stop_signals import StopSignals
+from mesh_tensorflow._watching import told_to_user
 from mesh_tensorflow.checkpoint import CheckpointError, Saver, check_checkpoint
-from mesh_tensorflow.debug import user_errors
 from mesh_tensorflow.train._data import Batch, Features, with_dtype
 from mesh_tensorflow.train._initial import Initial
 from mesh_tensorflow.train._model import (
@@ -216,7 +216,7 @@ class _SessionProgram:
     def run(self, batch: Batch) -> dict[str, list[Any]]:
         """Runs the program on a batch; returns the parts of each output."""
         outputs: dict[str, list[Any]] = {}
-        with user_errors(self.lowered.lowering):
+        with told_to_user([self.lowered.lowering.node_names]):
             values = self._run(*batch)
         for name, value in zip(self._names, values):
             # "loss/0" and "loss/1" are parts of one output; "step" is whole.
@@ -338,7 +338,7 @@ class SessionEngine:
         self._training: Optional[_SessionProgram] = None
         self._weights: Union[_SessionProgram, _Saved, None] = None  # those of evaluations
         self._evaluations: dict[tuple, _SessionProgram] = {}
-        self._saver: Optional[Saver] = None
+        self._made_saver: Optional[Saver] = None
         self._container = placing.cluster.next_container() if placing.cluster else ""
 
     def prepare(self, batch: Batch, checkpoint: Optional[str], initial: Optional[Initial]) -> None:
@@ -355,12 +355,21 @@ class SessionEngine:
             initial,
         )
         self.lowered = self._training.lowered
-        with self._training.graph.as_default():
-            # Sharded, so that each process writes the slices that it has.
-            self._saver = Saver(sharded=True)
         self._training.initialize(checkpoint)
-        if checkpoint is not None:
-            self._restore(self._training, self._saver, checkpoint)
+        # Several processes have restored it where they initialized.
+        if checkpoint is not None and self._placing.cluster is None:
+            with self._training.graph.as_default():
+                self._saver().restore(self._training.session, checkpoint)
+            self._training.session.run(self._training._to_slices)
+
+    def _saver(self) -> Saver:
+        """Returns the saver of the training program, made when it is needed first."""
+        assert self._training is not None
+        if self._made_saver is None:
+            with self._training.graph.as_default():
+                # Sharded, so that each process writes the slices that it has.
+                self._made_saver = Saver(sharded=True)
+        return self._made_saver
 
     def use(self, path: str) -> None:
         """Has evaluations and predictions use the weights of a checkpoint, without training."""
@@ -481,12 +490,13 @@ class SessionEngine:
 
     def save(self, directory: str, step: int) -> tuple[str, list[str]]:
         """Writes a checkpoint; returns its path, and what in it is not a number, or infinite."""
-        assert self._training is not None and self._saver is not None
+        assert self._training is not None
+        saver = self._saver()
         # A step changes slices; masters with values of their own are what is saved.
         self._training.session.run(self._training._to_masters)
         path = os.path.join(directory, CHECKPOINT_NAME)
         with self._training.graph.as_default():
-            saved = self._saver.save(
+            saved = saver.save(
                 self._training.session,
                 path,
                 global_step=step,
@@ -498,14 +508,7 @@ class SessionEngine:
         assert saved is not None
         trained = self._training.lowered.graph.trainable_variables
         weights = {part.name for v in trained for part in v.parts}
-        return saved, wrong_values(saved, self._saver.faults(saved), weights)
-
-    def _restore(self, program: _SessionProgram, saver: Saver, path: str) -> None:
-        """Restores a checkpoint, which several processes have done before."""
-        if self._placing.cluster is None:
-            with program.graph.as_default():
-                saver.restore(program.session, path)
-            program.session.run(program._to_slices)
+        return saved, wrong_values(saved, saver.faults(saved), weights)
 
     def stops(self, step: int, wanted: bool, signals: StopSignals) -> bool:
         """Returns whether to stop after this step; several processes agree on one."""

@@ -483,7 +483,8 @@ def _run(loop: Loop, begin: Begin) -> Result:
             + ": there are too few examples, or the data can be read only once"
         )
     _prepare(engine, first, last, begin.initial)
-    if engine.lowered is not None:
+    # The report goes over the whole program, which takes a while for a large one.
+    if engine.lowered is not None and loop.show:
         places = {"checkpoints": run.directory, "logs": run.logdir}
         known = {name: place for name, place in places.items() if place}
         loop.say(training_report(engine.lowered.lowering, places=known))

@@ -6,7 +6,7 @@ import copy
 import importlib
 import inspect
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union, cast
 
 import numpy as np
@@ -325,7 +325,8 @@ class TPUEstimator(Estimator):
     It runs on CPUs and GPUs. With `use_tpu=True` and `TPUConfig(num_shards=N)`, the model function
     is one program that N devices run, as the cores of a TPU would: its mesh implementation is a
     SimdMeshImpl. With `TPUConfig(mesh_impl="pjrt")` it is one on devices of JAX, TPUs among them:
-    its mesh implementation is an mtf.GspmdMeshImpl.
+    its mesh implementation is an mtf.GspmdMeshImpl. If neither says how many devices there are,
+    `train`, `evaluate` and `predict` raise a RuntimeError.
     """
 
     def __init__(
@@ -397,88 +398,6 @@ class TPUEstimator(Estimator):
         }
         super().__init__(model_fn, model_dir, config, params, warm_start_from)
 
-    def train(
-        self,
-        input_fn: Callable[..., Any],
-        hooks: Optional[Sequence[tf.train.SessionRunHook]] = None,
-        steps: Optional[int] = None,
-        max_steps: Optional[int] = None,
-        saving_listeners: Optional[Sequence[tf.train.CheckpointSaverListener]] = None,
-    ) -> Estimator:
-        """Trains the model; see `Estimator.train`.
-
-        Args:
-          input_fn: as for `Estimator`; takes `params` if there is a batch size.
-          hooks: tf.train.SessionRunHooks of the session.
-          steps: the number of steps to train.
-          max_steps: the global step at which to stop.
-          saving_listeners: tf.train.CheckpointSaverListeners.
-
-        Returns:
-          the estimator.
-
-        Raises:
-          RuntimeError: `use_tpu` is true, and the number of devices is unknown.
-        """
-        self._check_devices(ModeKeys.TRAIN, "train")
-        return super().train(input_fn, hooks, steps, max_steps, saving_listeners)
-
-    def evaluate(
-        self,
-        input_fn: Callable[..., Any],
-        steps: Optional[int] = None,
-        hooks: Optional[Sequence[tf.train.SessionRunHook]] = None,
-        checkpoint_path: Optional[str] = None,
-        name: Optional[str] = None,
-    ) -> dict[str, Any]:
-        """Evaluates the model; see `Estimator.evaluate`.
-
-        Args:
-          input_fn: as for `Estimator`; takes `params` if there is a batch size.
-          steps: how many batches, or None until the data end.
-          hooks: tf.train.SessionRunHooks of the session.
-          checkpoint_path: a checkpoint; the latest one by default.
-          name: the name of the evaluation.
-
-        Returns:
-          the metrics by name.
-
-        Raises:
-          RuntimeError: `use_tpu` and `eval_on_tpu` are true, and the number of devices is
-            unknown.
-        """
-        self._check_devices(ModeKeys.EVAL, "evaluate")
-        return super().evaluate(input_fn, steps, hooks, checkpoint_path, name)
-
-    def predict(
-        self,
-        input_fn: Callable[..., Any],
-        predict_keys: Union[str, Sequence[str], None] = None,
-        hooks: Optional[Sequence[tf.train.SessionRunHook]] = None,
-        checkpoint_path: Optional[str] = None,
-        yield_single_examples: bool = True,
-    ) -> Iterator[Any]:
-        """Yields predictions; see `Estimator.predict`.
-
-        Args:
-          input_fn: as for `Estimator`; takes `params` if there is a batch size.
-          predict_keys: names of predictions, or None for all.
-          hooks: tf.train.SessionRunHooks of the session.
-          checkpoint_path: a checkpoint; the latest one by default.
-          yield_single_examples: whether to split batches into examples.
-
-        Returns:
-          an iterator.
-
-        Raises:
-          RuntimeError: `use_tpu` and `eval_on_tpu` are true, and the number of devices is
-            unknown.
-        """
-        self._check_devices(ModeKeys.PREDICT, "predict")
-        return super().predict(
-            input_fn, predict_keys, hooks, checkpoint_path, yield_single_examples
-        )
-
     def _exported_model(self) -> Model:
         """Returns the model for one device, to be exported as a SavedModel."""
         other = copy.copy(self)
@@ -486,6 +405,7 @@ class TPUEstimator(Estimator):
         return other._model()
 
     def _check_devices(self, mode: str, called: str) -> None:
+        """Raises RuntimeError if `use_tpu` is true, and the number of devices is unknown."""
         if not self._use_tpu[mode]:
             return
         config: Any = self.config
