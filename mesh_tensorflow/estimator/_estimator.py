@@ -469,6 +469,9 @@ class Estimator:
         return path
 
 
+# -- train_and_evaluate
+
+
 class _TrainFields(NamedTuple):
     input_fn: Callable[..., Any]
     max_steps: Optional[int]

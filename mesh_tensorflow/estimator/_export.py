@@ -218,6 +218,9 @@ def _signatures(spec: EstimatorSpec, receiver: ServingInputReceiver, mode: str) 
     return made
 
 
+# -- exporters
+
+
 class Exporter(abc.ABC):
     """Exports a model during `train_and_evaluate`."""
 

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from mesh_tensorflow.estimator._spec import EstimatorSpec
 
 
+# -- values of variables: checkpoints and warm starts
+
+
 class _WarmStartFields(NamedTuple):
     ckpt_to_initialize_from: str
     vars_to_warm_start: Any
@@ -237,6 +240,8 @@ def saved_step(model_dir: str) -> Optional[int]:
     return int(reader.get_tensor(tf.GraphKeys.GLOBAL_STEP))
 
 
+# -- random numbers
+
 STEP_DONE = "step_done"  # name of the tensor of the global step after the training operation
 
 
@@ -296,6 +301,9 @@ class RandomStepHook(tf.train.SessionRunHook):
           run_values: the global step.
         """
         self._done = int(run_values.results)
+
+
+# -- inputs
 
 
 class ElementsHook(tf.train.SessionRunHook):
@@ -397,6 +405,8 @@ def make_inputs(returned: object, features_only: bool = False) -> Inputs:
     may_end = may_end or bool(tf.get_collection(tf.GraphKeys.QUEUE_RUNNERS))
     return Inputs(features, None if features_only else labels, hooks, may_end)
 
+
+# -- calls
 
 MODEL_FN_ARGUMENTS = ("features", "labels", "mode", "params", "config")
 

@@ -46,6 +46,9 @@ if TYPE_CHECKING:
     from mesh_tensorflow.estimator._spec import EstimatorSpec
 
 
+# -- training
+
+
 class Request(NamedTuple):
     """The settings of a call of `Estimator.train`."""
 
@@ -375,6 +378,8 @@ class _SummarySaver(tf.train.SummarySaverHook):
         return arguments
 
 
+# -- evaluation
+
 LOSS = "loss"
 
 
@@ -508,6 +513,9 @@ def _add_value(summary: tf.Summary, name: str, value: Any) -> None:
         summary.value.add(tag=name, tensor=tf.make_tensor_proto(value))
     else:
         tf.logging.warning("No summary of %s, which is of type %s.", name, type(value).__name__)
+
+
+# -- prediction
 
 
 def run_prediction(

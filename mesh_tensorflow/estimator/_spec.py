@@ -21,6 +21,9 @@ STANDARD_MODES = (ModeKeys.TRAIN, ModeKeys.EVAL, ModeKeys.PREDICT)
 DEFAULT_SIGNATURE = "serving_default"
 
 
+# -- outputs of exported models
+
+
 class ExportOutput(abc.ABC):
     """The outputs of one signature of an exported model."""
 
@@ -281,6 +284,9 @@ def complete_export_outputs(
             f"give one of them also as {DEFAULT_SIGNATURE!r}"
         )
     return outputs
+
+
+# -- the spec
 
 
 class _Fields(NamedTuple):

@@ -93,6 +93,9 @@ def wrong_values(path: str, found: Sequence[Faults], weights: Collection[str]) -
     return sorted({*(name for f in found for name in f.not_numbers), *infinite})
 
 
+# -- a model, in sessions
+
+
 class _SessionProgram:
     """A program in a tf graph and a session of its own."""
 
@@ -543,6 +546,9 @@ class SessionEngine:
 
 
 _STEP = "global_step"
+
+
+# -- a step function of the user
 
 
 class StepEngine:

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from mesh_tensorflow.estimator._model import WarmStartSettings
 
 
+# -- the spec
+
 # (a function that builds operations on the host, the tensors of a step that are its arguments).
 HostFunction = tuple[Callable[..., Any], Union[Sequence[tf.Tensor], Mapping[str, tf.Tensor]]]
 
@@ -237,6 +239,9 @@ _TENSORS = ("loss", "train_op", "predictions")
 _CALLS = ("eval_metrics", "host_call")
 
 
+# -- one program on several devices
+
+
 def replicated_spec(
     call: Callable[[Any, Any], Any],
     features: object,
@@ -317,6 +322,9 @@ def _outside(spec: TPUEstimatorSpec, results: Mapping[str, Any]) -> TPUEstimator
 _BATCH_SIZE = "batch_size"
 _USE_TPU = "use_tpu"
 _RESERVED = (_BATCH_SIZE, "context")
+
+
+# -- the estimator
 
 
 class TPUEstimator(Estimator):
