@@ -537,7 +537,11 @@ def _check_files(path: str) -> None:
             f"{_others(path, 'Other checkpoints')}"
         )
     expected = [f"{os.path.basename(path)}.data-{i:05d}-of-{count:05d}" for i in range(count)]
-    found = set(tf.io.gfile.listdir(os.path.dirname(path) or "."))
+    directory = os.path.dirname(path) or "."
+    try:
+        found = set(tf.io.gfile.listdir(directory))
+    except tf.errors.PermissionDeniedError:  # then files can still be opened by their names
+        found = {f for f in expected if tf.io.gfile.exists(os.path.join(directory, f))}
     missing = [name for name in expected if name not in found]
     if missing:
         shown = ", ".join(missing[:_LONGEST_LIST]) + (", ..." if missing[_LONGEST_LIST:] else "")
@@ -610,6 +614,8 @@ def _others(path: str, title: str) -> str:
         files = tf.io.gfile.listdir(directory or ".")
     except tf.errors.NotFoundError:
         return f" There is no directory {directory!r}"
+    except tf.errors.PermissionDeniedError:  # which would hide the error that this is a part of
+        return f" Which others there are, {directory or '.'} does not let this user see"
     stems = [f[: -len(".index")] for f in files if f.endswith(".index")]
     others = sorted((s for s in stems if s != name), key=checkpoint_files.by_step)
     if not others:

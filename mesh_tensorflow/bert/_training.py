@@ -15,9 +15,9 @@ from mesh_tensorflow import checkpoint, estimator
 from mesh_tensorflow._flags import FLAGS
 from mesh_tensorflow._lowering.lowering import rules_that_apply
 from mesh_tensorflow._mesh.variables import checkpoint_files
-from mesh_tensorflow._programs.saver_hook import SaverHook
 from mesh_tensorflow.bert._config import BertConfig
 from mesh_tensorflow.bert.optimization import create_optimizer
+from mesh_tensorflow.estimator.processes import SaverHook
 from mesh_tensorflow.optimize._base import weights_of
 from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
 from mesh_tensorflow.simd_mesh_impl import SimdMeshImpl

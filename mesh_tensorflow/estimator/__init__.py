@@ -13,24 +13,24 @@ from mesh_tensorflow.estimator import export as export
 from mesh_tensorflow.estimator import tpu as tpu
 from mesh_tensorflow.estimator._cluster import run_cluster as run_cluster
 from mesh_tensorflow.estimator._estimator import Estimator as Estimator
+from mesh_tensorflow.estimator._estimator import EvalSpec as EvalSpec
+from mesh_tensorflow.estimator._estimator import TrainSpec as TrainSpec
+from mesh_tensorflow.estimator._estimator import train_and_evaluate as train_and_evaluate
+from mesh_tensorflow.estimator._export import BestExporter as BestExporter
+from mesh_tensorflow.estimator._export import Exporter as Exporter
+from mesh_tensorflow.estimator._export import FinalExporter as FinalExporter
+from mesh_tensorflow.estimator._export import LatestExporter as LatestExporter
+from mesh_tensorflow.estimator._hooks import NanLossError as NanLossError
+from mesh_tensorflow.estimator._hooks import ProfileHook as ProfileHook
 from mesh_tensorflow.estimator._install import install as install
 from mesh_tensorflow.estimator._install import uninstall as uninstall
-from mesh_tensorflow.estimator._modes import ModeKeys as ModeKeys
-from mesh_tensorflow.estimator._run_config import RunConfig as RunConfig
-from mesh_tensorflow.estimator._running.checkpoints import WarmStartSettings as WarmStartSettings
-from mesh_tensorflow.estimator._running.checkpoints import (
+from mesh_tensorflow.estimator._model import WarmStartSettings as WarmStartSettings
+from mesh_tensorflow.estimator._model import (
     load_global_step as _load_global_step_from_checkpoint_dir,  # noqa: F401  (programs call it)
 )
-from mesh_tensorflow.estimator._running.hooks import NanLossError as NanLossError
-from mesh_tensorflow.estimator._running.hooks import ProfileHook as ProfileHook
-from mesh_tensorflow.estimator._serving.exporters import BestExporter as BestExporter
-from mesh_tensorflow.estimator._serving.exporters import Exporter as Exporter
-from mesh_tensorflow.estimator._serving.exporters import FinalExporter as FinalExporter
-from mesh_tensorflow.estimator._serving.exporters import LatestExporter as LatestExporter
+from mesh_tensorflow.estimator._run_config import RunConfig as RunConfig
 from mesh_tensorflow.estimator._spec import EstimatorSpec as EstimatorSpec
-from mesh_tensorflow.estimator._train_and_evaluate import EvalSpec as EvalSpec
-from mesh_tensorflow.estimator._train_and_evaluate import TrainSpec as TrainSpec
-from mesh_tensorflow.estimator._train_and_evaluate import train_and_evaluate as train_and_evaluate
+from mesh_tensorflow.estimator._spec import ModeKeys as ModeKeys
 
 # tf.estimator exported these as well.
 CheckpointSaverHook = _tf.train.CheckpointSaverHook

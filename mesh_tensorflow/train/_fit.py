@@ -25,7 +25,7 @@ from mesh_tensorflow.checkpoint import CheckpointError, fault_of
 from mesh_tensorflow.ops import Precision
 from mesh_tensorflow.optimize import ExponentialMovingAverage
 from mesh_tensorflow.train._data import AnyDataset, Batch, Features, Part, Source, opened, source_of
-from mesh_tensorflow.train._engine import Engine, SessionEngine
+from mesh_tensorflow.train._engine import Engine, SessionEngine, StepEngine
 from mesh_tensorflow.train._initial import (
     Found,
     Initial,
@@ -38,7 +38,6 @@ from mesh_tensorflow.train._initial import (
 from mesh_tensorflow.train._loop import Loop, Rates, Result, packed, unpacked
 from mesh_tensorflow.train._model import Model, check_optimizer
 from mesh_tensorflow.train._placing import Given, Placing, placing_of
-from mesh_tensorflow.train._step_engine import StepEngine
 from mesh_tensorflow.train.callbacks import Callback, Run, TensorBoard, has_board
 from mesh_tensorflow.visualize import training_report
 
@@ -482,7 +481,8 @@ def _run(loop: Loop, begin: Begin) -> Result:
             + ": there are too few examples, or the data can be read only once"
         )
     _prepare(engine, first, last, begin.initial)
-    if engine.lowered is not None:
+    # The report goes over the whole program, which takes a while for a large one.
+    if engine.lowered is not None and loop.show:
         places = {"checkpoints": run.directory, "logs": run.logdir}
         known = {name: place for name, place in places.items() if place}
         loop.say(training_report(engine.lowered.lowering, places=known))

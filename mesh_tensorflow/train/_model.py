@@ -17,7 +17,6 @@ from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._lowering.lowering import check_rules_apply
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow._mesh.random_values import keys_by_step
-from mesh_tensorflow._programs.summaries import summaries_so_far, taken_summaries
 from mesh_tensorflow.optimize import (
     ExponentialMovingAverage,
     Optimizer,
@@ -26,7 +25,7 @@ from mesh_tensorflow.optimize import (
 )
 from mesh_tensorflow.train._data import Features
 from mesh_tensorflow.train.metrics import Metric
-from mesh_tensorflow.utils import counted_steps
+from mesh_tensorflow.utils import counted_steps, summaries_so_far, taken_summaries
 
 
 @dataclasses.dataclass(frozen=True)

@@ -317,12 +317,17 @@ class Placing:
         axis = self.rules.tensor_dimension_to_mesh_axis(batch_dim, self.shape)
         if self.cluster is None or axis is None:
             return Part()
-        count = self.shape[axis].size
-        own = [pnum_to_processor_coordinates(self.shape, n)[axis] for n in self.cluster.local]
-        first, last = min(own), max(own)
-        if count % (last - first + 1) or first % (last - first + 1):
-            return Part()  # its rows are no equal part
-        return Part(first // (last - first + 1), count // (last - first + 1))
+        parts, per_process = self.shape[axis].size, self.cluster.per_process
+        along = [pnum_to_processor_coordinates(self.shape, n)[axis] for n in range(self.shape.size)]
+        spans = [along[i : i + per_process] for i in range(0, len(along), per_process)]
+        # The smallest parts that hold the rows of each process. All have parts of one size: what
+        # some rows are a part of is one batch, whoever reads them.
+        width = next(
+            w
+            for w in range(1, parts + 1)
+            if parts % w == 0 and all(min(span) // w == max(span) // w for span in spans)
+        )
+        return Part(along[self.cluster.local[0]] // width, parts // width)
 
 
 @dataclasses.dataclass(frozen=True)

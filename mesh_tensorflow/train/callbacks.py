@@ -289,11 +289,11 @@ class TensorBoard(Callback):
 
     def on_log(self, run: Run, values: Mapping[str, float]) -> None:
         """Writes the values of a step."""
-        self._write(run, "train", _scalars(values))
+        self._write(run, "train", scalars(values))
 
     def on_evaluation(self, run: Run, values: Mapping[str, float]) -> None:
         """Writes the means of an evaluation."""
-        self._write(run, "eval", _scalars(values))
+        self._write(run, "eval", scalars(values))
 
     def on_end(self, run: Run) -> None:
         """Closes the files."""
@@ -308,7 +308,12 @@ def has_board(callbacks: Sequence[Callback], logdir: str) -> bool:
     return any(own is None or os.path.realpath(own) == os.path.realpath(logdir) for own in found)
 
 
-def _scalars(values: Mapping[str, float]) -> list[Any]:
+def scalars(values: Mapping[str, float]) -> list[Any]:
+    """Returns the values of a tf.Summary.
+
+    Args:
+      values: numbers by tag.
+    """
     return [tf.Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
 
 

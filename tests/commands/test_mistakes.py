@@ -106,7 +106,7 @@ def test_errors_of_the_users_code_keep_their_traceback(directory):
 _INTERRUPTED_WITHIN_TENSORFLOW = """
 import os, signal, sys
 import tensorflow as tf
-from mesh_tensorflow._programs.running import mistakes_told
+from mesh_tensorflow._programs import mistakes_told
 
 def interrupt_while_an_error_is_made(frame, event, _):
     if frame.f_code.co_name == "__init__" and frame.f_code.co_filename.endswith("errors_impl.py"):
@@ -135,7 +135,7 @@ def test_libraries_are_wherever_packages_are_installed(folder, code, before, tmp
     program = tmp_path / folder / "program.py"
     program.parent.mkdir()
     program.write_text(
-        "from mesh_tensorflow._programs.running import mistakes_told\n"
+        "from mesh_tensorflow._programs import mistakes_told\n"
         "with mistakes_told('program'):\n    open('none_such')\n"
     )
     done = processes.run(str(program), cwd=tmp_path)

@@ -11,7 +11,7 @@ import tensorflow.compat.v1 as tf
 from helpers.estimator import estimator_models as models
 
 from mesh_tensorflow import estimator
-from mesh_tensorflow.estimator._running.hooks import ProgressHook
+from mesh_tensorflow.estimator._hooks import ProgressHook
 
 
 def make(directory, **config):

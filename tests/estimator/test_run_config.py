@@ -6,7 +6,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow import estimator
-from mesh_tensorflow.estimator._running.train import device_fn
+from mesh_tensorflow.estimator._run import device_fn
 
 CLUSTER = {"chief": ["a:1"], "ps": ["p:1"], "worker": ["w:1", "w:2"]}
 FIELDS = (

@@ -12,7 +12,6 @@ from helpers import processes
 from helpers.experimental.generated_scans import set_flags, write
 
 from mesh_tensorflow.experimental import model_executor
-from mesh_tensorflow.experimental.model_executor import _model
 from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
 from mesh_tensorflow.simd_mesh_impl import SimdMeshImpl, replicate
 
@@ -109,7 +108,7 @@ def test_training_goes_on_the_other_way(run, tmp_path, first, second):
     for use_tpu in (first, second):
         with tf.Graph().as_default():
             set_flags(use_tpu=use_tpu)
-            model = _model.Model("eval")
+            model = model_executor.Model("eval")
             assert model.restore(str(tmp_path / "checkpoints")) == 6
             evaluating[use_tpu] = model.run()["scores"]
             model.close()
@@ -206,7 +205,9 @@ print(len(model_executor.train_and_eval()), "scores")
 def test_learning_rate():
     set_flags(lr=0.01, lr_drop_steps=10.0, lr_drop_rate=0.5)
     with tf.Graph().as_default(), tf.Session() as session:
-        found = session.run([_model._learning_rate(tf.constant(step)) for step in (0, 9, 10, 35)])
+        found = session.run(
+            [model_executor._learning_rate(tf.constant(step)) for step in (0, 9, 10, 35)]
+        )
     np.testing.assert_allclose(found, [0.01, 0.01, 0.005, 0.00125], rtol=1e-6)
 
 
@@ -276,7 +277,7 @@ def test_program_of_a_tpu(tmp_path, tf_graph, mode):
         train_file_pattern=str(tmp_path / "ready-*"),
         eval_file_pattern=str(tmp_path / "raw-*"),
     )
-    model = _model.Model.__new__(_model.Model)
+    model = model_executor.Model.__new__(model_executor.Model)
     model._mode = mode
     model._context = model_executor.MeshContext(
         TpuSession(), True, model_executor.FLAGS.mesh_shape, model_executor.FLAGS.layout

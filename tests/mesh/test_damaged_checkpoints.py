@@ -10,6 +10,7 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow._core import errors
+from mesh_tensorflow._mesh.variables import checkpoint_files
 from mesh_tensorflow.checkpoint import CheckpointError, Saver, check_checkpoint
 from mesh_tensorflow.testing import harness
 from mesh_tensorflow.testing.harness import Placing
@@ -160,6 +161,24 @@ def test_lists_are_cut_and_directories_named(saved, tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(CheckpointError, match=r"There is no other in .*empty"):
         check_checkpoint(str(tmp_path / "empty" / "model-1"), {})
+
+
+def test_a_folder_that_may_not_be_listed(saved, tmp_path, monkeypatch):
+    """Files are found by their names, and what is wrong is said all the same."""
+
+    def refused(path):
+        raise tf.errors.PermissionDeniedError(None, None, f"{path}; Permission denied")
+
+    monkeypatch.setattr(tf.io.gfile, "listdir", refused)
+    assert restore(saved[1])[0] is None
+    error, values = restore(saved[1], sizes=(8, 8))
+    assert "is not of this program" in error
+    os.remove(saved[0] + ".data-00000-of-00001")
+    error, _ = restore(saved[0])
+    assert "model-10.data-00000-of-00001 is missing" in error
+    assert f"{tmp_path} does not let this user see" in error
+    with pytest.raises(ValueError, match=r"there is no checkpoint at .*model-9\. Give the path"):
+        checkpoint_files.find(str(tmp_path / "model-9"), "restore")
 
 
 def test_what_a_saver_wants(saved):

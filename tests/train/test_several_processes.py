@@ -4,6 +4,7 @@ import contextlib
 import json
 import subprocess
 import sys
+import types
 
 import numpy as np
 import pytest
@@ -11,8 +12,9 @@ from helpers import processes
 from helpers.paths import environment
 from helpers.train import linear, several
 
+import mesh_tensorflow as mtf
 from mesh_tensorflow import launch
-from mesh_tensorflow.train._placing import check_connected, find_cluster
+from mesh_tensorflow.train._placing import Placing, check_connected, find_cluster
 
 
 @pytest.mark.slow
@@ -53,6 +55,30 @@ def test_processes_that_do_not_fit(monkeypatch):
         find_cluster(False, 3)
     with pytest.raises(ValueError, match=r"4 processors, which 3 processes can't share"):
         find_cluster(True, 4)
+
+
+@pytest.mark.parametrize(
+    "shape, processes, expected",
+    [
+        # Processors of one place along `a` are in two processes: all have to count alike.
+        ("a:4,b:3", 6, [(0, 2), (0, 2), (0, 2), (1, 2), (1, 2), (1, 2)]),
+        ("a:4,b:2", 4, [(0, 4), (1, 4), (2, 4), (3, 4)]),
+        ("a:4,b:2", 2, [(0, 2), (1, 2)]),
+        ("b:2,a:4", 2, [(0, 1), (0, 1)]),
+        ("a:3,b:4", 2, [(0, 1), (0, 1)]),
+    ],
+)
+def test_rows_of_each_process(shape, processes, expected):
+    shape, batch = mtf.convert_to_shape(shape), mtf.Dimension("batch", 24)
+    own = shape.size // processes
+    found = []
+    for i in range(processes):
+        local = list(range(i * own, (i + 1) * own))
+        cluster = types.SimpleNamespace(per_process=own, local=local)
+        rules = mtf.convert_to_layout_rules("batch:a")
+        part = Placing(shape, rules, (), simd=True, cluster=cluster).part(batch)
+        found.append((part.index, part.count))
+    assert found == expected
 
 
 LOST = """

@@ -82,6 +82,22 @@ def test_eager(tmp_path):
     assert rest.losses == whole.losses[2:]
 
 
+def test_a_session_of_the_user_gets_arrays():
+    """In a graph: nothing is added to it by a step."""
+    store = mtf.VariableStore()
+    with tf.Graph().as_default() as graph, tf.Session() as session:
+        x = tf.placeholder(tf.float32, [4, 6])
+        loss = tf.reduce_mean(x)
+        before = len(graph.get_operations())
+
+        def step_fn(features):
+            return session.run(loss, {x: features["x"]})
+
+        result = fit(3, step_fn, store=store, log_every=1)
+        assert len(result.losses) == 3
+        assert len(graph.get_operations()) == before
+
+
 def test_errors():
     step_fn, _ = compiled()
     with pytest.raises(ValueError, match=r"give fit\(eval_fn=...\), a function of a batch"):

@@ -14,7 +14,7 @@ import tensorflow.compat.v1 as tf
 from helpers.transformer import t5_models
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow._programs.running import _said_in_its_message
+from mesh_tensorflow._programs import _said_in_its_message
 from mesh_tensorflow.optimize._base import weights_of
 from mesh_tensorflow.transformer import convert
 from mesh_tensorflow.transformer.convert import __main__ as command

@@ -17,7 +17,7 @@ from helpers.paths import FIXTURES, TESTS
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import optimize
-from mesh_tensorflow.estimator.tpu._spec import ReplicaContext
+from mesh_tensorflow.estimator.tpu._config import ReplicaContext
 from mesh_tensorflow.simd_mesh_impl import SimdMeshImpl
 from mesh_tensorflow.transformer import dataset, utils
 from mesh_tensorflow.transformer.utils import _program

@@ -104,7 +104,7 @@ def find(path: Path, what: str) -> str:
     if not tf.io.gfile.isdir(path):
         if exists(path):
             return path
-        there = [os.path.basename(p) for p in numbered(os.path.dirname(path) or ".")]
+        there = _names_in(os.path.dirname(path) or ".")
         others = f", but {', '.join(there[-8:])}" if there else ""
         raise ValueError(
             f"{what}: there is no checkpoint at {path}{others}. Give the path of one, such as "
@@ -112,7 +112,7 @@ def find(path: Path, what: str) -> str:
         )
     found = latest(path)
     if found is None:
-        there = [os.path.basename(p) for p in numbered(path)]
+        there = _names_in(path)
         which = (
             f"one of those that are there: {', '.join(there[-8:])}"
             if there
@@ -123,6 +123,14 @@ def find(path: Path, what: str) -> str:
             f"Give the path of {which}"
         )
     return found
+
+
+def _names_in(directory: str) -> list[str]:
+    """Returns names of checkpoints for an error, which goes without where they can't be seen."""
+    try:
+        return [os.path.basename(p) for p in numbered(directory)]
+    except tf.errors.PermissionDeniedError:
+        return []
 
 
 def by_step(stem: str) -> tuple[int, str]:

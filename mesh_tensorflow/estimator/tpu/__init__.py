@@ -3,11 +3,11 @@
 import sys as _sys
 
 from mesh_tensorflow.estimator.tpu._config import InputPipelineConfig as InputPipelineConfig
+from mesh_tensorflow.estimator.tpu._config import ReplicaContext as TPUContext  # noqa: F401
 from mesh_tensorflow.estimator.tpu._config import RunConfig as RunConfig
 from mesh_tensorflow.estimator.tpu._config import TPUConfig as TPUConfig
 from mesh_tensorflow.estimator.tpu._estimator import TPUEstimator as TPUEstimator
-from mesh_tensorflow.estimator.tpu._spec import ReplicaContext as TPUContext  # noqa: F401
-from mesh_tensorflow.estimator.tpu._spec import TPUEstimatorSpec as TPUEstimatorSpec
+from mesh_tensorflow.estimator.tpu._estimator import TPUEstimatorSpec as TPUEstimatorSpec
 
 # Names that modules of tf.estimator, which this package replaces, had for one another.
 _OTHER_NAMES = {

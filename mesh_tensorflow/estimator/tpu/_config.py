@@ -1,15 +1,17 @@
-"""RunConfig and TPUConfig: how a TPUEstimator runs."""
+"""RunConfig and TPUConfig: how a TPUEstimator runs, and on which processors its programs do."""
 
 from __future__ import annotations
 
+import importlib
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Optional, Union
 
 import tensorflow.compat.v1 as tf
 
+from mesh_tensorflow._mesh.simd.replicate import replicate
+from mesh_tensorflow.estimator._cluster import in_cluster, programs_over
 from mesh_tensorflow.estimator._run_config import RunConfig as _RunConfig
-from mesh_tensorflow.estimator.tpu._spec import shards_of_process
 
 __all__ = ["InputPipelineConfig", "RunConfig", "TPUConfig"]
 
@@ -193,3 +195,99 @@ class RunConfig(_RunConfig):
         if self.session_config is None and shards_of_process(self):
             config.device_count["CPU"] = shards_of_process(self)
         return config
+
+
+# -- the processors of a program
+
+
+class _Topology(NamedTuple):
+    """The part of a TPU topology that mesh programs use: all processors in a row."""
+
+    mesh_shape: tuple[int, ...]
+
+
+class _DeviceAssignment(NamedTuple):
+    """The part of a TPU device assignment that mesh programs use."""
+
+    topology: _Topology
+    num_replicas: int
+    num_cores_per_replica: int = 1
+
+
+class ReplicaContext:
+    """The value of `params["context"]`: tells a model function where its program runs.
+
+    Attributes:
+      num_replicas: the number of processors.
+      num_hosts: 1, since the calling process feeds all processors.
+      device_assignment: a device assignment with all processors in a row.
+    """
+
+    num_hosts = 1
+
+    def __init__(self, num_replicas: int):
+        """Creates a ReplicaContext.
+
+        Args:
+          num_replicas: the number of processors.
+        """
+        self.num_replicas = num_replicas
+        self.device_assignment = _DeviceAssignment(_Topology((num_replicas, 1, 1)), num_replicas)
+
+    def tpu_host_placement_function(self, host_id: int = 0) -> str:
+        """Returns the device of a host.
+
+        Args:
+          host_id: ignored.
+        """
+        del host_id
+        return "/cpu:0"
+
+
+def shards_of_process(config: Any) -> int:
+    """Returns the number of processors of the mesh in each process; 0 if it is not configured.
+
+    Args:
+      config: a tpu.RunConfig.
+
+    Raises:
+      ValueError: the number of processors is not divisible by the number of processes.
+    """
+    shards = config.tpu_config.num_shards or 0
+    processes = max(1, len(programs_over(config.cluster_spec)))
+    if shards % processes:
+        raise ValueError(
+            f"TPUConfig: num_shards is {shards}, which {processes} processes cannot share equally"
+        )
+    return shards // processes
+
+
+def devices_of(config: RunConfig) -> list[str]:
+    """Returns a device for each processor.
+
+    Args:
+      config: a tpu.RunConfig; `num_shards` of its TPUConfig is the number of processors.
+    """
+    count = shards_of_process(config)
+    gpus = tf.config.list_physical_devices("GPU")
+    kind = "GPU" if len(gpus) >= count else "CPU"
+    own = [f"/device:{kind}:{i}" for i in range(count)]
+    if not in_cluster():
+        return own
+    return [
+        f"/job:{peer.job}/task:{peer.task}{device}"
+        for peer in programs_over(config.cluster_spec)
+        for device in own
+    ]
+
+
+def runner_of(config: RunConfig) -> Callable[[Callable[..., Any], list[Any]], Any]:
+    """Returns a function of a program and its inputs that runs it on the processors.
+
+    Args:
+      config: a tpu.RunConfig.
+    """
+    if config.tpu_config.mesh_impl == "pjrt":
+        return importlib.import_module("mesh_tensorflow.pjrt").in_session
+    devices = devices_of(config)
+    return lambda program, inputs: replicate(program, inputs, devices=devices)

@@ -16,7 +16,6 @@ from mesh_tensorflow._core.errors import did_you_mean, dims_text, slip
 from mesh_tensorflow._lowering.lowering import rules_that_apply
 from mesh_tensorflow._mesh.devices import check_devices_exist
 from mesh_tensorflow._pjrt import pjrt
-from mesh_tensorflow._programs.summaries import summaries_so_far, taken_summaries
 from mesh_tensorflow.estimator.processes import devices_of, in_cluster, shards_of_process
 from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
 from mesh_tensorflow.simd_mesh_impl import (
@@ -29,6 +28,7 @@ from mesh_tensorflow.simd_mesh_impl import (
 from mesh_tensorflow.transformer import transformer
 from mesh_tensorflow.transformer.attention._dot_product import names_lent
 from mesh_tensorflow.transformer.utils._settings import MODULE, Filter, ProgramSettings
+from mesh_tensorflow.utils import summaries_so_far, taken_summaries
 
 # By model type: how to build the model from (input_vocab_size, output_vocab_size, layout,
 # mesh_shape).

@@ -21,7 +21,7 @@ from mesh_tensorflow import estimator
 from mesh_tensorflow._command_lines.transformer import GIN_FLAGS
 from mesh_tensorflow._flags import FLAGS, define
 from mesh_tensorflow._mesh.tpu_topology import flag_value
-from mesh_tensorflow._programs.gin_errors import explained_errors
+from mesh_tensorflow._programs import explained_errors
 from mesh_tensorflow.simd_mesh_impl import HierarchicalTiling
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from mesh_tensorflow import checkpoint, estimator
 from mesh_tensorflow import estimator as mtf_estimator
 from mesh_tensorflow._mesh.variables import checkpoint_files
 from mesh_tensorflow._paths import readable
-from mesh_tensorflow._programs.saver_hook import SaverHook
+from mesh_tensorflow.estimator.processes import SaverHook
 from mesh_tensorflow.transformer import learning_rate_schedules
 from mesh_tensorflow.transformer.utils._checkpoints import get_step_from_checkpoint_path
 from mesh_tensorflow.transformer.utils._evaluation import token_metrics

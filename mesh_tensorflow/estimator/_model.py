@@ -1,31 +1,246 @@
-"""A call of a model function: its inputs, arguments, random seeds and graph."""
+"""A call of a model function: its inputs, arguments, random seeds, and values of variables."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, Optional
+import os
+import re
+from collections.abc import Callable, Collection, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union
 
 import tensorflow as tf2
 import tensorflow.compat.v1 as tf
 
+from mesh_tensorflow import checkpoint
 from mesh_tensorflow._elements import Elements
+from mesh_tensorflow._mesh.variables import checkpoint_files
 from mesh_tensorflow._paths import readable
 from mesh_tensorflow._processes.processes import several_of_jax
 from mesh_tensorflow.checkpoint import Saver
 from mesh_tensorflow.estimator._cluster import own_device, session_creator_for
-from mesh_tensorflow.estimator._running.checkpoints import (
-    find_checkpoint,
-    has_other_source,
-    no_checkpoint_error,
-    warm_start,
-)
 
 if TYPE_CHECKING:
     from mesh_tensorflow.estimator._run_config import RunConfig
-    from mesh_tensorflow.estimator._running.checkpoints import WarmStartSettings
     from mesh_tensorflow.estimator._spec import EstimatorSpec
 
+
+# -- values of variables: checkpoints and warm starts
+
+
+class _WarmStartFields(NamedTuple):
+    ckpt_to_initialize_from: str
+    vars_to_warm_start: Any
+    var_name_to_vocab_info: Any
+    var_name_to_prev_var_name: Any
+
+
+class WarmStartSettings(_WarmStartFields):
+    """Which variables are initialized from a checkpoint of another model."""
+
+    def __new__(
+        cls,
+        ckpt_to_initialize_from: str,
+        vars_to_warm_start: Union[str, list[str], None] = ".*",
+        var_name_to_vocab_info: Optional[Mapping[str, Any]] = None,
+        var_name_to_prev_var_name: Optional[Mapping[str, str]] = None,
+    ) -> WarmStartSettings:
+        """Creates an instance.
+
+        Args:
+          ckpt_to_initialize_from: a checkpoint, or a directory of checkpoints.
+          vars_to_warm_start: a regular expression for names of trainable variables, a list of
+            regular expressions for names of any variables, or None for no variables.
+          var_name_to_vocab_info: must be empty: vocabularies are not remapped.
+          var_name_to_prev_var_name: names in the checkpoint that differ, by the name of the
+            variable.
+
+        Returns:
+          a WarmStartSettings.
+
+        Raises:
+          ValueError: the path is empty, or vocabularies are given.
+        """
+        if not ckpt_to_initialize_from:
+            raise ValueError("WarmStartSettings: ckpt_to_initialize_from is empty; name a path")
+        if var_name_to_vocab_info:
+            raise ValueError(
+                "WarmStartSettings: var_name_to_vocab_info should be empty: embeddings are not "
+                "remapped from one vocabulary to another. Leave these variables out by "
+                "vars_to_warm_start, and give them an initializer"
+            )
+        return super().__new__(
+            cls,
+            os.fspath(ckpt_to_initialize_from),
+            vars_to_warm_start,
+            dict(var_name_to_vocab_info or {}),
+            dict(var_name_to_prev_var_name or {}),
+        )
+
+
+def as_warm_start_settings(
+    given: Union[str, os.PathLike[str], WarmStartSettings, None],
+) -> Optional[WarmStartSettings]:
+    """Converts the argument `warm_start_from` of an estimator to WarmStartSettings.
+
+    Args:
+      given: None, a path, or a WarmStartSettings.
+
+    Returns:
+      a WarmStartSettings, or None.
+
+    Raises:
+      ValueError: the path is empty.
+      TypeError: `given` has another type.
+    """
+    if given is None or isinstance(given, WarmStartSettings):
+        return given
+    if not isinstance(given, (str, os.PathLike)):
+        raise TypeError(
+            f"warm_start_from should be a path or a WarmStartSettings, but is {given!r}"
+        )
+    path = os.fspath(given)
+    if tf.io.gfile.exists(os.path.join(path, "saved_model.pb")):
+        # A SavedModel has its variables in a checkpoint of this name.
+        path = os.path.join(path, "variables", "variables")
+    return WarmStartSettings(ckpt_to_initialize_from=path)
+
+
+def warm_start(settings: WarmStartSettings) -> list[str]:
+    """Has variables of the default graph initialized from a checkpoint.
+
+    Args:
+      settings: the checkpoint and the variables.
+
+    Returns:
+      the names of the variables.
+
+    Raises:
+      ValueError: there is no checkpoint, or it does not have all variables.
+    """
+    path = checkpoint_files.find(settings.ckpt_to_initialize_from, "warm start")
+    saved = checkpoint_files.open_reader(path).get_variable_to_shape_map()
+    variables = {v.op.name: v for v in _chosen(settings.vars_to_warm_start)}
+    names = {name: settings.var_name_to_prev_var_name.get(name, name) for name in variables}
+    lacking = sorted(old for old in names.values() if old not in saved)
+    if lacking:
+        raise ValueError(
+            f"warm start from {path}: it has no {', '.join(lacking)}; it has "
+            f"{', '.join(sorted(saved))}. Choose variables by vars_to_warm_start, or say what they "
+            "are called there by var_name_to_prev_var_name"
+        )
+    if not names and settings.vars_to_warm_start is not None:
+        raise ValueError(
+            f"warm start from {path}: vars_to_warm_start={settings.vars_to_warm_start!r} is the "
+            "name of no variable of the model, so that it would begin with random weights"
+        )
+    if names:
+        wanted = {old: variables[new] for new, old in names.items()}
+        checkpoint.choose_initial("warm start", path, wanted, wanted)
+        checkpoint.init_from_checkpoint(path, wanted)
+    return sorted(names)
+
+
+def _chosen(patterns: Union[str, list[str], None]) -> list[Any]:
+    """Returns variables of the default graph; for mtf variables, their masters."""
+    if patterns is None:
+        return []
+    whole = tf.global_variables()
+    if isinstance(patterns, str):
+        trainable = {v.op.name for v in tf.trainable_variables()}
+        return [v for v in whole if v.op.name in trainable and re.match(patterns, v.op.name)]
+    return [v for v in whole if any(re.match(pattern, v.op.name) for pattern in patterns)]
+
+
+def find_checkpoint(model_dir: str, checkpoint_path: Optional[str], called: str) -> Optional[str]:
+    """Returns the checkpoint to evaluate, predict or export from.
+
+    Args:
+      model_dir: the model directory.
+      checkpoint_path: the checkpoint that the caller gave, or None.
+      called: the name of the method, for error messages.
+
+    Returns:
+      a path, or None if the directory has no checkpoint.
+
+    Raises:
+      ValueError: there is no checkpoint at `checkpoint_path`.
+    """
+    if checkpoint_path is None:
+        return checkpoint_files.latest(model_dir)
+    checkpoint_path = os.fspath(checkpoint_path)
+    if not checkpoint_files.exists(checkpoint_path):
+        there = checkpoint_files.latest(model_dir)
+        raise ValueError(
+            f"{called}: there is no checkpoint at checkpoint_path={checkpoint_path!r}; the latest "
+            f"in the model directory is {there}"
+        )
+    return checkpoint_path
+
+
+def has_other_source(scaffold: tf.train.Scaffold) -> bool:
+    """Returns whether variables of the default graph get values other than by initializers.
+
+    Args:
+      scaffold: the Scaffold of the model.
+
+    Returns:
+      whether the scaffold has its own initialization, a variable is initialized from another
+      checkpoint (tf.train.init_from_checkpoint), or there is no trainable variable.
+    """
+    if scaffold.init_fn is not None or scaffold.init_op is not None:
+        return True
+    restores = any(op.type == "RestoreV2" for op in tf.get_default_graph().get_operations())
+    return restores or not tf.trainable_variables()
+
+
+def no_checkpoint_error(model_dir: str, called: str) -> ValueError:
+    """Returns the error for a model that was not trained.
+
+    Args:
+      model_dir: the model directory.
+      called: the name of the method, for error messages.
+
+    Returns:
+      a ValueError.
+    """
+    return ValueError(
+        f"{called}: there is no checkpoint in {model_dir}, so the variables would have initial "
+        "values. Train first, or pass checkpoint_path=, or let model_fn fill them by "
+        "tf.train.init_from_checkpoint or by the init_fn of a Scaffold"
+    )
+
+
+def load_global_step(checkpoint_dir: str) -> int:
+    """Returns the global step of the latest checkpoint in a directory.
+
+    Args:
+      checkpoint_dir: a directory, which need not exist.
+
+    Returns:
+      a step; 0 if there is no checkpoint, or it has no global step.
+    """
+    return saved_step(checkpoint_dir) or 0
+
+
+def saved_step(model_dir: str) -> Optional[int]:
+    """Returns the global step of the latest checkpoint.
+
+    Args:
+      model_dir: a directory.
+
+    Returns:
+      a step; None if there is no checkpoint, or it has no global step.
+    """
+    path = checkpoint_files.latest(model_dir)
+    if path is None:
+        return None
+    reader = checkpoint_files.open_reader(path)
+    if not reader.has_tensor(tf.GraphKeys.GLOBAL_STEP):
+        return None
+    return int(reader.get_tensor(tf.GraphKeys.GLOBAL_STEP))
+
+
+# -- random numbers
 
 STEP_DONE = "step_done"  # name of the tensor of the global step after the training operation
 
@@ -86,6 +301,9 @@ class RandomStepHook(tf.train.SessionRunHook):
           run_values: the global step.
         """
         self._done = int(run_values.results)
+
+
+# -- inputs
 
 
 class ElementsHook(tf.train.SessionRunHook):
@@ -188,6 +406,8 @@ def make_inputs(returned: object, features_only: bool = False) -> Inputs:
     return Inputs(features, None if features_only else labels, hooks, may_end)
 
 
+# -- calls
+
 MODEL_FN_ARGUMENTS = ("features", "labels", "mode", "params", "config")
 
 
@@ -223,12 +443,22 @@ def takes(function: Callable[..., Any], name: str) -> bool:
     )
 
 
-def check_model_fn(model_fn: Callable[..., Any], known: Iterable[str] = MODEL_FN_ARGUMENTS) -> None:
+def _required_besides(known: Collection[str], function: Callable[..., Any]) -> list[str]:
+    """Returns the arguments that a function needs, without those that are known."""
+    return [
+        p.name
+        for p in _parameters(function)
+        if p.name not in known
+        and p.default is p.empty
+        and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
+    ]
+
+
+def check_model_fn(model_fn: Callable[..., Any]) -> None:
     """Checks the signature of a model function.
 
     Args:
       model_fn: a model function.
-      known: the names of the arguments that are available.
 
     Raises:
       TypeError: `model_fn` is not callable.
@@ -238,23 +468,16 @@ def check_model_fn(model_fn: Callable[..., Any], known: Iterable[str] = MODEL_FN
         raise TypeError(
             f"model_fn should be a function of features, labels, mode, params, but is {model_fn!r}"
         )
-    known = tuple(known)
     if not takes(model_fn, "features"):
         raise ValueError(
             f"model_fn {function_name(model_fn)} takes no argument `features`: it is called by "
-            f"names, and may take {', '.join(known)}"
+            f"names, and may take {', '.join(MODEL_FN_ARGUMENTS)}"
         )
-    unknown = [
-        p.name
-        for p in _parameters(model_fn)
-        if p.name not in known
-        and p.default is p.empty
-        and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
-    ]
-    if unknown:
+    if unknown := _required_besides(MODEL_FN_ARGUMENTS, model_fn):
         raise ValueError(
             f"model_fn {function_name(model_fn)} takes {', '.join(unknown)}, but is given only "
-            f"{', '.join(known)}: put what else it needs into params, or give it a default"
+            f"{', '.join(MODEL_FN_ARGUMENTS)}: put what else it needs into params, or give it a "
+            "default"
         )
 
 
@@ -316,14 +539,7 @@ def call_input_fn(input_fn: Callable[..., Any], mode: str, params: object, confi
         "config": config,
         "input_context": None,
     }
-    unknown = [
-        p.name
-        for p in _parameters(input_fn)
-        if p.name not in given
-        and p.default is p.empty
-        and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
-    ]
-    if unknown:
+    if unknown := _required_besides(given, input_fn):
         raise ValueError(
             f"input_fn {function_name(input_fn)} needs {', '.join(unknown)}, but is given only "
             "mode, params and config: bind what else it needs, by functools.partial for example"

@@ -1,30 +1,40 @@
-"""The executor of a model: its context, its model, its loops of training and evaluation."""
+r"""Trains and evaluates a U-Net in its own training loop, on a TPU, on CPUs or on GPUs.
+
+python -m mesh_tensorflow.experimental.model_executor --train_file_pattern=... \
+        --eval_file_pattern=... --checkpoint_dir=... --mesh_shape="rows:2,columns:2"
+"""
 
 from __future__ import annotations
 
-import collections
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Optional, Union
 
-import numpy as np
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import checkpoint, optimize
+from mesh_tensorflow._command_lines.experimental import RUN_FLAGS
 from mesh_tensorflow._core.shape import ShapeLike
+from mesh_tensorflow._flags import FLAGS, define
 from mesh_tensorflow._mesh.devices import default_devices
 from mesh_tensorflow._mesh.variables import checkpoint_files
+from mesh_tensorflow._programs import run_with_flags
 from mesh_tensorflow._progress import Progress
 from mesh_tensorflow.experimental import unet
 from mesh_tensorflow.experimental.input_reader import (
     PlacementMeshImplInputReader,
     SimdMeshImplInputReader,
 )
-from mesh_tensorflow.experimental.model_executor._flags import FLAGS
 from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
 from mesh_tensorflow.simd_mesh_impl import SimdMeshImpl, auto_logical_to_physical_tpu, replicate
+from mesh_tensorflow.train._model import Means
+from mesh_tensorflow.train.callbacks import scalars
+
+__all__ = ["FLAGS", "MeshContext", "main", "train_and_eval"]
+
+define(RUN_FLAGS)
 
 
 def processors(count: int) -> list[str]:
@@ -329,58 +339,39 @@ class Model:
 Scores = dict[str, float]
 
 
-class _Means:
-    """Accumulates means of scores over steps."""
-
-    def __init__(self) -> None:
-        self._values: dict[str, list[float]] = collections.defaultdict(list)
-
-    def add(self, scores: Scores) -> None:
-        for name, value in scores.items():
-            self._values[name].append(float(value))
-
-    def take(self) -> Scores:
-        """Returns the means and resets them."""
-        means = {name: float(np.mean(values)) for name, values in self._values.items()}
-        self._values.clear()
-        return means
-
-
 def _train(model: Model, step: int, stop: int, directory: str, progress: Progress) -> Scores:
     """Trains to a step; returns the mean scores over the steps."""
-    means = _Means()
+    means = Means()
     while step < stop:
         scores = model.run()["scores"]
-        means.add(scores)
+        means.add({name: [value] for name, value in scores.items()}, 1)
         step += 1
         progress.update(loss=scores["loss"])
         if step % FLAGS.save_checkpoints_steps == 0 or step == stop:
             model.save(directory)
-    return means.take()
+    return means.result({})
 
 
 def _evaluate(model: Model, directory: str) -> Scores:
     """Evaluates the latest checkpoint; returns mean scores, and Dice coefficients over all."""
     # The two models have a session each, so weights go from one to the other by files.
     model.restore(directory)
-    means, processor = _Means(), unet.PostProcessor()
+    means, processor = Means(), unet.PostProcessor()
     if FLAGS.pred_output_dir:
         tf.io.gfile.makedirs(FLAGS.pred_output_dir)
     for _ in range(FLAGS.num_eval_iterations_per_loop):
         found = model.run()
-        means.add(found["scores"])
+        means.add({name: [value] for name, value in found["scores"].items()}, 1)
         processor.record(
             [*found["record"], found["scores"]["loss"], found["step"]], FLAGS.pred_output_dir
         )
-    return {**means.take(), **processor.finish()}
+    return {**means.result({}), **processor.finish()}
 
 
 def _write(writer: Optional[tf.summary.FileWriter], step: int, kind: str, scores: Scores) -> None:
     if writer is None:
         return
-    values = [
-        tf.Summary.Value(tag=f"{kind}/{name}", simple_value=value) for name, value in scores.items()
-    ]
+    values = scalars({f"{kind}/{name}": value for name, value in scores.items()})
     writer.add_summary(tf.Summary(value=values), step)
     writer.flush()
 
@@ -464,3 +455,7 @@ def main(_: Sequence[str]) -> None:
       _: the remaining command-line arguments.
     """
     train_and_eval()
+
+
+if __name__ == "__main__":
+    run_with_flags(main, "mesh_tensorflow.experimental.model_executor")

@@ -1,4 +1,4 @@
-"""Hooks of a training: checkpoints, counts, progress, profiles."""
+"""Hooks of monitored sessions: progress, NaN losses, checkpoints, summaries, profiles."""
 
 from __future__ import annotations
 
@@ -19,7 +19,33 @@ from mesh_tensorflow._progress import Progress
 _SMOOTHING = 0.8  # of steps/s between reports
 
 
-class ProgressHook(tf.train.SessionRunHook):
+class _LossHook(tf.train.SessionRunHook):
+    """Sees the loss and the number of each step."""
+
+    def __init__(self, loss: tf.Tensor, step: tf.Tensor) -> None:
+        """Creates a hook.
+
+        Args:
+          loss: a scalar tf.Tensor.
+          step: a tf.Tensor, the global step after each step.
+        """
+        self._fetches = {"loss": loss, "step": step}
+
+    def before_run(
+        self, run_context: tf.train.SessionRunContext
+    ) -> Optional[tf.train.SessionRunArgs]:
+        """Returns the fetches of a step.
+
+        Args:
+          run_context: ignored.
+
+        Returns:
+          SessionRunArgs.
+        """
+        return tf.train.SessionRunArgs(self._fetches)
+
+
+class ProgressHook(_LossHook):
     """Reports the step, steps/s, the loss and the remaining time."""
 
     def __init__(
@@ -39,7 +65,7 @@ class ProgressHook(tf.train.SessionRunHook):
           last_step: the last step of the training, or None if it is unknown.
           stream: the stream of the live line, if it is a terminal; standard error by default.
         """
-        self._fetches = {"loss": loss, "step": step}
+        super().__init__(loss, step)
         self._every = every_n_steps
         self._last_step = last_step
         self._stream = sys.stderr if stream is None else stream
@@ -48,19 +74,6 @@ class ProgressHook(tf.train.SessionRunHook):
         self._rate: Optional[float] = None
         self._since: Optional[tuple[float, int]] = None  # time and step of the last report
         self._first: Optional[int] = None
-
-    def before_run(
-        self, run_context: tf.train.SessionRunContext
-    ) -> Optional[tf.train.SessionRunArgs]:
-        """Returns the fetches of a step.
-
-        Args:
-          run_context: ignored.
-
-        Returns:
-          SessionRunArgs.
-        """
-        return tf.train.SessionRunArgs(self._fetches)
 
     def after_run(
         self, run_context: tf.train.SessionRunContext, run_values: tf.train.SessionRunValues
@@ -166,7 +179,7 @@ class NanLossError(tf.train.NanLossDuringTrainingError):
         return self.text
 
 
-class NanLossHook(tf.train.SessionRunHook):
+class NanLossHook(_LossHook):
     """Stops training if the loss is NaN, and saves the variables.
 
     The variables are saved in the directory "nan" of the model directory, so that training resumes
@@ -195,22 +208,9 @@ class NanLossHook(tf.train.SessionRunHook):
           savers: the savers of the training, which do not save the step then.
         """
         self._savers = savers
-        self._fetches = {"loss": loss, "step": step}
+        super().__init__(loss, step)
         self._scaffold, self._model_dir, self._listeners = scaffold, model_dir, listeners
         self._fail = fail_on_nan_loss
-
-    def before_run(
-        self, run_context: tf.train.SessionRunContext
-    ) -> Optional[tf.train.SessionRunArgs]:
-        """Returns the fetches of a step.
-
-        Args:
-          run_context: ignored.
-
-        Returns:
-          SessionRunArgs.
-        """
-        return tf.train.SessionRunArgs(self._fetches)
 
     def after_run(
         self, run_context: tf.train.SessionRunContext, run_values: tf.train.SessionRunValues
@@ -464,3 +464,36 @@ class ProfileHook(tf.train.SessionRunHook):
         with tf.io.gfile.GFile(path, "w") as file:
             file.write(trace.generate_chrome_trace_format(show_memory=self._show_memory))
         tf.logging.info("trace of step %d in %s", self._step, path)
+
+
+GRAPH_FILE = "graph.pbtxt"
+
+
+class SaverHook(tf.train.CheckpointSaverHook):
+    """A CheckpointSaverHook that takes less time for graph.pbtxt.
+
+    The hook of TensorFlow formats the graph in Python, which takes 1.2 s for T5-small's, before
+    the first step. Protocol buffers have a text of their own, of the same messages, in 0.14 s.
+    """
+
+    def __init__(
+        self, checkpoint_dir: Optional[str], *, save_graph_def: bool = True, **settings: Any
+    ):
+        """Creates a SaverHook.
+
+        Args:
+          checkpoint_dir: the directory of the checkpoints.
+          save_graph_def: whether graph.pbtxt is written.
+          **settings: other arguments of a CheckpointSaverHook.
+        """
+        super().__init__(checkpoint_dir, save_graph_def=False, **settings)
+        self._directory = checkpoint_dir if save_graph_def else None
+
+    def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
+        """Writes the graph, and what CheckpointSaverHook does."""
+        if self._directory is not None:
+            graph_def = tf.get_default_graph().as_graph_def(add_shapes=True)
+            tf.io.gfile.makedirs(self._directory)
+            with tf.io.gfile.GFile(os.path.join(self._directory, GRAPH_FILE), "w") as file:
+                file.write(str(graph_def))
+        super().after_create_session(session, coord)

@@ -1,1 +1,0 @@
-"""Training, evaluation and prediction: sessions, hooks, checkpoints and progress."""
