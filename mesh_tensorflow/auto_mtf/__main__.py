@@ -28,7 +28,7 @@ from mesh_tensorflow._core.shape import convert_to_shape
 from mesh_tensorflow._programs import run_with_parser
 from mesh_tensorflow._programs.gin_errors import explained_errors
 from mesh_tensorflow.auto_mtf import api, explanation, models
-from mesh_tensorflow.auto_mtf._memory.program import SolverError
+from mesh_tensorflow.auto_mtf.layout_optimizer import SolverError
 from mesh_tensorflow.auto_mtf.step_time import MemoryLimitError
 
 __all__ = ["main"]

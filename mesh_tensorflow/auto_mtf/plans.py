@@ -18,12 +18,17 @@ from mesh_tensorflow._core.shape import Shape, convert_to_shape
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh.stored_layout import StoredLayout
 from mesh_tensorflow._units import bytes_text
-from mesh_tensorflow.auto_mtf._time.seconds import CostModel
-from mesh_tensorflow.auto_mtf._time.stored import stored_layouts
-from mesh_tensorflow.auto_mtf._time.time_program import ProgramParts
+from mesh_tensorflow.auto_mtf._seconds import CostModel
+from mesh_tensorflow.auto_mtf._stored import stored_layouts
 from mesh_tensorflow.auto_mtf.api import all_mesh_shapes
 from mesh_tensorflow.auto_mtf.hardware import Hardware, hardware_profile
-from mesh_tensorflow.auto_mtf.step_time import Estimate, MemoryLimitError, Seconds, StepEstimator
+from mesh_tensorflow.auto_mtf.step_time import (
+    Estimate,
+    MemoryLimitError,
+    ProgramParts,
+    Seconds,
+    StepEstimator,
+)
 from mesh_tensorflow.layers import PipelineSchedule
 from mesh_tensorflow.ops._variables.variable import Variable
 
@@ -354,9 +359,11 @@ def plan(
     takes the least time is found, of those that fit. Reshapes may exchange dimensions over one mesh
     dimension, and the length and the memory of attention in a ring may be split over one.
 
-    >>> from mesh_tensorflow.auto_mtf.plans.language_model import planned_language_model
+    >>> from mesh_tensorflow.auto_mtf.models import language_model
     >>> sizes = {"batch": 8, "length": 8, "d_model": 16, "d_ff": 32, "d_kv": 4, "vocab": 16}
-    >>> plans = mtf.auto_mtf.plan(lambda choice: planned_language_model(choice, **sizes), 4)
+    >>> def build(choice):
+    ...     return language_model(recompute=choice.recompute, **sizes)
+    >>> plans = mtf.auto_mtf.plan(build, 4)
     >>> print(plans.best.choice)
     layers in a row
 

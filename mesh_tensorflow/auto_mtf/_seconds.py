@@ -13,7 +13,7 @@ from mesh_tensorflow._core.shape import Shape
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow._mesh.stored_layout import StoredLayout
-from mesh_tensorflow.auto_mtf._memory.space import Storing
+from mesh_tensorflow.auto_mtf._stored import Storing
 from mesh_tensorflow.auto_mtf.hardware import Hardware, Link
 
 __all__ = ["ZERO", "CostModel", "RecordingModel", "Seconds"]
