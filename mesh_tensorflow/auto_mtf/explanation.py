@@ -12,7 +12,7 @@ from mesh_tensorflow._core.errors import text_table as table
 from mesh_tensorflow._core.graph import Graph
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh.stored_layout import StoredLayout
-from mesh_tensorflow._units import bytes_text, shortened_apart, unit_of_bytes
+from mesh_tensorflow._units import bytes_text, ms_text, shortened_apart, unit_of_bytes
 from mesh_tensorflow.auto_mtf import api
 from mesh_tensorflow.auto_mtf._seconds import ZERO, Seconds
 from mesh_tensorflow.auto_mtf.hardware import Hardware
@@ -127,8 +127,8 @@ class Explanation:
         lines = [
             f"layout  {self.chosen.text or 'no splits'}",
             f"mesh    {dims_text(estimator.mesh_shape)} of {estimator.hardware.name}",
-            f"step    {_ms(seconds.total)} ms: compute {_ms(seconds.compute)}, communication "
-            f"{_ms(seconds.communication)} ({share:.0%})",
+            f"step    {ms_text(seconds.total)} ms: compute {ms_text(seconds.compute)}, "
+            f"communication {ms_text(seconds.communication)} ({share:.0%})",
         ]
         if estimator.stored_layout is not None:
             lines.insert(1, f"stored  {estimator.stored_layout}")
@@ -174,7 +174,7 @@ class Explanation:
             long[f"{len(layers) - len(long)} more"] = rest
         for layer, seconds in long.items():
             share = f"{seconds.total / total:.1%}"
-            rows.append([layer, _ms(seconds.compute), _ms(seconds.communication), share])
+            rows.append([layer, ms_text(seconds.compute), ms_text(seconds.communication), share])
         return table(rows)
 
     def _others(self) -> list[str]:
@@ -182,7 +182,7 @@ class Explanation:
             return []
         rows = [["other layouts", "step ms", "memory", "against the chosen one"]]
         for estimate, why in self.alternatives:
-            cells = [_ms(estimate.seconds.total), bytes_text(estimate.peak_bytes), why]
+            cells = [ms_text(estimate.seconds.total), bytes_text(estimate.peak_bytes), why]
             rows.append([estimate.text or "no splits", *cells])
         return table(rows, left=(0, 3))
 
@@ -198,10 +198,6 @@ class Explanation:
           ImportError: matplotlib is not installed.
         """
         _draw(self, path)
-
-
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.4g}" if seconds * 1e3 < 1000 else f"{seconds * 1e3:,.0f}"
 
 
 # -- as a figure
