@@ -18,6 +18,7 @@ from typing import Any
 import quiet
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.append(str(Path(__file__).resolve().parent.parent / "examples"))
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -38,12 +39,12 @@ if __name__ == "__main__":
     quiet.import_tensorflow()
 
 import tensorflow.compat.v1 as tf
+from planned_language_model import planned_language_model
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow.auto_mtf import Choice
-from mesh_tensorflow.auto_mtf._time.time_program import ProgramParts
-from mesh_tensorflow.auto_mtf.plans.language_model import planned_language_model
-from mesh_tensorflow.auto_mtf.plans.search import Lost, Plans
+from mesh_tensorflow.auto_mtf.plans import Lost, Plans
+from mesh_tensorflow.auto_mtf.step_time import ProgramParts
 
 MODEL: dict[str, Any] = {
     "length": 256, "vocab": 32000, "d_model": 1024, "layers": 6, "heads": 256, "d_kv": 256,

@@ -1,10 +1,18 @@
-"""Numbers in words: bytes in binary units, and large counts."""
+"""Numbers in words: bytes in binary units, milliseconds, and large counts."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = ["bytes_text", "count_text", "counted", "shortened", "shortened_apart", "unit_of_bytes"]
+__all__ = [
+    "bytes_text",
+    "count_text",
+    "counted",
+    "ms_text",
+    "shortened",
+    "shortened_apart",
+    "unit_of_bytes",
+]
 
 _BYTES = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 _COUNTS = (("T", 1e12), ("B", 1e9), ("M", 1e6), ("K", 1e3))
@@ -72,6 +80,18 @@ def counted(count: int, noun: str) -> str:
     ('1 collective', '1,200 collectives')
     """
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def ms_text(seconds: float) -> str:
+    """Returns a time in milliseconds, with four significant figures, without the unit.
+
+    Args:
+      seconds: a time.
+
+    >>> ms_text(0.00123456), ms_text(12.3456)
+    ('1.235', '12,346')
+    """
+    return f"{seconds * 1e3:.4g}" if seconds * 1e3 < 1000 else f"{seconds * 1e3:,.0f}"
 
 
 def shortened(name: str, width: int) -> str:

@@ -77,7 +77,6 @@ AGAINST_THE_ORDER = {
 # Imports inside of functions, which are carried out when the function is called.
 LATE = {
     ("_core/graph", "_lowering.rewrites"): "methods of Graph that rewrite the program",
-    ("auto_mtf/explanation", "auto_mtf._time.plot"): "needs matplotlib, which is an extra",
 }
 MAX_ANY = 0.08  # of the arguments that are annotated
 

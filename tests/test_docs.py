@@ -12,6 +12,7 @@ import inspect
 import io
 import os
 import re
+import sys
 import textwrap
 import traceback
 from pathlib import Path
@@ -87,6 +88,7 @@ def run_block(path, namespace, flags, code, expected, line):
 def run_page(path, directory, log):
     """Runs the blocks of a page one after the other; exits with 0 if all is well."""
     os.chdir(directory)
+    sys.path.append(str(ROOT / "examples"))
     if path.parent.name == "tutorial":
         os.environ["MTF_STRICT"] = "1"  # a tutorial says only what it means
     namespace = {"__name__": "__main__"}

@@ -8,12 +8,14 @@ Nothing in this folder imports TensorFlow, nor anything else of the package.
 from __future__ import annotations
 
 import importlib
+import os
+import runpy
 import sys
 from typing import NoReturn
 
 from mesh_tensorflow._command_lines import chatter
 
-__all__ = ["PROGRAMS", "begin", "check", "show_programs"]
+__all__ = ["PROGRAMS", "SCRIPTS", "begin", "check", "run_script", "show_programs"]
 
 # Programs, as they are named after `python -m`: the file here and the object in it that describe
 # the command line of each. They have a method `check(arguments)`.
@@ -32,15 +34,38 @@ PROGRAMS = {
     "mesh_tensorflow.transformer.main": ("transformer", "MAIN"),
 }
 
+# The commands that are installed with the package, and the program that each is.
+SCRIPTS = {
+    "mtf-auto": "mesh_tensorflow.auto_mtf",
+    "mtf-convert": "mesh_tensorflow.transformer.convert",
+    "mtf-launch": "mesh_tensorflow.launch",
+    "mtf-measure": "mesh_tensorflow.auto_mtf.measure",
+    "mtf-report": "mesh_tensorflow.report",
+    "mtf-train": "mesh_tensorflow.transformer.main",
+}
+
 
 def _program() -> str:
-    """Returns the name after `python -m` while Python locates that module, else ""."""
+    """Returns the name after `python -m` while Python locates that module, or that of a command.
+
+    In other processes it is "".
+    """
     if sys.argv[:1] != ["-m"]:  # replaced by the module's path before the module runs
-        return ""
+        return SCRIPTS.get(_command(), "")
     name = sys.orig_argv[len(sys.orig_argv) - len(sys.argv)]
     if name.startswith("-"):  # -mNAME, and perhaps other options before the m
         name = name.partition("m")[2]
     return name.removesuffix(".__main__")
+
+
+def _command() -> str:
+    return os.path.basename(sys.argv[0]).removesuffix(".exe") if sys.argv else ""
+
+
+def run_script() -> None:
+    """Runs the program whose command the process is, as `python -m` does."""
+    # By now the package has been imported, and so the flags have been read.
+    runpy.run_module(SCRIPTS[_command()], run_name="__main__", alter_sys=True)
 
 
 def check(program: str, arguments: list[str]) -> None:

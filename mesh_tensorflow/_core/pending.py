@@ -58,7 +58,7 @@ class Walk:
         # that needs all of it pays for that.
         return list(collectives)
 
-    def ask(self, op: Operation) -> list[Collective]:
+    def sum_inputs(self, op: Operation) -> list[Collective]:
         """Visits one operation; returns the collectives that sum its inputs where it needs that."""
         given = {x: self.pending_axes(x) for x in op.inputs if self.pending_axes(x)}
         asked: list[Collective] = []
@@ -90,7 +90,7 @@ class Walk:
 
     def step(self, op: Operation) -> Cost:
         """Visits one operation; returns its cost, with the allreduces of inputs that it needs."""
-        cost = op.cost(self._mesh_impl) + Cost(collectives=tuple(self.ask(op)))
+        cost = op.cost(self._mesh_impl) + Cost(collectives=tuple(self.sum_inputs(op)))
         self.costs.append((op, cost))
         return cost
 
@@ -107,7 +107,7 @@ def sums_of(operations: Iterable[Operation], mesh_impl: MeshImpl) -> Walk:
     """
     state = Walk(mesh_impl)
     for op in operations:
-        state.ask(op)
+        state.sum_inputs(op)
     return state
 
 

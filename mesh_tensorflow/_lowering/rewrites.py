@@ -322,10 +322,10 @@ class _Delays(Walk):
         super().__init__(mesh_impl)
         self.delaying: set[Operation] = set()
 
-    def ask(self, op: Operation) -> list[Collective]:
+    def sum_inputs(self, op: Operation) -> list[Collective]:
         """Visits one operation."""
         before = [x for x in op.inputs if self.pending_axes(x)]
-        asked = super().ask(op)
+        asked = super().sum_inputs(op)
         # Inputs that are still pending afterwards have not been summed for this operation.
         if before and all(self.pending_axes(x) for x in before):
             self.delaying.add(op)
@@ -343,7 +343,7 @@ class _Finder:
         walks = {mesh: _Delays(impl) for mesh, impl in impls.items()}
         for op in graph.operations:
             if op.mesh in walks:
-                walks[op.mesh].ask(op)
+                walks[op.mesh].sum_inputs(op)
             if isinstance(op, Assign):
                 for v, x in zip(op.variables, op.inputs):
                     self._assigned.setdefault(v, []).append(x)

@@ -7,12 +7,12 @@ from mesh_tensorflow.auto_mtf import (
     hardware,
     layout_optimizer,
     memory_estimator,
+    objective,
     print_cp_model_solution,
     scheduler,
     step_time,
     valid_layouts,
 )
-from mesh_tensorflow.auto_mtf._memory import objective
 from mesh_tensorflow.auto_mtf.api import layout, layout_and_mesh_shape, layout_and_stored_layout
 from mesh_tensorflow.auto_mtf.explanation import explain
 from mesh_tensorflow.auto_mtf.plans import Choice, choices, plan

@@ -27,7 +27,7 @@ from mesh_tensorflow._command_lines.auto_mtf import AUTO_MTF, DEFAULT_MODEL
 from mesh_tensorflow._core.shape import convert_to_shape
 from mesh_tensorflow._programs import explained_errors, run_with_parser
 from mesh_tensorflow.auto_mtf import api, explanation, models
-from mesh_tensorflow.auto_mtf._memory.program import SolverError
+from mesh_tensorflow.auto_mtf.layout_optimizer import SolverError
 from mesh_tensorflow.auto_mtf.step_time import MemoryLimitError
 
 __all__ = ["main"]

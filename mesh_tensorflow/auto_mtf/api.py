@@ -11,8 +11,8 @@ from mesh_tensorflow._core.shape import Shape, convert_to_shape
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._units import bytes_text
 from mesh_tensorflow.auto_mtf import layout_optimizer, memory_estimator, step_time
-from mesh_tensorflow.auto_mtf._time.stored import fastest, stored_estimators
 from mesh_tensorflow.auto_mtf.hardware import Hardware, hardware_profile
+from mesh_tensorflow.auto_mtf.step_time import fastest, stored_estimators
 
 __all__ = ["all_mesh_shapes", "layout", "layout_and_mesh_shape", "layout_and_stored_layout"]
 

@@ -12,9 +12,9 @@ from mesh_tensorflow._core.errors import text_table as table
 from mesh_tensorflow._core.graph import Graph
 from mesh_tensorflow._core.layout import StoredLayout
 from mesh_tensorflow._core.tensor import Tensor
-from mesh_tensorflow._units import bytes_text
+from mesh_tensorflow._units import bytes_text, ms_text, shortened_apart, unit_of_bytes
 from mesh_tensorflow.auto_mtf import api
-from mesh_tensorflow.auto_mtf._time.seconds import ZERO, Seconds
+from mesh_tensorflow.auto_mtf._seconds import ZERO, Seconds
 from mesh_tensorflow.auto_mtf.hardware import Hardware
 from mesh_tensorflow.auto_mtf.step_time import AnyLayout, Estimate, StepEstimator
 
@@ -26,6 +26,9 @@ _TRIES = 12  # layouts to try for each one shown
 _LEVELS = "▁▂▃▄▅▆▇█"
 _COLUMNS = 60
 _LARGEST = 3  # tensors to name of each kind
+_BARS = 14  # layers of a figure
+_LONGEST_NAME = 40
+_COLORS = {"compute": "#4c72b0", "communication": "#dd8452"}
 
 
 class Alternative(NamedTuple):
@@ -124,8 +127,8 @@ class Explanation:
         lines = [
             f"layout  {self.chosen.text or 'no splits'}",
             f"mesh    {dims_text(estimator.mesh_shape)} of {estimator.hardware.name}",
-            f"step    {_ms(seconds.total)} ms: compute {_ms(seconds.compute)}, communication "
-            f"{_ms(seconds.communication)} ({share:.0%})",
+            f"step    {ms_text(seconds.total)} ms: compute {ms_text(seconds.compute)}, "
+            f"communication {ms_text(seconds.communication)} ({share:.0%})",
         ]
         if estimator.stored_layout is not None:
             lines.insert(1, f"stored  {estimator.stored_layout}")
@@ -171,7 +174,7 @@ class Explanation:
             long[f"{len(layers) - len(long)} more"] = rest
         for layer, seconds in long.items():
             share = f"{seconds.total / total:.1%}"
-            rows.append([layer, _ms(seconds.compute), _ms(seconds.communication), share])
+            rows.append([layer, ms_text(seconds.compute), ms_text(seconds.communication), share])
         return table(rows)
 
     def _others(self) -> list[str]:
@@ -179,7 +182,7 @@ class Explanation:
             return []
         rows = [["other layouts", "step ms", "memory", "against the chosen one"]]
         for estimate, why in self.alternatives:
-            cells = [_ms(estimate.seconds.total), bytes_text(estimate.peak_bytes), why]
+            cells = [ms_text(estimate.seconds.total), bytes_text(estimate.peak_bytes), why]
             rows.append([estimate.text or "no splits", *cells])
         return table(rows, left=(0, 3))
 
@@ -194,13 +197,84 @@ class Explanation:
         Raises:
           ImportError: matplotlib is not installed.
         """
-        from mesh_tensorflow.auto_mtf._time import plot as _plot
-
-        _plot.draw(self, path)
+        _draw(self, path)
 
 
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.4g}" if seconds * 1e3 < 1000 else f"{seconds * 1e3:,.0f}"
+# -- as a figure
+
+
+def _draw(explanation: Explanation, path: str) -> None:
+    """Plots memory over time, time by layer and the other layouts.
+
+    Args:
+      explanation: an Explanation.
+      path: the path of a PNG file.
+
+    Raises:
+      ImportError: matplotlib is not installed.
+    """
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as e:
+        raise ImportError("a plot needs matplotlib: pip install matplotlib") from e
+    figure = Figure(figsize=(11, 13), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(3, 1)
+    figure.suptitle(
+        f"{explanation.chosen.text or 'no splits'} on "
+        f"{dims_text(explanation.estimator.mesh_shape)} of {explanation.estimator.hardware.name}"
+    )
+    _draw_memory(axes[0], explanation)
+    layers = explanation.estimator.times.by_layer(explanation.chosen.layout)
+    names = list(layers)[:_BARS]
+    _draw_times(axes[1], names, [layers[n] for n in names], "time by layer")
+    estimates = [explanation.chosen, *(a.estimate for a in explanation.alternatives)]
+    names = [e.text or "no splits" for e in estimates]
+    _draw_times(axes[2], names, [e.seconds for e in estimates], "this layout and others")
+    figure.savefig(path, dpi=100)
+
+
+def _draw_memory(axis: Any, explanation: Explanation) -> None:
+    estimator = explanation.estimator
+    kinds = estimator.memory.by_kind(explanation.chosen.layout, estimator.space.mesh_sizes)
+    kinds = dict(sorted(kinds.items(), key=lambda pair: -int(pair[1].min())))
+    length = len(next(iter(kinds.values()))) if kinds else 1
+    limit = explanation.memory_limit_bytes or estimator.hardware.memory_bytes
+    top = explanation.chosen.peak_bytes
+    unit, size = unit_of_bytes(top)
+    if kinds:
+        axis.stackplot(
+            np.arange(length), *(v / size for v in kinds.values()), labels=list(kinds), step="post"
+        )
+    if limit < 3 * top:
+        axis.axhline(limit / size, color="black", linestyle="--", label="limit")
+    axis.set_xlabel("operations of the step, in order")
+    axis.set_ylabel(f"{unit} on a processor")
+    axis.set_title("memory over the step")
+    _legend(axis)
+
+
+def _draw_times(axis: Any, names: list[str], seconds: list[Any], title: str) -> None:
+    places = np.arange(len(names))
+    begin = np.zeros(len(names))
+    for i, (what, color) in enumerate(_COLORS.items()):
+        values = np.array([s[i] * 1e3 for s in seconds])
+        axis.barh(places, values, left=begin, label=what, color=color)
+        begin += values
+    axis.set_yticks(places, shortened_apart(names, _LONGEST_NAME), fontsize="small")
+    axis.invert_yaxis()
+    axis.set_xlabel("ms")
+    axis.set_title(title)
+    _legend(axis)
+
+
+def _legend(axis: Any) -> None:
+    """Draws the legend to the right of the axes, off what they show."""
+    axis.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), fontsize="small", frameon=False)
+
+
+# -- layouts to explain
 
 
 def explain(

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Collection
 from typing import Union
 
 from absl import logging
 
 from mesh_tensorflow._core.layout import LayoutRules
 from mesh_tensorflow.auto_mtf import print_cp_model_solution, scheduler
-from mesh_tensorflow.auto_mtf._memory.objective import live_memory, peak_memory
-from mesh_tensorflow.auto_mtf._memory.program import LayoutProgram, SolverError, make_solver
-from mesh_tensorflow.auto_mtf._memory.program import generate_assignments as _generate_assignments
-from mesh_tensorflow.auto_mtf._memory.program import global_var_name as _global_var_name
-from mesh_tensorflow.auto_mtf._memory.program import local_var_name as _local_var_name
-from mesh_tensorflow.auto_mtf._memory.space import layout_pairs, layout_space
+from mesh_tensorflow.auto_mtf._program import LayoutProgram, SolverError, Table, make_solver
+from mesh_tensorflow.auto_mtf._program import global_var_name as _global_var_name
+from mesh_tensorflow.auto_mtf._program import local_var_name as _local_var_name
+from mesh_tensorflow.auto_mtf._space import layout_pairs, layout_space
 from mesh_tensorflow.auto_mtf.memory_estimator import MemoryEstimator
+from mesh_tensorflow.auto_mtf.objective import live_memory, peak_memory
 
 __all__ = [
     "LayoutOptimizer",
@@ -23,6 +24,24 @@ __all__ = [
     "_global_var_name",
     "_local_var_name",
 ]
+
+
+def _generate_assignments(
+    splittable_dims: Collection[str], mesh_dimension_to_size: Collection[str]
+) -> list[dict[str, str]]:
+    """Returns all assignments of distinct mesh dimensions to some of the dimensions.
+
+    Args:
+      splittable_dims: names of dimensions.
+      mesh_dimension_to_size: names of mesh dimensions.
+    """
+    dims, mesh_dims = sorted(splittable_dims), sorted(mesh_dimension_to_size)
+    return [
+        dict(zip(some, order))
+        for count in range(min(len(dims), len(mesh_dims)) + 1)
+        for some in itertools.combinations(dims, count)
+        for order in itertools.permutations(mesh_dims, count)
+    ]
 
 
 class LayoutOptimizer:
@@ -53,13 +72,11 @@ class LayoutOptimizer:
         # One schedule for all layouts, so that memory at each time is linear in the assignments.
         self._schedule = list(scheduler.minimize_peak_memory(self._graph, scheduler_alg))
         space = layout_space(memory_estimator.mtf_graph.operations, self._validator)
-        self._program = LayoutProgram(
-            pairs=space.pairs,
-            mesh_sizes=self._mesh_sizes,
-            operation_sets=space.operation_sets,
-            memory=live_memory(self._graph, self._schedule, space.dims),
-            alike=space.alike,
-        )
+        memory = live_memory(self._graph, self._schedule, space.dims)
+        sets = [d for i, d in enumerate(memory.dimension_sets) if memory.bytes[:, i].any()]
+        tables = [Table(dims, space.assignments(dims)) for dims in sets]
+        self._program = LayoutProgram(space, tables, memory)
+        self._program.minimize_peak()
         self._model = self._program.model
 
     def solve(self, print_solution: bool = False) -> str:
@@ -72,7 +89,7 @@ class LayoutOptimizer:
           SolverError: the solver did not find an optimum.
         """
         solver = make_solver()
-        layout = self._program.solve(solver)
+        layout = self._program.least_memory(solver)
         if print_solution:
             print_cp_model_solution.print_solution(self._model, solver)
         return ";".join(f"{d}:{m}" for d, m in sorted(layout.items()))

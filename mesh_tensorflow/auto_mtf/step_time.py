@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Optional, Union
 
 from mesh_tensorflow._core.errors import dims_text
@@ -11,11 +12,18 @@ from mesh_tensorflow._core.layout import LayoutRules, StoredLayout
 from mesh_tensorflow._core.shape import Shape, convert_to_shape
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._units import bytes_text
-from mesh_tensorflow.auto_mtf._memory.resident import Held
-from mesh_tensorflow.auto_mtf._memory.space import layout_pairs, layout_space
-from mesh_tensorflow.auto_mtf._time.seconds import CostModel, Seconds
-from mesh_tensorflow.auto_mtf._time.time_program import ProgramParts, Tables, TimeProgram
-from mesh_tensorflow.auto_mtf._time.units import StepTime
+from mesh_tensorflow.auto_mtf._program import FastestLayouts, Tables
+from mesh_tensorflow.auto_mtf._resident import Held, ResidentMemory
+from mesh_tensorflow.auto_mtf._seconds import CostModel, Seconds
+from mesh_tensorflow.auto_mtf._space import layout_pairs, layout_space
+from mesh_tensorflow.auto_mtf._stored import Storing, Updates, find_updates, stored_layouts
+from mesh_tensorflow.auto_mtf._units import (
+    SecondsOfUnits,
+    StepTime,
+    Unit,
+    program_steps,
+    program_units,
+)
 from mesh_tensorflow.auto_mtf.hardware import Hardware, hardware_profile
 from mesh_tensorflow.auto_mtf.valid_layouts import LayoutValidator
 
@@ -68,6 +76,71 @@ class Estimate(NamedTuple):
     def text(self) -> str:
         """The layout as a string, such as "batch:rows;d_ff:cols"."""
         return ";".join(f"{d}:{m}" for d, m in sorted(self.layout.items()))
+
+
+class ProgramParts:
+    """The units and the memory of a program, which are found once for all meshes."""
+
+    def __init__(self, graph: Graph, outputs: Iterable[Tensor] = ()):
+        """Creates the ProgramParts.
+
+        Args:
+          graph: an mtf.Graph, which is not changed afterwards.
+          outputs: Tensors that stay in memory until the end.
+        """
+        self.graph = graph
+        self.outputs = list(outputs)
+        self._updates: list[Updates] = []
+        self._units: dict[tuple[frozenset[str], bool], list[Unit]] = {}
+        self._known: dict[Hashable, SecondsOfUnits] = {}
+        self._memory: dict[tuple[frozenset[str], int], ResidentMemory] = {}
+
+    @property
+    def updates(self) -> Updates:
+        """The Updates of the program."""
+        if not self._updates:
+            self._updates.append(find_updates(self.graph))
+        return self._updates[0]
+
+    def known(self, *mesh: Hashable) -> SecondsOfUnits:
+        """Returns the seconds of units that are evaluated so far, on one mesh.
+
+        Args:
+          *mesh: what tells meshes apart.
+        """
+        return self._known.setdefault(mesh, {})
+
+    def units(self, candidates: frozenset[str], stored: bool) -> list[Unit]:
+        """Returns the units of the program.
+
+        Args:
+          candidates: names of the dimensions that may be split.
+          stored: whether variables are stored in parts.
+        """
+        key = candidates, stored
+        if key not in self._units:
+            steps = program_steps(self.graph.operations, self.outputs)
+            updates = self.updates if stored else None
+            self._units[key] = program_units(steps, candidates, updates)
+        return self._units[key]
+
+    def memory(self, candidates: frozenset[str], storing: Storing) -> ResidentMemory:
+        """Returns the memory of the program on one processor.
+
+        Args:
+          candidates: names of the dimensions that may be split.
+          storing: a Storing.
+        """
+        stored = storing.layout is not None
+        # Rows do not depend on the mesh, so there are three: nothing in parts, slots, and weights
+        # too.
+        key = candidates, stored + storing.weights_too
+        if key not in self._memory:
+            updates = self.updates if stored else None
+            self._memory[key] = ResidentMemory(
+                self.graph, self.outputs, candidates, storing, updates
+            )
+        return self._memory[key].on(storing)
 
 
 class StepEstimator:
@@ -210,9 +283,9 @@ class StepEstimator:
             self._tables = Tables(self.space, self.times.tables(), self.memory.dimension_sets)
         return self._tables
 
-    def program(self, memory_limit_bytes: Optional[float] = None) -> TimeProgram:
+    def program(self, memory_limit_bytes: Optional[float] = None) -> FastestLayouts:
         """Returns the integer program that searches for layouts; see `best`."""
-        return TimeProgram(self._made_tables(), self.memory, memory_limit_bytes)
+        return FastestLayouts(self._made_tables(), self.memory, memory_limit_bytes)
 
     def least_memory(self) -> Estimate:
         """Returns the layout with the lowest peak memory, regardless of its time.
@@ -259,3 +332,57 @@ class StepEstimator:
         for held in self.peak_contents(layout):
             total[held.kind] = total.get(held.kind, 0) + held.bytes
         return dict(sorted(total.items(), key=lambda pair: -pair[1]))
+
+
+# -- variables stored in parts
+
+
+def stored_estimators(
+    graph: Graph,
+    mesh_shape: Any,
+    outputs: Iterable[Tensor],
+    hardware: Union[str, Hardware, None],
+    zero: Iterable[int],
+    parts: Optional[ProgramParts] = None,
+) -> list[StepEstimator]:
+    """Returns a StepEstimator for each way to store variables.
+
+    Args:
+      graph: an mtf.Graph.
+      mesh_shape: a Shape, or what converts to one.
+      outputs: Tensors that stay in memory until the end.
+      hardware: see `hardware_profile`.
+      zero: stages of ZeRO.
+      parts: the ProgramParts of the graph, if there already are some.
+
+    Raises:
+      ValueError: a stage or the hardware is unknown.
+    """
+    shape = convert_to_shape(mesh_shape) or Shape([])
+    parts = parts or ProgramParts(graph, outputs)
+    return [
+        StepEstimator(graph, shape, parts.outputs, hardware, stored, parts)
+        for stored in stored_layouts(shape, zero)
+    ]
+
+
+def fastest(estimators: Sequence[StepEstimator], limit: Optional[float]) -> Estimate:
+    """Returns the fastest Estimate that fits; of equally fast ones, the first.
+
+    Args:
+      estimators: StepEstimators, at least one.
+      limit: the memory that a step may use on one processor, or None.
+
+    Raises:
+      auto_mtf.step_time.MemoryLimitError: none fits; that of the one that misses by the least.
+    """
+    best: Optional[Estimate] = None
+    for estimator in estimators:
+        # The time to beat prunes most layouts of the next one, before its integer program is
+        # solved.
+        most = math.inf if best is None else best.seconds.total
+        best = estimator.faster_than(most, limit) or best
+    if best is None:
+        errors = [estimator.does_not_fit(limit or 0) for estimator in estimators]
+        raise min(errors, key=lambda e: e.missing_bytes)
+    return best

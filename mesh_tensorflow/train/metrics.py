@@ -11,7 +11,7 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
-from mesh_tensorflow.auto_mtf._memory.space import program_steps
+from mesh_tensorflow.auto_mtf._units import program_steps
 from mesh_tensorflow.auto_mtf.hardware import Hardware
 
 __all__ = [

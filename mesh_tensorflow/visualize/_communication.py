@@ -16,8 +16,8 @@ from mesh_tensorflow._core.pending import Walk
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow._units import bytes_text
-from mesh_tensorflow.visualize import _picture
-from mesh_tensorflow.visualize._picture import Picture
+from mesh_tensorflow.visualize import _figure
+from mesh_tensorflow.visualize._figure import Picture
 from mesh_tensorflow.visualize._summary import Impls, Program, Subject, subject_of
 
 __all__ = ["Communication", "Item", "communication", "layer_of", "sum_of"]
@@ -107,10 +107,10 @@ class _NamedSums(Walk):
         self.found += [(self._begun_by[x], collective) for collective in asked]
         return asked
 
-    def ask(self, op: Operation) -> list[Collective]:
+    def sum_inputs(self, op: Operation) -> list[Collective]:
         """Visits the sums of one operation; those that it delays keep their names."""
         before = [x for x in op.inputs if self.pending_axes(x)]
-        asked = super().ask(op)
+        asked = super().sum_inputs(op)
         delayed = [self._begun_by[x] for x in before if self.pending_axes(x)]
         for y in op.outputs:
             if self.pending_axes(y):
@@ -121,7 +121,7 @@ class _NamedSums(Walk):
     def visit(self, op: Operation) -> None:
         """Visits one operation."""
         self.found += [(op.name, c) for c in op.cost(self._mesh_impl).collectives]
-        self.ask(op)
+        self.sum_inputs(op)
 
 
 def _predicted(subject: Subject, outputs: Sequence[Tensor]) -> list[Item]:
@@ -279,13 +279,13 @@ class Communication:
         }
         size = bytes_text(self.bytes_per_processor)
         title = f"communication of a step by layer, {size} of each processor"
-        return _picture.bars(title, rows, kinds, "of each processor in a step")
+        return _figure.bars(title, rows, kinds, "of each processor in a step")
 
     def save(self, path: Union[str, os.PathLike[str]]) -> None:
         """Writes a chart with a bar for each layer, its parts colored by collective and mesh axes.
 
         Args:
-          path: the path of an SVG file; or of a PNG or PDF file, which needs matplotlib.
+          path: the path of an SVG, PNG or PDF file.
 
         Raises:
           ValueError: the name of the file ends otherwise.

@@ -14,8 +14,8 @@ from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._units import bytes_text, shortened
 from mesh_tensorflow.auto_mtf.hardware import Hardware
 from mesh_tensorflow.auto_mtf.step_time import Held, StepEstimator
-from mesh_tensorflow.visualize import _picture
-from mesh_tensorflow.visualize._picture import Picture
+from mesh_tensorflow.visualize import _figure
+from mesh_tensorflow.visualize._figure import Picture
 from mesh_tensorflow.visualize._summary import Impls, Program, Subject, subject_of
 
 __all__ = ["Memory", "memory"]
@@ -64,13 +64,13 @@ class Memory:
           limit: the bytes that a processor has, or 0.
         """
         title = f"memory of one processor, {bytes_text(self.peak_bytes)} at the peak"
-        return _picture.areas(title, self.over_time, "operations of the step, in order", limit)
+        return _figure.areas(title, self.over_time, "operations of the step, in order", limit)
 
     def save(self, path: Union[str, os.PathLike[str]], limit: float = 0) -> None:
         """Writes a chart of memory over the step.
 
         Args:
-          path: the path of an SVG file; or of a PNG or PDF file, which needs matplotlib.
+          path: the path of an SVG, PNG or PDF file.
           limit: the bytes that a processor has, or 0.
 
         Raises:

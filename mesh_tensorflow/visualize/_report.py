@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
-from typing import Optional, Union
+from typing import Any, Optional, Union
 
 from mesh_tensorflow._core.operation import Operation
 from mesh_tensorflow._core.tensor import Tensor
@@ -13,10 +13,9 @@ from mesh_tensorflow.auto_mtf import explanation
 from mesh_tensorflow.auto_mtf.hardware import Hardware
 from mesh_tensorflow.auto_mtf.step_time import StepEstimator
 from mesh_tensorflow.ops._variables.variable import Variable
-from mesh_tensorflow.visualize import _html, _sharding_picture
 from mesh_tensorflow.visualize._communication import Communication, communication_of
 from mesh_tensorflow.visualize._memory import Memory, memory_of
-from mesh_tensorflow.visualize._sharding import Sharding, visualize_sharding
+from mesh_tensorflow.visualize._sharding import visualize_sharding
 from mesh_tensorflow.visualize._summary import (
     KINDS,
     Impls,
@@ -66,6 +65,7 @@ def report(
     Raises:
       WrongTypeError: `program` or `mesh_impl` has another type.
       ValueError: a tensor cannot be split in this layout, or `hardware` is unknown.
+      ImportError: matplotlib or jinja2 is not installed.
 
     >>> import os, tempfile
     >>> import mesh_tensorflow as mtf
@@ -77,57 +77,78 @@ def report(
     >>> "d_out over all in 2 parts of 512" in open(path, encoding="utf-8").read()
     True
     """
+    template = _template()
     subject = subject_of("mtf.visualize.report", program, mesh_impl)
     summary = Summary(subject)
     found = communication_of(subject, outputs)
     memory, estimator = memory_of(subject, outputs, hardware)
     chosen = _largest(subject) if tensors is None else list(tensors)
-    sections = [
-        _variables(summary),
-        _tiles(subject, chosen),
-        _communication(found),
-        _memory(memory, estimator),
-    ]
-    if explain:
-        sections.append(_layouts(subject, outputs, hardware))
     # All of it before the file is opened: an error leaves the last report as it was.
-    text = _html.page(title, _head(subject, summary, found, memory), sections)
+    text = template.render(
+        title=title,
+        facts=_facts(subject, summary, found, memory),
+        variables=_variables(summary),
+        tiles=_tiles(subject, chosen),
+        communication=_communication(found),
+        memory=_memory(memory, estimator),
+        layouts=_layouts(subject, outputs, hardware) if explain else None,
+        rows_shown=_ROWS_SHOWN,
+    )
     with open(path, "w", encoding="utf-8") as f:
         f.write(text)
 
 
-def _head(subject: Subject, summary: Summary, found: Communication, memory: Memory) -> str:
+def _template() -> Any:
+    """Returns the template of a page, which escapes what is put into it."""
+    try:
+        import jinja2
+    except ImportError as e:
+        raise ImportError(
+            "mtf.visualize.report: jinja2 puts reports together, and matplotlib draws their "
+            "pictures: pip install matplotlib jinja2"
+        ) from e
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("mesh_tensorflow", "visualize"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template("report.html.jinja")
+
+
+def _facts(
+    subject: Subject, summary: Summary, found: Communication, memory: Memory
+) -> list[tuple[str, str, str]]:
+    """Returns the labeled numbers on top: triples (label, number, a smaller line)."""
     slots = summary.bytes_per_processor("slots")
     weights = summary.bytes_per_processor("weights")
-    return _html.facts(
-        [
-            ("mesh", mesh_text(subject.impl), layout_text(subject.impl)),
-            (
-                "parameters",
-                count_text(summary.parameters()),
-                f"{summary.parameters():,} in "
-                f"{counted(len(summary.of_kind('weights')), 'variable')}",
-            ),
-            (
-                "variables of a processor",
-                bytes_text(summary.bytes_per_processor()),
-                f"weights {bytes_text(weights)}, slots {bytes_text(slots)}",
-            ),
-            ("peak memory of a processor", bytes_text(memory.peak_bytes), "estimated"),
-            (
-                "communication of a step",
-                bytes_text(found.bytes_per_processor),
-                f"of each processor, in {counted(sum(i.times for i in found.items), 'collective')}",
-            ),
-            ("operations", f"{len(subject.graph.operations):,}", "of the program"),
-        ]
-    )
+    return [
+        ("mesh", mesh_text(subject.impl), layout_text(subject.impl)),
+        (
+            "parameters",
+            count_text(summary.parameters()),
+            f"{summary.parameters():,} in {counted(len(summary.of_kind('weights')), 'variable')}",
+        ),
+        (
+            "variables of a processor",
+            bytes_text(summary.bytes_per_processor()),
+            f"weights {bytes_text(weights)}, slots {bytes_text(slots)}",
+        ),
+        ("peak memory of a processor", bytes_text(memory.peak_bytes), "estimated"),
+        (
+            "communication of a step",
+            bytes_text(found.bytes_per_processor),
+            f"of each processor, in {counted(sum(i.times for i in found.items), 'collective')}",
+        ),
+        ("operations", f"{len(subject.graph.operations):,}", "of the program"),
+    ]
 
 
 # -- variables
 
 
-def _variable_table(rows: Iterable[VariableRow]) -> str:
+def _variable_table(rows: Iterable[VariableRow]) -> list[list[str]]:
     header = ["variable", "shape", "slice", "split", "dtype", "parameters", "per processor"]
     cells = [
         [
@@ -141,10 +162,10 @@ def _variable_table(rows: Iterable[VariableRow]) -> str:
         ]
         for row in rows
     ]
-    return _html.table([header, *cells], left=(0, 1, 2, 3, 4), code=(0, 1, 2, 3))
+    return [header, *cells]
 
 
-def _variables(summary: Summary) -> tuple[str, str]:
+def _variables(summary: Summary) -> dict[str, Any]:
     header = ["", "variables", "parameters", "whole", "per processor"]
     rows = []
     for kind, label in [*KINDS.items(), (None, "in all")]:
@@ -153,18 +174,23 @@ def _variables(summary: Summary) -> tuple[str, str]:
             sizes = summary.bytes(kind), summary.bytes_per_processor(kind)
             numbers = [str(count), f"{summary.parameters(kind):,}"]
             rows.append([label, *numbers, *map(bytes_text, sizes)])
-    lists = []
+    kinds = []
     for kind, label in KINDS.items():
         found = summary.of_kind(kind)
         shown = found if kind == "weights" else []
-        if len(shown) > _ROWS_SHOWN:
+        is_long = len(shown) > _ROWS_SHOWN
+        if is_long:
             shown = sorted(shown, key=lambda row: -row.parameters)[: _ROWS_SHOWN // 2]
-            lists.append(_html.note(f"The {len(shown)} largest:"))
-        if shown:
-            lists.append(_variable_table(shown))
-        if len(shown) < len(found):
-            lists.append(_html.details(f"all {len(found)} {label}", _variable_table(found)))
-    return _html.section("Variables", _html.table([header, *rows], sums=1), *lists)
+        kinds.append(
+            {
+                "label": label,
+                "count": len(found),
+                "largest": len(shown) if is_long else 0,
+                "shown": _variable_table(shown) if shown else None,
+                "all": _variable_table(found) if len(shown) < len(found) else None,
+            }
+        )
+    return {"totals": [header, *rows], "kinds": kinds}
 
 
 # -- tiles
@@ -198,76 +224,49 @@ def _distinct(
     return list(found.values())
 
 
-def _tiles(subject: Subject, chosen: Sequence[Union[Tensor, Variable]]) -> tuple[str, str]:
-    pictures = []
-    for x in chosen:
-        sharding: Sharding = visualize_sharding(x, subject.impl_of(x.mesh))
-        pictures.append(_html.figure(_sharding_picture.picture(sharding).svg(inline=True)))
-    text = "Processors that hold copies of a tile have its color." if pictures else "No tensors."
-    return _html.section("Tiles", _html.note(text), *pictures)
+def _tiles(subject: Subject, chosen: Sequence[Union[Tensor, Variable]]) -> list[str]:
+    shardings = [visualize_sharding(x, subject.impl_of(x.mesh)) for x in chosen]
+    return [sharding.picture().svg(inline=True) for sharding in shardings]
 
 
-# -- communication
+# -- communication, memory and layouts
 
 
-def _communication(found: Communication) -> tuple[str, str]:
+def _communication(found: Communication) -> Optional[dict[str, Any]]:
     if not found.items:
-        return _html.section("Communication", _html.note("The step communicates nothing."))
-    header = ["layer", "collective", "mesh axes", "count", "per processor", "all processors"]
-    rows = []
-    for layer, items in found.by_layer().items():
-        rows += [[layer, *item.cells()] for item in items]
-    sums = [["in all", *item.cells()] for item in found.by_collective()]
-    loops = "The bodies of loops are counted once. " if found.has_loops else ""
-    text = (
-        f"{loops}Bytes are those of the input of a collective, or of the output of an allconcat. "
-        "The sum of a gradient belongs to the layer whose gradient it is."
-    )
-    picture = _html.figure(found.picture().svg(inline=True))
-    if len(rows) > _ROWS_SHOWN:
-        every = _html.table([header, *rows], (0, 1, 2), (0,))
-        table = _html.table([header, *sums], (0, 1, 2), (0,), sums=len(sums))
-        table += _html.details(f"{len(rows)} sums by layer", every)
-    else:
-        table = _html.table([header, *rows, *sums], (0, 1, 2), (0,), sums=len(sums))
-    return _html.section("Communication", _html.note(text), picture, table)
+        return None
+    layers = [[layer, *i.cells()] for layer, items in found.by_layer().items() for i in items]
+    return {
+        "has_loops": found.has_loops,
+        "svg": found.picture().svg(inline=True),
+        "header": ["layer", "collective", "mesh axes", "count", "per processor", "all processors"],
+        "layers": layers,
+        "sums": [["in all", *item.cells()] for item in found.by_collective()],
+    }
 
 
-# -- memory
-
-
-def _memory(memory: Memory, estimator: StepEstimator) -> tuple[str, str]:
+def _memory(memory: Memory, estimator: StepEstimator) -> dict[str, Any]:
     limit = estimator.hardware.memory_bytes
-    text = (
-        "Estimated from the shapes of tensors: variables are in memory throughout, other tensors "
-        "from the operation that makes them to the last one that reads them. "
-        f"A processor of {estimator.hardware.name} has {bytes_text(limit)}."
-    )
-    where = _html.note(f"The peak is at {memory.peak_at}.") if memory.peak_at else ""
-    table = _html.table(memory.rows(), left=(0, 2), code=(2,), sums=1)
-    picture = _html.figure(memory.picture(limit).svg(inline=True)) if memory.over_time else ""
-    return _html.section("Memory", _html.note(text), picture, table, where)
-
-
-# -- layouts
+    return {
+        "hardware": estimator.hardware.name,
+        "limit": bytes_text(limit),
+        "svg": memory.picture(limit).svg(inline=True) if memory.over_time else "",
+        "rows": memory.rows(),
+        "peak_at": memory.peak_at,
+    }
 
 
 def _layouts(
     subject: Subject, outputs: Sequence[Tensor], hardware: Union[str, Hardware, None]
-) -> tuple[str, str]:
+) -> dict[str, str]:
     impl = subject.impl
     explained = explanation.explain(
         subject.graph, impl.shape, outputs, impl.layout_rules, hardware=hardware
     )
-    text = (
-        f"Estimated for {explained.estimator.hardware.name}, whatever the program runs on; the "
-        "estimates rank layouts of one program. See mtf.auto_mtf.explain."
-    )
     parts = explained.sections()
     layers = parts.pop("layers")
-    if layers.count("\n") < _ROWS_SHOWN:
-        folded = _html.preformatted(layers)
-    else:
-        folded = _html.details("times of all layers", _html.preformatted(layers))
-    shown = _html.preformatted("\n\n".join(parts.values()))
-    return _html.section("Layouts", _html.note(text), shown, folded)
+    return {
+        "hardware": explained.estimator.hardware.name,
+        "shown": "\n\n".join(parts.values()),
+        "layers": layers,
+    }

@@ -7,19 +7,34 @@ import math
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, Optional, Union
+from typing import Any, NamedTuple, Optional, Union
 
 from mesh_tensorflow._core.errors import WrongTypeError, dims_text
 from mesh_tensorflow._core.layout import pnum_to_processor_coordinates
 from mesh_tensorflow._core.shape import Shape, ShapeLike, convert_to_shape
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
-from mesh_tensorflow._units import bytes_text
+from mesh_tensorflow._units import bytes_text, shortened
 from mesh_tensorflow.ops._variables.variable import Variable
-from mesh_tensorflow.visualize import _sharding_picture, _sharding_text
+from mesh_tensorflow.visualize._figure import (
+    INK,
+    MUTED,
+    Picture,
+    ansi,
+    color_of,
+    plain,
+    points,
+    text_color,
+)
 from mesh_tensorflow.visualize._summary import mesh_text
 
 __all__ = ["Sharding", "Tile", "visualize_sharding"]
+
+_MOST_PARTS = 12  # of a dimension, that are shown
+_LEAST_PARTS = 4
+_WIDTH = 100
+_MOST_TABLES = 8
+_MOST_NUMBERS = 6  # of processors of a tile
 
 
 class Tile(NamedTuple):
@@ -143,7 +158,7 @@ class Sharding:
         Args:
           color: whether to color tiles, by the escape codes of terminals.
         """
-        return _sharding_text.drawn(self, color)
+        return drawn(self, color)
 
     def __str__(self) -> str:
         # Escape codes are for terminals; in a file they would be noise.
@@ -158,13 +173,21 @@ class Sharding:
         Processors that hold copies of a tile have its color.
 
         Args:
-          path: the path of an SVG file; or of a PNG or PDF file, which needs matplotlib.
+          path: the path of an SVG, PNG or PDF file.
 
         Raises:
           ValueError: the name of the file ends otherwise.
           ImportError: matplotlib is not installed.
         """
-        _sharding_picture.picture(self).save(path)
+        self.picture().save(path)
+
+    def picture(self) -> Picture:
+        """Returns the picture that `save` writes.
+
+        Raises:
+          ImportError: matplotlib is not installed.
+        """
+        return _ShardingPicture(self).draw()
 
 
 def _shown(shape: Shape, parts: Sequence[int], dims: Optional[Sequence[str]]) -> tuple[int, ...]:
@@ -181,6 +204,297 @@ def _shown(shape: Shape, parts: Sequence[int], dims: Optional[Sequence[str]]) ->
     split = [i for i, n in enumerate(parts) if n > 1]
     others = sorted((i for i, n in enumerate(parts) if n == 1), key=lambda i: -shape[i].size)
     return tuple(sorted((split + others)[:2]))
+
+
+# -- as text
+
+
+def processors_text(numbers: Sequence[int], most: int = _MOST_NUMBERS) -> str:
+    """Returns "0, 2", or "0-3" of numbers without gaps, or "0, 4, ..., 28".
+
+    Args:
+      numbers: increasing numbers of processors.
+      most: how many to write at most.
+
+    >>> processors_text([0, 2]), processors_text([4, 5, 6, 7]), processors_text(range(0, 64, 8))
+    ('0, 2', '4-7', '0, 8, ..., 56')
+    """
+    numbers = list(numbers)
+    if len(numbers) > 2 and numbers[-1] - numbers[0] == len(numbers) - 1:
+        return f"{numbers[0]}-{numbers[-1]}"
+    if len(numbers) > most:
+        return f"{numbers[0]}, {numbers[1]}, ..., {numbers[-1]}"
+    return ", ".join(map(str, numbers))
+
+
+def kept(count: int, most: int = _MOST_PARTS) -> list[int]:
+    """Returns the numbers of the parts to show; -1 stands for those that are left out.
+
+    Args:
+      count: the number of parts.
+      most: how many to show at most.
+    """
+    if count <= most:
+        return list(range(count))
+    return [*range(most - 2), -1, count - 1]
+
+
+def _range_text(begin: int, end: int) -> str:
+    return f"{begin}:{end}"
+
+
+def others(sharding: Sharding) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yields the tables to show: (the parts of the dimensions that are not shown, an index).
+
+    Args:
+      sharding: a Sharding.
+    """
+    ranges = [range(1) if i in sharding.shown else range(n) for i, n in enumerate(sharding.parts)]
+    for index in itertools.product(*ranges):
+        tile = sharding.tile_at(index)
+        names = [
+            f"{d.name} {_range_text(tile.begin[i], tile.end[i])}"
+            for i, d in enumerate(sharding.shape)
+            if i not in sharding.shown and sharding.parts[i] > 1
+        ]
+        yield ", ".join(names), index
+
+
+def grid(sharding: Sharding, index: Sequence[int]) -> list[list[Tile]]:
+    """Returns the tiles of one table, by row and column.
+
+    Args:
+      sharding: a Sharding.
+      index: the parts of the dimensions that the table does not show.
+    """
+    shown = list(sharding.shown)
+    rows, columns = shown if len(shown) == 2 else (None, *shown) if shown else (None, None)
+    found = []
+    for i in range(1 if rows is None else sharding.parts[rows]):
+        line = []
+        for j in range(1 if columns is None else sharding.parts[columns]):
+            at = list(index)
+            if rows is not None:
+                at[rows] = i
+            if columns is not None:
+                at[columns] = j
+            line.append(sharding.tile_at(at))
+        found.append(line)
+    return found
+
+
+def drawn(sharding: Sharding, color: bool) -> str:
+    """Returns the heading and the tables of a Sharding.
+
+    Args:
+      sharding: a Sharding.
+      color: whether to color tiles.
+    """
+    lines = [*sharding.heading, ""]
+    names = [sharding.shape[i].name for i in sharding.shown]
+    arrows = ["↓", "→"] if len(names) == 2 else ["→"]
+    if names:
+        lines.append(", ".join(f"{name} {arrow}" for name, arrow in zip(names, arrows)))
+    tables = list(others(sharding))
+    for what, index in tables[:_MOST_TABLES]:
+        lines += ([f"{what}:"] if what else []) + _table(sharding, index, color)
+    if len(tables) > _MOST_TABLES:
+        lines.append(f"and {len(tables) - _MOST_TABLES} more tables like these")
+    return "\n".join(lines)
+
+
+def _table(sharding: Sharding, index: Sequence[int], color: bool) -> list[str]:
+    tiles = grid(sharding, index)
+    rows, columns = kept(len(tiles)), kept(len(tiles[0]), _most_columns(sharding, tiles))
+    shown = sharding.shown
+    sides, heads = [""] * len(rows), [""] * len(columns)
+    if shown:
+        across = shown[-1]
+        heads = [_part(tiles[0][j], across) if j >= 0 else "" for j in columns]
+    if len(shown) == 2:
+        sides = [_part(tiles[i][0], shown[0]) if i >= 0 else "" for i in rows]
+    cells = [
+        [processors_text(tiles[i][j].processors) if min(i, j) >= 0 else "..." for j in columns]
+        for i in rows
+    ]
+    width = max(len(text) for text in [*heads, *itertools.chain(*cells)]) + 2
+    side = max(map(len, sides)) + 1
+    margin = " " * (side + 1)
+    rules = [
+        margin + left + middle.join("─" * width for _ in columns) + right
+        for left, middle, right in ("┌┬┐", "├┼┤", "└┴┘")
+    ]
+    lines = [(margin + " " + " ".join(head.center(width) for head in heads)).rstrip()]
+    for place, (i, text) in enumerate(zip(rows, sides)):
+        lines.append(rules[1 if place else 0])
+        painted = []
+        for j, cell in zip(columns, cells[place]):
+            # Before it is colored: the letters of escape codes would count.
+            cell = cell.center(width)
+            if color and min(i, j) >= 0:
+                cell = ansi(cell, color_of(tiles[i][j].number, len(sharding.tiles)))
+            painted.append(cell)
+        lines.append(f"{text:>{side}} │{'│'.join(painted)}│")
+    return [*lines, rules[2]]
+
+
+def _most_columns(sharding: Sharding, tiles: Sequence[Sequence[Tile]]) -> int:
+    """Returns how many columns fit side by side."""
+    # The last tile has the largest numbers, and so the longest texts.
+    last = tiles[-1][-1]
+    texts = [processors_text(last.processors)]
+    texts += [_part(last, dimension) for dimension in sharding.shown[-1:]]
+    return max(_LEAST_PARTS, min(_MOST_PARTS, _WIDTH // (max(map(len, texts)) + 3)))
+
+
+def _part(tile: Tile, dimension: int) -> str:
+    return _range_text(tile.begin[dimension], tile.end[dimension])
+
+
+# -- as a picture
+
+_SIDE = 260.0  # of a table of tiles, at most, in pixels
+_MOST_PICTURES = 4  # of tables
+_LEAST_LABELED = 14.0  # the height of a cell with a text
+_LABELED = 8  # columns that are as wide as their labels
+_DIGIT = 7.6  # the width of one, in pixels
+_LINE = 20.0
+_HEADS = 36.0  # the height of what stands above a table
+_TILES = "tiles, with the processors that hold them"
+_MOST_NAME = 90
+
+
+def _cell_size(count: int, wanted: float, least: float = 3.0) -> float:
+    return max(least, min(wanted, _SIDE / max(1, count)))
+
+
+def _fits(text: str, width: float) -> bool:
+    return len(text) * _DIGIT + 4 <= width
+
+
+def _labeled(axes: Any, columns: Sequence[str], rows: Sequence[str], names: Sequence[str]) -> None:
+    """Labels a table: each column above it, each row at its left, with their dimensions."""
+    axes.set_xlim(0, len(columns))
+    axes.set_ylim(len(rows), 0)
+    axes.xaxis.tick_top()
+    axes.xaxis.set_label_position("top")
+    axes.set_xticks([j + 0.5 for j, text in enumerate(columns) if text], [c for c in columns if c])
+    axes.set_yticks([i + 0.5 for i, text in enumerate(rows) if text], [r for r in rows if r])
+    style = {"color": INK, "fontsize": points(12)}
+    if len(names) > 1:
+        axes.set_ylabel(plain(names[0]), **style)
+    if names:
+        axes.set_xlabel(plain(names[-1]), **style)
+
+
+class _ShardingPicture:
+    """The picture of a Sharding: tables of tiles, and at their right the processors."""
+
+    def __init__(self, sharding: Sharding):
+        self.sharding = sharding
+        self.picture = Picture(f"Tiles of {sharding.heading[0]}")
+
+    def draw(self) -> Picture:
+        """Draws all of it."""
+        first, second = self.sharding.heading
+        name, y = self.sharding.name, 0.0
+        self.picture.words(0, y, shortened(name or first, _MOST_NAME), 14, weight="bold")
+        below = second.split("; ")
+        for text in [first[len(name) :].strip(), *below] if name else below:
+            y += _LINE
+            self.picture.words(0, y, text, color=MUTED)
+        y += 34
+        self.picture.words(0, y, _TILES, 13, weight="bold")
+        right = self._tables(y + 22)
+        x = max(right, len(_TILES) * _DIGIT * 1.1) + 56
+        self.picture.words(x, y, "processors, in the color of their tile", 13, weight="bold")
+        self._processors(x, y + 22)
+        return self.picture
+
+    def _cell(self, axes: Any, place: tuple[int, int], tile: Tile, texts: tuple[str, str]) -> None:
+        """Draws a cell of a table, with a text if that fits in, and one that is shown on hover."""
+        from matplotlib.patches import Rectangle
+
+        (i, j), (text, title) = place, texts
+        fill = color_of(tile.number, len(self.sharding.tiles))
+        box = Rectangle((j, i), 1, 1, facecolor=fill, edgecolor=MUTED, linewidth=0.6, clip_on=False)
+        axes.add_patch(box)
+        parts = [f"{d.name} {b}:{e}" for d, b, e in zip(self.sharding.shape, tile.begin, tile.end)]
+        held = f"{', '.join(parts)}: processors {processors_text(tile.processors)}"
+        self.picture.title(box, f"{title}{held}")
+        if text:
+            axes.text(
+                j + 0.5, i + 0.5, text, ha="center", va="center", color=text_color(fill),
+                fontsize=points(12),
+            )  # fmt: skip
+
+    def _tables(self, y: float) -> float:
+        """Draws the tables of tiles one below the other; returns where the widest ends."""
+        tables = list(others(self.sharding))
+        right = 0.0
+        for what, index in tables[:_MOST_PICTURES]:
+            if what:
+                self.picture.words(0, y, what)
+                y += 12
+            width, height = self._tiles(index, y + _HEADS)
+            right, y = max(right, width), y + _HEADS + height + 22
+        if len(tables) > _MOST_PICTURES:
+            text = f"and {len(tables) - _MOST_PICTURES} more tables like these"
+            self.picture.words(0, y, text, color=MUTED)
+        return right
+
+    def _tiles(self, index: Sequence[int], top: float) -> tuple[float, float]:
+        """Draws one table; returns where it ends at the right, and its height."""
+        sharding = self.sharding
+        tiles, shown = grid(sharding, index), sharding.shown
+        rows, columns = len(tiles), len(tiles[0])
+        heads = [_part(t, shown[-1]) for t in tiles[0]] if shown else [""] * columns
+        sides = [_part(line[0], shown[0]) for line in tiles] if len(shown) == 2 else [""] * rows
+        texts = [[processors_text(t.processors) for t in line] for line in tiles]
+        widest = max(map(len, heads)) * _DIGIT + 10
+        longest = max(len(text) for line in texts for text in line) * _DIGIT + 14
+        # A few columns are as wide as their labels; many have none.
+        least = widest if columns <= _LABELED else 3.0
+        width, height = _cell_size(columns, max(64.0, widest, longest), least), _cell_size(rows, 44)
+        if height < _LEAST_LABELED:
+            sides = [""] * rows
+        left = max(map(len, sides)) * _DIGIT + 30 if len(shown) == 2 else 0.0
+        axes = self.picture.axes(left, top, columns * width, rows * height)
+        names = [sharding.shape[i].name for i in shown]
+        _labeled(axes, [h if _fits(h, width) else "" for h in heads], sides, names)
+        for i, line in enumerate(tiles):
+            for j, tile in enumerate(line):
+                fits = _fits(texts[i][j], width) and height >= _LEAST_LABELED
+                self._cell(axes, (i, j), tile, (texts[i][j] if fits else "", ""))
+        return left + columns * width, rows * height
+
+    def _processors(self, x: float, y: float) -> None:
+        """Draws the mesh: its last dimension from left to right, the others downward."""
+        mesh = self.sharding.mesh_impl.shape
+        columns = mesh[-1].size if len(mesh) else 1
+        rows = mesh.size // columns
+        width, height = _cell_size(columns, 48.0), _cell_size(rows, 36.0)
+        heads, sides = [""] * columns, [""] * rows
+        if len(mesh) and width >= _LEAST_LABELED:
+            heads = [str(j) for j in range(columns)]
+        leading = len(mesh) > 1
+        if leading and height >= _LEAST_LABELED:
+            sides = [
+                ",".join(map(str, pnum_to_processor_coordinates(mesh, i * columns)[:-1]))
+                for i in range(rows)
+            ]
+        left = x + (max(map(len, sides)) * _DIGIT + 30 if leading else 0)
+        axes = self.picture.axes(left, y + _HEADS, columns * width, rows * height)
+        names = [", ".join(d.name for d in mesh[:-1])] * leading + [d.name for d in mesh[-1:]]
+        _labeled(axes, heads, sides, names)
+        for tile in self.sharding.tiles:
+            for p in tile.processors:
+                fits = _fits(str(p), width) and height >= _LEAST_LABELED
+                texts = str(p) if fits else "", f"processor {p}: "
+                self._cell(axes, divmod(p, columns), tile, texts)
+
+
+# -- of what a user names
 
 
 def visualize_sharding(

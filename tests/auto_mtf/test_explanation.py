@@ -10,8 +10,7 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow as mtf
 from mesh_tensorflow.auto_mtf import __main__ as command
 from mesh_tensorflow.auto_mtf import explanation, hardware, measure, models
-from mesh_tensorflow.auto_mtf._time import plot as _plot
-from mesh_tensorflow.auto_mtf._time.units import layer_kind
+from mesh_tensorflow.auto_mtf._units import layer_kind
 from mesh_tensorflow.auto_mtf.step_time import StepEstimator
 
 TINY = {
@@ -98,7 +97,7 @@ def test_plot(explained, tmp_path):
 def test_plot_without_matplotlib(explained, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
     with pytest.raises(ImportError, match="a plot needs matplotlib: pip install"):
-        _plot.draw(explained, "x.png")
+        explained.plot("x.png")
 
 
 # -- the command line

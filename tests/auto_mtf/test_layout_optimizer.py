@@ -8,8 +8,8 @@ from helpers.auto_mtf.program_graphs import build, two_products
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import auto_mtf
+from mesh_tensorflow.auto_mtf import _program as program
 from mesh_tensorflow.auto_mtf import layout_optimizer
-from mesh_tensorflow.auto_mtf._memory import program
 from mesh_tensorflow.auto_mtf.layout_optimizer import LayoutOptimizer, SolverError
 from mesh_tensorflow.auto_mtf.memory_estimator import MemoryEstimator
 
@@ -207,4 +207,4 @@ def test_failing_solver():
     graph, outputs = two_products()
     solver = pulp.COIN_CMD(path="/nonexistent/cbc", msg=False)
     with pytest.raises(SolverError, match="failed"):
-        optimizer_of(graph, "m:2", outputs)._program.solve(solver)
+        optimizer_of(graph, "m:2", outputs)._program.least_memory(solver)

@@ -1,5 +1,8 @@
 """Plans: what is predicted is counted, the best is that of brute force, errors say what misses."""
 
+import pathlib
+import sys
+
 import pytest
 import tensorflow.compat.v1 as tf
 from auto_mtf.test_step_time import SLOW, all_layouts
@@ -9,8 +12,11 @@ import mesh_tensorflow as mtf
 from mesh_tensorflow._core.layout import stored_layout
 from mesh_tensorflow.auto_mtf import Choice
 from mesh_tensorflow.auto_mtf.hardware import Link
-from mesh_tensorflow.auto_mtf.plans.language_model import planned_language_model
 from mesh_tensorflow.auto_mtf.step_time import MemoryLimitError, StepEstimator
+
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[2] / "examples"))
+
+from planned_language_model import planned_language_model
 
 SIZES = {"batch": 8, "length": 8, "vocab": 16, "d_model": 8, "layers": 2, "heads": 4, "d_kv": 4,
          "d_ff": 16}  # fmt: skip

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 from absl import flags
-from helpers.paths import environment
+from helpers.paths import TESTS, environment
 
 from mesh_tensorflow import _command_lines
 from mesh_tensorflow._command_lines import transformer
@@ -157,6 +157,27 @@ def test_the_package_lists_its_programs():
         "mesh_tensorflow: unknown: lauch; did you mean python -m mesh_tensorflow.launch?",
         "Its programs are listed by: python -m mesh_tensorflow",
     ]
+
+
+def test_installed_commands(tmp_path):
+    """They are the programs of their names, also where flags are read before TensorFlow."""
+    project = (TESTS.parent / "pyproject.toml").read_text(encoding="utf-8")
+    section = project.split("[project.scripts]\n")[1].split("\n\n")[0]
+    installed = dict(re.findall(r'^([\w-]+) = "(.*)"$', section, re.MULTILINE))
+    assert set(installed) == set(_command_lines.SCRIPTS)
+    assert set(installed.values()) == {"mesh_tensorflow._command_lines:run_script"}
+    assert set(_command_lines.SCRIPTS.values()) <= set(PROGRAMS)
+    script = tmp_path / "mtf-launch"
+    script.write_text("from mesh_tensorflow._command_lines import run_script\nrun_script()\n")
+    start = [sys.executable, script]
+    kwargs = {"capture_output": True, "text": True, "env": environment(), "timeout": 120}
+    told = subprocess.run([*start, "--help"], **kwargs)
+    assert told.returncode == 0 and "--processes" in told.stdout and not told.stderr
+    wrong = subprocess.run([*start, "--procesess=2"], **kwargs)
+    assert wrong.returncode == 2 and "did you mean --processes" in wrong.stderr
+    (tmp_path / "one.py").write_text("print('one of them')")
+    done = subprocess.run([*start, "--processes=1", tmp_path / "one.py"], **kwargs)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "one of them\n", "")
 
 
 def test_lists_of_names_are_those_of_the_programs():

@@ -10,7 +10,7 @@ import tensorflow.compat.v1 as tf
 from helpers.paths import environment
 
 from mesh_tensorflow import _units as units
-from mesh_tensorflow.report import __main__ as command
+from mesh_tensorflow import report as command
 
 ARGUMENTS = [
     "--gin_file=models/lm_base.gin",

@@ -86,7 +86,7 @@ class Terms:
             *([] if self.extra is None else [self.extra]),
         ]
 
-    def of(self, xs: Sequence[mtf.Tensor]) -> Terms:
+    def with_tensors(self, xs: Sequence[mtf.Tensor]) -> Terms:
         """Returns the same with other Tensors, in the order of `tensors`."""
         # Arguments are evaluated as they are written, so their order has to be that of `tensors`.
         left = iter(xs)
@@ -138,7 +138,8 @@ class Form(NamedTuple):
         )
         # Indices instead of Tensors, since one Form describes Tensors as well as their slices.
         indices: Any = range(len(rest))
-        return cls(dims, q_names, k_names, v_names, tuple(others), terms.of(indices), block_sizes)
+        indexed = terms.with_tensors(indices)
+        return cls(dims, q_names, k_names, v_names, tuple(others), indexed, block_sizes)
 
     @property
     def weighted(self) -> list[int]:

@@ -371,7 +371,7 @@ class BlockedAttentionGradOperation(Blocked):
         start = len(self.graph.operations)
         # The plain form is made of operations that have gradients of any order; it needs all
         # logits.
-        ys = self._plain(q, k, v, form.dims, form.terms.of(rest))
+        ys = self._plain(q, k, v, form.dims, form.terms.with_tensors(rest))
         first = mtf.gradients(ys, wanted, [dy, dz], self.graph.operations[start:])
         operations = self.graph.operations[start:]
         some = [(first[n], d) for n, d in given if first[n] is not None]

@@ -1,4 +1,7 @@
-"""A language model that is built as a Choice says: in a pipeline, with ring attention, ..."""
+"""A language model that is built as a Choice says: in a pipeline, with ring attention, ...
+
+`mtf.auto_mtf.plan` searches over what it builds; see docs/auto_mtf.md.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow.auto_mtf.models import OPTIMIZERS, Program
-from mesh_tensorflow.auto_mtf.plans.search import Choice
+from mesh_tensorflow.auto_mtf.plans import Choice
 
 __all__ = ["planned_language_model"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
@@ -16,9 +16,59 @@ from mesh_tensorflow._core.pending import Walk
 from mesh_tensorflow._core.shape import Shape
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
-from mesh_tensorflow.auto_mtf._memory.space import LayoutSpace, Step, Updates
-from mesh_tensorflow.auto_mtf._time.seconds import ZERO, CostModel, Seconds
+from mesh_tensorflow.auto_mtf._seconds import ZERO, CostModel, Seconds
+from mesh_tensorflow.auto_mtf._space import LayoutSpace
+from mesh_tensorflow.auto_mtf._stored import Updates
 from mesh_tensorflow.ops._variables.assign import Assign
+
+# -- the steps of a program
+
+
+class Step(NamedTuple):
+    """One event of a program.
+
+    Attributes:
+      op: the operation that runs; None if values are only needed or passed on.
+      needs: Tensors whose values are needed, besides those that `op` needs.
+      passes: pairs (y, x), where y takes over the pending sum of x.
+      times: the number of times that it occurs in a step of the program.
+      layer: the name of the operation, or of the loop that contains it.
+    """
+
+    op: Optional[Operation]
+    needs: tuple[Tensor, ...]
+    passes: tuple[tuple[Tensor, Tensor], ...]
+    times: float
+    layer: str
+
+
+def program_steps(
+    operations: Iterable[Operation], outputs: Sequence[Tensor] = ()
+) -> Iterator[Step]:
+    """Yields the steps of a program.
+
+    Args:
+      operations: Operations in order.
+      outputs: Tensors whose values are needed at the end.
+    """
+    yield from _steps(operations, 1.0, None)
+    yield Step(None, tuple(outputs), (), 1.0, "outputs")
+
+
+def _steps(operations: Iterable[Operation], times: float, layer: Optional[str]) -> Iterator[Step]:
+    for op in operations:
+        name = layer or op.name
+        loop = op.loop
+        if loop is None:
+            yield Step(op, (), (), times, name)
+            continue
+        # No partial sum enters a loop.
+        yield Step(None, tuple(op.inputs), (), times, name)
+        yield from _steps(loop.operations, times * loop.iterations, name)
+        yield Step(None, tuple(loop.needed), tuple(loop.sums), times * loop.iterations, name)
+
+
+# -- units
 
 
 class Unit(NamedTuple):
@@ -91,7 +141,7 @@ class _Event(NamedTuple):
     assigned: bool = False
 
 
-class _AskedSums(Walk):
+class _CountedSums(Walk):
     """A walk that records which pending sums were needed, in updates that may be in parts."""
 
     def __init__(self, model: CostModel, mesh_impl: MeshImpl):
@@ -106,7 +156,7 @@ class _AskedSums(Walk):
         # What a Walk counts has the sizes of this: of parts within an update, else of whole
         # tensors.
         self._mesh_impl = impl
-        self.ask(op)
+        self.sum_inputs(op)
         self._mesh_impl = self._whole
         if impl is not self._whole:
             self._in_parts.update(dict.fromkeys(op.outputs, impl))
@@ -166,7 +216,7 @@ class _Sums:
     def seconds(self, model: CostModel, impl: MeshImpl) -> Seconds:
         # Which operation pays for a sum depends on the layout, so the events are walked for each
         # one.
-        walk, total = _AskedSums(model, impl), 0.0
+        walk, total = _CountedSums(model, impl), 0.0
         for _, event in self.events:
             walk.asked.clear()
             if event.op is not None:
@@ -419,7 +469,7 @@ def _assignment_seconds(
 _MOST_ASSIGNMENTS = 20_000
 
 # Seconds by the signature of a unit, and the layout of its dimensions.
-Known = dict[Any, dict[frozenset, Seconds]]
+SecondsOfUnits = dict[Any, dict[frozenset, Seconds]]
 
 _NUMBER = re.compile(r"(?<=[A-Za-z])_?\d+(?=/|$)")
 _GRADIENTS = "gradients"
@@ -480,7 +530,7 @@ class StepTime:
         units: Iterable[Unit],
         space: LayoutSpace,
         model: CostModel,
-        known: Optional[Known] = None,
+        known: Optional[SecondsOfUnits] = None,
     ):
         """Creates a StepTime.
 
@@ -491,7 +541,7 @@ class StepTime:
           known: the seconds of units that other StepTimes on the same mesh have evaluated, which
             differ in how variables are stored; more are added.
         """
-        self._known: Known = {} if known is None else known
+        self._known: SecondsOfUnits = {} if known is None else known
         self._space = space
         self._model = model
         self.is_exact = True

@@ -16,13 +16,18 @@ from mesh_tensorflow._core.layout import LayoutRules, StoredLayout
 from mesh_tensorflow._core.operation import Operation
 from mesh_tensorflow._core.shape import Shape, convert_to_shape
 from mesh_tensorflow._core.tensor import Tensor
-from mesh_tensorflow._units import bytes_text
-from mesh_tensorflow.auto_mtf._time.seconds import CostModel
-from mesh_tensorflow.auto_mtf._time.stored import stored_layouts
-from mesh_tensorflow.auto_mtf._time.time_program import ProgramParts
+from mesh_tensorflow._units import bytes_text, ms_text
+from mesh_tensorflow.auto_mtf._seconds import CostModel
+from mesh_tensorflow.auto_mtf._stored import stored_layouts
 from mesh_tensorflow.auto_mtf.api import all_mesh_shapes
 from mesh_tensorflow.auto_mtf.hardware import Hardware, hardware_profile
-from mesh_tensorflow.auto_mtf.step_time import Estimate, MemoryLimitError, Seconds, StepEstimator
+from mesh_tensorflow.auto_mtf.step_time import (
+    Estimate,
+    MemoryLimitError,
+    ProgramParts,
+    Seconds,
+    StepEstimator,
+)
 from mesh_tensorflow.layers import PipelineSchedule
 from mesh_tensorflow.ops._variables.variable import Variable
 
@@ -184,17 +189,17 @@ class Plan:
             f"mesh     {dims_text(self.mesh_shape)}",
             f"layout   {self.estimate.text or 'no splits'}",
             f"stored   {self.stored_layout or 'as computed with'}",
-            f"step     {_ms(seconds.total)} ms: compute {_ms(seconds.compute)}, communication "
-            f"{_ms(seconds.communication)}",
+            f"step     {ms_text(seconds.total)} ms: compute {ms_text(seconds.compute)}, "
+            f"communication {ms_text(seconds.communication)}",
         ]
         if self.recomputed_seconds:
-            lines.append(f"         of computing, {_ms(self.recomputed_seconds)} ms recompute")
+            lines.append(f"         of computing, {ms_text(self.recomputed_seconds)} ms recompute")
         if self.bubble:
             lines.append(
-                f"         of computing, {_ms(self.bubble_seconds)} ms are the bubble, "
+                f"         of computing, {ms_text(self.bubble_seconds)} ms are the bubble, "
                 f"{self.bubble:.3f} of the ticks"
             )
-        lines += [f"{_ms(s):>12} ms {what}" for what, s in self.communication.items()]
+        lines += [f"{ms_text(s):>12} ms {what}" for what, s in self.communication.items()]
         lines.append(f"memory   {bytes_text(self.estimate.peak_bytes)} at the peak")
         lines += [f"{bytes_text(held):>15} {kind}" for kind, held in self.memory.items()]
         return "\n".join(lines)
@@ -263,11 +268,7 @@ class Plans:
         where = f"{dims_text(lost.mesh_shape or Shape([]))}: {lost.best.text or 'no splits'}"
         if lost.best.stored_layout is not None:
             where += f" ({lost.best.stored_layout})"
-        return [str(lost.choice), zero, where, _ms(seconds), bytes_text(peak), lost.why]
-
-
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.4g}" if seconds * 1e3 < 1000 else f"{seconds * 1e3:,.0f}"
+        return [str(lost.choice), zero, where, ms_text(seconds), bytes_text(peak), lost.why]
 
 
 _NAMES = {"allconcat": "allgather", "reduce_scatter": "reduce-scatter", "alltoall": "all-to-all"}
@@ -353,9 +354,11 @@ def plan(
     takes the least time is found, of those that fit. Reshapes may exchange dimensions over one mesh
     dimension, and the length and the memory of attention in a ring may be split over one.
 
-    >>> from mesh_tensorflow.auto_mtf.plans.language_model import planned_language_model
+    >>> from mesh_tensorflow.auto_mtf.models import language_model
     >>> sizes = {"batch": 8, "length": 8, "d_model": 16, "d_ff": 32, "d_kv": 4, "vocab": 16}
-    >>> plans = mtf.auto_mtf.plan(lambda choice: planned_language_model(choice, **sizes), 4)
+    >>> def build(choice):
+    ...     return language_model(recompute=choice.recompute, **sizes)
+    >>> plans = mtf.auto_mtf.plan(build, 4)
     >>> print(plans.best.choice)
     layers in a row
 

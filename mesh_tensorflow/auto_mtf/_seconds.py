@@ -12,7 +12,7 @@ from mesh_tensorflow._core.operation import Operation
 from mesh_tensorflow._core.shape import Shape
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
-from mesh_tensorflow.auto_mtf._memory.space import Storing
+from mesh_tensorflow.auto_mtf._stored import Storing
 from mesh_tensorflow.auto_mtf.hardware import Hardware, Link
 
 __all__ = ["ZERO", "CostModel", "RecordingModel", "Seconds"]

@@ -14,11 +14,11 @@ from mesh_tensorflow._core.operation import Loop, Operation
 from mesh_tensorflow._core.shape import Dimension, Shape
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow.auto_mtf import scheduler
-from mesh_tensorflow.auto_mtf._memory.space import LayoutSpace, Storing, Updates, takes_again
+from mesh_tensorflow.auto_mtf._space import LayoutSpace
+from mesh_tensorflow.auto_mtf._stored import Storing, Updates, takes_again
+from mesh_tensorflow.auto_mtf.objective import NO_BLOCK, LiveMemory
 from mesh_tensorflow.ops._variables.assign import Assign
 from mesh_tensorflow.ops._variables.variable import Variable
-
-_NOTHING = 2**62  # parts of a block that does not exist
 
 
 class Column(NamedTuple):
@@ -57,7 +57,7 @@ class Column(NamedTuple):
         if self.stored:
             return split * storing.parts(self.weight, self.stored, layout)
         # A weight that is stored as it is computed with needs no whole copy beside it.
-        return split if storing.rules(self.weight, layout) else _NOTHING
+        return split if storing.rules(self.weight, layout) else NO_BLOCK
 
 
 class Block(NamedTuple):
@@ -153,17 +153,6 @@ class StoredItems:
         return Item(name, op, [], [name]), Block(name, "gathered", size, column)
 
 
-def maximal_rows(rows: np.ndarray) -> np.ndarray:
-    """Returns the rows that no other row exceeds in all columns; the peak is at one of them."""
-    rows = np.unique(rows, axis=0)
-    kept = np.empty([0, rows.shape[1]], rows.dtype)
-    # A row that exceeds another one has a larger sum, so it comes first and is in `kept`.
-    for row in rows[np.argsort(-rows.sum(axis=1), kind="stable")]:
-        if not (kept >= row).all(axis=1).any():
-            kept = np.concatenate([kept, row[np.newaxis]])
-    return kept
-
-
 def kinds_of(operations: Sequence[Operation]) -> dict[Operation, str]:
     """Returns, for each operation, the kind of its output tensors."""
     backward: Optional[int] = None
@@ -193,7 +182,7 @@ class Held(NamedTuple):
     bytes: int
 
 
-class ResidentMemory:
+class ResidentMemory(LiveMemory):
     """The memory of a program on one processor over time, under any layout.
 
     Variables, including optimizer slots, are in memory throughout. Other tensors are live from the
@@ -247,14 +236,11 @@ class ResidentMemory:
         as_listed = scheduler.minimize_peak_memory(self, "LIST")  # type: ignore[arg-type]
         # Neither order is always better, and TensorFlow promises none.
         orders = [as_listed, self._eager_order()]
-        self._schedule, self.bytes, self.at = min(
+        self._schedule, bytes_, self.at = min(
             (self._run(list(order)) for order in orders), key=lambda run: run[1].sum(axis=1).max()
         )
-        # A peak is at one of these times under every layout, so that others need not be looked at
-        # again.
-        self._highest = maximal_rows(self.bytes)
         self.columns = list(self._columns)
-        self.dimension_sets = [column.names(candidates) for column in self.columns]
+        super().__init__([column.names(candidates) for column in self.columns], bytes_)
 
     # -- blocks of memory
 
@@ -467,19 +453,12 @@ class ResidentMemory:
         return np.array([c.parts(layout, mesh_sizes, self._storing) for c in self.columns])
 
     def parts_of_rows(
-        self, column: int, space: LayoutSpace, dims: tuple[str, ...], rows: np.ndarray
+        self, column: int, space: LayoutSpace, dims: Sequence[str], rows: np.ndarray
     ) -> Sequence[int]:
-        """Returns the number of parts of a column for each assignment of some dimensions.
-
-        Args:
-          column: the index of a column.
-          space: a LayoutSpace.
-          dims: names of dimensions, with those that the column's parts depend on.
-          rows: an int64 array [assignments, dims] of mesh axes.
-        """
+        """Returns the number of parts of a column for each assignment of some dimensions."""
         one = self.columns[column]
         if one.weight is None:
-            return space.parts(one.dims, rows[:, [dims.index(d) for d in one.dims]]).tolist()
+            return super().parts_of_rows(column, space, dims, rows)
         layouts = (space.layout(dims, row) for row in rows)
         return [one.parts(layout, space.mesh_sizes, self._storing) for layout in layouts]
 
@@ -496,33 +475,6 @@ class ResidentMemory:
 
     def _held(self, block: Block, layout: Mapping[str, str], sizes: Mapping[str, int]) -> int:
         return block.bytes // block.column.parts(layout, sizes, self._storing)
-
-    def in_use(self, layout: Mapping[str, str], mesh_sizes: Mapping[str, int]) -> np.ndarray:
-        """Returns the bytes in use on one processor at each time.
-
-        Args:
-          layout: a dictionary from dimension names to mesh dimension names.
-          mesh_sizes: a dictionary from mesh dimension names to sizes.
-        """
-        return (self.bytes // self.parts(layout, mesh_sizes)).sum(axis=1)
-
-    def peak(self, layout: Mapping[str, str], mesh_sizes: Mapping[str, int]) -> int:
-        """Returns the peak memory per processor in bytes; see `in_use`."""
-        parts = self.parts(layout, mesh_sizes)
-        return int((self._highest // parts).sum(axis=1).max())
-
-    def least(self, space: LayoutSpace) -> int:
-        """Returns a lower bound of the peak memory of all layouts, in bytes.
-
-        Args:
-          space: a LayoutSpace.
-        """
-        parts = [
-            # Each column as small as in any layout: no layout needs less, though none may reach it.
-            max(self.parts_of_rows(i, space, dims, space.assignments(dims)))
-            for i, dims in enumerate(self.dimension_sets)
-        ]
-        return int((self._highest // np.array(parts)).sum(axis=1).max())
 
     def by_kind(
         self, layout: Mapping[str, str], mesh_sizes: Mapping[str, int]

@@ -1,1 +1,0 @@
-"""The time of a step under a layout, and the integer program for the fastest layout."""
