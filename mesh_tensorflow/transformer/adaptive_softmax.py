@@ -16,7 +16,7 @@ from mesh_tensorflow.transformer.transformer._call import divided_loss
 
 if TYPE_CHECKING:
     from mesh_tensorflow.transformer.transformer._context import Context
-    from mesh_tensorflow.transformer.transformer._models.unitransformer import Unitransformer
+    from mesh_tensorflow.transformer.transformer._unitransformer import Unitransformer
 
 __all__ = ["AdaptiveSoftmaxVocabEmbedding", "adaptive_softmax_loss_fn"]
 

@@ -60,7 +60,7 @@ FAULTS = [
         "beam_search/test_beam_search.py -k may_be_better",
     ),
     Fault(
-        "transformer/transformer/_decoding/incremental.py",
+        "transformer/transformer/_decoding.py",
         "return mtf.gather(ids, drawn, top_dim)",
         "return drawn",
         "sampling among the k best gives the rank instead of the id",

@@ -13,7 +13,7 @@ from mesh_tensorflow import layers
 from mesh_tensorflow.layers._attention import masks
 from mesh_tensorflow.transformer import attention
 from mesh_tensorflow.transformer.attention import _all_to_all
-from mesh_tensorflow.transformer.transformer._sublayers import to_length
+from mesh_tensorflow.transformer.transformer._stack import to_length
 from mesh_tensorflow.transformer.transformer_layers._attention import params as _params
 from mesh_tensorflow.transformer.transformer_layers._attention import states as _states
 from mesh_tensorflow.transformer.transformer_layers._attention.self_attention import SelfAttention

@@ -14,17 +14,16 @@ from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.graph import leaves_no_node
 from mesh_tensorflow.transformer.transformer._call import call_model, visibility_priority
 from mesh_tensorflow.transformer.transformer._context import Context, EncoderOutputs
-from mesh_tensorflow.transformer.transformer._decoding import incremental
-from mesh_tensorflow.transformer.transformer._decoding.speculative import (
+from mesh_tensorflow.transformer.transformer._decoding import (
     Draft,
     as_draft,
+    beam_search,
+    sample_autoregressive,
     sample_with_draft,
 )
 
 if TYPE_CHECKING:
     from mesh_tensorflow.transformer.transformer._context import TransformerLayer
-
-__all__ = ["Unitransformer"]
 
 
 @overload
@@ -319,7 +318,7 @@ class Unitransformer:
           ValueError: the model is not autoregressive, `sampling_keep_top_k` is 0 or below -1,
             `partial_sequences` is not such a Tensor, or the draft does not fit the model.
         """
-        sample = incremental.sample_autoregressive
+        sample = sample_autoregressive
         if draft_model is not None:
             sample = functools.partial(
                 sample_with_draft, draft=as_draft(draft_model, num_draft_ids)
@@ -379,7 +378,7 @@ class Unitransformer:
         Raises:
           ValueError: the model is not autoregressive, or the inputs have no beams.
         """
-        return incremental.beam_search(
+        return beam_search(
             self,
             inputs,
             decode_length,
