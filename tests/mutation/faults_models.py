@@ -4,28 +4,28 @@ from fault import Fault
 
 FAULTS = [
     Fault(
-        "layers/_attention/masks.py",
+        "layers/_masks.py",
         "hidden_where(mtf.less(query_pos, memory_pos), dtype)",
         "hidden_where(mtf.less_equal(query_pos, memory_pos), dtype)",
         "with a causal mask a position does not see itself",
         "test_cases.py -k 'test_layouts and mask'",
     ),
     Fault(
-        "layers/_attention/attention.py",
+        "layers/_attention.py",
         "later = mtf.less(step, mtf.range(x.mesh, memory_length, tf.int32))",
         "later = mtf.less(step + 1, mtf.range(x.mesh, memory_length, tf.int32))",
         "a step of decoding sees the empty place of the next one",
         "layers/test_attention_decoding.py",
     ),
     Fault(
-        "layers/_attention/local_attention.py",
+        "layers/_local_attention.py",
         "mtf.greater_equal(query_pos, memory_pos + block_length)",
         "mtf.greater(query_pos, memory_pos + block_length)",
         "local attention reaches back one position too far",
         "layers/test_attention_local.py -k reach",
     ),
     Fault(
-        "layers/_loss.py",
+        "layers/_norm.py",
         "return loss + z_loss * mtf.square(log_z)",
         "return loss + z_loss * log_z",
         "the z loss is not squared",
@@ -39,7 +39,7 @@ FAULTS = [
         "layers/test_norm.py -k what_training_learns",
     ),
     Fault(
-        "layers/_attention/visibility.py",
+        "layers/_visibility.py",
         "side * tf.cast(relative > 0, tf.int32)",
         "side * tf.cast(relative >= 0, tf.int32)",
         "a position is in a bucket of later ones for itself",
@@ -81,7 +81,7 @@ FAULTS = [
         "transformer/test_moe_gatings.py -k balance",
     ),
     Fault(
-        "layers/_loss.py",
+        "layers/_norm.py",
         "loss = (1.0 - smoothing) * loss + smoothing * even",
         "loss = loss + smoothing * even",
         "smoothed labels do not add up to one",

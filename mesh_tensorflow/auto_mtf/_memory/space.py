@@ -20,7 +20,7 @@ from mesh_tensorflow._lowering.stored_layouts import update_names
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow._mesh.stored_layout import WEIGHTS_TOO, StoredLayout
 from mesh_tensorflow.auto_mtf.valid_layouts import LayoutValidator
-from mesh_tensorflow.layers._attention.blocked_operation import Blocked
+from mesh_tensorflow.layers._blocked_operation import Blocked
 from mesh_tensorflow.ops._control.control import CustomGradientOperation
 from mesh_tensorflow.ops._control.recompute import DelayOperation
 from mesh_tensorflow.ops._control.while_loop import WhileGradientOperation, WhileLoopOperation

@@ -12,13 +12,13 @@ import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
 from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.graph import leaves_no_node
-from mesh_tensorflow.layers._attention import masks, visibility
-from mesh_tensorflow.layers._attention.blocked import (
+from mesh_tensorflow.layers import _masks, _visibility
+from mesh_tensorflow.layers._blocked_attention import (
     added_terms,
     attention_and_log_sums,
     whole_dims,
 )
-from mesh_tensorflow.layers._attention.masks import MadeOf
+from mesh_tensorflow.layers._masks import MadeOf
 
 if TYPE_CHECKING:
     from mesh_tensorflow.transformer.transformer._context import Context
@@ -34,7 +34,7 @@ def visibility_mask_to_attention_bias(visible: mtf.Tensor, dtype: tf.DType) -> m
     Returns:
       A Tensor of the shape of `visible`.
     """
-    return masks.hidden_where(mtf.logical_not(visible), dtype)
+    return _masks.hidden_where(mtf.logical_not(visible), dtype)
 
 
 # By graph: names of the layout that attention was split by, which make them names of the program.
@@ -296,7 +296,7 @@ def _add_z_loss(
     """
     # Of queries that see nothing, which padding usually has.
     # The square of a hidden pair's logit would be infinite, and then NaN times the mask below.
-    log_z = mtf.maximum(log_z, visibility.MASKED_LOGIT)
+    log_z = mtf.maximum(log_z, _visibility.MASKED_LOGIT)
     squares = mtf.square(mtf.reshape(log_z, rows_shape))
     nonpadding = context.nonpadding
     if isinstance(nonpadding, mtf.Tensor):
@@ -348,7 +348,7 @@ def attend(
         if has_z_loss:
             _add_z_loss(log_z, rows_shape, z_loss_coeff, context, v.dtype)  # type: ignore[arg-type]
         return outputs if outputs.shape == output_shape else mtf.reshape(outputs, output_shape)
-    bias = masks.whole(bias)
+    bias = _masks.whole(bias)
     dtype = tf.float32 if float32_logits else q.dtype
     # Casts come before the product, whose sums would otherwise be rounded to bfloat16.
     logits = layers.us_einsum(
@@ -357,7 +357,7 @@ def attend(
         output_shape=q.shape - key_dim + [d for d in [memory_length_dim] if d in k.shape],
     )
     if bias is not None:
-        logits = masks.hide(logits + mtf.cast(bias, dtype), bias)
+        logits = _masks.hide(logits + mtf.cast(bias, dtype), bias)
     if has_z_loss:
         log_z = mtf.reduce_logsumexp(logits, memory_length_dim)
         _add_z_loss(log_z, rows_shape, z_loss_coeff, context, v.dtype)  # type: ignore[arg-type]

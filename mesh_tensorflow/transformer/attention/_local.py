@@ -12,8 +12,8 @@ import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
 from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.graph import leaves_no_node
-from mesh_tensorflow.layers._attention import masks
-from mesh_tensorflow.layers._attention.visibility import ABSENT_LOGIT, HIDDEN_LOGIT
+from mesh_tensorflow.layers import _masks
+from mesh_tensorflow.layers._visibility import ABSENT_LOGIT, HIDDEN_LOGIT
 from mesh_tensorflow.ops._elementwise.compare import select
 from mesh_tensorflow.transformer.attention._dot_product import (
     attention,
@@ -213,7 +213,7 @@ def _before_decoding(context: Context, logits: mtf.Tensor) -> mtf.Tensor:
     positions = mtf.range(context.mesh, context.length_dim, tf.int32)
     # Later queries are decoded one by one, and each step adds its own.
     outside = mtf.greater_equal(positions, context.initial_position)
-    return masks.hide(logits, masks.hidden_where(outside, logits.dtype))
+    return _masks.hide(logits, _masks.hidden_where(outside, logits.dtype))
 
 
 def _log_sums_over_queries(
@@ -281,7 +281,7 @@ def hybrid_attention(
     check_operands("hybrid_attention", tensors, memory_length_dim, key_dim, value_dim)
     logits = layers.us_einsum([q, k], output_shape=q.shape - key_dim + memory_length_dim)
     if bias is not None:
-        logits = masks.hide(logits + bias, bias)
+        logits = _masks.hide(logits + bias, bias)
     mix = mtf.get_variable(
         context.mesh,
         "doubly_coeff",
@@ -294,7 +294,7 @@ def hybrid_attention(
     # Weights before the second softmax are exp(logit) / (sum over queries of exp(logit)).
     twice = logits - _log_sums_over_queries(context, logits, extra_logit)
     # A memory position that is masked for all queries has a sum as low as its logits.
-    twice = masks.hide(twice, bias)
+    twice = _masks.hide(twice, bias)
     twice = mtf.softmax(twice, memory_length_dim, extra_logit=extra_logit)
     weights = usual + (twice - usual) * mix
     weights = with_dropout(weights, dropout_rate, dropout_broadcast_dims, context)

@@ -11,7 +11,7 @@ import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
 from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.graph import leaves_no_node
-from mesh_tensorflow.layers._attention import masks
+from mesh_tensorflow.layers import _masks
 from mesh_tensorflow.transformer.attention._dot_product import check_operands, with_dropout
 
 if TYPE_CHECKING:
@@ -243,7 +243,7 @@ def synthetic_attention(
         logits = join(context, logits, made)
     assert logits is not None
     if bias is not None:
-        logits = masks.hide(logits + bias, bias)
+        logits = _masks.hide(logits + bias, bias)
     weights = mtf.softmax(logits, memory_length_dim, extra_logit=extra_logit)
     weights = with_dropout(weights, dropout_rate, dropout_broadcast_dims, context)
     if q is not None:

@@ -16,8 +16,8 @@ import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import beam_search as mtf_beam_search
 from mesh_tensorflow._core.errors import dims_text, tensors_text
 from mesh_tensorflow._core.graph import leaves_no_node
-from mesh_tensorflow.layers._attention.masks import hidden_where
-from mesh_tensorflow.layers._attention.visibility import MASKED_LOGIT
+from mesh_tensorflow.layers._masks import hidden_where
+from mesh_tensorflow.layers._visibility import MASKED_LOGIT
 from mesh_tensorflow.transformer.transformer._call import autoregressive_inputs
 from mesh_tensorflow.transformer.transformer._context import SPECULATED, Context, EncoderOutputs
 

@@ -10,7 +10,7 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
-from mesh_tensorflow.layers._attention import masks
+from mesh_tensorflow.layers import _masks
 from mesh_tensorflow.transformer import attention
 from mesh_tensorflow.transformer.attention import _all_to_all
 from mesh_tensorflow.transformer.transformer._stack import to_length
@@ -148,13 +148,13 @@ def enc_dec_attention_bias(
     of_positions = all(isinstance(x, mtf.Tensor) for x in ids[1:])
     dtype = context.activation_dtype
     if _params.in_ring(layer, context, _NOT_SPLIT) and (of_positions or None in ids):
-        return masks.stand_in(context.mesh, [ids], dtype) if of_positions else None
+        return _masks.stand_in(context.mesh, [ids], dtype) if of_positions else None
     visible = _visible(context)
     hidden = None
     if visible is not None:
         hidden = attention.visibility_mask_to_attention_bias(visible, dtype)
         if of_positions:
-            hidden = masks.made_of(hidden, [ids])
+            hidden = _masks.made_of(hidden, [ids])
     if kind is None:
         return hidden
     buckets_dim = mtf.Dimension("buckets", layer.relative_attention_num_buckets)
@@ -172,7 +172,7 @@ def enc_dec_attention_bias(
     if hidden is None:
         return bias
     both = bias + hidden
-    return masks.made_of(both, hidden.made_of.visible, bias) if hidden.made_of else both
+    return _masks.made_of(both, hidden.made_of.visible, bias) if hidden.made_of else both
 
 
 def _exchanging(layer: SelfAttention, context: Context, heads_dim: mtf.Dimension) -> Context:

@@ -6,8 +6,8 @@ from collections.abc import Hashable, Mapping
 from typing import TYPE_CHECKING, Any, Optional
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
-from mesh_tensorflow.layers._attention import masks
-from mesh_tensorflow.layers._attention.visibility import Buckets
+from mesh_tensorflow.layers import _masks
+from mesh_tensorflow.layers._visibility import Buckets
 from mesh_tensorflow.transformer import attention
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def relative_position_bucket(
     Returns:
       An int32 Tensor of the shape of `relative_position`, from 0 to `num_buckets` - 1.
     """
-    return masks.bucketed(relative_position, Buckets(num_buckets, bidirectional, max_distance))
+    return _masks.bucketed(relative_position, Buckets(num_buckets, bidirectional, max_distance))
 
 
 def shared_bias_values(
@@ -132,7 +132,7 @@ def bucket_values(
     Returns:
       A Tensor whose dimensions are those of both, `memory_dim` last.
     """
-    return masks.of_buckets(values, buckets, buckets_dim, memory_dim)
+    return _masks.of_buckets(values, buckets, buckets_dim, memory_dim)
 
 
 def params_arguments(

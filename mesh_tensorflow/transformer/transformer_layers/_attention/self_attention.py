@@ -10,8 +10,8 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
-from mesh_tensorflow.layers._attention import masks
-from mesh_tensorflow.layers._attention.visibility import Buckets
+from mesh_tensorflow.layers import _masks
+from mesh_tensorflow.layers._visibility import Buckets
 from mesh_tensorflow.transformer import attention, transformer
 from mesh_tensorflow.transformer.attention import _all_to_all
 from mesh_tensorflow.transformer.transformer_layers._attention import params as _params
@@ -76,7 +76,7 @@ def _hidden(
     ids = _conditions(layer, context, memory_position)
     # The first ones are those of relative positions, which are there already, and with the
     # prompts subtracted.
-    conditions += [masks.COMPARISONS[name](x, y) for name, x, y in ids[len(conditions) :]]
+    conditions += [_masks.COMPARISONS[name](x, y) for name, x, y in ids[len(conditions) :]]
     visible = _all_of(conditions)
     if visible is None:
         return None
@@ -84,7 +84,7 @@ def _hidden(
     # Prompts are seen by all queries. What the mask was made of has no prompts, so it is left out.
     if num_prompts:
         return mtf.pad(hidden, [num_prompts, 0], layer.memory_length(context).name)
-    return masks.made_of(hidden, ids)
+    return _masks.made_of(hidden, ids)
 
 
 def _distances(
@@ -94,7 +94,7 @@ def _distances(
     there: mtf.Tensor,
     heads_dims: list[mtf.Dimension],
     q: Optional[mtf.Tensor],
-) -> Optional[masks.Distances]:
+) -> Optional[_masks.Distances]:
     """Returns what the bias of relative positions is made of; None without relative attention."""
     kind = layer.relative_attention_type
     if kind is None:
@@ -124,7 +124,7 @@ def _distances(
     both = not context.model.fully_autoregressive
     buckets = Buckets(buckets_dim.size, both, _params.MAX_DISTANCE)
     values = _all_to_all.matched(values, context)
-    return masks.Distances(buckets, values, buckets_dim, here, there)
+    return _masks.Distances(buckets, values, buckets_dim, here, there)
 
 
 # In rings, a bias that depends on the query has the length and the memory.
@@ -150,30 +150,30 @@ def self_attention_bias(
         distances = [] if far is None else [far]
         if not visible and not distances:
             return None
-        return masks.stand_in(context.mesh, visible, context.activation_dtype, distances)
+        return _masks.stand_in(context.mesh, visible, context.activation_dtype, distances)
     there = memory_position - num_prompts if num_prompts else memory_position
     relative_position = there - here
     hidden = _hidden(layer, context, relative_position, memory_position, num_prompts)
     far = _distances(layer, context, here, there, heads_dims, q)
     if far is None:
         return hidden
-    near = masks.of_buckets(
-        far.values, masks.bucketed(relative_position, far.buckets), far.buckets_dim, memory_length
+    near = _masks.of_buckets(
+        far.values, _masks.bucketed(relative_position, far.buckets), far.buckets_dim, memory_length
     )
     # Values that depend on the query have the size of the bias.
     by_distance = layer.relative_attention_type != "contextual"
     distances = [far] if by_distance else []
     rest = None if by_distance else near
     if hidden is None:
-        return masks.made_of(near, (), rest, distances) if by_distance else near
+        return _masks.made_of(near, (), rest, distances) if by_distance else near
     # In the order of the logits, so that the sum with them needs no transposition.
     order = [*x.shape.dims[:-1], *heads_dims, memory_length]
     known = [d for d in order if d in near.shape or d in hidden.shape]
     others = [d for d in near.shape.dims + hidden.shape.dims if d not in known]
     bias = mtf.add(near, hidden, output_shape=mtf.Shape([*dict.fromkeys(others), *known]))
     if hidden.made_of is None:
-        return masks.made_of(bias, (), hidden, distances) if by_distance else bias
-    return masks.made_of(bias, hidden.made_of.visible, rest, distances)
+        return _masks.made_of(bias, (), hidden, distances) if by_distance else bias
+    return _masks.made_of(bias, hidden.made_of.visible, rest, distances)
 
 
 _KINDS = (None, "bias", "bias_shared", "contextual")

@@ -9,7 +9,7 @@ import gin
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
-from mesh_tensorflow.layers._attention import masks
+from mesh_tensorflow.layers import _masks
 from mesh_tensorflow.transformer.attention import _dot_product
 from mesh_tensorflow.transformer.transformer_layers._attention import params as _params
 from mesh_tensorflow.transformer.transformer_layers._attention import states as _states
@@ -272,7 +272,7 @@ class TalkingHeadsSelfAttention(SelfAttention):
             context, logits, "logits", self.key_heads_dims, self.softmax_heads_dims, made_by("l")
         )
         if bias is not None:
-            logits = masks.hide(logits + bias, bias)
+            logits = _masks.hide(logits + bias, bias)
         weights = mtf.softmax(logits, memory_length)
         weights = self.talking_heads(
             context,
@@ -469,7 +469,7 @@ class GeneralBilinearSelfAttention(SelfAttention):
         channels = m.shape.dims[-1]
         logits = layers.us_einsum([q, m], output_shape=q.shape - channels + memory_length)
         if bias is not None:
-            logits = masks.hide(logits + bias, bias)
+            logits = _masks.hide(logits + bias, bias)
         weights = mtf.softmax(logits, memory_length)
         weights = _dot_product.with_dropout(
             weights, self.dropout_rate, [context.length_dim], context

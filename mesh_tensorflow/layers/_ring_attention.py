@@ -24,19 +24,7 @@ from mesh_tensorflow._core.cost import Collective
 from mesh_tensorflow._core.interfaces import LaidOutLike
 from mesh_tensorflow._mesh.laid_out import LaidOutTensor
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
-from mesh_tensorflow.layers._attention.blocked_form import Dims
-
-__all__ = [
-    "RINGS",
-    "added_gradients",
-    "check",
-    "exchanged",
-    "exchanges",
-    "is_exchanged",
-    "joined_sums",
-    "least_parts",
-    "shifts",
-]
+from mesh_tensorflow.layers._blocked_form import Dims
 
 _CONTIGUOUS, _ZIGZAG = "contiguous", "zigzag"
 RINGS = (False, True, _CONTIGUOUS, _ZIGZAG)

@@ -13,7 +13,7 @@ import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.graph import leaves_no_node
 from mesh_tensorflow._core.shape import Dimension
-from mesh_tensorflow.layers._attention.masks import hidden_where, hide
+from mesh_tensorflow.layers._masks import hidden_where, hide
 from mesh_tensorflow.ops._variables.precision import InputDType, current_precision
 
 _Layer = TypeVar("_Layer", bound=Callable[..., Any])

@@ -20,21 +20,16 @@ from mesh_tensorflow._core.interfaces import LaidOutLike, LoweringLike
 from mesh_tensorflow._core.operation import PendingSums
 from mesh_tensorflow._core.tensor import is_differentiable
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
-from mesh_tensorflow.layers._attention import blocked_slices, ring
-from mesh_tensorflow.layers._attention.blocked_form import Dims, Form, Terms
-from mesh_tensorflow.layers._attention.blocked_slices import (
-    Operands,
-    arranged,
-    computed_in,
-    restored,
-)
+from mesh_tensorflow.layers import _blocked_slices, _ring_attention
+from mesh_tensorflow.layers._blocked_form import Dims, Form, Terms
+from mesh_tensorflow.layers._blocked_slices import Operands, arranged, computed_in, restored
 
 
 def _positions(part: int, parts: int, size: int, halves: bool) -> list[tuple[int, int]]:
     """Returns where the runs of positions of a part begin and end."""
     if not halves:
         return [(part * size, (part + 1) * size)]
-    # As `ring.exchanged` leaves them: part p has the halves 2 p and 2 n - 1 - 2 p of 2 n.
+    # As `exchanged` leaves them: part p has the halves 2 p and 2 n - 1 - 2 p of 2 n.
     half = size // 2
     return [(i * half, (i + 1) * half) for i in (2 * part, 2 * parts - 1 - 2 * part)]
 
@@ -105,7 +100,7 @@ class Blocked(mtf.Operation):
     """What attention by blocks and its gradient have in common."""
 
     _form: Form
-    # Whether the memory's parts are passed around instead of gathered, and how: one of ring.RINGS.
+    # Whether the memory's parts are passed around instead of gathered, and how: one of RINGS.
     _ring: Union[bool, str]
 
     def _unsplittable(self) -> Collection[str]:
@@ -138,7 +133,7 @@ class Blocked(mtf.Operation):
         halves = all(d.size % parts == 0 for d in (dims.length, dims.memory))
         # Where no order hides blocks, work is even already, and an exchange would be for nothing.
         causal = self._form.may_skip and self._form.is_ordered
-        return axis if ring.is_exchanged(self._ring, halves and causal) else None
+        return axis if _ring_attention.is_exchanged(self._ring, halves and causal) else None
 
     @property
     def ring_dims(self) -> tuple[mtf.Dimension, ...]:
@@ -149,12 +144,14 @@ class Blocked(mtf.Operation):
     @property
     def parts_in_ring(self) -> int:
         """Into how many parts each processor of a ring cuts its part, at least."""
-        return ring.least_parts(self._ring)
+        return _ring_attention.least_parts(self._ring)
 
     def _check_ring(self, lowering: LoweringLike) -> None:
         if self._ring:
             # Processors may be merged where it runs, but a program is right or wrong everywhere.
-            ring.check(self.name, self._ring, lowering.requested_impl(self), self._form.dims)
+            _ring_attention.check(
+                self.name, self._ring, lowering.requested_impl(self), self._form.dims
+            )
 
     def _logits(self, mesh_impl: MeshImpl) -> mtf.Shape:
         """Returns the Shape of the logits; if the memory is gathered, no layout splits it."""
@@ -190,7 +187,7 @@ class Blocked(mtf.Operation):
         if exchanged is not None:
             at = [self._position_axis(x) for x in self.inputs]
             values = [
-                v if i is None else ring.exchanged(mesh_impl, exchanged, v, i)
+                v if i is None else _ring_attention.exchanged(mesh_impl, exchanged, v, i)
                 for v, i in zip(values, at)
             ]
         elif gathered is not None and not self._ring:
@@ -232,7 +229,8 @@ class Blocked(mtf.Operation):
         if axis is None:
             return list(values)
         return [
-            v if i is None else ring.exchanged(mesh_impl, axis, v, i) for v, i in zip(values, at)
+            v if i is None else _ring_attention.exchanged(mesh_impl, axis, v, i)
+            for v, i in zip(values, at)
         ]
 
     def _of_slices(self, compute: Callable, mesh_impl: MeshImpl) -> Callable:
@@ -266,7 +264,7 @@ class Blocked(mtf.Operation):
             exchanged = [] if self._exchanged_axis(mesh_impl) is None else [
                 x for x in (*self.inputs, *self.outputs) if self._position_axis(x) is not None
             ]  # fmt: skip
-            return ring.exchanges(mesh_impl, axis, exchanged) + ring.shifts(
+            return _ring_attention.exchanges(mesh_impl, axis, exchanged) + _ring_attention.shifts(
                 mesh_impl, axis, inputs, outputs
             )
         parts = mesh_impl.shape[axis].size
@@ -390,7 +388,7 @@ class BlockedAttentionGradOperation(Blocked):
         if around is not None:
             moving = self._moving(self.inputs, operands)
             returned = self._moving(self.outputs, self.outputs)
-            values = ring.added_gradients(
+            values = _ring_attention.added_gradients(
                 mesh_impl, around, gradients_of, operands, moving, returned
             )
         else:
@@ -427,7 +425,7 @@ class BlockedAttentionGradOperation(Blocked):
         indices: Any = [i for _, i, *_ in form.terms.distances]
         values = {i: n for n, i in enumerate(indices)}
         more = [i - 3 for i in self._wanted if i >= 3]
-        found = blocked_slices.block_gradients(
+        found = _blocked_slices.block_gradients(
             of,
             largest,
             shift,
@@ -551,7 +549,7 @@ class BlockedAttentionOperation(Blocked):
         around = self._ring_axis(mesh_impl)
         if around is not None:
             moving = self._moving(self.inputs, values)
-            sums = ring.joined_sums(mesh_impl, around, sums_of, values, moving)
+            sums = _ring_attention.joined_sums(mesh_impl, around, sums_of, values, moving)
         else:
             sums = mesh_impl.slicewise(sums_of, *values)
         lowering.count_collectives(self, "blocked_attention_op")
@@ -581,7 +579,7 @@ class BlockedAttentionOperation(Blocked):
         return mesh_impl.splitting_axis(self._form.dims.memory)
 
     def _sums(self, operands: Operands, *inputs: tf.Tensor) -> tuple:
-        found = blocked_slices.block_sums(operands)
+        found = _blocked_slices.block_sums(operands)
         return tuple(tf.reshape(x, [*operands.front, *x.shape.as_list()[2:]]) for x in found)
 
     def _finished(
@@ -591,7 +589,7 @@ class BlockedAttentionOperation(Blocked):
         more: Any = form.terms.extra_value
         if extra:
             more = arranged(extra[0], form.rest[-1], [*form.row, form.dims.value.name])
-        mean, *rows = blocked_slices.finished(total, largest, weight, more)
+        mean, *rows = _blocked_slices.finished(total, largest, weight, more)
         order = [*form.row, form.dims.value.name]
         return (
             tf.cast(restored(mean, order, y.shape.dimension_names), y.dtype),

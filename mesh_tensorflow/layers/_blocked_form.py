@@ -1,7 +1,7 @@
 """Describes the inputs of attention by blocks: which dimensions, biases, masks and dropout.
 
 Operations on Tensors (`blocked_operation.py`) have named dimensions in any order. The functions on
-one processor's slices (`blocked_slices.py`) want arrays in one arrangement. A Form translates
+one processor's slices (`_blocked_slices.py`) want arrays in one arrangement. A Form translates
 between the two.
 """
 
@@ -14,10 +14,10 @@ from typing import Any, NamedTuple, Optional, Union
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
-from mesh_tensorflow.layers._attention import blocked_slices
-from mesh_tensorflow.layers._attention.visibility import Buckets, Compared, sees_own_position
+from mesh_tensorflow.layers import _blocked_slices
+from mesh_tensorflow.layers._visibility import Buckets, Compared, sees_own_position
 
-__all__ = ["Dims", "Form", "Terms"]
+# -- the form of operands
 
 
 class Dims(NamedTuple):
@@ -158,7 +158,7 @@ class Form(NamedTuple):
     def rows(self, x: tf.Tensor, names: Sequence[str], channel: str) -> tf.Tensor:
         """Returns what there is for each row as [shared, others, length, channels]."""
         order = [*self.row, channel]
-        x = blocked_slices.arranged(x, names, order)
+        x = _blocked_slices.arranged(x, names, order)
         sizes = x.shape.as_list()
         n = len(self.dims.shared)
         # Queries of `others` have the same keys, and so are further rows of one matrix product.
@@ -167,7 +167,7 @@ class Form(NamedTuple):
 
     def columns(self, x: tf.Tensor, names: Sequence[str], channel: str) -> tf.Tensor:
         """Returns keys or values as [shared, memory, channels]."""
-        x = blocked_slices.arranged(x, names, [*self.column, channel])
+        x = _blocked_slices.arranged(x, names, [*self.column, channel])
         sizes = x.shape.as_list()
         return tf.reshape(x, [mtf.list_product(sizes[:-2]), *sizes[-2:]])
 
@@ -205,7 +205,7 @@ class Form(NamedTuple):
         return next((name for name in ("greater_equal", "less_equal") if name in names), None)
 
     def _laid(self, rest: Sequence[tf.Tensor], i: Any) -> tf.Tensor:
-        return blocked_slices.arranged(rest[i], self.rest[i], [*self.row, self.dims.memory.name])
+        return _blocked_slices.arranged(rest[i], self.rest[i], [*self.row, self.dims.memory.name])
 
     def _compared(self, rest: Sequence[tf.Tensor]) -> list[Compared]:
         return [
@@ -234,12 +234,12 @@ class Form(NamedTuple):
           memory: that of the memory.
           parts: how many parts each of them consists of.
         """
-        found = self.block_sizes or blocked_slices.default_block_sizes(rows, length, memory)
+        found = self.block_sizes or _blocked_slices.default_block_sizes(rows, length, memory)
         if parts == 1:
             return found
         # Halves that were exchanged are far apart; a block of both would seldom be hidden whole.
         block, columns = (
-            blocked_slices.divided_alike(size, n // parts)
+            _blocked_slices.divided_alike(size, n // parts)
             for size, n in zip(found, (length, memory))
         )
         return block, columns
@@ -252,8 +252,8 @@ class Form(NamedTuple):
         rest: Sequence[tf.Tensor],
         skips: Optional[tf.Tensor] = None,
         parts: int = 1,
-    ) -> blocked_slices.Operands:
-        """Returns the Operands made of blocked_slices.
+    ) -> _blocked_slices.Operands:
+        """Returns the Operands made of slices.
 
         Args:
           q: queries.
@@ -265,7 +265,7 @@ class Form(NamedTuple):
         """
 
         def values(i: Any) -> tf.Tensor:
-            return blocked_slices.arranged(rest[i], self.rest[i], self.of_buckets(i))
+            return _blocked_slices.arranged(rest[i], self.rest[i], self.of_buckets(i))
 
         front, terms = self.front(q), self.terms
         noise = None
@@ -274,14 +274,14 @@ class Form(NamedTuple):
             # Dropout is a function of the position and not of the block, so that the gradient,
             # whose blocks come in another order, has the same mask.
             key0, key1, columns = (self._laid(rest, i) for i in indices)
-            noise = blocked_slices.Noise(key0, key1, columns, terms.keep_prob)
+            noise = _blocked_slices.Noise(key0, key1, columns, terms.keep_prob)
         q = self.rows(q, self.q, self.dims.key.name)
         k = self.columns(k, self.k, self.dims.key.name)
         shared, others, length, _ = q.shape.as_list()
         blocks = self.blocks(shared * others, length, k.shape.as_list()[1], parts)
         if blocks[1] >= self.dims.memory.size:
             skips = None  # each block has the positions that queries see
-        return blocked_slices.Operands(
+        return _blocked_slices.Operands(
             front,
             q,
             k,
@@ -290,7 +290,7 @@ class Form(NamedTuple):
             self._compared(rest),
             skips,
             [
-                blocked_slices.Distances(b, values(i), self._laid(rest, j), self._laid(rest, m))
+                _blocked_slices.Distances(b, values(i), self._laid(rest, j), self._laid(rest, m))
                 for b, i, j, m in terms.distances
             ],
             noise,

@@ -10,18 +10,9 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.graph import leaves_no_node
-from mesh_tensorflow.layers._attention import visibility
-from mesh_tensorflow.layers._attention.visibility import Buckets, bucket_of
+from mesh_tensorflow.layers import _visibility
+from mesh_tensorflow.layers._visibility import Buckets, bucket_of
 from mesh_tensorflow.ops._elementwise.compare import select
-
-__all__ = [
-    "attention_bias_local_2d_block",
-    "attention_bias_local_block",
-    "attention_mask_autoregressive",
-    "attention_mask_ignore_padding",
-    "attention_mask_same_segment",
-    "rename_length_to_memory_length",
-]
 
 
 class Distances(NamedTuple):
@@ -144,7 +135,7 @@ def unseen(visible: Sequence[tuple[str, mtf.Tensor, mtf.Tensor]]) -> Optional[mt
 def hidden_where(condition: mtf.Tensor, dtype: tf.DType) -> mtf.Tensor:
     """Returns an attention mask that hides the positions where `condition` is true."""
     # float16 does not have MASKED_LOGIT: it would be infinite, and NaN times 0.
-    return mtf.cast(condition, dtype) * visibility.masked_logit(dtype)
+    return mtf.cast(condition, dtype) * _visibility.masked_logit(dtype)
 
 
 def hide(logits: mtf.Tensor, bias: Optional[mtf.Tensor]) -> mtf.Tensor:
@@ -157,10 +148,10 @@ def hide(logits: mtf.Tensor, bias: Optional[mtf.Tensor]) -> mtf.Tensor:
     if bias is None:
         return logits
     # Of hidden pairs no gradient flows, not to the bias either.
-    hidden = mtf.less(bias, visibility.masked_logit(bias.dtype) / 2)
+    hidden = mtf.less(bias, _visibility.masked_logit(bias.dtype) / 2)
     bias = mtf.stop_gradient(mtf.cast(bias, logits.dtype))
     # Of the size of the bias, which often lacks dimensions of the logits.
-    level = mtf.cwise(visibility.hidden_logits, [bias], name="hidden_logits")
+    level = mtf.cwise(_visibility.hidden_logits, [bias], name="hidden_logits")
     return select(hidden, level, logits, logits.shape)
 
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Optional, Union
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._mesh import random_values
-from mesh_tensorflow.layers._attention.visibility import (
+from mesh_tensorflow.layers._visibility import (
     COMPARISONS,
     HIDDEN_LOGIT,
     Buckets,

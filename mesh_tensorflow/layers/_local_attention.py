@@ -10,7 +10,7 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.graph import leaves_no_node
-from mesh_tensorflow.layers._attention.attention import (
+from mesh_tensorflow.layers._attention import (
     attend,
     check_dropout,
     dot_product_attention,
@@ -18,7 +18,7 @@ from mesh_tensorflow.layers._attention.attention import (
     project,
     trains_if_not_told,
 )
-from mesh_tensorflow.layers._attention.masks import (
+from mesh_tensorflow.layers._masks import (
     attention_bias_local_2d_block,
     attention_bias_local_block,
     hidden_where,

@@ -10,10 +10,10 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.graph import leaves_no_node
-from mesh_tensorflow.layers._attention import blocked_slices
-from mesh_tensorflow.layers._attention.blocked_form import Dims, Terms
-from mesh_tensorflow.layers._attention.blocked_operation import BlockedAttentionOperation
-from mesh_tensorflow.layers._attention.masks import (
+from mesh_tensorflow.layers import _blocked_slices
+from mesh_tensorflow.layers._blocked_form import Dims, Terms
+from mesh_tensorflow.layers._blocked_operation import BlockedAttentionOperation
+from mesh_tensorflow.layers._masks import (
     COMPARISONS,
     Distances,
     distance_bias,
@@ -21,9 +21,10 @@ from mesh_tensorflow.layers._attention.masks import (
     hide,
     unseen,
 )
-from mesh_tensorflow.layers._attention.ring import RINGS
+from mesh_tensorflow.layers._ring_attention import RINGS
 
-__all__ = ["Visible", "added_terms", "attention_and_log_sums", "blocked_attention", "whole_dims"]
+# -- attention
+
 
 Visible = Sequence[tuple[str, mtf.Tensor, mtf.Tensor]]
 _WHAT = "blocked_attention"
@@ -93,7 +94,7 @@ def _plain(
     q: mtf.Tensor, k: mtf.Tensor, v: mtf.Tensor, dims: Dims, terms: Terms
 ) -> list[mtf.Tensor]:
     """The same with tensors of all logits, in operations that have gradients of any order."""
-    dtype = blocked_slices.computed_in(q.dtype)
+    dtype = _blocked_slices.computed_in(q.dtype)
     rows = q.shape - dims.key
     shape = rows + dims.memory
     logits = mtf.einsum([mtf.cast(q, dtype), mtf.cast(k, dtype)], output_shape=shape)
@@ -128,11 +129,11 @@ def _noise_mask(terms: Terms, rows: mtf.Shape, dtype: tf.DType) -> mtf.Tensor:
 
     def mask(*indices: tf.Tensor) -> tf.Tensor:
         key0, key1, columns = (
-            blocked_slices.arranged(index, x.shape.dimension_names, names)
+            _blocked_slices.arranged(index, x.shape.dimension_names, names)
             for index, x in zip(indices, terms.noise)
         )
-        return blocked_slices.noise_mask(
-            blocked_slices.Noise(key0, key1, columns, terms.keep_prob), dtype
+        return _blocked_slices.noise_mask(
+            _blocked_slices.Noise(key0, key1, columns, terms.keep_prob), dtype
         )
 
     return mtf.slicewise(mask, list(terms.noise), mtf.Shape(order), dtype, order)
