@@ -15,7 +15,7 @@ from mesh_tensorflow.bert._config import BertConfig
 from mesh_tensorflow.ops._contractions.softmax import normalize
 from mesh_tensorflow.ops._variables.precision import computed_in_float32, widened
 from mesh_tensorflow.transformer import moe as moe_lib
-from mesh_tensorflow.transformer.transformer_layers._attention.params import (
+from mesh_tensorflow.transformer.transformer_layers._parts import (
     relative_position_bucket,
 )
 

@@ -46,7 +46,7 @@ FAULTS = [
         "transformer/test_convert.py -k logits",
     ),
     Fault(
-        "transformer/transformer_layers/_attention/self_attention.py",
+        "transformer/transformer_layers/_self_attention.py",
         '("self_attention_bias", *bounds, tuple(heads_dims))',
         '("self_attention_bias", tuple(heads_dims))',
         "layers with different windows share a relative bias",

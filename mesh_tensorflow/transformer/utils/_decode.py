@@ -18,11 +18,6 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow import estimator as mtf_estimator
-from mesh_tensorflow.transformer.utils._checkpoints import (
-    Steps,
-    get_checkpoint_iterator,
-    get_step_from_checkpoint_path,
-)
 from mesh_tensorflow.transformer.utils._features import (
     arrays_input_fn,
     call_dataset_fn,
@@ -33,6 +28,9 @@ from mesh_tensorflow.transformer.utils._features import (
 from mesh_tensorflow.transformer.utils._settings import (
     MODULE,
     Lengths,
+    Steps,
+    get_checkpoint_iterator,
+    get_step_from_checkpoint_path,
     inputs_length,
     inputs_vocabulary,
     targets_vocabulary,

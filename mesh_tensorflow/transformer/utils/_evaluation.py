@@ -12,11 +12,6 @@ import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow import estimator as mtf_estimator
 from mesh_tensorflow.transformer import dataset as transformer_dataset
-from mesh_tensorflow.transformer.utils._checkpoints import (
-    Steps,
-    get_checkpoint_iterator,
-    get_step_from_checkpoint_path,
-)
 from mesh_tensorflow.transformer.utils._decode import decode, postprocessed, text_of_feature
 from mesh_tensorflow.transformer.utils._features import (
     call_dataset_fn,
@@ -27,6 +22,9 @@ from mesh_tensorflow.transformer.utils._features import (
 from mesh_tensorflow.transformer.utils._score import score_with_estimator
 from mesh_tensorflow.transformer.utils._settings import (
     Lengths,
+    Steps,
+    get_checkpoint_iterator,
+    get_step_from_checkpoint_path,
     inputs_vocabulary,
     targets_vocabulary,
 )

@@ -19,7 +19,6 @@ from mesh_tensorflow.estimator import ModeKeys
 from mesh_tensorflow.estimator.processes import programs_over, shards_of_process
 from mesh_tensorflow.estimator.tpu import TPUEstimator
 from mesh_tensorflow.transformer.learning_rate_schedules import with_total_steps
-from mesh_tensorflow.transformer.utils._checkpoints import Steps, get_checkpoint_iterator
 from mesh_tensorflow.transformer.utils._decode import infer_model
 from mesh_tensorflow.transformer.utils._evaluation import eval_model, perplexity_eval
 from mesh_tensorflow.transformer.utils._prediction import export_model, prediction_spec
@@ -31,8 +30,10 @@ from mesh_tensorflow.transformer.utils._settings import (
     Lengths,
     ProgramSettings,
     Settings,
+    Steps,
     auto_train_steps,
     compute_batch_size,
+    get_checkpoint_iterator,
     inputs_vocabulary,
     targets_vocabulary,
 )

@@ -18,7 +18,6 @@ from mesh_tensorflow._mesh.variables import checkpoint_files
 from mesh_tensorflow._paths import readable
 from mesh_tensorflow._programs.saver_hook import SaverHook
 from mesh_tensorflow.transformer import learning_rate_schedules
-from mesh_tensorflow.transformer.utils._checkpoints import get_step_from_checkpoint_path
 from mesh_tensorflow.transformer.utils._evaluation import token_metrics
 from mesh_tensorflow.transformer.utils._features import (
     call_dataset_fn,
@@ -44,6 +43,7 @@ from mesh_tensorflow.transformer.utils._settings import (
     MODULE,
     Lengths,
     ProgramSettings,
+    get_step_from_checkpoint_path,
     inputs_vocabulary,
     longest,
     serialize_num_microbatches,

@@ -12,11 +12,10 @@ import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
 from mesh_tensorflow.layers import _masks
 from mesh_tensorflow.transformer import attention
-from mesh_tensorflow.transformer.attention import _all_to_all
+from mesh_tensorflow.transformer.attention import _dot_product
 from mesh_tensorflow.transformer.transformer._stack import to_length
-from mesh_tensorflow.transformer.transformer_layers._attention import params as _params
-from mesh_tensorflow.transformer.transformer_layers._attention import states as _states
-from mesh_tensorflow.transformer.transformer_layers._attention.self_attention import SelfAttention
+from mesh_tensorflow.transformer.transformer_layers import _parts
+from mesh_tensorflow.transformer.transformer_layers._self_attention import SelfAttention
 
 if TYPE_CHECKING:
     from mesh_tensorflow.transformer.transformer._context import Context
@@ -143,11 +142,11 @@ def enc_dec_attention_bias(
       ValueError: the layer's relative_attention_type is not None, "bias" or "bias_shared".
     """
     kind = layer.relative_attention_type
-    _params.check_type("enc_dec_attention_bias", kind, _KINDS)
+    _parts.check_type("enc_dec_attention_bias", kind, _KINDS)
     ids: Any = ("equal", context.sequence_id, context.encoder_sequence_id)
     of_positions = all(isinstance(x, mtf.Tensor) for x in ids[1:])
     dtype = context.activation_dtype
-    if _params.in_ring(layer, context, _NOT_SPLIT) and (of_positions or None in ids):
+    if _parts.in_ring(layer, context, _NOT_SPLIT) and (of_positions or None in ids):
         return _masks.stand_in(context.mesh, [ids], dtype) if of_positions else None
     visible = _visible(context)
     hidden = None
@@ -158,17 +157,17 @@ def enc_dec_attention_bias(
     if kind is None:
         return hidden
     buckets_dim = mtf.Dimension("buckets", layer.relative_attention_num_buckets)
-    values = _params.shared_bias_values(
+    values = _parts.shared_bias_values(
         context,
         "enc_dec_relative_attention_bias",
         heads_dims,
         buckets_dim,
         ("enc_dec_relative_attention_bias", tuple(heads_dims)) if kind == "bias_shared" else None,
     )
-    buckets = _params.relative_position_bucket(
+    buckets = _parts.relative_position_bucket(
         relative_position_fn(context), num_buckets=buckets_dim.size
     )
-    bias = _params.bucket_values(values, buckets, buckets_dim, context.encoder_length_dim)
+    bias = _parts.bucket_values(values, buckets, buckets_dim, context.encoder_length_dim)
     if hidden is None:
         return bias
     both = bias + hidden
@@ -178,7 +177,7 @@ def enc_dec_attention_bias(
 def _exchanging(layer: SelfAttention, context: Context, heads_dim: mtf.Dimension) -> Context:
     """Returns the Context in which queries attend: another one if positions become heads."""
     function = getattr(layer, "attention_func", None)  # a user's layer may lack it
-    if function != _all_to_all.ALL_TO_ALL or context.mode == "incremental":
+    if function != _dot_product.ALL_TO_ALL or context.mode == "incremental":
         return context
     what = type(layer).__name__
     if layer.relative_attention_type is not None:
@@ -187,8 +186,8 @@ def _exchanging(layer: SelfAttention, context: Context, heads_dim: mtf.Dimension
             f"{context.length_dim.name} times memory_length, which attention_func={function!r} "
             "does not exchange. Set relative_attention_type=None, or attention_func=None"
         )
-    _all_to_all.check_layout(what, context, heads_dim)
-    return _all_to_all.of_heads(context)
+    _dot_product.check_layout(what, context, heads_dim)
+    return _dot_product.of_heads(context)
 
 
 @gin.configurable(module="mesh_tensorflow.transformer.transformer_layers")
@@ -227,19 +226,19 @@ def enc_dec_attention(
             return [params.compute_kv(memory)] * 2
         return [params.compute_k(memory), params.compute_v(memory)]
 
-    k, v, memory_length = _states.constant_states(
+    k, v, memory_length = _parts.constant_states(
         context,
         lambda _: memory_antecedent,
         keys_and_values,
-        keep=_states.next_to_channels,
+        keep=_parts.next_to_channels,
     )
     seen = _exchanging(layer, context, params.query_heads_dims[0])
     if seen is not context:
         # Only after they are kept, as steps of decoding exchange nothing.
-        k, v = (_all_to_all.by_heads(x, memory_length.name) for x in (k, v))
-        memory_length = mtf.Dimension(_all_to_all.memory_name(seen), memory_length.size)
+        k, v = (_dot_product.by_heads(x, memory_length.name) for x in (k, v))
+        memory_length = mtf.Dimension(_dot_product.memory_name(seen), memory_length.size)
     o = attention_fn(
-        _all_to_all.matched(q, seen),
+        _dot_product.matched(q, seen),
         k,
         v,
         memory_length,
@@ -251,7 +250,7 @@ def enc_dec_attention(
         **layer.attention_kwargs_from_context(seen),
     )
     if seen is not context:
-        o = _all_to_all.by_positions(o, context)
+        o = _dot_product.by_positions(o, context)
     output_shape = layer.expected_attention_output_shape(x, params)
     y = params.compute_output(o, output_shape=output_shape)
     return layer.layer_output_from_attention_output(context, y, losses)

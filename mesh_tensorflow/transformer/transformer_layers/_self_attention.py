@@ -13,10 +13,9 @@ from mesh_tensorflow import layers
 from mesh_tensorflow.layers import _masks
 from mesh_tensorflow.layers._visibility import Buckets
 from mesh_tensorflow.transformer import attention, transformer
-from mesh_tensorflow.transformer.attention import _all_to_all
-from mesh_tensorflow.transformer.transformer_layers._attention import params as _params
-from mesh_tensorflow.transformer.transformer_layers._attention import states as _states
-from mesh_tensorflow.transformer.transformer_layers._attention.params import attention_params
+from mesh_tensorflow.transformer.attention import _dot_product
+from mesh_tensorflow.transformer.transformer_layers import _parts
+from mesh_tensorflow.transformer.transformer_layers._parts import attention_params
 
 if TYPE_CHECKING:
     from mesh_tensorflow.transformer.transformer._context import Context
@@ -113,7 +112,7 @@ def _distances(
         )
     else:
         bounds = (layer.min_relative_position(context), layer.max_relative_position(context))
-        values = _params.shared_bias_values(
+        values = _parts.shared_bias_values(
             context,
             "relative_attention_bias",
             heads_dims,
@@ -122,8 +121,8 @@ def _distances(
             ("self_attention_bias", *bounds, tuple(heads_dims)) if kind == "bias_shared" else None,
         )
     both = not context.model.fully_autoregressive
-    buckets = Buckets(buckets_dim.size, both, _params.MAX_DISTANCE)
-    values = _all_to_all.matched(values, context)
+    buckets = Buckets(buckets_dim.size, both, _parts.MAX_DISTANCE)
+    values = _dot_product.matched(values, context)
     return _masks.Distances(buckets, values, buckets_dim, here, there)
 
 
@@ -144,7 +143,7 @@ def self_attention_bias(
     memory_length = memory_position.shape.dims[-1]
     num_prompts = memory_length.size - context.length_dim.size if with_prompts else 0
     here = query_position(context)
-    if _params.in_ring(layer, context, _NOT_IN_RINGS) and not num_prompts:
+    if _parts.in_ring(layer, context, _NOT_IN_RINGS) and not num_prompts:
         visible = _conditions(layer, context, memory_position)
         far = _distances(layer, context, here, memory_position, heads_dims, q)
         distances = [] if far is None else [far]
@@ -180,7 +179,7 @@ _KINDS = (None, "bias", "bias_shared", "contextual")
 _ATTENTION_FUNCTIONS: dict[Optional[str], Callable[..., mtf.Tensor]] = {
     None: attention.attention,
     "hybrid": attention.hybrid_attention,
-    _all_to_all.ALL_TO_ALL: attention.attention,
+    _dot_product.ALL_TO_ALL: attention.attention,
 }
 
 
@@ -263,7 +262,7 @@ class SelfAttention(transformer.TransformerLayer):
         self.hyperprompt_length_decoder = hyperprompt_length_decoder
         self.hyperprompt_hidden_dim = hyperprompt_hidden_dim
         self.hyperprompt_task_num = hyperprompt_task_num
-        _params.check_type(type(self).__name__, relative_attention_type, _KINDS)
+        _parts.check_type(type(self).__name__, relative_attention_type, _KINDS)
         self._check_function()
 
     def _check_function(self) -> None:
@@ -274,7 +273,7 @@ class SelfAttention(transformer.TransformerLayer):
                 f"{', '.join(map(str, _ATTENTION_FUNCTIONS))}"
             )
         prompts = (self.hyperprompt_length_encoder, self.hyperprompt_length_decoder)
-        if self.attention_func == _all_to_all.ALL_TO_ALL and any(prompts):
+        if self.attention_func == _dot_product.ALL_TO_ALL and any(prompts):
             raise ValueError(
                 f"{what}: attention_func={self.attention_func!r} has no prompts; set "
                 "hyperprompt_length_encoder=None and hyperprompt_length_decoder=None, or leave "
@@ -304,8 +303,8 @@ class SelfAttention(transformer.TransformerLayer):
         # Queries come first: if experts compute them, they may make the keys at the same time.
         q, seen = params.compute_q(x), context
         if self._by_heads(context):
-            _all_to_all.check_layout(type(self).__name__, context, params.query_heads_dims[0])
-            seen = _all_to_all.of_heads(context)
+            _dot_product.check_layout(type(self).__name__, context, params.query_heads_dims[0])
+            seen = _dot_product.of_heads(context)
         memory_length = self.memory_length(seen)
         k, v = self._keys_and_values(context, x, params, memory_length)
         memory_position = self._memory_position(seen)
@@ -334,9 +333,9 @@ class SelfAttention(transformer.TransformerLayer):
             q,
             use_prompt_kv=prompt_length is not None,
         )
-        o = self._attend(seen, _all_to_all.matched(q, seen), k, v, memory_length, bias)
+        o = self._attend(seen, _dot_product.matched(q, seen), k, v, memory_length, bias)
         if seen is not context:
-            o = _all_to_all.by_positions(o, context)
+            o = _dot_product.by_positions(o, context)
         output_shape = self.expected_attention_output_shape(x, params)
         y = params.compute_output(o, output_shape=output_shape)
         return self.layer_output_from_attention_output(context, y, losses)
@@ -415,23 +414,23 @@ class SelfAttention(transformer.TransformerLayer):
         else:
             states = [params.compute_k(m), params.compute_v(m)]
         if by_heads:
-            states = [_all_to_all.by_heads(s, context.length_dim.name) for s in states]
+            states = [_dot_product.by_heads(s, context.length_dim.name) for s in states]
         if incremental:
-            states = _states.updated_states(context, states, memory_length)
+            states = _parts.updated_states(context, states, memory_length)
         elif context.mode == "first_part":
             # Prompts are prepended to keys and values in the order of their dimensions.
             turn = self._prompts()[1] is None
             context.record_new_states(
-                [_states.next_to_channels(s, memory_length) if turn else s for s in states]
+                [_parts.next_to_channels(s, memory_length) if turn else s for s in states]
             )
         return states[0], states[-1]
 
     def _by_heads(self, context: Context) -> bool:
         """Returns whether positions are exchanged for heads; decoding keeps states as they are."""
-        if self.attention_func != _all_to_all.ALL_TO_ALL:
+        if self.attention_func != _dot_product.ALL_TO_ALL:
             return False
         if context.mode == "first_part":
-            _all_to_all.check_memory_layout(type(self).__name__, context)
+            _dot_product.check_memory_layout(type(self).__name__, context)
         return context.mode not in ("first_part", "incremental")
 
     def _attend(
@@ -513,7 +512,7 @@ class SelfAttention(transformer.TransformerLayer):
         Args:
           context: the Context of this call of the model: its mode, positions, states and losses.
         """
-        return mtf.Dimension(_all_to_all.memory_name(context), context.length_dim.size)
+        return mtf.Dimension(_dot_product.memory_name(context), context.length_dim.size)
 
     def rename_length_to_memory_length(self, x: mtf.Tensor, context: Context) -> mtf.Tensor:
         """Returns `x` with its length renamed to memory_length, as the memory of attention.

@@ -11,13 +11,12 @@ import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
 from mesh_tensorflow.layers import _masks
 from mesh_tensorflow.transformer.attention import _dot_product
-from mesh_tensorflow.transformer.transformer_layers._attention import params as _params
-from mesh_tensorflow.transformer.transformer_layers._attention import states as _states
-from mesh_tensorflow.transformer.transformer_layers._attention.enc_dec_attention import (
+from mesh_tensorflow.transformer.transformer_layers import _parts
+from mesh_tensorflow.transformer.transformer_layers._enc_dec_attention import (
     EncDecMixin,
     enc_dec_attention_bias,
 )
-from mesh_tensorflow.transformer.transformer_layers._attention.self_attention import SelfAttention
+from mesh_tensorflow.transformer.transformer_layers._self_attention import SelfAttention
 
 if TYPE_CHECKING:
     from mesh_tensorflow.transformer.transformer._context import Context
@@ -137,7 +136,7 @@ class TalkingHeadsSelfAttention(SelfAttention):
         Raises:
           ValueError: `relative_attention_type` is unknown.
         """
-        _params.check_type(type(self).__name__, relative_attention_type, _KINDS)
+        _parts.check_type(type(self).__name__, relative_attention_type, _KINDS)
         self.key_heads_dims = as_dims(key_heads_dims)
         self.softmax_heads_dims = as_dims(softmax_heads_dims)
         self.value_heads_dims = as_dims(value_heads_dims)
@@ -222,7 +221,7 @@ class TalkingHeadsSelfAttention(SelfAttention):
         states = [self.compute_k(context, m), self.compute_v(context, m)]
         states += [m] if self._keeps_memory else []
         if incremental:
-            states = _states.updated_states(context, states, memory_length)
+            states = _parts.updated_states(context, states, memory_length)
         elif context.mode == "first_part":
             context.record_new_states(states)
         k, v = states[:2]
@@ -344,7 +343,7 @@ class TalkingHeadsEncDecAttention(EncDecMixin, TalkingHeadsSelfAttention):
         """Attends to the encoder's output with projections across heads."""
         m = self._get_memory_antecedent(context)
         q = self.compute_q(context, x)
-        k, v, memory_length = _states.constant_states(
+        k, v, memory_length = _parts.constant_states(
             context,
             lambda _: m,
             lambda m: [self.compute_k(context, m), self.compute_v(context, m)],
@@ -386,7 +385,7 @@ class GeneralBilinearSelfAttention(SelfAttention):
         Raises:
           ValueError: `relative_attention_type` is unknown.
         """
-        _params.check_type(type(self).__name__, relative_attention_type, _KINDS)
+        _parts.check_type(type(self).__name__, relative_attention_type, _KINDS)
         self.heads_dims = as_dims(heads_dims)
         # Options of SelfAttention that the layer does not have are given, or gin would bind them.
         super().__init__(
@@ -438,7 +437,7 @@ class GeneralBilinearSelfAttention(SelfAttention):
         memory_length = self.memory_length(context)
         q = self.compute_q(context, x)
         if context.mode == "incremental":
-            [m] = _states.updated_states(context, [x], memory_length)
+            [m] = _parts.updated_states(context, [x], memory_length)
         else:
             m = self.rename_length_to_memory_length(x, context)
             if context.mode == "first_part":
@@ -486,7 +485,7 @@ class GeneralBilinearEncDecAttention(EncDecMixin, GeneralBilinearSelfAttention):
     ) -> mtf.Tensor:
         """Attends to the encoder's output by a bilinear form for each head."""
         q = self.compute_q(context, x)
-        m, memory_length = _states.constant_states(
+        m, memory_length = _parts.constant_states(
             context, self._get_memory_antecedent, lambda m: [m]
         )
         bias = enc_dec_attention_bias(self, context, self.heads_dims)
