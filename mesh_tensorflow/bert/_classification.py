@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow.bert import tokenization
-from mesh_tensorflow.bert._records import record_batches, training_order, write_records
+from mesh_tensorflow.bert._training import record_batches, training_order, write_records
 
 if TYPE_CHECKING:
     from mesh_tensorflow.bert.tokenization import FullTokenizer

@@ -12,7 +12,7 @@ import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._flags import FLAGS
 from mesh_tensorflow.bert import tokenization
-from mesh_tensorflow.bert._records import int64_features, record_batches
+from mesh_tensorflow.bert._training import int64_features, record_batches
 
 if TYPE_CHECKING:
     from mesh_tensorflow.bert.tokenization import FullTokenizer
