@@ -21,8 +21,8 @@ from mesh_tensorflow._mesh.variables import checkpoint_files
 from mesh_tensorflow._programs import run_with_flags
 from mesh_tensorflow.bert._training import (
     ModelOutputs,
-    evaluate,
     check_first_records,
+    evaluate,
     import_features,
     lowered,
     make_estimator,
