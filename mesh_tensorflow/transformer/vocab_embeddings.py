@@ -17,22 +17,7 @@ from mesh_tensorflow import layers
 if TYPE_CHECKING:
     from mesh_tensorflow.transformer.transformer._context import Context
 
-__all__ = [
-    "AdaptiveVocabEmbedding",
-    "Cluster",
-    "FactorizedTable",
-    "FactorizedVocabEmbedding",
-    "Mixtape",
-    "MixtureOfSoftmaxes",
-    "Table",
-    "WHOLE_CLUSTER",
-    "check_clusters",
-    "ensemble_dims",
-    "join_clusters",
-    "make_clusters",
-    "weights",
-    "whole_cluster",
-]
+__all__ = ["AdaptiveVocabEmbedding", "FactorizedVocabEmbedding", "Mixtape", "MixtureOfSoftmaxes"]
 
 
 # -- tables

@@ -161,68 +161,101 @@ def _check(model: Unitransformer, ids: mtf.Tensor) -> None:
         )
 
 
-@leaves_no_node
-def sample_autoregressive(
-    model: Unitransformer,
-    partial_sequences: mtf.Tensor,
-    encoded: EncoderOutputs,
-    stop_at_token: int,
-    max_steps: Optional[int],
-    temperature: float,
-    variable_dtype: mtf.VariableDType,
-    has_partial_sequences: bool,
-    never_end: bool,
-    remove_partial_sequences: bool,
-    sampling_keep_top_k: int,
-    bos_id: int,
-) -> mtf.Tensor:
-    """Returns sequences continued by a model; see `Unitransformer.sample_autoregressive`.
+@dataclasses.dataclass(frozen=True)
+class Sampling:
+    """How sequences are continued, the arguments of `Unitransformer.sample_autoregressive`.
 
-    Args:
-      model: an autoregressive Unitransformer.
-      partial_sequences: an int32 Tensor with dimensions [batch..., length]: in each row the
-        given ids, then zeros.
-      encoded: the EncoderOutputs that the model reads.
+    Attributes:
       stop_at_token: an int, the id that ends a sequence.
       max_steps: an int, the maximum number of added ids; None for as many as fit.
       temperature: a number; 0.0 takes the id with the largest logit.
       variable_dtype: the dtypes of variables: in checkpoints, in memory and in computations.
-      has_partial_sequences: False if `partial_sequences` is all zeros.
+      has_partial_sequences: False if the sequences are all zeros.
       never_end: whether `stop_at_token` is never chosen.
       remove_partial_sequences: whether to remove the given ids from the result.
       sampling_keep_top_k: an int, the number of ids with the largest logits to draw from; -1
         for all.
       bos_id: an int, the id that is fed before the first one.
+    """
+
+    stop_at_token: int
+    max_steps: Optional[int]
+    temperature: float
+    variable_dtype: mtf.VariableDType
+    has_partial_sequences: bool
+    never_end: bool
+    remove_partial_sequences: bool
+    sampling_keep_top_k: int
+    bos_id: int
+
+
+@leaves_no_node
+def sample_autoregressive(
+    model: Unitransformer,
+    ids: mtf.Tensor,
+    encoded: EncoderOutputs,
+    how: Sampling,
+    draft: Optional[Draft] = None,
+) -> mtf.Tensor:
+    """Returns sequences continued by a model; see `Unitransformer.sample_autoregressive`.
+
+    Args:
+      model: an autoregressive Unitransformer.
+      ids: an int32 Tensor with dimensions [batch..., length]: in each row the given ids, then
+        zeros.
+      encoded: the EncoderOutputs that the model reads.
+      how: a Sampling.
+      draft: a Draft that proposes several ids, of which each step accepts some; or None.
 
     Returns:
-      A Tensor of the shape of `partial_sequences`.
+      A Tensor of the shape of `ids`; with a draft, 0 after the end of a row.
 
     Raises:
-      ValueError: the model is not autoregressive, `sampling_keep_top_k` is 0 or below -1, or
-        `partial_sequences` is not such a Tensor.
+      ValueError: the model is not autoregressive, `sampling_keep_top_k` is 0 or below -1, `ids` is
+        not such a Tensor, or the draft does not fit the model.
     """
-    check_top_k(sampling_keep_top_k)
-    ids = partial_sequences
+    check_top_k(how.sampling_keep_top_k)
+    if draft is not None:
+        _check_draft(model, draft.model, draft.num_ids)
     length_dim = ids.shape.dims[-1]
     given = mtf.reduce_sum(mtf.to_int32(mtf.not_equal(ids, 0)), reduced_dim=length_dim)
-    incremental = IncrementalModel(model, ids, given, variable_dtype, encoded, bos_id)
+    incremental = IncrementalModel(model, ids, given, how.variable_dtype, encoded, how.bos_id)
     vocab_dim = model.output_vocab_dim
     assert vocab_dim is not None  # autoregressive models have an output vocabulary
-    limit = length_dim.size if max_steps is None else min(max_steps, length_dim.size)
-    sampler = _Sampler(
-        incremental=incremental,
-        vocab_dim=vocab_dim,
-        length_dim=length_dim,
-        given=given if has_partial_sequences else None,
-        limit=limit,
-        stop_at_token=stop_at_token,
-        never_end=never_end,
-        temperature=temperature,
-        keep_top_k=sampling_keep_top_k,
-    )
-    first = sampler.start(ids, bos_id)
-    ids = mtf.while_loop(sampler.goes_on, sampler.step, first)[3]
-    if has_partial_sequences and remove_partial_sequences:
+    limit = length_dim.size if how.max_steps is None else min(how.max_steps, length_dim.size)
+    loop: Union[_Sampler, _Speculation]
+    if draft is None:
+        loop = _Sampler(
+            incremental=incremental,
+            vocab_dim=vocab_dim,
+            length_dim=length_dim,
+            given=given if how.has_partial_sequences else None,
+            limit=limit,
+            stop_at_token=how.stop_at_token,
+            never_end=how.never_end,
+            temperature=how.temperature,
+            keep_top_k=how.sampling_keep_top_k,
+        )
+    else:
+        with draft_scope():
+            small = IncrementalModel(
+                draft.model, ids, given, how.variable_dtype, draft.encoded, how.bos_id
+            )
+        forbidden = how.stop_at_token if how.never_end else None
+        loop = _Speculation(
+            model=incremental,
+            draft=small,
+            vocab_dim=vocab_dim,
+            length_dim=length_dim,
+            several=mtf.Dimension(SPECULATED, draft.num_ids + 1),
+            given=given if how.has_partial_sequences else None,
+            limit=limit,
+            end=None if how.never_end else how.stop_at_token,
+            choice=_Choice(how.temperature, how.sampling_keep_top_k, vocab_dim, forbidden),
+        )
+    first = loop.start(ids, how.bos_id)
+    ids = mtf.while_loop(loop.goes_on, loop.step, first)[3]
+    if how.has_partial_sequences and how.remove_partial_sequences:
         return mtf.dynamic_shift(ids, mtf.negative(given), length_dim, wrap=False)
     return ids
 
@@ -437,82 +470,6 @@ def _check_draft(model: Unitransformer, draft: Unitransformer, num_ids: int) -> 
         )
 
 
-@leaves_no_node
-def sample_with_draft(
-    model: Unitransformer,
-    draft: Draft,
-    partial_sequences: mtf.Tensor,
-    encoded: EncoderOutputs,
-    stop_at_token: int,
-    max_steps: Optional[int],
-    temperature: float,
-    variable_dtype: mtf.VariableDType,
-    has_partial_sequences: bool,
-    never_end: bool,
-    remove_partial_sequences: bool,
-    sampling_keep_top_k: int,
-    bos_id: int,
-) -> mtf.Tensor:
-    """Returns sequences continued by a model, as `sample_autoregressive` does with a draft.
-
-    In each step the draft proposes some ids, one after the other; the model computes the logits of
-    all of them at once, and accepts those that it would have chosen itself. With temperature 0
-    these are the ids with the largest logits; else an id is accepted with the probability p / q of
-    model and draft, and the first one that is not is drawn from max(p - q, 0), so that ids have
-    the distribution p. Each step yields one id more than it accepts. Rows advance on their own.
-
-    Args:
-      model: an autoregressive Unitransformer.
-      draft: a Draft.
-      partial_sequences: an int32 Tensor with dimensions [batch..., length].
-      encoded: the EncoderOutputs that the model reads.
-      stop_at_token: an int, the id that ends a sequence.
-      max_steps: an int, the maximum number of added ids; None for as many as fit.
-      temperature: a number; 0.0 takes the id with the largest logit.
-      variable_dtype: the dtypes of variables: in checkpoints, in memory and in computations.
-      has_partial_sequences: False if `partial_sequences` is all zeros.
-      never_end: whether `stop_at_token` is never chosen.
-      remove_partial_sequences: whether to remove the given ids from the result.
-      sampling_keep_top_k: an int, the number of ids with the largest logits to draw from; -1
-        for all.
-      bos_id: an int, the id that is fed before the first one.
-
-    Returns:
-      A Tensor of the shape of `partial_sequences`, 0 after the end of a row.
-
-    Raises:
-      ValueError: the draft does not fit the model; see also `sample_autoregressive`.
-    """
-    check_top_k(sampling_keep_top_k)
-    _check_draft(model, draft.model, draft.num_ids)
-    ids = partial_sequences
-    length_dim = ids.shape.dims[-1]
-    given = mtf.reduce_sum(mtf.to_int32(mtf.not_equal(ids, 0)), reduced_dim=length_dim)
-    target = IncrementalModel(model, ids, given, variable_dtype, encoded, bos_id)
-    with draft_scope():
-        small = IncrementalModel(draft.model, ids, given, variable_dtype, draft.encoded, bos_id)
-    vocab_dim = model.output_vocab_dim
-    assert vocab_dim is not None  # autoregressive models have an output vocabulary
-    speculation = _Speculation(
-        model=target,
-        draft=small,
-        vocab_dim=vocab_dim,
-        length_dim=length_dim,
-        several=mtf.Dimension(SPECULATED, draft.num_ids + 1),
-        given=given if has_partial_sequences else None,
-        limit=length_dim.size if max_steps is None else min(max_steps, length_dim.size),
-        end=None if never_end else stop_at_token,
-        choice=_Choice(
-            temperature, sampling_keep_top_k, vocab_dim, stop_at_token if never_end else None
-        ),
-    )
-    first = speculation.start(ids, bos_id)
-    ids = mtf.while_loop(speculation.goes_on, speculation.step, first)[3]
-    if has_partial_sequences and remove_partial_sequences:
-        return mtf.dynamic_shift(ids, mtf.negative(given), length_dim, wrap=False)
-    return ids
-
-
 @dataclasses.dataclass(frozen=True)
 class _Choice:
     """How an id is chosen from logits."""
@@ -545,7 +502,13 @@ class _Choice:
 
 @dataclasses.dataclass(frozen=True)
 class _Speculation:
-    """The body and the condition of the loop.
+    """The body and the condition of the loop with a draft.
+
+    In each step the draft proposes some ids, one after the other; the model computes the logits of
+    all of them at once, and accepts those that it would have chosen itself. With temperature 0
+    these are the ids with the largest logits; else an id is accepted with the probability p / q of
+    model and draft, and the first one that is not is drawn from max(p - q, 0), so that ids have
+    the distribution p. Each step yields one id more than it accepts. Rows advance on their own.
 
     The loop variables are the number of ids added to each row, which rows are done, the last ids,
     all ids, and the states of the model and of the draft.

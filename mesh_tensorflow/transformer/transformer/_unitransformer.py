@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Optional, Union, overload
 
@@ -16,10 +15,10 @@ from mesh_tensorflow.transformer.transformer._call import call_model, visibility
 from mesh_tensorflow.transformer.transformer._context import Context, EncoderOutputs
 from mesh_tensorflow.transformer.transformer._decoding import (
     Draft,
+    Sampling,
     as_draft,
     beam_search,
     sample_autoregressive,
-    sample_with_draft,
 )
 
 if TYPE_CHECKING:
@@ -318,30 +317,28 @@ class Unitransformer:
           ValueError: the model is not autoregressive, `sampling_keep_top_k` is 0 or below -1,
             `partial_sequences` is not such a Tensor, or the draft does not fit the model.
         """
-        sample = sample_autoregressive
-        if draft_model is not None:
-            sample = functools.partial(
-                sample_with_draft, draft=as_draft(draft_model, num_draft_ids)
-            )
-        return sample(
+        return sample_autoregressive(
             self,
-            partial_sequences=partial_sequences,
-            encoded=EncoderOutputs(
+            partial_sequences,
+            EncoderOutputs(
                 encoder_output=encoder_output,
                 encoder_sequence_id=encoder_sequence_id,
                 encoder_inputs=encoder_inputs,
                 encoder_layer_outputs=encoder_layer_outputs,
                 shared_params=shared_params,
             ),
-            stop_at_token=stop_at_token,
-            max_steps=max_steps,
-            temperature=temperature,
-            variable_dtype=variable_dtype,
-            has_partial_sequences=has_partial_sequences,
-            never_end=never_end,
-            remove_partial_sequences=remove_partial_sequences,
-            sampling_keep_top_k=sampling_keep_top_k,
-            bos_id=bos_id,
+            Sampling(
+                stop_at_token=stop_at_token,
+                max_steps=max_steps,
+                temperature=temperature,
+                variable_dtype=variable_dtype,
+                has_partial_sequences=has_partial_sequences,
+                never_end=never_end,
+                remove_partial_sequences=remove_partial_sequences,
+                sampling_keep_top_k=sampling_keep_top_k,
+                bos_id=bos_id,
+            ),
+            None if draft_model is None else as_draft(draft_model, num_draft_ids),
         )
 
     def beam_search(

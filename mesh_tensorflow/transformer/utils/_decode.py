@@ -59,6 +59,9 @@ _unfinished: contextvars.ContextVar[Optional[list[str]]] = contextvars.ContextVa
 )
 
 
+# -- files that a killed program can resume
+
+
 @contextlib.contextmanager
 def finishing_together() -> Iterator[None]:
     """Context manager that keeps the parts of finished files until all files are finished.
@@ -211,6 +214,9 @@ def write_resumably(
         together.append(directory)
 
 
+# -- decoding of files
+
+
 _LOGGED = 5
 
 
@@ -334,6 +340,9 @@ def decode_from_file(
         # Beams, temperatures and lengths are bound by gin: all of it is in the fingerprint.
         [_weights_of(path), model_type, eos_id, ids.shape[1], gin.config_str()],
     )
+
+
+# -- decoding of data sets
 
 
 def text_of_feature(example: Mapping[str, Any], key: str, vocabulary: Vocabulary) -> str:

@@ -54,6 +54,9 @@ _SPECS: dict[str, Callable[[ProgramSettings, Mapping[str, tf.Tensor]], Any]] = {
 }
 
 
+# -- the model function
+
+
 @gin.configurable(module=MODULE, denylist=["predict_fn"])
 def tpu_estimator_model_fn(
     model_type: str,
@@ -159,6 +162,9 @@ def tpu_estimator_model_fn(
         return _SPECS[mode](own, features)
 
     return my_model_fn
+
+
+# -- the estimator
 
 
 def _session_config(settings: Settings, processes: int = 1) -> tf.ConfigProto:
@@ -293,6 +299,9 @@ def _estimator_of(
     )
 
 
+# -- arguments of `run`, and their checks
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunSettings(Settings):
     """The arguments of `run`, see there, with numbers in place of what determines them."""
@@ -413,6 +422,9 @@ def _run_settings(arguments: Mapping[str, Any]) -> RunSettings:
     return RunSettings.of(arguments, **others)
 
 
+# -- what each mode calls
+
+
 class _Common(TypedDict):
     """The arguments that every mode passes on."""
 
@@ -529,6 +541,9 @@ _MODES: dict[str, tuple[_Mode, bool]] = {
     "export_infer": (_export, False),
     "export": (_export, False),
 }
+
+
+# -- `run`
 
 
 def _run_in_chief(settings: RunSettings, estimator: TPUEstimator) -> Any:

@@ -47,6 +47,9 @@ if TYPE_CHECKING:
 Examples = Sequence[Mapping[str, Any]]
 
 
+# -- files of scores
+
+
 def _decoded(vocabulary: Vocabulary, ids: list[int]) -> Any:
     """Decodes ids; keeps other results of a vocabulary, such as lists of words, unchanged."""
     text = vocabulary.decode(ids)
@@ -226,6 +229,9 @@ def save_scores_to_tfrecords(
     tf.io.gfile.rename(temporary, path, overwrite=True)
 
 
+# -- scores by checkpoint
+
+
 @gin.configurable(module=MODULE)
 def compute_log_likelihoods(
     estimator: mtf_estimator.tpu.TPUEstimator,
@@ -350,6 +356,9 @@ def _printed(
         results = list(_scored(estimator, input_fn, path, num_examples))
         scores = print_and_save_scores(results, vocabulary, filename)
     return scores
+
+
+# -- what is scored: pairs of lines, and data sets
 
 
 def _lines(source: Union[str, Sequence[str], None]) -> list[str]:

@@ -121,6 +121,9 @@ def parse_gin_defaults_and_flags(
             gin.finalize()
 
 
+# -- vocabularies, and lengths of features
+
+
 def inputs_vocabulary(vocabulary: Vocabularies) -> Vocabulary:
     """Returns the vocabulary of inputs.
 
@@ -222,6 +225,9 @@ def inputs_length(sequence_length: Lengths) -> int:
     if isinstance(sequence_length, Mapping) and "inputs" not in sequence_length:
         return length_of_feature(sequence_length, "targets")
     return length_of_feature(sequence_length, "inputs")
+
+
+# -- meshes, batches and microbatches
 
 
 def _number_of_cores(topology: str) -> int:
@@ -391,6 +397,9 @@ def auto_train_steps(batch_size: int, sequence_length: Lengths, train_tokens: in
 
 # Which variables are trained: all, those that a regular expression is found in, or by a function.
 Filter = Union[str, Callable[[mtf.Variable], bool], None]
+
+
+# -- settings of a program
 
 
 class BatchDims(NamedTuple):

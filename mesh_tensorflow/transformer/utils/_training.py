@@ -136,17 +136,7 @@ def _evaluation_program(
     return Outputs({"loss": mtf.cast(loss, tf.float32), **tensors})
 
 
-# -- specs
-
-
-def _host_call(settings: ProgramSettings, scalars: Mapping[str, tf.Tensor]) -> Any:
-    """Returns the host_call that writes scalar summaries."""
-    key = mtf.utils.SCALAR_SUMMARIES_COLLECTION_KEY
-    for name, value in scalars.items():
-        tf.add_to_collection(key, (name, value))
-    host_call = mtf.utils.create_host_call(settings.model_dir or "")
-    mtf.utils.remove_summaries()
-    return host_call
+# -- initial checkpoints
 
 
 @gin.configurable(module=MODULE)
@@ -302,6 +292,9 @@ def _load_initial_checkpoint(settings: ProgramSettings) -> None:
     checkpoint.init_from_checkpoint(path, found)
 
 
+# -- hooks
+
+
 def _saver_hook(settings: ProgramSettings, results: Results) -> SaverHook:
     saver = checkpoint.Saver(
         tf.global_variables(),
@@ -359,6 +352,19 @@ class OperativeConfigHook(tf.train.SessionRunHook):
         writer = tf.summary.FileWriterCache.get(self._directory)
         writer.add_summary(summary, step)
         writer.flush()
+
+
+# -- specifications of training and evaluation
+
+
+def _host_call(settings: ProgramSettings, scalars: Mapping[str, tf.Tensor]) -> Any:
+    """Returns the host_call that writes scalar summaries."""
+    key = mtf.utils.SCALAR_SUMMARIES_COLLECTION_KEY
+    for name, value in scalars.items():
+        tf.add_to_collection(key, (name, value))
+    host_call = mtf.utils.create_host_call(settings.model_dir or "")
+    mtf.utils.remove_summaries()
+    return host_call
 
 
 def training_spec(settings: ProgramSettings, features: Mapping[str, tf.Tensor]) -> Any:
@@ -459,6 +465,9 @@ def evaluation_spec(settings: ProgramSettings, features: Mapping[str, tf.Tensor]
         eval_metric_ops=token_metrics(rows),
         evaluation_hooks=hooks,
     )
+
+
+# -- the loop, and where its input is
 
 
 _INPUT_NAME = "input.ckpt"
