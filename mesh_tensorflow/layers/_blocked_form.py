@@ -1,6 +1,6 @@
 """Describes the inputs of attention by blocks: which dimensions, biases, masks and dropout.
 
-Operations on Tensors (`blocked_operation.py`) have named dimensions in any order. The functions on
+Operations on Tensors (`_blocked_operation.py`) have named dimensions in any order. The functions on
 one processor's slices (`_blocked_slices.py`) want arrays in one arrangement. A Form translates
 between the two.
 """

@@ -167,7 +167,7 @@ def enc_dec_attention_bias(
     buckets = _parts.relative_position_bucket(
         relative_position_fn(context), num_buckets=buckets_dim.size
     )
-    bias = _parts.bucket_values(values, buckets, buckets_dim, context.encoder_length_dim)
+    bias = _masks.of_buckets(values, buckets, buckets_dim, context.encoder_length_dim)
     if hidden is None:
         return bias
     both = bias + hidden

@@ -124,23 +124,6 @@ def shared_bias_values(
     return values
 
 
-def bucket_values(
-    values: mtf.Tensor, buckets: mtf.Tensor, buckets_dim: mtf.Dimension, memory_dim: mtf.Dimension
-) -> mtf.Tensor:
-    """Looks up the values of buckets.
-
-    Args:
-      values: a Tensor with dimensions [..., heads..., buckets_dim].
-      buckets: an integer Tensor with the dimension `memory_dim`.
-      buckets_dim: a Dimension.
-      memory_dim: a Dimension.
-
-    Returns:
-      A Tensor whose dimensions are those of both, `memory_dim` last.
-    """
-    return _masks.of_buckets(values, buckets, buckets_dim, memory_dim)
-
-
 def params_arguments(
     context: Context, kv_dim: mtf.Dimension, num_heads: int, num_memory_heads: int = 0
 ) -> dict[str, Any]:

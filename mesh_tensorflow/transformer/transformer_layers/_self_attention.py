@@ -130,51 +130,6 @@ def _distances(
 _NOT_IN_RINGS = {"contextual": "'bias_shared' or 'bias'"}
 
 
-def self_attention_bias(
-    layer: SelfAttention,
-    context: Context,
-    memory_position: mtf.Tensor,
-    x: mtf.Tensor,
-    heads_dims: list[mtf.Dimension],
-    q: Optional[mtf.Tensor],
-    with_prompts: bool,
-) -> Optional[mtf.Tensor]:
-    """Returns the attention bias; see `SelfAttention.compute_bias`."""
-    memory_length = memory_position.shape.dims[-1]
-    num_prompts = memory_length.size - context.length_dim.size if with_prompts else 0
-    here = query_position(context)
-    if _parts.in_ring(layer, context, _NOT_IN_RINGS) and not num_prompts:
-        visible = _conditions(layer, context, memory_position)
-        far = _distances(layer, context, here, memory_position, heads_dims, q)
-        distances = [] if far is None else [far]
-        if not visible and not distances:
-            return None
-        return _masks.stand_in(context.mesh, visible, context.activation_dtype, distances)
-    there = memory_position - num_prompts if num_prompts else memory_position
-    relative_position = there - here
-    hidden = _hidden(layer, context, relative_position, memory_position, num_prompts)
-    far = _distances(layer, context, here, there, heads_dims, q)
-    if far is None:
-        return hidden
-    near = _masks.of_buckets(
-        far.values, _masks.bucketed(relative_position, far.buckets), far.buckets_dim, memory_length
-    )
-    # Values that depend on the query have the size of the bias.
-    by_distance = layer.relative_attention_type != "contextual"
-    distances = [far] if by_distance else []
-    rest = None if by_distance else near
-    if hidden is None:
-        return _masks.made_of(near, (), rest, distances) if by_distance else near
-    # In the order of the logits, so that the sum with them needs no transposition.
-    order = [*x.shape.dims[:-1], *heads_dims, memory_length]
-    known = [d for d in order if d in near.shape or d in hidden.shape]
-    others = [d for d in near.shape.dims + hidden.shape.dims if d not in known]
-    bias = mtf.add(near, hidden, output_shape=mtf.Shape([*dict.fromkeys(others), *known]))
-    if hidden.made_of is None:
-        return _masks.made_of(bias, (), hidden, distances) if by_distance else bias
-    return _masks.made_of(bias, hidden.made_of.visible, rest, distances)
-
-
 _KINDS = (None, "bias", "bias_shared", "contextual")
 _ATTENTION_FUNCTIONS: dict[Optional[str], Callable[..., mtf.Tensor]] = {
     None: attention.attention,
@@ -497,9 +452,42 @@ class SelfAttention(transformer.TransformerLayer):
         Returns:
           A Tensor, or None if nothing is masked and there is no relative attention.
         """
-        return self_attention_bias(
-            self, context, memory_position, x, heads_dims, q, bool(use_prompt_kv)
+        memory_length = memory_position.shape.dims[-1]
+        num_prompts = memory_length.size - context.length_dim.size if use_prompt_kv else 0
+        here = query_position(context)
+        if _parts.in_ring(self, context, _NOT_IN_RINGS) and not num_prompts:
+            visible = _conditions(self, context, memory_position)
+            far = _distances(self, context, here, memory_position, heads_dims, q)
+            distances = [] if far is None else [far]
+            if not visible and not distances:
+                return None
+            return _masks.stand_in(context.mesh, visible, context.activation_dtype, distances)
+        there = memory_position - num_prompts if num_prompts else memory_position
+        relative_position = there - here
+        hidden = _hidden(self, context, relative_position, memory_position, num_prompts)
+        far = _distances(self, context, here, there, heads_dims, q)
+        if far is None:
+            return hidden
+        near = _masks.of_buckets(
+            far.values,
+            _masks.bucketed(relative_position, far.buckets),
+            far.buckets_dim,
+            memory_length,
         )
+        # Values that depend on the query have the size of the bias.
+        by_distance = self.relative_attention_type != "contextual"
+        distances = [far] if by_distance else []
+        rest = None if by_distance else near
+        if hidden is None:
+            return _masks.made_of(near, (), rest, distances) if by_distance else near
+        # In the order of the logits, so that the sum with them needs no transposition.
+        order = [*x.shape.dims[:-1], *heads_dims, memory_length]
+        known = [d for d in order if d in near.shape or d in hidden.shape]
+        others = [d for d in near.shape.dims + hidden.shape.dims if d not in known]
+        bias = mtf.add(near, hidden, output_shape=mtf.Shape([*dict.fromkeys(others), *known]))
+        if hidden.made_of is None:
+            return _masks.made_of(bias, (), hidden, distances) if by_distance else bias
+        return _masks.made_of(bias, hidden.made_of.visible, rest, distances)
 
     @property
     def kv_dim(self) -> mtf.Dimension:
