@@ -55,7 +55,7 @@ from mesh_tensorflow.layers._masks import (
     attention_mask_same_segment,
     rename_length_to_memory_length,
 )
-from mesh_tensorflow.layers._norm import (
+from mesh_tensorflow.layers._norm_and_loss import (
     annealed_dropout,
     batch_norm,
     clip_activation_gradient,

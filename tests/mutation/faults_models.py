@@ -25,14 +25,14 @@ FAULTS = [
         "layers/test_attention_local.py -k reach",
     ),
     Fault(
-        "layers/_norm.py",
+        "layers/_norm_and_loss.py",
         "return loss + z_loss * mtf.square(log_z)",
         "return loss + z_loss * log_z",
         "the z loss is not squared",
         "layers/test_losses_and_embedding.py -k z_loss",
     ),
     Fault(
-        "layers/_norm.py",
+        "layers/_norm_and_loss.py",
         "step = (average - value) * (1.0 - momentum)",
         "step = (average - value) * momentum",
         "the averages of batch_norm forget what they should keep",
@@ -81,7 +81,7 @@ FAULTS = [
         "transformer/test_moe_gatings.py -k balance",
     ),
     Fault(
-        "layers/_norm.py",
+        "layers/_norm_and_loss.py",
         "loss = (1.0 - smoothing) * loss + smoothing * even",
         "loss = loss + smoothing * even",
         "smoothed labels do not add up to one",

@@ -15,7 +15,7 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
 from mesh_tensorflow._core.errors import dims_text, slip
-from mesh_tensorflow.layers._norm import smoothed_cross_entropy
+from mesh_tensorflow.layers._norm_and_loss import smoothed_cross_entropy
 from mesh_tensorflow.ops._contractions.reduce_broadcast import divided_sum
 from mesh_tensorflow.transformer.transformer._context import Context
 
