@@ -42,8 +42,8 @@ def build(kind: str, length: int, blocked: bool):
     import tensorflow.compat.v1 as tf
 
     import mesh_tensorflow as mtf
-    from mesh_tensorflow.layers._attention import masks
-    from mesh_tensorflow.layers._attention.visibility import Buckets
+    from mesh_tensorflow.layers import _masks
+    from mesh_tensorflow.layers._visibility import Buckets
     from mesh_tensorflow.transformer import attention
 
     mesh = mtf.Mesh(mtf.Graph(), "mesh")
@@ -76,9 +76,9 @@ def build(kind: str, length: int, blocked: bool):
         values = given(["heads", "buckets"])
         there = mtf.layers.rename_length_to_memory_length(positions)
         buckets = Buckets(sizes["buckets"], False, 128)
-        far = masks.Distances(buckets, values, values.shape.dims[1], positions, there)
-        whole = hidden + masks.distance_bias(far)
-        bias = masks.made_of(whole, hidden.made_of.visible, None, [far])
+        far = _masks.Distances(buckets, values, values.shape.dims[1], positions, there)
+        whole = hidden + _masks.distance_bias(far)
+        bias = _masks.made_of(whole, hidden.made_of.visible, None, [far])
         xs.append(values)
     rate = 0.1 if kind == "dropout" else 0.0
     y = attention.attention(q, k, v, memory, channels, channels, bias, rate, blocked=blocked)

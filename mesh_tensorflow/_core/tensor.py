@@ -115,7 +115,7 @@ class Tensor:
         # Inner values of a function with a custom gradient cannot be inputs of other operations.
         self.usable = True
         # Of an attention mask: the positions or segment ids that it was computed from. Attention by
-        # blocks compares those and never reads the mask itself; see layers/_attention/masks.py.
+        # blocks compares those and never reads the mask itself; see layers/_masks.py.
         self.made_of: Any = None
 
     @property

@@ -12,7 +12,7 @@ import numpy as np
 from mesh_tensorflow._core.layout import LayoutRules
 from mesh_tensorflow._core.operation import Operation, with_inner_operations
 from mesh_tensorflow.auto_mtf.valid_layouts import LayoutValidator
-from mesh_tensorflow.layers._attention.blocked_operation import Blocked
+from mesh_tensorflow.layers._blocked_operation import Blocked
 from mesh_tensorflow.ops._control.control import CustomGradientOperation
 from mesh_tensorflow.ops._control.recompute import DelayOperation
 from mesh_tensorflow.ops._control.while_loop import WhileGradientOperation, WhileLoopOperation

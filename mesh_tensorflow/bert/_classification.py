@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,12 +13,13 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow.bert import tokenization
-from mesh_tensorflow.bert._records import record_batches, training_order, write_records
+from mesh_tensorflow.bert._training import record_batches, training_order, write_records
 
 if TYPE_CHECKING:
     from mesh_tensorflow.bert.tokenization import FullTokenizer
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class InputExample:
     """One or two sentences, with a label.
 
@@ -28,17 +30,10 @@ class InputExample:
       label: a string, or None if it is unknown.
     """
 
-    def __init__(
-        self,
-        guid: Union[str, int],
-        text_a: str,
-        text_b: Optional[str] = None,
-        label: Optional[str] = None,
-    ) -> None:
-        self.guid = guid
-        self.text_a = text_a
-        self.text_b = text_b
-        self.label = label
+    guid: Union[str, int]
+    text_a: str
+    text_b: Optional[str] = None
+    label: Optional[str] = None
 
 
 class PaddingInputExample:
@@ -258,6 +253,7 @@ _FEATURES = ("input_ids", "input_mask", "segment_ids")
 Example = Union[InputExample, PaddingInputExample]
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class InputFeatures:
     """An example as integers.
 
@@ -269,19 +265,11 @@ class InputFeatures:
       is_real_example: False for a PaddingInputExample.
     """
 
-    def __init__(
-        self,
-        input_ids: Sequence[int],
-        input_mask: Sequence[int],
-        segment_ids: Sequence[int],
-        label_id: int,
-        is_real_example: bool = True,
-    ) -> None:
-        self.input_ids = input_ids
-        self.input_mask = input_mask
-        self.segment_ids = segment_ids
-        self.label_id = label_id
-        self.is_real_example = is_real_example
+    input_ids: Sequence[int]
+    input_mask: Sequence[int]
+    segment_ids: Sequence[int]
+    label_id: int
+    is_real_example: bool = True
 
 
 def _truncated(tokens_a: list[str], tokens_b: list[str], room: int) -> tuple[list[str], list[str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -12,7 +13,7 @@ import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._flags import FLAGS
 from mesh_tensorflow.bert import tokenization
-from mesh_tensorflow.bert._records import int64_features, record_batches
+from mesh_tensorflow.bert._training import int64_features, record_batches
 
 if TYPE_CHECKING:
     from mesh_tensorflow.bert.tokenization import FullTokenizer
@@ -72,6 +73,7 @@ def get_final_text(pred_text: str, orig_text: str, do_lower_case: bool) -> str:
 _SPACES = " \t\r\n\u202f"
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class SquadExample:
     """A question about a paragraph.
 
@@ -85,23 +87,13 @@ class SquadExample:
       is_impossible: whether the paragraph does not contain an answer.
     """
 
-    def __init__(
-        self,
-        qas_id: str,
-        question_text: str,
-        doc_tokens: list[str],
-        orig_answer_text: Optional[str] = None,
-        start_position: Optional[int] = None,
-        end_position: Optional[int] = None,
-        is_impossible: bool = False,
-    ) -> None:
-        self.qas_id = qas_id
-        self.question_text = question_text
-        self.doc_tokens = doc_tokens
-        self.orig_answer_text = orig_answer_text
-        self.start_position = start_position
-        self.end_position = end_position
-        self.is_impossible = is_impossible
+    qas_id: str
+    question_text: str
+    doc_tokens: list[str]
+    orig_answer_text: Optional[str] = None
+    start_position: Optional[int] = None
+    end_position: Optional[int] = None
+    is_impossible: bool = False
 
     def __str__(self) -> str:
         answer = f", answer={self.orig_answer_text!r}" if self.orig_answer_text else ""
@@ -223,6 +215,7 @@ _SHOWN = 20
 _MARKS = 3  # [CLS] and two [SEP]
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class InputFeatures:
     """A question and a span of its paragraph, as integers.
 
@@ -243,33 +236,18 @@ class InputFeatures:
       is_impossible: whether there is no answer.
     """
 
-    def __init__(
-        self,
-        unique_id: int,
-        example_index: int,
-        doc_span_index: int,
-        tokens: Sequence[str],
-        token_to_orig_map: Mapping[int, int],
-        token_is_max_context: Mapping[int, bool],
-        input_ids: Sequence[int],
-        input_mask: Sequence[int],
-        segment_ids: Sequence[int],
-        start_position: Optional[int] = None,
-        end_position: Optional[int] = None,
-        is_impossible: Optional[bool] = None,
-    ) -> None:
-        self.unique_id = unique_id
-        self.example_index = example_index
-        self.doc_span_index = doc_span_index
-        self.tokens = tokens
-        self.token_to_orig_map = token_to_orig_map
-        self.token_is_max_context = token_is_max_context
-        self.input_ids = input_ids
-        self.input_mask = input_mask
-        self.segment_ids = segment_ids
-        self.start_position = start_position
-        self.end_position = end_position
-        self.is_impossible = is_impossible
+    unique_id: int
+    example_index: int
+    doc_span_index: int
+    tokens: Sequence[str]
+    token_to_orig_map: Mapping[int, int]
+    token_is_max_context: Mapping[int, bool]
+    input_ids: Sequence[int]
+    input_mask: Sequence[int]
+    segment_ids: Sequence[int]
+    start_position: Optional[int] = None
+    end_position: Optional[int] = None
+    is_impossible: Optional[bool] = None
 
 
 class FeatureWriter:
@@ -407,30 +385,23 @@ def _position(answer: tuple[int, int], span: _Span, offset: int) -> tuple[int, i
     return start - span.start + offset, end - span.start + offset
 
 
+@dataclasses.dataclass
 class _Converter:
     """Converts examples to features, and numbers them."""
 
-    def __init__(
-        self,
-        tokenizer: FullTokenizer,
-        max_seq_length: int,
-        doc_stride: int,
-        max_query_length: int,
-        is_training: bool,
-    ) -> None:
-        self._tokenizer = tokenizer
-        self._length = max_seq_length
-        self._stride = doc_stride
-        self._max_query_length = max_query_length
-        self._is_training = is_training
-        self._next_id = _FIRST_ID
+    tokenizer: FullTokenizer
+    length: int
+    stride: int
+    max_query_length: int
+    is_training: bool
+    next_id: int = _FIRST_ID
 
     def features(self, index: int, example: SquadExample) -> Iterable[InputFeatures]:
         """Yields the features of all spans of an example's paragraph."""
-        query = self._tokenizer.tokenize(example.question_text)[: self._max_query_length]
-        document = _tokenized(example.doc_tokens, self._tokenizer)
-        answer = _answer_tokens(example, document, self._tokenizer) if self._is_training else None
-        spans = _spans(len(document.tokens), self._length - len(query) - _MARKS, self._stride)
+        query = self.tokenizer.tokenize(example.question_text)[: self.max_query_length]
+        document = _tokenized(example.doc_tokens, self.tokenizer)
+        answer = _answer_tokens(example, document, self.tokenizer) if self.is_training else None
+        spans = _spans(len(document.tokens), self.length - len(query) - _MARKS, self.stride)
         for number in range(len(spans)):
             made = self._feature(query, document, spans, number)
             made.example_index = index
@@ -451,9 +422,9 @@ class _Converter:
         offset = len(tokens)
         positions = range(span.start, span.end + 1)
         tokens += [*(document.tokens[i] for i in positions), "[SEP]"]
-        ids = self._tokenizer.convert_tokens_to_ids(tokens)
-        padding = [0] * (self._length - len(tokens))
-        unique_id, self._next_id = self._next_id, self._next_id + 1
+        ids = self.tokenizer.convert_tokens_to_ids(tokens)
+        padding = [0] * (self.length - len(tokens))
+        unique_id, self.next_id = self.next_id, self.next_id + 1
         return InputFeatures(
             unique_id,
             0,

@@ -1,8 +1,22 @@
-"""The BERT model on a mesh, its configuration and its layers."""
+"""The BERT model on a mesh: its layers, the names of its dimensions, and its losses."""
 
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Optional, Union
+
+import tensorflow.compat.v1 as tf
+
+import mesh_tensorflow.ops_with_redefined_builtins as mtf
+from mesh_tensorflow import layers
 from mesh_tensorflow.bert._config import BertConfig
-from mesh_tensorflow.bert._model import BertModel, get_activation, layer_norm
 from mesh_tensorflow.bert._training import get_assignment_map_from_checkpoint
+from mesh_tensorflow.ops._contractions.softmax import normalize
+from mesh_tensorflow.ops._variables.variable import computed_in_float32, widened
+from mesh_tensorflow.transformer import moe as moe_lib
+from mesh_tensorflow.transformer.transformer_layers._parts import relative_position_bucket
 
 __all__ = [
     "BertConfig",
@@ -11,3 +25,631 @@ __all__ = [
     "get_assignment_map_from_checkpoint",
     "layer_norm",
 ]
+
+
+# BERT's own vocabulary, 30,522 = 2 * 3 * 5,087 tokens, could hardly be split over a mesh.
+VOCAB_DIVISOR = 128
+# Variance of initial weights times their fan-in.
+_SCALE = 0.4
+POSITION_SIGNALS = ("embedding", "relative_attention_bias")
+RESIDUAL_STRUCTURES = ("original", "direct")
+BLOCK_LAYERS = ("attention", "feedforward", "moe")
+
+
+def check_config(config: BertConfig, length: int) -> None:
+    """Checks a configuration for sequences of a length.
+
+    Args:
+      config: a BertConfig.
+      length: an integer.
+
+    Raises:
+      ValueError: it does not describe a valid model.
+    """
+    choices = [
+        ("position_signal", config.position_signal, POSITION_SIGNALS),
+        ("residual_structure", config.residual_structure, RESIDUAL_STRUCTURES),
+        *(("layer type", name, BLOCK_LAYERS) for name in config.block_layers),
+    ]
+    for what, value, known in choices:
+        if value not in known:
+            raise ValueError(
+                f"BertModel: unknown {what} {value!r}; it should be one of "
+                f"{', '.join(map(repr, known))}"
+            )
+    if config.position_signal == "embedding" and length > config.max_position_embeddings:
+        raise ValueError(
+            f"BertModel: cannot use sequence length {length}: max_position_embeddings is "
+            f"{config.max_position_embeddings}. Shorten the sequences (--max_seq_length), or make "
+            "max_position_embeddings larger in the configuration"
+        )
+    if config.attention_head_size is None and config.d_model % config.attention_num_heads:
+        raise ValueError(
+            f"BertModel: The hidden size ({config.d_model}) is not a multiple of the number of "
+            f"attention heads ({config.attention_num_heads}); change d_model or "
+            "attention_num_heads, or set attention_head_size"
+        )
+
+
+def _defined(name: str, size: Optional[int], what: str, key: str) -> mtf.Dimension:
+    if size is None:
+        raise ValueError(f"The {what} is not defined: the configuration has no {key}.")
+    return mtf.Dimension(name, size)
+
+
+class BertDims:
+    """The dimensions that layout rules name, from `self.config` and the shape of `self._input_ids`.
+
+    Attributes:
+      config: a BertConfig.
+    """
+
+    config: BertConfig
+    _input_ids: mtf.Tensor
+
+    @property
+    def vocab_dim(self) -> mtf.Dimension:
+        """The vocabulary: its size rounded up to a multiple of 128."""
+        size = -(-self.config.vocab_size // VOCAB_DIVISOR) * VOCAB_DIVISOR
+        return mtf.Dimension("vocab", size)
+
+    @property
+    def model_dim(self) -> mtf.Dimension:
+        """The channels of layer inputs and outputs: "hidden"."""
+        return mtf.Dimension("hidden", self.config.d_model)
+
+    @property
+    def token_type_vocab_dim(self) -> mtf.Dimension:
+        """Token types."""
+        return mtf.Dimension("token_type_vocab", self.config.type_vocab_size)
+
+    @property
+    def feedforward_intermediate_dim(self) -> mtf.Dimension:
+        """Hidden units of feed-forward layers: "intermediate"."""
+        return mtf.Dimension("intermediate", self.config.feedforward_intermediate_size)
+
+    @property
+    def num_heads_dim(self) -> mtf.Dimension:
+        """Attention heads: "num_heads"."""
+        return mtf.Dimension("num_heads", self.config.attention_num_heads)
+
+    @property
+    def softmax_heads_dims(self) -> mtf.Dimension:
+        """Heads of attention weights; the same as `num_heads_dim`."""
+        return self.num_heads_dim
+
+    @property
+    def max_position_embeddings_dim(self) -> mtf.Dimension:
+        """Positions with embeddings."""
+        return mtf.Dimension("max_position_embeddings", self.config.max_position_embeddings)
+
+    @property
+    def seq_dim(self) -> mtf.Dimension:
+        """Positions of the sequence: the last dimension of the input."""
+        return self._input_ids.shape.dims[-1]
+
+    @property
+    def memory_seq_dim(self) -> mtf.Dimension:
+        """Positions of keys and values: "memory_seq"."""
+        return mtf.Dimension("memory_seq", self.seq_dim.size)
+
+    @property
+    def size_per_head_dim(self) -> mtf.Dimension:
+        """Channels of an attention head: "attention_head"."""
+        size = self.config.attention_head_size
+        return mtf.Dimension(
+            "attention_head", size or self.config.d_model // self.config.attention_num_heads
+        )
+
+    @property
+    def key_dim(self) -> mtf.Dimension:
+        """Channels of a key head, if `attention_key_head_size` is given."""
+        size = self.config.attention_key_head_size
+        return _defined("d_k", size, "key head size", "attention_key_head_size")
+
+    @property
+    def key_heads_dims(self) -> mtf.Dimension:
+        """Key heads, if `attention_num_key_heads` is given."""
+        size = self.config.attention_num_key_heads
+        return _defined("key_heads", size, "number of key heads", "attention_num_key_heads")
+
+    @property
+    def value_dim(self) -> mtf.Dimension:
+        """Channels of a value head, if `attention_value_head_size` is given."""
+        size = self.config.attention_value_head_size
+        return _defined("d_v", size, "value head size", "attention_value_head_size")
+
+    @property
+    def value_heads_dims(self) -> mtf.Dimension:
+        """Value heads, if `attention_num_value_heads` is given."""
+        size = self.config.attention_num_value_heads
+        return _defined("value_heads", size, "number of value heads", "attention_num_value_heads")
+
+    @property
+    def dense_initializer(self) -> Any:
+        """The initializer of kernels."""
+        if self.config.initializer_range:
+            return tf.truncated_normal_initializer(stddev=self.config.initializer_range)
+        return layers.VarianceScalingInitializer(scale=_SCALE)
+
+    @property
+    def embedding_initializer(self) -> Any:
+        """The initializer of embeddings that also serve as softmax weights."""
+        deviation = self.config.initializer_range or math.sqrt(_SCALE / self.config.d_model)
+        return tf.truncated_normal_initializer(stddev=deviation)
+
+
+_ACTIVATIONS: dict[str, Optional[Callable[[mtf.Tensor], mtf.Tensor]]] = {
+    "linear": None,
+    "relu": mtf.relu,
+    "gelu": mtf.gelu,
+    "tanh": mtf.tanh,
+}
+
+
+def get_activation(
+    activation_string: Union[str, Callable[[mtf.Tensor], mtf.Tensor], None],
+) -> Optional[Callable[[mtf.Tensor], mtf.Tensor]]:
+    """Looks up an activation function by name.
+
+    Args:
+      activation_string: "gelu", "relu", "tanh" or "linear", case-insensitive; or a function, which
+        is returned unchanged; or None or "".
+
+    Returns:
+      A function of a Tensor; None for "linear", None and "".
+
+    Raises:
+      ValueError: the name is unknown.
+    """
+    if not activation_string:
+        return None
+    if not isinstance(activation_string, str):
+        return activation_string
+    if activation_string.lower() not in _ACTIVATIONS:
+        raise ValueError(
+            f"Unsupported activation: {activation_string!r}; it should be one of "
+            f"{', '.join(map(repr, _ACTIVATIONS))}"
+        )
+    return _ACTIVATIONS[activation_string.lower()]
+
+
+def layer_norm(
+    x: mtf.Tensor,
+    dim: mtf.Dimension,
+    epsilon: float = 1e-6,
+    subtract_mean: bool = True,
+    use_scale: bool = True,
+    use_bias: bool = True,
+    name: Optional[str] = None,
+) -> mtf.Tensor:
+    """Normalizes along a dimension, then scales and shifts.
+
+    Ba et al., "Layer normalization" (2016); without the mean, Zhang and Sennrich, "Root mean square
+    layer normalization" (2019).
+
+    Args:
+      x: a Tensor with the dimension `dim`.
+      dim: a Dimension.
+      epsilon: added to the variance.
+      subtract_mean: whether to subtract the mean.
+      use_scale: whether to multiply by a variable "scale" with the dimension `dim`.
+      use_bias: whether to add a variable "bias" with the dimension `dim`.
+      name: the variable scope; "layer_norm" if None.
+
+    Returns:
+      A Tensor of the shape of `x`.
+
+    Raises:
+      ValueError: `x` lacks `dim`.
+    """
+    if dim not in x.shape:
+        raise ValueError(
+            f"layer_norm: {x.name} {x.shape} has no dimension {dim.name}={dim.size}; normalize "
+            "along one of its dimensions"
+        )
+    with tf.variable_scope(name, default_name="layer_norm"):
+        # bfloat16 has 8 significant bits, too few for a mean of squares.
+        y = computed_in_float32(normalize if subtract_mean else _by_rms)(x, dim, epsilon)
+        if use_scale:
+            y *= _vector(x, dim, "scale", tf.ones_initializer())
+        if use_bias:
+            y += _vector(x, dim, "bias", tf.zeros_initializer())
+        return y
+
+
+def _by_rms(x: mtf.Tensor, dim: mtf.Dimension, epsilon: float) -> mtf.Tensor:
+    return x * mtf.rsqrt(mtf.reduce_mean(mtf.square(x), reduced_dim=dim) + epsilon)
+
+
+def _vector(
+    x: mtf.Tensor, dim: mtf.Dimension, name: str, initializer: Callable[..., tf.Tensor]
+) -> mtf.Tensor:
+    return mtf.get_variable(
+        x.mesh, name, mtf.Shape([dim]), initializer=initializer, activation_dtype=x.dtype
+    )
+
+
+# Added to attention logits at padding; the value in BERT.
+_MASKED_LOGIT = -10000.0
+_BUCKETS = 32
+# Coefficient of the z-loss of both pre-training losses.
+_Z_LOSS = 1e-4
+_EPSILON = 1e-5
+_MOE_HPARAMS = {
+    "moe_gating": "top_2",
+    "moe_group_size": 2048,
+    "moe_loss_coef": 1e-3,
+    "moe_capacity_factor_train": 1.25,
+    "moe_capacity_factor_eval": 8.0,
+    "moe_use_second_place_loss": False,
+    "moe_second_policy_train": "random",
+    "moe_second_policy_eval": "random",
+    "moe_second_threshold_train": 0.2,
+    "moe_second_threshold_eval": 0.2,
+}
+
+
+class BertModel(BertDims):
+    """A stack of blocks over the embeddings of a sequence, with a pooler and heads.
+
+    Devlin et al., "BERT: pre-training of deep bidirectional transformers for language
+    understanding" (2019). Layouts may split the batch and the dimensions "vocab", "hidden",
+    "intermediate", "num_heads" and "experts".
+
+    Attributes:
+      config: a BertConfig, without dropout unless training.
+      embedding_table: the variable [vocab, hidden].
+      word_embedding_output: embeddings of tokens [batch..., seq, hidden].
+      embedding_output: the sum of all embeddings, normalized.
+      all_encoder_layers: a list of the outputs of blocks.
+      sequence_output: the output of the last block [batch..., seq, hidden].
+      pooled_output: the pooled output of the first position [batch..., hidden].
+    """
+
+    def __init__(
+        self,
+        config: BertConfig,
+        is_training: bool,
+        input_ids: mtf.Tensor,
+        input_mask: Optional[mtf.Tensor] = None,
+        token_type_ids: Optional[mtf.Tensor] = None,
+        scope: Optional[str] = None,
+        mesh_shape: Union[mtf.Shape, str] = "",
+        layout: Union[mtf.LayoutRules, str] = "",
+    ) -> None:
+        """Builds the model.
+
+        Args:
+          config: a BertConfig.
+          is_training: whether dropout is applied.
+          input_ids: an int32 Tensor with dimensions [batch..., seq].
+          input_mask: an int32 Tensor of the same shape, 0 at padding; or None.
+          token_type_ids: an int32 Tensor of the same shape; 0 everywhere if None.
+          scope: the variable scope; "bert" if None.
+          mesh_shape: the mesh, for mixtures of experts.
+          layout: the layout, for mixtures of experts.
+
+        Raises:
+          ValueError: the configuration is not valid for such inputs.
+        """
+        check_config(config, input_ids.shape.dims[-1].size)
+        activation = get_activation(config.feedforward_intermediate_act)
+        self.config = copy.deepcopy(config)
+        if not is_training:
+            self.config.layer_output_dropout_prob = 0.0
+            self.config.attention_probs_dropout_prob = 0.0
+            self.config.feedforward_intermediate_dropout_prob = 0.0
+        self._activation = activation
+        self._input_ids = input_ids
+        self._extra_losses: list[mtf.Tensor] = []
+        if token_type_ids is None:
+            token_type_ids = mtf.zeros(input_ids.mesh, input_ids.shape, tf.int32)
+        with tf.variable_scope(scope, default_name="bert"):
+            with tf.variable_scope("embeddings"):
+                self.embedding_output = self._embedded(input_ids, token_type_ids)
+            with tf.variable_scope("encoder"):
+                self.all_encoder_layers = self._encoded(
+                    input_mask, (layout, mesh_shape, input_mask, is_training)
+                )
+            self.sequence_output = (
+                self.all_encoder_layers[-1] if self.all_encoder_layers else self.embedding_output
+            )
+            # Nothing has normalized the sum of pre-norm layers yet.
+            if self.config.residual_structure == "direct":
+                self.sequence_output = self.normalize(self.sequence_output)
+            with tf.variable_scope("pooler"):
+                self.pooled_output = layers.dense(
+                    # The first token is [CLS], which stands for the whole sequence.
+                    mtf.gather(self.sequence_output, 0, self.seq_dim),
+                    [self.model_dim],
+                    reduced_dims=[self.model_dim],
+                    use_bias=self.config.use_bias,
+                    activation=mtf.tanh,
+                    kernel_initializer=self.dense_initializer,
+                )
+
+    # -- the model
+
+    def _embedded(self, input_ids: mtf.Tensor, token_type_ids: mtf.Tensor) -> mtf.Tensor:
+        """Returns the normalized sum of the embeddings of tokens, their types and positions."""
+        self.embedding_table = self._embeddings("word_embeddings", self.vocab_dim)
+        self.word_embedding_output = mtf.gather(self.embedding_table, input_ids, self.vocab_dim)
+        types = self._embeddings("token_type_embeddings", self.token_type_vocab_dim)
+        y = self.word_embedding_output + mtf.gather(
+            types, token_type_ids, self.token_type_vocab_dim
+        )
+        if self.config.position_signal == "embedding":
+            positions = self._embeddings("position_embeddings", self.max_position_embeddings_dim)
+            used = mtf.slice(positions, 0, self.seq_dim.size, self.max_position_embeddings_dim.name)
+            y += mtf.replace_dimensions(used, used.shape.dims[0], self.seq_dim)
+        return self._dropped(self.normalize(y), self.config.layer_output_dropout_prob)
+
+    def _embeddings(self, name: str, dim: mtf.Dimension) -> mtf.Tensor:
+        return mtf.get_variable(
+            self._input_ids.mesh,
+            name,
+            mtf.Shape([dim, self.model_dim]),
+            initializer=self.embedding_initializer,
+        )
+
+    def _encoded(self, input_mask: Optional[mtf.Tensor], moe_arguments: tuple) -> list[mtf.Tensor]:
+        """Returns the outputs of all blocks."""
+        attention_bias = self._attention_bias(input_mask)
+        layer_fns = {
+            "attention": lambda x: self.self_attention(x, attention_bias),
+            "feedforward": self.feedforward,
+            "moe": lambda x: self.moe(x, *moe_arguments),
+        }
+        direct = self.config.residual_structure == "direct"
+        x, outputs = self.embedding_output, []
+        for number in range(self.config.num_blocks):
+            with tf.variable_scope(f"block_{number}"):
+                for name in self.config.block_layers:
+                    with tf.variable_scope(None, default_name=name):
+                        # Pre-norm: x + layer(norm(x)); post-norm, as in BERT: norm(x + layer(x)).
+                        y = layer_fns[name](self.normalize(x) if direct else x)
+                        x += self._dropped(y, self.config.layer_output_dropout_prob)
+                        x = x if direct else self.normalize(x)
+            outputs.append(x)
+        return outputs
+
+    def _attention_bias(self, input_mask: Optional[mtf.Tensor]) -> Optional[mtf.Tensor]:
+        """Returns the attention bias, or None."""
+        bias = None
+        if input_mask is not None:
+            seen = mtf.rename_dimension(input_mask, self.seq_dim.name, self.memory_seq_dim.name)
+            bias = (1.0 - mtf.to_float(seen)) * _MASKED_LOGIT
+        if self.config.position_signal != "relative_attention_bias":
+            return bias
+        mesh = self._input_ids.mesh
+        distance = mtf.range(mesh, self.memory_seq_dim, tf.int32) - mtf.range(
+            mesh, self.seq_dim, tf.int32
+        )
+        buckets_dim = mtf.Dimension("buckets", _BUCKETS)
+        table = mtf.get_variable(
+            mesh,
+            "relative_attention_bias",
+            mtf.Shape([*self._softmax_heads, buckets_dim]),
+            initializer=tf.zeros_initializer(),
+        )
+        by_distance = mtf.gather(
+            table, relative_position_bucket(distance, num_buckets=_BUCKETS), buckets_dim
+        )
+        return by_distance if bias is None else bias + mtf.to_float(by_distance)
+
+    @property
+    def _softmax_heads(self) -> list[mtf.Dimension]:
+        return [self.softmax_heads_dims]
+
+    def _dropped(self, x: mtf.Tensor, rate: float) -> mtf.Tensor:
+        return mtf.dropout(x, True, rate=rate) if rate else x
+
+    def _dense(
+        self,
+        x: mtf.Tensor,
+        reduced: Sequence[mtf.Dimension],
+        new: Union[mtf.Dimension, Sequence[mtf.Dimension]],
+        name: str,
+        **kwargs: Any,
+    ) -> mtf.Tensor:
+        return layers.dense(
+            x,
+            new,
+            reduced_dims=reduced,
+            use_bias=self.config.use_bias,
+            kernel_initializer=self.dense_initializer,
+            name=name,
+            **kwargs,
+        )
+
+    # -- layers
+
+    def self_attention(self, x: mtf.Tensor, attention_bias: Optional[mtf.Tensor]) -> mtf.Tensor:
+        """Returns the attention output between all positions.
+
+        Args:
+          x: a Tensor with dimensions [batch..., seq, hidden].
+          attention_bias: a Tensor that is added to the logits [batch..., seq, num_heads,
+            memory_seq], or None.
+
+        Returns:
+          A Tensor of the shape of `x`.
+        """
+        heads = [self.num_heads_dim, self.size_per_head_dim]
+        memory = mtf.rename_dimension(x, self.seq_dim.name, self.memory_seq_dim.name)
+        query = self._dense(x, [self.model_dim], heads, "query")
+        key = self._dense(memory, [self.model_dim], heads, "key")
+        value = self._dense(memory, [self.model_dim], heads, "value")
+        kept = x.shape - self.model_dim + self.num_heads_dim
+        # softmax_memory_seq(q k / sqrt(attention_head) + bias) v.
+        logits = mtf.einsum(
+            [query * self.size_per_head_dim.size**-0.5, key],
+            output_shape=kept + self.memory_seq_dim,
+        )
+        if attention_bias is not None:
+            logits += mtf.cast(attention_bias, logits.dtype)
+        weights = self._dropped(
+            mtf.softmax(logits, self.memory_seq_dim), self.config.attention_probs_dropout_prob
+        )
+        y = mtf.einsum([weights, value], output_shape=kept + self.size_per_head_dim)
+        return self._dense(y, heads, [self.model_dim], "output")
+
+    def feedforward(self, x: mtf.Tensor) -> mtf.Tensor:
+        """Returns the output of the feed-forward layer.
+
+        Args:
+          x: a Tensor with dimensions [batch..., seq, hidden].
+
+        Returns:
+          A Tensor of the shape of `x`.
+        """
+        hidden = self.feedforward_intermediate_dim
+        h = self._dense(x, [self.model_dim], [hidden], "dense_1", activation=self._activation)
+        h = self._dropped(h, self.config.feedforward_intermediate_dropout_prob)
+        return self._dense(h, [hidden], [self.model_dim], "dense_2")
+
+    def moe(
+        self,
+        x: mtf.Tensor,
+        layout: Union[mtf.LayoutRules, str],
+        mesh_shape: Union[mtf.Shape, str],
+        input_mask: Optional[mtf.Tensor],
+        is_training: bool,
+    ) -> mtf.Tensor:
+        """Returns the output of a mixture of experts, and adds its loss to `get_extra_loss()`.
+
+        Args:
+          x: a Tensor with dimensions [batch..., seq, hidden].
+          layout: the layout that the program is lowered with.
+          mesh_shape: the mesh.
+          input_mask: an int32 Tensor, 0 at padding, which is not dispatched; or None.
+          is_training: whether experts have their training capacity.
+
+        Returns:
+          A Tensor of the shape of `x`.
+        """
+        hparams = moe_lib.HParams(
+            moe_num_experts=self.config.moe_num_experts,
+            moe_hidden_size=self.config.moe_intermediate_size,
+            **_MOE_HPARAMS,
+        )
+        y, loss = moe_lib.transformer_moe_layer_v1(
+            x,
+            self.model_dim,
+            hparams,
+            is_training,
+            mtf.VariableDType(tf.float32, tf.float32, x.dtype),
+            layout=layout,
+            mesh_shape=mesh_shape,
+            activation=self._activation,
+            nonpadding=None if input_mask is None else mtf.cast(input_mask, x.dtype),
+        )
+        self._extra_losses.append(loss)
+        return y
+
+    def normalize(self, x: mtf.Tensor) -> mtf.Tensor:
+        """Returns `layer_norm` along "hidden": without mean and bias if the model has no biases.
+
+        Args:
+          x: a Tensor with the dimension "hidden".
+
+        Returns:
+          A Tensor of the shape of `x`.
+        """
+        bias = self.config.use_bias
+        epsilon = self.config.layer_norm_epsilon
+        return layer_norm(x, self.model_dim, epsilon, subtract_mean=bias, use_bias=bias)
+
+    # -- heads
+
+    def get_masked_lm_output(
+        self, positions: mtf.Tensor, label_ids: mtf.Tensor, label_weights: mtf.Tensor
+    ) -> tuple[mtf.Tensor, mtf.Tensor, mtf.Tensor]:
+        """Returns the masked language model loss.
+
+        Args:
+          positions: an int32 Tensor [batch..., predictions], the positions of masked tokens.
+          label_ids: an int32 Tensor of the same shape, the masked tokens.
+          label_weights: a floating-point Tensor of the same shape, weights of the predictions; 0 at
+            padding.
+
+        Returns:
+          (the weighted mean of the loss, the losses [batch..., predictions], logits
+          [batch..., predictions, vocab]).
+        """
+        x = mtf.gather(self.sequence_output, positions, self.seq_dim)
+        with tf.variable_scope("cls/predictions"):
+            with tf.variable_scope("transform"):
+                x = layers.dense(
+                    x,
+                    [self.model_dim],
+                    reduced_dims=[self.model_dim],
+                    use_bias=self.config.use_bias,
+                    activation=self._activation,
+                    kernel_initializer=self.dense_initializer,
+                )
+                x = self.normalize(x)
+            bias = mtf.get_variable(
+                x.mesh,
+                "output_bias",
+                mtf.Shape([self.vocab_dim]),
+                initializer=tf.zeros_initializer(),
+            )
+            # The embeddings of tokens are the weights of the softmax over them, too.
+            logits = mtf.einsum([x, self.embedding_table], reduced_dims=[self.model_dim]) + bias
+            each = layers.softmax_cross_entropy_with_logits(
+                logits, label_ids, self.vocab_dim, z_loss=_Z_LOSS
+            )
+            label_weights = mtf.cast(label_weights, each.dtype)
+            # A batch without masked tokens has the loss 0, not 0 / 0.
+            total = mtf.reduce_sum(label_weights) + _EPSILON
+            return mtf.reduce_sum(each * label_weights) / total, each, logits
+
+    def get_next_sentence_output(
+        self, labels: mtf.Tensor
+    ) -> tuple[mtf.Tensor, mtf.Tensor, mtf.Tensor]:
+        """Returns the next sentence prediction loss.
+
+        Args:
+          labels: an int32 Tensor [batch...], 0 if it follows and 1 if not.
+
+        Returns:
+          (the mean loss, the losses [batch...], logits [batch..., class]).
+        """
+        class_dim = mtf.Dimension("class", 2)
+        logits = self._dense(
+            self.pooled_output, [self.model_dim], [class_dim], "cls/seq_relationship"
+        )
+        each = layers.softmax_cross_entropy_with_logits(logits, labels, class_dim, z_loss=_Z_LOSS)
+        return mtf.reduce_mean(each), each, logits
+
+    # -- outputs
+
+    def get_pooled_output(self) -> mtf.Tensor:
+        """Returns the pooled output of the first position, [batch..., hidden]."""
+        return self.pooled_output
+
+    def get_sequence_output(self) -> mtf.Tensor:
+        """Returns the output of the last block [batch..., seq, hidden]."""
+        return self.sequence_output
+
+    def get_all_encoder_layers(self) -> list[mtf.Tensor]:
+        """Returns the outputs of all blocks."""
+        return self.all_encoder_layers
+
+    def get_word_embedding_output(self) -> mtf.Tensor:
+        """Returns token embeddings [batch..., seq, hidden], without token types and positions."""
+        return self.word_embedding_output
+
+    def get_embedding_output(self) -> mtf.Tensor:
+        """Returns the normalized sum of all embeddings [batch..., seq, hidden]."""
+        return self.embedding_output
+
+    def get_embedding_table(self) -> mtf.Tensor:
+        """Returns the embedding table [vocab, hidden]."""
+        return self.embedding_table
+
+    def get_extra_loss(self) -> Union[mtf.Tensor, float]:
+        """Returns the sum of the losses of mixtures of experts, a scalar Tensor, or 0."""
+        return mtf.add_n([widened(loss) for loss in self._extra_losses])

@@ -38,6 +38,7 @@ from mesh_tensorflow.bert._classification import (
 )
 from mesh_tensorflow.bert._training import (
     ModelOutputs,
+    evaluate,
     import_features,
     lowered,
     make_estimator,
@@ -280,14 +281,8 @@ def _evaluate(run: estimator.tpu.TPUEstimator, task: _Task) -> None:
     examples = task.processor.get_dev_examples(FLAGS.data_dir)
     padded = _padded(examples, FLAGS.eval_batch_size)
     tf.logging.info("Evaluating %d examples", len(examples))
-    result = run.evaluate(
-        task.input_fn(padded, os.path.join(FLAGS.output_dir, "eval.tf_record"), False),
-        steps=len(padded) // FLAGS.eval_batch_size,
-    )
-    with tf.io.gfile.GFile(os.path.join(FLAGS.output_dir, "eval_results.txt"), "w") as f:
-        for key in sorted(result):
-            tf.logging.info("  %s = %s", key, result[key])
-            f.write(f"{key} = {result[key]}\n")
+    input_fn = task.input_fn(padded, os.path.join(FLAGS.output_dir, "eval.tf_record"), False)
+    evaluate(run, input_fn, steps=len(padded) // FLAGS.eval_batch_size)
 
 
 def _predict(run: estimator.tpu.TPUEstimator, task: _Task) -> None:

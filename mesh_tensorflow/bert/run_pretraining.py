@@ -8,7 +8,6 @@ python -m mesh_tensorflow.bert.run_pretraining --input_train_files="train*.tfrec
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Optional
 
@@ -20,14 +19,17 @@ from mesh_tensorflow._command_lines.bert import PRETRAINING_MODES, RUN_PRETRAINI
 from mesh_tensorflow._flags import FLAGS, define
 from mesh_tensorflow._mesh.variables import checkpoint_files
 from mesh_tensorflow._programs import run_with_flags
-from mesh_tensorflow.bert._records import check_first_records, parsed_record, training_order
 from mesh_tensorflow.bert._training import (
     ModelOutputs,
+    check_first_records,
+    evaluate,
     import_features,
     lowered,
     make_estimator,
+    parsed_record,
     read_config,
     require_flags,
+    training_order,
     training_program,
     training_spec,
 )
@@ -227,15 +229,6 @@ def _input_fn(files: Sequence[str], is_training: bool, seed: int = 0) -> Callabl
     return lambda params: input_fn({**params, "data_seed": seed})
 
 
-def _evaluate(run: estimator.tpu.TPUEstimator, files: Sequence[str]) -> None:
-    """Evaluates, and writes eval_results.txt."""
-    result = run.evaluate(_input_fn(files, False), steps=FLAGS.max_eval_steps)
-    with tf.io.gfile.GFile(os.path.join(FLAGS.output_dir, "eval_results.txt"), "w") as f:
-        for key in sorted(result):
-            tf.logging.info("  %s = %s", key, result[key])
-            f.write(f"{key} = {result[key]}\n")
-
-
 def main(_: Sequence[str]) -> None:
     """Trains and evaluates, according to the flag `mode`.
 
@@ -266,7 +259,7 @@ def main(_: Sequence[str]) -> None:
         eval_batch_size=FLAGS.eval_batch_size,
     )
     if FLAGS.mode == "eval":
-        _evaluate(run, eval_files)
+        evaluate(run, _input_fn(eval_files, False), FLAGS.max_eval_steps)
         return
     total = FLAGS.num_train_steps
     every = FLAGS.steps_per_eval if eval_files else total
@@ -276,7 +269,7 @@ def main(_: Sequence[str]) -> None:
         done, step = step, min(total, (step // every + 1) * every)
         run.train(_input_fn(train_files, True, seed=done), max_steps=step)
         if eval_files:
-            _evaluate(run, eval_files)
+            evaluate(run, _input_fn(eval_files, False), FLAGS.max_eval_steps)
 
 
 def _latest_step(directory: str) -> int:

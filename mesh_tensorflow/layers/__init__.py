@@ -1,6 +1,6 @@
 """Neural network layers, one kind per file."""
 
-from mesh_tensorflow.layers._attention.attention import (
+from mesh_tensorflow.layers._attention import (
     dot_product_attention,
     masked_local_attention_1d_incremental,
     multihead_attention,
@@ -9,24 +9,7 @@ from mesh_tensorflow.layers._attention.attention import (
     multihead_encdec_attention_incremental,
     multihead_self_attention_incremental,
 )
-from mesh_tensorflow.layers._attention.blocked import blocked_attention
-from mesh_tensorflow.layers._attention.local_attention import (
-    compress_mean,
-    local_1d_halo_exchange,
-    local_2d_halo_exchange,
-    local_2d_self_attention_spatial_blocks,
-    local_self_attention_spatial_blocks,
-    masked_local_attention_1d,
-    multihead_self_attention_memory_compressed,
-)
-from mesh_tensorflow.layers._attention.masks import (
-    attention_bias_local_2d_block,
-    attention_bias_local_block,
-    attention_mask_autoregressive,
-    attention_mask_ignore_padding,
-    attention_mask_same_segment,
-    rename_length_to_memory_length,
-)
+from mesh_tensorflow.layers._blocked_attention import blocked_attention
 from mesh_tensorflow.layers._conv import (
     avg_pool2d,
     avg_pool3d,
@@ -55,20 +38,40 @@ from mesh_tensorflow.layers._dense import (
     unit_scaling_convention,
     us_einsum,
 )
-from mesh_tensorflow.layers._loss import (
+from mesh_tensorflow.layers._local_attention import (
+    compress_mean,
+    local_1d_halo_exchange,
+    local_2d_halo_exchange,
+    local_2d_self_attention_spatial_blocks,
+    local_self_attention_spatial_blocks,
+    masked_local_attention_1d,
+    multihead_self_attention_memory_compressed,
+)
+from mesh_tensorflow.layers._masks import (
+    attention_bias_local_2d_block,
+    attention_bias_local_block,
+    attention_mask_autoregressive,
+    attention_mask_ignore_padding,
+    attention_mask_same_segment,
+    rename_length_to_memory_length,
+)
+from mesh_tensorflow.layers._norm_and_loss import (
+    annealed_dropout,
+    batch_norm,
+    clip_activation_gradient,
+    corr,
+    layer_norm,
+    multiplicative_jitter,
     sigmoid_cross_entropy_with_logits,
     softmax_cross_entropy_with_logits,
+    summary_for_clip_activation_gradient,
     weights_nonzero,
 )
-from mesh_tensorflow.layers._norm import batch_norm, corr, layer_norm
-from mesh_tensorflow.layers._pipeline import PipelineSchedule, pipeline
-from mesh_tensorflow.layers._regularize import (
-    annealed_dropout,
-    clip_activation_gradient,
-    multiplicative_jitter,
-    summary_for_clip_activation_gradient,
+from mesh_tensorflow.layers._pipeline import (
+    PipelineSchedule,
+    pipeline,
+    reversible_half_residual_and_swap,
 )
-from mesh_tensorflow.layers._reversible import reversible_half_residual_and_swap
 
 __all__ = [
     "DenseInitializer",

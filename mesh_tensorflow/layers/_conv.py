@@ -184,8 +184,27 @@ def with_margins(
     return mtf.slice(x, widest - before, before + block.size + after, block.name)
 
 
-def _conv_with_blocks(
-    rank: int,
+def _with_blocks(
+    kind: str,
+    x: mtf.Tensor,
+    output_dim: mtf.Dimension,
+    blocks_dims: Sequence[Optional[mtf.Dimension]],
+    filter_size: Sequence[int],
+    strides: Sequence[int],
+    padding: str,
+    *others: Any,
+) -> mtf.Tensor:
+    """Applies the `convolution` of a kind to blocks; `others` are its further arguments."""
+    check_blocks(kind, blocks_dims, filter_size, strides, padding)
+
+    def conv(y: mtf.Tensor, pad: str) -> mtf.Tensor:
+        return convolution(kind, y, output_dim, filter_size, strides, pad, *others)
+
+    by_block = _transpose_by_block if _KINDS[kind][1] else _conv_by_block
+    return by_block(x, blocks_dims, filter_size, strides, padding, conv)
+
+
+def _conv_by_block(
     x: mtf.Tensor,
     blocks_dims: Sequence[Optional[mtf.Dimension]],
     filter_size: Sequence[int],
@@ -194,14 +213,64 @@ def _conv_with_blocks(
     conv: Callable[[mtf.Tensor, str], mtf.Tensor],
 ) -> mtf.Tensor:
     """Exchanges halos along the blocked dimensions, then convolves each block on its own."""
-    check_blocks(f"conv{rank}d", blocks_dims, filter_size, strides, padding)
     if padding == "VALID":
         return conv(x, "VALID")
-    spatial = x.shape.dims[-rank - 1 : -1]
+    spatial = x.shape.dims[-len(strides) - 1 : -1]
     for blocks_dim, block, size, stride in zip(blocks_dims, spatial, filter_size, strides):
         x = with_margins(x, blocks_dim, block, *_same_margins(block, size, stride))
     # The margins are the padding, with zeros at the border of the image.
     return conv(x, "VALID")
+
+
+class _Reach(NamedTuple):
+    """The margins that the upsampled pixels of a block depend on, along one dimension.
+
+    Attributes:
+      before, after: the number of pixels needed from the neighbor on either side.
+      cut: the number of pixels of the upsampled result that precede the upsampled block.
+    """
+
+    before: int
+    after: int
+    cut: int
+
+
+def _reach(size: int, stride: int) -> _Reach:
+    """Returns the _Reach of a window.
+
+    Pixel i contributes to `size` pixels starting at i * stride - skipped, where skipped is the
+    number of pixels that "SAME" padding cuts off at the beginning.
+    """
+    # Pixel -j reaches the block if size - 1 - j * stride - skipped >= 0; pixel n - 1 + j does if
+    # (n - 1 + j) * stride - skipped <= n * stride - 1.
+    skipped = max(size - stride, 0) // 2
+    before = max(size - 1 - skipped, 0) // stride
+    after = (stride - 1 + skipped) // stride
+    return _Reach(before, after, skipped + before * stride)
+
+
+def _transpose_by_block(
+    x: mtf.Tensor,
+    blocks_dims: Sequence[Optional[mtf.Dimension]],
+    filter_size: Sequence[int],
+    strides: Sequence[int],
+    padding: str,
+    conv: Callable[[mtf.Tensor, str], mtf.Tensor],
+) -> mtf.Tensor:
+    """Upsamples blocks together with margins from their neighbors, then cuts the margins off."""
+    reaches = [_reach(size, stride) for size, stride in zip(filter_size, strides)]
+    if padding == "VALID" or not any(r.before or r.after for r in reaches):
+        return conv(x, padding)
+    blocks = x.shape.dims[-len(strides) - 1 : -1]
+    for blocks_dim, block, reach in zip(blocks_dims, blocks, reaches):
+        x = with_margins(x, blocks_dim, block, reach.before, reach.after)
+    # With "SAME", pixels would be cut off at the borders of blocks instead of that of the image.
+    y = conv(x, "VALID")
+    for block, stride, reach in zip(blocks, strides, reaches):
+        enlarged = block.size * stride
+        if y.shape.get_dim_by_name(block.name).size != enlarged:
+            y = mtf.slice(y, reach.cut, enlarged, block.name)
+    return y
 
 
 def conv2d_with_blocks(
@@ -241,14 +310,8 @@ def conv2d_with_blocks(
       variable_dtype: a VariableDType or None.
       name: a string, the variable scope; "conv2d" if None.
     """
-
-    def conv(y: mtf.Tensor, pad: str) -> mtf.Tensor:
-        return conv2d(
-            y, output_dim, filter_size, strides, pad, filter_initializer, variable_dtype, name
-        )
-
-    blocks = (h_blocks_dim, w_blocks_dim)
-    return _conv_with_blocks(2, x, blocks, filter_size, strides, padding, conv)
+    how = (filter_size, strides, padding, filter_initializer, variable_dtype, name)
+    return _with_blocks("conv2d", x, output_dim, (h_blocks_dim, w_blocks_dim), *how)
 
 
 def conv3d_with_blocks(
@@ -287,14 +350,8 @@ def conv3d_with_blocks(
       variable_dtype: a VariableDType or None.
       name: a string, the variable scope; "conv3d" if None.
     """
-
-    def conv(y: mtf.Tensor, pad: str) -> mtf.Tensor:
-        return conv3d(
-            y, output_dim, filter_size, strides, pad, filter_initializer, variable_dtype, name
-        )
-
-    blocks = (d_blocks_dim, h_blocks_dim, None)
-    return _conv_with_blocks(3, x, blocks, filter_size, strides, padding, conv)
+    how = (filter_size, strides, padding, filter_initializer, variable_dtype, name)
+    return _with_blocks("conv3d", x, output_dim, (d_blocks_dim, h_blocks_dim, None), *how)
 
 
 def _sequence_dims(
@@ -495,57 +552,6 @@ def conv3d_transpose(
     return convolution("conv3d_transpose", x, output_dim, *how)
 
 
-class _Reach(NamedTuple):
-    """The margins that the upsampled pixels of a block depend on, along one dimension.
-
-    Attributes:
-      before, after: the number of pixels needed from the neighbor on either side.
-      cut: the number of pixels of the upsampled result that precede the upsampled block.
-    """
-
-    before: int
-    after: int
-    cut: int
-
-
-def _reach(size: int, stride: int) -> _Reach:
-    """Returns the _Reach of a window.
-
-    Pixel i contributes to `size` pixels starting at i * stride - skipped, where skipped is the
-    number of pixels that "SAME" padding cuts off at the beginning.
-    """
-    # Pixel -j reaches the block if size - 1 - j * stride - skipped >= 0; pixel n - 1 + j does if
-    # (n - 1 + j) * stride - skipped <= n * stride - 1.
-    skipped = max(size - stride, 0) // 2
-    before = max(size - 1 - skipped, 0) // stride
-    after = (stride - 1 + skipped) // stride
-    return _Reach(before, after, skipped + before * stride)
-
-
-def _transpose_with_blocks(
-    x: mtf.Tensor,
-    blocks_dims: Sequence[Optional[mtf.Dimension]],
-    filter_size: Sequence[int],
-    strides: Sequence[int],
-    padding: str,
-    conv: Callable[[mtf.Tensor, str], mtf.Tensor],
-) -> mtf.Tensor:
-    """Upsamples blocks together with margins from their neighbors, then cuts the margins off."""
-    reaches = [_reach(size, stride) for size, stride in zip(filter_size, strides)]
-    if padding == "VALID" or not any(r.before or r.after for r in reaches):
-        return conv(x, padding)
-    blocks = x.shape.dims[-len(strides) - 1 : -1]
-    for blocks_dim, block, reach in zip(blocks_dims, blocks, reaches):
-        x = with_margins(x, blocks_dim, block, reach.before, reach.after)
-    # With "SAME", pixels would be cut off at the borders of blocks instead of that of the image.
-    y = conv(x, "VALID")
-    for block, stride, reach in zip(blocks, strides, reaches):
-        enlarged = block.size * stride
-        if y.shape.get_dim_by_name(block.name).size != enlarged:
-            y = mtf.slice(y, reach.cut, enlarged, block.name)
-    return y
-
-
 def conv2d_transpose_with_blocks(
     x: mtf.Tensor,
     output_dim: mtf.Dimension,
@@ -589,14 +595,8 @@ def conv2d_transpose_with_blocks(
     Raises:
       ValueError: padding is "VALID" with several blocks, or the filter or strides do not fit.
     """
-
-    def conv(y: mtf.Tensor, pad: str) -> mtf.Tensor:
-        how = (filter_size, strides, pad, filter_initializer, variable_dtype, name)
-        return conv2d_transpose(y, output_dim, *how)
-
-    blocks = (h_blocks_dim, w_blocks_dim)
-    check_blocks("conv2d_transpose", blocks, filter_size, strides, padding)
-    return _transpose_with_blocks(x, blocks, filter_size, strides, padding, conv)
+    how = (filter_size, strides, padding, filter_initializer, variable_dtype, name)
+    return _with_blocks("conv2d_transpose", x, output_dim, (h_blocks_dim, w_blocks_dim), *how)
 
 
 def conv3d_transpose_with_blocks(
@@ -641,14 +641,8 @@ def conv3d_transpose_with_blocks(
     Raises:
       ValueError: padding is "VALID" with several blocks, or the filter or strides do not fit.
     """
-
-    def conv(y: mtf.Tensor, pad: str) -> mtf.Tensor:
-        how = (filter_size, strides, pad, filter_initializer, variable_dtype, name)
-        return conv3d_transpose(y, output_dim, *how)
-
-    blocks = (d_blocks_dim, h_blocks_dim, None)
-    check_blocks("conv3d_transpose", blocks, filter_size, strides, padding)
-    return _transpose_with_blocks(x, blocks, filter_size, strides, padding, conv)
+    how = (filter_size, strides, padding, filter_initializer, variable_dtype, name)
+    return _with_blocks("conv3d_transpose", x, output_dim, (d_blocks_dim, h_blocks_dim, None), *how)
 
 
 def _pool(x: mtf.Tensor, ksize: Sequence[int], kind: str, name: str) -> mtf.Tensor:

@@ -13,7 +13,7 @@ import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
 from mesh_tensorflow._core.errors import check_flag, dims_text
 from mesh_tensorflow._core.shape import list_of_dimensions
-from mesh_tensorflow.layers._attention.attention import trains_if_not_told
+from mesh_tensorflow.layers._attention import trains_if_not_told
 from mesh_tensorflow.ops._variables.variable import InputDType
 
 

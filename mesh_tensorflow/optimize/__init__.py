@@ -2,6 +2,7 @@
 
 from mesh_tensorflow.optimize._accumulate import (
     AccumulatedLoss,
+    ExponentialMovingAverage,
     accumulate_gradients,
     clip_by_global_norm,
     global_norm,
@@ -24,7 +25,6 @@ from mesh_tensorflow.optimize._adam import (
     LionOptimizer,
     elementwise,
 )
-from mesh_tensorflow.optimize._average import ExponentialMovingAverage
 from mesh_tensorflow.optimize._base import (
     Optimizer,
     compute_lr_for_step,

@@ -387,7 +387,7 @@ class AdamWeightDecayOptimizer(Optimizer):
         update = next_m / (mtf.sqrt(next_v) + self.epsilon)
         # Added to the update and not to the gradient, whose moments would otherwise contain it
         # (Loshchilov and Hutter, 2017).
-        if self._decays(var):
+        if decays(var, self.weight_decay_rate, self.exclude_from_weight_decay):
             update = mtf.cwise(self._with_decay, [update, mtf.to_float(var.value)])
         update *= scalar_like(self._rate_of(var), update)
         return [mtf.assign_sub(var, update), mtf.assign(m, next_m), mtf.assign(v, next_v)]
@@ -410,10 +410,6 @@ class AdamWeightDecayOptimizer(Optimizer):
         # the step.
         with tf.control_dependencies([update]):
             return update + value * self.weight_decay_rate
-
-    def _decays(self, var: mtf.Variable) -> bool:
-        patterns = self.exclude_from_weight_decay or []
-        return bool(self.weight_decay_rate) and not any(re.search(p, var.name) for p in patterns)
 
 
 def _check_between(optimizer: str, **numbers: float) -> None:

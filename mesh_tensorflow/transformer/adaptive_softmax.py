@@ -11,12 +11,12 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
-from mesh_tensorflow.transformer import _vocab_tables
+from mesh_tensorflow.transformer import vocab_embeddings
 from mesh_tensorflow.transformer.transformer._call import divided_loss
 
 if TYPE_CHECKING:
     from mesh_tensorflow.transformer.transformer._context import Context
-    from mesh_tensorflow.transformer.transformer._models.unitransformer import Unitransformer
+    from mesh_tensorflow.transformer.transformer._unitransformer import Unitransformer
 
 __all__ = ["AdaptiveSoftmaxVocabEmbedding", "adaptive_softmax_loss_fn"]
 
@@ -67,10 +67,10 @@ class AdaptiveSoftmaxVocabEmbedding:
           ValueError: the description of a cluster is malformed, or the token counts do not sum to
             the size of `vocab_dim`.
         """
-        _vocab_tables.check_clusters("AdaptiveSoftmaxVocabEmbedding", clusters, vocab_dim)
+        vocab_embeddings.check_clusters("AdaptiveSoftmaxVocabEmbedding", clusters, vocab_dim)
         self._vocab_dim = vocab_dim
         self._output_dim = output_dim
-        self._clusters = _vocab_tables.make_clusters(
+        self._clusters = vocab_embeddings.make_clusters(
             mesh,
             clusters,
             vocab_dim,
@@ -119,7 +119,7 @@ class AdaptiveSoftmaxVocabEmbedding:
             entry = mtf.reshape(entry, hidden.shape - self._output_dim)
             # log p(id) = log p(cluster) + log p(id | cluster).
             parts.append(self._log_probs(tail, hidden) + entry)
-        return _vocab_tables.join_clusters(parts, self._vocab_dim)
+        return vocab_embeddings.join_clusters(parts, self._vocab_dim)
 
     def compute_loss(
         self, decoder: Unitransformer, hidden: mtf.Tensor, targets: mtf.Tensor, context: Context
@@ -150,17 +150,17 @@ class AdaptiveSoftmaxVocabEmbedding:
             )
         return divided_loss(loss, decoder, targets, context.num_microbatches)
 
-    def _logits(self, cluster: _vocab_tables.Cluster, hidden: mtf.Tensor) -> mtf.Tensor:
+    def _logits(self, cluster: vocab_embeddings.Cluster, hidden: mtf.Tensor) -> mtf.Tensor:
         return cluster.table.logits(hidden * self._output_dim.size**-0.5)
 
-    def _log_probs(self, cluster: _vocab_tables.Cluster, hidden: mtf.Tensor) -> mtf.Tensor:
+    def _log_probs(self, cluster: vocab_embeddings.Cluster, hidden: mtf.Tensor) -> mtf.Tensor:
         logits = self._logits(cluster, hidden)
         log_probs = mtf.log_softmax(logits, logits.shape.dims[-1])
-        return _vocab_tables.whole_cluster(log_probs, self._vocab_dim)
+        return vocab_embeddings.whole_cluster(log_probs, self._vocab_dim)
 
     def _cross_entropy(
         self,
-        cluster: _vocab_tables.Cluster,
+        cluster: vocab_embeddings.Cluster,
         decoder: Unitransformer,
         hidden: mtf.Tensor,
         targets: mtf.Tensor,
@@ -174,7 +174,7 @@ class AdaptiveSoftmaxVocabEmbedding:
 
 
 def _projected(
-    cluster: _vocab_tables.Cluster, hidden: mtf.Tensor, targets: mtf.Tensor, inside: mtf.Tensor
+    cluster: vocab_embeddings.Cluster, hidden: mtf.Tensor, targets: mtf.Tensor, inside: mtf.Tensor
 ) -> tuple[mtf.Tensor, mtf.Tensor, mtf.Tensor]:
     """Gathers the positions of a cluster from sequences, as many as it has room for.
 

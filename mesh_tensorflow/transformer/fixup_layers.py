@@ -15,7 +15,7 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
 from mesh_tensorflow.transformer import attention, transformer, transformer_layers
-from mesh_tensorflow.transformer.transformer_layers._attention.params import params_arguments
+from mesh_tensorflow.transformer.transformer_layers._parts import params_arguments
 
 if TYPE_CHECKING:
     from mesh_tensorflow.transformer.transformer._context import Context

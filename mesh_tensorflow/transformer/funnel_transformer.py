@@ -17,7 +17,7 @@ from mesh_tensorflow.transformer import transformer
 
 if TYPE_CHECKING:
     from mesh_tensorflow.transformer.transformer._context import Context
-    from mesh_tensorflow.transformer.transformer._models.unitransformer import Unitransformer
+    from mesh_tensorflow.transformer.transformer._unitransformer import Unitransformer
 
 __all__ = ["BitransformerFunnel", "FunnelTransformerLayerStack"]
 

@@ -10,9 +10,13 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
-from mesh_tensorflow import layers
 from mesh_tensorflow.transformer import transformer
-from mesh_tensorflow.transformer.moe._layer import call_moe, dispatched, expert_hidden
+from mesh_tensorflow.transformer.moe._layer import (
+    call_moe,
+    dispatched,
+    expert_hidden,
+    expert_output,
+)
 from mesh_tensorflow.transformer.moe._router import Mixture, hparams_of
 
 if TYPE_CHECKING:
@@ -152,15 +156,8 @@ def transformer_moe_layer_v1(
     ) -> mtf.Tensor:
         h = expert_hidden(mixture, x, [experts_dim], hidden_dim, activation)
         # All experts have one shape: units that one of them lacks are computed and masked.
-        return layers.dense(
-            h if mask is None else h * mask,
-            output_dim,
-            reduced_dims=[hidden_dim],
-            expert_dims=[experts_dim],
-            use_bias=False,
-            variable_dtype=variable_dtype,
-            name="wo",
-        )
+        h = h if mask is None else h * mask
+        return expert_output(mixture, h, [experts_dim], hidden_dim, output_dim)
 
     def experts(x: mtf.Tensor, experts_dim: mtf.Dimension) -> mtf.Tensor:
         for i, mask in enumerate(masks):

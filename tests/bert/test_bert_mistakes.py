@@ -4,7 +4,7 @@ import pytest
 from helpers import processes
 from helpers.bert import bert_data
 
-from mesh_tensorflow.bert._records import write_records
+from mesh_tensorflow.bert._training import write_records
 
 COMMON = ["--bert_config_file=config.json", "--output_dir=out"]
 PRETRAINING = [

@@ -7,9 +7,9 @@ from helpers.layer_runs import dims, run
 from helpers.world import World
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow.layers._attention import masks, visibility
-from mesh_tensorflow.layers._attention.blocked import attention_and_log_sums
-from mesh_tensorflow.layers._attention.visibility import Buckets
+from mesh_tensorflow.layers import _masks, _visibility
+from mesh_tensorflow.layers._blocked_attention import attention_and_log_sums
+from mesh_tensorflow.layers._visibility import Buckets
 from mesh_tensorflow.testing.harness import WHOLE, Placing, assert_close
 from mesh_tensorflow.transformer import attention as A
 
@@ -76,9 +76,9 @@ def test_biases_of_distances(placing):
             mtf.range(mesh, x.shape.dims[1], tf.int32) * scale for x, scale in ((q, 2), (k, 3))
         )
         here += mtf.range(mesh, q.shape.dims[0], tf.int32)  # each row of the batch has its own
-        of = masks.Distances(Buckets(6, True, 9), values, values.shape.dims[1], here, there)
+        of = _masks.Distances(Buckets(6, True, 9), values, values.shape.dims[1], here, there)
         xs = [q, k, v, values]
-        plain = A.attention(q, k, v, *ARGUMENTS, masks.distance_bias(of), blocked=False)
+        plain = A.attention(q, k, v, *ARGUMENTS, _masks.distance_bias(of), blocked=False)
         ours, _ = attention_and_log_sums(q, k, v, *ARGUMENTS, distances=[of], block_sizes=(5, 3))
         return second(plain, xs) + second(ours, xs)
 
@@ -98,7 +98,7 @@ def test_biases_of_distances(placing):
 def test_few_buckets(buckets, found):
     """Of so few, or for so short distances, that none is left for several distances."""
     relative = tf.constant([-9, -2, -1, 0, 1, 2, 9])
-    assert visibility.bucket_of(relative, Buckets(*buckets)).numpy().tolist() == found
+    assert _visibility.bucket_of(relative, Buckets(*buckets)).numpy().tolist() == found
 
 
 def test_extra_logit_of_each_head():

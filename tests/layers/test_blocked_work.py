@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from mesh_tensorflow.layers._attention.blocked_operation import most_pairs
+from mesh_tensorflow.layers._blocked_operation import most_pairs
 
 
 def parts_of(count, size, halves):

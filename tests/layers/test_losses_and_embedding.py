@@ -47,7 +47,7 @@ def test_z_loss_is_its_definition(tf_graph):
 @pytest.mark.parametrize("mesh_shape, layout", [("", ""), ("x:2", "v:x"), ("x:3,y:2", "b:x,v:y")])
 def test_smoothed_labels(mesh_shape, layout, tf_graph):
     """As with the probabilities given, but no operation has one-hots of the ids."""
-    from mesh_tensorflow.layers._loss import smoothed_cross_entropy
+    from mesh_tensorflow.layers._norm_and_loss import smoothed_cross_entropy
 
     run = LayerGraph(mesh_shape, layout)
     x, ids = run.normal("b:3,v:6"), run.tensor([0, 2, 5], "b:3")

@@ -10,7 +10,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow.layers._attention import ring as ring_attention
+from mesh_tensorflow.layers import _ring_attention as ring_attention
 
 BATCH, HEADS, LENGTH, CHANNELS = 2, 2, 32, 4
 LAYOUTS = [

@@ -9,7 +9,7 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow.bert import bert
-from mesh_tensorflow.bert._model import layer_norm
+from mesh_tensorflow.bert.bert import layer_norm
 from mesh_tensorflow.transformer import adaptive_softmax, transformer, transformer_layers
 
 BATCH, LENGTH = mtf.Dimension("batch", 4), mtf.Dimension("length", 8)

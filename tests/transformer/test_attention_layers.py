@@ -365,11 +365,11 @@ def test_write_at():
     at = np.array([0, 7, 8, 3])
 
     def build(mesh):
-        from mesh_tensorflow.transformer.transformer_layers._attention import states as _states
+        from mesh_tensorflow.transformer.transformer_layers import _parts
 
         s = tensor(mesh, state, f"batch:{ROWS},m:{LENGTH},heads:2,kv:3")
         n = tensor(mesh, np.moveaxis(new, 1, 2), f"batch:{ROWS},kv:3,heads:2")
-        y = _states.write_at(s, n, tensor(mesh, at, f"batch:{ROWS}"), s.shape.dims[1])
+        y = _parts.write_at(s, n, tensor(mesh, at, f"batch:{ROWS}"), s.shape.dims[1])
         dy = tensor(mesh, state * 2, y.shape)
         return [y, *mtf.gradients([y], [s, n], grad_ys=[dy])]
 

@@ -140,10 +140,10 @@ def test_fewer_steps_than_ids():
         return found
 
     def with_counted_loop(mesh):
-        from mesh_tensorflow.transformer.transformer._decoding import speculative
+        from mesh_tensorflow.transformer.transformer import _decoding
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(speculative.mtf, "while_loop", counted)
+            patch.setattr(_decoding.mtf, "while_loop", counted)
             return [*build(mesh), *steps]
 
     assert models.run(with_counted_loop)[1] == LENGTH / 4

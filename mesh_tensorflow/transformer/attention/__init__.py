@@ -5,7 +5,11 @@ from mesh_tensorflow.transformer.attention._dot_product import (
     maybe_reshape_attention_input_for_2d_sharding,
     visibility_mask_to_attention_bias,
 )
-from mesh_tensorflow.transformer.attention._local import hybrid_attention, local_attention_1d
+from mesh_tensorflow.transformer.attention._other_weights import (
+    hybrid_attention,
+    local_attention_1d,
+    synthetic_attention,
+)
 from mesh_tensorflow.transformer.attention._params import (
     AttentionParams,
     ExpertsAttentionParams,
@@ -16,7 +20,6 @@ from mesh_tensorflow.transformer.attention._prompts import (
     make_params_hyperprompt,
     make_params_mtlprompt,
 )
-from mesh_tensorflow.transformer.attention._synthetic import synthetic_attention
 
 __all__ = [
     "AttentionParams",

@@ -11,18 +11,16 @@ T5: https://arxiv.org/abs/1910.10683. `with-draft` joins checkpoints of a model 
 for speculative decoding.
 """
 
-from mesh_tensorflow.transformer.convert._files import (
-    read_checkpoint,
-    read_huggingface,
-    write_checkpoint,
-    write_huggingface,
-)
 from mesh_tensorflow.transformer.convert._weights import (
     from_huggingface,
     huggingface_to_mesh,
     mesh_to_huggingface,
+    read_checkpoint,
+    read_huggingface,
     to_huggingface,
     with_draft,
+    write_checkpoint,
+    write_huggingface,
 )
 
 __all__ = [

@@ -17,14 +17,12 @@ from mesh_tensorflow.transformer.dataset._features import (
     supervised_to_dict,
     trim_and_pad_dataset,
 )
-from mesh_tensorflow.transformer.dataset._records import (
+from mesh_tensorflow.transformer.dataset._sources import (
+    make_text_line_dataset,
+    packed_parallel_tsv_dataset,
     pretokenized_t2t_dataset,
     pretokenized_tfds_dataset,
     pretokenized_tfrecord_dataset,
-)
-from mesh_tensorflow.transformer.dataset._text import (
-    make_text_line_dataset,
-    packed_parallel_tsv_dataset,
     sample_from_text_line_datasets,
     simple_text_line_dataset,
     untokenized_tfds_dataset,

@@ -16,6 +16,9 @@ MODULE = "mesh_tensorflow.transformer.dataset"
 Lengths = Union[int, Mapping[str, int]]
 
 
+# -- checks
+
+
 def checked_int32(name: str, key: str, ids: tf.Tensor, where: Sequence[Any] = ()) -> tf.Tensor:
     """Returns ids as int32; an error when they are read names one that it does not hold.
 
@@ -104,6 +107,9 @@ def length_of(name: str, length: Lengths, key: str) -> int:
 Vocabularies = Union[
     vocabularies.Vocabulary, tuple[vocabularies.Vocabulary, vocabularies.Vocabulary]
 ]
+
+
+# -- from text to ids
 
 
 class EvalDataset(NamedTuple):
@@ -227,6 +233,9 @@ def ensure_dataset_eos(
         lambda example: {k: ended(v) if k in keys else v for k, v in example.items()},
         num_parallel_calls=tf.data.AUTOTUNE,
     )
+
+
+# -- fixed lengths
 
 
 def trim_and_pad_dataset(
@@ -363,6 +372,9 @@ def supervised_to_dict(dataset: tf.data.Dataset, text2self: bool) -> tf.data.Dat
         return {"targets": targets} if text2self else {"inputs": inputs, "targets": targets}
 
     return dataset.map(named, num_parallel_calls=tf.data.AUTOTUNE)
+
+
+# -- several examples in a row
 
 
 @gin.configurable(module=MODULE)

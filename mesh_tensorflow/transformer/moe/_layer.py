@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 Experts = Callable[[mtf.Tensor, mtf.Dimension], Any]
 
 
+# -- groups of tokens
+
+
 def _split_into_groups(n: int, max_group_size: int, mesh_dim_size: int) -> tuple[int, int]:
     """Returns (number of groups, size of a group) for `n` tokens.
 
@@ -195,6 +198,9 @@ def dispatched(
     return outputs, loss * mixture.hparam("loss_coef")
 
 
+# -- experts of one level
+
+
 def expert_hidden(
     mixture: Mixture,
     x: mtf.Tensor,
@@ -223,6 +229,35 @@ def expert_hidden(
     )
     rate = mixture.hparam("dropout_rate")
     return mtf.dropout(h, mixture.train, rate=rate) if rate else h
+
+
+def expert_output(
+    mixture: Mixture,
+    h: mtf.Tensor,
+    expert_dims: list[mtf.Dimension],
+    hidden_dim: mtf.Dimension,
+    output_dim: mtf.Dimension,
+    name: str = "wo",
+) -> mtf.Tensor:
+    """Returns the outputs of experts, computed from their hidden units.
+
+    Args:
+      mixture: the Mixture.
+      h: a Tensor, as `expert_hidden` returns.
+      expert_dims: a list of Dimensions.
+      hidden_dim: the Dimension of the hidden units.
+      output_dim: a Dimension.
+      name: a string, the variable scope.
+    """
+    return layers.dense(
+        h,
+        output_dim,
+        reduced_dims=[hidden_dim],
+        expert_dims=expert_dims,
+        use_bias=False,
+        variable_dtype=mixture.variable_dtype,
+        name=name,
+    )
 
 
 def transformer_moe_layer_v1(
@@ -278,16 +313,7 @@ def transformer_moe_layer_v1(
     def experts(x: mtf.Tensor, experts_dim: mtf.Dimension) -> Any:
         h = expert_hidden(mixture, x, [experts_dim], hidden_dim, activation)
         outputs = [
-            layers.dense(
-                h,
-                output_dim,
-                reduced_dims=[hidden_dim],
-                expert_dims=[experts_dim],
-                use_bias=False,
-                variable_dtype=variable_dtype,
-                name=name,
-            )
-            for name in names
+            expert_output(mixture, h, [experts_dim], hidden_dim, output_dim, name) for name in names
         ]
         return outputs if for_attention else outputs[0]
 
@@ -455,6 +481,9 @@ class MoE1D(TransformerLayer):
         )
 
 
+# -- experts of two levels
+
+
 class _Level(NamedTuple):
     """The Dimensions of one level of experts."""
 
@@ -593,10 +622,7 @@ def _second_level(
     hidden_dim = mtf.Dimension("expert_hidden", mixture.hparam("hidden_size"))
     expert_dims = [level.experts, expert_x]
     h = expert_hidden(mixture, sent, expert_dims, hidden_dim, mtf.relu)
-    y = layers.dense(
-        h, output_dim, reduced_dims=[hidden_dim], expert_dims=expert_dims, use_bias=False,
-        variable_dtype=mixture.variable_dtype, name="wo",
-    )  # fmt: skip
+    y = expert_output(mixture, h, expert_dims, hidden_dim, output_dim)
     y = mtf.reshape(y, mtf.Shape([*by_token, output_dim]))
     y = mtf.einsum([y, combine], output_shape=mtf.Shape([expert_x, outer, group, output_dim]))
     return mtf.reshape(y, mtf.Shape([*places, output_dim])), loss

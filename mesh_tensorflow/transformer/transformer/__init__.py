@@ -1,31 +1,29 @@
 """Models: stacks of layers with embeddings, for language and from one sequence to another."""
 
-from mesh_tensorflow.transformer.transformer._context import Context, TransformerLayer
-from mesh_tensorflow.transformer.transformer._inputs import (
-    VocabEmbedding,
-    autoregressive_inputs,
-    delimited_lm_inputs_mask,
-    get_vocab_embedding_cls,
-    shift_targets,
-    sinusoid_positional_embedding_weights,
-)
-from mesh_tensorflow.transformer.transformer._models.bitransformer import Bitransformer
-from mesh_tensorflow.transformer.transformer._models.builders import (
+from mesh_tensorflow.transformer.transformer._bitransformer import (
+    Bitransformer,
     StudentTeacher,
     make_bi_student_teacher,
     make_bitransformer,
     make_layer_stack,
 )
-from mesh_tensorflow.transformer.transformer._models.ensemble import (
+from mesh_tensorflow.transformer.transformer._call import (
+    VocabEmbedding,
+    autoregressive_inputs,
+    delimited_lm_inputs_mask,
+    get_vocab_embedding_cls,
     reduce_ensemble_logits,
     reduce_ensemble_logits_mean_logit,
     reduce_ensemble_logits_mean_prob,
     reduce_ensemble_logits_select,
+    shift_targets,
+    sinusoid_positional_embedding_weights,
 )
-from mesh_tensorflow.transformer.transformer._models.unitransformer import Unitransformer
+from mesh_tensorflow.transformer.transformer._context import Context, TransformerLayer
 from mesh_tensorflow.transformer.transformer._pipelined import PipelinedLayerStack
-from mesh_tensorflow.transformer.transformer._stack import LayerStack, ReversibleLayerStack
-from mesh_tensorflow.transformer.transformer._sublayers import (
+from mesh_tensorflow.transformer.transformer._stack import (
+    LayerStack,
+    ReversibleLayerStack,
     sublayer_annealed_dropout,
     sublayer_call_layer,
     sublayer_clip_activation_gradient,
@@ -41,6 +39,7 @@ from mesh_tensorflow.transformer.transformer._sublayers import (
     sublayer_scale_norm,
     sublayer_true_layer_norm,
 )
+from mesh_tensorflow.transformer.transformer._unitransformer import Unitransformer
 
 __all__ = [
     "Bitransformer",

@@ -14,7 +14,7 @@ from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow.ops._variables.variable import dtype_in_force
 
 if TYPE_CHECKING:
-    from mesh_tensorflow.transformer.transformer._models.unitransformer import Unitransformer
+    from mesh_tensorflow.transformer.transformer._unitransformer import Unitransformer
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

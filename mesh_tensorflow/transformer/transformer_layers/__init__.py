@@ -1,42 +1,38 @@
 """Layers of transformers: attention, feed-forward layers and convolutions, one kind per file."""
 
-from mesh_tensorflow.transformer.transformer_layers._attention.enc_dec_attention import (
+from mesh_tensorflow.transformer.transformer_layers._attention_variants import (
+    BranchedEncDecAttention,
+    BranchedSelfAttention,
+    ExpertsEncDecAttention,
+    ExpertsSelfAttention,
+    LocalSelfAttention,
+    Synthesizer,
+)
+from mesh_tensorflow.transformer.transformer_layers._enc_dec_attention import (
     EncDecAttention,
     TransparentEncDecAttention,
     enc_dec_attention,
     enc_dec_attention_bias,
     relative_position_spans,
 )
-from mesh_tensorflow.transformer.transformer_layers._attention.local_attention import (
-    LocalSelfAttention,
+from mesh_tensorflow.transformer.transformer_layers._feed_forward import (
+    Conv1D,
+    Conv1DLayer,
+    Conv1DLocalAttn,
+    DenseReluDense,
+    DynamicConv1DLocalAttn,
+    LightweightConv1DLocalAttn,
+    LocalConvAttnBlock,
+    ParallelLayer,
+    SeparableConv1DLayer,
 )
-from mesh_tensorflow.transformer.transformer_layers._attention.params import attention_params
-from mesh_tensorflow.transformer.transformer_layers._attention.self_attention import SelfAttention
-from mesh_tensorflow.transformer.transformer_layers._attention.talking_heads import (
+from mesh_tensorflow.transformer.transformer_layers._parts import attention_params
+from mesh_tensorflow.transformer.transformer_layers._self_attention import SelfAttention
+from mesh_tensorflow.transformer.transformer_layers._talking_heads import (
     GeneralBilinearEncDecAttention,
     GeneralBilinearSelfAttention,
     TalkingHeadsEncDecAttention,
     TalkingHeadsSelfAttention,
-)
-from mesh_tensorflow.transformer.transformer_layers._attention.variants import (
-    BranchedEncDecAttention,
-    BranchedSelfAttention,
-    ExpertsEncDecAttention,
-    ExpertsSelfAttention,
-    Synthesizer,
-)
-from mesh_tensorflow.transformer.transformer_layers._conv import (
-    Conv1D,
-    Conv1DLayer,
-    Conv1DLocalAttn,
-    DynamicConv1DLocalAttn,
-    LightweightConv1DLocalAttn,
-    LocalConvAttnBlock,
-    SeparableConv1DLayer,
-)
-from mesh_tensorflow.transformer.transformer_layers._feed_forward import (
-    DenseReluDense,
-    ParallelLayer,
 )
 
 __all__ = [

@@ -1,10 +1,6 @@
 """Training, evaluating, decoding, scoring and exporting transformers, configured by gin."""
 
 from mesh_tensorflow._flags import FLAGS
-from mesh_tensorflow.transformer.utils._checkpoints import (
-    get_checkpoint_iterator,
-    get_step_from_checkpoint_path,
-)
 from mesh_tensorflow.transformer.utils._decode import (
     decode,
     decode_from_dataset,
@@ -35,6 +31,8 @@ from mesh_tensorflow.transformer.utils._score import (
 from mesh_tensorflow.transformer.utils._settings import (
     auto_train_steps,
     compute_batch_size,
+    get_checkpoint_iterator,
+    get_step_from_checkpoint_path,
     inputs_vocabulary,
     parse_gin_defaults_and_flags,
     separate_vocabularies,

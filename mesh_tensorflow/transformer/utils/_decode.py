@@ -18,11 +18,6 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow import estimator as mtf_estimator
-from mesh_tensorflow.transformer.utils._checkpoints import (
-    Steps,
-    get_checkpoint_iterator,
-    get_step_from_checkpoint_path,
-)
 from mesh_tensorflow.transformer.utils._features import (
     arrays_input_fn,
     call_dataset_fn,
@@ -33,6 +28,9 @@ from mesh_tensorflow.transformer.utils._features import (
 from mesh_tensorflow.transformer.utils._settings import (
     MODULE,
     Lengths,
+    Steps,
+    get_checkpoint_iterator,
+    get_step_from_checkpoint_path,
     inputs_length,
     inputs_vocabulary,
     targets_vocabulary,
@@ -59,6 +57,9 @@ _FINISHED = ".finished"
 _unfinished: contextvars.ContextVar[Optional[list[str]]] = contextvars.ContextVar(
     "unfinished", default=None
 )
+
+
+# -- files that a killed program can resume
 
 
 @contextlib.contextmanager
@@ -213,6 +214,9 @@ def write_resumably(
         together.append(directory)
 
 
+# -- decoding of files
+
+
 _LOGGED = 5
 
 
@@ -336,6 +340,9 @@ def decode_from_file(
         # Beams, temperatures and lengths are bound by gin: all of it is in the fingerprint.
         [_weights_of(path), model_type, eos_id, ids.shape[1], gin.config_str()],
     )
+
+
+# -- decoding of data sets
 
 
 def text_of_feature(example: Mapping[str, Any], key: str, vocabulary: Vocabulary) -> str:

@@ -12,11 +12,6 @@ import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow import estimator as mtf_estimator
 from mesh_tensorflow.transformer import dataset as transformer_dataset
-from mesh_tensorflow.transformer.utils._checkpoints import (
-    Steps,
-    get_checkpoint_iterator,
-    get_step_from_checkpoint_path,
-)
 from mesh_tensorflow.transformer.utils._decode import decode, postprocessed, text_of_feature
 from mesh_tensorflow.transformer.utils._features import (
     call_dataset_fn,
@@ -27,6 +22,9 @@ from mesh_tensorflow.transformer.utils._features import (
 from mesh_tensorflow.transformer.utils._score import score_with_estimator
 from mesh_tensorflow.transformer.utils._settings import (
     Lengths,
+    Steps,
+    get_checkpoint_iterator,
+    get_step_from_checkpoint_path,
     inputs_vocabulary,
     targets_vocabulary,
 )
@@ -40,27 +38,25 @@ if TYPE_CHECKING:
 Metric = tuple[Any, tf.Tensor]
 
 
-def _accumulated(
-    values: tf.Tensor,
-    name: Optional[str],
-    default_name: str,
-    kind: str,
-    combine: Callable[[Any, tf.Tensor], tf.Tensor],
-    start: float,
-) -> Metric:
-    with tf.variable_scope(name, default_name):
+# How values of a batch become one, and how that is joined with those of earlier batches.
+_KINDS = {"sum": (tf.reduce_sum, tf.add), "max": (tf.reduce_max, tf.maximum)}
+
+
+def _accumulated(values: tf.Tensor, name: Optional[str], kind: str) -> Metric:
+    """Returns a metric of values over all batches, from 0 on, and the operation that adds some."""
+    reduce, combine = _KINDS[kind]
+    with tf.variable_scope(name, f"metric_{kind}"):
         total = tf.get_variable(
             "accum",
             shape=[],
             dtype=tf.float32,
             trainable=False,
-            initializer=tf.constant_initializer(start),
+            initializer=tf.constant_initializer(0.0),
             use_resource=True,
             # No checkpoint has it, and each evaluation begins with its initial value.
             collections=[tf.GraphKeys.LOCAL_VARIABLES, tf.GraphKeys.METRIC_VARIABLES],
         )
-        values = tf.cast(values, tf.float32)
-        reduced = {"sum": tf.reduce_sum, "max": tf.reduce_max}[kind](values)
+        reduced = reduce(tf.cast(values, tf.float32))
         update = total.assign(combine(total, reduced), read_value=False)
         with tf.control_dependencies([update]):
             updated = total.read_value()
@@ -79,7 +75,7 @@ def metric_sum(values: tf.Tensor, name: Optional[str] = None, **kwargs: object) 
       (the value, the operation that adds a batch), both float32 scalars.
     """
     del kwargs
-    return _accumulated(values, name, "metric_sum", "sum", tf.add, 0.0)
+    return _accumulated(values, name, "sum")
 
 
 def metric_max(values: tf.Tensor, name: Optional[str] = None, **kwargs: object) -> Metric:
@@ -94,7 +90,7 @@ def metric_max(values: tf.Tensor, name: Optional[str] = None, **kwargs: object) 
       (the value, the operation that adds a batch), both float32 scalars.
     """
     del kwargs
-    return _accumulated(values, name, "metric_max", "max", tf.maximum, 0.0)
+    return _accumulated(values, name, "max")
 
 
 def token_metrics(tensors: Mapping[str, tf.Tensor]) -> dict[str, Metric]:

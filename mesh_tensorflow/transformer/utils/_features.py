@@ -31,6 +31,9 @@ _MODEL_FEATURES = (
 )
 
 
+# -- features as Tensors
+
+
 def model_features(example: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the features of an example that models take.
 
@@ -125,6 +128,9 @@ def import_features(
         x = tf.reshape(tf.cast(x, tf.int32), shape.to_integer_list)
         result[key] = mtf.import_tf_tensor(mesh, x, shape)
     return result
+
+
+# -- inputs and targets in one sequence
 
 
 def _is_token(ids: mtf.Tensor) -> mtf.Tensor:
@@ -223,6 +229,9 @@ def dynamic_text2self(mtf_features: Mapping[str, mtf.Tensor]) -> dict[str, mtf.T
             parts, [place - start for place, start in zip(places, starts)], places, length
         )
     return result
+
+
+# -- data sets and input functions
 
 
 def call_with_known(function: Callable[..., Any], **given: object) -> Any:

@@ -291,6 +291,9 @@ def _targets_after_inputs(targets: tf.Tensor, inputs: tf.Tensor, length: int) ->
     return tf.ensure_shape(tf.stack(rows), [targets.shape[0], length])
 
 
+# -- export
+
+
 def export_model(
     estimator: mtf_estimator.tpu.TPUEstimator,
     export_dir: str,

@@ -40,6 +40,9 @@ _MODELS = {
 _SMALLEST_VOCABULARY = 3  # padding, EOS and one token
 
 
+# -- the model, and a call of it
+
+
 def build_model(
     model_type: str = "bitransformer",
     input_vocab_size: int = gin.REQUIRED,
@@ -202,6 +205,9 @@ def call_model(
     )
 
 
+# -- its variables
+
+
 @gin.configurable(module=MODULE)
 def get_variable_dtype(
     master_dtype: Union[tf.DType, str] = tf.bfloat16,
@@ -272,6 +278,9 @@ def trained_variables(graph: mtf.Graph, variable_filter: Filter) -> list[mtf.Var
     return found
 
 
+# -- its layout
+
+
 # Dimensions that only some models have, or only training or decoding.
 _OF_MODELS = frozenset(
     "batch outer_batch ensemble length memory_length d_model d_ff d_kv heads memory_heads vocab "
@@ -316,6 +325,9 @@ def layout_of_program(
     """
     _check_names(layout_rules, graph)
     return rules_that_apply(layout_rules, graph.operations, mesh_shape, _OF_MODELS, _OF_MESHES)
+
+
+# -- its outputs, and its devices
 
 
 MESH_IMPLS = ("placement", "simd", "pjrt")
@@ -433,6 +445,9 @@ def check_tiling(spec: Optional[Sequence[Any]], mesh_shape: mtf.Shape) -> None:
             f"{dims_text(tiled)}, but mesh_shape is {dims_text(mesh_shape)}: bind "
             "utils.run.mesh_shape to what utils.tpu_mesh_shape makes of the same list"
         )
+
+
+# -- its place in TensorFlow's graph, or in the program of a processor
 
 
 def outside_program(settings: ProgramSettings) -> contextlib.AbstractContextManager:

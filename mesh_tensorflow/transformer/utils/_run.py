@@ -19,7 +19,6 @@ from mesh_tensorflow.estimator import ModeKeys
 from mesh_tensorflow.estimator.processes import programs_over, shards_of_process
 from mesh_tensorflow.estimator.tpu import TPUEstimator
 from mesh_tensorflow.transformer.learning_rate_schedules import with_total_steps
-from mesh_tensorflow.transformer.utils._checkpoints import Steps, get_checkpoint_iterator
 from mesh_tensorflow.transformer.utils._decode import infer_model
 from mesh_tensorflow.transformer.utils._evaluation import eval_model, perplexity_eval
 from mesh_tensorflow.transformer.utils._prediction import export_model, prediction_spec
@@ -31,8 +30,10 @@ from mesh_tensorflow.transformer.utils._settings import (
     Lengths,
     ProgramSettings,
     Settings,
+    Steps,
     auto_train_steps,
     compute_batch_size,
+    get_checkpoint_iterator,
     inputs_vocabulary,
     targets_vocabulary,
 )
@@ -51,6 +52,9 @@ _SPECS: dict[str, Callable[[ProgramSettings, Mapping[str, tf.Tensor]], Any]] = {
     ModeKeys.EVAL: evaluation_spec,
     ModeKeys.PREDICT: prediction_spec,
 }
+
+
+# -- the model function
 
 
 @gin.configurable(module=MODULE, denylist=["predict_fn"])
@@ -158,6 +162,9 @@ def tpu_estimator_model_fn(
         return _SPECS[mode](own, features)
 
     return my_model_fn
+
+
+# -- the estimator
 
 
 def _session_config(settings: Settings, processes: int = 1) -> tf.ConfigProto:
@@ -292,6 +299,9 @@ def _estimator_of(
     )
 
 
+# -- arguments of `run`, and their checks
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunSettings(Settings):
     """The arguments of `run`, see there, with numbers in place of what determines them."""
@@ -412,6 +422,9 @@ def _run_settings(arguments: Mapping[str, Any]) -> RunSettings:
     return RunSettings.of(arguments, **others)
 
 
+# -- what each mode calls
+
+
 class _Common(TypedDict):
     """The arguments that every mode passes on."""
 
@@ -528,6 +541,9 @@ _MODES: dict[str, tuple[_Mode, bool]] = {
     "export_infer": (_export, False),
     "export": (_export, False),
 }
+
+
+# -- `run`
 
 
 def _run_in_chief(settings: RunSettings, estimator: TPUEstimator) -> Any:

@@ -12,11 +12,6 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow import estimator as mtf_estimator
-from mesh_tensorflow.transformer.utils._checkpoints import (
-    Steps,
-    get_checkpoint_iterator,
-    get_step_from_checkpoint_path,
-)
 from mesh_tensorflow.transformer.utils._features import (
     arrays_input_fn,
     call_dataset_fn,
@@ -26,6 +21,9 @@ from mesh_tensorflow.transformer.utils._features import (
 from mesh_tensorflow.transformer.utils._settings import (
     MODULE,
     Lengths,
+    Steps,
+    get_checkpoint_iterator,
+    get_step_from_checkpoint_path,
     inputs_length,
     inputs_vocabulary,
     length_of_feature,
@@ -47,6 +45,9 @@ if TYPE_CHECKING:
 
 
 Examples = Sequence[Mapping[str, Any]]
+
+
+# -- files of scores
 
 
 def _decoded(vocabulary: Vocabulary, ids: list[int]) -> Any:
@@ -228,6 +229,9 @@ def save_scores_to_tfrecords(
     tf.io.gfile.rename(temporary, path, overwrite=True)
 
 
+# -- scores by checkpoint
+
+
 @gin.configurable(module=MODULE)
 def compute_log_likelihoods(
     estimator: mtf_estimator.tpu.TPUEstimator,
@@ -352,6 +356,9 @@ def _printed(
         results = list(_scored(estimator, input_fn, path, num_examples))
         scores = print_and_save_scores(results, vocabulary, filename)
     return scores
+
+
+# -- what is scored: pairs of lines, and data sets
 
 
 def _lines(source: Union[str, Sequence[str], None]) -> list[str]:

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 _MOST_NUMBERS = 10
 
 
+# -- files
+
+
 def as_text(value: object) -> str:
     """Converts bytes, or any other value, to a string.
 
@@ -140,6 +143,9 @@ def write_lines_to_file(lines: Iterable[Any], filename: str) -> None:
     if directory:
         tf.io.gfile.makedirs(directory)
     write_text(text, filename, temporary_name(filename))
+
+
+# -- texts as ids
 
 
 def _encode(vocabulary: Vocabulary, line: str, number: int, what: str) -> list[int]:
@@ -347,6 +353,9 @@ def encode_delimited_lm(
         include_final_eos,
         ("inputs", "targets"),
     )
+
+
+# -- ids as texts
 
 
 @gin.configurable(module=MODULE)

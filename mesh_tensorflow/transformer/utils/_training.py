@@ -18,7 +18,6 @@ from mesh_tensorflow._mesh.variables import checkpoint_files
 from mesh_tensorflow._paths import readable
 from mesh_tensorflow.estimator.processes import SaverHook
 from mesh_tensorflow.transformer import learning_rate_schedules
-from mesh_tensorflow.transformer.utils._checkpoints import get_step_from_checkpoint_path
 from mesh_tensorflow.transformer.utils._evaluation import token_metrics
 from mesh_tensorflow.transformer.utils._features import (
     call_dataset_fn,
@@ -44,6 +43,7 @@ from mesh_tensorflow.transformer.utils._settings import (
     MODULE,
     Lengths,
     ProgramSettings,
+    get_step_from_checkpoint_path,
     inputs_vocabulary,
     longest,
     serialize_num_microbatches,
@@ -136,17 +136,7 @@ def _evaluation_program(
     return Outputs({"loss": mtf.cast(loss, tf.float32), **tensors})
 
 
-# -- specs
-
-
-def _host_call(settings: ProgramSettings, scalars: Mapping[str, tf.Tensor]) -> Any:
-    """Returns the host_call that writes scalar summaries."""
-    key = mtf.utils.SCALAR_SUMMARIES_COLLECTION_KEY
-    for name, value in scalars.items():
-        tf.add_to_collection(key, (name, value))
-    host_call = mtf.utils.create_host_call(settings.model_dir or "")
-    mtf.utils.remove_summaries()
-    return host_call
+# -- initial checkpoints
 
 
 @gin.configurable(module=MODULE)
@@ -302,6 +292,9 @@ def _load_initial_checkpoint(settings: ProgramSettings) -> None:
     checkpoint.init_from_checkpoint(path, found)
 
 
+# -- hooks
+
+
 def _saver_hook(settings: ProgramSettings, results: Results) -> SaverHook:
     saver = checkpoint.Saver(
         tf.global_variables(),
@@ -359,6 +352,19 @@ class OperativeConfigHook(tf.train.SessionRunHook):
         writer = tf.summary.FileWriterCache.get(self._directory)
         writer.add_summary(summary, step)
         writer.flush()
+
+
+# -- specifications of training and evaluation
+
+
+def _host_call(settings: ProgramSettings, scalars: Mapping[str, tf.Tensor]) -> Any:
+    """Returns the host_call that writes scalar summaries."""
+    key = mtf.utils.SCALAR_SUMMARIES_COLLECTION_KEY
+    for name, value in scalars.items():
+        tf.add_to_collection(key, (name, value))
+    host_call = mtf.utils.create_host_call(settings.model_dir or "")
+    mtf.utils.remove_summaries()
+    return host_call
 
 
 def training_spec(settings: ProgramSettings, features: Mapping[str, tf.Tensor]) -> Any:
@@ -459,6 +465,9 @@ def evaluation_spec(settings: ProgramSettings, features: Mapping[str, tf.Tensor]
         eval_metric_ops=token_metrics(rows),
         evaluation_hooks=hooks,
     )
+
+
+# -- the loop, and where its input is
 
 
 _INPUT_NAME = "input.ckpt"

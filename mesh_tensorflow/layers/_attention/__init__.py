@@ -1,1 +1,0 @@
-"""Attention over whole sequences, neighborhoods and compressed memories, and masks."""

@@ -1,0 +1,311 @@
+"""Attention by blocks: no tensor has the size of the length times that of the memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Optional, Union
+
+import tensorflow.compat.v1 as tf
+
+import mesh_tensorflow.ops_with_redefined_builtins as mtf
+from mesh_tensorflow._core.errors import dims_text
+from mesh_tensorflow._core.graph import leaves_no_node
+from mesh_tensorflow.layers import _blocked_slices
+from mesh_tensorflow.layers._blocked_form import Dims, Terms
+from mesh_tensorflow.layers._blocked_operation import BlockedAttentionOperation
+from mesh_tensorflow.layers._masks import (
+    COMPARISONS,
+    Distances,
+    distance_bias,
+    hidden_where,
+    hide,
+    unseen,
+)
+from mesh_tensorflow.layers._ring_attention import RINGS
+
+# -- attention
+
+
+Visible = Sequence[tuple[str, mtf.Tensor, mtf.Tensor]]
+_WHAT = "blocked_attention"
+
+
+def whole_dims(
+    q: mtf.Tensor,
+    k: mtf.Tensor,
+    v: mtf.Tensor,
+    memory_length_dim: mtf.Dimension,
+    key_dim: mtf.Dimension,
+    value_dim: mtf.Dimension,
+    terms: Sequence[mtf.Tensor] = (),
+) -> Union[Dims, str]:
+    """Returns the Dims of attention by blocks, or why there is none.
+
+    Args:
+      q: queries, a Tensor.
+      k: keys, a Tensor.
+      v: values, a Tensor.
+      memory_length_dim: the Dimension of positions that are attended to.
+      key_dim: the Dimension of channels of queries and keys.
+      value_dim: the Dimension of channels of values.
+      terms: what is added to logits, or masks them.
+    """
+    needed = (("q", q, key_dim), ("k", k, key_dim), ("v", v, value_dim),
+              ("k", k, memory_length_dim), ("v", v, memory_length_dim))  # fmt: skip
+    for name, x, dim in needed:
+        if dim not in x.shape:
+            return f"{name} {x.name} {x.shape} has no {dims_text([dim])}"
+    if memory_length_dim in q.shape:
+        return (
+            f"q {q.name} {q.shape} has the dimension of the memory, "
+            f"{dims_text([memory_length_dim])}; rename it in k and v by "
+            "mtf.layers.rename_length_to_memory_length"
+        )
+    rows = (q.shape - key_dim).dims
+    # What keys share with queries is the batch of matrix products, so values must have it as well.
+    columns = [d for d in k.shape if d not in (key_dim, memory_length_dim)]
+    values = [d for d in v.shape if d not in (value_dim, memory_length_dim)]
+    if set(columns) != set(values):
+        return f"k {k.shape} and v {v.shape} have other dimensions besides their channels"
+    unknown = [d for d in columns if d not in rows]
+    if unknown:
+        return f"k {k.name} {k.shape} has {dims_text(unknown)}, which q {q.shape} lacks"
+    logits = [*rows, memory_length_dim]
+    for x in terms:
+        unknown = [d for d in x.shape if d not in logits]
+        if unknown:
+            return (
+                f"{x.name} {x.shape} has {dims_text(unknown)}, which the logits "
+                f"({dims_text(logits)}) lack"
+            )
+    alone = [d for d in rows if d not in columns]
+    if not alone:
+        return f"q {q.name} {q.shape} has no dimension of its own, such as a length"
+    # The longest is worth most to be cut: a block holds all of the others.
+    length = max(alone, key=lambda d: d.size)
+    if any(d.size == 0 for d in [*logits, key_dim, value_dim]):
+        return "a dimension has size 0"
+    others = tuple(d for d in alone if d is not length)
+    shared = tuple(d for d in rows if d in columns)
+    return Dims(shared, others, length, memory_length_dim, key_dim, value_dim)
+
+
+def _plain(
+    q: mtf.Tensor, k: mtf.Tensor, v: mtf.Tensor, dims: Dims, terms: Terms
+) -> list[mtf.Tensor]:
+    """The same with tensors of all logits, in operations that have gradients of any order."""
+    dtype = _blocked_slices.computed_in(q.dtype)
+    rows = q.shape - dims.key
+    shape = rows + dims.memory
+    logits = mtf.einsum([mtf.cast(q, dtype), mtf.cast(k, dtype)], output_shape=shape)
+    # Terms in the order of `Block._with_terms`: logits that ids hide are set before biases are
+    # added, which may hide more of them.
+    for buckets, values, here, there in terms.distances:
+        [dim] = [d for d in values.shape if d not in shape]
+        bias = distance_bias(Distances(buckets, values, dim, here, there))
+        logits = mtf.add(logits, mtf.cast(bias, dtype), output_shape=shape)
+    hidden = unseen(terms.visible)
+    if hidden is not None:
+        logits = hide(logits, hidden_where(hidden, dtype))
+    for x in terms.biases:
+        bias = mtf.cast(x, dtype)
+        logits = hide(mtf.add(logits, bias, output_shape=shape), x)
+    extra = terms.extra_value if terms.extra is None else mtf.cast(terms.extra, dtype)
+    log_z = mtf.reduce_logsumexp(logits, dims.memory, extra_logit=extra)
+    weights = mtf.softmax(logits, dims.memory, extra_logit=extra)
+    # After the softmax, as in blocks: its denominator has the weights that are dropped, too.
+    if terms.noise:
+        weights = mtf.multiply(weights, _noise_mask(terms, rows, dtype), output_shape=shape)
+    y = mtf.einsum([weights, mtf.cast(v, dtype)], output_shape=rows + dims.value)
+    return [mtf.cast(y, v.dtype), log_z]
+
+
+def _noise_mask(terms: Terms, rows: mtf.Shape, dtype: tf.DType) -> mtf.Tensor:
+    """Returns the whole dropout mask."""
+    *_, row, column = terms.noise
+    # Rows and columns have no dimension in common: the mask is their outer combination.
+    order = [d for d in rows if d in row.shape] + column.shape.dims
+    names = [d.name for d in order]
+
+    def mask(*indices: tf.Tensor) -> tf.Tensor:
+        key0, key1, columns = (
+            _blocked_slices.arranged(index, x.shape.dimension_names, names)
+            for index, x in zip(indices, terms.noise)
+        )
+        return _blocked_slices.noise_mask(
+            _blocked_slices.Noise(key0, key1, columns, terms.keep_prob), dtype
+        )
+
+    return mtf.slicewise(mask, list(terms.noise), mtf.Shape(order), dtype, order)
+
+
+def _noise(
+    mesh: mtf.Mesh, dims: Dims, rows: mtf.Shape, shared: Sequence[mtf.Dimension]
+) -> list[mtf.Tensor]:
+    """Returns two random keys for each row, and an index for each position of the memory.
+
+    Keys that belong to rows are cut with them, also into the microbatches of a pipeline.
+
+    Args:
+      mesh: a Mesh.
+      dims: a Dims.
+      rows: the Shape of queries without their channels.
+      shared: the Dimensions along which the mask is the same.
+    """
+    noisy = mtf.Shape([d for d in rows if d not in shared])
+    keys = [
+        mtf.random_uniform(mesh, noisy, minval=-(2**31), maxval=2**31 - 1, dtype=tf.int32)
+        for _ in range(2)
+    ]
+    memory = dims.memory
+    # One index for all positions, so that the hash of a row is the same along the memory.
+    if memory in shared:
+        return [*keys, mtf.zeros(mesh, [], tf.int32)]
+    return [*keys, mtf.range(mesh, memory, tf.int32)]
+
+
+def _check_visible(visible: Visible) -> None:
+    for name, _, _ in visible:
+        if name not in COMPARISONS:
+            raise ValueError(
+                f"{_WHAT}: visible compares by {name!r}, which is none of "
+                f"{', '.join(sorted(COMPARISONS))}"
+            )
+
+
+def added_terms(
+    bias: Optional[mtf.Tensor], visible: Visible, distances: Sequence[Distances]
+) -> list[mtf.Tensor]:
+    """Returns the Tensors whose dimensions have to be those of logits."""
+    ids = [x for _, *pair in visible for x in pair]
+    return [*([] if bias is None else [bias]), *ids, *(x for d in distances for x in d[-2:])]
+
+
+def attention_and_log_sums(
+    q: mtf.Tensor,
+    k: mtf.Tensor,
+    v: mtf.Tensor,
+    memory_length_dim: mtf.Dimension,
+    key_dim: mtf.Dimension,
+    value_dim: mtf.Dimension,
+    bias: Optional[mtf.Tensor] = None,
+    visible: Visible = (),
+    dropout_rate: float = 0.0,
+    dropout_broadcast_dims: Optional[Sequence[mtf.Dimension]] = None,
+    extra_logit: Union[mtf.Tensor, float, None] = None,
+    block_sizes: Optional[tuple[int, int]] = None,
+    name: Optional[str] = None,
+    ring: Union[bool, str] = False,
+    distances: Sequence[Distances] = (),
+) -> tuple[mtf.Tensor, mtf.Tensor]:
+    """Returns what `blocked_attention` does, and the logarithms of the softmax's denominators."""
+    _check_visible(visible)
+    if ring not in RINGS:
+        raise ValueError(
+            f"{_WHAT}: ring={ring!r} is none of {', '.join(map(repr, RINGS))}; True is for all"
+        )
+    rest = added_terms(bias, visible, distances)
+    dims = whole_dims(q, k, v, memory_length_dim, key_dim, value_dim, rest)
+    if isinstance(dims, str):
+        raise ValueError(f"{_WHAT}: {dims}. mtf.transformer.attention.attention takes any")
+    if not 0.0 <= dropout_rate < 1.0:
+        raise ValueError(
+            f"{_WHAT}: dropout_rate is the rate of what is dropped, from 0 to less than 1, not "
+            f"{dropout_rate}"
+        )
+    if block_sizes is not None and min(block_sizes) < 1:
+        raise ValueError(
+            f"{_WHAT}: block_sizes={block_sizes} are numbers of positions, of queries and of the "
+            "memory; give integers from 1, or None"
+        )
+    # Channels that a layout splits are joined: a block needs all of them.
+    # Names that no layout rule has: where the rules split the channels, the renaming gathers them.
+    key = mtf.Dimension("_blocked_" + key_dim.name, key_dim.size)
+    value = mtf.Dimension("_blocked_value_" + value_dim.name, value_dim.size)
+    q, k = (mtf.rename_dimension(x, key_dim.name, key.name) for x in (q, k))
+    v = mtf.rename_dimension(v, value_dim.name, value.name)
+    dims = dims._replace(key=key, value=value)
+    rows = q.shape - key
+    noise = _noise(q.mesh, dims, rows, dropout_broadcast_dims or ()) if dropout_rate else ()
+    given = isinstance(extra_logit, mtf.Tensor)
+    # As in `mtf.softmax`, an extra logit gets no gradient.
+    terms = Terms(
+        [] if bias is None else [bias],
+        list(visible),
+        [(d.buckets, d.values, d.here, d.there) for d in distances],
+        noise,
+        1.0 - dropout_rate,
+        mtf.stop_gradient(extra_logit) if given else None,  # type: ignore[arg-type]
+        None if given else extra_logit,  # type: ignore[arg-type]
+    )
+    # `_plain` is handed over, since the module of the operation is imported by this one.
+    op = BlockedAttentionOperation(q, k, v, dims, terms, _plain, block_sizes, name, ring)
+    y, log_z = op.outputs[:2]
+    return mtf.rename_dimension(y, value.name, value_dim.name), log_z
+
+
+@leaves_no_node
+def blocked_attention(
+    q: mtf.Tensor,
+    k: mtf.Tensor,
+    v: mtf.Tensor,
+    memory_length_dim: mtf.Dimension,
+    key_dim: mtf.Dimension,
+    value_dim: mtf.Dimension,
+    bias: Optional[mtf.Tensor] = None,
+    visible: Visible = (),
+    dropout_rate: float = 0.0,
+    dropout_broadcast_dims: Optional[Sequence[mtf.Dimension]] = None,
+    extra_logit: Union[mtf.Tensor, float, None] = None,
+    block_sizes: Optional[tuple[int, int]] = None,
+    name: Optional[str] = None,
+    ring: Union[bool, str] = False,
+) -> mtf.Tensor:
+    """Dot-product attention by blocks, whose memory does not grow with the square of the length.
+
+    Dao et al., "FlashAttention" (2022). Values and gradients are those of attention with all logits
+    at once; the gradient computes each block again.
+
+    >>> q = mtf.ones(mesh, "batch:2,length:3,heads:2,d_kv:4")
+    >>> k = mtf.ones(mesh, "batch:2,memory_length:5,heads:2,d_kv:4")
+    >>> memory, channels = k.shape.dims[1], k.shape.dims[3]
+    >>> y = mtf.layers.blocked_attention(q, k, k, memory, channels, channels)
+    >>> print(y.shape, y.numpy().max())
+    Shape[batch=2, length=3, heads=2, d_kv=4] 1.0
+
+    Args:
+      q: queries, a Tensor with dimensions [batch..., length, heads..., key_dim].
+      k: keys, a Tensor with dimensions [batch..., memory_length, heads..., key_dim]; those besides
+        the memory's and the channels are dimensions of `q`.
+      v: values, a Tensor with dimensions [batch..., memory_length, heads..., value_dim].
+      memory_length_dim: the Dimension of positions that are attended to.
+      key_dim: the Dimension of channels of queries and keys.
+      value_dim: the Dimension of channels of values.
+      bias: a Tensor that is added to the logits, and may lack dimensions of them; or None.
+      visible: triples (comparison, ids of queries, ids of the memory). A query sees what all
+        comparisons are true for: "equal" for segments, "greater_equal" for the positions of causal
+        attention, "less_equal". The masks are computed by block. A query that sees nothing has the
+        mean of all values.
+      dropout_rate: the dropout rate of the attention weights.
+      dropout_broadcast_dims: Dimensions along which the dropout mask is the same, or None.
+      extra_logit: a number or a Tensor, one more logit in the softmax's denominator; or None. It
+        gets no gradient.
+      block_sizes: the numbers of positions of queries and of the memory in a block; chosen if None.
+      name: a string or None.
+      ring: whether, in layouts that split the length of queries and of the memory over the same
+        mesh dimension, processors pass parts of keys and values around (ring attention, Liu et al.,
+        2023) instead of gathering them. Then the memory of each processor is that of its parts.
+        Where `visible` is causal, and n processors divide the lengths by 2 n, they exchange halves
+        first, so that all have the same work; "zigzag" is an error if that is not possible,
+        "contiguous" leaves parts where they are.
+
+    Returns:
+      A Tensor with dimensions [dims of q without key_dim..., value_dim].
+
+    Raises:
+      ValueError: dimensions do not match, or an argument is out of range.
+    """
+    return attention_and_log_sums(
+        q, k, v, memory_length_dim, key_dim, value_dim, bias, visible, dropout_rate,
+        dropout_broadcast_dims, extra_logit, block_sizes, name, ring,
+    )[0]  # fmt: skip

@@ -1,0 +1,632 @@
+"""BlockedAttentionOperation and its gradients: attention that holds only one block of its weights.
+
+`Blocked`, the base of both, decides from the layout how a processor gets the keys and values that
+its queries need: it has them, gathers them, or has them passed around in a ring; and it adds up
+what that costs. The busiest processor decides about the time of a step, so costs are of its blocks.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Collection, Hashable, Sequence
+from typing import Any, Optional, Union
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+import mesh_tensorflow.ops_with_redefined_builtins as mtf
+from mesh_tensorflow._core.cost import Collective, Cost
+from mesh_tensorflow._core.interfaces import LaidOutLike, LoweringLike
+from mesh_tensorflow._core.operation import PendingSums
+from mesh_tensorflow._core.tensor import is_differentiable
+from mesh_tensorflow._mesh.mesh_impl import MeshImpl
+from mesh_tensorflow.layers import _blocked_slices, _ring_attention
+from mesh_tensorflow.layers._blocked_form import Dims, Form, Terms
+from mesh_tensorflow.layers._blocked_slices import Operands, arranged, computed_in, restored
+
+
+def _positions(part: int, parts: int, size: int, halves: bool) -> list[tuple[int, int]]:
+    """Returns where the runs of positions of a part begin and end."""
+    if not halves:
+        return [(part * size, (part + 1) * size)]
+    # As `exchanged` leaves them: part p has the halves 2 p and 2 n - 1 - 2 p of 2 n.
+    half = size // 2
+    return [(i * half, (i + 1) * half) for i in (2 * part, 2 * parts - 1 - 2 * part)]
+
+
+def _blocks(runs: list[tuple[int, int]], block: int) -> np.ndarray:
+    """Returns the first positions, the ends and the sizes of the blocks of a part, [blocks, 3]."""
+    # Runs stand one after the other, and a block of the end of one may have the begin of the next.
+    at = np.concatenate([np.arange(begin, end) for begin, end in runs])
+    begins = np.arange(0, len(at), block)
+    first, last = (f.reduceat(at, begins) for f in (np.minimum, np.maximum))
+    return np.stack([first, last + 1, np.diff(np.append(begins, len(at)))], 1)
+
+
+@functools.lru_cache(1024)
+def most_pairs(
+    length: int,
+    processors: int,
+    part: int,
+    blocks: tuple[int, int],
+    halves: bool,
+    earlier: bool,
+) -> int:
+    """Returns how many pairs of a query and a position the busiest processor computes.
+
+    Blocks are computed whole, unless each of their queries is before all their positions of the
+    memory, or after them. Ids are taken to be the positions.
+
+    Args:
+      length: how many queries there are, and positions of the memory.
+      processors: how many parts the queries are split into.
+      part: how many positions of the memory a processor has at a time.
+      blocks: the numbers of positions of queries and of the memory in a block, none of which are of
+        two parts; those of two halves are, where the number does not divide these.
+      halves: whether parts have exchanged their second halves, as in a zigzag.
+      earlier: whether queries see what is before them, instead of what is after.
+    """
+    size = length // processors
+    # In turns of a ring, each processor has the blocks of every part once.
+    turns = length // part
+    begins, ends, widths = np.concatenate(
+        [_blocks(_positions(p, turns, part, halves), blocks[1]) for p in range(turns)]
+    ).T
+
+    def up_to(bounds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        # Widths of all blocks before a bound, so that each block of queries takes one look-up.
+        order = np.argsort(bounds)
+        return bounds[order], np.concatenate([[0], np.cumsum(widths[order])])
+
+    begins, begun = up_to(begins)
+    ends, ended = up_to(ends)
+    most = 0
+    for p in range(processors):
+        first, last, rows = _blocks(_positions(p, processors, size, halves), blocks[0]).T
+        if earlier:
+            # Left out if all of its positions are after all queries: begin >= last.
+            columns = begun[np.searchsorted(begins, last)]
+        else:
+            # Left out if all of its positions are before all queries: end <= first.
+            columns = length - ended[np.searchsorted(ends, first, side="right")]
+        most = max(most, int((rows * columns).sum()))
+    return most
+
+
+_FLOPS_PER_LOGIT = 8  # besides those of matrix products
+
+
+class Blocked(mtf.Operation):
+    """What attention by blocks and its gradient have in common."""
+
+    _form: Form
+    # Whether the memory's parts are passed around instead of gathered, and how: one of RINGS.
+    _ring: Union[bool, str]
+
+    def _unsplittable(self) -> Collection[str]:
+        """Channels are summed within a block; values of buckets belong together."""
+        form = self._form
+        buckets = [form.of_buckets(i)[-1] for _, i, *_ in form.terms.distances]
+        return [form.dims.key.name, form.dims.value.name, *buckets]
+
+    # -- where the memory is
+
+    def _gathered_axis(self, mesh_impl: MeshImpl) -> Optional[int]:
+        """Returns the mesh axis that splits the memory as well as the rows of logits, or None.
+
+        Then each processor needs the whole memory.
+        """
+        *rows, memory = self._form.dims.logits
+        axis = mesh_impl.splitting_axis(memory)
+        return axis if axis in mesh_impl.splitting_axes(rows) else None
+
+    def _ring_axis(self, mesh_impl: MeshImpl) -> Optional[int]:
+        """Returns the mesh axis around which the memory is passed, or None."""
+        return self._gathered_axis(mesh_impl) if self._ring else None
+
+    def _exchanged_axis(self, mesh_impl: MeshImpl) -> Optional[int]:
+        """Returns the mesh axis along which halves are exchanged so that work is even, or None."""
+        axis, dims = self._ring_axis(mesh_impl), self._form.dims
+        if axis is None or axis != mesh_impl.splitting_axis(dims.length):
+            return None
+        parts = 2 * mesh_impl.shape[axis].size
+        halves = all(d.size % parts == 0 for d in (dims.length, dims.memory))
+        # Where no order hides blocks, work is even already, and an exchange would be for nothing.
+        causal = self._form.may_skip and self._form.is_ordered
+        return axis if _ring_attention.is_exchanged(self._ring, halves and causal) else None
+
+    @property
+    def ring_dims(self) -> tuple[mtf.Dimension, ...]:
+        """The length and the memory if a layout has to split both alike, else none."""
+        dims = self._form.dims
+        return (dims.length, dims.memory) if self._ring else ()
+
+    @property
+    def parts_in_ring(self) -> int:
+        """Into how many parts each processor of a ring cuts its part, at least."""
+        return _ring_attention.least_parts(self._ring)
+
+    def _check_ring(self, lowering: LoweringLike) -> None:
+        if self._ring:
+            # Processors may be merged where it runs, but a program is right or wrong everywhere.
+            _ring_attention.check(
+                self.name, self._ring, lowering.requested_impl(self), self._form.dims
+            )
+
+    def _logits(self, mesh_impl: MeshImpl) -> mtf.Shape:
+        """Returns the Shape of the logits; if the memory is gathered, no layout splits it."""
+        *rows, memory = self._form.dims.logits
+        if self._gathered_axis(mesh_impl) is not None:
+            # Under a name that no rule splits, as the rows are split by that mesh axis already.
+            memory = mtf.Dimension("_blocked_memory", memory.size)
+        return mtf.Shape([*rows, memory])
+
+    def _memory_axis(self, x: mtf.Tensor) -> Optional[int]:
+        memory = self._form.dims.memory
+        return x.shape.dims.index(memory) if memory in x.shape else None
+
+    def _position_axis(self, x: mtf.Tensor) -> Optional[int]:
+        """Returns the axis of positions, of queries or of the memory, or None."""
+        length = self._form.dims.length
+        return x.shape.dims.index(length) if length in x.shape else self._memory_axis(x)
+
+    # -- laid-out operands
+
+    def _operands(self, lowering: LoweringLike) -> list[LaidOutLike]:
+        """Returns the laid-out inputs with the memory that is computed with at first.
+
+        One more says whether blocks may be left out, if some may.
+        """
+        mesh_impl = lowering.mesh_impl(self)
+        self._check_ring(lowering)
+        values = [lowering.tensors[x] for x in self.inputs]
+        # Of the operands as they lie in the layout: a gathered or an exchanged memory is in another
+        # place.
+        skips = self._skips(mesh_impl, values)
+        gathered, exchanged = self._gathered_axis(mesh_impl), self._exchanged_axis(mesh_impl)
+        if exchanged is not None:
+            at = [self._position_axis(x) for x in self.inputs]
+            values = [
+                v if i is None else _ring_attention.exchanged(mesh_impl, exchanged, v, i)
+                for v, i in zip(values, at)
+            ]
+        elif gathered is not None and not self._ring:
+            at = [self._memory_axis(x) for x in self.inputs]
+            values = [
+                v if i is None else mesh_impl.allconcat(v.to_laid_out_tensor(), gathered, i)
+                for v, i in zip(values, at)
+            ]
+        return values + skips
+
+    def _skips(self, mesh_impl: MeshImpl, values: Sequence[LaidOutLike]) -> list[LaidOutLike]:
+        """Returns [whether blocks of which nothing is seen may be left out], or an empty list."""
+        form = self._form
+        length, memory = (mesh_impl.splitting_axis(d) for d in (form.dims.length, form.dims.memory))
+        # If another axis splits the memory, a query's own position may be on another processor.
+        if not form.may_skip or memory not in (None, length):
+            return []
+        [size] = mesh_impl.slice_shape(mtf.Shape([form.dims.length]))
+        # Some of the queries and the whole memory: their own positions begin somewhere in it.
+        begins = (
+            [mesh_impl.laid_out_pcoord(length)] if length is not None and memory is None else []
+        )
+
+        def skips(*slices: Any) -> tf.Tensor:
+            *rest, part = slices if begins else (*slices, 0)
+            return form.skips(rest, size, part * size)
+
+        return [mesh_impl.slicewise(skips, *values[3 : 3 + len(form.rest)], *begins)]
+
+    def _moving(self, tensors: Sequence[mtf.Tensor], values: Sequence[Any]) -> list[bool]:
+        """Returns which of values, of Tensors and others after them, belong to the memory."""
+        found = [self._memory_axis(x) is not None for x in tensors]
+        return found + [False] * (len(values) - len(found))
+
+    def _restored(self, mesh_impl: MeshImpl, values: Sequence[Any]) -> list[Any]:
+        """Returns values of the outputs, with the halves that were exchanged where they belong."""
+        axis = self._exchanged_axis(mesh_impl)
+        at = [self._position_axis(y) for y in self.outputs]
+        if axis is None:
+            return list(values)
+        return [
+            v if i is None else _ring_attention.exchanged(mesh_impl, axis, v, i)
+            for v, i in zip(values, at)
+        ]
+
+    def _of_slices(self, compute: Callable, mesh_impl: MeshImpl) -> Callable:
+        """Returns a function of slices of `_operands`; `compute` takes Operands and the slices."""
+        parts = 1 if self._exchanged_axis(mesh_impl) is None else 2
+        count = 3 + len(self._form.rest)
+
+        def computed(*values: tf.Tensor) -> tuple:
+            # The gradient has inputs after those of the Form; only `compute` knows what they mean.
+            inputs, [*skips] = values[: len(self.inputs)], values[len(self.inputs) :]
+            q, k, v, *rest = inputs[:count]
+            [may_skip] = skips or [None]
+            of: Operands = self._form.operands(q, k, v, rest, may_skip, parts)
+            return compute(of, *inputs)
+
+        return computed
+
+    # -- costs
+
+    def _moved(self, mesh_impl: MeshImpl) -> list[Collective]:
+        """Returns the collectives that gather the memory, and scatter gradients along it."""
+        axis = self._gathered_axis(mesh_impl)
+        if axis is None:
+            return []
+        inputs, outputs = (
+            [x for x in xs if self._memory_axis(x) is not None]
+            for xs in (self.inputs, self.outputs)
+        )
+        if self._ring:
+            # Outputs take the same way back, in `_restored`.
+            exchanged = [] if self._exchanged_axis(mesh_impl) is None else [
+                x for x in (*self.inputs, *self.outputs) if self._position_axis(x) is not None
+            ]  # fmt: skip
+            return _ring_attention.exchanges(mesh_impl, axis, exchanged) + _ring_attention.shifts(
+                mesh_impl, axis, inputs, outputs
+            )
+        parts = mesh_impl.shape[axis].size
+        found = []
+        for kind, tensors in (("allconcat", inputs), ("reduce_scatter", outputs)):
+            for x in tensors:
+                # The whole memory on each processor: a gather's output, and a scatter's input.
+                n = mesh_impl.laid_out_size(x.shape) * parts
+                found.append(Collective(kind, (axis,), n, n * x.dtype.size))
+        return found
+
+    def _flops(self, mesh_impl: MeshImpl, products: int) -> int:
+        """Returns what is computed if all processors do as much as the busiest one.
+
+        Blocks that an order hides are left out; those of other segments are not known.
+        """
+        dims = self._form.dims
+        logits = mesh_impl.laid_out_size(self._logits(mesh_impl))
+        pairs = self._computed_pairs(mesh_impl)
+        if pairs is not None:
+            [length] = mesh_impl.slice_shape(mtf.Shape([dims.length]))
+            # All processors' logits, with the pairs of the busiest one in place of all pairs.
+            logits = logits // (length * dims.memory.size) * pairs
+        return logits * (products * (dims.key.size + dims.value.size) + _FLOPS_PER_LOGIT)
+
+    def _computed_pairs(self, mesh_impl: MeshImpl) -> Optional[int]:
+        """Returns how many pairs of positions the busiest processor computes; None if all."""
+        form, dims = self._form, self._form.dims
+        axis = mesh_impl.splitting_axis(dims.length)
+        if not self._skips_by_order(mesh_impl):
+            return None
+        [length] = mesh_impl.slice_shape(mtf.Shape([dims.length]))
+        front = mtf.list_product(mesh_impl.slice_shape(mtf.Shape(dims.front)))
+        halves = self._exchanged_axis(mesh_impl) is not None
+        memory = length if self._ring_axis(mesh_impl) is not None else dims.memory.size
+        found = form.blocks(front, length, memory, 2 if halves else 1)
+        # As in `Form.operands`: a block of the whole memory is never left out.
+        if found[1] >= dims.memory.size:
+            return None
+        count = 1 if axis is None else mesh_impl.shape[axis].size
+        within = min(found[0], length), min(found[1], memory)
+        return most_pairs(
+            dims.length.size, count, memory, within, halves, form.order == "greater_equal"
+        )
+
+    def _skips_by_order(self, mesh_impl: MeshImpl) -> bool:
+        dims = self._form.dims
+        length, memory = (mesh_impl.splitting_axis(d) for d in (dims.length, dims.memory))
+        return self._form.may_skip and self._form.is_ordered and memory in (None, length)
+
+    def _cost_key(self) -> tuple:
+        """Returns what costs depend on besides shapes."""
+        form = self._form
+        # All that `_flops` and `_moved` read: operations with equal keys share one cost.
+        return form.dims, self._ring, form.block_sizes, form.may_skip, form.order
+
+
+# Matrix products of a block, with the gradients of queries, keys and values, and without.
+_QKV_GRADIENT_PRODUCTS = 5
+_FURTHER_GRADIENT_PRODUCTS = 2
+
+
+class BlockedAttentionGradOperation(Blocked):
+    """Gradients of attention by blocks, which are computed again."""
+
+    def __init__(
+        self,
+        forward_op: BlockedAttentionOperation,
+        dy: mtf.Tensor,
+        dz: mtf.Tensor,
+        wanted: Sequence[int],
+    ):
+        """Creates the operation.
+
+        Args:
+          forward_op: the operation whose gradients it computes.
+          dy: the gradient of its first output.
+          dz: that of the second.
+          wanted: the indices of the inputs whose gradients are its outputs: those of q, k and v, or
+            none of these; then those of biases.
+        """
+        inputs = forward_op.inputs
+        y, _, *parts = forward_op.outputs
+        super().__init__([*inputs, y, *parts, dy, dz], name="blocked_attention_grad")
+        self._form = forward_op.form
+        self._ring = forward_op.in_ring
+        self._plain = forward_op.plain
+        self._wanted = list(wanted)
+        self._outputs = [
+            mtf.Tensor(self, inputs[i].shape, inputs[i].dtype, index=n)
+            for n, i in enumerate(wanted)
+        ]
+
+    def gradient(self, grad_ys: Sequence[Optional[mtf.Tensor]]) -> list[Optional[mtf.Tensor]]:
+        """Differentiates the gradients of the plain form."""
+        *inputs, _, _, _, dy, dz = self.inputs
+        q, k, v, *rest = inputs
+        form = self._form
+        wanted = [inputs[i] for i in self._wanted]
+        given = [(n, d) for n, d in enumerate(grad_ys) if d is not None]
+
+        start = len(self.graph.operations)
+        # The plain form is made of operations that have gradients of any order; it needs all
+        # logits.
+        ys = self._plain(q, k, v, form.dims, form.terms.with_tensors(rest))
+        first = mtf.gradients(ys, wanted, [dy, dz], self.graph.operations[start:])
+        operations = self.graph.operations[start:]
+        some = [(first[n], d) for n, d in given if first[n] is not None]
+        xs = [*inputs, dy, dz]
+        found = mtf.gradients([x for x, _ in some], xs, [d for _, d in some], operations)
+        # None for the results of the forward operation: the plain form makes them of q, k and v
+        # itself, whose gradients have that part already.
+        return [*found[:-2], None, None, None, *found[-2:]]
+
+    def lower(self, lowering: LoweringLike) -> None:
+        """Computes gradients block by block; sums over processors are pending."""
+        mesh_impl = lowering.mesh_impl(self)
+        gathered, around = self._gathered_axis(mesh_impl), self._ring_axis(mesh_impl)
+        operands = self._operands(lowering)
+        gradients_of = self._of_slices(self._gradients, mesh_impl)
+        if around is not None:
+            moving = self._moving(self.inputs, operands)
+            returned = self._moving(self.outputs, self.outputs)
+            values = _ring_attention.added_gradients(
+                mesh_impl, around, gradients_of, operands, moving, returned
+            )
+        else:
+            values = mesh_impl.slicewise(gradients_of, *operands)
+        lowering.count_collectives(self, "blocked_attention_op")
+        for y, value in zip(self.outputs, self._restored(mesh_impl, values)):
+            at = self._memory_axis(y)
+            if gathered is not None and at is not None and not self._ring:
+                # Each processor has a gradient of the whole memory, of its own queries; of the sum
+                # it keeps its part.
+                value = mesh_impl.reduce_scatter(value, gathered, at)
+            # Pending: what later operations add to the sum takes part in one allreduce.
+            axes = self._summed_axes(mesh_impl, y)
+            lowering.set_partial_sum(y, value, axes, "blocked_attention_op")
+
+    def _summed_axes(self, mesh_impl: MeshImpl, x: mtf.Tensor) -> list[int]:
+        """Returns the mesh axes to sum over: those that split logits but not `x`."""
+        over = set(mesh_impl.splitting_axes(self._logits(mesh_impl)))
+        return sorted(over - set(mesh_impl.splitting_axes(x.shape)))
+
+    def _gradients(self, of: Operands, *inputs: tf.Tensor) -> tuple:
+        form = self._form
+        *_, y, largest, weight, dy, dz = inputs
+        value = form.dims.value.name
+        # dy has the dimensions of y, and dz those of whatever there is once for each row.
+        names = self.inputs[-2].shape.dimension_names
+        row_names = self.inputs[-1].shape.dimension_names
+        y, dy = (tf.cast(form.rows(x, names, value), of.dtype) for x in (y, dy))
+        largest, weight, dz = (form.rows(x, row_names, value) for x in (largest, weight, dz))
+        # The sum over the memory of weight times its gradient is that of y * dy over channels (Dao
+        # et al., 2022, appendix B.2); dz is the gradient of log(weight) + largest.
+        shift = (tf.reduce_sum(y * dy, -1, keepdims=True) - dz) / weight
+        dy = dy / weight
+        indices: Any = [i for _, i, *_ in form.terms.distances]
+        values = {i: n for n, i in enumerate(indices)}
+        more = [i - 3 for i in self._wanted if i >= 3]
+        found = _blocked_slices.block_gradients(
+            of,
+            largest,
+            shift,
+            dy,
+            0 in self._wanted,
+            [i for i in more if i not in values],
+            [values[i] for i in more if i in values],
+        )
+        front, key = list(of.front), form.dims.key.name
+        shared = front[: len(form.dims.shared)]
+        orders = {0: (front, [*form.row, key]), 1: (shared, [*form.column, key]),
+                  2: (shared, [*form.column, value])}  # fmt: skip
+        results = []
+        for i, x, output in zip(self._wanted, found, self.outputs):
+            before, order = orders.get(i, (None, [*form.row, form.dims.memory.name]))
+            if i - 3 in values:
+                order = form.of_buckets(i - 3)
+            if before is not None:
+                x = tf.reshape(x, [*before, *x.shape.as_list()[-2:]])
+            results.append(tf.cast(restored(x, order, output.shape.dimension_names), output.dtype))
+        return tuple(results)
+
+    def pending_sums(self, mesh_impl: MeshImpl, pending: PendingSums) -> dict:
+        """Gradients of inputs that are replicated where logits are split are pending."""
+        axes = {y: tuple(self._summed_axes(mesh_impl, y)) for y in self._outputs}
+        return {y: a for y, a in axes.items() if a}
+
+    def cost(self, mesh_impl: MeshImpl) -> Cost:
+        """The logits again, and a matrix product for each factor; the gathering of a memory."""
+        products = _QKV_GRADIENT_PRODUCTS if 0 in self._wanted else _FURTHER_GRADIENT_PRODUCTS
+        flops = self._flops(mesh_impl, products)
+        return Cost(flops, super().cost(mesh_impl).bytes, tuple(self._moved(mesh_impl)))
+
+    def cost_key(self) -> Hashable:
+        """The dimensions that are contracted, which blocks are computed where, and what of them."""
+        return self._cost_key(), tuple(self._wanted)
+
+
+_PRODUCTS = 2  # matrix products of a block
+
+
+class BlockedAttentionOperation(Blocked):
+    """Means of values, and the logarithms of the denominators of their weights.
+
+    Two more outputs are what gradients are computed with: the largest logit of each row, and the
+    sum of exponentials relative to it.
+
+    Each processor computes its part of the logits block by block. If the memory is split, the parts
+    of a row are joined by three allreduces; if the same mesh dimension splits the rows too, the
+    memory is gathered, or passed around.
+    """
+
+    def __init__(
+        self,
+        q: mtf.Tensor,
+        k: mtf.Tensor,
+        v: mtf.Tensor,
+        dims: Dims,
+        terms: Terms,
+        plain: Callable,
+        block_sizes: Optional[tuple[int, int]] = None,
+        name: Optional[str] = None,
+        in_ring: Union[bool, str] = False,
+    ):
+        """Creates the operation.
+
+        Args:
+          q: queries, a Tensor.
+          k: keys, a Tensor.
+          v: values, a Tensor.
+          dims: a Dims.
+          terms: a Terms.
+          plain: the same function of (q, k, v, dims, terms), made of other operations, which gives
+            gradients of gradients.
+          block_sizes: the numbers of positions of queries and of the memory in a block, or None.
+          name: a string or None.
+          in_ring: whether parts of the memory are passed around instead of gathered, and how: see
+            `blocked_attention`.
+        """
+        super().__init__([q, k, v, *terms.tensors], name=name or "blocked_attention")
+        self._ring = in_ring
+        self._form = Form.of(q, k, v, dims, terms, block_sizes)
+        self.plain = plain
+        rows = q.shape - dims.key
+        self._outputs = [
+            mtf.Tensor(self, rows + dims.value, v.dtype, index=0),
+            *(mtf.Tensor(self, rows, computed_in(q.dtype), index=i) for i in (1, 2, 3)),
+        ]
+
+    @property
+    def form(self) -> Form:
+        """What its inputs mean."""
+        return self._form
+
+    @property
+    def in_ring(self) -> Union[bool, str]:
+        """Whether parts of the memory are passed around, and how."""
+        return self._ring
+
+    def gradient(self, grad_ys: Sequence[Optional[mtf.Tensor]]) -> list[Optional[mtf.Tensor]]:
+        """Recomputes blocks; in a second operation for masks, whose gradient is hardly needed."""
+        dy, dz = grad_ys[:2]
+        y, log_z = self.outputs[:2]
+        dy = mtf.zeros_like(y) if dy is None else dy
+        dz = mtf.zeros_like(log_z) if dz is None else dz
+        biases = [3 + i for i in self._form.weighted]
+        learned = [i for i in biases if is_learned(self.inputs[i])]
+        found: dict[int, mtf.Tensor] = {}
+        # Two operations: TensorFlow leaves out the second, with its work, if nothing fetches it.
+        for some in ([0, 1, 2, *learned], [i for i in biases if i not in learned]):
+            if some:
+                op = BlockedAttentionGradOperation(self, dy, dz, some)
+                found.update(zip(some, op.outputs))
+        return [found.get(i) for i in range(len(self.inputs))]
+
+    def lower(self, lowering: LoweringLike) -> None:
+        """Computes sums of blocks, joins those of a row, and divides."""
+        mesh_impl = lowering.mesh_impl(self)
+        values = self._operands(lowering)
+        sums_of = self._of_slices(self._sums, mesh_impl)
+        around = self._ring_axis(mesh_impl)
+        if around is not None:
+            moving = self._moving(self.inputs, values)
+            sums = _ring_attention.joined_sums(mesh_impl, around, sums_of, values, moving)
+        else:
+            sums = mesh_impl.slicewise(sums_of, *values)
+        lowering.count_collectives(self, "blocked_attention_op")
+        axis = self._joined_axis(mesh_impl)
+        if axis is not None:
+            total, largest, weight = sums
+            # Sums of different processors are relative to different maxima and have to be scaled to
+            # one before they are added, as blocks are.
+            most = mesh_impl.allreduce(largest, [axis], "MAX")
+            total, weight = (
+                mesh_impl.allreduce(
+                    mesh_impl.slicewise(_relative_to, x, largest, most), [axis], "SUM"
+                )
+                for x in (total, weight)
+            )
+            sums = total, most, weight
+        last = len(self.inputs) - 1
+        extra = [] if self._form.terms.extra is None else [values[last]]
+        found = mesh_impl.slicewise(self._finished, *sums, *extra)
+        for y, value in zip(self.outputs, self._restored(mesh_impl, found)):
+            lowering.set_tensor_lowering(y, value)
+
+    def _joined_axis(self, mesh_impl: MeshImpl) -> Optional[int]:
+        """Returns the mesh axis over which the parts of a row are, or None."""
+        if self._gathered_axis(mesh_impl) is not None:
+            return None
+        return mesh_impl.splitting_axis(self._form.dims.memory)
+
+    def _sums(self, operands: Operands, *inputs: tf.Tensor) -> tuple:
+        found = _blocked_slices.block_sums(operands)
+        return tuple(tf.reshape(x, [*operands.front, *x.shape.as_list()[2:]]) for x in found)
+
+    def _finished(
+        self, total: tf.Tensor, largest: tf.Tensor, weight: tf.Tensor, *extra: tf.Tensor
+    ) -> tuple:
+        form, (y, z) = self._form, self.outputs[:2]
+        more: Any = form.terms.extra_value
+        if extra:
+            more = arranged(extra[0], form.rest[-1], [*form.row, form.dims.value.name])
+        mean, *rows = _blocked_slices.finished(total, largest, weight, more)
+        order = [*form.row, form.dims.value.name]
+        return (
+            tf.cast(restored(mean, order, y.shape.dimension_names), y.dtype),
+            *(restored(x, order, z.shape.dimension_names) for x in rows),
+        )
+
+    def cost(self, mesh_impl: MeshImpl) -> Cost:
+        """Two matrix products; three allreduces if the memory is split, or the gathering of it."""
+        collectives = self._moved(mesh_impl)
+        axis = self._joined_axis(mesh_impl)
+        if axis is not None:
+            # Of the largest logits, of the sums of values, and of those of exponentials.
+            y, z = (mesh_impl.laid_out_size(x.shape) for x in self.outputs[:2])
+            size = self.outputs[1].dtype.size
+            collectives += [Collective("allreduce", (axis,), n, n * size) for n in (z, y, z)]
+        flops = self._flops(mesh_impl, _PRODUCTS)
+        return Cost(flops, super().cost(mesh_impl).bytes, tuple(collectives))
+
+    def cost_key(self) -> Hashable:
+        """The dimensions that are contracted, and which blocks are computed where."""
+        return self._cost_key()
+
+
+def _relative_to(x: tf.Tensor, largest: tf.Tensor, most: tf.Tensor) -> tf.Tensor:
+    return x * tf.exp(largest - most)
+
+
+def is_learned(x: mtf.Tensor) -> bool:
+    """Returns whether gradients may flow from `x` to values that are not computed from integers."""
+    seen = {x}
+    left = [x]
+    while left:
+        op = left.pop().operation
+        if not op.inputs:
+            return True
+        if op.has_gradient:
+            new = [y for y in op.inputs if is_differentiable(y.dtype) and y not in seen]
+            seen.update(new)
+            left += new
+    return False

@@ -1,0 +1,254 @@
+"""Ring attention: parts of the memory are passed around the processors that share its rows.
+
+Liu, Zaharia and Abbeel, "Ring attention with blockwise transformers for near-infinite context"
+(2023). Each processor keeps its queries. In each of n turns it attends to the part of the memory
+that it has, and passes it on; in the gradient, the part's own gradients travel with it.
+
+In causal attention the first of n contiguous parts sees one of them, and the last one all. So
+processors exchange the second halves of their parts with their mirror images: processor p has then
+the halves 2p and 2n-1-2p of 2n. Of the queries and the memory of any two processors, two of four
+pairs of halves are seen ("zigzag", as in the context parallelism of Llama Team, "The Llama 3 herd
+of models", 2024).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, Union
+
+import tensorflow.compat.v1 as tf
+
+import mesh_tensorflow.ops_with_redefined_builtins as mtf
+from mesh_tensorflow._core.cost import Collective
+from mesh_tensorflow._core.interfaces import LaidOutLike
+from mesh_tensorflow._mesh.mesh_impl import LaidOutTensor, MeshImpl
+from mesh_tensorflow.layers._blocked_form import Dims
+
+_CONTIGUOUS, _ZIGZAG = "contiguous", "zigzag"
+RINGS = (False, True, _CONTIGUOUS, _ZIGZAG)
+
+
+def is_exchanged(kind: Union[bool, str], is_worth_it: bool) -> bool:
+    """Returns whether halves are exchanged.
+
+    Args:
+      kind: one of RINGS.
+      is_worth_it: whether it is possible, and makes the work of processors even.
+    """
+    return {_ZIGZAG: True, _CONTIGUOUS: False}.get(kind, is_worth_it)  # type: ignore[arg-type]
+
+
+def least_parts(kind: Union[bool, str]) -> int:
+    """Returns into how many parts of the same size a processor has to cut its own; for RINGS."""
+    return 2 if kind == _ZIGZAG else 1
+
+
+def check(what: str, kind: Union[bool, str], mesh_impl: MeshImpl, dims: Dims) -> None:
+    """Checks that a layout makes a ring, or splits nothing that would have to go around.
+
+    Args:
+      what: the name of the operation.
+      kind: one of RINGS, not False.
+      mesh_impl: a MeshImpl.
+      dims: a Dims.
+
+    Raises:
+      ValueError: the length is split otherwise than the memory, or not into the halves of a zigzag.
+    """
+    length, memory = dims.length, dims.memory
+    axes = [mesh_impl.splitting_axis(d) for d in (length, memory)]
+    over = [None if axis is None else mesh_impl.shape[axis] for axis in axes]
+    if axes[0] != axes[1]:
+        split = [d for d in over if d is not None]
+        fitting = [d for d in split if not (length.size % d.size or memory.size % d.size)]
+        [axis, *_] = fitting or split
+        pads = "".join(
+            f", and pad {d.name}={d.size} to {-(-d.size // axis.size) * axis.size}"
+            for d in (length, memory)
+            if d.size % axis.size
+        )
+        texts = [f"over {d.name}={d.size}" if d else "over no mesh dimension" for d in over]
+        raise ValueError(
+            f"{what}: ring={kind!r} passes parts of {memory.name}={memory.size} around the "
+            f"processors that have parts of {length.name}={length.size}, so one mesh dimension has "
+            f"to split both; the layout splits {length.name} {texts[0]} and {memory.name} "
+            f"{texts[1]}. Use the rules {length.name}:{axis.name};{memory.name}:{axis.name}"
+            f"{pads}, or leave ring out"
+        )
+    if over[0] is None:
+        return
+    # Only "zigzag" insists on halves: True leaves parts where they are if these have none.
+    parts = least_parts(kind) * over[0].size
+    for d in (length, memory):
+        if d.size % parts:
+            raise ValueError(
+                f"{what}: ring={kind!r} gives each of {over[0].name}={over[0].size} processors two "
+                f"halves, and {d.name}={d.size} is not divisible by {parts}. Pad it to "
+                f"{-(-d.size // parts) * parts}, or take ring={_CONTIGUOUS!r}"
+            )
+
+
+def exchanges(mesh_impl: MeshImpl, axis: int, tensors: Sequence[mtf.Tensor]) -> list[Collective]:
+    """Returns the collectives of `exchanged`, for Tensors of positions."""
+    sizes = [(mesh_impl.laid_out_size(x.shape) // 2, x.dtype.size) for x in tensors]
+    return [Collective("shift", (axis,), n, n * size) for n, size in sizes]
+
+
+def exchanged(mesh_impl: MeshImpl, axis: int, x: LaidOutLike, at: int) -> LaidOutTensor:
+    """Exchanges the second halves of parts with those of mirror images; its own inverse.
+
+    Args:
+      mesh_impl: a MeshImpl.
+      axis: the mesh axis of the parts.
+      x: a LaidOutTensor.
+      at: the axis of the slices that is halved.
+    """
+    n = mesh_impl.shape[axis].size
+    first, second = mesh_impl.slicewise(functools.partial(_halves, at), x)
+    # p receives the half 2 (n - 1 - p) + 1 = 2 n - 1 - 2 p, and two reversals give what there was.
+    received = mesh_impl.receive(second, axis, list(reversed(range(n))))
+    return mesh_impl.slicewise(lambda *halves: tf.concat(halves, at), first, received)
+
+
+def _halves(at: int, x: tf.Tensor) -> tuple[tf.Tensor, ...]:
+    return tuple(tf.split(x, 2, at))
+
+
+def shifts(
+    mesh_impl: MeshImpl, axis: int, inputs: Sequence[mtf.Tensor], outputs: Sequence[mtf.Tensor]
+) -> list[Collective]:
+    """Returns the collectives of one turn around.
+
+    Args:
+      mesh_impl: a MeshImpl.
+      axis: the mesh axis around which parts are passed.
+      inputs: the Tensors whose parts are passed on in each turn but the last.
+      outputs: those whose parts are passed on in each turn, and so end where they began.
+    """
+    turns = mesh_impl.shape[axis].size
+    found = []
+    for tensors, times in ((inputs, turns - 1), (outputs, turns)):
+        for x in tensors:
+            n = mesh_impl.laid_out_size(x.shape)
+            found += [Collective("shift", (axis,), n, n * x.dtype.size)] * times
+    return found
+
+
+def _passed_on(
+    mesh_impl: MeshImpl,
+    axis: int,
+    values: Sequence[LaidOutLike],
+    moving: Sequence[bool],
+    earlier: Any = None,
+) -> Sequence[Any]:
+    """Returns values after each processor has given those that move to the next one.
+
+    Args:
+      mesh_impl: a MeshImpl.
+      axis: a mesh axis.
+      values: LaidOutTensors.
+      moving: for each of them, whether it moves.
+      earlier: what has to be there before, or None; so parts do not arrive long before their turn.
+    """
+
+    def moved(x: LaidOutLike) -> Any:
+        if earlier is not None:
+            x = mesh_impl.slicewise(_after, x, *earlier)
+        return mesh_impl.shift_by_n_processors(x.to_laid_out_tensor(), axis, 1, True)
+
+    return [moved(x) if moves else x for x, moves in zip(values, moving)]
+
+
+def _after(x: tf.Tensor, *earlier: tf.Tensor) -> tf.Tensor:
+    with tf.control_dependencies(earlier):
+        return tf.identity(x)
+
+
+def _in_turn(
+    mesh_impl: MeshImpl, compute: Callable, values: Sequence[LaidOutLike], earlier: Any
+) -> Any:
+    """Returns what is computed from slices after the results of the turn before.
+
+    Else all turns would run at once, and the memory of their blocks would be that of all. The parts
+    of the next turn may arrive meanwhile.
+    """
+    if earlier is not None:
+        first, *rest = values
+        values = [mesh_impl.slicewise(_after, first, *earlier), *rest]
+    return mesh_impl.slicewise(compute, *values)
+
+
+def joined_sums(
+    mesh_impl: MeshImpl,
+    axis: int,
+    sums_of: Callable,
+    values: Sequence[LaidOutLike],
+    moving: Sequence[bool],
+) -> Sequence[LaidOutTensor]:
+    """Returns the sums of whole rows: of values, the largest logits, and of exponentials.
+
+    Args:
+      mesh_impl: a MeshImpl.
+      axis: the mesh axis around which parts of the memory are passed.
+      sums_of: returns the sums of slices, which are relative to the largest logit.
+      values: LaidOutTensors, its arguments.
+      moving: for each of them, whether it belongs to the memory.
+    """
+    turns = mesh_impl.shape[axis].size
+    found: Any = None
+    for turn in range(turns):
+        sums = _in_turn(mesh_impl, sums_of, values, found)
+        # After the last turn no processor needs a part any more: what it began with is still in the
+        # layout.
+        if turn < turns - 1:
+            # Parts travel in the turn before theirs, not earlier: a processor has two at most.
+            values = _passed_on(mesh_impl, axis, values, moving, found)
+        found = sums if found is None else mesh_impl.slicewise(_joined, *found, *sums)
+    return found
+
+
+def _joined(
+    total: tf.Tensor,
+    largest: tf.Tensor,
+    weight: tf.Tensor,
+    new_total: tf.Tensor,
+    new_largest: tf.Tensor,
+    new_weight: tf.Tensor,
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    most = tf.maximum(largest, new_largest)
+    # As between two blocks: both sums are scaled to the larger of their maxima.
+    old, new = tf.exp(largest - most), tf.exp(new_largest - most)
+    return total * old + new_total * new, most, weight * old + new_weight * new
+
+
+def added_gradients(
+    mesh_impl: MeshImpl,
+    axis: int,
+    gradients_of: Callable,
+    values: Sequence[LaidOutLike],
+    moving: Sequence[bool],
+    returned: Sequence[bool],
+) -> Sequence[LaidOutTensor]:
+    """Returns sums of the gradients of all turns.
+
+    Args:
+      mesh_impl: a MeshImpl.
+      axis: the mesh axis around which parts of the memory are passed.
+      gradients_of: returns gradients of slices.
+      values: LaidOutTensors, its arguments.
+      moving: for each of them, whether it belongs to the memory.
+      returned: for each gradient, whether it belongs to the memory.
+    """
+    turns = mesh_impl.shape[axis].size
+    found: Any = None
+    for turn in range(turns):
+        new = _in_turn(mesh_impl, gradients_of, values, found)
+        if turn < turns - 1:
+            values = _passed_on(mesh_impl, axis, values, moving, found)
+        if found is not None:
+            # `found` has come here with the part of the memory that `new` is the gradient of.
+            new = [mesh_impl.slicewise(tf.add, x, y) for x, y in zip(found, new)]
+        # Also after the last turn, unlike the parts: n steps bring each gradient back to its owner.
+        found = _passed_on(mesh_impl, axis, new, returned)
+    return found

@@ -1,1 +1,0 @@
-"""Decoding: sampling and beam search, one position at a time."""

@@ -1,1 +1,0 @@
-"""Models of one stack, of two stacks, and of several models."""

@@ -1,0 +1,392 @@
+"""A model of one stack of layers: a language model, an encoder or a decoder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Optional, Union, overload
+
+import gin
+import tensorflow.compat.v1 as tf
+
+import mesh_tensorflow.ops_with_redefined_builtins as mtf
+from mesh_tensorflow._core.errors import dims_text
+from mesh_tensorflow._core.graph import leaves_no_node
+from mesh_tensorflow.transformer.transformer._call import call_model, visibility_priority
+from mesh_tensorflow.transformer.transformer._context import Context, EncoderOutputs
+from mesh_tensorflow.transformer.transformer._decoding import (
+    Draft,
+    Sampling,
+    as_draft,
+    beam_search,
+    sample_autoregressive,
+)
+
+if TYPE_CHECKING:
+    from mesh_tensorflow.transformer.transformer._context import TransformerLayer
+
+
+@overload
+def _vocab_dim(size: int, divisor: int) -> mtf.Dimension: ...
+@overload
+def _vocab_dim(size: Optional[int], divisor: int) -> Optional[mtf.Dimension]: ...
+def _vocab_dim(size: Optional[int], divisor: int) -> Optional[mtf.Dimension]:
+    """Returns the dimension of a vocabulary, with its size rounded up to a multiple."""
+    return None if size is None else mtf.Dimension("vocab", -(-size // divisor) * divisor)
+
+
+@gin.configurable(module="mesh_tensorflow.transformer.transformer")
+class Unitransformer:
+    """A model of one stack of layers, from ids to logits or to vectors.
+
+    Vaswani et al., "Attention is all you need" (2017). The variables are in the scope of its name.
+    """
+
+    def __init__(
+        self,
+        layer_stack: TransformerLayer,
+        d_model: int = 1024,
+        input_vocab_size: int = gin.REQUIRED,
+        output_vocab_size: Optional[int] = gin.REQUIRED,
+        autoregressive: bool = gin.REQUIRED,
+        max_length: int = gin.REQUIRED,
+        shared_embedding_and_softmax_weights: bool = False,
+        label_smoothing: float = 0.0,
+        z_loss: float = 1e-4,
+        name: str = "transformer",
+        layout: Optional[mtf.LayoutRules] = None,
+        mesh_shape: Optional[mtf.Shape] = None,
+        vocab_divisor: int = 128,
+        ensemble: Optional[int] = None,
+        loss_fn: Optional[Callable[..., mtf.Tensor]] = None,
+        positional_embedding: bool = True,
+        sinusoid_positional_embedding: bool = False,
+        input_full_attention: bool = False,
+        loss_on_targets_only: bool = False,
+        loss_denominator: Optional[float] = None,
+        token_dropout_rate: float = 0.0,
+    ) -> None:
+        """Creates the model; calls of it create the variables.
+
+        Args:
+          layer_stack: a LayerStack, or another layer.
+          d_model: an integer, the size of the vectors.
+          input_vocab_size: an integer.
+          output_vocab_size: an integer; None for a model that returns vectors.
+          autoregressive: whether a position sees only the positions up to itself.
+          max_length: an integer, the maximum length of sequences with positional embeddings.
+          shared_embedding_and_softmax_weights: whether the logits are computed with the
+            embedding's variable: logits = d_model ** -0.5 * x @ embedding^T, where x is the output
+            of the stack. The factor makes up for embeddings of standard deviation 1; without
+            sharing there is none. See `get_vocab_embedding_cls` for other embeddings.
+          label_smoothing: a number, the part of the target probability that is spread over the
+            whole vocabulary.
+          z_loss: a number, the coefficient of the z loss; see
+            `mtf.layers.softmax_cross_entropy_with_logits`.
+          name: a string, the variable scope.
+          layout: the LayoutRules that the model will be lowered with, for layers that ask.
+          mesh_shape: the Shape of the mesh, for layers that ask.
+          vocab_divisor: an integer; vocabulary sizes are rounded up to a multiple of it.
+          ensemble: an integer, the number of models trained in parallel; or None.
+          loss_fn: a function that takes the model, the Context, the logits, the targets and the
+            vocabulary Dimension, and returns the loss; `loss_from_logits` if None.
+          positional_embedding: whether the model has positional embeddings.
+          sinusoid_positional_embedding: whether these are sinusoids instead of variables.
+          input_full_attention: whether all inputs see each other, in rows of inputs and targets;
+            see `delimited_lm_inputs_mask`.
+          loss_on_targets_only: whether the inputs in such rows have no loss.
+          loss_denominator: a number that the sum of the losses is divided by; see the method.
+          token_dropout_rate: the rate at which ids are set to 0 in training.
+
+        Raises:
+          ValueError: there is no input vocabulary, an autoregressive model has no output
+            vocabulary, or the two vocabularies cannot share their weights.
+        """
+        self.layer_stack: Any = layer_stack  # some models read attributes of particular stacks
+        self.model_dim = mtf.Dimension("d_model", d_model)
+        self.input_vocab_size_unpadded = input_vocab_size
+        self.input_vocab_dim = _vocab_dim(input_vocab_size, vocab_divisor)
+        self.output_vocab_size_unpadded = output_vocab_size
+        self.output_vocab_dim = _vocab_dim(output_vocab_size, vocab_divisor)
+        self.autoregressive = autoregressive
+        positions = positional_embedding or sinusoid_positional_embedding
+        self.max_length_dim = mtf.Dimension("max_length", max_length) if positions else None
+        self.shared_embedding_and_softmax_weights = shared_embedding_and_softmax_weights
+        self.label_smoothing = label_smoothing
+        self.z_loss = z_loss
+        self.name = name
+        self.layout = layout
+        self.mesh_shape = mesh_shape
+        self.ensemble_dim = mtf.Dimension("ensemble", ensemble) if ensemble else None
+        self._loss_fn = loss_fn
+        self.positional_embedding = positional_embedding
+        self.sinusoid_positional_embedding = sinusoid_positional_embedding
+        self.input_full_attention = input_full_attention
+        self.loss_on_targets_only = loss_on_targets_only
+        self._loss_denominator = loss_denominator
+        self.token_dropout_rate = token_dropout_rate
+        self._check_vocabularies()
+
+    def _check_vocabularies(self) -> None:
+        if self.input_vocab_dim is None:
+            raise ValueError(f"Unitransformer {self.name}: input_vocab_size must be set, got None")
+        if self.output_vocab_dim is None:
+            if self.autoregressive:
+                raise ValueError(
+                    f"Unitransformer {self.name}: an autoregressive model needs an output "
+                    "vocabulary; set output_vocab_size"
+                )
+        elif (
+            self.shared_embedding_and_softmax_weights
+            and self.output_vocab_dim != self.input_vocab_dim
+        ):
+            raise ValueError(
+                f"Unitransformer {self.name}: shared_embedding_and_softmax_weights needs equal "
+                f"vocabularies, got {dims_text([self.input_vocab_dim])} for inputs and "
+                f"{dims_text([self.output_vocab_dim])} for outputs (sizes rounded up)"
+            )
+
+    @property
+    def fully_autoregressive(self) -> bool:
+        """Whether no position sees a later one, not even among the inputs."""
+        return self.autoregressive and not self.input_full_attention
+
+    @property
+    def ensemble_dims(self) -> list[mtf.Dimension]:
+        """A list of the ensemble dimension, empty if there is no ensemble."""
+        return [self.ensemble_dim] if self.ensemble_dim else []
+
+    def loss_denominator(self, targets: mtf.Tensor, num_microbatches: int) -> float:
+        """Returns the denominator of the loss.
+
+        It is the `loss_denominator` of the constructor, if one was given. Otherwise it is the
+        number of target positions in all microbatches, including padding, and without the
+        ensemble dimension.
+
+        Args:
+          targets: a Tensor with dimensions [batch..., length].
+          num_microbatches: an integer, the number of microbatches.
+        """
+        if self._loss_denominator is not None:
+            return float(self._loss_denominator)
+        return float((targets.shape - self.ensemble_dims).size * num_microbatches)
+
+    def _call_internal(
+        self, context: Context, inputs: mtf.Tensor, targets: Optional[mtf.Tensor] = None
+    ) -> mtf.Tensor:
+        """Returns the logits, and appends the loss to the losses of the Context."""
+        return call_model(self, context, inputs, targets)
+
+    @leaves_no_node
+    def call_simple(
+        self,
+        inputs: mtf.Tensor,
+        targets: Optional[mtf.Tensor],
+        compute_loss: bool,
+        mode: str = "train",
+        variable_dtype: mtf.VariableDType = mtf.VariableDType(tf.float32),
+        sequence_id: Union[mtf.Tensor, int, None] = None,
+        subsequence_id: Optional[mtf.Tensor] = None,
+        position: Optional[mtf.Tensor] = None,
+        encoder_output: Optional[mtf.Tensor] = None,
+        encoder_sequence_id: Optional[mtf.Tensor] = None,
+        encoder_inputs: Optional[mtf.Tensor] = None,
+        shared_params: Optional[dict] = None,
+        layer_outputs: Optional[list] = None,
+        encoder_layer_outputs: Optional[list] = None,
+        num_microbatches: int = 1,
+    ) -> tuple[mtf.Tensor, Any]:
+        """Returns the logits of all positions, and the loss.
+
+        Args:
+          inputs: an integer Tensor with dimensions [batch..., length], ids.
+          targets: a Tensor of the same shape, the ids that the positions predict, 0 at padding;
+            None if no loss is computed.
+          compute_loss: a bool, whether to compute the loss.
+          mode: "train", "eval" or "infer"; see tf.estimator.ModeKeys.
+          variable_dtype: the dtypes of variables: in checkpoints, in memory and in computations.
+          sequence_id: a Tensor of the shape of `inputs`, which numbers the examples packed into
+            a row from 1, and is 0 at padding; None if there is neither packing nor padding.
+          subsequence_id: a Tensor of the same shape, for parts of examples.
+          position: a Tensor of the same shape, the positions within examples; 0, 1, 2, ... if
+            it is None, or if the model has no positional embeddings.
+          encoder_output: a Tensor with dimensions [batch..., memory_length, d_model].
+          encoder_sequence_id: a Tensor with dimensions [batch..., memory_length].
+          encoder_inputs: a Tensor with dimensions [batch..., memory_length], ids.
+          shared_params: a dictionary with an "embedding" and a "positional_embedding" to use
+            instead of the model's own.
+          layer_outputs: a list that the outputs of the layers are appended to.
+          encoder_layer_outputs: a list of the outputs of the encoder's layers.
+          num_microbatches: an integer, the number of microbatches; this call is for one of them.
+
+        Returns:
+          (logits, loss). The logits are a Tensor with dimensions [batch..., length, vocab], or
+          `d_model` instead of the vocabulary if the model has no output vocabulary. The loss is
+          a scalar Tensor, 0 without losses, or None if no loss is computed.
+
+        Raises:
+          ValueError: targets to compute a loss are missing, or the arguments do not fit the
+            model.
+        """
+        if compute_loss and targets is None and self.output_vocab_dim is not None:
+            raise ValueError(f"{self.name}: compute_loss needs targets, got None")
+        *batch_dims, length_dim = inputs.shape.dims
+        length_range = mtf.range(inputs.mesh, length_dim, dtype=tf.int32)
+        # Without positional embeddings only differences of positions count, and within an example
+        # these are the same.
+        position_is_default = position is None or self.max_length_dim is None
+        priority = visibility_priority(self, length_range, inputs, targets)
+        losses: Optional[list] = [] if compute_loss else None
+        context = Context(
+            self, inputs.mesh, batch_dims, length_dim, variable_dtype, mode=mode,
+            position=length_range if position_is_default else position,
+            position_is_default=position_is_default,
+            sequence_id=sequence_id, subsequence_id=subsequence_id,
+            losses=losses, layer_outputs=layer_outputs,
+            encoder_output=encoder_output, encoder_sequence_id=encoder_sequence_id,
+            encoder_inputs=encoder_inputs, encoder_layer_outputs=encoder_layer_outputs,
+            shared_params=shared_params, write_priority=priority, read_priority=priority,
+            inputs=inputs, num_microbatches=num_microbatches,
+        )  # fmt: skip
+        logits = self._call_internal(context, inputs, targets)
+        if losses is None:
+            return logits, None
+        # That of the targets comes last; in a mixed precision it is wider than those of layers.
+        return logits, mtf.add_n([mtf.cast(loss, losses[-1].dtype) for loss in losses])
+
+    @gin.configurable(module="Unitransformer")
+    def sample_autoregressive(
+        self,
+        partial_sequences: mtf.Tensor,
+        stop_at_token: int = 1,
+        max_steps: Optional[int] = None,
+        temperature: float = 0.0,
+        variable_dtype: mtf.VariableDType = mtf.VariableDType(tf.float32),
+        encoder_output: Optional[mtf.Tensor] = None,
+        encoder_sequence_id: Optional[mtf.Tensor] = None,
+        encoder_inputs: Optional[mtf.Tensor] = None,
+        shared_params: Optional[dict] = None,
+        has_partial_sequences: bool = True,
+        encoder_layer_outputs: Optional[list] = None,
+        never_end: bool = False,
+        remove_partial_sequences: bool = False,
+        sampling_keep_top_k: int = -1,
+        bos_id: int = 0,
+        draft_model: Union[Unitransformer, Draft, None] = None,
+        num_draft_ids: int = 4,
+    ) -> mtf.Tensor:
+        """Returns sequences continued by the model, one id at a time.
+
+        With `draft_model`, a small model that knows the same vocabulary, several ids are found in
+        one step: the draft proposes some, and the model computes all of their logits at once.
+        Which ids are chosen is as without it (with a temperature, their distribution is).
+
+        Each row continues after its given ids. Sampling stops when every row has reached
+        `stop_at_token` or is full; the ids after a row's first `stop_at_token` are meaningless.
+
+        For top-k sampling: Fan et al., "Hierarchical Neural Story Generation", arXiv:1805.04833.
+
+        Args:
+          partial_sequences: an int32 Tensor with dimensions [batch..., length]: in each row the
+            given ids, then zeros.
+          stop_at_token: an int, the id that ends a sequence. It is ignored among the given ids.
+          max_steps: an int, the maximum number of added ids; None for as many as fit.
+          temperature: a number; 0.0 takes the id with the largest logit, 1.0 samples from the
+            softmax.
+          variable_dtype: the dtypes of variables: in checkpoints, in memory and in computations.
+          encoder_output: a Tensor with dimensions [batch..., memory_length, d_model], or None.
+          encoder_sequence_id: a Tensor with dimensions [batch..., memory_length], or None.
+          encoder_inputs: a Tensor with dimensions [batch..., memory_length], or None.
+          shared_params: a dictionary with an "embedding" and a "positional_embedding" to use
+            instead of the model's own; or None.
+          has_partial_sequences: False if `partial_sequences` is all zeros, which saves computing
+            the layers' states for the given ids.
+          encoder_layer_outputs: a list of Tensors, or None.
+          never_end: whether `stop_at_token` is never chosen.
+          remove_partial_sequences: whether to remove the given ids from the result.
+          sampling_keep_top_k: an int, the number of ids with the largest logits to sample from;
+            -1 for all.
+          bos_id: an int, the id that is fed before the first one.
+          draft_model: a Unitransformer with this model's output vocabulary, whose variables are
+            in the scope "draft"; a Draft, if it reads an encoder of its own; or None.
+          num_draft_ids: an int, how many ids a Unitransformer as draft proposes in a step.
+
+        Returns:
+          A Tensor of the shape of `partial_sequences`.
+
+        Raises:
+          ValueError: the model is not autoregressive, `sampling_keep_top_k` is 0 or below -1,
+            `partial_sequences` is not such a Tensor, or the draft does not fit the model.
+        """
+        return sample_autoregressive(
+            self,
+            partial_sequences,
+            EncoderOutputs(
+                encoder_output=encoder_output,
+                encoder_sequence_id=encoder_sequence_id,
+                encoder_inputs=encoder_inputs,
+                encoder_layer_outputs=encoder_layer_outputs,
+                shared_params=shared_params,
+            ),
+            Sampling(
+                stop_at_token=stop_at_token,
+                max_steps=max_steps,
+                temperature=temperature,
+                variable_dtype=variable_dtype,
+                has_partial_sequences=has_partial_sequences,
+                never_end=never_end,
+                remove_partial_sequences=remove_partial_sequences,
+                sampling_keep_top_k=sampling_keep_top_k,
+                bos_id=bos_id,
+            ),
+            None if draft_model is None else as_draft(draft_model, num_draft_ids),
+        )
+
+    def beam_search(
+        self,
+        inputs: mtf.Tensor,
+        decode_length: Union[int, mtf.Tensor],
+        variable_dtype: mtf.VariableDType = mtf.VariableDType(tf.float32),
+        encoder_output: Optional[mtf.Tensor] = None,
+        encoder_sequence_id: Optional[mtf.Tensor] = None,
+        encoder_inputs: Optional[mtf.Tensor] = None,
+        alpha: float = 0.6,
+        shared_params: Optional[dict] = None,
+        encoder_layer_outputs: Optional[list] = None,
+        bos_id: int = 0,
+    ) -> mtf.Tensor:
+        """Returns the best sequences found by a beam search; see `mtf.beam_search.beam_search`.
+
+        Args:
+          inputs: an int32 Tensor with dimensions [batch..., beam, length], all zeros.
+          decode_length: the maximum length, an int or an int32 scalar Tensor.
+          variable_dtype: the dtypes of variables: in checkpoints, in memory and in computations.
+          encoder_output: a Tensor with dimensions [batch..., memory_length, d_model], or None.
+          encoder_sequence_id: a Tensor with dimensions [batch..., memory_length], or None.
+          encoder_inputs: a Tensor with dimensions [batch..., memory_length], or None.
+          alpha: a number, the length penalty: larger values prefer longer sequences.
+          shared_params: a dictionary with an "embedding" and a "positional_embedding" to use
+            instead of the model's own; or None.
+          encoder_layer_outputs: a list of Tensors, or None.
+          bos_id: an int, the id that is fed before the first one.
+
+        Returns:
+          A Tensor with dimensions [batch..., length].
+
+        Raises:
+          ValueError: the model is not autoregressive, or the inputs have no beams.
+        """
+        return beam_search(
+            self,
+            inputs,
+            decode_length,
+            variable_dtype,
+            EncoderOutputs(
+                encoder_output=encoder_output,
+                encoder_sequence_id=encoder_sequence_id,
+                encoder_inputs=encoder_inputs,
+                encoder_layer_outputs=encoder_layer_outputs,
+                shared_params=shared_params,
+            ),
+            alpha=alpha,
+            bos_id=bos_id,
+        )

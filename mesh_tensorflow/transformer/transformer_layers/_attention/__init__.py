@@ -1,1 +1,0 @@
-"""Attention layers, their biases, weights and decoding states."""

@@ -1,0 +1,406 @@
+"""What attention layers share: weights, biases of relative positions, states of decoding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, Optional
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+import mesh_tensorflow.ops_with_redefined_builtins as mtf
+from mesh_tensorflow._core.errors import dims_text
+from mesh_tensorflow._core.interfaces import LoweringLike
+from mesh_tensorflow._mesh.slice_functions import set_entries
+from mesh_tensorflow.layers import _masks
+from mesh_tensorflow.layers._visibility import Buckets
+from mesh_tensorflow.transformer import attention
+from mesh_tensorflow.transformer.transformer._context import Context, memory_length_of
+
+# -- weights, and biases of relative positions
+
+
+# All larger distances share one bucket.
+MAX_DISTANCE = 128
+
+
+def check_type(
+    what: str, relative_attention_type: Optional[str], kinds: tuple[Optional[str], ...]
+) -> None:
+    """Checks that a type of relative attention is supported.
+
+    Raises:
+      ValueError: it is not.
+    """
+    if relative_attention_type not in kinds:
+        raise ValueError(
+            f'{what}: unrecognized relative_attention_type "{relative_attention_type}"; it is one '
+            f"of {', '.join(map(str, kinds))}"
+        )
+
+
+def in_ring(layer: Any, context: Context, instead: Mapping[str, str]) -> bool:
+    """Returns whether parts of keys and values may be passed around.
+
+    Then no Tensor may have the length of queries and that of the memory.
+
+    Args:
+      layer: a layer.
+      context: the Context of this call of the model: its mode, positions, states and losses.
+      instead: the types of relative attention whose biases have both, and what to use instead.
+
+    Raises:
+      ValueError: the layer has such a bias.
+    """
+    kwargs = getattr(layer, "attention_kwargs", {})  # layers of other kinds have none
+    if not kwargs.get("ring") or context.mode == "incremental":
+        return False
+    kind = layer.relative_attention_type
+    if kind in instead:
+        raise ValueError(
+            f"{type(layer).__name__}: relative_attention_type={kind!r} makes a bias of "
+            f"{context.length_dim.name} times memory_length, and ring={kwargs['ring']!r} is for "
+            f"lengths that are too long for it. Use relative_attention_type={instead[kind]}, or "
+            "leave ring out of attention_kwargs"
+        )
+    return True
+
+
+def relative_position_bucket(
+    relative_position: mtf.Tensor,
+    bidirectional: bool = True,
+    num_buckets: int = 32,
+    max_distance: int = MAX_DISTANCE,
+) -> mtf.Tensor:
+    """Returns the bucket of each relative position.
+
+    Half of the buckets hold one distance each; the sizes of the others grow logarithmically up to
+    `max_distance`. If `bidirectional`, each direction has half of all buckets; otherwise memory
+    positions after the query share the bucket of distance 0.
+
+    Raffel et al., "Exploring the limits of transfer learning with a unified text-to-text
+    transformer" (2020), section 2.1.
+
+    Args:
+      relative_position: an int32 Tensor, position in the memory minus that of the query.
+      bidirectional: a bool.
+      num_buckets: an integer.
+      max_distance: an integer.
+
+    Returns:
+      An int32 Tensor of the shape of `relative_position`, from 0 to `num_buckets` - 1.
+    """
+    return _masks.bucketed(relative_position, Buckets(num_buckets, bidirectional, max_distance))
+
+
+def shared_bias_values(
+    context: Context,
+    name: str,
+    heads_dims: list[mtf.Dimension],
+    buckets_dim: mtf.Dimension,
+    cache_key: Optional[Hashable],
+) -> mtf.Tensor:
+    """Returns the variable that holds a bias for each head and bucket.
+
+    Args:
+      context: the Context of this call of the model: its mode, positions, states and losses.
+      name: a string.
+      heads_dims: a list of Dimensions.
+      buckets_dim: a Dimension.
+      cache_key: a key under which layers share the variable in `context.cache`; None if it is not
+        shared.
+    """
+    # The variable has the scope of the first layer that asks for it; later ones find it here.
+    if cache_key is not None and cache_key in context.cache:
+        return context.cache[cache_key]
+    values = mtf.get_variable(
+        context.mesh,
+        name,
+        mtf.Shape([*context.model.ensemble_dims, *heads_dims, buckets_dim]),
+        dtype=context.variable_dtype,
+    )
+    if cache_key is not None:
+        context.cache[cache_key] = values
+    return values
+
+
+def params_arguments(
+    context: Context, kv_dim: mtf.Dimension, num_heads: int, num_memory_heads: int = 0
+) -> dict[str, Any]:
+    """Returns the dimensions of attention weights, as arguments of `AttentionParams`.
+
+    Args:
+      context: the Context of this call of the model: its mode, positions, states and losses.
+      kv_dim: a Dimension.
+      num_heads: an integer.
+      num_memory_heads: how many heads keys and values have, a divisor of `num_heads`; if 0, as many
+        as `num_heads`.
+
+    Raises:
+      ValueError: `num_memory_heads` does not divide `num_heads`.
+    """
+    if num_memory_heads and num_heads % num_memory_heads:
+        raise ValueError(
+            f"attention: num_memory_heads={num_memory_heads} must divide num_heads={num_heads}, so "
+            "that as many queries share each head of the memory"
+        )
+    if not num_memory_heads:
+        query = memory = [mtf.Dimension("heads", num_heads)]
+    elif num_memory_heads == 1:
+        # One head for all queries (Shazeer, "Fast transformer decoding", 2019).
+        query, memory = [mtf.Dimension("heads", num_heads)], []
+    else:
+        # Queries of one memory head are a dimension of their own, which keys and values lack, so
+        # nothing has to be repeated (Ainslie et al., "GQA", 2023).
+        memory = [mtf.Dimension("heads", num_memory_heads)]
+        query = [*memory, mtf.Dimension("query_heads", num_heads // num_memory_heads)]
+    model_dim = context.model.model_dim
+    return {
+        "query_input_dim": model_dim,
+        "memory_input_dim": model_dim,
+        "output_dim": model_dim,
+        "key_dim": kv_dim,
+        "value_dim": kv_dim,
+        "query_heads_dims": query,
+        "memory_heads_dims": memory,
+        "variable_dtype": context.variable_dtype,
+        "ensemble_dim": context.model.ensemble_dim,
+    }
+
+
+def attention_params(
+    context: Context,
+    kv_dim: mtf.Dimension,
+    num_heads: int,
+    num_memory_heads: int = 0,
+    shared_kv: bool = False,
+    no_query: bool = False,
+    combine_dims: bool = True,
+    keep_query_heads_dims: bool = False,
+    fold_scaling_into_initializer: bool = True,
+) -> attention.AttentionParams:
+    """Returns the weights of an attention layer.
+
+    Args:
+      context: the Context of this call of the model: its mode, positions, states and losses.
+      kv_dim: a Dimension, of queries, keys and values.
+      num_heads: an integer.
+      num_memory_heads: how many heads keys and values have, a divisor of `num_heads`; 1 for
+        multi-query attention (Shazeer, "Fast transformer decoding", 2019), 0 for `num_heads`.
+      shared_kv: whether values are the keys.
+      no_query: whether there are no queries.
+      combine_dims: whether heads and channels are one dimension of the weights.
+      keep_query_heads_dims: whether the output keeps its heads.
+      fold_scaling_into_initializer: whether initial values, rather than queries, are scaled.
+
+    Raises:
+      ValueError: `num_memory_heads` does not divide `num_heads`, or the options do not fit.
+    """
+    return attention.AttentionParams(
+        context.mesh,
+        **params_arguments(context, kv_dim, num_heads, num_memory_heads),
+        shared_kv=shared_kv,
+        no_query=no_query,
+        combine_dims=combine_dims,
+        keep_query_heads_dims=keep_query_heads_dims,
+        fold_scaling_into_initializer=fold_scaling_into_initializer,
+    )
+
+
+# -- states of decoding
+
+
+class WriteAtOperation(mtf.Operation):
+    """Writes one position of a state, or several, in place where TensorFlow allows it."""
+
+    def __init__(
+        self,
+        state: mtf.Tensor,
+        new: mtf.Tensor,
+        position: mtf.Tensor,
+        dim: mtf.Dimension,
+        name: Optional[str] = None,
+    ) -> None:
+        """Creates the operation; arguments are those of `write_at`."""
+        at = state.shape.dims.index(dim) if dim in state.shape else -1
+        # Several positions: a dimension that only the new values and their positions have.
+        several = [d for d in new.shape if d in position.shape and d not in state.shape]
+        expected = {*state.shape, *several} - {dim}
+        if at < 0 or len(several) > 1 or set(new.shape) != expected or new.dtype != state.dtype:
+            raise ValueError(
+                f"write_at: {new.name} {new.shape} {new.dtype.name} must have the dimensions of "
+                f"the state {state.name} {state.shape} {state.dtype.name} without "
+                f"{dims_text([dim])}, and its dtype"
+            )
+        unknown = [d for d in position.shape if d not in [*state.shape.dims[:at], *several]]
+        if unknown:
+            raise ValueError(
+                f"write_at: the position {position.name} {position.shape} has "
+                f"{dims_text(unknown)}, which the state {state.shape} does not have before "
+                f"{dims_text([dim])}"
+            )
+        super().__init__([state, new, position], name=name or "write_at")
+        self._dim = dim
+        self._several = several
+        self._outputs = [mtf.Tensor(self, state.shape, state.dtype)]
+
+    def _unsplittable(self) -> list[str]:
+        # Each processor writes what is in its part of the state, so it needs all of the new values.
+        return [d.name for d in self._several]
+
+    def gradient(self, grad_ys: Sequence[Optional[mtf.Tensor]]) -> Sequence[Optional[mtf.Tensor]]:
+        """Returns the gradients of the state, zero where written, and of the new values."""
+        [dy] = grad_ys
+        if dy is None:
+            return [None, None, None]
+        state, new, position = self.inputs
+        # Where a position is out of range the one-hot is 0, as nothing is written there.
+        here = mtf.one_hot(position, self._dim, dtype=state.dtype)
+        written = mtf.reduce_sum(here, output_shape=here.shape - self._several)
+        dstate = mtf.multiply(dy, 1.0 - written, output_shape=state.shape)
+        return [dstate, mtf.einsum([dy, here], output_shape=new.shape), None]
+
+    def lower(self, lowering: LoweringLike) -> None:
+        """Writes the new values to one position of each slice."""
+        mesh_impl = lowering.mesh_impl(self)
+        state, new, position = self.inputs
+        at = state.shape.dims.index(self._dim)
+        front = state.shape.dims[:at]
+        sizes = mesh_impl.slice_shape(state.shape)
+        rows, length = mtf.list_product(sizes[:at]), sizes[at]
+        count = mtf.Shape(self._several).size
+        # New values and positions in the order of the state, several positions in place of one.
+        order = [d for d in state.shape if d != self._dim]
+        to_order = [new.shape.dims.index(d) for d in order[:at] + self._several + order[at:]]
+        turn = [position.shape.dims.index(d) for d in front + self._several if d in position.shape]
+        aligned = [n if d in position.shape else 1 for n, d in zip(sizes, front)]
+        # The first entry of each row, once the state is flattened to [rows * length, rest].
+        begins = np.repeat(np.arange(0, rows * length, length), count)
+
+        def row_numbers(position: tf.Tensor) -> tf.Tensor:
+            """Returns the positions of each row, or a scalar if there is one for all rows."""
+            if not turn:
+                return position
+            if turn != sorted(turn):
+                position = tf.transpose(position, turn)
+            if aligned != sizes[:at]:
+                several = [count] * len(self._several)
+                position = tf.reshape(position, aligned + several)
+                position = tf.broadcast_to(position, sizes[:at] + several)
+            return tf.reshape(position, [rows * count])
+
+        def write(
+            state: tf.Tensor, new: tf.Tensor, position: tf.Tensor, *coordinate: tf.Tensor
+        ) -> tf.Tensor:
+            for part in coordinate:
+                # Relative to the slice of this processor.
+                position = position - tf.cast(part, position.dtype) * length
+            # What another processor has to write is written nowhere here: the index is clipped, and
+            # `there` is false.
+            inside = tf.clip_by_value(position, 0, length - 1)
+            there = row_numbers(tf.equal(position, inside))
+            index = row_numbers(inside) + tf.constant(begins, position.dtype)
+            flat = tf.reshape(state, [rows * length, -1])
+            if to_order != sorted(to_order):
+                new = tf.transpose(new, to_order)
+            new = tf.reshape(new, [rows * count, -1])
+            # Several positions may be clipped to one entry, of which at most one is `there`.
+            written = set_entries(flat, index, new, there, distinct=not self._several)
+            return tf.reshape(written, sizes)
+
+        values = [lowering.tensors[x] for x in self.inputs]
+        axis = mesh_impl.splitting_axis(self._dim)
+        if axis is not None:
+            values.append(mesh_impl.laid_out_pcoord(axis))
+        lowering.set_tensor_lowering(self.outputs[0], mesh_impl.slicewise(write, *values))
+
+
+def write_at(
+    state: mtf.Tensor, new: mtf.Tensor, position: mtf.Tensor, dim: mtf.Dimension
+) -> mtf.Tensor:
+    """Returns a state with `new` written at a position; unchanged if the position is out of range.
+
+    Args:
+      state: a Tensor with dimensions [batch..., dim, ...].
+      new: a Tensor with the dimensions of `state` except `dim`; and one more, if several positions
+        are written.
+      position: an integer Tensor with some of the dimensions [batch...], and that one more, along
+        which no position may be twice.
+      dim: a Dimension.
+
+    Raises:
+      ValueError: the dimensions do not fit.
+    """
+    return WriteAtOperation(state, new, position, dim).outputs[0]
+
+
+def next_to_channels(x: mtf.Tensor, length_dim: mtf.Dimension) -> mtf.Tensor:
+    """Transposes keys or values so that length and channels come last, in this order.
+
+    Attention is then one matrix product for each head.
+
+    Args:
+      x: a Tensor with dimensions [batch..., length_dim, heads..., channels].
+      length_dim: a Dimension.
+    """
+    *front, channels = [d for d in x.shape if d != length_dim]
+    ordered = [*front, length_dim, channels]
+    return x if x.shape.dims == ordered else mtf.transpose(x, mtf.Shape(ordered))
+
+
+def updated_states(
+    context: Context,
+    new: Sequence[mtf.Tensor],
+    dim: mtf.Dimension,
+    position: Optional[mtf.Tensor] = None,
+) -> list[mtf.Tensor]:
+    """Writes the current position into the next states, and records them.
+
+    Args:
+      context: a Context in mode "incremental".
+      new: Tensors, without `dim`.
+      dim: a Dimension of the states.
+      position: where to write; the Context's position if None.
+
+    Returns:
+      A list of Tensors, the new states.
+    """
+    # A window of the last positions would be overwritten too early by several new ones.
+    several = "states_of_positions" if position is None else "get_states"
+    position = context.position if position is None else position
+    assert position is not None
+    old = getattr(context, several, context.get_states)(len(new))  # a user's context has the latter
+    states = [write_at(state, x, position, dim) for state, x in zip(old, new, strict=True)]
+    context.record_new_states(states)
+    return states
+
+
+def constant_states(
+    context: Context,
+    memory: Callable[[Any], mtf.Tensor],
+    make: Callable[[mtf.Tensor], Sequence[mtf.Tensor]],
+    keep: Optional[Callable[[mtf.Tensor, mtf.Dimension], mtf.Tensor]] = None,
+) -> tuple[Any, ...]:
+    """Returns a projection of the encoder's output; incremental decoding reuses the first part's.
+
+    Args:
+      context: a Context of a decoder.
+      memory: a function of the Context that returns the encoder's output, a Tensor with
+        dimensions [batch..., memory_length, d_model]; not called in mode "incremental".
+      make: a function of the encoder's output that returns Tensors.
+      keep: a function of one of these Tensors and the Dimension memory_length that returns the form
+        in which it is stored; None to store it as it is.
+
+    Returns:
+      A tuple of the Tensors, and the Dimension of the memory's positions.
+    """
+    # Before anything else is called: its operations would be in the loop, and run in each step.
+    if context.mode == "incremental":
+        return context.get_constant_state()
+    encoded = memory(context)
+    states, memory_length = make(encoded), memory_length_of(encoded)
+    if context.mode == "first_part":
+        # Only what is kept is transposed, as it is read in each step.
+        kept = states if keep is None else [keep(state, memory_length) for state in states]
+        context.record_constant_state((*kept, memory_length))
+    return (*states, memory_length)
