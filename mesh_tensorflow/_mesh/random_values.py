@@ -361,8 +361,7 @@ def seeded_initializer(
     # By name and not by order, so that a variable starts alike if others are added before it. Not
     # Python's hash, which differs from process to process.
     number = zlib.crc32(name.encode()) % 2**31
-    # Keras' initializers without a seed draw one when they are made, and use it alone.
-    if getattr(initializer, "_init_seed", 0) is None:
+    if draws_its_seed(initializer):
         seeded: Any = copy.copy(initializer)
         seeded.seed = zlib.crc32(f"{program_seed()}/{number}".encode()) % 2**31
         return seeded
@@ -373,6 +372,17 @@ def seeded_initializer(
         seeded.seed = number
         return seeded
     return initializer
+
+
+def draws_its_seed(initializer: object) -> bool:
+    """Returns whether an initializer drew a seed when it was made, as Keras' do without a seed.
+
+    It makes equal values in each call; what it is compared by, and copied for, is not this seed.
+
+    Args:
+      initializer: an initializer, or any other object.
+    """
+    return getattr(initializer, "_init_seed", 0) is None
 
 
 def initial_value(

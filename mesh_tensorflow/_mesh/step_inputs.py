@@ -64,8 +64,11 @@ _INCREMENTS = {"AssignAdd", "AssignSub", "AssignAddVariableOp", "AssignSubVariab
 _ASSIGNMENTS = {*_INCREMENTS, "Assign", "AssignVariableOp"}
 # These pass on the memory of a variable of the old kind, which an increment changes in place.
 _ALIASES = {"Identity", "Reshape", "Squeeze", "ExpandDims", "StopGradient", "PreventGradient"}
-# Into branches and loops, from where nothing outside of them can wait.
+# What reads a variable by its handle.
+_READS = {"ReadVariableOp", "ResourceGather", "ResourceGatherNd"}
+# Into branches and loops, and out of loops. Nothing outside can wait for what is inside of them.
 _ENTRANCES = {"Switch", "RefSwitch", "Enter", "RefEnter"}
+_EXITS = {"Exit", "RefExit"}
 _ATTRIBUTE = "_mtf_step_inputs"
 
 
@@ -108,15 +111,53 @@ def _reads(
     steps: Iterable[tf.Operation], variables: Collection[tf.Operation]
 ) -> Iterator[tuple[tf.Operation, tf.Operation]]:
     """Yields pairs (variable, operation that reads it) of all that a step depends on."""
-    for op in _ancestors(steps):
+    step = dict.fromkeys(_ancestors(steps))
+    for op in step:
         for x in op.inputs:
             source = _source(x)
-            if source not in variables or op.type in _ENTRANCES | _ASSIGNMENTS:
+            if source not in variables or op.type in _ASSIGNMENTS:
                 continue
+            if op.type in _ENTRANCES or _calls_functions(op):
+                yield from ((source, after) for after in _left(op, step))
             # The old kind is read by whatever takes its memory, except for what passes it on.
-            by_handle = source.type == "VarHandleOp"
-            if op.type == "ReadVariableOp" if by_handle else not _is_alias(op):
+            elif op.type in _READS if source.type == "VarHandleOp" else not _is_alias(op):
                 yield source, op
+
+
+def _calls_functions(op: tf.Operation) -> bool:
+    return any(attr.type in ("func", "list(func)") for attr in op.op_def.attr)
+
+
+def _left(op: tf.Operation, step: Collection[tf.Operation]) -> Iterator[tf.Operation]:
+    """Yields what a step does first after the branch, loop or function that an operation enters."""
+    # An operation that calls a function is replaced by the body: it is the results which come after
+    # what the body reads.
+    outside = _context_before(op)
+    pending = [op]
+    seen = {op}
+    while pending:
+        inside = pending.pop()
+        users = [user for y in inside.outputs for user in y.consumers()]
+        for user in dict.fromkeys([*users, *inside._control_outputs]):
+            if user in seen or user not in step:
+                continue
+            seen.add(user)
+            if _context_after(user) is outside:
+                yield user
+            else:
+                pending.append(user)
+
+
+def _context_before(op: tf.Operation) -> Any:
+    """Returns the branch or loop, if any, that the inputs of an operation are in."""
+    context = op._get_control_flow_context()
+    return context.outer_context if op.type in _ENTRANCES else context
+
+
+def _context_after(op: tf.Operation) -> Any:
+    """Returns the branch or loop, if any, that the outputs of an operation are in."""
+    context = op._get_control_flow_context()
+    return context.outer_context if op.type in _EXITS else context
 
 
 def _ancestors(operations: Iterable[tf.Operation]) -> Iterator[tf.Operation]:
@@ -171,7 +212,7 @@ class _StepInputs:
             if read not in self._reads.get(variable, ()):
                 new.setdefault(variable, []).append(read)
         for variable, reads in new.items():
-            users = [op for op in variable.outputs[0].consumers() if op.type in _ASSIGNMENTS]
+            users = list(_assignments(variable.outputs[0]))
             # What has the variable as its only input waits for no assignment: no walk is needed.
             plain = [op for op in reads if not op.control_inputs and len(op.inputs) == 1]
             others = [op for op in reads if op not in plain]
@@ -183,14 +224,36 @@ class _StepInputs:
 
     def _wait(self, op: tf.Operation, reads: Optional[list[tf.Operation]] = None) -> None:
         """Makes an assignment wait for reads, if it is an increment."""
-        variable = _source(op.inputs[0])
+        variable, first = _way_to(op)
         reads = self._reads.get(variable, []) if reads is None else reads
         if not reads or not _is_increment(op, variable):
             return
-        context = op._get_control_flow_context()
-        # In a graph of TensorFlow 1, no control edge may cross the border of a loop or a branch.
-        before = [read for read in reads if read._get_control_flow_context() is context]
-        op._add_control_inputs([read for read in before if read not in op.control_inputs])
+        # In a graph of TensorFlow 1, no control edge may cross the border of a loop or a branch: an
+        # increment within one waits where the variable enters it, unless the read is in there too.
+        before = [read for read in reads if _context_after(read) is _context_before(first)]
+        if first is not op:
+            before = [read for read in before if first not in _ancestors([read])]
+        first._add_control_inputs([read for read in before if read not in first.control_inputs])
+
+
+def _assignments(x: tf.Tensor) -> Iterator[tf.Operation]:
+    """Yields the assignments to a variable, also those in branches and loops."""
+    for op in x.consumers():
+        if op.type in _ASSIGNMENTS:
+            yield op
+        elif op.type in _ENTRANCES:
+            for y in op.outputs:
+                yield from _assignments(y)
+
+
+def _way_to(op: tf.Operation) -> tuple[tf.Operation, tf.Operation]:
+    """Returns which variable an assignment changes, and the first operation that leads there."""
+    first = op
+    source = _source(op.inputs[0])
+    while source.type in _ENTRANCES:
+        first = source
+        source = _source(first.inputs[0])
+    return source, first
 
 
 def _is_increment(op: tf.Operation, variable: tf.Operation) -> bool:

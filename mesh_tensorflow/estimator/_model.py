@@ -647,7 +647,7 @@ def as_spec(spec: EstimatorSpec, mode: str) -> EstimatorSpec:
 
 def session_creator(
     model: Model, spec: EstimatorSpec, checkpoint_path: Optional[str], called: str
-) -> tf.train.SessionCreator:
+) -> RestoringSessionCreator:
     """Returns a session creator that restores a checkpoint.
 
     Args:
@@ -657,7 +657,7 @@ def session_creator(
       called: the name of the method, for error messages.
 
     Returns:
-      a SessionCreator.
+      a RestoringSessionCreator.
 
     Raises:
       ValueError: there is no checkpoint.
@@ -671,9 +671,57 @@ def session_creator(
         # Each process reads what its devices need; TensorFlow's own saver reads whole variables.
         saver = Saver(sharded=True, allow_empty=True, defer_build=True)
         tf.add_to_collection(tf.GraphKeys.SAVERS, saver)
-    return session_creator_for(
-        model.config,
-        spec.scaffold,
-        evaluation=True,
-        checkpoint_filename_with_path=path and readable(path),
-    )
+
+    def restoring(path: Optional[str]) -> tf.train.SessionCreator:
+        return session_creator_for(
+            model.config,
+            spec.scaffold,
+            evaluation=True,
+            checkpoint_filename_with_path=path and readable(path),
+        )
+
+    latest_of = model.model_dir if checkpoint_path is None else None
+    return RestoringSessionCreator(restoring, path, latest_of)
+
+
+class RestoringSessionCreator(tf.train.SessionCreator):
+    """Restores a checkpoint: the one that was asked for, or the latest.
+
+    Attributes:
+      path: the checkpoint, or None if values come from elsewhere.
+    """
+
+    def __init__(
+        self,
+        restoring: Callable[[Optional[str]], tf.train.SessionCreator],
+        path: Optional[str],
+        latest_of: Optional[str],
+    ):
+        """Creates an instance.
+
+        Args:
+          restoring: returns a session creator for a checkpoint.
+          path: the checkpoint.
+          latest_of: the directory of which it is the latest; None for one that was asked for.
+        """
+        self._restoring = restoring
+        self.path = path
+        self._latest_of = latest_of
+
+    def create_session(self) -> tf.Session:
+        """Creates a session with the values of the checkpoint."""
+        while True:
+            try:
+                return self._restoring(self.path).create_session()
+            except Exception:
+                # Training that goes on elsewhere deletes a checkpoint when it has saved others.
+                if (
+                    self._latest_of is None
+                    or self.path is None
+                    or checkpoint_files.exists(self.path)
+                ):
+                    raise
+                path = checkpoint_files.latest(self._latest_of)
+                if path in (None, self.path):
+                    raise
+                self.path = path

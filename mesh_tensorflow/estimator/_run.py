@@ -407,7 +407,7 @@ def run_evaluation(
     Raises:
       ValueError: there is no checkpoint or no data, or a metric has a reserved name.
     """
-    checkpoint_path = find_checkpoint(model.model_dir, checkpoint_path, "evaluate")
+    find_checkpoint(model.model_dir, checkpoint_path, "evaluate")  # before a model is built
     with tf.Graph().as_default() as graph:
         tf.set_random_seed(model.config.effective_seed)
         global_step = make_global_step(graph)
@@ -443,7 +443,7 @@ def run_evaluation(
         seconds = duration(time.monotonic() - started)
         tf.logging.info("Evaluated %d batches in %s", counter.done, seconds)
         results = final.final_ops_values
-        write_results(results, directory, checkpoint_path)
+        write_results(results, directory, creator.path)
     return results
 
 
@@ -542,7 +542,7 @@ def run_prediction(
     Raises:
       ValueError: there is no checkpoint, a name is unknown, or batches cannot be split.
     """
-    checkpoint_path = find_checkpoint(model.model_dir, checkpoint_path, "predict")
+    find_checkpoint(model.model_dir, checkpoint_path, "predict")  # before a model is built
     graph = tf.Graph()
     with graph.as_default():
         tf.set_random_seed(model.config.effective_seed)

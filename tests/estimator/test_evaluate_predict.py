@@ -187,3 +187,28 @@ def test_mistakes(trained):
         ValueError, match="has a metric 'loss', the name of a result that is always"
     ):
         with_model(trained, model_fn).evaluate(models.eval_data)
+
+
+@pytest.mark.parametrize("called", ["evaluate", "predict"])
+def test_training_that_goes_on_replaces_the_checkpoint(called, tmp_path):
+    """As in a process that evaluates what another one trains."""
+    config = estimator.RunConfig(keep_checkpoint_max=1, log_step_count_steps=None)
+    est = estimator.Estimator(models.linear_model, str(tmp_path), config, {"lr": 0.1})
+    est.train(models.train_data, max_steps=2)
+    gone = est.latest_checkpoint()
+
+    def slow_data():
+        with tf.Graph().as_default():
+            est.train(models.train_data, max_steps=4)
+        return models.eval_data()
+
+    if called == "evaluate":
+        results = est.evaluate(slow_data, name="late")
+        assert results["global_step"] == 4
+        written = models.events(est.eval_dir("late"))
+        assert {step for step, _, _ in written} == {4}
+    else:
+        found = next(iter(est.predict(slow_data)))
+        np.testing.assert_array_equal(found["p"], next(iter(est.predict(models.eval_data)))["p"])
+    with pytest.raises(ValueError, match=r"no checkpoint at .*model.ckpt-2"):
+        est.evaluate(models.eval_data, checkpoint_path=gone)

@@ -1,9 +1,11 @@
 """What a step reads of TensorFlow's variables is their value before the step increments them."""
 
+import contextlib
 import time
 
 import numpy as np
 import pytest
+import tensorflow as tf2
 import tensorflow.compat.v1 as tf
 from helpers.train import effects
 
@@ -73,6 +75,95 @@ INCREMENTS = {
     "method": lambda step: step.assign_add(1),
     "sum": lambda step: tf.assign(step, step + 1),
 }
+
+
+def _branch(step):
+    late = tf.equal(_late(), 0)
+    return tf.cond(late, lambda: tf.cast(step + 0, tf.float32), lambda: -1.0)
+
+
+def _branch_in_branch(step):
+    return tf.cond(tf.constant(True), lambda: _branch(step), lambda: -2.0)
+
+
+def _loop(step):
+    start = [0, 0.0]
+    return tf.while_loop(lambda i, y: i < 2, lambda i, y: (i + 1, _read_late(step)), start)[1]
+
+
+def _branch_in_loop(step):
+    start = [0, 0.0]
+    return tf.while_loop(lambda i, y: i < 1, lambda i, y: (i + 1, _branch(step)), start)[1]
+
+
+READS = {
+    "branch": _branch,
+    "branch in branch": _branch_in_branch,
+    "loop": _loop,
+    "branch in loop": _branch_in_loop,
+}
+
+
+@contextlib.contextmanager
+def _control_flow(functions):
+    """Branches and loops as functions, or in the form of TensorFlow 1."""
+    before = tf.control_flow_v2_enabled()
+    (tf.enable_control_flow_v2 if functions else tf.disable_control_flow_v2)()
+    yield
+    (tf.enable_control_flow_v2 if before else tf.disable_control_flow_v2)()
+
+
+@pytest.fixture(params=[False, True], ids=["switches", "functions"])
+def control_flow(request):
+    with _control_flow(request.param):
+        yield
+
+
+@pytest.mark.parametrize("first", [False, True], ids=["after", "before"])
+@pytest.mark.parametrize("read", READS)
+@pytest.mark.parametrize("resource", [False, True], ids=["ref", "resource"])
+def test_reads_in_branches_and_loops(resource, read, first, control_flow, tf_graph):
+    with tf.variable_scope("", use_resource=resource):
+        step = tf.train.get_or_create_global_step()
+    done = [tf.assign_add(step, 1)] if first else []
+    lowering, used = _program(READS[read](step), "imported", effects.placed("merged"))
+    train = tf.group(*(done or [tf.assign_add(step, 1)]), *lowering.effects)
+    assert _values(train, lowering, used) == list(range(STEPS))
+
+
+@pytest.mark.parametrize("first", [False, True], ids=["after", "before"])
+def test_reads_in_functions_and_of_rows(first, tf_graph):
+    with tf.variable_scope("", use_resource=True):
+        step = tf.train.get_or_create_global_step()
+        rows = tf.get_variable("rows", [2], initializer=tf.zeros_initializer())
+    done = [tf.assign_add(step, 1), tf.assign_add(rows, [1.0, 1.0])]
+    done = done if first else []
+    read = tf2.function(lambda: _read_late(step), autograph=False)
+    rate = 10 * read() + tf.gather(rows, tf.cast(_late(), tf.int32))
+    lowering, used = _program(rate, "imported", effects.placed("merged"))
+    done = done or [tf.assign_add(step, 1), tf.assign_add(rows, [1.0, 1.0])]
+    found = _values(tf.group(*done, *lowering.effects), lowering, used)
+    assert found == [11 * i for i in range(STEPS)]
+
+
+@pytest.mark.parametrize("first", [False, True], ids=["after", "before"])
+@pytest.mark.parametrize("read", ["outside", "inside"])
+@pytest.mark.parametrize("resource", [False, True], ids=["ref", "resource"])
+def test_increments_in_branches(resource, read, first, tf_graph):
+    """As of programs that count only some of their steps."""
+    with tf.variable_scope("", use_resource=resource):
+        step = tf.train.get_or_create_global_step()
+
+    def increment():
+        with _control_flow(functions=False):
+            return tf.cond(tf.constant(True), lambda: tf.assign_add(step, 1) + 0, lambda: step + 0)
+
+    done = [increment()] if first else []
+    rate = _read_late(step) if read == "outside" else _branch(step)
+    lowering, used = _program(rate, "imported", effects.placed("merged"))
+    done = done or [increment()]
+    train = tf.group(*done, *lowering.effects)
+    assert _values(train, lowering, used) == list(range(STEPS))
 
 
 @pytest.mark.parametrize("first", [False, True], ids=["after", "before"])

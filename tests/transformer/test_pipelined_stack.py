@@ -4,6 +4,7 @@ import functools
 import re
 
 import gin
+import keras
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
@@ -12,6 +13,7 @@ from helpers.transformer.models import LENGTH, Mix, assert_same, imported, some_
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow._core.pending import walk
+from mesh_tensorflow.testing import harness
 from mesh_tensorflow.testing.harness import WHOLE, Placing
 from mesh_tensorflow.transformer import moe, transformer, transformer_layers
 from mesh_tensorflow.transformer.transformer._pipelined import alike
@@ -254,6 +256,7 @@ def _adds(number):
 
 @pytest.mark.parametrize("make, others", [
     (lambda: tf.constant_initializer(2.0), [lambda: tf.constant_initializer(3.0), tf.zeros_initializer]),
+    (lambda: keras.initializers.HeNormal(), [lambda: keras.initializers.HeNormal(seed=1)]),
     (lambda: tf.variance_scaling_initializer(2.0), [lambda: tf.variance_scaling_initializer(2.0, seed=1)]),
     (lambda: _adds(1), [lambda: _adds(2), lambda: _adds]),
     (lambda: functools.partial(_adds, 1), [lambda: functools.partial(_adds, number=1)]),
@@ -266,6 +269,38 @@ def test_initializers_and_functions_of_layers_are_compared_by_what_they_do(make,
     for (one, two), other in zip(of, [make, *others]):
         one.kept, two.kept = make(), other()
         assert alike(one, two) == (other is make)
+
+
+class Begun(Mix):
+    """A layer with an initializer of Keras, which draws its own seed."""
+
+    def __init__(self):
+        super().__init__()
+        self.kept = keras.initializers.HeNormal()
+
+    def call(self, context, x, losses=None):
+        shape = mtf.Shape([*context.model.ensemble_dims, context.model.model_dim])
+        first = mtf.get_variable(context.mesh, "kept", shape, initializer=self.kept)
+        new = keras.initializers.HeNormal()
+        return x + first * mtf.get_variable(context.mesh, "new", shape, initializer=new)
+
+
+@pytest.mark.parametrize("seed", [None, 5])
+@pytest.mark.parametrize("pipe", [None, TWO, CIRCULAR])
+def test_each_stage_has_initial_values_of_its_own(pipe, seed, tf_graph):
+    if seed is not None:
+        tf.set_random_seed(seed)
+    mesh = mtf.Mesh(mtf.Graph(), "mesh")
+    made([(Begun, {})], pipe)(mesh)
+    variables = [v for v in mesh.graph.all_variables if v.name.endswith(("kept", "new"))]
+    layout = "stages:x" if pipe else ""
+    impl = mtf.placement_mesh_impl.PlacementMeshImpl("x:2", layout, ["cpu:0"] * 2)
+    lowering = mtf.Lowering(mesh.graph, {mesh: impl}, autostack=False)
+    with harness.session() as session:
+        session.run(tf.global_variables_initializer())
+        found = session.run([v.get_master().read_value() for v in variables])
+    assert len(found) == 8 and lowering
+    assert len({value.tobytes() for value in found}) == 8
 
 
 def called(layers, pipe=TWO, blocks=4, **kwargs):

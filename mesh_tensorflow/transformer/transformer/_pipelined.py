@@ -28,6 +28,7 @@ import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers as mtf_layers
 from mesh_tensorflow._core.errors import dims_text, divisors
 from mesh_tensorflow._core.operation import Operation, with_inner_operations
+from mesh_tensorflow._mesh.random_values import draws_its_seed
 from mesh_tensorflow.ops._random import RandomOperation
 from mesh_tensorflow.ops._variables.variable import full_variable_name
 from mesh_tensorflow.transformer.transformer._context import TransformerLayer
@@ -228,9 +229,14 @@ class Stages:
             dtype=scope.dtype,
             constraint=scope.constraint,
         )
+        kwargs = dict(asked.kwargs)
+        initializer: Any = kwargs.get("initializer")
+        # Layers in a row each make one, with a seed of its own; here the first stage's has made it.
+        if slot and draws_its_seed(initializer):
+            kwargs["initializer"] = type(initializer).from_config(initializer.get_config())
         with tf.variable_scope(at_root, auxiliary_name_scope=False):
             return mtf.get_variable(
-                self._mesh, self._name_in(asked, slot), asked.shape, asked.dtype, **asked.kwargs
+                self._mesh, self._name_in(asked, slot), asked.shape, asked.dtype, **kwargs
             )
 
     def _name_in(self, asked: _Asked, slot: int) -> str:
@@ -316,7 +322,8 @@ def _parts_of(x: Any) -> Optional[list[Any]]:
         closure = [cell.cell_contents for cell in x.__closure__ or ()]
         return [x.__code__, x.__defaults__, x.__kwdefaults__, closure]
     if hasattr(x, "__dict__"):
-        return [{k: v for k, v in vars(x).items() if k != "_name"}]
+        drawn = "seed" if draws_its_seed(x) else None
+        return [{k: v for k, v in vars(x).items() if k not in ("_name", drawn)}]
     return None
 
 
