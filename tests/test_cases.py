@@ -90,6 +90,7 @@ def test_eagerly(number):
         check_results(program, param.values[1], [v.numpy() for v in values])
 
 
+@pytest.mark.slow_but(1)
 @pytest.mark.slips  # some cases are
 @pytest.mark.parametrize("number", FRONT_END_NUMBERS)
 def test_in_a_function(number, no_graph_rewriting):

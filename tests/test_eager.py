@@ -108,6 +108,7 @@ def test_master():
         master.assign(np.zeros([2, 4]))
 
 
+@pytest.mark.slow
 def test_variables_die_with_their_graph():
     training = Training()
     training.lower("x:2", "a:x")

@@ -92,6 +92,7 @@ def examples(module):
     return tests
 
 
+@pytest.mark.slow_but(3)
 @pytest.mark.parametrize("name", MODULES)
 def test_examples(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # some write files

@@ -217,6 +217,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow_but(1)
 @pytest.mark.parametrize("case", CASES)
 def test_training_equals_one_process(case, target, alone):
     mesh_shape, layout, names, kwargs = CASES[case]

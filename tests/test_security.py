@@ -50,6 +50,7 @@ def imported(node):
     return set()
 
 
+@pytest.mark.slow
 def test_nothing_in_the_package_makes_code_of_data_or_downloads():
     found = []
     for path, tree in sources():

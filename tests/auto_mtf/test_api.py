@@ -49,6 +49,7 @@ def step(mesh_shape, layout):
             return before, session.run(fetch)
 
 
+@pytest.mark.slow_but(1)
 @pytest.mark.parametrize("mesh_shape", ["m:4", "m:2,n:2"])
 def test_layouts_can_be_lowered(tf_graph, mesh_shape):
     tf.train.get_or_create_global_step()

@@ -49,6 +49,7 @@ def test_explains_the_best(explained):
     assert sum(s.total for s in by_layer.values()) == pytest.approx(chosen.seconds.total)
 
 
+@pytest.mark.slow
 def test_explains_the_others(explained):
     times = [a.estimate.seconds.total for a in explained.alternatives]
     assert times == sorted(times) and len(set(times)) == len(times) >= 3
@@ -113,6 +114,7 @@ def no_bindings():
 BINDINGS = [f"--gin_param=language_model.{k}={v}" for k, v in TINY.items()]
 
 
+@pytest.mark.slow
 def test_command(capsys, tmp_path):
     path = tmp_path / "x.png"
     SLOW.save(str(tmp_path / "slow.json"))
@@ -145,6 +147,7 @@ def test_command_with_a_function(capsys):
     assert "optimizer" not in capsys.readouterr().out
 
 
+@pytest.mark.slow_but(5)
 @pytest.mark.parametrize(
     "arguments, message",
     [
@@ -197,6 +200,7 @@ def test_measured_profile(placement, tmp_path, monkeypatch, capsys):
     assert machine.operation_seconds >= 0 and machine.link.bandwidth > 0
 
 
+@pytest.mark.slow_but(1)
 @pytest.mark.parametrize("kind", ["lm_base", "bi_base"])
 def test_transformers_of_gin_files(kind, capsys):
     sizes = {

@@ -82,6 +82,7 @@ def check_against_brute_force(program, mesh_shape, tolerance=0.0):
     assert tolerance or -len(pairs) == splits
 
 
+@pytest.mark.slow
 @hypothesis.settings(max_examples=60)
 @hypothesis.given(programs(SIZES), MESHES)
 def test_brute_force(program, mesh_shape):

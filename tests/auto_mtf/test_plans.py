@@ -108,6 +108,7 @@ def test_a_limit_pushes_to_recomputation(tf_graph):
     assert "1 B too many. Of these are:\n" in str(e.value) and " activations" in str(e.value)
 
 
+@pytest.mark.slow
 def test_a_limit_pushes_to_pipelines(tf_graph):
     """Where no size but that of the batch can be halved, stages halve the weights."""
     sizes = {"batch": 4, "length": 3, "vocab": 5, "d_model": 5, "heads": 1, "d_kv": 3, "d_ff": 501}

@@ -93,6 +93,7 @@ def test_units_add_up_to_the_program(tf_graph, optimizer, recompute):
             assert found == pytest.approx(expected, rel=1e-9), layout
 
 
+@pytest.mark.slow
 @hypothesis.settings(max_examples=15)
 @hypothesis.given(real_programs(), st.sampled_from(MESHES), st.sampled_from([SLOW, RING]))
 def test_brute_force(program, mesh_shape, hw):
@@ -247,6 +248,7 @@ def test_memory_by_hand(tf_graph):
     assert forward >= 2 * 4 * 16 * 64  # before anything runs
 
 
+@pytest.mark.slow
 def test_recompute_takes_less_memory_and_more_time(tf_graph):
     sizes = {**TINY, "layers": 6, "length": 32}
     with tf.Graph().as_default():
@@ -279,6 +281,7 @@ def test_language_model_of_the_paper(tf_graph, training):
     assert fast.peak_bytes < estimator.hardware.memory_bytes
 
 
+@pytest.mark.slow_but(1)
 @pytest.mark.parametrize("optimizer", [None, "adafactor"])
 def test_the_smaller_model_of_the_paper(tf_graph, optimizer):
     program = models.language_model(**{**PAPER, "d_ff": 8192, "heads": 8}, optimizer=optimizer)
@@ -304,6 +307,7 @@ def test_does_not_grow_with_layers(tf_graph):
     assert found[1][0] <= found[0][0] + 12  # layers at the ends add up gradients otherwise
 
 
+@pytest.mark.slow
 def test_objectives(tf_graph):
     program = models.language_model(**TINY)
     graph, outputs = program.graph, program.outputs

@@ -51,6 +51,7 @@ def counted(program, mesh, layout, **stored):
     return found, lowering
 
 
+@pytest.mark.slow_but(4)
 @pytest.mark.slow("adafactor*")
 @pytest.mark.parametrize("zero", [2, 3])
 @pytest.mark.parametrize("mesh, layout, axis", MESHES)
@@ -67,6 +68,7 @@ def test_predicted_is_counted(tf_graph, optimizer, recompute, mesh, layout, axis
         assert peak.get(kind, 0) == summary.bytes_per_processor(kind)
 
 
+@pytest.mark.slow
 def test_volumes_of_the_paper(tf_graph):
     """1, 1 and 1.5 times what data parallelism sends: weights are gathered twice."""
     sent = {"allreduce": 2, "reduce_scatter": 1, "allconcat": 1}

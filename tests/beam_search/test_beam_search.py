@@ -190,6 +190,7 @@ PLACINGS = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow_but(3)
 @pytest.mark.slow("placing[12]*")
 @pytest.mark.parametrize("placing", PLACINGS)
 def test_is_the_same_in_every_layout(placing):

@@ -57,6 +57,7 @@ def graph():
         yield
 
 
+@pytest.mark.slow_but(1)
 @pytest.mark.parametrize(
     "option",
     [
@@ -77,6 +78,7 @@ def test_dropout_is_applied_in_training_alone(option):
         assert getattr(model.config, option) == 0.0
 
 
+@pytest.mark.slow
 def test_mixture_of_experts():
     layout = "batch:x,experts:x,expert_hidden:y"
     found = []

@@ -38,6 +38,7 @@ print(isinstance(mtf.optimize.from_keras(tf.keras.optimizers.RMSprop(1e-3)), mtf
 '''
 
 
+@pytest.mark.slow
 def test_keras_and_jax_are_imported_when_they_are_used(tmp_path):
     path = tmp_path / "script.py"
     path.write_text(SCRIPT)

@@ -72,6 +72,7 @@ def test_every_example_is_here():
     assert programs == {*ROWS, "run_exported"}  # which test_pjrt_export.py runs
 
 
+@pytest.mark.slow_but(4)
 @pytest.mark.parametrize("name", ROWS)
 def test_help_and_mistakes_come_before_tensorflow(name):
     before = os.times()
@@ -111,6 +112,7 @@ def python(program, **variables):
     )
 
 
+@pytest.mark.slow
 def test_a_script_of_ones_own():
     done = python(FIRST)
     assert done.returncode == 0, done.stderr

@@ -116,6 +116,7 @@ def test_transformer(tmp_path):
     assert (tmp_path / "model" / "scores_2.targets").read_text().split() == ["b", "c"]
 
 
+@pytest.mark.slow
 def test_misspelled_rule(tmp_path):
     """Attention is split by any name that the layout has, which the program then seems to know."""
     (tmp_path / "letters.py").write_text(DATA)

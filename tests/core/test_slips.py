@@ -247,6 +247,7 @@ def test_filters_and_threads():
     assert issubclass(mtf.MeshTensorFlowWarning, UserWarning)
 
 
+@pytest.mark.slow
 @pytest.mark.slips
 def test_devices_that_are_not_there():
     """In eager code TensorFlow places operations elsewhere, without a word; a session raises."""

@@ -77,6 +77,7 @@ RUNS = {
 }
 
 
+@pytest.mark.slow_but(2)
 @pytest.mark.slow("*by collectives*", "*merged*")
 @pytest.mark.parametrize("run", RUNS)
 def test_error_says_where(run):

@@ -29,6 +29,7 @@ def filled():
     return {html.unescape(line).strip() for line in page.splitlines()}
 
 
+@pytest.mark.slow
 def test_page_has_every_message(messages, filled):
     missing = {m.text for m in messages if index.is_told(m)} - filled
     assert not missing
@@ -36,6 +37,7 @@ def test_page_has_every_message(messages, filled):
     assert len(silent) <= MOST_WITHOUT_TEXT, silent
 
 
+@pytest.mark.slow
 def test_every_raise_statement_is_read(messages):
     """Counted without the reader: statements that make an error in place."""
     made = 0

@@ -29,6 +29,7 @@ def run(directory, make_hook, lr=0.1, max_steps=20):
 EVERY = {"run_every_secs": None, "run_every_steps": 1}
 
 
+@pytest.mark.slow
 def test_thresholds(tmp_path):
     def lower(est):
         return experimental.stop_if_lower_hook(est, "loss", 0.5, **EVERY)
@@ -46,6 +47,7 @@ def test_thresholds(tmp_path):
     assert run(tmp_path / "higher", higher) == 7
 
 
+@pytest.mark.slow_but(1)
 @pytest.mark.slow("stop_if_no_decrease_hook-0.1*")
 @pytest.mark.parametrize(
     "name, lr, end",

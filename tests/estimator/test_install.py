@@ -62,6 +62,7 @@ def test_where_it_is_found():
     """)
 
 
+@pytest.mark.slow
 def test_what_programs_import(tmp_path):
     """The lines of language models, simulations and T5's trainer, tf having been imported before."""
     run(f"""

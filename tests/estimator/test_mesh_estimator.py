@@ -48,6 +48,7 @@ def test_trained_evaluated_and_used(mesh, tmp_path):
     np.testing.assert_allclose(found, models.X @ weights, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow_but(1)
 @pytest.mark.slow("mesh[13]*")
 @pytest.mark.parametrize("mesh", MESHES)
 def test_resumed_on_another_mesh(mesh, tmp_path):
@@ -77,6 +78,7 @@ def test_checkpoints_are_those_of_the_model_function(tmp_path):
     np.testing.assert_array_equal(first.get_tensor("linear/kernel"), np.zeros([2, 1]))
 
 
+@pytest.mark.slow_but(1)
 @pytest.mark.slow("mesh[12]*")
 @pytest.mark.parametrize("mesh", MESHES)
 def test_exported(mesh, tmp_path):

@@ -140,6 +140,7 @@ def test_trains_evaluates_and_predicts_as_a_placed_mesh_does(tmp_path):
         np.testing.assert_allclose(results[True][name], value, rtol=1e-5, err_msg=name)
 
 
+@pytest.mark.slow
 def test_scalar_summaries_are_written_by_the_host_call(tmp_path):
     make(tmp_path, True).train(input_fn, max_steps=3)
     tags = {

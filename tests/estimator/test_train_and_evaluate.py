@@ -58,6 +58,7 @@ def call(step, final=False):
     return ("export/recorder", f"model.ckpt-{step}", step, final)
 
 
+@pytest.mark.slow
 def test_an_evaluation_after_each_checkpoint(tmp_path):
     recorder = Recorder()
     metrics, exported = run(make(tmp_path), 10, recorder)
@@ -76,6 +77,7 @@ def test_the_last_checkpoint_is_evaluated_once(tmp_path):
     assert recorder.calls == [call(4), call(8, True)]
 
 
+@pytest.mark.slow
 def test_resumed_and_then_done(tmp_path):
     run(make(tmp_path), 6)
     recorder = Recorder()
@@ -104,6 +106,7 @@ def directories(path):
     return sorted(os.listdir(path)) if os.path.exists(path) else []
 
 
+@pytest.mark.slow
 def test_exporters(tmp_path):
     exporters = [
         estimator.LatestExporter("latest", receiver, exports_to_keep=2),
@@ -118,6 +121,7 @@ def test_exporters(tmp_path):
     assert len(directories(tmp_path / "export" / "best")) == 1
 
 
+@pytest.mark.slow
 def test_best_is_compared_with_earlier_runs(tmp_path):
     def best(compare_fn):
         return estimator.BestExporter("best", receiver, compare_fn=compare_fn)

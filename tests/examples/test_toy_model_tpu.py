@@ -46,6 +46,7 @@ def test_the_loss_falls_and_training_resumes(tmp_path):
     assert float(tests[0]) == pytest.approx(float(tests[1]), rel=1e-3)
 
 
+@pytest.mark.slow
 def test_bfloat16_and_a_nan():
     done = run(
         "--train_steps=20",

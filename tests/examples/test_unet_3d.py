@@ -33,6 +33,7 @@ def test_quick_form_finds_lesions(flags):
     assert float(dice[1]) >= example.QUICK_DICE
 
 
+@pytest.mark.slow
 def test_mistakes():
     text = run("--quick", "--image_nx_block=3", "--num_data_aug=1", code=2)
     assert "--ct_resolution=16 cannot be cut into --image_nx_block=3 blocks" in text

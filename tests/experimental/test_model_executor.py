@@ -127,6 +127,7 @@ KERNELS = {
 }
 
 
+@pytest.mark.slow
 def test_checkpoints_are_those_of_the_classic(run, tmp_path):
     run(with_batch_norm=False, num_training_loops=1)
     expected = {"global_step": []}

@@ -37,6 +37,7 @@ def augment(folder, **values):
     return [read(folder / "out" / name) for name in names]
 
 
+@pytest.mark.slow
 def test_turned_scans(tmp_path):
     scans = write(tmp_path, 2)
     turned = {}
@@ -54,6 +55,7 @@ def test_turned_scans(tmp_path):
     assert [sum(i == j for i, _ in seen) for j in (0, 1)] == [6, 6] and len(set(seen)) > 3
 
 
+@pytest.mark.slow
 def test_made_up_lesions(tmp_path):
     scans = write(tmp_path, 2)
     found = augment(tmp_path, gen_fake_probability=1.0, min_fake_lesion_ratio=0.3)

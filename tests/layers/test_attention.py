@@ -66,6 +66,7 @@ def with_gradients(name):
     return build
 
 
+@pytest.mark.slow_but(1)
 @pytest.mark.slow("blocks_2d", "blocks_2d_masked", "compressed*", "local*", "memory", "step*")
 @pytest.mark.parametrize("name", LAYERS)
 def test_split_equals_whole(name):

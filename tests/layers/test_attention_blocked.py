@@ -48,6 +48,7 @@ def assert_halves_agree(results, tolerance=1e-5):
         assert_close(ours, plain, tolerance, str(i))
 
 
+@pytest.mark.slow_but(1)
 @pytest.mark.parametrize("placing", [WHOLE, SPLIT[0]])
 def test_gradients_of_gradients(placing):
     def second(y, xs):
@@ -111,6 +112,7 @@ def test_extra_logit_of_each_head():
     assert_halves_agree(run(build, SPLIT[0])[0])
 
 
+@pytest.mark.slow
 def test_recomputed():
     def build(mesh, given):
         xs = operands(given)

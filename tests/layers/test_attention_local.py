@@ -41,6 +41,7 @@ def test_reach_of_masked_blocks():
     np.testing.assert_array_equal(seen, (at <= at[:, None]) & (at // 4 >= at[:, None] // 4 - 1))
 
 
+@pytest.mark.slow
 def test_reach_of_masked_2d_blocks():
     """Nothing that comes later, blocks and places within them being in reading order."""
     seen = reach(lambda mesh, x: layers.local_2d_self_attention_spatial_blocks(

@@ -158,6 +158,7 @@ def test_second_gradients_of_the_cross_entropy_of_ids(layout, tf_graph):
     np.testing.assert_allclose(values[0], values[1], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_rows_are_added_in_the_memory_of_the_table_in_a_session_only(tf_graph):
     """The operation that does so is unknown to XLA, which may compile any function."""
 

@@ -75,6 +75,7 @@ class Program:
             return session.run(lowered.exports), lowered
 
 
+@pytest.mark.slow_but(1)
 @pytest.mark.slow("circular-with_*_of_eight*")
 @pytest.mark.parametrize("name", PLACINGS)
 @pytest.mark.parametrize("circular", [False, True], ids=["once", "circular"])
@@ -87,6 +88,7 @@ def test_equals_stages_in_a_row(circular, name, tf_graph):
     assert lowered.counted == lowered.predicted
 
 
+@pytest.mark.slow_but(1)
 @pytest.mark.parametrize("microbatches", [1, 2, 8])
 def test_number_of_microbatches(microbatches, tf_graph):
     expected, _ = Program(pipelined=False).run()
@@ -95,6 +97,7 @@ def test_number_of_microbatches(microbatches, tf_graph):
         np.testing.assert_allclose(f, e, rtol=1e-5, atol=1e-5 * np.abs(e).max())
 
 
+@pytest.mark.slow
 def test_more_microbatches_than_stages_wait(tf_graph):
     """In a circular pipeline, activations wait for the first stage."""
     expected, _ = Program(True, pipelined=False).run()
@@ -103,6 +106,7 @@ def test_more_microbatches_than_stages_wait(tf_graph):
         np.testing.assert_allclose(f, e, rtol=1e-5, atol=1e-5 * np.abs(e).max())
 
 
+@pytest.mark.slow
 def test_communication(tf_graph):
     """A shift of a microbatch per tick and direction, and one sum of the batch each."""
     _, lowered = Program(side=False).run("p:4", "stages:p")

@@ -68,6 +68,7 @@ def values(recompute, *args, **kwargs):
         return Network(recompute, **kwargs).run(*args)
 
 
+@pytest.mark.slow_but(1)
 @pytest.mark.slow("--False*", "x:2-h:x*")
 @pytest.mark.parametrize("uses_last_only", [False, True])
 @pytest.mark.parametrize(
@@ -191,6 +192,7 @@ def peak(recompute, num_layers):
         return peak_bytes(metadata)
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_depth():
     """What TensorFlow allocates, in a run: nothing is kept but outputs and dropout masks."""
     inner = 256 * 512 * 4

@@ -109,6 +109,7 @@ def assert_same(found, wanted, text=""):
         np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-5, err_msg=text)
 
 
+@pytest.mark.slow_but(1)
 @pytest.mark.slow("contiguous*", "simd contiguous*", "x:2,y:2*", "x:4*")
 @pytest.mark.parametrize(
     "place, kind, ring",

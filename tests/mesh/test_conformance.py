@@ -22,6 +22,7 @@ def command(*arguments):
     )
 
 
+@pytest.mark.slow
 def test_a_part():
     done = command(OWN, "--only", "shift")
     passed = re.search(rf"{OWN}: (\d+) passed, 0 failed", done.stdout)
@@ -58,6 +59,7 @@ def test_wrong_sums_are_found():
     assert not failed(placement, "einsum_summed")
 
 
+@pytest.mark.slow
 def test_trainings_and_checkpoints_are_checked():
     class Forgets(mtf.placement_mesh_impl.PlacementMeshImpl):
         """Adds 1 to what it exports."""

@@ -111,6 +111,7 @@ DAMAGE = {
 }
 
 
+@pytest.mark.slow_but(3)
 @pytest.mark.parametrize("damage", DAMAGE, ids=lambda f: f.__name__)
 @pytest.mark.parametrize("sharded", [False, True])
 def test_damage(saved, damage, sharded, tmp_path):
@@ -153,6 +154,7 @@ def test_of_another_dtype(saved):
         check_checkpoint(saved[-1], [tf.get_variable("u", [8, 16], tf.float64)])
 
 
+@pytest.mark.slow
 def test_lists_are_cut_and_directories_named(saved, tmp_path):
     error, _ = restore(saved[-1], names=[f"n{i}" for i in range(20)])
     assert "Missing in the file (20):" in error and "... and 8 more" in error

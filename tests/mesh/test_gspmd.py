@@ -14,6 +14,7 @@ from mesh_tensorflow.testing.conformance import check, gspmd
 MESH, LAYOUT = "rows:2,cols:2", "batch:rows,hidden:cols"
 
 
+@pytest.mark.slow_but(1)
 @pytest.mark.parametrize("only", ["conv2d", "while", "gather", "training", "checkpoint"])
 def test_conforms_to_the_contract(only):
     results = list(check(gspmd, only, 1))

@@ -174,6 +174,7 @@ time.sleep(120)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     sys.platform != "linux", reason="only Linux tells a child that its parent ended"
 )

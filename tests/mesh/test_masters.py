@@ -136,6 +136,7 @@ def test_keep_masters():
         assert {"m", "v", "w"} < set(tensors_in_memory(session, p))
 
 
+@pytest.mark.slow_but(1)
 @pytest.mark.slow("saved_in0-*-dtype0", "saved_in1-False-*", "saved_in1-True-dtype1", "saved_in2-*")
 @pytest.mark.parametrize("dtype", [tf.float32, tf.bfloat16])
 @pytest.mark.parametrize("sharded", [False, True])

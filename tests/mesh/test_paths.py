@@ -77,6 +77,7 @@ def test_savers_in_sessions_and_eager_code(directory):
     )
 
 
+@pytest.mark.slow_but(1)
 @pytest.mark.parametrize("directory", NAMES[:2], indirect=True)
 def test_fit(directory):
     """It resumes, keeps as many as asked, and writes nothing elsewhere."""
@@ -93,6 +94,7 @@ def test_fit(directory):
     assert linear.fit(6, **arguments, resume="last_good").history[0]["step"] == 5
 
 
+@pytest.mark.slow_but(1)
 @pytest.mark.parametrize("directory", NAMES[:2], indirect=True)
 def test_estimators(directory):
     def model_fn(features, labels, mode, params):

@@ -164,6 +164,7 @@ def test_many_independent_collectives_do_not_deadlock(share):
         np.testing.assert_allclose(list(values), session.run(expected), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_step_that_waits_for_a_processor_can_be_limited():
     """A processor that is not there; afterwards the session is as good as before."""
 

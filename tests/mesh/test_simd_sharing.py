@@ -114,6 +114,7 @@ def test_large_meshes_run_the_one_program():
     np.testing.assert_allclose(many, one, rtol=1e-5)
 
 
+@pytest.mark.slow_but(1)
 @pytest.mark.slow("server*")
 @pytest.mark.parametrize("optimizers", ["all", "none"])
 @pytest.mark.parametrize("where", ["session", "server"])
@@ -352,6 +353,7 @@ def test_programs_that_share_nothing_store_every_slice():
     assert len(tf.get_collection("TPU_VAR")) == 8
 
 
+@pytest.mark.slow
 def test_the_traced_graph_is_freed():
     graphs = []
 
@@ -466,6 +468,7 @@ def test_without_an_attribute_collectives_take_over(
     assert attribute_id(attribute) in warning and "results are the same" in warning
 
 
+@pytest.mark.slow_but(1)
 @pytest.mark.slow("raw_ops*")
 @pytest.mark.parametrize("attribute", NEEDED_TO_SHARE, ids=attribute_id)
 def test_with_another_signature_collectives_take_over(attribute, monkeypatch, warnings_given):
@@ -539,6 +542,7 @@ def test_collectives_without_extras(mesh_shape, layout, n, monkeypatch, warnings
     assert warnings_given() == []
 
 
+@pytest.mark.slow
 def test_every_reason_is_warned_of_once(monkeypatch, warnings_given):
     for attribute in NEEDED_TO_SHARE[:2]:
         with monkeypatch.context() as patch:

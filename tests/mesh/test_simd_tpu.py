@@ -179,6 +179,7 @@ def test_constants_wait_for_nothing(tf_graph):
         assert constant([1, 2]) is made and not made.op.control_inputs
 
 
+@pytest.mark.slow
 def test_loops_and_recomputation():
     """A loop with a shift in it, and its gradient, on XLA's CPUs."""
     pytest.importorskip("jax")
@@ -375,6 +376,7 @@ def another_fn(shape, **kwargs):
     return tf.random.uniform(shape, **kwargs) + 1
 
 
+@pytest.mark.slow_but(1)
 @pytest.mark.parametrize("tf_fn", [tf.random.uniform, another_fn])
 def test_random_values_in_a_loop(tf_fn):
     """Equal on all replicas, and new in each iteration."""

@@ -221,6 +221,7 @@ def test_gradients_are_scattered_one_by_one(stage):
     assert [op in waited_for for op in scattered] == [stage > 1] * 6 + [False]
 
 
+@pytest.mark.slow_but(1)
 @pytest.mark.usefixtures("own_graph")
 @pytest.mark.parametrize("place", [ROWS, (*ROWS, "simd")])
 def test_slices_keep_no_whole_tensors_in_memory(place):
@@ -260,6 +261,7 @@ def test_checkpoints_of_any_stage(place, zero, tmp_path):
         np.testing.assert_array_equal(restored[1][name], value, err_msg=name)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("own_graph")
 def test_rules_of_variables(whole):
     training = Training(variable_layout="d_ff:rows")
@@ -469,6 +471,7 @@ def with_a_name(name, layout, zero, mesh_dim="all", steps=3):
         return results, shape
 
 
+@pytest.mark.slow_but(5)
 @pytest.mark.parametrize("zero", [0, 1, 3])
 @pytest.mark.parametrize("name", NAMES)
 def test_any_name_of_a_dimension(name, zero):

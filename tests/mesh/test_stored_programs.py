@@ -100,6 +100,7 @@ def check(instructions, optimizer, seeds, directory):
             harness.assert_close(after[name], e, 1e-5, f"{place}, {name}")
 
 
+@pytest.mark.slow
 @settings(max_examples=3, phases=PHASES)
 @PROGRAMS
 def test_some_programs(tmp_path_factory, instructions, optimizer, seeds):

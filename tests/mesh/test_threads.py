@@ -68,6 +68,7 @@ def test_replicated_programs(share, all_at_once):
         np.testing.assert_allclose(losses, alone, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_loops_and_devices(all_at_once):
     """Constants that are shared within a loop, or on a device, are of the thread's own graph."""
     make = met(lambda: PlacementMeshImpl("x:2", "count:x", ["/cpu:0", "/cpu:1"]))
@@ -164,6 +165,7 @@ def rows_of(number):
     return np.random.RandomState(number).rand(4, 6).astype(np.float32)
 
 
+@pytest.mark.slow_but(1)
 @pytest.mark.parametrize("way", WAYS)
 def test_graphs_of_threads_are_apart(way, all_at_once, monkeypatch):
     """Each thread has another value, other data and other updates of the variable "w"."""
@@ -184,6 +186,7 @@ def test_graphs_of_threads_are_apart(way, all_at_once, monkeypatch):
             assert_expected(results, way, rows_of(number), number + 1 + step)
 
 
+@pytest.mark.slow_but(2)
 @pytest.mark.parametrize("way", WAYS)
 def test_threads_run_one_session(way, all_at_once, monkeypatch):
     """Steps that run at once do not take each other's values."""

@@ -138,6 +138,7 @@ def through_jax(layout, **options):
 FRONT_ENDS = [in_session, in_simd, in_eager_code, in_function, on_mesh, through_jax]
 
 
+@pytest.mark.slow_but(4)
 @pytest.mark.parametrize("run", FRONT_ENDS)
 def test_front_ends(run):
     for layout in ("", "b:all"):
@@ -178,6 +179,7 @@ def recomputed(op, x):
 PLACES = [in_loop, in_condition, recomputed]
 
 
+@pytest.mark.slow_but(3)
 @pytest.mark.parametrize("run", [in_session, in_function])
 @pytest.mark.parametrize("within", PLACES)
 def test_inner_operations(within, run):

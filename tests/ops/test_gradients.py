@@ -122,6 +122,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow_but(1)
 @pytest.mark.parametrize("mesh_shape, layout", [("", ""), ("x:2", "a:x")])
 def test_repeated_inputs(mesh_shape, layout):
     with tf.Graph().as_default():

@@ -84,6 +84,7 @@ DISTRIBUTIONS = {
 }
 
 
+@pytest.mark.slow_but(1)
 @pytest.mark.slow(
     "normal*", "truncated*", "uniform_float64*", "uniform_int64*", "uniform_int", "uniform_range*"
 )
@@ -102,6 +103,7 @@ def test_same_bits_in_every_layout(name):
                 np.testing.assert_array_equal(value, e, err_msg=str(placing))
 
 
+@pytest.mark.slow
 def test_same_bits_with_a_seed_of_its_own():
     def build(mesh):
         return mtf.random_normal(mesh, [A, B], seed=11)
@@ -374,6 +376,7 @@ def test_sample_with_temperature_frequencies():
         assert stats.chisquare(np.bincount(drawn, minlength=5), expected).pvalue > 0.01
 
 
+@pytest.mark.slow
 def test_sample_with_temperature_zero_and_layouts():
     logits = np.random.RandomState(0).normal(size=[8, 48]).astype(np.float32)
 
@@ -423,6 +426,7 @@ def initial_values(placing, names, seed=7, initializer=None):
             return dict(zip(names, session.run(values)))
 
 
+@pytest.mark.slow_but(4)
 @pytest.mark.parametrize("name", INITIALIZERS)
 def test_initial_values(name):
     kwargs = {"initializer": INITIALIZERS[name]}

@@ -42,6 +42,7 @@ def run(recompute, num_blocks, mesh_shape="", layout="", budget=None):
         return values, peak_bytes(metadata), lowering.counters
 
 
+@pytest.mark.slow_but(1)
 @pytest.mark.parametrize(
     "mesh_shape, layout", [("", ""), ("x:2", "h:x"), ("x:2,y:2", "batch:x,h:y")]
 )
@@ -59,6 +60,7 @@ def test_same_gradients(mesh_shape, layout):
     assert sums[1] == sums[0] + 4 * one
 
 
+@pytest.mark.slow
 def test_inner_values_are_not_kept():
     """Not even for the gradients of weights, which no other gradient needs."""
     inner = BATCH.size * H.size * 4
@@ -89,6 +91,7 @@ def test_gradients_go_through_what_does_not_need_the_arguments():
 STORED = 4 * BATCH.size * H.size  # the output of tanh, the only value of a block that is read
 
 
+@pytest.mark.slow_but(1)
 @pytest.mark.slow("x:2,y:2*")
 @pytest.mark.parametrize(
     "mesh_shape, layout, parts", [("", "", 1), ("x:2", "h:x", 2), ("x:2,y:2", "batch:x,h:y", 4)]

@@ -70,6 +70,7 @@ def whole(mesh):
     return [grad, *outputs.values()], []
 
 
+@pytest.mark.slow_but(4)
 @pytest.mark.parametrize("placing", PLACINGS)
 @pytest.mark.parametrize("splits", [1, 2, 4])
 def test_serialize_training_step(splits, placing):

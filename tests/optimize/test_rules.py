@@ -195,6 +195,7 @@ FRONT_ENDS = {
 }
 
 
+@pytest.mark.slow_but(1)
 @pytest.mark.parametrize("front_end", FRONT_ENDS)
 def test_numpy(front_end):
     found = FRONT_ENDS[front_end](own)
@@ -202,6 +203,7 @@ def test_numpy(front_end):
         np.testing.assert_allclose(found[name], in_numpy(rule), rtol=2e-5, atol=1e-6, err_msg=name)
 
 
+@pytest.mark.slow
 def test_keras():
     """Keras' formulas by `from_keras`; also this package's own, where they are the same."""
     expected = {name: by_keras(make()) for name, make in KERAS.items()}

@@ -148,6 +148,7 @@ def check_communication(name, layout, ours, theirs):
     assert ours == theirs
 
 
+@pytest.mark.slow_but(2)
 @pytest.mark.slow("bert_heads-batch:x,num*", "published_adapters-one*")
 @pytest.mark.parametrize("family, name, layout", parameters())
 def test_program(family, name, layout):
@@ -217,6 +218,7 @@ MERGED = [
 ]
 
 
+@pytest.mark.slow_but(4)
 @pytest.mark.slow("models-language_model*")
 @pytest.mark.parametrize("family, name, layout", MERGED)
 def test_merged_processors(monkeypatch, family, name, layout):
@@ -242,6 +244,7 @@ WITHOUT_SESSIONS = [
 ]
 
 
+@pytest.mark.slow_but(1)
 @pytest.mark.every("*-function*")
 @pytest.mark.parametrize("family, name, in_function", WITHOUT_SESSIONS)
 def test_without_a_session(family, name, in_function, no_graph_rewriting):
@@ -281,6 +284,7 @@ def check_script(name, directory):
             assert ours == fact, key
 
 
+@pytest.mark.slow_but(4)
 @pytest.mark.parametrize("name", user_scripts.SCRIPTS)
 def test_script(name, tmp_path):
     check_script(name, tmp_path)
@@ -294,6 +298,7 @@ def test_script_on_merged_processors(monkeypatch, name, tmp_path):
     check_script(name, tmp_path)
 
 
+@pytest.mark.slow_but(1)
 @pytest.mark.parametrize(
     "mesh_shape, layout", [(ONE, ""), (oracle_runner.MESH, "batch:x,hidden:y")]
 )
@@ -304,6 +309,7 @@ def test_checkpoint_of_the_classic(mesh_shape, layout):
         assert_close(loss, expected["loss"], 1e-5)
 
 
+@pytest.mark.slow
 def test_checkpoint_for_the_classic(tmp_path):
     """Holds the same names, shapes and dtypes; check_ours_in_classic.py loads it there."""
     path = str(tmp_path / "ours.ckpt")

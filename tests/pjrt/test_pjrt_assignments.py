@@ -22,6 +22,7 @@ def _in_fit(feature, micro):
     return effects.in_fit(feature, "pjrt", micro)
 
 
+@pytest.mark.slow_but(2)
 @pytest.mark.parametrize("micro", [False, True], ids=["whole", "microbatches"])
 @pytest.mark.parametrize("front", [_in_function, _in_fit])
 @pytest.mark.parametrize("feature", effects.FEATURES)

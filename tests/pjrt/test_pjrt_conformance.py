@@ -9,6 +9,7 @@ NOT_KNOWN = "XLA compiles the gradient of a loop for a known number of iteration
 OF_XLA = "No registered 'Cumsum' OpKernel"  # for complex numbers
 
 
+@pytest.mark.slow_but(1)
 @pytest.mark.parametrize(
     "only", ["conv2d_stride", "gather_shared", "while_max", "complex_functions", "halo_exchange_4"]
 )

@@ -38,6 +38,7 @@ def whole():
     )
 
 
+@pytest.mark.slow_but(1)
 @pytest.mark.parametrize("mesh_shape, layout, cut", [
     ("a:2,b:2", "batch:a", None),
     ("a:2,b:2", "rows:a,cols:b", [8, 3, 4, 6]),

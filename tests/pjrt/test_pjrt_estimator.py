@@ -73,6 +73,7 @@ def model_fn(features, labels, mode, params):
 CALLS = []
 
 
+@pytest.mark.slow
 def test_metrics_host_calls_and_predictions(tmp_path):
     def input_fn(params):
         return tf.data.Dataset.from_tensors(tf.ones([params["batch_size"], 4])).repeat(2)

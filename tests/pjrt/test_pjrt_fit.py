@@ -13,6 +13,7 @@ PJRT = {"mesh_shape": "rows:2,cols:2", "layout": "batch:rows,in:cols", "mesh_imp
 EVALUATION = {name: array[:10] for name, array in linear.DATA.items()}
 
 
+@pytest.mark.slow
 def test_trains_evaluates_and_resumes(tmp_path):
     """The last batch of the evaluation has rows that the layout splits, and rows that it cannot."""
     expected = linear.fit(4, eval_data=EVALUATION, eval_every=2)

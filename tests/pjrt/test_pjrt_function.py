@@ -14,6 +14,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 import mesh_tensorflow as mtf
 
 
+@pytest.mark.slow
 def test_trains_as_on_placed_devices():
     """With dropout: random values, also the initial ones, are those of other implementations."""
     expected = losses(on_placed_devices())

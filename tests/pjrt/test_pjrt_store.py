@@ -30,6 +30,7 @@ def test_values():
         store.assign(name, value[:1])
 
 
+@pytest.mark.slow
 def test_checkpoints_go_both_ways(tmp_path):
     """Training continues on the other kind of mesh as it would have on the first."""
     expected = losses(on_placed_devices(keep_prob=1.0), 4)

@@ -154,6 +154,7 @@ def test_threads_run_sessions_of_one_program():
     assert program.values() == dict.fromkeys("abc", 100)
 
 
+@pytest.mark.slow
 def test_threads_train_models_at_once():
     expected = linear.fit(4, mesh_shape="rows:2", layout="batch:rows", mesh_impl="pjrt").losses
     found = {}
@@ -211,6 +212,7 @@ print(f"{len(waits)} signals")
 """
 
 
+@pytest.mark.slow_but(1)
 @pytest.mark.slow("SIGALRM-InSession*")
 @pytest.mark.parametrize("program", ["OfFunction", "InSession"])
 @pytest.mark.parametrize("name", ["SIGINT", "SIGALRM"])

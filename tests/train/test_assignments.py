@@ -23,6 +23,7 @@ def _cells():
                 yield pytest.param(feature, front, mesh, micro, id=name, marks=marks)
 
 
+@pytest.mark.slow_but(3)
 @pytest.mark.parametrize(("feature", "front", "mesh", "micro"), _cells())
 def test_assignments_are_part_of_a_step(feature, front, mesh, micro):
     effects.check(feature, front, mesh, micro)
@@ -92,6 +93,7 @@ def test_prints_that_no_result_depends_on(mesh, micro, capfd):
     assert capfd.readouterr().err.count("looked at ") == effects.STEPS * (2 if micro else 1)
 
 
+@pytest.mark.slow_but(5)
 @pytest.mark.parametrize("micro", [False, True], ids=["whole", "microbatches"])
 @pytest.mark.parametrize("mesh", ["one", "merged", "placement", "simd"])
 def test_summaries_are_in_the_records(mesh, micro):

@@ -158,6 +158,7 @@ def test_early_stopping_of_resumed_runs(tmp_path):
     assert stopped == "loss has not improved for 2 evaluations"
 
 
+@pytest.mark.slow
 def test_files_of_logs(tmp_path):
     """A resumed run goes on with them, and leaves out what the checkpoint does not have."""
     arguments = {"directory": str(tmp_path), "eval_data": SMALL, "eval_every": 2}

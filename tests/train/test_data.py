@@ -192,6 +192,7 @@ DTYPES = {
 }
 
 
+@pytest.mark.slow_but(3)
 @pytest.mark.parametrize("case", DTYPES)
 def test_dtypes_that_change(case):
     """A list has one dtype; what comes one by one keeps its values, or is an error."""

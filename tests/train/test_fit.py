@@ -22,6 +22,7 @@ def alone():
     return linear.fit(4, eval_data=evaluation, eval_every=2)
 
 
+@pytest.mark.slow_but(3)
 @pytest.mark.parametrize("place", PLACES)
 def test_meshes_give_the_same_numbers(place, alone):
     evaluation = {name: array[:10] for name, array in linear.DATA.items()}
@@ -187,6 +188,7 @@ def _plain(mesh, features):
     return mtf.reduce_mean(mtf.square(y - features["y"]))
 
 
+@pytest.mark.slow_but(1)
 @pytest.mark.parametrize("place", [{}, PLACES["both"], PLACES["simd"]])
 def test_clipping_microbatches_and_averages(place):
     """Against NumPy; evaluations use the averages."""

@@ -44,6 +44,7 @@ def last_step(directory):
     return int(tf.train.latest_checkpoint(directory).rpartition("-")[2])
 
 
+@pytest.mark.slow_but(1)
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
 def test_a_signal_saves(name, tmp_path):
     training = Training(tmp_path)
@@ -59,6 +60,7 @@ def test_a_signal_saves(name, tmp_path):
     assert rest.losses == whole.losses[steps:]
 
 
+@pytest.mark.slow
 def test_a_killed_run_loses_the_steps_since_its_last_checkpoint(tmp_path):
     training = Training(tmp_path, save_every=2)
     code, steps, _ = training.end(signal.SIGKILL, after=5)

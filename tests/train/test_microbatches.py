@@ -146,6 +146,7 @@ def found(loss_fn, number, mesh="merged"):
 SHORT = {"waiting", "chain", "mean, terms of weights", "sum", "quotient, terms", "root of a mean"}
 
 
+@pytest.mark.slow_but(2)
 @pytest.mark.parametrize(
     "name", [n if n in SHORT else pytest.param(n, marks=pytest.mark.slow) for n in KNOWN]
 )

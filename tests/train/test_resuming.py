@@ -81,6 +81,7 @@ def _content(directory):
 CASES = [(d, "session") for d in DAMAGES] + [("index cut", "simd"), ("data cut", "step function")]
 
 
+@pytest.mark.slow_but(1)
 @pytest.mark.parametrize(("damage", "engine"), CASES)
 def test_a_damaged_last_checkpoint(damage, engine, tmp_path):
     """It is named, and the last whole one, which is gone on from only if that is asked for."""
@@ -109,6 +110,7 @@ LISTS = {
 }
 
 
+@pytest.mark.slow_but(2)
 @pytest.mark.parametrize(
     ("content", "engine"), [*((c, "session") for c in LISTS), ("empty", "step function")]
 )

@@ -46,6 +46,7 @@ def fit(steps, step_fn, **arguments):
     return linear.fit(steps, model_fn=step_fn, optimizer=None, **arguments)
 
 
+@pytest.mark.slow
 def test_compiled(tmp_path):
     """The same numbers as with a model function, and exact after a resume in another layout."""
     step_fn, eval_fn = compiled()

@@ -37,6 +37,7 @@ def without_dropout(mesh, features):
     return linear.model_fn(mesh, features, False)
 
 
+@pytest.mark.slow_but(3)
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("kind", ["directory", "path", "arrays"])
 def test_weights_to_begin_with(kind, place, trained):
@@ -139,6 +140,7 @@ def test_a_step_function(trained):
 # -- evaluate and predict
 
 
+@pytest.mark.slow_but(1)
 @pytest.mark.parametrize("place", PLACES)
 def test_evaluations_are_those_of_the_run(place, trained):
     directory, result, small = trained
@@ -151,6 +153,7 @@ def test_evaluations_are_those_of_the_run(place, trained):
     assert last["loss"] == pytest.approx(loss_of(result.variables, small), rel=1e-5)
 
 
+@pytest.mark.slow_but(1)
 @pytest.mark.parametrize("place", PLACES)
 def test_predictions_are_in_the_order_of_the_data(place, trained):
     directory, result, small = trained

@@ -61,6 +61,7 @@ def assert_same(found, expected):
         assert_close(a, b, 1e-5, str(i))
 
 
+@pytest.mark.slow_but(3)
 @pytest.mark.parametrize(
     "name, placing",
     [*((name, TWO) for name in LAYERS), *(("bias", placing) for placing in PLACINGS[1:])],

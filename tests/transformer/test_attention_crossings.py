@@ -131,6 +131,7 @@ REST = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow_but(1)
 @pytest.mark.slow(
     "*packed_bias-pipeline*", "*packed_bias-train-placement*", "*packed_dropout-pipeline*"
 )
@@ -182,6 +183,7 @@ def crossed(form, encoder_ids):
     return build
 
 
+@pytest.mark.slow_but(1)
 @pytest.mark.slips
 @pytest.mark.parametrize("form, mesh", [
     ("blocked", "one"),
@@ -223,6 +225,7 @@ def decodes(form, beams, kind):
     return build
 
 
+@pytest.mark.slow_but(1)
 @pytest.mark.slips
 @pytest.mark.parametrize("form, beams, kind, placing", [
     ("blocked", False, "bias", WHOLE),

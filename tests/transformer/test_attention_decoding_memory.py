@@ -9,6 +9,7 @@ import mesh_tensorflow as mtf
 from mesh_tensorflow.testing.harness import WHOLE
 
 
+@pytest.mark.slow_but(1)
 @pytest.mark.parametrize("draft", [False, True])
 @pytest.mark.parametrize("given", [0, 2])
 def test_no_state_is_copied(given, draft):

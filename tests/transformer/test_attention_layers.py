@@ -91,6 +91,7 @@ def assert_steps_are_rows(found, tolerance=1e-5, begins=BEGINS):
         assert_close(values, expected, tolerance)
 
 
+@pytest.mark.slow_but(3)
 @pytest.mark.parametrize("name", SELF)
 def test_decoding_equals_whole_sequences(name):
     found = run(lambda mesh: base.decoded(mesh, SELF[name](), X), scale=0.4)
@@ -131,6 +132,7 @@ def sentinels():
     gin.clear_config()
 
 
+@pytest.mark.slow_but(2)
 @pytest.mark.parametrize("name", FROM_ENCODER)
 def test_decoding_from_an_encoder_equals_whole_sequences(name, sentinels):
     found = run(lambda mesh: base.decoded(mesh, FROM_ENCODER[name](), X, from_encoder), scale=0.4)
@@ -170,6 +172,7 @@ def on_one_processor(name):
     return run(lambda mesh: training_step(mesh, SELF[name](), None), scale=0.4)
 
 
+@pytest.mark.slow_but(1)
 @pytest.mark.slow(
     "bias-data",
     "bias-length*",

@@ -89,6 +89,7 @@ def test_names_and_shapes(model):
     same(convert.mesh_to_huggingface(renamed)[0], convert.mesh_to_huggingface(variables)[0])
 
 
+@pytest.mark.slow
 @pytest.mark.slow("t5_1_1*")
 def test_logits_are_those_of_transformers(model, tmp_path):
     """As they were computed once; `test_convert_live.py` computes them."""

@@ -69,6 +69,7 @@ def dataset_of_case(case, folder):
     return fn([str(folder / "records")], **kwargs)
 
 
+@pytest.mark.slow_but(2)
 @pytest.mark.slow(
     "pack_dataset[12]*",
     "pack_dataset[34]*",
@@ -117,6 +118,7 @@ def unpacked(packed, keys):
             yield example
 
 
+@pytest.mark.slow
 @hypothesis.given(SEQUENCES, SEQUENCES, st.integers(1, 12), st.integers(1, 12))
 @hypothesis.settings(max_examples=7)
 def test_packing_keeps_every_token_once(inputs, targets, inputs_length, targets_length):
@@ -296,6 +298,7 @@ def test_pairs_of_vocabularies():
     assert row["inputs"] == [a, 1, 0] and row["targets"] == [a + 1, 1, 0]
 
 
+@pytest.mark.slow_but(1)
 @pytest.mark.parametrize("line", ["a", "a\tb\tc", ""])
 def test_lines_without_two_columns(line):
     lines = tf.data.Dataset.from_tensor_slices([line])
@@ -372,6 +375,7 @@ def test_t2t_records(tmp_path):
         data.pretokenized_t2t_dataset("name", dataset_split="nix", **kwargs)
 
 
+@pytest.mark.slow
 def test_ids_beyond_the_vocabulary(tmp_path):
     write_records(tmp_path / "name-dev-0", [{"inputs": [9, 1], "targets": [10, 1]}])
 
@@ -405,6 +409,7 @@ def read_records(path, text2self=True, **arguments):
     return rows_in_session(make)
 
 
+@pytest.mark.slow_but(1)
 @pytest.mark.parametrize(("value", "shift"), [(2**40, 0), (-(2**31) - 1, 0), (2**31 - 1, 5)])
 def test_ids_that_are_no_int32(value, shift, tmp_path):
     """They would become other ids, such as 0, the padding."""
@@ -419,6 +424,7 @@ def test_ids_that_are_no_int32(value, shift, tmp_path):
         rows_in_session(lambda: data.pack_dataset(from_examples(examples), 4))
 
 
+@pytest.mark.slow
 def test_records_without_targets(tmp_path):
     path = tmp_path / "r.tfrecord"
     write_records(path, [{"target": [3, 1], "inputs": [2]}])

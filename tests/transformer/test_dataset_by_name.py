@@ -28,6 +28,7 @@ def tfds(monkeypatch):
     return module
 
 
+@pytest.mark.slow
 def test_pretokenized_tfds(tfds):
     tfds.data = tf.data.Dataset.from_tensor_slices(([[5, 6, 7]], [[3, 4, 2]]))
     kwargs = {"tfds_data_dir": "dir", "sequence_length": 6}

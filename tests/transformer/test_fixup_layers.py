@@ -163,6 +163,7 @@ def stack():
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_equal_in_layouts():
     further.equal_in_placings(further.language_model(stack, d_model=D))
 

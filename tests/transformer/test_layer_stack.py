@@ -138,6 +138,7 @@ def test_recomputed_values_are_the_same(cls, placing):
     assert_same(run(build(True), placing), run(build(False)))
 
 
+@pytest.mark.slow_but(2)
 @pytest.mark.parametrize("budget", [0, 1000, 1e9])
 def test_a_budget_of_activations(budget):
     """With what layers share, too; a model knows its layout, or is not split."""

@@ -78,6 +78,7 @@ CASES = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow_but(1)
 @pytest.mark.parametrize("mesh, name, function, kind", CASES)
 def test_attention_to_an_encoder(mesh, name, function, kind):
     found = run(built(name, function), placing_of(mesh, function, **kind))
@@ -86,6 +87,7 @@ def test_attention_to_an_encoder(mesh, name, function, kind):
     assert_same(found, run(built(name, alone), WHOLE))
 
 
+@pytest.mark.slow_but(1)
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_without_ids_of_queries(function):
     """Which a decoder has if its examples are not packed: only padding of the memory is hidden."""

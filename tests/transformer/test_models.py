@@ -45,6 +45,7 @@ def on_one_processor():
     return run(models.language_model())
 
 
+@pytest.mark.slow_but(2)
 @pytest.mark.slow("Placing(mesh='x:2', *simd=False*")
 @pytest.mark.parametrize("placing", PLACINGS, ids=str)
 def test_layouts(placing, on_one_processor):
@@ -111,6 +112,7 @@ def changed_positions(**kwargs):
     return changes
 
 
+@pytest.mark.slow
 def test_visibility():
     """Of positions 0, 2, 5 and 7; the inputs end at 3, whose end symbol comes in at 4."""
     assert changed_positions() == [[*range(8)], [*range(2, 8)], [5, 6, 7], [7]]
@@ -228,6 +230,7 @@ def sequence_to_sequence(mesh, **kwargs):
     return {"logits": logits, **models.trained(loss)}
 
 
+@pytest.mark.slow
 def test_bitransformer_layouts():
     models.check_everywhere(sequence_to_sequence, [PLACINGS[3], PLACINGS[-2]])
 

@@ -46,6 +46,7 @@ LAYOUTS = [
 ]
 
 
+@pytest.mark.slow_but(1)
 @pytest.mark.slow("ntlb*", "switch_max*", "top_*")
 @pytest.mark.parametrize("gating", GATINGS)
 def test_equal_under_layouts(gating):
@@ -153,6 +154,7 @@ def sampled(model, given_ids):
     return build
 
 
+@pytest.mark.slow_but(2)
 @pytest.mark.parametrize("kind", DECODED)
 def test_decoding(kind):
     """One position at a time gives what all at once do, if there is room for all tokens."""

@@ -88,6 +88,7 @@ def check(found, expected):
     np.testing.assert_array_equal(found["dispatch"], (expected > 0).astype("float32"))
 
 
+@pytest.mark.slow_but(3)
 @pytest.mark.slow("ntlb*")
 @pytest.mark.parametrize("gating", REFERENCES)
 def test_routing(gating):
@@ -110,6 +111,7 @@ EFFECTIVE = {
 }
 
 
+@pytest.mark.slow_but(1)
 @pytest.mark.parametrize("gating", EFFECTIVE)
 def test_switch_policies_by_gating(gating):
     """As in the classic release, some policies do nothing with some gatings."""
@@ -123,6 +125,7 @@ def test_switch_policies_by_gating(gating):
         assert changed == list(effective), train
 
 
+@pytest.mark.slow_but(1)
 @pytest.mark.slow("top_n*")
 @pytest.mark.parametrize("gating", REFERENCES)
 def test_balance_without_padding(gating):
@@ -214,6 +217,7 @@ def test_sampled_experts():
         np.testing.assert_allclose(values, gates, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_noise_of_the_routers_input_in_training_only():
     logits = alike(1.0, 0.9, -5.0, -5.0)
     for policy in ("input_jitter", "input_dropout"):
@@ -228,6 +232,7 @@ def test_noise_of_the_routers_input_in_training_only():
             np.testing.assert_array_equal(often, [1.0, 0, 0, 0])
 
 
+@pytest.mark.slow
 def test_second_place_experts():
     """Sometimes the best expert is passed over, for the second or for one that is drawn."""
     logits = alike(1.0, 0.3, -0.5, 0.1)

@@ -108,6 +108,7 @@ def test_masks_of_heterogeneous_experts(shares):
         )
 
 
+@pytest.mark.slow
 def test_heterogeneous_experts_under_layouts():
     kinds = [
         {"layers": 2, "width": 4, "percent_number": 0.5},

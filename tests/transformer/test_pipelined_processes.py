@@ -22,6 +22,7 @@ def in_a_row(blocks):
     return losses_of(PlacementMeshImpl("", "", [""]), blocks, False)
 
 
+@pytest.mark.slow
 def test_variables_in_parts():
     """ZeRO over the processors of the stages."""
     impl = PlacementMeshImpl("all:2", "stages:all", [""] * 2, zero=3, zero_axis="all")

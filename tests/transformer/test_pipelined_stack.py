@@ -57,6 +57,7 @@ def made(layers, pipe=None, blocks=4, call=None, **kwargs):
     return models.language_model(IDS, call=call, layer_stack=layer_stack)
 
 
+@pytest.mark.slow_but(1)
 @pytest.mark.slow("*batch:y[012]*", "*experts:y*", "*heads:y*")
 @pytest.mark.parametrize("layers, pipe, placing", [
     (STILL, TWO, Placing("x:2", "stages:x")),
@@ -79,12 +80,14 @@ def test_values_and_gradients(layers, pipe, placing):
     assert_same(found, expected)
 
 
+@pytest.mark.slow_but(1)
 @pytest.mark.parametrize("layers", [DROPPING, LOSING], ids=["dropout", "losses"])
 def test_recomputed(layers):
     found = run(made(layers, TWO, recompute_grads=True), Placing("x:2", "stages:x"))
     assert_same(found, run(made(layers)))
 
 
+@pytest.mark.slow
 def test_evaluated_and_split_by_length():
     """Without dropout; and residuals under a name of their own."""
     found = run(
@@ -113,11 +116,13 @@ def pair(pipe, mode="train"):
     return build
 
 
+@pytest.mark.slow
 def test_encoders_and_decoders():
     placing = Placing("x:2", "stages:x")
     assert_same(run(pair(TWO), placing), run(pair(None)))
 
 
+@pytest.mark.slow
 def test_decoding():
     """Layers are applied in a row, so that rows need not be a multiple of microbatches."""
     pipe = {"num_stages": 2, "num_microbatches": 3}
@@ -141,6 +146,7 @@ def variables(pipe):
             return session.run(masters)
 
 
+@pytest.mark.slow
 def test_checkpoints_are_of_layers_in_a_row():
     """Names, shapes and initial values, of slots, too."""
     found, expected = variables(CIRCULAR), variables(None)

@@ -41,12 +41,14 @@ def made(layers=LAYERS, ids=IDS, **kwargs):
                                  positional_embedding=False)  # fmt: skip
 
 
+@pytest.mark.slow_but(1)
 @pytest.mark.slow("placing[13]*")
 @pytest.mark.parametrize("placing", PLACINGS)
 def test_values_and_gradients(placing):
     assert_same(run(made(sequence_parallel=True), placing), run(made(), WHOLE))
 
 
+@pytest.mark.slow_but(1)
 @pytest.mark.parametrize("kwargs", [
     {"recompute_grads": True},
     {"cls": transformer.ReversibleLayerStack},
@@ -57,6 +59,7 @@ def test_kinds_of_stacks(kwargs):
     assert_same(actual, run(made(**kwargs), WHOLE))
 
 
+@pytest.mark.slow
 def test_recomputed_streams():
     """Streams recomputed from outputs are rounded by layout, so both have the same one."""
     kwargs = {"cls": transformer.ReversibleLayerStack, "recompute_grads": True}
@@ -124,6 +127,7 @@ def test_only_layers_see_all_positions():
         assert impl.slice_shape(outputs[0].shape) == [ROWS, LENGTH // 4, DEPTH]
 
 
+@pytest.mark.slow_but(1)
 @pytest.mark.parametrize("attention", ["plain", "transparent"])
 def test_encoders_and_decoders(attention):
     """Of an encoder, its output has the memory's length, and transparent attention its layers."""
@@ -156,6 +160,7 @@ def test_encoders_and_decoders(attention):
     assert_same(run(build(True), PLACINGS[2]), run(build(False), WHOLE))
 
 
+@pytest.mark.slow
 def test_decoding():
     """Steps have no length, so that a model trained in parts decodes as any other."""
 

@@ -61,6 +61,7 @@ def test_sampling_equals_the_whole_sequence(kind, counts):
     assert_best(found, given, steps_until_all_end(found["ids"], given, EOS))
 
 
+@pytest.mark.slow_but(1)
 @pytest.mark.parametrize("kind", LAYERS)
 def test_what_is_given_may_be_left_out_of_the_result(kind):
     given = prefixes()
@@ -181,6 +182,7 @@ def test_spans_are_counted_from_what_is_given():
     assert_best(found, given, LENGTH)
 
 
+@pytest.mark.slow_but(1)
 @pytest.mark.slow("*placing[1345]")
 @pytest.mark.parametrize(
     "kind, placing", [("sums", PLACINGS[2]), *(("attention", p) for p in PLACINGS)]
@@ -218,6 +220,7 @@ def test_ensembles_and_two_batch_dimensions():
 # -- sampling by chance
 
 
+@pytest.mark.slow_but(3)
 @pytest.mark.parametrize(
     "temperature, top_k", [(1.0, -1), (0.5, -1), (1.0, 3), (2.0, 3), (1.0, 99)]
 )

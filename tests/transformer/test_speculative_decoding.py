@@ -51,6 +51,7 @@ def both(given, num_draft_ids=3, placing=WHOLE, noise=NOISE, relative=False, **k
     return found[0], found[1]
 
 
+@pytest.mark.slow_but(1)
 @pytest.mark.slow("*x:2,y:2*")
 @pytest.mark.parametrize("placing", [WHOLE, *PLACINGS, Placing("x:2", "memory_length:x")], ids=str)
 def test_the_same_ids_in_every_layout(placing):
@@ -59,6 +60,7 @@ def test_the_same_ids_in_every_layout(placing):
     np.testing.assert_array_equal(ids, upto_end(plain, given))
 
 
+@pytest.mark.slow_but(1)
 @pytest.mark.parametrize("counts, options", [
     ((0, 0, 0, 0), {"has_partial_sequences": False}),
     ((0, 0, 0, 0), {"has_partial_sequences": False, "bos_id": 5, "num_draft_ids": 1}),
@@ -79,6 +81,7 @@ def test_the_same_ids_with_every_option(counts, options):
     np.testing.assert_array_equal(ids, plain)
 
 
+@pytest.mark.slow_but(1)
 @pytest.mark.parametrize("keep_top_k, temperature", [(-1, 1.0), (4, 0.7)])
 def test_sampled_ids_have_the_distribution_of_the_model(keep_top_k, temperature):
     """Pairs of ids after given ones, against the products of their probabilities."""
@@ -162,6 +165,7 @@ OTHERS = {
 }
 
 
+@pytest.mark.slow_but(1)
 @pytest.mark.parametrize("kind", OTHERS)
 def test_other_layers(kind):
     model, draft = (
@@ -179,6 +183,7 @@ def test_other_layers(kind):
     np.testing.assert_array_equal(*models.run(build, draft_noise=NOISE).values())
 
 
+@pytest.mark.slow
 def test_decoding_from_sequences_to_sequences():
     given = prefixes((3, 8, 1, 5))
     model, draft = models.encoder_and_decoder("attention"), models.encoder_and_decoder("attention")

@@ -47,6 +47,7 @@ def decoded_targets(ids):
     return [" ".join(str(i) for i in row if i) for row in ids.tolist()]
 
 
+@pytest.mark.slow
 def test_evaluation_of_decodes_and_scores(call, tmp_path):
     call("bitransformer", "eval")
     directory = tmp_path / "validation_eval"
@@ -89,6 +90,7 @@ def test_each_task_is_evaluated_on_its_own_outputs(tmp_path):
     assert found == {"first": (["5", "6"], [1, 2]), "second": (["7", "8", "9"], [3, 4, 5])}
 
 
+@pytest.mark.slow
 def test_decoding_a_data_set(call, tmp_path):
     call(
         "bitransformer",
@@ -196,6 +198,7 @@ def test_a_prediction_of_ones_own(tmp_path):
     assert read(tmp_path / f"out-{runs.STEP}") == ["10 12", "14"]
 
 
+@pytest.mark.slow_but(1)
 @pytest.mark.slow("lm*")
 @pytest.mark.parametrize("mode", ["export_infer", "export_score"])
 @pytest.mark.parametrize("model_type", ["bitransformer", "lm"])

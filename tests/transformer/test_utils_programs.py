@@ -160,6 +160,7 @@ def test_summaries_of_layers(tmp_path, mesh):
     assert found["without"] >= {"loss", "learning_rate"}
 
 
+@pytest.mark.slow
 def test_summaries_in_microbatches(tmp_path):
     """A mean over positions is that of the whole batch."""
     found = {}
@@ -190,6 +191,7 @@ def test_a_tiling_that_makes_another_mesh(tmp_path):
             )
 
 
+@pytest.mark.slow
 def test_a_checkpoint_to_decay_to_is_warned_of(tmp_path, caplog):
     tf.get_logger().propagate = True
     runs.call(

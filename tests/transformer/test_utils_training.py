@@ -113,6 +113,7 @@ def test_an_initial_checkpoint_of_another_size(train, tmp_path):
         train(f'run.init_checkpoint = "{path}"\nUnitransformer.d_model = 8\n')
 
 
+@pytest.mark.slow
 def test_an_initial_checkpoint_that_has_other_weights(train, tmp_path):
     """None in common is an error; what is on one side only, if gin says so."""
     path = runs.write_checkpoint(str(tmp_path), SHAPES)
@@ -189,6 +190,7 @@ def schedule(step, total_train_steps):
     return 0.5
 
 
+@pytest.mark.slow_but(1)
 @pytest.mark.slow("0.25*")
 @pytest.mark.parametrize(("given", "total"), [(schedule, 2), ([schedule, 0.5], 2), (0.25, None)])
 def test_learning_rates_without_run(tmp_path, given, total):

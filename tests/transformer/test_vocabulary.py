@@ -30,6 +30,7 @@ def test_bytes():
         vocabulary.ByteVocabulary(extra_ids=-1)
 
 
+@pytest.mark.slow
 @hypothesis.given(st.text(max_size=20))
 def test_bytes_round_trip(text):
     words = vocabulary.ByteVocabulary()

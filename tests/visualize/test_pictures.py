@@ -237,6 +237,7 @@ class Page(html.parser.HTMLParser):
         self.words.append(data)
 
 
+@pytest.mark.slow
 def test_report(tf_graph, tmp_path):
     made = models.language_model(**TINY)
     impl = impl_of("rows:2,cols:2", LAYOUT)

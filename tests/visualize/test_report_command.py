@@ -34,6 +34,7 @@ def no_bindings():
         gin.clear_config()
 
 
+@pytest.mark.slow
 def test_command(tf_graph, tmp_path, capsys):
     path = tmp_path / "report.html"
     assert command.main([*ARGUMENTS, f"--output={path}", "--title=A small one"]) == 0

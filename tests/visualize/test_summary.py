@@ -151,6 +151,7 @@ def test_communication_of_loops_and_of_nothing(tf_graph):
     assert str(mtf.visualize.communication(mesh.graph)) == "no communication"
 
 
+@pytest.mark.slow
 def test_training_report(tf_graph, capsys):
     made, impl = program_of(LAYOUT)
     lowering = mtf.Lowering(made.graph, {made.mesh: impl})

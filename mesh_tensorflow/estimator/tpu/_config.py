@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Optional, Union
@@ -10,6 +9,7 @@ from typing import Any, NamedTuple, Optional, Union
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._mesh.simd.replicate import replicate
+from mesh_tensorflow._pjrt import pjrt
 from mesh_tensorflow.estimator._cluster import in_cluster, programs_over
 from mesh_tensorflow.estimator._run_config import RunConfig as _RunConfig
 
@@ -288,6 +288,6 @@ def runner_of(config: RunConfig) -> Callable[[Callable[..., Any], list[Any]], An
       config: a tpu.RunConfig.
     """
     if config.tpu_config.mesh_impl == "pjrt":
-        return importlib.import_module("mesh_tensorflow.pjrt").in_session
+        return pjrt().in_session
     devices = devices_of(config)
     return lambda program, inputs: replicate(program, inputs, devices=devices)
