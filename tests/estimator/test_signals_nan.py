@@ -35,7 +35,7 @@ PROGRAM = """
 """
 
 
-@pytest.mark.slow("2-*")
+@pytest.mark.slow
 @pytest.mark.parametrize("number, code", [(signal.SIGTERM, 143), (signal.SIGINT, -signal.SIGINT)])
 def test_a_signal_saves_and_ends(number, code, tmp_path):
     program = textwrap.dedent(PROGRAM).format(directory=str(tmp_path))

@@ -71,7 +71,7 @@ def summaries(folder):
     return found
 
 
-@pytest.mark.slow("True*")
+@pytest.mark.slow
 @pytest.mark.parametrize("use_tpu", [False, True])
 def test_checkpoints_predictions_and_summaries(run, tmp_path, use_tpu):
     reports, scores = run(

@@ -75,7 +75,7 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.slow("adafactor*")
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_trains_and_resumes_as_on_placed_devices(name, tmp_path):
     a, b, c = (str(tmp_path / part) for part in "abc")

@@ -30,7 +30,8 @@ def test_variables_in_parts():
 
 
 @pytest.mark.every("4*")
-@pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [2, 4])
 def test_trains_as_layers_in_a_row(count, tmp_path):
     """With dropout and Adam; each process checks that it communicates what is predicted."""
     done = run_script(tmp_path, count, tmp_path / "losses.npy", script="pipeline_worker.py")
