@@ -1,7 +1,6 @@
-"""SimdProgram: the state of a program that all processors run, and what they exchange.
+"""SimdProgram: the state of a program that all processors run, while it is traced.
 
-It notes which captured tensors differ between processors, which nodes are collectives, and the keys
-that TensorFlow's collectives need.
+It notes which captured tensors differ between processors, and gives out the keys of collectives.
 """
 
 from __future__ import annotations
@@ -15,37 +14,6 @@ import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._mesh import random_values
 from mesh_tensorflow._mesh.program import Program
-
-ALLGATHER, ALLTOALL, PERMUTE = "ALLGATHER", "ALLTOALL", "PERMUTE"
-
-
-class Exchange:
-    """A collective, as a function of the tensors of other processors.
-
-    | kind | result of a processor |
-    |---|---|
-    | "SUM", "MAX", "MIN" | the reduced tensors of its sources |
-    | `ALLGATHER` | the tensors of its sources, concatenated along their first dimension |
-    | `ALLTOALL` | of each source the part that is the processor's own, stacked; the parts of a tensor are along its first dimension, in the order of the sources |
-    | `PERMUTE` | the tensor of its only source |
-
-    Attributes:
-      kind: what it gives, see above.
-      sources: for each processor the processors whose tensors it takes, in order. All are physical
-        numbers.
-      sent_by: the name of the operation that takes the tensors; None if it is the one that gives
-        the results.
-    """  # noqa: E501
-
-    def __init__(self, kind: str, sources: Sequence[Sequence[int]], sent_by: Optional[str] = None):
-        self.kind = kind
-        self.sources = [list(taken) for taken in sources]
-        self.sent_by = sent_by
-
-    def part_of(self, pnum: int) -> Optional[int]:
-        """Returns which part of each source's tensor a processor takes; None if all of it."""
-        return self.sources[pnum].index(pnum) if self.kind == ALLTOALL else None
-
 
 # The program that is being traced, in each thread.
 _program: contextvars.ContextVar[Optional[SimdProgram]] = contextvars.ContextVar(
@@ -61,10 +29,6 @@ class SimdProgram(Program):
       local: physical numbers of the processors that this process runs.
       graph: the tf graph of the traced function.
       pnum: the physical number of the processor that runs the program, an int32 scalar.
-      exchanges: the program's collectives outside of loops, by the name of the tf operation.
-      tables: for operations whose value on each processor is known, by their name: a key for each
-        processor, equal where the values are equal.
-      one_memory: whether processors with equal slices store one variable for all of them.
       binds_masters: whether slices may be the only place of a variable's value.
       orders_operations: whether operations can be made to wait for others, and print.
     """
@@ -78,14 +42,8 @@ class SimdProgram(Program):
     def __init__(self, devices: Sequence[str], local: Sequence[int], first_key: int):
         self.devices = list(devices)
         self.local = list(local)
-        self.one_memory = False
         self._next_key = first_key
-        self.exchanges: dict[str, Exchange] = {}
-        self.tables: dict[str, list[str]] = {}
         self._own: dict[int, Mapping[int, Optional[tf.Tensor]]] = {}
-        self._parts: dict[int, Mapping[int, Hashable]] = {}
-        self._owners: dict[int, Mapping[int, int]] = {}
-        self._dtypes: dict[int, tf.DType] = {}
         self._zeros: dict[Hashable, tf.Tensor] = {}
 
     def new_keys(self, count: int = 1) -> int:
@@ -133,36 +91,18 @@ class SimdProgram(Program):
             use_resource=True,
         )
 
-    def owners(self, parts: Mapping[int, Hashable]) -> dict[int, int]:
-        """Returns for each processor of this process the one that stores its slice.
-
-        Args:
-          parts: as in `own_variable`.
-        """
-        if not self.one_memory:
-            return super().owners(parts)
-        first: dict[Hashable, int] = {}
-        return {pnum: first.setdefault(part, pnum) for pnum, part in parts.items()}
-
-    def own_variable(
-        self, name: str, slices: Sequence[tf.Variable], parts: Mapping[int, Hashable]
-    ) -> tf.Variable:
+    def own_variable(self, name: str, slices: Sequence[tf.Variable]) -> tf.Variable:
         """Returns a variable that stands for each processor's own slice within the program.
 
         Args:
           name: ignored.
-          slices: slice variables by physical number; only those of `owners` are used.
-          parts: for processors of this process, by physical number, a key of the part of the
-            whole; equal for equal slices.
+          slices: slice variables by physical number; only those of this process are used.
         """
         del name
-        owners = self.owners(parts)
-        # The program captures the first handle; each call gets its own in place of it.
-        handles = {pnum: slices[owners[pnum]].handle for pnum in self.local}
-        # Holding the handles keeps their ids from being reused.
-        key = id(handles[self.local[0]])
-        self._own[key], self._parts[key], self._owners[key] = handles, parts, owners
-        self._dtypes[key] = slices[self.local[0]].dtype.base_dtype
+        # The program captures the first handle; each call gets its own in place of it. Holding the
+        # handles keeps their ids from being reused.
+        handles = {pnum: slices[pnum].handle for pnum in self.local}
+        self._own[id(handles[self.local[0]])] = handles
         return slices[self.local[0]]
 
     def own_tensor(self, parts: Sequence[Optional[tf.Tensor]]) -> tf.Tensor:
@@ -174,7 +114,6 @@ class SimdProgram(Program):
         """
         # Holding the tensors keeps their ids from being reused.
         self._own[id(parts[self.local[0]])] = dict(enumerate(parts))
-        self._parts[id(parts[self.local[0]])] = dict(enumerate(range(len(parts))))
         return parts[self.local[0]]
 
     # -- random values
@@ -197,30 +136,10 @@ class SimdProgram(Program):
         """Returns whether the calls of processors get tensors of their own in place of this one."""
         return id(handle) in self._own
 
-    def stores(self, handle: tf.Tensor, pnum: int) -> bool:
-        """Returns whether a processor stores its slice of a variable of the mesh itself.
-
-        Args:
-          handle: what the program captures in place of the handle of each processor's slice.
-          pnum: the physical number of a processor.
-        """
-        return self._owners[id(handle)][pnum] == pnum
-
-    def dtype(self, handle: tf.Tensor) -> tf.DType:
-        """Returns the dtype of a variable of the mesh; the argument is that of `stores`."""
-        return self._dtypes[id(handle)]
-
     def arguments(self, captured: Sequence[tf.Tensor], pnum: int) -> list[tf.Tensor]:
         """Returns the arguments of one processor's call for the captured inputs."""
         return [
             self._own[id(tensor)][pnum] if id(tensor) in self._own else tensor
-            for tensor in captured
-        ]
-
-    def argument_keys(self, captured: Sequence[tf.Tensor], pnum: int) -> list[Hashable]:
-        """Returns a key for each of `arguments`; equal keys are equal values."""
-        return [
-            (id(tensor), self._parts[id(tensor)][pnum]) if id(tensor) in self._own else id(tensor)
             for tensor in captured
         ]
 

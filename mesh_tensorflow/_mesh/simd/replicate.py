@@ -8,7 +8,6 @@ has a slice for each processor, each call gets its own slice.
 from __future__ import annotations
 
 import collections
-import gc
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Optional, TypeAlias, Union
@@ -22,11 +21,6 @@ from mesh_tensorflow._mesh.devices import (
     default_devices,
     device_spec,
     local_device,
-)
-from mesh_tensorflow._mesh.simd.execution import (
-    ExecutionStrategy,
-    choose_strategies,
-    inputs_of_function,
 )
 from mesh_tensorflow._mesh.simd.program import SimdProgram, current_program, tracing
 from mesh_tensorflow._mesh.step_inputs import GlobalSteps, read_before_increments
@@ -44,54 +38,74 @@ _READS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd")  # of these, w
 Results: TypeAlias = Union[tf.Tensor, tf.Operation, Sequence, Mapping, None]
 
 
-def call_on_each(
-    program: SimdProgram,
-    function: ConcreteFunction,
-    inputs: Sequence[tf.Tensor],
-    strategies: Sequence[ExecutionStrategy],
+# What every program needs of a traced function, and for what. It is not in the documented interface
+# of functions, so a release of TensorFlow may lack it.
+_NEEDED = {
+    "captured_inputs": "what a program uses from outside",
+    "inputs": "how a program uses it",
+    "outputs": "what a program returns",
+}
+
+
+def _check_programs_can_run() -> None:
+    """Raises RuntimeError if TensorFlow lacks what every program needs."""
+    documented = tf2.types.experimental.ConcreteFunction
+    # The class that implements it has no public name.
+    implementation = next(iter(documented.__subclasses__()), documented)
+    missing = [
+        f"ConcreteFunction.{name} ({used_for})"
+        for name, used_for in _NEEDED.items()
+        if not hasattr(implementation, name)
+    ]
+    if missing:
+        raise RuntimeError(
+            f"replicate: TensorFlow {tf.__version__} lacks {', '.join(missing)}, or has it with "
+            "another signature; no program of SimdMeshImpl can run on CPUs and GPUs with it. "
+            "Use TensorFlow 2.21, or mtf.placement_mesh_impl.PlacementMeshImpl, which does not "
+            "need it"
+        )
+
+
+def _call_on_each(
+    program: SimdProgram, function: ConcreteFunction, inputs: Sequence[tf.Tensor]
 ) -> list[list[tf.Tensor]]:
     """Calls a program on each processor that this process runs.
 
     Args:
       program: the SimdProgram.
-      function: its concrete function.
+      function: its concrete function; the first argument is the processor's number, the last ones
+        are what it captures.
       inputs: tf.Tensors that each processor gets whole.
-      strategies: how to call it; the first one that can run the program does.
 
     Returns:
       For each processor its outputs; only those of the first processor are used.
     """
-    prepared = ((strategy, strategy.prepare(program, function)) for strategy in strategies)
-    # Lazily: a strategy that is not needed prepares nothing, and the last one runs every program.
-    strategy, call = next((strategy, call) for strategy, call in prepared if call is not None)
     copied = {pnum: _copies(program, function, pnum) for pnum in program.local}
-    # The variables were made for sharing before it was known that the program falls back to
-    # collectives.
-    if not strategy.one_memory:
-        for pnum, made in copied.items():
-            made.update(_copies_of_shared(program, function, pnum))
-    before = [
-        *_wake_up(program, strategy),
-        *[op for made in copied.values() for _, op in made.values()],
-    ]
-    arguments = []
+    before = [*_wake_up(program), *[op for made in copied.values() for _, op in made.values()]]
+    calls = []
     for pnum in program.local:
         own = program.arguments(function.captured_inputs, pnum)
-        mine = copied[pnum]
-        own = [mine[i][0] if i in mine else tensor for i, tensor in enumerate(own)]
+        own = [copied[pnum][i][0] if i in copied[pnum] else x for i, x in enumerate(own)]
         with tf.device(program.devices[pnum]):
-            arguments.append([_number(strategy, pnum), *inputs, *own])
-    return call(arguments, before)
+            # As a constant, the number would let TensorFlow fold a selection by it, and leave out a
+            # collective on the processors that do not select its result: the others would wait for
+            # them forever.
+            number = tf.placeholder_with_default(tf.constant(pnum), [])
+            with tf.control_dependencies(before):
+                calls.append(_call(function, [number, *inputs, *own]))
+    return calls
 
 
-def _number(strategy: ExecutionStrategy, pnum: int) -> tf.Tensor:
-    """Returns the number of a processor, as an argument of its program."""
-    number = tf.constant(pnum)
-    if strategy.one_memory:
-        return number
-    # As a constant, it would let TensorFlow fold a selection by it, and leave out a collective on
-    # the processors that do not select its result: the others would wait for them forever.
-    return tf.placeholder_with_default(number, [])
+def _call(function: ConcreteFunction, arguments: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Calls a function with arguments in place of what it captures."""
+    call_flat = getattr(getattr(function, "inference_fn", None), "call_flat", None)
+    if call_flat is not None:
+        return list(call_flat(*arguments))
+    # The same call, with nothing but documented names. It lacks hints for the optimizer.
+    outputs = tf.raw_ops.StatefulPartitionedCall(
+        args=arguments, Tout=[x.dtype for x in function.outputs], f=function
+    )
+    return list(outputs)
 
 
 def _copies(
@@ -150,7 +164,7 @@ def _uses(x: tf.Tensor) -> Iterator[tf.Operation]:
         names = [a.func.name for a in attributes if a.HasField("func")]
         names += [f.name for a in attributes for f in a.list.func]
         for name in names:
-            inside = inputs_of_function(op.graph, name)
+            inside = _inputs_of_function(op.graph, name)
             # The last inputs are those of the function; a condition's first one is the choice.
             first = len(op.inputs) - len(inside)
             for i, y in enumerate(op.inputs):
@@ -158,35 +172,18 @@ def _uses(x: tf.Tensor) -> Iterator[tf.Operation]:
                     yield from _uses(inside[i - first])
 
 
+def _inputs_of_function(graph: tf.Graph, name: str) -> list[tf.Tensor]:
+    """Returns the inputs of a function that a loop or a branch of a graph calls."""
+    # TensorFlow has no public way to it. Where the private one is missing, what is used in a loop
+    # or a branch alone is not found.
+    find = getattr(graph, "_get_function", None)
+    function = None if find is None else find(name)
+    return [] if function is None else list(function.graph.inputs)
+
+
 def _is_scalar(variable: tf.Tensor) -> bool:
     """Returns whether the handle of a variable is that of a scalar."""
     return variable.op.type == "VarHandleOp" and not variable.op.get_attr("shape").dim
-
-
-def _copies_of_shared(
-    program: SimdProgram, function: ConcreteFunction, pnum: int
-) -> dict[int, tuple[tf.Tensor, tf.Operation]]:
-    """Copies, in each step, variables that processors share, for those that do not store them.
-
-    Only where the program assigns to them, and if each processor assigns itself; what it assigns to
-    a copy is equal to what the variable gets. See `_copies`.
-    """
-    outside = function.captured_inputs
-    own = program.arguments(outside, pnum)
-    inside = function.inputs[-len(outside) :] if outside else []
-    return {
-        i: _copy(
-            own[i],
-            program.dtype(outer),
-            program.devices[pnum],
-            f"{own[i].op.name}_of_processor_{pnum}",
-        )
-        for i, (outer, inner) in enumerate(zip(outside, inside))
-        if outer.dtype == tf.resource
-        and program.is_own(outer)
-        and not program.stores(outer, pnum)
-        and {op.type for op in _uses(inner) if op.type.startswith(_USES)} - {"ReadVariableOp"}
-    }
 
 
 def _copy(
@@ -207,7 +204,7 @@ def _is_at(device: str, processor: str) -> bool:
     return spec.job is None or (spec.job, spec.task) == (own.job, own.task)
 
 
-def _wake_up(program: SimdProgram, strategy: ExecutionStrategy) -> list[tf.Operation]:
+def _wake_up(program: SimdProgram) -> list[tf.Operation]:
     """Returns collectives that run before a program.
 
     A session prepares for collectives only if its graph has one outside of functions. With several
@@ -218,7 +215,7 @@ def _wake_up(program: SimdProgram, strategy: ExecutionStrategy) -> list[tf.Opera
     local = [program.devices[pnum] for pnum in program.local]
     mend = f'the session tf.compat.v1.ConfigProto(device_count={{"CPU": {len(local)}}})'
     # Before any collective begins, as one between two members in one place would never end.
-    apart = [] if strategy.one_memory else [check_distinct_devices(local, f"give {mend}")]
+    apart = [check_distinct_devices(local, f"give {mend}")]
     alone = len(program.local) == len(program.devices)
     found = tf.get_collection_ref(f"mtf_simd_wake_up/{'' if alone else program.devices}")
     if not found:
@@ -243,7 +240,7 @@ def _wake_up(program: SimdProgram, strategy: ExecutionStrategy) -> list[tf.Opera
     return [*found, *apart]
 
 
-def results_of(
+def _results_of(
     program: SimdProgram, structure: Results, calls: Sequence[Sequence[tf.Tensor]]
 ) -> Results:
     """Returns the results of the first processor, in the structure that the computation returned.
@@ -260,7 +257,7 @@ def results_of(
     everyone = [outputs[0].op for outputs in calls]
     flat = []
     with tf.device(program.devices[program.local[0]]):
-        # Without a node that only waits for the calls, TensorFlow would not inline them.
+        # One node to wait for, instead of an edge from each call to each result.
         with tf.control_dependencies(everyone):
             done = tf.no_op()
     with tf.device(program.devices[program.local[0]]), tf.control_dependencies([done]):
@@ -281,9 +278,6 @@ _counting = threading.Lock()
 _KEYS_PER_PROGRAM = 2**16
 # All keys stay below 2**30, where those of the wake-up collectives begin.
 _MOST_PROGRAMS = 2**13
-# Operations of a traced graph that is collected at once. It is of use no more, but refers to
-# itself, and sessions make too few objects for Python to collect it soon: for 12 layers, 10 MB.
-_LARGE = 2000
 
 
 def _first_key(devices: Sequence[str]) -> int:
@@ -310,8 +304,7 @@ def replicate(
 
     The computation makes a Lowering with a SimdMeshImpl of as many processors. It is traced once,
     however many processors there are. All of it runs whenever one of its results is fetched.
-    Processors of one memory, that is up to eight CPUs of one process, compute what is equal on
-    several of them once. All others communicate by TensorFlow's collectives.
+    Processors communicate by TensorFlow's collectives, also those of one process.
     A step waits for all processors; `tf.RunOptions(timeout_in_ms=...)` limits how long.
 
     Args:
@@ -321,9 +314,8 @@ def replicate(
       devices: a device for each processor; in a session of a server, with its job and task. If
         None, the GPUs that TensorFlow finds, else its logical CPUs.
       local: the numbers of the processors that this process runs; all of them if None.
-      share_memory: if False, processors of one memory each compute everything themselves and
-        communicate by TensorFlow's collectives, as those of several processes do. So they do, with
-        a warning, where TensorFlow lacks what sharing needs.
+      share_memory: ignored. In earlier releases processors of one process computed what is equal on
+        several of them once, unless it was False.
 
     Returns:
       What `computation` returns, with a tf.Tensor or tf.Operation of the calling graph for each.
@@ -334,6 +326,7 @@ def replicate(
       ValueError: it is called in eager code or within another program, two processors have the
         same device, this process lacks one, or `local` names none of the processors.
     """
+    del share_memory
     if tf.executing_eagerly_outside_functions():
         raise ValueError(
             "replicate makes programs of tf.compat.v1 graphs: call it within "
@@ -347,10 +340,8 @@ def replicate(
     _check_local(local, devices)
     # Soft placement is no help: processors on one device would wait for each other forever.
     check_devices_exist(devices, soft=None, in_session=True, who="replicate")
+    _check_programs_can_run()  # before the tracing, so that nothing is left half-built
     program = SimdProgram(devices, local, _first_key(devices))
-    strategies = choose_strategies(program, share_memory)
-    # Variables are made while the program is traced, before it is known which strategy can run it.
-    program.one_memory = strategies[0].one_memory
     structure: list[Any] = []
     watched = bool(collectors())  # what is collected are further results
     steps = GlobalSteps()
@@ -383,15 +374,10 @@ def replicate(
                 f"make it within tf.variable_scope(..., use_resource=True)\n  {e}"
             ) from e
         raise
-    calls = call_on_each(program, function, tensors, strategies)
+    calls = _call_on_each(program, function, tensors)
     read_before_increments([output.op for outputs in calls for output in outputs])
-    results: Any = results_of(program, structure[-1], calls)
-    is_large = len(program.graph.get_operations()) >= _LARGE
+    results: Any = _results_of(program, structure[-1], calls)
     del program.graph, program.pnum  # variables refer to the program; they would keep its graph
-    structure.clear()
-    del function, calls
-    if is_large:
-        gc.collect()
     if not watched:
         return results
     hand_over(results[1])
