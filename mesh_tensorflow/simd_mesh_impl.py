@@ -188,7 +188,6 @@ class SimdMeshImpl(MeshImpl[SimdTensor]):
         below = 1
         for d in self.shape[mesh_axis + 1 :]:
             below *= d.size
-        # Not computed of the number: of a table it is known on which processors entries are equal.
         table = [pnum // below % self.shape[mesh_axis].size for pnum in range(self.size)]
         return SimdTensor([self._collectives.own(table)])
 

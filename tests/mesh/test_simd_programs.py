@@ -201,12 +201,17 @@ def run_at_once(operations):
 
     @functools.cache
     def ended(op):
-        """Those that have ended when an operation begins."""
+        """Those of them that have ended when an operation begins."""
         needs = [x.op for x in op.inputs] + op.control_inputs
         return frozenset(x for x in needs if x in operations).union(*map(ended, needs))
 
-    # Each waits for all but a few of those that are made before it.
-    return max(i + 1 - len(ended(op)) for i, op in enumerate(operations))
+    # If each waits for the one k places before it, they are k rows, and one of each row can run.
+    n = len(operations)
+    return next(
+        k
+        for k in range(1, n + 1)
+        if all(operations[i - k] in ended(operations[i]) for i in range(k, n))
+    )
 
 
 @pytest.mark.parametrize("kind", ["sum", "gather", "alltoall", "shift"])
