@@ -21,8 +21,7 @@ from mesh_tensorflow._mesh.laid_out import convert_args_to_laid_out_tensors
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl, named_collective
 from mesh_tensorflow._mesh.program import Program
 from mesh_tensorflow._mesh.simd.collectives import TfCollectives
-from mesh_tensorflow._mesh.simd.program import current_program
-from mesh_tensorflow._mesh.simd.replicate import replicate
+from mesh_tensorflow._mesh.simd.replicate import current_program, replicate
 from mesh_tensorflow._mesh.simd.variable import SimdTensor, SimdVariable
 from mesh_tensorflow._mesh.slice_functions import contract
 from mesh_tensorflow._mesh.stored_layout import given_stored_layout

@@ -14,7 +14,7 @@ from mesh_tensorflow._core.layout import pnum_to_processor_coordinates, processo
 from mesh_tensorflow._core.shape import Shape
 from mesh_tensorflow._mesh.constants import constant
 from mesh_tensorflow._mesh.mesh_impl import Reducer
-from mesh_tensorflow._mesh.simd.program import SimdProgram
+from mesh_tensorflow._mesh.simd.replicate import SimdProgram
 from mesh_tensorflow._mesh.slice_functions import complex_view, real_view
 
 __all__ = ["TfCollectives"]
