@@ -13,7 +13,6 @@ processor; resident memory above what a process holds that trains a model withou
 from __future__ import annotations
 
 import argparse
-import functools
 import json
 import os
 import pathlib
@@ -208,20 +207,18 @@ def report_sums(rounds: int) -> None:
     quiet.import_tensorflow()
     import tensorflow.compat.v1 as tf
 
-    from mesh_tensorflow import simd_mesh_impl
     from mesh_tensorflow._mesh.simd.collectives import TfCollectives
 
     sums: list[int] = []
-    allreduce, replicate = TfCollectives.allreduce, simd_mesh_impl.replicate
+    allreduce = TfCollectives.allreduce
 
     def copied(self: Any, x: Any, mesh_axes: Any, reduction: str) -> Any:
         sums.append(x.shape.num_elements() * x.dtype.size)
         return tf.identity(x)
 
     steps = {}
-    for name in ("placement", "simd", "simd, sharing nothing", "simd, sharing nothing, no sums"):
+    for name in ("placement", "simd", "simd, no sums"):
         TfCollectives.allreduce = copied if "no sums" in name else allreduce  # type: ignore
-        simd_mesh_impl.replicate = functools.partial(replicate, share_memory=name == "simd")
         with tf.Graph().as_default():
             kind = "logical" if name == "placement" else "simd"
             program = systems.build("mtf", "b12", "2x2", kind)()

@@ -23,8 +23,7 @@ from mesh_tensorflow._mesh.mesh_impl import (
 )
 from mesh_tensorflow._mesh.program import Program
 from mesh_tensorflow._mesh.simd.collectives import TfCollectives
-from mesh_tensorflow._mesh.simd.program import current_program
-from mesh_tensorflow._mesh.simd.replicate import replicate
+from mesh_tensorflow._mesh.simd.replicate import current_program, replicate
 from mesh_tensorflow._mesh.simd.variable import SimdTensor, SimdVariable
 from mesh_tensorflow._mesh.slice_functions import at_device, constant, contract
 from mesh_tensorflow._mesh.tpu_program import TpuProgram, tpu_context
@@ -189,7 +188,6 @@ class SimdMeshImpl(MeshImpl[SimdTensor]):
         below = 1
         for d in self.shape[mesh_axis + 1 :]:
             below *= d.size
-        # Not computed of the number: of a table it is known on which processors entries are equal.
         table = [pnum // below % self.shape[mesh_axis].size for pnum in range(self.size)]
         return SimdTensor([self._collectives.own(table)])
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import contextlib
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Optional
 
 import tensorflow.compat.v1 as tf
@@ -55,25 +55,13 @@ class Program(abc.ABC):
           A tf.Variable.
         """
 
-    def owners(self, parts: Mapping[int, Hashable]) -> dict[int, int]:
-        """Returns for each processor of this process the one that stores its slice, usually itself.
-
-        Args:
-          parts: as in `own_variable`.
-        """
-        return {pnum: pnum for pnum in parts}
-
     @abc.abstractmethod
-    def own_variable(
-        self, name: str, slices: Sequence[tf.Variable], parts: Mapping[int, Hashable]
-    ) -> Any:
+    def own_variable(self, name: str, slices: Sequence[tf.Variable]) -> Any:
         """Returns one variable that stands, within the program, for each processor's slice.
 
         Args:
           name: the name of the mtf variable.
-          slices: tf variables by physical number; only those of `owners` are used.
-          parts: for processors of this process, by physical number, a key of the part of the
-            whole; equal for equal slices.
+          slices: tf variables by physical number; only those of this process are used.
 
         Returns:
           What has `read_value`, `assign`, `assign_add` and `assign_sub` of a tf.Variable.

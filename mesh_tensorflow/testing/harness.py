@@ -19,7 +19,6 @@ from mesh_tensorflow import placement_mesh_impl
 from mesh_tensorflow._core.cost import Cost
 from mesh_tensorflow._core.operation import with_inner_operations
 from mesh_tensorflow._core.pending import walk
-from mesh_tensorflow._mesh.simd import sharing
 from mesh_tensorflow.simd_mesh_impl import SimdMeshImpl, replicate
 
 __all__ = [
@@ -75,7 +74,6 @@ class Placing(NamedTuple):
       merge: which processors are executed as one, as for PlacementMeshImpl.
       pairs: whether pairs of consecutive processors are on one device.
       simd: whether to use SimdMeshImpl.
-      share: in SIMD, whether processors share equal slices, however small.
       pjrt: whether to use GspmdMeshImpl, on devices of JAX.
       zero: the stage of ZeRO; None stores variables as the layout says.
       zero_axis: its mesh dimension.
@@ -87,7 +85,6 @@ class Placing(NamedTuple):
     merge: str = "none"
     pairs: bool = False
     simd: bool = False
-    share: bool = True
     pjrt: bool = False
     zero: Optional[int] = None
     zero_axis: Optional[str] = None
@@ -128,7 +125,7 @@ class Placing(NamedTuple):
             pjrt: Any = mtf.pjrt  # imported when it is used
             return pjrt.in_session(program, inputs)
         if self.simd:
-            return replicate(program, inputs, devices=self.cpus, share_memory=self.share)
+            return replicate(program, inputs, devices=self.cpus)
         return program(*inputs)
 
     def around(self) -> contextlib.AbstractContextManager:
@@ -296,8 +293,8 @@ def _kinds(found: Sequence[Placing]) -> list[Placing]:
     kinds = [p._replace(apart=True) for p in most[-2:]]
     kinds += [p._replace(merge="memory") for p in most[-1:]]
     kinds += [p._replace(apart=True, merge="device", pairs=True) for p in two_axes[-1:]]
-    simd = [p._replace(simd=True) for p in dict.fromkeys(two_axes[-2:] + most[-1:])]
-    return kinds + [p._replace(share=False) for p in simd[:1]] + simd[-1:]
+    simd = dict.fromkeys([*two_axes[-2:-1], *most[-1:]])
+    return kinds + [p._replace(simd=True) for p in simd]
 
 
 # -- lowering
@@ -334,7 +331,7 @@ def lower(
     graph: mtf.Graph, mesh: mtf.Mesh, placing: Placing, targets: Sequence[mtf.Tensor]
 ) -> Lowered:
     """Lowers a program and exports tensors; may be called several times in one tf graph."""
-    with placing.around(), mock.patch.object(sharing, "LEAST_ELEMENTS", 1):
+    with placing.around():
         return lower_with(graph, mesh, targets, placing.impl, placing, placing.run)
 
 

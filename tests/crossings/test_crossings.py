@@ -14,7 +14,7 @@ from helpers.mesh.launching import run_script
 from mesh_tensorflow.testing.harness import WHOLE
 
 # On these, cells take turns in the short run.
-QUICK = ["one device", "merged", "SIMD", "logical CPUs", "SIMD apart"]
+QUICK = ["one device", "merged", "SIMD", "logical CPUs"]
 
 
 def marks(cell):

@@ -64,14 +64,13 @@ def session(names, processor, merge="none"):
         return sess.run(dict(values))
 
 
-def replicated(names, processor, share_memory=True):
+def replicated(names, processor):
     devices = [f"/cpu:{i}" for i in range(4)]
     with tf.Graph().as_default():
         with mtf.debug.collect(names, processor) as values:
             y = mtf.simd_mesh_impl.replicate(
                 lambda: lowered(tf.constant(DATA), simd),
                 devices=devices,
-                share_memory=share_memory,
             )
         assert y.shape == []
         with tf.Session(config=tf.ConfigProto(device_count={"CPU": 4})) as sess:
@@ -85,11 +84,10 @@ RUNS = {
     "session": session,
     "session, merged": lambda *asked: session(*asked, "device"),
     "replicated": replicated,
-    "replicated, by collectives": lambda *asked: replicated(*asked, False),
 }
 
 
-@pytest.mark.slow("*by collectives*", "*merged*")
+@pytest.mark.slow("*merged*")
 @pytest.mark.parametrize("run", RUNS)
 @pytest.mark.parametrize("processor", [None, 2])
 def test_collected(run, processor):

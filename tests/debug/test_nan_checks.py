@@ -53,14 +53,13 @@ def session(data, merge="none"):
         return sess.run(lowered(fed, lambda: placed(merge)), {fed: data})
 
 
-def replicated(data, share_memory=True):
+def replicated(data):
     devices = [f"/cpu:{i}" for i in range(4)]
     with tf.Graph().as_default(), mtf.debug.nan_checks():
         fed = tf.placeholder(tf.float32, [4, 6])
         y = mtf.simd_mesh_impl.replicate(
             lambda: lowered(fed, lambda: mtf.simd_mesh_impl.SimdMeshImpl("x:2,y:2", "a:x,b:y")),
             devices=devices,
-            share_memory=share_memory,
         )
         with tf.Session(config=tf.ConfigProto(device_count={"CPU": 4})) as sess:
             return sess.run(y, {fed: data})
@@ -73,12 +72,10 @@ RUNS = {
     "session": session,
     "session, merged": lambda data: session(data, "device"),
     "replicated": replicated,
-    "replicated, by collectives": lambda data: replicated(data, False),
 }
 
 
-@pytest.mark.slow_but(2)
-@pytest.mark.slow("*by collectives*", "*merged*")
+@pytest.mark.slow("*merged*")
 @pytest.mark.parametrize("run", RUNS)
 def test_error_says_where(run):
     assert np.allclose(RUNS[run](GOOD), 2 * np.log(GOOD.sum(1)).sum())
@@ -223,17 +220,16 @@ def _in_session(how):
         def program():
             mesh = mtf.Mesh(mtf.Graph(), "mesh")
             assigning(mesh, fed)
-            simd = how in ("shared", "collectives")
             args = ("x:2,y:2", "a:x,b:y")
-            impl = mtf.simd_mesh_impl.SimdMeshImpl(*args) if simd else placed(how)
+            simd = mtf.simd_mesh_impl.SimdMeshImpl
+            impl = simd(*args) if how == "simd" else placed(how)
             mesh.graph.assigns = "all"
             made.append(mtf.Lowering(mesh.graph, {mesh: impl}))
             return made[-1].effects
 
-        if how in ("shared", "collectives"):
+        if how == "simd":
             devices = [f"/cpu:{i}" for i in range(4)]
-            share = how == "shared"
-            step = mtf.simd_mesh_impl.replicate(program, devices=devices, share_memory=share)
+            step = mtf.simd_mesh_impl.replicate(program, devices=devices)
         else:
             step = program()
         to_slices, to_masters = made[0].copy_masters_to_slices(), made[0].copy_slices_to_masters()
@@ -261,8 +257,7 @@ STEPS = {
     "function, merged": lambda: _in_function("device"),
     "session": lambda: _in_session("none"),
     "session, merged": lambda: _in_session("device"),
-    "replicated": lambda: _in_session("shared"),
-    "replicated, by collectives": lambda: _in_session("collectives"),
+    "replicated": lambda: _in_session("simd"),
 }
 
 

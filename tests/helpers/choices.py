@@ -72,13 +72,6 @@ CHOICES = (
         _ANY_SIZE,
     ),
     Choice(
-        "values handed over between SIMD processors",
-        "_mesh.simd.sharing",
-        "LEAST_ELEMENTS",
-        _ANY_SIZE,
-        _NO_SIZE,
-    ),
-    Choice(
         "rings of parts of a tensor",
         "_mesh.placement",
         "_MIN_ELEMENTS_TO_SHARD",
@@ -93,7 +86,6 @@ ABOUT = (
     "mesh/test_masters.py::test_only_slices_hold_memory",
     "mesh/test_matrix_product.py::test_equals_einsum*",
     "mesh/test_matrix_product.py::test_gradients_of_stages_are_products_of_matrices",
-    "mesh/test_simd_sharing.py::*",
     "ops/test_operation_contract.py::test_variables_that_are_joined_under_it",
     "ops/test_variables.py::test_assignments_to_stacked_variables",
     "ops/test_variables.py::test_autostack*True*",

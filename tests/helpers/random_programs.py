@@ -627,7 +627,7 @@ def drawn(seed):
     kinds = [
         {"merge": rng.choice(["none", "memory"])},
         {"apart": True, "merge": rng.choice(["none", "device"]), "pairs": rng.random() < 0.3},
-        {"simd": True, "share": rng.random() < 0.5},
+        {"simd": True},
         {"pjrt": True},
     ]
     placings = []

@@ -101,7 +101,7 @@ slow = pytest.mark.slow
     (WHOLE, {}),
     (SPLIT, {}),
     (WHOLE, {"recompute": True}),
-    (SPLIT._replace(simd=True, share=False), {"loss": False}),
+    (SPLIT._replace(simd=True), {"loss": False}),
     pytest.param(SPLIT._replace(simd=True), {"recompute": True}, marks=slow),
     pytest.param(SPLIT._replace(apart=True, merge="device"), {}, marks=slow),
     pytest.param(SPLIT, {"loss": False}, marks=slow),

@@ -86,7 +86,7 @@ def run(mesh_shape, layout, kind="placement", dropout=0.0, ring=True, metadata=N
                 lowerings.append(lowering)
                 return values
 
-            values = mtf.simd_mesh_impl.replicate(program, devices=devices, share_memory=False)
+            values = mtf.simd_mesh_impl.replicate(program, devices=devices)
         else:
             values, lowering = lowered(mtf.placement_mesh_impl.PlacementMeshImpl, devices)
             lowerings.append(lowering)

@@ -39,13 +39,13 @@ def run(build, placing=WHOLE):
     pytest.param(WHOLE, list(table.FORMS), tf.bfloat16, marks=slow),
     (RING, ["ring", "blocks"], tf.float32),
     pytest.param(RING._replace(mesh="x:4"), table.OF_RING, tf.float32, marks=slow),
-    (RING._replace(simd=True, share=False), ["ring"], tf.float32),
+    (RING._replace(simd=True), ["ring"], tf.float32),
     pytest.param(RING._replace(simd=True), table.OF_RING, tf.float32, marks=slow),
     pytest.param(RING._replace(apart=True, merge="device"), table.OF_RING, tf.float32, marks=slow),
     (Placing("x:2", "memory:x"), ["blocks", "layers"], tf.float32),
     pytest.param(Placing("x:2,y:2", "length:x,memory:y"), [f for f in table.FORMS if f not in
                  ("ring", "contiguous")], tf.float32, marks=slow),
-    pytest.param(Placing("x:2,y:2", "heads:x,memory:y", simd=True, share=False),
+    pytest.param(Placing("x:2,y:2", "heads:x,memory:y", simd=True),
                  ["blocks", "whole", "mask_in_blocks", "layers"], tf.float32, marks=slow),
 ], ids=str)  # fmt: skip
 def test_forms(placing, forms, dtype):

@@ -34,13 +34,13 @@ def in_session(build, target="", **config):
         with tf.compat.v1.Session(target, config=config) as session:
             print("value", np.ravel(session.run(fetched))[0])
 
-def simd(devices, **more):
+def simd(devices):
     def program():
         mesh = mtf.Mesh(mtf.Graph(), "mesh")
         total = mtf.reduce_sum(mtf.ones(mesh, "a:4"))
         lowering = mtf.Lowering(mesh.graph, {mesh: SimdMeshImpl("p:2", "a:p")})
         return [lowering.export_to_tf_tensor(total)]
-    return replicate(program, devices=devices, **more)
+    return replicate(program, devices=devices)
 
 def fit(**more):
     def loss(mesh, x):
@@ -97,13 +97,13 @@ PROGRAMS = {
     ),
     "simd": ('in_session(lambda: simd(["gpu:6", "gpu:7"]))', False, f"replicate: {ERROR}"),
     "simd, logical CPUs that the session lacks": (
-        'in_session(lambda: simd(["cpu:0", "cpu:1"], share_memory=False),\n'
+        'in_session(lambda: simd(["cpu:0", "cpu:1"]),\n'
         "    allow_soft_placement=True)",
         False,
         f"{APART} cpu:0, cpu:1 in one place",
     ),
     "simd, the same without soft placement": (
-        'in_session(lambda: simd(["cpu:0", "cpu:1"], share_memory=False))',
+        'in_session(lambda: simd(["cpu:0", "cpu:1"]))',
         False,
         "explicitly assigned to /device:CPU:1 but available devices are [ /job:localhost",
     ),

@@ -11,7 +11,7 @@ from mesh_tensorflow._mesh.mesh_impl import Reducer
 from mesh_tensorflow._mesh.placement import PlacedReducer
 from mesh_tensorflow._mesh.program import Program
 from mesh_tensorflow._mesh.simd.collectives import TfCollectives
-from mesh_tensorflow._mesh.simd.program import SimdProgram
+from mesh_tensorflow._mesh.simd.replicate import SimdProgram
 from mesh_tensorflow._mesh.tpu_program import TpuCollectives, TpuProgram
 from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
 from mesh_tensorflow.simd_mesh_impl import SimdMeshImpl

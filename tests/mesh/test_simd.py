@@ -10,7 +10,7 @@ from helpers.mesh.residual_network import network, new_session, train
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow._mesh.simd import replicate as replication
-from mesh_tensorflow._mesh.simd.program import SimdProgram
+from mesh_tensorflow._mesh.simd.replicate import SimdProgram
 from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
 from mesh_tensorflow.simd_mesh_impl import SimdMeshImpl, replicate
 from mesh_tensorflow.testing import harness
@@ -35,11 +35,11 @@ def cpus(mesh_shape):
     return [f"/cpu:{i}" for i in range(mtf.convert_to_shape(mesh_shape).size)]
 
 
-def simd(mesh_shape, layout, share=True, devices=None, **options):
+def simd(mesh_shape, layout, devices=None, **options):
     def program():
         return network(lambda: SimdMeshImpl(mesh_shape, layout, **options))
 
-    return replicate(program, devices=devices or cpus(mesh_shape), share_memory=share)
+    return replicate(program, devices=devices or cpus(mesh_shape))
 
 
 @pytest.fixture(scope="module")
@@ -50,10 +50,9 @@ def placed():
 
 
 @pytest.mark.slow("x:2,y:2,z:2*", "x:2,y:4*", "x:2-batch*", "x:8*")
-@pytest.mark.parametrize("share", [False, True])
 @pytest.mark.parametrize("mesh_shape, layout", LAYOUTS)
-def test_training_equals_placement(mesh_shape, layout, share, placed):
-    losses, weights = train(simd(mesh_shape, layout, share))
+def test_training_equals_placement(mesh_shape, layout, placed):
+    losses, weights = train(simd(mesh_shape, layout))
     np.testing.assert_allclose(losses, placed[0], rtol=1e-5)
     assert sorted(weights) == sorted(placed[1])
     for name, value in weights.items():
@@ -129,8 +128,7 @@ def test_a_halo_moves_nothing_but_the_halo():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("share", [False, True])
-def test_many_independent_collectives_do_not_deadlock(share):
+def test_many_independent_collectives_do_not_deadlock():
     """200 steps of many collectives in no order, on subgroups of a 2x4 mesh."""
     graph = mtf.Graph()
     mesh = mtf.Mesh(graph, "mesh")
@@ -154,7 +152,7 @@ def test_many_independent_collectives_do_not_deadlock(share):
         lowering = mtf.Lowering(graph, {mesh: SimdMeshImpl("x:2,y:4", "a:x,b:y,c:y")})
         return lowering.export_to_tf_tensor(total)
 
-    step = replicate(program, devices=cpus("x:2,y:4"), share_memory=share)
+    step = replicate(program, devices=cpus("x:2,y:4"))
     whole = mtf.Lowering(graph, {mesh: PlacementMeshImpl("x:1", "", [""])})
     expected = whole.export_to_tf_tensor(total)
     config = tf.ConfigProto(device_count={"CPU": 8}, inter_op_parallelism_threads=1)
@@ -199,12 +197,11 @@ def test_the_program_does_not_grow_with_the_mesh():
     assert len(set(nodes)) == 1, nodes
 
 
-@pytest.mark.slow("dtype[1-5]-False*")
-@pytest.mark.parametrize("share", [False, True])
+@pytest.mark.slow("dtype[1-5]*")
 @pytest.mark.parametrize(
     "dtype", [tf.bfloat16, tf.float16, tf.float64, tf.int32, tf.int64, tf.bool]
 )
-def test_dtypes(dtype, share):
+def test_dtypes(dtype):
     graph = mtf.Graph()
     mesh = mtf.Mesh(graph, "mesh")
     a, b = mtf.Dimension("a", 4), mtf.Dimension("b", 4)
@@ -222,7 +219,7 @@ def test_dtypes(dtype, share):
         lowering = mtf.Lowering(graph, {mesh: SimdMeshImpl("x:4", "a:x")})
         return [lowering.export_to_tf_tensor(y) for y in ys]
 
-    outputs = replicate(program, devices=cpus("x:4"), share_memory=share)
+    outputs = replicate(program, devices=cpus("x:4"))
     assert [y.dtype for y in outputs] == [dtype] * len(ys)
     with new_session() as session:
         found = session.run([tf.cast(y, tf.float64) for y in outputs])

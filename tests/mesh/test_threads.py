@@ -13,7 +13,6 @@ import mesh_tensorflow as mtf
 from mesh_tensorflow import _watching
 from mesh_tensorflow._mesh import placement
 from mesh_tensorflow._mesh.random_values import keys_by_step
-from mesh_tensorflow._mesh.simd import sharing
 from mesh_tensorflow._mesh.simd.replicate import _first_key
 from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
 from mesh_tensorflow.simd_mesh_impl import SimdMeshImpl, replicate
@@ -48,17 +47,14 @@ def met(impl):
     return make
 
 
-@pytest.mark.slow("False*", "True*")
-@pytest.mark.parametrize("share", [False, True])
-def test_replicated_programs(share, all_at_once):
+@pytest.mark.slow
+def test_replicated_programs(all_at_once):
     make = met(lambda: SimdMeshImpl("x:2", "batch:x"))
 
     def build_and_train(number):
         with tf.Graph().as_default():
             tf.set_random_seed(3)
-            return train(
-                replicate(lambda: network(make), devices=["/cpu:0", "/cpu:1"], share_memory=share)
-            )[0]
+            return train(replicate(lambda: network(make), devices=["/cpu:0", "/cpu:1"]))[0]
 
     results = all_at_once(build_and_train)
     with tf.Graph().as_default():
@@ -103,7 +99,7 @@ def test_loops_and_devices(all_at_once):
 
 
 ROWS, COLS, WIDE = mtf.Dimension("rows", 4), mtf.Dimension("cols", 6), mtf.Dimension("wide", 8)
-WAYS = ["placement", "collectives", "sharing"]
+WAYS = ["placement", "collectives"]
 
 
 def build(way, x, weight, updates, at_lowering=lambda: None):
@@ -119,10 +115,9 @@ def build(way, x, weight, updates, at_lowering=lambda: None):
         sums = mtf.einsum([mtf.exp(rows), w], [ROWS, WIDE])
         shifted = mtf.shift(sums, 1, ROWS, wrap=True)
         total = mtf.reduce_sum(shifted) - mtf.reduce_max(sums)
-        if way != "sharing":  # programs with collectives in a loop share nothing
-            [sums] = mtf.while_loop(
-                lambda s: mtf.less(mtf.reduce_max(s), 1e5), lambda s: [s * 2.0], [sums]
-            )
+        [sums] = mtf.while_loop(
+            lambda s: mtf.less(mtf.reduce_max(s), 1e5), lambda s: [s * 2.0], [sums]
+        )
         update = mtf.assign_add(w, mtf.ones(mesh, [COLS, WIDE])) if updates else None
         at_lowering()
         if way == "placement":
@@ -135,22 +130,19 @@ def build(way, x, weight, updates, at_lowering=lambda: None):
 
     if way == "placement":
         return program()
-    found = replicate(program, devices=cpus, share_memory=way == "sharing")
-    functions = tf.get_default_graph().as_graph_def().library.function
-    assert any("_on_3" in f.signature.name for f in functions) == (way == "sharing")
-    return found
+    return replicate(program, devices=cpus)
 
 
-def expected_of(way, x, weight):
+def expected_of(x, weight):
     sums = np.exp(x) @ np.full([6, 8], weight)
     total = sums.sum() - sums.max()
-    while way != "sharing" and sums.max() < 1e5:
+    while sums.max() < 1e5:
         sums = sums * 2
     return [sums, total]
 
 
-def assert_expected(found, way, x, weight):
-    for value, expected in zip(found, expected_of(way, x, weight)):
+def assert_expected(found, x, weight):
+    for value, expected in zip(found, expected_of(x, weight)):
         np.testing.assert_allclose(value, expected, rtol=1e-4)
 
 
@@ -167,9 +159,8 @@ def rows_of(number):
 
 @pytest.mark.slow_but(1)
 @pytest.mark.parametrize("way", WAYS)
-def test_graphs_of_threads_are_apart(way, all_at_once, monkeypatch):
+def test_graphs_of_threads_are_apart(way, all_at_once):
     """Each thread has another value, other data and other updates of the variable "w"."""
-    monkeypatch.setattr(sharing, "LEAST_ELEMENTS", 1)
     barrier = threading.Barrier(THREADS, timeout=60)
 
     def build_and_run(number):
@@ -183,14 +174,13 @@ def test_graphs_of_threads_are_apart(way, all_at_once, monkeypatch):
     for number, (found, names, one_graph) in enumerate(all_at_once(build_and_run)):
         assert names == ["w"] and one_graph
         for step, results in enumerate(found):
-            assert_expected(results, way, rows_of(number), number + 1 + step)
+            assert_expected(results, rows_of(number), number + 1 + step)
 
 
 @pytest.mark.slow_but(2)
 @pytest.mark.parametrize("way", WAYS)
-def test_threads_run_one_session(way, all_at_once, monkeypatch):
+def test_threads_run_one_session(way, all_at_once):
     """Steps that run at once do not take each other's values."""
-    monkeypatch.setattr(sharing, "LEAST_ELEMENTS", 1)
     barrier = threading.Barrier(THREADS, timeout=60)
     with tf.Graph().as_default(), limited_session() as session:
         x = tf.placeholder(tf.float32, [4, 6])
@@ -203,7 +193,7 @@ def test_threads_run_one_session(way, all_at_once, monkeypatch):
 
         for number, found in enumerate(all_at_once(run)):
             for i, values in enumerate(found):
-                assert_expected(values, way, rows_of(30 * number + i), 2)
+                assert_expected(values, rows_of(30 * number + i), 2)
 
 
 def test_steps_are_the_thread_s_own(all_at_once):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Optional, TypeVar
 
 import numpy as np
@@ -12,7 +13,7 @@ import tensorflow.compat.v1 as tf
 from mesh_tensorflow._core.layout import pnum_to_processor_coordinates, processor_groups
 from mesh_tensorflow._core.shape import Shape
 from mesh_tensorflow._mesh.mesh_impl import Reducer
-from mesh_tensorflow._mesh.simd.program import ALLGATHER, ALLTOALL, PERMUTE, Exchange, SimdProgram
+from mesh_tensorflow._mesh.simd.replicate import SimdProgram
 from mesh_tensorflow._mesh.slice_functions import complex_view, constant, real_view
 
 __all__ = ["TfCollectives"]
@@ -21,14 +22,18 @@ _MERGE = {"SUM": "Add", "MAX": "Max", "MIN": "Min"}
 # What TensorFlow's kernels add up, and what they move. Small integers and booleans travel as int32.
 _REDUCED = (tf.float32, tf.float64, tf.float16, tf.bfloat16, tf.int32, tf.int64)
 _MOVED = (tf.float32, tf.float64, tf.float16, tf.int32, tf.int64)
+# Each collective that is begun has a thread of its own, on each processor. A tf.function lets one
+# reduction, gather or alltoall begin after the other, but all sends and receives at once.
+_MOST_EXCHANGES = 8
 _Entry = TypeVar("_Entry", int, bool)
 
 
 class TfCollectives(Reducer[tf.Tensor]):
     """Collectives along the axes of a mesh, by CollectiveReduceV2 and similar operations.
 
-    All processors run one program, so all make the same calls in the same order. The group of a
-    processor follows from its number, by a table in the program.
+    All processors run one program, so all make the same calls in the same order, and a collective
+    may wait for an earlier one without a deadlock. The group of a processor follows from its
+    number, by a table in the program.
 
     No collective has a timeout of its own: TensorFlow would block a thread that long for each,
     even after it is done. The session's timeout stops collectives too.
@@ -54,6 +59,11 @@ class TfCollectives(Reducer[tf.Tensor]):
         self._logical = logical
         # Held weakly, since a tensor keeps the graph of the program in memory.
         self._pnum: Optional[weakref.ref[tf.Tensor]] = None
+        # Names of the last exchanges of the program, and of each loop and branch. Graphs are held
+        # weakly, and operations, which refer to them, not at all: they are to be freed.
+        self._exchanges: weakref.WeakKeyDictionary[tf.Graph, collections.deque[str]] = (
+            weakref.WeakKeyDictionary()
+        )
         # TensorFlow ranks the members of a group by the names of their devices.
         order = sorted(range(mesh_shape.size), key=lambda l: _rank(program.devices[physical[l]]))
         self._rank = {l: rank for rank, l in enumerate(order)}
@@ -75,10 +85,6 @@ class TfCollectives(Reducer[tf.Tensor]):
             self._pnum = weakref.ref(pnum)
         return pnum
 
-    def _is_outermost(self) -> bool:
-        """Returns whether the default graph is the program, not the body of a loop or condition."""
-        return tf.get_default_graph() is self._program.graph
-
     def own(self, table: Sequence[_Entry], dtype: tf.DType = tf.int32) -> tf.Tensor:
         """Returns the entry of the processor that runs the program, of a table.
 
@@ -87,12 +93,9 @@ class TfCollectives(Reducer[tf.Tensor]):
           dtype: dtype of the result, a scalar.
         """
         if all(entry == table[0] for entry in table):
-            # One value for all needs no processor's number, and is known to be equal everywhere.
+            # One value for all needs no processor's number.
             return constant(table[0], dtype)
-        entry = tf.gather(constant(list(table), dtype), self.pnum())
-        if self._is_outermost():  # names in a loop may equal names outside of it
-            self._program.tables[entry.op.name] = [str(table[l]) for l in self._logical]
-        return entry
+        return tf.gather(constant(list(table), dtype), self.pnum())
 
     # -- groups
 
@@ -132,25 +135,6 @@ class TfCollectives(Reducer[tf.Tensor]):
         """Returns the groups along a mesh axis, each in the order of TensorFlow's ranks."""
         return [sorted(g, key=lambda pnum: self._rank[pnum]) for g in self._groups([mesh_axis])]
 
-    @staticmethod
-    def _members(groups: Sequence[Sequence[int]]) -> dict[int, Sequence[int]]:
-        """Returns for each logical processor the members of its group."""
-        return {pnum: group for group in groups for pnum in group}
-
-    def _record(
-        self,
-        y: tf.Tensor,
-        kind: str,
-        sources: Mapping[int, Sequence[int]],
-        sent: Optional[tf.Operation] = None,
-    ) -> None:
-        """Records a collective as an Exchange; `sources` has the logical ones of each processor."""
-        if not self._is_outermost():
-            return
-        # By physical numbers, in physical order: functions of processors know no logical ones.
-        taken = [[self._physical[source] for source in sources[l]] for l in self._logical]
-        self._program.exchanges[y.op.name] = Exchange(kind, taken, sent.name if sent else None)
-
     # -- collectives
 
     def allreduce(self, x: tf.Tensor, mesh_axes: Sequence[int], reduction: str) -> tf.Tensor:
@@ -174,7 +158,6 @@ class TfCollectives(Reducer[tf.Tensor]):
         )
         # Collectives give no static shape, and later operations are built by it.
         y.set_shape(x.shape)
-        self._record(y, reduction, self._members(self._groups(mesh_axes)))
         return complex_view(y if wide is x else tf.cast(y, x.dtype), dtype)
 
     def allgather(self, x: tf.Tensor, mesh_axis: int) -> tf.Tensor:
@@ -184,10 +167,11 @@ class TfCollectives(Reducer[tf.Tensor]):
         moved = _movable(x)
         # TensorFlow concatenates along the first axis: a new one stacks, and scalars, too.
         y = tf.raw_ops.CollectiveGatherV2(
-            input=moved[None], ordering_token=[], **self._keys([mesh_axis])
+            input=moved[None],
+            ordering_token=[],
+            **self._keys([mesh_axis]),
         )
         y.set_shape([self._shape[mesh_axis].size, *moved.shape])
-        self._record(y, ALLGATHER, self._members(self._ranked_groups(mesh_axis)))
         ranks = self._ranks(mesh_axis)
         if ranks is not None:
             # From the order of TensorFlow's ranks to that of coordinates.
@@ -209,10 +193,11 @@ class TfCollectives(Reducer[tf.Tensor]):
             inverse = np.argsort(ranks, axis=1)
             parts = tf.gather(parts, tf.gather(constant(inverse.tolist()), self.pnum()))
         y = tf.raw_ops.CollectiveAllToAllV2(
-            input=parts, ordering_token=[], **self._keys([mesh_axis])
+            input=parts,
+            ordering_token=[],
+            **self._keys([mesh_axis]),
         )
         y.set_shape(parts.shape)
-        self._record(y, ALLTOALL, self._members(self._ranked_groups(mesh_axis)))
         if ranks is not None:
             y = tf.gather(y, tf.gather(constant(ranks.tolist()), self.pnum()))
         return _moved(tf.concat(tf.unstack(y), concat_axis), x.dtype)
@@ -273,22 +258,26 @@ class TfCollectives(Reducer[tf.Tensor]):
         first = self._program.new_keys(self._shape.size)  # the group of a sender and its receiver
         instance = constant(self._program.new_keys())
         moved = _movable(x)
-        sent = tf.raw_ops.CollectiveBcastSendV2(
-            input=moved,
-            group_size=constant(2),
-            instance_key=instance,
-            group_key=self.pnum() + constant(first),
-        )
-        y = tf.raw_ops.CollectiveBcastRecvV2(
-            group_size=constant(2),
-            instance_key=instance,
-            T=moved.dtype,
-            group_key=self.own([first + sender for sender in senders]),
-            shape=constant(moved.shape.as_list()),
-        )
-        self._record(y, PERMUTE, {p: [sender] for p, sender in enumerate(senders)}, sent.op)
+        size, shape = constant(2), constant(moved.shape.as_list())
+        to_group = self.pnum() + constant(first)
+        from_group = self.own([first + sender for sender in senders])
+        graph = tf.get_default_graph()
+        last = self._exchanges.setdefault(graph, collections.deque(maxlen=_MOST_EXCHANGES))
+        full = len(last) == _MOST_EXCHANGES
+        with tf.control_dependencies([graph.get_operation_by_name(last[0])] if full else []):
+            sent = tf.raw_ops.CollectiveBcastSendV2(
+                input=moved, group_size=size, instance_key=instance, group_key=to_group
+            )
+            y = tf.raw_ops.CollectiveBcastRecvV2(
+                group_size=size,
+                instance_key=instance,
+                T=moved.dtype,
+                group_key=from_group,
+                shape=shape,
+            )
         with tf.control_dependencies([sent]):  # else nothing would run the send
             y = tf.identity(y)
+        last.append(y.op.name)
         y.set_shape(moved.shape)
         return _moved(y, x.dtype)
 

@@ -2,20 +2,23 @@
 
 Within `replicate`, the default tf graph is that of a function whose argument is the processor's
 number. Tensors that a program captures from outside are passed to each call; for a variable that
-has a slice for each processor, each call gets its own slice.
+has a slice for each processor, each call gets its own slice. While it is traced, its SimdProgram
+notes these, and gives out the keys of collectives.
 """
 
 from __future__ import annotations
 
 import collections
-import gc
+import contextlib
+import contextvars
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Optional, TypeAlias, Union
 
 import tensorflow as tf2
 import tensorflow.compat.v1 as tf
 
+from mesh_tensorflow._mesh import random_values
 from mesh_tensorflow._mesh.devices import (
     check_devices_exist,
     check_distinct_devices,
@@ -23,18 +26,161 @@ from mesh_tensorflow._mesh.devices import (
     device_spec,
     local_device,
 )
-from mesh_tensorflow._mesh.simd.execution import (
-    ExecutionStrategy,
-    choose_strategies,
-    inputs_of_function,
-)
-from mesh_tensorflow._mesh.simd.program import SimdProgram, current_program, tracing
+from mesh_tensorflow._mesh.program import Program
 from mesh_tensorflow._mesh.step_inputs import GlobalSteps, read_before_increments
 from mesh_tensorflow._watching import collecting, collectors, hand_over
 
 if TYPE_CHECKING:
     from tensorflow.types.experimental import ConcreteFunction
 
+
+# -- the program while it is traced
+
+# The program that is being traced, in each thread.
+_program: contextvars.ContextVar[Optional[SimdProgram]] = contextvars.ContextVar(
+    "program", default=None
+)
+
+
+class SimdProgram(Program):
+    """The state of a program while it is traced.
+
+    Attributes:
+      devices: a device for each processor, by physical number.
+      local: physical numbers of the processors that this process runs.
+      graph: the tf graph of the traced function.
+      pnum: the physical number of the processor that runs the program, an int32 scalar.
+      binds_masters: whether slices may be the only place of a variable's value.
+      orders_operations: whether operations can be made to wait for others, and print.
+    """
+
+    graph: tf.Graph
+    pnum: tf.Tensor
+
+    binds_masters = True
+    orders_operations = True
+
+    def __init__(self, devices: Sequence[str], local: Sequence[int], first_key: int):
+        self.devices = list(devices)
+        self.local = list(local)
+        self._next_key = first_key
+        self._own: dict[int, Mapping[int, Optional[tf.Tensor]]] = {}
+        self._zeros: dict[Hashable, tf.Tensor] = {}
+
+    def new_keys(self, count: int = 1) -> int:
+        """Returns the first of `count` keys that no other group or collective has."""
+        first, self._next_key = self._next_key, self._next_key + count
+        return first
+
+    # -- places to make operations
+
+    def outside(self) -> contextlib.AbstractContextManager:
+        """Makes operations outside of the program."""
+        return tf.init_scope()
+
+    @contextlib.contextmanager
+    def at_beginning(self) -> Iterator[None]:
+        """Makes operations at the beginning of the program."""
+        # The outermost graph: the body of a loop may be the default one, and runs later.
+        with self.graph.as_default(), tf.control_dependencies(None):
+            yield
+
+    # -- variables
+
+    def make_slice(
+        self, name: str, sizes: Sequence[int], dtype: tf.DType, trainable: bool, host: str
+    ) -> tf.Variable:
+        """Makes the slice variable of one slice, of zeros, on the device in force.
+
+        Args:
+          name: a string, relative to the variable scope.
+          sizes: sizes of the slice.
+          dtype: a tf.DType.
+          trainable: whether it is added to the trainable variables.
+          host: the device of the zeros; slices of one shape share them.
+        """
+        key = (tuple(sizes), dtype)
+        if key not in self._zeros:
+            # One node for all slices of a shape, not one for each processor and variable.
+            with tf.device(host), tf.name_scope(None):
+                self._zeros[key] = tf.zeros(sizes, dtype)
+        return tf.get_variable(
+            name,
+            initializer=self._zeros[key],
+            trainable=trainable,
+            collections=["TPU_VAR"],
+            use_resource=True,
+        )
+
+    def own_variable(self, name: str, slices: Sequence[tf.Variable]) -> tf.Variable:
+        """Returns a variable that stands for each processor's own slice within the program.
+
+        Args:
+          name: ignored.
+          slices: slice variables by physical number; only those of this process are used.
+        """
+        del name
+        # The program captures the first handle; each call gets its own in place of it. Holding the
+        # handles keeps their ids from being reused.
+        handles = {pnum: slices[pnum].handle for pnum in self.local}
+        self._own[id(handles[self.local[0]])] = handles
+        return slices[self.local[0]]
+
+    def own_tensor(self, parts: Sequence[Optional[tf.Tensor]]) -> tf.Tensor:
+        """Returns a tensor that stands for each processor's own tensor within the program.
+
+        Args:
+          parts: tf.Tensors from outside of the program, by physical number, of one shape and each
+            for one processor alone; those of other processes' processors may be None.
+        """
+        # Holding the tensors keeps their ids from being reused.
+        self._own[id(parts[self.local[0]])] = dict(enumerate(parts))
+        return parts[self.local[0]]
+
+    # -- random values
+
+    def random_key(self, seed: Optional[int]) -> tf.Tensor:
+        """Returns a new key for random numbers, the same on all processors."""
+        return self.same_everywhere(lambda: random_values.new_key(seed))
+
+    def same_everywhere(self, make: Callable[[], tf.Tensor]) -> tf.Tensor:
+        """Returns a value that is computed once for all processors.
+
+        Args:
+          make: a function that makes a tf.Tensor.
+        """
+        # One node, of which all calls get the value; within the program each would draw its own.
+        with self.outside():
+            return make()
+
+    def is_own(self, handle: tf.Tensor) -> bool:
+        """Returns whether the calls of processors get tensors of their own in place of this one."""
+        return id(handle) in self._own
+
+    def arguments(self, captured: Sequence[tf.Tensor], pnum: int) -> list[tf.Tensor]:
+        """Returns the arguments of one processor's call for the captured inputs."""
+        return [
+            self._own[id(tensor)][pnum] if id(tensor) in self._own else tensor
+            for tensor in captured
+        ]
+
+
+@contextlib.contextmanager
+def tracing(program: SimdProgram) -> Iterator[None]:
+    """Makes a program the current one of this thread within a `with` block."""
+    token = _program.set(program)
+    try:
+        yield
+    finally:
+        _program.reset(token)
+
+
+def current_program() -> Optional[SimdProgram]:
+    """Returns the program that is being traced in this thread, or None."""
+    return _program.get()
+
+
+# -- its calls
 
 _WAKE_UP_GROUP = 2**30
 # How the types of operations on variables begin.
@@ -44,54 +190,74 @@ _READS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd")  # of these, w
 Results: TypeAlias = Union[tf.Tensor, tf.Operation, Sequence, Mapping, None]
 
 
-def call_on_each(
-    program: SimdProgram,
-    function: ConcreteFunction,
-    inputs: Sequence[tf.Tensor],
-    strategies: Sequence[ExecutionStrategy],
+# What every program needs of a traced function, and for what. It is not in the documented interface
+# of functions, so a release of TensorFlow may lack it.
+_NEEDED = {
+    "captured_inputs": "what a program uses from outside",
+    "inputs": "how a program uses it",
+    "outputs": "what a program returns",
+}
+
+
+def _check_programs_can_run() -> None:
+    """Raises RuntimeError if TensorFlow lacks what every program needs."""
+    documented = tf2.types.experimental.ConcreteFunction
+    # The class that implements it has no public name.
+    implementation = next(iter(documented.__subclasses__()), documented)
+    missing = [
+        f"ConcreteFunction.{name} ({used_for})"
+        for name, used_for in _NEEDED.items()
+        if not hasattr(implementation, name)
+    ]
+    if missing:
+        raise RuntimeError(
+            f"replicate: TensorFlow {tf.__version__} lacks {', '.join(missing)}, or has it with "
+            "another signature; no program of SimdMeshImpl can run on CPUs and GPUs with it. "
+            "Use TensorFlow 2.21, or mtf.placement_mesh_impl.PlacementMeshImpl, which does not "
+            "need it"
+        )
+
+
+def _call_on_each(
+    program: SimdProgram, function: ConcreteFunction, inputs: Sequence[tf.Tensor]
 ) -> list[list[tf.Tensor]]:
     """Calls a program on each processor that this process runs.
 
     Args:
       program: the SimdProgram.
-      function: its concrete function.
+      function: its concrete function; the first argument is the processor's number, the last ones
+        are what it captures.
       inputs: tf.Tensors that each processor gets whole.
-      strategies: how to call it; the first one that can run the program does.
 
     Returns:
       For each processor its outputs; only those of the first processor are used.
     """
-    prepared = ((strategy, strategy.prepare(program, function)) for strategy in strategies)
-    # Lazily: a strategy that is not needed prepares nothing, and the last one runs every program.
-    strategy, call = next((strategy, call) for strategy, call in prepared if call is not None)
     copied = {pnum: _copies(program, function, pnum) for pnum in program.local}
-    # The variables were made for sharing before it was known that the program falls back to
-    # collectives.
-    if not strategy.one_memory:
-        for pnum, made in copied.items():
-            made.update(_copies_of_shared(program, function, pnum))
-    before = [
-        *_wake_up(program, strategy),
-        *[op for made in copied.values() for _, op in made.values()],
-    ]
-    arguments = []
+    before = [*_wake_up(program), *[op for made in copied.values() for _, op in made.values()]]
+    calls = []
     for pnum in program.local:
         own = program.arguments(function.captured_inputs, pnum)
-        mine = copied[pnum]
-        own = [mine[i][0] if i in mine else tensor for i, tensor in enumerate(own)]
+        own = [copied[pnum][i][0] if i in copied[pnum] else x for i, x in enumerate(own)]
         with tf.device(program.devices[pnum]):
-            arguments.append([_number(strategy, pnum), *inputs, *own])
-    return call(arguments, before)
+            # As a constant, the number would let TensorFlow fold a selection by it, and leave out a
+            # collective on the processors that do not select its result: the others would wait for
+            # them forever.
+            number = tf.placeholder_with_default(tf.constant(pnum), [])
+            with tf.control_dependencies(before):
+                calls.append(_call(function, [number, *inputs, *own]))
+    return calls
 
 
-def _number(strategy: ExecutionStrategy, pnum: int) -> tf.Tensor:
-    """Returns the number of a processor, as an argument of its program."""
-    number = tf.constant(pnum)
-    if strategy.one_memory:
-        return number
-    # As a constant, it would let TensorFlow fold a selection by it, and leave out a collective on
-    # the processors that do not select its result: the others would wait for them forever.
-    return tf.placeholder_with_default(number, [])
+def _call(function: ConcreteFunction, arguments: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Calls a function with arguments in place of what it captures."""
+    call_flat = getattr(getattr(function, "inference_fn", None), "call_flat", None)
+    if call_flat is not None:
+        return list(call_flat(*arguments))
+    # The same call, with nothing but documented names. It lacks hints for the optimizer.
+    outputs = tf.raw_ops.StatefulPartitionedCall(
+        args=arguments, Tout=[x.dtype for x in function.outputs], f=function
+    )
+    return list(outputs)
 
 
 def _copies(
@@ -150,7 +316,7 @@ def _uses(x: tf.Tensor) -> Iterator[tf.Operation]:
         names = [a.func.name for a in attributes if a.HasField("func")]
         names += [f.name for a in attributes for f in a.list.func]
         for name in names:
-            inside = inputs_of_function(op.graph, name)
+            inside = _inputs_of_function(op.graph, name)
             # The last inputs are those of the function; a condition's first one is the choice.
             first = len(op.inputs) - len(inside)
             for i, y in enumerate(op.inputs):
@@ -158,35 +324,18 @@ def _uses(x: tf.Tensor) -> Iterator[tf.Operation]:
                     yield from _uses(inside[i - first])
 
 
+def _inputs_of_function(graph: tf.Graph, name: str) -> list[tf.Tensor]:
+    """Returns the inputs of a function that a loop or a branch of a graph calls."""
+    # TensorFlow has no public way to it. Where the private one is missing, what is used in a loop
+    # or a branch alone is not found.
+    find = getattr(graph, "_get_function", None)
+    function = None if find is None else find(name)
+    return [] if function is None else list(function.graph.inputs)
+
+
 def _is_scalar(variable: tf.Tensor) -> bool:
     """Returns whether the handle of a variable is that of a scalar."""
     return variable.op.type == "VarHandleOp" and not variable.op.get_attr("shape").dim
-
-
-def _copies_of_shared(
-    program: SimdProgram, function: ConcreteFunction, pnum: int
-) -> dict[int, tuple[tf.Tensor, tf.Operation]]:
-    """Copies, in each step, variables that processors share, for those that do not store them.
-
-    Only where the program assigns to them, and if each processor assigns itself; what it assigns to
-    a copy is equal to what the variable gets. See `_copies`.
-    """
-    outside = function.captured_inputs
-    own = program.arguments(outside, pnum)
-    inside = function.inputs[-len(outside) :] if outside else []
-    return {
-        i: _copy(
-            own[i],
-            program.dtype(outer),
-            program.devices[pnum],
-            f"{own[i].op.name}_of_processor_{pnum}",
-        )
-        for i, (outer, inner) in enumerate(zip(outside, inside))
-        if outer.dtype == tf.resource
-        and program.is_own(outer)
-        and not program.stores(outer, pnum)
-        and {op.type for op in _uses(inner) if op.type.startswith(_USES)} - {"ReadVariableOp"}
-    }
 
 
 def _copy(
@@ -207,7 +356,7 @@ def _is_at(device: str, processor: str) -> bool:
     return spec.job is None or (spec.job, spec.task) == (own.job, own.task)
 
 
-def _wake_up(program: SimdProgram, strategy: ExecutionStrategy) -> list[tf.Operation]:
+def _wake_up(program: SimdProgram) -> list[tf.Operation]:
     """Returns collectives that run before a program.
 
     A session prepares for collectives only if its graph has one outside of functions. With several
@@ -218,7 +367,7 @@ def _wake_up(program: SimdProgram, strategy: ExecutionStrategy) -> list[tf.Opera
     local = [program.devices[pnum] for pnum in program.local]
     mend = f'the session tf.compat.v1.ConfigProto(device_count={{"CPU": {len(local)}}})'
     # Before any collective begins, as one between two members in one place would never end.
-    apart = [] if strategy.one_memory else [check_distinct_devices(local, f"give {mend}")]
+    apart = [check_distinct_devices(local, f"give {mend}")]
     alone = len(program.local) == len(program.devices)
     found = tf.get_collection_ref(f"mtf_simd_wake_up/{'' if alone else program.devices}")
     if not found:
@@ -243,7 +392,7 @@ def _wake_up(program: SimdProgram, strategy: ExecutionStrategy) -> list[tf.Opera
     return [*found, *apart]
 
 
-def results_of(
+def _results_of(
     program: SimdProgram, structure: Results, calls: Sequence[Sequence[tf.Tensor]]
 ) -> Results:
     """Returns the results of the first processor, in the structure that the computation returned.
@@ -260,7 +409,7 @@ def results_of(
     everyone = [outputs[0].op for outputs in calls]
     flat = []
     with tf.device(program.devices[program.local[0]]):
-        # Without a node that only waits for the calls, TensorFlow would not inline them.
+        # One node to wait for, instead of an edge from each call to each result.
         with tf.control_dependencies(everyone):
             done = tf.no_op()
     with tf.device(program.devices[program.local[0]]), tf.control_dependencies([done]):
@@ -275,15 +424,14 @@ def results_of(
     return tf.nest.pack_sequence_as(structure, flat)
 
 
+# -- replicate
+
 _count_on: collections.Counter = collections.Counter()  # number of programs, by devices
 _counting = threading.Lock()
 # Keys of groups and of collectives; no two programs may have one in common.
 _KEYS_PER_PROGRAM = 2**16
 # All keys stay below 2**30, where those of the wake-up collectives begin.
 _MOST_PROGRAMS = 2**13
-# Operations of a traced graph that is collected at once. It is of use no more, but refers to
-# itself, and sessions make too few objects for Python to collect it soon: for 12 layers, 10 MB.
-_LARGE = 2000
 
 
 def _first_key(devices: Sequence[str]) -> int:
@@ -310,8 +458,7 @@ def replicate(
 
     The computation makes a Lowering with a SimdMeshImpl of as many processors. It is traced once,
     however many processors there are. All of it runs whenever one of its results is fetched.
-    Processors of one memory, that is up to eight CPUs of one process, compute what is equal on
-    several of them once. All others communicate by TensorFlow's collectives.
+    Processors communicate by TensorFlow's collectives, also those of one process.
     A step waits for all processors; `tf.RunOptions(timeout_in_ms=...)` limits how long.
 
     Args:
@@ -321,9 +468,8 @@ def replicate(
       devices: a device for each processor; in a session of a server, with its job and task. If
         None, the GPUs that TensorFlow finds, else its logical CPUs.
       local: the numbers of the processors that this process runs; all of them if None.
-      share_memory: if False, processors of one memory each compute everything themselves and
-        communicate by TensorFlow's collectives, as those of several processes do. So they do, with
-        a warning, where TensorFlow lacks what sharing needs.
+      share_memory: ignored. In earlier releases processors of one process computed what is equal on
+        several of them once, unless it was False.
 
     Returns:
       What `computation` returns, with a tf.Tensor or tf.Operation of the calling graph for each.
@@ -334,6 +480,7 @@ def replicate(
       ValueError: it is called in eager code or within another program, two processors have the
         same device, this process lacks one, or `local` names none of the processors.
     """
+    del share_memory
     if tf.executing_eagerly_outside_functions():
         raise ValueError(
             "replicate makes programs of tf.compat.v1 graphs: call it within "
@@ -347,10 +494,8 @@ def replicate(
     _check_local(local, devices)
     # Soft placement is no help: processors on one device would wait for each other forever.
     check_devices_exist(devices, soft=None, in_session=True, who="replicate")
+    _check_programs_can_run()  # before the tracing, so that nothing is left half-built
     program = SimdProgram(devices, local, _first_key(devices))
-    strategies = choose_strategies(program, share_memory)
-    # Variables are made while the program is traced, before it is known which strategy can run it.
-    program.one_memory = strategies[0].one_memory
     structure: list[Any] = []
     watched = bool(collectors())  # what is collected are further results
     steps = GlobalSteps()
@@ -383,15 +528,10 @@ def replicate(
                 f"make it within tf.variable_scope(..., use_resource=True)\n  {e}"
             ) from e
         raise
-    calls = call_on_each(program, function, tensors, strategies)
+    calls = _call_on_each(program, function, tensors)
     read_before_increments([output.op for outputs in calls for output in outputs])
-    results: Any = results_of(program, structure[-1], calls)
-    is_large = len(program.graph.get_operations()) >= _LARGE
+    results: Any = _results_of(program, structure[-1], calls)
     del program.graph, program.pnum  # variables refer to the program; they would keep its graph
-    structure.clear()
-    del function, calls
-    if is_large:
-        gc.collect()
     if not watched:
         return results
     hand_over(results[1])

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Optional
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._mesh.mesh_impl import LaidOutTensor
-from mesh_tensorflow._mesh.simd.execution import device_functions
 from mesh_tensorflow._mesh.variables.slice_variables import SliceVariables
 
 if TYPE_CHECKING:
@@ -91,7 +90,7 @@ class SimdVariable(SliceVariables):
     """The slice variables of a Variable; the program sees that of the processor that runs it.
 
     Slice variables are numbered by physical processor; which part of the variable each one holds
-    follows from the logical number. Equal slices in one memory are one tf variable.
+    follows from the logical number. Equal slices are a tf variable of each processor, as on a TPU.
     """
 
     mesh_impl: SimdMeshImpl
@@ -104,23 +103,16 @@ class SimdVariable(SliceVariables):
           mesh_impl: a SimdMeshImpl.
         """
         self.mesh_impl = mesh_impl
-        program, l2p, p2l = mesh_impl.program, mesh_impl.l2p, mesh_impl.p2l
+        program, l2p = mesh_impl.program, mesh_impl.l2p
         # Variables of the traced function would be gone with it, and could not be fed to each call.
         with program.outside():
-            parts = {
-                physical: tuple(mesh_impl.slice_begin(variable.stored_shape, p2l(physical)))
-                for physical in program.local
-            }
-            owners = program.owners(parts)
-            # Of other processes' processors nothing is known; each stores its own slice.
-            self.owner = [p2l(owners.get(l2p(l), l2p(l))) for l in range(mesh_impl.size)]
-            stored = sorted(set(owners.values()))
-            made = self._make_slices(variable, stored)
+            made = self._make_slices(variable, sorted(program.local))
+            self.owner = list(range(mesh_impl.size))
             if len(program.local) == mesh_impl.size:  # sessions fetch dictionaries
-                self.slices = {l: made[l2p(l)] for l in sorted(map(p2l, stored))}
+                self.slices = {l: made[l2p(l)] for l in self.owner}
             else:
                 self.slices = _ByLogicalNumber(made, mesh_impl)
-            self._own = program.own_variable(variable.name, made, parts)
+            self._own = program.own_variable(variable.name, made)
         if not program.binds_masters:
             for master in variable.masters:
                 # On a TPU a master stays on the host: initializing and saving need no TPU then.
@@ -129,16 +121,18 @@ class SimdVariable(SliceVariables):
         # Held weakly, since a tensor keeps the graph of the program in memory.
         self._value: Optional[weakref.ref[tf.Tensor]] = None
 
-    def _make_slices(self, variable: Variable, stored: Sequence[int]) -> Sequence[tf.Variable]:
+    def _make_slices(self, variable: Variable, local: Sequence[int]) -> Sequence[tf.Variable]:
         """Returns new slice variables, by physical number.
 
-        Those that this process stores are made at once. Those of other processes' processors are
-        made when they are first asked for, such as by the process that sets initial values. A
-        program for many processors is built in the time of its own.
+        Those of this process's processors are made at once, those of other processes' when they are
+        first asked for, such as by the process that sets initial values. A program for many
+        processors is built in the time of its own.
         """
         impl = self.mesh_impl
         sizes = impl.slice_shape(variable.stored_shape)
-        impl.graph_device_function_stacks.append(device_functions(tf.get_default_graph()))
+        # TensorFlow has no public name for them. Where the private one is missing there are none.
+        functions = getattr(tf.get_default_graph(), "_device_functions_outer_to_inner", ())
+        impl.graph_device_function_stacks.append(list(functions))
 
         def make(physical: int) -> tf.Variable:
             with tf.device(impl.devices[impl.p2l(physical)]):
@@ -150,7 +144,7 @@ class SimdVariable(SliceVariables):
                     variable.master_device,
                 )
 
-        return MadeWhenAsked(make, impl.size, stored)
+        return MadeWhenAsked(make, impl.size, local)
 
     @property
     def laid_out_tensor(self) -> SimdTensor:

@@ -30,9 +30,8 @@ MESHES = {
     "logical CPUs": Placing(MESH, "", apart=True),
     "merged": Placing(MESH, "", merge="device"),
     "SIMD": Placing(MESH, "", simd=True),
-    "SIMD apart": Placing(MESH, "", simd=True, share=False),
     "pjrt": Placing(MESH, "", pjrt=True),
-    "processes": Placing(MESH, "", simd=True, share=False),  # two of them, in crossings_worker.py
+    "processes": Placing(MESH, "", simd=True),  # two of them, in crossings_worker.py
 }
 
 
@@ -67,14 +66,12 @@ RULES = [
     ("scalar_summary", "pjrt.function", "*", "dash",
      "what is recorded in a tf.function is a tensor of that function: return it as a metric"),
     ("Print|nan_checks*", "pjrt.function", "processes", "dash", "XLA runs the program whole"),
-    ("*", "eager|mtf.function|fit of a step", "SIMD*", "error",
+    ("*", "eager|mtf.function|fit of a step", "SIMD", "error",
      "replicate makes programs of tf.compat.v1 graphs: call it within"),
     ("*", "eager|mtf.function|fit of a step", "pjrt", "error",
      "in_session makes programs of tf.compat.v1 graphs.*In eager code use mtf.pjrt.function"),
-    ("*", "pjrt.function", "one device|logical CPUs|merged|SIMD*", "dash",
+    ("*", "pjrt.function", "one device|logical CPUs|merged|SIMD", "dash",
      "mtf.pjrt.function has a mesh implementation of its own; for the others it is mtf.function"),
-    ("*", "fit|utils.run", "SIMD apart", "dash",
-     "processors of one process share its memory there; those of several processes are apart"),
     ("*", "eager|mtf.function|fit of a step", "logical CPUs", "dash",
      "a process has the logical devices that it was started with: see tests/mesh and test_eager"),
     ("*", "utils.run", "one device", "dash", "there processors of one device are merged"),

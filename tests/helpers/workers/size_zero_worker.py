@@ -19,7 +19,7 @@ PLACES = [
     Placing("x:2", "b:x"),
     Placing("x:2,y:2", "a:y,b:x", apart=True, merge="device"),
     Placing("x:2,y:2", "a:y,b:x", simd=True),
-    Placing("x:2,y:2", "a:x,b:y", simd=True, share=False),
+    Placing("x:2,y:2", "a:x,b:y", simd=True),
 ]
 
 

@@ -1,19 +1,16 @@
-"""Replicated programs of one memory: what is equal is computed once, and handed over."""
+"""Replicated programs: what executes them, their collectives and slices, what they leave behind."""
 
-import ast
-import collections
+import functools
 import gc
-import pathlib
-import sys
 import weakref
 from unittest import mock
 
 import numpy as np
 import pytest
+import tensorflow as tf2
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow._mesh.simd import execution, sharing
 from mesh_tensorflow.simd_mesh_impl import SimdMeshImpl, replicate
 
 ROWS, COLS, WIDE = mtf.Dimension("rows", 12), mtf.Dimension("cols", 24), mtf.Dimension("wide", 48)
@@ -21,8 +18,7 @@ VALUES = np.random.RandomState(0).randn(12, 24).astype(np.float32)
 
 
 @pytest.fixture(autouse=True)
-def own_graph(monkeypatch):
-    monkeypatch.setattr(sharing, "LEAST_ELEMENTS", 32)
+def own_graph():
     with tf.Graph().as_default():
         tf.set_random_seed(3)
         yield
@@ -53,23 +49,13 @@ def cpus(n):
     return [f"/cpu:{i}" for i in range(n)]
 
 
-def functions():
-    """The operations of each processor's function, by type."""
-    library = tf.get_default_graph().as_graph_def().library
-    return {
-        f.signature.name[-1]: collections.Counter(node.op for node in f.node_def)
-        for f in library.function
-        if "_on_" in f.signature.name
-    }
-
-
 def losses(step, config=None, target=""):
     with tf.Session(target, config=config or tf.ConfigProto(device_count={"CPU": 8})) as session:
         session.run(tf.global_variables_initializer())
         return [float(session.run(step)["loss"]) for _ in range(4)]
 
 
-@pytest.mark.slow("x:2,y:2,z:2*", "x:3*", "x:4*")
+@pytest.mark.slow("x:2,y:2,z:2*", "x:3*", "x:4*", "x:12*")
 @pytest.mark.parametrize(
     "mesh_shape, layout, n",
     [
@@ -78,48 +64,34 @@ def losses(step, config=None, target=""):
         ("x:4", "cols:x", 4),
         ("x:2,y:2,z:2", "rows:x,wide:z", 8),
         ("x:3", "", 3),
+        ("x:12", "rows:x", 12),
     ],
 )
-def test_losses_are_those_of_programs_that_share_nothing(mesh_shape, layout, n):
-    found = []
-    for share in (True, False):
-        with tf.Graph().as_default():
-            tf.set_random_seed(3)
-            step = replicate(lambda: model(mesh_shape, layout), devices=cpus(n), share_memory=share)
-            assert len(functions()) == (n if share else 0)
-            found.append(losses(step))
-    np.testing.assert_allclose(found[0], found[1], rtol=1e-5)
-
-
-def test_what_is_equal_is_computed_once():
-    replicate(lambda: model("x:2,y:2", "rows:x,wide:y"), devices=cpus(4))
-    found = functions()
-    # Normalization and exp are equal along y: processors 0 and 2 compute them for 1 and 3.
-    assert [found[p]["Exp"] for p in "0123"] == [1, 0, 1, 0]
-    assert [found[p]["Rsqrt"] > 0 for p in "0123"] == [True, False, True, False]
-    # Hidden units are cut along y: everyone has its own.
-    assert len({found[p]["Relu"] for p in "0123"}) == 1 and found["3"]["Relu"] > 0
-    assert not any("CollectiveReduceV2" in ops for ops in found.values())
-    assert sum(ops["Send"] for ops in found.values()) == sum(ops["Recv"] for ops in found.values())
-
-
-@pytest.mark.slow
-def test_large_meshes_run_the_one_program():
-    step = replicate(lambda: model("x:12", "rows:x"), devices=cpus(12))
-    assert not functions()
-    many = losses(step, tf.ConfigProto(device_count={"CPU": 12}))
+def test_losses_are_those_of_one_processor(mesh_shape, layout, n):
+    step = replicate(lambda: model(mesh_shape, layout), devices=cpus(n))
+    many = losses(step, tf.ConfigProto(device_count={"CPU": n}))
     with tf.Graph().as_default():
         tf.set_random_seed(3)
         one = losses(replicate(lambda: model("x:1", ""), devices=cpus(1)))
     np.testing.assert_allclose(many, one, rtol=1e-5)
 
 
-@pytest.mark.slow_but(1)
+def test_losses_with_and_without_share_memory():
+    """The argument of earlier releases is accepted, and changes nothing."""
+    found = []
+    for share in (True, False):
+        with tf.Graph().as_default():
+            tf.set_random_seed(3)
+            step = replicate(lambda: model("x:2", "rows:x"), devices=cpus(2), share_memory=share)
+            nodes = [(node.op, node.name) for node in tf.get_default_graph().as_graph_def().node]
+            found.append((nodes, losses(step)))
+    assert found[0] == found[1]
+
+
 @pytest.mark.slow("server*")
 @pytest.mark.parametrize("optimizers", ["all", "none"])
 @pytest.mark.parametrize("where", ["session", "server"])
 def test_whatever_executes_the_graph(optimizers, where):
-    """Functions have to become part of the graph, or what they send stays within them."""
     config = tf.ConfigProto(
         device_count={"CPU": 4}, operation_timeout_in_ms=60000, isolate_session_state=True
     )
@@ -147,7 +119,6 @@ def test_processors_of_a_named_task():
     found = losses(
         replicate(lambda: model("x:2,y:2", "rows:x,wide:y"), devices=devices), target=server.target
     )
-    assert len(functions()) == 4
     with tf.Graph().as_default():
         tf.set_random_seed(3)
         one = losses(replicate(lambda: model("x:1", ""), devices=cpus(1)))
@@ -193,8 +164,8 @@ def test_a_slice_of_another_processor():
         np.testing.assert_array_equal(session.run(found), np.roll(VALUES, 1, axis=0)[:3])
 
 
-def test_collectives_become_computations():
-    """Every kind of them, with devices in another order than TensorFlow's ranks."""
+def test_devices_in_another_order_than_ranks():
+    """Every kind of collective, where TensorFlow's ranks are not the processors' coordinates."""
 
     def program():
         graph = mtf.Graph()
@@ -215,17 +186,76 @@ def test_collectives_become_computations():
         return exports
 
     counters = []
-    for share in (True, False):
-        found = replicate(program, devices=[f"/cpu:{i}" for i in (2, 0, 3, 1)], share_memory=share)
-        kinds = {kind for ops in functions().values() for kind in ops}
-        assert kinds and not any(kind.startswith("Collective") for kind in kinds)
-        with tf.Session(config=tf.ConfigProto(device_count={"CPU": 4})) as session:
-            values = session.run(found)
-        for value, expected in zip(
-            values, [np.roll(VALUES, 3, axis=0), VALUES, VALUES, VALUES.sum(0)], strict=True
-        ):
-            np.testing.assert_allclose(value, expected, rtol=1e-4, atol=1e-5)
+    found = replicate(program, devices=[f"/cpu:{i}" for i in (2, 0, 3, 1)])
+    with tf.Session(config=tf.ConfigProto(device_count={"CPU": 4})) as session:
+        values = session.run(found)
+    for value, expected in zip(
+        values, [np.roll(VALUES, 3, axis=0), VALUES, VALUES, VALUES.sum(0)], strict=True
+    ):
+        np.testing.assert_allclose(value, expected, rtol=1e-4, atol=1e-5)
     assert {"allreduce", "alltoall", "allconcat"} <= set(counters), counters
+
+
+def run_at_once(operations):
+    """Returns how many of some operations of a graph may run at once, at most."""
+
+    @functools.cache
+    def ended(op):
+        """Those of them that have ended when an operation begins."""
+        needs = [x.op for x in op.inputs] + op.control_inputs
+        return frozenset(x for x in needs if x in operations).union(*map(ended, needs))
+
+    # If each waits for the one k places before it, they are k rows, and one of each row can run.
+    n = len(operations)
+    return next(
+        k
+        for k in range(1, n + 1)
+        if all(operations[i - k] in ended(operations[i]) for i in range(k, n))
+    )
+
+
+@pytest.mark.parametrize("kind", ["sum", "gather", "alltoall", "shift"])
+@pytest.mark.parametrize("loop", [False, True])
+def test_few_collectives_run_at_once(kind, loop):
+    graphs = []
+
+    def program():
+        impl = SimdMeshImpl("x:4", "")
+
+        def total(x):
+            graphs.append(tf.get_default_graph())
+            results = []
+            for i in range(20):
+                y = impl.LaidOutTensor([x + float(i)])
+                results.append(
+                    impl.allreduce(y, [0], "SUM")
+                    if kind == "sum"
+                    else impl.allconcat(y, 0, 0)
+                    if kind == "gather"
+                    else impl.alltoall(y, 0, 0, 0)
+                    if kind == "alltoall"
+                    else impl.receive(y, 0, [3, 0, 1, 2])
+                )
+            return tf.add_n([tf.reduce_sum(y.one_slice) for y in results])
+
+        x = tf.ones([4]) * tf.cast(impl.pnum_tensor, tf.float32)
+        if not loop:
+            return impl.allreduce(impl.LaidOutTensor([total(x)]), [0], "SUM").one_slice
+        y = tf.while_loop(lambda y: y[0] < 1.0, lambda y: [y + 1.0 + 0.0 * total(x)], [0 * x])
+        return impl.allreduce(impl.LaidOutTensor([tf.reduce_sum(y)]), [0], "SUM").one_slice
+
+    found = replicate(program, devices=cpus(4))
+    operations = [
+        op
+        for op in graphs[-1].get_operations()
+        if op.type.startswith("Collective") and "Recv" not in op.type
+    ][:20]
+    assert len(operations) == 20 and run_at_once(operations) == (8 if kind == "shift" else 1)
+    with tf.Session(config=tf.ConfigProto(device_count={"CPU": 4})) as session:
+        value = session.run(found)
+    each = {"sum": 4, "gather": 4, "alltoall": 1, "shift": 1}[kind]
+    whole = sum(4 * (p + i) for p in range(4) for i in range(20)) * each
+    assert value == (16 if loop else whole)
 
 
 def test_collectives_of_others_are_run_by_all():
@@ -245,7 +275,6 @@ def test_collectives_of_others_are_run_by_all():
         return [tf.where(tf.equal(impl.pnum_tensor, 0), total, tf.zeros_like(total))]
 
     [found] = replicate(program, devices=cpus(4))
-    assert [ops["CollectiveReduceV2"] for ops in functions().values()] == [1] * 4
     with tf.Session(
         config=tf.ConfigProto(device_count={"CPU": 4}, operation_timeout_in_ms=60000)
     ) as session:
@@ -327,17 +356,11 @@ def weights_and_positions(loop):
     return before, after, stored
 
 
-@pytest.mark.parametrize("loop", [False, True], ids=["one memory", "collectives in a loop"])
-def test_equal_slices_are_one_variable(loop):
-    """Only its owner assigns to it; what waits for that on other processors waits for the owner."""
+@pytest.mark.parametrize("loop", [False, True], ids=["straight", "collectives in a loop"])
+def test_every_processor_has_its_own_slice(loop):
     *found, stored = replicate(lambda: weights_and_positions(loop), devices=cpus(4))
-    names = sorted(v.op.name for v in tf.get_collection("TPU_VAR"))
-    assert names == ["positions_slice_0", "positions_slice_2", "weights_slice_0"]
-    assert len(functions()) == (0 if loop else 4)
-    if not loop:
-        adds = [functions()[p]["AssignAddVariableOp"] for p in "0123"]
-        assert adds == [2, 0, 1, 0]  # processor 2 stores the second half of the positions
-        assert [functions()[p]["ReadVariableOp"] for p in "0123"] == [3, 0, 1, 0]
+    names = {v.op.name for v in tf.get_collection("TPU_VAR")}
+    assert names == {f"{name}_slice_{i}" for name in ("weights", "positions") for i in range(4)}
     [weights, positions] = tf.global_variables()
     with tf.Session(config=tf.ConfigProto(device_count={"CPU": 4})) as session:
         session.run(tf.global_variables_initializer())
@@ -346,24 +369,8 @@ def test_equal_slices_are_one_variable(loop):
             assert set(before) == {2**step - 1} and set(after) == {2 ** (step + 1) - 1}
         assert set(session.run(weights.read_value())) == {15.0}
         assert set(session.run(positions.read_value())) == {15.0}
-
-
-def test_programs_that_share_nothing_store_every_slice():
-    replicate(lambda: weights_and_positions(False), devices=cpus(4), share_memory=False)
-    assert len(tf.get_collection("TPU_VAR")) == 8
-
-
-@pytest.mark.slow
-def test_the_traced_graph_is_freed():
-    graphs = []
-
-    def program():
-        graphs.append(weakref.ref(tf.get_default_graph()))
-        return weights_and_positions(False)
-
-    results = replicate(program, devices=cpus(4))
-    gc.collect()
-    assert graphs[0]() is None and results
+        for v in tf.get_collection("TPU_VAR"):
+            assert set(session.run(v)) == {15.0}, v.name
 
 
 @pytest.fixture
@@ -373,20 +380,7 @@ def no_collection():
     gc.enable()
 
 
-def test_a_large_traced_graph_is_freed_at_once(no_collection):
-    graphs = []
-
-    def program():
-        graphs.append(weakref.ref(tf.get_default_graph()))
-        return weights_and_positions(False)
-
-    with mock.patch.object(sys.modules["mesh_tensorflow._mesh.simd.replicate"], "_LARGE", 1):
-        results = replicate(program, devices=cpus(4))
-    assert graphs[0]() is None and results
-
-
-@pytest.mark.parametrize("share_memory", [True, False])
-def test_a_lowering_is_freed_with_its_last_reference(share_memory, no_collection):
+def test_a_lowering_is_freed_with_its_last_reference(no_collection):
     lowerings = []
 
     class Noted(mtf.Lowering):
@@ -395,171 +389,51 @@ def test_a_lowering_is_freed_with_its_last_reference(share_memory, no_collection
             lowerings.append(weakref.ref(self))
 
     with mock.patch.object(mtf, "Lowering", Noted):
-        step = replicate(
-            lambda: model("x:2,y:2", "rows:x,wide:y"), devices=cpus(4), share_memory=share_memory
-        )
+        step = replicate(lambda: model("x:2,y:2", "rows:x,wide:y"), devices=cpus(4))
     assert [lowering() for lowering in lowerings] == [None] and step
 
 
-# -- a TensorFlow that lacks what sharing needs
-
-MESHES = [("x:2", "rows:x", 2), ("x:2,y:2", "rows:x,wide:y", 4)]
-ROWS_OF_TABLE = execution.TABLE
-NEEDED_TO_SHARE = [a for a in ROWS_OF_TABLE if a.needed_by == "sharing"]
-NEEDED_BY_ALL = [a for a in ROWS_OF_TABLE if a.needed_by == "programs"]
+# -- a TensorFlow that lacks what programs use
 
 
-def attribute_id(attribute):
-    return f"{attribute.owner}.{attribute.name}"
+def function_class():
+    """The class of TensorFlow's concrete functions."""
+    return tf2.types.experimental.ConcreteFunction.__subclasses__()[0]
 
 
-def owner_of(attribute):
-    return execution._OWNERS[attribute.owner]()
-
-
-@pytest.fixture
-def warnings_given():
-    execution.warn_of_no_sharing.cache_clear()
-    with mock.patch.object(tf.logging, "warning") as warning:
-        yield lambda: [call.args[0] % call.args[1:] for call in warning.call_args_list]
-    execution.warn_of_no_sharing.cache_clear()
-
-
-def run(mesh_shape, layout, n, share=True):
-    """Returns the names of the functions that share, four losses, and the counters."""
-    counters = []
-    with tf.Graph().as_default():
-        tf.set_random_seed(3)
-        step = replicate(
-            lambda: model(mesh_shape, layout, counters), devices=cpus(n), share_memory=share
-        )
-        return sorted(functions()), losses(step), counters
-
-
-def expect_collectives(mesh_shape, layout, n):
-    shared, found, counters = run(mesh_shape, layout, n)
-    _, expected, expected_counters = run(mesh_shape, layout, n, share=False)
-    assert shared == []
-    np.testing.assert_allclose(found, expected, rtol=1e-6)
-    assert counters == expected_counters
-    assert any("allreduce" in name for name, _ in counters)
-
-
-@pytest.mark.slow("x:2,y:2*")
-@pytest.mark.parametrize("mesh_shape, layout, n", MESHES)
-def test_nothing_is_missing(mesh_shape, layout, n, warnings_given):
-    shared, found, counters = run(mesh_shape, layout, n)
-    _, expected, expected_counters = run(mesh_shape, layout, n, share=False)
-    assert len(shared) == n
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
-    assert counters == expected_counters
-    assert warnings_given() == []
-
-
-@pytest.mark.slow("*Send*", "*add_to_graph*", "*function_def*", "*x:2,y:2*")
-@pytest.mark.parametrize("mesh_shape, layout, n", MESHES)
-@pytest.mark.parametrize("attribute", NEEDED_TO_SHARE, ids=attribute_id)
-def test_without_an_attribute_collectives_take_over(
-    attribute, mesh_shape, layout, n, monkeypatch, warnings_given
-):
-    monkeypatch.delattr(owner_of(attribute), attribute.name)
-    expect_collectives(mesh_shape, layout, n)
-    [warning] = warnings_given()
-    assert attribute_id(attribute) in warning and "results are the same" in warning
-
-
-@pytest.mark.slow_but(1)
-@pytest.mark.slow("raw_ops*")
-@pytest.mark.parametrize("attribute", NEEDED_TO_SHARE, ids=attribute_id)
-def test_with_another_signature_collectives_take_over(attribute, monkeypatch, warnings_given):
-    monkeypatch.setattr(owner_of(attribute), attribute.name, lambda self, other: None)
-    expect_collectives(*MESHES[0])
-    [warning] = warnings_given()
-    assert attribute_id(attribute) in warning
-
-
-def renamed_node(definition):
-    definition.node_def[-1].name = "renamed"
-
-
-def renamed_input(definition):
-    next(node for node in definition.node_def if node.input).input[0] = "renamed:0"
-
-
-def another_argument(definition):
-    definition.signature.input_arg.add(name="another")
-
-
-def another_result(definition):
-    definition.signature.output_arg.add(name="another")
-
-
-@pytest.mark.slow("another*", "renamed_input*")
-@pytest.mark.parametrize(
-    "change",
-    [renamed_node, renamed_input, another_argument, another_result],
-    ids=lambda f: f.__name__,
-)
-def test_with_another_form_of_functions_collectives_take_over(change, monkeypatch, warnings_given):
-    [attribute] = [a for a in NEEDED_TO_SHARE if a.name == "function_def"]
-    original = vars(owner_of(attribute))["function_def"]
-
-    def changed(self):
-        definition = original.fget(self)
-        copy = type(definition)()
-        copy.CopyFrom(definition)
-        change(copy)
-        return copy
-
-    monkeypatch.setattr(owner_of(attribute), "function_def", property(changed))
-    expect_collectives(*MESHES[1])
-    [warning] = warnings_given()
-    assert "functions" in warning
-
-
-@pytest.mark.parametrize("attribute", NEEDED_BY_ALL, ids=attribute_id)
-@pytest.mark.parametrize("share", [False, True])
-def test_what_every_program_needs_is_checked_before_it_is_traced(attribute, share, monkeypatch):
-    monkeypatch.delattr(owner_of(attribute), attribute.name)
+@pytest.mark.parametrize("name", ["captured_inputs", "inputs", "outputs"])
+def test_what_every_program_needs_is_checked_before_it_is_traced(name, monkeypatch):
+    monkeypatch.delattr(function_class(), name)
     program = mock.Mock()
-    with pytest.raises(RuntimeError, match=f"lacks {attribute_id(attribute)}.*PlacementMeshImpl"):
-        replicate(program, devices=cpus(2), share_memory=share)
+    text = rf"lacks ConcreteFunction\.{name} \(.*PlacementMeshImpl"
+    with pytest.raises(RuntimeError, match=text):
+        replicate(program, devices=cpus(2))
     program.assert_not_called()
     assert not tf.get_default_graph().get_operations()
 
 
 @pytest.mark.slow("x:2,y:2*")
-@pytest.mark.parametrize("mesh_shape, layout, n", MESHES)
-def test_collectives_without_extras(mesh_shape, layout, n, monkeypatch, warnings_given):
+@pytest.mark.parametrize(
+    "mesh_shape, layout, n", [("x:2", "rows:x", 2), ("x:2,y:2", "rows:x,wide:y", 4)]
+)
+def test_what_programs_can_do_without(mesh_shape, layout, n, monkeypatch):
     """Functions are called, and slices of variables made, with documented names alone."""
-    _, expected, counters = run(mesh_shape, layout, n, share=False)
-    extras = [a for a in ROWS_OF_TABLE if a.needed_by == "extras"]
-    for attribute in extras:
-        monkeypatch.delattr(owner_of(attribute), attribute.name)
-    _, found, found_counters = run(mesh_shape, layout, n, share=False)
+
+    def run():
+        counters = []
+        with tf.Graph().as_default():
+            tf.set_random_seed(3)
+            step = replicate(lambda: model(mesh_shape, layout, counters), devices=cpus(n))
+            return losses(step), counters
+
+    expected, counters = run()
+    called = tf2.types.experimental.AtomicFunction.__subclasses__()[0]
+    monkeypatch.delattr(called, "call_flat")
+    monkeypatch.delattr(tf.Graph, "_device_functions_outer_to_inner")
+    monkeypatch.delattr(tf.Graph, "_get_function")
+    found, found_counters = run()
     np.testing.assert_allclose(found, expected, rtol=1e-6)
     assert found_counters == counters
-    assert warnings_given() == []
-
-
-@pytest.mark.slow
-def test_every_reason_is_warned_of_once(monkeypatch, warnings_given):
-    for attribute in NEEDED_TO_SHARE[:2]:
-        with monkeypatch.context() as patch:
-            patch.delattr(owner_of(attribute), attribute.name)
-            for _ in range(2):
-                run(*MESHES[0])
-    assert len(warnings_given()) == 2
-
-
-def test_the_table_has_all_private_attributes():
-    """What SIMD programs take from TensorFlow begins with no underscore elsewhere."""
-    folder = pathlib.Path(execution.__file__).parent
-    for path in folder.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Attribute) and node.attr.startswith("_"):
-                own = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
-                assert own or node.attr.startswith("__"), (path, ast.unparse(node))
 
 
 # -- the global step
