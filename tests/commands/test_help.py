@@ -170,7 +170,7 @@ def test_installed_commands(tmp_path):
     script = tmp_path / "mtf-launch"
     script.write_text("from mesh_tensorflow._command_lines import run_script\nrun_script()\n")
     start = [sys.executable, script]
-    kwargs = {"capture_output": True, "text": True, "env": environment(), "timeout": 120}
+    kwargs = {"capture_output": True, "text": True, "env": environment(), "timeout": 400}
     told = subprocess.run([*start, "--help"], **kwargs)
     assert told.returncode == 0 and "--processes" in told.stdout and not told.stderr
     wrong = subprocess.run([*start, "--processes=0"], **kwargs)
