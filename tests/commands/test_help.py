@@ -170,11 +170,11 @@ def test_installed_commands(tmp_path):
     script = tmp_path / "mtf-launch"
     script.write_text("from mesh_tensorflow._command_lines import run_script\nrun_script()\n")
     start = [sys.executable, script]
-    kwargs = {"capture_output": True, "text": True, "env": environment(), "timeout": 120}
+    kwargs = {"capture_output": True, "text": True, "env": environment(), "timeout": 400}
     told = subprocess.run([*start, "--help"], **kwargs)
     assert told.returncode == 0 and "--processes" in told.stdout and not told.stderr
-    wrong = subprocess.run([*start, "--procesess=2"], **kwargs)
-    assert wrong.returncode == 2 and "did you mean --processes" in wrong.stderr
+    wrong = subprocess.run([*start, "--processes=0"], **kwargs)
+    assert wrong.returncode == 2 and "must be at least 1, got 0" in wrong.stderr
     (tmp_path / "one.py").write_text("print('one of them')")
     done = subprocess.run([*start, "--processes=1", tmp_path / "one.py"], **kwargs)
     assert (done.returncode, done.stdout, done.stderr) == (0, "one of them\n", "")
