@@ -6,6 +6,7 @@ import tensorflow as tf2
 
 import mesh_tensorflow as mtf
 
+pytestmark = pytest.mark.usefixtures("eight_devices")  # some use JAX
 DTYPES = {
     "w": tf2.float32, "h": tf2.bfloat16, "i": tf2.int32, "b": tf2.bool, "c": tf2.complex64,
     "long": tf2.int64,
@@ -32,7 +33,6 @@ def placed_store():
 
 
 def jax_store():
-    pytest.importorskip("jax", reason="mesh_tensorflow.pjrt needs jax")
 
     @mtf.pjrt.function(mesh_shape="x:2", layout="a:x")
     def step():

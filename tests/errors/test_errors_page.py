@@ -57,9 +57,9 @@ def test_every_subject_has_messages_and_says_what_to_do(messages):
         of_section = marker["places"].split()
         if of_section == [index.REST]:
             continue
-        paths = [index.PACKAGE / place for place in of_section]
-        if any(path.exists() or path.with_suffix(".py").exists() for path in paths):
-            assert found & set(of_section), f"{title} has no messages"
+        for path in (index.PACKAGE / place for place in of_section):
+            assert path.exists() or path.with_suffix(".py").exists(), f"{title}: {path} is gone"
+        assert found & set(of_section), f"{title} has no messages"
         assert "*What to do:*" in " ".join(section.split()), title
 
 

@@ -11,6 +11,7 @@ from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
 from mesh_tensorflow.simd_mesh_impl import SimdMeshImpl, replicate
 from mesh_tensorflow.testing.harness import session as new_session
 
+pytestmark = pytest.mark.usefixtures("eight_devices")  # some use JAX
 X = np.array([[3.0, 1.0, 2.0, 0.0], [0.0, 5.0, 4.0, 6.0]], np.float32)
 LARGEST = np.maximum.accumulate(X, 1)
 MESH = "all:2"
@@ -126,7 +127,6 @@ def on_mesh(layout, op=CumMax, within=lambda op, x: op(x).outputs[0]):
 
 
 def through_jax(layout, **options):
-    pytest.importorskip("jax", reason="mesh_tensorflow.pjrt needs jax")
     step = mtf.pjrt.function(
         lambda: program(lambda _: mtf.pjrt.mesh_impl(), layout, **options),
         mesh_shape=MESH,
