@@ -31,6 +31,8 @@ from mesh_tensorflow.transformer.utils._features import has_inputs_feature
 from mesh_tensorflow.transformer.utils._program import recorded_lowerings
 from mesh_tensorflow.transformer.utils._settings import length_of_feature
 
+__all__ = ["main"]
+
 
 class _Ids:
     """Stands for a vocabulary of which only the size is known."""
