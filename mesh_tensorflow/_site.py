@@ -112,6 +112,7 @@ def _is_between(file: str, module: object) -> bool:
         return file.startswith("<frozen ")
     if file.startswith(_PACKAGE):
         return True
+    # What is installed lies in a folder of the standard library, and is no part of it.
     if file.startswith(_STANDARD) and not file.startswith(
         tuple(os.path.join(_STANDARD, d, "") for d in ("site-packages", "dist-packages"))
     ):
@@ -135,6 +136,7 @@ def caller_site(start: Optional[FrameType]) -> Optional[Site]:
         # As is_users, without a call: this runs for each operation.
         users = known.get(code.co_filename)
         if users or (users is None and is_users(frame)):
+            # Not the frame, which would keep all local variables of the user's function in memory.
             return Site(code, frame.f_lasti)
         frame = frame.f_back
     return _site_in_package(start)

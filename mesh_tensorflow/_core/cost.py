@@ -48,5 +48,7 @@ class Cost:
         return Cost(
             self.flops + other.flops,
             self.bytes + other.bytes,
+            # Side by side and not added up: each collective waits once for its links, however large
+            # it is.
             self.collectives + other.collectives,
         )

@@ -159,6 +159,7 @@ class LayoutRules:
     @property
     def pairs(self) -> list[tuple[str, str]]:
         """The rules, (tensor dimension name, mesh dimension name), sorted."""
+        # The order of a set of strings is another in each process, and processes build one program.
         return sorted(self._pairs)
 
     def tensor_dimension_to_mesh_axis(
@@ -351,6 +352,7 @@ def pnum_to_group(
     for axis, size in enumerate(_sizes(mesh_shape)):
         # Only +, * and // with numbers, so that `pnum` may be a tf.Tensor of a SIMD program.
         stride //= size
+        # Row-major in the other axes, whose coordinates all members of a group share.
         if axis not in group_dims:
             group = group * size + pnum // stride % size
     return group
@@ -363,6 +365,8 @@ def processor_groups(mesh_shape: MeshShape, group_dims: Sequence[int]) -> list[l
     """
     outside = [s for axis, s in enumerate(_sizes(mesh_shape)) if axis not in group_dims]
     groups: list[list[int]] = [[] for _ in range(list_product(outside))]
+    # In rising order, so that along one axis member i of a group has coordinate i: collectives
+    # count on it.
     for pnum in range(list_product(_sizes(mesh_shape))):
         groups[pnum_to_group(mesh_shape, group_dims, pnum)].append(pnum)
     return groups
@@ -378,6 +382,7 @@ def shifted_sources(size: int, offset: int, wrap: bool) -> list[Optional[int]]:
     """
     sources: list[Optional[int]] = []
     for coordinate in range(size):
+        # A shift sends the slice of coordinate c to c + offset.
         source = coordinate - offset
         inside = 0 <= source < size
         # Python's remainder is never negative, so shifts backward and beyond the axis wrap too.

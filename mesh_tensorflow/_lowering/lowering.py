@@ -584,6 +584,7 @@ class Lowering:
         Run it after variables have been initialized or restored. With the environment variable
         MTF_SEQUENCE_MODE=1, variables are copied one after another.
         """
+        # A Lowering may be made within a program of processors, and these run outside of it.
         with outside_all_rewrites():
             if os.environ.get("MTF_SEQUENCE_MODE", "") == "1":
                 return copy_in_sequence(self._copied())

@@ -91,6 +91,7 @@ class PlacedVariable(SliceVariables):
             self.slices = dict.fromkeys(self.owner, variable.tf_master)
         else:
             self.slices = self._make_slices()
+        # After the slices, to which it binds the masters.
         super().__init__(variable)
         self._reads: dict[int, tf.Tensor] = {}
         for pnum, slice_var in self.slices.items():
@@ -195,6 +196,7 @@ def random_tensor(
         return PlacedTensor(impl.make_slices(whole, shape))
     if key is None:
         with tf.device(impl.devices[0]):
+            # One key, drawn in one place: what processors share of the tensor must be equal on all.
             key = random_values.new_key(seed)
     sizes, slice_sizes = shape.to_integer_list, impl.slice_shape(shape)
     made: dict[tuple, tf.Tensor] = {}
@@ -345,6 +347,8 @@ def allconcat_ring(
     out = []
     for i, device in enumerate(devices):
         with tf.device(device):
+            # In the order of origins, which is that of the whole tensor, whatever way each copy
+            # took.
             out.append(tf.concat([copy[i] for copy in copies], concat_axis))
     return out
 
@@ -544,6 +548,7 @@ class PlacedReducer(Reducer[Sequence[tf.Tensor]]):
         columns = []
         for value, device in zip(partial, leaders.values()):
             with tf.device(device):
+                # Cut where it was summed, so that only the parts that are needed elsewhere travel.
                 columns.append(tf.split(value, len(group), split_axis))
         parts = []
         # From a row of parts for each domain to a row of summands for each member.
@@ -555,6 +560,7 @@ class PlacedReducer(Reducer[Sequence[tf.Tensor]]):
     def _method(self, leaders: Sequence[str]) -> Callable[..., list[tf.Tensor]]:
         if self._across is not None:
             return self._across
+        # Asked of each group, as one mesh may have groups of GPUs and of CPUs.
         return allreduce_collective if are_whole_gpus(leaders) else allreduce_ring
 
 

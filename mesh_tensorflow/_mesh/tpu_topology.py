@@ -150,7 +150,9 @@ def _levels(logical: Sequence[int], physical: Sequence[int]) -> Optional[list[li
         return None
     tiles = [(x, y, cores)]
     for i in range(1, len(logical)):
+        # All processors that differ along the dimensions from i on, which are to be close together.
         size = list_product(logical[i:])
+        # A tile is some whole chips, or some cores of one: cores of a chip are nearer than chips.
         if size % cores == 0 and _is_power_of_two(size // cores):
             chips = _tile(*tiles[-1][:2], size // cores, is_ring=i == len(logical) - 1)
             tiles.append((*chips, cores))
@@ -306,6 +308,7 @@ class HierarchicalTiling:
             inner = [_pad(counts or [], axes) for counts in levels[1:]]
             levels[0] = [size // list_product(c) for size, *c in zip(padded, *inner)]
         rings = [_pad(counts or [], axes) for counts in levels]
+        # This finds a size that the inner tiles do not divide, too: the quotient above is a floor.
         products = [list_product(counts[axis] for counts in rings) for axis in range(axes)]
         if products != padded:
             raise ValueError(

@@ -373,6 +373,7 @@ def _operator(name: str) -> Callable:
     return apply
 
 
+# Set in the class, where Python looks operators up: `__getattr__` is not asked for them.
 for _name in (f"__{word}__" for word in _OPERATORS.split()):
     if hasattr(tf.Tensor, _name):  # == and != compare identity, as collections need
         setattr(WholeVariable, _name, _operator(_name))
@@ -540,6 +541,7 @@ class MasterVariable(WholeVariable):
         """
         super().__init__(trainable)
         self._tf_variable = tf_variable
+        # Kept here too: slices are initialized from it once the tf variable is out of use.
         self._initial: Any = tf_variable.initial_value
         self._storage: VariableStorage = WholeStorage(tf_variable)
         self._in_use = False
@@ -566,6 +568,7 @@ class MasterVariable(WholeVariable):
         Args:
           storage: the storage in slices.
         """
+        # What uses the tf variable already would go on to do so, and miss what the slices get.
         assert not self._in_use and not self.is_bound
         self._storage = storage
 
@@ -576,6 +579,7 @@ class MasterVariable(WholeVariable):
         return self._tf_variable
 
     def _at_storage(self) -> VariableStorage:
+        # Whoever asks makes operations of it, for which a later Lowering must leave it in place.
         if not self.is_bound:
             self._in_use = True
         return self._storage
