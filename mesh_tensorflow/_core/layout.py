@@ -97,6 +97,7 @@ class TensorLayout:
     def mesh_axis_to_tensor_axis(self, mesh_ndims: int) -> tuple[Optional[int], ...]:
         """Returns, for each of `mesh_ndims` mesh axes, the tensor axis it splits, or None."""
         axes = self._tensor_axis_to_mesh_axis
+        # The first is the only one: no layout splits two dimensions over one mesh axis.
         return tuple(
             axes.index(mesh_axis) if mesh_axis in axes else None for mesh_axis in range(mesh_ndims)
         )

@@ -264,6 +264,7 @@ def annotated(value: tf.Tensor, sharding: bytes) -> tf.Tensor:
       value: a whole value in a tf.function or a graph.
       sharding: from `sharding_text`.
     """
+    # No dimension is left to the partitioner's choice: each is split as the layout says, or whole.
     return gen_xla_ops.xla_sharding(value, sharding=sharding, unspecified_dims=[])
 
 

@@ -219,6 +219,7 @@ class WholeVariable(tf2.__internal__.tracking.Trackable, abc.ABC):
     A subclass defines the storage, the name, the device, the dtype and the shape.
     """
 
+    # What savers and tf.train.init_from_checkpoint ask a part of a partitioned variable for.
     _save_slice_info = None
     # Makes NumPy leave arithmetic with arrays to this class.
     __array_priority__ = 100
@@ -456,6 +457,7 @@ class StoredMaster(WholeVariable):
     Lowering has been created.
     """
 
+    # By this, savers of TensorFlow tell variables of eager code from those of a graph.
     _in_graph_mode = False
 
     def __init__(

@@ -296,6 +296,7 @@ def store_of(graph: Graph) -> VariableStore:
     Raises:
       ValueError: the program is built in a tf.function, and no store is active.
     """
+    # First the scope, which the user has asked for; the store of a graph is there by default.
     if _active.stores:
         return _active.stores[-1]
     if graph.variable_store is None:
