@@ -57,6 +57,7 @@ class Site:
         """The number of the line, from 1."""
         found = self._code.co_firstlineno
         for begin, end, line in self._code.co_lines():
+            # Instructions that Python itself adds have a place in this table, but no line.
             if begin <= self._instruction < end and line is not None:
                 return line
         return found

@@ -428,6 +428,7 @@ _MERGE_OPS = {"SUM": "Add", "MAX": "Max", "MIN": "Min"}
 
 # TensorFlow's runtime identifies groups and instances of collectives by process-wide numbers.
 _group_keys: dict[tuple[str, ...], int] = {}
+# Shared without the lock below: to take a number of a count is one step for Python's threads.
 _instance_keys = itertools.count(1)
 _counting = threading.Lock()
 

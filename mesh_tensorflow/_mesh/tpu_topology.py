@@ -335,6 +335,7 @@ class HierarchicalTiling:
         names, levels = _names_and_counts(spec)
         sizes = [list_product(counts or []) for counts in levels]
         if levels and levels[0] is None:
+            # What is None counts as 1 so far: this is the product of the others.
             sizes[0] = num_processors // list_product(sizes)
         if list_product(sizes) != num_processors:
             raise ValueError(
