@@ -259,6 +259,7 @@ def convert_to_layout_rules(x: LayoutLike) -> LayoutRules:
     # A dict would give its keys alone, which are no rules.
     if not isinstance(x, Iterable) or (isinstance(x, Mapping) and x):
         raise TypeError(f"{x!r} ({type(x).__name__}) is no layout: {written}")
+    # Once, since an iterator would have nothing left after the check.
     pairs = list(x)
     wrong = [pair for pair in pairs if not isinstance(pair, (tuple, list)) or len(pair) != 2]
     if wrong:

@@ -441,6 +441,7 @@ def check_sizes_of_names(what: str, shapes: Iterable[Shape]) -> None:
     Raises:
       ValueError: within `mtf.strict()`.
     """
+    # The message lists them again, when an iterator would have nothing left.
     shapes = list(shapes)
     sizes: dict[str, set[int]] = {}
     for shape in shapes:

@@ -95,6 +95,7 @@ class PlacedVariable(SliceVariables):
         super().__init__(variable)
         self._reads: dict[int, tf.Tensor] = {}
         for pnum, slice_var in self.slices.items():
+            # Made before the program assigns anything, since every assignment waits for this read.
             self._reads[pnum] = _read_once(slice_var)
 
     @property
@@ -249,6 +250,7 @@ def allreduce_ring_single_shard(
         with tf.device(devices[i]):
             left = reduce_fn(left, xs[i])
     total = left
+    # Of two devices the second is the middle, and nothing comes from the right.
     if n > middle + 1:
         right = xs[n - 1]
         for i in range(n - 2, middle, -1):

@@ -285,6 +285,7 @@ class TpuCollectives(Reducer[tf.Tensor]):
         y = tf.raw_ops.CrossReplicaSum(
             input=tf.cast(x, dtype), group_assignment=tf.constant(groups, tf.int32)
         )
+        # Of booleans the sum is above 0 where one was true: cast back, it is their logical or.
         return tf.cast(y, x.dtype)
 
     def allgather(self, x: tf.Tensor, mesh_axis: int) -> tf.Tensor:

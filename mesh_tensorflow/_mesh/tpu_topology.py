@@ -229,6 +229,7 @@ def auto_logical_to_physical_tpu(
         physical = physical_shape_3d_from_topology_proto_4d(physical)
     levels = None
     if len(physical) == 3 and physical[-1] == flag_value("logical_cores_per_chip"):
+        # Without dimensions of size 1: row-major numbers are the same, and they have no tiles.
         levels = _levels([size for size in logical if size > 1], physical)
     if levels is None:
         numbers = range(list_product(physical))

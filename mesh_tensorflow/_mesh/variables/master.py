@@ -674,6 +674,7 @@ class MasterVariable(WholeVariable):
 
     # -- in a session
 
+    # Graphs look for this method, by which a session can fetch the variable itself.
     def _as_graph_element(self) -> tf.Tensor:
         return self.read_value()
 
