@@ -412,6 +412,7 @@ def alltoall_ring(
         received[source][source] = parts[source][source]
         for step, hops in ((1, n // 2), (-1, (n - 1) // 2)):
             route = [(source + step * hop) % n for hop in range(1, hops + 1)]
+            # A part travels in as many loads as its receiver is hops away, each shorter by one.
             load = [parts[source][i] for i in route]
             for i in route:
                 with tf.device(devices[i]):

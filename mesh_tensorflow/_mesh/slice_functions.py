@@ -438,6 +438,7 @@ def contract(equation: str, *slices: tf.Tensor) -> tf.Tensor:
       equation: as for tf.einsum.
       *slices: tf.Tensors.
     """
+    # Which kernel is faster depends on sizes, and so do the reshapes to matrices.
     if len(slices) != 2 or not all(x.shape.is_fully_defined() for x in slices):
         return tf.einsum(equation, *slices)
     labels = equation.split("->")[0].split(",")
