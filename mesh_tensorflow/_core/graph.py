@@ -68,8 +68,8 @@ class Graph:
         self._operations: list[Operation] = []
         self._trainable_variables: list[Variable] = []
         self._all_variables: list[Variable] = []
-        # By name without case, the number that is tried first for the next one: to begin at 1 each
-        # time would take quadratic time for layers of one name.
+        # By name without case, the number that is tried first for the next one. To begin at 1 each
+        # time would take quadratic time for many layers of one name.
         self._names_in_use: dict[str, int] = {}
         # The previous entry of each name that was taken, so that a failed call can be undone.
         self._name_journal: list[tuple[str, Optional[int]]] = []
@@ -279,8 +279,7 @@ class Graph:
             if not any(x in mapping for x in op.inputs):
                 continue
             if op.has_effect:
-                # Its outputs are its first inputs, so what reads them in the copy takes those
-                # inputs.
+                # Its outputs are its first inputs, so readers of them in the copy take those.
                 mapping.update((y, mapping.get(x, x)) for x, y in zip(op.inputs, op.outputs))
                 continue
             clone = copy.copy(op)

@@ -367,8 +367,7 @@ def processor_groups(mesh_shape: MeshShape, group_dims: Sequence[int]) -> list[l
     """
     outside = [s for axis, s in enumerate(_sizes(mesh_shape)) if axis not in group_dims]
     groups: list[list[int]] = [[] for _ in range(list_product(outside))]
-    # In rising order, so that along one axis member i of a group has coordinate i: collectives
-    # count on it.
+    # Rising, so that along one axis member i of a group has coordinate i: collectives need that.
     for pnum in range(list_product(_sizes(mesh_shape))):
         groups[pnum_to_group(mesh_shape, group_dims, pnum)].append(pnum)
     return groups

@@ -270,8 +270,7 @@ class Operation(metaclass=_LeavesNothingBehind):
         """Returns whether it declares nothing, and lowers in another way than a class of ours."""
         if self._splittable_dims is not None or self._unsplittable_dims is not None:
             return False
-        # In the order of inheritance, what comes before the first class of this package is the
-        # user's.
+        # In the order of inheritance, the user's classes come before the first of this package.
         classes = itertools.takewhile(lambda c: not is_of_package(c), type(self).__mro__)
         own = {name for c in classes for name in vars(c)}
         return "lower" in own and own.isdisjoint(("_unsplittable", "unsplittable_dims"))
@@ -332,8 +331,7 @@ class Operation(metaclass=_LeavesNothingBehind):
                 if mesh_impl is None or d.name not in whole:
                     continue
                 axis = mesh_impl.tensor_dimension_to_mesh_axis(d)
-                # A mesh dimension of size 1 leaves the tensor whole, which any operation can work
-                # on.
+                # A mesh dimension of size 1 leaves the tensor whole, as the operation needs it.
                 if axis is not None and mesh_impl.shape[axis].size > 1:
                     mesh_dim = mesh_impl.shape[axis]
                     raise ValueError(

@@ -310,8 +310,7 @@ class MeshImpl(Generic[SlicesT]):
                 "meshes are numbers of processors, from 1"
             )
         self._layout_rules = convert_to_layout_rules(layout_rules)
-        # Both by dimensions alone: every operation asks for them, and neither rules nor mesh
-        # change.
+        # By dimensions alone, as rules and mesh do not change. Every operation asks for both.
         self._layouts: dict[tuple, TensorLayout] = {}
         self._slice_shapes: dict[tuple, list[int]] = {}
 
@@ -401,8 +400,7 @@ class MeshImpl(Generic[SlicesT]):
         """Returns where the slice of processor `pnum` begins along each dimension."""
         coordinates = pnum_to_processor_coordinates(self._shape, pnum)
         return [
-            # All slices have one size, so that the coordinate along the axis tells where its part
-            # begins.
+            # Slices have one size: the coordinate along the axis tells where a part begins.
             0 if axis is None else size * coordinates[axis]
             for size, axis in zip(self.slice_shape(tensor_shape), self.tensor_layout(tensor_shape))
         ]

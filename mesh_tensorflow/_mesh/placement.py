@@ -349,8 +349,7 @@ def allconcat_ring(
     out = []
     for i, device in enumerate(devices):
         with tf.device(device):
-            # In the order of origins, which is that of the whole tensor, whatever way each copy
-            # took.
+            # In the order of origins, that of the whole tensor, whatever way each copy took.
             out.append(tf.concat([copy[i] for copy in copies], concat_axis))
     return out
 

@@ -127,8 +127,7 @@ def _element_index(
         whole = axes and axes[-1][3]
         if whole:
             _, inner, inner_stride, _ = axes[-1]
-            # (start + i) * inner + j, for j below inner, is a range of its own with the inner
-            # stride.
+            # (start + i) * inner + j, for j below inner, is one range with the inner stride.
             axes[-1] = [start * inner, length * inner, inner_stride, length == size]
         else:
             axes.append([start, length, stride, length == size])

@@ -588,8 +588,7 @@ class ShardSaverBuilder(BulkSaverBuilder):
             if variable is None or self._write_version == tf.train.SaverDef.V1:
                 others.append(saveable)
             else:
-                # What is apart is one piece here, so that its first spec is that of the whole
-                # tensor.
+                # What is apart is one piece here, so its first spec is that of the whole tensor.
                 apart[saveable.specs[0].name] = variable
         self.apart.update(apart)
         return apart, others

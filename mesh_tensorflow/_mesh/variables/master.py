@@ -219,7 +219,7 @@ class WholeVariable(tf2.__internal__.tracking.Trackable, abc.ABC):
     A subclass defines the storage, the name, the device, the dtype and the shape.
     """
 
-    # What savers and tf.train.init_from_checkpoint ask a part of a partitioned variable for.
+    # None, by which savers know that it is no part of a partitioned variable.
     _save_slice_info = None
     # Makes NumPy leave arithmetic with arrays to this class.
     __array_priority__ = 100
