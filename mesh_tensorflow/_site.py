@@ -57,6 +57,7 @@ class Site:
         """The number of the line, from 1."""
         found = self._code.co_firstlineno
         for begin, end, line in self._code.co_lines():
+            # Instructions that Python itself adds have a place in this table, but no line.
             if begin <= self._instruction < end and line is not None:
                 return line
         return found
@@ -112,6 +113,7 @@ def _is_between(file: str, module: object) -> bool:
         return file.startswith("<frozen ")
     if file.startswith(_PACKAGE):
         return True
+    # What is installed lies in a folder of the standard library, and is no part of it.
     if file.startswith(_STANDARD) and not file.startswith(
         tuple(os.path.join(_STANDARD, d, "") for d in ("site-packages", "dist-packages"))
     ):
@@ -135,6 +137,7 @@ def caller_site(start: Optional[FrameType]) -> Optional[Site]:
         # As is_users, without a call: this runs for each operation.
         users = known.get(code.co_filename)
         if users or (users is None and is_users(frame)):
+            # Not the frame, which would keep all local variables of the user's function in memory.
             return Site(code, frame.f_lasti)
         frame = frame.f_back
     return _site_in_package(start)

@@ -316,6 +316,7 @@ def living_names() -> list[NodeNames]:
     """Returns the tables of all Lowerings that are in use, the newest first."""
     with _lock:
         living = list(_living.items())
+    # By number: no two are equal, so that Python never compares the tables, which have no order.
     return [names for _, names in sorted(living, reverse=True)]
 
 

@@ -228,6 +228,7 @@ class PlacementMeshImpl(MeshImpl[PlacedTensor]):
         shown = [d.to_laid_out_tensor().tensor_list[0] for d in data]
         with tf.device(self._devices[0]):
             first = tf.Print(x.tensor_list[0], shown, message, **kwargs)
+        # For all that share the slice: what others compute of it would not run the print otherwise.
         return PlacedTensor([first if t is x.tensor_list[0] else t for t in x.tensor_list])
 
     def random(self, shape: Shape, tf_fn: Callable, kwargs: dict[str, Any]) -> PlacedTensor:
@@ -280,6 +281,7 @@ class PlacementMeshImpl(MeshImpl[PlacedTensor]):
         if self.shape[mesh_axis].size == 1:
             return x
         members = self._group_slices(x, mesh_axis)
+        # The members of a group get the same pieces, so each memory concatenates them once.
         return self.slicewise(lambda *pieces: tf.concat(pieces, concat_axis), *members)
 
     @named_collective
@@ -310,6 +312,7 @@ class PlacementMeshImpl(MeshImpl[PlacedTensor]):
         zeros = None
         if None in source_pcoord:
             sizes, dtype = x.slice_shape, x.tensor_list[0].dtype
+            # Slicewise, so that a memory has one tensor of zeros for all its processors.
             zeros = self.slicewise(lambda: tf.zeros(sizes, dtype))
         slices = []
         for pnum in range(self.size):
@@ -362,6 +365,7 @@ class PlacementMeshImpl(MeshImpl[PlacedTensor]):
         """Returns the owner of each processor's slice."""
         first: dict[tuple, int] = {}
         return [
+            # Slices of a tensor have one shape: those that begin at one place are equal.
             first.setdefault((self._domains[pnum], *self.slice_begin(tensor_shape, pnum)), pnum)
             for pnum in range(self.size)
         ]

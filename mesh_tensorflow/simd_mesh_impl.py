@@ -112,6 +112,7 @@ class SimdMeshImpl(MeshImpl[SimdTensor]):
         self._wide_groups = allreduce_in_bfloat16_max_group_size
         self.program: Program
         self._collectives: Any = None
+        # By physical number; the property `devices` has them by logical number.
         self._devices: list[str] = []
         self._join_program(devices)
         self.copy_master_to_slice_ops: list[tf.Operation] = []
@@ -185,6 +186,7 @@ class SimdMeshImpl(MeshImpl[SimdTensor]):
 
     def laid_out_pcoord(self, mesh_axis: int) -> SimdTensor:
         """Returns a LaidOutTensor of the current processor's coordinate along a mesh axis."""
+        # Looked up and not computed: one gather, or a constant where all coordinates are equal.
         below = 1
         for d in self.shape[mesh_axis + 1 :]:
             below *= d.size
@@ -271,6 +273,7 @@ class SimdMeshImpl(MeshImpl[SimdTensor]):
     ) -> SimdTensor:
         """Reduces slices over groups of processors; see MeshImpl."""
         x = x.to_laid_out_tensor()
+        # A group of one has nothing to add up, and its collective would only cost time.
         mesh_axes = [axis for axis in mesh_axes if self.shape[axis].size > 1]
         if not mesh_axes:
             return x

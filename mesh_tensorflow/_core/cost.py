@@ -48,5 +48,6 @@ class Cost:
         return Cost(
             self.flops + other.flops,
             self.bytes + other.bytes,
+            # Side by side and not added up: each collective has a latency of its own.
             self.collectives + other.collectives,
         )

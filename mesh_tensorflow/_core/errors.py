@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from mesh_tensorflow._core.tensor import Tensor
 
 
+# Of each thread: what one of them builds strictly must not make the slips of others errors.
 _strict: contextvars.ContextVar[bool | None] = contextvars.ContextVar("mtf_strict", default=None)
 _told: set[str] = set()
 _telling = threading.Lock()
@@ -87,6 +88,7 @@ def slip(message: str, key: str | None = None) -> None:
             return
         _told.add(key)
     try:
+        # The level also decides which module filters see: the user's, and not this one.
         warnings.warn(message, MeshTensorFlowWarning, stacklevel=_user_frame())
     except MeshTensorFlowWarning:  # a filter makes it an error, and will the next time
         with _telling:

@@ -68,6 +68,8 @@ class Graph:
         self._operations: list[Operation] = []
         self._trainable_variables: list[Variable] = []
         self._all_variables: list[Variable] = []
+        # By name without case, the number that is tried first for the next one. To begin at 1 each
+        # time would take quadratic time for many layers of one name.
         self._names_in_use: dict[str, int] = {}
         # The previous entry of each name that was taken, so that a failed call can be undone.
         self._name_journal: list[tuple[str, Optional[int]]] = []
@@ -190,6 +192,7 @@ class Graph:
 
         It is much cheaper than `tf.variable_scope`, and creates no tf name scope.
         """
+        # With the variable scope of now, which names made within are not to repeat.
         saved, self._scope = self._scope, (prefix, tf.get_variable_scope().name)
         try:
             yield
@@ -276,9 +279,11 @@ class Graph:
             if not any(x in mapping for x in op.inputs):
                 continue
             if op.has_effect:
+                # Its outputs are its first inputs, so readers of them in the copy take those.
                 mapping.update((y, mapping.get(x, x)) for x, y in zip(op.inputs, op.outputs))
                 continue
             clone = copy.copy(op)
+            # Its last part only: the scopes in force now, as of a gradient, come before it.
             clone._name = self.unique_name(op._name.split("/")[-1])
             clone.replace_inputs(mapping)
             # A list of its own: that of a shallow copy is the original's, which would grow.
@@ -353,6 +358,7 @@ class Graph:
             self.name_to_variable.pop(v.name, None)
         del self._all_variables[mark.variables :]
         del self._trainable_variables[mark.trainable :]
+        # So a call that is corrected and made again draws the numbers that it would have drawn.
         self._random_operations = mark.random
 
 

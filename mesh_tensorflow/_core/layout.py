@@ -97,6 +97,7 @@ class TensorLayout:
     def mesh_axis_to_tensor_axis(self, mesh_ndims: int) -> tuple[Optional[int], ...]:
         """Returns, for each of `mesh_ndims` mesh axes, the tensor axis it splits, or None."""
         axes = self._tensor_axis_to_mesh_axis
+        # The first is the only one: no layout splits two dimensions over one mesh axis.
         return tuple(
             axes.index(mesh_axis) if mesh_axis in axes else None for mesh_axis in range(mesh_ndims)
         )
@@ -159,6 +160,7 @@ class LayoutRules:
     @property
     def pairs(self) -> list[tuple[str, str]]:
         """The rules, (tensor dimension name, mesh dimension name), sorted."""
+        # The order of a set of strings is another in each process, and processes build one program.
         return sorted(self._pairs)
 
     def tensor_dimension_to_mesh_axis(
@@ -257,6 +259,7 @@ def convert_to_layout_rules(x: LayoutLike) -> LayoutRules:
     # A dict would give its keys alone, which are no rules.
     if not isinstance(x, Iterable) or (isinstance(x, Mapping) and x):
         raise TypeError(f"{x!r} ({type(x).__name__}) is no layout: {written}")
+    # Once, since an iterator would have nothing left after the check.
     pairs = list(x)
     wrong = [pair for pair in pairs if not isinstance(pair, (tuple, list)) or len(pair) != 2]
     if wrong:
@@ -351,6 +354,7 @@ def pnum_to_group(
     for axis, size in enumerate(_sizes(mesh_shape)):
         # Only +, * and // with numbers, so that `pnum` may be a tf.Tensor of a SIMD program.
         stride //= size
+        # Row-major in the other axes, whose coordinates all members of a group share.
         if axis not in group_dims:
             group = group * size + pnum // stride % size
     return group
@@ -363,6 +367,7 @@ def processor_groups(mesh_shape: MeshShape, group_dims: Sequence[int]) -> list[l
     """
     outside = [s for axis, s in enumerate(_sizes(mesh_shape)) if axis not in group_dims]
     groups: list[list[int]] = [[] for _ in range(list_product(outside))]
+    # Rising, so that along one axis member i of a group has coordinate i: collectives need that.
     for pnum in range(list_product(_sizes(mesh_shape))):
         groups[pnum_to_group(mesh_shape, group_dims, pnum)].append(pnum)
     return groups
@@ -378,6 +383,7 @@ def shifted_sources(size: int, offset: int, wrap: bool) -> list[Optional[int]]:
     """
     sources: list[Optional[int]] = []
     for coordinate in range(size):
+        # A shift sends the slice of coordinate c to c + offset.
         source = coordinate - offset
         inside = 0 <= source < size
         # Python's remainder is never negative, so shifts backward and beyond the axis wrap too.

@@ -160,6 +160,7 @@ class Operation(metaclass=_LeavesNothingBehind):
         self._splittable_dims: Optional[frozenset[str]] = None
         self._unsplittable_dims: Optional[frozenset[str]] = None
         # Not of the constructors between: the line that made it.
+        # Taken out: a frame that is kept would keep all local variables of the user's function.
         maker = self.__dict__.pop("_maker", None)
         self._site: Optional[Site] = (
             caller_site(maker) if self.gradient_of is None else self.gradient_of._site
@@ -269,6 +270,7 @@ class Operation(metaclass=_LeavesNothingBehind):
         """Returns whether it declares nothing, and lowers in another way than a class of ours."""
         if self._splittable_dims is not None or self._unsplittable_dims is not None:
             return False
+        # In the order of inheritance, the user's classes come before the first of this package.
         classes = itertools.takewhile(lambda c: not is_of_package(c), type(self).__mro__)
         own = {name for c in classes for name in vars(c)}
         return "lower" in own and own.isdisjoint(("_unsplittable", "unsplittable_dims"))
@@ -329,6 +331,7 @@ class Operation(metaclass=_LeavesNothingBehind):
                 if mesh_impl is None or d.name not in whole:
                     continue
                 axis = mesh_impl.tensor_dimension_to_mesh_axis(d)
+                # A mesh dimension of size 1 leaves the tensor whole, as the operation needs it.
                 if axis is not None and mesh_impl.shape[axis].size > 1:
                     mesh_dim = mesh_impl.shape[axis]
                     raise ValueError(
@@ -426,6 +429,7 @@ class Operation(metaclass=_LeavesNothingBehind):
         It depends on shapes and the layout alone. The default is that of an elementwise function.
         """
         return Cost(
+            # One operation for each element of an output; all tensors are read or written once.
             flops=sum(mesh_impl.laid_out_size(t.shape) for t in self._outputs),
             bytes=sum(
                 mesh_impl.laid_out_size(t.shape) * t.dtype.size

@@ -128,6 +128,7 @@ def walk(
     state = Walk(mesh_impl)
     for op in operations:
         state.step(op)
+    # No operation needs these sums, so the last one pays for them.
     asked = tuple(c for x in needed for c in state.need(x))
     if asked and state.costs:
         op, cost = state.costs[-1]

@@ -33,6 +33,7 @@ _EXAMPLES = {"shape": "rows:2,cols:4", "layout": "batch:rows,d_ff:cols"}
 _SEPARATORS = re.compile(r"[,.;\s]+")
 
 
+# A class of its own, since the body of a NamedTuple may not define the `__new__` that checks.
 class _NameAndSize(NamedTuple):
     name: str
     size: int
@@ -201,6 +202,7 @@ class Shape:
     @property
     def dims(self) -> list[Dimension]:
         """A fresh list of the dimensions."""
+        # Tensors share Shapes, and a caller that changed the list would change them all.
         return list(self._dims)
 
     @property
@@ -263,6 +265,7 @@ class Shape:
         Raises:
           ValueError: there is no dimension `old_name`.
         """
+        # Raises if there is none: a name that is misspelled would leave the shape as it is.
         self.get_dim_by_name(old_name)
         return Shape([Dimension(new_name, d.size) if d.name == old_name else d for d in self])
 
@@ -314,6 +317,7 @@ class Shape:
         if other is None:
             return self
         if isinstance(other, Dimension):
+            # Only one Dimension has to be there; `shape - [d]` is for one that may be missing.
             if other not in self._dims:
                 raise ValueError(
                     f"Subtracting a dimension that is not there: {self} has no "
@@ -352,6 +356,7 @@ def convert_to_shape(x: Optional[ShapeLike]) -> Optional[Shape]:
         return x
     if isinstance(x, str):
         pairs = []
+        # Looked for before splitting: a period separates pairs, so "a:1.5" would be "a:1" and "5".
         fraction = _FRACTION.search(x)
         if fraction:
             raise ValueError(
@@ -367,6 +372,7 @@ def convert_to_shape(x: Optional[ShapeLike]) -> Optional[Shape]:
                     'number. Write it as "rows:2,cols:4"'
                 ) from None
         x = pairs
+    # A dict would give its keys alone, which are names without sizes.
     if not isinstance(x, Iterable) or isinstance(x, Mapping):
         raise TypeError(
             f"{x!r} ({type(x).__name__}) is no shape: write it as a list of mtf.Dimensions or of "
@@ -435,6 +441,7 @@ def check_sizes_of_names(what: str, shapes: Iterable[Shape]) -> None:
     Raises:
       ValueError: within `mtf.strict()`.
     """
+    # The message lists them again, when an iterator would have nothing left.
     shapes = list(shapes)
     sizes: dict[str, set[int]] = {}
     for shape in shapes:
@@ -451,6 +458,7 @@ def check_sizes_of_names(what: str, shapes: Iterable[Shape]) -> None:
                     f"{', '.join(map(str, shapes))}. These are different dimensions, and are not "
                     "matched with each other. Give them one size if they should be, else give one "
                     "of them another name with mtf.rename_dimension",
+                    # Without the operation, so that many layers with one mistake warn once.
                     key=f"sizes/{name}/{two}",
                 )
             sizes[name] = before | found
@@ -468,6 +476,7 @@ def check_names_differ(what: str, result: Shape, *given: Shape) -> None:
       ValueError: within `mtf.strict()`.
     """
     names = result.dimension_names
+    # In order, so that of several names each run reports the same one as an error.
     for name in sorted({n for n in names if names.count(n) > 1}):
         if any(shape.dimension_names.count(name) > 1 for shape in given):
             continue

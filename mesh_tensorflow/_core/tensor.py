@@ -243,6 +243,7 @@ def check_tensors(what: str, xs: Iterable[object]) -> None:
     Raises:
       WrongTypeError: one is not; the message shows how to make it a Tensor.
     """
+    # An equation of tf.einsum that is given first would else be refused letter by letter.
     if isinstance(xs, (str, Tensor)):
         raise WrongTypeError(
             f"{what}: the inputs are a list of Tensors, such as [x, w], not {reprlib.repr(xs)}. "

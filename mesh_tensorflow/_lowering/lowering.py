@@ -306,6 +306,7 @@ class Lowering:
         Raises:
           ValueError: an operation cannot be lowered in this layout; the message names it.
         """
+        # What is made from here on is the step, whose reads go before increments of what it reads.
         start = operations_so_far()
         # Checks come before rewrites, so that a graph which they refuse can be lowered otherwise.
         check_impls(mesh_to_impl)
@@ -352,6 +353,7 @@ class Lowering:
         self._counters: list[tuple[str, int]] = []
         self._collectives: list[tuple[str, MeshImpl, Collective]] = []
         self.communicated: list[str] = []
+        # The innermost operation that is being lowered, which collectives are counted for.
         self._at: Optional[Operation] = None
 
     def __repr__(self) -> str:
@@ -535,6 +537,7 @@ class Lowering:
             if not needed.isdisjoint(op.outputs) and not self.tensors.keys() >= set(op.outputs):
                 late.append(op)
                 needed.update(op.inputs)
+        # Values so far are those of merged processors, which an operation of a user's cannot read.
         merged = any(pair.is_merged for pair in self._pairs.values())
         known = {y for op in late for y in op.outputs} | self.tensors.keys()
         if (
@@ -584,6 +587,7 @@ class Lowering:
         Run it after variables have been initialized or restored. With the environment variable
         MTF_SEQUENCE_MODE=1, variables are copied one after another.
         """
+        # A Lowering may be made within a program of processors, and these run outside of it.
         with outside_all_rewrites():
             if os.environ.get("MTF_SEQUENCE_MODE", "") == "1":
                 return copy_in_sequence(self._copied())

@@ -390,6 +390,7 @@ def parted_at_assignments(
     Args:
       operations: the operations of a program, in order.
     """
+    # Ordered, unlike a set: these are lowered in the order of the program.
     last: dict[Operation, None] = {}
     assigned: set[Operation] = set()
     for op in operations:
@@ -419,6 +420,7 @@ def all_checks(lowering: Lowering) -> list[tf.Tensor]:
       lowering: the Lowering.
     """
     if tf.executing_eagerly():
+        # Eager checks have raised by now if they were to.
         return []
     # Nothing outside of a loop or a function can wait for what is inside of it.
     is_here = _in_context()
@@ -493,6 +495,7 @@ def _numbers(mesh_impl: MeshImpl, laid_out: LaidOutTensor) -> LaidOutTensor:
     slices = laid_out.all_slices
     if len(slices) < mesh_impl.size:
         return mesh_impl.laid_out_pnum()
+    # Slicewise makes one check for equal arguments, so holders of one slice share its number.
     first: dict[int, int] = {}
     return mesh_impl.LaidOutTensor.from_tensor_list(
         [first.setdefault(id(t), pnum) for pnum, t in enumerate(slices)]

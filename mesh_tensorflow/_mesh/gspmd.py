@@ -82,7 +82,8 @@ class _Cut:
         self.cut_sizes = cut_dims + sizes[count:]
         self.cut_axes = [axis for a in axes[:count] for axis in (a, None)] + rest
         cut = len(cut_dims)
-        # Where dimensions of the cut value are in the ordered one.
+        # Places of the cut dimensions in the ordered value, parts before what is in them, so that
+        # [p, a / p, q, b / q] becomes [p, q, a / p, b / q].
         self.order = [*range(0, cut, 2), *range(1, cut, 2), *range(cut, len(self.cut_sizes))]
         self.ordered_sizes = [self.cut_sizes[i] for i in self.order]
         self.ordered_axes = [self.cut_axes[i] for i in self.order]
@@ -264,6 +265,7 @@ def annotated(value: tf.Tensor, sharding: bytes) -> tf.Tensor:
       value: a whole value in a tf.function or a graph.
       sharding: from `sharding_text`.
     """
+    # No dimension is left to the partitioner's choice: each is split as the layout says, or whole.
     return gen_xla_ops.xla_sharding(value, sharding=sharding, unspecified_dims=[])
 
 

@@ -218,6 +218,7 @@ def compatible_lazy_allreduce_sums(xs: Iterable[Any]) -> bool:
 
 def convert_args_to_laid_out_tensors(xs: Iterable[Any]) -> list[Any]:
     """Returns `xs` with lazy values computed; other values are unchanged."""
+    # By the method: laid-out tensors and the two kinds of lazy values have no class in common.
     return [x.to_laid_out_tensor() if hasattr(x, "to_laid_out_tensor") else x for x in xs]
 
 
@@ -309,6 +310,7 @@ class MeshImpl(Generic[SlicesT]):
                 "meshes are numbers of processors, from 1"
             )
         self._layout_rules = convert_to_layout_rules(layout_rules)
+        # By dimensions alone, as rules and mesh do not change. Every operation asks for both.
         self._layouts: dict[tuple, TensorLayout] = {}
         self._slice_shapes: dict[tuple, list[int]] = {}
 
@@ -374,6 +376,7 @@ class MeshImpl(Generic[SlicesT]):
         """Returns, for each mesh axis, the product of the sizes before the axis it splits."""
         tensor_axes = self.tensor_layout(tensor_shape).mesh_axis_to_tensor_axis(self.ndims)
         cumprod = tensor_shape.cumprod
+        # A reshape that leaves this product as it is leaves each processor's part where it begins.
         return [None if axis is None else cumprod[axis] for axis in tensor_axes]
 
     def slice_shape(self, tensor_shape: Shape) -> list[int]:
@@ -397,6 +400,7 @@ class MeshImpl(Generic[SlicesT]):
         """Returns where the slice of processor `pnum` begins along each dimension."""
         coordinates = pnum_to_processor_coordinates(self._shape, pnum)
         return [
+            # Slices have one size: the coordinate along the axis tells where a part begins.
             0 if axis is None else size * coordinates[axis]
             for size, axis in zip(self.slice_shape(tensor_shape), self.tensor_layout(tensor_shape))
         ]

@@ -91,9 +91,11 @@ class PlacedVariable(SliceVariables):
             self.slices = dict.fromkeys(self.owner, variable.tf_master)
         else:
             self.slices = self._make_slices()
+        # After the slices, to which it binds the masters.
         super().__init__(variable)
         self._reads: dict[int, tf.Tensor] = {}
         for pnum, slice_var in self.slices.items():
+            # Made before the program assigns anything, since every assignment waits for this read.
             self._reads[pnum] = _read_once(slice_var)
 
     @property
@@ -195,6 +197,7 @@ def random_tensor(
         return PlacedTensor(impl.make_slices(whole, shape))
     if key is None:
         with tf.device(impl.devices[0]):
+            # One key, drawn in one place: what processors share of the tensor must be equal on all.
             key = random_values.new_key(seed)
     sizes, slice_sizes = shape.to_integer_list, impl.slice_shape(shape)
     made: dict[tuple, tf.Tensor] = {}
@@ -247,6 +250,7 @@ def allreduce_ring_single_shard(
         with tf.device(devices[i]):
             left = reduce_fn(left, xs[i])
     total = left
+    # Of two devices the second is the middle, and nothing comes from the right.
     if n > middle + 1:
         right = xs[n - 1]
         for i in range(n - 2, middle, -1):
@@ -345,6 +349,7 @@ def allconcat_ring(
     out = []
     for i, device in enumerate(devices):
         with tf.device(device):
+            # In the order of origins, that of the whole tensor, whatever way each copy took.
             out.append(tf.concat([copy[i] for copy in copies], concat_axis))
     return out
 
@@ -406,6 +411,7 @@ def alltoall_ring(
         received[source][source] = parts[source][source]
         for step, hops in ((1, n // 2), (-1, (n - 1) // 2)):
             route = [(source + step * hop) % n for hop in range(1, hops + 1)]
+            # A part travels in as many loads as its receiver is hops away, each shorter by one.
             load = [parts[source][i] for i in route]
             for i in route:
                 with tf.device(devices[i]):
@@ -424,6 +430,7 @@ _MERGE_OPS = {"SUM": "Add", "MAX": "Max", "MIN": "Min"}
 
 # TensorFlow's runtime identifies groups and instances of collectives by process-wide numbers.
 _group_keys: dict[tuple[str, ...], int] = {}
+# Shared without the lock below: to take a number of a count is one step for Python's threads.
 _instance_keys = itertools.count(1)
 _counting = threading.Lock()
 
@@ -544,6 +551,7 @@ class PlacedReducer(Reducer[Sequence[tf.Tensor]]):
         columns = []
         for value, device in zip(partial, leaders.values()):
             with tf.device(device):
+                # Cut where it was summed, so that only the parts that are needed elsewhere travel.
                 columns.append(tf.split(value, len(group), split_axis))
         parts = []
         # From a row of parts for each domain to a row of summands for each member.
@@ -555,6 +563,7 @@ class PlacedReducer(Reducer[Sequence[tf.Tensor]]):
     def _method(self, leaders: Sequence[str]) -> Callable[..., list[tf.Tensor]]:
         if self._across is not None:
             return self._across
+        # Asked of each group, as one mesh may have groups of GPUs and of CPUs.
         return allreduce_collective if are_whole_gpus(leaders) else allreduce_ring
 
 

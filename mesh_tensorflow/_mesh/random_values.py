@@ -103,6 +103,7 @@ def hash_bits(index: tf.Tensor, key0: tf.Tensor, key1: tf.Tensor) -> tf.Tensor:
     """Returns uniform uint32 bits for a uint32 index under a key of two uint32 scalars."""
     x = tf.bitwise.bitwise_xor(index, key0)
     x = _xorshift(x, 17) * _u32(0xED5AD4BB)
+    # Between two rounds: with key0 alone, another key would permute the numbers of the first.
     x = _xorshift(x, 11) * _u32(0xAC4C1B51) + key1
     x = _xorshift(x, 15) * _u32(0x31848BAB)
     return _xorshift(x, 14)
@@ -126,6 +127,7 @@ def _element_index(
         whole = axes and axes[-1][3]
         if whole:
             _, inner, inner_stride, _ = axes[-1]
+            # (start + i) * inner + j, for j below inner, is one range with the inner stride.
             axes[-1] = [start * inner, length * inner, inner_stride, length == size]
         else:
             axes.append([start, length, stride, length == size])

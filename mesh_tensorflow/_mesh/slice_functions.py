@@ -185,6 +185,7 @@ def combine_slices(
         # The last axis first: joining along it removes the last coordinate of each key.
         for tensor_axis in reversed(range(len(layout))):
             joined: dict[tuple[int, ...], list] = {}
+            # By coordinates, so that pieces are joined in the order in which they lie in the whole.
             for key in sorted(parts):
                 joined.setdefault(key[:-1], []).append(parts[key])
             parts = {
@@ -325,6 +326,7 @@ def _rows_times_matrices(
     small = list_product(sizes[-2:]) < _SMALL_MATRIX or list_product(sizes) < _SMALL_MATRICES
     if small or output_shape.dims != [*batch, other]:
         return None
+    # The kernel reads either order, [inner, other] or [other, inner], without a transposed copy.
     product = tf.matmul(tf.expand_dims(row, -2), matrix, transpose_b=inner == matrix_dims[-1])
     return tf.squeeze(product, -2)
 
@@ -362,6 +364,7 @@ def part_of(axis: int, parts: int, x: tf.Tensor, part: Union[int, tf.Tensor]) ->
     sizes[axis] //= parts
     begin: list[Any] = [0] * len(sizes)
     begin[axis] = part * sizes[axis]
+    # Not one of tf.split: the number of the part may be a tensor, which differs by processor.
     return tf.slice(x, begin, sizes)
 
 
@@ -373,6 +376,8 @@ def tile_slice(x: tf.Tensor, sizes: Sequence[int]) -> tf.Tensor:
 
 def static_arange(begin: int, size: int, stride: int) -> np.ndarray:
     """Returns (begin .. begin + size - 1) * stride, modulo 2**32."""
+    # In 64 bits, since NumPy makes no uint32 range beyond 2**32; what wraps at 2**64 is right
+    # modulo 2**32 as well.
     wide = (np.arange(begin, begin + size, dtype=np.uint64) * np.uint64(stride)) & np.uint64(
         0xFFFFFFFF
     )
@@ -422,6 +427,7 @@ def _plan(equation: str) -> Optional[_Plan]:
     # What both have and the output keeps is a batch dimension, and this is a single product.
     if left_free + right_free != output or set(left_free) & set(right_free):
         return None
+    # A product contracts the last axis on the left with the first one on the right.
     return _Plan(left_free, right_free, contracted, left_first, not right_first)
 
 
@@ -432,6 +438,7 @@ def contract(equation: str, *slices: tf.Tensor) -> tf.Tensor:
       equation: as for tf.einsum.
       *slices: tf.Tensors.
     """
+    # Which kernel is faster depends on sizes, and so do the reshapes to matrices.
     if len(slices) != 2 or not all(x.shape.is_fully_defined() for x in slices):
         return tf.einsum(equation, *slices)
     labels = equation.split("->")[0].split(",")
@@ -489,6 +496,7 @@ def _without(
     slice of a dimension that each processor has one index of, as of stages or experts.
     """
     parts = ["".join(c for c in part if c not in single) for part in _parts(equation)]
+    # Letters from "a" on again, since plans and `_LARGE` know equations by their text.
     names = dict(zip(dict.fromkeys("".join(parts)), string.ascii_lowercase))
     left, right, output = ("".join(names[c] for c in part) for part in parts)
     y = contract(

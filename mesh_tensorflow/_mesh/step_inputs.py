@@ -111,6 +111,7 @@ def _reads(
     steps: Iterable[tf.Operation], variables: Collection[tf.Operation]
 ) -> Iterator[tuple[tf.Operation, tf.Operation]]:
     """Yields pairs (variable, operation that reads it) of all that a step depends on."""
+    # In an order, unlike a set, so that each run of a program makes the same edges.
     step = dict.fromkeys(_ancestors(steps))
     for op in step:
         for x in op.inputs:

@@ -48,6 +48,7 @@ def tpu_context() -> tuple[Any, Optional[tf.Graph]]:
     while graph is not None:
         context = graph._get_control_flow_context()
         while context is not None:
+            # Known by its method, as the class of this context has no public name.
             if hasattr(context, "get_replicated_var_handle"):
                 return context, graph
             context = context.outer_context
@@ -284,6 +285,7 @@ class TpuCollectives(Reducer[tf.Tensor]):
         y = tf.raw_ops.CrossReplicaSum(
             input=tf.cast(x, dtype), group_assignment=tf.constant(groups, tf.int32)
         )
+        # Of booleans the sum is above 0 where one was true: cast back, it is their logical or.
         return tf.cast(y, x.dtype)
 
     def allgather(self, x: tf.Tensor, mesh_axis: int) -> tf.Tensor:
@@ -378,10 +380,12 @@ class TpuCollectives(Reducer[tf.Tensor]):
         """Implements `permute` where a slice has several receivers."""
         y = tf.gather(
             self.allgather(x, mesh_axis),
+            # A core that is to have zeros takes any slice, which is replaced below.
             self._by_coordinate(mesh_axis, [source or 0 for source in sources]),
         )
         if None not in sources:
             return y
+        # A selection: a product with 0 would keep a NaN of the core whose slice came.
         holds = self._by_coordinate(mesh_axis, [s is not None for s in sources], tf.bool)
         return tf.where(holds, y, tf.zeros_like(y))
 
@@ -501,6 +505,7 @@ class TpuProgram(Program):
 
     def random_key(self, seed: Optional[int]) -> tf.Tensor:
         """Returns a new key for random numbers, the same on all cores."""
+        # Every core has the step, and computes the same key of it without the host.
         if random_values.key_is_of_step(seed):
             return random_values.new_key(seed)
         return self.same_everywhere(lambda: random_values.new_key(seed))
@@ -516,6 +521,7 @@ class TpuProgram(Program):
         """
         context, graph = tpu_context()
         here = tf.get_default_graph()
+        # The body of a loop is another context in TensorFlow 1, and another graph in TensorFlow 2.
         is_in_loop = here._get_control_flow_context() is not context or here is not graph
         if context is None or not is_in_loop:
             with self.outside():

@@ -150,7 +150,9 @@ def _levels(logical: Sequence[int], physical: Sequence[int]) -> Optional[list[li
         return None
     tiles = [(x, y, cores)]
     for i in range(1, len(logical)):
+        # All processors that differ along the dimensions from i on, which are to be close together.
         size = list_product(logical[i:])
+        # A tile is some whole chips, or some cores of one: cores of a chip are nearer than chips.
         if size % cores == 0 and _is_power_of_two(size // cores):
             chips = _tile(*tiles[-1][:2], size // cores, is_ring=i == len(logical) - 1)
             tiles.append((*chips, cores))
@@ -227,6 +229,7 @@ def auto_logical_to_physical_tpu(
         physical = physical_shape_3d_from_topology_proto_4d(physical)
     levels = None
     if len(physical) == 3 and physical[-1] == flag_value("logical_cores_per_chip"):
+        # Without dimensions of size 1: row-major numbers are the same, and they have no tiles.
         levels = _levels([size for size in logical if size > 1], physical)
     if levels is None:
         numbers = range(list_product(physical))
@@ -306,6 +309,7 @@ class HierarchicalTiling:
             inner = [_pad(counts or [], axes) for counts in levels[1:]]
             levels[0] = [size // list_product(c) for size, *c in zip(padded, *inner)]
         rings = [_pad(counts or [], axes) for counts in levels]
+        # This finds a size that the inner tiles do not divide, too: the quotient above is a floor.
         products = [list_product(counts[axis] for counts in rings) for axis in range(axes)]
         if products != padded:
             raise ValueError(
@@ -332,6 +336,7 @@ class HierarchicalTiling:
         names, levels = _names_and_counts(spec)
         sizes = [list_product(counts or []) for counts in levels]
         if levels and levels[0] is None:
+            # What is None counts as 1 so far: this is the product of the others.
             sizes[0] = num_processors // list_product(sizes)
         if list_product(sizes) != num_processors:
             raise ValueError(

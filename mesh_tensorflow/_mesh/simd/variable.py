@@ -58,6 +58,7 @@ class MadeWhenAsked(Sequence[tf.Variable]):
 
     def __getitem__(self, number: Any) -> Any:
         if not 0 <= number < self._size:
+            # By this error Python ends a loop over a Sequence that has no iterator of its own.
             raise IndexError(number)
         if number not in self._made:
             with (
@@ -113,6 +114,7 @@ class SimdVariable(SliceVariables):
             else:
                 self.slices = _ByLogicalNumber(made, mesh_impl)
             self._own = program.own_variable(variable.name, made)
+        # Before the base class, which binds the masters that nothing uses.
         if not program.binds_masters:
             for master in variable.masters:
                 # On a TPU a master stays on the host: initializing and saving need no TPU then.

@@ -545,6 +545,7 @@ def _remove(directory: str) -> None:
         if tf.io.gfile.exists(directory):
             tf.io.gfile.rmtree(directory)
     except tf.errors.OpError as e:
+        # No error: the checkpoint itself is complete, or has an error of its own by now.
         tf.logging.warning("%s is of no use, but could not be removed: %s", directory, e.message)
 
 
@@ -587,6 +588,7 @@ class ShardSaverBuilder(BulkSaverBuilder):
             if variable is None or self._write_version == tf.train.SaverDef.V1:
                 others.append(saveable)
             else:
+                # What is apart is one piece here, so its first spec is that of the whole tensor.
                 apart[saveable.specs[0].name] = variable
         self.apart.update(apart)
         return apart, others

@@ -114,6 +114,7 @@ def original(value: Any) -> Any:
 
 def _mapped(fn: Callable[[Any], Any], value: Any) -> Any:
     kind = type(value)
+    # Of exactly these types, since a subclass may be built in another way; it is one leaf.
     if kind is list or kind is tuple:
         return kind(_mapped(fn, x) for x in value)
     if kind is dict or kind is collections.OrderedDict:

@@ -219,6 +219,7 @@ class WholeVariable(tf2.__internal__.tracking.Trackable, abc.ABC):
     A subclass defines the storage, the name, the device, the dtype and the shape.
     """
 
+    # None, by which savers know that it is no part of a partitioned variable.
     _save_slice_info = None
     # Makes NumPy leave arithmetic with arrays to this class.
     __array_priority__ = 100
@@ -373,6 +374,7 @@ def _operator(name: str) -> Callable:
     return apply
 
 
+# Set in the class, where Python looks operators up: `__getattr__` is not asked for them.
 for _name in (f"__{word}__" for word in _OPERATORS.split()):
     if hasattr(tf.Tensor, _name):  # == and != compare identity, as collections need
         setattr(WholeVariable, _name, _operator(_name))
@@ -455,6 +457,7 @@ class StoredMaster(WholeVariable):
     Lowering has been created.
     """
 
+    # By this, savers of TensorFlow tell variables of eager code from those of a graph.
     _in_graph_mode = False
 
     def __init__(
@@ -540,6 +543,7 @@ class MasterVariable(WholeVariable):
         """
         super().__init__(trainable)
         self._tf_variable = tf_variable
+        # Kept here too: slices are initialized from it once the tf variable is out of use.
         self._initial: Any = tf_variable.initial_value
         self._storage: VariableStorage = WholeStorage(tf_variable)
         self._in_use = False
@@ -566,6 +570,7 @@ class MasterVariable(WholeVariable):
         Args:
           storage: the storage in slices.
         """
+        # What uses the tf variable already would go on to do so, and miss what the slices get.
         assert not self._in_use and not self.is_bound
         self._storage = storage
 
@@ -576,6 +581,7 @@ class MasterVariable(WholeVariable):
         return self._tf_variable
 
     def _at_storage(self) -> VariableStorage:
+        # Whoever asks makes operations of it, for which a later Lowering must leave it in place.
         if not self.is_bound:
             self._in_use = True
         return self._storage
@@ -668,6 +674,7 @@ class MasterVariable(WholeVariable):
 
     # -- in a session
 
+    # Graphs look for this method, by which a session can fetch the variable itself.
     def _as_graph_element(self) -> tf.Tensor:
         return self.read_value()
 

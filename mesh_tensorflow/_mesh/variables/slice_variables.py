@@ -279,6 +279,7 @@ class SliceVariables(LaidOutVariable):
 
     def _slices_to_master_op(self) -> tf.Operation:
         variable = self._variable
+        # Read where they are and joined where the master is, so that each value travels once.
         values = {}
         for pnum, v in self.slices.items():
             with tf.device(v.device):

@@ -296,6 +296,7 @@ def store_of(graph: Graph) -> VariableStore:
     Raises:
       ValueError: the program is built in a tf.function, and no store is active.
     """
+    # First the scope, which the user has asked for; the store of a graph is there by default.
     if _active.stores:
         return _active.stores[-1]
     if graph.variable_store is None:
@@ -340,6 +341,7 @@ class VariableStore(tf2.Module):
     def __init__(self, name: Optional[str] = None):
         super().__init__(name=name or "mtf_variables")
         self._by_name: dict[str, dict[str, tf.Variable]] = {}
+        # An object of no TensorFlow class: dictionaries of a tf.Module's own are wrapped and saved.
         self._known = _Known()
 
     def __repr__(self) -> str:
@@ -476,6 +478,7 @@ class VariableStore(tf2.Module):
             {pnum: mesh_impl.devices[pnum] for pnum in set(owner)},
         )
         if known is None:
+            # Outside of a function that is traced: its variables outlive the trace.
             with tf.init_scope():
                 whole = tf.cast(_first_value(variable), form.dtype)
                 self._lay_out(variable, form, mesh_impl, whole, {})
@@ -546,6 +549,7 @@ class VariableStore(tf2.Module):
         else:
             self._by_name[name] = slices
         self._known.forms[name] = form
+        # Last: it restores a value that a checkpoint has kept for this name, into these slices.
         self._known.saved.add(self, name, variable.shape, variable.master_dtype, variable.trainable)
 
     def value(self, name: str) -> tf.Tensor:
@@ -577,6 +581,7 @@ class VariableStore(tf2.Module):
         pieces = make_slices(value, form.layout, form.mesh_shape)
         for pnum, v in self._used(name).items():
             with tf.device(v.device):
+                # A view would hold all of the value in memory for as long as the variable has it.
                 v.assign(in_own_memory(pieces[pnum], value))
 
     def parts(self, name: str) -> tuple[list[int], dict[tuple[int, ...], list[tf.Variable]]]:
