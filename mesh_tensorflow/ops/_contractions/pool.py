@@ -76,6 +76,7 @@ def pool_fn(pool_fn_string: str) -> Callable:
             flat = tf.reshape(x, [list_product(batch), *image])
             y = _VOLUME_FNS[is_max](flat, list(ksize), list(strides), padding)
             return tf.reshape(y, batch + y.shape.as_list()[1:])
+        # Windows of all planes are alike, so a maximum of maxima, or mean of means, is that of all.
         # First within the planes, then across them.
         planes = pool_planes(x, ksize[1:], strides[1:], padding)
         depth, height, width, channels = planes.shape.as_list()[-4:]
@@ -248,6 +249,7 @@ class PoolBackPropOperation(Operation):
         x, y, dy = self._inputs
         ksize, reached = self._ksize, gradient_of_output(unused_grad_ys)
         mean = self._pool_fn_string.replace("MAX", "AVG")
+        # A mean gives each element the same share of dy, so its transpose is the mean itself.
         if mean == self._pool_fn_string:
             return [None, None, PoolOperation(reached, ksize, ksize, mean).outputs[0]]
         is_maximum = pool_backprop(x, y, mtf.ones_like(dy), ksize, ksize, self._pool_fn_string)

@@ -68,6 +68,7 @@ class ReduceOperation(Operation):
         output_shape = convert_to_shape(output_shape)
         mtf.verify_no_new_dims([x.shape], output_shape)
         reduction_fn_string = str(reduction_fn_string).upper()
+        # For its error alone, which comes from the user's line here, and from the Lowering later.
         reduction_fn(reduction_fn_string)
         super().__init__([x], name=name or "reduce")
         self._reduction_fn_string = reduction_fn_string
@@ -151,6 +152,7 @@ def cost_along(op: Operation, mesh_impl: MeshImpl, dim: Dimension, flops_per_ele
       dim: a Dimension.
       flops_per_element: floating point operations for each element.
     """
+    # That of the base class, since op.cost is what calls this function.
     base, y = Operation.cost(op, mesh_impl), op.outputs[0]
     mesh_axis = mesh_impl.tensor_dimension_to_mesh_axis(dim)
     collectives: tuple[Collective, ...] = ()
@@ -188,6 +190,7 @@ class BroadcastOperation(Operation):
 
     def gradient(self, grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Tensor]:
         """Sums dy over the new dimensions."""
+        # y[a, b] = x[a] for each b, so dx[a] is the sum over b of dy[a, b].
         return [reduce_sum(gradient_of_output(grad_ys), output_shape=self.inputs[0].shape)]
 
     def lower(self, lowering: LoweringLike) -> None:
