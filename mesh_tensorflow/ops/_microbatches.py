@@ -182,10 +182,13 @@ class Kinds:
         self._check_size(op, y)
         if own:
             return Kind("rows", own, _why_mixed(op, own, kinds))
+        # Its output is what the function returned, one of its last inputs; the arguments do not
+        # matter.
         if isinstance(op, CustomGradientOperation):
             kind = self[op.inputs[len(op.inputs) - len(op.outputs) + index]]
             why = f"it is computed in a function with a custom gradient, {op.name}"
             return Kind("unknown", why=why) if kind is _FUNCTION else kind
+        # Rows that have a reason are no rows of single examples, so their sums are not known.
         unknown = [k for k in kinds if k.name == "unknown" or (k.dims and k.why)]
         if unknown:
             return Kind("unknown", why=unknown[0].why)
@@ -239,6 +242,7 @@ class Kinds:
 
     def _times(self, op: Operation, kind: Kind, factor: Any) -> Kind:
         """Returns the kind of a product with a number, which may stand for the size of a batch."""
+        # A number times a mean is the mean of the products, whatever the number stands for.
         if kind.name != "sum":
             return kind
         source = op.inputs[0].operation
@@ -467,8 +471,10 @@ class InMicrobatches:
         pending = [y]
         while pending:
             op = self._made.get(pending.pop())
+            # The loop leaves variables outside by itself.
             if op is not None and op not in self._hoisted and not isinstance(op, Variable):
                 self._hoisted.add(op)
+                # A loop is moved as a whole, together with what its body reads.
                 inner = [x for each in with_inner_operations([op]) for x in each.inputs]
                 pending += [*op.inputs, *inner]
                 for each in with_inner_operations([op]):
@@ -692,6 +698,7 @@ def serialize_training_step(
                 f"serialize_training_step: no gradient reaches the trainable variables {missing}; "
                 "make them with trainable=False, or use them in the loss"
             )
+        # In lists from outside, as a loop takes nothing but Tensors from its body.
         names[:] = list(outputs)
         batched[:] = [small_dim in y.shape for y in outputs.values()]
         results = [to_whole(y, index) if b else y for y, b in zip(outputs.values(), batched)]
@@ -705,6 +712,7 @@ def serialize_training_step(
     )
     loop, count = results[0].operation, len(results) - whole.num_results
     whole.finish(results[count:], loop)
+    # The first one is the number of microbatches that were counted.
     results = results[1:count]
     outputs = {}
     for name, is_batched, y in zip(names, batched, results):

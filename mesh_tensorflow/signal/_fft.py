@@ -114,6 +114,7 @@ class _State(NamedTuple):
     done: frozenset[int]
 
 
+# Costs ask for the same plans again and again, for each layout that is tried, and lowering too.
 @functools.lru_cache(maxsize=1024)
 def plan_of(problem: Problem) -> Plan:
     """Returns the steps that communicate the least, and of these plans one of the fewest steps."""
@@ -179,6 +180,7 @@ def _moves(problem: Problem, state: _State) -> Iterator[Step]:
     itemsize, elements = _itemsize(problem, state), _laid_out_size(problem, state)
     whole = [axis for axis in range(len(problem.sizes)) if axis not in state.layout]
     for mesh_axis, (parts, joined) in enumerate(zip(problem.parts, state.layout)):
+        # One processor has all of a dimension, so there is nothing to move.
         if parts == 1:
             continue
         size = 0 if joined is None else _size(problem, state, joined)
@@ -436,6 +438,7 @@ class FourierOperation(Operation):
 def _split_axes(mesh_impl: MeshImpl, shape: Shape) -> tuple[Optional[int], ...]:
     """Returns, for each mesh axis of more than one processor, the axis that it splits, or None."""
     axes = mesh_impl.tensor_layout(shape).mesh_axis_to_tensor_axis(mesh_impl.ndims)
+    # Else what one processor has would be taken for split, and gathered before a transform.
     return tuple(a if d.size > 1 else None for a, d in zip(axes, mesh_impl.shape))
 
 
@@ -445,6 +448,8 @@ def _moved(mesh_impl: MeshImpl, value: LaidOutLike, step: Step) -> LaidOutLike:
         value = mesh_impl.slicewise(lambda t: _padded(t, step.split, step.padding), value)
     axes = [axis for axis in (step.split, step.joined) if axis is not None]
     value = getattr(mesh_impl, step.kind)(value, step.mesh_axis, *axes)
+    # Zeros were appended to the whole, so they are at its end, and can be cut once it is whole
+    # again.
     if step.joined is not None and value.slice_shape[step.joined] > step.size:
         value = mesh_impl.slicewise(lambda t: _cut(t, step.joined, step.size), value)
     return value

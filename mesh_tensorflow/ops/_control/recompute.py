@@ -221,6 +221,7 @@ def wait_for(xs: Sequence[Tensor], after: Sequence[Tensor]) -> list[Tensor]:
       xs: a list of Tensors.
       after: a list of Tensors.
     """
+    # Without gradients to wait for, an operation would only make copies.
     return DelayOperation(xs, after).outputs if xs and after else list(xs)
 
 
@@ -255,6 +256,7 @@ def computed_again(
     graph = grad_ys[0].graph
     start = len(graph.operations)
     _, mapping = graph.clone_operations(operations, mapping)
+    # A result that depends on none of the replaced inputs has no copy.
     again = [mapping.get(y, y) for y in ys]
     # What does not depend on the replaced inputs, as random values and variables, is shared with
     # the first computation; gradients flow through it as well.

@@ -282,6 +282,7 @@ def square(x: Tensor, name: Optional[str] = "square") -> Tensor:
     [ 1.  4. 16.]
     """
     return cwise(
+        # y = z^2 has dz = dy conj(2 z); conj leaves real numbers alone.
         tf.square, [x], name=name, grad_function=lambda op, dy: [dy * (conj(op.inputs[0]) * 2.0)]
     )
 
@@ -294,6 +295,7 @@ def sqrt(x: Tensor, name: Optional[str] = "sqrt") -> Tensor:
     [1.    1.414 2.   ]
     """
     kernel = _from_output(
+        # y = sqrt(x) has dy/dx = 1 / (2 y).
         lambda y, dy: _raw.SqrtGrad(y=y, dy=dy), "sqrt_grad", lambda y, dy: dy * 0.5 / y
     )
     return cwise(tf.sqrt, [x], name=name, grad_function=kernel)
@@ -307,6 +309,7 @@ def rsqrt(x: Tensor, name: Optional[str] = "rsqrt") -> Tensor:
     [1.    0.707 0.5  ]
     """
     kernel = _from_output(
+        # y = 1 / sqrt(x) has dy/dx = -y^3 / 2.
         lambda y, dy: _raw.RsqrtGrad(y=y, dy=dy), "rsqrt_grad", lambda y, dy: dy * -0.5 * y * y * y
     )
     return cwise(tf.math.rsqrt, [x], name=name, grad_function=kernel)
@@ -340,6 +343,7 @@ def sigmoid(x: Tensor, name: Optional[str] = "sigmoid") -> Tensor:
     >>> print(np.round(mtf.sigmoid(x).numpy(), 3))
     [0.269 0.5   0.881]
     """
+    # This kernel does not conjugate, unlike SqrtGrad: TensorFlow's own gradient does so before it.
     kernel = _from_output(lambda y, dy: _raw.SigmoidGrad(y=tf.math.conj(y), dy=dy), "sigmoid_grad")
     return cwise(tf.sigmoid, [x], name=name, grad_function=kernel)
 
@@ -406,6 +410,7 @@ def _swish_grad(x: tf.Tensor, s: tf.Tensor, dy: tf.Tensor) -> tf.Tensor:
 
 
 def _sigmoid_grad(x: tf.Tensor, s: tf.Tensor, ds: tf.Tensor) -> tf.Tensor:
+    # s = sigmoid(x) has ds/dx = s (1 - s).
     return ds * s * (1.0 - s)
 
 
@@ -467,6 +472,7 @@ def _gelu_grad(x: tf.Tensor, t: tf.Tensor, dy: tf.Tensor) -> tf.Tensor:
 
 def _gelu_tanh_grad(x: tf.Tensor, t: tf.Tensor, dt: tf.Tensor) -> tf.Tensor:
     scale, cubic = (constant(c, x.dtype) for c in (_GELU_SCALE, 3.0 * _GELU_SCALE * _GELU_CUBIC))
+    # t = tanh(scale x + cubic x^3 / 3) has dt/dx = (1 - t^2) (scale + cubic x^2).
     return _raw.TanhGrad(y=t, dy=dt) * (cubic * tf.square(x) + scale)
 
 
@@ -537,6 +543,7 @@ def reciprocal(x: Tensor, name: Optional[str] = "reciprocal") -> Tensor:
     [1.   0.5  0.25]
     """
     kernel = _from_output(
+        # y = 1 / x has dy/dx = -y^2.
         lambda y, dy: _raw.ReciprocalGrad(y=y, dy=dy), "reciprocal_grad", lambda y, dy: -dy * y * y
     )
     return cwise(tf.math.reciprocal, [x], name=name, grad_function=kernel)
@@ -645,6 +652,7 @@ def cast(x: Tensor, dtype: tf.DType, name: Optional[str] = "cast") -> Tensor:
     dtype = tf.as_dtype(dtype)
     if dtype == x.dtype:
         return x
+    # TensorFlow's cast to real numbers takes the real part, too, but with a warning each time.
     real_part = is_complex(x) and not dtype.is_complex and not dtype.is_bool
     return cwise(
         lambda t: tf.cast(tf.math.real(t) if real_part else t, dtype),

@@ -52,6 +52,7 @@ class ShiftOperation(Operation):
 
     def gradient(self, grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Tensor]:
         """Shifts dy by the opposite offset."""
+        # y[i] = x[i - offset], so dx[j] = dy[j + offset]; what is shifted out gets 0.
         return [shift(gradient_of_output(grad_ys), -self._offset, self._dim, self._wrap)]
 
     def _pieces(self, mesh_impl: MeshImpl) -> list[_Piece]:
@@ -72,6 +73,7 @@ class ShiftOperation(Operation):
     def _kept_pieces(self, mesh_impl: MeshImpl, mesh_axis: int) -> list[tuple[int, int]]:
         """Returns (processors, elements) of the pieces that are not shifted out."""
         shape = self._outputs[0].shape
+        # All elements but those along the dimension; a slice may be empty along it.
         rows = mesh_impl.laid_out_size(shape) // max(1, mesh_impl.slice_shape(shape)[self._axis])
         processors = mesh_impl.shape[mesh_axis].size
         return [
@@ -229,6 +231,7 @@ def _margin(
             edge = mtf.mtf_slice(x, begin, width, block_size_dim.name)
         if blocks_dim is not None:
             edge = shift(edge, step * blocks, blocks_dim, wrap)
+        # If it wraps around, a single block is its own neighbor, and its edge stays as it is.
         elif not wrap:
             edge = mtf.zeros_like(edge)
         margins.append(edge)

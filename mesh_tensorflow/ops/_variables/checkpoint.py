@@ -36,6 +36,8 @@ class MtfRestoreHook(tf.train.SessionRunHook):
           session: the new session.
           coord: unused.
         """
+        # Also a session that replaces a lost one is new, and has no slices of the restored masters
+        # yet.
         session.run(self._copy)
 
 
