@@ -119,6 +119,7 @@ def read_events(path: Path) -> Iterator[Event]:
         names = {entry.key: entry.value.name for entry in plane.event_metadata}
         for line in plane.lines:
             for event in line.events:
+                # Events count in picoseconds from the beginning of their line.
                 yield Event(
                     names.get(event.metadata_id, ""),
                     line.timestamp_ns * 1e-9 + event.offset_ps * 1e-12,

@@ -125,6 +125,7 @@ class Kinds:
     def __getitem__(self, x: Tensor) -> Kind:
         if x in self._kinds:
             return self._kinds[x]
+        # A Tensor from outside of the model function.
         own = self._own_dims(x)
         return Kind("rows", own) if own else _SAME
 
@@ -167,6 +168,7 @@ class Kinds:
                 break
             before = joined
         sums = [self[y] for y in op.body_outputs[n:]]
+        # A function of totals cannot be computed after this loop, if an iteration computes it.
         known = ("rows", "same", "drawn", "mean", "sum", "unknown")
         why = f"it is computed in the loop {op.name}"
         results = [k if k.name in known else Kind("unknown", why=why) for k in [*before, *sums]]
@@ -182,8 +184,7 @@ class Kinds:
         self._check_size(op, y)
         if own:
             return Kind("rows", own, _why_mixed(op, own, kinds))
-        # Its output is what the function returned, one of its last inputs; the arguments do not
-        # matter.
+        # An output is what the function returned, one of its last inputs; arguments do not count.
         if isinstance(op, CustomGradientOperation):
             kind = self[op.inputs[len(op.inputs) - len(op.outputs) + index]]
             why = f"it is computed in a function with a custom gradient, {op.name}"

@@ -396,6 +396,7 @@ class ImportLaidOutTensorOperation(Operation):
         """
         super().__init__([], mesh=mesh, name=name or "import")
         self._laid_out_tensor = laid_out_tensor
+        # A slice may be a reference variable of TensorFlow 1, whose own dtype is none of values.
         dtype = slices_of(laid_out_tensor)[0].dtype
         self._outputs = [Tensor(self, convert_to_shape(shape), dtype.base_dtype)]
 

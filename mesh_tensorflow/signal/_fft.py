@@ -396,6 +396,7 @@ class FourierOperation(Operation):
         functions = _KINDS[self._kind].functions
         rank = t.shape.ndims
         # TensorFlow's functions transform the last axes, and up to three of them.
+        # Transforms along different axes commute, so they can be done in groups of any order.
         for first in range(0, len(axes), len(functions)):
             last = list(axes[first : first + len(functions)])
             perm = [axis for axis in range(rank) if axis not in last] + last
@@ -420,6 +421,7 @@ class FourierOperation(Operation):
         sizes = [max(a.size, b.size) for a, b in zip(x.shape, self._outputs[0].shape)]
         mesh_impl.slice_shape(self._outputs[0].shape)  # checks that it can be split
         for step in self._plan(mesh_impl):
+            # Each step reads all elements, and writes them.
             moved += 2 * step.elements * step.itemsize
             if step.kind == "transform":
                 each = 2.5 if _KINDS[self._kind].is_real else 5
@@ -448,8 +450,7 @@ def _moved(mesh_impl: MeshImpl, value: LaidOutLike, step: Step) -> LaidOutLike:
         value = mesh_impl.slicewise(lambda t: _padded(t, step.split, step.padding), value)
     axes = [axis for axis in (step.split, step.joined) if axis is not None]
     value = getattr(mesh_impl, step.kind)(value, step.mesh_axis, *axes)
-    # Zeros were appended to the whole, so they are at its end, and can be cut once it is whole
-    # again.
+    # Zeros were appended to the whole: they are at its end, and can be cut once it is joined.
     if step.joined is not None and value.slice_shape[step.joined] > step.size:
         value = mesh_impl.slicewise(lambda t: _cut(t, step.joined, step.size), value)
     return value

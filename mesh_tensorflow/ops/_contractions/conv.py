@@ -193,6 +193,7 @@ def check_shapes(what: str, kind: ConvKind, shapes: dict[str, Shape]) -> None:
     # From the wide image to the narrow one, since several wide sizes go with one narrow size.
     if WIDE in shapes:
         fitting = kind.image_shape(NARROW, shapes[WIDE], filter_shape)
+        # Such a size is that of "VALID" padding with a window that fits nowhere.
         if min(d.size for d in fitting[-kind.rank - 1 : -1]) < 1:
             raise ValueError(
                 f"{what}: the window {dims_text(filter_shape[:-2])} is larger than the image "
@@ -406,6 +407,8 @@ class ConvNdOperation(Operation):
             }
             sizes = merged_sizes(mesh_impl, shapes[computed], batch_dims(computed))
             y = None
+            # Sizes are static where XLA compiles the program, which alone is slow without this
+            # form.
             if computed == WIDE and mesh_impl.needs_static_sizes:
                 y = wide_by_filter(kind, merged[NARROW], merged[FILTER], sizes)
             if y is None:

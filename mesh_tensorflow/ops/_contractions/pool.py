@@ -108,6 +108,7 @@ def _check_window(
                 f"{what}: {argument} of {pool_fn_string} must be {rank} whole numbers from 1, "
                 f"one for each spatial dimension, but is {sizes!r}"
             )
+    # Gradients rely on it that each element is in one window at most.
     if tuple(ksize) != tuple(strides):
         raise ValueError(
             f"{what}: windows must neither overlap nor leave gaps, but ksize is {tuple(ksize)} "
@@ -181,6 +182,7 @@ class PoolOperation(Operation):
         self._outputs = [Tensor(self, _pooled_shape(x.shape, self._ksize), x.dtype)]
 
     def _unsplittable(self) -> list[str]:
+        # A window could reach from the slice of one processor into that of the next.
         return [d.name for d in self._inputs[0].shape[-len(self._ksize) - 1 : -1]]
 
     def gradient(self, grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Tensor]:

@@ -402,6 +402,7 @@ class CrossEntropyGradientOperation(_OfIds):
         sizes = mesh_impl.slice_shape(logits.shape)
         part = sizes[axis]
         rest = [*sizes[:axis], *sizes[axis + 1 :]]
+        # Rows have the vocabulary last: this order brings it to where the logits have it.
         back = [*range(axis), len(rest), *range(axis, len(rest))]
 
         def fn(x: tf.Tensor, i: tf.Tensor, z: tf.Tensor, d: tf.Tensor, *more: tf.Tensor) -> Any:
@@ -410,6 +411,8 @@ class CrossEntropyGradientOperation(_OfIds):
             # An id out of range has the loss 0, whatever the logits are.
             d = tf.where(self._is_id(i), d, tf.zeros_like(d))
             scale = d
+            # The further values are dz, if it is given, and then the coordinate, which zip leaves
+            # out here.
             for dz, value in zip(self.inputs[4:], more):
                 scale = scale + self._numbers(value, dz)
             # Each writes to the memory of the one before.

@@ -130,7 +130,7 @@ class Depend(Operation):
                 note_read(lowering, variable, read)
                 value = variable.cast_to_activation(mesh_impl, read)
             else:
-                # TensorFlow gives control dependencies to new operations only, so each slice has one.
+                # TensorFlow gives control dependencies to new operations only: one for each slice.
                 value = mesh_impl.slicewise(tf.identity, x.to_laid_out_tensor())
         lowering.set_tensor_lowering(y, value)
 

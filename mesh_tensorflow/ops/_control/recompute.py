@@ -192,6 +192,8 @@ class DelayOperation(Operation):
         xs, after = slices[: self._num], slices[self._num :]
 
         def late(x: tf.Tensor, *dys: tf.Tensor) -> tf.Tensor:
+            # To integers no small number can be added, so they do not wait where compilers drop the
+            # edges.
             if wait or not is_differentiable(x.dtype):
                 with tf.control_dependencies(dys if wait else []):
                     return tf.identity(x)
@@ -335,6 +337,7 @@ def _from_stored(
     """Returns gradients that read stored activations; None, and no operations, without room."""
     graph = pairs[0][1].graph
     mark, start = graph.mark(), len(graph.operations)
+    # Gradients read inner values of the function, which are hidden from all other users.
     with usable(forward):
         grads = mtf.gradients(
             [y for y, _ in pairs], xs, grad_ys=[dy for _, dy in pairs], operations=forward

@@ -589,6 +589,7 @@ def leaky_relu(x: Tensor, alpha: float = 0.2, name: Optional[str] = "leaky_relu"
         lambda x: tf.nn.leaky_relu(x, alpha),
         [x],
         name=name,
+        # From x, as y has the sign of x only if alpha is above 0.
         grad_function=_from_input(kernel, "leaky_relu_grad"),
     )
 
@@ -630,6 +631,7 @@ def mtf_pow(x: Tensor, y: Union[Tensor, float]) -> Tensor:
       x: a Tensor with positive values.
       y: a Tensor or a number.
     """
+    # Of functions with known gradients, so that x and y both get theirs.
     return exp(log(x) * y)
 
 

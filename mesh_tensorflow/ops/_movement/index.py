@@ -241,6 +241,7 @@ class TopKOperation(Operation):
         self._outputs = [Tensor(self, shape, x.dtype), Tensor(self, shape, tf.int32, index=1)]
 
     def _unsplittable(self) -> Sequence[str]:
+        # The chosen ones are found and ordered together, so each processor has all of them.
         return [self._k_dim.name]
 
     def gradient(self, grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Optional[Tensor]]:

@@ -58,6 +58,7 @@ class ShiftOperation(Operation):
     def _pieces(self, mesh_impl: MeshImpl) -> list[_Piece]:
         """Returns the pieces that a shifted slice consists of, in order."""
         size = mesh_impl.slice_shape(self._outputs[0].shape)[self._axis]
+        # No number of elements can be divided by the size of an empty slice.
         if size == 0:
             return [_Piece(0, 0, 0)]
         # Python's divmod rounds down, so one rule serves for negative offsets: `within` is never
@@ -79,6 +80,7 @@ class ShiftOperation(Operation):
         return [
             (piece.processors, rows * piece.size)
             for piece in self._pieces(mesh_impl)
+            # Without wrapping, what would go past the last processor is shifted out, and not sent.
             if self._wrap or abs(piece.processors) < processors
         ]
 
@@ -126,6 +128,7 @@ class ShiftOperation(Operation):
         size = self._dim.size
         if self._wrap:
             return tf.roll(t, self._offset, self._axis)
+        # An offset beyond the size shifts out all, and no more than that.
         kept = size - min(abs(self._offset), size)
         if kept == 0:
             return tf.zeros_like(t)

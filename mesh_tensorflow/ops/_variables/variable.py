@@ -569,6 +569,7 @@ class StackedVariable(Variable):
 
     def _make_master(self, name: str, shape: Shape, kwargs: dict) -> None:
         self._name = name
+        # Variables that a VariableStore holds are not stacked.
         self._store = None
 
     @property
@@ -617,6 +618,7 @@ def _check_known(known: Variable, shape: Optional[Shape], dtype: VariableDType) 
             f"variable {known.name!r} is {known.shape}, and is asked for as {shape}. Use another "
             "name or variable scope for another variable, or mtf.reshape on this one"
         )
+        # With other sizes no value fits; with other names of dimensions, all do.
         if shape.to_integer_list != known.shape.to_integer_list:
             raise ValueError(message)
         slip(message)
