@@ -281,8 +281,8 @@ def square(x: Tensor, name: Optional[str] = "square") -> Tensor:
     >>> print(np.round(mtf.square(x).numpy(), 3))
     [ 1.  4. 16.]
     """
+    # y = z^2 has dz = dy conj(2 z); conj leaves real numbers alone.
     return cwise(
-        # y = z^2 has dz = dy conj(2 z); conj leaves real numbers alone.
         tf.square, [x], name=name, grad_function=lambda op, dy: [dy * (conj(op.inputs[0]) * 2.0)]
     )
 
@@ -294,8 +294,8 @@ def sqrt(x: Tensor, name: Optional[str] = "sqrt") -> Tensor:
     >>> print(np.round(mtf.sqrt(x).numpy(), 3))
     [1.    1.414 2.   ]
     """
+    # y = sqrt(x) has dy/dx = 1 / (2 y).
     kernel = _from_output(
-        # y = sqrt(x) has dy/dx = 1 / (2 y).
         lambda y, dy: _raw.SqrtGrad(y=y, dy=dy), "sqrt_grad", lambda y, dy: dy * 0.5 / y
     )
     return cwise(tf.sqrt, [x], name=name, grad_function=kernel)
@@ -308,8 +308,8 @@ def rsqrt(x: Tensor, name: Optional[str] = "rsqrt") -> Tensor:
     >>> print(np.round(mtf.rsqrt(x).numpy(), 3))
     [1.    0.707 0.5  ]
     """
+    # y = 1 / sqrt(x) has dy/dx = -y^3 / 2.
     kernel = _from_output(
-        # y = 1 / sqrt(x) has dy/dx = -y^3 / 2.
         lambda y, dy: _raw.RsqrtGrad(y=y, dy=dy), "rsqrt_grad", lambda y, dy: dy * -0.5 * y * y * y
     )
     return cwise(tf.math.rsqrt, [x], name=name, grad_function=kernel)
@@ -542,8 +542,8 @@ def reciprocal(x: Tensor, name: Optional[str] = "reciprocal") -> Tensor:
     >>> print(np.round(mtf.reciprocal(x).numpy(), 3))
     [1.   0.5  0.25]
     """
+    # y = 1 / x has dy/dx = -y^2.
     kernel = _from_output(
-        # y = 1 / x has dy/dx = -y^2.
         lambda y, dy: _raw.ReciprocalGrad(y=y, dy=dy), "reciprocal_grad", lambda y, dy: -dy * y * y
     )
     return cwise(tf.math.reciprocal, [x], name=name, grad_function=kernel)
