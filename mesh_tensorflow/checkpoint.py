@@ -516,6 +516,7 @@ def _check_names(
     ]
     if not missing and not differs:
         return
+    # Named too, since a variable that was renamed is missing by one name and extra by the other.
     extra = [f"{n} {list(shapes[n])}" for n in sorted(shapes) if n not in wanted]
     raise CheckpointError(
         f"checkpoint {path} is not of this program; no variable was changed."

@@ -208,6 +208,7 @@ class Kinds:
 
     def _check_size(self, op: Operation, y: Tensor) -> None:
         """Raises ValueError for the dimension of the whole batch in a microbatch."""
+        # With one microbatch the two dimensions are the same.
         if self._whole.size == self._small or self._whole not in y.shape:
             return
         if not isinstance(op, _RESIZES):
@@ -318,6 +319,8 @@ def _is_linear_slicewise(op: Operation) -> bool:
 
 def _number(x: Tensor) -> Optional[float]:
     """Returns the number that a Tensor is filled with; None if it is not known."""
+    # A factor may be a constant, or be made of one by a cast, a reciprocal, a change of sign or
+    # shape.
     op = x.operation
     if isinstance(op, Constant):
         value = op._value
@@ -492,6 +495,7 @@ class InMicrobatches:
                 continue
             self._later.add(op)
             for x in op.inputs:
+                # Back to the totals, which the loop sums, and to what is the same for all of them.
                 if self._kinds[x].name == "function":
                     pending.append(x)
                 else:
@@ -509,6 +513,7 @@ class InMicrobatches:
                 continue
             seen.add(op)
             for x in op.inputs:
+                # dy/dw is the sum over these terms S of dy/dS dS/dw; the loop sums dS/dw.
                 if x in self._summed:
                     found[x] = None
                 elif self._kinds[x].name == "function":

@@ -364,6 +364,7 @@ class FourierOperation(Operation):
 
     def _plan(self, mesh_impl: MeshImpl) -> Plan:
         x, y = self._inputs[0], self._outputs[0]
+        # Tuples and sets that do not change, since plans are looked up by their problems.
         return plan_of(
             Problem(
                 tuple(x.shape.to_integer_list),

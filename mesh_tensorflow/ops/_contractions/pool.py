@@ -269,6 +269,7 @@ class PoolBackPropOperation(Operation):
             value = mesh_impl.slicewise(lambda *xs: _max_backprop(ksize, *xs), x, y, dy)
         else:
             sizes = mesh_impl.slice_shape(self.outputs[0].shape)
+            # y is the mean of n elements, so each of them gets dy / n.
             window = list_product(ksize)
             value = mesh_impl.slicewise(lambda d: _spread(d / window, ksize, sizes), dy)
         lowering.set_tensor_lowering(self.outputs[0], value)

@@ -118,6 +118,7 @@ class ReduceOperation(Operation):
         x, y = self._inputs[0], self._outputs[0]
         axes = self._reduced_mesh_axes(mesh_impl)
         collectives: tuple[Collective, ...] = ()
+        # A pending sum costs nothing here: what needs the total is charged for the allreduce.
         if axes and not self._is_sum():
             elements = mesh_impl.laid_out_size(y.shape)
             collectives = (

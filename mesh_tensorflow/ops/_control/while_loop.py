@@ -516,6 +516,7 @@ class WhileLoopOperation(Operation):
     def _check_inner_reads(self) -> None:
         """Raises NotImplementedError for reads in inner loops, which no tape keeps."""
         everything = list(with_inner_operations([*self.graph.operations, *self._body_ops]))
+        # What nothing assigns to has the same value in all iterations, and when it is read again.
         assigned = {v for op in everything if isinstance(op, Assign) for v in op.variables}
         for loop in self._body_ops:
             for op in with_inner_operations(loop.inner_operations):

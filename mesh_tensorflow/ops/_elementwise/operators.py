@@ -174,6 +174,7 @@ _OPERATORS = {
 }
 
 
+# From here, since `_core`, where the class is, imports no operations.
 def bind_operators() -> None:
     """Sets the operators of Tensor."""
     for name, method in _OPERATORS.items():
