@@ -244,7 +244,7 @@ class Kinds:
 
     def _times(self, op: Operation, kind: Kind, factor: Any) -> Kind:
         """Returns the kind of a product with a number, which may stand for the size of a batch."""
-        # A number times a mean is the mean of the products, whatever the number stands for.
+        # Only of a sum does it matter what the number stands for: a multiple of a mean is a mean.
         if kind.name != "sum":
             return kind
         source = op.inputs[0].operation
@@ -319,8 +319,7 @@ def _is_linear_slicewise(op: Operation) -> bool:
 
 def _number(x: Tensor) -> Optional[float]:
     """Returns the number that a Tensor is filled with; None if it is not known."""
-    # A factor may be a constant, or be made of one by a cast, a reciprocal, a change of sign or
-    # shape.
+    # A factor may be a constant, or made of one by a cast, a reciprocal or a change of shape.
     op = x.operation
     if isinstance(op, Constant):
         value = op._value

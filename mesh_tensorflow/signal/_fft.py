@@ -441,7 +441,7 @@ class FourierOperation(Operation):
 def _split_axes(mesh_impl: MeshImpl, shape: Shape) -> tuple[Optional[int], ...]:
     """Returns, for each mesh axis of more than one processor, the axis that it splits, or None."""
     axes = mesh_impl.tensor_layout(shape).mesh_axis_to_tensor_axis(mesh_impl.ndims)
-    # Else what one processor has would be taken for split, and gathered before a transform.
+    # Else what one processor has as a whole would be taken for split, and never be transformed.
     return tuple(a if d.size > 1 else None for a, d in zip(axes, mesh_impl.shape))
 
 

@@ -407,8 +407,7 @@ class ConvNdOperation(Operation):
             }
             sizes = merged_sizes(mesh_impl, shapes[computed], batch_dims(computed))
             y = None
-            # Sizes are static where XLA compiles the program, which alone is slow without this
-            # form.
+            # Set where XLA compiles the program, which alone is slow without this form.
             if computed == WIDE and mesh_impl.needs_static_sizes:
                 y = wide_by_filter(kind, merged[NARROW], merged[FILTER], sizes)
             if y is None:

@@ -237,8 +237,7 @@ def _reduction_output_shape(
     reduced_dim = convert_to_dimension(reduced_dim)
     if output_shape is None:
         if reduced_dim is None:
-            # The stages of a pipeline stay: a layer does not know of them, and means its own
-            # dimensions.
+            # Stages of a pipeline stay: a layer knows nothing of them, and means its own.
             return with_stages([x], Shape([]))
         check_dimension(what, x, reduced_dim)
         return x.shape - reduced_dim

@@ -411,8 +411,7 @@ class CrossEntropyGradientOperation(_OfIds):
             # An id out of range has the loss 0, whatever the logits are.
             d = tf.where(self._is_id(i), d, tf.zeros_like(d))
             scale = d
-            # The further values are dz, if it is given, and then the coordinate, which zip leaves
-            # out here.
+            # Of dz, if it is given, and the coordinate after it, zip takes the former alone.
             for dz, value in zip(self.inputs[4:], more):
                 scale = scale + self._numbers(value, dz)
             # Each writes to the memory of the one before.

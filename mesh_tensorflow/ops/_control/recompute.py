@@ -192,8 +192,7 @@ class DelayOperation(Operation):
         xs, after = slices[: self._num], slices[self._num :]
 
         def late(x: tf.Tensor, *dys: tf.Tensor) -> tf.Tensor:
-            # To integers no small number can be added, so they do not wait where compilers drop the
-            # edges.
+            # Nothing tiny can be added to integers: where compilers drop edges, they do not wait.
             if wait or not is_differentiable(x.dtype):
                 with tf.control_dependencies(dys if wait else []):
                     return tf.identity(x)

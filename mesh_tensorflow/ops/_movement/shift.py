@@ -58,7 +58,7 @@ class ShiftOperation(Operation):
     def _pieces(self, mesh_impl: MeshImpl) -> list[_Piece]:
         """Returns the pieces that a shifted slice consists of, in order."""
         size = mesh_impl.slice_shape(self._outputs[0].shape)[self._axis]
-        # No number of elements can be divided by the size of an empty slice.
+        # divmod cannot divide by the size of an empty slice.
         if size == 0:
             return [_Piece(0, 0, 0)]
         # Python's divmod rounds down, so one rule serves for negative offsets: `within` is never
