@@ -155,6 +155,7 @@ def _laid_out_size(problem: Problem, state: _State) -> int:
     sizes = [_size(problem, state, axis) for axis in range(len(problem.sizes))]
     for parts, axis in zip(problem.parts, state.layout):
         if axis is not None:
+            # Rounded up: slices have equal sizes, the last ones by their padding.
             sizes[axis] = -(-sizes[axis] // parts)
     return list_product(sizes) * list_product(problem.parts)
 

@@ -632,6 +632,7 @@ def _check_known(known: Variable, shape: Optional[Shape], dtype: VariableDType) 
 
 def _dtype_text(dtype: VariableDType) -> str:
     """Returns "float32", or "master float32, slice ..." if the dtypes differ."""
+    # The fields are _master_dtype and so on, in the order of the constructor.
     names = {part.strip("_").removesuffix("_dtype"): t.name for part, t in vars(dtype).items()}
     if len(set(names.values())) == 1:
         return names["master"]
