@@ -114,6 +114,7 @@ class Saver(tf.train.Saver):
             version: Any = kwargs.get("write_version", tf.train.SaverDef.V2)
             kwargs["builder"] = builder = ShardSaverBuilder(version)
             self._apart = builder.apart
+        # Last: it calls `build`, which asks for `_wanted`, and where the builder fills `_apart`.
         super().__init__(var_list, **kwargs)
 
     def build(self) -> None:
@@ -478,6 +479,7 @@ def last_good(directory: str) -> Optional[str]:
     Args:
       directory: the directory of checkpoints with names such as model.ckpt-1000.
     """
+    # From the last one, since each one that is looked at is read as a whole.
     return next(
         (p for p in reversed(checkpoint_files.numbered(directory)) if not fault_of(p)), None
     )
@@ -514,6 +516,7 @@ def _check_names(
     ]
     if not missing and not differs:
         return
+    # Named too, since a variable that was renamed is missing by one name and extra by the other.
     extra = [f"{n} {list(shapes[n])}" for n in sorted(shapes) if n not in wanted]
     raise CheckpointError(
         f"checkpoint {path} is not of this program; no variable was changed."
@@ -617,6 +620,7 @@ def _others(path: str, title: str) -> str:
     except tf.errors.PermissionDeniedError:  # which would hide the error that this is a part of
         return f" Which others there are, {directory or '.'} does not let this user see"
     stems = [f[: -len(".index")] for f in files if f.endswith(".index")]
+    # By their numbers, so that those that are shown, the last ones, are the newest.
     others = sorted((s for s in stems if s != name), key=checkpoint_files.by_step)
     if not others:
         return f" There is no other in {directory or '.'}"

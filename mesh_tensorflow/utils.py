@@ -94,6 +94,7 @@ class BalancedVariablePlacer:
                 f"init_usage must give a number for each device: {len(devices)} devices, "
                 f"{len(usage)} numbers"
             )
+        # Pairs compare by bytes first, so the root of the heap is a device with the fewest.
         self._heap = list(zip(usage, devices))
         heapq.heapify(self._heap)
         self._last_device = devices[0]
@@ -188,6 +189,7 @@ def taken_summaries(start: int) -> dict[str, tf.Tensor]:
     collection = tf.get_collection_ref(SCALAR_SUMMARIES_COLLECTION_KEY)
     found, graph = dict(collection[start:]), tf.get_default_graph()
     del collection[start:]
+    # A new node is in the loop or branch, if any, that the program is being built in.
     around = tf.no_op()._get_control_flow_context()
     there = {
         name: tf.cast(x, tf.float32)

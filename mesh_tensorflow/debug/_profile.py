@@ -31,6 +31,7 @@ _MESSAGES: dict[str, list[tuple[str, int, str, bool]]] = {
         ("lines", 3, "XLine", True),
         ("event_metadata", 4, "MetadataEntry", True),
     ],
+    # In the file, a map is a repeated message of keys and values.
     "MetadataEntry": [("key", 1, "int64", False), ("value", 2, "XEventMetadata", False)],
     "XEventMetadata": [("id", 1, "int64", False), ("name", 2, "string", False)],
     "XLine": [
@@ -76,6 +77,7 @@ def _space_class() -> Any:
             field.type = scalars.get(kind, field_type.TYPE_MESSAGE)
             if kind not in scalars:
                 field.type_name = f".{file.package}.{kind}"
+    # One of its own, so that nothing is added to the one that the whole process shares.
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
     found = pool.FindMessageTypeByName(f"{file.package}.XSpace")
@@ -117,6 +119,7 @@ def read_events(path: Path) -> Iterator[Event]:
         names = {entry.key: entry.value.name for entry in plane.event_metadata}
         for line in plane.lines:
             for event in line.events:
+                # Events count in picoseconds from the beginning of their line.
                 yield Event(
                     names.get(event.metadata_id, ""),
                     line.timestamp_ns * 1e-9 + event.offset_ps * 1e-12,
@@ -260,6 +263,7 @@ def _operation_of(name: str, tables: Sequence[NodeNames]) -> tuple[Optional[Oper
         return (found[0], kind) if found else (None, "")
     # What TensorFlow executes is called node:type; the trace has other events, too.
     node, colon, tf_type = name.rpartition(":")
+    # A double colon is that of a function of C++, and none between a node and its type.
     if not colon or node.endswith(":") or not tf_type.lstrip("_").isidentifier() or " " in node:
         return None, ""
     found = next(filter(None, (t.place(node) for t in tables)), None)
@@ -315,6 +319,7 @@ def profile(logdir: Optional[str] = None, level: int = 3) -> Iterator[Profile]:
         with profiling():
             yield result
     finally:
+        # Also after an error: a process has one profiler, which could not be started again.
         tf.profiler.experimental.stop()
         # At the end, since programs may be lowered within.
         result.names = living_names()

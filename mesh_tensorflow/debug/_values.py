@@ -254,5 +254,6 @@ def nan_checks(
       its slice: 1 Inf of 2 elements
     """
     checks = NanChecks(infinities, patterns_of("nan_checks", operations)) if enabled else None
+    # A failed check is an error of TensorFlow's, of which user_errors makes a NonFiniteError.
     with use_nan_checks(checks), user_errors():
         yield

@@ -104,6 +104,7 @@ class ScalarSummaryOperation(Operation):
         if tf.executing_eagerly():
             known = tf.get_collection_ref(SCALAR_SUMMARIES_COLLECTION_KEY)
             known[:] = [(name, x) for name, x in known if name != self.name]
+        # A scalar is whole on each processor, so that the first one has it.
         tf.add_to_collection(SCALAR_SUMMARIES_COLLECTION_KEY, (self.name, value.all_slices[0]))
         lowering.set_tensor_lowering(self.outputs[0], value)
 

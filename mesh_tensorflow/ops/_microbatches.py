@@ -125,6 +125,7 @@ class Kinds:
     def __getitem__(self, x: Tensor) -> Kind:
         if x in self._kinds:
             return self._kinds[x]
+        # A Tensor from outside of the model function.
         own = self._own_dims(x)
         return Kind("rows", own) if own else _SAME
 
@@ -167,6 +168,7 @@ class Kinds:
                 break
             before = joined
         sums = [self[y] for y in op.body_outputs[n:]]
+        # A function of totals cannot be computed after this loop, if an iteration computes it.
         known = ("rows", "same", "drawn", "mean", "sum", "unknown")
         why = f"it is computed in the loop {op.name}"
         results = [k if k.name in known else Kind("unknown", why=why) for k in [*before, *sums]]
@@ -182,10 +184,12 @@ class Kinds:
         self._check_size(op, y)
         if own:
             return Kind("rows", own, _why_mixed(op, own, kinds))
+        # An output is what the function returned, one of its last inputs; arguments do not count.
         if isinstance(op, CustomGradientOperation):
             kind = self[op.inputs[len(op.inputs) - len(op.outputs) + index]]
             why = f"it is computed in a function with a custom gradient, {op.name}"
             return Kind("unknown", why=why) if kind is _FUNCTION else kind
+        # Rows that have a reason are no rows of single examples, so their sums are not known.
         unknown = [k for k in kinds if k.name == "unknown" or (k.dims and k.why)]
         if unknown:
             return Kind("unknown", why=unknown[0].why)
@@ -204,6 +208,7 @@ class Kinds:
 
     def _check_size(self, op: Operation, y: Tensor) -> None:
         """Raises ValueError for the dimension of the whole batch in a microbatch."""
+        # With one microbatch the two dimensions are the same.
         if self._whole.size == self._small or self._whole not in y.shape:
             return
         if not isinstance(op, _RESIZES):
@@ -239,6 +244,7 @@ class Kinds:
 
     def _times(self, op: Operation, kind: Kind, factor: Any) -> Kind:
         """Returns the kind of a product with a number, which may stand for the size of a batch."""
+        # Only of a sum does it matter what the number stands for: a multiple of a mean is a mean.
         if kind.name != "sum":
             return kind
         source = op.inputs[0].operation
@@ -313,6 +319,7 @@ def _is_linear_slicewise(op: Operation) -> bool:
 
 def _number(x: Tensor) -> Optional[float]:
     """Returns the number that a Tensor is filled with; None if it is not known."""
+    # A factor may be a constant, or made of one by a cast, a reciprocal or a change of shape.
     op = x.operation
     if isinstance(op, Constant):
         value = op._value
@@ -467,8 +474,10 @@ class InMicrobatches:
         pending = [y]
         while pending:
             op = self._made.get(pending.pop())
+            # The loop leaves variables outside by itself.
             if op is not None and op not in self._hoisted and not isinstance(op, Variable):
                 self._hoisted.add(op)
+                # A loop is moved as a whole, together with what its body reads.
                 inner = [x for each in with_inner_operations([op]) for x in each.inputs]
                 pending += [*op.inputs, *inner]
                 for each in with_inner_operations([op]):
@@ -485,6 +494,7 @@ class InMicrobatches:
                 continue
             self._later.add(op)
             for x in op.inputs:
+                # Back to the totals, which the loop sums, and to what is the same for all of them.
                 if self._kinds[x].name == "function":
                     pending.append(x)
                 else:
@@ -502,6 +512,7 @@ class InMicrobatches:
                 continue
             seen.add(op)
             for x in op.inputs:
+                # dy/dw is the sum over these terms S of dy/dS dS/dw; the loop sums dS/dw.
                 if x in self._summed:
                     found[x] = None
                 elif self._kinds[x].name == "function":
@@ -692,6 +703,7 @@ def serialize_training_step(
                 f"serialize_training_step: no gradient reaches the trainable variables {missing}; "
                 "make them with trainable=False, or use them in the loss"
             )
+        # In lists from outside, as a loop takes nothing but Tensors from its body.
         names[:] = list(outputs)
         batched[:] = [small_dim in y.shape for y in outputs.values()]
         results = [to_whole(y, index) if b else y for y, b in zip(outputs.values(), batched)]
@@ -705,6 +717,7 @@ def serialize_training_step(
     )
     loop, count = results[0].operation, len(results) - whole.num_results
     whole.finish(results[count:], loop)
+    # The first one is the number of microbatches that were counted.
     results = results[1:count]
     outputs = {}
     for name, is_batched, y in zip(names, batched, results):

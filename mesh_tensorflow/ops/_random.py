@@ -114,6 +114,7 @@ def _dropout_arguments(
 ) -> tuple[bool, Union[float, tf.Tensor]]:
     """Returns (is_training, keep_prob) from the current or the earlier form of the arguments."""
     flag = isinstance(is_training, bool)
+    # In Python a bool is an int too, and True does not stand for a keep_prob of 1.
     number = isinstance(is_training, (int, float)) and not flag
     if isinstance(is_training, float) or (number and keep_prob is None and rate is None):
         # Before 0.1.19 the second argument was keep_prob.

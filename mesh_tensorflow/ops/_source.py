@@ -210,7 +210,8 @@ class RangeOperation(Operation):
             value = mesh_impl.slicewise(lambda: tf.cast(tf.range(size), y.dtype))
         else:
             value = mesh_impl.slicewise(
-                # Element i of part p is p * size + i.
+                # Element i of part p is p * size + i, added in int32 and cast after that: so narrow
+                # floats are rounded as those of a whole range.
                 lambda part: tf.cast(tf.range(size) + part * size, y.dtype),
                 mesh_impl.laid_out_pcoord(axis),
             )
@@ -395,6 +396,7 @@ class ImportLaidOutTensorOperation(Operation):
         """
         super().__init__([], mesh=mesh, name=name or "import")
         self._laid_out_tensor = laid_out_tensor
+        # A slice may be a reference variable of TensorFlow 1, whose own dtype is none of values.
         dtype = slices_of(laid_out_tensor)[0].dtype
         self._outputs = [Tensor(self, convert_to_shape(shape), dtype.base_dtype)]
 
@@ -468,6 +470,7 @@ def given_dimension(what: str, x: Tensor, dim: Dimension) -> Dimension:
       WrongTypeError: `x` is not a Tensor, or `dim` is not a Dimension.
     """
     check_tensors(what, [x])
+    # A Dimension is a tuple, and a plain pair of a name and a size may stand for one.
     if not isinstance(dim, tuple):
         raise WrongTypeError(
             f"{what}: {dim!r} is no mtf.Dimension; {x.name} has {x.shape}, of which "

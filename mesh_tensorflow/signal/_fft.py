@@ -114,6 +114,7 @@ class _State(NamedTuple):
     done: frozenset[int]
 
 
+# Costs ask for the same plans again and again, for each layout that is tried, and lowering too.
 @functools.lru_cache(maxsize=1024)
 def plan_of(problem: Problem) -> Plan:
     """Returns the steps that communicate the least, and of these plans one of the fewest steps."""
@@ -154,6 +155,7 @@ def _laid_out_size(problem: Problem, state: _State) -> int:
     sizes = [_size(problem, state, axis) for axis in range(len(problem.sizes))]
     for parts, axis in zip(problem.parts, state.layout):
         if axis is not None:
+            # Rounded up: slices have equal sizes, the last ones by their padding.
             sizes[axis] = -(-sizes[axis] // parts)
     return list_product(sizes) * list_product(problem.parts)
 
@@ -179,6 +181,7 @@ def _moves(problem: Problem, state: _State) -> Iterator[Step]:
     itemsize, elements = _itemsize(problem, state), _laid_out_size(problem, state)
     whole = [axis for axis in range(len(problem.sizes)) if axis not in state.layout]
     for mesh_axis, (parts, joined) in enumerate(zip(problem.parts, state.layout)):
+        # One processor has all of a dimension, so there is nothing to move.
         if parts == 1:
             continue
         size = 0 if joined is None else _size(problem, state, joined)
@@ -362,6 +365,7 @@ class FourierOperation(Operation):
 
     def _plan(self, mesh_impl: MeshImpl) -> Plan:
         x, y = self._inputs[0], self._outputs[0]
+        # Tuples and sets that do not change, since plans are looked up by their problems.
         return plan_of(
             Problem(
                 tuple(x.shape.to_integer_list),
@@ -394,6 +398,7 @@ class FourierOperation(Operation):
         functions = _KINDS[self._kind].functions
         rank = t.shape.ndims
         # TensorFlow's functions transform the last axes, and up to three of them.
+        # Transforms along different axes commute, so they can be done in groups of any order.
         for first in range(0, len(axes), len(functions)):
             last = list(axes[first : first + len(functions)])
             perm = [axis for axis in range(rank) if axis not in last] + last
@@ -418,6 +423,7 @@ class FourierOperation(Operation):
         sizes = [max(a.size, b.size) for a, b in zip(x.shape, self._outputs[0].shape)]
         mesh_impl.slice_shape(self._outputs[0].shape)  # checks that it can be split
         for step in self._plan(mesh_impl):
+            # Each step reads all elements, and writes them.
             moved += 2 * step.elements * step.itemsize
             if step.kind == "transform":
                 each = 2.5 if _KINDS[self._kind].is_real else 5
@@ -436,6 +442,7 @@ class FourierOperation(Operation):
 def _split_axes(mesh_impl: MeshImpl, shape: Shape) -> tuple[Optional[int], ...]:
     """Returns, for each mesh axis of more than one processor, the axis that it splits, or None."""
     axes = mesh_impl.tensor_layout(shape).mesh_axis_to_tensor_axis(mesh_impl.ndims)
+    # Else what one processor has as a whole would be taken for split, and never be transformed.
     return tuple(a if d.size > 1 else None for a, d in zip(axes, mesh_impl.shape))
 
 
@@ -445,6 +452,7 @@ def _moved(mesh_impl: MeshImpl, value: LaidOutLike, step: Step) -> LaidOutLike:
         value = mesh_impl.slicewise(lambda t: _padded(t, step.split, step.padding), value)
     axes = [axis for axis in (step.split, step.joined) if axis is not None]
     value = getattr(mesh_impl, step.kind)(value, step.mesh_axis, *axes)
+    # Zeros were appended to the whole: they are at its end, and can be cut once it is joined.
     if step.joined is not None and value.slice_shape[step.joined] > step.size:
         value = mesh_impl.slicewise(lambda t: _cut(t, step.joined, step.size), value)
     return value

@@ -190,8 +190,10 @@ def check_shapes(what: str, kind: ConvKind, shapes: dict[str, Shape]) -> None:
                 "there. Bring channels last with mtf.transpose, or give both one name with "
                 "mtf.rename_dimension"
             )
+    # From the wide image to the narrow one, since several wide sizes go with one narrow size.
     if WIDE in shapes:
         fitting = kind.image_shape(NARROW, shapes[WIDE], filter_shape)
+        # Such a size is that of "VALID" padding with a window that fits nowhere.
         if min(d.size for d in fitting[-kind.rank - 1 : -1]) < 1:
             raise ValueError(
                 f"{what}: the window {dims_text(filter_shape[:-2])} is larger than the image "
@@ -242,8 +244,10 @@ def wide_by_filter(
         # What is so far out that it never meets the image.
         kept.append(slice(max(0, -first), size - max(0, -last)))
     spatial = list(range(rank))
+    # As an image it is [wide channels, window..., narrow channels], so wide channels are the batch.
     filters = tf.transpose(window[tuple(kept)], [rank, *spatial, rank + 1])
     filters = tf.pad(filters, [[0, 0], *margins, [0, 0]])
+    # As a filter it is [spatial..., narrow channels, batch], so the batch is the result's last.
     images = tf.reverse(narrow, [1 + i for i in spatial])
     images = tf.transpose(images, [*(1 + i for i in spatial), rank + 1, 0])
     y = _CONVOLUTIONS[rank](filters, images, strides=[1] * (rank + 2), padding="VALID")
@@ -315,6 +319,7 @@ class ConvNdOperation(Operation):
         self._strides, self._padding = kind.tf_strides, kind.padding
         self._outputs = [Tensor(self, shapes[computed], dtype)]
 
+    # No plain property, which the constructor could not set: an attribute hides a cached one.
     @functools.cached_property
     def _form(self) -> ConvForm:
         """What it computes, which the constructor sets."""
@@ -402,6 +407,7 @@ class ConvNdOperation(Operation):
             }
             sizes = merged_sizes(mesh_impl, shapes[computed], batch_dims(computed))
             y = None
+            # Set where XLA compiles the program, which alone is slow without this form.
             if computed == WIDE and mesh_impl.needs_static_sizes:
                 y = wide_by_filter(kind, merged[NARROW], merged[FILTER], sizes)
             if y is None:
@@ -522,6 +528,7 @@ class Conv3dTransposeOperation(_ForwardConvOperation):
     _family = (3, True)
 
 
+# At this line it has the four classes of this module, and no subclass of the user's own.
 _FORWARD = {cls._family: cls for cls in _ForwardConvOperation.__subclasses__()}
 
 
@@ -556,6 +563,7 @@ class Conv2or3dBackpropInputOperation(ConvNdOperation):
         """
         what = name or type(self).__name__
         kind = conv_kind(what, conv_dimension, is_transpose, strides, padding)
+        # In the order of the operation's inputs, which is that of its gradients.
         operands = {FILTER: conv_filter, kind.output_role: dy}
         super().__init__(kind, operands, convert_to_shape(input_shape), name)
 

@@ -129,6 +129,7 @@ class EinsumOperation(Operation):
         kept_dims = set(self._outputs[0].shape)
         gathered: dict[Dimension, int] = {}
         summed = []
+        # In the order of the axes: pending sums are added as they are only if these are equal.
         for axis, dims in sorted(splits.items()):
             # A dimension of the output stays split. If a summed one did, the output would be a
             # partial sum of whole slices, and lack its own split.
@@ -162,6 +163,7 @@ class EinsumOperation(Operation):
                     value = mesh_impl.allconcat(value.to_laid_out_tensor(), gathered[d], axis_of_x)
             values.append(value)
         lowering.count_collectives(self, "einsum_op")
+        # Of the requested mesh: in the executed one, processors that share a device may be one.
         lowering.add_counter("einsum", self._computed_elements(lowering.requested_impl(self)))
         lowering.add_counter("einsum_unique", list_product(d.size for d in self._all_dims()))
         shapes = [x.shape for x in self.inputs]
@@ -200,6 +202,7 @@ class EinsumOperation(Operation):
         elements = mesh_impl.size
         for d in self._all_dims():
             axis = mesh_impl.tensor_dimension_to_mesh_axis(d)
+            # What is gathered is computed whole on each processor along its axis.
             parts = 1 if axis is None or d in gathered else mesh_impl.shape[axis].size
             elements *= d.size // parts
         return elements
@@ -285,6 +288,7 @@ def einsum(
     shapes = [x.shape for x in xs]
     output_shape = with_stages(xs, einsum_output_shape(shapes, output_shape, reduced_dims))
     check_sizes_of_names(name or "einsum", shapes)
+    # Not in `product`, by which gradients repeat dy along dimensions: there it is no slip.
     _check_no_broadcast(name or "einsum", shapes, output_shape)
     return product(xs, output_shape, name)
 

@@ -76,6 +76,7 @@ def pool_fn(pool_fn_string: str) -> Callable:
             flat = tf.reshape(x, [list_product(batch), *image])
             y = _VOLUME_FNS[is_max](flat, list(ksize), list(strides), padding)
             return tf.reshape(y, batch + y.shape.as_list()[1:])
+        # Windows of all planes are alike, so a maximum of maxima, or mean of means, is that of all.
         # First within the planes, then across them.
         planes = pool_planes(x, ksize[1:], strides[1:], padding)
         depth, height, width, channels = planes.shape.as_list()[-4:]
@@ -107,6 +108,7 @@ def _check_window(
                 f"{what}: {argument} of {pool_fn_string} must be {rank} whole numbers from 1, "
                 f"one for each spatial dimension, but is {sizes!r}"
             )
+    # Gradients rely on it that each element is in one window at most.
     if tuple(ksize) != tuple(strides):
         raise ValueError(
             f"{what}: windows must neither overlap nor leave gaps, but ksize is {tuple(ksize)} "
@@ -180,6 +182,7 @@ class PoolOperation(Operation):
         self._outputs = [Tensor(self, _pooled_shape(x.shape, self._ksize), x.dtype)]
 
     def _unsplittable(self) -> list[str]:
+        # A window could reach from the slice of one processor into that of the next.
         return [d.name for d in self._inputs[0].shape[-len(self._ksize) - 1 : -1]]
 
     def gradient(self, grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Tensor]:
@@ -248,6 +251,7 @@ class PoolBackPropOperation(Operation):
         x, y, dy = self._inputs
         ksize, reached = self._ksize, gradient_of_output(unused_grad_ys)
         mean = self._pool_fn_string.replace("MAX", "AVG")
+        # A mean gives each element the same share of dy, so its transpose is the mean itself.
         if mean == self._pool_fn_string:
             return [None, None, PoolOperation(reached, ksize, ksize, mean).outputs[0]]
         is_maximum = pool_backprop(x, y, mtf.ones_like(dy), ksize, ksize, self._pool_fn_string)
@@ -265,6 +269,7 @@ class PoolBackPropOperation(Operation):
             value = mesh_impl.slicewise(lambda *xs: _max_backprop(ksize, *xs), x, y, dy)
         else:
             sizes = mesh_impl.slice_shape(self.outputs[0].shape)
+            # y is the mean of n elements, so each of them gets dy / n.
             window = list_product(ksize)
             value = mesh_impl.slicewise(lambda d: _spread(d / window, ksize, sizes), dy)
         lowering.set_tensor_lowering(self.outputs[0], value)

@@ -68,6 +68,7 @@ class ReduceOperation(Operation):
         output_shape = convert_to_shape(output_shape)
         mtf.verify_no_new_dims([x.shape], output_shape)
         reduction_fn_string = str(reduction_fn_string).upper()
+        # For its error alone, which comes from the user's line here, and from the Lowering later.
         reduction_fn(reduction_fn_string)
         super().__init__([x], name=name or "reduce")
         self._reduction_fn_string = reduction_fn_string
@@ -117,6 +118,7 @@ class ReduceOperation(Operation):
         x, y = self._inputs[0], self._outputs[0]
         axes = self._reduced_mesh_axes(mesh_impl)
         collectives: tuple[Collective, ...] = ()
+        # A pending sum costs nothing here: what needs the total is charged for the allreduce.
         if axes and not self._is_sum():
             elements = mesh_impl.laid_out_size(y.shape)
             collectives = (
@@ -151,6 +153,7 @@ def cost_along(op: Operation, mesh_impl: MeshImpl, dim: Dimension, flops_per_ele
       dim: a Dimension.
       flops_per_element: floating point operations for each element.
     """
+    # That of the base class, since op.cost is what calls this function.
     base, y = Operation.cost(op, mesh_impl), op.outputs[0]
     mesh_axis = mesh_impl.tensor_dimension_to_mesh_axis(dim)
     collectives: tuple[Collective, ...] = ()
@@ -188,6 +191,7 @@ class BroadcastOperation(Operation):
 
     def gradient(self, grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Tensor]:
         """Sums dy over the new dimensions."""
+        # y[a, b] = x[a] for each b, so dx[a] is the sum over b of dy[a, b].
         return [reduce_sum(gradient_of_output(grad_ys), output_shape=self.inputs[0].shape)]
 
     def lower(self, lowering: LoweringLike) -> None:
@@ -233,6 +237,7 @@ def _reduction_output_shape(
     reduced_dim = convert_to_dimension(reduced_dim)
     if output_shape is None:
         if reduced_dim is None:
+            # Stages of a pipeline stay: a layer knows nothing of them, and means its own.
             return with_stages([x], Shape([]))
         check_dimension(what, x, reduced_dim)
         return x.shape - reduced_dim

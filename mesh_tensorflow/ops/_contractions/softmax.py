@@ -66,6 +66,7 @@ class SoftmaxOperation(Operation):
 
     def gradient(self, grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Tensor]:
         """Returns (dy - sum(dy * y)) * y, or dy - exp(y) * sum(dy) of the logarithm."""
+        # Of the output alone, so that the input need not be kept until then.
         y, dy = self.outputs[0], gradient_of_output(grad_ys)
         rest = y.shape - self._dim
         if self._log:
@@ -96,6 +97,7 @@ class SoftmaxOperation(Operation):
 
     def _lower_split(self, mesh_impl: MeshImpl, x: LaidOutLike, mesh_axis: int) -> LaidOutLike:
         def reduce(fn: Callable, value: LaidOutLike, reduction: str) -> LaidOutLike:
+            # The axis stays, of size 1, so that results broadcast beside the slices by position.
             local = mesh_impl.slicewise(lambda t: fn(t, self._axis, keepdims=True), value)
             return mesh_impl.allreduce(local, [mesh_axis], reduction)
 
@@ -206,6 +208,7 @@ _CROSS_ENTROPY_FLOPS_PER_ELEMENT = 4
 
 def _cost(op: Operation, mesh_impl: MeshImpl) -> Cost:
     base = Operation.cost(op, mesh_impl)
+    # Of the logits: the base class counts outputs, and the outputs of the loss lack the vocabulary.
     elements = mesh_impl.laid_out_size(op.inputs[0].shape)
     return Cost(_CROSS_ENTROPY_FLOPS_PER_ELEMENT * elements, base.bytes)
 
@@ -235,6 +238,7 @@ class _OfIds(Operation):
 
     def _within(self, ids: tf.Tensor, part: int, coordinate: tuple) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns positions within a slice of the vocabulary, and which ids are in it."""
+        # Counted from the first id of this slice, those of others are below 0 or too large.
         for c in coordinate:
             ids = ids - tf.cast(c * part, ids.dtype)
         inside = tf.clip_by_value(ids, constant(0, ids.dtype), constant(part - 1, ids.dtype))
@@ -277,6 +281,7 @@ class CrossEntropyOperation(_OfIds):
         """Returns softmax * (dy + dz) - one_hot * dy as one operation; ids have no gradient."""
         logits, ids = self.inputs
         dy, dz = grad_ys
+        # It is None where only the second output is used, the logarithm of the sum.
         if dy is None:
             dy = mtf.zeros_like(self.outputs[0])
         made = CrossEntropyGradientOperation(logits, ids, self.outputs[1], dy, dz, self._dim)
@@ -320,6 +325,7 @@ class CrossEntropyOperation(_OfIds):
         found = over_vocab("SUM", picked, logits, ids, *self._coordinate(mesh_impl))
         value = mesh_impl.slicewise(loss, total, most, found, ids)
         lowering.set_tensor_lowering(self.outputs[0], value)
+        # log(sum of exp(x)) = log(sum of exp(x - most)) + most.
         log_z = mesh_impl.slicewise(lambda t, m: tf.reshape(tf.log(t) + m, sizes), total, most)
         lowering.set_tensor_lowering(self.outputs[1], log_z)
 
@@ -396,6 +402,7 @@ class CrossEntropyGradientOperation(_OfIds):
         sizes = mesh_impl.slice_shape(logits.shape)
         part = sizes[axis]
         rest = [*sizes[:axis], *sizes[axis + 1 :]]
+        # Rows have the vocabulary last: this order brings it to where the logits have it.
         back = [*range(axis), len(rest), *range(axis, len(rest))]
 
         def fn(x: tf.Tensor, i: tf.Tensor, z: tf.Tensor, d: tf.Tensor, *more: tf.Tensor) -> Any:
@@ -404,6 +411,7 @@ class CrossEntropyGradientOperation(_OfIds):
             # An id out of range has the loss 0, whatever the logits are.
             d = tf.where(self._is_id(i), d, tf.zeros_like(d))
             scale = d
+            # Of dz, if it is given, and the coordinate after it, zip takes the former alone.
             for dz, value in zip(self.inputs[4:], more):
                 scale = scale + self._numbers(value, dz)
             # Each writes to the memory of the one before.
@@ -526,6 +534,7 @@ class NormalizeGradOperation(_AlongDimension):
         mesh_impl = lowering.mesh_impl(self)
         lowering.count_collectives(self, "reduce_op")
         y, factor, dy = (lowering.tensors[x].to_laid_out_tensor() for x in self.inputs)
+        # What dy changes through the mean of x, and through its variance: both depend on all of x.
         mean_dy = self._mean(mesh_impl, dy)
         along_y = self._mean(mesh_impl, mesh_impl.slicewise(tf.multiply, dy, y))
         dx = mesh_impl.slicewise(

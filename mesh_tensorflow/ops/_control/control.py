@@ -126,9 +126,11 @@ class Depend(Operation):
         with tf.control_dependencies(waits):
             if variable is not None:
                 read = lowering.variables[variable].read()
+                # So that an assignment that comes after this read waits for it.
                 note_read(lowering, variable, read)
                 value = variable.cast_to_activation(mesh_impl, read)
             else:
+                # TensorFlow gives control dependencies to new operations only: one for each slice.
                 value = mesh_impl.slicewise(tf.identity, x.to_laid_out_tensor())
         lowering.set_tensor_lowering(y, value)
 
@@ -136,10 +138,12 @@ class Depend(Operation):
 def _can_be_waited_for(op: tf.Operation) -> bool:
     """Returns whether an operation is in what is being built, a graph or a loop, or outside."""
     graph = tf.get_default_graph()
+    # A function sees what is in the graphs around it, and nothing of functions within.
     while op.graph is not graph:
         graph = getattr(graph, "outer_graph", None)
         if graph is None:
             return False
+    # Within a graph of TensorFlow 1 loops are contexts, of which the same holds.
     own, context = op._get_control_flow_context(), graph._get_control_flow_context()
     while context is not None and context is not own:
         context = context.outer_context
@@ -244,6 +248,7 @@ class CustomGradientOperation(Operation):
           forward_operations: the operations that it created.
           name: a string or None.
         """
+        # The arguments are inputs for their gradients, the results for their values.
         super().__init__([*all_inputs, *fn_outputs], name=name or "custom_gradient")
         self._explicit_inputs = list(explicit_inputs)
         self._all_inputs = list(all_inputs)
@@ -292,6 +297,7 @@ class CustomGradientOperation(Operation):
 
     def cloned_from(self, original: Operation, mapping: Mapping[Tensor, Tensor]) -> None:
         """Replaces the forward operations by their copies; see Operation."""
+        # What has no copy, such as a random operation, is shared with the original.
         self._forward_operations = [
             mapping[op.outputs[0]].operation if op.outputs and op.outputs[0] in mapping else op
             for op in self._forward_operations
@@ -328,6 +334,7 @@ def external_inputs(operations: Sequence[Operation], known: Sequence[Tensor]) ->
     seen = set(known)
     for op in operations:
         seen.update(op.outputs)
+    # A dictionary, as the order of a set of objects differs from run to run.
     found: dict[Tensor, None] = {}
     for op in operations:
         for x in op.inputs:

@@ -192,6 +192,7 @@ class DelayOperation(Operation):
         xs, after = slices[: self._num], slices[self._num :]
 
         def late(x: tf.Tensor, *dys: tf.Tensor) -> tf.Tensor:
+            # Nothing tiny can be added to integers: where compilers drop edges, they do not wait.
             if wait or not is_differentiable(x.dtype):
                 with tf.control_dependencies(dys if wait else []):
                     return tf.identity(x)
@@ -221,6 +222,7 @@ def wait_for(xs: Sequence[Tensor], after: Sequence[Tensor]) -> list[Tensor]:
       xs: a list of Tensors.
       after: a list of Tensors.
     """
+    # Without gradients to wait for, an operation would only make copies.
     return DelayOperation(xs, after).outputs if xs and after else list(xs)
 
 
@@ -255,6 +257,7 @@ def computed_again(
     graph = grad_ys[0].graph
     start = len(graph.operations)
     _, mapping = graph.clone_operations(operations, mapping)
+    # A result that depends on none of the replaced inputs has no copy.
     again = [mapping.get(y, y) for y in ys]
     # What does not depend on the replaced inputs, as random values and variables, is shared with
     # the first computation; gradients flow through it as well.
@@ -333,6 +336,7 @@ def _from_stored(
     """Returns gradients that read stored activations; None, and no operations, without room."""
     graph = pairs[0][1].graph
     mark, start = graph.mark(), len(graph.operations)
+    # Gradients read inner values of the function, which are hidden from all other users.
     with usable(forward):
         grads = mtf.gradients(
             [y for y, _ in pairs], xs, grad_ys=[dy for _, dy in pairs], operations=forward

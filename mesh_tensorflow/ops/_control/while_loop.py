@@ -236,6 +236,7 @@ class WhileGradientOperation(Operation):
 
         def build() -> tuple[list[Tensor], list[Optional[Tensor]]]:
             grads = mtf.gradients(ys, starts + external, dys, operations=forward.body_operations)
+            # A loop carries a value for each variable, so where no gradient flows it is zeros.
             back = [mtf.zeros_like(x) if g is None else g for x, g in zip(starts, grads)]
             return back, grads[len(starts) :]
 
@@ -319,6 +320,7 @@ class WhileGradientOperation(Operation):
         _, flat = tf.while_loop(
             lambda index, flat: index >= 0,
             body,
+            # The tape has the entries 0 to count - 1, which are read from the last to the first.
             (count - 1, state.flatten(values[:n] + zeros)),
             # Nothing is kept for a second derivative, which `gradient` refuses.
             back_prop=False,
@@ -516,6 +518,7 @@ class WhileLoopOperation(Operation):
     def _check_inner_reads(self) -> None:
         """Raises NotImplementedError for reads in inner loops, which no tape keeps."""
         everything = list(with_inner_operations([*self.graph.operations, *self._body_ops]))
+        # What nothing assigns to has the same value in all iterations, and when it is read again.
         assigned = {v for op in everything if isinstance(op, Assign) for v in op.variables}
         for loop in self._body_ops:
             for op in with_inner_operations(loop.inner_operations):

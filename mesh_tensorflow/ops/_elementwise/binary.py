@@ -91,6 +91,7 @@ def _array_beside(what: str, x: Tensor, value: Any) -> Union[Tensor, Number]:
         if tf.is_tensor(value):
             _check_integral(what, x, value, repr(value))
             return value
+        # A number of NumPy, as an array without dimensions is none.
         return value[()]
     found = f"{_kind(value)} of shape {tuple(sizes)}"
     if len(sizes) != len(x.shape) or any(n not in (None, d.size) for n, d in zip(sizes, x.shape)):
@@ -115,7 +116,9 @@ def _as_array(what: str, x: Tensor, value: Operand) -> np.ndarray:
     try:
         array = np.asarray(value)
     except (TypeError, ValueError):  # ragged lists
+        # Of a kind that is refused below, with a message that names the Tensor.
         array = np.empty([0], object)
+    # NumPy knows bfloat16 as a type of another library, whose kind is that of raw bytes.
     real = array.dtype.kind in "biuf" or array.dtype.name == "bfloat16"
     is_complex = array.dtype.kind == "c"
     if is_complex and not x.dtype.is_complex:
@@ -364,6 +367,7 @@ class AddOperation(BinaryOpWithBroadcasting):
     def lower(self, lowering: LoweringLike) -> None:
         """Adds two compatible partial sums without reducing them; else adds slices."""
         values = [lowering.tensors[x] for x in self.inputs]
+        # Summands of pending sums are added by position, which takes equal shapes.
         if self._same_shapes():
             value = self._added(values, lowering)
             if value is not None:
@@ -600,6 +604,7 @@ def multiply(
     if output_shape is None:
         output_shape = broadcast_shape(x1.shape, x2.shape, None)
     output_shape = convert_to_shape(output_shape)
+    # Without what neither has: mtf.einsum would report that as a slip, and here it is asked for.
     computed = Shape([d for d in output_shape if d in x1.shape or d in x2.shape])
     return mtf.broadcast(mtf.einsum([x1, x2], computed, name=name), output_shape)
 

@@ -21,6 +21,7 @@ __all__: list[str] = []
 _MOST_FACTORS = 64
 
 
+# By name, and looked up at each use: here `mtf` is still being imported, and lacks later modules.
 def _reflected(fn_name: str) -> Any:
     return lambda self, other: getattr(mtf, fn_name)(other, self)
 
@@ -78,6 +79,7 @@ def _reflected_power(x: Tensor, base: float) -> Tensor:
             f"{base!r} ** x: the base beside the Tensor {tensors_text([x])} must be a positive "
             "number; mtf.pow(y, x) has a Tensor y as its base"
         )
+    # base ** x = exp(x log(base)), where the logarithm is that of a number, taken once.
     return mtf.exp(x * math.log(base))
 
 
@@ -172,6 +174,7 @@ _OPERATORS = {
 }
 
 
+# From here, since `_core`, where the class is, imports no operations.
 def bind_operators() -> None:
     """Sets the operators of Tensor."""
     for name, method in _OPERATORS.items():

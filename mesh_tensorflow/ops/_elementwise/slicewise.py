@@ -149,6 +149,7 @@ class GenericGradOperation(Operation):
         self._grad_ys = list(grad_ys)
         self._given = [i for i, dy in enumerate(grad_ys) if dy is not None]
         self._num_forward = (len(forward_op.inputs), len(forward_op.outputs))
+        # The outputs are inputs here, as TensorFlow differentiates the very nodes that made them.
         inputs = forward_op.inputs + forward_op.outputs + [dy for dy in grad_ys if dy is not None]
         super().__init__(inputs, mesh=inputs[0].mesh, name=name or "generic_grad")
         # Integer inputs have no gradient; their outputs are zeros.

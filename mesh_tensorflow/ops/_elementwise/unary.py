@@ -281,6 +281,7 @@ def square(x: Tensor, name: Optional[str] = "square") -> Tensor:
     >>> print(np.round(mtf.square(x).numpy(), 3))
     [ 1.  4. 16.]
     """
+    # y = z^2 has dz = dy conj(2 z); conj leaves real numbers alone.
     return cwise(
         tf.square, [x], name=name, grad_function=lambda op, dy: [dy * (conj(op.inputs[0]) * 2.0)]
     )
@@ -293,6 +294,7 @@ def sqrt(x: Tensor, name: Optional[str] = "sqrt") -> Tensor:
     >>> print(np.round(mtf.sqrt(x).numpy(), 3))
     [1.    1.414 2.   ]
     """
+    # y = sqrt(x) has dy/dx = 1 / (2 y).
     kernel = _from_output(
         lambda y, dy: _raw.SqrtGrad(y=y, dy=dy), "sqrt_grad", lambda y, dy: dy * 0.5 / y
     )
@@ -306,6 +308,7 @@ def rsqrt(x: Tensor, name: Optional[str] = "rsqrt") -> Tensor:
     >>> print(np.round(mtf.rsqrt(x).numpy(), 3))
     [1.    0.707 0.5  ]
     """
+    # y = 1 / sqrt(x) has dy/dx = -y^3 / 2.
     kernel = _from_output(
         lambda y, dy: _raw.RsqrtGrad(y=y, dy=dy), "rsqrt_grad", lambda y, dy: dy * -0.5 * y * y * y
     )
@@ -340,6 +343,7 @@ def sigmoid(x: Tensor, name: Optional[str] = "sigmoid") -> Tensor:
     >>> print(np.round(mtf.sigmoid(x).numpy(), 3))
     [0.269 0.5   0.881]
     """
+    # This kernel does not conjugate, unlike SqrtGrad: TensorFlow's own gradient does so before it.
     kernel = _from_output(lambda y, dy: _raw.SigmoidGrad(y=tf.math.conj(y), dy=dy), "sigmoid_grad")
     return cwise(tf.sigmoid, [x], name=name, grad_function=kernel)
 
@@ -406,6 +410,7 @@ def _swish_grad(x: tf.Tensor, s: tf.Tensor, dy: tf.Tensor) -> tf.Tensor:
 
 
 def _sigmoid_grad(x: tf.Tensor, s: tf.Tensor, ds: tf.Tensor) -> tf.Tensor:
+    # s = sigmoid(x) has ds/dx = s (1 - s).
     return ds * s * (1.0 - s)
 
 
@@ -467,6 +472,7 @@ def _gelu_grad(x: tf.Tensor, t: tf.Tensor, dy: tf.Tensor) -> tf.Tensor:
 
 def _gelu_tanh_grad(x: tf.Tensor, t: tf.Tensor, dt: tf.Tensor) -> tf.Tensor:
     scale, cubic = (constant(c, x.dtype) for c in (_GELU_SCALE, 3.0 * _GELU_SCALE * _GELU_CUBIC))
+    # t = tanh(scale x + cubic x^3 / 3) has dt/dx = (1 - t^2) (scale + cubic x^2).
     return _raw.TanhGrad(y=t, dy=dt) * (cubic * tf.square(x) + scale)
 
 
@@ -536,6 +542,7 @@ def reciprocal(x: Tensor, name: Optional[str] = "reciprocal") -> Tensor:
     >>> print(np.round(mtf.reciprocal(x).numpy(), 3))
     [1.   0.5  0.25]
     """
+    # y = 1 / x has dy/dx = -y^2.
     kernel = _from_output(
         lambda y, dy: _raw.ReciprocalGrad(y=y, dy=dy), "reciprocal_grad", lambda y, dy: -dy * y * y
     )
@@ -582,6 +589,7 @@ def leaky_relu(x: Tensor, alpha: float = 0.2, name: Optional[str] = "leaky_relu"
         lambda x: tf.nn.leaky_relu(x, alpha),
         [x],
         name=name,
+        # From x, as y has the sign of x only if alpha is above 0.
         grad_function=_from_input(kernel, "leaky_relu_grad"),
     )
 
@@ -623,6 +631,7 @@ def mtf_pow(x: Tensor, y: Union[Tensor, float]) -> Tensor:
       x: a Tensor with positive values.
       y: a Tensor or a number.
     """
+    # Of functions with known gradients, so that x and y both get theirs.
     return exp(log(x) * y)
 
 
@@ -645,6 +654,7 @@ def cast(x: Tensor, dtype: tf.DType, name: Optional[str] = "cast") -> Tensor:
     dtype = tf.as_dtype(dtype)
     if dtype == x.dtype:
         return x
+    # TensorFlow's cast to real numbers takes the real part, too, but with a warning each time.
     real_part = is_complex(x) and not dtype.is_complex and not dtype.is_bool
     return cwise(
         lambda t: tf.cast(tf.math.real(t) if real_part else t, dtype),

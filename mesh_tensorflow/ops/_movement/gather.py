@@ -96,6 +96,7 @@ class GatherOperation(Operation):
             inside = tf.clip_by_value(i, constant(0, i.dtype), constant(part - 1, i.dtype))
             mask = tf.cast(tf.equal(i, inside), w.dtype)
             if i.shape.ndims:
+                # One factor for each index, which is the same for all of a row.
                 sizes = [1] * len(found)
                 sizes[axis : axis + i.shape.ndims] = i.shape.as_list()
                 mask = tf.reshape(mask, constant(sizes))

@@ -241,6 +241,7 @@ class TopKOperation(Operation):
         self._outputs = [Tensor(self, shape, x.dtype), Tensor(self, shape, tf.int32, index=1)]
 
     def _unsplittable(self) -> Sequence[str]:
+        # The chosen ones are found and ordered together, so each processor has all of them.
         return [self._k_dim.name]
 
     def gradient(self, grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Optional[Tensor]]:
@@ -316,6 +317,7 @@ class TopKOperation(Operation):
         if mesh_axis is None:
             return base
         candidates = self._candidates(mesh_impl) * mesh_impl.shape[mesh_axis].size
+        # The elements of an output that has all candidates in the place of the k that are chosen.
         n = mesh_impl.laid_out_size(self._outputs[0].shape) // self._k_dim.size * candidates
         gathers = tuple(
             Collective("allconcat", (mesh_axis,), n, n * y.dtype.size) for y in self._outputs
@@ -411,6 +413,7 @@ def nth_largest_element(
     reduced_dim = given_dimension("nth_largest_element", x, reduced_dim)
     k_dim = Dimension("_top_k_", n + 1)
     values, _ = top_k(x, reduced_dim, k_dim, name=name)
+    # No layout splits k_dim, so it can be sliced in all of them.
     last = mtf.mtf_slice(values, n, 1, k_dim.name)
     return mtf.reshape(last, x.shape - reduced_dim)
 
@@ -425,4 +428,5 @@ def nth_smallest_element(
     >>> print(mtf.nth_smallest_element(x, 0, mtf.Dimension("d", 3)).numpy())
     2.0
     """
+    # min(x) = -max(-x), and so on for the n-th.
     return mtf.negative(nth_largest_element(mtf.negative(x), n, reduced_dim, name=name))

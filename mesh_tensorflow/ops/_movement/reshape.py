@@ -128,6 +128,7 @@ def _check_order(what: str, x: Tensor, new_shape: Shape) -> None:
 
     A reshape does not move elements, so their indices along these dimensions change.
     """
+    # Dimensions of size 1 may stand anywhere: they change no element's place.
     kept = [d for d in x.shape if d.size > 1 and d in new_shape]
     if kept != [d for d in new_shape if d in kept]:
         slip(
@@ -282,6 +283,7 @@ class ReshapeOperation(Operation):
                 found.append(
                     Collective(move.kind, (move.mesh_axis,), elements, elements * x.dtype.size)
                 )
+            # What is cut off here is not summed by the steps that follow.
             elements //= mesh_impl.shape[move.mesh_axis].size
         return {x: found}
 

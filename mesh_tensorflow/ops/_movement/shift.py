@@ -52,11 +52,13 @@ class ShiftOperation(Operation):
 
     def gradient(self, grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Tensor]:
         """Shifts dy by the opposite offset."""
+        # y[i] = x[i - offset], so dx[j] = dy[j + offset]; what is shifted out gets 0.
         return [shift(gradient_of_output(grad_ys), -self._offset, self._dim, self._wrap)]
 
     def _pieces(self, mesh_impl: MeshImpl) -> list[_Piece]:
         """Returns the pieces that a shifted slice consists of, in order."""
         size = mesh_impl.slice_shape(self._outputs[0].shape)[self._axis]
+        # divmod cannot divide by the size of an empty slice.
         if size == 0:
             return [_Piece(0, 0, 0)]
         # Python's divmod rounds down, so one rule serves for negative offsets: `within` is never
@@ -72,11 +74,13 @@ class ShiftOperation(Operation):
     def _kept_pieces(self, mesh_impl: MeshImpl, mesh_axis: int) -> list[tuple[int, int]]:
         """Returns (processors, elements) of the pieces that are not shifted out."""
         shape = self._outputs[0].shape
+        # All elements but those along the dimension; a slice may be empty along it.
         rows = mesh_impl.laid_out_size(shape) // max(1, mesh_impl.slice_shape(shape)[self._axis])
         processors = mesh_impl.shape[mesh_axis].size
         return [
             (piece.processors, rows * piece.size)
             for piece in self._pieces(mesh_impl)
+            # Without wrapping, what would go past the last processor is shifted out, and not sent.
             if self._wrap or abs(piece.processors) < processors
         ]
 
@@ -124,6 +128,7 @@ class ShiftOperation(Operation):
         size = self._dim.size
         if self._wrap:
             return tf.roll(t, self._offset, self._axis)
+        # An offset beyond the size shifts out all, and no more than that.
         kept = size - min(abs(self._offset), size)
         if kept == 0:
             return tf.zeros_like(t)
@@ -229,6 +234,7 @@ def _margin(
             edge = mtf.mtf_slice(x, begin, width, block_size_dim.name)
         if blocks_dim is not None:
             edge = shift(edge, step * blocks, blocks_dim, wrap)
+        # If it wraps around, a single block is its own neighbor, and its edge stays as it is.
         elif not wrap:
             edge = mtf.zeros_like(edge)
         margins.append(edge)

@@ -163,6 +163,7 @@ def pad(x: Tensor, paddings: Sequence[int], dim_name: str, name: Optional[str] =
 
 def _fill_missing(ys: Sequence[Tensor], grad_ys: Sequence[Optional[Tensor]]) -> list[Tensor]:
     """Returns gradients with zeros for unused outputs."""
+    # Not left out: the places of the others in what is joined depend on them.
     return [mtf.zeros_like(y) if dy is None else dy for y, dy in zip(ys, grad_ys)]
 
 
@@ -280,6 +281,7 @@ class SplitOperation(Operation):
         ]
 
     def _unsplittable(self) -> Iterable[str]:
+        # Each processor would cut its own slice, but outputs are parts of the whole.
         return [self._split_dim.name]
 
     def gradient(self, grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Tensor]:
@@ -355,6 +357,7 @@ class StackOperation(Operation):
         self._outputs = [Tensor(self, Shape(dims), xs[0].dtype)]
 
     def _unsplittable(self) -> Iterable[str]:
+        # Each processor has a slice of every input, and so all of the new dimension.
         return [self._new_dim.name]
 
     def gradient(self, grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Tensor]:
@@ -404,6 +407,7 @@ class UnstackOperation(Operation):
         self._outputs = [Tensor(self, shape, x.dtype, index=i) for i in range(dim.size)]
 
     def _unsplittable(self) -> Iterable[str]:
+        # Else each output would be in the slices of some processors, and not in others.
         return [self._dim.name]
 
     def gradient(self, grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Tensor]:

@@ -63,10 +63,12 @@ def note_read(lowering: LoweringLike, variable: Variable, value: LaidOutLike) ->
       value: what was read.
     """
     ordered = lowering.mesh_impl(variable).supports_control_dependencies
+    # Eager code, like a compiler's program, is done in the order in which it is written.
     if variable.graph.assigns != "all" or not ordered or tf.executing_eagerly():
         return
     before = lowering.assigned.get(variable)
     reads = [t.op for t in value.to_laid_out_tensor().all_slices]
+    # The read takes the place of the last assignment: what waits for that waits for both.
     lowering.assigned[variable] = tf.group([*([] if before is None else [before]), *reads])
 
 
@@ -125,6 +127,7 @@ def assign_slice(variable: Variable, slice_var: tf.Variable, val: tf.Tensor) -> 
       slice_var: one of its slice variables.
       val: a tf.Tensor; cast to the slices' dtype.
     """
+    # By default, TensorFlow returns a variable that reads itself when it is used, and no operation.
     return slice_var.assign(tf.cast(val, variable.slice_dtype), read_value=False)
 
 

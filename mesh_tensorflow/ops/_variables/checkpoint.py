@@ -36,6 +36,7 @@ class MtfRestoreHook(tf.train.SessionRunHook):
           session: the new session.
           coord: unused.
         """
+        # A session that replaces a lost one is new, too, and its slices lack what was restored.
         session.run(self._copy)
 
 

@@ -319,11 +319,13 @@ class Variable(Operation):
             self._master = StoredMaster(
                 self._store, self._name, shape, self.master_dtype, trainable
             )
+        # Last, so that a variable that cannot be made is not in the graph's list of them.
         self._graph.register_variable(self, trainable)
 
     def _make_master(self, name: str, shape: Shape, kwargs: dict) -> None:
         full_name = full_variable_name(name)
         self._name = full_name
+        # A VariableStore holds the value, in tf variables that it makes itself.
         if self._store is not None:
             return
         # It takes no memory before it is assigned to, nor if the value is in slices alone.
@@ -512,6 +514,7 @@ class Variable(Operation):
     def lower(self, lowering: LoweringLike) -> None:
         """Makes the laid-out variable, and its value at the beginning of the step."""
         mesh_impl = lowering.mesh_impl(self)
+        # Slices are kept from step to step, so no loop or branch around the Lowering may own them.
         with outside_all_rewrites():
             laid_out = mesh_impl.LaidOutVariable(self, mesh_impl)
         lowering.variables[self] = laid_out
@@ -542,6 +545,7 @@ class Variable(Operation):
         """Free, or a cast from the slice dtype to the activation dtype."""
         if self.slice_dtype == self.activation_dtype:
             return Cost()  # the slices themselves are used
+        # Each element is read in one dtype and written in the other.
         sizes = self.slice_dtype.size + self.activation_dtype.size
         return Cost(0, mesh_impl.laid_out_size(self.stored_shape) * sizes)
 
@@ -565,6 +569,7 @@ class StackedVariable(Variable):
 
     def _make_master(self, name: str, shape: Shape, kwargs: dict) -> None:
         self._name = name
+        # Variables that a VariableStore holds are not stacked.
         self._store = None
 
     @property
@@ -613,6 +618,7 @@ def _check_known(known: Variable, shape: Optional[Shape], dtype: VariableDType) 
             f"variable {known.name!r} is {known.shape}, and is asked for as {shape}. Use another "
             "name or variable scope for another variable, or mtf.reshape on this one"
         )
+        # With other sizes no value fits; with other names of dimensions, all do.
         if shape.to_integer_list != known.shape.to_integer_list:
             raise ValueError(message)
         slip(message)
@@ -626,6 +632,7 @@ def _check_known(known: Variable, shape: Optional[Shape], dtype: VariableDType) 
 
 def _dtype_text(dtype: VariableDType) -> str:
     """Returns "float32", or "master float32, slice ..." if the dtypes differ."""
+    # The fields are _master_dtype and so on, in the order of the constructor.
     names = {part.strip("_").removesuffix("_dtype"): t.name for part, t in vars(dtype).items()}
     if len(set(names.values())) == 1:
         return names["master"]
