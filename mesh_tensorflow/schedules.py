@@ -80,6 +80,7 @@ def arithmetic_of(step: Any, name: str) -> Arithmetic:
     Raises:
       WrongTypeError: it is none of these.
     """
+    # True is an int to Python, and a mistake here.
     if isinstance(step, numbers.Real) and not isinstance(step, bool):
         return _PYTHON
     if tf.is_tensor(step) or isinstance(step, tf.Variable):
@@ -190,6 +191,8 @@ def _ramp(step: Any, warmup_steps: float, of: Arithmetic) -> Any:
 
 def _progress(step: Any, warmup_steps: float, total_steps: float, of: Arithmetic) -> Any:
     """Returns a linear ramp from 0 at `warmup_steps` to 1 at `total_steps`; 0 before, 1 after."""
+    # Divided after the subtraction: at the ends, x / x and 0 / x give exactly 1 and 0 in float32,
+    # too.
     part = (step - float(warmup_steps)) / float(total_steps - warmup_steps)
     return of.minimum(of.maximum(part, 0.0), 1.0)
 

@@ -128,6 +128,7 @@ def choices(
     for values in combined:
         choice = Choice(*values)
         if choice.stages == 1:
+            # Without a pipeline these make no difference, so equal candidates become one key.
             choice = choice._replace(microbatches=1, repeats=1)
         elif choice.repeats > 1 and choice.microbatches < choice.stages:
             continue
@@ -444,6 +445,7 @@ class _Search:
             return
         try:
             choice.check()
+            # Each candidate in a graph of its own: variables of two would have the same names.
             with tf.Graph().as_default():
                 built = build(choice)
         except ValueError as e:
@@ -530,6 +532,7 @@ class _Search:
 
     def _keep(self, choice: Choice, zero: int, found: _Found) -> None:
         """Keeps a family's best as the best of all, or as lost."""
+        # Less, not less or equal: of equally fast plans the first candidate stays.
         if self._best is None or found.estimate.seconds.total < self._best.seconds.total:
             if self._best is not None:
                 self._lose(self._best.choice, self._best_zero, self._best.estimate,
@@ -551,6 +554,7 @@ class _Search:
         """
         if self._best is None:
             raise self._nothing(processors)
+        # At the end, as the best plan, which they are compared with, was not known before.
         lost = [self._told(lost) for lost in self._lost]
         lost.sort(key=lambda one: one.best.seconds.total if one.best else math.inf)
         return Plans(self._best, lost, self._hardware, self._limit)

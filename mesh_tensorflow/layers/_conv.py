@@ -56,6 +56,8 @@ def convolution(
     if variable_dtype is None:
         variable_dtype = InputDType(activation_dtype=x.dtype)
     filter_dims = [mtf.Dimension(n, s) for n, s in zip(_FILTER_DIMS[rank], filter_size)]
+    # As TensorFlow has it: a transposed convolution is the gradient of one from its outputs to its
+    # inputs, and takes the filter of that.
     channels = [output_dim, x.shape[-1]] if transposed else [x.shape[-1], output_dim]
     with tf.variable_scope(name, default_name=kind):
         kernel = mtf.get_variable(
@@ -267,6 +269,8 @@ def _transpose_by_block(
     # With "SAME", pixels would be cut off at the borders of blocks instead of that of the image.
     y = conv(x, "VALID")
     for block, stride, reach in zip(blocks, strides, reaches):
+        # Windows of at most the stride do not overlap: such a dimension got no margin, and has its
+        # size.
         enlarged = block.size * stride
         if y.shape.get_dim_by_name(block.name).size != enlarged:
             y = mtf.slice(y, reach.cut, enlarged, block.name)

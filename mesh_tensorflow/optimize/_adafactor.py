@@ -57,6 +57,8 @@ def adafactor_decay_rate_pow(exponent: float = 0.8, offset: int = 0) -> tf.Tenso
       exponent: a number between 0 and 1.
       offset: the step at which training began.
     """
+    # 0 in the first step, so the average begins as the first square, and no bias has to be
+    # corrected (Shazeer and Stern, 2018, section 7).
     return 1.0 - tf.pow(_step() + 1.0 - tf.cast(offset, tf.float32), -exponent)
 
 

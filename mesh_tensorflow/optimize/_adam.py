@@ -130,6 +130,8 @@ class ElementwiseOptimizer(Optimizer):
                 change, new = self.update(x)
             return self._checked(g, [change, *(new[n] for n in names)], var)
 
+        # The rule is elementwise, so any dimension may be split: a slice of a result depends on the
+        # same slices of the inputs.
         op = mtf.SlicewiseOperation(
             on_slices,
             [*inputs, *scalars.values()],
@@ -269,6 +271,7 @@ def _try(update: Update, slots: Mapping[str, float], name: str, counts_steps: bo
     labels = ["change", *(f"slot {s!r}" for s in slots)]
     for part, found in zip(parts[1:], others):
         for label, one, other in zip(labels, whole, found):
+            # NaN equals NaN: a rule may be undefined for these numbers, if it is so in each part.
             right = one.shape == arrays[0].shape and np.allclose(
                 one[part], other, rtol=1e-5, atol=1e-7, equal_nan=True
             )
