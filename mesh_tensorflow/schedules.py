@@ -146,6 +146,8 @@ class Schedule:
         if isinstance(step, mtf.Tensor):
             if step.shape.ndims:
                 raise WrongTypeError(f"{self.name}: the step must be a scalar, not {step}")
+            # As one operation, since formulas are of TensorFlow's functions, which slices are given
+            # to.
             return mtf.cwise(self._on_tensors, [step], output_dtype=tf.float32, name=self.name)
         of = arithmetic_of(step, self.name)
         # A formula such as that of `constant` gives a Python number for any kind of step.
@@ -396,6 +398,7 @@ def _check_boundaries(
     function: str, boundaries: Sequence[float], what: str, pieces: Sequence[object]
 ) -> None:
     for name, given in (("boundaries", boundaries), (what, pieces)):
+        # A string is a sequence, too, of its letters.
         if isinstance(given, str) or not isinstance(given, Sequence):
             raise WrongTypeError(f"schedules.{function}: {name} must be a list, not {given!r}")
     for boundary in boundaries:

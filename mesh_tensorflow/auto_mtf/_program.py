@@ -78,6 +78,7 @@ def solve_to_optimum(model: pulp.LpProblem, solver: Any) -> None:
         model.solve(solver)
     except pulp.PulpSolverError as e:
         raise SolverError(f"{solver.name} failed: {e}") from e
+    # Not `status` alone: that is "Optimal" also of a solver that stopped early with some solution.
     if model.sol_status != pulp.LpSolutionOptimal:
         infeasible = model.status == pulp.LpStatusInfeasible
         raise (Infeasible if infeasible else SolverError)(
@@ -116,6 +117,7 @@ class Table:
 def holder(tables: Iterable[Table], dims: Iterable[str]) -> Table:
     """Returns the smallest table that covers some dimensions."""
     wanted = set(dims)
+    # Each of its rows is a variable in the constraints that it is looked up for.
     return min((t for t in tables if wanted <= set(t.dims)), key=lambda t: len(t.rows))
 
 
@@ -347,6 +349,7 @@ class LayoutProgram:
         self._peak = self._variable("z")
         self.model.setObjective(pulp.lpSum([self._peak]))
         if len(self._memory.bytes):
+            # One time from the beginning: without any, the peak would be 0 in each layout.
             self.bound(int(self._memory.bytes.sum(axis=1).argmax()))
 
     # -- memory
@@ -598,6 +601,7 @@ class FastestLayouts:
             same = abs(self._tables.total(other) - seconds) <= _SAME * seconds
             if same and self.peak(other) == peak:
                 found[tuple(list(sizes).index(m) for _, m in sorted(other.items()))] = other
+        # In an order of its own: which of them stands for all does not depend on the solver.
         return [found[key] for key in sorted(found)]
 
     def _incumbent(self) -> Optional[Layout]:
@@ -608,6 +612,7 @@ class FastestLayouts:
 
         if not self._found:
             return local_search(self._space, self._tables.total, allowed)
+        # It only bounds the time, so a layout near to one found before is enough.
         near = [n for found in self._found for n in neighbors(self._space, found) if allowed(n)]
         return min(near, key=self._tables.total, default=None)
 
@@ -632,6 +637,7 @@ class FastestLayouts:
           SolverError: the solver did not find an optimum.
         """
         self._tables.prune(np.inf)
+        # Also where no layout fits: this one says what is missing.
         limit, self._limit = self._limit, None
         try:
             return self._solve(np.inf)

@@ -198,6 +198,7 @@ def takes_again(op: Operation) -> bool:
     of = op.gradient_of
     if op.original is not None or (of is not None and of.original is not None):
         return True
+    # A loop may share operations with its gradient, which then read one tensor.
     return of is not None and not op.inner_operations
 
 

@@ -258,6 +258,7 @@ class GraphInterface:
                 counts = devices is None or device is None or device in devices
                 node.output_info.add(
                     size=self.get_tensor_size(name) if counts else 0,
+                    # No alias: 0 would say that it is the memory of the first input.
                     alias_input_port=-1,
                     dtype=self.get_tensor_dtype(name).as_datatype_enum,
                     shape=self.get_tensor_shape(name).as_proto() if counts else None,

@@ -27,6 +27,7 @@ def trains_if_not_told(layer: _Layer) -> _Layer:
     Args:
       layer: a function with the parameter `is_training`.
     """
+    # Found once, when the layer is defined, and not in each call.
     place = list(inspect.signature(layer).parameters).index("is_training")
 
     @functools.wraps(layer)

@@ -191,6 +191,8 @@ class Form(NamedTuple):
         dims, terms = self.dims, self.terms
         both = {dims.length.name, dims.memory.name}
         ids: list[Any] = [i for _, *pair in terms.visible for i in pair]
+        # Without ids no block is known to be hidden; without a position of its own, a query may see
+        # nothing.
         whole = any(both <= set(self.rest[i]) for i in [*range(len(terms.biases)), *ids])
         return bool(terms.visible) and dims.length.size == dims.memory.size and not whole
 

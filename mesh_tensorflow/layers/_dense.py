@@ -511,6 +511,7 @@ def embedding(
     Raises:
       ValueError: the ids are not integers, or have the dimension `vocab_dim`.
     """
+    # A lookup contracts the vocabulary, so ids with this dimension would be contracted, too.
     if not indices.dtype.is_integer or vocab_dim in indices.shape:
         raise ValueError(
             f"embedding: indices {indices.name} {indices.shape} {indices.dtype.name} must be "

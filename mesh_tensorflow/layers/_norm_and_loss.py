@@ -46,6 +46,8 @@ def layer_norm(
     with tf.variable_scope(name + "/layer_norm"):
         scale = _vector(x, "layer_norm_scale", mtf.Shape([dim]), tf.ones_initializer())
         bias = _vector(x, "layer_norm_bias", mtf.Shape([dim]), tf.zeros_initializer())
+        # In a mixed precision, means and variances are float32; the result has the dtype of `x`, as
+        # the scale and the bias have.
         return computed_in_float32(normalize)(x, dim, epsilon) * scale + bias
 
 

@@ -134,6 +134,8 @@ class AdafactorOptimizer(Optimizer):
         ):
             check_flag("AdafactorOptimizer", name, value, write)
         self._multiply_by_parameter_scale = multiply_by_parameter_scale
+        # The step is read here, as in the classic, and not in each update: an optimizer that is
+        # made outside of a function of the step keeps the rates of one step.
         self._decay_rate = adafactor_decay_rate_pow() if decay_rate is None else decay_rate
         self._learning_rate = (
             self._default_rate(multiply_by_parameter_scale)

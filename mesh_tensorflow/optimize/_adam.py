@@ -310,6 +310,7 @@ def decays(var: mtf.Variable, rate: float, excluded: NoDecay) -> bool:
         return bool(rate)
     if callable(excluded):
         return not excluded(var)
+    # Anywhere in the name, as in BERT: "bias" stands for all biases, in whichever scope.
     return not any(re.search(pattern, var.name) for pattern in excluded)
 
 
