@@ -172,6 +172,7 @@ class GraphInterface:
                 parts *= self._named(
                     mesh_dimension_to_size, "mesh dimension with a size", partial_layout[name]
                 )
+        # Rounded up, since a layout to be evaluated may be one that does not divide sizes evenly.
         return -(-entries // parts)
 
     def get_tensor_size(

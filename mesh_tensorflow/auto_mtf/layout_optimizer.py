@@ -90,6 +90,7 @@ class LayoutOptimizer:
         Raises:
           SolverError: the solver did not find an optimum.
         """
+        # Not before: to evaluate layouts, no solver has to be installed.
         solver = make_solver()
         layout = self._program.least_memory(solver)
         if print_solution:

@@ -225,6 +225,7 @@ def _bandwidth(processors: int, runs: int) -> float:
         value = x.read_value()
         return value * 2.0
 
+    # Of each element, four bytes are read and four are written.
     return 2 * 4 * _ELEMENTS / _seconds_of(add, processors, runs)
 
 

@@ -293,6 +293,7 @@ def plan_of(choice: Choice, estimator: StepEstimator, estimate: Estimate) -> Pla
         communication[name] = communication.get(name, 0.0) + sent.seconds
     schedule = PipelineSchedule(choice.stages, choice.microbatches, choice.repeats)
     in_stages = recomputed = 0.0
+    # Without the stored layout: what is stored in parts concerns updates, which are in no stage.
     impl = CostModel(estimator.mesh_shape, estimator.hardware).impl(rules)
     model = CostModel(estimator.mesh_shape, estimator.hardware)
     updates = estimator.parts.updates.weight_of

@@ -215,6 +215,7 @@ def _conv_by_block(
     conv: Callable[[mtf.Tensor, str], mtf.Tensor],
 ) -> mtf.Tensor:
     """Exchanges halos along the blocked dimensions, then convolves each block on its own."""
+    # As checked before, there is one block then, which has no neighbors.
     if padding == "VALID":
         return conv(x, "VALID")
     spatial = x.shape.dims[-len(strides) - 1 : -1]

@@ -276,6 +276,8 @@ def dense(
     # checkpoints of the classic.
     with tf.variable_scope(name, default_name="dense"):
         output_shape = mtf.Shape(kept + new_dims)
+        # Expert dimensions are in the output, too: so they are not summed over, and each expert has
+        # its kernel.
         y = layers.us_einsum([x, kernel_weights], output_shape=output_shape)
         if use_bias:
             bias = mtf.get_variable(

@@ -174,6 +174,7 @@ def _block_length(length: mtf.Dimension, length_per_split: Optional[int], window
 
 
 def _in_blocks(t: mtf.Tensor, length: mtf.Dimension, block: mtf.Dimension) -> mtf.Tensor:
+    # Blocks keep the name of the length: a layout that splits it splits them, and nothing is moved.
     blocks = mtf.Dimension(length.name, length.size // block.size)
     return mtf.reshape(t, mtf.replace_dimensions(t.shape, length, [blocks, block]))
 

@@ -392,6 +392,8 @@ class AdamWeightDecayOptimizer(Optimizer):
         # Added to the update and not to the gradient, whose moments would otherwise contain it
         # (Loshchilov and Hutter, 2017).
         if decays(var, self.weight_decay_rate, self.exclude_from_weight_decay):
+            # Of the value in the dtype of activations, as in the classic: in bfloat16 it is a
+            # rounded one, unlike in AdamW.
             update = mtf.cwise(self._with_decay, [update, mtf.to_float(var.value)])
         update *= scalar_like(self._rate_of(var), update)
         return [mtf.assign_sub(var, update), mtf.assign(m, next_m), mtf.assign(v, next_v)]

@@ -174,4 +174,5 @@ class MomentumOptimizer(Optimizer):
         rate = scalar_like(self.lr, grad)  # type: ignore[arg-type]
         momentum = scalar_like(self.momentum, velocity)
         updated = velocity * momentum + grad * rate  # type: ignore[operator]
+        # By the velocity from before, as in the classic, so a gradient first acts in the next step.
         return [mtf.assign(v, updated), mtf.assign_sub(var, velocity)]
