@@ -445,7 +445,7 @@ def _with_block(
     s = block.logits(q)
     new = tf.maximum(largest, tf.reduce_max(s, -1, keepdims=True))
     p = tf.exp(s - new)
-    # 0 at first, since the largest is then the least number of the dtype: there is nothing to scale.
+    # 0 at first: the largest so far is then the least number of the dtype, and there is no sum yet.
     old = tf.exp(largest - new)
     # What was summed relative to the old maximum is scaled to the new one (Milakov and Gimelshein,
     # 2018, algorithm 3).
