@@ -130,6 +130,7 @@ def choices(
         if choice.stages == 1:
             # Without a pipeline these make no difference, so equal candidates become one key.
             choice = choice._replace(microbatches=1, repeats=1)
+        # No error, unlike for a single choice: of all combinations, some are no circular pipelines.
         elif choice.repeats > 1 and choice.microbatches < choice.stages:
             continue
         choice.check()

@@ -27,7 +27,6 @@ def trains_if_not_told(layer: _Layer) -> _Layer:
     Args:
       layer: a function with the parameter `is_training`.
     """
-    # Found once, when the layer is defined, and not in each call.
     place = list(inspect.signature(layer).parameters).index("is_training")
 
     @functools.wraps(layer)
@@ -105,7 +104,7 @@ def check_dropout(what: str, dropout: float | tf.Tensor) -> None:
     Raises:
       ValueError: the rate is out of range.
     """
-    # A tf.Tensor has no value yet, when the program is built.
+    # A tf.Tensor may have no value yet, when the program is built.
     if isinstance(dropout, (int, float)) and not 0.0 <= dropout < 1.0:
         raise ValueError(
             f"{what}: dropout is the rate of what is dropped, from 0 to less than 1, not {dropout}"

@@ -56,8 +56,8 @@ def convolution(
     if variable_dtype is None:
         variable_dtype = InputDType(activation_dtype=x.dtype)
     filter_dims = [mtf.Dimension(n, s) for n, s in zip(_FILTER_DIMS[rank], filter_size)]
-    # As TensorFlow has it: a transposed convolution is the gradient of one from its outputs to its
-    # inputs, and takes the filter of that.
+    # As TensorFlow has it: a transposed convolution is the gradient of a convolution, and takes the
+    # filter of that one.
     channels = [output_dim, x.shape[-1]] if transposed else [x.shape[-1], output_dim]
     with tf.variable_scope(name, default_name=kind):
         kernel = mtf.get_variable(

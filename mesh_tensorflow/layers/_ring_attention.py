@@ -78,6 +78,7 @@ def check(what: str, kind: Union[bool, str], mesh_impl: MeshImpl, dims: Dims) ->
             f"{texts[1]}. Use the rules {length.name}:{axis.name};{memory.name}:{axis.name}"
             f"{pads}, or leave ring out"
         )
+    # Neither is split: each processor has the whole memory, and passes nothing on.
     if over[0] is None:
         return
     # Only "zigzag" insists on halves: True leaves parts where they are if these have none.

@@ -233,8 +233,6 @@ class _Microbatch:
 
     def gradients(self, y: mtf.Tensor) -> list[Optional[mtf.Tensor]]:
         """Returns the gradients of a scalar, in float32; complex ones stay as they are."""
-        # Of the values that the program has read at its beginning: in a loop, they come from
-        # outside of it.
         grads = mtf.gradients([y], [v.value for v in self.variables])
         return [None if g is None else _wide(g) for g in grads]
 

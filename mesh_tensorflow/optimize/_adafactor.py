@@ -179,7 +179,7 @@ class AdafactorOptimizer(Optimizer):
         largest = sorted(dims, key=lambda d: -d.size)[:2]
         if len(largest) < 2 or largest[1].size < self._min_dim_size_to_factor:
             return None
-        # So means over the largest dimension are the rows, as in checkpoints of the classic.
+        # In this order, row means are over the largest dimension, as in checkpoints of the classic.
         return largest[1], largest[0]
 
     def _slot(self, var: mtf.Variable, name: str, shape: mtf.Shape) -> mtf.Tensor:
