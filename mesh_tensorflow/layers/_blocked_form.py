@@ -204,6 +204,7 @@ class Form(NamedTuple):
     @property
     def order(self) -> Optional[str]:
         """The comparison of an order, as in causal attention, or None; of two, "greater_equal"."""
+        # Of a window, which is bounded on both sides, costs count the blocks that one side hides.
         names = [name for name, _, _ in self.terms.visible]
         return next((name for name in ("greater_equal", "less_equal") if name in names), None)
 

@@ -483,7 +483,7 @@ def local_2d_self_attention_spatial_blocks(
         k, v = (project(memory, w, heads, kv_channels, 2) for w in (wk, wv))
         # Of projected blocks, as in one dimension.
         k, v = local_2d_halo_exchange(k, v, h_blocks, memory_h, w_blocks, memory_w, mask_right)
-        # Without a mask, rows stay a dimension of the keys that queries lack: logits are summed over
+        # Without a mask, rows stay a dimension of keys that queries lack: logits are summed over
         # them, as in the classic.
         mask = None
         if mask_right:
