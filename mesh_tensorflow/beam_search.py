@@ -201,6 +201,7 @@ class _Search:
         self._beam, self._length = initial_ids.shape.dims[-2:]
         # Of each beam at most one continuation ends the sequence, so at least half of these do not.
         self._double = mtf.Dimension("double_beam", 2 * self._beam.size)
+        # The sequences that had finished before a step, and the candidates of the step.
         self._triple = mtf.Dimension("triple_beam", 3 * self._beam.size)
         self._alpha = alpha
         self._eos_id = eos_id

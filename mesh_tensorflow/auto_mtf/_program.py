@@ -382,6 +382,7 @@ class LayoutProgram:
         amounts: dict[Any, float] = {}
         for column, held in enumerate(self._memory.bytes[time]):
             for parts, y in self._parts(column) if held else ():
+                # Columns may have one table, whose variables then have the amounts of all of them.
                 amounts[y] = amounts.get(y, 0.0) + int(held) / (parts * self._unit)
         in_use = pulp.LpAffineExpression(list(amounts.items()))
         if self._limit is not None:
@@ -550,6 +551,7 @@ class FastestLayouts:
     def is_slower(self, seconds: float) -> bool:
         """Returns whether every layout, whether it fits or not, is known to be slower."""
         self._tables.prune(seconds * (1 + _SAME))
+        # A layout has a row of each table, so where none is left there is no layout.
         return not all(table.alive.any() for table in self._tables.tables)
 
     def next_best(self, most_seconds: float = np.inf) -> Optional[Layout]:

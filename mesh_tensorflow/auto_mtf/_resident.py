@@ -96,6 +96,7 @@ class StoredItems:
     def column(self, op: Operation, dims: tuple[str, ...], shape: Shape) -> Column:
         """Returns the Column of a variable, or of an output of an operation."""
         weight = self._updates.weight_of.get(op)
+        # Below stage 3, weights are whole, and only slots and updates are in parts.
         whole = isinstance(op, Variable) and op.trainable and not self._weights_too
         if weight is None or whole:
             return Column(dims)
@@ -150,6 +151,7 @@ class StoredItems:
             column = Column(dims, tuple(self._updates.weight_of[op.variables[i]]))
             return Item(name, op, [root], [name]), Block(name, "updates", size, column)
         column = Column(dims, tuple(self._updates.weight_of[x.operation]))
+        # Without inputs, as it is made of what is stored, which is in memory throughout.
         return Item(name, op, [], [name]), Block(name, "gathered", size, column)
 
 

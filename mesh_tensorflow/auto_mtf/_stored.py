@@ -211,5 +211,6 @@ def _gathers(operations: Iterable[Operation], weight_of: dict[Operation, Shape])
         inner = with_inner_operations(op.inner_operations)
         for x in {*op.inputs, *(x for each in inner for x in each.inputs)}:
             if x in weights:
+                # A set: one gather serves all readers of the forward pass, and one of the backward.
                 found.setdefault(x, set()).add(takes_again(op))
     return {x: len(kinds) for x, kinds in found.items()}

@@ -327,6 +327,7 @@ def explain(
     """
     outputs = list(mtf_outputs)
     estimator = StepEstimator(mtf_graph, mesh_shape, outputs, hardware, stored_layout)
+    # One more than is shown, as the layout that is chosen is usually the first of them.
     ranked = _distinct(estimator, alternatives + 1, memory_limit_bytes)
     if layout is None and objective == "time":
         layout = ranked[0].layout
