@@ -41,6 +41,7 @@ class SelectOperation(mtf.Operation):
         self._outputs = [mtf.Tensor(self, shape, x.dtype)]
 
     def _unsplittable(self) -> Sequence[str]:
+        # An index may be of any entry, so each processor needs them all.
         return [self._old_dim.name, self._new_dim.name]
 
     def gradient(self, grad_ys: Sequence[Optional[mtf.Tensor]]) -> Sequence[Optional[mtf.Tensor]]:
@@ -95,6 +96,7 @@ def select(x: mtf.Tensor, indices: mtf.Tensor, old_dim: mtf.Dimension) -> mtf.Te
     if len(x.shape) == len(ordered):
         y = SelectOperation(mtf.transpose(x, ordered), indices, old_dim).outputs[0]
     else:
+        # TensorFlow's batched gather wants all batch dimensions in both of its operands.
         y = SelectOperation(mtf.broadcast(x, ordered), indices, old_dim).outputs[0]
     same = new_dim == old_dim and len(x.shape) == len(ordered)
     return mtf.transpose(y, x.shape) if same else y
@@ -199,6 +201,7 @@ class _Search:
         self._beam, self._length = initial_ids.shape.dims[-2:]
         # Of each beam at most one continuation ends the sequence, so at least half of these do not.
         self._double = mtf.Dimension("double_beam", 2 * self._beam.size)
+        # The sequences that had finished before a step, and the candidates of the step.
         self._triple = mtf.Dimension("triple_beam", 3 * self._beam.size)
         self._alpha = alpha
         self._eos_id = eos_id
@@ -217,6 +220,7 @@ class _Search:
         """Returns scores: log probabilities divided by the length penalty of Wu et al."""
         if self._alpha == 0:
             return log_probs
+        # ((5 + length) / 6) ** alpha: Wu et al. (2016), equation 14.
         penalty = mtf.pow((mtf.to_float(length) + 5.0) * (1.0 / 6.0), self._alpha)
         return log_probs * mtf.cast(mtf.reciprocal(penalty), self._dtype)
 
@@ -302,6 +306,7 @@ class _Search:
         # Positions that are not decoded yet hold 0, so an addition sets one.
         alive_seq = select(state.alive_seq, origin, self._beam) + ids * here
         finished = self._finished(state, candidates, ends, here)
+        # What the model knows of a beam goes with it: several new beams may continue one old beam.
         new_states = [
             select(x, origin, self._beam) if self._beam in x.shape else x for x in new_states
         ]
@@ -497,8 +502,10 @@ def greedy_decode(
         if new.shape.dims != batch:
             new = mtf.transpose(new, batch)
         if forced_ids is not None:
+            # 0 is padding and no id to force, so it stands for positions that are free.
             forced = mtf.gather(forced_ids, step, length)
             new = mtf.where(mtf.equal(forced, 0), new, forced)
+        # As in a beam search: an addition sets the position, which holds 0 until now.
         ids += new * mtf.one_hot(step, length, dtype=tf.int32)
         # Rows that have ended are computed on until all have, as shapes are fixed in a loop.
         has_eos = mtf.logical_or(has_eos, mtf.equal(new, eos_id))

@@ -80,6 +80,7 @@ def arithmetic_of(step: Any, name: str) -> Arithmetic:
     Raises:
       WrongTypeError: it is none of these.
     """
+    # True is an int to Python, and a mistake here.
     if isinstance(step, numbers.Real) and not isinstance(step, bool):
         return _PYTHON
     if tf.is_tensor(step) or isinstance(step, tf.Variable):
@@ -145,6 +146,8 @@ class Schedule:
         if isinstance(step, mtf.Tensor):
             if step.shape.ndims:
                 raise WrongTypeError(f"{self.name}: the step must be a scalar, not {step}")
+            # As one operation, since formulas are of TensorFlow's functions, which slices are given
+            # to.
             return mtf.cwise(self._on_tensors, [step], output_dtype=tf.float32, name=self.name)
         of = arithmetic_of(step, self.name)
         # A formula such as that of `constant` gives a Python number for any kind of step.
@@ -190,6 +193,8 @@ def _ramp(step: Any, warmup_steps: float, of: Arithmetic) -> Any:
 
 def _progress(step: Any, warmup_steps: float, total_steps: float, of: Arithmetic) -> Any:
     """Returns a linear ramp from 0 at `warmup_steps` to 1 at `total_steps`; 0 before, 1 after."""
+    # Divided after the subtraction: at the ends, x / x and 0 / x give exactly 1 and 0 in float32,
+    # too.
     part = (step - float(warmup_steps)) / float(total_steps - warmup_steps)
     return of.minimum(of.maximum(part, 0.0), 1.0)
 
@@ -393,6 +398,7 @@ def _check_boundaries(
     function: str, boundaries: Sequence[float], what: str, pieces: Sequence[object]
 ) -> None:
     for name, given in (("boundaries", boundaries), (what, pieces)):
+        # A string is a sequence, too, of its letters.
         if isinstance(given, str) or not isinstance(given, Sequence):
             raise WrongTypeError(f"schedules.{function}: {name} must be a list, not {given!r}")
     for boundary in boundaries:

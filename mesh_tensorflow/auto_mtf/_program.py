@@ -78,6 +78,7 @@ def solve_to_optimum(model: pulp.LpProblem, solver: Any) -> None:
         model.solve(solver)
     except pulp.PulpSolverError as e:
         raise SolverError(f"{solver.name} failed: {e}") from e
+    # Not `status` alone: that is "Optimal" also of a solver that stopped early with some solution.
     if model.sol_status != pulp.LpSolutionOptimal:
         infeasible = model.status == pulp.LpStatusInfeasible
         raise (Infeasible if infeasible else SolverError)(
@@ -116,6 +117,7 @@ class Table:
 def holder(tables: Iterable[Table], dims: Iterable[str]) -> Table:
     """Returns the smallest table that covers some dimensions."""
     wanted = set(dims)
+    # Each of its rows is a variable in the constraints that it is looked up for.
     return min((t for t in tables if wanted <= set(t.dims)), key=lambda t: len(t.rows))
 
 
@@ -347,6 +349,7 @@ class LayoutProgram:
         self._peak = self._variable("z")
         self.model.setObjective(pulp.lpSum([self._peak]))
         if len(self._memory.bytes):
+            # One time from the beginning: without any, the peak would be 0 in each layout.
             self.bound(int(self._memory.bytes.sum(axis=1).argmax()))
 
     # -- memory
@@ -379,6 +382,7 @@ class LayoutProgram:
         amounts: dict[Any, float] = {}
         for column, held in enumerate(self._memory.bytes[time]):
             for parts, y in self._parts(column) if held else ():
+                # Columns may have one table, whose variables then have the amounts of all of them.
                 amounts[y] = amounts.get(y, 0.0) + int(held) / (parts * self._unit)
         in_use = pulp.LpAffineExpression(list(amounts.items()))
         if self._limit is not None:
@@ -547,6 +551,7 @@ class FastestLayouts:
     def is_slower(self, seconds: float) -> bool:
         """Returns whether every layout, whether it fits or not, is known to be slower."""
         self._tables.prune(seconds * (1 + _SAME))
+        # A layout has a row of each table, so where none is left there is no layout.
         return not all(table.alive.any() for table in self._tables.tables)
 
     def next_best(self, most_seconds: float = np.inf) -> Optional[Layout]:
@@ -598,6 +603,7 @@ class FastestLayouts:
             same = abs(self._tables.total(other) - seconds) <= _SAME * seconds
             if same and self.peak(other) == peak:
                 found[tuple(list(sizes).index(m) for _, m in sorted(other.items()))] = other
+        # In an order of its own: which of them stands for all does not depend on the solver.
         return [found[key] for key in sorted(found)]
 
     def _incumbent(self) -> Optional[Layout]:
@@ -608,6 +614,7 @@ class FastestLayouts:
 
         if not self._found:
             return local_search(self._space, self._tables.total, allowed)
+        # It only bounds the time, so a layout near to one found before is enough.
         near = [n for found in self._found for n in neighbors(self._space, found) if allowed(n)]
         return min(near, key=self._tables.total, default=None)
 
@@ -632,6 +639,7 @@ class FastestLayouts:
           SolverError: the solver did not find an optimum.
         """
         self._tables.prune(np.inf)
+        # Also where no layout fits: this one says what is missing.
         limit, self._limit = self._limit, None
         try:
             return self._solve(np.inf)

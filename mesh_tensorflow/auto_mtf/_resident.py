@@ -96,6 +96,7 @@ class StoredItems:
     def column(self, op: Operation, dims: tuple[str, ...], shape: Shape) -> Column:
         """Returns the Column of a variable, or of an output of an operation."""
         weight = self._updates.weight_of.get(op)
+        # Below stage 3, weights are whole, and only slots and updates are in parts.
         whole = isinstance(op, Variable) and op.trainable and not self._weights_too
         if weight is None or whole:
             return Column(dims)
@@ -150,6 +151,7 @@ class StoredItems:
             column = Column(dims, tuple(self._updates.weight_of[op.variables[i]]))
             return Item(name, op, [root], [name]), Block(name, "updates", size, column)
         column = Column(dims, tuple(self._updates.weight_of[x.operation]))
+        # Without inputs, as it is made of what is stored, which is in memory throughout.
         return Item(name, op, [], [name]), Block(name, "gathered", size, column)
 
 
@@ -233,9 +235,13 @@ class ResidentMemory(LiveMemory):
             loop = item.op.loop
             if loop is not None and item.name == item.op.name:
                 self._inner[item.name] = self._moments_of(loop)
+        # This object stands for the graph, since it has what a graph lacks: single assignments,
+        # tapes of loops, and copies of what is stored in parts.
         as_listed = scheduler.minimize_peak_memory(self, "LIST")  # type: ignore[arg-type]
         # Neither order is always better, and TensorFlow promises none.
         orders = [as_listed, self._eager_order()]
+        # By bytes before splitting: one order serves all layouts, so that memory is linear in their
+        # assignments.
         self._schedule, bytes_, self.at = min(
             (self._run(list(order)) for order in orders), key=lambda run: run[1].sum(axis=1).max()
         )
@@ -286,6 +292,8 @@ class ResidentMemory(LiveMemory):
                 continue
             loop = op.loop
             if loop is not None:
+                # The tape is no input of the operation, but lives until the loop of the gradient
+                # has read it.
                 inputs += [name for name in self._tapes(loop) if name not in inputs]
                 outputs += self._make_tape(op, loop)
             yield Item(op.name, op, inputs, outputs)
@@ -381,6 +389,7 @@ class ResidentMemory(LiveMemory):
         order: dict[int, None] = {}
 
         def with_inputs(number: int) -> None:
+            # A stack instead of a recursion, for which chains of operations may be too long.
             waiting = [number]
             while waiting:
                 needed = [n for n in inputs[waiting[-1]] if early[n] and n not in order]
@@ -416,6 +425,7 @@ class ResidentMemory(LiveMemory):
         lives: dict[str, tuple[int, int]] = {}
         for place, number in enumerate(order):
             item = self._items[number]
+            # What nothing reads is in memory while it is made.
             lives.update((name, (place, place)) for name in item.outputs)
             lives.update((name, (lives[name][0], place)) for name in item.inputs)
         end = len(order) - 1

@@ -130,6 +130,7 @@ class CostModel:
             flops, moved = flops * calls, moved * calls
         arithmetic = flops / hardware.product_flops(rate)
         compute = max(arithmetic, moved / hardware.memory_bandwidth)
+        # What only passes a value on, as a reshape that moves nothing, takes no time.
         if cost.flops or cost.bytes:
             compute += calls * hardware.operation_seconds
         communication = sum(self.collective(c, calls) for c in cost.collectives)

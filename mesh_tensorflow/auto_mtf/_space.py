@@ -25,6 +25,7 @@ WHOLE = -1  # in place of a mesh axis
 
 def maximal_sets(sets: Iterable[Iterable[str]]) -> list[tuple[str, ...]]:
     """Returns the sets that are not subsets of another one, sorted."""
+    # Largest first: a set that contains another one is met before it.
     kept: list[frozenset[str]] = []
     for one in sorted({frozenset(s) for s in sets}, key=lambda s: (-len(s), sorted(s))):
         if not any(one <= other for other in kept):
@@ -36,6 +37,8 @@ def _joined(groups: Iterable[Iterable[str]]) -> list[frozenset[str]]:
     """Returns groups, with those that have a name in common joined."""
     found: list[frozenset[str]] = []
     for group in map(frozenset, groups):
+        # Groups found so far have no name in common, and stay so: what meets a new one becomes part
+        # of it.
         apart = [other for other in found if not other & group]
         found = [*apart, group.union(*(other for other in found if other & group))]
     return found
@@ -72,6 +75,7 @@ class LayoutSpace:
         given, groups = set(pairs), _joined(alike)
         # A group that meets itself in an operation cannot be split.
         apart = {name for group in groups for s in sets if len(s & group) > 1 for name in group}
+        # A dimension of a group is split over a mesh dimension only if all of the group can be.
         self.pairs = sorted(
             (d, m)
             for d, m in given
@@ -99,6 +103,8 @@ class LayoutSpace:
             yield ()
             return
         *before, last = dims
+        # Illegal beginnings are not gone on with: of all (axes + 1) ** dims assignments, most are
+        # illegal.
         for row in self._rows(before):
             taken = {axis for d, axis in zip(before, row) if d in self._meets[last]} - {WHOLE}
             alike = {axis for d, axis in zip(before, row) if d in self.together(last)}
@@ -221,6 +227,7 @@ def layout_space(
         for m in sizes
         if validator.is_valid_assignment(d, m) and all(_has_parts(op, d, sizes[m]) for op in rings)
     ]
+    # Loops' bodies are among these: their operations have the layout of all others.
     sets = {names for op in every for names in _together(op, apart, alike)}
     return LayoutSpace(pairs, sizes, sets, alike)
 
@@ -250,6 +257,7 @@ def _together(
             # Names of a group may share a mesh dimension, so each set has only one of them at a
             # time.
             found = [s - group | kept for s in found for kept in _one_of(s & group)]
+        # What exchanges dimensions may split two of them alike, but not two of one tensor.
         found += tensors
     return found
 

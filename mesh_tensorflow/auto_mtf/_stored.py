@@ -39,6 +39,8 @@ def stored_layouts(mesh_shape: Shape, zero: Iterable[int]) -> list[Optional[Stor
         if stage == 0:
             found.append(None)
             continue
+        # Dimensions of one processor store nothing in parts; a mesh of nothing else still gets each
+        # stage.
         names = [d.name for d in mesh_shape if d.size > 1] or mesh_shape.dimension_names[:1]
         found += [stored_layout(mesh_shape, zero=stage, zero_axis=name) for name in names]
     return found
@@ -75,6 +77,8 @@ class Storing:
             return {}
         weight = Shape(weight)
         own = {d: layout[d] for d in weight.dimension_names if d in layout}
+        # Asked once for each assignment of a table; only what splits the weight itself makes a
+        # difference.
         key = (tuple(weight), tuple(sorted(own.items())))
         if key not in self._known:
             impl: MeshImpl = MeshImpl(self._mesh_shape, LayoutRules(own.items()))
@@ -130,6 +134,8 @@ def find_updates(graph: Graph) -> Updates:
     """
     impls, seen = {}, _AnyStored()
     for mesh in dict.fromkeys(op.mesh for op in graph.operations):
+        # A mesh of two dimensions: one splits the batch, so that gradients are partial sums as in
+        # training, and over the other one anything may be stored.
         dim, parts = _batch_like(graph)
         rules = LayoutRules([(dim, _DATA)] if dim else [])
         impl: MeshImpl = MeshImpl(Shape([(_DATA, parts), (_STORE, 2)]), rules)
@@ -138,6 +144,7 @@ def find_updates(graph: Graph) -> Updates:
     stored, updates = update_names(graph, impls)
     weight_of: dict[Operation, Shape] = {}
     for op, names in [*stored.items(), *updates.items()]:
+        # All dimensions of a weight have one name here, which tells its shape.
         for name in list(names.values())[:1]:
             weight_of[op] = seen.shapes[name]
     return Updates(weight_of, _gathers(graph.operations, weight_of))
@@ -191,6 +198,7 @@ def takes_again(op: Operation) -> bool:
     of = op.gradient_of
     if op.original is not None or (of is not None and of.original is not None):
         return True
+    # A loop may share operations with its gradient, which then read one tensor.
     return of is not None and not op.inner_operations
 
 
@@ -203,5 +211,6 @@ def _gathers(operations: Iterable[Operation], weight_of: dict[Operation, Shape])
         inner = with_inner_operations(op.inner_operations)
         for x in {*op.inputs, *(x for each in inner for x in each.inputs)}:
             if x in weights:
+                # A set: one gather serves all readers of the forward pass, and one of the backward.
                 found.setdefault(x, set()).add(takes_again(op))
     return {x: len(kinds) for x, kinds in found.items()}

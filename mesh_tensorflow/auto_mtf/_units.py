@@ -233,6 +233,7 @@ class _Sums:
         units = []
         weights = {event.need: event.weight for _, event in self.events}
         for place, event in self.events:
+            # What would delay a sum is given none here: each is computed where it begins.
             if event.op is None or event.op.may_delay_sums(len(event.op.inputs)):
                 continue
             part = _Sums()
@@ -299,6 +300,8 @@ class SumFinder:
         self._place += 1
         for x in step.needs:
             self._need(x, step.times)
+        # What a loop sums up over iterations is needed once after the loop, and not in each of
+        # them.
         for y, x in step.passes:
             if x in self._sums:
                 sums = self._sums[y] = self._sums[x]
@@ -456,6 +459,7 @@ def _assignment_seconds(
     impl: MeshImpl,
 ) -> Seconds:
     before = ZERO
+    # Before stage 3 an update is in parts and its weight is whole: the new value is gathered.
     if weight is not None and gathers and not model.storing.weights_too:
         before = _gathered(x, weight, model, impl)
     elif weight is not None:
@@ -552,6 +556,8 @@ class StepTime:
     def _add(self, unit: Unit) -> None:
         if unit.apart is not None and unit.signature not in self._kinds:
             dims = tuple(sorted(unit.dims))
+            # A table has a row for each assignment, and their number grows exponentially with
+            # dimensions.
             if self._space.count(dims, _MOST_ASSIGNMENTS + 1) > _MOST_ASSIGNMENTS:
                 self.is_exact = False
                 for part in unit.apart():

@@ -175,6 +175,7 @@ def _least_memory(
     limit: Optional[float],
     hardware: Hardware,
 ) -> _Choice:
+    # The order of operations is that of the classic here, and slots do not count throughout.
     estimator = memory_estimator.MemoryEstimator(graph, mesh_shape, outputs)
     optimizer = layout_optimizer.LayoutOptimizer(estimator)
     found = optimizer.solve()
@@ -243,6 +244,7 @@ def _mesh_shape_iterator(
       num_machines: the number of processors.
       max_mesh_shape_dimensions: the maximum number of mesh dimensions; unlimited if None.
     """
+    # A mesh has a dimension at least, and the product of no sizes would have none.
     if num_machines == 1:
         yield [1]
         return
@@ -253,6 +255,8 @@ def _factorings(n: int, largest: int, length: Optional[int]) -> Iterator[list[in
     if n == 1:
         yield []
     elif length is None or length > 0:
+        # Sizes that do not rise: otherwise each mesh would come once in every order of its
+        # dimensions.
         for size in range(min(n, largest), 1, -1):
             if n % size == 0:
                 rest = None if length is None else length - 1

@@ -89,6 +89,8 @@ class Explanation:
                 name: theirs.get(name, ZERO)[i] - ours.get(name, ZERO)[i]
                 for name in {**ours, **theirs}
             }
+            # Of the layers that change in the same direction as the whole, the one that changes
+            # most.
             sign = 1 if more > 0 else -1
             layer = max(by_layer, key=lambda name: sign * by_layer[name])
             parts.append(
@@ -162,6 +164,7 @@ class Explanation:
         values = self.memory_over_time
         pieces = np.array_split(values, min(_COLUMNS, len(values)))
         top = max(1, int(values.max()))
+        # The largest of a piece: a mean would hide a peak of a single operation.
         return "".join(_LEVELS[int(p.max() * (len(_LEVELS) - 1) // top)] for p in pieces)
 
     def _times(self) -> list[str]:
@@ -169,6 +172,7 @@ class Explanation:
         total = self.chosen.seconds.total or 1.0
         layers = self.estimator.times.by_layer(self.chosen.layout)
         long = {name: s for name, s in layers.items() if s.total >= _NEAR * total}
+        # What is too short for a row is added up, so that the rows make the whole step.
         rest = sum((s for name, s in layers.items() if name not in long), ZERO)
         if rest.total:
             long[f"{len(layers) - len(long)} more"] = rest
@@ -218,6 +222,7 @@ def _draw(explanation: Explanation, path: str) -> None:
         from matplotlib.figure import Figure
     except ImportError as e:
         raise ImportError("a plot needs matplotlib: pip install matplotlib") from e
+    # Without pyplot, which keeps every figure and may want a display.
     figure = Figure(figsize=(11, 13), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots(3, 1)
@@ -238,6 +243,7 @@ def _draw(explanation: Explanation, path: str) -> None:
 def _draw_memory(axis: Any, explanation: Explanation) -> None:
     estimator = explanation.estimator
     kinds = estimator.memory.by_kind(explanation.chosen.layout, estimator.space.mesh_sizes)
+    # What is there all the time is at the bottom, so that the others are on a level line.
     kinds = dict(sorted(kinds.items(), key=lambda pair: -int(pair[1].min())))
     length = len(next(iter(kinds.values()))) if kinds else 1
     limit = explanation.memory_limit_bytes or estimator.hardware.memory_bytes
@@ -247,6 +253,7 @@ def _draw_memory(axis: Any, explanation: Explanation) -> None:
         axis.stackplot(
             np.arange(length), *(v / size for v in kinds.values()), labels=list(kinds), step="post"
         )
+    # A limit far above would leave the curve at the bottom of the figure.
     if limit < 3 * top:
         axis.axhline(limit / size, color="black", linestyle="--", label="limit")
     axis.set_xlabel("operations of the step, in order")
@@ -320,6 +327,7 @@ def explain(
     """
     outputs = list(mtf_outputs)
     estimator = StepEstimator(mtf_graph, mesh_shape, outputs, hardware, stored_layout)
+    # One more than is shown, as the layout that is chosen is usually the first of them.
     ranked = _distinct(estimator, alternatives + 1, memory_limit_bytes)
     if layout is None and objective == "time":
         layout = ranked[0].layout

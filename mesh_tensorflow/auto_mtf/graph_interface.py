@@ -172,6 +172,7 @@ class GraphInterface:
                 parts *= self._named(
                     mesh_dimension_to_size, "mesh dimension with a size", partial_layout[name]
                 )
+        # Rounded up, since a layout to be evaluated may be one that does not divide sizes evenly.
         return -(-entries // parts)
 
     def get_tensor_size(
@@ -258,6 +259,7 @@ class GraphInterface:
                 counts = devices is None or device is None or device in devices
                 node.output_info.add(
                     size=self.get_tensor_size(name) if counts else 0,
+                    # No alias: 0 would say that it is the memory of the first input.
                     alias_input_port=-1,
                     dtype=self.get_tensor_dtype(name).as_datatype_enum,
                     shape=self.get_tensor_shape(name).as_proto() if counts else None,

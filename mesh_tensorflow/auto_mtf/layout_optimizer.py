@@ -73,6 +73,8 @@ class LayoutOptimizer:
         self._schedule = list(scheduler.minimize_peak_memory(self._graph, scheduler_alg))
         space = layout_space(memory_estimator.mtf_graph.operations, self._validator)
         memory = live_memory(self._graph, self._schedule, space.dims)
+        # No table for what is not in memory at any time that may be the peak: its variables would
+        # have no part in any constraint on memory.
         sets = [d for i, d in enumerate(memory.dimension_sets) if memory.bytes[:, i].any()]
         tables = [Table(dims, space.assignments(dims)) for dims in sets]
         self._program = LayoutProgram(space, tables, memory)
@@ -88,6 +90,7 @@ class LayoutOptimizer:
         Raises:
           SolverError: the solver did not find an optimum.
         """
+        # Not before: to evaluate layouts, no solver has to be installed.
         solver = make_solver()
         layout = self._program.least_memory(solver)
         if print_solution:
@@ -120,4 +123,5 @@ class LayoutOptimizer:
                     f"layout {layout!r} splits dimension {d!r} over both {assignment[d]!r} and "
                     f"{m!r}: keep one of these rules"
                 )
+        # Not by the integer program, in whose layouts all splits are even.
         return float(peak_memory(self._graph, self._schedule, assignment, self._mesh_sizes))

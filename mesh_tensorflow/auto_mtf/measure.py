@@ -155,6 +155,7 @@ def _progress(total: int, label: str) -> Iterator[Callable[[], None]]:
 def _seconds_of(make: Callable[[], tf.Tensor], processors: int, runs: int) -> float:
     """Measures the seconds of one operation, repeated in a graph of its own."""
     with tf.Graph().as_default():
+        # Several in a run, so that its own overhead is spread over them.
         repeats = 4
         results: list[tf.Operation] = []
         for _ in range(repeats):
@@ -225,6 +226,7 @@ def _bandwidth(processors: int, runs: int) -> float:
         value = x.read_value()
         return value * 2.0
 
+    # Of each element, four bytes are read and four are written.
     return 2 * 4 * _ELEMENTS / _seconds_of(add, processors, runs)
 
 

@@ -45,6 +45,7 @@ class MemoryEstimator:
 
     def get_graph_interface(self) -> GraphInterface:
         """Returns the GraphInterface, with the outputs marked as final."""
+        # Made once: a schedule refers to its operations by their numbers.
         if self._graph_interface is None:
             graph = GraphInterface(self.mtf_graph)
             for tensor in self.mtf_outputs:

@@ -112,6 +112,7 @@ def language_model(
 
 
 def _max_length(length: int) -> mtf.Dimension:
+    # Not the name of the length, which the positions have that are looked up in it.
     return mtf.Dimension("max_length", length)
 
 

@@ -128,7 +128,9 @@ def choices(
     for values in combined:
         choice = Choice(*values)
         if choice.stages == 1:
+            # Without a pipeline these make no difference, so equal candidates become one key.
             choice = choice._replace(microbatches=1, repeats=1)
+        # No error, unlike for a single choice: of all combinations, some are no circular pipelines.
         elif choice.repeats > 1 and choice.microbatches < choice.stages:
             continue
         choice.check()
@@ -292,6 +294,7 @@ def plan_of(choice: Choice, estimator: StepEstimator, estimate: Estimate) -> Pla
         communication[name] = communication.get(name, 0.0) + sent.seconds
     schedule = PipelineSchedule(choice.stages, choice.microbatches, choice.repeats)
     in_stages = recomputed = 0.0
+    # Without the stored layout: what is stored in parts concerns updates, which are in no stage.
     impl = CostModel(estimator.mesh_shape, estimator.hardware).impl(rules)
     model = CostModel(estimator.mesh_shape, estimator.hardware)
     updates = estimator.parts.updates.weight_of
@@ -444,6 +447,7 @@ class _Search:
             return
         try:
             choice.check()
+            # Each candidate in a graph of its own: variables of two would have the same names.
             with tf.Graph().as_default():
                 built = build(choice)
         except ValueError as e:
@@ -530,6 +534,7 @@ class _Search:
 
     def _keep(self, choice: Choice, zero: int, found: _Found) -> None:
         """Keeps a family's best as the best of all, or as lost."""
+        # Less, not less or equal: of equally fast plans the first candidate stays.
         if self._best is None or found.estimate.seconds.total < self._best.seconds.total:
             if self._best is not None:
                 self._lose(self._best.choice, self._best_zero, self._best.estimate,
@@ -551,6 +556,7 @@ class _Search:
         """
         if self._best is None:
             raise self._nothing(processors)
+        # At the end, as the best plan, which they are compared with, was not known before.
         lost = [self._told(lost) for lost in self._lost]
         lost.sort(key=lambda one: one.best.seconds.total if one.best else math.inf)
         return Plans(self._best, lost, self._hardware, self._limit)

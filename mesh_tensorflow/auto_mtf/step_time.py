@@ -280,6 +280,8 @@ class StepEstimator:
 
     def _made_tables(self) -> Tables:
         if self._tables is None:
+            # Only for a search: an estimate of one layout would wait for all assignments. The
+            # memory's sets are covered too, for the constraints on it.
             self._tables = Tables(self.space, self.times.tables(), self.memory.dimension_sets)
         return self._tables
 

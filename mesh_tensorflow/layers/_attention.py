@@ -90,6 +90,7 @@ def check_mask(
             f"{what}: the mask {mask.name} {mask.shape} has {dims_text(unknown)}, which is not "
             f"among the dimensions of the logits, {dims_text(logits_shape)}"
         )
+    # In a mixed precision, logits are bfloat16 and masks float32 unless asked for: they are cast.
     if mask.dtype != dtype and current_precision() is None:
         raise ValueError(
             f"{what}: the mask {mask.name} is {mask.dtype.name}, the logits are {dtype.name}; give "
@@ -103,6 +104,7 @@ def check_dropout(what: str, dropout: float | tf.Tensor) -> None:
     Raises:
       ValueError: the rate is out of range.
     """
+    # A tf.Tensor may have no value yet, when the program is built.
     if isinstance(dropout, (int, float)) and not 0.0 <= dropout < 1.0:
         raise ValueError(
             f"{what}: dropout is the rate of what is dropped, from 0 to less than 1, not {dropout}"
@@ -419,6 +421,8 @@ def attend(
     q = project(query, wq, heads, kv_channels, 1)
     k = project(memory, wk, heads, kv_channels, 1)
     v = project(memory, wv, heads, kv_channels, 1)
+    # The heads are in q, k and v, so each of them attends by itself; the projection below sums over
+    # them.
     o = dot_product_attention(q, k, v, mask, **kwargs)
     return mtf.einsum([o, wo], output_shape=query.shape)
 

@@ -154,6 +154,8 @@ def _noise(
     """
     noisy = mtf.Shape([d for d in rows if d not in shared])
     keys = [
+        # All int32 numbers but the largest, since the bound itself is excluded and has to be an
+        # int32.
         mtf.random_uniform(mesh, noisy, minval=-(2**31), maxval=2**31 - 1, dtype=tf.int32)
         for _ in range(2)
     ]

@@ -191,6 +191,8 @@ class Form(NamedTuple):
         dims, terms = self.dims, self.terms
         both = {dims.length.name, dims.memory.name}
         ids: list[Any] = [i for _, *pair in terms.visible for i in pair]
+        # Without ids no block is known to be hidden; without a position of its own, a query may see
+        # nothing.
         whole = any(both <= set(self.rest[i]) for i in [*range(len(terms.biases)), *ids])
         return bool(terms.visible) and dims.length.size == dims.memory.size and not whole
 
@@ -202,6 +204,7 @@ class Form(NamedTuple):
     @property
     def order(self) -> Optional[str]:
         """The comparison of an order, as in causal attention, or None; of two, "greater_equal"."""
+        # Of a window, which is bounded on both sides, costs count the blocks that one side hides.
         names = [name for name, _, _ in self.terms.visible]
         return next((name for name in ("greater_equal", "less_equal") if name in names), None)
 

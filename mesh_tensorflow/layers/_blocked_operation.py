@@ -288,6 +288,8 @@ class Blocked(mtf.Operation):
             [length] = mesh_impl.slice_shape(mtf.Shape([dims.length]))
             # All processors' logits, with the pairs of the busiest one in place of all pairs.
             logits = logits // (length * dims.memory.size) * pairs
+        # A product takes 2 * channels for a logit. Half of them have channels of keys and half of
+        # values: exactly so of two products, and nearly of five.
         return logits * (products * (dims.key.size + dims.value.size) + _FLOPS_PER_LOGIT)
 
     def _computed_pairs(self, mesh_impl: MeshImpl) -> Optional[int]:

@@ -335,6 +335,8 @@ class Block:
         """Returns queries times keys, with biases and masks, minus a number for each row."""
         of = self._of
         terms = bool(of.biases or of.visible or of.distances)
+        # Terms select among logits, which has to be before the subtraction; without terms, one
+        # product does both.
         if not terms and shift is not None:
             return product_minus(q, self.memories(of.k), shift)
         s = tf.matmul(q, self.memories(of.k), transpose_b=True)
@@ -443,6 +445,7 @@ def _with_block(
     s = block.logits(q)
     new = tf.maximum(largest, tf.reduce_max(s, -1, keepdims=True))
     p = tf.exp(s - new)
+    # 0 at first: the largest so far is then the least number of the dtype, and there is no sum yet.
     old = tf.exp(largest - new)
     # What was summed relative to the old maximum is scaled to the new one (Milakov and Gimelshein,
     # 2018, algorithm 3).
@@ -566,6 +569,8 @@ def _gradients_of_block(
     found = []
     if qkv:
         shared, others, _, channels = of.q.shape.as_list()
+        # dq = ds k, dk = ds^T q and dv = dropped(p)^T dy. Queries of `others` are rows here, so the
+        # latter two are summed over them as well.
         dq = tf.matmul(ds, block.memories(of.k))
         found = [
             tf.reshape(dq, [shared, others, q.shape.as_list()[1] // others, channels]),
@@ -574,6 +579,8 @@ def _gradients_of_block(
         ]
     for shape in bias_shapes:
         whole = tf.reshape(ds, block.shape)
+        # A bias was repeated along the dimensions that it lacks, so its gradient is the sum over
+        # them.
         axes = [i for i, (a, b) in enumerate(zip(shape, block.shape)) if a == 1 != b]
         found.append(tf.reduce_sum(whole, axes, keepdims=True) if axes else whole)
     for d in distances:

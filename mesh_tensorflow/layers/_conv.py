@@ -56,6 +56,8 @@ def convolution(
     if variable_dtype is None:
         variable_dtype = InputDType(activation_dtype=x.dtype)
     filter_dims = [mtf.Dimension(n, s) for n, s in zip(_FILTER_DIMS[rank], filter_size)]
+    # As TensorFlow has it: a transposed convolution is the gradient of a convolution, and takes the
+    # filter of that one.
     channels = [output_dim, x.shape[-1]] if transposed else [x.shape[-1], output_dim]
     with tf.variable_scope(name, default_name=kind):
         kernel = mtf.get_variable(
@@ -213,6 +215,7 @@ def _conv_by_block(
     conv: Callable[[mtf.Tensor, str], mtf.Tensor],
 ) -> mtf.Tensor:
     """Exchanges halos along the blocked dimensions, then convolves each block on its own."""
+    # As checked before, there is one block then, which has no neighbors.
     if padding == "VALID":
         return conv(x, "VALID")
     spatial = x.shape.dims[-len(strides) - 1 : -1]
@@ -267,6 +270,8 @@ def _transpose_by_block(
     # With "SAME", pixels would be cut off at the borders of blocks instead of that of the image.
     y = conv(x, "VALID")
     for block, stride, reach in zip(blocks, strides, reaches):
+        # Windows of at most the stride do not overlap: such a dimension got no margin, and has its
+        # size.
         enlarged = block.size * stride
         if y.shape.get_dim_by_name(block.name).size != enlarged:
             y = mtf.slice(y, reach.cut, enlarged, block.name)

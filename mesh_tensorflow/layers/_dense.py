@@ -48,6 +48,7 @@ def us_einsum(xs: Sequence[mtf.Tensor], *args: Any, **kwargs: Any) -> mtf.Tensor
     y = mtf.einsum(xs, *args, **kwargs)
     if not layers.unit_scaling_convention():
         return y
+    # A set: a dimension that several factors have is summed over once.
     contracted = {d for x in xs for d in x.shape} - set(y.shape)
     # A sum of n products of variance 1 has the variance n.
     return y * (max(1, mtf.list_product(d.size for d in contracted)) ** -0.5)
@@ -122,8 +123,11 @@ class VarianceScalingInitializer(DenseInitializer):
         fan_in = mtf.list_product(d.size for d in reduced_dims)
         fan_out = mtf.list_product(d.size for d in new_dims)
         fan = _MODES[self.mode](fan_in, fan_out)
+        # Dimensions of size 0 have fan 0; a kernel without elements takes any variance.
         variance = self.scale / max(1.0, fan)
         if layers.unit_scaling_convention():
+            # What `us_einsum` divides by is known of an einsum alone: what it contracts, which is
+            # the fan-in.
             if self.mode != "fan_in":
                 raise ValueError(
                     "the unit scaling convention scales by fan_in; VarianceScalingInitializer "
@@ -181,6 +185,7 @@ def get_dense_kernel_weights(
     if kernel_initializer is None:
         kernel_initializer = VarianceScalingInitializer()
     if isinstance(kernel_initializer, DenseInitializer):
+        # Without the expert dimensions: each expert has its own inputs and outputs, so its own fan.
         kernel_initializer = kernel_initializer(reduced_dims, new_dims)
     with tf.variable_scope(name, default_name="dense"):
         kernel = mtf.get_variable(
@@ -190,6 +195,7 @@ def get_dense_kernel_weights(
             initializer=kernel_initializer,
             dtype=_variable_dtype(x, variable_dtype, master_dtype, slice_dtype),
         )
+    # The caller's VariableDType may say another dtype of activations than that of `x`.
     return mtf.cast(kernel, x.dtype)
 
 
@@ -250,6 +256,7 @@ def dense(
         )
         reduced_dims = x.shape.dims[-1:]
     reduced_dims = list_of_dimensions("dense: reduced_dims", reduced_dims)
+    # Of the dimensions as they are given: errors name them as the caller does.
     kept = _kept_dims(x, new_dims, reduced_dims, expert_dims)
     x, inner = _without_clashes(x, reduced_dims, new_dims)
     if kernel_weights is None:
@@ -269,6 +276,8 @@ def dense(
     # checkpoints of the classic.
     with tf.variable_scope(name, default_name="dense"):
         output_shape = mtf.Shape(kept + new_dims)
+        # Expert dimensions are in the output, too: so they are not summed over, and each expert has
+        # its kernel.
         y = layers.us_einsum([x, kernel_weights], output_shape=output_shape)
         if use_bias:
             bias = mtf.get_variable(
@@ -309,6 +318,7 @@ def _kept_dims(
             f"reducing {dims_text(reduced_dims)}, and new_dims is {dims_text(new_dims)}. Rename it "
             "in x with mtf.rename_dimension, or reduce it, too"
         )
+    # Those of an elementwise product are among the new ones, where the result has them once.
     return [d for d in kept if d not in new_dims]
 
 
@@ -316,6 +326,8 @@ def _without_clashes(
     x: mtf.Tensor, reduced_dims: Sequence[mtf.Dimension], new_dims: Sequence[mtf.Dimension]
 ) -> tuple[mtf.Tensor, list[mtf.Dimension]]:
     """Renames reduced dimensions that are also new ones; returns `x` and its reduced dimensions."""
+    # Of one name, the two would be one dimension to the einsum, multiplied elementwise and not
+    # summed.
     inner = [mtf.Dimension("_" + d.name, d.size) if d in new_dims else d for d in reduced_dims]
     for d, renamed in zip(reduced_dims, inner):
         if d != renamed:
@@ -358,6 +370,7 @@ def dense_product(
     """
     if not isinstance(activation_functions, (list, tuple)):
         activation_functions = [activation_functions]
+    # As in checkpoints of the classic: a single layer has no number in its name.
     several = len(activation_functions) > 1
     factors = [
         dense(
@@ -500,6 +513,7 @@ def embedding(
     Raises:
       ValueError: the ids are not integers, or have the dimension `vocab_dim`.
     """
+    # A lookup contracts the vocabulary, so ids with this dimension would be contracted, too.
     if not indices.dtype.is_integer or vocab_dim in indices.shape:
         raise ValueError(
             f"embedding: indices {indices.name} {indices.shape} {indices.dtype.name} must be "

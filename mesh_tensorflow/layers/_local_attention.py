@@ -174,6 +174,7 @@ def _block_length(length: mtf.Dimension, length_per_split: Optional[int], window
 
 
 def _in_blocks(t: mtf.Tensor, length: mtf.Dimension, block: mtf.Dimension) -> mtf.Tensor:
+    # Blocks keep the name of the length: a layout that splits it splits them, and nothing is moved.
     blocks = mtf.Dimension(length.name, length.size // block.size)
     return mtf.reshape(t, mtf.replace_dimensions(t.shape, length, [blocks, block]))
 
@@ -339,6 +340,7 @@ def _memory_dim(
     what: str, x: mtf.Tensor, dim: mtf.Dimension, given: Optional[mtf.Dimension]
 ) -> mtf.Dimension:
     """Returns the Dimension that stands for `dim` on the memory side of attention."""
+    # Of a given Dimension the name alone counts: margins will change the size.
     name = "memory_" + dim.name if given is None else given.name
     if name in x.shape.dimension_names:
         raise ValueError(
@@ -400,9 +402,11 @@ def local_self_attention_spatial_blocks(
         wq, wk, wv, wo = multihead_attention_vars(
             x.mesh, heads, io, kv_channels, master_dtype, slice_dtype, x.dtype
         )
+        # Logits cross queries with the memory, so positions of the two need different names.
         memory = mtf.rename_dimension(x, w_dim.name, memory_w.name)
         q = project(x, wq, heads, kv_channels, 1)
         k, v = (project(memory, w, heads, kv_channels, 1) for w in (wk, wv))
+        # Of projected blocks: neighbors would otherwise project each margin again.
         k, v = local_1d_halo_exchange(k, v, blocks, memory_w, mask_right)
         mask = None
         if mask_right:
@@ -477,7 +481,10 @@ def local_2d_self_attention_spatial_blocks(
         memory = mtf.rename_dimension(memory, w_dim.name, memory_w.name)
         q = project(x, wq, heads, kv_channels, 2)
         k, v = (project(memory, w, heads, kv_channels, 2) for w in (wk, wv))
+        # Of projected blocks, as in one dimension.
         k, v = local_2d_halo_exchange(k, v, h_blocks, memory_h, w_blocks, memory_w, mask_right)
+        # Without a mask, rows stay a dimension of keys that queries lack: logits are summed over
+        # them, as in the classic.
         mask = None
         if mask_right:
             mask = attention_bias_local_2d_block(x.mesh, h_dim, w_dim, memory_h, memory_w)

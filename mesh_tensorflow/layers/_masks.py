@@ -97,6 +97,7 @@ def stand_in(
     distances: Sequence[Distances] = (),
 ) -> mtf.Tensor:
     """Returns a scalar in place of a bias, which `whole` makes of it where one is needed."""
+    # A 0, as `whole` adds the parts to it.
     bias = mtf.zeros(mesh, [], dtype)
     bias.made_of = MadeOf(None, tuple(visible), tuple(distances), stands_in=True)
     return bias
@@ -127,6 +128,7 @@ def unseen(visible: Sequence[tuple[str, mtf.Tensor, mtf.Tensor]]) -> Optional[mt
     """Returns where one of the comparisons is false, or None if there are none."""
     hidden = None
     for name, x, y in visible:
+        # not (a and b) = (not a) or (not b): one comparison that is false hides the pair.
         different = mtf.logical_not(COMPARISONS[name](x, y))
         hidden = different if hidden is None else mtf.logical_or(hidden, different)
     return hidden
@@ -335,6 +337,7 @@ def attention_bias_local_2d_block(
     def positions(dim: mtf.Dimension, begin: int) -> mtf.Tensor:
         return mtf.range(mesh, dim, dtype) - begin
 
+    # Numbers in row-major order, so that one comparison tells which of two positions is later.
     query_pos = positions(h_dim, 0) * w_dim.size + positions(w_dim, 0)
     row, column = positions(memory_h, h_dim.size), positions(memory_w, w_dim.size)
     # Negative rows or columns are those of the blocks above and to the left.

@@ -46,6 +46,8 @@ def layer_norm(
     with tf.variable_scope(name + "/layer_norm"):
         scale = _vector(x, "layer_norm_scale", mtf.Shape([dim]), tf.ones_initializer())
         bias = _vector(x, "layer_norm_bias", mtf.Shape([dim]), tf.zeros_initializer())
+        # In a mixed precision, means and variances are float32; the result has the dtype of `x`, as
+        # the scale and the bias have.
         return computed_in_float32(normalize)(x, dim, epsilon) * scale + bias
 
 
@@ -107,10 +109,14 @@ def batch_norm(
         scale = _vector(x, "batch_norm_scale", shape, zeros if init_zero else ones)
         bias = _vector(x, "batch_norm_bias", shape, zeros)
         normal = tf.random_normal_initializer()
+        # Random, as in the classic; each step of training multiplies what is left of it by
+        # `momentum`.
         moving_mean = _vector(x, "bn_moving_mean", shape, normal, **fixed)
         moving_variance = _vector(x, "bn_moving_variance", shape, ones, **fixed)
         updates = []
         if is_training:
+            # Means of Tensors are over all slices, so it is the same however a layout splits the
+            # batch.
             mean = mtf.reduce_mean(x, output_shape=shape)
             # The mean of squares less the square of the mean would be faster, but lose digits where
             # the mean is large.
@@ -356,6 +362,7 @@ def softmax_cross_entropy_with_logits(
             f"softmax_cross_entropy_with_logits: floating targets {targets.name} {targets.shape} "
             f"must have the dimensions of logits {logits.name} {logits.shape}"
         )
+    # The sum over a vocabulary of thousands would lose most of its digits in bfloat16.
     logits, targets = widened(logits), widened(targets)
     shape = logits.shape - vocab_dim
     if z_loss == 0.0:

@@ -69,11 +69,13 @@ def reversible_half_residual_and_swap(
         x2_back: Optional[mtf.Tensor],
     ) -> tuple:
         residual = f(x2)
+        # Before the addition, which would broadcast the one to the other.
         _check_alike("x1 and f(x2)", x1, residual)
         return x2, x2_back, x1 + residual, x1_back
 
     if not recompute_grads:
         return list(step(x1, x1_backwards, x2, x2_backwards))
+    # Inputs of which only the gradients count: these are the recomputed values.
     x1_backwards = mtf.zeros_like(x1) if x1_backwards is None else x1_backwards
     x2_backwards = mtf.zeros_like(x2) if x2_backwards is None else x2_backwards
     return list(mtf.custom_gradient(step, _backwards, [x1, x1_backwards, x2, x2_backwards]))
@@ -277,6 +279,8 @@ def pipeline(
         again = recompute and tick >= stages_dim.size - 1  # the ticks before are computed again
         fn = functools.partial(mtf.recompute_grad, stage_fn, inputs)
         fn = fn if again else functools.partial(stage_fn, *inputs)
+        # To see what it makes: an assignment would be done in each tick, and with what bubbles
+        # compute.
         returned, made = x.mesh.graph.capture_operations(fn)
         _check_assigns_nothing(made)
         y, *added = returned if isinstance(returned, (list, tuple)) else [returned]

@@ -61,6 +61,8 @@ def check(what: str, kind: Union[bool, str], mesh_impl: MeshImpl, dims: Dims) ->
     over = [None if axis is None else mesh_impl.shape[axis] for axis in axes]
     if axes[0] != axes[1]:
         split = [d for d in over if d is not None]
+        # Of two mesh dimensions, advise the one over which both lengths can be split without
+        # padding.
         fitting = [d for d in split if not (length.size % d.size or memory.size % d.size)]
         [axis, *_] = fitting or split
         pads = "".join(
@@ -76,6 +78,7 @@ def check(what: str, kind: Union[bool, str], mesh_impl: MeshImpl, dims: Dims) ->
             f"{texts[1]}. Use the rules {length.name}:{axis.name};{memory.name}:{axis.name}"
             f"{pads}, or leave ring out"
         )
+    # Neither is split: each processor has the whole memory, and passes nothing on.
     if over[0] is None:
         return
     # Only "zigzag" insists on halves: True leaves parts where they are if these have none.

@@ -57,6 +57,7 @@ def global_norm(tensors: Sequence[Optional[mtf.Tensor]]) -> mtf.Tensor:
       ValueError: there is no Tensor.
     """
     given = _given("global_norm", tensors)
+    # The norm of a complex number is that of the vector of its two parts.
     lengths = [mtf.abs(x) if x.dtype.is_complex else x for x in given]
     # In float32, since squares in bfloat16 or float16 lose digits and may overflow. The sums are
     # partial and are added before they are communicated.
@@ -299,6 +300,8 @@ def _in_loop(
         built.append((loss, weight))
         if weight is None:
             whole.want(loss, "the loss")
+        # In place: what the body finds out is read after the loop, whose body may return Tensors
+        # only.
         terms[:] = [loss] if weight is not None else whole.terms(loss)
         # Of each term by itself, as what a term weighs in the loss is known only after the loop.
         grads = [step.gradients(term) for term in terms]
@@ -585,8 +588,11 @@ def _same_beginning(variable: mtf.Variable) -> Any:
             # Not of the initializer again, which might draw other numbers.
             value = variable.get_master().initial_value
         elif variable.name in store.names:
+            # Made before and maybe trained, so the average begins with the value that it has now.
             value = store.value(variable.name)
         else:
+            # An initializer without a seed gets one by the name: this draws what the variable will
+            # have.
             value = initial_value(
                 variable.initializer, variable.name, list(shape), variable.master_dtype
             )

@@ -57,6 +57,8 @@ def adafactor_decay_rate_pow(exponent: float = 0.8, offset: int = 0) -> tf.Tenso
       exponent: a number between 0 and 1.
       offset: the step at which training began.
     """
+    # 0 in the first step, so the average begins as the first square, and no bias has to be
+    # corrected (Shazeer and Stern, 2018, section 7).
     return 1.0 - tf.pow(_step() + 1.0 - tf.cast(offset, tf.float32), -exponent)
 
 
@@ -132,6 +134,8 @@ class AdafactorOptimizer(Optimizer):
         ):
             check_flag("AdafactorOptimizer", name, value, write)
         self._multiply_by_parameter_scale = multiply_by_parameter_scale
+        # The step is read here, as in the classic, and not in each update: an optimizer that is
+        # made outside of a function of the step keeps the rates of one step.
         self._decay_rate = adafactor_decay_rate_pow() if decay_rate is None else decay_rate
         self._learning_rate = (
             self._default_rate(multiply_by_parameter_scale)
@@ -175,6 +179,7 @@ class AdafactorOptimizer(Optimizer):
         largest = sorted(dims, key=lambda d: -d.size)[:2]
         if len(largest) < 2 or largest[1].size < self._min_dim_size_to_factor:
             return None
+        # In this order, row means are over the largest dimension, as in checkpoints of the classic.
         return largest[1], largest[0]
 
     def _slot(self, var: mtf.Variable, name: str, shape: mtf.Shape) -> mtf.Tensor:

@@ -130,6 +130,8 @@ class ElementwiseOptimizer(Optimizer):
                 change, new = self.update(x)
             return self._checked(g, [change, *(new[n] for n in names)], var)
 
+        # The rule is elementwise, so any dimension may be split: a slice of a result depends on the
+        # same slices of the inputs.
         op = mtf.SlicewiseOperation(
             on_slices,
             [*inputs, *scalars.values()],
@@ -269,6 +271,7 @@ def _try(update: Update, slots: Mapping[str, float], name: str, counts_steps: bo
     labels = ["change", *(f"slot {s!r}" for s in slots)]
     for part, found in zip(parts[1:], others):
         for label, one, other in zip(labels, whole, found):
+            # NaN equals NaN: a rule may be undefined for these numbers, if it is so in each part.
             right = one.shape == arrays[0].shape and np.allclose(
                 one[part], other, rtol=1e-5, atol=1e-7, equal_nan=True
             )
@@ -307,6 +310,7 @@ def decays(var: mtf.Variable, rate: float, excluded: NoDecay) -> bool:
         return bool(rate)
     if callable(excluded):
         return not excluded(var)
+    # Anywhere in the name, as in BERT: "bias" stands for all biases, in whichever scope.
     return not any(re.search(pattern, var.name) for pattern in excluded)
 
 
@@ -388,6 +392,8 @@ class AdamWeightDecayOptimizer(Optimizer):
         # Added to the update and not to the gradient, whose moments would otherwise contain it
         # (Loshchilov and Hutter, 2017).
         if decays(var, self.weight_decay_rate, self.exclude_from_weight_decay):
+            # Of the value in the dtype of activations, as in the classic: in bfloat16 it is a
+            # rounded one, unlike in AdamW.
             update = mtf.cwise(self._with_decay, [update, mtf.to_float(var.value)])
         update *= scalar_like(self._rate_of(var), update)
         return [mtf.assign_sub(var, update), mtf.assign(m, next_m), mtf.assign(v, next_v)]

@@ -41,6 +41,8 @@ def is_slot(name: str, shapes: Shapes) -> bool:
     # By the name alone, as Adafactor's slots of rows and columns lack a dimension of their weight.
     if name.endswith(_ENDS):
         return True
+    # A bias is named like a slot, "w/bias", so other slots have to have the shape of the weight, or
+    # none.
     shape = tuple(shapes[name])
     return any(w in shapes and shape in (tuple(shapes[w]), ()) for w in _owners(name))
 
@@ -75,6 +77,7 @@ _values_now: contextvars.ContextVar[Optional[dict[Any, Any]]] = contextvars.Cont
 @contextlib.contextmanager
 def _schedules_called_once() -> Iterator[None]:
     """Makes `rate_now` call each schedule once within."""
+    # In a context variable: each thread has its own, as several may build programs at once.
     token = _values_now.set({})
     try:
         yield
@@ -356,6 +359,7 @@ class StoredValue(mtf.ReadVariable):
                 f"{self.name}: {type(mesh_impl).__name__} does not support control dependencies, "
                 "so the value after an update cannot be read in the same step; leave `after` out"
             )
+        # In eager code an assignment is done by now: what it returned is None, and not waited for.
         waits = [lowering.lowered_operation(op) for op in self._after]
         with tf.control_dependencies([w for w in waits if w is not None]):
             value = laid_out.read()

@@ -157,6 +157,7 @@ class _KerasOptimizer(ElementwiseOptimizer):
         """Returns the change and the new slots of a slice; see `ElementwiseOptimizer`."""
         clip, decay = self.config["clipvalue"], self.config["weight_decay"]
         if clip is not None:
+            # Each element by itself, so it may be within the rule; a clipping by a norm may not.
             x = x._replace(grad=tf.clip_by_value(x.grad, -clip, clip))
         change, new = self._rule(x, self.config)
         # Keras decays the value before its rule, which is the same, as no rule reads the value.
@@ -224,6 +225,7 @@ def from_keras(optimizer: Any, name: Optional[str] = None) -> ElementwiseOptimiz
         )
     rate = config["learning_rate"]
     if isinstance(rate, Mapping):
+        # Keras' configuration has that of the schedule; one that is made of it can be called.
         rate = tf2.keras.optimizers.schedules.deserialize(rate)
     excluded = getattr(optimizer, "_exclude_from_weight_decay_pattern", None)
     return _KerasOptimizer(_KINDS[kind], name or f"keras_{kind.lower()}", rate, config, excluded)

@@ -92,6 +92,7 @@ class SgdOptimizer(Optimizer):
     def _with_momentum(self, grad: mtf.Tensor, var: mtf.Variable) -> list[mtf.Operation]:
         m = float_slot(var, f"{var.name}/sgd_momentum")
         momentum = scalar_like(self.momentum, grad)
+        # A sum and no average: with a constant gradient g it tends to g / (1 - momentum).
         new_m = m * momentum + grad
         direction = new_m * momentum + grad if self._nesterov else new_m
         # The rate multiplies the sum, so that a schedule scales what earlier gradients left, too.
@@ -104,6 +105,7 @@ class SgdOptimizer(Optimizer):
         """Updates one slice in a single pass over its memory."""
         dtype = variable.slice_dtype
         if not hasattr(slice_var, "handle"):  # a value that XLA's partitioner splits
+            # It has no resource for the kernel below, which updates one in place.
             change = tf.cast(self.lr, dtype) * tf.cast(grad, dtype)
             return slice_var.assign_sub(change, read_value=False)
         if isinstance(self.lr, (int, float)):
@@ -172,4 +174,5 @@ class MomentumOptimizer(Optimizer):
         rate = scalar_like(self.lr, grad)  # type: ignore[arg-type]
         momentum = scalar_like(self.momentum, velocity)
         updated = velocity * momentum + grad * rate  # type: ignore[operator]
+        # By the velocity from before, as in the classic, so a gradient first acts in the next step.
         return [mtf.assign(v, updated), mtf.assign_sub(var, velocity)]
