@@ -218,6 +218,7 @@ def sample_autoregressive(
     if draft is not None:
         _check_draft(model, draft.model, draft.num_ids)
     length_dim = ids.shape.dims[-1]
+    # Rows begin with their given ids, so that their number is also the first position to fill.
     given = mtf.reduce_sum(mtf.to_int32(mtf.not_equal(ids, 0)), reduced_dim=length_dim)
     incremental = IncrementalModel(model, ids, given, how.variable_dtype, encoded, how.bos_id)
     vocab_dim = model.output_vocab_dim
@@ -254,6 +255,7 @@ def sample_autoregressive(
             choice=_Choice(how.temperature, how.sampling_keep_top_k, vocab_dim, forbidden),
         )
     first = loop.start(ids, how.bos_id)
+    # Both kinds of loops have all ids as their fourth variable.
     ids = mtf.while_loop(loop.goes_on, loop.step, first)[3]
     if how.has_partial_sequences and how.remove_partial_sequences:
         return mtf.dynamic_shift(ids, mtf.negative(given), length_dim, wrap=False)
@@ -314,6 +316,7 @@ class _Sampler:
         if not self.never_end:
             done = mtf.logical_or(done, mtf.equal(last, self.stop_at_token))
         if self.given is not None:
+            # Without given ids rows are full at once, and the limit of steps tells it.
             full = mtf.greater_equal(position + 1, self.length_dim.size)
             done = mtf.logical_or(done, full)
         return [step + 1, done, last, ids, *new_states]
@@ -426,6 +429,7 @@ def beam_search(
         layout=model.layout,
         mesh_shape=model.mesh_shape,
     )
+    # Beams are sorted, the best one first.
     return mtf.gather(ids, mtf.constant(mesh, 0, dtype=tf.int32), beam_dim)
 
 

@@ -213,6 +213,7 @@ class Stages:
                 if not slot or name not in self.shared:
                     made[name].append(self._make(asked, slot))
         return {
+            # What all stages share is one Tensor, and needs no dimension of stages.
             name: values[0] if len(set(values)) == 1 else self._pipes.joined(values)
             for name, values in made.items()
         }
@@ -659,6 +660,7 @@ def _replaced(value: Any, replace: Callable[[mtf.Tensor], mtf.Tensor]) -> Any:
         return replace(value)
     if isinstance(value, dict):
         return {k: _replaced(v, replace) for k, v in value.items()}
+    # Not isinstance: a named tuple cannot be made of one list of its fields.
     if type(value) in (list, tuple):
         return type(value)(_replaced(v, replace) for v in value)
     return value

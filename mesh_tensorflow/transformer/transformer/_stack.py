@@ -139,6 +139,7 @@ def _scaled_by_rms(
         some = wide if channels is None else mtf.slice(wide, 0, channels, model_dim.name)
         reduced = some.shape.get_dim_by_name(model_dim.name)
         mean_square = mtf.reduce_mean(mtf.square(some), reduced_dim=reduced)
+    # y = x / sqrt(mean(x^2) + epsilon) * scale, with the mean over d_model.
     return mtf.cast(wide * mtf.rsqrt(mean_square + epsilon), x.dtype) * scale
 
 
@@ -496,6 +497,7 @@ class LayerStack(TransformerLayer):
         budget = self._budget_of(context)
         for i, layer in enumerate(self._layers):
             x = self._call_layer(context, layer, x, budget)
+            # The last output counts with the final sublayers, so it is appended after these.
             if i < self.num_layers - 1:
                 context.layer_outputs.append(x)
             context.layer_index += 1
@@ -666,6 +668,8 @@ class ReversibleLayerStack(LayerStack):
         streams: Any = [x, None, x, None]
         for i, layer in enumerate(self._layers):
             with tf.variable_scope(layer.name or ""):
+                # (a, b) becomes (b, a + f(b)), from which a can be computed again (Gomez et al.,
+                # 2017).
                 streams = mtf_layers.reversible_half_residual_and_swap(
                     *streams,
                     f=lambda x, layer=layer: self._branch(context, layer, x),
