@@ -184,6 +184,7 @@ class DenseReluDenseFixup(transformer.TransformerLayer):
         self.upproject_initializer = _scaled_initializer(
             "DenseReluDenseFixup", num_blocks, _DENSE_EXPONENT, default_init, init_distribution
         )
+        # Each branch begins as 0, so that a stack of any depth begins as the identity.
         self.downproject_initializer = tf.zeros_initializer()
 
     def call(self, context: Context, x: mtf.Tensor, losses: Optional[list] = None) -> mtf.Tensor:
@@ -309,6 +310,7 @@ class AttentionParamsFixup(attention.AttentionParams):
         else:
             self.wk = make("k_fixup", self.k_shape)
             self.wv = make("v_fixup", self.v_shape)
+        # The last map of the branch, which begins as 0.
         self.wo = make("o_fixup", self.o_shape, tf.zeros_initializer())
 
 

@@ -268,6 +268,7 @@ def slanted_triangular(
 
 # The rate of a step of training, of what users bind to `utils.run.learning_rate_schedule`.
 
+# No plain global: another thread may train at the same time, with another number of steps.
 _total_train_steps: contextvars.ContextVar[Optional[int]] = contextvars.ContextVar(
     "total_train_steps", default=None
 )

@@ -36,6 +36,7 @@ def _write_command(model_dir: str) -> None:
     """Writes the command line to a new file "command", "command.1" and so on."""
     tf.io.gfile.makedirs(model_dir)
     path, number = os.path.join(model_dir, "command"), 0
+    # A run that goes on from an earlier one keeps the command of that one.
     while tf.io.gfile.exists(path):
         number += 1
         path = os.path.join(model_dir, f"command.{number}")

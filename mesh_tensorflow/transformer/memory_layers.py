@@ -129,5 +129,6 @@ class ProductKeyValueMemory(transformer.TransformerLayer):
         rows = mtf.one_hot(indices // self.n_keys, row_dim, dtype=dtype)
         columns = mtf.one_hot(indices % self.n_keys, column_dim, dtype=dtype)
         weighted = mtf.einsum([rows, weights], output_shape=rows.shape)
+        # spread[r, c] = sum over heads and pairs of weight * [row = r] * [column = c].
         spread = mtf.einsum([weighted, columns], output_shape=shape + [row_dim, column_dim])
         return mtf.reshape(spread, shape + self._values_dim)

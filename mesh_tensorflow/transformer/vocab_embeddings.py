@@ -114,6 +114,7 @@ class FactorizedTable:
         """Returns the embeddings of ids; 0 for ids outside the first `num_ids`."""
         ids = _among_first(ids, num_ids)
         shape = mtf.Shape([*ids.shape.dims, self._inner_dim])
+        # First the short vectors of the ids, so that only these are projected.
         short = mtf.gather(self._short, ids, self._vocab_dim, output_shape=shape)
         shape = mtf.Shape([*ids.shape.dims, self._output_dim])
         return mtf.einsum([short, self._map], output_shape=shape)
@@ -121,6 +122,7 @@ class FactorizedTable:
     def logits(self, hidden: mtf.Tensor) -> mtf.Tensor:
         """Returns logits: the products of `hidden` with the embeddings of all ids."""
         rest = hidden.shape - self._output_dim
+        # By way of the short vectors: the product of both matrices would be a whole table.
         short = mtf.einsum([hidden, self._map], output_shape=rest + self._inner_dim)
         return mtf.einsum([short, self._short], output_shape=rest + self._vocab_dim)
 
@@ -239,6 +241,7 @@ _MODULE = "mesh_tensorflow.transformer.vocab_embeddings"
 
 
 def _scaled(hidden: mtf.Tensor, output_dim: mtf.Dimension) -> mtf.Tensor:
+    # Logits sum output_dim products with entries of variance 1.
     return hidden * output_dim.size**-0.5
 
 
@@ -580,6 +583,7 @@ class Mixtape(_TableWithContexts):
         vectors = mtf.tanh(mtf.add(vectors, self._prior_weights_bias, output_shape=vectors.shape))
         vectors = self._dropout(vectors, context)
         shared = mtf.einsum([hidden, self._prior_gates_vector], output_shape=rest)
+        # Tokens that are not frequent have zeros here, and so the shared gates alone.
         own = mtf.einsum(
             [vectors, self._for_all_tokens(self._prior_vocab_vector)],
             output_shape=rest + self._vocab_dim,

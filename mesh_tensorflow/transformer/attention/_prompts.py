@@ -145,6 +145,7 @@ def make_params_mtlprompt(
 
 def _block_number(context: Context) -> int:
     """Returns the number of the block from the variable scope, or else that of the layer."""
+    # There is an embedding for each block, while indices of layers count all layers of blocks.
     found = re.search(r"block_(\d+)", tf.get_variable_scope().name)
     return int(found.group(1)) if found else context.layer_index
 

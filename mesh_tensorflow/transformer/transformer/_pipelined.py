@@ -136,6 +136,7 @@ class Stages:
         try:
             yield
         finally:
+            # Also after an error: later operations of the graph would come here otherwise.
             graph.stages = None
 
     @contextlib.contextmanager

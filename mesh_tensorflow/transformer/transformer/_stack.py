@@ -515,6 +515,7 @@ class LayerStack(TransformerLayer):
 
     def _begin(self, context: Context, x: mtf.Tensor) -> mtf.Tensor:
         if self._sequence_parallel:
+            # First, so that the sublayers work on each processor's part of the stream.
             x = to_residual_length(x, context.length_dim.name)
         x = self._with_sublayers("sublayers_initial", context, x)
         context.layer_outputs.append(x)

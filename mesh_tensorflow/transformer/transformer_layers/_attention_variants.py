@@ -103,6 +103,7 @@ class LocalSelfAttention(SelfAttention):
         model = context.model
         num_splits = 1
         if model.layout is not None and model.mesh_shape is not None:
+            # A block that two processors have parts of would have to be gathered.
             num_splits = mtf.tensor_dim_to_mesh_dim_size(
                 model.layout, model.mesh_shape, context.length_dim
             )
@@ -261,6 +262,7 @@ class BranchedSelfAttention(SelfAttention):
         )
         branches = mtf.multiply(attention_output, kappa, output_shape=attention_output.shape)
         branches = self.dense_layer.call(context, branches, losses)
+        # The sum over heads of alpha[h] * FFN(kappa[h] * head[h]) (Ahmed et al., 2017).
         return mtf.einsum([branches, alpha], reduced_dims=[heads_dim])
 
 

@@ -400,8 +400,10 @@ class TransparentEncDecAttention(EncDecAttention):
             dtype=context.variable_dtype,
         )
         rate = self.dropout_rate if context.train else 0.0
+        # Before the softmax: a logit that is dropped is 0, and its module still has a share.
         weights = mtf.dropout(weights, context.train, keep_prob=1.0 - rate)
         weights = mtf.softmax(weights, encoder_dim)
+        # mixed[d] = sum over e of softmax(w[:, d])[e] * outputs[e] (Bapna et al., 2018).
         mixed = mtf.einsum(
             [weights, stacked], output_shape=mtf.Shape([decoder_dim, *outputs[0].shape])
         )
@@ -410,6 +412,7 @@ class TransparentEncDecAttention(EncDecAttention):
     def _module_outputs(self, context: Context) -> list[mtf.Tensor]:
         """Returns the encoder's input and the outputs of its modules."""
         found = context.encoder_layer_outputs or []
+        # One more than layers: the first output is what they begin with.
         needed = self.encoder_num_modules * self.layers_per_encoder_module + 1
         if len(found) != needed:
             raise ValueError(

@@ -199,6 +199,7 @@ class TalkingHeadsSelfAttention(SelfAttention):
     @property
     def _keeps_memory(self) -> bool:
         """Whether decoding needs the memory itself, besides its keys and values."""
+        # These project all positions of the memory again in each step.
         return any(name.startswith("m2") for name in self.dynamic_projections)
 
     def call(
@@ -258,6 +259,7 @@ class TalkingHeadsSelfAttention(SelfAttention):
         Returns:
           A Tensor of the shape of `x`.
         """
+        # Their order numbers the dynamic projections, and the numbers are in names of variables.
         sources = {"x": x, "m": m}
 
         def made_by(target: str) -> list[mtf.Tensor]:
