@@ -53,6 +53,7 @@ def _number_of_steps(name: str, steps_or_fraction: float, total_train_steps: int
             f"{name}: {steps_or_fraction!r} is neither a number of steps nor a fraction of "
             "total_train_steps"
         )
+    # 1 is the whole training, not one step.
     if steps_or_fraction > 1:
         return steps_or_fraction
     if steps_or_fraction == 0:

@@ -83,6 +83,7 @@ def main(_: Sequence[str]) -> None:
     Args:
       _: the remaining command line arguments.
     """
+    # Before gin files are read: these may name what only the modules register.
     for module in FLAGS.module_import or []:
         _import(module)
     # Once, and not in each of several processes.

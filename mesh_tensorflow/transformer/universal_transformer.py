@@ -377,7 +377,7 @@ class Gates:
         """Returns the transform and carry gates of a highway; coupled gates sum to 1."""
         if not coupled:
             return self._two_gates(context, mask, inputs_list)
-        # One gate for both, so that the new state is a weighted mean of the old one and its transform.
+        # One gate for both: the new state is a weighted mean of the old one and its transform.
         transform = self._gate(context, mask, inputs_list)
         return transform, 1.0 - transform
 

@@ -231,6 +231,7 @@ def whole_cluster(x: mtf.Tensor, vocab_dim: mtf.Dimension) -> mtf.Tensor:
 def join_clusters(parts: Sequence[mtf.Tensor], vocab_dim: mtf.Dimension) -> mtf.Tensor:
     """Concatenates `whole_cluster`s to a Tensor with `vocab_dim` as its last dimension."""
     joined = mtf.concat(list(parts), WHOLE_CLUSTER) if len(parts) > 1 else parts[0]
+    # Only now by its own name: slices of a split vocabulary do not end where clusters do.
     return mtf.reshape(joined, mtf.Shape([*joined.shape.dims[:-1], vocab_dim]))
 
 

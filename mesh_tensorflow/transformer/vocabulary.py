@@ -113,6 +113,7 @@ class Vocabulary:
 
         def encode(text: Union[bytes, np.ndarray]) -> np.ndarray:
             # Bytes in a graph, an array with one element in eager mode.
+            # An error would end the whole input pipeline at the first text that is not UTF-8.
             decoded = np.asarray(text, object).item().decode("utf-8", "replace")
             return np.asarray(self.encode(decoded), np.int32)
 

@@ -34,6 +34,7 @@ def _threshold(gate: mtf.Tensor, threshold: float) -> Optional[mtf.Tensor]:
 def _random(gate: mtf.Tensor, threshold: float) -> Optional[mtf.Tensor]:
     chance = mtf.random_uniform(gate.mesh, gate.shape)
     # Sent with the probability min(1, gate / threshold).
+    # A threshold of 0 sends all, and must not divide.
     return mtf.to_float(mtf.less(chance, gate / max(threshold, _EPSILON)))
 
 

@@ -428,6 +428,7 @@ class StudentTeacher:
             student_logits / temperature, teacher_logits / temperature, targets
         )
         soft_loss = divided_loss(soft_loss, self.student, targets, num_microbatches)
+        # A tf.Tensor: which step it is, is known only when the program runs.
         distills = tf.greater(steps_done(), self.distill_start_step)
         fraction = tf.cast(distills, tf.float32) * fraction_soft
         # The temperature divides the gradients of the soft loss by its square.

@@ -87,6 +87,7 @@ class IncrementalModel:
         inputs = autoregressive_inputs(ids)
         if bos_id:
             first = mtf.constant(mesh, 0, dtype=tf.int32)
+            # After the shift the first input is 0, so that a sum sets it.
             inputs += mtf.one_hot(first, length_dim, bos_id, 0, tf.int32)
         context = self._context(
             mode="first_part",
@@ -363,6 +364,7 @@ def _choose(
     logits: mtf.Tensor, vocab_dim: mtf.Dimension, temperature: float, keep_top_k: int
 ) -> mtf.Tensor:
     """Returns the int32 id chosen in each row of logits."""
+    # At temperature 0 the best id is chosen, which is among any number of best ones.
     if temperature == 0.0 or keep_top_k == -1 or keep_top_k >= vocab_dim.size:
         return mtf.sample_with_temperature(logits, vocab_dim, temperature)
     # Random numbers are needed for the top ids only.
@@ -425,6 +427,7 @@ def beam_search(
         alpha,
         states=[mtf.zeros(mesh, x.shape, x.dtype) for x in incremental.states],
         decode_length=decode_length,
+        # Scores add up log-probabilities of whole sequences, of which bfloat16 would lose digits.
         dtype=tf.float32,
         layout=model.layout,
         mesh_shape=model.mesh_shape,
@@ -570,6 +573,8 @@ class _Speculation:
             before = mtf.cumsum(mtf.to_int32(stops), self.several, exclusive=True)
             valid = mtf.logical_and(valid, mtf.equal(before, 0))
             ends = mtf.logical_and(valid, stops)
+        # Several ids at once may go beyond the limit or the end of a row: what is beyond is not
+        # taken.
         for reached, most in ((added, self.limit), (position, self.length_dim.size)):
             inside = mtf.less(mtf.add(reached, offsets, output_shape=fed.shape), most)
             valid = mtf.logical_and(valid, inside)

@@ -475,6 +475,7 @@ class PipelinedLayerStack(LayerStack):
         # Sublayers at both ends are no part of a stage: they get the whole batch.
         x = self._begin(context, x)
         x = _Call(self, context, x, self._pipes(context, x)).run()
+        # Layers after the stack have the numbers that they have after layers in a row.
         context.layer_index += self.num_layers
         return self._finish(context, x)
 
@@ -615,6 +616,7 @@ class _Call:
     def _apply(self, inner: Context, x: mtf.Tensor) -> mtf.Tensor:
         with self._stages.building():
             for i, layer in enumerate(self._layers):
+                # Names of a variable in other stages are those of the layer that asks for it.
                 self._stages.position = i
                 with tf.variable_scope(layer.name or ""), self._said_where(layer, x):
                     x = self._stack._layer_with_sublayers(inner, layer, x)

@@ -626,6 +626,7 @@ class _Shared:
         for key in self._new_keys():
             self._cache[key] = replaced(self._cache[key])
         if self._losses is not None:
+            # In place, as the model reads the list that it has given to the Context.
             self._losses[self._num_losses :] = replaced(self._losses[self._num_losses :])
 
     def _new_keys(self) -> list:

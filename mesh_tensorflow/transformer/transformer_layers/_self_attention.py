@@ -465,6 +465,7 @@ class SelfAttention(transformer.TransformerLayer):
             if not visible and not distances:
                 return None
             return _masks.stand_in(context.mesh, visible, context.activation_dtype, distances)
+        # Prompts come first; distances within the sequence are those that it has without them.
         there = memory_position - num_prompts if num_prompts else memory_position
         relative_position = there - here
         hidden = _hidden(self, context, relative_position, memory_position, num_prompts)
