@@ -118,6 +118,7 @@ class TimingSignals:
                 context.mesh, mtf.Shape([]), maxval=length.size, dtype=tf.int32
             )
 
+        # Functions, so that only the one that is chosen adds operations or draws a number.
         starts = {
             None: lambda: 0,
             0: lambda: 0,

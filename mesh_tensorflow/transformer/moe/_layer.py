@@ -99,6 +99,7 @@ def in_groups(mixture: Mixture, tokens: mtf.Shape, group_name: str = "group") ->
       group_name: a string.
     """
     dims = list(tokens.dims)
+    # Groups are within an index of it: its mesh axis may hold copies of all experts.
     outer = dims.pop(0) if dims and dims[0].name == "outer_batch" else None
     if not dims:
         raise ValueError(

@@ -447,6 +447,7 @@ class ExpertsEncDecAttention(EncDecMixin, ExpertsSelfAttention):
     ) -> mtf.Tensor:
         """Attends to the encoder's output with queries and keys of a mixture of experts."""
         params = self.make_params(context)
+        # First, since experts for both make the keys at the same time.
         q = params.compute_q(x)
         if self.attend_to_memory:
             keys, memory_length = _parts.constant_states(

@@ -146,12 +146,14 @@ def enc_dec_attention_bias(
     ids: Any = ("equal", context.sequence_id, context.encoder_sequence_id)
     of_positions = all(isinstance(x, mtf.Tensor) for x in ids[1:])
     dtype = context.activation_dtype
+    # In a ring no Tensor may have both lengths: ids go along, and are compared part by part.
     if _parts.in_ring(layer, context, _NOT_SPLIT) and (of_positions or None in ids):
         return _masks.stand_in(context.mesh, [ids], dtype) if of_positions else None
     visible = _visible(context)
     hidden = None
     if visible is not None:
         hidden = attention.visibility_mask_to_attention_bias(visible, dtype)
+        # Blocks compare two tensors of ids; with a number in place of one they read the mask.
         if of_positions:
             hidden = _masks.made_of(hidden, [ids])
     if kind is None:
