@@ -212,6 +212,7 @@ class DenseReluDenseFixup(transformer.TransformerLayer):
                 noise_shape=h.shape - context.length_dim,
             )
         return layers.dense(
+            # A scalar bias before a linear map, which no norm centers here (Zhang et al., 2019).
             _shifted(h, "shift"),
             io_channels,
             reduced_dims=h.shape.dims[-1:],

@@ -164,6 +164,7 @@ def transformer_moe_layer_v1(
     def experts(x: mtf.Tensor, experts_dim: mtf.Dimension) -> mtf.Tensor:
         for i, mask in enumerate(masks):
             with tf.variable_scope(f"expert_layer_{i}"):
+                # The stack has a norm right before the first layer already.
                 if i == 0:
                     x = expert_layer(x, experts_dim, mask)
                 else:

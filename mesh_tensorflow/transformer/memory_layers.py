@@ -100,6 +100,7 @@ class ProductKeyValueMemory(transformer.TransformerLayer):
           [..., n_heads, knn], best first.
         """
         shape = query.shape - self._key_dim + self._keys_dim
+        # 2 * n_keys scores of halves stand for n_keys^2 of whole keys (Lample et al., 2019).
         scores = mtf.einsum([query, keys], output_shape=shape)
         # A pair's score is the sum of its halves', so the best pairs are of the best halves.
         best, places = mtf.top_k(scores, self._keys_dim, self._knn_dim)

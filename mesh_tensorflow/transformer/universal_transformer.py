@@ -632,6 +632,7 @@ class UTLayerStack(TimingSignals, Gates, transformer.TransformerLayer):
         zeros = mtf.zeros(x.mesh, shape, dtype=x.dtype)
         halting, remainders, updates = zeros, zeros, zeros
         output = mtf.zeros_like(x)
+        # Below 1, or no position could halt after a single step (Graves, 2016).
         threshold = 1.0 - self.act_epsilon
         for step in range(self.act_max_steps + 1):
             x = self.step_preprocess(context, x, step)

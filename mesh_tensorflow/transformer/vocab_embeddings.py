@@ -552,6 +552,7 @@ class Mixtape(_TableWithContexts):
         )
         components = self._dropout(components, context)
         gates = self._gates(hidden, context)
+        # logits[v] = sum over k of gates[k, v] * tanh(hidden C[k] + b[k]) . table[v].
         logits = mtf.einsum(
             [components, gates], output_shape=hidden.shape - self._output_dim + self._vocab_dim
         )

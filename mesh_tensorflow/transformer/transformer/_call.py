@@ -518,6 +518,7 @@ def call_model(
             loss_fn = model._loss_fn or loss_from_logits
             targets = _for_ensemble(model, targets)
             loss = loss_fn(model, context, logits, targets, vocab_dim)
+            # Last in the list: the sum of all losses has the dtype of this one.
             context.losses.append(loss)
         # After the loss, which is that of each member by itself.
         if model.ensemble_dim is not None:

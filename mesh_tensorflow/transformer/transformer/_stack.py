@@ -280,6 +280,7 @@ def sublayer_rezero(
 
 def _noise_shape(context: Context) -> mtf.Shape:
     """Returns the noise shape of dropout, which broadcasts along the length."""
+    # The length may have either of its two names here; a mask without it fits both.
     return mtf.Shape([*context.batch_dims, context.model.model_dim])
 
 

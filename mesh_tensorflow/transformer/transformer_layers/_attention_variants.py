@@ -395,6 +395,7 @@ class ExpertsSelfAttention(SelfAttention):
     ) -> tuple[mtf.Tensor, mtf.Tensor]:
         keys = params.compute_kv(x)
         if not self.attend_to_memory:
+            # Nothing is kept in decoding, as each position sees its own value only.
             return keys, keys
         if context.mode == "incremental":
             [keys] = _parts.updated_states(context, [keys], memory_length)

@@ -266,6 +266,7 @@ class TalkingHeadsSelfAttention(SelfAttention):
             return [t for n, t in sources.items() if f"{n}2{target}" in self.dynamic_projections]
 
         positions = [*x.shape.dims[:-1]]
+        # J = q k, L = J P_l + bias, W = softmax(L), U = W P_w and o = U v (Shazeer et al., 2020).
         logits = layers.us_einsum(
             [q, k], output_shape=mtf.Shape([*positions, *self.key_heads_dims, memory_length])
         )
@@ -468,6 +469,7 @@ class GeneralBilinearSelfAttention(SelfAttention):
           A Tensor with dimensions [batch..., length, d_model].
         """
         channels = m.shape.dims[-1]
+        # Queries hold the whole form, x W[h] m: the memory is its own key.
         logits = layers.us_einsum([q, m], output_shape=q.shape - channels + memory_length)
         if bias is not None:
             logits = _masks.hide(logits + bias, bias)
