@@ -78,6 +78,7 @@ class AdaptiveSoftmaxVocabEmbedding:
             variable_dtype,
             name,
             ensemble_dim,
+            # One for each tail: the probability of all of its ids together.
             extra_entries=len(clusters) - 1,
         )
         self._head, self._tails = self._clusters[0], self._clusters[1:]
@@ -191,10 +192,12 @@ def _projected(
     """
     length = next((d for d in targets.shape.dims if d.name == "length"), targets.shape.dims[-1])
     counted = mtf.cast(inside, hidden.dtype)
+    # Fixed in advance, as shapes cannot depend on how many ids of the cluster there are.
     room = math.ceil(length.size * cluster.length_factor)
     if room == length.size:
         return hidden, targets, counted
     places = mtf.Dimension(f"places_of_{length.name}", room)
+    # The place of a position is the number of earlier ones of its cluster.
     order = mtf.cumsum(mtf.cast(inside, tf.int32), length, exclusive=True)
     # Positions beyond the room have a one-hot of zeros: the loss leaves them out.
     chosen = mtf.one_hot(order, places, dtype=hidden.dtype) * counted
@@ -237,6 +240,7 @@ def adaptive_softmax_loss_fn(
             "Unitransformer.shared_embedding_and_softmax_weights = True (for a Bitransformer also "
             "Bitransformer.shared_embedding = True)"
         )
+    # In training these are the hidden vectors, which lack the vocabulary.
     if output_vocab_dim not in logits.shape:
         return embedding.compute_loss(decoder, hidden=logits, targets=targets, context=context)
     # Outside of training these are log probabilities.

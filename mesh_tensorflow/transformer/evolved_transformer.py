@@ -49,6 +49,7 @@ def _unsplit(x: mtf.Tensor) -> mtf.Tensor:
 def _pad_channels(x: mtf.Tensor, size: int) -> mtf.Tensor:
     """Pads the last dimension of `x` with zeros to `size`."""
     whole, dim = _unsplit(x), x.shape.dims[-1]
+    # No layout may split what is padded, hence the other name.
     padded = mtf.pad(whole, [0, size - dim.size], whole.shape.dims[-1].name)
     return _renamed(padded, dim.name)
 
@@ -139,6 +140,7 @@ class EncoderConvolutionalLayer(transformer.TransformerLayer):
         with tf.variable_scope("conv3x1"):
             narrow = self._conv3x1.call(context, x, losses)
             narrow = _dropout(narrow, context, self._dropout_rate)
+            # Branches of different sizes are added: zeros fill the smaller one up.
             narrow = _pad_channels(narrow, hidden_dim.size)
         y = layers.layer_norm(wide + narrow, hidden_dim, self._norm_epsilon)
         with tf.variable_scope("sep_conv9x1"):
@@ -208,6 +210,7 @@ class DecoderConvolutionalLayer(transformer.TransformerLayer):
 
         wide = convolution("sep_conv11x1", self._sep_conv11x1, x)
         narrow = convolution("sep_conv7x1_1", self._sep_conv7x1_1, x)
+        # As in the encoder, a sum of branches whose sizes differ.
         y = wide + _pad_channels(narrow, 2 * self._d_model)
         y = layers.layer_norm(y, y.shape.dims[-1], self._norm_epsilon)
         return convolution("sep_conv7x1_2", self._sep_conv7x1_2, y)

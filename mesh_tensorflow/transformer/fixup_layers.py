@@ -184,6 +184,7 @@ class DenseReluDenseFixup(transformer.TransformerLayer):
         self.upproject_initializer = _scaled_initializer(
             "DenseReluDenseFixup", num_blocks, _DENSE_EXPONENT, default_init, init_distribution
         )
+        # Each branch begins as 0, so that a stack of any depth begins as the identity.
         self.downproject_initializer = tf.zeros_initializer()
 
     def call(self, context: Context, x: mtf.Tensor, losses: Optional[list] = None) -> mtf.Tensor:
@@ -211,6 +212,7 @@ class DenseReluDenseFixup(transformer.TransformerLayer):
                 noise_shape=h.shape - context.length_dim,
             )
         return layers.dense(
+            # A scalar bias before a linear map, which no norm centers here (Zhang et al., 2019).
             _shifted(h, "shift"),
             io_channels,
             reduced_dims=h.shape.dims[-1:],
@@ -309,6 +311,7 @@ class AttentionParamsFixup(attention.AttentionParams):
         else:
             self.wk = make("k_fixup", self.k_shape)
             self.wv = make("v_fixup", self.v_shape)
+        # The last map of the branch, which begins as 0.
         self.wo = make("o_fixup", self.o_shape, tf.zeros_initializer())
 
 

@@ -156,6 +156,7 @@ class FunnelTransformerLayerStack(transformer.LayerStack):
           x: a Tensor with the pooled dimension.
           pool_dim_name: a string, the name of the dimension.
         """
+        # Not pooled like `x`: a mean of ids is no id.
         for name in ("sequence_id", "subsequence_id", "inputs", "read_priority", "write_priority"):
             old = getattr(context, name, None)  # a user's own context class may lack it
             if isinstance(old, mtf.Tensor):
@@ -163,6 +164,7 @@ class FunnelTransformerLayerStack(transformer.LayerStack):
         position = context.position
         if isinstance(position, mtf.Tensor):
             first = _first_of_windows(position, pool_dim_name, self.pooling_size)
+            # Neighbors are at a distance of 1 again, as relative biases and masks expect.
             context.position = first // self.pooling_size
         context.length_dim = x.shape.get_dim_by_name(pool_dim_name)
 
@@ -228,6 +230,7 @@ class BitransformerFunnel(transformer.Bitransformer):
 
     def _encoded_sequence_id(self, encoder_sequence_id: mtf.Tensor) -> mtf.Tensor:
         """Returns the sequence ids of the pooled sequence."""
+        # The encoder was called just before, and its stack has kept the Context of that call.
         return self.encoder.layer_stack.context.sequence_id
 
     @gin.configurable(module="BitransformerFunnel")
@@ -246,6 +249,7 @@ class BitransformerFunnel(transformer.Bitransformer):
         num_draft_ids: int = 4,
     ) -> mtf.Tensor:
         """Returns output ids, by sampling or beam search; see `Bitransformer.decode`."""
+        # A method of its own only because gin binds arguments of `decode` by the name of the class.
         return super().decode(
             inputs,
             variable_dtype=variable_dtype,

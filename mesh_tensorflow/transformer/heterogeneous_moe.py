@@ -80,6 +80,8 @@ def generate_heterogeneous_expert_masks(
         )
     widest = max(info["width"] for info in mask_info)
     deepest = max(info["layers"] for info in mask_info)
+    # In a layer that an expert lacks all of its units are masked, so that the residual alone is
+    # left.
     masks = np.zeros([widest, deepest, num_experts], np.float32)
     for expert, kind in enumerate(_kinds_of_experts(mask_info, num_experts)):
         width, depth = mask_info[kind]["width"] * expert_width, mask_info[kind]["layers"]
@@ -162,6 +164,7 @@ def transformer_moe_layer_v1(
     def experts(x: mtf.Tensor, experts_dim: mtf.Dimension) -> mtf.Tensor:
         for i, mask in enumerate(masks):
             with tf.variable_scope(f"expert_layer_{i}"):
+                # The stack has a norm right before the first layer already.
                 if i == 0:
                     x = expert_layer(x, experts_dim, mask)
                 else:

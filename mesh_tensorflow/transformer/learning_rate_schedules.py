@@ -53,6 +53,7 @@ def _number_of_steps(name: str, steps_or_fraction: float, total_train_steps: int
             f"{name}: {steps_or_fraction!r} is neither a number of steps nor a fraction of "
             "total_train_steps"
         )
+    # 1 is the whole training, not one step.
     if steps_or_fraction > 1:
         return steps_or_fraction
     if steps_or_fraction == 0:
@@ -268,6 +269,7 @@ def slanted_triangular(
 
 # The rate of a step of training, of what users bind to `utils.run.learning_rate_schedule`.
 
+# No plain global: another thread may train at the same time, with another number of steps.
 _total_train_steps: contextvars.ContextVar[Optional[int]] = contextvars.ContextVar(
     "total_train_steps", default=None
 )

@@ -36,6 +36,7 @@ def _write_command(model_dir: str) -> None:
     """Writes the command line to a new file "command", "command.1" and so on."""
     tf.io.gfile.makedirs(model_dir)
     path, number = os.path.join(model_dir, "command"), 0
+    # A run that goes on from an earlier one keeps the command of that one.
     while tf.io.gfile.exists(path):
         number += 1
         path = os.path.join(model_dir, f"command.{number}")
@@ -82,6 +83,7 @@ def main(_: Sequence[str]) -> None:
     Args:
       _: the remaining command line arguments.
     """
+    # Before gin files are read: these may name what only the modules register.
     for module in FLAGS.module_import or []:
         _import(module)
     # Once, and not in each of several processes.

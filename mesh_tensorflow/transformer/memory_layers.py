@@ -100,6 +100,7 @@ class ProductKeyValueMemory(transformer.TransformerLayer):
           [..., n_heads, knn], best first.
         """
         shape = query.shape - self._key_dim + self._keys_dim
+        # 2 * n_keys scores of halves stand for n_keys^2 of whole keys (Lample et al., 2019).
         scores = mtf.einsum([query, keys], output_shape=shape)
         # A pair's score is the sum of its halves', so the best pairs are of the best halves.
         best, places = mtf.top_k(scores, self._keys_dim, self._knn_dim)
@@ -129,5 +130,6 @@ class ProductKeyValueMemory(transformer.TransformerLayer):
         rows = mtf.one_hot(indices // self.n_keys, row_dim, dtype=dtype)
         columns = mtf.one_hot(indices % self.n_keys, column_dim, dtype=dtype)
         weighted = mtf.einsum([rows, weights], output_shape=rows.shape)
+        # spread[r, c] = sum over heads and pairs of weight * [row = r] * [column = c].
         spread = mtf.einsum([weighted, columns], output_shape=shape + [row_dim, column_dim])
         return mtf.reshape(spread, shape + self._values_dim)

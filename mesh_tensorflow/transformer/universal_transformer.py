@@ -118,6 +118,7 @@ class TimingSignals:
                 context.mesh, mtf.Shape([]), maxval=length.size, dtype=tf.int32
             )
 
+        # Functions, so that only the one that is chosen adds operations or draws a number.
         starts = {
             None: lambda: 0,
             0: lambda: 0,
@@ -377,6 +378,7 @@ class Gates:
         """Returns the transform and carry gates of a highway; coupled gates sum to 1."""
         if not coupled:
             return self._two_gates(context, mask, inputs_list)
+        # One gate for both: the new state is a weighted mean of the old one and its transform.
         transform = self._gate(context, mask, inputs_list)
         return transform, 1.0 - transform
 
@@ -630,6 +632,7 @@ class UTLayerStack(TimingSignals, Gates, transformer.TransformerLayer):
         zeros = mtf.zeros(x.mesh, shape, dtype=x.dtype)
         halting, remainders, updates = zeros, zeros, zeros
         output = mtf.zeros_like(x)
+        # Below 1, or no position could halt after a single step (Graves, 2016).
         threshold = 1.0 - self.act_epsilon
         for step in range(self.act_max_steps + 1):
             x = self.step_preprocess(context, x, step)

@@ -114,6 +114,7 @@ class FactorizedTable:
         """Returns the embeddings of ids; 0 for ids outside the first `num_ids`."""
         ids = _among_first(ids, num_ids)
         shape = mtf.Shape([*ids.shape.dims, self._inner_dim])
+        # First the short vectors of the ids, so that only these are projected.
         short = mtf.gather(self._short, ids, self._vocab_dim, output_shape=shape)
         shape = mtf.Shape([*ids.shape.dims, self._output_dim])
         return mtf.einsum([short, self._map], output_shape=shape)
@@ -121,6 +122,7 @@ class FactorizedTable:
     def logits(self, hidden: mtf.Tensor) -> mtf.Tensor:
         """Returns logits: the products of `hidden` with the embeddings of all ids."""
         rest = hidden.shape - self._output_dim
+        # By way of the short vectors: the product of both matrices would be a whole table.
         short = mtf.einsum([hidden, self._map], output_shape=rest + self._inner_dim)
         return mtf.einsum([short, self._short], output_shape=rest + self._vocab_dim)
 
@@ -229,6 +231,7 @@ def whole_cluster(x: mtf.Tensor, vocab_dim: mtf.Dimension) -> mtf.Tensor:
 def join_clusters(parts: Sequence[mtf.Tensor], vocab_dim: mtf.Dimension) -> mtf.Tensor:
     """Concatenates `whole_cluster`s to a Tensor with `vocab_dim` as its last dimension."""
     joined = mtf.concat(list(parts), WHOLE_CLUSTER) if len(parts) > 1 else parts[0]
+    # Only now by its own name: slices of a split vocabulary do not end where clusters do.
     return mtf.reshape(joined, mtf.Shape([*joined.shape.dims[:-1], vocab_dim]))
 
 
@@ -239,6 +242,7 @@ _MODULE = "mesh_tensorflow.transformer.vocab_embeddings"
 
 
 def _scaled(hidden: mtf.Tensor, output_dim: mtf.Dimension) -> mtf.Tensor:
+    # Logits sum output_dim products with entries of variance 1.
     return hidden * output_dim.size**-0.5
 
 
@@ -548,6 +552,7 @@ class Mixtape(_TableWithContexts):
         )
         components = self._dropout(components, context)
         gates = self._gates(hidden, context)
+        # logits[v] = sum over k of gates[k, v] * tanh(hidden C[k] + b[k]) . table[v].
         logits = mtf.einsum(
             [components, gates], output_shape=hidden.shape - self._output_dim + self._vocab_dim
         )
@@ -580,6 +585,7 @@ class Mixtape(_TableWithContexts):
         vectors = mtf.tanh(mtf.add(vectors, self._prior_weights_bias, output_shape=vectors.shape))
         vectors = self._dropout(vectors, context)
         shared = mtf.einsum([hidden, self._prior_gates_vector], output_shape=rest)
+        # Tokens that are not frequent have zeros here, and so the shared gates alone.
         own = mtf.einsum(
             [vectors, self._for_all_tokens(self._prior_vocab_vector)],
             output_shape=rest + self._vocab_dim,

@@ -113,10 +113,12 @@ class Vocabulary:
 
         def encode(text: Union[bytes, np.ndarray]) -> np.ndarray:
             # Bytes in a graph, an array with one element in eager mode.
+            # An error would end the whole input pipeline at the first text that is not UTF-8.
             decoded = np.asarray(text, object).item().decode("utf-8", "replace")
             return np.asarray(self.encode(decoded), np.int32)
 
         ids = tf.numpy_function(encode, [s], tf.int32)
+        # TensorFlow does not know what a Python function returns, not even the rank.
         ids.set_shape([None])
         return ids
 
@@ -323,6 +325,7 @@ class SentencePieceVocabulary(Vocabulary):
         if extra_ids < 0:
             raise ValueError(f"SentencePieceVocabulary: extra_ids {extra_ids} is negative")
         with tf.io.gfile.GFile(sentencepiece_model_file, "rb") as f:
+            # Its content and not its path, which may be one that only TensorFlow can read (gs://).
             self._model = sentencepiece.SentencePieceProcessor(model_proto=f.read())
         if (self._model.pad_id(), self._model.eos_id()) != (PAD_ID, EOS_ID):
             raise ValueError(
@@ -343,6 +346,7 @@ class SentencePieceVocabulary(Vocabulary):
         if not self._extra_ids:
             return self._model.encode(text)
         ids: list[int] = []
+        # With the space before it, which decoding puts there again.
         for i, part in enumerate(re.split(r"\s*<extra_id_(\d+)>", text)):
             # Odd elements are the groups of the pattern: the numbers of extra ids.
             if i % 2 == 0:
@@ -363,6 +367,7 @@ class SentencePieceVocabulary(Vocabulary):
                 parts += [self._model.decode(run), f"<extra_id_{self.vocab_size - 1 - i}>"]
                 run = []
             else:
+                # SentencePiece raises an error for ids that it does not have.
                 run.append(i if 0 <= i < pieces else self._model.unk_id())
         parts.append(self._model.decode(run))
         return " ".join(part for part in parts if part)

@@ -71,6 +71,7 @@ def by_positions(x: mtf.Tensor, context: Context) -> mtf.Tensor:
 
 def of_heads(context: Context) -> Context:
     """Returns a Context with the length that attention has, for masks, biases and losses."""
+    # Shallow: the lists of losses and states, and the cache, remain those of the call.
     made = copy.copy(context)
     # The whole length has a name that no rule splits, while heads get one that a rule may split.
     made.length_dim = mtf.Dimension(_WHOLE_LENGTH, context.length_dim.size)
@@ -179,6 +180,7 @@ def visibility_mask_to_attention_bias(visible: mtf.Tensor, dtype: tf.DType) -> m
 
 
 # By graph: names of the layout that attention was split by, which make them names of the program.
+# Weak, or the names would keep the graphs of earlier programs alive.
 _lent: weakref.WeakKeyDictionary[mtf.Graph, set[str]] = weakref.WeakKeyDictionary()
 _Split = tuple[mtf.Dimension, list[mtf.Dimension]]
 
@@ -200,6 +202,7 @@ def _idle_names(
             continue
         # Sorted, since the order of a set varies and equal programs should make equal graphs.
         rules = layout.mesh_dimension_name_to_tensor_dimension_names(mesh_dim.name)
+        # One of them will do, as all are split over the same mesh dimension.
         for name in sorted(set(rules) - names)[:1]:
             yield name, mesh_dim.size
 
@@ -438,6 +441,7 @@ def _add_z_loss(
     # Of queries that see nothing, which padding usually has.
     # The square of a hidden pair's logit would be infinite, and then NaN times the mask below.
     log_z = mtf.maximum(log_z, _visibility.MASKED_LOGIT)
+    # With the dimensions from before a split, which the mask of padding has too.
     squares = mtf.square(mtf.reshape(log_z, rows_shape))
     nonpadding = context.nonpadding
     if isinstance(nonpadding, mtf.Tensor):
@@ -500,6 +504,7 @@ def attend(
     if bias is not None:
         logits = _masks.hide(logits + mtf.cast(bias, dtype), bias)
     if has_z_loss:
+        # Without the extra logit, which the softmax has: two sums, of which blocks have but one.
         log_z = mtf.reduce_logsumexp(logits, memory_length_dim)
         _add_z_loss(log_z, rows_shape, z_loss_coeff, context, v.dtype)  # type: ignore[arg-type]
     weights = mtf.softmax(logits, memory_length_dim, extra_logit=extra_logit)

@@ -235,6 +235,7 @@ def _log_sums_over_queries(
     else:
         if context.mode == "first_part":
             logits = _before_decoding(context, logits)
+        # In logarithms the division by a sum is a difference, and no exponential overflows.
         sums = mtf.reduce_logsumexp(logits, context.length_dim)
         if context.mode == "first_part":
             context.record_new_states([sums])
@@ -292,6 +293,7 @@ def hybrid_attention(
         initializer=tf.constant_initializer(0.5),
         dtype=context.variable_dtype,
     )
+    # Training knows no bounds, and beyond these the mix could have negative weights.
     mix = mtf.maximum(mtf.minimum(mix, 1.0), 0.0)
     usual = mtf.softmax(logits, memory_length_dim, extra_logit=extra_logit)
     # Weights before the second softmax are exp(logit) / (sum over queries of exp(logit)).

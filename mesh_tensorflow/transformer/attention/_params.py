@@ -127,6 +127,7 @@ class AttentionParams:
         self.wv: Optional[mtf.Tensor] = None
         self.wkv: Optional[mtf.Tensor] = None
         self.wo: Optional[mtf.Tensor] = None
+        # Last, since subclasses override it and need the shapes from above.
         self.init_weights()
 
     def _stored(self, dims: list[mtf.Dimension]) -> list[mtf.Dimension]:
@@ -458,6 +459,7 @@ class ExpertsAttentionParams(AttentionParams):
 
     def scaled(self, q: mtf.Tensor) -> mtf.Tensor:
         """Returns the queries divided by the square root of the key size."""
+        # Initializers of experts are those of any mixture, and do not hold this factor.
         return q * self.key_dim.size**-0.5
 
     def compute_q(self, query_antecedent: mtf.Tensor) -> mtf.Tensor:
@@ -507,4 +509,5 @@ class ExpertsAttentionParams(AttentionParams):
         context.length_dim = length_dim
         context.sequence_id = sequence_id
         made = self.moe_layer.call(context, memory_antecedent)
+        # Experts for both make queries of the memory too, which no one needs.
         return self._in_heads(made[1] if self._query_by_experts else made)

@@ -79,6 +79,7 @@ def _of_task(
       A Tensor with dimensions [batch..., memory_length, heads, d_kv].
     """
     tasks, length, _ = prompts.shape.dims
+    # made[t, m] = relu(prompts[t, m] up[t]) down[t] (He et al., 2022).
     inner = mtf.einsum([prompts, up], output_shape=[tasks, length, hidden])
     inner = _dropped(mtf.relu(inner), context, dropout_rate)
     heads = [d for d in down.shape if d not in (tasks, hidden)]
@@ -145,6 +146,7 @@ def make_params_mtlprompt(
 
 def _block_number(context: Context) -> int:
     """Returns the number of the block from the variable scope, or else that of the layer."""
+    # There is an embedding for each block, while indices of layers count all layers of blocks.
     found = re.search(r"block_(\d+)", tf.get_variable_scope().name)
     return int(found.group(1)) if found else context.layer_index
 
@@ -158,6 +160,7 @@ def _task_embedding(context: Context, scope: Optional[str], dropout_rate: float)
     tasks, channels = raw.shape.dims
     of_layer = mtf.gather(of_layers, _block_number(context), of_layers.shape.dims[0])
     of_layer = mtf.broadcast(of_layer, mtf.Shape([tasks, channels]))
+    # The embedding is norm(relu([task; layer] one) two).
     joined = mtf.concat([raw, of_layer], channels.name)
     inner = mtf.relu(mtf.einsum([joined, one], output_shape=[tasks, one.shape.dims[-1]]))
     inner = _dropped(inner, context, dropout_rate)
@@ -210,6 +213,7 @@ def make_params_hyperprompt(
     made = []
     for part in "kv":
         nets = (_shared(context, scope, f"hypernet_w_{part}_{way}") for way in ("up", "down"))
+        # Tasks have weights of their own, made of their embeddings: w[t] = embedding[t] net.
         up, down = (
             mtf.einsum([embedding, net], output_shape=[tasks, *(net.shape - channels)])
             for net in nets

@@ -34,6 +34,7 @@ def _threshold(gate: mtf.Tensor, threshold: float) -> Optional[mtf.Tensor]:
 def _random(gate: mtf.Tensor, threshold: float) -> Optional[mtf.Tensor]:
     chance = mtf.random_uniform(gate.mesh, gate.shape)
     # Sent with the probability min(1, gate / threshold).
+    # A threshold of 0 sends all, and must not divide.
     return mtf.to_float(mtf.less(chance, gate / max(threshold, _EPSILON)))
 
 
@@ -125,6 +126,7 @@ def _top_n(router: Router) -> tuple[mtf.Tensor, mtf.Tensor]:
         rests.append(rest)
         # Only what was sent is taken out: for padding, where `chosen` is 0, all of it remains.
         rest = rest * (1.0 - chosen)
+    # The share of a single expert would be 1 for all tokens, and the router would not learn by it.
     if n > 1:
         total = mtf.add_n(best) + _EPSILON
         best = [gate / total for gate in best]
@@ -234,6 +236,7 @@ def _expert_selection(
     # Over the tokens: each expert takes its best ones, so that all experts are full and no loss is
     # needed for balance between them (Zhou et al., 2022).
     gates = mtf.softmax(router.masked_out(router.logits), router.group_dim)
+    # The mask has made gates of padding 0 (but in a group of padding alone), so it is not sent.
     values, places = best_of_group(router, gates)
     if normalize_by_num_experts_routed:
         chosen = mtf.reduce_sum(places, output_shape=gates.shape - router.experts_dim)

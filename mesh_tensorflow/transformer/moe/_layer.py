@@ -99,6 +99,7 @@ def in_groups(mixture: Mixture, tokens: mtf.Shape, group_name: str = "group") ->
       group_name: a string.
     """
     dims = list(tokens.dims)
+    # Groups are within an index of it: its mesh axis may hold copies of all experts.
     outer = dims.pop(0) if dims and dims[0].name == "outer_batch" else None
     if not dims:
         raise ValueError(
@@ -347,6 +348,7 @@ def call_moe(
             f"{name}: MoE not yet implemented with ensembles, but the model has "
             f"{model.ensemble_dim}; use DenseReluDense in ensembles"
         )
+    # Attention asks for another size: that of all heads together.
     output_dim = getattr(hparams, "moe_output_dim", None) or model.model_dim
     nonpadding = the_context.nonpadding
     if isinstance(nonpadding, mtf.Tensor) and any(d not in x.shape for d in nonpadding.shape):
@@ -449,6 +451,7 @@ class MoE1D(TransformerLayer):
             release, and so for its programs and files; set False in new models, for a mean over
             tokens.
         """
+        # This comes first: a later local with the name of a hyperparameter would be taken for one.
         self._hparams = hparams_of(locals())
         self._activation = activation
 
@@ -507,6 +510,7 @@ def _numbers_of_experts(mixture: Mixture) -> tuple[int, int]:
             f"transformer_moe_layer_v2: moe_num_experts={numbers!r} must be two numbers, of the "
             "experts in each level; for one level use transformer_moe_layer_v1"
         )
+    # The second level tells first from second choices by gates that sum to 1, which others do not.
     if mixture.hparam("gating") != "top_2":
         raise ValueError(
             f"transformer_moe_layer_v2: unknown hparams.moe_gating={mixture.hparam('gating')}: "
@@ -614,12 +618,14 @@ def _second_level(
         GATINGS["top_2"],
     )
     by_token = [level.unsplit, expert_x, outer, level.capacity]
+    # Here expert_y takes over the mesh axis of the groups, as expert_x did that of the batch.
     outer_unsplit = mtf.Dimension(outer.name + "_unsplit", outer.size)
     by_expert = [level.experts, expert_x, outer_unsplit, level.capacity]
     sent = mtf.einsum([x, dispatch], output_shape=mtf.Shape([*by_token, channels]))
     sent = mtf.reshape(sent, mtf.Shape([*by_expert, channels]))
 
     hidden_dim = mtf.Dimension("expert_hidden", mixture.hparam("hidden_size"))
+    # Each group of experts has weights of its own: their number is the product of both levels.
     expert_dims = [level.experts, expert_x]
     h = expert_hidden(mixture, sent, expert_dims, hidden_dim, mtf.relu)
     y = expert_output(mixture, h, expert_dims, hidden_dim, output_dim)
@@ -640,6 +646,7 @@ def _importance_within(combine: mtf.Tensor, dims: list[mtf.Dimension]) -> mtf.Te
 def _regrouped(mixture: Mixture, dims: list[mtf.Dimension]) -> list[mtf.Dimension]:
     """Returns [expert_x, outer_batch, group_size_y], the groups of the second level."""
     expert_x, outer, batch, capacity_dim = dims
+    # Only outer_batch is still split: the mesh axis of the batch has gone to expert_x.
     num_groups, group_size = _split_into_groups(
         outer.size * batch.size * capacity_dim.size,
         mixture.hparam("group_size"),

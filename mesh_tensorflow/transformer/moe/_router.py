@@ -326,6 +326,8 @@ class Router:
         """
         coefficient = self.mixture.hparam("z_loss") if self.mixture.train else None
         if coefficient is not None:
+            # log(z) is at least the largest logit, and exponentials of large logits magnify
+            # rounding errors.
             z = mtf.square(mtf.reduce_logsumexp(self.logits, self.experts_dim))
             loss += coefficient * self._mean_over_tokens(z)
         number = self.mixture.num_microbatches or 1
@@ -359,6 +361,8 @@ class Router:
             drawn = mtf.sample_with_temperature(rest, self.experts_dim, temperature)
             # The best expert is masked twice now, and only the drawn one not at all.
             rest += (1.0 - mtf.one_hot(drawn, self.experts_dim)) * MASKED_LOGIT
+        # One number for each token: the choice is between all of its logits and all of the masked
+        # ones.
         chance = mtf.random_uniform(self.logits.mesh, self.logits.shape - self.experts_dim)
         self.logits = mtf.where(mtf.less(chance, probability), rest, self.logits)
 
@@ -387,6 +391,7 @@ def _with_embeddings(
             "embeddings of the model's input ids; the Context has them as input_embeddings"
         )
     join, trains = _WORD_EMBED_MODES[mode]
+    # The router's input is in float32 by now, and both must have one dtype.
     embeddings = mtf.to_float(embeddings)
     return join(x, embeddings if trains else mtf.stop_gradient(embeddings))
 
@@ -484,6 +489,7 @@ def best_of_group(router: Router, scores: mtf.Tensor) -> tuple[mtf.Tensor, mtf.T
     places = mtf.one_hot(tokens, group_dim)
     beyond = [0, capacity_dim.size - k_dim.size]
     if beyond[1]:
+        # Gates are 0 in places beyond the tokens, so that nothing is sent there.
         values = mtf.pad(values, beyond, capacity_dim.name)
         places = mtf.pad(places, beyond, capacity_dim.name)
     return values, places

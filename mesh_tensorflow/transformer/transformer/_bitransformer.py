@@ -104,6 +104,8 @@ class Bitransformer:
             if (
                 max_length_dim is not None
                 and max_length_dim == decoder.max_length_dim
+                # One side with learned positions is enough: the other one does not use the
+                # variable.
                 and not all(sinusoids)
             ):
                 params["positional_embedding"] = layers.embedding_weights(
@@ -210,6 +212,7 @@ class Bitransformer:
             **encoded.arguments(),
         )
         if compute_loss:
+            # The encoder has no targets; its loss is that of layers, such as mixtures of experts.
             loss = loss + encoder_loss
         return logits, loss
 
@@ -285,6 +288,8 @@ class Bitransformer:
         if beam_size == 1:
             draft = None
             if draft_model is not None:
+                # Both models may have the same names, so the draft's variables need a scope around
+                # them.
                 with draft_scope():
                     read = _encode(draft_model, inputs, variable_dtype)
                 draft = Draft(draft_model.decoder, read, num_draft_ids)
@@ -297,6 +302,7 @@ class Bitransformer:
                 draft_model=draft,
                 **encoded.arguments(),
             )
+        # All rows are searched in one loop, whose number of steps is that of the longest one.
         lengths = mtf.reduce_sum(mtf.to_float(mtf.not_equal(inputs, 0)), reduced_dim=length_dim)
         longest = mtf.reduce_max(lengths, output_shape=[])
         decode_length = longest * float(decode_length_multiplier) + float(decode_length_constant)
@@ -422,6 +428,7 @@ class StudentTeacher:
             student_logits / temperature, teacher_logits / temperature, targets
         )
         soft_loss = divided_loss(soft_loss, self.student, targets, num_microbatches)
+        # A tf.Tensor: which step it is, is known only when the program runs.
         distills = tf.greater(steps_done(), self.distill_start_step)
         fraction = tf.cast(distills, tf.float32) * fraction_soft
         # The temperature divides the gradients of the soft loss by its square.
@@ -485,6 +492,7 @@ class StudentTeacher:
             checkpoint.init_from_checkpoint(
                 self.teacher_checkpoint,
                 {
+                    # The checkpoint is of the model by itself, so its names lack the scope.
                     v.op.name[len(scope) :]: v
                     for v in tf.global_variables()
                     if v.op.name.startswith(scope)
@@ -503,6 +511,7 @@ def _layer_of(entry: object) -> tuple[Callable[..., TransformerLayer], Optional[
     parts: list[Any] = list(entry) if isinstance(entry, (list, tuple)) else [entry]
     names = [p for p in parts if isinstance(p, str)]
     kwargs = [p for p in parts if isinstance(p, dict)]
+    # None may stand for a name or for arguments that an entry leaves out.
     classes = [p for p in parts if p is not None and not isinstance(p, (str, dict))]
     if not classes or not all(callable(c) for c in classes):
         raise ValueError(
@@ -550,6 +559,7 @@ def make_layer_stack(
     made: list[TransformerLayer] = []
     for block in range(num_layers):
         for i, (cls, name, kwargs) in enumerate(entries):
+            # One for each block: a layer holds its name, by which its variables are its own.
             layer = cls(**kwargs)
             number = i if block_scope else len(made)
             name = name or f"layer_{number:03d}"

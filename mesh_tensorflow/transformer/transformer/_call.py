@@ -90,6 +90,7 @@ def delimited_lm_inputs_mask(ids: mtf.Tensor, eos_id: int = 1) -> mtf.Tensor:
       The end symbol of the inputs is thus one of the inputs.
     """
     ends = mtf.to_int32(mtf.equal(ids, eos_id))
+    # Exclusive, so that an end belongs to what it ends.
     ends_before = mtf.cumsum(ends, ids.shape.dims[-1], exclusive=True)
     return mtf.equal(mtf.mod(ends_before, 2), 0)
 
@@ -226,6 +227,7 @@ def embedding_of_positions(
             f"{dims_text([max_length_dim])}, for which the model has positional embeddings; make "
             "the model with a larger max_length, or with positional_embedding=False"
         )
+    # Default positions are the first rows in order, so that nothing has to be looked up.
     used = mtf.slice(weights, 0, length.size, max_length_dim.name)
     return mtf.rename_dimension(used, max_length_dim.name, length.name)
 
@@ -326,6 +328,7 @@ def get_vocab_embedding_cls(cls: Callable[..., Any] = VocabEmbedding) -> Callabl
 
 
 # Smaller probabilities are clipped to this one before the logarithm is taken.
+# Of 0 it would be -inf, and a cross entropy of such logits infinite or NaN.
 _SMALLEST_PROBABILITY = 1e-20
 
 
@@ -500,6 +503,7 @@ def call_model(
         # Only for the embedding: masks and targets are made of the ids that were given.
         ids = _with_token_dropout(model, context, _for_ensemble(model, inputs))
         x = embedding.ids_to_embedding(ids, context=context)
+        # Before positions are added: routers of experts may read what the ids alone are.
         context.input_embeddings = x
         if model.max_length_dim is not None:
             positions = model.max_length_dim
@@ -514,6 +518,7 @@ def call_model(
             loss_fn = model._loss_fn or loss_from_logits
             targets = _for_ensemble(model, targets)
             loss = loss_fn(model, context, logits, targets, vocab_dim)
+            # Last in the list: the sum of all losses has the dtype of this one.
             context.losses.append(loss)
         # After the loss, which is that of each member by itself.
         if model.ensemble_dim is not None:
@@ -548,6 +553,8 @@ def _position_weights(
     model: Unitransformer, max_length_dim: mtf.Dimension, context: Context, mesh: mtf.Mesh
 ) -> mtf.Tensor:
     shared = context.shared_params.get("positional_embedding")
+    # A model that shares parameters may still have sinusoids where the other one has learned
+    # vectors.
     if shared is None or model.sinusoid_positional_embedding:
         return positional_embedding_weights(model, max_length_dim, mesh, context.variable_dtype)
     return shared

@@ -241,10 +241,12 @@ class Context:
         self.new_states = new_states
         self.losses = losses
         self.initial_position = initial_position
+        # Not `or`: an empty list of the caller is one that it reads after the call.
         self.layer_outputs = [] if layer_outputs is None else layer_outputs
         self.encoder_output = encoder_output
         self.encoder_sequence_id = encoder_sequence_id
         self.constant_states = constant_states
+        # Each step of decoding makes a Context, so that its first layer gets the first state again.
         self.next_constant_state = 0
         self.shared_params = {} if shared_params is None else shared_params
         self.encoder_layer_outputs = encoder_layer_outputs

@@ -87,6 +87,7 @@ class IncrementalModel:
         inputs = autoregressive_inputs(ids)
         if bos_id:
             first = mtf.constant(mesh, 0, dtype=tf.int32)
+            # After the shift the first input is 0, so that a sum sets it.
             inputs += mtf.one_hot(first, length_dim, bos_id, 0, tf.int32)
         context = self._context(
             mode="first_part",
@@ -218,6 +219,7 @@ def sample_autoregressive(
     if draft is not None:
         _check_draft(model, draft.model, draft.num_ids)
     length_dim = ids.shape.dims[-1]
+    # Rows begin with their given ids, so that their number is also the first position to fill.
     given = mtf.reduce_sum(mtf.to_int32(mtf.not_equal(ids, 0)), reduced_dim=length_dim)
     incremental = IncrementalModel(model, ids, given, how.variable_dtype, encoded, how.bos_id)
     vocab_dim = model.output_vocab_dim
@@ -254,6 +256,7 @@ def sample_autoregressive(
             choice=_Choice(how.temperature, how.sampling_keep_top_k, vocab_dim, forbidden),
         )
     first = loop.start(ids, how.bos_id)
+    # Both kinds of loops have all ids as their fourth variable.
     ids = mtf.while_loop(loop.goes_on, loop.step, first)[3]
     if how.has_partial_sequences and how.remove_partial_sequences:
         return mtf.dynamic_shift(ids, mtf.negative(given), length_dim, wrap=False)
@@ -314,6 +317,7 @@ class _Sampler:
         if not self.never_end:
             done = mtf.logical_or(done, mtf.equal(last, self.stop_at_token))
         if self.given is not None:
+            # Without given ids rows are full at once, and the limit of steps tells it.
             full = mtf.greater_equal(position + 1, self.length_dim.size)
             done = mtf.logical_or(done, full)
         return [step + 1, done, last, ids, *new_states]
@@ -360,6 +364,7 @@ def _choose(
     logits: mtf.Tensor, vocab_dim: mtf.Dimension, temperature: float, keep_top_k: int
 ) -> mtf.Tensor:
     """Returns the int32 id chosen in each row of logits."""
+    # At temperature 0 the best id is chosen, which is among any number of best ones.
     if temperature == 0.0 or keep_top_k == -1 or keep_top_k >= vocab_dim.size:
         return mtf.sample_with_temperature(logits, vocab_dim, temperature)
     # Random numbers are needed for the top ids only.
@@ -422,10 +427,12 @@ def beam_search(
         alpha,
         states=[mtf.zeros(mesh, x.shape, x.dtype) for x in incremental.states],
         decode_length=decode_length,
+        # Scores add up log-probabilities of whole sequences, of which bfloat16 would lose digits.
         dtype=tf.float32,
         layout=model.layout,
         mesh_shape=model.mesh_shape,
     )
+    # Beams are sorted, the best one first.
     return mtf.gather(ids, mtf.constant(mesh, 0, dtype=tf.int32), beam_dim)
 
 
@@ -566,6 +573,8 @@ class _Speculation:
             before = mtf.cumsum(mtf.to_int32(stops), self.several, exclusive=True)
             valid = mtf.logical_and(valid, mtf.equal(before, 0))
             ends = mtf.logical_and(valid, stops)
+        # Several ids at once may go beyond the limit or the end of a row: what is beyond is not
+        # taken.
         for reached, most in ((added, self.limit), (position, self.length_dim.size)):
             inside = mtf.less(mtf.add(reached, offsets, output_shape=fed.shape), most)
             valid = mtf.logical_and(valid, inside)

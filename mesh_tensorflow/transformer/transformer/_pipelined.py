@@ -136,6 +136,7 @@ class Stages:
         try:
             yield
         finally:
+            # Also after an error: later operations of the graph would come here otherwise.
             graph.stages = None
 
     @contextlib.contextmanager
@@ -213,6 +214,7 @@ class Stages:
                 if not slot or name not in self.shared:
                     made[name].append(self._make(asked, slot))
         return {
+            # What all stages share is one Tensor, and needs no dimension of stages.
             name: values[0] if len(set(values)) == 1 else self._pipes.joined(values)
             for name, values in made.items()
         }
@@ -473,6 +475,7 @@ class PipelinedLayerStack(LayerStack):
         # Sublayers at both ends are no part of a stage: they get the whole batch.
         x = self._begin(context, x)
         x = _Call(self, context, x, self._pipes(context, x)).run()
+        # Layers after the stack have the numbers that they have after layers in a row.
         context.layer_index += self.num_layers
         return self._finish(context, x)
 
@@ -613,6 +616,7 @@ class _Call:
     def _apply(self, inner: Context, x: mtf.Tensor) -> mtf.Tensor:
         with self._stages.building():
             for i, layer in enumerate(self._layers):
+                # Names of a variable in other stages are those of the layer that asks for it.
                 self._stages.position = i
                 with tf.variable_scope(layer.name or ""), self._said_where(layer, x):
                     x = self._stack._layer_with_sublayers(inner, layer, x)
@@ -659,6 +663,7 @@ def _replaced(value: Any, replace: Callable[[mtf.Tensor], mtf.Tensor]) -> Any:
         return replace(value)
     if isinstance(value, dict):
         return {k: _replaced(v, replace) for k, v in value.items()}
+    # Not isinstance: a named tuple cannot be made of one list of its fields.
     if type(value) in (list, tuple):
         return type(value)(_replaced(v, replace) for v in value)
     return value

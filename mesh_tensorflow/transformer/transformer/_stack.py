@@ -139,6 +139,7 @@ def _scaled_by_rms(
         some = wide if channels is None else mtf.slice(wide, 0, channels, model_dim.name)
         reduced = some.shape.get_dim_by_name(model_dim.name)
         mean_square = mtf.reduce_mean(mtf.square(some), reduced_dim=reduced)
+    # y = x / sqrt(mean(x^2) + epsilon) * scale, with the mean over d_model.
     return mtf.cast(wide * mtf.rsqrt(mean_square + epsilon), x.dtype) * scale
 
 
@@ -279,6 +280,7 @@ def sublayer_rezero(
 
 def _noise_shape(context: Context) -> mtf.Shape:
     """Returns the noise shape of dropout, which broadcasts along the length."""
+    # The length may have either of its two names here; a mask without it fits both.
     return mtf.Shape([*context.batch_dims, context.model.model_dim])
 
 
@@ -496,6 +498,7 @@ class LayerStack(TransformerLayer):
         budget = self._budget_of(context)
         for i, layer in enumerate(self._layers):
             x = self._call_layer(context, layer, x, budget)
+            # The last output counts with the final sublayers, so it is appended after these.
             if i < self.num_layers - 1:
                 context.layer_outputs.append(x)
             context.layer_index += 1
@@ -513,6 +516,7 @@ class LayerStack(TransformerLayer):
 
     def _begin(self, context: Context, x: mtf.Tensor) -> mtf.Tensor:
         if self._sequence_parallel:
+            # First, so that the sublayers work on each processor's part of the stream.
             x = to_residual_length(x, context.length_dim.name)
         x = self._with_sublayers("sublayers_initial", context, x)
         context.layer_outputs.append(x)
@@ -623,6 +627,7 @@ class _Shared:
         for key in self._new_keys():
             self._cache[key] = replaced(self._cache[key])
         if self._losses is not None:
+            # In place, as the model reads the list that it has given to the Context.
             self._losses[self._num_losses :] = replaced(self._losses[self._num_losses :])
 
     def _new_keys(self) -> list:
@@ -666,6 +671,8 @@ class ReversibleLayerStack(LayerStack):
         streams: Any = [x, None, x, None]
         for i, layer in enumerate(self._layers):
             with tf.variable_scope(layer.name or ""):
+                # (a, b) becomes (b, a + f(b)), from which a can be computed again (Gomez et al.,
+                # 2017).
                 streams = mtf_layers.reversible_half_residual_and_swap(
                     *streams,
                     f=lambda x, layer=layer: self._branch(context, layer, x),

@@ -31,6 +31,7 @@ def _vocab_dim(size: int, divisor: int) -> mtf.Dimension: ...
 def _vocab_dim(size: Optional[int], divisor: int) -> Optional[mtf.Dimension]: ...
 def _vocab_dim(size: Optional[int], divisor: int) -> Optional[mtf.Dimension]:
     """Returns the dimension of a vocabulary, with its size rounded up to a multiple."""
+    # A multiple, so that layouts may split the vocabulary. Floor division of -size rounds up.
     return None if size is None else mtf.Dimension("vocab", -(-size // divisor) * divisor)
 
 
@@ -168,6 +169,7 @@ class Unitransformer:
         """
         if self._loss_denominator is not None:
             return float(self._loss_denominator)
+        # A constant: microbatches then add up to the loss of the batch, whatever padding each has.
         return float((targets.shape - self.ensemble_dims).size * num_microbatches)
 
     def _call_internal(

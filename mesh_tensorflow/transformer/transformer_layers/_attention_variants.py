@@ -103,6 +103,7 @@ class LocalSelfAttention(SelfAttention):
         model = context.model
         num_splits = 1
         if model.layout is not None and model.mesh_shape is not None:
+            # A block that two processors have parts of would have to be gathered.
             num_splits = mtf.tensor_dim_to_mesh_dim_size(
                 model.layout, model.mesh_shape, context.length_dim
             )
@@ -261,6 +262,7 @@ class BranchedSelfAttention(SelfAttention):
         )
         branches = mtf.multiply(attention_output, kappa, output_shape=attention_output.shape)
         branches = self.dense_layer.call(context, branches, losses)
+        # The sum over heads of alpha[h] * FFN(kappa[h] * head[h]) (Ahmed et al., 2017).
         return mtf.einsum([branches, alpha], reduced_dims=[heads_dim])
 
 
@@ -393,6 +395,7 @@ class ExpertsSelfAttention(SelfAttention):
     ) -> tuple[mtf.Tensor, mtf.Tensor]:
         keys = params.compute_kv(x)
         if not self.attend_to_memory:
+            # Nothing is kept in decoding, as each position sees its own value only.
             return keys, keys
         if context.mode == "incremental":
             [keys] = _parts.updated_states(context, [keys], memory_length)
@@ -445,6 +448,7 @@ class ExpertsEncDecAttention(EncDecMixin, ExpertsSelfAttention):
     ) -> mtf.Tensor:
         """Attends to the encoder's output with queries and keys of a mixture of experts."""
         params = self.make_params(context)
+        # First, since experts for both make the keys at the same time.
         q = params.compute_q(x)
         if self.attend_to_memory:
             keys, memory_length = _parts.constant_states(

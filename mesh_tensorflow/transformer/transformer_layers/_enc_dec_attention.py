@@ -146,12 +146,14 @@ def enc_dec_attention_bias(
     ids: Any = ("equal", context.sequence_id, context.encoder_sequence_id)
     of_positions = all(isinstance(x, mtf.Tensor) for x in ids[1:])
     dtype = context.activation_dtype
+    # In a ring no Tensor may have both lengths: ids go along, and are compared part by part.
     if _parts.in_ring(layer, context, _NOT_SPLIT) and (of_positions or None in ids):
         return _masks.stand_in(context.mesh, [ids], dtype) if of_positions else None
     visible = _visible(context)
     hidden = None
     if visible is not None:
         hidden = attention.visibility_mask_to_attention_bias(visible, dtype)
+        # Blocks compare two tensors of ids; with a number in place of one they read the mask.
         if of_positions:
             hidden = _masks.made_of(hidden, [ids])
     if kind is None:
@@ -400,8 +402,10 @@ class TransparentEncDecAttention(EncDecAttention):
             dtype=context.variable_dtype,
         )
         rate = self.dropout_rate if context.train else 0.0
+        # Before the softmax: a logit that is dropped is 0, and its module still has a share.
         weights = mtf.dropout(weights, context.train, keep_prob=1.0 - rate)
         weights = mtf.softmax(weights, encoder_dim)
+        # mixed[d] = sum over e of softmax(w[:, d])[e] * outputs[e] (Bapna et al., 2018).
         mixed = mtf.einsum(
             [weights, stacked], output_shape=mtf.Shape([decoder_dim, *outputs[0].shape])
         )
@@ -410,6 +414,7 @@ class TransparentEncDecAttention(EncDecAttention):
     def _module_outputs(self, context: Context) -> list[mtf.Tensor]:
         """Returns the encoder's input and the outputs of its modules."""
         found = context.encoder_layer_outputs or []
+        # One more than layers: the first output is what they begin with.
         needed = self.encoder_num_modules * self.layers_per_encoder_module + 1
         if len(found) != needed:
             raise ValueError(

@@ -70,6 +70,7 @@ class DenseReluDense(TransformerLayer):
         options = {
             "use_bias": self.use_bias,
             "variable_dtype": context.variable_dtype,
+            # Members of an ensemble have their own weights, as experts have.
             "expert_dims": context.model.ensemble_dims,
         }
         h = layers.dense_product(
@@ -207,6 +208,7 @@ class Conv1D(TransformerLayer):
         length_dim = x.shape.dims[-2]
         last = mtf.gather(x, positions, length_dim)
         shape = x.shape - length_dim
+        # Convolutions take the dimension before the channels for the length.
         last = mtf.transpose(last, mtf.Shape([*shape.dims[:-1], window, shape.dims[-1]]))
         context.record_new_states([mtf.rename_dimension(last, window.name, length_dim_name)])
 
@@ -301,6 +303,7 @@ class Conv1DLayer(Conv1D):
         # In a step the window has just the inputs of one output.
         padding = "VALID" if context.mode == "incremental" else "SAME"
         y = layers.conv1d(
+            # The kernel has both sides, which cannot have one name.
             mtf.rename_dimension(x, channels.name, "input_dim"),
             mtf.Dimension(channels.name, self._output_size),
             filter_size=self.filter_size,
@@ -506,6 +509,7 @@ class Conv1DLocalAttn(SeparableConv1DLayer):
             ],
             width.name,
         )
+        # Over the width: the depthwise sum is a weighted mean of neighbors (Wu et al., 2019).
         kernels = mtf.unstack(mtf.softmax(logits, width), width)
         return [self._tiled(kernel, channels) for kernel in kernels]
 

@@ -257,6 +257,7 @@ class WriteAtOperation(mtf.Operation):
         # Where a position is out of range the one-hot is 0, as nothing is written there.
         here = mtf.one_hot(position, self._dim, dtype=state.dtype)
         written = mtf.reduce_sum(here, output_shape=here.shape - self._several)
+        # What was overwritten has no part in the result, and so no gradient.
         dstate = mtf.multiply(dy, 1.0 - written, output_shape=state.shape)
         return [dstate, mtf.einsum([dy, here], output_shape=new.shape), None]
 
@@ -370,6 +371,7 @@ def updated_states(
     position = context.position if position is None else position
     assert position is not None
     old = getattr(context, several, context.get_states)(len(new))  # a user's context has the latter
+    # Written before attention reads them, since a position also sees itself.
     states = [write_at(state, x, position, dim) for state, x in zip(old, new, strict=True)]
     context.record_new_states(states)
     return states

@@ -52,6 +52,7 @@ def _conditions(
         written = layer.rename_length_to_memory_length(context.write_priority, context)
         found.append(("greater_equal", context.read_priority, written))
     sequence_id = context.sequence_id if context.subsequence_id is None else context.subsequence_id
+    # In decoding it is a number or None: each row is one example, and nothing has to be compared.
     if isinstance(sequence_id, mtf.Tensor) and context.length_dim in sequence_id.shape:
         memory = layer.rename_length_to_memory_length(sequence_id, context)
         found.append(("equal", sequence_id, memory))
@@ -120,6 +121,7 @@ def _distances(
             # Layers with another window or other heads have another bias.
             ("self_attention_bias", *bounds, tuple(heads_dims)) if kind == "bias_shared" else None,
         )
+    # Where later positions are hidden, all buckets are for distances back.
     both = not context.model.fully_autoregressive
     buckets = Buckets(buckets_dim.size, both, _parts.MAX_DISTANCE)
     values = _dot_product.matched(values, context)
@@ -425,6 +427,7 @@ class SelfAttention(transformer.TransformerLayer):
             "encoder": self.hyperprompt_length_encoder,
             "decoder": self.hyperprompt_length_decoder,
         }
+        # A layer is not told on which side it is, but the scope of its model has the side's name.
         for part in tf.get_variable_scope().name.split("/"):
             if part in lengths:
                 return part, lengths[part]
@@ -462,6 +465,7 @@ class SelfAttention(transformer.TransformerLayer):
             if not visible and not distances:
                 return None
             return _masks.stand_in(context.mesh, visible, context.activation_dtype, distances)
+        # Prompts come first; distances within the sequence are those that it has without them.
         there = memory_position - num_prompts if num_prompts else memory_position
         relative_position = there - here
         hidden = _hidden(self, context, relative_position, memory_position, num_prompts)

@@ -199,6 +199,7 @@ class TalkingHeadsSelfAttention(SelfAttention):
     @property
     def _keeps_memory(self) -> bool:
         """Whether decoding needs the memory itself, besides its keys and values."""
+        # These project all positions of the memory again in each step.
         return any(name.startswith("m2") for name in self.dynamic_projections)
 
     def call(
@@ -258,12 +259,14 @@ class TalkingHeadsSelfAttention(SelfAttention):
         Returns:
           A Tensor of the shape of `x`.
         """
+        # Their order numbers the dynamic projections, and the numbers are in names of variables.
         sources = {"x": x, "m": m}
 
         def made_by(target: str) -> list[mtf.Tensor]:
             return [t for n, t in sources.items() if f"{n}2{target}" in self.dynamic_projections]
 
         positions = [*x.shape.dims[:-1]]
+        # J = q k, L = J P_l + bias, W = softmax(L), U = W P_w and o = U v (Shazeer et al., 2020).
         logits = layers.us_einsum(
             [q, k], output_shape=mtf.Shape([*positions, *self.key_heads_dims, memory_length])
         )
@@ -466,6 +469,7 @@ class GeneralBilinearSelfAttention(SelfAttention):
           A Tensor with dimensions [batch..., length, d_model].
         """
         channels = m.shape.dims[-1]
+        # Queries hold the whole form, x W[h] m: the memory is its own key.
         logits = layers.us_einsum([q, m], output_shape=q.shape - channels + memory_length)
         if bias is not None:
             logits = _masks.hide(logits + bias, bias)
