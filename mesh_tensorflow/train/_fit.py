@@ -86,6 +86,7 @@ def explained(function: F) -> F:
 
     @functools.wraps(function)
     def called(*args: Any, **kwargs: Any) -> Any:
+        # Python's own error would name one of them, and not what there is in its place.
         unknown = [name for name in kwargs if name not in known]
         if unknown:
             texts = [
@@ -341,6 +342,8 @@ def fit(
         engine=engine,
         run=Run(steps, directory, logdir),
         source=source,
+        # All rows in each process: what the layout does not split equally is computed by all
+        # processors.
         eval_source=None if eval_data is None else source_of(eval_data, features),
         saves=chief,
         keep=keep,
@@ -421,6 +424,7 @@ def _features_and_source(
         features = Features.of_batch(data if isinstance(data, Mapping) else first)
     else:
         features = Features.of_batch(data)
+    # Without dimensions, no layout says which rows a process needs.
     part = Part() if features.shapes is None else placing.part(features.batch_dim)
     return features, source_of(data, features, part, shuffle, seed)
 
