@@ -46,8 +46,11 @@ class Elements:
         """
         self.iterator = tf.data.make_initializable_iterator(dataset)
         self.initializer = self.iterator.initializer
+        # An optional is a value also at the end of the dataset, where an element would be an error.
         following = self.iterator.get_next_as_optional()
         [value] = tf.nest.flatten(following, expand_composites=True)
+        # By raw operations: a tf.Variable needs an initial value, and before the first element is
+        # none.
         place = tf.raw_ops.VarHandleOp(
             dtype=tf.variant,
             shape=[],

@@ -66,6 +66,7 @@ def _from_tf_config(text: str) -> tuple[tuple[str, ...], int]:
         config = json.loads(text)
         cluster, task = config["cluster"], config["task"]
         chief = list(cluster.get("chief") or cluster.get("master") or [])
+        # The chief first, as process 0 is the one that initializes, saves and reports.
         workers = chief + list(cluster.get("worker", []))
         kind, index = task["type"], task["index"]
     except (ValueError, KeyError, TypeError, AttributeError) as e:
@@ -340,6 +341,8 @@ class Processes:
     def config(self, per_process: int = 1) -> tf.ConfigProto:
         """Returns a tf.ConfigProto for servers and sessions of these processes."""
         config = tf.ConfigProto(device_count={"CPU": per_process})
+        # One task resolves the groups of collectives for all, so every process has to name the same
+        # one.
         leader = f"/job:{self.job}/replica:0/task:0"
         config.experimental.collective_group_leader = leader
         return config
@@ -366,6 +369,7 @@ class Processes:
           RuntimeError: the server cannot be started, for example because its port is in use.
         """
         me, spec = self.peers[self.index], tf.train.ClusterSpec({self.job: list(self.addresses)})
+        # Before the wait: the others wait for this server, too.
         server = server_of(me, spec, self.config(per_process))
         # A connection that is refused at first would keep failing for some time.
         others = self.peers[: self.index] + self.peers[self.index + 1 :]
@@ -396,6 +400,7 @@ class Processes:
           PeerLostError: a process is lost; the message names it.
           tf.errors.DeadlineExceededError: no process is lost, but the step took too long.
         """
+        # A limit as well as a watch: a process may answer pings and hang in a step.
         limit = tf.RunOptions(timeout_in_ms=int(1000 * timeout_seconds))
         watch = self._watches[0].ending(session) if self._watches else contextlib.nullcontext()
         with self.naming_lost_peers(), watch:

@@ -294,6 +294,7 @@ class _SavedModelExporter(Exporter):
             as_text=self._as_text,
             checkpoint_path=checkpoint_path,
         )
+        # After the new one has been written: if that fails, the old ones are still there.
         self._remove_old(export_path)
         return path
 

@@ -69,6 +69,8 @@ class ProgressHook(_LossHook):
         self._every = every_n_steps
         self._last_step = last_step
         self._stream = sys.stderr if stream is None else stream
+        # Into a log, lines go through tf.logging, with its times; a terminal has one line that is
+        # rewritten.
         self._live = bool(every_n_steps) and self._stream.isatty()
         self._line: Optional[Progress] = None
         self._rate: Optional[float] = None
@@ -442,6 +444,7 @@ class ProfileHook(tf.train.SessionRunHook):
         Returns:
           SessionRunArgs.
         """
+        # The global step counts the steps that are done, and this one is the next.
         self._step += 1
         if not self._is_chosen():
             return None
@@ -496,4 +499,5 @@ class SaverHook(tf.train.CheckpointSaverHook):
             tf.io.gfile.makedirs(self._directory)
             with tf.io.gfile.GFile(os.path.join(self._directory, GRAPH_FILE), "w") as file:
                 file.write(str(graph_def))
+        # As in TensorFlow, the graph is there before the first checkpoint, which this saves.
         super().after_create_session(session, coord)

@@ -306,6 +306,7 @@ class CompiledFunction:
         kinds = tuple(_kind(leaf) for leaf in leaves)
         key = (structure, kinds)
         with self.store.lock:
+            # Under the lock, so that two threads do not both trace and compile one program.
             if key not in self._programs:
                 self._programs[key] = CompiledProgram(self._trace(leaves, structure), self.mesh)
             return self._programs[key], arrays
@@ -429,6 +430,7 @@ def _on_one_device(function: CompiledFunction) -> CompiledFunction:
     """Returns a function that builds the same program for a mesh of one device."""
     impl = function.mesh_impl
     shape = Shape([Dimension(d.name, 1) for d in impl.shape])
+    # Without rules by which variables are stored in parts, as there are none on one device.
     return CompiledFunction(GspmdMeshImpl(shape, impl.layout_rules), None, None, function.fn)
 
 

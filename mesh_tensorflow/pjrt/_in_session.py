@@ -233,6 +233,7 @@ class _Updates:
         self._outer = outer
         self.updates: list[Update] = []
         self._operations: dict[str, tf.Operation] = {}
+        # In the order in which they were made, which is that of the program's statements.
         for op in graph.get_operations():
             handles = [x for x in op.inputs if self._is_variable(x)]
             if handles and op.type in _RAW:

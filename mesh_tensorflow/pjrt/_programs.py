@@ -410,6 +410,7 @@ class Programs:
           description: what it is.
           graph_def: its operations.
         """
+        # Given by the first process, so that programs have the same numbers in all.
         number = next(self._numbers)
         data = (
             [] if self._peers is None else [np.frombuffer(graph_def.SerializeToString(), "uint8")]
@@ -557,6 +558,7 @@ def programs_over(peers: PeerProcesses) -> Iterator[None]:
     Args:
       peers: the other processes.
     """
+    # A new set, as other processes do not know the programs that were made before `main`.
     token = _current.set(Programs(peers))
     try:
         yield
