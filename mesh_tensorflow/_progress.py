@@ -122,6 +122,7 @@ class Progress:
         """
         if self._ended:
             return
+        # Also without an update, as the last line says how long it took.
         self._begin()
         self._ended = True
         if self._live:

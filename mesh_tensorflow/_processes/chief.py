@@ -45,8 +45,7 @@ def lead(
         return result
     except BaseException as error:
         why = f"{type(error).__name__}: {error}"
-        # The loss of a process shows as an error of whatever waited for it, so all are told of the
-        # loss.
+        # A lost process shows as an error of what waited for it; all are told of the loss itself.
         cause = watch.cause(error)
         if cause is not None:
             why = str(cause)

@@ -341,8 +341,7 @@ class Processes:
     def config(self, per_process: int = 1) -> tf.ConfigProto:
         """Returns a tf.ConfigProto for servers and sessions of these processes."""
         config = tf.ConfigProto(device_count={"CPU": per_process})
-        # One task resolves the groups of collectives for all, so every process has to name the same
-        # one.
+        # One task resolves the groups of collectives for all, so all have to name the same one.
         leader = f"/job:{self.job}/replica:0/task:0"
         config.experimental.collective_group_leader = leader
         return config

@@ -69,8 +69,7 @@ class ProgressHook(_LossHook):
         self._every = every_n_steps
         self._last_step = last_step
         self._stream = sys.stderr if stream is None else stream
-        # Into a log, lines go through tf.logging, with its times; a terminal has one line that is
-        # rewritten.
+        # Lines of logs go through tf.logging, which adds times; a terminal has one, rewritten.
         self._live = bool(every_n_steps) and self._stream.isatty()
         self._line: Optional[Progress] = None
         self._rate: Optional[float] = None

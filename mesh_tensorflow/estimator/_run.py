@@ -89,13 +89,11 @@ def run_training(model: Model, input_fn: Callable[..., Any], request: Request) -
         tf.set_random_seed(config.effective_seed)
         global_step = make_global_step(graph)
         inputs = model.inputs(input_fn, ModeKeys.TRAIN)
-        # Before the model function, whose random operations and rates take this placeholder as the
-        # step.
+        # Before the model function, whose random operations and rates take this for the step.
         random_step = RandomStepHook()
         with keys_by_step(random_step.step), counted_steps(random_step.step):
             spec = model.spec(inputs, ModeKeys.TRAIN)
-        # After the model function, which makes the variables, and before the session initializes
-        # them.
+        # The model function has made the variables, and no session has initialized them yet.
         if request.warm_start_from:
             names = warm_start(request.warm_start_from)
             tf.logging.info("Warm start of %d variables: %s", len(names), ", ".join(names))
@@ -161,6 +159,8 @@ def _add_saver(spec: EstimatorSpec, config: RunConfig) -> None:
     if spec.scaffold.saver is None and not tf.get_collection(tf.GraphKeys.SAVERS):
         tf.add_to_collection(
             tf.GraphKeys.SAVERS,
+            # Built with the session, as hooks may add variables in `begin`; with relative paths, so
+            # that the directory can be moved.
             Saver(
                 sharded=True,
                 max_to_keep=config.keep_checkpoint_max,

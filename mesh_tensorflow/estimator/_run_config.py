@@ -201,6 +201,7 @@ def device_filters(cluster: Cluster) -> Optional[list[str]]:
     Returns:
       strings for ConfigProto.device_filters, or None for no filters.
     """
+    # Without filters, a session connects to all processes, and waits for those that are not there.
     filters = {
         TaskType.MASTER: ["/job:ps", "/job:master"],
         TaskType.CHIEF: ["/job:ps", "/job:chief"],

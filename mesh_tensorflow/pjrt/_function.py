@@ -109,6 +109,7 @@ class CompiledProgram:
         where = {name: sharding(mesh, v.form.layout) for name, v in traced.variables.items()}
         self.assigned = {name: where[name] for name in traced.assigned}
         self.kept = {name: s for name, s in where.items() if name not in self.assigned}
+        # Of whole variables and of their parts, either of which may be passed as an argument.
         self._given_away = {
             (sizes, np.dtype(traced.variables[name].dtype.as_numpy_dtype))
             for name, s in self.assigned.items()
@@ -482,6 +483,7 @@ def _safetensors(arrays: dict[str, np.ndarray], mesh_shape: Shape) -> bytes:
                 f"variable {name!r} is of {array.dtype.name}, which safetensors does not have: it "
                 f"has {', '.join(_SAFETENSORS_DTYPES)}"
             )
+        # Offsets count from the end of the header.
         start, end = end, end + array.nbytes
         header[name] = {
             "dtype": _SAFETENSORS_DTYPES[array.dtype.name],

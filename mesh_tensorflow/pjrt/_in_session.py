@@ -96,6 +96,7 @@ class SessionVariable(ValueOfVariable):
             done = self._called(self._set, [value], tf.bool)
             if not read_value:
                 return done.op
+            # Nothing else tells TensorFlow that the read comes after the assignment.
             with tf.control_dependencies([done]):
                 return self.read_value()
         return super().assign(value, read_value)
@@ -273,6 +274,7 @@ def _operations(
 ) -> tf.GraphDef:
     """Returns some of a graph's operations, with placeholders for the tensors that are given."""
     whole = graph.as_graph_def()
+    # With the library, in which the bodies of loops and conditions are.
     kept = tf.GraphDef(versions=whole.versions, library=whole.library)
     for x in given:
         node = kept.node.add(name=x.op.name, op="Placeholder")

@@ -104,6 +104,7 @@ def _groups_along(found: re.Match[str]) -> list[list[int]]:
     text = found["order"]
     order = _order(text) if text else np.arange(np.prod(list(sizes.values())))
     others = [axis for axis in range(len(split)) if axis not in along]
+    # With the chosen axes last, each row is a group.
     members = int(np.prod([split[axis] for axis in along]))
     return order.reshape(split).transpose(others + along).reshape(-1, members).tolist()
 

@@ -184,8 +184,7 @@ def as_array(value: Any, name: str) -> np.ndarray:
       name: the name of the feature.
     """
     array = np.asarray(value)
-    # NumPy makes float64 of all that nobody has given a dtype, so it does not say what a user
-    # means.
+    # NumPy makes float64 of what has no other dtype, so it does not say what a user means.
     if array.dtype == np.float64:
         return array.astype(np.float32)
     if array.dtype.kind in "OUS":
@@ -465,8 +464,7 @@ class Iterated(Source):
 
     def training(self, start: int) -> Iterator[Batch]:
         """Yields whole batches in the order of the iterable, from number `start` on."""
-        # What was trained on before is read and dropped: an iterable begins nowhere but at its
-        # beginning.
+        # What was trained on before is read and dropped: an iterable can begin nowhere else.
         for batch in itertools.islice(self._endless(), start, None):
             size = len(batch[0]) if batch and batch[0].ndim else 1
             rows = self._part.rows(size)

@@ -251,6 +251,7 @@ class _SessionProgram:
                 self.session,
                 [tf.saved_model.tag_constants.SERVING],
                 {tf.saved_model.signature_constants.DEFAULT_SERVING_SIGNATURE_DEF_KEY: signature},
+                # Whoever loads it may have other devices.
                 clear_devices=True,
             )
             builder.save()
@@ -684,8 +685,7 @@ class StepEngine:
         means = Means()
         for batch in batches:
             values = self._call(self._eval_fn, batch)
-            # The function gives numbers alone, so each is taken for a mean over the rows of its
-            # batch.
+            # Numbers alone: each is taken for the mean over the rows of its batch.
             means.add({name: [value] for name, value in values.items()}, len(batch[0]))
         return means.result({})
 

@@ -342,8 +342,7 @@ def fit(
         engine=engine,
         run=Run(steps, directory, logdir),
         source=source,
-        # All rows in each process: what the layout does not split equally is computed by all
-        # processors.
+        # All rows in each process: what the layout cannot split equally, all processors compute.
         eval_source=None if eval_data is None else source_of(eval_data, features),
         saves=chief,
         keep=keep,

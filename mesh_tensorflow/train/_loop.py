@@ -279,6 +279,7 @@ class Loop:
             # Before callbacks and checkpoints see the step: nothing after a NaN is of use.
             self._check(values)
             self.call("on_step", values)
+            # After callbacks, any of which may have asked for it.
             asked = self._asked_to_stop(signals)
             last = asked or run.step == run.steps
             if run.step % self.log_every == 0 or last:

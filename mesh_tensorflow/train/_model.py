@@ -157,8 +157,7 @@ class Means:
           rows: the number of rows of the batch.
         """
         for name, values in outputs.items():
-            # Sums and weights are added up apart: a mean of the batches' means would count small
-            # ones too much.
+            # Added up apart: a mean of the batches' means would count small ones too much.
             if len(values) == 2:
                 added = float(values[0]), float(values[1])
             elif np.ndim(values[0]):
@@ -285,8 +284,7 @@ class Model:
                     if self.average is not None:
                         average = _average_of(self.average)
                         averages = self.averages_of(graph)
-                        # Of the new weights: average = decay * average + (1 - decay) * weight after
-                        # the update.
+                        # Of new weights: average = decay * average + (1 - decay) * weight.
                         updates = updates + average.apply(variables, after=updates)
             else:
                 outputs = self._outputs(features, mesh, arguments, training)
@@ -370,8 +368,7 @@ class Model:
     ) -> tuple[list[mtf.Operation], dict[str, Any]]:
         """Returns the updates of the weights, and further scalars to report, by name."""
         optimizer, extra = self._make_optimizer(step)
-        # One norm over all gradients, so that clipping changes the length of the step and not its
-        # direction.
+        # One norm over all gradients: clipping changes a step's length, and not its direction.
         if self.clip_norm is not None:
             grads, extra["gradient_norm"] = clip_by_global_norm(grads, self.clip_norm)
         return optimizer.apply_grads(grads, variables), extra
