@@ -98,6 +98,8 @@ class Progress:
         """
         self._begin()
         self.done += n
+        # Converted when they are shown: to read the loss from a device would make each step wait
+        # for it.
         self._values.update(values)
         now = time.monotonic()
         # The first sample is taken after the first step, so that `rate` leaves its preparations

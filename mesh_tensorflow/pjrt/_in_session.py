@@ -295,6 +295,7 @@ def _reached(
     """Returns pairs (tensor of the session, tensor of the program), and names of operations."""
     found: dict[Any, tuple[tf.Tensor, tf.Tensor]] = {}
     needed: set[str] = set()
+    # From the results backwards: what none of them uses, such as names of files, is not computed.
     todo = [y.op for y in fetches]
 
     def stays(op: tf.Operation) -> bool:

@@ -472,6 +472,7 @@ def _run(loop: Loop, begin: Begin) -> Result:
         if last.note:
             loop.say(last.note)
     done = run.step >= run.steps  # then a batch is needed for its shape only
+    # A finished run writes nothing there, and need not be able to.
     if run.directory is not None and loop.saves and not done:
         # Told before the first step, not at the first checkpoint, when those until then are lost.
         checkpoint_files.check_writable(run.directory, "fit: directory")
