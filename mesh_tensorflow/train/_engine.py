@@ -198,7 +198,7 @@ class _SessionProgram:
             self.session.run(self._initialize[1])
             return
         self.session.run(self._initialize)
-        # Programs compute with slices, and initializers have set the masters alone.
+        # Programs compute with slices, to which masters with values of their own are copied.
         self.session.run(self._to_slices)
 
     def fitted(self, batch: Batch) -> Batch:
