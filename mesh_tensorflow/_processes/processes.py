@@ -198,10 +198,12 @@ def _from_slurm(environment: Mapping[str, str]) -> tuple[tuple[str, ...], int]:
             f"SLURM: {count} tasks, but the nodes are {nodes} with {counts} tasks. Set TF_CONFIG "
             "if these variables are not SLURM's own"
         )
+    # In blocks, as SLURM distributes tasks by default.
     tasks = [(node, i) for node, n in enumerate(counts) for i in range(n)]
     how = environment.get("SLURM_DISTRIBUTION") or "block"
     # What follows is about the cores within a node.
     if re.split("[:,]", how)[0] == "cyclic":
+        # A task of each node in turn: in the order of their numbers there, and then of the nodes.
         tasks.sort(key=lambda task: (task[1], task[0]))
     own = [environment.get(name) or "" for name in ("SLURM_NODEID", "SLURM_LOCALID")]
     # Other distributions, such as planes, are told from those two by where this task is.

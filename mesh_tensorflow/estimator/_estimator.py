@@ -271,6 +271,7 @@ class Estimator:
             steps=steps,
             max_steps=max_steps,
             last_step=start + steps if steps is not None else max_steps,
+            # A training that goes on has weights of its own.
             warm_start_from=None if self.latest_checkpoint() else self._warm_start_from,
         )
         run_training(self._model(), input_fn, request)

@@ -307,7 +307,7 @@ class CompiledFunction:
         kinds = tuple(_kind(leaf) for leaf in leaves)
         key = (structure, kinds)
         with self.store.lock:
-            # Under the lock, or two threads would both build it. It is kept when it is whole, so that
+            # Under the lock, or two threads would both build it. It is kept when it is whole:
             # Ctrl-C leaves none with a part missing.
             if key not in self._programs:
                 self._programs[key] = CompiledProgram(self._trace(leaves, structure), self.mesh)

@@ -116,6 +116,7 @@ def _output(name: str, value: Any, batch_dim: Optional[mtf.Dimension]) -> Output
             "or metric is a scalar, a Tensor with the batch dimension, a pair (sum, weight), or "
             "one of mtf.train.metrics"
         )
+    # A sum and its weight are of the whole batch, and have no dimensions.
     allowed = [[]] if len(parts) == 2 or batch_dim is None else [[], [batch_dim]]
     for part in parts:
         if part.shape.dims not in allowed:
