@@ -69,7 +69,6 @@ class ProgressHook(_LossHook):
         self._every = every_n_steps
         self._last_step = last_step
         self._stream = sys.stderr if stream is None else stream
-        # Lines of logs go through tf.logging, which adds times; a terminal has one, rewritten.
         self._live = bool(every_n_steps) and self._stream.isatty()
         self._line: Optional[Progress] = None
         self._rate: Optional[float] = None

@@ -112,8 +112,7 @@ class _Flat:
         return (
             # Two that have no seeds would be given the same ones, and so the same values.
             len(random) <= 1
-            # A block of the generator has four values of float32, and other numbers of other
-            # dtypes.
+            # A block of the generator has four values of float32, and two of float64.
             and all(op.outputs[0].dtype == tf.float32 for op in random)
             and all(op.type in {*_RANDOM, *_ELEMENTWISE, "Cast", "Const", "Fill"} for op in found)
             and all(shape in ([], list(sizes)) for shape in shapes)
