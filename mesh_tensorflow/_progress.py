@@ -162,6 +162,7 @@ class Progress:
         text = ", ".join([f"{self.label}: {self._count()}", *parts, *self._shown_values()])
         if width is None:
             return text
+        # Besides its brackets: its spaces take the place of the colon and the space after it.
         room = min(width - len(text) - 2, _WIDEST_BAR)
         if self.total and room >= _NARROWEST_BAR:
             head, _, tail = text.partition(": ")
