@@ -206,6 +206,7 @@ def cut(
     # What it is given and what it captures is both there before the program begins.
     outer.update({inner.ref(): y for y, inner in graph.captures})
     firsts = {v.first.ref(): name for name, v in variables.items()}
+    # A variable whose value is still its placeholder was only read.
     assigned = [name for name, v in variables.items() if v.value is not v.first]
     found = _Updates(graph, outer)
     read = {i: h for i, y in enumerate(graph.outputs) if (h := found.read_after(y)) is not None}
@@ -253,12 +254,14 @@ class _Updates:
 
     def read_after(self, y: tf.Tensor) -> Optional[tf.Tensor]:
         """Returns the outer handle if a tensor is the value of a variable after an update."""
+        # Results of a function are identities of what it returns.
         while y.op.type == "Identity":
             y = y.op.inputs[0]
         return self._outer[y.op.inputs[0].ref()] if self.follows(y.op) else None
 
     def follows(self, op: tf.Operation) -> bool:
         """Whether an operation reads a variable of TensorFlow after it was assigned to."""
+        # In a function, TensorFlow lets a read wait for the assignments before it.
         return (
             op.type == "ReadVariableOp"
             and self._is_variable(op.inputs[0])

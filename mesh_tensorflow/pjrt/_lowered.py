@@ -63,6 +63,7 @@ def _bits(dtype: str) -> int:
 def _bytes(types: str) -> list[int]:
     """Returns the bytes of each array in the text of a type."""
     return [
+        # In whole bytes: a dtype such as s4 has fewer bits.
         (_bits(dtype) * int(np.prod(_numbers(sizes), dtype=np.int64)) + 7) // 8
         for dtype, sizes in _ARRAY.findall(types)
     ]
