@@ -46,8 +46,10 @@ class Elements:
         """
         self.iterator = tf.data.make_initializable_iterator(dataset)
         self.initializer = self.iterator.initializer
+        # An optional is a value also at the end of the dataset, where an element would be an error.
         following = self.iterator.get_next_as_optional()
         [value] = tf.nest.flatten(following, expand_composites=True)
+        # By raw operations, as a tf.Variable needs an initial value, and there is none at first.
         place = tf.raw_ops.VarHandleOp(
             dtype=tf.variant,
             shape=[],

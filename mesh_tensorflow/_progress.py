@@ -98,6 +98,8 @@ class Progress:
         """
         self._begin()
         self.done += n
+        # Converted when they are shown: to read the loss from a device would make each step wait
+        # for it.
         self._values.update(values)
         now = time.monotonic()
         # The first sample is taken after the first step, so that `rate` leaves its preparations
@@ -122,6 +124,7 @@ class Progress:
         """
         if self._ended:
             return
+        # Also without an update, as the last line says how long it took.
         self._begin()
         self._ended = True
         if self._live:
@@ -159,6 +162,7 @@ class Progress:
         text = ", ".join([f"{self.label}: {self._count()}", *parts, *self._shown_values()])
         if width is None:
             return text
+        # Besides its brackets: its spaces take the place of the colon and the space after it.
         room = min(width - len(text) - 2, _WIDEST_BAR)
         if self.total and room >= _NARROWEST_BAR:
             head, _, tail = text.partition(": ")

@@ -69,6 +69,7 @@ class StopSignals:
             for number in _NAMES:
                 if signal.getsignal(number) is not None:
                     self._previous[number] = signal.signal(number, self._note)
+            # The main thread's alone, as only its context has handlers that note a signal.
             _active.append(self)
         return self
 
@@ -139,12 +140,14 @@ def tell_of_other(number: int) -> None:
         # Not sent to this process, which may have its own: the two would count as a second signal.
         _active[-1].note_of_other(number)
     else:
+        # Nobody stops in order here, so it is handled as a signal of this process's own.
         os.kill(os.getpid(), number)
 
 
 def _error(number: signal.Signals, text: str) -> BaseException:
     if number == signal.SIGINT:
         return KeyboardInterrupt(text)
+    # The exit code by which shells tell a process that a signal has ended.
     return StoppedBySignal(128 + number, text)
 
 

@@ -45,6 +45,7 @@ def lead(
         return result
     except BaseException as error:
         why = f"{type(error).__name__}: {error}"
+        # A lost process shows as an error of what waited for it; all are told of the loss itself.
         cause = watch.cause(error)
         if cause is not None:
             why = str(cause)
@@ -150,6 +151,7 @@ def wait_at_end(peers: Sequence[Peer], index: int, server: tf.distribute.Server)
     chief, me = peers[0], peers[index]
     name = "processes_at_their_end"
     with mailbox(server, me, chief, name, tf.int32, len(peers)) as come:
+        # The chief stays until all have put theirs, as the queue is in its memory.
         come.put(index)
         while answers(chief.address):
             # The first one may end between two lines, once all have called.

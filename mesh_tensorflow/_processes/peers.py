@@ -200,6 +200,7 @@ class Watch:
           misses: how often in a row it is not, if it is lost.
         """
         self._me, self._is_there, self._limit = me, is_there, misses
+        # The peers stay the same, so that any thread may go over them while another one counts.
         self._misses = dict.fromkeys(peers, 0)
         self._silent_since: dict[Peer, float] = {}  # in the order of time
         self._begun = self._ended = 0  # rounds of pings

@@ -66,6 +66,7 @@ def _from_tf_config(text: str) -> tuple[tuple[str, ...], int]:
         config = json.loads(text)
         cluster, task = config["cluster"], config["task"]
         chief = list(cluster.get("chief") or cluster.get("master") or [])
+        # The chief first, as process 0 is the one that initializes, saves and reports.
         workers = chief + list(cluster.get("worker", []))
         kind, index = task["type"], task["index"]
     except (ValueError, KeyError, TypeError, AttributeError) as e:
@@ -197,10 +198,12 @@ def _from_slurm(environment: Mapping[str, str]) -> tuple[tuple[str, ...], int]:
             f"SLURM: {count} tasks, but the nodes are {nodes} with {counts} tasks. Set TF_CONFIG "
             "if these variables are not SLURM's own"
         )
+    # In blocks, as SLURM distributes tasks by default.
     tasks = [(node, i) for node, n in enumerate(counts) for i in range(n)]
     how = environment.get("SLURM_DISTRIBUTION") or "block"
     # What follows is about the cores within a node.
     if re.split("[:,]", how)[0] == "cyclic":
+        # A task of each node in turn: in the order of their numbers there, and then of the nodes.
         tasks.sort(key=lambda task: (task[1], task[0]))
     own = [environment.get(name) or "" for name in ("SLURM_NODEID", "SLURM_LOCALID")]
     # Other distributions, such as planes, are told from those two by where this task is.
@@ -340,6 +343,7 @@ class Processes:
     def config(self, per_process: int = 1) -> tf.ConfigProto:
         """Returns a tf.ConfigProto for servers and sessions of these processes."""
         config = tf.ConfigProto(device_count={"CPU": per_process})
+        # One task resolves the groups of collectives for all, so all have to name the same one.
         leader = f"/job:{self.job}/replica:0/task:0"
         config.experimental.collective_group_leader = leader
         return config
@@ -366,6 +370,7 @@ class Processes:
           RuntimeError: the server cannot be started, for example because its port is in use.
         """
         me, spec = self.peers[self.index], tf.train.ClusterSpec({self.job: list(self.addresses)})
+        # Before the wait: the others wait for this server, too.
         server = server_of(me, spec, self.config(per_process))
         # A connection that is refused at first would keep failing for some time.
         others = self.peers[: self.index] + self.peers[self.index + 1 :]
@@ -396,6 +401,7 @@ class Processes:
           PeerLostError: a process is lost; the message names it.
           tf.errors.DeadlineExceededError: no process is lost, but the step took too long.
         """
+        # A limit as well as a watch: a process may answer pings and hang in a step.
         limit = tf.RunOptions(timeout_in_ms=int(1000 * timeout_seconds))
         watch = self._watches[0].ending(session) if self._watches else contextlib.nullcontext()
         with self.naming_lost_peers(), watch:

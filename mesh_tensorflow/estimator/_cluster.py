@@ -66,6 +66,8 @@ class WatchedSessionCreator(tf.train.SessionCreator):
         Raises:
           PeerLostError: a process is lost.
         """
+        # A monitored session replaces one that has failed; if a process is lost, the new one would
+        # wait for it.
         if not self._is_first:
             self._watch.settled()
             self._watch.check()
@@ -111,6 +113,7 @@ def run_cluster(main: Callable[[], Any], config: RunConfig) -> Any:
         result = pjrt().run_in_chief(main)
         return result if config.is_chief else None
     peers = programs_over(config.cluster_spec)
+    # Within another call, the other processes serve already.
     if len(peers) < 2 or _watch is not None:
         return main()
     me = next(p for p in peers if (p.job, p.task) == (config.task_type, config.task_id))
@@ -120,6 +123,7 @@ def run_cluster(main: Callable[[], Any], config: RunConfig) -> Any:
         return _serve(server, me, _chief(peers, config), config)
     others = [peer for peer in peers if peer != me]
     wait_for(others, me, config.session_creation_timeout_secs)
+    # After the wait, as a Watch takes a process that has not been started for a lost one.
     watch = _watch = Watch(others, me)
 
     def program() -> Any:
@@ -217,6 +221,7 @@ def _server(config: RunConfig, me: Peer) -> tf.distribute.Server:
     given = tf.ConfigProto()
     if config.session_config is not None:
         given.CopyFrom(config.session_config)
+        # They would hide other processes from the server, as from a session.
         del given.device_filters[:]
     _set_leader(given, config)
     return server_of(me, config.cluster_spec, given, config.protocol)

@@ -150,6 +150,7 @@ class Estimator:
         self._config = config_with_directory(config, model_dir)
         self._model_dir = str(self._config.model_dir)
         self._model_fn = model_fn
+        # A copy: what the caller changes afterwards would change the model of later calls.
         self._params = copy.deepcopy({} if params is None else params)
         self._warm_start_from = as_warm_start_settings(warm_start_from)
 
@@ -270,6 +271,7 @@ class Estimator:
             steps=steps,
             max_steps=max_steps,
             last_step=start + steps if steps is not None else max_steps,
+            # A training that goes on has weights of its own.
             warm_start_from=None if self.latest_checkpoint() else self._warm_start_from,
         )
         run_training(self._model(), input_fn, request)
@@ -331,6 +333,7 @@ class Estimator:
         Raises:
           ValueError: there is no checkpoint, a name is unknown, or batches cannot be split.
         """
+        # Here and not in the generator, which would raise errors only when it is first read.
         self._check_devices(ModeKeys.PREDICT, "predict")
         check_input_fn(input_fn, "predict")
         hooks = check_hooks(hooks, "hooks")

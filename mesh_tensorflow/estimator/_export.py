@@ -208,6 +208,8 @@ def _signatures(spec: EstimatorSpec, receiver: ServingInputReceiver, mode: str) 
             try:
                 made[key] = output.as_signature_def(tensors)
             except ValueError as error:
+                # An output may fit some of the receiver's inputs alone, and only the default one
+                # has to.
                 refused[key] = str(error)
     for name, reason in refused.items():
         tf.logging.warning("export: the signature %r is left out: %s", name, reason)
@@ -294,6 +296,7 @@ class _SavedModelExporter(Exporter):
             as_text=self._as_text,
             checkpoint_path=checkpoint_path,
         )
+        # After the new one has been written: if that fails, the old ones are still there.
         self._remove_old(export_path)
         return path
 

@@ -442,6 +442,7 @@ class ProfileHook(tf.train.SessionRunHook):
         Returns:
           SessionRunArgs.
         """
+        # The global step counts the steps that are done, and this one is the next.
         self._step += 1
         if not self._is_chosen():
             return None
@@ -496,4 +497,5 @@ class SaverHook(tf.train.CheckpointSaverHook):
             tf.io.gfile.makedirs(self._directory)
             with tf.io.gfile.GFile(os.path.join(self._directory, GRAPH_FILE), "w") as file:
                 file.write(str(graph_def))
+        # As in TensorFlow, the graph is there before the first checkpoint, which this saves.
         super().after_create_session(session, coord)

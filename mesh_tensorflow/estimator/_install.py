@@ -110,6 +110,7 @@ def _install_old_packages() -> None:
         ),
         (_OLDER_PACKAGE, {f"{_OLDER_PACKAGE}.{n}": p for n, p in _OLD_MODULES.items()}),
     ]:
+        # What is installed stays as it is; what was made a moment ago gets the rest.
         if root not in sys.modules or root in _made():
             for name, part in modules.items():
                 _install_old_module(name, part)

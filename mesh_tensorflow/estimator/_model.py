@@ -189,6 +189,7 @@ def has_other_source(scaffold: tf.train.Scaffold) -> bool:
     """
     if scaffold.init_fn is not None or scaffold.init_op is not None:
         return True
+    # Initial values from a checkpoint leave no other trace in a graph than the reading of its file.
     restores = any(op.type == "RestoreV2" for op in tf.get_default_graph().get_operations())
     return restores or not tf.trainable_variables()
 
@@ -279,6 +280,7 @@ class RandomStepHook(tf.train.SessionRunHook):
           session: the new session, restored.
           coord: ignored.
         """
+        # Read and not counted from 0: training may go on from a checkpoint, or in another session.
         self._done = int(session.run(tf.train.get_global_step()))
 
     def before_run(
@@ -339,6 +341,7 @@ class ElementsHook(tf.train.SessionRunHook):
         Raises:
           OutOfRangeError: there is none; monitored sessions then end without an error.
         """
+        # The element that came with the session is that of the first step.
         if not self._is_new:
             self._has_element = self._elements.advance(run_context.session)
         self._is_new = False
@@ -663,6 +666,7 @@ def session_creator(
       ValueError: there is no checkpoint.
     """
     path = find_checkpoint(model.model_dir, checkpoint_path, called)
+    # As training would begin: without a checkpoint, the weights are those of the warm start.
     if path is None and model.warm_start_from is not None:
         warm_start(model.warm_start_from)
     elif path is None and not has_other_source(spec.scaffold):

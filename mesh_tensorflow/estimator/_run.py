@@ -89,9 +89,11 @@ def run_training(model: Model, input_fn: Callable[..., Any], request: Request) -
         tf.set_random_seed(config.effective_seed)
         global_step = make_global_step(graph)
         inputs = model.inputs(input_fn, ModeKeys.TRAIN)
+        # Before the model function, whose random operations and rates take this for the step.
         random_step = RandomStepHook()
         with keys_by_step(random_step.step), counted_steps(random_step.step):
             spec = model.spec(inputs, ModeKeys.TRAIN)
+        # The model function has made the variables, and no session has initialized them yet.
         if request.warm_start_from:
             names = warm_start(request.warm_start_from)
             tf.logging.info("Warm start of %d variables: %s", len(names), ", ".join(names))
@@ -157,6 +159,8 @@ def _add_saver(spec: EstimatorSpec, config: RunConfig) -> None:
     if spec.scaffold.saver is None and not tf.get_collection(tf.GraphKeys.SAVERS):
         tf.add_to_collection(
             tf.GraphKeys.SAVERS,
+            # Built with the session, as hooks may add variables in `begin`; with relative paths, so
+            # that the directory can be moved.
             Saver(
                 sharded=True,
                 max_to_keep=config.keep_checkpoint_max,
@@ -206,6 +210,7 @@ def _hooks(
     if request.steps is not None or request.max_steps is not None:
         hooks.append(tf.train.StopAtStepHook(request.steps, request.max_steps))
     hooks.append(SummaryWritersHook())
+    # A saver among the hooks takes the place of the default one: two would save each step twice.
     savers = [h for h in hooks if isinstance(h, tf.train.CheckpointSaverHook)]
     if config.is_chief and not savers:
         savers = _default_savers(model, spec)
@@ -455,6 +460,7 @@ def _metrics(spec: EstimatorSpec, global_step: tf.Variable) -> tuple[dict[str, A
                 f"evaluate: eval_metric_ops has a metric {name!r}, the name of a result that is "
                 "always there: call it something else"
             )
+    # Batches count alike, whatever their sizes, as a loss does not tell of how many rows it is.
     metrics[LOSS] = tf.metrics.mean(spec.loss)
     values = {name: value for name, (value, _) in metrics.items()}
     values[tf.GraphKeys.GLOBAL_STEP] = tf.identity(global_step.read_value())

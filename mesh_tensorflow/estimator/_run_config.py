@@ -163,6 +163,7 @@ def _one_of_many(
         master=tf_config.get("session_master", own),
         evaluation_master=tf_config.get("eval_session_master", ""),
         num_ps_replicas=len(jobs.get(TaskType.PS, [])),
+        # The chief computes as well.
         num_worker_replicas=len(jobs.get(TaskType.WORKER, [])) + 1,
         global_id_in_cluster=before + task_id,
         service=service,
@@ -200,6 +201,7 @@ def device_filters(cluster: Cluster) -> Optional[list[str]]:
     Returns:
       strings for ConfigProto.device_filters, or None for no filters.
     """
+    # Without filters, a session connects to all processes, and waits for those that are not there.
     filters = {
         TaskType.MASTER: ["/job:ps", "/job:master"],
         TaskType.CHIEF: ["/job:ps", "/job:chief"],

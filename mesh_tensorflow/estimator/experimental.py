@@ -64,6 +64,7 @@ class _StopHook(tf.train.SessionRunHook):
         try:
             self._step = graph.get_tensor_by_name(f"{STEP_DONE}:0")
         except KeyError:
+            # In a loop of the user's own, no such tensor has been made.
             self._step = tf.train.get_global_step()
 
     def before_run(

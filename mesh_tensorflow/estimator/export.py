@@ -170,6 +170,7 @@ def _placeholders(tensors: Mapping[str, Any], batch_size: Optional[int]) -> dict
     made = {}
     for name, tensor in tensors.items():
         shape = tf.TensorShape(tensor.shape).as_list()
+        # A scalar has no batch dimension to leave open.
         if shape:
             shape[0] = batch_size
         made[name] = tf.placeholder(tf.as_dtype(tensor.dtype), shape, name=name)

@@ -65,6 +65,7 @@ def run_in_chief(main: Callable[[], Any], share: Optional[Callable[[Any], Shared
     if not several_of_jax():
         return main()
     if driving():
+        # The programs of `main` are in a context variable, which other threads do not see.
         if current_programs() is programs_alone():
             raise RuntimeError(
                 "run_in_chief: another thread of this process tells the other processes what to "
@@ -382,4 +383,5 @@ def watch_over(others: Sequence[tuple[Peer, socket.socket]], me: Peer) -> Watch:
       me: this process.
     """
     connections = dict(others)
+    # One miss is enough, as a connection that was closed does not come back.
     return Watch(connections, me, lambda peer: _is_open(connections[peer]), misses=1)

@@ -241,6 +241,7 @@ def placed(array: Any, where: NamedSharding) -> jax.Array:
             # No process has all of it: a compiled identity moves its parts, by collectives of all.
             return jax.block_until_ready(jax.jit(lambda x: x, out_shardings=where)(array))
     whole = np.asarray(array)
+    # Each process is asked for the parts of its own devices alone.
     return jax.make_array_from_callback(whole.shape, where, lambda index: whole[index])
 
 

@@ -109,6 +109,7 @@ class CompiledProgram:
         where = {name: sharding(mesh, v.form.layout) for name, v in traced.variables.items()}
         self.assigned = {name: where[name] for name in traced.assigned}
         self.kept = {name: s for name, s in where.items() if name not in self.assigned}
+        # Of whole variables and of their parts, either of which may be passed as an argument.
         self._given_away = {
             (sizes, np.dtype(traced.variables[name].dtype.as_numpy_dtype))
             for name, s in self.assigned.items()
@@ -306,6 +307,8 @@ class CompiledFunction:
         kinds = tuple(_kind(leaf) for leaf in leaves)
         key = (structure, kinds)
         with self.store.lock:
+            # Under the lock, or two threads would both build it. It is kept when it is whole:
+            # Ctrl-C leaves none with a part missing.
             if key not in self._programs:
                 self._programs[key] = CompiledProgram(self._trace(leaves, structure), self.mesh)
             return self._programs[key], arrays
@@ -429,6 +432,7 @@ def _on_one_device(function: CompiledFunction) -> CompiledFunction:
     """Returns a function that builds the same program for a mesh of one device."""
     impl = function.mesh_impl
     shape = Shape([Dimension(d.name, 1) for d in impl.shape])
+    # Without rules by which variables are stored in parts, as there are none on one device.
     return CompiledFunction(GspmdMeshImpl(shape, impl.layout_rules), None, None, function.fn)
 
 
@@ -480,6 +484,7 @@ def _safetensors(arrays: dict[str, np.ndarray], mesh_shape: Shape) -> bytes:
                 f"variable {name!r} is of {array.dtype.name}, which safetensors does not have: it "
                 f"has {', '.join(_SAFETENSORS_DTYPES)}"
             )
+        # Offsets count from the end of the header.
         start, end = end, end + array.nbytes
         header[name] = {
             "dtype": _SAFETENSORS_DTYPES[array.dtype.name],

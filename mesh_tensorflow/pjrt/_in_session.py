@@ -96,6 +96,7 @@ class SessionVariable(ValueOfVariable):
             done = self._called(self._set, [value], tf.bool)
             if not read_value:
                 return done.op
+            # Nothing else tells TensorFlow that the read comes after the assignment.
             with tf.control_dependencies([done]):
                 return self.read_value()
         return super().assign(value, read_value)
@@ -205,6 +206,7 @@ def cut(
     # What it is given and what it captures is both there before the program begins.
     outer.update({inner.ref(): y for y, inner in graph.captures})
     firsts = {v.first.ref(): name for name, v in variables.items()}
+    # A variable whose value is still its placeholder was only read.
     assigned = [name for name, v in variables.items() if v.value is not v.first]
     found = _Updates(graph, outer)
     read = {i: h for i, y in enumerate(graph.outputs) if (h := found.read_after(y)) is not None}
@@ -233,6 +235,7 @@ class _Updates:
         self._outer = outer
         self.updates: list[Update] = []
         self._operations: dict[str, tf.Operation] = {}
+        # In the order in which they were made, which is that of the program's statements.
         for op in graph.get_operations():
             handles = [x for x in op.inputs if self._is_variable(x)]
             if handles and op.type in _RAW:
@@ -251,12 +254,14 @@ class _Updates:
 
     def read_after(self, y: tf.Tensor) -> Optional[tf.Tensor]:
         """Returns the outer handle if a tensor is the value of a variable after an update."""
+        # Results of a function are identities of what it returns.
         while y.op.type == "Identity":
             y = y.op.inputs[0]
         return self._outer[y.op.inputs[0].ref()] if self.follows(y.op) else None
 
     def follows(self, op: tf.Operation) -> bool:
         """Whether an operation reads a variable of TensorFlow after it was assigned to."""
+        # In a function, TensorFlow lets a read wait for the assignments before it.
         return (
             op.type == "ReadVariableOp"
             and self._is_variable(op.inputs[0])
@@ -272,6 +277,7 @@ def _operations(
 ) -> tf.GraphDef:
     """Returns some of a graph's operations, with placeholders for the tensors that are given."""
     whole = graph.as_graph_def()
+    # With the library, in which the bodies of loops and conditions are.
     kept = tf.GraphDef(versions=whole.versions, library=whole.library)
     for x in given:
         node = kept.node.add(name=x.op.name, op="Placeholder")
@@ -292,6 +298,7 @@ def _reached(
     """Returns pairs (tensor of the session, tensor of the program), and names of operations."""
     found: dict[Any, tuple[tf.Tensor, tf.Tensor]] = {}
     needed: set[str] = set()
+    # From the results backwards: what none of them uses, such as names of files, is not computed.
     todo = [y.op for y in fetches]
 
     def stays(op: tf.Operation) -> bool:

@@ -63,6 +63,7 @@ def _bits(dtype: str) -> int:
 def _bytes(types: str) -> list[int]:
     """Returns the bytes of each array in the text of a type."""
     return [
+        # In whole bytes: a dtype such as s4 has fewer bits.
         (_bits(dtype) * int(np.prod(_numbers(sizes), dtype=np.int64)) + 7) // 8
         for dtype, sizes in _ARRAY.findall(types)
     ]
@@ -104,6 +105,7 @@ def _groups_along(found: re.Match[str]) -> list[list[int]]:
     text = found["order"]
     order = _order(text) if text else np.arange(np.prod(list(sizes.values())))
     others = [axis for axis in range(len(split)) if axis not in along]
+    # With the chosen axes last, each row is a group.
     members = int(np.prod([split[axis] for axis in along]))
     return order.reshape(split).transpose(others + along).reshape(-1, members).tolist()
 

@@ -188,6 +188,7 @@ class _CompiledProgram:
         read = {name: v for name, v in told.variables.items() if v.placeholder is not None}
         # What is assigned to and not read has no placeholder, but memory to give away.
         own = {**read, **{name: told.variables[name] for name in told.assigned}}
+        # Without a prefix, since the description has the names of tensors in the GraphDef.
         wrapped = tf.wrap_function(
             lambda: tf.graph_util.import_graph_def(self._graph_def, name=""), []
         )
@@ -410,11 +411,13 @@ class Programs:
           description: what it is.
           graph_def: its operations.
         """
+        # Given by the first process, so that programs have the same numbers in all.
         number = next(self._numbers)
         data = (
             [] if self._peers is None else [np.frombuffer(graph_def.SerializeToString(), "uint8")]
         )
         message = Message("define", [number, description.plain()], data)
+        # This process has what the others read from the message.
         self._do(message, lambda: self._executor.add(number, description, graph_def))
         return number
 
@@ -557,6 +560,7 @@ def programs_over(peers: PeerProcesses) -> Iterator[None]:
     Args:
       peers: the other processes.
     """
+    # A new set, as other processes do not know the programs that were made before `main`.
     token = _current.set(Programs(peers))
     try:
         yield

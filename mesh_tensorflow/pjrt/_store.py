@@ -110,7 +110,9 @@ class _Flat:
         random = [op for op in found if op.type in _RANDOM]
         shapes = [x.shape.as_list() for op in found for x in op.outputs]
         return (
+            # Two that have no seeds would be given the same ones, and so the same values.
             len(random) <= 1
+            # A block of the generator has four values of float32, and two of float64.
             and all(op.outputs[0].dtype == tf.float32 for op in random)
             and all(op.type in {*_RANDOM, *_ELEMENTWISE, "Cast", "Const", "Fill"} for op in found)
             and all(shape in ([], list(sizes)) for shape in shapes)
@@ -200,6 +202,7 @@ def _part(
     cut = tuple(slice(*r) for r in ranges[axis + 1 :])
     (start, stop), row_sizes = ranges[axis], list(sizes[axis + 1 :])
     for outer in itertools.product(*(range(*r) for r in ranges[:axis])):
+        # The row-major number of the first element there: the sum of index[a] * below[a].
         at = sum(i * n for i, n in zip(outer, below))
         place = tuple(i - r[0] for i, r in zip(outer, ranges))
         for row in range(start, stop, rows):
@@ -465,6 +468,8 @@ class ArrayStore(VariableStore):
             self._make({name: n for name, n in needed.items() if name not in self._arrays})
             for name, (traced, where) in needed.items():
                 array = self.array(name)
+                # Functions of one store may have other layouts: each has the variable where its
+                # program needs it.
                 if array.sharding != where:
                     with all_dtypes():
                         array = placed(array, where)
@@ -472,6 +477,7 @@ class ArrayStore(VariableStore):
 
     def _make(self, new: Mapping[str, Needed]) -> None:
         """Gives variables their initial values, or those of a checkpoint that was read before."""
+        # The first variables all have to be in the checkpoint; later ones may be new, as slots.
         read = new if not self._arrays else set(new) & self._names_there
         made = self._read({n: new[n] for n in new if n in read})
         for name, (traced, where) in new.items():

@@ -286,6 +286,8 @@ def _function_of(
     """
     names = list(dict.fromkeys(fetch.op.name for fetch in fetches))
     with not_advised():
+        # What no result depends on stays out, such as a function of Python, for which XLA has no
+        # kernel.
         needed = tf.graph_util.extract_sub_graph(graph.as_graph_def(), names)
     fed = {feed.op.name for feed in feeds} & {node.name for node in needed.node}
     # From the end, so that a removal does not move nodes that are still to be seen.

@@ -69,6 +69,8 @@ class Features:
                 f'{{"image": [batch, pixels], "label": [batch]}}, but has {wrong[0]!r}'
             )
         shapes = [mtf.convert_to_shape(leaf) for leaf in leaves]
+        # Microbatches, layouts and the rows of processes cut all features along the first
+        # dimension, so it has to be one.
         if any(not len(shape) or shape[0] != shapes[0][0] for shape in shapes):
             raise ValueError(
                 "fit: all features begin with the same dimension, that of the batch; dims has "
@@ -182,6 +184,7 @@ def as_array(value: Any, name: str) -> np.ndarray:
       name: the name of the feature.
     """
     array = np.asarray(value)
+    # NumPy makes float64 of what has no other dtype, so it does not say what a user means.
     if array.dtype == np.float64:
         return array.astype(np.float32)
     if array.dtype.kind in "OUS":
@@ -205,6 +208,8 @@ def with_dtype(array: np.ndarray, dtype: np.dtype, name: str) -> np.ndarray:
     """
     if array.dtype == dtype:
         return array
+    # There and back: a value that the dtype lacks comes back as another one. NumPy warns of some of
+    # these, and the error below says more.
     with np.errstate(all="ignore"):
         cast = (array if dtype.kind == "c" else np.real(array)).astype(dtype)
         lost = (cast.astype(array.dtype) != array) & (array == array)  # NaN is not lost
@@ -315,6 +320,8 @@ class Source:
                     sizes.format(f"batch {found} of the data")
                     + "Change dims or the data: what is above it would be lost"
                 )
+            # After a whole batch, a smaller one is the end of an epoch. Before one, all may be too
+            # small, and data that are read again and again would never give any.
             if not found:
                 raise ValueError(
                     sizes.format("the first batch of the data")
@@ -388,6 +395,7 @@ class Rows(Source):
                 # A function of the seed and the epoch, so that a run which is resumed finds the
                 # order again without reading what came before.
                 np.random.default_rng([self._seed, epoch]).shuffle(order)
+            # Only the epoch that a run goes on in is begun in its middle.
             first = start % per_epoch if epoch == start // per_epoch else 0
             for i in range(first, per_epoch):
                 rows = order[i * self._size : (i + 1) * self._size]
@@ -456,6 +464,7 @@ class Iterated(Source):
 
     def training(self, start: int) -> Iterator[Batch]:
         """Yields whole batches in the order of the iterable, from number `start` on."""
+        # What was trained on before is read and dropped: an iterable can begin nowhere else.
         for batch in itertools.islice(self._endless(), start, None):
             size = len(batch[0]) if batch and batch[0].ndim else 1
             rows = self._part.rows(size)
@@ -483,6 +492,8 @@ class Dataset(Source):
         self._dataset = dataset
         shapes = features.shapes
         spec = features.values(dataset.element_spec)
+        # One dimension less than in `dims` means single examples. All features begin with the
+        # batch, so the first one tells.
         rank = spec[0].shape.rank if shapes else None
         self._examples = shapes is not None and rank == len(shapes[0]) - 1
         # A dataset of a graph consists of operations there, which a session of it has to read.
@@ -507,6 +518,8 @@ class Dataset(Source):
         # In a graph it is a tensor, which equals no number: what repeats by itself is repeated, to
         # no effect.
         if dataset.cardinality() != tf.data.INFINITE_CARDINALITY:
+            # After the batches: repeated before, the last rows of an epoch and the first of the
+            # next would be one batch, unlike those of arrays.
             dataset = dataset.repeat()
         batches: Iterator[Batch]
         if self._examples or self._features.shapes is None:
@@ -530,6 +543,7 @@ class Dataset(Source):
             yield from dataset.as_numpy_iterator()
             return
         with self._graph.as_default():
+            # A one-shot iterator would refuse a dataset that uses tables or variables.
             iterator = tf.data.make_initializable_iterator(dataset)
             item = iterator.get_next()
         with tf.Session(graph=self._graph) as session:
@@ -649,6 +663,7 @@ def _is_array(data: Any) -> bool:
 
 def _is_arrays(data: Any) -> bool:
     if isinstance(data, Mapping):
+        # In a dictionary, a list is a column of rows; alone, it would be an iterable of examples.
         return bool(data) and all(_is_array(v) or isinstance(v, list) for v in data.values())
     if isinstance(data, tuple):
         return bool(data) and all(map(_is_array, data))

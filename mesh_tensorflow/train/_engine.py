@@ -115,6 +115,8 @@ class _SessionProgram:
         self.graph = tf.Graph()
         self._cluster = placing.cluster
         lowered: list[LoweredModel] = []
+        # Servers of several processes keep variables by name, and outlive a session: a container of
+        # its own keeps those of an earlier run from this one.
         with self.graph.as_default(), self.graph.container(container):
             tf.set_random_seed(seed)
             self.step = tf.train.create_global_step()
@@ -138,6 +140,7 @@ class _SessionProgram:
             inputs = _padded(feeds, batch, features.names) if padded else feeds
             given = placing.run(program, inputs)
             self._given = given
+            # The session has the variable, so it counts the step, once XLA's program is done.
             if placing.pjrt and training:
                 with tf.control_dependencies([given["step"]]):
                     given["step"] = tf.identity(self.step.assign_add(1))
@@ -195,6 +198,7 @@ class _SessionProgram:
             self.session.run(self._initialize[1])
             return
         self.session.run(self._initialize)
+        # Programs compute with slices, to which masters with values of their own are copied.
         self.session.run(self._to_slices)
 
     def fitted(self, batch: Batch) -> Batch:
@@ -247,6 +251,7 @@ class _SessionProgram:
                 self.session,
                 [tf.saved_model.tag_constants.SERVING],
                 {tf.saved_model.signature_constants.DEFAULT_SERVING_SIGNATURE_DEF_KEY: signature},
+                # Whoever loads it may have other devices.
                 clear_devices=True,
             )
             builder.save()
@@ -680,6 +685,7 @@ class StepEngine:
         means = Means()
         for batch in batches:
             values = self._call(self._eval_fn, batch)
+            # Numbers alone: each is taken for the mean over the rows of its batch.
             means.add({name: [value] for name, value in values.items()}, len(batch[0]))
         return means.result({})
 
@@ -713,6 +719,7 @@ class StepEngine:
         reader = checkpoint_files.open_reader(path)
         for name in self._store.names:
             self._store.assign(name, reader.get_tensor(name))
+        # Last, as the call above may have counted a step.
         if self._step is not None:
             self._step.assign(int(reader.get_tensor(_STEP)))
 

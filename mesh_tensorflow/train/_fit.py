@@ -86,6 +86,7 @@ def explained(function: F) -> F:
 
     @functools.wraps(function)
     def called(*args: Any, **kwargs: Any) -> Any:
+        # Python's own error would name one of them, and not what there is in its place.
         unknown = [name for name in kwargs if name not in known]
         if unknown:
             texts = [
@@ -341,6 +342,7 @@ def fit(
         engine=engine,
         run=Run(steps, directory, logdir),
         source=source,
+        # All rows in each process: what the layout cannot split equally, all processors compute.
         eval_source=None if eval_data is None else source_of(eval_data, features),
         saves=chief,
         keep=keep,
@@ -421,6 +423,7 @@ def _features_and_source(
         features = Features.of_batch(data if isinstance(data, Mapping) else first)
     else:
         features = Features.of_batch(data)
+    # Without dimensions, no layout says which rows a process needs.
     part = Part() if features.shapes is None else placing.part(features.batch_dim)
     return features, source_of(data, features, part, shuffle, seed)
 
@@ -469,6 +472,7 @@ def _run(loop: Loop, begin: Begin) -> Result:
         if last.note:
             loop.say(last.note)
     done = run.step >= run.steps  # then a batch is needed for its shape only
+    # A finished run writes nothing there, and need not be able to.
     if run.directory is not None and loop.saves and not done:
         # Told before the first step, not at the first checkpoint, when those until then are lost.
         checkpoint_files.check_writable(run.directory, "fit: directory")

@@ -62,6 +62,7 @@ class Initial(NamedTuple):
           averages: the moving averages of weights, which begin as these, by their names.
         """
         unknown = set() if callable(self.names) else set(self.names) - set(variables)
+        # One that is mistyped would be ignored otherwise, and its variable begin anew.
         if unknown:
             raise ValueError(
                 f"fit: init_checkpoint names {', '.join(sorted(unknown))}, which the model does "
@@ -80,6 +81,8 @@ class Initial(NamedTuple):
         init_from_checkpoint(self.path, found)
         for n, other in there.items():  # one value for several variables takes several calls
             same = [variables[n]] if variables[n] is not found.get(other) else []
+            # Evaluations use the averages, which would otherwise begin with the initial values that
+            # the weights no longer have.
             for variable in [*same, *([averages[n]] if n in averages else [])]:
                 if other in found:
                     init_from_checkpoint(self.path, {other: variable})
@@ -173,6 +176,7 @@ def find_checkpoint(directory: Optional[str], resume: Resume) -> Optional[Found]
         )
     if last is None:
         return None
+    # No older one instead: a user who is not told would take the steps in between for done.
     if not checkpoint_files.exists(last):
         good = last_good(directory)
         instead = f"go on from {good} with resume={LAST_GOOD!r}, " if good else ""
@@ -200,6 +204,7 @@ def _last_good(directory: str, there: list[str]) -> Optional[Found]:
         )
     if good is None:
         return None
+    # Checkpoints are sorted by step, so those after a whole one are what this run writes over.
     later = there[there.index(good) + 1 :]
     note = f"{_names(later)} in {directory} are damaged or have NaN, and left out" if later else ""
     return Found(good, _step_of(good), note)

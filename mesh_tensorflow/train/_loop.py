@@ -234,12 +234,14 @@ class Loop:
                 callback.on_begin(run)
                 begun.append(callback)
             with StopSignals() as signals:
+                # A callback may stop the run as it begins.
                 asked = self._asked_to_stop(signals)
                 if run.step < run.steps and not asked:
                     with self._progress() as progress:
                         asked = self._steps(batches, signals, progress)
                 # Saved before the evaluation, so that nothing is lost if that fails.
                 self._save()
+                # A run that is stopped at its last step is done, and evaluated like any other.
                 if not asked or run.step >= run.steps:
                     self._evaluate_at_the_end(signals)
                 # Only one process saves, and others may be here first; afterwards the checkpoint is
@@ -279,6 +281,7 @@ class Loop:
             # Before callbacks and checkpoints see the step: nothing after a NaN is of use.
             self._check(values)
             self.call("on_step", values)
+            # After callbacks, any of which may have asked for it.
             asked = self._asked_to_stop(signals)
             last = asked or run.step == run.steps
             if run.step % self.log_every == 0 or last:

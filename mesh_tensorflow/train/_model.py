@@ -116,6 +116,7 @@ def _output(name: str, value: Any, batch_dim: Optional[mtf.Dimension]) -> Output
             "or metric is a scalar, a Tensor with the batch dimension, a pair (sum, weight), or "
             "one of mtf.train.metrics"
         )
+    # A sum and its weight are of the whole batch, and have no dimensions.
     allowed = [[]] if len(parts) == 2 or batch_dim is None else [[], [batch_dim]]
     for part in parts:
         if part.shape.dims not in allowed:
@@ -135,6 +136,7 @@ def single(values: Sequence[Any]) -> float:
     if len(values) == 2:
         # A batch of padding alone has the weight 0, and no mean.
         return float(values[0]) / float(values[1]) if float(values[1]) else float("nan")
+    # In float64, since the loss of each example may be of a dtype with few digits.
     return float(np.mean(np.asarray(values[0], np.float64)))
 
 
@@ -156,6 +158,7 @@ class Means:
           rows: the number of rows of the batch.
         """
         for name, values in outputs.items():
+            # Added up apart: a mean of the batches' means would count small ones too much.
             if len(values) == 2:
                 added = float(values[0]), float(values[1])
             elif np.ndim(values[0]):
@@ -163,6 +166,7 @@ class Means:
                 column = np.asarray(values[0], np.float64)
                 added = float(column.sum()), float(column.size)
             else:
+                # The mean of a batch, of which this makes a sum again.
                 added = float(values[0]) * rows, float(rows)
             total, weight = self._sums.get(name, (0.0, 0.0))
             self._sums[name] = total + added[0], weight + added[1]
@@ -281,6 +285,7 @@ class Model:
                     if self.average is not None:
                         average = _average_of(self.average)
                         averages = self.averages_of(graph)
+                        # Of new weights: average = decay * average + (1 - decay) * weight.
                         updates = updates + average.apply(variables, after=updates)
             else:
                 outputs = self._outputs(features, mesh, arguments, training)
@@ -327,6 +332,7 @@ class Model:
     ) -> dict[str, Output]:
         batch_dim = None if features.shapes is None else features.batch_dim
         if features.shapes is not None and self.microbatches > 1 and training:
+            # The model function is given a microbatch, and losses of its examples have this many.
             size = features.batch_dim.size // self.microbatches
             batch_dim = mtf.Dimension(features.batch_dim.name, size)
         return outputs_of(call_model(self.fn, mesh, arguments, training), batch_dim)
@@ -363,6 +369,7 @@ class Model:
     ) -> tuple[list[mtf.Operation], dict[str, Any]]:
         """Returns the updates of the weights, and further scalars to report, by name."""
         optimizer, extra = self._make_optimizer(step)
+        # One norm over all gradients: clipping changes a step's length, and not its direction.
         if self.clip_norm is not None:
             grads, extra["gradient_norm"] = clip_by_global_norm(grads, self.clip_norm)
         return optimizer.apply_grads(grads, variables), extra
@@ -438,6 +445,7 @@ def check_optimizer(optimizer: Any, learning_rate: Any) -> None:
         )
     if not isinstance(optimizer, type) or learning_rate is not None:
         return
+    # Told now: the class is called within the program, once all of the model has been built.
     rate = inspect.signature(optimizer).parameters.get("learning_rate")
     if rate is not None and rate.default is inspect.Parameter.empty and not _is_bound(optimizer):
         raise TypeError(

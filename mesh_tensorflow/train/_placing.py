@@ -39,6 +39,7 @@ from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
 from mesh_tensorflow.simd_mesh_impl import SimdMeshImpl, replicate
 from mesh_tensorflow.train._data import Part
 
+# More than any number of steps, so that `step < last` says that nobody has decided yet.
 _NEVER = 2**62
 
 _found: list[Cluster] = []  # the one of this process, whose server lasts as long as it
@@ -104,6 +105,8 @@ class Cluster:
             self.processes.finish(self._server)
 
     def _at_exit(self) -> None:
+        # After an error here, the others may wait in a step that this process takes no part in, and
+        # would never come.
         if getattr(sys, "last_type", None) is None:  # no error ended the program
             self.finish()
 
@@ -171,6 +174,8 @@ class Agreement:
           wanted: whether this process was asked to stop.
           signals: those that this process received; the one of another is noted there.
         """
+        # Nobody ends the next step before all have begun it, so all that decide at once are at the
+        # same step, and write the same number.
         last = session.run(self._read_last)
         if wanted and last == _NEVER:
             if signals.received is not None:  # first, so that whoever stops knows why
@@ -314,6 +319,7 @@ class Placing:
         Args:
           batch_dim: the dimension of the batch.
         """
+        # Where the batch is not split, each processor has all of it, and each process reads all.
         axis = self.rules.tensor_dimension_to_mesh_axis(batch_dim, self.shape)
         if self.cluster is None or axis is None:
             return Part()

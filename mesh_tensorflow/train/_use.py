@@ -160,6 +160,7 @@ def predict(
         return {name: np.concatenate([piece[name] for piece in found]) for name in found[0]}
 
     def share(named: dict[str, np.ndarray]) -> tuple[list[str], list[np.ndarray]]:
+        # With the kind, which only the process that has built the model knows.
         return [model.kind[0], *named], list(named.values())
 
     found = _use("predict", model, data, directory, dims, mesh, seed, run, share)
@@ -319,6 +320,7 @@ def _use(
     features = Features.of_dims(dims)
     source = source_of(data, features)
 
+    # A function, as with several processes of JAX the first one alone calls it.
     def main() -> Any:
         engine = SessionEngine(model, model, placing, features, seed)
         try:

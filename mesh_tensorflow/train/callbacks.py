@@ -199,6 +199,7 @@ class EarlyStopping(Callback):
 
     def _judge(self, run: Run, step: int, value: float) -> None:
         self._judged.append((step, value))
+        # The improvement is best - value for "min", and value - best for "max".
         sign = 1 if self.mode == "min" else -1
         # A first value that is NaN would stay the best, as no comparison with it is true.
         is_first = self.best is None and not math.isnan(value)
@@ -280,6 +281,7 @@ class TensorBoard(Callback):
             start = tf.SessionLog(status=tf.SessionLog.START)
             self._writers[part].add_session_log(start, run.step)
         self._writers[part].add_summary(tf.Summary(value=values), run.step)
+        # At once: values that a killed process has not written would be missing from the curves.
         self._writers[part].flush()
 
     def on_step(self, run: Run, values: Mapping[str, float]) -> None:

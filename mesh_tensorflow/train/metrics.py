@@ -56,6 +56,7 @@ def mean(values: mtf.Tensor, weights: Optional[mtf.Tensor] = None) -> Metric:
     Returns:
       A Metric, in float32.
     """
+    # A sum of bfloat16, of 8 binary digits, would stop growing at 256 ones.
     values = mtf.cast(values, tf.float32)
     if weights is None:
         weight = mtf.constant(values.mesh, float(values.shape.size), mtf.Shape([]), tf.float32)
@@ -167,6 +168,7 @@ def model_flops_utilization(
         machine's.
       dtype: the dtype of the activations.
     """
+    # utilization = (flops / seconds) / (rate of a processor * processors)
     rate = hardware.flops.get(dtype, hardware.flops["float32"])
     machines = 1 if hardware.one_memory else processors
     return flops / (seconds * rate * machines)

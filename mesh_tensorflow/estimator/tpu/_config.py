@@ -175,6 +175,7 @@ class RunConfig(_RunConfig):
         if master is None:
             master = self._cluster.master
         if evaluation_master is None:
+            # Unlike other estimators, evaluations run where the training does.
             evaluation_master = self._cluster.evaluation_master or master
         self._cluster = self._cluster._replace(master=master, evaluation_master=evaluation_master)
 

@@ -282,6 +282,7 @@ def replicated_spec(
         specs.append(spec)
         return _results_of(spec)
 
+    # What an input function has summarized before is no part of the program.
     outside = len(tf.get_collection(tf.GraphKeys.SUMMARIES))
     # A program is given tensors only, and `program` puts each None back in its place.
     results = run(program, [x for x in tf.nest.flatten(inputs) if x is not None])
