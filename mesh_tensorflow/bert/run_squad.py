@@ -278,6 +278,7 @@ def _train(
         )
     cached = FLAGS.cached_train_file
     path = cached or os.path.join(FLAGS.output_dir, "train.tf_record")
+    # What is left in the output directory may be of other flags: it is written again.
     if not (cached and tf.io.gfile.exists(cached)):
         _write_features(examples, tokenizer, path, True)
     tf.logging.info("Training on %d questions for %d steps", len(examples), steps)

@@ -256,6 +256,7 @@ class BasicTokenizer:
         return [token for word in whitespace_tokenize(spaced) for token in self._tokens(word)]
 
     def _tokens(self, word: str) -> Sequence[str]:
+        # First, as its brackets are punctuation, which would be split off.
         if preserve_token(word, self.vocab):
             return [word]
         if self.do_lower_case:
@@ -294,6 +295,7 @@ class WordpieceTokenizer:
         return [piece for word in words for piece in self._pieces(word)]
 
     def _pieces(self, word: str) -> list[str]:
+        # The search takes a time that grows with the square of the length.
         if len(word) > self.max_input_chars_per_word:
             return [self.unk_token]
         pieces: list[str] = []
@@ -302,6 +304,7 @@ class WordpieceTokenizer:
             prefix = _INNER if start else ""
             ends = range(len(word), start, -1)
             end = next((e for e in ends if prefix + word[start:e] in self.vocab), None)
+            # As in training, a word of which a part is not in the vocabulary is unknown as a whole.
             if end is None:
                 return [self.unk_token]
             pieces.append(prefix + word[start:end])

@@ -314,6 +314,7 @@ def _layer_entries(
     yield _Entry(f"{ours}/{norm}/scale", f"{theirs}.layer_norm.weight", ("d_model",), False)
     ours, theirs = f"{ours}/{kind}", f"{theirs}.{kind}"
     if kind == "DenseReluDense":
+        # PyTorch computes x W^T, and so stores [out, in]; kernels here are [in, out].
         for name in ("wi_0", "wi_1") if gated else ("wi",):
             yield _Entry(
                 f"{ours}/{name}/kernel", f"{theirs}.{name}.weight", ("d_model", "d_ff"), True
@@ -323,6 +324,7 @@ def _layer_entries(
     for name in "qkv":
         yield _Entry(f"{ours}/{name}", f"{theirs}.{name}.weight", ("d_model", "heads * d_kv"), True)
     yield _Entry(f"{ours}/o", f"{theirs}.o.weight", ("heads * d_kv", "d_model"), True)
+    # All blocks of a stack share the bias of the first one.
     if kind == "SelfAttention" and block == 0:
         name = "relative_attention_bias"
         yield _Entry(f"{ours}/{name}", f"{theirs}.{name}.weight", ("heads", "buckets"), True)
@@ -621,10 +623,12 @@ def from_huggingface(
         or the checkpoint already exists.
     """
     files, config = read_huggingface_files(path)
+    # By file, so that the error names the one to get anew.
     for file, part in files.items():
         check_weights(part, file)
     tensors = {name: array for part in files.values() for name, array in part.items()}
     if tied is None:
+        # The newer field comes first; configurations of earlier releases have the other one alone.
         tied = config.get("scale_decoder_outputs", config.get("tie_word_embeddings"))
         if tied not in (None, True, False):
             raise ValueError(
