@@ -526,8 +526,10 @@ def run_on_mesh(
     def program() -> tuple[dict[str, tf.Tensor], list[tf.Operation], dict[str, tf.Tensor]]:
         graph = mtf.Graph()
         mesh = mtf.Mesh(graph, "my_mesh")
+        # What the collection has by now are scalars of another program in this tf graph.
         start = summaries_so_far()
         outputs = build(mesh)
+        # Only once the model is built is it known which dimensions it has.
         rules = layout_of_program(settings.layout_rules, graph, settings.mesh_shape)
         impl: Any
         if settings.context is not None:

@@ -293,6 +293,7 @@ def _estimator_of(
         model_fn=model_fn,
         config=config,
         use_tpu=bool(use_tpu),
+        # In training, each member of an ensemble may have sequences of its own.
         train_batch_size=batch_size * (settings.ensemble_inputs or 1),
         eval_batch_size=batch_size,
         predict_batch_size=batch_size,

@@ -331,6 +331,7 @@ def score_with_estimator_lazy(
       num_examples_per_shard: the number of examples in a shard.
     """
     for path in get_checkpoint_iterator(eval_checkpoint_step, model_dir):
+        # An iterator, so that one shard at a time is in memory.
         results = _scored(estimator, input_fn, path, num_examples)
         for shard in itertools.count():
             some = list(itertools.islice(results, num_examples_per_shard))

@@ -375,6 +375,7 @@ def clean_decodes(
     """
     ids = tf.convert_to_tensor(ids)
     ends = tf.cast(tf.equal(ids, eos_id), tf.int32)
+    # The number of EOS before each position: exclusive, so that the first EOS itself stays.
     after = tf.cumsum(ends, axis=length_axis, exclusive=True)
     return tf.where_v2(tf.greater(after, 0), tf.cast(pad_id, ids.dtype), ids)
 

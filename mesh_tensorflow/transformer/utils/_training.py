@@ -398,6 +398,7 @@ def training_spec(settings: ProgramSettings, features: Mapping[str, tf.Tensor]) 
             settings.transformer_model.initialize()
         _load_initial_checkpoint(settings)
         hooks = [
+            # The saver saves at once, from slices, which have to be copies of the masters.
             mtf.MtfRestoreHook(results.lowering),
             _saver_hook(settings, results),
             OperativeConfigHook(settings.model_dir),
@@ -594,6 +595,7 @@ def train_model(
         if skip_seen_data:
             seen = _seen_batches(estimator.model_dir, seen_data_init_step)
             tf.logging.info("Skipping %d batches", seen)
+            # Of batches, one of which is a step, and so after they are made.
             dataset = dataset.skip(seen)
         dataset = dataset.prefetch(tf.data.AUTOTUNE)
         return dataset if input_checkpoints is None else input_checkpoints.follow(dataset)
