@@ -79,6 +79,7 @@ def _bound(name: str, default: Any = None) -> Any:
 
 def _lowered(options: argparse.Namespace, directory: str) -> mtf.Lowering:
     """Returns the Lowering of the training step that `utils.run` would train."""
+    # A mesh of any size can be placed on one CPU, and nothing is run.
     given: dict[str, Any] = {"mode": "train", "dataset_split": "train", "mesh_impl": "placement"}
     if _bound("utils.run.vocabulary") is None:
         given["vocabulary"] = _Ids(options.vocab_size)

@@ -62,6 +62,7 @@ def batched(
       shards: the number of shards; a shard has one of so many batches.
       index: the number of the shard.
     """
+    # A smaller batch at the end would not fit the static shapes of the program.
     ds = ds_creator().batch(size, drop_remainder=True)
     if shards > 1:
         # A whole batch is `shards` of these batches in a row, so each shard has its part of all of
@@ -231,6 +232,7 @@ class SubBatchSlicer:
         self._device = self._host_device(host_id, external_worker)
         with tf.device(self._device):
             ds = sub_batch_ds_creator()
+            # A wrong shape would otherwise fail in a step, on some processor.
             check_elements(ds, self._sizes(), self._shapes)
             self._iterator = tf.data.make_initializable_iterator(ds)
 
@@ -584,6 +586,7 @@ class SimdMeshImplInputReader:
                     return
                 step += 1
 
+        # A daemon, or a program that ends by an error would wait for a thread that may never end.
         thread = threading.Thread(target=send, name="mtf_infeed", daemon=True)
         thread.start()
         return thread

@@ -73,6 +73,7 @@ class Program:
         return [i for i, x in enumerate(self.xs) if is_differentiable(x.dtype)]
 
     def _make_gradients(self) -> None:
+        # Random and not ones: the sum of a softmax, for one, is constant, and has the gradient 0.
         rng = np.random.default_rng(1)
         floating = [y for y in self.ys if is_differentiable(y.dtype)]
         for y in floating:
@@ -124,6 +125,7 @@ def _directional(program: Program, direction: Sequence[np.ndarray], step: float)
         ys = [y for y in map(np.asarray, harness.as_list(ys)) if y.dtype.kind in "fc"]
         return sum(_product(table.wide(dy), y) for y, dy in zip(ys, program.dys, strict=True))
 
+    # (f(x + h v) - f(x - h v)) / 2h: its error is of order h^2, that of one side alone of order h.
     return (weighted(1) - weighted(-1)) / (2 * step)
 
 

@@ -217,6 +217,7 @@ def _distinct(
     subject: Subject, candidates: Sequence[Union[Tensor, Variable]], count: int
 ) -> list[Union[Tensor, Variable]]:
     found: dict[tuple, Union[Tensor, Variable]] = {}
+    # The largest first; those of one shape and layout have one picture, so that one is enough.
     for x in sorted(candidates, key=lambda x: -x.shape.size):
         found.setdefault(_signature(subject, x), x)
         if len(found) == count:
