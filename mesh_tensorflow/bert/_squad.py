@@ -121,6 +121,7 @@ def _words(text: str) -> tuple[list[str], list[int]]:
     words: list[str] = []
     of_char: list[int] = []
     inside = False
+    # Not by str.split: answers are given by numbers of characters, and each of these has a word.
     for char in text:
         space = char in _SPACES
         if not space:
@@ -408,6 +409,7 @@ class _Converter:
             made.example_index = index
             if answer is not None:
                 made.start_position, made.end_position = (
+                    # In a sequence, a span comes after [CLS], the question and [SEP].
                     _position(answer, spans[number], len(query) + 2)
                     if not example.is_impossible
                     else (0, 0)

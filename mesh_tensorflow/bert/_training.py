@@ -228,6 +228,7 @@ def load_initial_checkpoint(init_checkpoint: Optional[str], strict: bool = False
         strict,
     )
     with outside_all_rewrites():
+        # Initial values are read on the host, before any processor runs the program.
         checkpoint.init_from_checkpoint(
             init_checkpoint, {v.op.name: v for v in tf.global_variables() if v.op.name in found}
         )

@@ -261,6 +261,7 @@ def layer_norm(
 
 
 def _by_rms(x: mtf.Tensor, dim: mtf.Dimension, epsilon: float) -> mtf.Tensor:
+    # x / sqrt(mean over dim of x^2 + epsilon).
     return x * mtf.rsqrt(mtf.reduce_mean(mtf.square(x), reduced_dim=dim) + epsilon)
 
 
@@ -551,6 +552,7 @@ class BertModel(BertDims):
             layout=layout,
             mesh_shape=mesh_shape,
             activation=self._activation,
+            # Padding would otherwise take places of experts from tokens.
             nonpadding=None if input_mask is None else mtf.cast(input_mask, x.dtype),
         )
         self._extra_losses.append(loss)
@@ -586,6 +588,7 @@ class BertModel(BertDims):
           (the weighted mean of the loss, the losses [batch..., predictions], logits
           [batch..., predictions, vocab]).
         """
+        # Only masked positions have logits, as these are of the size of the vocabulary.
         x = mtf.gather(self.sequence_output, positions, self.seq_dim)
         with tf.variable_scope("cls/predictions"):
             with tf.variable_scope("transform"):

@@ -210,6 +210,7 @@ def _is_space(char: str) -> bool:
 
 
 def _is_control(char: str) -> bool:
+    # These three are of the category Cc too, but separate words.
     return char not in "\t\n\r" and unicodedata.category(char) in ("Cc", "Cf")
 
 

@@ -145,6 +145,7 @@ class MeshContext:
 
 def _learning_rate(step: tf.Tensor) -> tf.Tensor:
     """Returns the learning rate at a step."""
+    # lr * lr_drop_rate^floor(step / lr_drop_steps).
     drops = tf.floor(tf.cast(step, tf.float32) / FLAGS.lr_drop_steps)
     return FLAGS.lr * tf.pow(tf.constant(FLAGS.lr_drop_rate), drops)
 

@@ -362,6 +362,7 @@ def lower_with(
         lowerings.append(mtf.Lowering(graph, {mesh: make_impl()}, autostack=False))
         return [lowerings[0].export_to_tf_tensor(t) for t in targets]
 
+    # Several lowerings share a tf graph: the slices that each one makes need names of their own.
     with tf.variable_scope(f"placing_{len(tf.get_default_graph().get_operations())}"):
         exports = program() if run is None else run(program)
     [lowering] = lowerings

@@ -359,6 +359,7 @@ def _entries(form: _Form, norm: str) -> list[_Entry]:
 
 def _layers(names: Iterable[str], pattern: str) -> int:
     numbers = [int(m.group(1)) for m in (re.match(pattern, name) for name in names) if m]
+    # By the largest number, not by how many there are: a gap is told as missing weights.
     return max(numbers, default=-1) + 1
 
 
@@ -435,6 +436,7 @@ def _config(form: _Form, sizes: Mapping[str, int], feed_forward: Optional[str]) 
         "num_layers": form.encoder_layers,
         "num_decoder_layers": form.decoder_layers,
         "relative_attention_num_buckets": sizes["buckets"],
+        # No weight tells it: it is that of the layers here.
         "relative_attention_max_distance": 128,
         "feed_forward_proj": feed_forward or ("gated-gelu" if form.gated else "relu"),
         "layer_norm_epsilon": 1e-6,

@@ -175,6 +175,7 @@ def packed_parallel_tsv_dataset(
 
     dataset = dataset.map(encode, num_parallel_calls=tf.data.AUTOTUNE)
     if max_encoded_len:
+        # Before packing, which would cut what is too long; EOS counts, as it has a place.
         dataset = dataset.filter(
             lambda example: (
                 tf.maximum(tf.size(example["inputs"]), tf.size(example["targets"]))

@@ -163,6 +163,7 @@ def _compute_missing(
     for batch in _batches(outputs_from(len(lines)), batch_size, missing) if missing else ():
         part += batch
         whole = len(lines) + len(part) == len(inputs)
+        # Few files where decoding is fast, and little to compute again where it is slow.
         if whole or len(part) >= _LEAST_ROWS or time.monotonic() - since > _MOST_SECONDS:
             path = _part(directory, len(lines))
             # As JSON: outputs may have line breaks, and their number says where a run goes on.

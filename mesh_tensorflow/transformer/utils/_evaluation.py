@@ -258,6 +258,7 @@ def eval_model(
         eval_summary_dir or os.path.join(model_dir, f"{dataset_split}_eval"), eval_dir_suffix
     )
     tf.io.gfile.makedirs(directory)
+    # Once for all checkpoints, as examples and targets do not depend on weights.
     tasks = _tasks(datasets, vocabulary)
     if output_eval_examples:
         _write_examples(tasks, directory, vocabulary)

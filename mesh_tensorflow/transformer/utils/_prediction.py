@@ -279,6 +279,7 @@ def _encoded(
         ids = ids[:length]
         return tf.pad(ids, [[0, length - tf.size(ids)]])
 
+    # Row by row, since `encode_tf` takes a single text.
     ids = tf.map_fn(row, texts, fn_output_signature=tf.TensorSpec([length], tf.int32))
     missing = batch_size - tf.shape(texts)[0]
     return tf.ensure_shape(tf.pad(ids, [[0, missing], [0, 0]]), [batch_size, length])

@@ -439,6 +439,7 @@ def check_tiling(spec: Optional[Sequence[Any]], mesh_shape: mtf.Shape) -> None:
     if spec is None:
         return
     tiled = HierarchicalTiling.spec_to_mesh_shape(spec, mesh_shape.size)
+    # A dimension of size 1 splits nothing, and `tpu_mesh_shape` leaves it out.
     if [d for d in tiled if d.size > 1] != [d for d in mesh_shape if d.size > 1]:
         raise ValueError(
             f"tpu_estimator_model_fn: hierarchical_tiling_spec={spec} makes the mesh "

@@ -279,6 +279,7 @@ def _estimator_of(
         cluster=cluster,
         model_dir=settings.model_dir,
         session_config=_session_config(settings, processes),
+        # The model function's own hook saves, once slices have been copied to masters.
         save_checkpoints_steps=None,
         save_checkpoints_secs=None,
         log_step_count_steps=100,

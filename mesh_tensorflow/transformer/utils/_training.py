@@ -333,6 +333,7 @@ class OperativeConfigHook(tf.train.SessionRunHook):
         """
         if self._directory is None:
             return
+        # Not before: it has the parameters of what was called, by now the whole program.
         text = gin.operative_config_str()
         tf.io.gfile.makedirs(self._directory)
         path = os.path.join(self._directory, f"{_CONFIG_NAME}.gin")
@@ -405,6 +406,7 @@ def training_spec(settings: ProgramSettings, features: Mapping[str, tf.Tensor]) 
         ]
     loss = results.tensors["loss"]
     scalars = {
+        # A scalar of the model's own would otherwise take the place of one that is always written.
         f"{name}_1" if name in _OWN_TAGS else name.rstrip("/"): value
         for name, value in results.summaries.items()
     }
