@@ -101,6 +101,7 @@ def _lowered(options: argparse.Namespace, directory: str) -> mtf.Lowering:
 def _parse_gin(options: argparse.Namespace) -> None:
     for module in options.module_import:
         importlib.import_module(module)
+    # The command line has been read by argparse, but gin files are looked for in flags of absl.
     flags.FLAGS.mark_as_parsed()
     names = ("gin_file", "gin_param", "gin_location_prefix")
     given = {name: getattr(options, name) for name in names}

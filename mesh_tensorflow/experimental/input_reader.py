@@ -130,6 +130,7 @@ class ProcessDevices:
           simd_mesh_impl: a SimdMeshImpl.
         """
         assignment = simd_mesh_impl.device_assignment
+        # A layout counts logical processors; devices and assignments are of physical ones.
         numbers = [simd_mesh_impl.l2p(pnum) for pnum in range(simd_mesh_impl.size)]
         if simd_mesh_impl.program.has_infeed:
             assert assignment is not None  # a TPU program has one
@@ -245,6 +246,7 @@ class SubBatchSlicer:
         if self._global_batch:
             return sizes
         return [
+            # Along the batch alone: slices of other dimensions are cut from what was read.
             [self._impl.slice_shape(shape)[0], *whole[1:]]
             for shape, whole in zip(self._shapes, sizes)
         ]
@@ -539,6 +541,7 @@ class SimdMeshImplInputReader:
         parts: dict[int, list[int]] = {}
         for pnum in range(self._impl.size):
             parts.setdefault(self._impl.slice_begin(self._shapes[0], pnum)[0], []).append(pnum)
+        # All inputs begin with the same dimension, so the first one tells the parts of all.
         size = self._impl.slice_shape(self._shapes[0])[0]
         load = dict.fromkeys(self._devices.host_id_to_its_pnums, 0)
         slicers = []

@@ -212,6 +212,7 @@ def _check_checkpoint(make_impl: MakeImpl) -> None:
         path = os.path.join(directory, "model.ckpt")
         _losses(make_impl, _LAYOUTS[2], 2, save=path)
         for layout in _LAYOUTS:
+            # A checkpoint holds whole masters, whatever the layout that it was written in.
             found = _losses(make_impl, layout, 2, restore=path)
             what = f"losses in {layout!r} after a checkpoint of {_LAYOUTS[2]!r}"
             np.testing.assert_allclose(found, expected[2:], rtol=1e-5, err_msg=what)

@@ -175,6 +175,7 @@ class VariableRow(NamedTuple):
 def _kind(variable: Variable, weights: Mapping[str, Sequence[int]]) -> str:
     if variable.trainable:
         return "weights"
+    # A slot is told by the name and the shape of its weight, which therefore are among these.
     shapes = {**weights, variable.name: variable.shape.to_integer_list}
     return "slots" if is_slot(variable.name, shapes) else "others"
 

@@ -419,6 +419,7 @@ def _outputs_of(
     start: int,
 ) -> Iterator[str]:
     """Yields outputs for the examples of a data set, beginning at example `start`."""
+    # It relies on the order of examples, which therefore is part of the fingerprint of the parts.
     input_fn = combined_input_fn(
         [lambda: _dataset_of(dataset, sequence_length).skip(start)], batch_size
     )

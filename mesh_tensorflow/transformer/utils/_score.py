@@ -477,6 +477,7 @@ def score_from_strings(
     """
     sources = (_source(inputs, "inputs"), _source(targets, "targets"))
     inputs, targets = _lines(inputs), _lines(targets)
+    # A language model alone may have targets without inputs.
     if len(inputs) != len(targets) and (inputs or model_type != "lm"):
         raise ValueError(
             f"score_from_strings: there are {len(inputs)} inputs, but {len(targets)} targets"

@@ -178,6 +178,7 @@ def _layer_of(name: str) -> Optional[tuple[str, str, str]]:
     match = _LAYER.fullmatch(name)
     if match is None:
         return None
+    # What is in between: a block and a layer, or a layer alone.
     scope = name[len(match["stack"]) + 1 : len(name) - len(match["rest"]) - 1]
     return match["stack"], scope, match["rest"]
 
@@ -251,6 +252,7 @@ def flexible_ckpt_init_mapping(
             there = name
         else:
             stack, scope, rest = parts
+            # A new layer has no scope there, and so a name that the checkpoint lacks.
             there = f"{stack}/{scopes.get((stack, scope), '')}/{rest}"
         if there in saved:
             mapping[name] = there
