@@ -277,6 +277,7 @@ class InputFeatures:
 
 def _truncated(tokens_a: list[str], tokens_b: list[str], room: int) -> tuple[list[str], list[str]]:
     """Truncates two sentences to a total length, the longer one first."""
+    # Token by token from the longer one, so that a short text keeps more than its share.
     a, b = len(tokens_a), len(tokens_b)
     while a + b > room:
         a, b = (a - 1, b) if a > b else (a, b - 1)

@@ -151,6 +151,7 @@ def _quarter_turns(x: tf.Tensor, times: int, plane: Sequence[int]) -> tf.Tensor:
         return tf.reverse(x, plane)
     order = list(range(x.shape.rank))
     order[plane[0]], order[plane[1]] = plane[1], plane[0]
+    # A turn by 90 or 270 degrees is a reversal of one axis and an exchange of both.
     flipped = {0: x, 1: tf.reverse(x, [plane[1]]), 3: tf.reverse(x, [plane[0]])}[times]
     return tf.identity(x) if times == 0 else tf.transpose(flipped, order)
 

@@ -29,6 +29,7 @@ def checked_int32(name: str, key: str, ids: tf.Tensor, where: Sequence[Any] = ()
       where: further parts of the message.
     """
     narrow = tf.cast(ids, tf.int32)
+    # All values of these fit, so that a check would never fail.
     if ids.dtype in (tf.int8, tf.uint8, tf.int16, tf.uint16, tf.int32):
         return narrow
     # A cast wraps large ids around, so these differ from what they were.
@@ -97,6 +98,7 @@ def length_of(name: str, length: Lengths, key: str) -> int:
                 "features to work on"
             )
         length = length[key]
+    # To Python, True is an integer too, but it is no length.
     if isinstance(length, bool) or not hasattr(length, "__index__") or length < 1:
         raise ValueError(
             f"{name}: the length of {key!r} must be a positive integer, not {length!r}"

@@ -298,6 +298,7 @@ def _checked(
     key: str, ids: tf.Tensor, vocabulary: vocabularies.Vocabulary, where: Sequence[Any]
 ) -> tf.Tensor:
     size = vocabulary.vocab_size
+    # A lookup of an id beyond the table gives zeros, without an error.
     check = tf.Assert(
         tf.reduce_all(ids < size),
         [

@@ -52,6 +52,7 @@ def _accumulated(values: tf.Tensor, name: Optional[str], kind: str) -> Metric:
             dtype=tf.float32,
             trainable=False,
             initializer=tf.constant_initializer(0.0),
+            # The old kind of variable hands out its memory, which a later assignment changes.
             use_resource=True,
             # No checkpoint has it, and each evaluation begins with its initial value.
             collections=[tf.GraphKeys.LOCAL_VARIABLES, tf.GraphKeys.METRIC_VARIABLES],

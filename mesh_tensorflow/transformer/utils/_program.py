@@ -124,6 +124,7 @@ def check_length(model: Any, length: int) -> None:
     )
     for part in parts:
         positions = getattr(part, "max_length_dim", None)
+        # A model with relative positions alone reads sequences of any length.
         embedded = any(
             getattr(part, name, False)
             for name in ("positional_embedding", "sinusoid_positional_embedding")
@@ -141,6 +142,7 @@ def _unitransformer_arguments(features: Mapping[str, mtf.Tensor]) -> dict[str, A
     segments = features.get("targets_segmentation")
     inputs = features.get("inputs")
     if inputs is None:
+        # Each target is predicted from those before it, so inputs are targets, shifted by one.
         inputs = transformer.autoregressive_inputs(targets, sequence_id=segments)
     return {
         "inputs": inputs,

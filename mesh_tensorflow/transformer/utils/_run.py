@@ -175,6 +175,7 @@ def _session_config(settings: Settings, processes: int = 1) -> tf.ConfigProto:
     named = [tf.DeviceSpec.from_string(device) for device in settings.mesh_devices or ()]
     cpus = [d.device_index or 0 for d in named if d.device_type == "CPU"]
     if settings.mesh_devices is None and (is_simd or processes > 1):
+        # The number of the last one: each process counts its own CPUs from 0.
         cpus.append(-(-settings.mesh_shape.size // processes) - 1)
     if cpus:
         layout_rules = settings.layout_rules if processes == 1 else None

@@ -157,6 +157,7 @@ def _encode(vocabulary: Vocabulary, line: str, number: int, what: str) -> list[i
             f"{what}: line {number} cannot be encoded: {line[:80]!r}: {error}"
         ) from error
     size = vocabulary.vocab_size
+    # A lookup of an id beyond the table gives zeros, without an error.
     if ids and max(ids) >= size:
         raise ValueError(
             f"{what}: line {number} has the id {max(ids)}, but the vocabulary is too small, with "
