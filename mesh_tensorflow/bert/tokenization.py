@@ -143,6 +143,7 @@ def load_vocab(vocab_file: str) -> dict[str, int]:
             f"vocab_file: there is no file {vocab_file}; pass --vocab_file=FILE, the vocab.txt of "
             "the model"
         ) from error
+    # Nothing follows the end of the last line, not even an empty token.
     for number, line in enumerate(lines if lines[-1] else lines[:-1], 1):
         vocab.setdefault(_decoded(line, vocab_file, number).strip(), len(vocab))
     if not vocab:

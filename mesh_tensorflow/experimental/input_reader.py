@@ -477,6 +477,7 @@ class SimdMeshImplInputReader:
         """Reads whole batches once for all processors of this process."""
         l2p = [self._impl.l2p(pnum) for pnum in range(self._impl.size)]
         here = [pnum for pnum in range(self._impl.size) if l2p[pnum] in program.local]
+        # One for all of them: within the program, each processor would read all batches again.
         slicer = _LocalSlicer(
             self._whole_batches,
             0,

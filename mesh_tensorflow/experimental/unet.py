@@ -205,6 +205,7 @@ def get_dataset_creator(dataset_str: str) -> Callable[[], tf.data.Dataset]:
         ds = read_scans(f"{dataset_str}_file_pattern", is_training, FLAGS.n_dataset_read_interleave)
         ds = mapped(ds, parsed, FLAGS.n_dataset_processes)
         if FLAGS.sampled_2d_slices:
+            # Slices of a scan are alike and come in a row: hence the larger buffer below.
             ds = ds.flat_map(_slices)
         if is_training:
             # Before labels become one-hot, which takes `label_c` times the memory.

@@ -543,6 +543,7 @@ def huggingface_to_mesh(
     if tied:
         weights.pop("lm_head.weight", None)
     elif head is None and embedding is not None:
+        # A file holds weights that are shared only once.
         weights["lm_head.weight"] = embedding
     form = _huggingface_form(weights)._replace(tied=tied)
     entries = _entries(form, norm_name)
