@@ -109,7 +109,9 @@ def _template() -> Any:
         ) from e
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("mesh_tensorflow", "visualize"),
+        # A title, or the name of a variable, may have characters that HTML would take for its own.
         autoescape=True,
+        # A name that the template has and the caller forgot is an error, and not an empty place.
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

@@ -282,6 +282,7 @@ class Summary:
     def _width(self) -> int:
         if self.width is not None:
             return self.width
+        # What goes to a file does not depend on the terminal that a program was started in.
         return shutil.get_terminal_size().columns if sys.stdout.isatty() else _DEFAULT_WIDTH
 
     def _table(self) -> list[str]:

@@ -101,6 +101,7 @@ def _checked(results: Examples) -> list[Mapping[str, Any]]:
 
 
 def _in_one_line(text: object) -> str:
+    # A line break would shift all that follows against the lines of the other files.
     return as_text(text).replace("\n", " ")
 
 
@@ -269,6 +270,7 @@ def _filled(results: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """Yields results up to the last one that has targets."""
     empty: list[dict[str, Any]] = []
     for r in results:
+        # Kept back until a later result with targets shows that these are examples too.
         empty.append(r)
         if np.any(r["targets"]):
             yield from empty

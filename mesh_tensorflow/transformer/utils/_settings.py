@@ -112,6 +112,7 @@ def parse_gin_defaults_and_flags(
     for prefix in prefixes:
         gin.add_config_file_search_path(prefix)
     with explained_errors(FLAGS.gin_file or (), prefixes):
+        # An earlier call may have locked the configuration.
         with gin.unlock_config():
             # First, since of several bindings of a parameter the last one counts.
             gin.parse_config((directory / _DEFAULTS).read_text(), skip_unknown=skip_unknown)

@@ -535,6 +535,7 @@ class _InputListener(tf.train.CheckpointSaverListener):
 
     def after_save(self, session: tf.Session, global_step_value: int) -> None:
         """Saves."""
+        # After the model, whose checkpoints now say which older states are kept.
         self._input_checkpoints.save(session, global_step_value)
 
 
