@@ -81,6 +81,7 @@ def _bound(name: str, default: Any = None) -> Any:
 
 def _lowered(options: argparse.Namespace, directory: str) -> mtf.Lowering:
     """Returns the Lowering of the training step that `utils.run` would train."""
+    # A mesh of any size can be placed on one CPU, and nothing is run.
     given: dict[str, Any] = {"mode": "train", "dataset_split": "train", "mesh_impl": "placement"}
     if _bound("utils.run.vocabulary") is None:
         given["vocabulary"] = _Ids(options.vocab_size)
@@ -102,6 +103,7 @@ def _lowered(options: argparse.Namespace, directory: str) -> mtf.Lowering:
 def _parse_gin(options: argparse.Namespace) -> None:
     for module in options.module_import:
         importlib.import_module(module)
+    # The command line has been read by argparse, but gin files are looked for in flags of absl.
     flags.FLAGS.mark_as_parsed()
     names = ("gin_file", "gin_param", "gin_location_prefix")
     given = {name: getattr(options, name) for name in names}

@@ -98,6 +98,7 @@ class FlagProgram:
         Raises:
           SystemExit: with 0 after help, and 2 after a mistake.
         """
+        # What follows -- is no flag, even if it is called --help.
         before = arguments[: arguments.index("--")] if "--" in arguments else arguments
         asked = _HELP.intersection(before)
         if _XML.intersection(before):
@@ -126,6 +127,7 @@ class FlagProgram:
         define_in(values, (*self.table, *FOR_ALL))
         for module in (app, logging):  # which have defined flags when they were imported
             for flag in flags.FLAGS.get_flags_for_module(module.__name__):
+                # Copies, since parsing sets their values, and absl is to parse them afterwards.
                 values[flag.name] = copy.deepcopy(flag)
         return values
 

@@ -42,6 +42,7 @@ class Parser(argparse.ArgumentParser):
     def _flag_names(self) -> list[str]:
         names = [name for action in self._actions for name in action.option_strings]
         for action in self._actions:
+            # The error does not say of which command the unknown flag is.
             if isinstance(action, argparse._SubParsersAction):
                 for parser in action.choices.values():
                     names += parser._option_string_actions

@@ -90,6 +90,7 @@ class DataProcessor:
                 "convert the file, as by `iconv -f latin1 -t utf-8`"
             ) from error
         reader = csv.reader(
+            # So a carriage return within a sentence is an error; it does not silently begin a row.
             io.StringIO(text, newline="\n"),
             delimiter="\t",
             quotechar=quotechar,
@@ -166,6 +167,7 @@ class _TableProcessor(DataProcessor):
             return None if column is None else tokenization.convert_to_unicode(row[column])
 
         guid = number if split.guid is None else text(split.guid)
+        # Test sets have no labels; their features need one, which no prediction depends on.
         label = split.constant_label if split.label is None else text(split.label)
         if label not in self._labels:
             raise ValueError(f"the label is {label!r}, not one of {list(self._labels)}")
@@ -219,6 +221,7 @@ class XnliProcessor(DataProcessor):
             if number == 0:
                 continue
             text_a, text_b, label = map(tokenization.convert_to_unicode, row[:3])
+            # The translated training set has another word for it than the development set.
             label = "contradiction" if label == "contradictory" else label
             examples.append(InputExample(f"train-{number}", text_a, text_b, label))
         return examples
@@ -274,6 +277,7 @@ class InputFeatures:
 
 def _truncated(tokens_a: list[str], tokens_b: list[str], room: int) -> tuple[list[str], list[str]]:
     """Truncates two sentences to a total length, the longer one first."""
+    # Token by token from the longer one, so that a short text keeps more than its share.
     a, b = len(tokens_a), len(tokens_b)
     while a + b > room:
         a, b = (a - 1, b) if a > b else (a, b - 1)

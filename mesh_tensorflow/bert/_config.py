@@ -176,6 +176,7 @@ class BertConfig:
         values = {
             _TF_BERT_KEYS[key]: value for key, value in json_object.items() if key in _TF_BERT_KEYS
         }
+        # Ours come second: where a file has both names of a value, ours is meant.
         values.update(
             {key: value for key, value in json_object.items() if key not in _TF_BERT_KEYS}
         )

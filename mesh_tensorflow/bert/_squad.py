@@ -121,6 +121,7 @@ def _words(text: str) -> tuple[list[str], list[int]]:
     words: list[str] = []
     of_char: list[int] = []
     inside = False
+    # Not by str.split: answers are given by numbers of characters, and each of these has a word.
     for char in text:
         space = char in _SPACES
         if not space:
@@ -144,6 +145,7 @@ def _answer(question: Mapping[str, Any], words: list[str], of_char: list[int]) -
     text, offset = found[0]["text"], found[0]["answer_start"]
     start, end = of_char[offset], of_char[offset + len(text) - 1]
     there = " ".join(words[start : end + 1])
+    # It need only be a part: the first and last word may have more, such as a full stop.
     if " ".join(tokenization.whitespace_tokenize(text)) not in there:
         tf.logging.warning(
             "Could not find answer: '%s' vs. '%s' of question %s, which is left out",
@@ -407,6 +409,7 @@ class _Converter:
             made.example_index = index
             if answer is not None:
                 made.start_position, made.end_position = (
+                    # In a sequence, a span comes after [CLS], the question and [SEP].
                     _position(answer, spans[number], len(query) + 2)
                     if not example.is_impossible
                     else (0, 0)
@@ -551,8 +554,10 @@ def _predicted_spans(
 ) -> Iterable[_PredictedSpan]:
     """Yields the candidate answers in a span of the paragraph that has maximum context for them."""
     words = feature.token_to_orig_map
+    # The map has the span's tokens alone, so that no answer is of the question or of padding.
     ends = [i for i in _largest(result.end_logits, n_best_size) if i in words]
     for start in _largest(result.start_logits, n_best_size):
+        # Spans overlap: without this, an answer would be a candidate of each span that it is in.
         if start not in words or not feature.token_is_max_context.get(start, False):
             continue
         for end in ends:
@@ -642,6 +647,8 @@ def _predicted(
     best = next((answer for answer in answers if answer.text), None)
     if best is None:
         return _Predictions("", nbest, 0.0)
+    # Devlin et al. (2019), section 4.3: an answer needs best >= null + tau, where tau is the
+    # negative of this threshold.
     difference = null.score - best.score
     answer = "" if difference > FLAGS.null_score_diff_threshold else best.text
     return _Predictions(answer, nbest, difference)

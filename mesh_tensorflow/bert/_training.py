@@ -76,6 +76,7 @@ def check_first_records(
     """
     for path in paths:
         try:
+            # Only the first: reading all of them would take as long as an epoch does.
             record = next(tf.io.tf_record_iterator(path), None)
             found = None if record is None else tf.train.Example.FromString(record).features.feature
         except (tf.errors.OpError, message.DecodeError) as error:
@@ -124,6 +125,7 @@ def parsed_record(record: tf.Tensor, features: Mapping[str, Any]) -> dict[str, t
       features: tf.io.FixedLenFeature by name.
     """
     example = tf.io.parse_single_example(record, features)
+    # A tf.Example has no narrower integers than int64.
     return {name: tf.cast(x, tf.int32) if x.dtype == tf.int64 else x for name, x in example.items()}
 
 
@@ -226,6 +228,7 @@ def load_initial_checkpoint(init_checkpoint: Optional[str], strict: bool = False
         strict,
     )
     with outside_all_rewrites():
+        # Initial values are read on the host, before any processor runs the program.
         checkpoint.init_from_checkpoint(
             init_checkpoint, {v.op.name: v for v in tf.global_variables() if v.op.name in found}
         )
@@ -247,6 +250,7 @@ def checkpoint_hook(
         keep_checkpoint_every_n_hours=2,
         save_relative_paths=True,
     )
+    # A session restores by the saver that it finds here; it would make another one without.
     tf.add_to_collection(tf.GraphKeys.SAVERS, saver)
     return SaverHook(model_dir, save_steps=save_steps, saver=saver, listeners=[listener])
 
@@ -408,6 +412,7 @@ def training_spec(
     """
     load_initial_checkpoint(init_checkpoint, FLAGS.init_checkpoint_strict)
     print_training_report(done.lowering, places={"checkpoints": f"{FLAGS.output_dir}, with logs"})
+    # After the update, whose learning rate reads the step.
     with tf.control_dependencies([done.update]):
         train_op = tf.assign_add(tf.train.get_or_create_global_step(), 1)
     with outside_all_rewrites():
@@ -420,6 +425,7 @@ def training_spec(
         estimator.ModeKeys.TRAIN,
         loss=done.tensors["loss"],
         train_op=train_op,
+        # The saver saves at once, from slices, which have to be copies of the masters by then.
         training_hooks=[done.restore_hook, saving],
     )
 

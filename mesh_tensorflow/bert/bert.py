@@ -175,6 +175,8 @@ class BertDims:
     @property
     def embedding_initializer(self) -> Any:
         """The initializer of embeddings that also serve as softmax weights."""
+        # A logit is a sum over hidden of products with a normalized x: its variance is about
+        # hidden * deviation^2 = _SCALE.
         deviation = self.config.initializer_range or math.sqrt(_SCALE / self.config.d_model)
         return tf.truncated_normal_initializer(stddev=deviation)
 
@@ -259,6 +261,7 @@ def layer_norm(
 
 
 def _by_rms(x: mtf.Tensor, dim: mtf.Dimension, epsilon: float) -> mtf.Tensor:
+    # x / sqrt(mean over dim of x^2 + epsilon).
     return x * mtf.rsqrt(mtf.reduce_mean(mtf.square(x), reduced_dim=dim) + epsilon)
 
 
@@ -271,6 +274,7 @@ def _vector(
 
 
 # Added to attention logits at padding; the value in BERT.
+# Finite, so that a sequence of padding alone, which fills up a batch, sees all of it evenly.
 _MASKED_LOGIT = -10000.0
 _BUCKETS = 32
 # Coefficient of the z-loss of both pre-training losses.
@@ -335,6 +339,7 @@ class BertModel(BertDims):
         """
         check_config(config, input_ids.shape.dims[-1].size)
         activation = get_activation(config.feedforward_intermediate_act)
+        # A copy, as the caller builds both training and evaluation with one configuration.
         self.config = copy.deepcopy(config)
         if not is_training:
             self.config.layer_output_dropout_prob = 0.0
@@ -382,6 +387,7 @@ class BertModel(BertDims):
         if self.config.position_signal == "embedding":
             positions = self._embeddings("position_embeddings", self.max_position_embeddings_dim)
             used = mtf.slice(positions, 0, self.seq_dim.size, self.max_position_embeddings_dim.name)
+            # Under its own name, the dimension of positions would be a second one of the sum.
             y += mtf.replace_dimensions(used, used.shape.dims[0], self.seq_dim)
         return self._dropped(self.normalize(y), self.config.layer_output_dropout_prob)
 
@@ -406,6 +412,7 @@ class BertModel(BertDims):
         for number in range(self.config.num_blocks):
             with tf.variable_scope(f"block_{number}"):
                 for name in self.config.block_layers:
+                    # A second layer of a kind then has variables of its own, as in attention_1.
                     with tf.variable_scope(None, default_name=name):
                         # Pre-norm: x + layer(norm(x)); post-norm, as in BERT: norm(x + layer(x)).
                         y = layer_fns[name](self.normalize(x) if direct else x)
@@ -418,6 +425,7 @@ class BertModel(BertDims):
         """Returns the attention bias, or None."""
         bias = None
         if input_mask is not None:
+            # Padding is hidden as a key, from every query: hence [batch, memory_seq] and no seq.
             seen = mtf.rename_dimension(input_mask, self.seq_dim.name, self.memory_seq_dim.name)
             bias = (1.0 - mtf.to_float(seen)) * _MASKED_LOGIT
         if self.config.position_signal != "relative_attention_bias":
@@ -477,6 +485,7 @@ class BertModel(BertDims):
           A Tensor of the shape of `x`.
         """
         heads = [self.num_heads_dim, self.size_per_head_dim]
+        # Under one name, queries and keys would be multiplied position by position, not all by all.
         memory = mtf.rename_dimension(x, self.seq_dim.name, self.memory_seq_dim.name)
         query = self._dense(x, [self.model_dim], heads, "query")
         key = self._dense(memory, [self.model_dim], heads, "key")
@@ -543,6 +552,7 @@ class BertModel(BertDims):
             layout=layout,
             mesh_shape=mesh_shape,
             activation=self._activation,
+            # Padding would otherwise take places of experts from tokens.
             nonpadding=None if input_mask is None else mtf.cast(input_mask, x.dtype),
         )
         self._extra_losses.append(loss)
@@ -578,6 +588,7 @@ class BertModel(BertDims):
           (the weighted mean of the loss, the losses [batch..., predictions], logits
           [batch..., predictions, vocab]).
         """
+        # Only masked positions have logits, as these are of the size of the vocabulary.
         x = mtf.gather(self.sequence_output, positions, self.seq_dim)
         with tf.variable_scope("cls/predictions"):
             with tf.variable_scope("transform"):
@@ -652,4 +663,5 @@ class BertModel(BertDims):
 
     def get_extra_loss(self) -> Union[mtf.Tensor, float]:
         """Returns the sum of the losses of mixtures of experts, a scalar Tensor, or 0."""
+        # In float32, so that a sum over many layers does not round small losses away.
         return mtf.add_n([widened(loss) for loss in self._extra_losses])

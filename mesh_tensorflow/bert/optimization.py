@@ -14,6 +14,7 @@ from mesh_tensorflow.utils import steps_done
 __all__ = ["clip_by_global_norm", "create_optimizer"]
 
 _WEIGHT_DECAY = 0.01
+# Normalizations are called LayerNorm in TF BERT, and layer_norm here.
 _NOT_DECAYED = ("LayerNorm", "layer_norm", "bias")
 _MAX_NORM = 1.0
 
@@ -68,6 +69,8 @@ def _learning_rate(
     left = tf.maximum(0.0, 1.0 - step / float(num_train_steps))
     if not num_warmup_steps:
         return init_lr * left
+    # As in BERT, the decay is over all steps, also those of the warmup: where that ends, the rate
+    # drops from init_lr to init_lr times the fraction of steps that is left.
     share = step / float(num_warmup_steps)
     return init_lr * tf.where_v2(share < 1.0, share, left)
 
@@ -124,6 +127,7 @@ def create_optimizer(
         )
     grads: Sequence[Optional[mtf.Tensor]] = mtf.gradients([loss], [v.outputs[0] for v in variables])
     if clip_gradients:
+        # Before the optimizer, or one huge gradient would stay in Adam's averages for many steps.
         grads, _ = clip_by_global_norm(grads, mtf.constant(loss.mesh, _MAX_NORM))
     rate = _learning_rate(init_lr, num_train_steps, num_warmup_steps)
     return rate, _OPTIMIZERS[optimizer](rate).apply_grads(grads, variables)

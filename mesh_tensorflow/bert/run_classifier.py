@@ -201,6 +201,7 @@ def model_fn_builder(
             real = tf.cast(features["is_real_example"], tf.float32)
             return estimator.tpu.TPUEstimatorSpec(
                 mode,
+                # This mean includes padding examples; eval_loss is the one without them.
                 loss=tensors["loss"],
                 evaluation_hooks=hooks,
                 eval_metrics=(
@@ -269,6 +270,7 @@ class _Task:
         self, examples: Sequence[Any], path: str, is_training: bool, keep: bool = False
     ) -> Callable[[Any], Any]:
         """Returns an input function; writes the records, unless existing ones may be reused."""
+        # What is left in the output directory may be of other flags: it is written again.
         if not (keep and tf.io.gfile.exists(path)):
             file_based_convert_examples_to_features(
                 examples, self.labels, FLAGS.max_seq_length, self.tokenizer, path

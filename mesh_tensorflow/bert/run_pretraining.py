@@ -86,6 +86,7 @@ def input_fn_builder(
         # Training consists of several calls, each of which should see different data.
         seed = params.get("data_seed")
         files = tf.data.Dataset.from_tensor_slices(list(input_files))
+        # The buffer of records below mixes neighbors only, so files are in random order too.
         files = training_order(files, is_training, len(input_files), seed)
         at_a_time = min(num_cpu_threads, len(input_files)) if is_training else 1
         data = files.interleave(tf.data.TFRecordDataset, cycle_length=at_a_time)

@@ -131,6 +131,7 @@ def _loss(logits: mtf.Tensor, positions: mtf.Tensor) -> mtf.Tensor:
     """Returns the mean cross entropy of positions; targets out of range do not count."""
     seq_dim = logits.shape.dims[-1]
     log_probs = mtf.log_softmax(logits, seq_dim)
+    # -log softmax over seq at the position; an index out of range is looked up as 0.
     return mtf.negative(mtf.reduce_mean(mtf.gather(log_probs, positions, seq_dim)))
 
 
@@ -278,6 +279,7 @@ def _train(
         )
     cached = FLAGS.cached_train_file
     path = cached or os.path.join(FLAGS.output_dir, "train.tf_record")
+    # What is left in the output directory may be of other flags: it is written again.
     if not (cached and tf.io.gfile.exists(cached)):
         _write_features(examples, tokenizer, path, True)
     tf.logging.info("Training on %d questions for %d steps", len(examples), steps)

@@ -143,6 +143,7 @@ def load_vocab(vocab_file: str) -> dict[str, int]:
             f"vocab_file: there is no file {vocab_file}; pass --vocab_file=FILE, the vocab.txt of "
             "the model"
         ) from error
+    # Nothing follows the end of the last line, not even an empty token.
     for number, line in enumerate(lines if lines[-1] else lines[:-1], 1):
         vocab.setdefault(_decoded(line, vocab_file, number).strip(), len(vocab))
     if not vocab:
@@ -210,6 +211,7 @@ def _is_space(char: str) -> bool:
 
 
 def _is_control(char: str) -> bool:
+    # These three are of the category Cc too, but separate words.
     return char not in "\t\n\r" and unicodedata.category(char) in ("Cc", "Cf")
 
 
@@ -256,6 +258,7 @@ class BasicTokenizer:
         return [token for word in whitespace_tokenize(spaced) for token in self._tokens(word)]
 
     def _tokens(self, word: str) -> Sequence[str]:
+        # First, as its brackets are punctuation, which would be split off.
         if preserve_token(word, self.vocab):
             return [word]
         if self.do_lower_case:
@@ -294,6 +297,7 @@ class WordpieceTokenizer:
         return [piece for word in words for piece in self._pieces(word)]
 
     def _pieces(self, word: str) -> list[str]:
+        # The search takes a time that grows with the square of the length.
         if len(word) > self.max_input_chars_per_word:
             return [self.unk_token]
         pieces: list[str] = []
@@ -302,6 +306,7 @@ class WordpieceTokenizer:
             prefix = _INNER if start else ""
             ends = range(len(word), start, -1)
             end = next((e for e in ends if prefix + word[start:e] in self.vocab), None)
+            # As in training, a word of which a part is not in the vocabulary is unknown as a whole.
             if end is None:
                 return [self.unk_token]
             pieces.append(prefix + word[start:end])

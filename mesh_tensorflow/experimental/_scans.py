@@ -78,6 +78,7 @@ def read_scans(flag: str, shuffled: bool, at_a_time: int) -> tf.data.Dataset:
         )
     ds = tf2.data.Dataset.from_tensor_slices(files)
     if shuffled:
+        # The buffer holds all names: the order of each pass is uniformly random, and a new one.
         ds = ds.shuffle(len(files))
     # One file after another in evaluation, so that the order of scans does not depend on timing.
     options: dict[str, Any] = {"cycle_length": 1}

@@ -50,7 +50,9 @@ def _along_axes(x: tf.Tensor, matrices: Sequence[np.ndarray]) -> tf.Tensor:
 
 def _interpolation(size: int, coarse: int) -> np.ndarray:
     """Returns the matrix [size, coarse] of linear interpolation between evenly spaced points."""
+    # Beyond the last point, its value is kept: without the minimum, weights would fall to 0.
     places = np.minimum(np.arange(size) * coarse / size, coarse - 1)
+    # The weight of point p at a place x is max(0, 1 - |x - p|): those of a place add up to 1.
     return np.maximum(0.0, 1.0 - np.abs(places[:, None] - np.arange(coarse)))
 
 
@@ -70,6 +72,7 @@ def interpolated(x: tf.Tensor, sizes: Sequence[int]) -> tf.Tensor:
 def _kernel(size: int, coarse: int, width: float) -> np.ndarray:
     """Returns the matrix [size, coarse] of a Gaussian filter; its rows have norm 1."""
     points = np.arange(coarse) * (size - 1) / max(coarse - 1, 1)
+    # exp(-(x - p)^2 / (2 width^2)) for each place x and each point p of the coarse grid.
     weights = np.exp(-0.5 * np.square((np.arange(size)[:, None] - points) / width))
     # Of independent values with variance 1, the sum of w_i z_i has the variance sum of w_i^2 = 1.
     return weights / np.linalg.norm(weights, axis=1, keepdims=True)
@@ -148,6 +151,7 @@ def _quarter_turns(x: tf.Tensor, times: int, plane: Sequence[int]) -> tf.Tensor:
         return tf.reverse(x, plane)
     order = list(range(x.shape.rank))
     order[plane[0]], order[plane[1]] = plane[1], plane[0]
+    # A turn by 90 or 270 degrees is a reversal of one axis and an exchange of both.
     flipped = {0: x, 1: tf.reverse(x, [plane[1]]), 3: tf.reverse(x, [plane[0]])}[times]
     return tf.identity(x) if times == 0 else tf.transpose(flipped, order)
 
@@ -281,6 +285,7 @@ def image_corruption(
         return image
     fraction = clipped_normal(image_corrupt_ratio_mean, image_corrupt_ratio_stddev)
     blobs = random_mask(image.shape.as_list(), reso, fraction)
+    # The labels stay, so what they call a lesion has to remain visible.
     corrupted = tf.logical_and(blobs, label < _LESIONS_ABOVE)
     return tf.where(corrupted, tf.zeros_like(image), image)
 

@@ -62,6 +62,7 @@ def batched(
       shards: the number of shards; a shard has one of so many batches.
       index: the number of the shard.
     """
+    # A smaller batch at the end would not fit the static shapes of the program.
     ds = ds_creator().batch(size, drop_remainder=True)
     if shards > 1:
         # A whole batch is `shards` of these batches in a row, so each shard has its part of all of
@@ -129,6 +130,7 @@ class ProcessDevices:
           simd_mesh_impl: a SimdMeshImpl.
         """
         assignment = simd_mesh_impl.device_assignment
+        # A layout counts logical processors; devices and assignments are of physical ones.
         numbers = [simd_mesh_impl.l2p(pnum) for pnum in range(simd_mesh_impl.size)]
         if simd_mesh_impl.program.has_infeed:
             assert assignment is not None  # a TPU program has one
@@ -231,6 +233,7 @@ class SubBatchSlicer:
         self._device = self._host_device(host_id, external_worker)
         with tf.device(self._device):
             ds = sub_batch_ds_creator()
+            # A wrong shape would otherwise fail in a step, on some processor.
             check_elements(ds, self._sizes(), self._shapes)
             self._iterator = tf.data.make_initializable_iterator(ds)
 
@@ -243,6 +246,7 @@ class SubBatchSlicer:
         if self._global_batch:
             return sizes
         return [
+            # Along the batch alone: slices of other dimensions are cut from what was read.
             [self._impl.slice_shape(shape)[0], *whole[1:]]
             for shape, whole in zip(self._shapes, sizes)
         ]
@@ -473,6 +477,7 @@ class SimdMeshImplInputReader:
         """Reads whole batches once for all processors of this process."""
         l2p = [self._impl.l2p(pnum) for pnum in range(self._impl.size)]
         here = [pnum for pnum in range(self._impl.size) if l2p[pnum] in program.local]
+        # One for all of them: within the program, each processor would read all batches again.
         slicer = _LocalSlicer(
             self._whole_batches,
             0,
@@ -537,6 +542,7 @@ class SimdMeshImplInputReader:
         parts: dict[int, list[int]] = {}
         for pnum in range(self._impl.size):
             parts.setdefault(self._impl.slice_begin(self._shapes[0], pnum)[0], []).append(pnum)
+        # All inputs begin with the same dimension, so the first one tells the parts of all.
         size = self._impl.slice_shape(self._shapes[0])[0]
         load = dict.fromkeys(self._devices.host_id_to_its_pnums, 0)
         slicers = []
@@ -584,6 +590,7 @@ class SimdMeshImplInputReader:
                     return
                 step += 1
 
+        # A daemon, or a program that ends by an error would wait for a thread that may never end.
         thread = threading.Thread(target=send, name="mtf_infeed", daemon=True)
         thread.start()
         return thread

@@ -145,6 +145,7 @@ class MeshContext:
 
 def _learning_rate(step: tf.Tensor) -> tf.Tensor:
     """Returns the learning rate at a step."""
+    # lr * lr_drop_rate^floor(step / lr_drop_steps).
     drops = tf.floor(tf.cast(step, tf.float32) / FLAGS.lr_drop_steps)
     return FLAGS.lr * tf.pow(tf.constant(FLAGS.lr_drop_rate), drops)
 
@@ -205,6 +206,7 @@ class Model:
             self._to_masters = self._lowering.copy_slices_to_masters()
             self._saver = checkpoint.Saver(max_to_keep=3)
             self._session.run(tf.global_variables_initializer())
+            # Slices are copies of the masters, which need their values first.
             self._session.run(self._to_slices)
             self._start_reading()
 
@@ -218,6 +220,7 @@ class Model:
         """Returns the results of a step, by name."""
         if not FLAGS.use_tpu:
             return self._placed(rate)
+        # A replicated program returns flat tensors, so their structure leaves it by this list.
         structure: list[Any] = []
 
         def program(rate: tf.Tensor, *slices: tf.Tensor) -> list[tf.Tensor]:
@@ -287,6 +290,7 @@ class Model:
         if not self._is_training:
             outputs["record"] = record
         outputs = tf.nest.map_structure(lambda x: mtf.cast(x, tf.float32), outputs)
+        # All, as the moving averages of batch normalization are none of the optimizer's updates.
         graph.assigns = "all" if self._is_training else "none"
         self._lowering = mtf.Lowering(graph, {mesh: mesh_impl})
         done = self._lowering.effects
@@ -312,6 +316,7 @@ class Model:
         Args:
           directory: the directory of checkpoints.
         """
+        # Steps have changed the slices alone, and the saver writes masters.
         self._session.run(self._to_masters)
         step = int(self._session.run(self._step))
         path = os.path.join(directory, "model.ckpt")
@@ -328,6 +333,7 @@ class Model:
         if path:
             with self._session.graph.as_default():
                 self._saver.restore(self._session, path)
+            # Checkpoints hold masters, and steps read slices.
             self._session.run(self._to_slices)
         return int(self._session.run(self._step))
 

@@ -87,6 +87,7 @@ def _augmented(record: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     )
     for axis in range(3):
         image, label = data_aug_lib.maybe_rot180(image, label, axis)
+    # Changed lesions may be brighter or darker than the range that training expects.
     return tf.clip_by_value(image, 0.0, 1.0), label
 
 

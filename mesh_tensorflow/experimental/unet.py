@@ -205,6 +205,7 @@ def get_dataset_creator(dataset_str: str) -> Callable[[], tf.data.Dataset]:
         ds = read_scans(f"{dataset_str}_file_pattern", is_training, FLAGS.n_dataset_read_interleave)
         ds = mapped(ds, parsed, FLAGS.n_dataset_processes)
         if FLAGS.sampled_2d_slices:
+            # Slices of a scan are alike and come in a row: hence the larger buffer below.
             ds = ds.flat_map(_slices)
         if is_training:
             # Before labels become one-hot, which takes `label_c` times the memory.
@@ -357,6 +358,7 @@ def _cross_entropy(
 ) -> mtf.Tensor:
     """Returns the mean of the weighted cross entropy over voxels."""
     classes = labels.shape.dims[-1]
+    # Cross entropy of a voxel = -sum over label_c of label * log p.
     log_p = mtf.log_softmax(logits, classes)
     xen = mtf.negative(mtf.reduce_sum(log_p * labels, reduced_dim=classes))
     # The weight of lesions is relative to that of the liver, so that losses stay comparable with
@@ -403,6 +405,7 @@ def losses_and_scores(
         "accuracy_of_all_classes": mtf.reduce_mean(accuracy),
     }
     xen = _cross_entropy(logits, labels, liver, lesion)
+    # Probabilities, since a loss of the predicted classes would have no gradient.
     p_lesion = probability_of(mtf.softmax(logits, classes), LESION)
     loss_per_case, loss_global = _dice(*_overlap(p_lesion, lesion), -2.0, FLAGS.dice_epsilon)
     loss_dice = (loss_per_case + loss_global) * 0.5
@@ -511,6 +514,7 @@ class _Network:
     ):
         self._blocks = nx_dim, ny_dim
         self._is_training = is_training
+        # Activations alone may be bfloat16: its 8 bits would round small updates of weights away.
         self._variable_dtype = mtf.VariableDType(tf.float32, tf.float32, dtype)
         self.updates: list[mtf.Operation] = []
 
@@ -561,6 +565,7 @@ class _Network:
             x = mtf.concat([x, kept[depth]], channels)
             x = self._level(x, "up", depth)
         classes = mtf.Dimension("label_c", FLAGS.label_c)
+        # Windows of 1 need nothing of neighboring blocks, so this is the layer without halos.
         conv, size = (layers.conv2d, 2) if FLAGS.sampled_2d_slices else (layers.conv3d, 3)
         return conv(
             x,
@@ -589,6 +594,7 @@ def _check_settings() -> None:
             f"--network_depth={FLAGS.network_depth} and --n_conv_per_block="
             f"{FLAGS.n_conv_per_block} must be 1 at least"
         )
+    # Each level but the first halves a block, and no window of pooling may span two blocks.
     halvings = 2 ** (FLAGS.network_depth - 1)
     for what, size in (
         ("each level but the last", halvings),

@@ -122,6 +122,7 @@ def _check_case(make_impl: MakeImpl, case: Case, most_layouts: int) -> None:
     with tf.Graph().as_default():
         program = Program(case, case.dtypes[0])
         layouts = harness.legal_layouts(program.graph, _MESH, case.whole, 64, case.alike)
+        # Python's own hash of a string differs from process to process, and so would the layouts.
         chosen = harness.chosen_layouts(layouts, 0, zlib.crc32(case.name.encode()))
         texts = ["", *(harness.layout_text(rules, _MESH) for rules in chosen[:most_layouts])]
         lowered = [
@@ -148,6 +149,7 @@ class _Training:
         batch, d_in, hidden = (mtf.Dimension(n, 8) for n in ("batch", "d_in", "hidden"))
         random = np.random.RandomState(0)
         mesh = mtf.Mesh(mtf.Graph(), "mesh")
+        # Each layout has a tf graph of its own, in which initial weights have to be the same.
         tf.set_random_seed(0)
         x, target = (
             mtf.import_tf_tensor(mesh, random.randn(8, 8).astype(np.float32), [batch, d_in])
@@ -197,6 +199,7 @@ def _losses(make_impl: MakeImpl, layout: str, steps: int, **files: str) -> list[
 
 def _check_training(make_impl: MakeImpl) -> None:
     expected = _losses(placement, "", 4)
+    # Losses that do not change would be equal in every layout, whatever updates do.
     assert expected[-1] < expected[0]
     for layout in _LAYOUTS:
         found = _losses(make_impl, layout, 4)
@@ -209,6 +212,7 @@ def _check_checkpoint(make_impl: MakeImpl) -> None:
         path = os.path.join(directory, "model.ckpt")
         _losses(make_impl, _LAYOUTS[2], 2, save=path)
         for layout in _LAYOUTS:
+            # A checkpoint holds whole masters, whatever the layout that it was written in.
             found = _losses(make_impl, layout, 2, restore=path)
             what = f"losses in {layout!r} after a checkpoint of {_LAYOUTS[2]!r}"
             np.testing.assert_allclose(found, expected[2:], rtol=1e-5, err_msg=what)

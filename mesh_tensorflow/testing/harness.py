@@ -203,9 +203,11 @@ def legal_layouts(
     if total <= limit:
         picks = itertools.product(*(alone[n] for n in names))
     else:
+        # With one seed always, so that a failure can be repeated.
         rng = random.Random(0)
         picks = ([rng.choice(alone[n]) for n in names] for _ in range(limit))
     layouts = [{n: a for n, a in zip(names, pick) if a is not None} for pick in picks]
+    # A sample may lack some: each mesh axis is to split each dimension that it can.
     layouts += [{n: a} for n in names for a in alone[n] if a is not None]
     layouts = [r for r in layouts if all(len({r.get(n) for n in names}) == 1 for names in alike)]
     unique = {tuple(sorted(rules.items())): rules for rules in layouts}
@@ -235,6 +237,7 @@ def chosen_layouts(layouts: Sequence[dict], extra: int, seed: int) -> list[dict]
     rng.shuffle(rest)
     open_pairs = {pair for rules in rest for pair in rules.items()}
     chosen = []
+    # A greedy set cover: the fewest layouts that cover all pairs would be hard to find.
     while open_pairs:
         best = max(rest, key=lambda rules: len(open_pairs & set(rules.items())))
         chosen.append(best)
@@ -360,6 +363,7 @@ def lower_with(
         lowerings.append(mtf.Lowering(graph, {mesh: make_impl()}, autostack=False))
         return [lowerings[0].export_to_tf_tensor(t) for t in targets]
 
+    # Several lowerings share a tf graph: the slices that each one makes need names of their own.
     with tf.variable_scope(f"placing_{len(tf.get_default_graph().get_operations())}"):
         exports = program() if run is None else run(program)
     [lowering] = lowerings
@@ -389,6 +393,7 @@ def assert_close(
     is_complex = np.iscomplexobj(actual) or np.iscomplexobj(expected)
     wide: type = np.complex128 if is_complex else np.float64
     actual, expected = actual.astype(wide), expected.astype(wide)
+    # An element near 0 may be a sum of large terms, and then has the rounding error of those.
     scale = np.max(np.abs(expected), initial=0.0)
     np.testing.assert_allclose(
         actual, expected, rtol=tolerance, atol=tolerance * max(scale, 1e-3), err_msg=what

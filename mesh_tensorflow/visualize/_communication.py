@@ -74,6 +74,7 @@ def layer_of(operation: str, depth: int = _DEEPEST) -> str:
     scopes = operation.split("/")
     if _GRADIENTS in scopes:
         scopes = scopes[: scopes.index(_GRADIENTS)]
+    # The last part is the name of the operation itself.
     kept = scopes[:-1][:depth]
     return "/".join(kept) or "(no scope)"
 
@@ -256,6 +257,7 @@ class Communication:
             found.setdefault(layer(item.operation), []).append(item)
         if depth is None and len(found) > most_layers:
             by_size = sorted(found, key=lambda name: -sum(item.bytes for item in found[name]))
+            # One of the rows is that of the others.
             small = by_size[most_layers - 1 :]
             rest = [item for name in small for item in found.pop(name)]
             found[f"{len(small)} others"] = rest

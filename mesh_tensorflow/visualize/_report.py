@@ -109,7 +109,9 @@ def _template() -> Any:
         ) from e
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("mesh_tensorflow", "visualize"),
+        # A title, or the name of a variable, may have characters that HTML would take for its own.
         autoescape=True,
+        # A name that the template has and the caller forgot is an error, and not an empty place.
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -217,6 +219,7 @@ def _distinct(
     subject: Subject, candidates: Sequence[Union[Tensor, Variable]], count: int
 ) -> list[Union[Tensor, Variable]]:
     found: dict[tuple, Union[Tensor, Variable]] = {}
+    # The largest first; those of one shape and layout have one picture, so that one is enough.
     for x in sorted(candidates, key=lambda x: -x.shape.size):
         found.setdefault(_signature(subject, x), x)
         if len(found) == count:

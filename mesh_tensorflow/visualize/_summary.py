@@ -175,6 +175,7 @@ class VariableRow(NamedTuple):
 def _kind(variable: Variable, weights: Mapping[str, Sequence[int]]) -> str:
     if variable.trainable:
         return "weights"
+    # A slot is told by the name and the shape of its weight, which therefore are among these.
     shapes = {**weights, variable.name: variable.shape.to_integer_list}
     return "slots" if is_slot(variable.name, shapes) else "others"
 
@@ -281,6 +282,7 @@ class Summary:
     def _width(self) -> int:
         if self.width is not None:
             return self.width
+        # What goes to a file does not depend on the terminal that a program was started in.
         return shutil.get_terminal_size().columns if sys.stdout.isatty() else _DEFAULT_WIDTH
 
     def _table(self) -> list[str]:

@@ -12,6 +12,7 @@ __all__ = ["CASES", "attend", "causal", "hide"]
 
 
 _LAYERS = mtf.layers
+# What masks of the layers add, as a case compares these with `hide`.
 _HIDDEN = -1e9
 _KV_AND_HEADS = dims("kv:4 heads:4")
 _QKVO = "qkvo:4 heads:4 io:8 kv:4"
@@ -125,6 +126,7 @@ def _blocks_2d(x, qkvo, masked):
     k, v = (_around(np.einsum("...i,hik->...hk", x, m), masked) for m in (wk, wv))
     logits = np.einsum("abhrck,abmnhk->abhrcmn", q, k)
     if not masked:
+        # As in release 0.1.21: logits are summed over rows, and the softmax is over columns.
         weights = np.broadcast_to(_softmax(logits.sum(-2))[..., None, :], logits.shape)
     else:
         rows, columns = np.arange(-h, h)[:, None], np.arange(-w, w)

@@ -104,6 +104,7 @@ def _reductions(name):
 
 
 def _logsumexp_extra(x, e):
+    # log(sum of exp(x) + exp(e)): the extra logit is one more element.
     return np.logaddexp(special.logsumexp(x, 1), e)
 
 
@@ -139,6 +140,7 @@ def _top_k(x, axis, k):
 _REDUCTIONS = [c for name in _FNS for c in _reductions(name)] + _SOFTMAX + _TOP + [
     case("reduce_max_ties", "a b/ties", lambda x: mtf.reduce_max(x, reduced_dim=dim("b")),
          lambda x: x.max(1),
+         # Each of several largest elements has the whole gradient.
          surrogate=lambda x, at: (x * (at[0] == at[0].max(1, keepdims=True))).sum(1)),
     case("reduce_first", "a b s", lambda x: mtf.reduce_first(x, dim("b")), lambda x: x[:, 0],
          dtypes=ALL),

@@ -12,6 +12,7 @@ __all__ = ["CASES"]
 def _custom(fn, factor):
     """Returns a build function of `fn` with gradients `factor` times the output gradients."""
 
+    # These are no derivatives, as the true ones would not show which function made them.
     def grad_fn(explicit_inputs, all_inputs, forward_operations, outputs, output_grads):
         return [factor * mtf.reduce_sum(output_grads[0], output_shape=x.shape) for x in all_inputs]
 

@@ -198,6 +198,7 @@ _BINARY = (
              lambda x, y: (x - y) % 256),
         case("array_of_its_shape", "a b", lambda x: _numbers(x) * x - _numbers(x),
              lambda x: x * _numbers(x) - _numbers(x)),
+        # The gradient at equal elements is that of the first input alone.
         case("maximum_ties", "a b/ties, b/ties", mtf.maximum, on(np.maximum, "a b", "b", "a b"),
              surrogate=lambda x, y, at: np.where(at[0] >= at[1], x, 0) + np.where(
                  at[1] > at[0], y, 0)),

@@ -108,6 +108,7 @@ def _np_batch_norm(axes):
     def layer(x, scale, bias, mean, variance):
         at = (slice(None), None) if axes == 1 else ()
         y = _np_normal(x, axes) * scale[at] + bias[at]
+        # The updates subtract (1 - momentum) (average - statistic of the batch).
         return [y, 0.1 * (mean - x.mean(axes)), 0.1 * (variance - x.var(axes))]
 
     return layer
@@ -135,6 +136,7 @@ _NORMALIZATION = [
 
 def _np_cross_entropy(logits, probs, z_loss=0.0):
     log_z = np.log(np.exp(logits).sum(-1))
+    # -sum of p log softmax(x), and z_loss * log(Z)^2, where Z is the sum of exp(x).
     return -((logits - log_z[..., None]) * probs).sum(-1) + z_loss * log_z**2
 
 
@@ -206,11 +208,13 @@ def _np_transposed(x, f, strides, same=True):
     sizes = x.shape[1:-1]
     full = [(n - 1) * s + max(k, s) for n, s, k in zip(sizes, strides, f.shape)]
     y = np.zeros([x.shape[0], *full, f.shape[-2]])
+    # y[s n + k] += f[k] x[n], for each position k of the window.
     for at in np.ndindex(*f.shape[:rank]):
         places = [slice(k, k + (n - 1) * s + 1, s) for k, n, s in zip(at, sizes, strides)]
         y[(slice(None), *places)] += np.einsum("n...o,io->n...i", x, f[at])
     if same:
         for axis, (n, s, k) in enumerate(zip(sizes, strides, f.shape), 1):
+            # Of the results, SAME keeps n s, and drops half of the others at the beginning.
             skipped = max(k - s, 0) // 2
             y = np.take(y, range(skipped, skipped + n * s), axis)
     return y

@@ -111,6 +111,7 @@ _JOINS = [
 ]
 
 
+# Along b, of size 16: within a slice, by whole slices, over several of them, and beyond the end.
 _OFFSETS = [0, 1, -1, 2, 3, -5, 8, -8, 15, 16, -16, 19, -40]
 
 

@@ -98,7 +98,9 @@ _KINDS = {
     "positive": lambda rng, size: rng.uniform(0.5, 2.0, size),
     # No element is so close to 0 that a finite difference would cross it.
     "away": lambda rng, size: np.where(rng.random(size) < 0.5, -1, 1) * rng.uniform(0.2, 2, size),
+    # No two elements are so near that a finite difference would change their order.
     "distinct": lambda rng, size: rng.permutation(int(np.prod(size))).reshape(size) / 16.0,
+    # With fewer true elements, hardly any row would be true as a whole.
     "mostly": lambda rng, size: rng.random(size) < 0.9,
     "bool": lambda rng, size: rng.random(size) < 0.5,
     "int": lambda rng, size: rng.integers(-4, 5, size).astype(np.int32),
@@ -109,6 +111,7 @@ _KINDS = {
 
 def input_data(case: Case, dtype: str) -> list[np.ndarray]:
     """Returns the input arrays of a case; `dtype` is the dtype of the floating-point ones."""
+    # Python's own hash of a string differs from process to process, and so would the data.
     rng = np.random.default_rng(zlib.crc32(case.name.encode()))
     arrays = []
     for spec in case.inputs:

@@ -314,6 +314,7 @@ def _layer_entries(
     yield _Entry(f"{ours}/{norm}/scale", f"{theirs}.layer_norm.weight", ("d_model",), False)
     ours, theirs = f"{ours}/{kind}", f"{theirs}.{kind}"
     if kind == "DenseReluDense":
+        # PyTorch computes x W^T, and so stores [out, in]; kernels here are [in, out].
         for name in ("wi_0", "wi_1") if gated else ("wi",):
             yield _Entry(
                 f"{ours}/{name}/kernel", f"{theirs}.{name}.weight", ("d_model", "d_ff"), True
@@ -323,6 +324,7 @@ def _layer_entries(
     for name in "qkv":
         yield _Entry(f"{ours}/{name}", f"{theirs}.{name}.weight", ("d_model", "heads * d_kv"), True)
     yield _Entry(f"{ours}/o", f"{theirs}.o.weight", ("heads * d_kv", "d_model"), True)
+    # All blocks of a stack share the bias of the first one.
     if kind == "SelfAttention" and block == 0:
         name = "relative_attention_bias"
         yield _Entry(f"{ours}/{name}", f"{theirs}.{name}.weight", ("heads", "buckets"), True)
@@ -357,6 +359,7 @@ def _entries(form: _Form, norm: str) -> list[_Entry]:
 
 def _layers(names: Iterable[str], pattern: str) -> int:
     numbers = [int(m.group(1)) for m in (re.match(pattern, name) for name in names) if m]
+    # By the largest number, not by how many there are: a gap is told as missing weights.
     return max(numbers, default=-1) + 1
 
 
@@ -433,6 +436,7 @@ def _config(form: _Form, sizes: Mapping[str, int], feed_forward: Optional[str]) 
         "num_layers": form.encoder_layers,
         "num_decoder_layers": form.decoder_layers,
         "relative_attention_num_buckets": sizes["buckets"],
+        # No weight tells it: it is that of the layers here.
         "relative_attention_max_distance": 128,
         "feed_forward_proj": feed_forward or ("gated-gelu" if form.gated else "relu"),
         "layer_norm_epsilon": 1e-6,
@@ -539,6 +543,7 @@ def huggingface_to_mesh(
     if tied:
         weights.pop("lm_head.weight", None)
     elif head is None and embedding is not None:
+        # A file holds weights that are shared only once.
         weights["lm_head.weight"] = embedding
     form = _huggingface_form(weights)._replace(tied=tied)
     entries = _entries(form, norm_name)
@@ -621,10 +626,12 @@ def from_huggingface(
         or the checkpoint already exists.
     """
     files, config = read_huggingface_files(path)
+    # By file, so that the error names the one to get anew.
     for file, part in files.items():
         check_weights(part, file)
     tensors = {name: array for part in files.values() for name, array in part.items()}
     if tied is None:
+        # The newer field comes first; configurations of earlier releases have the other one alone.
         tied = config.get("scale_decoder_outputs", config.get("tie_word_embeddings"))
         if tied not in (None, True, False):
             raise ValueError(

@@ -29,6 +29,7 @@ def checked_int32(name: str, key: str, ids: tf.Tensor, where: Sequence[Any] = ()
       where: further parts of the message.
     """
     narrow = tf.cast(ids, tf.int32)
+    # All values of these fit, so that a check would never fail.
     if ids.dtype in (tf.int8, tf.uint8, tf.int16, tf.uint16, tf.int32):
         return narrow
     # A cast wraps large ids around, so these differ from what they were.
@@ -97,6 +98,7 @@ def length_of(name: str, length: Lengths, key: str) -> int:
                 "features to work on"
             )
         length = length[key]
+    # To Python, True is an integer too, but it is no length.
     if isinstance(length, bool) or not hasattr(length, "__index__") or length < 1:
         raise ValueError(
             f"{name}: the length of {key!r} must be a positive integer, not {length!r}"
@@ -270,6 +272,7 @@ def trim_and_pad_dataset(
         x = x[:length]
         shape = [length] + x.shape.as_list()[1:]
         x = tf.pad(x, [[0, length - tf.shape(x)[0]]] + [[0, 0]] * (len(shape) - 1))
+        # How much is padded is known only when an example is read, so TensorFlow infers no length.
         x.set_shape(shape)
         return x
 
@@ -308,6 +311,7 @@ def pack_or_pad(
     specs = feature_specs("pack_or_pad", dataset)
     keys = chosen_keys("pack_or_pad", specs, feature_keys)
     lengths = {k: length_of("pack_or_pad", length, k) for k in keys}
+    # Before anything is cut off, as only a whole sequence shows whether it is too long.
     if ensure_eos:
         dataset = dataset.map(
             lambda example: {
@@ -429,6 +433,7 @@ def pack_dataset(
         return {k: checked_int32("pack_dataset", k, example[k][: lengths[k]]) for k in keys}
 
     dataset = dataset.map(trim, num_parallel_calls=tf.data.AUTOTUNE)
+    # Examples of any length share a batch; its padding is told from tokens by the zeros.
     dataset = dataset.padded_batch(max(lengths.values()), padded_shapes={k: [None] for k in keys})
     dataset = dataset.map(
         lambda batch: _packed(batch, lengths), num_parallel_calls=tf.data.AUTOTUNE
@@ -443,6 +448,7 @@ def _packed(batch: Mapping[str, tf.Tensor], lengths: Mapping[str, int]) -> dict[
     examples; only the beginnings of rows have to be computed sequentially.
     """
     sizes = {k: _sizes(tokens) for k, tokens in batch.items()}
+    # For all features at once: segment numbers of inputs and targets have to agree.
     kept = tf.reduce_any(tf.stack([size > 0 for size in sizes.values()]), axis=0)
     sizes = {k: tf.boolean_mask(size, kept) for k, size in sizes.items()}
     ends = {k: tf.cumsum(size) for k, size in sizes.items()}
@@ -506,6 +512,7 @@ def _rows(
     splits = tf.concat([tf.gather(offsets, starts), [tf.size(line)]], 0)
 
     def rows(values: tf.Tensor) -> tf.Tensor:
+        # The splits are in order by construction, so that checks of each batch would find nothing.
         ragged = tf.RaggedTensor.from_row_splits(values, splits, validate=False)
         return ragged.to_tensor(shape=[None, length])
 

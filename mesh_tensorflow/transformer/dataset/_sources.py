@@ -164,6 +164,7 @@ def packed_parallel_tsv_dataset(
         count = tf.size(columns)
         check = tf.Assert(tf.equal(count, 2), [f"{what}, and has", count, "in", line])
         with tf.control_dependencies([check]):
+            # Only what is made within the context waits for the check.
             columns = tf.identity(columns)
         example = {}
         for i, key in enumerate(["inputs", "targets"]):
@@ -174,6 +175,7 @@ def packed_parallel_tsv_dataset(
 
     dataset = dataset.map(encode, num_parallel_calls=tf.data.AUTOTUNE)
     if max_encoded_len:
+        # Before packing, which would cut what is too long; EOS counts, as it has a place.
         dataset = dataset.filter(
             lambda example: (
                 tf.maximum(tf.size(example["inputs"]), tf.size(example["targets"]))
@@ -296,6 +298,7 @@ def _checked(
     key: str, ids: tf.Tensor, vocabulary: vocabularies.Vocabulary, where: Sequence[Any]
 ) -> tf.Tensor:
     size = vocabulary.vocab_size
+    # A lookup of an id beyond the table gives zeros, without an error.
     check = tf.Assert(
         tf.reduce_all(ids < size),
         [
@@ -392,6 +395,7 @@ def _check_features(filenames: Sequence[str], keys: Sequence[str]) -> None:
     kinds: dict[str, set[str]] = {}
     for record in records:
         for name, feature in tf.train.Example.FromString(record).features.feature.items():
+            # A feature without values may have no kind, and an empty sequence of ids is no mistake.
             kinds.setdefault(name, set()).add(feature.WhichOneof("kind") or "int64_list")
     lacking = [key for key in keys if "int64_list" not in kinds.get(key, set())]
     if kinds and lacking:

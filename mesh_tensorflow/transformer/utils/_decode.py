@@ -140,6 +140,7 @@ def _batches(outputs: Iterator[str], batch_size: int, missing: int) -> Iterator[
             raise RuntimeError(f"there were no outputs for the last {missing} inputs")
         batch.append(as_text(output))
         missing -= 1
+        # Parts consist of whole batches, so that a run that resumes begins where a batch does.
         if len(batch) == batch_size or not missing:
             yield batch
             batch = []
@@ -162,8 +163,10 @@ def _compute_missing(
     for batch in _batches(outputs_from(len(lines)), batch_size, missing) if missing else ():
         part += batch
         whole = len(lines) + len(part) == len(inputs)
+        # Few files where decoding is fast, and little to compute again where it is slow.
         if whole or len(part) >= _LEAST_ROWS or time.monotonic() - since > _MOST_SECONDS:
             path = _part(directory, len(lines))
+            # As JSON: outputs may have line breaks, and their number says where a run goes on.
             write_text(json.dumps(part), path, f"{path}.tmp")
             lines, part, since = lines + part, [], time.monotonic()
     return lines
@@ -196,6 +199,7 @@ def write_resumably(
     if not inputs:
         write_lines_to_file([], filename)
         return
+    # Other inputs, weights or settings have another directory, so that their parts are never mixed.
     directory = f"{filename}.parts-{_fingerprint(list(inputs), batch_size, about)}"
     # Killed while the parts of a finished file were being removed.
     finished = tf.io.gfile.isdir(directory + _FINISHED)
@@ -248,6 +252,7 @@ def decode(
     ):
         output = _text(prediction["outputs"], targets_vocabulary(vocabulary))
         if number < _LOGGED and "inputs" in prediction:
+            # Ids that are given, as prefixes are, are negative.
             source = _text(abs(prediction["inputs"]), inputs_vocabulary(vocabulary))
             tf.logging.info("decoded %r from %r", output, source)
         yield output
@@ -322,6 +327,7 @@ def decode_from_file(
     ids = np.repeat(ids, repeats, axis=0)
     # A program has a fixed batch: copies of a line fill it up, and their outputs are dropped.
     ids = np.concatenate([ids, np.repeat(ids[:1], -len(ids) % batch_size, axis=0)])
+    # Chosen once: the name of the file, its parts and the outputs have to be of one checkpoint.
     path = _latest(estimator, checkpoint_path)
 
     def outputs_from(start: int) -> Iterator[str]:
@@ -413,6 +419,7 @@ def _outputs_of(
     start: int,
 ) -> Iterator[str]:
     """Yields outputs for the examples of a data set, beginning at example `start`."""
+    # It relies on the order of examples, which therefore is part of the fingerprint of the parts.
     input_fn = combined_input_fn(
         [lambda: _dataset_of(dataset, sequence_length).skip(start)], batch_size
     )

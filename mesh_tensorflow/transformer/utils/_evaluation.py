@@ -52,6 +52,7 @@ def _accumulated(values: tf.Tensor, name: Optional[str], kind: str) -> Metric:
             dtype=tf.float32,
             trainable=False,
             initializer=tf.constant_initializer(0.0),
+            # The old kind of variable hands out its memory, which a later assignment changes.
             use_resource=True,
             # No checkpoint has it, and each evaluation begins with its initial value.
             collections=[tf.GraphKeys.LOCAL_VARIABLES, tf.GraphKeys.METRIC_VARIABLES],
@@ -60,6 +61,7 @@ def _accumulated(values: tf.Tensor, name: Optional[str], kind: str) -> Metric:
         update = total.assign(combine(total, reduced), read_value=False)
         with tf.control_dependencies([update]):
             updated = total.read_value()
+    # The value must not run the update, or reading it at the end would count the last batch twice.
     return total.read_value(), updated
 
 
@@ -115,6 +117,7 @@ def token_metrics(tensors: Mapping[str, tf.Tensor]) -> dict[str, Metric]:
         "mean_label": tf.metrics.mean(tf.cast(tensors["targets"], tf.float32), weights),
         "num_eval_tokens": metric_sum(weights, name="num_eval_tokens"),
         "max_targets_length": metric_max(lengths, name="max_targets_length"),
+        # log(perplexity) is the mean of -log p(target), over the targets that count.
         "neg_log_perplexity": tf.metrics.mean(-tensors["negative_log_prob"], weights),
     }
 
@@ -256,6 +259,7 @@ def eval_model(
         eval_summary_dir or os.path.join(model_dir, f"{dataset_split}_eval"), eval_dir_suffix
     )
     tf.io.gfile.makedirs(directory)
+    # Once for all checkpoints, as examples and targets do not depend on weights.
     tasks = _tasks(datasets, vocabulary)
     if output_eval_examples:
         _write_examples(tasks, directory, vocabulary)
@@ -268,6 +272,7 @@ def eval_model(
                 estimator, input_fn, step, model_dir, vocabulary, _scores_only, count
             )
         else:
+            # The rows that fill up the last batch have outputs too, which belong to no example.
             outputs = list(itertools.islice(decode(estimator, input_fn, vocabulary, path), count))
         _evaluate_outputs(tasks, outputs, step, directory, eval_with_score, output_eval_examples)
 

@@ -311,6 +311,7 @@ def in_vocabulary(dataset: tf.data.Dataset, vocab_sizes: Mapping[str, int]) -> t
 
     def checked(example: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         checks = [
+            # A lookup of an id beyond the table gives zeros, without an error.
             tf.debugging.assert_less(
                 tf.reduce_max(example[key]),
                 tf.cast(size, example[key].dtype),
@@ -348,6 +349,7 @@ def combined_input_fn(
             combined = ds if combined is None else combined.concatenate(ds)
         # The last batch is filled up and not dropped: each example has to have an output.
         combined = combined.batch(batch_size, drop_remainder=False)
+        # Along the batch, whose size is static then, as programs on a mesh need it.
         combined = transformer_dataset.trim_and_pad_dataset(combined, length=batch_size)
         return combined.prefetch(tf.data.AUTOTUNE)
 
@@ -369,6 +371,7 @@ def arrays_input_fn(
 
     def input_fn(params: object = None) -> tf.data.Dataset:
         del params
+        # Nothing is dropped, as rows are a multiple of the batch; it makes the batch's size static.
         return tf.data.Dataset.from_tensor_slices(dict(features)).batch(
             batch_size, drop_remainder=True
         )

@@ -69,6 +69,7 @@ def negative_log_prob(logits: mtf.Tensor, targets: mtf.Tensor) -> mtf.Tensor:
       A float32 Tensor [..., length].
     """
     vocab = logits.shape.dims[-1]
+    # They are summed over a row, for which the 8 significant bits of bfloat16 are too few.
     logits = mtf.cast(logits, tf.float32)
     # Given ids are negative; they have no weight, so that any label will do.
     labels = mtf.one_hot(mtf.maximum(targets, 0), vocab, dtype=tf.float32)
@@ -140,6 +141,7 @@ def _scoring_program(
     )
     scores = -negative_log_prob(logits, targets) * target_weights(targets, settings.model_type)
     batch = settings.batch_dims(training=False).batch
+    # log p(targets) of a row = the sum of log p(target | those before it) over its positions.
     return Outputs({"scores": mtf.reduce_sum(scores, output_shape=[batch]), "targets": targets})
 
 
@@ -155,6 +157,7 @@ def _continued(
     more = settings.joined_length - length.size
     check_length(settings.transformer_model, settings.joined_length)
     if more > 0:
+        # Decoding fills in zeros after the inputs, and so needs some.
         inputs = mtf.pad(inputs, [0, more], length.name)
     return settings.transformer_model.sample_autoregressive(
         inputs, variable_dtype=variable_dtype, remove_partial_sequences=True
@@ -276,6 +279,7 @@ def _encoded(
         ids = ids[:length]
         return tf.pad(ids, [[0, length - tf.size(ids)]])
 
+    # Row by row, since `encode_tf` takes a single text.
     ids = tf.map_fn(row, texts, fn_output_signature=tf.TensorSpec([length], tf.int32))
     missing = batch_size - tf.shape(texts)[0]
     return tf.ensure_shape(tf.pad(ids, [[0, missing], [0, 0]]), [batch_size, length])
@@ -341,6 +345,7 @@ def export_model(
         ]
         with tf.control_dependencies(checks):
             features = {
+                # The identity waits for the check; what was made outside of the context does not.
                 ROWS: tf.identity(rows),
                 "inputs": _encoded(
                     inputs_vocabulary(vocabulary),

@@ -124,6 +124,7 @@ def check_length(model: Any, length: int) -> None:
     )
     for part in parts:
         positions = getattr(part, "max_length_dim", None)
+        # A model with relative positions alone reads sequences of any length.
         embedded = any(
             getattr(part, name, False)
             for name in ("positional_embedding", "sinusoid_positional_embedding")
@@ -141,6 +142,7 @@ def _unitransformer_arguments(features: Mapping[str, mtf.Tensor]) -> dict[str, A
     segments = features.get("targets_segmentation")
     inputs = features.get("inputs")
     if inputs is None:
+        # Each target is predicted from those before it, so inputs are targets, shifted by one.
         inputs = transformer.autoregressive_inputs(targets, sequence_id=segments)
     return {
         "inputs": inputs,
@@ -439,6 +441,7 @@ def check_tiling(spec: Optional[Sequence[Any]], mesh_shape: mtf.Shape) -> None:
     if spec is None:
         return
     tiled = HierarchicalTiling.spec_to_mesh_shape(spec, mesh_shape.size)
+    # A dimension of size 1 splits nothing, and `tpu_mesh_shape` leaves it out.
     if [d for d in tiled if d.size > 1] != [d for d in mesh_shape if d.size > 1]:
         raise ValueError(
             f"tpu_estimator_model_fn: hierarchical_tiling_spec={spec} makes the mesh "
@@ -526,8 +529,10 @@ def run_on_mesh(
     def program() -> tuple[dict[str, tf.Tensor], list[tf.Operation], dict[str, tf.Tensor]]:
         graph = mtf.Graph()
         mesh = mtf.Mesh(graph, "my_mesh")
+        # What the collection has by now are scalars of another program in this tf graph.
         start = summaries_so_far()
         outputs = build(mesh)
+        # Only once the model is built is it known which dimensions it has.
         rules = layout_of_program(settings.layout_rules, graph, settings.mesh_shape)
         impl: Any
         if settings.context is not None:

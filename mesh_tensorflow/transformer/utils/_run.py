@@ -175,6 +175,7 @@ def _session_config(settings: Settings, processes: int = 1) -> tf.ConfigProto:
     named = [tf.DeviceSpec.from_string(device) for device in settings.mesh_devices or ()]
     cpus = [d.device_index or 0 for d in named if d.device_type == "CPU"]
     if settings.mesh_devices is None and (is_simd or processes > 1):
+        # The number of the last one: each process counts its own CPUs from 0.
         cpus.append(-(-settings.mesh_shape.size // processes) - 1)
     if cpus:
         layout_rules = settings.layout_rules if processes == 1 else None
@@ -279,6 +280,7 @@ def _estimator_of(
         cluster=cluster,
         model_dir=settings.model_dir,
         session_config=_session_config(settings, processes),
+        # The model function's own hook saves, once slices have been copied to masters.
         save_checkpoints_steps=None,
         save_checkpoints_secs=None,
         log_step_count_steps=100,
@@ -293,6 +295,7 @@ def _estimator_of(
         model_fn=model_fn,
         config=config,
         use_tpu=bool(use_tpu),
+        # In training, each member of an ensemble may have sequences of its own.
         train_batch_size=batch_size * (settings.ensemble_inputs or 1),
         eval_batch_size=batch_size,
         predict_batch_size=batch_size,

@@ -101,6 +101,7 @@ def _checked(results: Examples) -> list[Mapping[str, Any]]:
 
 
 def _in_one_line(text: object) -> str:
+    # A line break would shift all that follows against the lines of the other files.
     return as_text(text).replace("\n", " ")
 
 
@@ -269,6 +270,7 @@ def _filled(results: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """Yields results up to the last one that has targets."""
     empty: list[dict[str, Any]] = []
     for r in results:
+        # Kept back until a later result with targets shows that these are examples too.
         empty.append(r)
         if np.any(r["targets"]):
             yield from empty
@@ -331,6 +333,7 @@ def score_with_estimator_lazy(
       num_examples_per_shard: the number of examples in a shard.
     """
     for path in get_checkpoint_iterator(eval_checkpoint_step, model_dir):
+        # An iterator, so that one shard at a time is in memory.
         results = _scored(estimator, input_fn, path, num_examples)
         for shard in itertools.count():
             some = list(itertools.islice(results, num_examples_per_shard))
@@ -476,6 +479,7 @@ def score_from_strings(
     """
     sources = (_source(inputs, "inputs"), _source(targets, "targets"))
     inputs, targets = _lines(inputs), _lines(targets)
+    # A language model alone may have targets without inputs.
     if len(inputs) != len(targets) and (inputs or model_type != "lm"):
         raise ValueError(
             f"score_from_strings: there are {len(inputs)} inputs, but {len(targets)} targets"

@@ -112,7 +112,9 @@ def parse_gin_defaults_and_flags(
     for prefix in prefixes:
         gin.add_config_file_search_path(prefix)
     with explained_errors(FLAGS.gin_file or (), prefixes):
+        # An earlier call may have locked the configuration.
         with gin.unlock_config():
+            # First, since of several bindings of a parameter the last one counts.
             gin.parse_config((directory / _DEFAULTS).read_text(), skip_unknown=skip_unknown)
             gin.parse_config_files_and_bindings(
                 FLAGS.gin_file, FLAGS.gin_param, skip_unknown=skip_unknown, finalize_config=False
@@ -373,6 +375,7 @@ def serialize_num_microbatches(
         )
     sequences = batch_dim.size // replicas
     at_once = max(1, tokens_per_microbatch_per_replica // longest(sequence_length))
+    # The smallest divisor of `sequences` from this number on, as all microbatches have one size.
     number = math.ceil(sequences / at_once)
     # It ends with one sequence in each microbatch at the latest.
     while sequences % number:
@@ -591,6 +594,7 @@ def _new_ones(model_dir: str, skip_until: int, stop_after: Optional[int]) -> Ite
         )
     path = None
     while True:
+        # Those that were written while the caller was at work are left out: it keeps up.
         before, path = path, checkpoint_files.latest(model_dir)
         if path is None or path == before:
             time.sleep(_POLL_SECONDS)

@@ -157,6 +157,7 @@ def _encode(vocabulary: Vocabulary, line: str, number: int, what: str) -> list[i
             f"{what}: line {number} cannot be encoded: {line[:80]!r}: {error}"
         ) from error
     size = vocabulary.vocab_size
+    # A lookup of an id beyond the table gives zeros, without an error.
     if ids and max(ids) >= size:
         raise ValueError(
             f"{what}: line {number} has the id {max(ids)}, but the vocabulary is too small, with "
@@ -375,6 +376,7 @@ def clean_decodes(
     """
     ids = tf.convert_to_tensor(ids)
     ends = tf.cast(tf.equal(ids, eos_id), tf.int32)
+    # The number of EOS before each position: exclusive, so that the first EOS itself stays.
     after = tf.cumsum(ends, axis=length_axis, exclusive=True)
     return tf.where_v2(tf.greater(after, 0), tf.cast(pad_id, ids.dtype), ids)
 

@@ -178,6 +178,7 @@ def _layer_of(name: str) -> Optional[tuple[str, str, str]]:
     match = _LAYER.fullmatch(name)
     if match is None:
         return None
+    # What is in between: a block and a layer, or a layer alone.
     scope = name[len(match["stack"]) + 1 : len(name) - len(match["rest"]) - 1]
     return match["stack"], scope, match["rest"]
 
@@ -251,6 +252,7 @@ def flexible_ckpt_init_mapping(
             there = name
         else:
             stack, scope, rest = parts
+            # A new layer has no scope there, and so a name that the checkpoint lacks.
             there = f"{stack}/{scopes.get((stack, scope), '')}/{rest}"
         if there in saved:
             mapping[name] = there
@@ -333,6 +335,7 @@ class OperativeConfigHook(tf.train.SessionRunHook):
         """
         if self._directory is None:
             return
+        # Not before: it has the parameters of what was called, by now the whole program.
         text = gin.operative_config_str()
         tf.io.gfile.makedirs(self._directory)
         path = os.path.join(self._directory, f"{_CONFIG_NAME}.gin")
@@ -398,12 +401,14 @@ def training_spec(settings: ProgramSettings, features: Mapping[str, tf.Tensor]) 
             settings.transformer_model.initialize()
         _load_initial_checkpoint(settings)
         hooks = [
+            # The saver saves at once, from slices, which have to be copies of the masters.
             mtf.MtfRestoreHook(results.lowering),
             _saver_hook(settings, results),
             OperativeConfigHook(settings.model_dir),
         ]
     loss = results.tensors["loss"]
     scalars = {
+        # A scalar of the model's own would otherwise take the place of one that is always written.
         f"{name}_1" if name in _OWN_TAGS else name.rstrip("/"): value
         for name, value in results.summaries.items()
     }
@@ -530,6 +535,7 @@ class _InputListener(tf.train.CheckpointSaverListener):
 
     def after_save(self, session: tf.Session, global_step_value: int) -> None:
         """Saves."""
+        # After the model, whose checkpoints now say which older states are kept.
         self._input_checkpoints.save(session, global_step_value)
 
 
@@ -594,6 +600,7 @@ def train_model(
         if skip_seen_data:
             seen = _seen_batches(estimator.model_dir, seen_data_init_step)
             tf.logging.info("Skipping %d batches", seen)
+            # Of batches, one of which is a step, and so after they are made.
             dataset = dataset.skip(seen)
         dataset = dataset.prefetch(tf.data.AUTOTUNE)
         return dataset if input_checkpoints is None else input_checkpoints.follow(dataset)
