@@ -363,7 +363,7 @@ class Gates:
     def _two_gates(
         self, context: Context, mask: Union[mtf.Tensor, float], inputs_list: list[mtf.Tensor]
     ) -> tuple[mtf.Tensor, mtf.Tensor]:
-        """Returns two gates; the second reads the normalized output of the first."""
+        """Returns two gates; the second reads the normalized inputs of the first."""
         first = self._gate(context, mask, inputs_list)
         normalized = [self._masked_norm(x, mask) for x in inputs_list]
         return first, self._gate(context, mask, normalized)

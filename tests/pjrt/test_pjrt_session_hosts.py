@@ -141,7 +141,6 @@ def test_a_process_that_cannot_write_is_named(savers):
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 def test_estimators_save_and_restore_part_by_part(tmp_path):
     chief, other = found(tmp_path, "estimator")
     assert other == [chief, []]
@@ -152,7 +151,6 @@ def test_estimators_save_and_restore_part_by_part(tmp_path):
     assert then == {"define", "faults", "restore", "run", "write"}
 
 
-@pytest.mark.slow
 @pytest.mark.slow
 def test_fit_is_as_in_one_process(tmp_path):
     chief, other = found(tmp_path, "fit")
@@ -168,7 +166,6 @@ def test_fit_is_as_in_one_process(tmp_path):
     assert len(resumed["losses"]) == 1
 
 
-@pytest.mark.slow
 @pytest.mark.slow
 def test_utils_run_is_as_in_one_process(tmp_path):
     one, two = tmp_path / "one", tmp_path / "two"
@@ -189,7 +186,6 @@ def test_utils_run_is_as_in_one_process(tmp_path):
 
 
 @pytest.mark.every("1*")
-@pytest.mark.slow
 @pytest.mark.slow
 @pytest.mark.parametrize("lost", [0, 1])
 def test_a_process_that_is_lost_is_named(lost, tmp_path):

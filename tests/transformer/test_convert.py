@@ -90,7 +90,6 @@ def test_names_and_shapes(model):
 
 
 @pytest.mark.slow
-@pytest.mark.slow("t5_1_1*")
 def test_logits_are_those_of_transformers(model, tmp_path):
     """As they were computed once; `test_convert_live.py` computes them."""
     expected = np.load(model / "logits.npz")
