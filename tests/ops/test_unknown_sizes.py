@@ -100,11 +100,12 @@ def test_placeholders_in_simd():
             devices=["/cpu:0", "/cpu:1"],
         )
         assert session.run(y, {fed: X}) == 132.0
-        # Both processors fail, and TensorFlow tells one of their errors, or that what waited for
-        # the first of them was cancelled.
-        told = tf.errors.InvalidArgumentError, tf.errors.CancelledError
-        with pytest.raises(told, match=r"must fit Shape\[batch=4, d=3\]|is cancelled"):
-            session.run(y, {fed: WRONG[1]})
+        for _ in range(10):  # the error itself each time, not what it cancelled on the other one
+            with pytest.raises(
+                tf.errors.InvalidArgumentError, match=r"must fit Shape\[batch=4, d=3\]"
+            ):
+                session.run(y, {fed: WRONG[1]})
+            assert session.run(y, {fed: X}) == 132.0
 
 
 def test_gradients_and_loops(tf_graph):

@@ -50,6 +50,7 @@ class SimdProgram(Program):
       local: physical numbers of the processors that this process runs.
       graph: the tf graph of the traced function.
       pnum: the physical number of the processor that runs the program, an int32 scalar.
+      communicates_inside: whether a loop, a branch or a function in the program communicates.
       binds_masters: whether slices may be the only place of a variable's value.
       orders_operations: whether operations can be made to wait for others, and print.
     """
@@ -63,6 +64,7 @@ class SimdProgram(Program):
     def __init__(self, devices: Sequence[str], local: Sequence[int], first_key: int):
         self.devices = list(devices)
         self.local = list(local)
+        self.communicates_inside = False
         self._next_key = first_key
         self._own: dict[int, Mapping[int, Optional[tf.Tensor]]] = {}
         self._zeros: dict[Hashable, tf.Tensor] = {}
@@ -183,6 +185,9 @@ def current_program() -> Optional[SimdProgram]:
 # -- its calls
 
 _WAKE_UP_GROUP = 2**30
+# Of more processors, TensorFlow takes long to optimize as many copies: for 16, a first step of a
+# small transformer took 20 s in place of 9 s.
+_MOST_INLINED = 8
 # How the types of operations on variables begin.
 _USES = ("ReadVariableOp", "Assign", "ResourceApply", "ResourceScatter", "ResourceGather")
 _READS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd")  # of these, what only reads
@@ -232,32 +237,65 @@ def _call_on_each(
     Returns:
       For each processor its outputs; only those of the first processor are used.
     """
+    outside = function.captured_inputs
     copied = {pnum: _copies(program, function, pnum) for pnum in program.local}
     before = [*_wake_up(program), *[op for made in copied.values() for _, op in made.values()]]
+    if program.communicates_inside or len(program.local) > _MOST_INLINED:
+        function = _not_inlined(function)
     calls = []
     for pnum in program.local:
-        own = program.arguments(function.captured_inputs, pnum)
+        own = program.arguments(outside, pnum)
         own = [copied[pnum][i][0] if i in copied[pnum] else x for i, x in enumerate(own)]
-        with tf.device(program.devices[pnum]):
-            # As a constant, the number would let TensorFlow fold a selection by it, and leave out a
-            # collective on the processors that do not select its result: the others would wait for
-            # them forever.
-            number = tf.placeholder_with_default(tf.constant(pnum), [])
-            with tf.control_dependencies(before):
-                calls.append(_call(function, [number, *inputs, *own]))
+        number = _number(pnum, program.devices[pnum])
+        with tf.device(program.devices[pnum]), tf.control_dependencies(before):
+            calls.append(_call(function, [number, *inputs, *own]))
     return calls
+
+
+def _number(pnum: int, device: str) -> tf.Tensor:
+    """Returns the number of the processor of a device, which TensorFlow cannot know beforehand."""
+    # TensorFlow would fold a selection by a constant, and leave out a collective on the processors
+    # that do not select its result: the others would wait for them forever. What is drawn is never
+    # folded, and there is one number to draw from. It needs a seed where
+    # tf.config.experimental.enable_op_determinism() was called.
+    host = tf.DeviceSpec.from_string(device).replace(device_type="CPU", device_index=0)
+    with tf.device(host.to_string()):
+        return tf.raw_ops.RandomUniformInt(
+            shape=tf.zeros([0], tf.int32),
+            minval=tf.constant(pnum),
+            maxval=tf.constant(pnum + 1),
+            seed=1,
+        )
 
 
 def _call(function: ConcreteFunction, arguments: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     """Calls a function with arguments in place of what it captures."""
     call_flat = getattr(getattr(function, "inference_fn", None), "call_flat", None)
     if call_flat is not None:
-        return list(call_flat(*arguments))
-    # The same call, with nothing but documented names. It lacks hints for the optimizer.
-    outputs = tf.raw_ops.StatefulPartitionedCall(
-        args=arguments, Tout=[x.dtype for x in function.outputs], f=function
-    )
-    return list(outputs)
+        outputs = list(call_flat(*arguments))
+    else:
+        # The same call, with nothing but documented names. It lacks hints for the optimizer.
+        outputs = list(
+            tf.raw_ops.StatefulPartitionedCall(
+                args=arguments, Tout=[x.dtype for x in function.outputs], f=function
+            )
+        )
+    # Inlined, unless the function says that it is not to be: of an error within a call, a session
+    # often tells only what the error cancelled. Without the attribute TensorFlow inlines as well,
+    # but not every call.
+    set_attribute = getattr(outputs[0].op, "_set_attr", None)
+    if set_attribute is not None:
+        set_attribute("_lower_as_multi_device_function", tf.AttrValue(b=True))
+    return outputs
+
+
+def _not_inlined(function: ConcreteFunction) -> ConcreteFunction:
+    """Returns a function that calls another with its arguments and captures, and is not inlined."""
+    return tf2.function(
+        lambda *arguments: _call(function, arguments),
+        autograph=False,
+        experimental_attributes={"_noinline": True},
+    ).get_concrete_function(*[tf2.TensorSpec(x.shape, x.dtype) for x in function.inputs])
 
 
 def _copies(
@@ -402,11 +440,15 @@ def _results_of(
     Args:
       program: the SimdProgram.
       structure: what the computation returned.
-      calls: the outputs of each processor.
+      calls: the outputs of each processor; the last one is there when all others are.
     """
-    if not calls[0]:
+    if len(calls[0]) == 1:
         return structure
-    everyone = [outputs[0].op for outputs in calls]
+    # By way of an output: of an inlined call nobody can wait but for what it gives.
+    everyone = []
+    for pnum, outputs in zip(program.local, calls):
+        with tf.device(program.devices[pnum]):
+            everyone.append(tf.identity(outputs[-1]).op)
     flat = []
     with tf.device(program.devices[program.local[0]]):
         # One node to wait for, instead of an edge from each call to each result.
@@ -505,19 +547,17 @@ def replicate(
         with tracing(program), steps.in_program(), tf.variable_creator_scope(_made_outside):
             results = collecting(computation)(*arguments) if watched else computation(*arguments)
         structure.append(results)
-        return [_as_tensor(result) for result in tf.nest.flatten(results)]
+        flat = [_as_tensor(result) for result in tf.nest.flatten(results)]
+        # What all of the program's results wait for: in an inlined function TensorFlow leaves out
+        # sends and receives on which no output depends.
+        with tf.control_dependencies(flat):
+            return [*flat, tf.constant(True)]
 
     # In the calling graph, before the tracing: within, they would be constants of the program.
     tensors = [tf.convert_to_tensor(x) for x in inputs]
     try:
         with tf.variable_creator_scope(steps.made):
-            function = tf2.function(
-                # Not inlined: loops with collectives deadlock in the calling graph (TensorFlow
-                # 2.21).
-                traced,
-                autograph=False,
-                experimental_attributes={"_noinline": True},
-            ).get_concrete_function(
+            function = tf2.function(traced, autograph=False).get_concrete_function(
                 tf2.TensorSpec([], tf.int32), *[tf2.TensorSpec(x.shape, x.dtype) for x in tensors]
             )
     except TypeError as e:
