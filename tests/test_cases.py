@@ -34,6 +34,7 @@ def check_placings(program, placings, dtype):
         assert lowered.counted == lowered.predicted, lowered.placing
 
 
+@pytest.mark.slow_but(180)
 @pytest.mark.slow("attention_ring*", "while_accumulators_only*")
 @pytest.mark.parametrize("case, dtype", PARAMS)
 def test_layouts(case, dtype, tf_graph):

@@ -101,6 +101,7 @@ def run_page(path, directory, log):
     os._exit(0)
 
 
+@pytest.mark.slow_but(8)
 @pytest.mark.slow(
     "docs/api*",
     "docs/auto_mtf*",

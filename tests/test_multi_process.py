@@ -229,6 +229,7 @@ def test_training_equals_one_process(case, target, alone):
         np.testing.assert_allclose(weight, alone["weights"][name], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow_but(1)
 @pytest.mark.parametrize("case", ["2 processors, data", "4 processors, default"])
 def test_random_values_equal_one_process(case, target, alone):
     mesh_shape, layout, names, kwargs = CASES[case]

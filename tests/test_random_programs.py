@@ -72,8 +72,12 @@ def check_stored(instructions, mesh, seed):
 
 
 test_some_layouts = settings(max_examples=5, phases=PHASES)(IN_LAYOUTS(check_layouts))
-test_some_recomputed = settings(max_examples=3, phases=PHASES)(IN_ONE_LAYOUT(check_recomputed))
-test_some_microbatches = settings(max_examples=2, phases=PHASES)(IN_ONE_LAYOUT(check_microbatches))
+test_some_recomputed = pytest.mark.slow(
+    settings(max_examples=3, phases=PHASES)(IN_ONE_LAYOUT(check_recomputed))
+)
+test_some_microbatches = pytest.mark.slow(
+    settings(max_examples=2, phases=PHASES)(IN_ONE_LAYOUT(check_microbatches))
+)
 test_some_stored = pytest.mark.slow(
     settings(max_examples=3, phases=PHASES)(IN_ONE_LAYOUT(check_stored))
 )

@@ -370,6 +370,7 @@ PROCESSES = {
 }
 
 
+@pytest.mark.slow_but(1)
 @pytest.mark.slow("graph_mode*", "v1_control_flow*", "v1_variables*")
 @pytest.mark.parametrize("name", PROCESSES)
 def test_in_a_fresh_process(name):

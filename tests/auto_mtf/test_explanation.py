@@ -147,7 +147,7 @@ def test_command_with_a_function(capsys):
     assert "optimizer" not in capsys.readouterr().out
 
 
-@pytest.mark.slow_but(5)
+@pytest.mark.slow_but(3)
 @pytest.mark.parametrize(
     "arguments, message",
     [

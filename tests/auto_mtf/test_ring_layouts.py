@@ -64,8 +64,7 @@ def every_layout(space, names=("batch", "length", "memory", "d", "e")):
     return [{d: m for d, m in zip(names, pick) if m} for pick in picks]
 
 
-@pytest.mark.every("True*")
-@pytest.mark.slow
+@pytest.mark.every
 @pytest.mark.parametrize("exchanges", [False, True])
 def test_brute_force(exchanges, tf_graph):
     """Legal layouts are lowered; the choice is the best of them, in time and in memory."""

@@ -76,7 +76,7 @@ def directly(graph, outputs, estimator, layout):
     return compute, total
 
 
-@pytest.mark.slow("None*", "sgd*")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "optimizer, recompute", [(None, False), ("sgd", False), ("adafactor", True)]
 )

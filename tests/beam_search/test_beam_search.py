@@ -150,6 +150,7 @@ def test_finds_the_best_of_all_sequences(alpha, stop_early):
         assert_found(ids[row], scores[row], expected, row)
 
 
+@pytest.mark.slow_but(8)
 @pytest.mark.parametrize("beam", [1, 2, 4])
 @pytest.mark.parametrize(
     "alpha, stop_early", [(0.0, True), (0.6, True), (0.6, False), (2.0, True), (-2.0, True)]
@@ -190,7 +191,7 @@ PLACINGS = [
 ]  # fmt: skip
 
 
-@pytest.mark.slow_but(3)
+@pytest.mark.slow_but(2)
 @pytest.mark.slow("placing[12]*")
 @pytest.mark.parametrize("placing", PLACINGS)
 def test_is_the_same_in_every_layout(placing):

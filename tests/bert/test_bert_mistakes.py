@@ -73,8 +73,7 @@ def data(tmp_path_factory):
     return directory
 
 
-@pytest.mark.slow_but(1)
-@pytest.mark.slow("no_records*")
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MISTAKES)
 def test_one_message(name, data):
     command, said = MISTAKES[name]

@@ -103,7 +103,7 @@ def test_classifier(data):
         assert results(other) == pytest.approx(found, rel=1e-2)
 
 
-@pytest.mark.slow
+@pytest.mark.every
 def test_classifier_goes_on_from_records_and_checkpoint(data):
     bert_data.write_cola(data)
     cached = str(data / "cached.tf_record")

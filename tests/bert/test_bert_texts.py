@@ -60,7 +60,7 @@ def assert_answers(ours, expected):
         assert [a[name] for a in ours] == pytest.approx([a[name] for a in expected])
 
 
-@pytest.mark.slow("run_pretraining*", "run_squad*")
+@pytest.mark.slow
 @pytest.mark.parametrize("program", bert_cases.MODES)
 def test_model_function(directory, program):
     """Losses, metrics and predictions for the same weights; names and shapes of variables."""

@@ -115,6 +115,7 @@ def listed_flags(program):
                     yield name[2:], action.default and str(action.default)
 
 
+@pytest.mark.slow_but(7)
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_help(program):
     code, out, err, seconds = run(program, "--help")
@@ -131,6 +132,7 @@ def test_help(program):
     assert out.count("default: ") + out.count("(required)") > 0 or program.endswith("convert")
 
 
+@pytest.mark.slow_but(7)
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_mistakes_in_flags(program):
     arguments, message = MISTAKES[program]

@@ -136,6 +136,7 @@ assert "tensorflow" not in sys.modules
 """
 
 
+@pytest.mark.slow_but(13)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_help_of_benchmarks_needs_no_tensorflow(name):
     path = BENCHMARKS / f"{name}.py"

@@ -75,6 +75,7 @@ RUNS = {
 }
 
 
+@pytest.mark.slow_but(2)
 @pytest.mark.slow("*merged*")
 @pytest.mark.parametrize("run", RUNS)
 def test_error_says_where(run):

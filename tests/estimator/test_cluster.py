@@ -166,7 +166,7 @@ def test_a_killed_process_is_named_and_training_resumes(victim, start, tmp_path,
     assert_same(chief, alone, saved + 1)
 
 
-@pytest.mark.slow
+@pytest.mark.every
 def test_a_worker_killed_while_the_chief_saves(start, tmp_path, alone):
     """The checkpoint before is complete, and nothing of the one begun is in the way."""
     chief, worker, cluster = start(tmp_path, 1000000, seconds=0.5)

@@ -48,8 +48,7 @@ def test_trained_evaluated_and_used(mesh, tmp_path):
     np.testing.assert_allclose(found, models.X @ weights, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.slow_but(1)
-@pytest.mark.slow("mesh[13]*")
+@pytest.mark.slow
 @pytest.mark.parametrize("mesh", MESHES)
 def test_resumed_on_another_mesh(mesh, tmp_path):
     whole = models.Losses()
@@ -101,7 +100,7 @@ def test_exported(mesh, tmp_path):
     np.testing.assert_allclose(output["p"].numpy(), x @ weights, rtol=1e-5)
 
 
-@pytest.mark.slow("mesh[013]*")
+@pytest.mark.slow
 @pytest.mark.parametrize("mesh", MESHES)
 def test_warm_started_from_another_mesh(mesh, tmp_path):
     make(tmp_path / "a", MESHES[2]).train(models.train_data, max_steps=4)

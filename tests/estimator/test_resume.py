@@ -65,7 +65,7 @@ def input_fn():
     return tf.data.Dataset.from_tensors(DATA).repeat()
 
 
-@pytest.mark.slow("momentum*")
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_random_values_and_rates_go_on_as_they_would_have(optimizer, tmp_path):
     curves = []
@@ -80,6 +80,7 @@ def test_random_values_and_rates_go_on_as_they_would_have(optimizer, tmp_path):
     assert len(set(curves[0])) == 6
 
 
+@pytest.mark.slow_but(1)
 @pytest.mark.parametrize("own_saver", [False, True])
 def test_a_checkpoint_of_another_model(own_saver, tmp_path):
     estimator.Estimator(make_model_fn([]), str(tmp_path)).train(input_fn, steps=1)

@@ -197,7 +197,7 @@ def whole_step():
         return values(lambda: step(lambda: PlacementMeshImpl("all:1", "", [""]))[0])
 
 
-@pytest.mark.slow("batch:columns*", "image_nx_block:columns*")
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_split_over_placed_devices(layout, whole_step):
     set_flags(dropout_keep_p=0.8)

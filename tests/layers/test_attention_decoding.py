@@ -70,7 +70,7 @@ def steps_from_encoder(mesh, given):
 DECODERS = [steps_of_attention, steps_of_local_attention, steps_from_encoder]
 
 
-@pytest.mark.slow_but(5)
+@pytest.mark.slow_but(3)
 @pytest.mark.parametrize("placing", [
     WHOLE, Placing("x:2", "heads:x"), Placing("x:2,y:2", "batch:x,heads:y"),
     Placing("x:2,y:2", "io:x,memory_length:y"), Placing("x:2,y:2", "batch:x,window:y"),

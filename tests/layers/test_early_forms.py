@@ -97,6 +97,7 @@ def value(call):
         return session.run(whole), [op.name for op in mesh.graph.operations]
 
 
+@pytest.mark.slow_but(7)
 @pytest.mark.parametrize("name", FORMS)
 def test_early_forms(name):
     early, now = map(value, FORMS[name])

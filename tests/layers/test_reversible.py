@@ -68,8 +68,7 @@ def values(recompute, *args, **kwargs):
         return Network(recompute, **kwargs).run(*args)
 
 
-@pytest.mark.slow_but(1)
-@pytest.mark.slow("--False*", "x:2-h:x*")
+@pytest.mark.slow
 @pytest.mark.parametrize("uses_last_only", [False, True])
 @pytest.mark.parametrize(
     "mesh_shape, layout", [("", ""), ("x:2", "h:x"), ("x:2,y:2", "batch:x,h:y")]

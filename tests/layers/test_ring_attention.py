@@ -109,8 +109,7 @@ def assert_same(found, wanted, text=""):
         np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-5, err_msg=text)
 
 
-@pytest.mark.slow_but(1)
-@pytest.mark.slow("contiguous*", "simd contiguous*", "x:2,y:2*", "x:4*")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "place, kind, ring",
     [
@@ -153,7 +152,7 @@ def test_a_query_that_sees_nothing():
     assert_same(run(*LAYOUTS[1], blind=True)[0], wanted)
 
 
-@pytest.mark.slow("*x:3*", "simd*")
+@pytest.mark.slow
 @pytest.mark.parametrize("mesh_shape, size", [("x:2", 6), ("x:3", 9)])
 @pytest.mark.parametrize("kind", ["placement", "simd"])
 def test_parts_without_whole_halves_stay(kind, mesh_shape, size):

@@ -120,6 +120,7 @@ PROGRAMS = {
 }  # fmt: skip
 
 
+@pytest.mark.slow_but(11)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_program_ends_with_its_value_or_a_clear_error(name):
     program, works, text = PROGRAMS[name]

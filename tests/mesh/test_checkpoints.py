@@ -73,8 +73,7 @@ def train(placing, directory, steps, initial):
             return session.run(exports)
 
 
-@pytest.mark.slow_but(1)
-@pytest.mark.slow("saved_in[12]*")
+@pytest.mark.slow
 @pytest.mark.parametrize("saved_in", PLACINGS)
 def test_saved_in_one_layout_and_restored_in_another(saved_in, tmp_path):
     directory = str(tmp_path)

@@ -77,7 +77,7 @@ def test_savers_in_sessions_and_eager_code(directory):
     )
 
 
-@pytest.mark.slow_but(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("directory", NAMES[:2], indirect=True)
 def test_fit(directory):
     """It resumes, keeps as many as asked, and writes nothing elsewhere."""

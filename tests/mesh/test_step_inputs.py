@@ -166,6 +166,7 @@ def test_increments_in_branches(resource, read, first, tf_graph):
     assert _values(train, lowering, used) == list(range(STEPS))
 
 
+@pytest.mark.slow_but(11)
 @pytest.mark.parametrize("first", [False, True], ids=["after", "before"])
 @pytest.mark.parametrize("increment", INCREMENTS)
 @pytest.mark.parametrize("use", USES)

@@ -143,7 +143,7 @@ def whole():
     return results
 
 
-@pytest.mark.slow("ada*")
+@pytest.mark.slow
 @pytest.mark.usefixtures("own_graph")
 @pytest.mark.parametrize(
     "optimizer, stage",

@@ -177,7 +177,7 @@ def test_graphs_of_threads_are_apart(way, all_at_once):
             assert_expected(results, rows_of(number), number + 1 + step)
 
 
-@pytest.mark.slow_but(2)
+@pytest.mark.slow_but(1)
 @pytest.mark.parametrize("way", WAYS)
 def test_threads_run_one_session(way, all_at_once):
     """Steps that run at once do not take each other's values."""

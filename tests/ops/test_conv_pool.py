@@ -362,6 +362,7 @@ POOLINGS = [
 
 @pytest.mark.slips  # some windows leave out the end
 class TestPooling:
+    @pytest.mark.slow_but(9)
     @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64"])
     @pytest.mark.parametrize("row", range(len(POOLINGS)))
     def test_value_gradient_and_second_gradient(self, row, dtype):

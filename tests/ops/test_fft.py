@@ -79,6 +79,7 @@ def measured(mesh_shape, layout, new_dims, simd, monkeypatch):
         return session.run(lowered.exports[0]), counted, called
 
 
+@pytest.mark.slow_but(11)
 @pytest.mark.parametrize("simd", [False, True])
 @pytest.mark.parametrize("name", COMMUNICATION)
 def test_communication(name, simd, tf_graph, monkeypatch):

@@ -84,10 +84,7 @@ DISTRIBUTIONS = {
 }
 
 
-@pytest.mark.slow_but(1)
-@pytest.mark.slow(
-    "normal*", "truncated*", "uniform_float64*", "uniform_int64*", "uniform_int", "uniform_range*"
-)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
 def test_same_bits_in_every_layout(name):
     """With a program seed, each of three operations, in two runs."""

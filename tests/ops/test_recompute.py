@@ -91,8 +91,7 @@ def test_gradients_go_through_what_does_not_need_the_arguments():
 STORED = 4 * BATCH.size * H.size  # the output of tanh, the only value of a block that is read
 
 
-@pytest.mark.slow_but(1)
-@pytest.mark.slow("x:2,y:2*")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "mesh_shape, layout, parts", [("", "", 1), ("x:2", "h:x", 2), ("x:2,y:2", "batch:x,h:y", 4)]
 )

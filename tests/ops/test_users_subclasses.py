@@ -115,6 +115,7 @@ CLASSES = {
 }
 
 
+@pytest.mark.slow_but(13)
 @pytest.mark.parametrize("layout", ["", "o:p", "i:p"])
 @pytest.mark.parametrize("strides", [1, 2])
 @pytest.mark.parametrize("rank, transposed", CLASSES)

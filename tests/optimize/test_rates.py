@@ -169,6 +169,7 @@ ALTERNATIVES = {
 }
 
 
+@pytest.mark.slow_but(10)
 @pytest.mark.parametrize("cls", FIRST_STEP)
 @pytest.mark.parametrize("name", ALTERNATIVES)
 def test_alternative_rates(cls, name):

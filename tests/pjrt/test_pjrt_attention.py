@@ -19,7 +19,7 @@ def run(build, mesh_shape, layout):
     return [np.asarray(x) for x in program()]
 
 
-@pytest.mark.slow("length:x,memory:x*")
+@pytest.mark.slow
 @pytest.mark.parametrize("layout, forms", [
     ("length:x,memory:x", ["ring"]),
     ("heads:x", ["whole", "mask_in_blocks"]),

@@ -46,6 +46,7 @@ def compare(initializer, sizes, layout):
     return ours.array("v")
 
 
+@pytest.mark.slow_but(5)
 @pytest.mark.slips  # layouts of dimensions that are not there
 @pytest.mark.parametrize("name", INITIALIZERS)
 def test_parts_are_those_of_the_whole(name, monkeypatch):

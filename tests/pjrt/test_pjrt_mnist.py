@@ -64,7 +64,7 @@ def test_trains_evaluates_and_predicts_as_on_placed_devices(tmp_path):
         assert there == pytest.approx(metrics, rel=1e-4)
 
 
-@pytest.mark.slow
+@pytest.mark.every
 def test_resumes_what_was_trained_on_placed_devices(tmp_path):
     """And the other way around."""
     epochs = []

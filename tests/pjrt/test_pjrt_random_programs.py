@@ -49,8 +49,7 @@ def check(seed):
         harness.assert_close(ours, theirs, 1e-4, f"{seed} in {layout!r} of {mesh}, {number}")
 
 
-@pytest.mark.slow_but(1)
-@pytest.mark.slow("[13]*")
+@pytest.mark.slow
 @pytest.mark.slips
 @pytest.mark.parametrize("seed", range(4))
 def test_some(seed):

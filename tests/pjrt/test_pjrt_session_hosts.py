@@ -166,7 +166,7 @@ def test_fit_is_as_in_one_process(tmp_path):
     assert len(resumed["losses"]) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.every
 def test_utils_run_is_as_in_one_process(tmp_path):
     one, two = tmp_path / "one", tmp_path / "two"
     one.mkdir()

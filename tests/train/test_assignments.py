@@ -93,7 +93,7 @@ def test_prints_that_no_result_depends_on(mesh, micro, capfd):
     assert capfd.readouterr().err.count("looked at ") == effects.STEPS * (2 if micro else 1)
 
 
-@pytest.mark.slow_but(5)
+@pytest.mark.slow_but(3)
 @pytest.mark.parametrize("micro", [False, True], ids=["whole", "microbatches"])
 @pytest.mark.parametrize("mesh", ["one", "merged", "placement", "simd"])
 def test_summaries_are_in_the_records(mesh, micro):
@@ -108,7 +108,7 @@ def test_summaries_are_in_the_records(mesh, micro):
     np.testing.assert_allclose([r["loss_1"] for r in history], means, rtol=1e-5)
 
 
-@pytest.mark.slow("microbatches*")
+@pytest.mark.slow
 @pytest.mark.parametrize("micro", [False, True], ids=["whole", "microbatches"])
 def test_random_numbers_that_are_assigned(micro):
     """The same on all meshes, and other ones in each step; each microbatch draws some."""

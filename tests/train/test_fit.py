@@ -22,7 +22,7 @@ def alone():
     return linear.fit(4, eval_data=evaluation, eval_every=2)
 
 
-@pytest.mark.slow_but(3)
+@pytest.mark.slow_but(2)
 @pytest.mark.parametrize("place", PLACES)
 def test_meshes_give_the_same_numbers(place, alone):
     evaluation = {name: array[:10] for name, array in linear.DATA.items()}
@@ -98,6 +98,7 @@ def test_sums_and_weights_over_batches():
     np.testing.assert_allclose(result.history[-1]["perplexity"], np.exp(first), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_resume_is_exact(tmp_path):
     """Also the dropout and the order of the data, in the middle of an epoch."""
     whole = linear.fit(7, shuffle=True)
@@ -309,7 +310,7 @@ def test_a_loss_that_is_not_a_number(tmp_path):
     assert "mtf.debug.nan_checks()" in str(e.value) and "model.ckpt-" in str(e.value)
 
 
-@pytest.mark.slow("place1*")
+@pytest.mark.slow
 @pytest.mark.parametrize("place", [PLACES["both"], PLACES["simd"]])
 def test_nan_checks_name_the_line_of_the_model(place):
     def model_fn(mesh, features):

@@ -101,7 +101,7 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.slow("adaptive-adamw*")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name, optimizer, simd",
     [

@@ -155,7 +155,7 @@ def model(mode, loss_fn=adaptive_softmax_loss_fn):
     )  # fmt: skip
 
 
-@pytest.mark.slow("eval*")
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["train", "eval"])
 def test_equal_in_layouts(mode):
     further.equal_in_placings(model(mode))

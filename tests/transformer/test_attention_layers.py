@@ -172,24 +172,7 @@ def on_one_processor(name):
     return run(lambda mesh: training_step(mesh, SELF[name](), None), scale=0.4)
 
 
-@pytest.mark.slow_but(1)
-@pytest.mark.slow(
-    "bias-data",
-    "bias-length*",
-    "bias-memory_heads*",
-    "bias-one_device*",
-    "bias-simd*",
-    "bilinear*",
-    "branched*",
-    "dense_plus*",
-    "experts*",
-    "grouped*",
-    "local-idle*",
-    "local-length*",
-    "local-simd*",
-    "random_plus_alpha*",
-    "talking_dynamic*",
-)
+@pytest.mark.slow
 @pytest.mark.parametrize("name, placing", IN_LAYOUTS)
 def test_the_same_in_every_layout(name, placing):
     placing = PLACINGS[placing]

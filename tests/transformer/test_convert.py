@@ -228,6 +228,7 @@ OPTIMIZERS = {
 }
 
 
+@pytest.mark.slow_but(7)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("scope", [None, "of_training"])
 def test_slots_of_every_optimizer(optimizer, scope):

@@ -69,7 +69,7 @@ def dataset_of_case(case, folder):
     return fn([str(folder / "records")], **kwargs)
 
 
-@pytest.mark.slow_but(2)
+@pytest.mark.slow_but(1)
 @pytest.mark.slow(
     "pack_dataset[12]*",
     "pack_dataset[34]*",

@@ -47,7 +47,7 @@ def searched_in_python(logits_of, beam, alpha, length, stop_early=True):
     return (finished or alive)[0][1]
 
 
-@pytest.mark.slow("sums*")
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", LAYERS)
 def test_beam_search_equals_one_by_whole_sequences(kind):
     """A search in Python, whose logits come from calls of the model for all positions."""

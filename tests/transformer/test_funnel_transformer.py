@@ -152,8 +152,7 @@ def model(pooling_type="mean"):
 INPUTS = models.prefixes((8, 5, 3, 1), seed=1)
 
 
-@pytest.mark.slow_but(1)
-@pytest.mark.slow("mean*")
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["mean", "max", "min"])
 def test_equal_in_layouts(kind):
     def build(mesh):

@@ -149,7 +149,7 @@ MODELS = {
 }
 
 
-@pytest.mark.slow("models/bi_moe*", "models/lm_*")
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_models_of_the_files_compute(name):
     parse("defaults.gin", name, "models/tiny.gin", "layouts/single.gin")

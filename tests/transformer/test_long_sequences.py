@@ -87,7 +87,7 @@ def test_attention_to_an_encoder(mesh, name, function, kind):
     assert_same(found, run(built(name, alone), WHOLE))
 
 
-@pytest.mark.slow_but(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_without_ids_of_queries(function):
     """Which a decoder has if its examples are not packed: only padding of the memory is hidden."""
@@ -140,8 +140,7 @@ def test_no_tensor_has_both_lengths():
     assert not shapes & {(long.LENGTH, long.MEMORY), (long.MEMORY, long.MEMORY)}
 
 
-@pytest.mark.every("4*")
-@pytest.mark.slow
+@pytest.mark.every
 @pytest.mark.parametrize("count, function", [
     (2, long.RING),
     *(pytest.param(*case, marks=pytest.mark.slow)

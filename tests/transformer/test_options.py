@@ -91,6 +91,7 @@ def build(make, kwargs):
     return make(oracle_runner.Case("options", "", ""), **kwargs)
 
 
+@pytest.mark.slow_but(7)
 @pytest.mark.parametrize("make, kwargs", CASES)
 def test_words_that_options_take(make, kwargs, tf_graph):
     outputs = build(make, kwargs)

@@ -57,8 +57,7 @@ def made(layers, pipe=None, blocks=4, call=None, **kwargs):
     return models.language_model(IDS, call=call, layer_stack=layer_stack)
 
 
-@pytest.mark.slow_but(1)
-@pytest.mark.slow("*batch:y[012]*", "*experts:y*", "*heads:y*")
+@pytest.mark.slow
 @pytest.mark.parametrize("layers, pipe, placing", [
     (STILL, TWO, Placing("x:2", "stages:x")),
     (STILL, FOUR, Placing("x:4", "stages:x")),
@@ -80,7 +79,7 @@ def test_values_and_gradients(layers, pipe, placing):
     assert_same(found, expected)
 
 
-@pytest.mark.slow_but(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("layers", [DROPPING, LOSING], ids=["dropout", "losses"])
 def test_recomputed(layers):
     found = run(made(layers, TWO, recompute_grads=True), Placing("x:2", "stages:x"))

@@ -48,7 +48,7 @@ def test_values_and_gradients(placing):
     assert_same(run(made(sequence_parallel=True), placing), run(made(), WHOLE))
 
 
-@pytest.mark.slow_but(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("kwargs", [
     {"recompute_grads": True},
     {"cls": transformer.ReversibleLayerStack},
@@ -127,7 +127,7 @@ def test_only_layers_see_all_positions():
         assert impl.slice_shape(outputs[0].shape) == [ROWS, LENGTH // 4, DEPTH]
 
 
-@pytest.mark.slow_but(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("attention", ["plain", "transparent"])
 def test_encoders_and_decoders(attention):
     """Of an encoder, its output has the memory's length, and transparent attention its layers."""

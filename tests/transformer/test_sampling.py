@@ -182,8 +182,7 @@ def test_spans_are_counted_from_what_is_given():
     assert_best(found, given, LENGTH)
 
 
-@pytest.mark.slow_but(1)
-@pytest.mark.slow("*placing[1345]")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind, placing", [("sums", PLACINGS[2]), *(("attention", p) for p in PLACINGS)]
 )

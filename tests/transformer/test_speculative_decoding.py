@@ -60,7 +60,7 @@ def test_the_same_ids_in_every_layout(placing):
     np.testing.assert_array_equal(ids, upto_end(plain, given))
 
 
-@pytest.mark.slow_but(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("counts, options", [
     ((0, 0, 0, 0), {"has_partial_sequences": False}),
     ((0, 0, 0, 0), {"has_partial_sequences": False, "bos_id": 5, "num_draft_ids": 1}),
@@ -165,7 +165,7 @@ OTHERS = {
 }
 
 
-@pytest.mark.slow_but(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", OTHERS)
 def test_other_layers(kind):
     model, draft = (

@@ -211,7 +211,7 @@ KINDS = {
 }
 
 
-@pytest.mark.slow("act*", "gated*", "gru*", "highway*")
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_equal_in_layouts(kind):
     settings = {"num_rec_steps": 2, "act_max_steps": 1, **KINDS[kind]}

@@ -198,8 +198,7 @@ def test_a_prediction_of_ones_own(tmp_path):
     assert read(tmp_path / f"out-{runs.STEP}") == ["10 12", "14"]
 
 
-@pytest.mark.slow_but(1)
-@pytest.mark.slow("lm*")
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["export_infer", "export_score"])
 @pytest.mark.parametrize("model_type", ["bitransformer", "lm"])
 def test_exported_models_take_texts(call, tmp_path, model_type, mode):

@@ -95,7 +95,7 @@ def estimator(tmp_path):
     return make
 
 
-@pytest.mark.slow
+@pytest.mark.every
 def test_a_program_of_a_tpu_estimator(estimator, tmp_path, monkeypatch):
     """Training, evaluation, scores and decodes are those of a placed mesh."""
     orders = []

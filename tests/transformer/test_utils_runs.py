@@ -70,8 +70,7 @@ def test_training(call, model_type, mesh, further):
     assert found == pytest.approx(MODELS[model_type]["perplexity"], rel=1e-4)
 
 
-@pytest.mark.slow_but(1)
-@pytest.mark.slow("bitransformer-mesh*")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model_type", "mesh"),
     [

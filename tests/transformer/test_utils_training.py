@@ -190,8 +190,7 @@ def schedule(step, total_train_steps):
     return 0.5
 
 
-@pytest.mark.slow_but(1)
-@pytest.mark.slow("0.25*")
+@pytest.mark.slow
 @pytest.mark.parametrize(("given", "total"), [(schedule, 2), ([schedule, 0.5], 2), (0.25, None)])
 def test_learning_rates_without_run(tmp_path, given, total):
     """As by T5, whose schedules are not told how long training is."""

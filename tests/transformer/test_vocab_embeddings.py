@@ -149,7 +149,7 @@ def test_ensemble(name):
         assert not np.allclose(found[key][0], found[key][1])
 
 
-@pytest.mark.slow_but(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CLASSES)
 def test_equal_in_layouts(name):
     build = further.language_model(

@@ -40,7 +40,7 @@ def test_counts_and_names_in_words():
     assert len(long) == 20 and long.startswith("decode…") and long.endswith("wi/kernel")
 
 
-@pytest.mark.slow("placement*")
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["placement", "simd"])
 def test_bytes_are_those_of_real_slices(tf_graph, kind):
     """On a mesh that stores every slice, the sum over processors is what the variables take."""

@@ -22,17 +22,7 @@ def test_how_many():
         assert {c for cs in names.values() for c in cs} == set(EXPECTED[family]), family
 
 
-@pytest.mark.slow(
-    "bert*",
-    "data*",
-    "elementwise*",
-    "layers*",
-    "mesh*",
-    "operations*",
-    "optimize*",
-    "structure*",
-    "transformer*",
-)
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_calls_agree(family):
     """No difference of a family is without a reason, and no reason without a difference.
