@@ -9,7 +9,7 @@ import importlib.util
 import sys
 from pathlib import Path
 
-_CHATTER = Path(__file__).resolve().parent.parent / "mesh_tensorflow/_command_lines/chatter.py"
+_MODULE = Path(__file__).resolve().parent.parent / "mesh_tensorflow/_quiet.py"
 
 
 def import_tensorflow() -> None:
@@ -18,10 +18,10 @@ def import_tensorflow() -> None:
     The module that does so is loaded by its path: mesh_tensorflow would import TensorFlow first,
     and some processes measure TensorFlow without it.
     """
-    spec = importlib.util.spec_from_file_location("chatter", _CHATTER)
+    spec = importlib.util.spec_from_file_location("quiet", _MODULE)
     assert spec is not None and spec.loader is not None
-    chatter = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(chatter)
-    chatter.import_quietly("tensorflow")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.import_tensorflow()
     # Else disable_v2_behavior says that it is deprecated.
     sys.modules["tensorflow"].get_logger().setLevel("ERROR")

@@ -1,18 +1,19 @@
-"""Starts an example: its flags are read before TensorFlow is imported, which then is quiet.
+"""Options of examples as flags of absl, and how an example ends.
 
-`begin` comes before the imports of TensorFlow and of mesh_tensorflow, so that `--help`, or a flag
-that does not exist, needs no seconds. The flags are then those of absl, as usual.
+It is imported first, and imports mesh_tensorflow: TensorFlow is quiet if an example imports it
+afterwards.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
 from absl import flags
+
+import mesh_tensorflow as mesh_tensorflow
 
 # The function that defines a flag, its name, its default and its help text.
 Flag = tuple[Callable[..., Any], str, Any, str]
@@ -40,48 +41,6 @@ def table_of(options: type) -> tuple[Flag, ...]:
         )
         for field in dataclasses.fields(options)
     )
-
-
-def begin(name: str, check: Callable[[Sequence[str]], Any]) -> None:
-    """Checks the command line of an example, then imports the package; nothing if it is imported.
-
-    Args:
-      name: the `__name__` of the example.
-      check: a function of the arguments that ends the process after `--help` or a mistake. It may
-        use what is in mesh_tensorflow._command_lines, which needs no TensorFlow.
-    """
-    if name != "__main__":
-        return
-    unread = [check]
-    main = sys.modules["__main__"]
-    # The package calls it before it imports TensorFlow.
-    main.before_tensorflow = lambda: unread.pop()(sys.argv[1:])  # type: ignore[attr-defined]
-    importlib.import_module("mesh_tensorflow")
-    if unread:  # the package had been imported before
-        unread.pop()(sys.argv[1:])
-
-
-def flag_check(doc: str, table: Callable[[], Iterable[Flag]]) -> Callable[[Sequence[str]], None]:
-    """Returns what checks a command line of absl's flags, for `begin`.
-
-    Args:
-      doc: the docstring of the example: a line, and command lines that begin with "python".
-      table: returns the flags.
-    """
-
-    def check(arguments: Sequence[str]) -> None:
-        from mesh_tensorflow._command_lines.flag_table import FlagProgram
-
-        name = "/".join(sys.argv[0].split("/")[-2:])
-        lines = [line.strip() for line in doc.replace("\\\n", " ").splitlines()]
-        examples = [
-            " ".join(line.split()).removeprefix(f"python {name} ")
-            for line in lines
-            if line.startswith(f"python {name} ")
-        ]
-        FlagProgram(name, doc.splitlines()[0], examples, tuple(table())).check(list(arguments))
-
-    return check
 
 
 def define(table: Iterable[Flag]) -> None:

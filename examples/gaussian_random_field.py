@@ -24,7 +24,6 @@ from typing import Any, NamedTuple
 
 sys.path.append(str(pathlib.Path(__file__).resolve().parent))
 
-import command_line
 
 MESH_SHAPE = "rows:2,cols:2"
 LAYOUT = "x:rows,y:cols,ky:rows,kz:cols"
@@ -51,8 +50,6 @@ def options_of(argv: Sequence[str]) -> argparse.Namespace:
         parser.error(f"--points is {options.points}: it has to be 8 or more")
     return options
 
-
-command_line.begin(__name__, options_of)
 
 import numpy as np
 import tensorflow as tf

@@ -10,21 +10,12 @@ device. The program below trains a small layer in several layouts.
 
 from __future__ import annotations
 
-import pathlib
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Optional
 
-sys.path.append(str(pathlib.Path(__file__).resolve().parent))
-
-import command_line
-
-command_line.begin(__name__, command_line.flag_check(__doc__, tuple))
-
+import mesh_tensorflow as mtf  # isort: skip (TensorFlow is quiet if it is imported afterwards)
 import numpy as np
 import tensorflow.compat.v1 as tf
-
-import mesh_tensorflow as mtf
 
 
 class ListTensor(mtf.LaidOutTensor):

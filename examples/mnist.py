@@ -84,10 +84,6 @@ class Options:
             raise ValueError(f"--plot is {self.plot}: there is no such directory to put it in")
 
 
-command_line.begin(
-    __name__, command_line.flag_check(__doc__, lambda: command_line.table_of(Options))
-)
-
 import mnist_checks
 import mnist_dataset
 import mnist_plot

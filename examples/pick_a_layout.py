@@ -27,7 +27,6 @@ from typing import Any, NamedTuple
 
 sys.path.append(str(pathlib.Path(__file__).resolve().parent))
 
-import command_line
 
 PLACEMENTS = ["simd", "shared"]
 MODELS = ["mnist", "transformer"]
@@ -53,8 +52,6 @@ def options_of(argv: Sequence[str]) -> argparse.Namespace:
             parser.error(f"--{name} is {getattr(options, name)}: it has to be 1 or more")
     return options
 
-
-command_line.begin(__name__, options_of)
 
 import mnist
 import numpy as np

@@ -57,7 +57,6 @@ _FLAGS: list[command_line.Flag] = [
     (flags.DEFINE_string, "gcp_project", "", "Project of the TPU, for --use_tpu."),
 ]
 
-command_line.begin(__name__, command_line.flag_check(__doc__, lambda: _FLAGS))
 
 import numpy as np
 import tensorflow.compat.v1 as tf

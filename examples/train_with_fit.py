@@ -50,10 +50,6 @@ class Options:
     data_dir: str = option("", "Directory of MNIST's four files; if empty, scikit-learn's digits.")
 
 
-command_line.begin(
-    __name__, command_line.flag_check(__doc__, lambda: command_line.table_of(Options))
-)
-
 import mnist_dataset
 import tensorflow as tf
 

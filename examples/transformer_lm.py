@@ -38,7 +38,6 @@ from typing import Optional
 
 sys.path.append(str(pathlib.Path(__file__).resolve().parent))
 
-import command_line
 import transformer_options
 from command_line import option
 
@@ -56,10 +55,6 @@ class Options(transformer_options.Options):
     text: str = option("", "Pattern of the names of files; if empty, the standard library's.")
     prompt: str = option("", "What the samples begin with; if empty, four beginnings of code.")
 
-
-command_line.begin(
-    __name__, command_line.flag_check(__doc__, lambda: transformer_options.all_flags(Options))
-)
 
 import numpy as np
 import tensorflow.compat.v1 as tf

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 
-import command_line
 from command_line import option
 
 # The options of layers that name a dimension, so that --layout may split it.
@@ -68,11 +66,3 @@ class Options:
         if self.layout != LAYOUT:
             return self.layout
         return RING_LAYOUT if self.ring else PIPELINE_LAYOUT if self.pipeline else LAYOUT
-
-
-def all_flags(options: type[Options]) -> Iterator[command_line.Flag]:
-    """Yields the flags of an example, and those of gin."""
-    from mesh_tensorflow._command_lines.transformer import GIN_FLAGS
-
-    yield from command_line.table_of(options)
-    yield from GIN_FLAGS

@@ -31,7 +31,6 @@ from typing import Optional
 
 sys.path.append(str(pathlib.Path(__file__).resolve().parent))
 
-import command_line
 import transformer_options
 from command_line import option
 
@@ -54,10 +53,6 @@ class Options(transformer_options.Options):
 
     task: str = option("sort", f"One of {', '.join(TASKS)}.")
 
-
-command_line.begin(
-    __name__, command_line.flag_check(__doc__, lambda: transformer_options.all_flags(Options))
-)
 
 import numpy as np
 import tensorflow.compat.v1 as tf

@@ -25,7 +25,6 @@ import pathlib
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from typing import Any
 
 sys.path.append(str(pathlib.Path(__file__).resolve().parent))
@@ -69,18 +68,6 @@ OWN_FLAGS: tuple[command_line.Flag, ...] = (
     (flags.DEFINE_integer, "seed", 0, "Seed of the volumes."),
 )
 
-
-def all_flags() -> Iterator[command_line.Flag]:
-    """Yields the flags of this example and of the commands, with the defaults of this example."""
-    from mesh_tensorflow._command_lines import experimental
-
-    yield from OWN_FLAGS
-    for program in (experimental.MODEL_EXECUTOR, experimental.OFFLINE_DATA_AUG):
-        for make, name, default, text in program.table:
-            yield make, name, SETTINGS.get(name, (default,))[0], text
-
-
-command_line.begin(__name__, command_line.flag_check(__doc__, all_flags))
 
 import numpy as np
 import tensorflow.compat.v1 as tf

@@ -1,8 +1,8 @@
 """Mesh TensorFlow: model parallelism by named dimensions and layout rules."""
 
-from mesh_tensorflow import _command_lines as _command_lines  # isort: skip
+from mesh_tensorflow import _quiet as _quiet  # isort: skip
 
-_command_lines.begin()  # before TensorFlow is imported
+_quiet.import_tensorflow()
 
 from mesh_tensorflow import _pjrt as _pjrt  # isort: skip
 from mesh_tensorflow import ops as ops  # isort: skip (the order in which the package is built up)

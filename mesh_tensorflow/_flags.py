@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import tensorflow.compat.v1 as tf
 from absl import flags
 
-from mesh_tensorflow._command_lines.flag_table import Flag
+__all__ = ["FLAGS", "Flag", "define"]
 
-__all__ = ["FLAGS", "define"]
+# The function that defines a flag, its name, its default and its help text.
+Flag = tuple[Callable[..., Any], str, Any, str]
 
 # This object parses the command line when a flag is first read.
 FLAGS = tf.flags.FLAGS

@@ -21,9 +21,9 @@ from typing import Any, NoReturn, Optional, TextIO, Union
 
 import gin
 import tensorflow.compat.v1 as tf
-from absl import app
+from absl import app, flags
 
-from mesh_tensorflow._command_lines import chatter, check
+from mesh_tensorflow import _quiet
 from mesh_tensorflow._core.errors import is_set, reason
 
 __all__ = ["explained_errors", "mistakes_told", "run_with_flags", "run_with_parser"]
@@ -173,7 +173,7 @@ def _warn(
 
 def _as_tensorflow_1(verbosity: int) -> None:
     """Selects graphs and sessions, and what is logged."""
-    chatter.set_log_level()
+    _quiet.set_log_level()
     tf.logging.set_verbosity(tf.logging.ERROR)  # disable_v2_behavior says that it is deprecated
     tf.disable_v2_behavior()
     _log_plainly(verbosity)
@@ -189,15 +189,31 @@ def run_with_flags(main: Callable[[Sequence[str]], Any], program: str) -> NoRetu
     Raises:
       SystemExit: with 0 at the end, 2 after a mistake in flags, files or configuration.
     """
-    check(program, sys.argv[1:])
     _as_tensorflow_1(tf.logging.INFO)
 
     def told(arguments: Sequence[str]) -> None:
         with mistakes_told(program):
             main(arguments)
 
-    app.run(told)
+    app.run(told, flags_parser=lambda arguments: _parsed(arguments, program))
     raise AssertionError("app.run returned")
+
+
+def _parsed(arguments: Sequence[str], program: str) -> Sequence[str]:
+    """Parses absl's flags; ends the process where they are wrong."""
+    try:
+        rest = flags.FLAGS(arguments)
+    except flags.Error as error:
+        mistake = str(error)
+    else:
+        if len(rest) == 1:
+            return rest
+        mistake = (
+            f"unexpected arguments {' '.join(rest[1:])!r}: flags begin with --, and a value that "
+            "has spaces needs quotes, as in --flag='a b'"
+        )
+    print(f"{program}: {mistake}\nIts flags are listed by --help", file=sys.stderr)
+    sys.exit(2)
 
 
 def run_with_parser(main: Callable[[], Any], program: str) -> NoReturn:
@@ -210,7 +226,6 @@ def run_with_parser(main: Callable[[], Any], program: str) -> NoReturn:
     Raises:
       SystemExit: with the exit code, or 2 after a mistake in flags or files.
     """
-    check(program, sys.argv[1:])
     _as_tensorflow_1(tf.logging.ERROR)
     with mistakes_told(program):
         code = main()

@@ -10,6 +10,7 @@ variables of SLURM.
 
 from __future__ import annotations
 
+import argparse
 import collections
 import contextlib
 import os
@@ -24,7 +25,6 @@ import time
 from collections.abc import Sequence
 from typing import Optional
 
-from mesh_tensorflow._command_lines.launch import LAUNCH
 from mesh_tensorflow._processes.peers import POLL_SECONDS
 from mesh_tensorflow._processes.processes import Processes, processes, task_of, variables_for
 
@@ -186,9 +186,48 @@ def run(
             child.end()
 
 
+def _options(arguments: Optional[Sequence[str]]) -> argparse.Namespace:
+    """Returns what the command line says."""
+    parser = argparse.ArgumentParser(
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        prog="python -m mesh_tensorflow.launch",
+        description="Starts several processes of a script on this machine, which find each other "
+        "by\nmesh_tensorflow.launch.processes(). Ends all if one fails.",
+    )
+    parser.add_argument("--processes", type=int, required=True, help="how many")
+    parser.add_argument(
+        "--show_all",
+        action="store_true",
+        help="show what every process writes, not the first alone",
+    )
+    parser.add_argument(
+        "--runtime",
+        choices=("tensorflow", "pjrt"),
+        default="tensorflow",
+        help="what connects them: TensorFlow's servers, or JAX, for mesh_tensorflow.pjrt",
+    )
+    parser.add_argument(
+        "-m",
+        dest="module",
+        nargs=argparse.REMAINDER,
+        default=[],
+        help="a module in place of a script, and its arguments",
+    )
+    parser.add_argument("script", nargs="?", help="a Python file")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's arguments")
+    options = parser.parse_args(arguments)
+    if options.processes < 1:
+        parser.error(f"--processes must be at least 1, got {options.processes}")
+    if not options.script and not options.module:
+        parser.error("name a script, or a module by -m")
+    if options.script and not os.path.exists(options.script):
+        parser.error(f"there is no script {options.script}")
+    return options
+
+
 def main(arguments: Optional[Sequence[str]] = None) -> int:
     """Runs the command line; see the module docstring."""
-    parsed = LAUNCH.parse(arguments)
+    parsed = _options(arguments)
     # As an exception, so that `run` ends its processes in order; the default ends this one at once.
     signal.signal(signal.SIGTERM, lambda *unused: sys.exit(143))
     named = [parsed.script, *parsed.arguments] if parsed.script else ["-m", *parsed.module]

@@ -21,7 +21,6 @@ from absl.testing import flagsaver
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import visualize
-from mesh_tensorflow._command_lines.report import REPORT
 from mesh_tensorflow._core.errors import is_set, strict
 from mesh_tensorflow._programs import run_with_parser
 from mesh_tensorflow.estimator import ModeKeys
@@ -115,6 +114,65 @@ def _parse_gin(options: argparse.Namespace) -> None:
         utils.parse_gin_defaults_and_flags()
 
 
+def _options(argv: Optional[Sequence[str]]) -> argparse.Namespace:
+    """Returns what the command line says."""
+    parser = argparse.ArgumentParser(
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        prog="python -m mesh_tensorflow.report",
+        description=(
+            "Builds the training step of a transformer as mesh_tensorflow.transformer.main would, "
+            "and writes a report of it to one HTML file. Nothing is trained, and no data is read."
+        ),
+        epilog=__doc__,
+    )
+    parser.add_argument(
+        "--gin_file",
+        action="append",
+        default=[],
+        help="file of bindings, also one of the package's; may be repeated",
+    )
+    parser.add_argument(
+        "--gin_param", action="append", default=[], help="a binding; may be repeated"
+    )
+    parser.add_argument(
+        "--gin_location_prefix", action="append", default=[], help="where to search for gin files"
+    )
+    parser.add_argument(
+        "--module_import",
+        action="append",
+        default=[],
+        help="module that registers names for gin files; may be repeated",
+    )
+    parser.add_argument(
+        "--mesh_shape", help='such as "rows:2,cols:4"; utils.run.mesh_shape of the files if none'
+    )
+    parser.add_argument(
+        "--layout", help='such as "batch:rows,d_ff:cols"; utils.run.layout_rules if none'
+    )
+    parser.add_argument(
+        "--vocab_size",
+        type=int,
+        default=32128,
+        help="ids of inputs and of targets, if the files bind no utils.run.vocabulary",
+    )
+    parser.add_argument("--output", default="report.html", help="the HTML file")
+    parser.add_argument("--title", help="its title; the names of the gin files if none")
+    parser.add_argument("--hardware", help="name or file of a profile, for times (default: tpu_v3)")
+    parser.add_argument(
+        "--no_explanation",
+        action="store_true",
+        help="leave out the comparison with other layouts, which may take seconds",
+    )
+    options = parser.parse_args(argv)
+    if not options.gin_file and not options.gin_param:
+        parser.error("--gin_file or --gin_param must say what the model is")
+    if options.vocab_size < 3:
+        parser.error(f"--vocab_size is {options.vocab_size}: it has to be 3 or more")
+    if not options.output.endswith((".html", ".htm")):
+        parser.error(f"--output={options.output}: the report is a file that ends in .html")
+    return options
+
+
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Runs the command.
 
@@ -124,7 +182,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     Returns:
       0.
     """
-    options = REPORT.parse(argv)
+    options = _options(argv)
     _parse_gin(options)
     with tempfile.TemporaryDirectory() as directory, strict(is_set("MTF_STRICT", True)):
         lowering = _lowered(options, directory)

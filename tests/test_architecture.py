@@ -16,7 +16,7 @@ TREES = readers_table.read(PACKAGE)
 
 # A part imports what stands before it, never what stands after or beside it.
 ORDER = [
-    ["_command_lines"],
+    ["_quiet"],
     [
         "utils",
         "_flags",

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, Optional
 import numpy as np
 from absl import flags
 
-from mesh_tensorflow._command_lines.flag_table import FOR_ALL
 from mesh_tensorflow._core.shape import Dimension, Shape, list_product
+from mesh_tensorflow._flags import Flag
 
 if TYPE_CHECKING:
     from tensorflow.tpu.experimental import DeviceAssignment
@@ -36,11 +36,25 @@ __all__ = [
 
 
 _PUBLIC_MODULE = "mesh_tensorflow.simd_mesh_impl"
+_FLAGS: tuple[Flag, ...] = (
+    (
+        flags.DEFINE_boolean,
+        "fold_xy",
+        False,
+        "join the x and y dimensions of a 4-dimensional TPU topology, not y and z",
+    ),
+    (
+        flags.DEFINE_integer,
+        "logical_cores_per_chip",
+        2,
+        "cores of a TPU chip that a program sees: 1 where its cores work as one",
+    ),
+)
 
 
 def _define_flags(into: flags.FlagValues) -> None:
     """Defines the flags that are not defined yet."""
-    for define, name, default, text in FOR_ALL:
+    for define, name, default, text in _FLAGS:
         if name not in into:
             define(name, default, text, flag_values=into, module_name=_PUBLIC_MODULE)
 

@@ -23,7 +23,6 @@ from typing import Any, Optional
 import gin
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow._command_lines.auto_mtf import AUTO_MTF, DEFAULT_MODEL
 from mesh_tensorflow._core.shape import convert_to_shape
 from mesh_tensorflow._programs import explained_errors, run_with_parser
 from mesh_tensorflow.auto_mtf import api, explanation, models
@@ -32,6 +31,7 @@ from mesh_tensorflow.auto_mtf.step_time import MemoryLimitError
 
 __all__ = ["main"]
 
+DEFAULT_MODEL = "mesh_tensorflow.auto_mtf.models:language_model"
 _GIN_FILES = pathlib.Path(__file__).resolve().parent.parent / "transformer" / "gin"
 
 
@@ -70,6 +70,41 @@ def _program(made: Any) -> tuple[Any, Sequence[Any]]:
     return graph, outputs
 
 
+def _options(argv: Optional[Sequence[str]]) -> argparse.Namespace:
+    """Returns what the command line says."""
+    parser = argparse.ArgumentParser(
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        prog="python -m mesh_tensorflow.auto_mtf",
+        description="Chooses the layout of a program, and says why.",
+        epilog=__doc__,
+    )
+    where = parser.add_mutually_exclusive_group(required=True)
+    where.add_argument("--mesh_shape", help='such as "rows:4,cols:8"')
+    where.add_argument("--processors", type=int, help="choose a mesh of so many processors, too")
+    parser.add_argument("--model", default=DEFAULT_MODEL, help="module:function")
+    parser.add_argument(
+        "--gin_file", action="append", default=[], help="file of bindings; may be repeated"
+    )
+    parser.add_argument(
+        "--gin_param", action="append", default=[], help="a binding; may be repeated"
+    )
+    parser.add_argument("--layout", help="explain this one")
+    parser.add_argument(
+        "--objective", default="time", choices=["time", "memory"], help="what to minimize"
+    )
+    parser.add_argument("--memory_limit_bytes", type=float, help="of one processor")
+    parser.add_argument("--hardware", help="name or file of a profile (default: tpu_v3)")
+    parser.add_argument("--alternatives", type=int, default=4, help="other layouts to show")
+    parser.add_argument(
+        "--max_mesh_shape_dimensions",
+        type=int,
+        default=2,
+        help="the most dimensions of a mesh chosen by --processors",
+    )
+    parser.add_argument("--plot", help="PNG file")
+    return parser.parse_args(argv)
+
+
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Runs the command.
 
@@ -80,7 +115,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
       0; or 1 if there is no such layout, and 2 after a mistake in flags or files; then the reason
       is printed to stderr.
     """
-    options = AUTO_MTF.parse(argv)
+    options = _options(argv)
     try:
         with tf.Graph().as_default():
             build = model_function(options.model)  # imports what gin is to bind

@@ -11,6 +11,7 @@ several layouts.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import functools
 import os
@@ -23,7 +24,6 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow._command_lines.auto_mtf import MEASURE
 from mesh_tensorflow._programs import run_with_parser
 from mesh_tensorflow._progress import Progress
 from mesh_tensorflow._units import bytes_text
@@ -336,6 +336,29 @@ def measure_machine(
     return _fitted(machine, placement, runs, labels[1:] if show else ("", ""))
 
 
+def _options(argv: Optional[Sequence[str]]) -> argparse.Namespace:
+    """Returns what the command line says."""
+    parser = argparse.ArgumentParser(
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        prog="python -m mesh_tensorflow.auto_mtf.measure",
+        description="Measures this machine, and writes a profile of it for auto_mtf.",
+    )
+    parser.add_argument("--output", required=True, help="JSON file for the profile")
+    parser.add_argument("--processors", type=int, default=4, help="processors of the mesh")
+    parser.add_argument(
+        "--placement",
+        choices=[*_PLACEMENTS],
+        default="simd",
+        help="simd: a SIMD mesh; shared: processors placed on one device",
+    )
+    parser.add_argument("--runs", type=int, default=10, help="how often each step is timed")
+    options = parser.parse_args(argv)
+    for name in ("processors", "runs"):
+        if getattr(options, name) < 1:
+            parser.error(f"--{name} is {getattr(options, name)}: it has to be 1 or more")
+    return options
+
+
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Runs the command.
 
@@ -345,7 +368,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     Returns:
       The exit code.
     """
-    options = MEASURE.parse(argv)
+    options = _options(argv)
     machine = measure_machine(options.processors, options.runs, options.placement, show=True)
     machine.save(options.output)
     giga = {k: f"{v / 1e9:.1f}" for k, v in machine.flops.items()}

@@ -13,10 +13,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Optional, Union
 
 import tensorflow.compat.v1 as tf
+from absl import flags
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import estimator, layers
-from mesh_tensorflow._command_lines.bert import RUN_CLASSIFIER
 from mesh_tensorflow._flags import FLAGS, define
 from mesh_tensorflow._programs import run_with_flags
 from mesh_tensorflow.bert import tokenization
@@ -37,6 +37,9 @@ from mesh_tensorflow.bert._classification import (
     input_fn_builder,
 )
 from mesh_tensorflow.bert._training import (
+    MESH_FLAGS,
+    TEXT_FLAGS,
+    TRAINING_FLAGS,
     ModelOutputs,
     evaluate,
     import_features,
@@ -70,7 +73,23 @@ __all__ = [
     "model_fn_builder",
 ]
 
-define(RUN_CLASSIFIER.table)
+define(
+    (
+        *MESH_FLAGS,
+        *TRAINING_FLAGS,
+        *TEXT_FLAGS,
+        (flags.DEFINE_string, "data_dir", None, "Directory of the data, with .tsv files."),
+        (flags.DEFINE_string, "task_name", None, "cola, mnli, mrpc or xnli."),
+        (
+            flags.DEFINE_integer,
+            "max_seq_length",
+            128,
+            "Length of sequences: longer ones are cut, others padded.",
+        ),
+        (flags.DEFINE_bool, "do_eval", False, "Whether to evaluate on the dev set."),
+        (flags.DEFINE_integer, "eval_batch_size", 32, "Sequences of a batch in evaluation."),
+    )
+)
 
 _DROPOUT = 0.1
 _DEVIATION = 0.02  # standard deviation of initial weights

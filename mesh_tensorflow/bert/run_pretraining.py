@@ -12,14 +12,16 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Optional
 
 import tensorflow.compat.v1 as tf
+from absl import flags
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import estimator
-from mesh_tensorflow._command_lines.bert import PRETRAINING_MODES, RUN_PRETRAINING
 from mesh_tensorflow._flags import FLAGS, define
 from mesh_tensorflow._mesh.variables import checkpoint_files
 from mesh_tensorflow._programs import run_with_flags
 from mesh_tensorflow.bert._training import (
+    MESH_FLAGS,
+    TRAINING_FLAGS,
     ModelOutputs,
     check_first_records,
     evaluate,
@@ -37,7 +39,44 @@ from mesh_tensorflow.bert.bert import BertConfig, BertModel
 
 __all__ = ["FLAGS", "input_fn_builder", "main", "model_fn_builder"]
 
-define(RUN_PRETRAINING.table)
+define(
+    (
+        *MESH_FLAGS,
+        *TRAINING_FLAGS,
+        (
+            flags.DEFINE_string,
+            "input_train_files",
+            None,
+            "Patterns of the names of files to train on, with commas.",
+        ),
+        (
+            flags.DEFINE_string,
+            "input_eval_files",
+            None,
+            "Patterns of the names of files to evaluate on.",
+        ),
+        (flags.DEFINE_integer, "max_seq_length", 128, "Length of the sequences in the records."),
+        (
+            flags.DEFINE_integer,
+            "max_predictions_per_seq",
+            20,
+            "How many hidden tokens a sequence of the records has.",
+        ),
+        (flags.DEFINE_string, "mode", "train_and_eval", "train_and_eval, train or eval."),
+        (flags.DEFINE_integer, "eval_batch_size", 8, "Sequences of a batch in evaluation."),
+        (flags.DEFINE_integer, "num_train_steps", 100000, "The step to train to."),
+        (
+            flags.DEFINE_integer,
+            "num_warmup_steps",
+            10000,
+            "In how many steps the learning rate grows.",
+        ),
+        (flags.DEFINE_integer, "steps_per_eval", 5000, "Steps from one evaluation to the next."),
+        (flags.DEFINE_integer, "max_eval_steps", 100, "How many batches are evaluated."),
+    )
+)
+
+PRETRAINING_MODES = ("train_and_eval", "train", "eval")
 
 _SHUFFLE_BUFFER = 1000
 _OF_PREDICTIONS = "max_predictions_per_seq"

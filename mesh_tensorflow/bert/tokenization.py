@@ -10,8 +10,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Optional, Union
 
 import tensorflow.compat.v1 as tf
+from absl import flags
 
-from mesh_tensorflow._command_lines.bert import TOKENIZER_FLAGS
 from mesh_tensorflow._flags import FLAGS, define
 
 __all__ = [
@@ -29,7 +29,16 @@ __all__ = [
     "whitespace_tokenize",
 ]
 
-define(TOKENIZER_FLAGS)
+define(
+    (
+        (
+            flags.DEFINE_bool,
+            "preserve_unused_tokens",
+            False,
+            "Whether [unused1] and its kin in a text stay whole.",
+        ),
+    )
+)
 
 _UNUSED = re.compile(r"\[unused\d+\]")
 _UNKNOWN = "[UNK]"

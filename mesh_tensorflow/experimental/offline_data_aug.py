@@ -16,8 +16,8 @@ from typing import Union
 
 import numpy as np
 import tensorflow.compat.v1 as tf
+from absl import flags
 
-from mesh_tensorflow._command_lines.experimental import OFFLINE_DATA_AUG
 from mesh_tensorflow._flags import FLAGS, define
 from mesh_tensorflow._programs import run_with_flags
 from mesh_tensorflow._progress import Progress
@@ -34,7 +34,28 @@ from mesh_tensorflow.experimental._scans import (
 
 __all__ = ["FLAGS", "apply_data_aug", "main", "save_to_tfrecord"]
 
-define(OFFLINE_DATA_AUG.table)
+define(
+    (
+        (
+            flags.DEFINE_integer,
+            "ct_resolution",
+            128,
+            "Size of a scan along each of its three axes, in voxels.",
+        ),
+        (flags.DEFINE_string, "input_file_pattern", "", "Files of scans in Hounsfield units."),
+        (flags.DEFINE_string, "output_folder", "", "Directory of the files that are written."),
+        (flags.DEFINE_string, "output_file_prefix", "augmented", "How their names begin."),
+        (flags.DEFINE_integer, "num_data_aug", 1000, "How many scans to write."),
+        (flags.DEFINE_integer, "process_no", None, "Number of this process, a part of file names."),
+        (flags.DEFINE_float, "gen_fake_probability", 0.5, "How often lesions are made up."),
+        (
+            flags.DEFINE_float,
+            "min_fake_lesion_ratio",
+            0.05,
+            "Least part of the liver that these are, on average.",
+        ),
+    )
+)
 
 
 def save_to_tfrecord(
@@ -129,8 +150,15 @@ def main(argv: Sequence[str]) -> None:
 
     Args:
       argv: the remaining command-line arguments.
+
+    Raises:
+      ValueError: a flag without which there is nothing to do is not set.
     """
     del argv
+    needed = ("input_file_pattern", "output_folder", "process_no")
+    missing = [f"--{name}" for name in needed if getattr(FLAGS, name) in ("", None)]
+    if missing:
+        raise ValueError(f"{', '.join(missing)} must be given")
     apply_data_aug()
 
 

@@ -16,6 +16,7 @@ the mesh "x:2,y:2". The suite compares:
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import os
 import sys
@@ -29,7 +30,6 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow._command_lines.conformance import CONFORMANCE, MOST_LAYOUTS
 from mesh_tensorflow.testing import harness
 from mesh_tensorflow.testing.cases import CASES, Case
 from mesh_tensorflow.testing.programs import TOLERANCE, Program, check_results
@@ -51,6 +51,9 @@ class Result(NamedTuple):
 
     name: str
     error: Optional[str]
+
+
+MOST_LAYOUTS = 4  # of a case, besides the empty one
 
 
 def placement(mesh_shape: str, layout: str) -> mtf.MeshImpl:
@@ -218,6 +221,9 @@ def _check_checkpoint(make_impl: MakeImpl) -> None:
             np.testing.assert_allclose(found, expected[2:], rtol=1e-5, err_msg=what)
 
 
+MOST_LAYOUTS = 4
+
+
 def _found(name: str) -> MakeImpl:
     module, _, attribute = name.partition(":")
     if not attribute:
@@ -226,6 +232,27 @@ def _found(name: str) -> MakeImpl:
         )
     sys.path.insert(0, os.getcwd())
     return getattr(importlib.import_module(module), attribute)
+
+
+def _options(arguments: Optional[Sequence[str]]) -> argparse.Namespace:
+    """Returns what the command line says."""
+    parser = argparse.ArgumentParser(
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        prog="python -m mesh_tensorflow.testing.conformance",
+        description="Conformance of mesh implementations to the contract of MeshImpl.",
+    )
+    parser.add_argument("make_impl", help="module:function(mesh_shape, layout) -> MeshImpl")
+    parser.add_argument("--only", default="", help="a part of the names of the cases to check")
+    parser.add_argument(
+        "--layouts",
+        type=int,
+        default=MOST_LAYOUTS,
+        help="the most layouts of a case, besides the empty one",
+    )
+    options = parser.parse_args(arguments)
+    if options.layouts < 0:
+        parser.error(f"--layouts is {options.layouts}: it has to be 0 or more")
+    return options
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
@@ -237,7 +264,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     Returns:
       0 if at least one check ran and none failed, else 1.
     """
-    given = CONFORMANCE.parse(arguments)
+    given = _options(arguments)
     passed = failed = 0
     for result in check(_found(given.make_impl), given.only, given.layouts):
         passed, failed = passed + (result.error is None), failed + (result.error is not None)

@@ -7,6 +7,34 @@ In four processes on this machine, each of which runs the same program:
 
 python -m mesh_tensorflow.launch --processes 4 -m mesh_tensorflow.transformer.main \
         --model_dir=DIR --gin_file=FILE.gin --gin_param="utils.run.mesh_impl = 'simd'"
+
+Bindings in gin files, or by --gin_param="NAME = VALUE":
+  utils.run.mesh_shape      such as 'batch:2,model:2'; required
+  utils.run.layout_rules    such as 'batch:batch,d_ff:model'; required
+  utils.run.model_type      'lm', 'bitransformer' and others (default: 'bitransformer')
+  utils.run.mode            see below (default: 'train')
+  utils.run.mesh_impl       'placement' or 'simd' (default: chosen by the devices)
+  utils.run.train_steps     the step to train to
+  utils.run.batch_size      sequences of a step (default: ('tokens_per_replica', 2048))
+  utils.run.sequence_length such as {'inputs': 512, 'targets': 128}; required
+  utils.run.vocabulary      such as @get_default_vocabulary(); required
+  utils.run.train_dataset_fn, utils.run.eval_dataset_fn   the data
+  utils.run.optimizer       such as @adafactor.AdafactorOptimizer
+
+Modes (utils.run.mode):
+  train               trains to utils.run.train_steps, from the last checkpoint in --model_dir
+  eval                decodes, and computes the metrics of the evaluation data sets
+  score_eval          scores targets, and computes the metrics of the evaluation data sets
+  perplexity_eval     computes loss and perplexity of the evaluation data sets
+  infer               decodes the lines of a text file (infer_model.input_filename)
+  score_from_dataset  writes the log likelihoods of the evaluation data sets
+  score_from_strings  writes the log likelihoods of lines of text
+  export              exports a model that decodes, as a SavedModel
+  export_infer        the same
+  export_score        exports a model that scores
+
+Environment: with MTF_STRICT=0, slips such as layout rules that nothing uses are warnings; with
+MTF_TRACEBACK=1, errors are shown with their traceback.
 """
 
 from __future__ import annotations
@@ -19,9 +47,9 @@ import warnings
 from collections.abc import Sequence
 
 import tensorflow.compat.v1 as tf
+from absl import flags
 
 from mesh_tensorflow import estimator
-from mesh_tensorflow._command_lines.transformer import DEFAULT_DIRECTORY, RUN_FLAGS
 from mesh_tensorflow._core.errors import MeshTensorFlowWarning, is_set, strict
 from mesh_tensorflow._flags import FLAGS, define
 from mesh_tensorflow._programs import run_with_flags
@@ -29,7 +57,41 @@ from mesh_tensorflow.transformer import utils
 
 __all__ = ["FLAGS", "main"]
 
-define(RUN_FLAGS)
+DEFAULT_DIRECTORY = "/tmp/transformer_standalone"
+
+define(
+    (
+        (
+            flags.DEFINE_string,
+            "tpu_job_name",
+            None,
+            "Name of the TPU's job, if it is not the default, tpu_worker.",
+        ),
+        (
+            flags.DEFINE_string,
+            "model_dir",
+            DEFAULT_DIRECTORY,
+            "Directory of checkpoints and what goes with them.",
+        ),
+        (
+            flags.DEFINE_string,
+            "tpu",
+            None,
+            'Name or grpc address of a TPU; "" or nothing without one.',
+        ),
+        (flags.DEFINE_string, "gcp_project", None, "The TPU's project."),
+        (flags.DEFINE_string, "tpu_zone", None, "The TPU's zone."),
+        (
+            flags.DEFINE_multi_string,
+            "module_import",
+            None,
+            "Modules to import, such as those that register data with gin.",
+        ),
+    )
+)
+
+for _name in ("gin_file", "gin_param", "gin_location_prefix"):  # which --help lists, too
+    flags.declare_key_flag(_name)
 
 
 def _write_command(model_dir: str) -> None:

@@ -8,11 +8,6 @@ import pytest
 SCRIPT = '''
 import sys
 
-
-def before_tensorflow():
-    pass
-
-
 import mesh_tensorflow as mtf
 from mesh_tensorflow.transformer import utils
 
@@ -42,7 +37,7 @@ print(isinstance(mtf.optimize.from_keras(tf.keras.optimizers.RMSprop(1e-3)), mtf
 
 @pytest.mark.slow
 def test_keras_and_jax_are_imported_when_they_are_used(tmp_path):
-    path = tmp_path / "script.py"
+    path = tmp_path / "mtf-script"  # as the commands that are installed
     path.write_text(SCRIPT)
     run = subprocess.run([sys.executable, str(path)], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr

@@ -19,11 +19,11 @@ import gin
 import numpy as np
 import tensorflow as tf2
 import tensorflow.compat.v1 as tf
+from absl import flags
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import estimator
-from mesh_tensorflow._command_lines.transformer import GIN_FLAGS
-from mesh_tensorflow._flags import FLAGS, define
+from mesh_tensorflow._flags import FLAGS, Flag, define
 from mesh_tensorflow._mesh.tpu_topology import flag_value
 from mesh_tensorflow._mesh.variables import checkpoint_files
 from mesh_tensorflow._programs import explained_errors
@@ -40,6 +40,11 @@ if TYPE_CHECKING:
 # The gin module of the functions of this package.
 MODULE = "mesh_tensorflow.transformer.utils"
 
+GIN_FLAGS: tuple[Flag, ...] = (
+    (flags.DEFINE_multi_string, "gin_file", None, "Path to a Gin file."),
+    (flags.DEFINE_multi_string, "gin_param", None, "Gin parameter binding."),
+    (flags.DEFINE_list, "gin_location_prefix", [], "Gin file search path."),
+)
 define(GIN_FLAGS)
 _GIN_PACKAGE = "mesh_tensorflow.transformer.gin"
 _DEFAULTS = "defaults.gin"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import importlib.machinery
 import os
 import re
@@ -11,8 +12,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from types import ModuleType
 from typing import Optional
-
-__all__ = ["import_quietly", "set_log_level"]
 
 _LEVEL = "TF_CPP_MIN_LOG_LEVEL"
 _VERBOSE = ("TF_CPP_VMODULE", "TF_CPP_MAX_VLOG_LEVEL")  # who sets these wants to see more
@@ -123,23 +122,26 @@ def _left_out() -> Iterator[None]:
         sys.meta_path.remove(finder)
 
 
-def import_quietly(name: str, whole: bool = False) -> None:
-    """Imports a module, by default without TensorFlow's messages about the machine.
+def _is_program() -> bool:
+    """Returns whether the process is a program of the package: those need no Keras nor JAX."""
+    command = os.path.basename(sys.argv[0]) if sys.argv else ""
+    if command != "-m":  # what it is while Python locates the module, as now
+        return command.startswith("mtf-")
+    return "mesh_tensorflow" in sys.orig_argv[len(sys.orig_argv) - len(sys.argv)]
+
+
+def import_tensorflow() -> None:
+    """Imports TensorFlow without its messages about the machine, unless it is imported already.
 
     A lower TF_CPP_MIN_LOG_LEVEL that the user has set shows them, and so does TF_CPP_VMODULE or
-    TF_CPP_MAX_VLOG_LEVEL. A module that is imported already is left as it is.
-
-    Args:
-      name: the module.
-      whole: if False, TensorFlow is imported without Keras and JAX, which are loaded when they are
-        used.
+    TF_CPP_MAX_VLOG_LEVEL. In a program of the package, Keras and JAX are loaded when they are used.
     """
     wanted = os.environ.get(_LEVEL, _FATAL) < _ERRORS or any(v in os.environ for v in _VERBOSE)
     if not wanted:
         set_log_level()
-    shown = wanted or name in sys.modules or os.name != "posix" or not _has_stderr()
+    shown = wanted or "tensorflow" in sys.modules or os.name != "posix" or not _has_stderr()
     with (
-        contextlib.nullcontext() if whole else _left_out(),
+        _left_out() if _is_program() else contextlib.nullcontext(),
         contextlib.nullcontext() if shown or not sys.executable else _without_chatter(),
     ):
-        importlib.import_module(name)
+        importlib.import_module("tensorflow")
