@@ -46,6 +46,7 @@ REFUSED = (
     "joins it with random numbers, which each microbatch draws anew",
     "it is computed in a function with a custom gradient",
     "whose elements weigh differently in it",
+    "is no sum or mean over the batch",
 )
 # Slots of Adam are compared, so that no division may enlarge errors of rounding.
 OPTIMIZERS = {
