@@ -296,6 +296,10 @@ def test_checkpoint_files(tmp_path):
         convert.read_checkpoint(str(tmp_path / "new")),
         {k: np.asarray(v) for k, v in variables.items()},
     )
+    later = convert.write_checkpoint(variables, str(tmp_path / "new"), step=20)
+    state = tf.train.get_checkpoint_state(str(tmp_path / "new"))
+    assert state.model_checkpoint_path == later
+    assert list(state.all_model_checkpoint_paths) == [path, later]
     with pytest.raises(ValueError, match=r"model\.ckpt-12 exists already"):
         convert.write_checkpoint(variables, str(tmp_path / "new"), step=12)
     with pytest.raises(ValueError, match="convert: there is no checkpoint"):

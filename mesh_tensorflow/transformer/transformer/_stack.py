@@ -55,6 +55,14 @@ def to_residual_length(x: mtf.Tensor, length_name: str) -> mtf.Tensor:
     return mtf.rename_dimension(x, length_name, RESIDUAL_LENGTH)
 
 
+def joined_channels(xs: Sequence[mtf.Tensor]) -> mtf.Tensor:
+    """Concatenates Tensors along their last dimension, which a layout may split."""
+    name = xs[0].shape.dims[-1].name
+    # Under a name without a rule: parts of what is joined are not where those of the whole are.
+    whole = [mtf.rename_dimension(x, name, f"_{name}_concat") for x in xs]
+    return mtf.rename_dimension(mtf.concat(whole, f"_{name}_concat"), f"_{name}_concat", name)
+
+
 _MODULE = "mesh_tensorflow.transformer.transformer"
 
 

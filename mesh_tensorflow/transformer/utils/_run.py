@@ -330,7 +330,7 @@ class RunSettings(Settings):
 
 def _is_batch_size(value: object) -> bool:
     pair = isinstance(value, tuple) and [type(part) for part in value] == [str, int]
-    return pair or isinstance(value, int)
+    return pair or (isinstance(value, int) and not isinstance(value, bool))
 
 
 # What gin may have bound: arguments, whether a value is right, and what it should be.
