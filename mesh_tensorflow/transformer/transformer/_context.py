@@ -189,10 +189,13 @@ class Context:
         positions outside of it; else None.
       current_layer: the layer being called, set by the layer stack.
       current_layer_input: a Tensor, the input of that layer's sublayers.
+      decoder_layers_per_module: weighted sums of the encoder's layers, set by the first
+        TransparentEncDecAttention.
     """
 
     current_layer: TransformerLayer
     current_layer_input: mtf.Tensor
+    decoder_layers_per_module: list[mtf.Tensor]
 
     def __init__(
         self,
@@ -280,11 +283,6 @@ class Context:
                 "encoder_output, as a Bitransformer does"
             )
         return memory_length_of(self.encoder_output)
-
-    @property
-    def decoder_layers_per_module(self) -> list[mtf.Tensor]:
-        """Weighted sums of the encoder's layers, made by the first TransparentEncDecAttention."""
-        return self.cache["decoder_layers_per_module"]
 
     @property
     def nonpadding(self) -> Union[mtf.Tensor, int, None]:

@@ -611,9 +611,11 @@ class _Shared:
     """
 
     def __init__(self, context: Context) -> None:
-        # A user's context may have neither.
+        self._context = context
+        # A user's context may have none of them.
         self._losses = getattr(context, "losses", None)
         self._cache = getattr(context, "cache", {})
+        self._mixes = self._mixes_now()
         self._num_losses = len(self._losses or [])
         self._cached = dict(self._cache)
         self._known = set(context.mesh.graph.operations)
@@ -634,9 +636,15 @@ class _Shared:
 
         for key in self._new_keys():
             self._cache[key] = replaced(self._cache[key])
+        if self._mixes_now() is not self._mixes:
+            self._context.decoder_layers_per_module = replaced(self._mixes_now())
         if self._losses is not None:
             # In place, as the model reads the list that it has given to the Context.
             self._losses[self._num_losses :] = replaced(self._losses[self._num_losses :])
+
+    def _mixes_now(self) -> Optional[list[mtf.Tensor]]:
+        """Returns what the first TransparentEncDecAttention makes for all of them."""
+        return getattr(self._context, "decoder_layers_per_module", None)
 
     def _new_keys(self) -> list:
         return [k for k, v in self._cache.items() if self._cached.get(k) is not v]
@@ -644,7 +652,8 @@ class _Shared:
     def _values(self) -> list:
         losses = (self._losses or [])[self._num_losses :]
         cached = [self._cache[key] for key in self._new_keys()]
-        return tf.nest.flatten([losses, cached])
+        mixes = self._mixes_now()
+        return tf.nest.flatten([losses, cached, [] if mixes is self._mixes else mixes])
 
     def _is_new(self, value: object) -> bool:
         return isinstance(value, mtf.Tensor) and value.operation not in self._known

@@ -377,10 +377,8 @@ class TransparentEncDecAttention(EncDecAttention):
 
     def _get_memory_antecedent(self, context: Context) -> mtf.Tensor:
         # The first layer of this kind computes the mixes for all of them.
-        mixes = context.cache.get("decoder_layers_per_module")
-        if mixes is None:
-            # In the cache: what a recomputed layer leaves there, later layers may use.
-            mixes = context.cache["decoder_layers_per_module"] = self._get_decoder_inputs(context)
+        if not hasattr(context, "decoder_layers_per_module"):
+            context.decoder_layers_per_module = self._get_decoder_inputs(context)
         module = context.layer_index // self.layers_per_decoder_module
         if module >= self.decoder_num_modules:
             raise ValueError(
@@ -388,7 +386,7 @@ class TransparentEncDecAttention(EncDecAttention):
                 f"module {module} of layers_per_decoder_module={self.layers_per_decoder_module}, "
                 f"but decoder_num_modules={self.decoder_num_modules}"
             )
-        return mixes[module]
+        return context.decoder_layers_per_module[module]
 
     def _get_decoder_inputs(self, context: Context) -> list[mtf.Tensor]:
         """Returns the mix for each decoder module."""
