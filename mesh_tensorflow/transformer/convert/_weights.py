@@ -457,11 +457,13 @@ def _config(form: _Form, sizes: Mapping[str, int], feed_forward: Optional[str]) 
 
 
 def _with_vocab(tensors: Arrays, rows: int) -> dict[str, np.ndarray]:
-    """Truncates the tensors of the vocabulary to `rows`, or pads them with zeros."""
+    """Truncates the tensors of the vocabulary to `rows`, or pads them with the row of padding."""
     changed = dict(tensors)
     for name in {"shared.weight", "lm_head.weight"} & set(tensors):
         table = tensors[name]
-        added = np.zeros([max(0, rows - len(table)), table.shape[1]], table.dtype)
+        # Zeros would have the logit 0, which in many models is larger than that of any id. The id
+        # of padding is one that training makes unlikely.
+        added = np.repeat(table[:1], max(0, rows - len(table)), axis=0)
         changed[name] = np.concatenate([table[:rows], added])
     return changed
 
