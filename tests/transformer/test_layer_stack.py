@@ -42,6 +42,12 @@ def sublayer(fn, mode="train", ids=None, x=X, layer_stack=None, **kwargs):
     return run(build).values()
 
 
+def test_norm_of_some_channels_that_are_split():
+    some = functools.partial(transformer.sublayer_rms_norm_subsampled, percentage=30.0)
+    layers = {"layer_stack": stack(num_layers=1, sublayers_final=[some]), "gradients": False}
+    models.check_everywhere(models.language_model(**layers), [models.Placing("x:2", "d_model:x")])
+
+
 def test_mixes_of_the_encoder_in_recomputed_layers():
     """The first layer makes them for the others, which may not keep its activations alive."""
     mixing = functools.partial(
