@@ -397,7 +397,8 @@ class StudentTeacher:
     ) -> Any:
         """Returns the student's logits and the loss.
 
-        The teacher's variables become untrainable.
+        The teacher's variables become untrainable. The loss on its probabilities has the student's
+        z loss in evaluation, too, as in the classic.
 
         Args:
           inputs: an integer Tensor with dimensions [batch..., length], ids.

@@ -144,13 +144,16 @@ def _scaled_by_rms(
     wide = widened(x)
     with tf.variable_scope(name):
         scale = _scale(context, [model_dim] if scale_dims is None else scale_dims)
-        some, reduced = wide, model_dim
+        some, reduced = wide, model_dim.name
         if channels is not None:
             # Under a name without a rule, since the first channels may all be on one processor.
-            whole = mtf.rename_dimension(wide, model_dim.name, f"_{model_dim.name}_whole")
-            some = mtf.slice(whole, 0, channels, f"_{model_dim.name}_whole")
-            reduced = some.shape.get_dim_by_name(f"_{model_dim.name}_whole")
-        mean_square = mtf.reduce_mean(mtf.square(some), reduced_dim=reduced)
+            reduced = f"_{model_dim.name}_whole"
+            some = mtf.slice(
+                mtf.rename_dimension(wide, model_dim.name, reduced), 0, channels, reduced
+            )
+        mean_square = mtf.reduce_mean(
+            mtf.square(some), reduced_dim=some.shape.get_dim_by_name(reduced)
+        )
     # y = x / sqrt(mean(x^2) + epsilon) * scale, with the mean over d_model.
     return mtf.cast(wide * mtf.rsqrt(mean_square + epsilon), x.dtype) * scale
 
