@@ -115,6 +115,11 @@ def create_optimizer(
         raise ValueError(
             f"create_optimizer: num_train_steps is {num_train_steps}; it should be 1 or more"
         )
+    if num_warmup_steps and num_warmup_steps < 0:
+        raise ValueError(
+            f"create_optimizer: num_warmup_steps is {num_warmup_steps}; it should be 1 or more, or "
+            "0 for no warmup"
+        )
     variables = [
         v
         for v in loss.graph.trainable_variables

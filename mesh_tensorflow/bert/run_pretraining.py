@@ -128,7 +128,12 @@ def input_fn_builder(
         # The buffer of records below mixes neighbors only, so files are in random order too.
         files = training_order(files, is_training, len(input_files), seed)
         at_a_time = min(num_cpu_threads, len(input_files)) if is_training else 1
-        data = files.interleave(tf.data.TFRecordDataset, cycle_length=at_a_time)
+        # In parallel, and still in a fixed order, so that a seed says which records come next.
+        data = files.interleave(
+            tf.data.TFRecordDataset,
+            cycle_length=at_a_time,
+            num_parallel_calls=at_a_time if is_training else None,
+        )
         if is_training:
             data = data.shuffle(_SHUFFLE_BUFFER, seed=seed)
         data = data.map(functools.partial(parsed_record, features=features))
@@ -282,6 +287,11 @@ def main(_: Sequence[str]) -> None:
     if FLAGS.mode not in PRETRAINING_MODES:
         raise ValueError(
             f"Unknown mode: {FLAGS.mode!r}; --mode is one of {', '.join(PRETRAINING_MODES)}"
+        )
+    if FLAGS.mode == "train_and_eval" and FLAGS.steps_per_eval < 1:
+        raise ValueError(
+            f"run_pretraining: --steps_per_eval={FLAGS.steps_per_eval} should be 1 or more; use "
+            "--mode=train to train without evaluation"
         )
     config = read_config(FLAGS.max_seq_length)
     train_files = _files("input_train_files") if FLAGS.mode != "eval" else []

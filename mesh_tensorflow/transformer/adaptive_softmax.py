@@ -11,6 +11,7 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
+from mesh_tensorflow._core.errors import slip
 from mesh_tensorflow.transformer import vocab_embeddings
 from mesh_tensorflow.transformer.transformer._call import divided_loss
 
@@ -219,6 +220,9 @@ def adaptive_softmax_loss_fn(
 ) -> mtf.Tensor:
     """Returns the loss of an adaptive softmax; to be bound as `Unitransformer.loss_fn`.
 
+    As in the classic, it has no label smoothing and is the loss of all targets: the model's
+    `label_smoothing` and `loss_on_targets_only` have no effect, which is warned of.
+
     Args:
       decoder: a Unitransformer whose softmax shares an AdaptiveSoftmaxVocabEmbedding.
       context: the Context of this call of the model: its mode, positions, states and losses.
@@ -240,6 +244,13 @@ def adaptive_softmax_loss_fn(
             "Unitransformer.shared_embedding_and_softmax_weights = True (for a Bitransformer also "
             "Bitransformer.shared_embedding = True)"
         )
+    for name in ("label_smoothing", "loss_on_targets_only"):
+        if getattr(decoder, name, None):
+            slip(
+                f"adaptive_softmax_loss_fn: {name}={getattr(decoder, name)} has no effect on this "
+                f"loss; leave {name} out",
+                key=f"adaptive_softmax_loss_fn {name}",
+            )
     # In training these are the hidden vectors, which lack the vocabulary.
     if output_vocab_dim not in logits.shape:
         return embedding.compute_loss(decoder, hidden=logits, targets=targets, context=context)

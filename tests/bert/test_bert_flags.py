@@ -71,6 +71,7 @@ ERRORS = {
         "Cannot use sequence length 64",
     ),
     "mode": ("pretraining", {"mode": "infer"}, "Unknown mode: 'infer'; .*train_and_eval, train"),
+    "steps": ("pretraining", {"steps_per_eval": 0}, "--steps_per_eval=0 should be 1 or more; use"),
     "no_records": (
         "pretraining",
         {"input_train_files": "/none*"},

@@ -298,6 +298,7 @@ def test_learning_rate(warmup, expected):
             "no variable is trained.*max_optimized_variable_size=2",
         ),
         ({"num_train_steps": 0}, "num_train_steps is 0; it should be 1 or more"),
+        ({"num_warmup_steps": -1}, "num_warmup_steps is -1; it should be 1 or more, or 0"),
     ],
 )
 def test_errors_of_optimizers(arguments, message):

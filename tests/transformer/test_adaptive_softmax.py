@@ -148,10 +148,10 @@ def test_one_cluster_is_a_softmax():
     np.testing.assert_allclose(np.exp(found["logits"]), softmax(logits), rtol=1e-5)
 
 
-def model(mode, loss_fn=adaptive_softmax_loss_fn):
+def model(mode, loss_fn=adaptive_softmax_loss_fn, **kwargs):
     return further.language_model(
         lambda: models.stack([Mix()]), make, mode=mode, loss_fn=loss_fn,
-        positional_embedding=False, z_loss=0.0,
+        positional_embedding=False, z_loss=0.0, **kwargs,
     )  # fmt: skip
 
 
@@ -168,6 +168,16 @@ def test_loss_outside_of_training():
     plain = models.run(model("eval", loss_fn=None), scale=0.5)
     np.testing.assert_allclose(plain["loss"], evaluated["loss"], rtol=1e-5)
     assert training["logits"].shape[-1] == D and evaluated["logits"].shape[-1] == VOCAB
+
+
+@pytest.mark.slips
+@pytest.mark.parametrize(
+    "option, value", [("label_smoothing", 0.1), ("loss_on_targets_only", True)]
+)
+def test_options_without_effect_are_told(option, value):
+    with pytest.warns(mtf.MeshTensorFlowWarning, match=f"{option}={value} has no effect"):
+        found = models.run(model("train", **{option: value}), scale=0.5)["loss"]
+    assert found == models.run(model("train"), scale=0.5)["loss"]
 
 
 def test_model_without_the_embedding():

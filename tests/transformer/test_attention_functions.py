@@ -1,6 +1,7 @@
 """Functions of attention against NumPy, with and without a Context, and what they refuse."""
 
 import types
+import warnings
 from unittest import mock
 
 import gin
@@ -101,6 +102,25 @@ def test_blocks_that_are_not_possible():
             with pytest.raises(ValueError, match=f"blocked=True is not possible: .*{text}"):
                 A.attention(x, k, v, *ARGUMENTS, context=context, blocked=True, **kwargs)
         return [q]
+
+    run(build)
+
+
+@pytest.mark.slips
+def test_a_ring_that_is_not_possible_is_told():
+    """Otherwise the memory of a long sequence would be missed only when it is used up."""
+
+    def build(mesh):
+        q, k, v = operands(mesh)
+        with pytest.warns(mtf.MeshTensorFlowWarning, match="ring=True is not possible: dropout"):
+            y = A.attention(q, k, v, *ARGUMENTS, dropout_rate=tf.constant(0.5), ring=True)
+        step = types.SimpleNamespace(mode="incremental", train=False, losses=None, model=None)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            A.attention(
+                mtf.gather(q, 0, q.shape.dims[1]), k, v, *ARGUMENTS, context=step, ring=True
+            )
+        return [y]
 
     run(build)
 

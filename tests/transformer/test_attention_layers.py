@@ -185,6 +185,23 @@ def weights_of(mesh):
     return [v.outputs[0] for v in mesh.graph.all_variables]
 
 
+def test_local_attention_takes_no_options_of_other_layers():
+    """Which gin binds for all of them; what shapes its weights, it takes."""
+
+    def found(*bindings):
+        with gin.unlock_config():
+            gin.parse_config([f"SelfAttention.{binding}" for binding in bindings])
+        try:
+            layer = SELF["local"]()
+        finally:
+            gin.clear_config()
+        return run(lambda mesh: [called(layer, base.context(mesh), base.layer_input(mesh))])[0]
+
+    bound = ("keep_query_heads_dims = True", "attention_func = 'hybrid'", "z_loss_coeff = None")
+    np.testing.assert_array_equal(found(*bound), found())
+    assert np.abs(found("fold_scaling_into_initializer = False") - found()).max() > 1e-3
+
+
 def test_local_attention_sees_the_last_positions():
     layer = T.LocalSelfAttention(radius=3, num_heads=1, key_value_size=DEPTH)
     found = run(
@@ -286,6 +303,36 @@ def test_prompts_when_decoding():
         context.cache["task-id"] = tensor(context.mesh, [[1], [0], [1], [1]], "batch:4,one:1")
 
     assert_steps_are_rows(run(lambda mesh: base.decoded(mesh, layer, X, prepare), scale=0.4))
+
+
+def test_prompts_of_split_embeddings():
+    """Those of task and layer are joined, whatever splits their channels."""
+    layer = T.SelfAttention(
+        **SMALL, use_hyperprompt=True, hyperprompt_hidden_dim=3, hyperprompt_task_num=2,
+        hyperprompt_length_decoder=2,
+    )  # fmt: skip
+    sizes = {
+        "prompts": f"task_num:2,memory_length:2,d_model:{DEPTH}",
+        "task_raw_embedding": "task_num:2,d_task:4",
+        "layer_embedding": "layers:2,d_task:4",
+        "task_projector_layer_one": "d_task:8,inner:6",
+        "task_projector_layer_two": "inner:6,d_task_out:4",
+        **{f"hypernet_w_{part}_up": f"d_task_out:4,d_model:{DEPTH},prefix_hidden:3" for part in "kv"},
+        **{f"hypernet_w_{part}_down": "d_task_out:4,prefix_hidden:3,heads:2,d_kv:4" for part in "kv"},
+    }  # fmt: skip
+
+    def build(mesh):
+        context = base.context(mesh)
+        context.shared_params["decoder"] = {
+            name: tensor(mesh, normal(*mtf.convert_to_shape(s).to_integer_list, seed=i), s)
+            for i, (name, s) in enumerate(sizes.items())
+        }
+        context.cache["task-id"] = tensor(mesh, [[1], [0], [1], [1]], "batch:4,one:1")
+        with tf.variable_scope("decoder"):
+            return [called(layer, context, base.layer_input(mesh))]
+
+    expected = run(build, scale=0.4)[0]
+    assert_close(run(build, Placing("x:2", "d_task:x"), scale=0.4)[0], expected, 1e-5)
 
 
 def test_prompts_are_seen_and_padding_is_not():

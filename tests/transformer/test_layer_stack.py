@@ -42,6 +42,34 @@ def sublayer(fn, mode="train", ids=None, x=X, layer_stack=None, **kwargs):
     return run(build).values()
 
 
+def test_norm_of_some_channels_that_are_split():
+    some = functools.partial(transformer.sublayer_rms_norm_subsampled, percentage=30.0)
+    layers = {"layer_stack": stack(num_layers=1, sublayers_final=[some]), "gradients": False}
+    models.check_everywhere(models.language_model(**layers), [models.Placing("x:2", "d_model:x")])
+
+
+def test_mixes_of_the_encoder_in_recomputed_layers():
+    """The first layer makes them for the others, which may not keep its activations alive."""
+    mixing = functools.partial(
+        transformer_layers.TransparentEncDecAttention, layers_per_encoder_module=1,
+        layers_per_decoder_module=1, encoder_num_modules=2, decoder_num_modules=2, num_heads=2,
+        key_value_size=4,
+    )  # fmt: skip
+
+    def build(mesh, **kwargs):
+        encoder = models.unitransformer(
+            name="encoder", autoregressive=False, output_vocab_size=None
+        )
+        decoder = models.unitransformer(stack([mixing], **kwargs), name="decoder")
+        inputs, targets = (models.imported(mesh, some_ids(seed, low=0)) for seed in (0, 1))
+        model = transformer.Bitransformer(encoder, decoder)
+        return models.trained(model.call_simple(inputs, targets, True)[1])
+
+    stored = run(build)
+    assert_same(run(functools.partial(build, recompute_grads=True)), stored)
+    assert np.abs(stored["decoder/block_000/layer_000/TransparentEncDecAttention/w"]).max() > 1e-5
+
+
 def weights(name, sizes):
     return models.decoding_models.weights(name, sizes, 1.0)
 

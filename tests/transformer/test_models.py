@@ -20,7 +20,7 @@ from helpers.transformer.models import (
 )
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow.transformer import transformer, transformer_layers
+from mesh_tensorflow.transformer import convert, transformer, transformer_layers
 
 PADDED = 16
 
@@ -346,6 +346,42 @@ def test_weights_of_the_teacher_come_from_its_checkpoint(tmp_path, both):
         np.testing.assert_array_equal(values[f"teacher/{name}"], value)
         if "embedding" in name:
             assert (values[f"student/{name}"] == value).all() == both
+
+
+def test_teacher_in_a_scope_of_the_program(tmp_path, tf_graph):
+    """Its variables are found where the model was called, and nowhere else."""
+    mesh = mtf.Mesh(mtf.Graph(), "mesh")
+    with tf.variable_scope("program"):
+        pair, _ = student_teacher(
+            mesh, temperature=2.0, fraction_soft=0.5, teacher_checkpoint=str(tmp_path)
+        )
+        written = {
+            v.op.name.removeprefix("program/teacher/"): np.full(v.shape, 3.0, "float32")
+            for v in tf.global_variables()
+            if "/teacher/" in v.op.name
+        }
+        convert.write_checkpoint(written, str(tmp_path))
+        pair.initialize()
+    with tf.Session() as session:
+        session.run(tf.global_variables_initializer())
+        for name, value in session.run({v.op.name: v for v in tf.global_variables()}).items():
+            assert (value == 3.0).all() == name.startswith("program/teacher/")
+    with pytest.raises(ValueError, match="no variables in the scope 'teacher/'; call it after"):
+        pair.initialize()
+
+
+def test_float16_of_an_ensemble():
+    """An id that no member expects has a small probability, and not the logarithm of 0."""
+
+    def build(mesh):
+        ensemble, vocab = mtf.convert_to_shape("ensemble:2,vocab:3").dims
+        logits = mtf.import_tf_tensor(
+            mesh, tf.constant([[0, 9, -20], [1, 8, -30]], tf.float16), mtf.Shape([ensemble, vocab])
+        )
+        return {"y": transformer.reduce_ensemble_logits(logits, ensemble, vocab)}
+
+    values = run(build)["y"]
+    assert values.dtype == np.float16 and -20 < values[2] < -10
 
 
 def error(build):

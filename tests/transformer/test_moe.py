@@ -65,6 +65,23 @@ def test_equal_under_layouts(gating):
     assert all(np.abs(value).max() > 0 for value in expected.values())
 
 
+def test_embeddings_joined_to_split_channels():
+    """The router's input has both, and a layout may split what they have in common."""
+
+    def build(mesh):
+        layer = moe.MoE1D(**SMALL, **DETERMINED, moe_gating="switch", word_embed_mode="concat")
+        x = given(mesh, TOKENS + ",d_model:8")
+        context = context_for(mesh)
+        context.input_embeddings = mtf.sin(x)
+        y = layer.call(context, x)
+        variables = [v.outputs[0] for v in mesh.graph.trainable_variables]
+        return [y, *mtf.gradients([mtf.reduce_sum(mtf.square(y))], variables)]
+
+    expected = run(build)
+    for number, value in run(build, Placing("x:2", "d_model:x")).items():
+        assert_close(value, expected[number], 2e-5)
+
+
 def test_output_is_the_sum_of_experts():
     """Every token through every expert in NumPy, with a switch that drops some."""
     layer = moe.MoE1D(

@@ -14,6 +14,7 @@ from helpers.paths import FIXTURES
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow.transformer import utils
+from mesh_tensorflow.transformer.utils._decode import write_resumably
 from mesh_tensorflow.transformer.utils._run import RunSettings, _session_config
 from mesh_tensorflow.transformer.utils._settings import ProgramSettings, Settings
 
@@ -123,6 +124,8 @@ def test_steps_may_be_of_numpy(tmp_path):
 @pytest.mark.parametrize(("call", "text"), [
     (lambda: utils.tpu_mesh_shape("v3-8", 3), "8 processors of 'v3-8' cannot be divided"),
     (lambda: utils.tpu_mesh_shape("v3-8", 8, 2), "cannot be divided by model_parallelism=8"),
+    (lambda: utils.tpu_mesh_shape("v3-8", 0), "cannot be divided by model_parallelism=0"),
+    (lambda: utils.tpu_mesh_shape("v3-8", -2), "cannot be divided by model_parallelism=-2"),
     (lambda: utils.tpu_mesh_shape("", 1), "tpu_topology='' names no TPU"),
     (lambda: utils.compute_batch_size(8, "", "", ("tokens", 8)), "unknown method 'tokens'"),
     (lambda: utils.compute_batch_size(LENGTHS, "", "", ("tokens_per_batch", 9)),
@@ -199,6 +202,15 @@ def test_texts_of_bytes_are_texts(tmp_path):
     assert (tmp_path / "s.targets").read_text() == "five\n"
     utils.write_lines_to_file([b"a", "b"], str(tmp_path / "lines"))
     assert (tmp_path / "lines").read_text() == "a\nb\n"
+
+
+def test_texts_with_line_breaks_have_one_line(tmp_path):
+    """Or the lines of outputs would no longer be those of inputs."""
+    texts, file = ["a\nb", "c\r\n d", "e"], tmp_path / "f"
+    utils.write_lines_to_file(texts, str(file))
+    assert file.read_text() == "a b\nc  d\ne\n"
+    write_resumably(str(file), ["1", "2", "3"], 2, lambda start: iter(texts[start:]))
+    assert file.read_text() == "a b\nc  d\ne\n"
 
 
 class _Scores:

@@ -169,6 +169,8 @@ def test_a_sequence_longer_than_the_positions(train):
     ("run.vocabulary = None\n", "vocabulary is None: bind utils.run.vocabulary"),
     ("run.dataset_split = 'test'\n", "training is on the split 'train'"),
     ("run.optimizer = None\n", "training needs an optimizer"),
+    ("run.batch_size = True\n", "batch_size is True; it should be a number or a pair"),
+    ("run.train_steps = True\n", "train_steps is True; it should be a number of steps"),
     ("run.train_dataset_fn = None\n", "bind utils.run.train_dataset_fn"),
     ("run.mesh_impl = 'magic'\n", "unknown mesh_impl 'magic'"),
     ("tpu_estimator_model_fn.outer_batch_size = 3\n", "batch_size=4 is not divisible by"),

@@ -15,7 +15,7 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
-from mesh_tensorflow._core.errors import dims_text
+from mesh_tensorflow._core.errors import dims_text, slip
 from mesh_tensorflow._core.graph import leaves_no_node
 from mesh_tensorflow.layers import _masks, _visibility
 from mesh_tensorflow.layers._blocked_attention import (
@@ -327,6 +327,11 @@ def takes_blocks(
         why = "z_loss_coeff leaves an extra_logit out, and blocks have only the sums with it"
     if blocked and why:
         raise ValueError(f"attention: blocked=True is not possible: {why}. Leave blocked out")
+    if ring and why:
+        slip(
+            f"attention: ring={ring!r} is not possible: {why}. Each processor gets all keys and "
+            "values, and has all of its logits at once; leave ring out, or mend that"
+        )
     if blocked or ring or why:
         return not why
     return min(found.length.size, memory.size) >= LEAST_LENGTH  # type: ignore[union-attr]

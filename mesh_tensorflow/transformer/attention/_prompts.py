@@ -9,6 +9,7 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
+from mesh_tensorflow.transformer.transformer._stack import joined_channels
 
 if TYPE_CHECKING:
     from mesh_tensorflow.transformer.transformer._context import Context
@@ -161,7 +162,7 @@ def _task_embedding(context: Context, scope: Optional[str], dropout_rate: float)
     of_layer = mtf.gather(of_layers, _block_number(context), of_layers.shape.dims[0])
     of_layer = mtf.broadcast(of_layer, mtf.Shape([tasks, channels]))
     # The embedding is norm(relu([task; layer] one) two).
-    joined = mtf.concat([raw, of_layer], channels.name)
+    joined = joined_channels([raw, of_layer])
     inner = mtf.relu(mtf.einsum([joined, one], output_shape=[tasks, one.shape.dims[-1]]))
     inner = _dropped(inner, context, dropout_rate)
     made = mtf.einsum([inner, two], output_shape=[tasks, two.shape.dims[-1]])

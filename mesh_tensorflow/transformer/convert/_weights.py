@@ -131,8 +131,14 @@ def write_checkpoint(variables: Arrays, directory: str, step: int = 0) -> str:
             )
             sess.run(save, dict(zip(feeds, arrays.values())))
         name = os.path.basename(prefix)
+        state = tf.train.get_checkpoint_state(directory)
+        # Those of a training stay in the list, or it would not go on to remove the oldest of them.
+        before = state.all_model_checkpoint_paths if state else []
+        others = [os.path.relpath(path, directory) for path in before]
         with open(os.path.join(folder, "checkpoint"), "w", encoding="utf-8") as f:
-            f.write(f'model_checkpoint_path: "{name}"\nall_model_checkpoint_paths: "{name}"\n')
+            f.write(f'model_checkpoint_path: "{name}"\n')
+            for path in [*(p for p in others if p != name), name]:
+                f.write(f'all_model_checkpoint_paths: "{path}"\n')
         # Readers find a checkpoint by its index, and the latest by `checkpoint`: these come last.
         for ending in (".data-00000-of-00001", ".index"):
             os.replace(os.path.join(folder, f"model{ending}"), f"{prefix}{ending}")
@@ -451,11 +457,13 @@ def _config(form: _Form, sizes: Mapping[str, int], feed_forward: Optional[str]) 
 
 
 def _with_vocab(tensors: Arrays, rows: int) -> dict[str, np.ndarray]:
-    """Truncates the tensors of the vocabulary to `rows`, or pads them with zeros."""
+    """Truncates the tensors of the vocabulary to `rows`, or pads them with the row of padding."""
     changed = dict(tensors)
     for name in {"shared.weight", "lm_head.weight"} & set(tensors):
         table = tensors[name]
-        added = np.zeros([max(0, rows - len(table)), table.shape[1]], table.dtype)
+        # Zeros would have the logit 0, which in many models is larger than that of any id. The id
+        # of padding is one that training makes unlikely.
+        added = np.repeat(table[:1], max(0, rows - len(table)), axis=0)
         changed[name] = np.concatenate([table[:rows], added])
     return changed
 

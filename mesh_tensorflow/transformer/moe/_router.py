@@ -9,6 +9,7 @@ from typing import Any, Optional, Protocol, TypeGuard, Union
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
 from mesh_tensorflow.layers._visibility import MASKED_LOGIT
+from mesh_tensorflow.transformer.transformer._stack import joined_channels
 
 # What `set_default_moe_hparams` sets. All but the coefficient of the loss have to be
 # set: what lacks them was not made for a mixture of experts.
@@ -156,7 +157,7 @@ def _add(inputs: mtf.Tensor, embeddings: mtf.Tensor) -> mtf.Tensor:
 
 
 def _concat(inputs: mtf.Tensor, embeddings: mtf.Tensor) -> mtf.Tensor:
-    return mtf.concat([inputs, embeddings], inputs.shape.dims[-1].name)
+    return joined_channels([inputs, embeddings])
 
 
 def _only(inputs: mtf.Tensor, embeddings: mtf.Tensor) -> mtf.Tensor:

@@ -339,6 +339,12 @@ def _encode(
 # -- models of parts that gin configures; distillation
 
 
+def _within(name: str) -> str:
+    """Returns how names of variables in a scope within the current one begin."""
+    # The programs of users may have opened a scope around the model.
+    return f"{tf.get_variable_scope().name}/{name}/".lstrip("/")
+
+
 @gin.configurable(module="mesh_tensorflow.transformer.transformer")
 class StudentTeacher:
     """A student model that is trained on targets and on the probabilities of a fixed teacher.
@@ -391,7 +397,8 @@ class StudentTeacher:
     ) -> Any:
         """Returns the student's logits and the loss.
 
-        The teacher's variables become untrainable.
+        The teacher's variables become untrainable. The loss on its probabilities has the student's
+        z loss in evaluation, too, as in the classic.
 
         Args:
           inputs: an integer Tensor with dimensions [batch..., length], ids.
@@ -419,8 +426,7 @@ class StudentTeacher:
         with tf.variable_scope("teacher"):
             teacher_logits, _ = self.teacher.call_simple(inputs, targets, compute_loss, **kargs)
         graph = inputs.mesh.graph
-        # The programs of users may have opened a scope around the model.
-        prefix = f"{tf.get_variable_scope().name}/teacher/".lstrip("/")
+        prefix = _within("teacher")
         graph.make_variables_untrainable(
             [v for v in graph.trainable_variables if v.name.startswith(prefix)]
         )
@@ -480,24 +486,29 @@ class StudentTeacher:
         """Sets the teacher's variables to be initialized from its checkpoint.
 
         With `initialize_student_weights`, the student's too. Call it after the variables are
-        created, and before they are initialized.
+        created, and before they are initialized, in the variable scope that the model was called
+        in.
 
         Raises:
-          ValueError: `teacher_checkpoint` is None, or a variable is not in the checkpoint.
+          ValueError: `teacher_checkpoint` is None, there are no variables, or one is not in the
+            checkpoint.
         """
         if self.teacher_checkpoint is None:
             raise ValueError("StudentTeacher: initialize needs a teacher_checkpoint, got None")
-        scopes = ["teacher/", *(["student/"] if self.initialize_student_weights else [])]
-        for scope in scopes:
-            checkpoint.init_from_checkpoint(
-                self.teacher_checkpoint,
-                {
-                    # The checkpoint is of the model by itself, so its names lack the scope.
-                    v.op.name[len(scope) :]: v
-                    for v in tf.global_variables()
-                    if v.op.name.startswith(scope)
-                },
-            )
+        for side in ["teacher", *(["student"] if self.initialize_student_weights else [])]:
+            scope = _within(side)
+            # The checkpoint is of the model by itself, so its names lack the scope.
+            variables = {
+                v.op.name[len(scope) :]: v
+                for v in tf.global_variables()
+                if v.op.name.startswith(scope)
+            }
+            if not variables:
+                raise ValueError(
+                    f"StudentTeacher: initialize finds no variables in the scope {scope!r}; call "
+                    "it after call_simple, in the same variable scope"
+                )
+            checkpoint.init_from_checkpoint(self.teacher_checkpoint, variables)
 
 
 _MODULE = "mesh_tensorflow.transformer.transformer"

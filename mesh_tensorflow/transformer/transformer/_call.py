@@ -140,8 +140,9 @@ def sinusoid_positional_embedding_weights(
       max_length_dim: a Dimension, the positions.
       model_dim: a Dimension of even size: sines in the first half, cosines in the second.
       dtype: a floating dtype.
-      min_timescale: the shortest wavelength divided by 2 pi.
-      max_timescale: the longest wavelength divided by 2 pi.
+      min_timescale: 2 pi divided by the shortest wavelength, as in the classic: a factor of all
+        rates.
+      max_timescale: the longest wavelength divided by 2 pi, if `min_timescale` is 1.
 
     Returns:
       A Tensor with dimensions [max_length_dim, model_dim].
@@ -376,7 +377,9 @@ def reduce_ensemble_logits_mean_prob(
     """
     probs = mtf.softmax(logits, vocab_dim)
     mean = mtf.reduce_mean(probs, reduced_dim=ensemble_dim)
-    return mtf.log(mtf.maximum(mean, _SMALLEST_PROBABILITY))
+    # float16 has no such number: it would be 0.
+    smallest = 2.0**-24 if mean.dtype == tf.float16 else _SMALLEST_PROBABILITY
+    return mtf.log(mtf.maximum(mean, smallest))
 
 
 @gin.configurable(module="mesh_tensorflow.transformer.transformer")

@@ -55,6 +55,14 @@ def to_residual_length(x: mtf.Tensor, length_name: str) -> mtf.Tensor:
     return mtf.rename_dimension(x, length_name, RESIDUAL_LENGTH)
 
 
+def joined_channels(xs: Sequence[mtf.Tensor]) -> mtf.Tensor:
+    """Concatenates Tensors along their last dimension, which a layout may split."""
+    name = xs[0].shape.dims[-1].name
+    # Under a name without a rule: parts of what is joined are not where those of the whole are.
+    whole = [mtf.rename_dimension(x, name, f"_{name}_concat") for x in xs]
+    return mtf.rename_dimension(mtf.concat(whole, f"_{name}_concat"), f"_{name}_concat", name)
+
+
 _MODULE = "mesh_tensorflow.transformer.transformer"
 
 
@@ -136,9 +144,16 @@ def _scaled_by_rms(
     wide = widened(x)
     with tf.variable_scope(name):
         scale = _scale(context, [model_dim] if scale_dims is None else scale_dims)
-        some = wide if channels is None else mtf.slice(wide, 0, channels, model_dim.name)
-        reduced = some.shape.get_dim_by_name(model_dim.name)
-        mean_square = mtf.reduce_mean(mtf.square(some), reduced_dim=reduced)
+        some, reduced = wide, model_dim.name
+        if channels is not None:
+            # Under a name without a rule, since the first channels may all be on one processor.
+            reduced = f"_{model_dim.name}_whole"
+            some = mtf.slice(
+                mtf.rename_dimension(wide, model_dim.name, reduced), 0, channels, reduced
+            )
+        mean_square = mtf.reduce_mean(
+            mtf.square(some), reduced_dim=some.shape.get_dim_by_name(reduced)
+        )
     # y = x / sqrt(mean(x^2) + epsilon) * scale, with the mean over d_model.
     return mtf.cast(wide * mtf.rsqrt(mean_square + epsilon), x.dtype) * scale
 
@@ -603,9 +618,11 @@ class _Shared:
     """
 
     def __init__(self, context: Context) -> None:
-        # A user's context may have neither.
+        self._context = context
+        # A user's context may have none of them.
         self._losses = getattr(context, "losses", None)
         self._cache = getattr(context, "cache", {})
+        self._mixes = self._mixes_now()
         self._num_losses = len(self._losses or [])
         self._cached = dict(self._cache)
         self._known = set(context.mesh.graph.operations)
@@ -626,9 +643,15 @@ class _Shared:
 
         for key in self._new_keys():
             self._cache[key] = replaced(self._cache[key])
+        if self._mixes_now() is not self._mixes:
+            self._context.decoder_layers_per_module = replaced(self._mixes_now())
         if self._losses is not None:
             # In place, as the model reads the list that it has given to the Context.
             self._losses[self._num_losses :] = replaced(self._losses[self._num_losses :])
+
+    def _mixes_now(self) -> Optional[list[mtf.Tensor]]:
+        """Returns what the first TransparentEncDecAttention makes for all of them."""
+        return getattr(self._context, "decoder_layers_per_module", None)
 
     def _new_keys(self) -> list:
         return [k for k, v in self._cache.items() if self._cached.get(k) is not v]
@@ -636,7 +659,8 @@ class _Shared:
     def _values(self) -> list:
         losses = (self._losses or [])[self._num_losses :]
         cached = [self._cache[key] for key in self._new_keys()]
-        return tf.nest.flatten([losses, cached])
+        mixes = self._mixes_now()
+        return tf.nest.flatten([losses, cached, [] if mixes is self._mixes else mixes])
 
     def _is_new(self, value: object) -> bool:
         return isinstance(value, mtf.Tensor) and value.operation not in self._known

@@ -27,7 +27,8 @@ from mesh_tensorflow.transformer.transformer_layers._self_attention import SelfA
 class LocalSelfAttention(SelfAttention):
     """Self-attention to the `radius` positions up to each one, and as many after it in an encoder.
 
-    In decoding, the states are ring buffers of `radius` positions.
+    In decoding, the states are ring buffers of `radius` positions. There are no relative biases,
+    prompts and z-losses: what gin binds of them for `SelfAttention` is for other layers.
 
     Attributes:
       radius: an integer.
@@ -64,6 +65,14 @@ class LocalSelfAttention(SelfAttention):
             shared_kv=shared_kv,
             dropout_rate=dropout_rate,
             attention_kwargs=attention_kwargs,
+            # Options of SelfAttention that a window does not have are given, or gin would bind
+            # them.
+            relative_attention_type=None,
+            attention_func=None,
+            keep_query_heads_dims=False,
+            z_loss_coeff=None,
+            hyperprompt_length_encoder=None,
+            hyperprompt_length_decoder=None,
         )
         if radius < 1:
             raise ValueError(f"LocalSelfAttention: radius must be 1 or more, got {radius}")

@@ -40,6 +40,7 @@ from mesh_tensorflow.transformer.utils._text import (
     decode_ids,
     encoded_inputs,
     get_inputs_from_file,
+    lines_text,
     write_lines_to_file,
     write_text,
 )
@@ -181,6 +182,8 @@ def write_resumably(
 ) -> None:
     """Writes an output for each input, one per line; if killed, finished outputs are not lost.
 
+    A line break within an output is written as a space.
+
     Parts are written to a directory beside the file, named after the file and a fingerprint of the
     inputs: one part for every 64 outputs, or for the batches of 10 seconds. The file itself is
     written when all outputs are done; the parts are removed then, or at the end of
@@ -208,7 +211,7 @@ def write_resumably(
         finished = False
     if not finished:
         lines = _compute_missing(directory, inputs, batch_size, outputs_from)
-        text = "".join(f"{line}\n" for line in lines)
+        text = lines_text(lines)
         # Beside the parts, so that what a killed run leaves of it is removed with them.
         write_text(text, filename, os.path.join(directory, "whole.tmp"))
     together = _unfinished.get()

@@ -413,7 +413,9 @@ def processor_devices(
     if in_cluster() and hasattr(config, "tpu_config") and shards_of_process(config):
         return devices_of(config)
     size = mesh_shape.size
-    if size > 1 and len(tf.config.list_physical_devices("GPU")) == size:
+    # TensorFlow chooses a GPU by itself where it may, which is not in a SIMD session.
+    chooses = size == 1 and mesh_impl != "simd"
+    if not chooses and len(tf.config.list_physical_devices("GPU")) == size:
         return [f"/device:GPU:{i}" for i in range(size)]
     return [f"/device:CPU:{i}" if mesh_impl == "simd" else "" for i in range(size)]
 

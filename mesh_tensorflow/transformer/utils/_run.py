@@ -328,14 +328,19 @@ class RunSettings(Settings):
     eval_dir_suffix: Optional[str]
 
 
+def _is_number(value: object) -> bool:
+    # True is an integer to Python, and a mistake here.
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
 def _is_batch_size(value: object) -> bool:
     pair = isinstance(value, tuple) and [type(part) for part in value] == [str, int]
-    return pair or isinstance(value, int)
+    return pair or _is_number(value)
 
 
 # What gin may have bound: arguments, whether a value is right, and what it should be.
 _KINDS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
-    ("train_steps", lambda v: callable(v) or isinstance(v, int), "a number of steps"),
+    ("train_steps", lambda v: callable(v) or _is_number(v), "a number of steps"),
     ("batch_size", _is_batch_size, 'a number or a pair such as ("tokens_per_batch", 4096)'),
     (
         "optimizer",

@@ -275,13 +275,13 @@ def tpu_mesh_shape(
     if not isinstance(model_parallelism, int):
         return HierarchicalTiling.spec_to_mesh_shape(model_parallelism, cores)
     ensemble = ensemble_parallelism or 1
-    batch, rest = divmod(cores, model_parallelism * ensemble)
-    if rest or not batch:
+    if min(model_parallelism, ensemble) < 1 or cores % (model_parallelism * ensemble):
         raise ValueError(
             f"tpu_mesh_shape: the {cores} processors of {tpu_topology!r} cannot be divided by "
             f"model_parallelism={model_parallelism} times ensemble_parallelism={ensemble}; choose "
             f"numbers whose product divides {cores}"
         )
+    batch = cores // (model_parallelism * ensemble)
     dims = [("ensemble", ensemble), ("batch", batch), ("model", model_parallelism)]
     return mtf.Shape([mtf.Dimension(name, size) for name, size in dims if size > 1])
 

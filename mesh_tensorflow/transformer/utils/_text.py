@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import uuid
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Optional
@@ -41,6 +42,17 @@ def as_text(value: object) -> str:
       A string.
     """
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+
+
+def lines_text(lines: Iterable[Any]) -> str:
+    """Returns the text of a file with one line for each value; within a value, breaks are spaces.
+
+    Args:
+      lines: values of any type, converted by `as_text`.
+    """
+    # Byte vocabularies and pieces of SentencePiece decode to breaks, after which the lines of
+    # outputs would no longer be those of inputs.
+    return "".join(re.sub(r"\r\n|[\r\n]", " ", as_text(line)) + "\n" for line in lines)
 
 
 def _numbers(numbers: Sequence[int]) -> str:
@@ -127,13 +139,14 @@ def write_text(text: str, filename: str, temporary: str) -> None:
 def write_lines_to_file(lines: Iterable[Any], filename: str) -> None:
     """Writes lines to a file, replacing its contents.
 
-    The file is written atomically. If there are no lines, no file is written.
+    The file is written atomically. If there are no lines, no file is written. A line break within a
+    value is written as a space.
 
     Args:
       lines: values of any type, converted by `as_text`.
       filename: the path of the file.
     """
-    text = "".join(f"{as_text(line)}\n" for line in lines)
+    text = lines_text(lines)
     if not text:
         # An older file would look like a result of this run.
         if tf.io.gfile.exists(filename):
