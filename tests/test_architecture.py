@@ -21,7 +21,6 @@ ORDER = [
         "utils",
         "_flags",
         "_paths",
-        "_site",
         "_progress",
         "_elements",
         "_stop_signals",
@@ -52,7 +51,7 @@ ORDER = [
 CORE_ORDER = [
     ["errors"],
     ["shape"],
-    ["layout", "cost"],
+    ["layout"],
     ["tensor", "interfaces"],
     ["operation"],
     ["graph", "pending"],

@@ -1,4 +1,4 @@
-"""Operation: the base class of the nodes of a Graph; and operations within loops.
+"""Operation: what makes Tensors of a graph, with its gradient, its lowering and its cost.
 
 A subclass says what it computes (`lower`), its gradient, which dimensions a layout may split, and,
 for predictions, what it costs and how it treats partial sums. Only `lower` is required.
@@ -6,22 +6,70 @@ for predictions, what it costs and how it treats partial sums. Only `lower` is r
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import sys
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union
 
-from mesh_tensorflow._core.cost import Collective, Cost
-from mesh_tensorflow._core.errors import tensors_text
+from mesh_tensorflow._core.errors import Site, caller_site, tensors_text
 from mesh_tensorflow._core.tensor import Tensor, check_tensors, is_differentiable
-from mesh_tensorflow._site import Site, caller_site
 
 if TYPE_CHECKING:
     from mesh_tensorflow._core.graph import Graph, Mesh
     from mesh_tensorflow._core.interfaces import LaidOutLike, LoweringLike
     from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 
-__all__ = ["Loop", "Operation", "gradient_of_output", "is_of_package", "with_inner_operations"]
+
+# -- costs
+
+
+@dataclasses.dataclass(frozen=True)
+class Collective:
+    """One collective communication.
+
+    Attributes:
+      kind: "allreduce", "reduce_scatter", "allconcat", "alltoall" or "shift".
+      mesh_axes: the mesh axes that processors communicate along.
+      elements: number of input elements, or for an allconcat of output elements, over all
+        processors.
+      bytes: the size of these elements in bytes.
+    """
+
+    kind: str
+    mesh_axes: tuple[int, ...]
+    elements: int
+    bytes: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+    """The cost of one operation, over all processors.
+
+    Attributes:
+      flops: floating point operations; a multiply-add counts as two. If processors do not have the
+        same work, as many as if all had that of the busiest, for which the others wait.
+      bytes: bytes read and written.
+      collectives: its own communication. The allreduce of a partial sum is charged to the operation
+        that first needs its value.
+    """
+
+    flops: int = 0
+    bytes: int = 0
+    collectives: tuple[Collective, ...] = ()
+
+    def __add__(self, other: Optional[Cost]) -> Cost:
+        if other is None:
+            return self
+        return Cost(
+            self.flops + other.flops,
+            self.bytes + other.bytes,
+            # Side by side and not added up: each collective has a latency of its own.
+            self.collectives + other.collectives,
+        )
+
+
+# -- operations
 
 
 class Loop(NamedTuple):

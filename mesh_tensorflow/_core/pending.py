@@ -11,8 +11,7 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from mesh_tensorflow._core.cost import Collective, Cost
-from mesh_tensorflow._core.operation import Operation
+from mesh_tensorflow._core.operation import Collective, Cost, Operation
 from mesh_tensorflow._core.tensor import Tensor
 
 if TYPE_CHECKING:

@@ -45,12 +45,12 @@ from typing import Any, Optional, Union
 
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow._core.cost import Collective
 from mesh_tensorflow._core.errors import NotInLoweringError, did_you_mean, slip
 from mesh_tensorflow._core.graph import Graph, Mesh
 from mesh_tensorflow._core.interfaces import LaidOutLike
 from mesh_tensorflow._core.layout import LayoutRules, plain_shape
 from mesh_tensorflow._core.operation import (
+    Collective,
     Operation,
     PendingSums,
     is_of_package,

@@ -31,10 +31,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Optional, TypeAlias
 
-from mesh_tensorflow._core.cost import Collective
 from mesh_tensorflow._core.graph import Graph, Mesh
 from mesh_tensorflow._core.layout import EARLY, WEIGHTS_TOO, StoredLayout, plain_shape
-from mesh_tensorflow._core.operation import Operation, is_of_package, with_inner_operations
+from mesh_tensorflow._core.operation import (
+    Collective,
+    Operation,
+    is_of_package,
+    with_inner_operations,
+)
 from mesh_tensorflow._core.pending import Walk
 from mesh_tensorflow._core.shape import Dimension, Shape
 from mesh_tensorflow._core.tensor import Tensor

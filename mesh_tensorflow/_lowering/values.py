@@ -17,11 +17,10 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow._core.cost import Cost
 from mesh_tensorflow._core.errors import NoValueError, slip
 from mesh_tensorflow._core.graph import Graph
 from mesh_tensorflow._core.interfaces import LaidOutLike
-from mesh_tensorflow._core.operation import Operation
+from mesh_tensorflow._core.operation import Cost, Operation
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._lowering.lowering import Lowering, all_of_package, check_impls, check_layouts
 from mesh_tensorflow.ops._variables.variable import Variable

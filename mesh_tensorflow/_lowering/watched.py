@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union
 import tensorflow as tf2
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow._core.cost import Collective
 from mesh_tensorflow._core.errors import dims_text, text_table
 from mesh_tensorflow._core.graph import Graph, Mesh
 from mesh_tensorflow._core.layout import pnum_to_processor_coordinates
-from mesh_tensorflow._core.operation import Operation, with_inner_operations
+from mesh_tensorflow._core.operation import Collective, Operation, with_inner_operations
 from mesh_tensorflow._core.tensor import Tensor, is_differentiable
 from mesh_tensorflow._mesh.mesh_impl import (
     LaidOutTensor,

@@ -6,9 +6,8 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, Optional
 
-from mesh_tensorflow._core.cost import Collective, Cost
 from mesh_tensorflow._core.layout import LayoutRules, StoredLayout
-from mesh_tensorflow._core.operation import Operation
+from mesh_tensorflow._core.operation import Collective, Cost, Operation
 from mesh_tensorflow._core.shape import Shape
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl

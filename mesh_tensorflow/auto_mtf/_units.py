@@ -10,8 +10,7 @@ from typing import Any, NamedTuple, Optional
 
 import numpy as np
 
-from mesh_tensorflow._core.cost import Collective, Cost
-from mesh_tensorflow._core.operation import Operation
+from mesh_tensorflow._core.operation import Collective, Cost, Operation
 from mesh_tensorflow._core.pending import Walk
 from mesh_tensorflow._core.shape import Shape
 from mesh_tensorflow._core.tensor import Tensor

@@ -17,10 +17,9 @@ from typing import Any, NamedTuple, Optional
 import tensorflow as tf
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
-from mesh_tensorflow._core.errors import table_lookup, text_table
+from mesh_tensorflow._core.errors import Site, table_lookup, text_table
 from mesh_tensorflow._core.operation import Operation
 from mesh_tensorflow._mesh.mesh_impl import COLLECTIVES
-from mesh_tensorflow._site import Site
 from mesh_tensorflow._watching import EAGER_EVENT, NodeNames, living_names, profiling
 
 # message: (field, number, type, whether it is repeated).

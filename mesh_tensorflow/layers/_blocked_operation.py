@@ -15,9 +15,8 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
-from mesh_tensorflow._core.cost import Collective, Cost
 from mesh_tensorflow._core.interfaces import LaidOutLike, LoweringLike
-from mesh_tensorflow._core.operation import PendingSums
+from mesh_tensorflow._core.operation import Collective, Cost, PendingSums
 from mesh_tensorflow._core.tensor import is_differentiable
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow.layers import _blocked_slices, _ring_attention

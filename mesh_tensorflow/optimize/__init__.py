@@ -26,7 +26,9 @@ from mesh_tensorflow.optimize._adam import (
     elementwise,
 )
 from mesh_tensorflow.optimize._base import (
+    MomentumOptimizer,
     Optimizer,
+    SgdOptimizer,
     compute_lr_for_step,
     float_slot,
     product_learning_rate,
@@ -35,7 +37,6 @@ from mesh_tensorflow.optimize._base import (
     skip_without_gradient,
 )
 from mesh_tensorflow.optimize._keras import from_keras
-from mesh_tensorflow.optimize._sgd import MomentumOptimizer, SgdOptimizer
 
 __all__ = [
     "AccumulatedLoss",

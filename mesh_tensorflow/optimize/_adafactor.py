@@ -18,11 +18,11 @@ from mesh_tensorflow.optimize._base import (
     Factor,
     Optimizer,
     Rate,
+    SgdOptimizer,
     compute_lr_for_step,
     scalar_like,
     skip_without_gradient,
 )
-from mesh_tensorflow.optimize._sgd import SgdOptimizer
 from mesh_tensorflow.utils import steps_done
 
 

@@ -9,9 +9,8 @@ import re
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import NamedTuple, Optional, Union
 
-from mesh_tensorflow._core.cost import Collective
 from mesh_tensorflow._core.errors import dims_text, text_table
-from mesh_tensorflow._core.operation import Operation, with_inner_operations
+from mesh_tensorflow._core.operation import Collective, Operation, with_inner_operations
 from mesh_tensorflow._core.pending import Walk
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl

@@ -6,7 +6,9 @@ import importlib
 import pytest
 
 
-@pytest.mark.parametrize("module", ["_site", *(f"debug.{m}" for m in ("_values", "_profile"))])
+@pytest.mark.parametrize(
+    "module", ["_core.errors", *(f"debug.{m}" for m in ("_values", "_profile"))]
+)
 def test_examples(module):
     result = doctest.testmod(importlib.import_module(f"mesh_tensorflow.{module}"))
     assert result.attempted > 0

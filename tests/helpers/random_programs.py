@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow._core.cost import Cost
+from mesh_tensorflow._core.operation import Cost
 from mesh_tensorflow._core.pending import walk
 from mesh_tensorflow.testing import harness
 from mesh_tensorflow.testing.harness import Placing

@@ -6,7 +6,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow._core.cost import Collective, Cost
+from mesh_tensorflow._core.operation import Collective, Cost
 from mesh_tensorflow._core.pending import walk
 from mesh_tensorflow.testing.harness import Placing
 

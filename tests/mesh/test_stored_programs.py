@@ -9,7 +9,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow._core.cost import Cost
+from mesh_tensorflow._core.operation import Cost
 from mesh_tensorflow._core.pending import walk
 from mesh_tensorflow.testing import harness
 

@@ -4,7 +4,7 @@ from fault import Fault
 
 FAULTS = [
     Fault(
-        "optimize/_sgd.py",
+        "optimize/_base.py",
         "return [mtf.assign(v, updated), mtf.assign_sub(var, velocity)]",
         "return [mtf.assign(v, updated), mtf.assign_sub(var, updated)]",
         "momentum moves by its new value instead of by its last one",

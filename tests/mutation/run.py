@@ -66,7 +66,9 @@ class Tree:
 
     def __init__(self, directory):
         self.root = pathlib.Path(directory)
-        left_out = shutil.ignore_patterns(".git", ".*_cache", ".hypothesis", "*.egg-info", "_site")
+        left_out = shutil.ignore_patterns(
+            ".git", ".*_cache", ".hypothesis", "*.egg-info", "_core.errors"
+        )
         shutil.copytree(ROOT, self.root, ignore=left_out, dirs_exist_ok=True)
 
     def run(self, arguments):

@@ -9,11 +9,16 @@ from typing import Optional
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops as mtf
-from mesh_tensorflow._core.cost import Collective, Cost
 from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.graph import leaves_no_node
 from mesh_tensorflow._core.interfaces import LoweringLike
-from mesh_tensorflow._core.operation import Operation, PendingSums, gradient_of_output
+from mesh_tensorflow._core.operation import (
+    Collective,
+    Cost,
+    Operation,
+    PendingSums,
+    gradient_of_output,
+)
 from mesh_tensorflow._core.shape import (
     Dimension,
     Shape,

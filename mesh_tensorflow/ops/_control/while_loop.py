@@ -9,11 +9,16 @@ from typing import Any, Optional
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops as mtf
-from mesh_tensorflow._core.cost import Cost
 from mesh_tensorflow._core.errors import tensors_text
 from mesh_tensorflow._core.graph import Mesh, leaves_no_node
 from mesh_tensorflow._core.interfaces import LoweringLike
-from mesh_tensorflow._core.operation import Loop, Operation, PendingSums, with_inner_operations
+from mesh_tensorflow._core.operation import (
+    Cost,
+    Loop,
+    Operation,
+    PendingSums,
+    with_inner_operations,
+)
 from mesh_tensorflow._core.pending import sums_of, walk
 from mesh_tensorflow._core.shape import Shape
 from mesh_tensorflow._core.tensor import Tensor, check_tensors, is_differentiable

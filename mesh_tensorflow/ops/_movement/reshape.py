@@ -8,10 +8,15 @@ from typing import Any, NamedTuple, Optional, Union, overload
 
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow._core.cost import Collective, Cost
 from mesh_tensorflow._core.errors import dims_text, slip
 from mesh_tensorflow._core.interfaces import LaidOutLike, LoweringLike
-from mesh_tensorflow._core.operation import Operation, PendingSums, gradient_of_output
+from mesh_tensorflow._core.operation import (
+    Collective,
+    Cost,
+    Operation,
+    PendingSums,
+    gradient_of_output,
+)
 from mesh_tensorflow._core.shape import (
     Dimension,
     Shape,
