@@ -19,7 +19,7 @@ from mesh_tensorflow._mesh.variables.checkpoint_files import Faults, faults
 from mesh_tensorflow._stop_signals import StopSignals
 from mesh_tensorflow._watching import told_to_user
 from mesh_tensorflow.checkpoint import CheckpointError, Saver, check_checkpoint
-from mesh_tensorflow.train._data import Batch, Features, with_dtype
+from mesh_tensorflow.train._data import Batch, Features, rows_of, with_dtype
 from mesh_tensorflow.train._initial import Initial
 from mesh_tensorflow.train._model import (
     Afters,
@@ -434,7 +434,7 @@ class SessionEngine:
                 program.assign(self._values_for(program))
             outputs = program.run(batch)
             outputs.pop("step")
-            yield program, outputs, len(batch[0])
+            yield program, outputs, rows_of(batch)
 
     def _values_for(self, program: _SessionProgram) -> dict[str, np.ndarray]:
         """Returns the values of the variables of an evaluation: averages, where there are any."""
@@ -629,7 +629,9 @@ class StepEngine:
         # Slots have the name of a weight with "/" or "_" after it; they are left to begin anew.
         roots = tuple(f"{name}{mark}" for name in trained for mark in "/_")
         own = {n: v for n, v in masters.items() if n in trained or not n.startswith(roots)}
-        initial.load(own, trained, {})
+        found = self._store._known.averages
+        averages = {weight: masters[a] for a, weight in found.items() if a in masters}
+        initial.load(own, trained, averages)
 
     def _make_variables(self, batch: Batch) -> None:
         """Traces a tf.function, which makes its variables."""
@@ -686,7 +688,7 @@ class StepEngine:
         for batch in batches:
             values = self._call(self._eval_fn, batch)
             # Numbers alone: each is taken for the mean over the rows of its batch.
-            means.add({name: [value] for name, value in values.items()}, len(batch[0]))
+            means.add({name: [value] for name, value in values.items()}, rows_of(batch))
         return means.result({})
 
     def save(self, directory: str, step: int) -> tuple[str, list[str]]:
