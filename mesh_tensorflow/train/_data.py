@@ -352,6 +352,13 @@ class Source:
         """Yields all rows once; the last batch may be smaller."""
         raise NotImplementedError
 
+    def check_end(self, what: str) -> None:
+        """Raises ValueError for data that are known to have no end.
+
+        Args:
+          what: what they are, for the error.
+        """
+
 
 class Rows(Source):
     """Data with a length and random access: arrays, Hugging Face datasets."""
@@ -542,6 +549,14 @@ class Dataset(Source):
             if size is None and self._part.count > 1:
                 batch = [array[self._part.rows(len(array))] for array in batch]
             yield self._part.whole(batch, size or self._part.count * rows_of(batch))
+
+    def check_end(self, what: str) -> None:
+        """Raises ValueError for a dataset that repeats itself."""
+        if self._graph is None and self._dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
+            raise ValueError(
+                f"{what} repeat without an end, but all of them are read: leave out repeat(), or "
+                "limit them with take(n)"
+            )
 
     def once(self) -> Iterator[Batch]:
         """Yields all rows once; the last batch may be smaller."""
