@@ -65,8 +65,9 @@ def adafactor_decay_rate_pow(exponent: float = 0.8, offset: int = 0) -> tf.Tenso
 
 def _each_step(rate: Callable[[], tf.Tensor]) -> Rate:
     """Returns a rate that is computed from the step; in eager code a function, a schedule."""
-    # A tensor of eager code would keep the number of the step at which the optimizer was made.
-    return (lambda step: rate()) if tf.executing_eagerly_outside_functions() else rate()
+    now = rate()
+    # A tensor of eager code would stay that of the step at which the optimizer was made.
+    return now if tf.is_symbolic_tensor(now) else lambda step: rate()
 
 
 def reduce_rms(x: mtf.Tensor, **kwargs: Any) -> mtf.Tensor:
