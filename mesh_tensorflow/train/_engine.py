@@ -616,7 +616,7 @@ class StepEngine:
 
     def _begin_with(self, initial: Initial, batch: Batch) -> None:
         """Sets the variables that the store has before the first step to given weights."""
-        if _traced(self._step_fn) is not None:
+        if _makes_variables(self._step_fn):
             self._make_variables(batch)
         if not self._store.names:
             raise ValueError(
@@ -634,11 +634,14 @@ class StepEngine:
         initial.load(own, trained, averages)
 
     def _make_variables(self, batch: Batch) -> None:
-        """Traces a tf.function, which makes its variables."""
+        """Traces a function, of TensorFlow or of JAX, which makes its variables."""
         arguments = self._features.packed([tf2.constant(array) for array in batch])
+        traced = _traced(self._step_fn)
+        make: Any = self._step_fn
+        make = make.make_variables if traced is None else traced.get_concrete_function
         # As in a call: the trace is kept for calls, with random keys that depend on the step.
         with keys_by_step(self._step):
-            _traced(self._step_fn).get_concrete_function(*arguments)
+            make(*arguments)
 
     def stops(self, step: int, wanted: bool, signals: StopSignals) -> bool:
         """Returns whether to stop after this step: if the process was asked to."""
@@ -710,9 +713,9 @@ class StepEngine:
     def _restore(self, path: str, batch: Batch) -> None:
         """Restores a checkpoint.
 
-        A tf.function is traced, and eager code runs once, so that there are variables to restore.
+        A function is traced, and eager code runs once, so that there are variables to restore.
         """
-        if _traced(self._step_fn) is not None:
+        if _makes_variables(self._step_fn):
             self._make_variables(batch)
         else:
             self._call(self._step_fn, batch)
@@ -737,6 +740,11 @@ def _traced(fn: Callable[..., Any]) -> Any:
     """Returns the tf.function of a function; None if it is eager code."""
     found = getattr(fn, "tf_function", fn)
     return found if hasattr(found, "get_concrete_function") else None
+
+
+def _makes_variables(fn: Callable[..., Any]) -> bool:
+    """Returns whether a function can be traced without a step, and makes its variables then."""
+    return _traced(fn) is not None or hasattr(fn, "make_variables")  # one of mtf.pjrt
 
 
 def _number(name: object, value: Any) -> float:
