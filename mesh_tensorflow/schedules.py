@@ -439,7 +439,8 @@ def piecewise(boundaries: Sequence[float], values: Sequence[float]) -> Schedule:
     _check_boundaries("piecewise", boundaries, "values", values)
     for value in values:
         check_number("piecewise", "a value", value)
-    arguments = {"boundaries": list(boundaries), "values": list(values)}
+    boundaries, values = list(boundaries), list(values)  # the caller may change its own
+    arguments = {"boundaries": boundaries, "values": values}
     return Schedule(
         "piecewise", arguments, lambda step, of: _selected(step, boundaries, values, of)
     )
@@ -471,6 +472,7 @@ def join(
                 f"schedules.join: {schedule!r} is no schedule; mtf.schedules.constant makes one of "
                 "a number"
             )
+    schedules, boundaries = list(schedules), list(boundaries)  # the caller may change its own
     starts = [0.0, *(float(boundary) for boundary in boundaries)]
 
     def formula(step: Any, of: Arithmetic) -> Any:
@@ -480,4 +482,4 @@ def join(
         values = [schedule(s) for schedule, s in zip(schedules, own)]
         return _selected(step, boundaries, values, of)
 
-    return Schedule("join", {"schedules": list(schedules), "boundaries": list(boundaries)}, formula)
+    return Schedule("join", {"schedules": schedules, "boundaries": boundaries}, formula)

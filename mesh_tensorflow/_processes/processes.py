@@ -101,7 +101,8 @@ def check_address(address: object) -> None:
     """
     # From the right, since an IPv6 address has colons of its own.
     host, _, port = str(address).rpartition(":")
-    if not isinstance(address, str) or not host or not port.isdecimal() or int(port) > 65535:
+    is_port = port.isdecimal() and 0 < int(port) < 65536
+    if not isinstance(address, str) or not host or not is_port:
         raise ValueError(
             f'TF_CONFIG: the address {address!r} should be "host:port", with a port of 1 to '
             "65535 that the process can be reached at"

@@ -347,16 +347,17 @@ def _distinct(
     estimator: StepEstimator, count: int, memory_limit_bytes: Optional[float]
 ) -> list[Estimate]:
     """Returns the fastest layouts, and of nearly equally fast ones only the first."""
-    found = estimator.best(1, memory_limit_bytes)
     program = estimator.program(memory_limit_bytes)
-    for _ in range(count * _TRIES):
-        if len(found) >= count:
+    found: list[Estimate] = []
+    for _ in range(1 + count * _TRIES):
+        if found and len(found) >= count:
             break
-        # The first is the best again, which is too near to itself to be shown twice.
         layout = program.next_best()
         if layout is None:
             break
         estimate = estimator.estimate(layout)
-        if estimate.seconds.total > found[-1].seconds.total * (1 + _NEAR):
+        if not found or estimate.seconds.total > found[-1].seconds.total * (1 + _NEAR):
             found.append(estimate)
+    if not found:
+        raise estimator.does_not_fit(memory_limit_bytes or 0)
     return found

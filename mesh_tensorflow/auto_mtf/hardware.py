@@ -118,14 +118,15 @@ class Hardware:
 
 
 def _from_json(path: str) -> Hardware:
-    with open(path, encoding="utf-8") as f:
-        values = json.load(f)
     try:
+        with open(path, encoding="utf-8") as f:
+            values = json.load(f)
         for name in ("link", "node_link"):
             values[name] = values[name] and Link(**values[name])
         values["axis_links"] = {k: Link(**v) for k, v in values["axis_links"].items()}
         return Hardware(**values)
-    except (KeyError, TypeError) as e:
+    # A ValueError is that of what is no JSON, or no text.
+    except (KeyError, TypeError, AttributeError, ValueError) as e:
         raise ValueError(
             f"{path} is no hardware profile: {e!r}. python -m mesh_tensorflow.auto_mtf.measure "
             "writes one"

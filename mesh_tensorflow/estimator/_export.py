@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Optional, Union
 
 import tensorflow.compat.v1 as tf
 
+from mesh_tensorflow._mesh.variables import checkpoint_files
 from mesh_tensorflow._paths import escaped, readable
 from mesh_tensorflow.estimator._model import Inputs, Model, find_checkpoint, make_global_step
 from mesh_tensorflow.estimator._spec import DEFAULT_SIGNATURE, STANDARD_MODES, EvalOutput, ModeKeys
@@ -74,14 +75,21 @@ def export_all(
     final = _new_directory(base)
     # Servers watch for directories whose names are numbers, and must not load half a model.
     temporary = os.path.join(base, f"temp-{os.path.basename(final)}")
-    try:
-        _write(
-            model, temporary, receiver_fns, assets_extra or {}, as_text, path, strip_default_attrs
-        )
-    except BaseException:
-        if tf.io.gfile.exists(temporary):
-            tf.io.gfile.rmtree(temporary)
-        raise
+    extra = assets_extra or {}
+    while True:
+        try:
+            _write(model, temporary, receiver_fns, extra, as_text, path, strip_default_attrs)
+            break
+        except BaseException:
+            if tf.io.gfile.exists(temporary):
+                tf.io.gfile.rmtree(temporary)
+            # Training that goes on elsewhere deletes a checkpoint when it has saved others.
+            newer = (
+                None if checkpoint_path is not None else checkpoint_files.latest(model.model_dir)
+            )
+            if newer in (None, path) or checkpoint_files.exists(path):
+                raise
+            path = newer
     tf.io.gfile.rename(temporary, final)
     return final.encode()
 

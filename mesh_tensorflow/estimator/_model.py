@@ -190,8 +190,17 @@ def has_other_source(scaffold: tf.train.Scaffold) -> bool:
     if scaffold.init_fn is not None or scaffold.init_op is not None:
         return True
     # Initial values from a checkpoint leave no other trace in a graph than the reading of its file.
-    restores = any(op.type == "RestoreV2" for op in tf.get_default_graph().get_operations())
-    return restores or not tf.trainable_variables()
+    # A saver reads files, too, but not for what initializes variables.
+    todo = [v.initializer for v in tf.global_variables()]
+    seen = set(todo)
+    while todo:
+        op = todo.pop()
+        if op.type == "RestoreV2":
+            return True
+        before = {*(x.op for x in op.inputs), *op.control_inputs} - seen
+        seen |= before
+        todo += before
+    return not tf.trainable_variables()
 
 
 def no_checkpoint_error(model_dir: str, called: str) -> ValueError:

@@ -480,6 +480,8 @@ class ExponentialMovingAverage:
         Args:
           variable: a Variable. Its average is created if `apply` has not been called.
         """
+        if variable.store is not None:
+            variable.store._known.averages[self.average_name(variable)] = variable.name
         return mtf.get_variable(
             variable.mesh,
             self.average_name(variable),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, Optional, Union
+from typing import Any, Optional
 
 import gin
 import tensorflow.compat.v1 as tf
@@ -20,6 +20,7 @@ from mesh_tensorflow.optimize._base import (
     Rate,
     SgdOptimizer,
     compute_lr_for_step,
+    rate_now,
     scalar_like,
     skip_without_gradient,
 )
@@ -62,6 +63,13 @@ def adafactor_decay_rate_pow(exponent: float = 0.8, offset: int = 0) -> tf.Tenso
     return 1.0 - tf.pow(_step() + 1.0 - tf.cast(offset, tf.float32), -exponent)
 
 
+def _each_step(rate: Callable[[], tf.Tensor]) -> Rate:
+    """Returns a rate that is computed from the step; in eager code a function, a schedule."""
+    now = rate()
+    # A tensor of eager code would stay that of the step at which the optimizer was made.
+    return now if tf.is_symbolic_tensor(now) else lambda step: rate()
+
+
 def reduce_rms(x: mtf.Tensor, **kwargs: Any) -> mtf.Tensor:
     """Computes the root mean square (RMS) of a Tensor.
 
@@ -98,7 +106,7 @@ class AdafactorOptimizer(Optimizer):
         self,
         multiply_by_parameter_scale: bool = True,
         learning_rate: Optional[Rate] = None,
-        decay_rate: Optional[Union[float, tf.Tensor]] = None,
+        decay_rate: Optional[Rate] = None,
         beta1: float = 0.0,
         clipping_threshold: Optional[float] = 1.0,
         factored: bool = True,
@@ -112,10 +120,11 @@ class AdafactorOptimizer(Optimizer):
 
         Args:
           multiply_by_parameter_scale: whether updates are relative to the RMS of the variable.
-          learning_rate: a number or tf scalar; if None, min(1 / sqrt(step + 1), 0.01), multiplied
-            by 0.05 without parameter scale.
-          decay_rate: a number or tf scalar, the second-moment decay; `adafactor_decay_rate_pow()`
-            if None.
+          learning_rate: a number, tf scalar or schedule; if None, min(1 / sqrt(step + 1), 0.01),
+            multiplied by 0.05 without parameter scale.
+          decay_rate: a number, tf scalar or schedule, the second-moment decay;
+            `adafactor_decay_rate_pow()` if None. In eager code a tf scalar is that of one step, and
+            `lambda step: adafactor_decay_rate_pow(0.5)` is a schedule.
           beta1: the decay of the moving average of updates; 0 for none.
           clipping_threshold: the maximum RMS of an update; no clipping if None.
           factored: whether to factor second moments.
@@ -134,11 +143,11 @@ class AdafactorOptimizer(Optimizer):
         ):
             check_flag("AdafactorOptimizer", name, value, write)
         self._multiply_by_parameter_scale = multiply_by_parameter_scale
-        # The step is read here, as in the classic, and not in each update: an optimizer that is
-        # made outside of a function of the step keeps the rates of one step.
-        self._decay_rate = adafactor_decay_rate_pow() if decay_rate is None else decay_rate
+        self._decay_rate = (
+            _each_step(adafactor_decay_rate_pow) if decay_rate is None else decay_rate
+        )
         self._learning_rate = (
-            self._default_rate(multiply_by_parameter_scale)
+            _each_step(lambda: self._default_rate(multiply_by_parameter_scale))
             if learning_rate is None
             else learning_rate
         )
@@ -162,7 +171,7 @@ class AdafactorOptimizer(Optimizer):
 
     @property
     def learning_rate(self) -> Rate:
-        """The learning rate, a number or a tf scalar."""
+        """The learning rate: a number, a tf scalar or a schedule."""
         return self._learning_rate
 
     def _rate_of(self, var: mtf.Variable) -> Rate:
@@ -221,8 +230,8 @@ class AdafactorOptimizer(Optimizer):
         self, grad: mtf.Tensor, squared: mtf.Tensor, var: mtf.Variable
     ) -> tuple[mtf.Tensor, list[mtf.Operation]]:
         """Divides the gradient by the root of its second moment; also returns the slot updates."""
-        decay = scalar_like(self._decay_rate, squared)
-        mix = scalar_like(1.0 - self._decay_rate, squared)
+        rate = rate_now(self._decay_rate)
+        decay, mix = scalar_like(rate, squared), scalar_like(1.0 - rate, squared)
         factored = self._factored_dims(var.shape)
         if factored is None:
             v = self._slot(var, "v", var.shape)
@@ -281,11 +290,11 @@ def adafactor_optimizer_from_hparams(hparams: Any, lr: Rate) -> AdafactorOptimiz
       ValueError: optimizer_adafactor_decay_type is unknown.
     """
     decay_type = hparams.optimizer_adafactor_decay_type
-    decay_rate = table_lookup(_DECAY_RATES, decay_type, "optimizer_adafactor_decay_type")(hparams)
+    decay_rate = table_lookup(_DECAY_RATES, decay_type, "optimizer_adafactor_decay_type")
     return AdafactorOptimizer(
         multiply_by_parameter_scale=hparams.optimizer_adafactor_multiply_by_parameter_scale,
         learning_rate=lr,
-        decay_rate=decay_rate,
+        decay_rate=_each_step(lambda: decay_rate(hparams)),
         beta1=hparams.optimizer_adafactor_beta1,
         clipping_threshold=hparams.optimizer_adafactor_clipping_threshold,
         factored=hparams.optimizer_adafactor_factored,

@@ -107,9 +107,15 @@ def rate_now(rate: Rate) -> Any:
     known = _values_now.get()
     # Outside of `apply_grads` nothing is kept, as the next call may be in another tf graph.
     known = {} if known is None else known
-    if rate not in known:
-        known[rate] = rate(tf.cast(steps_done(), tf.float32))
-    return known[rate]
+    try:
+        hash(rate)
+        key = rate  # equal ones are one, as the bound methods of each access are
+    except TypeError:
+        key = id(rate)
+    if key not in known:
+        # With the schedule, since another object could have the id of one that is gone.
+        known[key] = rate, rate(tf.cast(steps_done(), tf.float32))
+    return known[key][1]
 
 
 def scalar_like(value: Rate, x: mtf.Tensor) -> Union[float, mtf.Tensor]:

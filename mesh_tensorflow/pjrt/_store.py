@@ -29,6 +29,7 @@ from mesh_tensorflow._mesh.variables.checkpoint_files import (
     Shard,
     join_files,
     reading,
+    remove,
     slice_spec,
     write_parts,
 )
@@ -651,6 +652,8 @@ def save(store: ArrayStore, path: str, step: Optional[int] = None) -> str:
         os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
         if parts:
             write_parts(written[jax.process_index()], parts)
+        else:  # what a process that was killed has left there would be joined, too
+            remove(written[jax.process_index()])
 
     def join() -> None:
         join_files([w for w in written if tf.gfile.Exists(f"{w}.index")], path)

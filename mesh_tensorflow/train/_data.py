@@ -151,6 +151,10 @@ class Features:
         """Returns the arguments of a model function: a tuple's members, or one argument."""
         return tuple(values) if self._kind is tuple else (self.item(values),)
 
+    def unpacked(self, arguments: Sequence[Any]) -> list[Any]:
+        """Returns the values of the arguments of a model function, in order."""
+        return list(arguments) if self._kind is tuple else self.values(arguments[0])
+
     def imported(self, mesh: mtf.Mesh, tensors: Sequence[tf.Tensor]) -> tuple:
         """Returns the arguments of a model function as mtf Tensors.
 
@@ -248,6 +252,13 @@ def _kind_text(item: Any) -> str:
 
 
 Batch = list[np.ndarray]
+
+
+def rows_of(batch: Batch) -> int:
+    """Returns the number of rows of a batch; 1 if its items are numbers."""
+    return len(batch[0]) if batch and batch[0].ndim else 1
+
+
 # The class of tf.data in tensorflow.compat.v1 is a subclass of this one.
 AnyDataset = tf2.data.Dataset
 
@@ -340,6 +351,13 @@ class Source:
     def once(self) -> Iterator[Batch]:
         """Yields all rows once; the last batch may be smaller."""
         raise NotImplementedError
+
+    def check_end(self, what: str) -> None:
+        """Raises ValueError for data that are known to have no end.
+
+        Args:
+          what: what they are, for the error.
+        """
 
 
 class Rows(Source):
@@ -466,7 +484,7 @@ class Iterated(Source):
         """Yields whole batches in the order of the iterable, from number `start` on."""
         # What was trained on before is read and dropped: an iterable can begin nowhere else.
         for batch in itertools.islice(self._endless(), start, None):
-            size = len(batch[0]) if batch and batch[0].ndim else 1
+            size = rows_of(batch)
             rows = self._part.rows(size)
             # An iterable cannot skip rows, so each process reads all of it and keeps its own.
             own = batch if self._part.count == 1 else [array[rows] for array in batch]
@@ -530,7 +548,15 @@ class Dataset(Source):
         for batch in batches:
             if size is None and self._part.count > 1:
                 batch = [array[self._part.rows(len(array))] for array in batch]
-            yield self._part.whole(batch, size or self._part.count * len(batch[0]))
+            yield self._part.whole(batch, size or self._part.count * rows_of(batch))
+
+    def check_end(self, what: str) -> None:
+        """Raises ValueError for a dataset that repeats itself."""
+        if self._graph is None and self._dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
+            raise ValueError(
+                f"{what} repeat without an end, but all of them are read: leave out repeat(), or "
+                "limit them with take(n)"
+            )
 
     def once(self) -> Iterator[Batch]:
         """Yields all rows once; the last batch may be smaller."""

@@ -19,7 +19,7 @@ from mesh_tensorflow._mesh.variables.checkpoint_files import Faults, faults
 from mesh_tensorflow._stop_signals import StopSignals
 from mesh_tensorflow._watching import told_to_user
 from mesh_tensorflow.checkpoint import CheckpointError, Saver, check_checkpoint
-from mesh_tensorflow.train._data import Batch, Features, with_dtype
+from mesh_tensorflow.train._data import Batch, Features, rows_of, with_dtype
 from mesh_tensorflow.train._initial import Initial
 from mesh_tensorflow.train._model import (
     Afters,
@@ -434,7 +434,7 @@ class SessionEngine:
                 program.assign(self._values_for(program))
             outputs = program.run(batch)
             outputs.pop("step")
-            yield program, outputs, len(batch[0])
+            yield program, outputs, rows_of(batch)
 
     def _values_for(self, program: _SessionProgram) -> dict[str, np.ndarray]:
         """Returns the values of the variables of an evaluation: averages, where there are any."""
@@ -616,7 +616,7 @@ class StepEngine:
 
     def _begin_with(self, initial: Initial, batch: Batch) -> None:
         """Sets the variables that the store has before the first step to given weights."""
-        if _traced(self._step_fn) is not None:
+        if _makes_variables(self._step_fn):
             self._make_variables(batch)
         if not self._store.names:
             raise ValueError(
@@ -629,14 +629,19 @@ class StepEngine:
         # Slots have the name of a weight with "/" or "_" after it; they are left to begin anew.
         roots = tuple(f"{name}{mark}" for name in trained for mark in "/_")
         own = {n: v for n, v in masters.items() if n in trained or not n.startswith(roots)}
-        initial.load(own, trained, {})
+        found = self._store._known.averages
+        averages = {weight: masters[a] for a, weight in found.items() if a in masters}
+        initial.load(own, trained, averages)
 
     def _make_variables(self, batch: Batch) -> None:
-        """Traces a tf.function, which makes its variables."""
+        """Traces a function, of TensorFlow or of JAX, which makes its variables."""
         arguments = self._features.packed([tf2.constant(array) for array in batch])
+        traced = _traced(self._step_fn)
+        make: Any = self._step_fn
+        make = make.make_variables if traced is None else traced.get_concrete_function
         # As in a call: the trace is kept for calls, with random keys that depend on the step.
         with keys_by_step(self._step):
-            _traced(self._step_fn).get_concrete_function(*arguments)
+            make(*arguments)
 
     def stops(self, step: int, wanted: bool, signals: StopSignals) -> bool:
         """Returns whether to stop after this step: if the process was asked to."""
@@ -686,7 +691,7 @@ class StepEngine:
         for batch in batches:
             values = self._call(self._eval_fn, batch)
             # Numbers alone: each is taken for the mean over the rows of its batch.
-            means.add({name: [value] for name, value in values.items()}, len(batch[0]))
+            means.add({name: [value] for name, value in values.items()}, rows_of(batch))
         return means.result({})
 
     def save(self, directory: str, step: int) -> tuple[str, list[str]]:
@@ -708,9 +713,9 @@ class StepEngine:
     def _restore(self, path: str, batch: Batch) -> None:
         """Restores a checkpoint.
 
-        A tf.function is traced, and eager code runs once, so that there are variables to restore.
+        A function is traced, and eager code runs once, so that there are variables to restore.
         """
-        if _traced(self._step_fn) is not None:
+        if _makes_variables(self._step_fn):
             self._make_variables(batch)
         else:
             self._call(self._step_fn, batch)
@@ -735,6 +740,11 @@ def _traced(fn: Callable[..., Any]) -> Any:
     """Returns the tf.function of a function; None if it is eager code."""
     found = getattr(fn, "tf_function", fn)
     return found if hasattr(found, "get_concrete_function") else None
+
+
+def _makes_variables(fn: Callable[..., Any]) -> bool:
+    """Returns whether a function can be traced without a step, and makes its variables then."""
+    return _traced(fn) is not None or hasattr(fn, "make_variables")  # one of mtf.pjrt
 
 
 def _number(name: object, value: Any) -> float:

@@ -338,12 +338,15 @@ def fit(
     # One that the user gives without a directory writes to this one, too.
     if logdir and not has_board(callbacks, logdir):
         callbacks = [*callbacks, TensorBoard(logdir)]
+    # All rows in each process: what the layout cannot split equally, all processors compute.
+    eval_source = None if eval_data is None else source_of(eval_data, features)
+    if eval_source is not None:
+        eval_source.check_end("fit: eval_data")
     loop = Loop(
         engine=engine,
         run=Run(steps, directory, logdir),
         source=source,
-        # All rows in each process: what the layout cannot split equally, all processors compute.
-        eval_source=None if eval_data is None else source_of(eval_data, features),
+        eval_source=eval_source,
         saves=chief,
         keep=keep,
         alone=placing.cluster is None,

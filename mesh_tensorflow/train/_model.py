@@ -191,7 +191,8 @@ def finished(means: Mapping[str, float], afters: Afters) -> dict[str, float]:
     done = {}
     for name, value in means.items():
         after = afters.get(name)
-        done[name] = value if after is None else after(value)
+        # A float again: JSON has none of NumPy's numbers.
+        done[name] = value if after is None else float(after(value))
     return done
 
 
@@ -352,7 +353,7 @@ class Model:
                 # A pair stays one: the mean of a batch is no mean of its microbatches' quotients.
                 return loss.mean() if loss.weight is None else (loss.value, loss.weight)
 
-            inputs = features.values(arguments if len(arguments) > 1 else arguments[0])
+            inputs = features.unpacked(arguments)
             found = accumulate_gradients(loss_fn, inputs, features.batch_dim, self.microbatches)
             _check_variables(graph)
             return {"loss": Output(found.loss)}, found.grads

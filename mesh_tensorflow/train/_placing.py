@@ -35,6 +35,7 @@ from mesh_tensorflow._pjrt import pjrt
 from mesh_tensorflow._processes.peers import POLL_SECONDS
 from mesh_tensorflow._processes.processes import Processes, check_described, is_pjrt, processes
 from mesh_tensorflow._stop_signals import StopSignals
+from mesh_tensorflow.estimator.processes import in_cluster
 from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
 from mesh_tensorflow.simd_mesh_impl import SimdMeshImpl, replicate
 from mesh_tensorflow.train._data import Part
@@ -400,7 +401,9 @@ def placing_of(given: Given) -> Placing:
                 f"fit: mesh_impl should be a mesh implementation, but is {mesh_impl!r}. Give "
                 "mtf.placement_mesh_impl.PlacementMeshImpl(...), or mesh_shape and layout"
             )
-        check_connected()
+        # Each process would train a model of its own; within run_cluster, one of them runs this.
+        if not in_cluster():
+            find_cluster(False, mesh_impl.shape.size)
         own = tuple(getattr(mesh_impl, "devices", ()))
         _check_exist(own)
         return Placing(mesh_impl.shape, mesh_impl.layout_rules, own, False, mesh_impl)

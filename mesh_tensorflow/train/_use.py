@@ -319,6 +319,8 @@ def _use(
         )
     features = Features.of_dims(dims)
     source = source_of(data, features)
+    if called != "export":  # which reads one batch
+        source.check_end(f"{called}: the data")
 
     # A function, as with several processes of JAX the first one alone calls it.
     def main() -> Any:

@@ -183,8 +183,12 @@ class EarlyStopping(Callback):
                 f"EarlyStopping: an evaluation has no {self.metric!r}, only "
                 f"{', '.join(values) or 'nothing'}"
             )
-        if run.step >= run.steps and (run.step, values[self.metric]) in self._judged:
-            return  # a finished run is evaluated again
+        this = run.step, values[self.metric]
+        # A finished run is evaluated again.
+        if run.step >= run.steps and any(
+            np.array_equal(this, known, equal_nan=True) for known in self._judged
+        ):
+            return
         self._judge(run, run.step, values[self.metric])
         path = _state_path(run)
         if path is not None:
@@ -364,9 +368,9 @@ class _FileLog(Callback):
     def on_begin(self, run: Run) -> None:
         """Opens the file, and leaves out records after the step that the run goes on from."""
         self._open = self.path or os.path.join(run.logdir or run.directory or "", self._name)
-        os.makedirs(os.path.dirname(self._open) or ".", exist_ok=True)
+        tf.gfile.MakeDirs(os.path.dirname(self._open) or ".")
         # A run that begins anew begins a new file.
-        kept = self._read() if run.step and os.path.exists(self._open) else []
+        kept = self._read() if run.step and tf.gfile.Exists(self._open) else []
         kept = [record for record in kept if int(record["step"]) <= run.step]
         if run.step >= run.steps:  # a finished run is only evaluated again
             kept = [r for r in kept if int(r["step"]) < run.step or not _is_eval(r)]
@@ -382,8 +386,13 @@ class _FileLog(Callback):
 
     def _append(self, text: str) -> None:
         # Closed again after each record, so that a process that is killed loses none.
-        with open(self._open, "a", encoding="utf-8", newline="") as file:
+        with tf.gfile.GFile(self._open, "a") as file:
             file.write(text)
+
+    def _lines(self) -> list[str]:
+        """Returns the lines of the file, each with its end."""
+        with tf.gfile.GFile(self._open) as file:
+            return io.StringIO(file.read(), newline="").readlines()
 
     def _begin(self, records: list[dict[str, Any]]) -> None:
         raise NotImplementedError
@@ -396,7 +405,8 @@ class _FileLog(Callback):
 
 
 def _is_eval(record: Mapping[str, Any]) -> bool:
-    return any(name.startswith("eval_") for name in record)
+    # All, as a metric of steps may have such a name, too.
+    return all(name.startswith("eval_") for name in record if name != "step")
 
 
 class JsonLinesLog(_FileLog):
@@ -415,9 +425,8 @@ class JsonLinesLog(_FileLog):
         self._append(json.dumps(record) + "\n")
 
     def _read(self) -> list[dict[str, Any]]:
-        with open(self._open, encoding="utf-8") as file:
-            # A process that was killed may have left half a line.
-            return [json.loads(line) for line in file if line.endswith("}\n")]
+        # A process that was killed may have left half a line.
+        return [json.loads(line) for line in self._lines() if line.endswith("}\n")]
 
 
 class CsvLog(_FileLog):
@@ -461,8 +470,7 @@ class CsvLog(_FileLog):
         return text.getvalue()
 
     def _read(self) -> list[dict[str, Any]]:
-        with open(self._open, encoding="utf-8", newline="") as file:
-            # A process that was killed may have left a part of a row, with a part of a number.
-            lines = [line for line in file if line.endswith("\n")]
+        # A process that was killed may have left a part of a row, with a part of a number.
+        lines = [line for line in self._lines() if line.endswith("\n")]
         rows = [dict(row) for row in csv.DictReader(lines)]
         return [{n: v for n, v in row.items() if n and v} for row in rows if row.get("step")]

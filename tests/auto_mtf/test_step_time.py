@@ -372,6 +372,12 @@ def test_profiles(tmp_path):
     (tmp_path / "bad.json").write_text("{}")
     with pytest.raises(ValueError, match=r"bad\.json is no hardware profile: KeyError"):
         hardware.hardware_profile(str(tmp_path / "bad.json"))
+    links = '{"link": null, "node_link": null, "axis_links": null}'
+    for i, content in enumerate([b"flops: 1", b"", b"\xff\xfe", b"[1]", links.encode()]):
+        path = tmp_path / f"bad{i}.json"
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match=r"json is no hardware profile: .*measure writes one"):
+            hardware.hardware_profile(str(path))
     with pytest.raises(ValueError, match="flops lacks float32"):
         SLOW.replace(flops={"bfloat16": 1.0})
     with pytest.raises(ValueError, match="must be more than 0"):

@@ -148,6 +148,18 @@ def test_no_checkpoint(tmp_path):
         est.evaluate(models.eval_data, checkpoint_path="/x")
 
 
+def test_no_checkpoint_and_a_saver(tmp_path):
+    """A saver of the model function reads files, but none of these."""
+
+    def model_fn(features, labels, mode, params):
+        spec = models.linear_model(features, labels, mode, params)
+        return spec._replace(scaffold=tf.train.Scaffold(saver=tf.train.Saver()))
+
+    est = estimator.Estimator(model_fn, str(tmp_path), params={"lr": 0.1})
+    with pytest.raises(ValueError, match="predict: there is no checkpoint in"):
+        next(est.predict(models.eval_data))
+
+
 def test_values_that_are_not_from_a_checkpoint(trained, tmp_path):
     """A model function that fills its variables needs none."""
 

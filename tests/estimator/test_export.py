@@ -1,6 +1,7 @@
 """SavedModels: written, and loaded as TensorFlow 1 and as TensorFlow 2 load them."""
 
 import os
+import shutil
 
 import numpy as np
 import pytest
@@ -176,6 +177,25 @@ def test_for_evaluation_and_prediction(trained, tmp_path):
 
 def with_one_label(receiver):
     return receiver._replace(labels=receiver.labels["y"])
+
+
+def test_a_checkpoint_that_is_deleted_meanwhile(trained, tmp_path):
+    """By training that goes on elsewhere, and has saved another."""
+    shutil.copytree(trained.model_dir, tmp_path / "model")
+
+    def slow_model_fn(features, labels, mode, params):
+        for file in (tmp_path / "model").glob("model.ckpt-6.*"):
+            file.unlink()
+        newer = os.path.join(tmp_path, "model", "model.ckpt-4")
+        tf.train.update_checkpoint_state(str(tmp_path / "model"), newer)
+        return model_fn(features, labels, mode, params)
+
+    est = estimator.Estimator(slow_model_fn, str(tmp_path / "model"), params={"lr": 0.1})
+    path = est.export_saved_model(str(tmp_path / "out"), raw_receiver()).decode()
+    x, weights = models.X[:3], models.descent(4)[1]
+    found = run_v1(path, "serving_default", {"x": x})["p"]
+    np.testing.assert_allclose(found, x @ weights, rtol=1e-5)
+    assert len(os.listdir(tmp_path / "out")) == 1
 
 
 def test_names_do_not_clash(trained, tmp_path):

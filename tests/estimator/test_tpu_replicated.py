@@ -49,7 +49,7 @@ def model_fn(features, labels, mode, params, config):
     if mode == "train":
         mtf.scalar_summary("mean_output", mtf.reduce_mean(y))
         gradients = mtf.gradients([loss], [v.outputs[0] for v in graph.trainable_variables])
-        updates = mtf.optimize.AdafactorOptimizer(0.1).apply_grads(
+        updates = mtf.optimize.AdafactorOptimizer(learning_rate=0.1).apply_grads(
             gradients, graph.trainable_variables
         )
     lowering = mtf.Lowering(graph, {mesh: mesh_impl_of(params)})

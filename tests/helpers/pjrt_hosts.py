@@ -35,6 +35,8 @@ def main(directory, killed=""):
         tf.random.set_seed(5)
     losses = [float(step(pjrt.DATA)) for _ in range(3)]
     path = mtf.pjrt.save(step.store, f"{directory}/model.ckpt", step=3)
+    if not killed:
+        save_copies(f"{directory}/copies")
     losses.append(float(step(pjrt.DATA)))
     mtf.pjrt.restore(step.store, path)
     found = {
@@ -53,14 +55,14 @@ def main(directory, killed=""):
         step(pjrt.DATA)
 
 
-def exported(directory):
-    """Exports a program whose weight no process has all of; returns the names of the files."""
+def product(layout):
+    """Returns a program with a weight."""
     import tensorflow as tf
 
     import mesh_tensorflow as mtf
     from helpers import pjrt
 
-    @mtf.pjrt.function(mesh_shape=pjrt.MESH, layout="hidden:rows")
+    @mtf.pjrt.function(mesh_shape=pjrt.MESH, layout=layout)
     def program(data):
         mesh = mtf.Mesh(mtf.Graph(), "mesh")
         x = mtf.import_tf_tensor(mesh, data, mtf.Shape([("batch", 8), ("d", 4)]))
@@ -70,7 +72,34 @@ def exported(directory):
         lowering = mtf.Lowering(mesh.graph, {mesh: mtf.pjrt.mesh_impl()})
         return lowering.export_to_tf_tensor(y)
 
+    return program
+
+
+def exported(directory):
+    """Exports a program whose weight no process has all of; returns the names of the files."""
+    import mesh_tensorflow as mtf
+    from helpers import pjrt
+
+    program = product("hidden:rows")
     return [os.path.basename(path) for path in mtf.pjrt.export(program, directory, pjrt.DATA)]
+
+
+def save_copies(directory):
+    """Saves a weight that the first process has, where the other one was killed as it saved."""
+    import jax
+    import numpy as np
+
+    import mesh_tensorflow as mtf
+    from helpers import pjrt
+    from mesh_tensorflow._mesh.variables.checkpoint_files import Shard, write_parts
+
+    program = product("batch:rows")
+    program(pjrt.DATA)
+    path = f"{directory}/copies"
+    os.makedirs(directory, exist_ok=True)
+    if jax.process_index() == 1:
+        write_parts(f"{path}.part-1-of-2", [Shard("w", "", np.zeros([4, 6], np.float32))])
+    mtf.pjrt.save(program.store, path)
 
 
 def error_of_damaged(store, path):

@@ -16,11 +16,11 @@ from mesh_tensorflow.train._placing import check_connected
         ({}, ("localhost:0",), 0),
         (tf_config({"worker": ["a:1", "b:2"]}, "worker", 1), ("a:1", "b:2"), 1),
         (
-            tf_config({"chief": ["c:0"], "worker": ["a:1", "b:2"]}, "worker", 1),
-            ("c:0", "a:1", "b:2"),
+            tf_config({"chief": ["c:1"], "worker": ["a:1", "b:2"]}, "worker", 1),
+            ("c:1", "a:1", "b:2"),
             2,
         ),
-        (tf_config({"chief": ["c:0"], "worker": ["a:1"]}, "chief", 0), ("c:0", "a:1"), 0),
+        (tf_config({"chief": ["c:1"], "worker": ["a:1"]}, "chief", 0), ("c:1", "a:1"), 0),
         ({"SLURM_NTASKS": "1", "SLURM_PROCID": "0"}, ("localhost:0",), 0),
         (
             {
@@ -94,6 +94,7 @@ def test_devices():
         ),
         (tf_config({"worker": ["a:port"]}, "worker", 0), "the address 'a:port' should be"),
         (tf_config({"worker": ["a:1", 7]}, "worker", 0), "the address 7 should be"),
+        (tf_config({"worker": ["a:1", "b:0"]}, "worker", 0), "the address 'b:0' should be"),
         (
             tf_config({"worker": ["a:1"], "ps": ["b:1"]}, "ps", 0),
             "this task is ps 0, but all processes",

@@ -1,11 +1,15 @@
 """Learning rates: products of schedules, defaults, other rates for some variables."""
 
+import dataclasses
+import types
+
 import gin
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow as mtf
+from mesh_tensorflow.utils import counted_steps
 
 optimize = mtf.optimize
 PREFIX = "mesh_tensorflow.optimize."
@@ -116,6 +120,68 @@ def test_decay_rates_of_adafactor(number, step):
     np.testing.assert_allclose(found, 1 - (t + 2) ** -0.6, rtol=1e-5)
     found = at(step, optimize.adafactor_decay_rate_adam(0.9), number)
     np.testing.assert_allclose(found, 0.9 * (1 - 0.9**number) / (1 - 0.9**t), rtol=1e-5, atol=1e-7)
+
+
+ADAFACTORS = {
+    "default": lambda: optimize.AdafactorOptimizer(),
+    "absolute": lambda: optimize.AdafactorOptimizer(False, beta1=0.5),
+    "hparams": lambda: optimize.adafactor_optimizer_from_hparams(
+        types.SimpleNamespace(
+            optimizer_adafactor_decay_type="Adam",
+            optimizer_adafactor_beta2=0.9,
+            optimizer_adafactor_multiply_by_parameter_scale=True,
+            optimizer_adafactor_beta1=0.0,
+            optimizer_adafactor_clipping_threshold=1.0,
+            optimizer_adafactor_factored=True,
+        ),
+        0.1,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ADAFACTORS)
+def test_adafactor_made_once_in_eager_code_follows_the_step(name):
+    """Its default rates are those of each step, and not of that at which it was made."""
+
+    def train(optimizer_of_step):
+        store = mtf.VariableStore()
+        for number in range(3):
+            with store.scope(), counted_steps(tf.constant(number)):
+                graph = mtf.Graph()
+                mesh = mtf.Mesh(graph, "mesh")
+                w = mtf.get_variable(mesh, "w", "d:3", initializer=tf.ones_initializer())
+                grad = mtf.constant(mesh, [1.0 + number, -2.0, 0.5 * number], w.shape)
+                optimizer_of_step().apply_grads([grad], graph.trainable_variables)
+                impl = mtf.placement_mesh_impl.PlacementMeshImpl("", "", [""])
+                mtf.Lowering(graph, {mesh: impl})
+        return {n: v.numpy() for n, v in store.masters.items()}
+
+    with counted_steps(tf.constant(0)):
+        once = ADAFACTORS[name]()
+    expected, found = train(ADAFACTORS[name]), train(lambda: once)
+    for n, value in expected.items():
+        np.testing.assert_allclose(found[n], value, rtol=1e-6, err_msg=n)
+
+
+@dataclasses.dataclass
+class Unhashable:
+    """A schedule with a list in it, which counts its calls."""
+
+    values: list
+    calls: int = 0
+
+    def __call__(self, step):
+        self.calls += 1
+        return self.values[0] + 0.0 * step
+
+
+def test_schedule_that_is_not_hashable_is_called_once(step):
+    rate = Unhashable([0.1])
+    graph = mtf.Graph()
+    mesh = mtf.Mesh(graph, "mesh")
+    weights = [mtf.get_variable(mesh, n, "d:2") for n in "ab"]
+    optimize.SgdOptimizer(rate).apply_grads(weights, graph.trainable_variables)
+    assert rate.calls == 1
 
 
 # -- other rates for some variables

@@ -116,3 +116,28 @@ def test_weights_that_are_not_numbers_are_not_saved(tmp_path):
             **STORED,
         )
     assert not any(name.startswith("model.ckpt") for name in os.listdir(tmp_path))
+
+
+def test_a_function_of_jax_as_the_step(tmp_path):
+    """It makes its variables without a step, to begin with given weights or go on from a file."""
+    average = mtf.optimize.ExponentialMovingAverage(0.75)
+
+    def fit(steps, **arguments):
+        @mtf.pjrt.function(mesh_shape="rows:2", layout="d:rows")
+        def step(x):
+            mesh = mtf.Mesh(mtf.Graph(), "mesh")
+            w = mtf.get_variable(mesh, "w", "d:2")
+            variables = mesh.graph.trainable_variables
+            grad = mtf.ones_like(w) * mtf.import_tf_tensor(mesh, x, "")
+            updates = mtf.optimize.SgdOptimizer(1.0).apply_grads([grad], variables)
+            average.apply(variables, after=updates)
+            lowering = mtf.Lowering(mesh.graph, {mesh: mtf.pjrt.mesh_impl()})
+            return lowering.export_to_tf_tensor(mtf.reduce_sum(w))
+
+        return mtf.train.fit(step, [1.0, 2.0], steps, progress=False, **arguments).variables
+
+    given, directory = {"w": np.array([3.0, 5.0], np.float32)}, str(tmp_path)
+    first = fit(1, init_checkpoint=given, directory=directory)
+    np.testing.assert_allclose(first["w"], [2.0, 4.0])
+    np.testing.assert_allclose(first["w/ExponentialMovingAverage"], [2.75, 4.75])
+    np.testing.assert_allclose(fit(2, directory=directory)["w"], [0.0, 2.0])

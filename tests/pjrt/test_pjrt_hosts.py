@@ -48,6 +48,9 @@ def test_two_processes_are_as_one(tmp_path):
         [product] = run_exported.run(tmp_path / "exported", devices, [pjrt.DATA])
         np.testing.assert_allclose(product, pjrt.DATA @ np.array(pjrt_hosts.WEIGHTS), rtol=1e-5)
 
+    copies = tf.train.load_checkpoint(str(tmp_path / "copies" / "copies"))
+    np.testing.assert_array_equal(copies.get_tensor("w"), pjrt_hosts.WEIGHTS)
+
     # The files are those of one process, and the weights those after three steps.
     path = str(tmp_path / "model.ckpt-3")
     assert tf.train.latest_checkpoint(str(tmp_path)) == path

@@ -103,6 +103,14 @@ def test_gin():
         gin.clear_config()
 
 
+def test_lists_may_be_changed_afterwards():
+    boundaries, values = [2], [1.0, 3.0]
+    pieces = [schedules.constant(1.0), schedules.constant(3.0)]
+    made = schedules.piecewise(boundaries, values), schedules.join(pieces, boundaries)
+    boundaries[0], values[1], pieces[1] = 5, 7.0, schedules.constant(7.0)
+    assert [schedule(step) for schedule in made for step in (1, 3)] == [1.0, 3.0, 1.0, 3.0]
+
+
 ERRORS = {
     "warmup": (
         lambda: schedules.cosine(1.0, 10, 10),

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 
 import numpy as np
 import pytest
@@ -156,6 +157,44 @@ def test_early_stopping_of_resumed_runs(tmp_path):
     assert (high.best, high.waited) == (7.0, 2)
     _, stopped = judged(tmp_path / "other", {1: nan, 2: nan}, patience=2)
     assert stopped == "loss has not improved for 2 evaluations"
+
+
+def test_a_finished_run_is_judged_once(tmp_path):
+    """Also by a value that equals no number."""
+    for _ in range(3):
+        callback = mtf.train.EarlyStopping("loss", patience=3)
+        run = mtf.train.Run(2, str(tmp_path), None)
+        run.step = 2
+        callback.on_begin(run)
+        callback.on_evaluation(run, {"loss": float("nan")})
+        assert callback.waited == 1 and run.stopped is None
+
+
+def test_logs_in_a_file_system_of_tensorflow():
+    """In memory, as one of a cloud is; metrics of steps may be named as those of evaluations."""
+
+    def model(mesh, features, training):
+        found = linear.model_fn(mesh, features, training)
+        return {**found, "eval_error": mtf.train.metrics.Metric(
+            mtf.reduce_sum(found["error"]), mtf.constant(mesh, 4.0), np.float32)}  # fmt: skip
+
+    logdir = f"ram://logs-{os.getpid()}/a"
+    logs = [mtf.train.JsonLinesLog(), mtf.train.CsvLog()]
+
+    def records(step):
+        for log in logs:
+            run = mtf.train.Run(2, None, logdir)
+            run.step = step
+            log.on_begin(run)
+        by_lines, by_rows = (log._read() for log in logs)
+        assert [{n: str(v) for n, v in r.items()} for r in by_lines] == by_rows
+        return [(r["step"], "loss" in r) for r in by_lines]
+
+    linear.fit(2, model_fn=model, eval_data=SMALL, eval_every=1, callbacks=logs, logdir=logdir)
+    # The last evaluation is made again by a run that is finished, and no other record.
+    assert records(2) == [(1, True), (1, False), (2, True)]
+    assert records(1) == [(1, True), (1, False)]
+    assert not os.path.exists("ram:")
 
 
 @pytest.mark.slow

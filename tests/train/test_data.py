@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf2
 import tensorflow.compat.v1 as tf
+from helpers.train import linear
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow.train._data import Dataset, Features, Part, source_of, with_dtype
@@ -145,6 +146,15 @@ def test_without_hugging_face(tmp_path):
     else:
         with pytest.raises(Exception, match="is neither a"):
             source_of(str(tmp_path), FEATURES)
+
+
+def test_evaluations_of_data_without_an_end():
+    data = tf2.data.Dataset.from_tensor_slices(linear.DATA).batch(4).repeat()
+    with pytest.raises(ValueError, match=r"fit: eval_data repeat without an end, .* take\(n\)"):
+        linear.fit(1, eval_data=data)
+    weights = linear.fit(1, data, eval_data=data.take(1)).variables
+    with pytest.raises(ValueError, match="evaluate: the data repeat without an end"):
+        mtf.train.evaluate(linear.model_fn, data, directory=weights, dims=linear.DIMS)
 
 
 def test_structures():

@@ -183,6 +183,17 @@ def test_a_masked_mean_in_fit(mesh):
     np.testing.assert_allclose(trained(microbatches=4, **arguments), expected, rtol=1e-5)
 
 
+def test_a_tuple_of_one_feature():
+    arguments = {"optimizer": mtf.optimize.SgdOptimizer(0.05), "progress": False, "log_every": 1}
+    dims = ([BATCH, LENGTH],)
+    model = lambda mesh, x: masked(x)  # noqa: E731
+    expected, found = (
+        mtf.train.fit(model, (DATA,), 2, dims=dims, microbatches=n, **arguments).losses
+        for n in (1, 2)
+    )
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
 def _compared(x):
     y = mtf.rename_dimension(x * weights(x), "batch", "other")
     products = mtf.einsum([x, y], reduced_dims=[LENGTH])

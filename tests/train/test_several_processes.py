@@ -55,6 +55,9 @@ def test_processes_that_do_not_fit(monkeypatch):
         find_cluster(False, 3)
     with pytest.raises(ValueError, match=r"4 processors, which 3 processes can't share"):
         find_cluster(True, 4)
+    impl = mtf.placement_mesh_impl.PlacementMeshImpl("", "", ["cpu:0"])
+    with pytest.raises(ValueError, match=r"fit: there are 3 processes"):
+        linear.fit(1, mesh_impl=impl)
 
 
 @pytest.mark.parametrize(

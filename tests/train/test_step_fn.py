@@ -83,6 +83,38 @@ def test_eager(tmp_path):
     assert rest.losses == whole.losses[2:]
 
 
+@pytest.mark.parametrize("kind", ["dataset", "list"])
+def test_examples_that_are_numbers(kind):
+    data = tf2.data.Dataset.range(1, 4) if kind == "dataset" else [1, 2, 3]
+    step_fn = mtf.function(lambda i: tf.cast(i, tf.float32))
+    result = mtf.train.fit(
+        step_fn, data, 5, eval_data=data, eval_fn=step_fn, progress=False, log_every=1
+    )
+    assert result.losses == [1, 2, 3, 1, 2] and result.evaluations[-1]["loss"] == 2
+
+
+@pytest.mark.parametrize("name", ["ExponentialMovingAverage", "mean_of_weights"])
+def test_averages_begin_as_the_weights_that_are_loaded(name):
+    average = mtf.optimize.ExponentialMovingAverage(0.75, name=name)
+
+    @mtf.function
+    def step_fn(features):
+        graph = mtf.Graph()
+        mesh = mtf.Mesh(graph, "mesh")
+        w = mtf.get_variable(mesh, "w", "d:2")
+        variables = graph.trainable_variables
+        updates = mtf.optimize.SgdOptimizer(1.0).apply_grads([mtf.ones_like(w)], variables)
+        average.apply(variables, after=updates)
+        impl = mtf.placement_mesh_impl.PlacementMeshImpl("", "", ["cpu:0"])
+        return mtf.Lowering(graph, {mesh: impl}).export_to_tf_tensor(mtf.reduce_sum(w))
+
+    given = {"w": np.array([3.0, 5.0], np.float32)}
+    result = mtf.train.fit(step_fn, [1.0], 1, init_checkpoint=given, progress=False)
+    found = result.variables
+    np.testing.assert_allclose(found["w"], [2.0, 4.0])
+    np.testing.assert_allclose(found[f"w/{name}"], [2.75, 4.75])
+
+
 def test_a_session_of_the_user_gets_arrays():
     """In a graph: nothing is added to it by a step."""
     store = mtf.VariableStore()
