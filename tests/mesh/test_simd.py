@@ -322,7 +322,7 @@ def test_variables_of_no_mesh_in_loops_and_branches():
 @pytest.mark.parametrize("task, copied", [(0, [False, True, True]), (1, [True, False, True])])
 def test_a_variable_is_assigned_to_by_a_processor_of_its_process(task, copied):
     devices = [f"/job:worker/task:{t}/cpu:{i}" for t, i in ((0, 0), (1, 0), (1, 1))]
-    program = SimdProgram(devices, [0, 1, 2], 1)
+    program = SimdProgram(devices, [0, 1, 2])
     with tf.variable_scope("", use_resource=True), tf.device(f"/job:worker/task:{task}"):
         v = tf.get_variable("v", [], initializer=tf.ones_initializer())
     function = tf2.function(lambda: v.assign_add(1.0, read_value=False) and None)
