@@ -439,7 +439,8 @@ class _InStore(VariableStorage):
     def assign(self, value: tf.Tensor) -> tf.Operation:
         value.shape.assert_is_compatible_with(tf.TensorShape(self._shape.to_integer_list))
         made = [
-            piece.assign(value[tuple(slice(b, b + n) for b, n in zip(piece.begin, piece.sizes))])
+            # A view would hold all of the value in memory for as long as the variable has it.
+            piece.assign(in_own_memory(tf.slice(value, piece.begin, piece.sizes), value))
             for piece in self.pieces()
         ]
         # In eager code an assignment is done at once, and what it returns is None.
