@@ -149,6 +149,35 @@ def test_print(capfd, tf_graph):
     assert "values: [1.5 2.5][12]" in capfd.readouterr().err
 
 
+def test_print_in_a_loop_that_sums(capfd, tf_graph):
+    """What is printed is summed over processors there, so no partial sum is left for the loop."""
+    mesh = mtf.Mesh(mtf.Graph(), "mesh")
+    x = mtf.import_tf_tensor(mesh, tf.constant([1.5, 2.5, 3.5, 4.5]), "a:4")
+
+    def body(i):
+        total = mtf.reduce_sum(x)
+        return [mtf.Print(i + 1.0, [total], "total: "), total]
+
+    _, y = mtf.while_loop(
+        lambda i: mtf.less(i, 2.0), body, [mtf.constant(mesh, 0.0)], has_accumulators=True
+    )
+    lowering = mtf.Lowering(mesh.graph, {mesh: Placing("x:2", "a:x").impl()})
+    with harness.session() as session:
+        assert session.run(lowering.export_to_tf_tensor(y)) == 24.0
+    assert "total: [12]" in capfd.readouterr().err
+
+
+def test_print_of_what_follows_an_assignment(tf_graph):
+    """With checks, assignments come last, and then what is computed of them."""
+    mesh = mtf.Mesh(mtf.Graph(), "mesh")
+    v = mtf.get_variable(mesh, "v", "a:4", initializer=tf.zeros_initializer())
+    after = mtf.depend(v + 1.0, [mtf.assign(v, v + 1.0)])
+    y = mtf.Print(mtf.zeros(mesh, "a:4"), [after], "after: ")
+    with mtf.debug.nan_checks():
+        lowering = mtf.Lowering(mesh.graph, {mesh: Placing("x:2", "a:x").impl()})
+    assert lowering.export_to_tf_tensor(y).shape == [4]
+
+
 def test_scalar_summaries(tf_graph):
     graph = mtf.Graph()
     mesh = mtf.Mesh(graph, "mesh")
