@@ -28,7 +28,7 @@ from mesh_tensorflow._mesh.devices import (
     local_device,
 )
 from mesh_tensorflow._mesh.program import Program
-from mesh_tensorflow._mesh.step_inputs import GlobalSteps, read_before_increments
+from mesh_tensorflow._mesh.step_inputs import GlobalSteps, read_before_increments, uses_of
 from mesh_tensorflow._watching import collecting, collectors, hand_over
 
 if TYPE_CHECKING:
@@ -290,7 +290,7 @@ def _copies(
     for i, (outer, inner) in enumerate(zip(outside, function.inputs[-len(outside) :])):
         if outer.dtype != tf.resource or program.is_own(outer):
             continue
-        uses = {op.type: op for op in _uses(inner) if op.type.startswith(_USES)}
+        uses = {op.type: op for op in uses_of(inner) if op.type.startswith(_USES)}
         near = [p for p in program.local if _is_at(outer.device, program.devices[p])]
         here = pnum in near
         reads = set(uses) == {"ReadVariableOp"}
@@ -313,31 +313,6 @@ def _copies(
         dtype = op.get_attr("T" if kind.startswith("ResourceApply") else "dtype")
         copies[i] = _copy(outer, dtype, device, f"{outer.op.name}_of_processor_{pnum}")
     return copies
-
-
-def _uses(x: tf.Tensor) -> Iterator[tf.Operation]:
-    """Yields the operations that use a tensor of a function, also within its loops and branches."""
-    for op in x.consumers():
-        yield op
-        attributes = op.node_def.attr.values()
-        names = [a.func.name for a in attributes if a.HasField("func")]
-        names += [f.name for a in attributes for f in a.list.func]
-        for name in names:
-            inside = _inputs_of_function(op.graph, name)
-            # The last inputs are those of the function; a condition's first one is the choice.
-            first = len(op.inputs) - len(inside)
-            for i, y in enumerate(op.inputs):
-                if y is x and i >= first:
-                    yield from _uses(inside[i - first])
-
-
-def _inputs_of_function(graph: tf.Graph, name: str) -> list[tf.Tensor]:
-    """Returns the inputs of a function that a loop or a branch of a graph calls."""
-    # TensorFlow has no public way to it. Where the private one is missing, what is used in a loop
-    # or a branch alone is not found.
-    find = getattr(graph, "_get_function", None)
-    function = None if find is None else find(name)
-    return [] if function is None else list(function.graph.inputs)
 
 
 def _is_scalar(variable: tf.Tensor) -> bool:
