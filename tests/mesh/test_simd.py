@@ -231,6 +231,29 @@ def test_dtypes(dtype):
         np.testing.assert_array_equal(y, e)
 
 
+@pytest.mark.parametrize("dtype", [np.uint32, np.uint64])
+def test_unsigned_numbers_beyond_the_signed_ones(dtype):
+    """TensorFlow's collectives have no unsigned dtypes."""
+    top = np.iinfo(dtype).max
+    values = np.array([3, top, top // 2 + 1, 7], dtype)
+    graph = mtf.Graph()
+    mesh = mtf.Mesh(graph, "mesh")
+    a = mtf.Dimension("a", 4)
+    x = mtf.import_tf_tensor(mesh, tf.constant(values), [a])
+    ys = [mtf.reduce_max(x), mtf.reduce_min(x), mtf.reduce_sum(x), mtf.shift(x, 1, a, wrap=True)]
+
+    def program():
+        lowering = mtf.Lowering(graph, {mesh: SimdMeshImpl("x:2", "a:x")})
+        return [lowering.export_to_tf_tensor(y) for y in ys]
+
+    outputs = replicate(program, devices=cpus("x:2"))
+    with new_session() as session:
+        found = session.run(outputs)
+    expected = [values.max(), values.min(), values.sum(dtype=dtype), np.roll(values, 1)]
+    for y, e in zip(found, expected):
+        np.testing.assert_array_equal(y, e)
+
+
 def test_sums_of_bfloat16_in_large_groups_are_made_in_float32():
     def sums(limit):
         graph = mtf.Graph()
