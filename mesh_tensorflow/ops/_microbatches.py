@@ -692,6 +692,7 @@ def serialize_training_step(
     micro_dim = Dimension("microbatch", num_splits)
     names: list[str] = []
     batched: list[bool] = []
+    dtypes: list[tf.DType] = []
 
     prepared = {
         key: split_microbatches(x, batch_dim, small_dim, micro_dim) for key, x in features.items()
@@ -700,6 +701,8 @@ def serialize_training_step(
     def to_whole(y: Tensor, index: Tensor) -> Tensor:
         # Loops can only sum further results, so each microbatch adds its rows at its own place, and
         # zeros elsewhere.
+        if y.dtype.is_bool:  # there are no sums of booleans
+            y = mtf.to_int32(y)
         place = mtf.one_hot(index, micro_dim, dtype=y.dtype)
         # After the examples, as in `split_microbatches`: the two become the batch again.
         at = y.shape.dims.index(small_dim) + 1
@@ -725,6 +728,7 @@ def serialize_training_step(
         # In lists from outside, as a loop takes nothing but Tensors from its body.
         names[:] = list(outputs)
         batched[:] = [small_dim in y.shape for y in outputs.values()]
+        dtypes[:] = [y.dtype for y in outputs.values()]
         results = [to_whole(y, index) if b else y for y, b in zip(outputs.values(), batched)]
         return [index + 1, *results, *grads, *whole.results()]
 
@@ -739,8 +743,8 @@ def serialize_training_step(
     # The first one is the number of microbatches that were counted.
     results = results[1:count]
     outputs = {}
-    for name, is_batched, y in zip(names, batched, results):
+    for name, is_batched, dtype, y in zip(names, batched, dtypes, results):
         if is_batched:
             y = mtf.reshape(y, mtf.replace_dimensions(y.shape, [small_dim, micro_dim], batch_dim))
-        outputs[name] = y
+        outputs[name] = mtf.cast(y, dtype)
     return list(results[len(names) :]), outputs

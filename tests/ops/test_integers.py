@@ -40,3 +40,10 @@ def test_smallest_elements(dtype):
     x = imported([ends.max, 5, ends.min, 3], dtype)
     found = [mtf.nth_smallest_element(x, n, x.shape.dims[0]).numpy() for n in range(4)]
     assert found == [ends.min, 3, 5, ends.max]
+
+
+@pytest.mark.parametrize("number", [np.int32(2), np.int64(2), np.uint8(2)])
+def test_a_number_of_parts_of_numpy(number):
+    x = imported([1, 2, 3, 4], np.float32)
+    parts = mtf.split(x, x.shape.dims[0], number)
+    assert [part.numpy().tolist() for part in parts] == [[1, 2], [3, 4]]

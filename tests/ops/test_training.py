@@ -104,6 +104,23 @@ def test_a_microbatch_is_the_inner_index():
     np.testing.assert_allclose(value[0], x[:4].sum(0), rtol=1e-5)
 
 
+def test_booleans_of_microbatches():
+    """Those of examples become those of the batch."""
+
+    def with_signs(features):
+        out = model(features)
+        return {"loss": out["loss"], "positive": mtf.greater(features["x"], 0.0)}
+
+    def serialized(mesh):
+        features = features_on(mesh)
+        _, outputs = mtf.serialize_training_step(features, with_signs, BATCH, 4)
+        assert outputs["positive"].dtype == tf.bool
+        return [mtf.to_int32(outputs["positive"]), features["x"]], []
+
+    [[positive, x]], _ = run(serialized, PLACINGS[0])
+    np.testing.assert_array_equal(positive, x > 0)
+
+
 def training(mesh):
     features = features_on(mesh)
     noisy = {**features, "x": mtf.dropout(features["x"], rate=0.2)}

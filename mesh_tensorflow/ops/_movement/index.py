@@ -189,6 +189,8 @@ def gather(
 def cumsum(x: Tensor, dim: Dimension, exclusive: bool = False) -> Tensor:
     """Returns the cumulative sum along a dimension, by an einsum with a triangular matrix.
 
+    As all elements take part in each product, `x` must be finite everywhere.
+
     >>> x = mtf.constant(mesh, [1.0, 2.0, 4.0], "d:3")
     >>> print(mtf.cumsum(x, mtf.Dimension("d", 3)).numpy())
     [1. 3. 7.]
