@@ -556,7 +556,7 @@ def add_n(xs: Sequence[Any]) -> Any:
     return total
 
 
-def _minus(number: Number) -> Number:
+def _minus(number: Any) -> Number:
     """Returns the negative of a number, also of one whose dtype lacks it."""
     if isinstance(number, np.integer):
         return -int(number)  # that of np.uint8(1) would be 255

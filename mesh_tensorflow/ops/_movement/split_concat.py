@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import numbers
 from collections.abc import Iterable, Sequence
 from typing import Optional, Union
 
+import numpy as np
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops as mtf
@@ -245,7 +245,7 @@ class SplitOperation(Operation):
     ):
         """Creates the operation; see `split`."""
         check_dimension(name or "split", x, split_dim)
-        if isinstance(num_or_size_splits, numbers.Integral):  # NumPy's too
+        if isinstance(num_or_size_splits, (int, np.integer)):
             n = int(num_or_size_splits)
             if n < 1 or split_dim.size % n:
                 raise ValueError(
