@@ -637,7 +637,7 @@ def divide(
         return ScalarMultiplyOperation(x1, 1.0 / x2).outputs[0]  # type: ignore[arg-type]  # checks x1
     x1, x2 = _both_tensors("divide", x1, x2)
     # TensorFlow has no reciprocals of integers; XLA has, which are 0.
-    if x2.dtype.is_integer:
+    if x1.dtype.is_integer and x2.dtype.is_integer:
         raise TypeError(
             f"divide: {tensors_text([x1, x2])}, and a quotient is no integer. Use mtf.to_float on "
             "the tensors first, or // and % to stay with integers"
