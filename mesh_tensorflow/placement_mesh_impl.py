@@ -11,10 +11,12 @@ import tensorflow.compat.v1 as tf
 from mesh_tensorflow._core.errors import dims_text, table_lookup
 from mesh_tensorflow._core.interfaces import LaidOutLike
 from mesh_tensorflow._core.layout import (
+    AS_COMPUTED,
     LayoutLike,
     TensorLayout,
     given_stored_layout,
     pnum_to_processor_coordinates,
+    storing,
 )
 from mesh_tensorflow._core.shape import Shape, ShapeLike, list_product
 from mesh_tensorflow._core.tensor import Tensor
@@ -402,7 +404,8 @@ class _MergedMeshImpl(PlacementMeshImpl):
         rest = {"allreduce": requested._allreduce, "merge": "none"}
         # "none", as there is nothing left to merge: what remains at one place cannot be merged
         # along a dimension.
-        super().__init__(shape, requested.layout_rules, devices, **rest)  # type: ignore[arg-type]
+        with storing(**AS_COMPUTED):
+            super().__init__(shape, requested.layout_rules, devices, **rest)  # type: ignore[arg-type]
         self._requested = requested
 
     def tensor_layout(self, arg: Union[Tensor, Shape]) -> TensorLayout:

@@ -238,6 +238,20 @@ def test_track():
     assert store.masters == {"global_step": count, "also": count} and not store.names
     with pytest.raises(ValueError, match="there is a variable 'global_step' already"):
         store.track(tf2.Variable(2), "global_step")
+    with store.scope(), pytest.raises(ValueError, match="there is a variable 'also' already"):
+        mtf.get_variable(mtf.Mesh(mtf.Graph(), "mesh"), "also", [], dtype=tf.int64)
+    assert not store.names
+
+
+def test_an_assigned_slice_keeps_no_whole_value():
+    step = stepper("x:2", "a:x")
+    step()
+    value = tf.constant(START)
+    step.store.masters["inner/w"].assign(value)
+    slices = step.store.slice_variables("inner/w").values()
+    assert len(slices) == 2
+    for v in slices:
+        assert not np.shares_memory(memoryview(value), memoryview(v.read_value()))
 
 
 def test_a_saver_of_eager_code_writes_one_file():

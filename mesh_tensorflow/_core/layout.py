@@ -396,6 +396,9 @@ def shifted_sources(size: int, offset: int, wrap: bool) -> list[Optional[int]]:
 _stored_in_force: contextvars.ContextVar[Optional[dict[str, Any]]] = contextvars.ContextVar(
     "stored_layout", default=None
 )
+# For `storing`: the executed mesh of another one, which stores in parts for both. Even a None hides
+# what gin binds.
+AS_COMPUTED = {"variable_layout": None, "zero": 0, "zero_axis": None}
 EARLY = 2  # the stage from which each gradient is scattered before the next is computed
 WEIGHTS_TOO = 3  # the stage from which weights are stored in parts, besides slots
 
@@ -437,7 +440,7 @@ class StoredLayout:
         """Returns the names under which dimensions of a variable are stored, by their own.
 
         A dimension that is split already, or that a mesh dimension does not divide, is left whole;
-        so is one that another dimension of the variable shares its mesh dimension with.
+        so is one that another dimension of the variable shares its mesh dimension or its name with.
 
         Args:
           shape: the Shape of a variable.
@@ -450,7 +453,9 @@ class StoredLayout:
             axis = mesh_impl.shape.dims.index(mesh_impl.shape.get_dim_by_name(mesh_dim))
             parts = mesh_impl.shape[axis].size
             split = mesh_impl.tensor_dimension_to_mesh_axis(d) is not None
-            if parts == 1 or axis in taken or split or d.name in found or d.size % parts:
+            # A kernel may have one name with two sizes. What is renamed by it would be both.
+            twice = shape.dimension_names.count(d.name) > 1
+            if parts == 1 or axis in taken or split or twice or d.name in found or d.size % parts:
                 continue
             taken.add(axis)
             found[d.name] = StoredName(d.name, mesh_dim)

@@ -157,9 +157,9 @@ def check_rules_apply(
         for fault in _faults(rule, of_program, of_meshes):
             slip(
                 f"layout rule {':'.join(rule)} splits nothing: {fault}",
-                # Only the beginning, which names the side of the rule: the rest lists dimensions,
-                # and would repeat the warning for each program.
-                key=f"rule/{rule}/{fault[:16]}",
+                # Only the first sentence, which names the side of the rule: the rest lists
+                # dimensions, and would repeat the warning for each program.
+                key=f"rule/{rule}/{fault.partition('. ')[0]}",
             )
     for impl in impls:
         _check_stored(operations, impl, slip)

@@ -33,7 +33,13 @@ import tensorflow.compat.v1 as tf
 from tensorflow.compiler.tf2xla.ops import gen_xla_ops
 
 from mesh_tensorflow._core.interfaces import LaidOutLike
-from mesh_tensorflow._core.layout import LayoutLike, TensorLayout, given_stored_layout
+from mesh_tensorflow._core.layout import (
+    AS_COMPUTED,
+    LayoutLike,
+    TensorLayout,
+    given_stored_layout,
+    storing,
+)
 from mesh_tensorflow._core.shape import Dimension, Shape, ShapeLike, list_product
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh import random_values
@@ -589,10 +595,9 @@ class _WholeMeshImpl(GspmdMeshImpl):
     def __init__(self, requested: GspmdMeshImpl):
         # The same dimensions with size 1, so that mesh axes have the same numbers on both meshes.
         shape = Shape([Dimension(d.name, 1) for d in requested.shape])
-        super().__init__(shape, requested.layout_rules)
+        with storing(**AS_COMPUTED):
+            super().__init__(shape, requested.layout_rules)
         self.requested = requested
-        # The requested mesh stores in parts; here each variable has one slice, the whole.
-        self.stored_layout = None
 
     def annotate(self, value: tf.Tensor, tensor_shape: Shape) -> tf.Tensor:
         """Returns a value annotated by the layout on the requested mesh."""

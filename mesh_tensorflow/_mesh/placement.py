@@ -430,6 +430,9 @@ _MERGE_OPS = {"SUM": "Add", "MAX": "Max", "MIN": "Min"}
 
 # TensorFlow's runtime identifies groups and instances of collectives by process-wide numbers.
 _group_keys: dict[tuple[str, ...], int] = {}
+_FIRST_GROUP = (
+    3 * 2**29
+)  # above all groups of SIMD programs, which may be in one session with these
 # Shared without the lock below: to take a number of a count is one step for Python's threads.
 _instance_keys = itertools.count(1)
 _counting = threading.Lock()
@@ -587,7 +590,8 @@ def group_key(devices: Sequence[str]) -> int:
     """Returns the unique number of a group of devices."""
     with _counting:
         # The same devices are one group for TensorFlow, in whatever order they are named.
-        return _group_keys.setdefault(tuple(sorted(devices)), len(_group_keys) + 1)
+        number = _FIRST_GROUP + len(_group_keys)
+        return _group_keys.setdefault(tuple(sorted(devices)), number)
 
 
 def _checked(devices: Sequence[str]) -> list[tf.Operation]:

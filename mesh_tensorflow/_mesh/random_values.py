@@ -192,6 +192,13 @@ def _uniform_int(
 ) -> tf.Tensor:
     if maxval is None:
         raise ValueError(f"random_uniform of {dtype.name} needs maxval: pass maxval=n for 0 .. n-1")
+    if not tf.is_tensor(minval) and not tf.is_tensor(maxval):
+        width = int(maxval) - int(minval)
+        if width >= 2**63:
+            # int64 has no such width: its remainders are negative. Modulo 2**64, sums are right.
+            high_bits, low_bits = (tf.cast(bits_fn(i), tf.uint64) for i in (0, 1))
+            number = (high_bits * np.uint64(2**32) + low_bits) % np.uint64(width)
+            return tf.bitcast(number + np.uint64(int(minval) % 2**64), dtype)
     wide = tf.cast(tf.cast(bits_fn(0), tf.uint64), tf.int64)
     if dtype.size > 4:
         # 32 bits and 31 more are below 2**63, so that there is no sign.
@@ -253,9 +260,11 @@ def keep_where(bits: tf.Tensor, dtype: tf.DType, keep_prob: Number) -> tf.Tensor
         # P(bits < threshold) = threshold / 2**32; uint32 lacks 2**32, that of keep_prob 1.
         wide = tf.cast(keep_prob, tf.float64)
         threshold = tf.cast(tf.cast(tf.minimum(wide * 2.0**32, 2.0**32 - 1), tf.int64), tf.uint32)
+        # Else 1 in 2**32 elements would be dropped where a schedule ends at a keep_prob of 1.
+        keep = tf.logical_or(bits < threshold, keep_prob >= 1.0)
     else:
-        threshold = _u32(min(round(keep_prob * 2**32), 2**32 - 1))
-    return tf.cast(bits < threshold, dtype) * tf.cast(1.0 / keep_prob, dtype)
+        keep = bits < _u32(min(round(keep_prob * 2**32), 2**32 - 1))
+    return tf.cast(keep, dtype) * tf.cast(1.0 / keep_prob, dtype)
 
 
 # By the function's name: tf.random.uniform and tf.compat.v1.random_uniform are one function.

@@ -69,6 +69,8 @@ _READS = {"ReadVariableOp", "ResourceGather", "ResourceGatherNd"}
 # Into branches and loops, and out of loops. Nothing outside can wait for what is inside of them.
 _ENTRANCES = {"Switch", "RefSwitch", "Enter", "RefEnter"}
 _EXITS = {"Exit", "RefExit"}
+# Of the operations that call functions those which may assign in them.
+_CALLS = {"If", "Case", "While", "StatefulPartitionedCall"}
 _ATTRIBUTE = "_mtf_step_inputs"
 
 
@@ -127,6 +129,36 @@ def _reads(
 
 def _calls_functions(op: tf.Operation) -> bool:
     return any(attr.type in ("func", "list(func)") for attr in op.op_def.attr)
+
+
+def uses_of(x: tf.Tensor) -> Iterator[tf.Operation]:
+    """Yields the operations that use a tensor, also within the functions that these call."""
+    for op in x.consumers():
+        yield op
+        yield from _uses_within(op, x)
+
+
+def _uses_within(op: tf.Operation, x: tf.Tensor) -> Iterator[tf.Operation]:
+    """Yields the operations that use an input of an operation in the functions that it calls."""
+    attributes = op.node_def.attr.values()
+    names = [a.func.name for a in attributes if a.HasField("func")]
+    names += [f.name for a in attributes for f in a.list.func]
+    for name in names:
+        inside = _inputs_of_function(op.graph, name)
+        # The last inputs are those of the function; a condition's first one is the choice.
+        first = len(op.inputs) - len(inside)
+        for i, y in enumerate(op.inputs):
+            if y is x and i >= first:
+                yield from uses_of(inside[i - first])
+
+
+def _inputs_of_function(graph: tf.Graph, name: str) -> list[tf.Tensor]:
+    """Returns the inputs of a function that a loop or a branch of a graph calls."""
+    # TensorFlow has no public way to it. Where the private one is missing, what is used in a loop
+    # or a branch alone is not found.
+    find = getattr(graph, "_get_function", None)
+    function = None if find is None else find(name)
+    return [] if function is None else list(function.graph.inputs)
 
 
 def _left(op: tf.Operation, step: Collection[tf.Operation]) -> Iterator[tf.Operation]:
@@ -198,6 +230,10 @@ class _StepInputs:
             made(op, *args, **kwargs)
             if op.type in _ASSIGNMENTS:
                 self._wait(op)
+            elif op.type in _CALLS:
+                for variable in dict.fromkeys(_source(x) for x in op.inputs):
+                    if variable in self._reads and _increments(op, variable.outputs[0]):
+                        _wait_for(self._reads[variable], op, op)
 
         # It is called before a session can run the new operation, so that no step misses the edges.
         graph._create_op_helper = helper
@@ -221,26 +257,39 @@ class _StepInputs:
             plain += [op for op in others if set(users).isdisjoint(_ancestors([op]))]
             self._reads.setdefault(variable, []).extend(plain)
             for op in users:
-                self._wait(op, plain)
+                if op.type in _CALLS:
+                    _wait_for(plain, op, op)
+                else:
+                    self._wait(op, plain)
 
     def _wait(self, op: tf.Operation, reads: Optional[list[tf.Operation]] = None) -> None:
         """Makes an assignment wait for reads, if it is an increment."""
         variable, first = _way_to(op)
         reads = self._reads.get(variable, []) if reads is None else reads
-        if not reads or not _is_increment(op, variable):
-            return
-        # In a graph of TensorFlow 1, no control edge may cross the border of a loop or a branch: an
-        # increment within one waits where the variable enters it, unless the read is in there too.
-        before = [read for read in reads if _context_after(read) is _context_before(first)]
-        if first is not op:
-            before = [read for read in before if first not in _ancestors([read])]
-        first._add_control_inputs([read for read in before if read not in first.control_inputs])
+        if reads and _is_increment(op, variable):
+            _wait_for(reads, op, first)
+
+
+def _wait_for(reads: Sequence[tf.Operation], op: tf.Operation, first: tf.Operation) -> None:
+    """Makes an increment wait for reads.
+
+    Args:
+      reads: operations that read the variable.
+      op: the increment, or an operation that increments in the functions that it calls.
+      first: the first operation that leads there.
+    """
+    # In a graph of TensorFlow 1, no control edge may cross the border of a loop or a branch: an
+    # increment within one waits where the variable enters it, unless the read is in there too.
+    before = [read for read in reads if _context_after(read) is _context_before(first)]
+    if first is not op or op.type in _CALLS:
+        before = [read for read in before if first not in _ancestors([read])]
+    first._add_control_inputs([read for read in before if read not in first.control_inputs])
 
 
 def _assignments(x: tf.Tensor) -> Iterator[tf.Operation]:
     """Yields the assignments to a variable, also those in branches and loops."""
     for op in x.consumers():
-        if op.type in _ASSIGNMENTS:
+        if op.type in _ASSIGNMENTS or (op.type in _CALLS and _increments(op, x)):
             yield op
         elif op.type in _ENTRANCES:
             for y in op.outputs:
@@ -255,6 +304,14 @@ def _way_to(op: tf.Operation) -> tuple[tf.Operation, tf.Operation]:
         first = source
         source = _source(first.inputs[0])
     return source, first
+
+
+def _increments(op: tf.Operation, x: tf.Tensor) -> bool:
+    """Returns whether the functions that an operation calls increment a variable."""
+    return any(
+        use.type in _ASSIGNMENTS and _is_increment(use, _source(use.inputs[0]))
+        for use in _uses_within(op, x)
+    )
 
 
 def _is_increment(op: tf.Operation, variable: tf.Operation) -> bool:

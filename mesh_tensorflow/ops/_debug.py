@@ -30,27 +30,23 @@ class PrintOperation(Operation):
         **kwargs: object,
     ):
         """Creates the operation; see `Print`."""
-        super().__init__([x], name=name or "Print")
-        self._data = list(data)
+        # What is printed are inputs too: it is computed before, and summed where it is pending.
+        super().__init__([x, *data], name=name or "Print")
         self._message = message
         self._kwargs = kwargs
         self._outputs = [Tensor(self, x.shape, x.dtype)]
 
     def gradient(self, grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Optional[Tensor]]:
-        """Passes the gradient on."""
-        return list(grad_ys)
+        """Passes the gradient on to the value that is returned."""
+        return [*grad_ys, *[None] * (len(self.inputs) - 1)]
 
     def lower(self, lowering: LoweringLike) -> None:
         """Has the mesh implementation print the slices."""
         if self in lowering.operations:  # the gradient of a loop computes its body again
             lowering.set_tensor_lowering(self.outputs[0], lowering.tensors[self.inputs[0]])
             return
-        value = lowering.mesh_impl(self).Print(
-            lowering.tensors[self.inputs[0]].to_laid_out_tensor(),
-            [lowering.tensors[d].to_laid_out_tensor() for d in self._data],
-            self._message,
-            **self._kwargs,
-        )
+        x, *data = [lowering.tensors[x].to_laid_out_tensor() for x in self.inputs]
+        value = lowering.mesh_impl(self).Print(x, data, self._message, **self._kwargs)
         # A loop looks there for what must run in each iteration, whether its result is used or not.
         lowering.operations[self] = tf.group(value.all_slices)
         lowering.set_tensor_lowering(self.outputs[0], value)

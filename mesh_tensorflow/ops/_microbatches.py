@@ -182,6 +182,8 @@ class Kinds:
             # A reshape may join the batch with others; any of its new dimensions may have it.
             own |= frozenset(d for d in y.shape if d not in op.inputs[0].shape)
         self._check_size(op, y)
+        if op.has_effect:  # its outputs are its first inputs, whatever it prints besides
+            return kinds[index]
         if own:
             return Kind("rows", own, _why_mixed(op, own, kinds))
         # An output is what the function returned, one of its last inputs; arguments do not count.
@@ -198,8 +200,6 @@ class Kinds:
         if all(k.name in _FLAT for k in kinds):
             drawn = isinstance(op, RandomOperation) or _DRAWN in kinds
             return _DRAWN if drawn else _SAME
-        if op.has_effect:
-            return kinds[index]
         kind = self._of_totals(op, kinds)
         if kind is _FUNCTION and _DRAWN in kinds:
             why = f"{op.name} joins it with random numbers, which each microbatch draws anew"
@@ -376,6 +376,7 @@ class InMicrobatches:
         self._summed: dict[Tensor, float] = {}
         self._totals: dict[Tensor, Tensor] = {}
         self._hoisted: set[Operation] = set()
+        self._passed: dict[Tensor, Tensor] = {}
         self._later: set[Operation] = set()  # what is computed after the loop
         self.outside: list[Operation] = []
 
@@ -424,8 +425,10 @@ class InMicrobatches:
 
     def _check_inner(self, operations: Sequence[Operation]) -> None:
         """Raises ValueError for assignments in loops, and for reads after assignments."""
-        assigned = {v for op in self._effects if isinstance(op, Assign) for v in op.variables}
+        assigned: set[Variable] = set()  # so far: a read before has the value of the beginning
         for op in with_inner_operations(operations):
+            if isinstance(op, Assign):
+                assigned.update(op.variables)
             if isinstance(op, Assign) and op not in self._effects:
                 raise ValueError(
                     f"{self._what}: {op.name} assigns to {', '.join(v.name for v in op.variables)} "
@@ -473,7 +476,13 @@ class InMicrobatches:
         """Moves the computation of what is the same for all microbatches out of the loop."""
         pending = [y]
         while pending:
-            op = self._made.get(pending.pop())
+            y = pending.pop()
+            op = self._made.get(y)
+            if op is not None and op.has_effect and not self._is_flat(op.inputs):
+                # It prints what only the loop has; outside, what it passes on stands for it.
+                self._passed[y] = op.inputs[op.outputs.index(y)]
+                pending.append(self._passed[y])
+                continue
             # The loop leaves variables outside by itself.
             if op is not None and op not in self._hoisted and not isinstance(op, Variable):
                 self._hoisted.add(op)
@@ -485,6 +494,9 @@ class InMicrobatches:
                         waits = [d for d in each.dependencies if isinstance(d, Tensor)]
                         pending += [d for d in waits if self._kinds[d].name == "same"]
 
+    def _is_flat(self, xs: Iterable[Tensor]) -> bool:
+        return all(self._kinds[x].name in _FLAT for x in xs)
+
     def _compute_later(self, y: Tensor) -> None:
         """Computes a function of means and sums after the loop."""
         pending = [y]
@@ -493,7 +505,7 @@ class InMicrobatches:
             if op in self._later:
                 continue
             self._later.add(op)
-            for x in op.inputs:
+            for x in op.inputs[: len(op.outputs)] if op.has_effect else op.inputs:
                 # Back to the totals, which the loop sums, and to what is the same for all of them.
                 if self._kinds[x].name == "function":
                     pending.append(x)
@@ -542,7 +554,13 @@ class InMicrobatches:
                 # The outputs of a summary are its inputs; what reads them stays in the loop,
                 # without it.
                 op.replace_inputs(passed)
+        for y, x in self._passed.items():
+            while x in self._passed:
+                x = self._passed[x]
+            self._totals[y] = x
         self.outside = [op for op in operations[self._begin :] if op in self._hoisted]
+        for op in with_inner_operations(self.outside):
+            op.replace_inputs(self._totals)
         self._wait_for_nothing_of_the_loop(self.outside)
         operations[self._begin :] = [op for op in operations[self._begin :] if op not in removed]
         # Some may be inner values of a function with a custom gradient, as of a recomputed one.
@@ -636,8 +654,9 @@ def serialize_training_step(
 ) -> tuple[list[Tensor], dict[str, Tensor]]:
     """Computes losses and gradients of a batch as a sequence of microbatches.
 
-    Losses and gradients are summed over the microbatches, not averaged. Outputs that have the batch
-    dimension are concatenated to the whole batch. Assignments in `model_fn` are done once, of the
+    Losses and gradients are summed over the microbatches, not averaged, in the dtypes that they
+    have; mtf.optimize.accumulate_gradients sums in float32. Outputs that have the batch dimension
+    are concatenated to the whole batch. Assignments in `model_fn` are done once, of the
     value of the whole batch: see mtf.optimize.accumulate_gradients.
 
     >>> x = mtf.ones(mesh, "batch:4,d:2")
@@ -673,6 +692,7 @@ def serialize_training_step(
     micro_dim = Dimension("microbatch", num_splits)
     names: list[str] = []
     batched: list[bool] = []
+    dtypes: list[tf.DType] = []
 
     prepared = {
         key: split_microbatches(x, batch_dim, small_dim, micro_dim) for key, x in features.items()
@@ -681,6 +701,8 @@ def serialize_training_step(
     def to_whole(y: Tensor, index: Tensor) -> Tensor:
         # Loops can only sum further results, so each microbatch adds its rows at its own place, and
         # zeros elsewhere.
+        if y.dtype.is_bool:  # there are no sums of booleans
+            y = mtf.to_int32(y)
         place = mtf.one_hot(index, micro_dim, dtype=y.dtype)
         # After the examples, as in `split_microbatches`: the two become the batch again.
         at = y.shape.dims.index(small_dim) + 1
@@ -706,6 +728,7 @@ def serialize_training_step(
         # In lists from outside, as a loop takes nothing but Tensors from its body.
         names[:] = list(outputs)
         batched[:] = [small_dim in y.shape for y in outputs.values()]
+        dtypes[:] = [y.dtype for y in outputs.values()]
         results = [to_whole(y, index) if b else y for y, b in zip(outputs.values(), batched)]
         return [index + 1, *results, *grads, *whole.results()]
 
@@ -720,8 +743,8 @@ def serialize_training_step(
     # The first one is the number of microbatches that were counted.
     results = results[1:count]
     outputs = {}
-    for name, is_batched, y in zip(names, batched, results):
+    for name, is_batched, dtype, y in zip(names, batched, dtypes, results):
         if is_batched:
             y = mtf.reshape(y, mtf.replace_dimensions(y.shape, [small_dim, micro_dim], batch_dim))
-        outputs[name] = y
+        outputs[name] = mtf.cast(y, dtype)
     return list(results[len(names) :]), outputs

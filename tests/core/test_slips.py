@@ -187,6 +187,16 @@ def test_a_rule_needs_to_fit_one_of_the_meshes(tf_graph):
         mtf.Lowering(graph, dict(zip(meshes, impls)))
 
 
+@pytest.mark.slips
+def test_both_sides_of_a_rule_are_told(tf_graph):
+    """Also where long names begin alike."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        _lowered("a_name_of_no_dimension:a_name_of_no_axis")(None)
+    told = [str(w.message) for w in caught if w.category is mtf.MeshTensorFlowWarning]
+    assert len(told) == 2 and "The program has" in told[0] and "The mesh has" in told[1], told
+
+
 def test_rules_of_other_programs_are_left_out(tf_graph):
     world = World()
     rules = mtf.convert_to_layout_rules("a:rows,experts:rows,ensemble:ensemble,axx:rows,b:colls")

@@ -37,6 +37,11 @@ BUILD = {
         V,
         r"2 Tensors for 1 loop variables; pass has_accumulators",
     ),
+    "while_booleans": (
+        _loop(lambda i: [i, mtf.less(i, 3)], has_accumulators=True),
+        V,
+        r"no sum of .*bool.*; mtf.to_int32 converts it",
+    ),
     "while_too_few": (_loop(lambda i: [], has_accumulators=True), V, "0 Tensors for 1"),
     "while_shape": (
         lambda w: mtf.while_loop(

@@ -32,6 +32,7 @@ BUILD = {
     "int_minus_float": (lambda w: w.i - 0.5, T, r"-0.5 is no integer"),
     "int_times_float": (lambda w: 2.5 * w.i, T, r"2.5 is no integer"),
     "int_divided": (lambda w: w.i / 2, T, r"0.5 is no integer.*// and % to stay with integers"),
+    "ints_divided": (lambda w: w.i / w.i, T, r"divide: .*int32.*// and % to stay with integers"),
     "mean_of_ints": (lambda w: mtf.reduce_mean(w.i), T, r"int32, and 0.125 is no integer"),
     "array_beside": (
         lambda w: w.x * np.arange(3),

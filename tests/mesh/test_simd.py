@@ -231,6 +231,29 @@ def test_dtypes(dtype):
         np.testing.assert_array_equal(y, e)
 
 
+@pytest.mark.parametrize("dtype", [np.uint32, np.uint64])
+def test_unsigned_numbers_beyond_the_signed_ones(dtype):
+    """TensorFlow's collectives have no unsigned dtypes."""
+    top = np.iinfo(dtype).max
+    values = np.array([3, top, top // 2 + 1, 7], dtype)
+    graph = mtf.Graph()
+    mesh = mtf.Mesh(graph, "mesh")
+    a = mtf.Dimension("a", 4)
+    x = mtf.import_tf_tensor(mesh, tf.constant(values), [a])
+    ys = [mtf.reduce_max(x), mtf.reduce_min(x), mtf.reduce_sum(x), mtf.shift(x, 1, a, wrap=True)]
+
+    def program():
+        lowering = mtf.Lowering(graph, {mesh: SimdMeshImpl("x:2", "a:x")})
+        return [lowering.export_to_tf_tensor(y) for y in ys]
+
+    outputs = replicate(program, devices=cpus("x:2"))
+    with new_session() as session:
+        found = session.run(outputs)
+    expected = [values.max(), values.min(), values.sum(dtype=dtype), np.roll(values, 1)]
+    for y, e in zip(found, expected):
+        np.testing.assert_array_equal(y, e)
+
+
 def test_sums_of_bfloat16_in_large_groups_are_made_in_float32():
     def sums(limit):
         graph = mtf.Graph()
@@ -322,7 +345,7 @@ def test_variables_of_no_mesh_in_loops_and_branches():
 @pytest.mark.parametrize("task, copied", [(0, [False, True, True]), (1, [True, False, True])])
 def test_a_variable_is_assigned_to_by_a_processor_of_its_process(task, copied):
     devices = [f"/job:worker/task:{t}/cpu:{i}" for t, i in ((0, 0), (1, 0), (1, 1))]
-    program = SimdProgram(devices, [0, 1, 2], 1)
+    program = SimdProgram(devices, [0, 1, 2])
     with tf.variable_scope("", use_resource=True), tf.device(f"/job:worker/task:{task}"):
         v = tf.get_variable("v", [], initializer=tf.ones_initializer())
     function = tf2.function(lambda: v.assign_add(1.0, read_value=False) and None)

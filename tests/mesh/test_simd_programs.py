@@ -2,6 +2,7 @@
 
 import functools
 import gc
+import itertools
 import weakref
 from unittest import mock
 
@@ -11,6 +12,8 @@ import tensorflow as tf2
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow as mtf
+from mesh_tensorflow._mesh.placement import group_key
+from mesh_tensorflow._mesh.simd.replicate import SimdProgram
 from mesh_tensorflow.simd_mesh_impl import SimdMeshImpl, replicate
 
 ROWS, COLS, WIDE = mtf.Dimension("rows", 12), mtf.Dimension("cols", 24), mtf.Dimension("wide", 48)
@@ -125,24 +128,34 @@ def test_processors_of_a_named_task():
     np.testing.assert_allclose(found, one, rtol=1e-5)
 
 
-def test_two_programs_in_one_step():
-    def total(scale):
+@pytest.mark.parametrize("second", [cpus(4), cpus(2), cpus(4)[1:3]])
+def test_two_programs_in_one_step(second):
+    def total(scale, devices):
         def program():
             graph = mtf.Graph()
             mesh = mtf.Mesh(graph, "mesh")
             x = mtf.import_tf_tensor(mesh, tf.constant(VALUES * scale), [ROWS, COLS])
             y = mtf.reduce_sum(x)
-            lowering = mtf.Lowering(graph, {mesh: SimdMeshImpl("x:4", "rows:x")})
-            return lowering.export_to_tf_tensor(y)
+            impl = SimdMeshImpl(f"x:{len(devices)}", "rows:x")
+            return mtf.Lowering(graph, {mesh: impl}).export_to_tf_tensor(y)
 
-        return replicate(program, devices=cpus(4))
+        return replicate(program, devices=devices)
 
-    both = [total(1.0), total(10.0)]
+    both = [total(1.0, cpus(4)), total(10.0, second)]
     with tf.Session(config=tf.ConfigProto(device_count={"CPU": 4})) as session:
         for _ in range(20):
             np.testing.assert_allclose(
                 session.run(both), [VALUES.sum(), 10 * VALUES.sum()], rtol=1e-4
             )
+
+
+def test_keys_of_long_programs_and_of_placed_collectives():
+    """A program that takes more keys than are set aside for one does not take the next one's."""
+    first, second = [SimdProgram(cpus(2), [0, 1]) for _ in range(2)]
+    count = 2**15 - 1
+    taken = [p.new_keys(count) for _ in range(5) for p in (first, second)]
+    keys = sorted([*taken, group_key(cpus(2))])
+    assert all(b - a >= count for a, b in itertools.pairwise(keys)) and keys[-1] < 2**31
 
 
 def test_a_slice_of_another_processor():

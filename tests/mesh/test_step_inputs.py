@@ -1,6 +1,7 @@
 """What a step reads of TensorFlow's variables is their value before the step increments them."""
 
 import contextlib
+import functools
 import time
 
 import numpy as np
@@ -116,7 +117,27 @@ def _control_flow(functions):
 @pytest.fixture(params=[False, True], ids=["switches", "functions"])
 def control_flow(request):
     with _control_flow(request.param):
-        yield
+        yield request.param
+
+
+def _count_in_loop(step):
+    return tf.while_loop(
+        lambda i: i < 1, lambda i: [tf.cast(tf.assign_add(step, 1), tf.int32)], [0]
+    )
+
+
+COUNTING = {
+    "branch": lambda step: tf.cond(
+        tf.constant(True), lambda: tf.assign_add(step, 1) + 0, lambda: step + 0
+    ),
+    "sum in a branch": lambda step: tf.cond(
+        tf.constant(True), lambda: tf.assign(step, step + 1) + 0, lambda: step + 0
+    ),
+    "branch in a branch": lambda step: tf.cond(
+        tf.constant(True), lambda: COUNTING["branch"](step), lambda: step + 0
+    ),
+    "loop": _count_in_loop,
+}
 
 
 @pytest.mark.parametrize("first", [False, True], ids=["after", "before"])
@@ -148,22 +169,27 @@ def test_reads_in_functions_and_of_rows(first, tf_graph):
 
 @pytest.mark.parametrize("first", [False, True], ids=["after", "before"])
 @pytest.mark.parametrize("read", ["outside", "inside"])
-@pytest.mark.parametrize("resource", [False, True], ids=["ref", "resource"])
-def test_increments_in_branches(resource, read, first, tf_graph):
+@pytest.mark.parametrize("increment", COUNTING)
+def test_increments_in_branches(increment, read, first, control_flow, tf_graph):
     """As of programs that count only some of their steps."""
-    with tf.variable_scope("", use_resource=resource):
+    # Functions of TensorFlow assign to resource variables alone.
+    with tf.variable_scope("", use_resource=control_flow):
         step = tf.train.get_or_create_global_step()
-
-    def increment():
-        with _control_flow(functions=False):
-            return tf.cond(tf.constant(True), lambda: tf.assign_add(step, 1) + 0, lambda: step + 0)
-
+    increment = functools.partial(COUNTING[increment], step)
     done = [increment()] if first else []
     rate = _read_late(step) if read == "outside" else _branch(step)
     lowering, used = _program(rate, "imported", effects.placed("merged"))
     done = done or [increment()]
     train = tf.group(*done, *lowering.effects)
     assert _values(train, lowering, used) == list(range(STEPS))
+
+
+def test_a_function_that_increments(tf_graph):
+    with tf.variable_scope("", use_resource=True):
+        step = tf.train.get_or_create_global_step()
+    lowering, used = _program(_read_late(step), "imported", effects.placed("merged"))
+    count = tf2.function(lambda: step.assign_add(1), autograph=False)
+    assert _values(tf.group(count(), *lowering.effects), lowering, used) == list(range(STEPS))
 
 
 @pytest.mark.slow_but(11)

@@ -345,6 +345,61 @@ def test_by_gin():
         gin.clear_config()
 
 
+def place_on_one_device(**stored):
+    impl = mtf.placement_mesh_impl.PlacementMeshImpl
+    return impl("rows:2,cols:2", "a:cols", ["cpu:0"] * 4, **stored)
+
+
+@pytest.mark.parametrize(
+    "make", [place_on_one_device, lambda **k: mtf.GspmdMeshImpl("rows:2,cols:2", "a:cols", **k)]
+)
+@pytest.mark.parametrize(
+    "by_gin, given", [("zero = 3", {"zero_axis": "rows"}), ("zero_axis = 'rows'", {"zero": 3})]
+)
+def test_by_gin_and_an_argument_where_one_processor_runs_all(make, by_gin, given, own_graph):
+    """The executed mesh of one processor is no mesh that the user makes: gin does not bind it."""
+    import gin
+
+    mesh = mtf.Mesh(mtf.Graph(), "mesh")
+    variable = mtf.get_variable(mesh, "w", "a:4,b:4").operation
+    with gin.unlock_config():
+        gin.parse_config(f"stored_layout.{by_gin}")
+    try:
+        mtf.Lowering(mesh.graph, {mesh: make(**given)})
+    finally:
+        gin.clear_config()
+    assert list(map(str, variable.outputs[0].shape.dimension_names)) == ["a", "b@rows"]
+
+
+@pytest.mark.parametrize("zero", [1, 3])
+def test_a_kernel_with_one_name_for_both_channels(zero):
+    """What is split is found by name, and a name that is there twice would split both."""
+    found = []
+    for stored in ({}, {"zero": zero}):
+        with tf.Graph().as_default():
+            mesh = mtf.Mesh(mtf.Graph(), "mesh")
+            x = mtf.ones(mesh, "batch:2,y:3,x:3,c:2")
+            kernel = mtf.get_variable(
+                mesh, "k", "h:2,w:2,c:2,c:4", initializer=tf.ones_initializer()
+            )
+            loss = mtf.reduce_sum(
+                mtf.square(mtf.Conv2dOperation(x, kernel, [1] * 4, "SAME").outputs[0])
+            )
+            optimizer = mtf.optimize.MomentumOptimizer(0.001, 0.9)
+            updates = optimizer.apply_grads(mtf.gradients([loss], [kernel]), [kernel.operation])
+            impl = mtf.placement_mesh_impl.PlacementMeshImpl(
+                "rows:2", "batch:rows", ["cpu:0"] * 2, merge="none", **stored
+            )
+            lowering = mtf.Lowering(mesh.graph, {mesh: impl})
+            train = [lowering.lowered_operation(op) for op in updates]
+            with tf.Session() as session:
+                session.run(tf.global_variables_initializer())
+                session.run(lowering.copy_masters_to_slices())
+                session.run(train)
+                found.append(session.run(lowering.export_to_tf_tensor(loss)))
+    assert found[0] == pytest.approx(found[1], rel=1e-5)
+
+
 def test_a_graph_has_one_stored_layout():
     mesh = mtf.Mesh(mtf.Graph(), "mesh")
     mtf.get_variable(mesh, "w", "a:8")

@@ -65,6 +65,9 @@ DISTRIBUTIONS = {
     "uniform_int64": lambda mesh, dims, **kw: mtf.random_uniform(
         mesh, dims, minval=0, maxval=2**40, dtype=tf.int64, **kw
     ),
+    "uniform_wide": lambda mesh, dims, **kw: mtf.random_uniform(
+        mesh, dims, minval=-(2**63), maxval=2**63 - 1, dtype=tf.int64, **kw
+    ),
     "normal": lambda mesh, dims, **kw: mtf.random_normal(mesh, dims, **kw),
     "normal_scaled": lambda mesh, dims, **kw: mtf.random_normal(
         mesh, dims, mean=2.0, stddev=0.3, **kw
@@ -240,7 +243,10 @@ def test_distribution(name):
     assert values.min() >= low and values.max() <= high
 
 
-@pytest.mark.parametrize("name, low, high", [("uniform_int", -5, 17), ("uniform_int64", 0, 2**40)])
+@pytest.mark.parametrize(
+    "name, low, high",
+    [("uniform_int", -5, 17), ("uniform_int64", 0, 2**40), ("uniform_wide", -(2**63), 2**63 - 1)],
+)
 def test_integers(name, low, high):
     values = sample(lambda mesh: DISTRIBUTIONS[name](mesh, LARGE)).ravel()
     assert values.min() >= low and values.max() < high
@@ -336,6 +342,14 @@ def test_dropout_returns_its_argument(call, tf_graph):
     graph = mtf.Graph()
     x = mtf.ones(mtf.Mesh(graph, "mesh"), [A])
     assert call(x) is x and len(graph.operations) == 1
+
+
+@pytest.mark.parametrize("keep_prob, kept", [(1.0, 1.0), (0.5, 0.0)])
+def test_all_bits_are_kept_where_a_schedule_ends(keep_prob, kept, tf_graph):
+    bits = tf.constant([2**32 - 1], tf.uint32)
+    with tf.Session() as session:
+        mask = random_values.keep_where(bits, tf.float32, tf.constant(keep_prob))
+        assert session.run(mask) == [kept]
 
 
 def test_dropout_shares_noise_and_gradient():

@@ -104,6 +104,23 @@ def test_a_microbatch_is_the_inner_index():
     np.testing.assert_allclose(value[0], x[:4].sum(0), rtol=1e-5)
 
 
+def test_booleans_of_microbatches():
+    """Those of examples become those of the batch."""
+
+    def with_signs(features):
+        out = model(features)
+        return {"loss": out["loss"], "positive": mtf.greater(features["x"], 0.0)}
+
+    def serialized(mesh):
+        features = features_on(mesh)
+        _, outputs = mtf.serialize_training_step(features, with_signs, BATCH, 4)
+        assert outputs["positive"].dtype == tf.bool
+        return [mtf.to_int32(outputs["positive"]), features["x"]], []
+
+    [[positive, x]], _ = run(serialized, PLACINGS[0])
+    np.testing.assert_array_equal(positive, x > 0)
+
+
 def training(mesh):
     features = features_on(mesh)
     noisy = {**features, "x": mtf.dropout(features["x"], rate=0.2)}
@@ -147,6 +164,35 @@ def test_print(capfd, tf_graph):
     np.testing.assert_array_equal(grad, [2, 2, 2, 2])
     # The slice of the first processor, and the sum over all of them.
     assert "values: [1.5 2.5][12]" in capfd.readouterr().err
+
+
+def test_print_in_a_loop_that_sums(capfd, tf_graph):
+    """What is printed is summed over processors there, so no partial sum is left for the loop."""
+    mesh = mtf.Mesh(mtf.Graph(), "mesh")
+    x = mtf.import_tf_tensor(mesh, tf.constant([1.5, 2.5, 3.5, 4.5]), "a:4")
+
+    def body(i):
+        total = mtf.reduce_sum(x)
+        return [mtf.Print(i + 1.0, [total], "total: "), total]
+
+    _, y = mtf.while_loop(
+        lambda i: mtf.less(i, 2.0), body, [mtf.constant(mesh, 0.0)], has_accumulators=True
+    )
+    lowering = mtf.Lowering(mesh.graph, {mesh: Placing("x:2", "a:x").impl()})
+    with harness.session() as session:
+        assert session.run(lowering.export_to_tf_tensor(y)) == 24.0
+    assert "total: [12]" in capfd.readouterr().err
+
+
+def test_print_of_what_follows_an_assignment(tf_graph):
+    """With checks, assignments come last, and then what is computed of them."""
+    mesh = mtf.Mesh(mtf.Graph(), "mesh")
+    v = mtf.get_variable(mesh, "v", "a:4", initializer=tf.zeros_initializer())
+    after = mtf.depend(v + 1.0, [mtf.assign(v, v + 1.0)])
+    y = mtf.Print(mtf.zeros(mesh, "a:4"), [after], "after: ")
+    with mtf.debug.nan_checks():
+        lowering = mtf.Lowering(mesh.graph, {mesh: Placing("x:2", "a:x").impl()})
+    assert lowering.export_to_tf_tensor(y).shape == [4]
 
 
 def test_scalar_summaries(tf_graph):

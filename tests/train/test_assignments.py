@@ -159,6 +159,28 @@ def _read_after(mesh, x):
     return effects.loss_of(mesh, x) + mtf.depend(count, [add])
 
 
+@pytest.mark.parametrize("mesh", ["one", "placement"])
+def test_microbatches_read_before_they_assign(mesh):
+    """A read before the assignment has the value of the step's beginning, as elsewhere."""
+
+    def model(mesh, x):
+        count = effects.state(mesh, "count")
+        before = mtf.read_variable(count)
+        mtf.assign(count, before + 1.0)
+        return effects.loss_of(mesh, x) * 0.0 + before
+
+    results = [effects.fitted(model, mesh, micro) for micro in (False, True)]
+    for result in results:
+        assert result.variables["count"] == effects.STEPS
+        assert result.losses == list(range(effects.STEPS))
+
+
+def _read_before_and_after(mesh, x):
+    count = effects.state(mesh, "count")
+    mtf.assign(count, mtf.read_variable(count) + 1.0)
+    return effects.loss_of(mesh, x) + mtf.read_variable(count)
+
+
 def _largest(mesh, x):
     mtf.assign(effects.state(mesh, "largest"), mtf.reduce_max(x))
     return effects.loss_of(mesh, x)
@@ -179,6 +201,7 @@ def _in_loop(mesh, x):
     ("model", "message"),
     [
         (_read_after, "depend reads a variable after an assignment to it"),
+        (_read_before_and_after, "read_variable_1 reads a variable after an assignment to it"),
         (_largest, "what is assigned to largest is not known for the whole batch from 2 microbat"),
         (_in_loop, "assigns to count in a loop within the model function"),
     ],

@@ -90,6 +90,14 @@ def recomputed(x):
     return total / mtf.reduce_sum(mask(x))
 
 
+def printing(x):
+    """Values of examples are printed beside what is known for the whole batch."""
+    w = mtf.Print(weights(x), [x], "")
+    mean = mtf.Print(mtf.reduce_mean(losses(x)), [x, w], "")
+    root = mtf.Print(mtf.sqrt(mean), [mtf.reduce_max(x)], "")
+    return root + 0.01 * mtf.reduce_sum(mtf.square(w))
+
+
 def waiting(x):
     """What is computed outside of the loop waits for values of a microbatch."""
     w = mtf.depend(weights(x), [x * 2.0, mtf.sin(weights(x))])
@@ -123,6 +131,7 @@ KNOWN = {
     ),
     "weights alone": regularizer,
     "waiting": waiting,
+    "printing": printing,
     "chain": in_a_chain,
     "function of means of positions, without gradient": lambda x: centred(x, mtf.stop_gradient),
     "pair": lambda x: (mtf.reduce_sum(losses(x) * mask(x)), mtf.reduce_sum(mask(x))),
@@ -143,7 +152,15 @@ def found(loss_fn, number, mesh="merged"):
     return [y.numpy() for y in step(DATA)]
 
 
-SHORT = {"waiting", "chain", "mean, terms of weights", "sum", "quotient, terms", "root of a mean"}
+SHORT = {
+    "waiting",
+    "printing",
+    "chain",
+    "mean, terms of weights",
+    "sum",
+    "quotient, terms",
+    "root of a mean",
+}
 
 
 @pytest.mark.slow_but(2)

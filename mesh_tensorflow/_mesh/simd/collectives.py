@@ -19,7 +19,8 @@ from mesh_tensorflow._mesh.slice_functions import complex_view, constant, real_v
 __all__ = ["TfCollectives"]
 
 _MERGE = {"SUM": "Add", "MAX": "Max", "MIN": "Min"}
-# What TensorFlow's kernels add up, and what they move. Small integers and booleans travel as int32.
+# What TensorFlow's kernels add up, and what they move. Small integers and booleans travel as int32,
+# and unsigned ones, which that cannot tell apart, as int64.
 _REDUCED = (tf.float32, tf.float64, tf.float16, tf.bfloat16, tf.int32, tf.int64)
 _MOVED = (tf.float32, tf.float64, tf.float16, tf.int32, tf.int64)
 # Each collective that is begun has a thread of its own, on each processor. A tf.function lets one
@@ -154,7 +155,7 @@ class TfCollectives(Reducer[tf.Tensor]):
         if _is_empty(x):
             return x
         dtype, x = x.dtype, real_view(x)
-        wide = x if x.dtype in _REDUCED else tf.cast(x, tf.int32)
+        wide = _reducible(x, reduction)
         y = tf.raw_ops.CollectiveReduceV2(
             input=wide,
             ordering_token=[],
@@ -164,7 +165,7 @@ class TfCollectives(Reducer[tf.Tensor]):
         )
         # Collectives give no static shape, and later operations are built by it.
         y.set_shape(x.shape)
-        return complex_view(y if wide is x else tf.cast(y, x.dtype), dtype)
+        return complex_view(y if wide is x else _reduced(y, x.dtype, reduction), dtype)
 
     def allgather(self, x: tf.Tensor, mesh_axis: int) -> tf.Tensor:
         """Returns the slices of the processors along a mesh axis, stacked by coordinate."""
@@ -315,6 +316,27 @@ def _is_empty(x: tf.Tensor) -> bool:
     return x.shape.num_elements() == 0
 
 
+def _reducible(x: tf.Tensor, reduction: str) -> tf.Tensor:
+    """Converts to a dtype that collectives can reduce; `_reduced` converts back."""
+    if x.dtype == tf.uint64:
+        return tf.bitcast(_in_order(x, reduction), tf.int64)
+    wide = tf.int64 if x.dtype == tf.uint32 else tf.int32
+    return x if x.dtype in _REDUCED else tf.cast(x, wide)
+
+
+def _reduced(y: tf.Tensor, dtype: tf.DType, reduction: str) -> tf.Tensor:
+    """Undoes `_reducible`."""
+    if dtype == tf.uint64:
+        return _in_order(tf.bitcast(y, dtype), reduction)
+    return tf.cast(y, dtype)
+
+
+def _in_order(x: tf.Tensor, reduction: str) -> tf.Tensor:
+    """Exchanges the two halves of uint64, whose upper one is negative as int64, to compare them."""
+    # Sums are the same modulo 2**64.
+    return x if reduction == "SUM" else tf.bitwise.bitwise_xor(x, np.uint64(2**63))
+
+
 def _movable(x: tf.Tensor) -> tf.Tensor:
     """Converts to a dtype that collectives can move; `_moved` converts back."""
     if x.dtype == tf.bfloat16:
@@ -322,12 +344,14 @@ def _movable(x: tf.Tensor) -> tf.Tensor:
         # size.
         return tf.bitcast(x, tf.float16)
     x = real_view(x)
+    if x.dtype == tf.uint64:
+        return tf.bitcast(x, tf.int64)
     return x if x.dtype in _MOVED else tf.cast(x, tf.int32)
 
 
 def _moved(y: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
     """Undoes `_movable`."""
-    if dtype == tf.bfloat16:
+    if dtype in (tf.bfloat16, tf.uint64):
         return tf.bitcast(y, dtype)
     if dtype.is_complex:
         return complex_view(y, dtype)

@@ -12,6 +12,7 @@ import collections
 import contextlib
 import contextvars
 import threading
+import zlib
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Optional, TypeAlias, Union
 
@@ -27,7 +28,7 @@ from mesh_tensorflow._mesh.devices import (
     local_device,
 )
 from mesh_tensorflow._mesh.program import Program
-from mesh_tensorflow._mesh.step_inputs import GlobalSteps, read_before_increments
+from mesh_tensorflow._mesh.step_inputs import GlobalSteps, read_before_increments, uses_of
 from mesh_tensorflow._watching import collecting, collectors, hand_over
 
 if TYPE_CHECKING:
@@ -61,18 +62,24 @@ class SimdProgram(Program):
     binds_masters = True
     orders_operations = True
 
-    def __init__(self, devices: Sequence[str], local: Sequence[int], first_key: int):
+    def __init__(self, devices: Sequence[str], local: Sequence[int]):
         self.devices = list(devices)
         self.local = list(local)
         self.communicates_inside = False
-        self._next_key = first_key
+        self._keys = self._new_block()
         self._own: dict[int, Mapping[int, Optional[tf.Tensor]]] = {}
         self._zeros: dict[Hashable, tf.Tensor] = {}
 
     def new_keys(self, count: int = 1) -> int:
         """Returns the first of `count` keys that no other group or collective has."""
-        first, self._next_key = self._next_key, self._next_key + count
+        if len(self._keys) < count:  # as by many different shifts on a large mesh
+            self._keys = self._new_block()
+        first, self._keys = self._keys[0], self._keys[count:]
         return first
+
+    def _new_block(self) -> range:
+        first = _first_key(self.devices, alone=len(self.local) == len(self.devices))
+        return range(first, first + _KEYS_PER_BLOCK)
 
     # -- places to make operations
 
@@ -321,7 +328,7 @@ def _copies(
     for i, (outer, inner) in enumerate(zip(outside, function.inputs[-len(outside) :])):
         if outer.dtype != tf.resource or program.is_own(outer):
             continue
-        uses = {op.type: op for op in _uses(inner) if op.type.startswith(_USES)}
+        uses = {op.type: op for op in uses_of(inner) if op.type.startswith(_USES)}
         near = [p for p in program.local if _is_at(outer.device, program.devices[p])]
         here = pnum in near
         reads = set(uses) == {"ReadVariableOp"}
@@ -344,31 +351,6 @@ def _copies(
         dtype = op.get_attr("T" if kind.startswith("ResourceApply") else "dtype")
         copies[i] = _copy(outer, dtype, device, f"{outer.op.name}_of_processor_{pnum}")
     return copies
-
-
-def _uses(x: tf.Tensor) -> Iterator[tf.Operation]:
-    """Yields the operations that use a tensor of a function, also within its loops and branches."""
-    for op in x.consumers():
-        yield op
-        attributes = op.node_def.attr.values()
-        names = [a.func.name for a in attributes if a.HasField("func")]
-        names += [f.name for a in attributes for f in a.list.func]
-        for name in names:
-            inside = _inputs_of_function(op.graph, name)
-            # The last inputs are those of the function; a condition's first one is the choice.
-            first = len(op.inputs) - len(inside)
-            for i, y in enumerate(op.inputs):
-                if y is x and i >= first:
-                    yield from _uses(inside[i - first])
-
-
-def _inputs_of_function(graph: tf.Graph, name: str) -> list[tf.Tensor]:
-    """Returns the inputs of a function that a loop or a branch of a graph calls."""
-    # TensorFlow has no public way to it. Where the private one is missing, what is used in a loop
-    # or a branch alone is not found.
-    find = getattr(graph, "_get_function", None)
-    function = None if find is None else find(name)
-    return [] if function is None else list(function.graph.inputs)
 
 
 def _is_scalar(variable: tf.Tensor) -> bool:
@@ -468,25 +450,40 @@ def _results_of(
 
 # -- replicate
 
-_count_on: collections.Counter = collections.Counter()  # number of programs, by devices
+_count_on: collections.Counter = collections.Counter()  # number of blocks, by processes
 _counting = threading.Lock()
 # Keys of groups and of collectives; no two programs may have one in common.
-_KEYS_PER_PROGRAM = 2**16
-# All keys stay below 2**30, where those of the wake-up collectives begin.
-_MOST_PROGRAMS = 2**13
+_KEYS_PER_BLOCK = 2**16
+# Of programs that several processes run, and of those that one runs. All keys stay below 2**30,
+# where those of the wake-up collectives begin.
+_MOST_BLOCKS = 2**13
 
 
-def _first_key(devices: Sequence[str]) -> int:
-    """Returns the first key of the next program on some devices.
+def _first_key(devices: Sequence[str], alone: bool) -> int:
+    """Returns the first key of the next block of keys for programs on some devices.
 
     Servers remember keys for as long as they run, across tf graphs. Processes agree on the keys
-    because each of them makes the same programs for the same devices in the same order.
+    because each of them makes the same programs with the same other processes in the same order.
+
+    Args:
+      devices: the devices of the program.
+      alone: whether this process runs it on all of them.
     """
+    # By processes, not by devices: programs on lists that overlap must not share keys.
+    processes = "" if alone else ",".join(sorted({_process(device) for device in devices}))
     with _counting:
-        number = _count_on[tuple(devices)]
-        _count_on[tuple(devices)] += 1
-    # Keys are int32, so they begin again after so many programs.
-    return 1 + number % _MOST_PROGRAMS * _KEYS_PER_PROGRAM
+        number = _count_on[processes]
+        _count_on[processes] += 1
+    # Only a hash tells the keys of some processes from those of some others without asking them.
+    number += zlib.crc32(processes.encode())
+    # Keys are int32, so they begin again after so many blocks.
+    return 1 + (number % _MOST_BLOCKS + alone * _MOST_BLOCKS) * _KEYS_PER_BLOCK
+
+
+def _process(device: str) -> str:
+    """Returns the name of the process of a device."""
+    spec = tf.DeviceSpec.from_string(device)
+    return spec.replace(device_type=None, device_index=None).to_string()
 
 
 def replicate(
@@ -537,7 +534,7 @@ def replicate(
     # Soft placement is no help: processors on one device would wait for each other forever.
     check_devices_exist(devices, soft=None, in_session=True, who="replicate")
     _check_programs_can_run()  # before the tracing, so that nothing is left half-built
-    program = SimdProgram(devices, local, _first_key(devices))
+    program = SimdProgram(devices, local)
     structure: list[Any] = []
     watched = bool(collectors())  # what is collected are further results
     steps = GlobalSteps()
@@ -617,8 +614,7 @@ def _made_outside(next_creator: Callable[..., tf.Variable], **arguments: object)
     del next_creator
     program = current_program()
     assert program is not None
-    spec = tf.DeviceSpec.from_string(program.devices[program.local[0]])
-    process = spec.replace(device_type=None, device_index=None).to_string()
+    process = _process(program.devices[program.local[0]])
     # Outside of the function that is traced, so that sessions initialize it and savers find it.
     with tf.init_scope(), tf.device(process or None):
         return tf.Variable(**{**arguments, "use_resource": True})

@@ -438,10 +438,11 @@ class _InStore(VariableStorage):
 
     def assign(self, value: tf.Tensor) -> tf.Operation:
         value.shape.assert_is_compatible_with(tf.TensorShape(self._shape.to_integer_list))
-        made = [
-            piece.assign(value[tuple(slice(b, b + n) for b, n in zip(piece.begin, piece.sizes))])
-            for piece in self.pieces()
-        ]
+        made = []
+        for piece in self.pieces():
+            part = value[tuple(slice(b, b + n) for b, n in zip(piece.begin, piece.sizes))]
+            # A view would hold all of the value in memory for as long as the variable has it.
+            made.append(piece.assign(in_own_memory(part, value)))
         # In eager code an assignment is done at once, and what it returns is None.
         return tf.group([op for op in made if op is not None])
 

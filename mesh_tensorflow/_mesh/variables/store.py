@@ -217,6 +217,8 @@ class _TrackedVariable(Trackable):
 class SavedVariables(Trackable):
     """The whole variables of a store, by name."""
 
+    _IS_TAKEN = "there is a variable {!r} already; give this one another name"
+
     def __init__(self) -> None:
         """Creates a SavedVariables without variables."""
         self._by_name: dict[str, Any] = {}
@@ -240,6 +242,11 @@ class SavedVariables(Trackable):
             self._by_name[name] = made
             self._handle_deferred_dependencies(name=name, trackable=self._by_name[name])
 
+    def check_is_free(self, name: str) -> None:
+        """Raises ValueError if a TensorFlow variable has the name: checkpoints would have one."""
+        if isinstance(self._by_name.get(name), _TrackedVariable):
+            raise ValueError(self._IS_TAKEN.format(name))
+
     def add_beside(self, name: str, variable: tf.Variable) -> None:
         """Adds a TensorFlow variable.
 
@@ -254,7 +261,7 @@ class SavedVariables(Trackable):
         if known is variable:
             return
         if known is not None:
-            raise ValueError(f"there is a variable {name!r} already; give this one another name")
+            raise ValueError(self._IS_TAKEN.format(name))
         self._by_name[name] = _TrackedVariable(name, variable)
         self._handle_deferred_dependencies(name=name, trackable=self._by_name[name])
 
@@ -544,6 +551,7 @@ class VariableStore(tf2.Module):
 
     def _keep(self, variable: Variable, form: Form, made: dict[int, tf.Variable]) -> None:
         name = variable.name
+        self._known.saved.check_is_free(name)
         slices = {str(pnum): v for pnum, v in made.items()}
         if name in self._by_name:  # a trackable dictionary rejects a new value for a key
             self._by_name = {**self._by_name, name: slices}

@@ -437,7 +437,20 @@ def reduce_first(tensor: Tensor, reduced_dim: Dimension) -> Tensor:
       reduced_dim: a Dimension of it.
     """
     check_dimension("reduce_first", tensor, reduced_dim)
-    r = mtf.mtf_range(tensor.mesh, reduced_dim, dtype=tf.int32)
+    is_first = mtf.equal(mtf.mtf_range(tensor.mesh, reduced_dim, dtype=tf.int32), 0)
+    sizes = [-1 if d == reduced_dim else 1 for d in tensor.shape]
+
+    def alone(x: Tensor) -> Tensor:
+        return mtf.slicewise(
+            # A selection: a product with 0 would keep an Inf or NaN of the others.
+            lambda t, i: tf.where_v2(tf.reshape(i, constant(sizes)), t, constant(0, t.dtype)),
+            [x, is_first],
+            output_shape=tensor.shape,
+            output_dtype=x.dtype,
+            splittable_dims=tensor.shape.dims,
+            grad_function=lambda op, dy: [alone(dy), None],
+            name="first",
+        )
+
     # Not mtf.slice: that needs the whole dimension on each processor, and a sum does not.
-    first = mtf.cast(mtf.equal(r, 0), tensor.dtype)
-    return reduce_sum(tensor * first, reduced_dim=reduced_dim)
+    return reduce_sum(alone(tensor), reduced_dim=reduced_dim)

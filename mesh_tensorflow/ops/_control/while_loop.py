@@ -706,6 +706,11 @@ def _check_body(
             f"while_loop: body_fn returned {len(outputs)} Tensors for {len(inputs)} loop "
             "variables; pass has_accumulators=True to sum further outputs over the iterations"
         )
+    if booleans := [y for y in outputs[len(inputs) :] if y.dtype.is_bool]:
+        raise ValueError(
+            f"while_loop: further outputs are summed over the iterations, and there is no sum of "
+            f"{tensors_text(booleans)}; mtf.to_int32 converts it"
+        )
     for x, y in zip(inputs, outputs):
         if x.shape != y.shape or x.dtype != y.dtype:
             raise ValueError(

@@ -178,6 +178,9 @@ def check_scalar(what: str, x: Tensor, scalar: Any) -> None:
 
 def _as_operand(scalar: Number, x: tf.Tensor) -> Number:
     """Returns a Python number as a constant of the dtype of `x`; others as they are."""
+    if isinstance(scalar, int) and x.dtype == tf.uint64:
+        # Modulo the range, as TensorFlow takes numbers beside all other unsigned dtypes.
+        return constant(np.uint64(scalar % 2**64), x.dtype)
     return constant(scalar, x.dtype) if isinstance(scalar, (int, float, complex)) else scalar
 
 
@@ -553,6 +556,15 @@ def add_n(xs: Sequence[Any]) -> Any:
     return total
 
 
+def _minus(number: Any) -> Number:
+    """Returns the negative of a number, also of one whose dtype lacks it."""
+    if isinstance(number, np.integer):
+        return -int(number)  # that of np.uint8(1) would be 255
+    if tf.is_tensor(number) and number.dtype.is_unsigned:
+        return tf.zeros_like(number) - number
+    return -number
+
+
 @leaves_no_node
 def sub(
     x1: Operand, x2: Operand, output_shape: Optional[ShapeLike] = None, name: Optional[str] = None
@@ -569,7 +581,7 @@ def sub(
     """
     x2 = beside("sub", x1, x2)  # type: ignore[arg-type]  # checks x1
     if not isinstance(x2, Tensor):
-        return ScalarAddOperation(x1, -x2).outputs[0]  # type: ignore[arg-type]  # checks x1
+        return ScalarAddOperation(x1, _minus(x2)).outputs[0]  # type: ignore[arg-type]  # checks x1
     x1, x2 = _both_tensors("sub", x1, x2)
     check_dtypes(name or "sub", [x1, x2])
     # There are no negative numbers of these dtypes to add.
@@ -624,6 +636,12 @@ def divide(
     if not isinstance(x2, Tensor):
         return ScalarMultiplyOperation(x1, 1.0 / x2).outputs[0]  # type: ignore[arg-type]  # checks x1
     x1, x2 = _both_tensors("divide", x1, x2)
+    # TensorFlow has no reciprocals of integers; XLA has, which are 0.
+    if x1.dtype.is_integer and x2.dtype.is_integer:
+        raise TypeError(
+            f"divide: {tensors_text([x1, x2])}, and a quotient is no integer. Use mtf.to_float on "
+            "the tensors first, or // and % to stay with integers"
+        )
     return multiply(x1, mtf.reciprocal(x2), output_shape=output_shape, name=name)
 
 

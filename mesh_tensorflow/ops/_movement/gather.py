@@ -91,15 +91,15 @@ class GatherOperation(Operation):
             for c in coordinate:
                 i = i - tf.cast(c * part, i.dtype)
             # Kernels on CPUs raise an error for an index out of range, and on GPUs give 0: it is
-            # clipped, and what is found there is multiplied by 0.
+            # clipped, and what is found there is left out: a product with 0 would keep its Inf.
             inside = tf.clip_by_value(i, constant(0, i.dtype), constant(part - 1, i.dtype))
-            mask = tf.cast(tf.equal(i, inside), w.dtype)
+            is_here = tf.equal(i, inside)
             if i.shape.ndims:
-                # One factor for each index, which is the same for all of a row.
+                # One choice for each index, which is the same for all of a row.
                 sizes = [1] * len(found)
                 sizes[axis : axis + i.shape.ndims] = i.shape.as_list()
-                mask = tf.reshape(mask, constant(sizes))
-            y = tf.gather(w, inside, axis=axis) * mask
+                is_here = tf.reshape(is_here, constant(sizes))
+            y = tf.where_v2(is_here, tf.gather(w, inside, axis=axis), constant(0, w.dtype))
             return y if order == sorted(order) else tf.transpose(y, order)
 
         values = [lowering.tensors[x] for x in self.inputs]

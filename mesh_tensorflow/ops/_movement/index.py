@@ -188,6 +188,8 @@ def gather(
 def cumsum(x: Tensor, dim: Dimension, exclusive: bool = False) -> Tensor:
     """Returns the cumulative sum along a dimension, by an einsum with a triangular matrix.
 
+    As all elements take part in each product, `x` must be finite everywhere.
+
     >>> x = mtf.constant(mesh, [1.0, 2.0, 4.0], "d:3")
     >>> print(mtf.cumsum(x, mtf.Dimension("d", 3)).numpy())
     [1. 3. 7.]
@@ -427,5 +429,10 @@ def nth_smallest_element(
     >>> print(mtf.nth_smallest_element(x, 0, mtf.Dimension("d", 3)).numpy())
     2.0
     """
+
+    def reverse(x: Tensor) -> Tensor:
+        # The least integer has no negative, and unsigned ones have none; all have ~x = -1 - x.
+        return mtf.cwise(tf.bitwise.invert, [x]) if x.dtype.is_integer else mtf.negative(x)
+
     # min(x) = -max(-x), and so on for the n-th.
-    return mtf.negative(nth_largest_element(mtf.negative(x), n, reduced_dim, name=name))
+    return reverse(nth_largest_element(reverse(x), n, reduced_dim, name=name))

@@ -178,6 +178,8 @@ def shift(x: Tensor, offset: int, dim: Dimension, wrap: bool, name: Optional[str
 def dynamic_shift(x: Tensor, offset: Tensor, dim: Dimension, wrap: bool) -> Tensor:
     """Returns a Tensor shifted along a dimension by the values of another Tensor.
 
+    It is an einsum with a permutation matrix, so `x` must be finite everywhere.
+
     >>> d = mtf.Dimension("d", 4)
     >>> x = mtf.range(mesh, d, tf.float32)
     >>> offset = mtf.constant(mesh, 2, dtype=tf.int32)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Optional, Union
 
+import numpy as np
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops as mtf
@@ -244,8 +245,8 @@ class SplitOperation(Operation):
     ):
         """Creates the operation; see `split`."""
         check_dimension(name or "split", x, split_dim)
-        if isinstance(num_or_size_splits, int):
-            n = num_or_size_splits
+        if isinstance(num_or_size_splits, (int, np.integer)):
+            n = int(num_or_size_splits)
             if n < 1 or split_dim.size % n:
                 raise ValueError(
                     f"{name or 'split'}: {dims_text([split_dim])} of {x.name} {x.shape} cannot be "
