@@ -430,9 +430,8 @@ _MERGE_OPS = {"SUM": "Add", "MAX": "Max", "MIN": "Min"}
 
 # TensorFlow's runtime identifies groups and instances of collectives by process-wide numbers.
 _group_keys: dict[tuple[str, ...], int] = {}
-_FIRST_GROUP = (
-    3 * 2**29
-)  # above all groups of SIMD programs, which may be in one session with these
+# Above all groups of SIMD programs, which may be in one session with these.
+_FIRST_GROUP = 3 * 2**29
 # Shared without the lock below: to take a number of a count is one step for Python's threads.
 _instance_keys = itertools.count(1)
 _counting = threading.Lock()
