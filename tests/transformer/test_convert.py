@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import pathlib
-import runpy
 import subprocess
 import sys
 
@@ -534,15 +533,6 @@ def test_command_line(tmp_path):
     tensors, config = convert.read_huggingface(back)
     assert tensors["lm_head.weight"].shape == (128, 16) and config["feed_forward_proj"] == "silu"
     assert tensors["lm_head.weight"].dtype == np.float32
-
-
-def test_command_line_of_the_module(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["convert", "--help"])
-    monkeypatch.delitem(sys.modules, "mesh_tensorflow.transformer.convert.__main__")
-    with pytest.raises(SystemExit):
-        runpy.run_module("mesh_tensorflow.transformer.convert", run_name="__main__")
-    printed = capsys.readouterr().out
-    assert "from-huggingface" in printed and "Converts checkpoints of T5 models" in printed
 
 
 def test_a_checkpoint_with_a_draft(tmp_path):
