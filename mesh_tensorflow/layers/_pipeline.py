@@ -408,6 +408,8 @@ class _Run:
             grads = Gradients(all_inputs, outputs[:count], output_grads[:count])
             grads.through(forward_operations[ends[-1] :])
             for tick in reversed(range(stages - 1)):
+                # There are two ends for each tick: after what enters it, and after what its stages
+                # compute.
                 begin, middle, end = [0, *ends][2 * tick : 2 * tick + 3]
                 busy = self._stage_is(tick, mtf.less_equal)
                 again = {states[tick]: select(busy, states[tick], seen)}
