@@ -86,6 +86,7 @@ class StopSignals:
             raise _error(given, f"stopped at once by a second {given.name}")
         # No exception: it could interrupt the step, or the writing of a checkpoint, at any place.
         told, self.received, self.is_of_other = self.received, given, False
+        # Told once: another process may have been the first to hear of the same stop.
         if told is None and self._noted is not None:
             self._noted(given)
 

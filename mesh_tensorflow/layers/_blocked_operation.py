@@ -425,6 +425,8 @@ class BlockedAttentionGradOperation(Blocked):
         dy = dy / weight
         indices: Any = [i for _, i, *_ in form.terms.distances]
         values = {i: n for n, i in enumerate(indices)}
+        # Inputs 0 to 2 are q, k and v; those that follow are the Tensors of the Terms, in their
+        # order.
         more = [i - 3 for i in self._wanted if i >= 3]
         found = _blocked_slices.block_gradients(
             of,
@@ -567,6 +569,7 @@ class BlockedAttentionOperation(Blocked):
                 for x in (total, weight)
             )
             sums = total, most, weight
+        # The extra logit is the last of the Terms' Tensors.
         last = len(self.inputs) - 1
         extra = [] if self._form.terms.extra is None else [values[last]]
         found = mesh_impl.slicewise(self._finished, *sums, *extra)

@@ -162,6 +162,7 @@ class PipelineSchedule(NamedTuple):
 
     def at(self, tick: int, stage: int) -> Optional[tuple[int, int]]:
         """Returns (repeat, microbatch) in a stage at a tick; None in a bubble."""
+        # At tick t stage k has item t - k: microbatch item % M, in its pass item // M.
         item = tick - stage
         return divmod(item, self.num_microbatches) if 0 <= item < self.items else None
 
@@ -416,6 +417,7 @@ class _Run:
                 grads.through(forward_operations[middle:end], again)
                 # Selections and shifts, whose gradients read no values that could be infinite.
                 grads.through(forward_operations[begin:middle])
+            # None for the input of stages that wait: what they compute is part of no result.
             return grads.of(all_inputs, but=explicit_inputs)
 
         return custom_gradient(fn, grad_fn, [mtf.stop_gradient(sources[0])])[:count]
@@ -436,6 +438,7 @@ class _Run:
             first = sources[item]
         else:
             # What left the last stage waits until all microbatches have entered the first.
+            # Item i was item i - M a pass before, in the last stage at tick i - M + K - 1.
             first = shifted[item - len(sources) + self._stages_dim.size - 1]
         # With as many microbatches as stages, nothing waits: the shift has wrapped it around.
         if first is shifted[tick - 1]:

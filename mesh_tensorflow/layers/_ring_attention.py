@@ -202,6 +202,7 @@ def joined_sums(
     """
     turns = mesh_impl.shape[axis].size
     found: Any = None
+    # In turn t, processor p has the part of the memory that began at processor p - t.
     for turn in range(turns):
         sums = _in_turn(mesh_impl, sums_of, values, found)
         # After the last turn no processor needs a part any more: what it began with is still in the

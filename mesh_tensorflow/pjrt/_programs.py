@@ -200,6 +200,7 @@ class _CompiledProgram:
         number = len(told.arguments)
 
         def function(*values: Any) -> Any:
+            # All variables come, in the order of `own`; the graph takes those that it reads.
             by_name = dict(zip(own, values[number:]))
             return pruned(*values[:number], *(by_name[name] for name in read))
 

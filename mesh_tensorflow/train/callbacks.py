@@ -329,6 +329,7 @@ def _histograms(variables: Mapping[str, np.ndarray]) -> list[Any]:
     for name, value in variables.items():
         if value.size < 2 or np.iscomplexobj(value):
             continue
+        # In float64: a sum of squares of float16 would soon be infinite.
         flat = value.astype(np.float64).ravel()
         flat = flat[np.isfinite(flat)]  # NaNs belong to no bucket
         if not flat.size:
@@ -343,6 +344,7 @@ def _histograms(variables: Mapping[str, np.ndarray]) -> list[Any]:
                     num=flat.size,
                     sum=flat.sum(),
                     sum_squares=np.square(flat).sum(),
+                    # A HistogramProto has the upper end of each bucket alone.
                     bucket_limit=edges[1:],
                     bucket=counts,
                 ),

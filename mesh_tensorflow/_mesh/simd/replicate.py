@@ -247,6 +247,8 @@ def _call_on_each(
     outside = function.captured_inputs
     copied = {pnum: _copies(program, function, pnum) for pnum in program.local}
     before = [*_wake_up(program), *[op for made in copied.values() for _, op in made.values()]]
+    # A collective's key has a hash of its loop's name, and inlined loops have the names of their
+    # calls: processors would wait for one another forever.
     if program.communicates_inside or len(program.local) > _MOST_INLINED:
         function = _not_inlined(function)
     calls = []

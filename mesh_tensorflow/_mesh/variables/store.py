@@ -314,6 +314,8 @@ def store_of(graph: Graph) -> VariableStore:
                 "store = mtf.VariableStore() once and build the program within "
                 "`with store.scope():`"
             )
+        # Freed with the graph: one store for all would keep the weights of all that a process
+        # builds.
         graph.variable_store = VariableStore()
     return graph.variable_store
 
