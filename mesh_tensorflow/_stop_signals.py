@@ -174,6 +174,8 @@ def deferred() -> Iterator[None]:
         if threading.current_thread() is threading.main_thread():
             for number in _RAISING:
                 handler = signal.getsignal(number)
+                # SIG_DFL and SIG_IGN are not: they run no Python code, which could raise an
+                # exception.
                 if callable(handler):
                     handlers[number] = handler
                     signal.signal(number, note)

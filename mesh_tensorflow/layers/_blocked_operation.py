@@ -184,6 +184,7 @@ class Blocked(mtf.Operation):
         skips = self._skips(mesh_impl, values)
         gathered, exchanged = self._gathered_axis(mesh_impl), self._exchanged_axis(mesh_impl)
         if exchanged is not None:
+            # All that has positions, also ids and biases: these go with the queries or the memory.
             at = [self._position_axis(x) for x in self.inputs]
             values = [
                 v if i is None else _ring_attention.exchanged(mesh_impl, exchanged, v, i)
@@ -348,6 +349,7 @@ class BlockedAttentionGradOperation(Blocked):
             none of these; then those of biases.
         """
         inputs = forward_op.inputs
+        # Not the logarithm, which in a row that sees nothing has lost the sum to rounding.
         y, _, *parts = forward_op.outputs
         super().__init__([*inputs, y, *parts, dy, dz], name="blocked_attention_grad")
         self._form = forward_op.form
@@ -627,6 +629,7 @@ def is_learned(x: mtf.Tensor) -> bool:
     left = [x]
     while left:
         op = left.pop().operation
+        # A variable, or imported data: nothing says that it is computed from integers.
         if not op.inputs:
             return True
         if op.has_gradient:

@@ -121,6 +121,8 @@ def fold(length: int, block: int, step: Callable, state: list) -> list:
             lambda i, *_: i < full,
             lambda i, *state: (i + 1, *step(i * block, block, *state)),
             [tf.constant(0), *state],
+            # As in `_looped`: in parallel, iterations would have several blocks of logits in
+            # memory.
             parallel_iterations=1,
         )
     return step(full * block, rest, *state) if rest else state
