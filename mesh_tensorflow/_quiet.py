@@ -61,7 +61,7 @@ def _without_chatter() -> Iterator[None]:
     assert child.stdin is not None
     stderr = os.dup(2)
     os.dup2(child.stdin.fileno(), 2)
-    # Descriptor 2 is then the only one that writes to the pipe, so that its end ends the child.
+    # Descriptor 2 is then the only way into the pipe: the child ends when it is put back.
     child.stdin.close()
     try:
         yield

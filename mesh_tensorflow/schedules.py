@@ -188,7 +188,7 @@ _MODULE = "mesh_tensorflow.schedules"
 
 def _ramp(step: Any, warmup_steps: float, of: Arithmetic) -> Any:
     """Returns a linear ramp from 0 at step 0 to 1 at `warmup_steps`, then 1."""
-    # Without a warmup, 0 / 0 would make the first step NaN.
+    # Without a warmup, the first step would have 0 / 0: NaN, or an error of Python's.
     return of.minimum(step / float(warmup_steps), 1.0) if warmup_steps else 1.0
 
 

@@ -629,7 +629,7 @@ def is_learned(x: mtf.Tensor) -> bool:
     left = [x]
     while left:
         op = left.pop().operation
-        # A variable, or imported data: nothing says that it is computed from integers.
+        # Of a variable, imported data or a constant nothing says that it is made of integers.
         if not op.inputs:
             return True
         if op.has_gradient:

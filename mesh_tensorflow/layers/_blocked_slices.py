@@ -502,7 +502,7 @@ def block_gradients(
     """
     of = operands
     _, _, length, memory = of.sizes
-    # Only values have a gradient of a row that sees nothing; see `visibility`.
+    # Only values have a gradient of a row that sees nothing; see `_visibility`.
     blind = largest < HIDDEN_LOGIT / 2
     seen, shift = (tf.where_v2(blind, tf.zeros_like(x), x) for x in (dy, shift))
     bias_shapes = [of.biases[i].shape.as_list() for i in biases]

@@ -466,7 +466,7 @@ class Programs:
             found = [own, *((a.values, a.arrays) for a in answers)]
             return _joined(array, [part for begins, parts in found for part in zip(begins, parts)])
 
-    # -- checkpoints of several processes, as `apart.ShardHolders` says
+    # -- checkpoints of several processes, as `checkpoint_files.ShardHolders` says
 
     @property
     def are_apart(self) -> bool:

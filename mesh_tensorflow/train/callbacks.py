@@ -171,6 +171,7 @@ class EarlyStopping(Callback):
     def on_begin(self, run: Run) -> None:
         """Begins anew, or goes on from what the evaluations of a resumed run have shown."""
         self.best, self.waited, self._judged = None, 0, []
+        # A run that begins anew does not count what an earlier one in its directory has judged.
         known = _read_json(_state_path(run)).get(self._key, []) if run.step else []
         for step, value in known:
             if step <= run.step:  # the others came after the checkpoint
