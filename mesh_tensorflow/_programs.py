@@ -396,6 +396,8 @@ def explained_errors(files: Iterable[str], prefixes: Iterable[str] = ()) -> Iter
     with contextlib.ExitStack() as stack:
         stack.enter_context(_searched_silently())
         stack.enter_context(_nearest_names_in_errors())
+        # Outside of the next one, which reads files again to find a bracket: they may not be in
+        # UTF-8.
         stack.enter_context(_place_in_errors_of_encoding(files, prefixes))
         stack.enter_context(_lines_in_errors_of_syntax(files, prefixes))
         yield

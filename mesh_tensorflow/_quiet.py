@@ -61,6 +61,7 @@ def _without_chatter() -> Iterator[None]:
     assert child.stdin is not None
     stderr = os.dup(2)
     os.dup2(child.stdin.fileno(), 2)
+    # Descriptor 2 is then the only way into the pipe: the child ends when it is put back.
     child.stdin.close()
     try:
         yield
@@ -68,6 +69,7 @@ def _without_chatter() -> Iterator[None]:
         _flush()
         os.dup2(stderr, 2)
         os.close(stderr)
+        # What it still has to pass on comes before all that is written after this.
         child.wait()
 
 
@@ -127,6 +129,7 @@ def _is_program() -> bool:
     command = os.path.basename(sys.argv[0]) if sys.argv else ""
     if command != "-m":  # what it is while Python locates the module, as now
         return command.startswith("mtf-")
+    # `sys.argv` has "-m" where the other has the module, and the same arguments after it.
     return "mesh_tensorflow" in sys.orig_argv[len(sys.orig_argv) - len(sys.argv)]
 
 

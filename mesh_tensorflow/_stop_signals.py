@@ -86,6 +86,7 @@ class StopSignals:
             raise _error(given, f"stopped at once by a second {given.name}")
         # No exception: it could interrupt the step, or the writing of a checkpoint, at any place.
         told, self.received, self.is_of_other = self.received, given, False
+        # Told once: another process may have been the first to hear of the same stop.
         if told is None and self._noted is not None:
             self._noted(given)
 
@@ -173,6 +174,8 @@ def deferred() -> Iterator[None]:
         if threading.current_thread() is threading.main_thread():
             for number in _RAISING:
                 handler = signal.getsignal(number)
+                # SIG_DFL and SIG_IGN are not: they run no Python code, which could raise an
+                # exception.
                 if callable(handler):
                     handlers[number] = handler
                     signal.signal(number, note)

@@ -265,6 +265,8 @@ class _Search:
         logits, new_states = self._logits_fn(state.step, state.alive_seq, list(states))
         vocab = self._vocab_dim(logits)
         rows = self._batch + [self._beam]
+        # Beams and vocabulary are merged below, so they have to be next to each other in this
+        # order.
         if logits.shape.dims != rows + [vocab]:
             logits = mtf.transpose(logits, rows + [vocab])
         # At most this many continuations of one beam can be among the best. If the vocabulary is
@@ -305,6 +307,8 @@ class _Search:
         )  # fmt: skip
         # Positions that are not decoded yet hold 0, so an addition sets one.
         alive_seq = select(state.alive_seq, origin, self._beam) + ids * here
+        # From the old beams and not from `alive_seq`, since the origins of candidates count in
+        # those.
         finished = self._finished(state, candidates, ends, here)
         # What the model knows of a beam goes with it: several new beams may continue one old beam.
         new_states = [

@@ -35,6 +35,7 @@ _LAST_LINES = 25
 
 # Makes Linux kill the process when the launcher ends, for any reason, then executes the command.
 # (A function between fork and exec would run next to the launcher's threads.)
+# The process looks at its parent afterwards: of one that ended before the call, no signal comes.
 _ENDS_WITH_LAUNCHER = """
 import ctypes, os, signal, sys
 ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # 1: PR_SET_PDEATHSIG

@@ -147,6 +147,7 @@ class PlacementMeshImpl(MeshImpl[PlacedTensor]):
         """The executed mesh, with the processors on one device merged."""
         if self._places is None or not self.merges_devices:
             return self
+        # On one device, parts of a tensor only make matrix products smaller and more numerous.
         shape, kept = merged_processors(self.shape, self._places)
         if shape == self.shape:
             return self

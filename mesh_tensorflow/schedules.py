@@ -188,6 +188,7 @@ _MODULE = "mesh_tensorflow.schedules"
 
 def _ramp(step: Any, warmup_steps: float, of: Arithmetic) -> Any:
     """Returns a linear ramp from 0 at step 0 to 1 at `warmup_steps`, then 1."""
+    # Without a warmup, the first step would have 0 / 0: NaN, or an error of Python's.
     return of.minimum(step / float(warmup_steps), 1.0) if warmup_steps else 1.0
 
 
@@ -328,6 +329,7 @@ def cosine(
     """
 
     def height(progress: Any, of: Arithmetic) -> Any:
+        # floor + (peak - floor) * (1 + cos(pi * progress)) / 2: Loshchilov and Hutter, equation 5.
         return (of.cos(math.pi * progress) + 1.0) * 0.5
 
     return _decay("cosine", height, peak, total_steps, warmup_steps, floor)
@@ -382,6 +384,7 @@ def noam(d_model: int, warmup_steps: float = 4000, scale: float = 1.0) -> Schedu
     check_number("noam", "warmup_steps", warmup_steps, 1)
     check_number("noam", "scale", scale)
     warmup = float(warmup_steps)
+    # The value at t = warmup_steps, where the rise and the fall meet.
     peak = scale / math.sqrt(d_model * warmup)
 
     def formula(step: Any, of: Arithmetic) -> Any:

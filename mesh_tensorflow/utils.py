@@ -35,6 +35,8 @@ def outside_all_rewrites() -> Iterator[None]:
     Within a program that is replicated over processors, it leaves that, too.
     """
     building = not tf.executing_eagerly() and tf.get_default_graph().building_function
+    # In a tf.function of eager code, an init_scope would run operations at once, and not in each
+    # step.
     lift = building and not tf.executing_eagerly_outside_functions()
     with tf.init_scope() if lift else tf.control_dependencies(None):
         yield

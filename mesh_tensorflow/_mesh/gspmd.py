@@ -258,6 +258,7 @@ def sharding_text(
     others = [axis for axis in range(len(sizes)) if axis not in split]
     tiles = [list_product([sizes[axis] for axis in of_dim]) for of_dim in axes]
     copies = list_product([sizes[axis] for axis in others])
+    # Copies are one more dimension of tiles, the last one, of which a flag says what it is.
     encoded = _number(_TYPE, _OTHER) + _numbers(_TILES, tiles + [copies] * (copies > 1))
     if copies > 1:
         encoded += _number(_LAST_IS_COPIES, 1)

@@ -464,6 +464,7 @@ class MeshImpl(Generic[SlicesT]):
         """Contracts slices on one processor; `mtf.einsum` calls it."""
         return tf.einsum(equation, *slices)
 
+    # As methods: the first parameter of both functions is the mesh implementation.
     merge_dims, split_dims = slice_functions.merge_dims, slice_functions.split_dims
 
     def random(self, shape: Shape, tf_fn: Callable, kwargs: dict[str, Any]) -> SlicesT:

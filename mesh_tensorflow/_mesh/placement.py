@@ -536,6 +536,7 @@ class PlacedReducer(Reducer[Sequence[tf.Tensor]]):
         if self._mesh_shape[mesh_axis].size == 1:
             return list(x)
         out: list[Any] = [None] * len(x)
+        # As in `allreduce`: groups that have the same slices in the same memories are summed once.
         done: dict[tuple, list[tf.Tensor]] = {}
         for group in processor_groups(self._mesh_shape, [mesh_axis]):
             key = tuple((self._domains[p], id(x[p])) for p in group)

@@ -175,6 +175,7 @@ def _uniform(
         unit = _unit_float(bits_fn(0), dtype, _PRECISION[dtype])
     maxval = 1 if maxval is None else maxval
     if isinstance(minval, (int, float)) and isinstance(maxval, (int, float)):
+        # Exact multiples below 1: without a product and a sum, none is rounded up to the end.
         if minval == 0 and maxval == 1:
             return unit
         scale: Any = tf.cast(maxval - minval, dtype)

@@ -176,6 +176,7 @@ class TpuCollectives(Reducer[tf.Tensor]):
                 f"logical_to_physical must have each of 0 to {mesh_shape.size - 1} once, for the "
                 f"mesh {dims_text(mesh_shape)}; got {self._physical}"
             )
+        # The inverse permutation: logical[physical[l]] = l.
         self._logical = [self._physical.index(p) for p in numbers]
         self._bfloat16_max_group_size = allreduce_in_bfloat16_max_group_size
         self._pnum: Any = None

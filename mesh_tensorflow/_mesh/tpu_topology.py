@@ -162,6 +162,7 @@ def _levels(logical: Sequence[int], physical: Sequence[int]) -> Optional[list[li
     x, y, cores = physical
     if not (_is_power_of_two(x) and _is_power_of_two(y)):
         return None
+    # Tile i is what the dimensions from i on traverse together; the first one is the whole torus.
     tiles = [(x, y, cores)]
     for i in range(1, len(logical)):
         # All processors that differ along the dimensions from i on, which are to be close together.

@@ -156,6 +156,7 @@ def dot_product_attention(
     memory_dim = _check_operands(q, k, v, mask)
     check_dropout("dot_product_attention", dropout)
     query_dims = q.shape.dims[:-1]
+    # logits[query, memory] = sum over kv of q[query, kv] * k[memory, kv].
     logits = mtf.einsum([q, k], output_shape=mtf.Shape([*query_dims, memory_dim]))
     if mask is not None:
         logits = mtf.add(logits, mtf.cast(mask, logits.dtype), output_shape=logits.shape)

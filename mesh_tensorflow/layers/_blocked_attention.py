@@ -220,8 +220,8 @@ def attention_and_log_sums(
             f"{_WHAT}: block_sizes={block_sizes} are numbers of positions, of queries and of the "
             "memory; give integers from 1, or None"
         )
-    # Channels that a layout splits are joined: a block needs all of them.
-    # Names that no layout rule has: where the rules split the channels, the renaming gathers them.
+    # Under names that no layout rule has: where rules split the channels, the renaming gathers
+    # them, as a block needs all of them.
     key = mtf.Dimension("_blocked_" + key_dim.name, key_dim.size)
     value = mtf.Dimension("_blocked_value_" + value_dim.name, value_dim.size)
     q, k = (mtf.rename_dimension(x, key_dim.name, key.name) for x in (q, k))

@@ -184,6 +184,7 @@ class Blocked(mtf.Operation):
         skips = self._skips(mesh_impl, values)
         gathered, exchanged = self._gathered_axis(mesh_impl), self._exchanged_axis(mesh_impl)
         if exchanged is not None:
+            # All that has positions, also ids and biases: these go with the queries or the memory.
             at = [self._position_axis(x) for x in self.inputs]
             values = [
                 v if i is None else _ring_attention.exchanged(mesh_impl, exchanged, v, i)
@@ -348,6 +349,7 @@ class BlockedAttentionGradOperation(Blocked):
             none of these; then those of biases.
         """
         inputs = forward_op.inputs
+        # Not the logarithm, which in a row that sees nothing has lost the sum to rounding.
         y, _, *parts = forward_op.outputs
         super().__init__([*inputs, y, *parts, dy, dz], name="blocked_attention_grad")
         self._form = forward_op.form
@@ -425,6 +427,8 @@ class BlockedAttentionGradOperation(Blocked):
         dy = dy / weight
         indices: Any = [i for _, i, *_ in form.terms.distances]
         values = {i: n for n, i in enumerate(indices)}
+        # Inputs 0 to 2 are q, k and v; those that follow are the Tensors of the Terms, in their
+        # order.
         more = [i - 3 for i in self._wanted if i >= 3]
         found = _blocked_slices.block_gradients(
             of,
@@ -567,6 +571,7 @@ class BlockedAttentionOperation(Blocked):
                 for x in (total, weight)
             )
             sums = total, most, weight
+        # The extra logit is the last of the Terms' Tensors.
         last = len(self.inputs) - 1
         extra = [] if self._form.terms.extra is None else [values[last]]
         found = mesh_impl.slicewise(self._finished, *sums, *extra)
@@ -624,6 +629,7 @@ def is_learned(x: mtf.Tensor) -> bool:
     left = [x]
     while left:
         op = left.pop().operation
+        # Of a variable, imported data or a constant nothing says that it is made of integers.
         if not op.inputs:
             return True
         if op.has_gradient:

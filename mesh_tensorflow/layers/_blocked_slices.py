@@ -121,6 +121,8 @@ def fold(length: int, block: int, step: Callable, state: list) -> list:
             lambda i, *_: i < full,
             lambda i, *state: (i + 1, *step(i * block, block, *state)),
             [tf.constant(0), *state],
+            # As in `_looped`: in parallel, iterations would have several blocks of logits in
+            # memory.
             parallel_iterations=1,
         )
     return step(full * block, rest, *state) if rest else state
@@ -500,7 +502,7 @@ def block_gradients(
     """
     of = operands
     _, _, length, memory = of.sizes
-    # Only values have a gradient of a row that sees nothing; see `visibility`.
+    # Only values have a gradient of a row that sees nothing; see `_visibility`.
     blind = largest < HIDDEN_LOGIT / 2
     seen, shift = (tf.where_v2(blind, tf.zeros_like(x), x) for x in (dy, shift))
     bias_shapes = [of.biases[i].shape.as_list() for i in biases]

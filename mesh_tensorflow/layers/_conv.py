@@ -219,6 +219,8 @@ def _conv_by_block(
     if padding == "VALID":
         return conv(x, "VALID")
     spatial = x.shape.dims[-len(strides) - 1 : -1]
+    # One dimension after another: the later margins include the earlier ones, and so the corners of
+    # diagonal neighbors.
     for blocks_dim, block, size, stride in zip(blocks_dims, spatial, filter_size, strides):
         x = with_margins(x, blocks_dim, block, *_same_margins(block, size, stride))
     # The margins are the padding, with zeros at the border of the image.
@@ -262,6 +264,7 @@ def _transpose_by_block(
 ) -> mtf.Tensor:
     """Upsamples blocks together with margins from their neighbors, then cuts the margins off."""
     reaches = [_reach(size, stride) for size, stride in zip(filter_size, strides)]
+    # Where no window reaches into another block, each block is upsampled like an image of its own.
     if padding == "VALID" or not any(r.before or r.after for r in reaches):
         return conv(x, padding)
     blocks = x.shape.dims[-len(strides) - 1 : -1]

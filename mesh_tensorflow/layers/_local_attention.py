@@ -259,6 +259,7 @@ def masked_local_attention_1d(
         query_pos = mtf.range(x.mesh, block, tf.int32)
         # Relative to the block, so that one mask serves all blocks.
         memory_pos = mtf.range(x.mesh, k.shape.dims[-2], tf.int32) - halo
+        # Seen is query_pos - block_length < memory_pos <= query_pos.
         unseen = mtf.logical_or(
             mtf.less(query_pos, memory_pos),
             mtf.greater_equal(query_pos, memory_pos + block_length),

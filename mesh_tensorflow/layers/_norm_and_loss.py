@@ -138,6 +138,7 @@ def _decay(average: mtf.Tensor, value: mtf.Tensor, momentum: float, name: str) -
 
     It subtracts a difference, so that small steps are not lost in low-precision activations.
     """
+    # average - step = momentum * average + (1 - momentum) * value.
     step = (average - value) * (1.0 - momentum)
     return mtf.assign(average, step, assign_fn=mtf.assign_sub_slice, name=name)
 

@@ -162,6 +162,7 @@ class PipelineSchedule(NamedTuple):
 
     def at(self, tick: int, stage: int) -> Optional[tuple[int, int]]:
         """Returns (repeat, microbatch) in a stage at a tick; None in a bubble."""
+        # At tick t stage k has item t - k: microbatch item % M, in its pass item // M.
         item = tick - stage
         return divmod(item, self.num_microbatches) if 0 <= item < self.items else None
 
@@ -408,12 +409,15 @@ class _Run:
             grads = Gradients(all_inputs, outputs[:count], output_grads[:count])
             grads.through(forward_operations[ends[-1] :])
             for tick in reversed(range(stages - 1)):
+                # There are two ends for each tick: after what enters it, and after what its stages
+                # compute.
                 begin, middle, end = [0, *ends][2 * tick : 2 * tick + 3]
                 busy = self._stage_is(tick, mtf.less_equal)
                 again = {states[tick]: select(busy, states[tick], seen)}
                 grads.through(forward_operations[middle:end], again)
                 # Selections and shifts, whose gradients read no values that could be infinite.
                 grads.through(forward_operations[begin:middle])
+            # None for the input of stages that wait: what they compute is part of no result.
             return grads.of(all_inputs, but=explicit_inputs)
 
         return custom_gradient(fn, grad_fn, [mtf.stop_gradient(sources[0])])[:count]
@@ -434,6 +438,7 @@ class _Run:
             first = sources[item]
         else:
             # What left the last stage waits until all microbatches have entered the first.
+            # Item i was item i - M a pass before, in the last stage at tick i - M + K - 1.
             first = shifted[item - len(sources) + self._stages_dim.size - 1]
         # With as many microbatches as stages, nothing waits: the shift has wrapped it around.
         if first is shifted[tick - 1]:

@@ -94,6 +94,7 @@ def check(what: str, kind: Union[bool, str], mesh_impl: MeshImpl, dims: Dims) ->
 
 def exchanges(mesh_impl: MeshImpl, axis: int, tensors: Sequence[mtf.Tensor]) -> list[Collective]:
     """Returns the collectives of `exchanged`, for Tensors of positions."""
+    # The first half of each part stays where it is, so half of the elements are sent.
     sizes = [(mesh_impl.laid_out_size(x.shape) // 2, x.dtype.size) for x in tensors]
     return [Collective("shift", (axis,), n, n * size) for n, size in sizes]
 
@@ -177,6 +178,7 @@ def _in_turn(
     of the next turn may arrive meanwhile.
     """
     if earlier is not None:
+        # To hold back one operand of the products is enough: what follows needs all of them.
         first, *rest = values
         values = [mesh_impl.slicewise(_after, first, *earlier), *rest]
     return mesh_impl.slicewise(compute, *values)
@@ -200,6 +202,7 @@ def joined_sums(
     """
     turns = mesh_impl.shape[axis].size
     found: Any = None
+    # In turn t, processor p has the part of the memory that began at processor p - t.
     for turn in range(turns):
         sums = _in_turn(mesh_impl, sums_of, values, found)
         # After the last turn no processor needs a part any more: what it began with is still in the

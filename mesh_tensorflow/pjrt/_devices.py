@@ -221,6 +221,7 @@ def done_in_all(call: Callable[[], object], first: bool = False) -> bool:
             call()
     except Exception as found:
         error = found
+    # After an error, too: all others wait in this collective.
     failed = in_any_process(error is not None)
     if error is not None:
         raise error

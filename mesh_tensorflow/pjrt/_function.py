@@ -424,6 +424,7 @@ def export(
         raise RuntimeError(
             f"mtf.pjrt.export: the first process could not write to {folder}, and says why"
         )
+    # Once, if the mesh has one device: both names are the same then.
     programs = dict.fromkeys(f"program_{n}.bin" for n in (function.mesh.size, 1))
     return [str(folder / name) for name in ["weights.safetensors", *programs]]
 

@@ -202,4 +202,5 @@ class Lowered:
     def cost(self) -> dict[str, float]:
         """Returns what XLA knows of the cost on one device, such as "flops"."""
         found = self.compiled.cost_analysis()
+        # Older releases of JAX return a list with the one dictionary.
         return dict(found[0] if isinstance(found, list) else found or {})

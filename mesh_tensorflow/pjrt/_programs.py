@@ -200,6 +200,7 @@ class _CompiledProgram:
         number = len(told.arguments)
 
         def function(*values: Any) -> Any:
+            # All variables come, in the order of `own`; the graph takes those that it reads.
             by_name = dict(zip(own, values[number:]))
             return pruned(*values[:number], *(by_name[name] for name in read))
 
@@ -465,7 +466,7 @@ class Programs:
             found = [own, *((a.values, a.arrays) for a in answers)]
             return _joined(array, [part for begins, parts in found for part in zip(begins, parts)])
 
-    # -- checkpoints of several processes, as `apart.ShardHolders` says
+    # -- checkpoints of several processes, as `checkpoint_files.ShardHolders` says
 
     @property
     def are_apart(self) -> bool:

@@ -302,6 +302,8 @@ def fit(
       NotANumberError: the loss is not a number, or weights that would be saved are not.
       KeyboardInterrupt: the user pressed Ctrl-C; a checkpoint is saved first.
     """
+    # What can be checked alone comes before data are opened and the program is built, which may
+    # take minutes.
     _check_numbers(
         steps=steps,
         save_every=save_every,

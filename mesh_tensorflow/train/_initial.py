@@ -219,6 +219,7 @@ def _step_of(path: str) -> int:
             f"fit: {path} has no {_STEP}, so it is none of fit's. Give fit another directory; to "
             "begin with its weights, name it by init_checkpoint"
         )
+    # Not by TensorFlow's reader in Python, which may abort the process on damaged slices.
     with reading(path) as found:
         return int(found.read(_STEP, "", reader.get_variable_to_dtype_map()[_STEP]))
 

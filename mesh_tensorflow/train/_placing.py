@@ -279,6 +279,7 @@ class Placing:
         if self.pjrt:
             return pjrt().in_session(program, inputs)
         if self.simd:
+            # Before the program is traced, with which TensorFlow fixes the threads of the process.
             if self.cluster is None:
                 set_threads(local_cpus(self.devices), self.shape, self.rules)
             local = None if self.cluster is None else self.cluster.local

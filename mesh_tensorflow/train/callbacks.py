@@ -171,6 +171,7 @@ class EarlyStopping(Callback):
     def on_begin(self, run: Run) -> None:
         """Begins anew, or goes on from what the evaluations of a resumed run have shown."""
         self.best, self.waited, self._judged = None, 0, []
+        # A run that begins anew does not count what an earlier one in its directory has judged.
         known = _read_json(_state_path(run)).get(self._key, []) if run.step else []
         for step, value in known:
             if step <= run.step:  # the others came after the checkpoint
@@ -329,6 +330,7 @@ def _histograms(variables: Mapping[str, np.ndarray]) -> list[Any]:
     for name, value in variables.items():
         if value.size < 2 or np.iscomplexobj(value):
             continue
+        # In float64: a sum of squares of float16 would soon be infinite.
         flat = value.astype(np.float64).ravel()
         flat = flat[np.isfinite(flat)]  # NaNs belong to no bucket
         if not flat.size:
@@ -343,6 +345,7 @@ def _histograms(variables: Mapping[str, np.ndarray]) -> list[Any]:
                     num=flat.size,
                     sum=flat.sum(),
                     sum_squares=np.square(flat).sum(),
+                    # A HistogramProto has the upper end of each bucket alone.
                     bucket_limit=edges[1:],
                     bucket=counts,
                 ),

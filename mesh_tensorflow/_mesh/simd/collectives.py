@@ -25,6 +25,7 @@ _REDUCED = (tf.float32, tf.float64, tf.float16, tf.bfloat16, tf.int32, tf.int64)
 _MOVED = (tf.float32, tf.float64, tf.float16, tf.int32, tf.int64)
 # Each collective that is begun has a thread of its own, on each processor. A tf.function lets one
 # reduction, gather or alltoall begin after the other, but all sends and receives at once.
+# With hundreds of them at once, a step of TensorFlow 2.21 may end in a segmentation fault.
 _MOST_EXCHANGES = 8
 _Entry = TypeVar("_Entry", int, bool)
 
@@ -272,6 +273,7 @@ class TfCollectives(Reducer[tf.Tensor]):
         graph = tf.get_default_graph()
         last = self._exchanges.setdefault(graph, collections.deque(maxlen=_MOST_EXCHANGES))
         full = len(last) == _MOST_EXCHANGES
+        # Without a deadlock: all processors make the same exchanges, and none needs a later one.
         with tf.control_dependencies([graph.get_operation_by_name(last[0])] if full else []):
             sent = tf.raw_ops.CollectiveBcastSendV2(
                 input=moved, group_size=size, instance_key=instance, group_key=to_group

@@ -247,6 +247,8 @@ def _call_on_each(
     outside = function.captured_inputs
     copied = {pnum: _copies(program, function, pnum) for pnum in program.local}
     before = [*_wake_up(program), *[op for made in copied.values() for _, op in made.values()]]
+    # A collective's key has a hash of its loop's name, and inlined loops have the names of their
+    # calls: processors would wait for one another forever.
     if program.communicates_inside or len(program.local) > _MOST_INLINED:
         function = _not_inlined(function)
     calls = []
@@ -325,6 +327,7 @@ def _copies(
     copies = {}
     outside = function.captured_inputs
     device = program.devices[pnum]
+    # What is captured comes last among the inputs, in the same order.
     for i, (outer, inner) in enumerate(zip(outside, function.inputs[-len(outside) :])):
         if outer.dtype != tf.resource or program.is_own(outer):
             continue
@@ -389,6 +392,7 @@ def _wake_up(program: SimdProgram) -> list[tf.Operation]:
     # Before any collective begins, as one between two members in one place would never end.
     apart = [check_distinct_devices(local, f"give {mend}")]
     alone = len(program.local) == len(program.devices)
+    # One for all programs of the graph; with several processes, for those on the same devices.
     found = tf.get_collection_ref(f"mtf_simd_wake_up/{'' if alone else program.devices}")
     if not found:
         first = program.local[0]
@@ -424,6 +428,7 @@ def _results_of(
       structure: what the computation returned.
       calls: the outputs of each processor; the last one is there when all others are.
     """
+    # The one output is that which waits for all others: the computation has returned nothing.
     if len(calls[0]) == 1:
         return structure
     # By way of an output: of an inlined call nobody can wait but for what it gives.

@@ -189,6 +189,8 @@ def function(fn: Optional[Callable[..., Any]] = None, **kwargs: Any) -> Any:
                 watched[key] = tf2.function(collecting(within_store), **kwargs)
             result, collected = watched[key](*args, **named)
         except tf2.errors.OpError as e:
+            # Until a trace has been completed there are no tables: then those of all Lowerings are
+            # searched.
             raise_for_user(e, tables or None)
         hand_over(collected)
         return result

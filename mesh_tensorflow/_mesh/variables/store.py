@@ -314,6 +314,8 @@ def store_of(graph: Graph) -> VariableStore:
                 "store = mtf.VariableStore() once and build the program within "
                 "`with store.scope():`"
             )
+        # Freed with the graph: one store for all would keep the weights of all that a process
+        # builds.
         graph.variable_store = VariableStore()
     return graph.variable_store
 
@@ -498,6 +500,7 @@ class VariableStore(tf2.Module):
             # A trace holds its slices, and would go on to read and assign to them while the value
             # is elsewhere.
             if not same or name in self._known.in_functions:
+                # Elsewhere only the devices differ: the slices fit, and are used where they are.
                 if known == form:
                     return self._slices_of(name)
                 raise ValueError(differs(name, known, form, same))
