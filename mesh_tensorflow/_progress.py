@@ -87,8 +87,8 @@ class Progress:
             if self._live:
                 _line.join(self)
 
-    def update(self, n: int = 1, **values: Any) -> None:
-        """Counts steps, and shows the line if it is time.
+    def update(self, n: int = 1, /, **values: Any) -> None:
+        """Counts steps, and shows the line if it is time; nothing after `close`.
 
         Args:
           n: the number of steps that have been done since the last call.
@@ -96,6 +96,8 @@ class Progress:
             a `__float__`, or functions without arguments that return one. They are converted only
             when they are shown, and are kept until they are given again.
         """
+        if self._ended:
+            return
         self._begin()
         self.done += n
         # Converted when they are shown: to read the loss from a device would make each step wait

@@ -186,7 +186,7 @@ class Form(NamedTuple):
         """Whether some blocks may be known to be left out: if each query has a position of its own.
 
         Biases and ids of both queries and memory say nothing about it. See
-        `visibility.sees_own_position`.
+        `_visibility.sees_own_position`.
         """
         dims, terms = self.dims, self.terms
         both = {dims.length.name, dims.memory.name}

@@ -141,7 +141,7 @@ def hidden_where(condition: mtf.Tensor, dtype: tf.DType) -> mtf.Tensor:
 
 
 def hide(logits: mtf.Tensor, bias: Optional[mtf.Tensor]) -> mtf.Tensor:
-    """Returns logits in which those of pairs that a bias hides are replaced; see `visibility`.
+    """Returns logits in which those of pairs that a bias hides are replaced; see `_visibility`.
 
     Args:
       logits: a Tensor, with the bias if there is one.

@@ -649,7 +649,7 @@ def save(store: ArrayStore, path: str, step: Optional[int] = None) -> str:
     written = [f"{path}.part-{i}-of-{count}" for i in range(count)]
 
     def write() -> None:
-        os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+        tf.gfile.MakeDirs(os.path.dirname(path) or ".")
         if parts:
             write_parts(written[jax.process_index()], parts)
         else:  # what a process that was killed has left there would be joined, too

@@ -520,7 +520,9 @@ class Dataset(Source):
     def _cut(self, *batch: Any) -> Any:
         """Returns this process's rows of a batch: every n-th one."""
         rows = slice(self._part.index, None, self._part.count)
-        return tf.nest.map_structure(lambda x: x[rows], batch if batch[1:] else batch[0])
+        # tf.data unpacks an element that is a tuple, also one of a single item.
+        whole = isinstance(self._dataset.element_spec, tuple)
+        return tf.nest.map_structure(lambda x: x[rows], batch if whole else batch[0])
 
     def training(self, start: int) -> Iterator[Batch]:
         """Yields whole batches in the order of the dataset, from number `start` on."""

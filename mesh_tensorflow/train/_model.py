@@ -304,9 +304,12 @@ class Model:
         for name, output in outputs.items():
             for i, part in enumerate(output.parts):
                 gives[f"{name}/{i}"] = lowering.export_to_tf_tensor(part)
+        taken = {*outputs, *extra}
         for name, scalar in taken_summaries(start).items():
             if training:
-                gives[f"{_free_name(name, [*outputs, *extra])}/0"] = scalar
+                free = _free_name(name, taken)
+                taken.add(free)  # another summary may have that name itself
+                gives[f"{free}/0"] = scalar
         # The step counts as done only after all of it, so that a fetch of the number alone runs
         # everything.
         with tf.control_dependencies([*lowering.effects, *gives.values()]):

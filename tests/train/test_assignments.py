@@ -100,12 +100,14 @@ def test_summaries_are_in_the_records(mesh, micro):
     def model(mesh, x):
         mtf.scalar_summary("total", mtf.reduce_sum(x))
         mtf.scalar_summary("loss", mtf.reduce_mean(x))
+        mtf.scalar_summary("loss_1", 2 * mtf.reduce_mean(x))
+        mtf.scalar_summary("n", 3 * mtf.reduce_mean(x))  # also a name of what shows the progress
         return effects.loss_of(mesh, x)
 
     history = effects.fitted(model, mesh, micro).history
     means = effects.DATA.mean((1, 2))
-    np.testing.assert_allclose([r["total"] for r in history], means * 16, rtol=1e-5)
-    np.testing.assert_allclose([r["loss_1"] for r in history], means, rtol=1e-5)
+    for name, factor in [("total", 16), ("loss_1", 1), ("loss_1_1", 2), ("n", 3)]:
+        np.testing.assert_allclose([r[name] for r in history], means * factor, rtol=1e-5)
 
 
 @pytest.mark.slow

@@ -75,6 +75,13 @@ def test_parts_of_a_batch(kind):
         assert sorted(first[1][:2] + second[1][2:]) == sorted(y)
 
 
+def test_parts_of_elements_that_are_tuples_of_one():
+    features = Features.of_dims((mtf.Shape([("batch", 4), ("d", 3)]),))
+    batches = tf2.data.Dataset.from_tensors((X[:4],)).repeat()
+    own = [take(source_of(batches, features, Part(i, 2)), 1)[0][0] for i in range(2)]
+    assert sorted(own[0][:2] + own[1][2:]) == X[:4].tolist()
+
+
 def test_parts_of_an_epoch_that_is_no_whole_number_of_batches():
     """All processes have the same batches, also after an epoch whose last examples are left out."""
     values = tf2.data.Dataset.from_tensor_slices({"x": X[[0] * 11], "y": np.arange(11)})
