@@ -416,6 +416,7 @@ def input_fn_builder(
       A function of `params`, which contain "batch_size".
     """
     columns = {
+        # Reshaped, as the array of no features would otherwise have rank 1.
         name: np.array([getattr(f, name) for f in features], np.int32).reshape(-1, seq_length)
         for name in _FEATURES
     }

@@ -278,6 +278,7 @@ def _vector(
 _MASKED_LOGIT = -10000.0
 _BUCKETS = 32
 # Coefficient of the z-loss of both pre-training losses.
+# It is log(sum over classes of exp(logit))^2, which keeps the divisors of softmax near 1.
 _Z_LOSS = 1e-4
 _EPSILON = 1e-5
 _MOE_HPARAMS = {
@@ -401,6 +402,7 @@ class BertModel(BertDims):
 
     def _encoded(self, input_mask: Optional[mtf.Tensor], moe_arguments: tuple) -> list[mtf.Tensor]:
         """Returns the outputs of all blocks."""
+        # Once for all blocks, which share one table of biases by distance.
         attention_bias = self._attention_bias(input_mask)
         layer_fns = {
             "attention": lambda x: self.self_attention(x, attention_bias),
@@ -493,6 +495,7 @@ class BertModel(BertDims):
         kept = x.shape - self.model_dim + self.num_heads_dim
         # softmax_memory_seq(q k / sqrt(attention_head) + bias) v.
         logits = mtf.einsum(
+            # Queries are scaled and not logits, which have memory_seq in place of attention_head.
             [query * self.size_per_head_dim.size**-0.5, key],
             output_shape=kept + self.memory_seq_dim,
         )
@@ -548,6 +551,7 @@ class BertModel(BertDims):
             self.model_dim,
             hparams,
             is_training,
+            # Weights stay in float32: in bfloat16, small updates would be rounded away.
             mtf.VariableDType(tf.float32, tf.float32, x.dtype),
             layout=layout,
             mesh_shape=mesh_shape,

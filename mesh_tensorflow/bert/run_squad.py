@@ -372,6 +372,7 @@ def main(_: Sequence[str]) -> None:
         examples = read_squad_examples(FLAGS.train_file, is_training=True)
         steps = math.floor(len(examples) / FLAGS.train_batch_size * FLAGS.num_train_epochs)
         # Examples of one paragraph are adjacent.
+        # By a generator of its own, so that each run writes the same records.
         random.Random(_SEED).shuffle(examples)
     tf.io.gfile.makedirs(FLAGS.output_dir)
     run = make_estimator(

@@ -86,6 +86,8 @@ def run_training(model: Model, input_fn: Callable[..., Any], request: Request) -
     config = model.config
     signals = StopSignals(_say_that_it_stops)
     with tf.Graph().as_default() as graph, signals, tf.device(device_fn(config)):
+        # Both before the user's functions: operations take the graph's seed when they are made, and
+        # a global step that a model function makes need not be a resource.
         tf.set_random_seed(config.effective_seed)
         global_step = make_global_step(graph)
         inputs = model.inputs(input_fn, ModeKeys.TRAIN)
@@ -206,6 +208,7 @@ def _hooks(
     own = [*spec.training_hooks]
     if config.is_chief:
         own = [*spec.training_chief_hooks, *own]
+    # Inputs are first, so that hooks after them may read an element as soon as there is a session.
     hooks = [*input_hooks, *request.hooks, *own]
     if request.steps is not None or request.max_steps is not None:
         hooks.append(tf.train.StopAtStepHook(request.steps, request.max_steps))
@@ -290,6 +293,7 @@ def _loop(
         while not session.should_stop() and signals.received is None:
             _, loss, number = session.run(step)
     if config.is_chief:
+        # Hooks share this writer, which outlives their session, and not all of them flush it.
         tf.summary.FileWriterCache.get(model.model_dir).flush()
     if loss is not None and number is not None:
         tf.logging.info("Loss for final step: %s.", loss)
