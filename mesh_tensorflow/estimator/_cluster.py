@@ -210,6 +210,7 @@ def _own_address(config: RunConfig) -> str:
 
 
 def _set_leader(session_config: tf.ConfigProto, config: RunConfig) -> None:
+    # All processes have to name the same one, which tells them of the members of collectives.
     if not session_config.experimental.collective_group_leader:
         chief = _chief(programs_over(config.cluster_spec), config)
         session_config.experimental.collective_group_leader = (

@@ -81,6 +81,8 @@ def export_all(
             _write(model, temporary, receiver_fns, extra, as_text, path, strip_default_attrs)
             break
         except BaseException:
+            # Also after an interrupt. A second attempt needs the path empty: a builder refuses a
+            # directory with files.
             if tf.io.gfile.exists(temporary):
                 tf.io.gfile.rmtree(temporary)
             # Training that goes on elsewhere deletes a checkpoint when it has saved others.

@@ -372,6 +372,7 @@ def _with_other_lesions(
     liver = label > 0.5
     fraction = tf.maximum(tf.random.normal([], *_FRACTION), min_fraction)
     lesions = tf.logical_and(random_mask(image.shape.as_list(), reso, fraction), liver)
+    # Lesions are darker than the liver: adding the contrast hides one, subtracting it draws one.
     image += contrast * (tf.cast(label > 1.5, image.dtype) - tf.cast(lesions, image.dtype))
     return image, tf.cast(liver, label.dtype) + tf.cast(lesions, label.dtype)
 

@@ -102,6 +102,7 @@ class Sharding:
         holders: dict[tuple[int, ...], list[int]] = {}
         for pnum in range(self.mesh_impl.size):
             coordinates = pnum_to_processor_coordinates(self.mesh_impl.shape, pnum)
+            # A processor's part of a dimension is its coordinate along the axis that splits it.
             index = tuple(0 if a is None else coordinates[a] for a in self.mesh_axes)
             holders.setdefault(index, []).append(pnum)
         for number, index in enumerate(itertools.product(*map(range, self.parts))):
@@ -203,6 +204,7 @@ def _shown(shape: Shape, parts: Sequence[int], dims: Optional[Sequence[str]]) ->
         return tuple(names.index(d) for d in dims)
     split = [i for i, n in enumerate(parts) if n > 1]
     others = sorted((i for i, n in enumerate(parts) if n == 1), key=lambda i: -shape[i].size)
+    # In the order of the tensor again, so that a table has the earlier dimension as its rows.
     return tuple(sorted((split + others)[:2]))
 
 

@@ -193,6 +193,7 @@ def _row(variable: Variable, stored: Shape, kind: str, impl: MeshImpl) -> Variab
         variable.shape,
         slice_shape,
         split,
+        # Processors that differ only along axes that split no dimension hold equal slices.
         impl.size // parts,
         variable.size,
         variable.slice_dtype.name,

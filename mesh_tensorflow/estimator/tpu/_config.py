@@ -109,6 +109,7 @@ class TPUConfig(_TPUConfigFields):
                 f"TPUConfig: mesh_impl is {mesh_impl!r}; it should be one of "
                 f"{', '.join(map(repr, _MESH_IMPLS))}"
             )
+        # By identity: PER_SHARD_V1 is 1, which equals True.
         if per_host_input_for_training is True:
             per_host_input_for_training = InputPipelineConfig.PER_HOST_V1
         elif per_host_input_for_training is False:
