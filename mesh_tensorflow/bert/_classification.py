@@ -382,6 +382,7 @@ def file_based_convert_examples_to_features(
       tokenizer: a FullTokenizer.
       output_file: the path of the file.
     """
+    # One after the other, so that not all features are in memory at a time.
     converted = (
         convert_single_example(number, example, label_list, max_seq_length, tokenizer)
         for number, example in enumerate(examples)

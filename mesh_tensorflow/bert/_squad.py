@@ -315,6 +315,7 @@ def _spans(length: int, room: int, stride: int) -> list[_Span]:
     start = 0
     while start < length:
         spans.append(_Span(start, min(room, length - start)))
+        # Any further span would be a part of this one.
         if start + spans[-1].length == length:
             break
         # A stride longer than a span would leave tokens out.
@@ -467,6 +468,7 @@ def convert_examples_to_features(
     Raises:
       ValueError: the lengths leave no room for a paragraph.
     """
+    # In either case spans would never come to the end of a paragraph.
     if doc_stride < 1 or max_seq_length <= max_query_length + _MARKS:
         raise ValueError(
             f"max_seq_length ({max_seq_length}) must be greater than max_query_length "

@@ -184,6 +184,7 @@ def session_creator_for(
         return tf.train.ChiefSessionCreator(
             scaffold, master=master, config=session_config, **kwargs
         )
+    # It may be the caller's own, for other estimators as well.
     session_config = copy.deepcopy(session_config)
     if config.session_config is None:
         del session_config.device_filters[:]  # which would hide the workers

@@ -452,6 +452,7 @@ def run_evaluation(
         seconds = duration(time.monotonic() - started)
         tf.logging.info("Evaluated %d batches in %s", counter.done, seconds)
         results = final.final_ops_values
+        # Of the checkpoint that was restored, which may be a later one than was found at first.
         write_results(results, directory, creator.path)
     return results
 

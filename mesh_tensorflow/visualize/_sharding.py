@@ -377,7 +377,7 @@ def _fits(text: str, width: float) -> bool:
 def _labeled(axes: Any, columns: Sequence[str], rows: Sequence[str], names: Sequence[str]) -> None:
     """Labels a table: each column above it, each row at its left, with their dimensions."""
     axes.set_xlim(0, len(columns))
-    axes.set_ylim(len(rows), 0)
+    axes.set_ylim(len(rows), 0)  # rows count downward
     axes.xaxis.tick_top()
     axes.xaxis.set_label_position("top")
     axes.set_xticks([j + 0.5 for j, text in enumerate(columns) if text], [c for c in columns if c])
@@ -493,7 +493,7 @@ class _ShardingPicture:
             for p in tile.processors:
                 fits = _fits(str(p), width) and height >= _LEAST_LABELED
                 texts = str(p) if fits else "", f"processor {p}: "
-                self._cell(axes, divmod(p, columns), tile, texts)
+                self._cell(axes, divmod(p, columns), tile, texts)  # p = row * columns + column
 
 
 # -- of what a user names

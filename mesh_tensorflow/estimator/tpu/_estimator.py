@@ -262,6 +262,7 @@ def replicated_spec(
     Raises:
       TypeError: the model function does not return a TPUEstimatorSpec.
     """
+    # A program returns tensors only, so that its spec leaves it by this list.
     specs: list[TPUEstimatorSpec] = []
     inputs = (features, labels)
 
@@ -316,6 +317,7 @@ def _outside(spec: TPUEstimatorSpec, results: Mapping[str, Any]) -> TPUEstimator
         values[name] = results.get(name)
     for name in _CALLS:
         if values[name] is not None:
+            # A function of no tensors has no results, and keeps its empty list.
             values[name] = (values[name][0], results.get(name, values[name][1]))
     return TPUEstimatorSpec(**values)
 
