@@ -380,6 +380,8 @@ class BertModel(BertDims):
     def _embedded(self, input_ids: mtf.Tensor, token_type_ids: mtf.Tensor) -> mtf.Tensor:
         """Returns the normalized sum of the embeddings of tokens, their types and positions."""
         self.embedding_table = self._embeddings("word_embeddings", self.vocab_dim)
+        # Where vocab is split, a processor finds the tokens of its part, and 0 for others; these
+        # are added up.
         self.word_embedding_output = mtf.gather(self.embedding_table, input_ids, self.vocab_dim)
         types = self._embeddings("token_type_embeddings", self.token_type_vocab_dim)
         y = self.word_embedding_output + mtf.gather(
@@ -505,6 +507,7 @@ class BertModel(BertDims):
             mtf.softmax(logits, self.memory_seq_dim), self.config.attention_probs_dropout_prob
         )
         y = mtf.einsum([weights, value], output_shape=kept + self.size_per_head_dim)
+        # Going forward, only this communicates where a layout splits num_heads, over which it sums.
         return self._dense(y, heads, [self.model_dim], "output")
 
     def feedforward(self, x: mtf.Tensor) -> mtf.Tensor:
@@ -519,6 +522,7 @@ class BertModel(BertDims):
         hidden = self.feedforward_intermediate_dim
         h = self._dense(x, [self.model_dim], [hidden], "dense_1", activation=self._activation)
         h = self._dropped(h, self.config.feedforward_intermediate_dropout_prob)
+        # Going forward, only this communicates where a layout splits intermediate.
         return self._dense(h, [hidden], [self.model_dim], "dense_2")
 
     def moe(

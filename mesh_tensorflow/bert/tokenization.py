@@ -154,6 +154,7 @@ def load_vocab(vocab_file: str) -> dict[str, int]:
         ) from error
     # Nothing follows the end of the last line, not even an empty token.
     for number, line in enumerate(lines if lines[-1] else lines[:-1], 1):
+        # A file from Windows has \r before each \n, which is stripped with other spaces.
         vocab.setdefault(_decoded(line, vocab_file, number).strip(), len(vocab))
     if not vocab:
         raise ValueError(f"vocab_file: {vocab_file} is empty; it should have a token per line")

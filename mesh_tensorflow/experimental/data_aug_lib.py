@@ -188,6 +188,7 @@ def maybe_rot180(
     def turned(times: int) -> Callable:
         return lambda: tuple(_quarter_turns(x, times, plane) for x in (image, label))
 
+    # By floormod, -2 turns are 2: for any negative index the last branch would be taken.
     results = tf.switch_case(tf.math.floormod(rot180_k, 4), [turned(k) for k in range(4)])
     for result, x in zip(results, (image, label)):
         if x.shape[plane[0]] == x.shape[plane[1]]:

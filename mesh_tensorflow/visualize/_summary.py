@@ -48,6 +48,7 @@ class Subject(NamedTuple):
 
 
 def _meshes(graph: Graph) -> list[Mesh]:
+    # In an order, unlike a set: headings tell of the first mesh.
     return list(dict.fromkeys(op.mesh for op in graph.operations))
 
 
