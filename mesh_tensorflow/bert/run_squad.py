@@ -338,6 +338,7 @@ def _predict(run: estimator.tpu.TPUEstimator, tokenizer: FullTokenizer) -> None:
     tf.logging.info("Predicting %d questions in %d pieces", len(examples), len(features))
     input_fn = input_fn_builder(path, FLAGS.max_seq_length, False, True)
     results = [
+        # Python's floats, since these are written as JSON, which has none of NumPy's.
         RawResult(int(p["unique_ids"]), p["start_logits"].tolist(), p["end_logits"].tolist())
         for p in predicted(run, input_fn, len(features))
     ]

@@ -134,6 +134,7 @@ def device_fn(config: RunConfig) -> Optional[Callable[[tf.Operation], str]]:
       the `device_fn` of the RunConfig; a device function that places variables on parameter
       servers, if there are any; or None.
     """
+    # Within run_cluster, the mesh places variables on the devices of all processes.
     if config.device_fn is not None or not config.num_ps_replicas or in_cluster():
         return config.device_fn
     worker = f"/job:{config.task_type}/task:{config.task_id}"

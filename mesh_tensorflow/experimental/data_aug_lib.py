@@ -347,6 +347,7 @@ def maybe_add_noise(
     def noise() -> tf.Tensor:
         total = tf.zeros(noise_shape)
         for scale in (scale0, scale1):
+            # A slice is shorter than the spacing along its third axis, and has one point there.
             coarse = [max(size // scale, 1) for size in noise_shape]
             grains = interpolated(clipped_normal(0.0, 1.0, coarse), noise_shape)
             total += tf.random.uniform([], 0.0, image_noise_ratio) * grains

@@ -233,6 +233,7 @@ def _titled(title: str) -> Picture:
 
 def _legend(axes: Any, names: Sequence[str], below: float) -> None:
     """Draws the legend below the axes, in as many columns as fit."""
+    # The anchor of a legend is a fraction of its axes, so that pixels are divided by their height.
     height = axes.get_position().height * _PIXELS
     columns = max(1, int(_WIDTH // (max(map(len, names), default=1) * _LETTER + 40)))
     axes.legend(

@@ -213,6 +213,7 @@ def as_estimator_spec(spec: TPUEstimatorSpec, host_call_every_n_steps: int = 1) 
         if operations is not None:
             hooks.append(HostCallHook(operations, host_call_every_n_steps))
     metrics = None
+    # In evaluation only: the function makes variables, of which training has no use.
     if spec.mode == ModeKeys.EVAL and spec.eval_metrics is not None:
         metrics = _call(spec.eval_metrics)
         if not isinstance(metrics, Mapping):
