@@ -382,6 +382,7 @@ def file_based_convert_examples_to_features(
       tokenizer: a FullTokenizer.
       output_file: the path of the file.
     """
+    # One after the other, so that not all features are in memory at a time.
     converted = (
         convert_single_example(number, example, label_list, max_seq_length, tokenizer)
         for number, example in enumerate(examples)
@@ -416,6 +417,7 @@ def input_fn_builder(
       A function of `params`, which contain "batch_size".
     """
     columns = {
+        # Reshaped, as the array of no features would otherwise have rank 1.
         name: np.array([getattr(f, name) for f in features], np.int32).reshape(-1, seq_length)
         for name in _FEATURES
     }

@@ -41,6 +41,7 @@ _WITHOUT_MEANING = {
 
 def _check_size(name: str, size: object) -> None:
     least = 0 if name == "num_blocks" else 1
+    # JSON's `true` becomes a bool, which Python takes for the integer 1.
     if isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < least:
         more = ": the number of lines of the vocabulary" if name == "vocab_size" else ""
         raise ValueError(f"BertConfig: {name} should be a positive integer{more}, but is {size!r}")

@@ -163,6 +163,7 @@ def _questions(paragraph: Mapping[str, Any], is_training: bool) -> Iterator[Squa
         impossible = False
         answer: Optional[_Answer] = _Answer()
         if is_training:
+            # Files of SQuAD 1.1 have no such key, so the flag is asked first.
             impossible = FLAGS.version_2_with_negative and bool(question["is_impossible"])
             answer = _IMPOSSIBLE if impossible else _answer(question, words, of_char)
         if answer is not None:
@@ -314,6 +315,7 @@ def _spans(length: int, room: int, stride: int) -> list[_Span]:
     start = 0
     while start < length:
         spans.append(_Span(start, min(room, length - start)))
+        # Any further span would be a part of this one.
         if start + spans[-1].length == length:
             break
         # A stride longer than a span would leave tokens out.
@@ -400,6 +402,7 @@ class _Converter:
 
     def features(self, index: int, example: SquadExample) -> Iterable[InputFeatures]:
         """Yields the features of all spans of an example's paragraph."""
+        # Cut, as spans without room would never come to the end of the paragraph.
         query = self.tokenizer.tokenize(example.question_text)[: self.max_query_length]
         document = _tokenized(example.doc_tokens, self.tokenizer)
         answer = _answer_tokens(example, document, self.tokenizer) if self.is_training else None
@@ -427,6 +430,7 @@ class _Converter:
         tokens += [*(document.tokens[i] for i in positions), "[SEP]"]
         ids = self.tokenizer.convert_tokens_to_ids(tokens)
         padding = [0] * (self.length - len(tokens))
+        # Results are matched with features by this number: a question may have several spans.
         unique_id, self.next_id = self.next_id, self.next_id + 1
         return InputFeatures(
             unique_id,
@@ -464,6 +468,7 @@ def convert_examples_to_features(
     Raises:
       ValueError: the lengths leave no room for a paragraph.
     """
+    # In either case spans would never come to the end of a paragraph.
     if doc_stride < 1 or max_seq_length <= max_query_length + _MARKS:
         raise ValueError(
             f"max_seq_length ({max_seq_length}) must be greater than max_query_length "
@@ -538,6 +543,7 @@ class _PredictedAnswer(NamedTuple):
 
 def _largest(logits: Sequence[float], count: int) -> list[int]:
     """Returns the indices of the largest logits."""
+    # `reverse` keeps the order of equal logits: of these, the earlier token is taken.
     return sorted(range(len(logits)), key=lambda i: logits[i], reverse=True)[:count]
 
 
@@ -632,6 +638,7 @@ def _predicted(
     if with_none and not any(answer.text == "" for answer in answers):
         answers.append(_PredictedAnswer("", null.start_logit, null.end_logit))
     if not answers:
+        # As BERT's own script does: each question has an answer, also one without any candidate.
         answers.append(_PredictedAnswer("empty", 0.0, 0.0))
     nbest = [
         {

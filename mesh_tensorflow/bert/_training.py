@@ -28,9 +28,6 @@ from mesh_tensorflow.simd_mesh_impl import SimdMeshImpl
 from mesh_tensorflow.utils import outside_all_rewrites
 from mesh_tensorflow.visualize import print_training_report
 
-# -- records
-
-
 # -- flags that several programs have
 
 MESH_FLAGS: tuple[Flag, ...] = (
@@ -114,7 +111,7 @@ TEXT_FLAGS: tuple[Flag, ...] = (
     ),
 )
 
-# -- training and evaluation
+# -- records
 
 _SHUFFLE_BUFFER = 100
 

@@ -278,6 +278,7 @@ def _vector(
 _MASKED_LOGIT = -10000.0
 _BUCKETS = 32
 # Coefficient of the z-loss of both pre-training losses.
+# It is log(sum over classes of exp(logit))^2, which keeps the divisors of softmax near 1.
 _Z_LOSS = 1e-4
 _EPSILON = 1e-5
 _MOE_HPARAMS = {
@@ -379,6 +380,8 @@ class BertModel(BertDims):
     def _embedded(self, input_ids: mtf.Tensor, token_type_ids: mtf.Tensor) -> mtf.Tensor:
         """Returns the normalized sum of the embeddings of tokens, their types and positions."""
         self.embedding_table = self._embeddings("word_embeddings", self.vocab_dim)
+        # Where vocab is split, a processor finds the tokens of its part, and 0 for others; these
+        # are added up.
         self.word_embedding_output = mtf.gather(self.embedding_table, input_ids, self.vocab_dim)
         types = self._embeddings("token_type_embeddings", self.token_type_vocab_dim)
         y = self.word_embedding_output + mtf.gather(
@@ -401,6 +404,7 @@ class BertModel(BertDims):
 
     def _encoded(self, input_mask: Optional[mtf.Tensor], moe_arguments: tuple) -> list[mtf.Tensor]:
         """Returns the outputs of all blocks."""
+        # Once for all blocks, which share one table of biases by distance.
         attention_bias = self._attention_bias(input_mask)
         layer_fns = {
             "attention": lambda x: self.self_attention(x, attention_bias),
@@ -493,6 +497,7 @@ class BertModel(BertDims):
         kept = x.shape - self.model_dim + self.num_heads_dim
         # softmax_memory_seq(q k / sqrt(attention_head) + bias) v.
         logits = mtf.einsum(
+            # Queries are scaled and not logits, which have memory_seq in place of attention_head.
             [query * self.size_per_head_dim.size**-0.5, key],
             output_shape=kept + self.memory_seq_dim,
         )
@@ -502,6 +507,7 @@ class BertModel(BertDims):
             mtf.softmax(logits, self.memory_seq_dim), self.config.attention_probs_dropout_prob
         )
         y = mtf.einsum([weights, value], output_shape=kept + self.size_per_head_dim)
+        # Going forward, only this communicates where a layout splits num_heads, over which it sums.
         return self._dense(y, heads, [self.model_dim], "output")
 
     def feedforward(self, x: mtf.Tensor) -> mtf.Tensor:
@@ -516,6 +522,7 @@ class BertModel(BertDims):
         hidden = self.feedforward_intermediate_dim
         h = self._dense(x, [self.model_dim], [hidden], "dense_1", activation=self._activation)
         h = self._dropped(h, self.config.feedforward_intermediate_dropout_prob)
+        # Going forward, only this communicates where a layout splits intermediate.
         return self._dense(h, [hidden], [self.model_dim], "dense_2")
 
     def moe(
@@ -548,6 +555,7 @@ class BertModel(BertDims):
             self.model_dim,
             hparams,
             is_training,
+            # Weights stay in float32: in bfloat16, small updates would be rounded away.
             mtf.VariableDType(tf.float32, tf.float32, x.dtype),
             layout=layout,
             mesh_shape=mesh_shape,

@@ -65,6 +65,7 @@ def _learning_rate(
     init_lr: float, num_train_steps: int, num_warmup_steps: Optional[int]
 ) -> tf.Tensor:
     """Returns the learning rate of the current step, with linear warmup and linear decay to 0."""
+    # Not the variable itself, which a step may increment before or after this reads it.
     step = tf.cast(steps_done(), tf.float32)
     left = tf.maximum(0.0, 1.0 - step / float(num_train_steps))
     if not num_warmup_steps:

@@ -135,6 +135,7 @@ def create_model(
         mesh_shape=mesh_shape,
         layout=layout,
     )
+    # Not by layers.dense: checkpoints have this name, and this order of dimensions.
     weights = mtf.get_variable(
         input_ids.mesh,
         "output_weights",

@@ -226,6 +226,7 @@ def model_fn_builder(
                 )
             )
             following = model.get_next_sentence_output(x.of_each(next_labels))
+            # Devlin et al. (2019), appendix A.2: the sum of the mean losses of both tasks.
             loss = masked[0] + following[0] + model.get_extra_loss()
             if mode == modes.TRAIN:
                 return training_program(loss, learning_rate, num_train_steps, num_warmup_steps)

@@ -338,6 +338,7 @@ def _predict(run: estimator.tpu.TPUEstimator, tokenizer: FullTokenizer) -> None:
     tf.logging.info("Predicting %d questions in %d pieces", len(examples), len(features))
     input_fn = input_fn_builder(path, FLAGS.max_seq_length, False, True)
     results = [
+        # Python's floats, since these are written as JSON, which has none of NumPy's.
         RawResult(int(p["unique_ids"]), p["start_logits"].tolist(), p["end_logits"].tolist())
         for p in predicted(run, input_fn, len(features))
     ]
@@ -372,6 +373,7 @@ def main(_: Sequence[str]) -> None:
         examples = read_squad_examples(FLAGS.train_file, is_training=True)
         steps = math.floor(len(examples) / FLAGS.train_batch_size * FLAGS.num_train_epochs)
         # Examples of one paragraph are adjacent.
+        # By a generator of its own, so that each run writes the same records.
         random.Random(_SEED).shuffle(examples)
     tf.io.gfile.makedirs(FLAGS.output_dir)
     run = make_estimator(

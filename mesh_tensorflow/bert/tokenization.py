@@ -154,6 +154,7 @@ def load_vocab(vocab_file: str) -> dict[str, int]:
         ) from error
     # Nothing follows the end of the last line, not even an empty token.
     for number, line in enumerate(lines if lines[-1] else lines[:-1], 1):
+        # A file from Windows has \r before each \n, which is stripped with other spaces.
         vocab.setdefault(_decoded(line, vocab_file, number).strip(), len(vocab))
     if not vocab:
         raise ValueError(f"vocab_file: {vocab_file} is empty; it should have a token per line")
@@ -173,6 +174,7 @@ def convert_by_vocab(vocab: Mapping[Any, Any], items: Iterable[Any]) -> list[Any
     Raises:
       KeyError: an item is missing.
     """
+    # They are read twice, and an iterator could be read only once.
     items = list(items)
     missing = [item for item in items if item not in vocab]
     if missing:
@@ -231,6 +233,7 @@ def _is_punctuation(char: str) -> bool:
 
 def _cleaned(text: str) -> str:
     """Returns text with normalized whitespace and without control characters."""
+    # U+FFFD stands for what could not be decoded.
     kept = (c for c in text if c not in "\0\ufffd" and not _is_control(c))
     return "".join(" " if _is_space(c) else c for c in kept)
 
@@ -263,6 +266,7 @@ class BasicTokenizer:
         Args:
           text: a string or bytes.
         """
+        # Chinese has no spaces between words, so that each character becomes a word of its own.
         spaced = _CHINESE.sub(r" \g<0> ", _cleaned(convert_to_unicode(text)))
         return [token for word in whitespace_tokenize(spaced) for token in self._tokens(word)]
 

@@ -184,6 +184,7 @@ def session_creator_for(
         return tf.train.ChiefSessionCreator(
             scaffold, master=master, config=session_config, **kwargs
         )
+    # It may be the caller's own, for other estimators as well.
     session_config = copy.deepcopy(session_config)
     if config.session_config is None:
         del session_config.device_filters[:]  # which would hide the workers
@@ -210,6 +211,7 @@ def _own_address(config: RunConfig) -> str:
 
 
 def _set_leader(session_config: tf.ConfigProto, config: RunConfig) -> None:
+    # All processes have to name the same one, which tells them of the members of collectives.
     if not session_config.experimental.collective_group_leader:
         chief = _chief(programs_over(config.cluster_spec), config)
         session_config.experimental.collective_group_leader = (

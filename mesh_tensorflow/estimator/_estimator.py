@@ -65,6 +65,7 @@ def config_with_directory(
     if directory is None:
         directory = tempfile.mkdtemp()
         tf.logging.warning("No model_dir: checkpoints go to the temporary %s.", directory)
+    # Not set in the caller's RunConfig, with which another estimator may be made.
     return config.replace(model_dir=directory)
 
 
@@ -80,6 +81,7 @@ def check_steps(called: str, **counts: Optional[int]) -> None:
     """
     given = {name: count for name, count in counts.items() if count is not None}
     for name, count in given.items():
+        # Python takes a bool for an int, so that steps=True would train a single step.
         if isinstance(count, bool) or not isinstance(count, (int, np.integer)) or count <= 0:
             raise ValueError(
                 f"{called}: {name} is {count!r}; it should be a whole number of 1 or more, or None"
@@ -576,6 +578,7 @@ class EvalSpec(_EvalFields):
 
 
 def _check_number(called: str, name: str, value: Optional[float], least: int) -> None:
+    # `not value >= least` and not `value < least`, which a NaN would pass.
     if value is not None and (isinstance(value, bool) or not value >= least):
         raise ValueError(f"{called}: {name} is {value!r}; it should be {least} or more")
 
@@ -655,6 +658,7 @@ def train_and_evaluate(
         train_spec.input_fn,
         hooks=train_spec.hooks,
         max_steps=train_spec.max_steps,
+        # The evaluator is last: the others hear of a checkpoint before it is evaluated.
         saving_listeners=[*train_spec.saving_listeners, evaluator],
     )
     return evaluator.result
@@ -694,7 +698,9 @@ class _Evaluator(tf.train.CheckpointSaverListener):
         return self._max_steps is not None and step >= self._max_steps
 
     def _evaluate(self, step: int, is_the_end: bool = False) -> None:
+        # Before the evaluation: throttle_secs counts from one start to the next.
         self._last_start, self._last_step = time.monotonic(), step
+        # One path for all, so that exporters write the checkpoint that was measured.
         path = self._estimator.latest_checkpoint()
         metrics = self._estimator.evaluate(
             self._spec.input_fn,

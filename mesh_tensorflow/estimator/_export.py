@@ -81,6 +81,8 @@ def export_all(
             _write(model, temporary, receiver_fns, extra, as_text, path, strip_default_attrs)
             break
         except BaseException:
+            # Also after an interrupt. A second attempt needs the path empty: a builder refuses a
+            # directory with files.
             if tf.io.gfile.exists(temporary):
                 tf.io.gfile.rmtree(temporary)
             # Training that goes on elsewhere deletes a checkpoint when it has saved others.
@@ -197,6 +199,7 @@ def _main_op(spec: EstimatorSpec, mode: str) -> tf.Operation:
         operation = tf.group(tf.local_variables_initializer(), tf.tables_initializer())
     hooks = [hook for name in _HOOKS[mode] for hook in getattr(spec, name)]
     lowerings = [hook._lowering for hook in hooks if isinstance(hook, MtfRestoreHook)]
+    # A local_init_op of the user's own is taken as it is: it may copy masters itself.
     if not lowerings or spec.scaffold.local_init_op is not None:
         return operation
     with outside_all_rewrites():
@@ -487,6 +490,7 @@ class BestExporter(_SavedModelExporter):
           the new directory, or None if a previous evaluation is as good.
         """
         # Event files contain this evaluation too; it must not be compared with itself.
+        # Without the directory, nothing was exported: this one is, whatever came before.
         if not self._has_looked and self._pattern and tf.io.gfile.exists(export_path):
             self._best = self._best_before(estimator, int(eval_result["global_step"]))
         self._has_looked = True

@@ -126,6 +126,7 @@ class ProgressHook(_LossHook):
         # A run may do several steps, so a multiple is passed rather than hit.
         if (step - self._first) // self._every > (self._since[1] - self._first) // self._every:
             self._since = (now, step)
+            # A coarse clock may stand still from one short step to the next: no division by 0.
             self._update_rate(steps / max(seconds, 1e-9))
             end = f" of {self._last_step}" if self._last_step else ""
             rest = ", ".join([f"{seconds:.3f} sec", f"{self._rate:.4g} steps/s", *self._eta(step)])
@@ -175,6 +176,7 @@ class NanLossError(tf.train.NanLossDuringTrainingError):
         super().__init__(text)
         self.text, self.step = text, step
 
+    # TensorFlow's error has the same words each time, and leaves out what it is given.
     def __str__(self) -> str:
         return self.text
 
@@ -308,6 +310,7 @@ class SummaryWritersHook(tf.train.SessionRunHook):
         """Finds the writers."""
         self._initializers = tf.get_collection(self.COLLECTION)
         with tf.control_dependencies(None):
+            # What initializes a writer has its resource as the first input.
             self._flush = [
                 tf.raw_ops.FlushSummaryWriter(writer=op.inputs[0]) for op in self._initializers
             ]
@@ -422,6 +425,7 @@ class ProfileHook(tf.train.SessionRunHook):
           session: the new session.
           coord: ignored.
         """
+        # Also in a session that replaces a failed one, and goes on from an earlier checkpoint.
         global_step = tf.train.get_global_step(session.graph)
         self._step = 0 if global_step is None else int(session.run(global_step))
 

@@ -135,6 +135,7 @@ def warm_start(settings: WarmStartSettings) -> list[str]:
         )
     if names:
         wanted = {old: variables[new] for new, old in names.items()}
+        # For its comparison of shapes and its log of what is left over: it returns `wanted` again.
         checkpoint.choose_initial("warm start", path, wanted, wanted)
         checkpoint.init_from_checkpoint(path, wanted)
     return sorted(names)
@@ -145,6 +146,7 @@ def _chosen(patterns: Union[str, list[str], None]) -> list[Any]:
     if patterns is None:
         return []
     whole = tf.global_variables()
+    # As in TensorFlow, a pattern is matched at the beginning of a name and need not reach its end.
     if isinstance(patterns, str):
         trainable = {v.op.name for v in tf.trainable_variables()}
         return [v for v in whole if v.op.name in trainable and re.match(patterns, v.op.name)]
@@ -267,6 +269,7 @@ class RandomStepHook(tf.train.SessionRunHook):
         Attributes:
           step: the number of completed steps, a tf.Tensor.
         """
+        # With a default: initial values may be random too, and are made without a feed.
         self.step = tf.placeholder_with_default(
             tf.zeros([], tf.int64), [], name="steps_done_for_random"
         )
@@ -432,6 +435,7 @@ def function_name(function: Callable[..., Any]) -> str:
     Returns:
       a string.
     """
+    # What functools.partial returns has no name.
     return getattr(function, "__name__", None) or repr(function)
 
 
@@ -449,6 +453,7 @@ def takes(function: Callable[..., Any], name: str) -> bool:
     Returns:
       a bool.
     """
+    # A parameter `*labels` is called labels too, but cannot be given by name.
     return any(
         p.kind is p.VAR_KEYWORD or (p.name == name and p.kind is not p.VAR_POSITIONAL)
         for p in _parameters(function)
@@ -549,6 +554,7 @@ def call_input_fn(input_fn: Callable[..., Any], mode: str, params: object, confi
         "mode": mode,
         "params": params,
         "config": config,
+        # For functions that were written for tf.distribute, whose strategies RunConfig refuses.
         "input_context": None,
     }
     if unknown := _required_besides(given, input_fn):
@@ -735,6 +741,7 @@ class RestoringSessionCreator(tf.train.SessionCreator):
                 ):
                     raise
                 path = checkpoint_files.latest(self._latest_of)
+                # The same checkpoint would fail again, without an end.
                 if path in (None, self.path):
                     raise
                 self.path = path

@@ -86,6 +86,8 @@ def run_training(model: Model, input_fn: Callable[..., Any], request: Request) -
     config = model.config
     signals = StopSignals(_say_that_it_stops)
     with tf.Graph().as_default() as graph, signals, tf.device(device_fn(config)):
+        # Both before the user's functions: operations take the graph's seed when they are made, and
+        # a global step that a model function makes need not be a resource.
         tf.set_random_seed(config.effective_seed)
         global_step = make_global_step(graph)
         inputs = model.inputs(input_fn, ModeKeys.TRAIN)
@@ -132,6 +134,7 @@ def device_fn(config: RunConfig) -> Optional[Callable[[tf.Operation], str]]:
       the `device_fn` of the RunConfig; a device function that places variables on parameter
       servers, if there are any; or None.
     """
+    # Within run_cluster, the mesh places variables on the devices of all processes.
     if config.device_fn is not None or not config.num_ps_replicas or in_cluster():
         return config.device_fn
     worker = f"/job:{config.task_type}/task:{config.task_id}"
@@ -206,6 +209,7 @@ def _hooks(
     own = [*spec.training_hooks]
     if config.is_chief:
         own = [*spec.training_chief_hooks, *own]
+    # Inputs are first, so that hooks after them may read an element as soon as there is a session.
     hooks = [*input_hooks, *request.hooks, *own]
     if request.steps is not None or request.max_steps is not None:
         hooks.append(tf.train.StopAtStepHook(request.steps, request.max_steps))
@@ -290,6 +294,7 @@ def _loop(
         while not session.should_stop() and signals.received is None:
             _, loss, number = session.run(step)
     if config.is_chief:
+        # Hooks share this writer, which outlives their session, and not all of them flush it.
         tf.summary.FileWriterCache.get(model.model_dir).flush()
     if loss is not None and number is not None:
         tf.logging.info("Loss for final step: %s.", loss)
@@ -448,6 +453,7 @@ def run_evaluation(
         seconds = duration(time.monotonic() - started)
         tf.logging.info("Evaluated %d batches in %s", counter.done, seconds)
         results = final.final_ops_values
+        # Of the checkpoint that was restored, which may be a later one than was found at first.
         write_results(results, directory, creator.path)
     return results
 

@@ -177,6 +177,7 @@ def _checked_task(task: Mapping[str, Any], jobs: Mapping[str, Sequence[str]]) ->
             f"process of it this is; it has {json.dumps(task)}"
         )
     task_type, task_id = task["type"], task_index(task["index"])
+    # No process connects to an evaluator, so that "cluster" need not have its address.
     if task_type == TaskType.EVALUATOR:
         return task_type, task_id
     if task_type not in jobs:

@@ -14,7 +14,7 @@ class ModeKeys:
 
     TRAIN = "train"
     EVAL = "eval"
-    PREDICT = "infer"
+    PREDICT = "infer"  # as in tf.estimator
 
 
 STANDARD_MODES = (ModeKeys.TRAIN, ModeKeys.EVAL, ModeKeys.PREDICT)
@@ -405,6 +405,7 @@ def check_loss(loss: Optional[tf.Tensor], required: bool, mode: str) -> Optional
             "lowering.export_to_tf_tensor(loss) returns"
         )
     loss = tf.convert_to_tensor(loss)
+    # Of an unknown number, the reshape below fails in the step unless it is 1.
     if loss.shape.num_elements() not in (1, None):
         raise ValueError(
             f"EstimatorSpec: loss has shape {loss.shape}, but should be a scalar: reduce it, with "

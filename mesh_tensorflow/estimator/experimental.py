@@ -129,6 +129,7 @@ def _hook_of_metrics(
     directory = eval_dir or estimator.eval_dir()
 
     def should_stop_fn() -> bool:
+        # Read anew each time, as the evaluations may be another process's.
         values = [
             (step, metrics[metric_name])
             for step, metrics in read_eval_metrics(directory).items()

@@ -227,6 +227,7 @@ def build_raw_supervised_input_receiver_fn(
     def supervised_input_receiver_fn() -> SupervisedInputReceiver:
         """Creates a placeholder for each feature and each label."""
         made = [_placeholders(x, default_batch_size) for x in by_name]
+        # A single tensor was for a model function that takes one, without a dict around it.
         given = [
             x if isinstance(original, Mapping) else next(iter(x.values()))
             for x, original in zip(made, [features, labels])

@@ -188,6 +188,7 @@ def maybe_rot180(
     def turned(times: int) -> Callable:
         return lambda: tuple(_quarter_turns(x, times, plane) for x in (image, label))
 
+    # By floormod, -2 turns are 2: for any negative index the last branch would be taken.
     results = tf.switch_case(tf.math.floormod(rot180_k, 4), [turned(k) for k in range(4)])
     for result, x in zip(results, (image, label)):
         if x.shape[plane[0]] == x.shape[plane[1]]:
@@ -346,6 +347,7 @@ def maybe_add_noise(
     def noise() -> tf.Tensor:
         total = tf.zeros(noise_shape)
         for scale in (scale0, scale1):
+            # A slice is shorter than the spacing along its third axis, and has one point there.
             coarse = [max(size // scale, 1) for size in noise_shape]
             grains = interpolated(clipped_normal(0.0, 1.0, coarse), noise_shape)
             total += tf.random.uniform([], 0.0, image_noise_ratio) * grains
@@ -372,6 +374,7 @@ def _with_other_lesions(
     liver = label > 0.5
     fraction = tf.maximum(tf.random.normal([], *_FRACTION), min_fraction)
     lesions = tf.logical_and(random_mask(image.shape.as_list(), reso, fraction), liver)
+    # Lesions are darker than the liver: adding the contrast hides one, subtracting it draws one.
     image += contrast * (tf.cast(label > 1.5, image.dtype) - tf.cast(lesions, image.dtype))
     return image, tf.cast(liver, label.dtype) + tf.cast(lesions, label.dtype)
 

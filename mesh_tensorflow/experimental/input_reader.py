@@ -491,6 +491,7 @@ class SimdMeshImplInputReader:
         for piece, pnum, number in slicer.get_slices():
             # The layout counts logical processors, and the program its devices.
             pieces[number][l2p[pnum]] = piece
+        # One program is traced for all: within it, each of these is a processor's own piece.
         own = [program.own_tensor(parts) for parts in pieces]
         self._initializers = [slicer.initializer]
         self._infeed = self._infeed_of([x.dtype for x in own], lambda: own)
@@ -509,6 +510,7 @@ class SimdMeshImplInputReader:
             for piece, pnum, number in slicer.get_slices():
                 pieces[pnum][number] = piece
         self._infeed = self._infeed_of([x.dtype for x in pieces[0]])
+        # From each core's own host, also what another one read: ordinals count the cores of a host.
         self._enqueue = [
             self._infeed.enqueue(own, host, ordinal)
             for own, host, ordinal in zip(
@@ -574,6 +576,7 @@ class SimdMeshImplInputReader:
         Returns:
           The thread. On CPUs and GPUs, where programs read their own inputs, it does nothing.
         """
+        # Not in the thread, whose errors the caller would not see.
         sess.run(self._initializers)
 
         def send() -> None:

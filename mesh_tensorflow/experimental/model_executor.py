@@ -288,6 +288,7 @@ class Model:
             flat = replicate(program, [rate], devices=processors(count))
         else:
             parts = self._context.create_graph_mesh_and_mesh_impl()
+            # Outside of the program, as hosts enqueue what it dequeues; it makes a mesh of its own.
             self._make_reader(SimdMeshImplInputReader, parts[-1], external_worker=FLAGS.on_gcp)
             flat = tf.tpu.replicate(
                 program,
@@ -407,6 +408,7 @@ def _train(model: Model, step: int, stop: int, directory: str, progress: Progres
         means.add({name: [value] for name, value in scores.items()}, 1)
         step += 1
         progress.update(loss=scores["loss"])
+        # At the end as well, since the evaluation that follows reads the checkpoint.
         if step % FLAGS.save_checkpoints_steps == 0 or step == stop:
             model.save(directory)
     return means.result({})
@@ -483,6 +485,7 @@ def train_and_eval(report: Callable[[int, Scores, Scores], Any] = _log) -> Score
         folder = FLAGS.summary_dir or FLAGS.checkpoint_dir
         writer = None
         if FLAGS.write_summary and folder:
+            # TensorFlow makes no FileWriter in eager code.
             with tf.Graph().as_default():
                 writer = tf.summary.FileWriter(folder)
         training, evaluating = Model("train"), Model("eval")

@@ -120,15 +120,18 @@ def apply_data_aug() -> None:
     Raises:
       ValueError: --output_folder, --process_no or the input files are missing.
     """
+    # Not `not FLAGS.process_no`, as the first process is number 0.
     if not FLAGS.output_folder or FLAGS.process_no is None:
         raise ValueError(
             "--output_folder must name a directory and --process_no must be a number, else "
             "processes would write over each other's files"
         )
     tf.io.gfile.makedirs(FLAGS.output_folder)
+    # A new graph has no seed, so it is given that of the caller's.
     seed = tf.get_default_graph().seed
     with tf.Graph().as_default():
         tf.set_random_seed(seed)
+        # Another scan is augmented while one is written.
         ds = mapped(read_scans("input_file_pattern", True, 1), _augmented).prefetch(1)
         scan = tf.data.make_one_shot_iterator(ds).get_next()
         with tf.Session() as session, Progress(FLAGS.num_data_aug, "augment", "scan") as progress:

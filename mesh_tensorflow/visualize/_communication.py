@@ -25,7 +25,7 @@ _GRADIENTS = "gradients"
 _MOST_LAYERS = 20
 _DEEPEST = 8
 _NEARLY_ALL = 0.98  # of the bytes
-_NUMBER = re.compile(r"_?\d+(?=/|$)")
+_NUMBER = re.compile(r"_?\d+(?=/|$)")  # at the end of a scope, as in "block_12"
 
 
 class Item(NamedTuple):

@@ -124,6 +124,7 @@ class Picture:
 
     def axes(self, x: float, y: float, width: float, height: float) -> Any:
         """Returns new axes at a place."""
+        # Matplotlib counts upward, and a page downward; axes begin at their lower left corner.
         place = (x / _PIXELS, -(y + height) / _PIXELS, width / _PIXELS, height / _PIXELS)
         axes = self.figure.add_axes(place)
         axes.patch.set_visible(False)
@@ -170,6 +171,7 @@ class Picture:
             white paper.
         """
         data = self._drawn("svg", "none" if inline else _PAPER)
+        # Otherwise tags would be written as ns0:svg, which a web page does not take for a picture.
         xml.etree.ElementTree.register_namespace("", _SVG)
         xml.etree.ElementTree.register_namespace("xlink", "http://www.w3.org/1999/xlink")
         root = xml.etree.ElementTree.fromstring(data)
@@ -231,6 +233,7 @@ def _titled(title: str) -> Picture:
 
 def _legend(axes: Any, names: Sequence[str], below: float) -> None:
     """Draws the legend below the axes, in as many columns as fit."""
+    # The anchor of a legend is a fraction of its axes, so that pixels are divided by their height.
     height = axes.get_position().height * _PIXELS
     columns = max(1, int(_WIDTH // (max(map(len, names), default=1) * _LETTER + 40)))
     axes.legend(
@@ -276,7 +279,7 @@ def bars(
             va="center", color=MUTED, fontsize=points(11),
         )  # fmt: skip
     axes.set_xlim(0, max(totals, default=0) / size or 1)
-    axes.set_ylim(len(rows) - 0.5 if rows else 0.5, -0.5)
+    axes.set_ylim(len(rows) - 0.5 if rows else 0.5, -0.5)  # the first row is on top
     names = shortened_apart(list(rows), _LONGEST_NAME)
     axes.set_yticks(places, [plain(name) for name in names], color=INK, fontsize=points(12))
     axes.locator_params(axis="x", nbins=_TICKS)

@@ -179,6 +179,7 @@ def _variables(summary: Summary) -> dict[str, Any]:
     kinds = []
     for kind, label in KINDS.items():
         found = summary.of_kind(kind)
+        # Others are folded: slots repeat the names of weights, once or more for each.
         shown = found if kind == "weights" else []
         is_long = len(shown) > _ROWS_SHOWN
         if is_long:

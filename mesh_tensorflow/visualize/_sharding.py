@@ -102,6 +102,7 @@ class Sharding:
         holders: dict[tuple[int, ...], list[int]] = {}
         for pnum in range(self.mesh_impl.size):
             coordinates = pnum_to_processor_coordinates(self.mesh_impl.shape, pnum)
+            # A processor's part of a dimension is its coordinate along the axis that splits it.
             index = tuple(0 if a is None else coordinates[a] for a in self.mesh_axes)
             holders.setdefault(index, []).append(pnum)
         for number, index in enumerate(itertools.product(*map(range, self.parts))):
@@ -203,6 +204,7 @@ def _shown(shape: Shape, parts: Sequence[int], dims: Optional[Sequence[str]]) ->
         return tuple(names.index(d) for d in dims)
     split = [i for i, n in enumerate(parts) if n > 1]
     others = sorted((i for i, n in enumerate(parts) if n == 1), key=lambda i: -shape[i].size)
+    # In the order of the tensor again, so that a table has the earlier dimension as its rows.
     return tuple(sorted((split + others)[:2]))
 
 
@@ -375,7 +377,7 @@ def _fits(text: str, width: float) -> bool:
 def _labeled(axes: Any, columns: Sequence[str], rows: Sequence[str], names: Sequence[str]) -> None:
     """Labels a table: each column above it, each row at its left, with their dimensions."""
     axes.set_xlim(0, len(columns))
-    axes.set_ylim(len(rows), 0)
+    axes.set_ylim(len(rows), 0)  # rows count downward
     axes.xaxis.tick_top()
     axes.xaxis.set_label_position("top")
     axes.set_xticks([j + 0.5 for j, text in enumerate(columns) if text], [c for c in columns if c])
@@ -491,7 +493,7 @@ class _ShardingPicture:
             for p in tile.processors:
                 fits = _fits(str(p), width) and height >= _LEAST_LABELED
                 texts = str(p) if fits else "", f"processor {p}: "
-                self._cell(axes, divmod(p, columns), tile, texts)
+                self._cell(axes, divmod(p, columns), tile, texts)  # p = row * columns + column
 
 
 # -- of what a user names

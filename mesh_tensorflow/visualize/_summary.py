@@ -48,6 +48,7 @@ class Subject(NamedTuple):
 
 
 def _meshes(graph: Graph) -> list[Mesh]:
+    # In an order, unlike a set: headings tell of the first mesh.
     return list(dict.fromkeys(op.mesh for op in graph.operations))
 
 
@@ -193,6 +194,7 @@ def _row(variable: Variable, stored: Shape, kind: str, impl: MeshImpl) -> Variab
         variable.shape,
         slice_shape,
         split,
+        # Processors that differ only along axes that split no dimension hold equal slices.
         impl.size // parts,
         variable.size,
         variable.slice_dtype.name,

@@ -109,6 +109,7 @@ class TPUConfig(_TPUConfigFields):
                 f"TPUConfig: mesh_impl is {mesh_impl!r}; it should be one of "
                 f"{', '.join(map(repr, _MESH_IMPLS))}"
             )
+        # By identity: PER_SHARD_V1 is 1, which equals True.
         if per_host_input_for_training is True:
             per_host_input_for_training = InputPipelineConfig.PER_HOST_V1
         elif per_host_input_for_training is False:
@@ -193,6 +194,7 @@ class RunConfig(_RunConfig):
     def effective_session_config(self) -> tf.ConfigProto:
         """`session_config`, or the default with a logical CPU for each processor."""
         config = super().effective_session_config
+        # Only the default is changed, which is made anew each time: another one is the caller's.
         if self.session_config is None and shards_of_process(self):
             config.device_count["CPU"] = shards_of_process(self)
         return config
@@ -270,6 +272,7 @@ def devices_of(config: RunConfig) -> list[str]:
       config: a tpu.RunConfig; `num_shards` of its TPUConfig is the number of processors.
     """
     count = shards_of_process(config)
+    # The other processes of a cluster are taken to have as many as this one.
     gpus = tf.config.list_physical_devices("GPU")
     kind = "GPU" if len(gpus) >= count else "CPU"
     own = [f"/device:{kind}:{i}" for i in range(count)]

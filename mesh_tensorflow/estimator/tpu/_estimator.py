@@ -213,6 +213,7 @@ def as_estimator_spec(spec: TPUEstimatorSpec, host_call_every_n_steps: int = 1) 
         if operations is not None:
             hooks.append(HostCallHook(operations, host_call_every_n_steps))
     metrics = None
+    # In evaluation only: the function makes variables, of which training has no use.
     if spec.mode == ModeKeys.EVAL and spec.eval_metrics is not None:
         metrics = _call(spec.eval_metrics)
         if not isinstance(metrics, Mapping):
@@ -262,6 +263,7 @@ def replicated_spec(
     Raises:
       TypeError: the model function does not return a TPUEstimatorSpec.
     """
+    # A program returns tensors only, so that its spec leaves it by this list.
     specs: list[TPUEstimatorSpec] = []
     inputs = (features, labels)
 
@@ -316,6 +318,7 @@ def _outside(spec: TPUEstimatorSpec, results: Mapping[str, Any]) -> TPUEstimator
         values[name] = results.get(name)
     for name in _CALLS:
         if values[name] is not None:
+            # A function of no tensors has no results, and keeps its empty list.
             values[name] = (values[name][0], results.get(name, values[name][1]))
     return TPUEstimatorSpec(**values)
 
