@@ -423,7 +423,7 @@ def _mesh_impl(params: object, graph: mtf.Graph) -> mtf.MeshImpl:
     if _is_simd(params):
         return SimdMeshImpl(shape, layout)
     gpus = len(tf.config.list_physical_devices("GPU"))
-    devices = [f"/device:GPU:{i}" if shape.size == gpus else "" for i in range(shape.size)]
+    devices = [f"/device:GPU:{i}" if shape.size <= gpus else "" for i in range(shape.size)]
     return PlacementMeshImpl(shape, layout, devices)
 
 

@@ -7,6 +7,7 @@ python -m mesh_tensorflow.bert.run_squad --train_file=train-v1.1.json --do_train
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import random
@@ -301,11 +302,11 @@ def _write_features(
         is_training,
         features.append,
     )
-    writer = FeatureWriter(path, is_training)
-    # What does not fill a batch is dropped by the input; results of the copies are not asked for.
-    for feature in features + features[-1:] * (-len(features) % batch_size):
-        writer.process_feature(feature)
-    writer.close()
+    with contextlib.closing(FeatureWriter(path, is_training)) as writer:
+        # What does not fill a batch is dropped by the input; results of the copies are not asked
+        # for.
+        for feature in features + features[-1:] * (-len(features) % batch_size):
+            writer.process_feature(feature)
     return features
 
 

@@ -579,7 +579,7 @@ class EvalSpec(_EvalFields):
 
 def _check_number(called: str, name: str, value: Optional[float], least: int) -> None:
     # `not value >= least` and not `value < least`, which a NaN would pass.
-    if value is not None and (isinstance(value, bool) or not value >= least):
+    if value is not None and (isinstance(value, (bool, str)) or not value >= least):
         raise ValueError(f"{called}: {name} is {value!r}; it should be {least} or more")
 
 

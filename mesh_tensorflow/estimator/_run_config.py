@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Optional, Union
 
+import numpy as np
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._processes.processes import (
@@ -219,14 +220,15 @@ _DEFAULT_SAVE_SECS = 600
 
 def _at_least(least: int) -> Callable[[str, object], None]:
     def check(name: str, value: object) -> None:
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or value < least:
+        number = isinstance(value, (int, float, np.integer)) and not isinstance(value, bool)
+        if not number or not value >= least:  # type: ignore[operator]  # NaN is not less
             raise ValueError(f"RunConfig: {name} is {value!r}; it should be {least} or more")
 
     return check
 
 
 def _check_integer(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
         raise ValueError(f"RunConfig: {name} is {value!r}; it should be an integer")
 
 

@@ -201,7 +201,7 @@ class EvalOutput(ExportOutput):
         self,
         loss: Optional[tf.Tensor] = None,
         predictions: Union[tf.Tensor, Mapping[str, tf.Tensor], None] = None,
-        metrics: Optional[Mapping[str, tuple[tf.Tensor, tf.Operation]]] = None,
+        metrics: Optional[Mapping[str, tuple[tf.Tensor, Union[tf.Tensor, tf.Operation]]]] = None,
         mode: str = ModeKeys.EVAL,
     ) -> None:
         """Creates an EvalOutput.
@@ -231,6 +231,9 @@ class EvalOutput(ExportOutput):
             outputs["predictions" if name == "predictions" else f"predictions/{name}"] = value
         for name, (value, update) in (self.metrics or {}).items():
             outputs[f"metrics/{name}/value"] = tf.convert_to_tensor(value)
+            if isinstance(update, tf.Operation):  # a signature has tensors alone
+                with tf.control_dependencies([update]):
+                    update = tf.identity(outputs[f"metrics/{name}/value"])
             outputs[f"metrics/{name}/update_op"] = tf.convert_to_tensor(update)
         info = tf.saved_model.build_tensor_info
         return tf.saved_model.build_signature_def(

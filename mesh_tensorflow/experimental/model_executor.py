@@ -6,6 +6,7 @@ python -m mesh_tensorflow.experimental.model_executor --train_file_pattern=... \
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
@@ -488,8 +489,11 @@ def train_and_eval(report: Callable[[int, Scores, Scores], Any] = _log) -> Score
             # TensorFlow makes no FileWriter in eager code.
             with tf.Graph().as_default():
                 writer = tf.summary.FileWriter(folder)
-        training, evaluating = Model("train"), Model("eval")
-        try:
+        with contextlib.ExitStack() as stack:
+            if writer is not None:
+                stack.callback(writer.close)
+            training = stack.enter_context(contextlib.closing(Model("train")))
+            evaluating = stack.enter_context(contextlib.closing(Model("eval")))
             step = training.restore(directory)
             length = FLAGS.num_train_iterations_per_loop
             total = FLAGS.num_training_loops * length
@@ -503,11 +507,6 @@ def train_and_eval(report: Callable[[int, Scores, Scores], Any] = _log) -> Score
                     _write(writer, step, "train", trained)
                     _write(writer, step, "eval", scores)
                     report(step, trained, scores)
-        finally:
-            training.close()
-            evaluating.close()
-            if writer is not None:
-                writer.close()
     return scores
 
 

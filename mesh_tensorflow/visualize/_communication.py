@@ -120,8 +120,9 @@ class _NamedSums(Walk):
 
     def visit(self, op: Operation) -> None:
         """Visits one operation."""
-        self.found += [(op.name, c) for c in op.cost(self._mesh_impl).collectives]
+        # As in lowering: what it needs is summed before it communicates.
         self.sum_inputs(op)
+        self.found += [(op.name, c) for c in op.cost(self._mesh_impl).collectives]
 
 
 def _predicted(subject: Subject, outputs: Sequence[Tensor]) -> list[Item]:

@@ -390,7 +390,7 @@ def processor_devices(
 
     Returns:
       The devices named by the user; or equally many from each process of a cluster; or GPUs if
-      there are as many; or else logical CPUs on a SIMD mesh, and TensorFlow's choice elsewhere.
+      there are enough; or else logical CPUs on a SIMD mesh, and TensorFlow's choice elsewhere.
 
     Raises:
       ImportError: `mesh_impl` is "pjrt", and JAX is not installed.
@@ -415,7 +415,7 @@ def processor_devices(
     size = mesh_shape.size
     # TensorFlow chooses a GPU by itself where it may, which is not in a SIMD session.
     chooses = size == 1 and mesh_impl != "simd"
-    if not chooses and len(tf.config.list_physical_devices("GPU")) == size:
+    if not chooses and len(tf.config.list_physical_devices("GPU")) >= size:
         return [f"/device:GPU:{i}" for i in range(size)]
     return [f"/device:CPU:{i}" if mesh_impl == "simd" else "" for i in range(size)]
 
