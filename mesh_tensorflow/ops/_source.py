@@ -82,6 +82,7 @@ class Constant(Operation):
         def fill() -> tf.Tensor:
             value = tf.cast(self._value, y.dtype) if tf.is_tensor(self._value) else self._value
             if tf.is_tensor(value):
+                # tf.constant takes numbers of Python and NumPy, and no tensors.
                 return tf.fill(sizes, value)
             return tf.constant(value, dtype=y.dtype, shape=sizes)
 

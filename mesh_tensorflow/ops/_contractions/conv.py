@@ -301,6 +301,7 @@ class ConvNdOperation(Operation):
         self._check_inputs(tensors, what)
         check_dtypes(what, tensors)
         dtype = tensors[0].dtype
+        # Kernels of planes take int32 as well; those of volumes take floats alone.
         if not dtype.is_floating and (kind.rank, dtype) != (2, tf.int32):
             raise ValueError(
                 f"{what}: TensorFlow does not convolve {dtype.name} in {kind.rank} dimensions; "
@@ -382,6 +383,7 @@ class ConvNdOperation(Operation):
         """Convolves slice by slice; leaves a partial sum over split summed dimensions."""
         mesh_impl = lowering.mesh_impl(self)
         output = self.outputs[0]
+        # By the requested mesh: in the executed one, processors that share a device may be one.
         self._count(lowering, lowering.requested_impl(self))
         result = mesh_impl.slicewise(
             self._slice_fn(mesh_impl), *[lowering.tensors[x] for x in self.inputs]
@@ -414,6 +416,7 @@ class ConvNdOperation(Operation):
                 if sizes_name is not None:
                     arguments[sizes_name] = sizes
                 y = kernels[kind.rank](strides=kind.tf_strides, padding=kind.padding, **arguments)
+                # Of one row, TensorFlow's optimizer would take what is added to it for a bias.
                 y = never_with_bias(y)
             return mesh_impl.split_dims(y, shapes[computed], batch_dims(computed))
 

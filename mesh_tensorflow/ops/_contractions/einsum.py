@@ -165,11 +165,13 @@ class EinsumOperation(Operation):
             value = lowering.tensors[x]
             for axis_of_x, d in enumerate(x.shape):
                 if d in gathered:
+                    # A partial sum is summed first: a gather of its summands would move as much.
                     value = mesh_impl.allconcat(value.to_laid_out_tensor(), gathered[d], axis_of_x)
             values.append(value)
         lowering.count_collectives(self, "einsum_op")
         # Of the requested mesh: in the executed one, processors that share a device may be one.
         lowering.add_counter("einsum", self._computed_elements(lowering.requested_impl(self)))
+        # Without repetitions: the two differ where processors compute the same products.
         lowering.add_counter("einsum_unique", list_product(d.size for d in self._all_dims()))
         shapes = [x.shape for x in self.inputs]
         output = self.outputs[0]

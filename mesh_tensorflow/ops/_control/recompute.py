@@ -94,6 +94,7 @@ class RecomputeBudget:
         if needed > self.left:
             self.num_recomputed += 1
             return False
+        # For good: what all functions store is in memory together when the gradients begin.
         self.left -= needed
         self.num_stored += 1
         return True

@@ -320,6 +320,7 @@ class BinaryOpWithBroadcasting(Operation):
     @property
     def has_gradient(self) -> bool:
         """False, unless a subclass defines a gradient."""
+        # So gradients end at floordiv and mod, which are of this class, and do not fail there.
         return type(self) is not BinaryOpWithBroadcasting and super().has_gradient
 
     def gradient(self, unused_grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Optional[Tensor]]:
@@ -634,6 +635,7 @@ def divide(
     """
     x2 = beside("divide", x1, x2)  # type: ignore[arg-type]  # checks x1
     if not isinstance(x2, Tensor):
+        # As in the classic: a quotient may have another last digit than this product.
         return ScalarMultiplyOperation(x1, 1.0 / x2).outputs[0]  # type: ignore[arg-type]  # checks x1
     x1, x2 = _both_tensors("divide", x1, x2)
     # TensorFlow has no reciprocals of integers; XLA has, which are 0.

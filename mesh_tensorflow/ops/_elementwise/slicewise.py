@@ -120,6 +120,7 @@ class SlicewiseOperation(Operation):
         """Applies the TensorFlow function to each slice."""
         mesh_impl = lowering.mesh_impl(self)
         values = mesh_impl.slicewise(self._tf_fn, *[lowering.tensors[x] for x in self.inputs])
+        # A function with one output may return it in a tuple or as it is.
         values = values if len(self.outputs) > 1 or isinstance(values, tuple) else (values,)
         for y, value in zip(self.outputs, values):
             lowering.set_tensor_lowering(y, value)
@@ -232,6 +233,7 @@ def _tf_gradients(
     # By identity, as tf.Tensors may compare their values, and not be hashable.
     distinct = len({id(x) for x in xs}) == len(xs)
     grads: list = [None] * len(xs)
+    # A tf.Tensor that is given twice has one gradient there, which is that of both together.
     if distinct and not tf.executing_eagerly():
         grads = tf.gradients(ys, xs, grad_ys=list(dys), stop_gradients=xs)
     missing = any(g is None and is_differentiable(x.dtype) for g, x in zip(grads, xs))

@@ -247,6 +247,7 @@ class TopKOperation(Operation):
 
     def gradient(self, grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Optional[Tensor]]:
         """Multiplies dy by a one-hot of the chosen positions."""
+        # The indices are integers, so only the values have a gradient.
         if grad_ys[0] is None:
             return [None]
         x, dy, indices = self.inputs[0], grad_ys[0], self.outputs[1]
@@ -332,6 +333,7 @@ def _local_top_k(t: tf.Tensor, axis: int, k: int) -> tuple[tf.Tensor, tf.Tensor]
     if axis != last:
         order = [i for i in range(last + 1) if i != axis] + [axis]
         t = tf.transpose(t, order)
+    # Reductions are enough for one, and argmax too takes the first of equal elements.
     if k == 1:
         return tf.reduce_max(t, -1, keepdims=True), tf.expand_dims(
             tf.argmax(t, -1, output_type=tf.int32), -1
@@ -412,6 +414,7 @@ def nth_largest_element(
       name: a string or None.
     """
     reduced_dim = given_dimension("nth_largest_element", x, reduced_dim)
+    # In falling order, the last of the n + 1 largest is the one with n before it.
     k_dim = Dimension("_top_k_", n + 1)
     values, _ = top_k(x, reduced_dim, k_dim, name=name)
     # No layout splits k_dim, so it can be sliced in all of them.

@@ -96,6 +96,7 @@ class ShiftOperation(Operation):
         value = value.to_laid_out_tensor()
         parts = []
         for piece in self._pieces(mesh_impl):
+            # Cut before it is sent, so that only the elements that move are communicated.
             part = mesh_impl.slicewise(lambda t, p=piece: self._cut(t, p.begin, p.size), value)
             if piece.processors:
                 part = mesh_impl.shift_by_n_processors(
@@ -234,6 +235,7 @@ def _margin(
             begin = block_size_dim.size - width if from_left else 0
             edge = mtf.mtf_slice(x, begin, width, block_size_dim.name)
         if blocks_dim is not None:
+            # A left halo is the right edge of a block before, so that edges move to higher indices.
             edge = shift(edge, step * blocks, blocks_dim, wrap)
         # If it wraps around, a single block is its own neighbor, and its edge stays as it is.
         elif not wrap:

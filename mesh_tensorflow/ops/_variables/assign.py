@@ -209,6 +209,7 @@ class Assign(Operation):
     def cost(self, mesh_impl: MeshImpl) -> Cost:
         """Bytes read and written."""
         moved = sum(
+            # The new value is read, and the slices are written.
             2 * mesh_impl.laid_out_size(v.stored_shape) * v.slice_dtype.size
             for v in self._variables
         )
