@@ -349,6 +349,7 @@ def _distinct(
     """Returns the fastest layouts, and of nearly equally fast ones only the first."""
     program = estimator.program(memory_limit_bytes)
     found: list[Estimate] = []
+    # Each try excludes a layout, and many in a row may be as fast as the last one that is shown.
     for _ in range(1 + count * _TRIES):
         if found and len(found) >= count:
             break

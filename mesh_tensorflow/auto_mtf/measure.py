@@ -277,6 +277,7 @@ def _fitted(machine: Hardware, placement: str, runs: int, labels: Sequence[str])
 def _fit(columns: np.ndarray, target: np.ndarray) -> list[float]:
     """Solves a least-squares problem for nonnegative factors of columns."""
     factors = np.zeros(columns.shape[1])
+    # A column of zeros has no factor to fit, and would make the scale below 0.
     kept = [i for i in range(columns.shape[1]) if columns[:, i].any()]
     while kept:
         # Calls and bytes differ by orders of magnitude, so columns are scaled to 1, for the solver

@@ -191,6 +191,7 @@ class StepEstimator:
         self.parts = parts = parts or ProgramParts(mtf_graph, outputs)
         model = CostModel(self.mesh_shape, self.hardware, stored_layout)
         candidates = frozenset(self.space.dims)
+        # Meshes whose sizes divide the same dimensions have the same candidates and units.
         units = parts.units(candidates, stored_layout is not None)
         # By its text, since a Hardware has dictionaries and so no hash.
         known = parts.known(tuple(self.mesh_shape), repr(self.hardware))
@@ -211,6 +212,7 @@ class StepEstimator:
         """
         rules: dict[str, str] = {}
         for d, m in layout_pairs(layout):
+            # One layout is used for many models and meshes, as in a Lowering.
             if d not in self.space.dims or m not in self.space.mesh_sizes:
                 continue
             if rules.setdefault(d, m) != m:

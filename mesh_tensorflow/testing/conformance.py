@@ -167,6 +167,7 @@ class _Training:
 
         def program() -> list[Any]:
             lowering = mtf.Lowering(mesh.graph, {mesh: make_impl(_MESH, layout)})
+            # Taken from within: what runs it on all processors gives the Lowering to nobody.
             fetches.append(lowering.copy_masters_to_slices())
             fetches.append(lowering.copy_slices_to_masters())
             step = tf.group(*[lowering.lowered_operation(op) for op in updates])

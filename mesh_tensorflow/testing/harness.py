@@ -220,6 +220,7 @@ def random_layout(graph: mtf.Graph, mesh: str, seed: int) -> dict[str, int]:
     sizes = _mesh_shape(mesh).to_integer_list
     rng = random.Random(seed)
     names = splittable(operations)
+    # Otherwise the first names would take the mesh axes in each layout.
     rng.shuffle(names)
     rules: dict[str, int] = {}
     for name in names:

@@ -137,6 +137,7 @@ def check_gradients(program: Program, grads: Sequence[np.ndarray]) -> None:
     """
     rng = np.random.default_rng(2)
     wide = [table.wide(g) for g in grads]
+    # Several, since an error may be small along one of them.
     for _ in range(3):
         direction = [_normal(rng, g.shape, np.iscomplexobj(g)) for g in wide]
         # In float64, h^2 = 1e-12 and rounding by 1e-16 / h = 1e-10 are far below the tolerance.
@@ -166,5 +167,6 @@ def check_results(program: Program, dtype: str, values: Sequence[np.ndarray]) ->
         harness.assert_close(y, e, tolerance, f"{case.name}, output {i}")
     for i, g in zip(program.wrt, grads):
         assert g.shape == program.arrays[i].shape and g.dtype == program.arrays[i].dtype
+    # The tolerance is that of float32: gradients in bfloat16 are off by more.
     if dtype == "float32" and grads:
         check_gradients(program, grads)

@@ -343,6 +343,7 @@ class ConvNdOperation(Operation):
         """Returns the two other products of the same kind: each role is bilinear in the others."""
         # Each product is linear in either operand, and its gradients are the other two products.
         _, roles, computed, _ = self._form
+        # What it computes is an operand of the other two products: there, by its gradient.
         tensors = {**dict(zip(roles, self._inputs)), computed: gradient_of_output(grad_ys)}
         return [self._product_of(role, tensors) for role in roles]
 

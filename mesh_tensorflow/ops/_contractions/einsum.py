@@ -221,6 +221,7 @@ class EinsumOperation(Operation):
     def may_begin_sum(self, split: Collection[str]) -> bool:
         """A sum begins if a summed dimension is split."""
         kept = self._outputs[0].shape.dimension_names
+        # Also where `_plan` would gather the dimension: too often is allowed, too rarely is not.
         return any(d.name in split and d.name not in kept for d in self._all_dims())
 
     def pending_sums(self, mesh_impl: MeshImpl, pending: PendingSums) -> dict:

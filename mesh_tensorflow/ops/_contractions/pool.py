@@ -120,6 +120,7 @@ def _check_window(
             f"{what}: {pool_fn_string} takes [batch..., {rank} spatial dimensions, channels], "
             f"but {described} has {len(x.shape)} dimensions"
         )
+    # Without a whole window the result would be empty.
     small = [d for d, k in zip(x.shape[-rank - 1 : -1], ksize) if d.size < k]
     if small:
         raise ValueError(

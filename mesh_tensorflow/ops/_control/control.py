@@ -212,6 +212,7 @@ class StopGradient(Operation):
     def pending_sums(self, mesh_impl: MeshImpl, pending: PendingSums) -> dict:
         """The output is pending as the input is."""
         axes = pending.get(self.inputs[0])
+        # Not its axes: it is the same sum, for which the first use of either is charged.
         return {} if axes is None else {self.outputs[0]: self.inputs[0]}
 
 

@@ -207,6 +207,7 @@ class DelayOperation(Operation):
         for y, x, p in zip(self.outputs, xs, pending):
             value = mesh_impl.slicewise(late, x, *after)
             if p is not None:
+                # Still pending: what reads the delayed value may add it to other partial sums.
                 value = LazyAllreduceSum(mesh_impl, value, p.mesh_axes, p.add_counter_fn)
             lowering.set_tensor_lowering(y, value)
 

@@ -101,6 +101,7 @@ class SlicewiseOperation(Operation):
             Tensor(self, shape, dtype, index=i)
             for i, (shape, dtype) in enumerate(zip(output_shapes, output_dtypes, strict=True))
         ]
+        # Whole by default: nothing is known of what the function does along a dimension.
         self._initialize_splittable_and_unsplittable_dims(
             "unsplittable", [d.name for d in splittable_dims]
         )

@@ -290,6 +290,7 @@ class TopKOperation(Operation):
     ) -> tuple[LaidOutTensor, LaidOutTensor]:
         """Selects among the candidates of all processors along the mesh axis."""
         part = mesh_impl.slice_shape(Shape([self._reduced_dim]))[0]
+        # The k are the last dimension of each slice, wherever the dimension that is searched was.
         last = len(self.outputs[0].shape) - 1
         # Positions in the whole dimension, while it is still known which slice each is of.
         indices = mesh_impl.slicewise(

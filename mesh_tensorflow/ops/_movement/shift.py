@@ -126,6 +126,7 @@ class ShiftOperation(Operation):
 
     def _shift_whole(self, t: tf.Tensor) -> tf.Tensor:
         size = self._dim.size
+        # TensorFlow has a kernel for shifts that wrap around, and none for those that do not.
         if self._wrap:
             return tf.roll(t, self._offset, self._axis)
         # An offset beyond the size shifts out all, and no more than that.

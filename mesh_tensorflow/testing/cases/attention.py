@@ -29,6 +29,7 @@ def _with_weights(weights, fn, *args, **kwargs):
 
 
 def _softmax(x, extra=None):
+    # It cancels in the quotient, and keeps the exponentials from overflowing.
     largest = np.maximum(x.max(-1, keepdims=True), -np.inf if extra is None else extra)
     z = np.exp(x - largest).sum(-1, keepdims=True)
     if extra is not None:
