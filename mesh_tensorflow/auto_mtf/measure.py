@@ -128,6 +128,7 @@ def step_seconds(
                 fetches = _PLACEMENTS[placement](build, mesh_shape, layout)
                 session = tf.Session(config=session_config(mesh_shape.size))
                 session.run(tf.global_variables_initializer())
+                # Unlike session.run, it does not look the fetches up again in each step.
                 steps.append(session.make_callable(fetches))
                 sessions.append(session)
             done()
@@ -318,6 +319,7 @@ def measure_machine(
       A Hardware.
     """
     shared = placement == "shared"
+    # In one memory, rates are those of the whole machine; else each processor has its share.
     share = 1 if shared else processors
     kernels = 1 + len(_PRODUCTS) + len(_KERNELS) * len(_CONVOLUTIONS)
     labels = ("measure operations", "measure small steps", "measure larger steps")

@@ -99,6 +99,7 @@ class ProgramParts:
     def updates(self) -> Updates:
         """The Updates of the program."""
         if not self._updates:
+            # At the first use, as a search without stored layouts needs none.
             self._updates.append(find_updates(self.graph))
         return self._updates[0]
 

@@ -195,6 +195,7 @@ class Kinds:
         unknown = [k for k in kinds if k.name == "unknown" or (k.dims and k.why)]
         if unknown:
             return Kind("unknown", why=unknown[0].why)
+        # Rows come in, and none of their dimensions goes out: here the batch is reduced.
         if carried:
             return _reduced(op, kinds)
         if all(k.name in _FLAT for k in kinds):
@@ -406,6 +407,7 @@ class InMicrobatches:
         self._made = {y: op for op in operations for y in op.outputs}
         self._order = {op: i for i, op in enumerate(operations)}
         self._kinds = Kinds(self._batch_dim, self.number, rows)
+        # Variables are the same for all microbatches, as any Tensor is that has no kind of its own.
         self._kinds.add(op for op in operations if not isinstance(op, Variable))
         self._effects = [op for op in operations if isinstance(op, _EFFECTS)]
         self._check_inner(operations)
@@ -600,6 +602,7 @@ class InMicrobatches:
         self._totals.update(mapping)
         for op in self._effects:
             op._inputs = [self.value(x) for x in op.inputs]
+        # Last, so that assignments follow all that reads their variables.
         graph.operations.extend(self._effects)
 
     def value(self, y: Tensor) -> Tensor:

@@ -127,6 +127,7 @@ def _check_case(make_impl: MakeImpl, case: Case, most_layouts: int) -> None:
         layouts = harness.legal_layouts(program.graph, _MESH, case.whole, 64, case.alike)
         # Python's own hash of a string differs from process to process, and so would the layouts.
         chosen = harness.chosen_layouts(layouts, 0, zlib.crc32(case.name.encode()))
+        # The first one splits nothing: it is compared with NumPy, and the others with it.
         texts = ["", *(harness.layout_text(rules, _MESH) for rules in chosen[:most_layouts])]
         lowered = [
             _lowered(make_impl, _MESH, text, program.mesh, program.targets) for text in texts

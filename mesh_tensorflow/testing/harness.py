@@ -195,6 +195,7 @@ def legal_layouts(
     shapes = _together(operations)
     sizes = _mesh_shape(mesh).to_integer_list
     choices = [None, *range(len(sizes))]
+    # What is illegal by itself is left out first, since combinations grow exponentially.
     alone = {n: [a for a in choices if a is None or is_legal({n: a}, shapes, sizes)] for n in names}
     names = [n for n in names if len(alone[n]) > 1]
     total = int(np.prod([len(alone[n]) for n in names], dtype=float))

@@ -428,6 +428,7 @@ class ConvNdOperation(Operation):
     def _multiply_adds(self, image: str, sizes_of: Callable[[Shape], list[int]]) -> int:
         """Returns the number of products of elements of `image` and elements of the filter."""
         *window, wide, narrow = sizes_of(self._form.shapes[FILTER])
+        # Each pixel, in each of its channels, meets the window in all channels of the other image.
         pixels = list_product(sizes_of(self._form.shapes[image]))
         return pixels * list_product(window) * (wide if image == NARROW else narrow)
 

@@ -109,6 +109,7 @@ class ReduceOperation(Operation):
         )
         axes = self._reduced_mesh_axes(mesh_impl)
         if self._is_sum():
+            # Not summed before it is needed: until then, it may be added to other partial sums.
             lowering.set_partial_sum(y, value, axes, "reduce_op")
             return
         if axes:

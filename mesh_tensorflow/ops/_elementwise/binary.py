@@ -619,6 +619,7 @@ def multiply(
     output_shape = convert_to_shape(output_shape)
     # Without what neither has: mtf.einsum would report that as a slip, and here it is asked for.
     computed = Shape([d for d in output_shape if d in x1.shape or d in x2.shape])
+    # By an einsum, which also sums over dimensions that the output lacks.
     return mtf.broadcast(mtf.einsum([x1, x2], computed, name=name), output_shape)
 
 

@@ -19,6 +19,7 @@ __all__ = ["GenericGradOperation", "SlicewiseOperation", "cwise", "slicewise"]
 
 # The dtype of a complex number's parts.
 _PARTS = {tf.complex64: tf.float32, tf.complex128: tf.float64}
+# TensorFlow has no complex numbers with parts of other dtypes.
 _COMPLEX = {part: whole for whole, part in _PARTS.items()}
 
 

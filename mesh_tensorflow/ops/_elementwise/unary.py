@@ -525,6 +525,7 @@ def selu(x: Tensor) -> Tensor:
     [-1.111  0.     2.101]
     """
     check_real("selu", [x])
+    # Below 0, y = s (exp(x) - 1) has dy/dx = y + s, for s the product of its two constants.
     kernel = _from_output(lambda y, dy: _raw.SeluGrad(gradients=dy, outputs=y), "selu_grad")
     return cwise(tf.nn.selu, [x], name="selu", grad_function=kernel)
 
@@ -609,6 +610,7 @@ def sign(x: Tensor, name: Optional[str] = "sign") -> Tensor:
     [-1.  0.  1.]
     """
     check_real("sign", [x])
+    # It has the slope 0 everywhere but at 0, so nothing flows back through it.
     return cwise(tf.sign, [x], name=name, grad_function=lambda op, dy: [None])
 
 

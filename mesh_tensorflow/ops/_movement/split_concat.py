@@ -67,6 +67,7 @@ class SliceOperation(Operation):
 
     def gradient(self, grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Tensor]:
         """Pads dy with zeros where nothing was taken."""
+        # x[begin + i] is y[i], so dx is dy with zeros on both sides.
         after = self._dim.size - self._begin - self._size
         return [pad(gradient_of_output(grad_ys), [self._begin, after], self._dim.name)]
 

@@ -204,6 +204,7 @@ def precision(setting: Union[str, Precision]) -> Iterator[Precision]:
 def current_precision() -> Optional[Precision]:
     """Returns the mixed precision that is in force, or None."""
     chosen = _current.get()
+    # That of float32 counts as none: within a mixed one, it restores the usual behavior.
     return chosen if chosen is not None and chosen.is_mixed else None
 
 

@@ -92,6 +92,7 @@ def _local(x, qkvo, window, block):
     q, k, v, wo = _qkv(x, x, qkvo)
     at, memory = np.arange(n)[:, None], np.arange(-window, n)
     seen = (memory <= at) & (memory > at - block) & (memory >= at // block * block - window)
+    # Before the beginning are zeros, which take their share in the softmax.
     k, v = _padded(k, window), _padded(v, window)
     return _output(attend(q, k, v, hide(~seen)), wo)
 
