@@ -270,6 +270,7 @@ def _draw_times(axis: Any, names: list[str], seconds: list[Any], title: str) -> 
         axis.barh(places, values, left=begin, label=what, color=color)
         begin += values
     axis.set_yticks(places, shortened_apart(names, _LONGEST_NAME), fontsize="small")
+    # The longest comes first, and figures count from below.
     axis.invert_yaxis()
     axis.set_xlabel("ms")
     axis.set_title(title)

@@ -266,6 +266,7 @@ class GraphInterface:
                     dtype=self.get_tensor_dtype(name).as_datatype_enum,
                     shape=self.get_tensor_shape(name).as_proto() if counts else None,
                 )
+                # A node has one flag for all of its outputs.
                 node.is_final |= self.is_tensor_final(name)
         return graph
 

@@ -36,6 +36,7 @@ _PRODUCTS = [(256, 256, 256), (512, 512, 512), (1024, 256, 1024)]
 _CONVOLUTIONS = [(256, 15, 1, 16), (256, 15, 16, 16)]  # images, size, channels in and out
 _FILTER = 9
 _ELEMENTS = 1 << 21
+# The small one is mostly overhead, and the larger one computes and sends more.
 _FITTED = [
     {"batch": 8, "length": 8, "vocab": 16, "d_model": 8, "heads": 4, "d_kv": 4, "d_ff": 16},
     {"batch": 8, "length": 64, "vocab": 256, "d_model": 96, "heads": 4, "d_kv": 24, "d_ff": 384},

@@ -601,4 +601,5 @@ class _Search:
 
 def _divides(shape: Shape, stages: int) -> bool:
     """Returns whether a mesh dimension can split the stages."""
+    # Stages that are not split compute in bubbles as well, and gain nothing.
     return stages == 1 or any(d.size > 1 and stages % d.size == 0 for d in shape)

@@ -197,6 +197,7 @@ class RangeOperation(Operation):
         """Creates the operation; see `mtf_range`."""
         shape = Shape([dim])
         super().__init__([], mesh=mesh, name=name or "range")
+        # That of the Shape, as a plain pair of a name and a size may have been given.
         self._dim = shape.dims[0]
         self._outputs = [Tensor(self, shape, tf.as_dtype(dtype))]
 

@@ -215,6 +215,7 @@ def _check_checkpoint(make_impl: MakeImpl) -> None:
     expected = _losses(placement, "", 4)
     with tempfile.TemporaryDirectory() as directory:
         path = os.path.join(directory, "model.ckpt")
+        # Two steps before it, and two after it in each layout, are the four of a run without it.
         _losses(make_impl, _LAYOUTS[2], 2, save=path)
         for layout in _LAYOUTS:
             # A checkpoint holds whole masters, whatever the layout that it was written in.

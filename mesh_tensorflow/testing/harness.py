@@ -156,6 +156,7 @@ def splittable(operations: Sequence[mtf.Operation], whole: Iterable[str] = ()) -
     """Returns the dimension names that every operation allows to be split."""
     names = {n for op in operations for n in op._dimension_names()}
     no = set(whole).union(*(op.unsplittable_dims for op in operations))
+    # No layout splits anonymous dimensions, by which operations ask for whole values.
     return sorted(n for n in names - no if not n.startswith("_anonymous_"))
 
 

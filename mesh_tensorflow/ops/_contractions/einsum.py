@@ -178,6 +178,7 @@ class EinsumOperation(Operation):
         result = mesh_impl.slicewise(
             lambda *slices: einsum_slice(slices, shapes, output.shape, mesh_impl.einsum), *values
         )
+        # A sum along a split dimension is the sum, over processors, of those along their parts.
         axes = self._as_counted(mesh_impl, summed)
         lowering.set_partial_sum(output, result, axes, "einsum_op")
 

@@ -147,6 +147,7 @@ class ReduceOperation(Operation):
     def pending_sums(self, mesh_impl: MeshImpl, pending: PendingSums) -> dict:
         """The sum is pending over the mesh axes that split reduced dimensions."""
         axes = self._reduced_mesh_axes(mesh_impl)
+        # Sorted as in lowering, where sums over equal axes are added before they are communicated.
         return {self._outputs[0]: tuple(sorted(axes))} if axes and self._is_sum() else {}
 
 

@@ -497,6 +497,7 @@ class NormalizeOperation(_AlongDimension):
 
     def gradient(self, grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Optional[Tensor]]:
         """Returns dx by an operation of its own, from the output and the factor."""
+        # The second output is for this gradient alone, and `normalize` does not return it.
         if grad_ys[0] is None:
             return [None]
         # Of these two alone, so that neither the input nor its mean need be kept.

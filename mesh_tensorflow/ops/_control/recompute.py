@@ -111,8 +111,7 @@ class RecomputeBudget:
                     # None for a view of an input, which is stored in either case.
                     root[y] = root.get(x)
                 else:
-                    # Constants and weights take no room: they are made where they are read, or
-                    # stored anyway.
+                    # Constants are made where they are read, and weights are stored anyway.
                     root[y] = y if op.takes_memory else None
         # A set, since a value that several gradients read is stored once.
         read = {root.get(x) for op in backward for x in op.inputs}

@@ -206,6 +206,7 @@ def cumsum(x: Tensor, dim: Dimension, exclusive: bool = False) -> Tensor:
             "mtf.to_float on it first"
         )
     with tf.variable_scope("cumsum"):
+        # Of positions before and after, the einsum needs two dimensions, which must differ in name.
         new_name = "tmp_dim_cumsum"
         new_dim = Dimension(new_name, dim.size)
         new_shape = x.shape.rename_dimension(dim.name, new_name)

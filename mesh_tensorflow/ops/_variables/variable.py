@@ -563,6 +563,7 @@ class StackedVariable(Variable):
         self._parts = list(vs)
         first = vs[0]
         shape = Shape([Dimension("stacked", len(vs))]) + first.stored_shape
+        # Without an initializer: its slices are made of the masters of its parts.
         super().__init__(
             first.mesh, f"stacked/{first.name}", shape, first.dtype, None, first.trainable
         )
