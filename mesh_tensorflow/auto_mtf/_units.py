@@ -373,6 +373,7 @@ def program_units(
     units = [] if updates is None else _gathers(updates, candidates)
     for step in steps:
         finder.step(step)
+        # What is needed or passed on costs nothing but sums, which the finder has.
         if step.op is None:
             continue
         if isinstance(step.op, Assign):
@@ -631,6 +632,7 @@ class StepTime:
                 self._seconds(kind, self._space.layout(kind.dims, row)).total for row in rows
             ]
             column = np.array(seconds) * kind.times
+            # One column for all kinds of the same dimensions: the search asks only for their sum.
             found[kind.dims] = found.get(kind.dims, 0.0) + column
         return found
 

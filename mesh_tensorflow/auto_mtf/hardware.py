@@ -238,6 +238,7 @@ def hardware_profile(hardware: Union[str, Hardware, None] = None) -> Hardware:
     if isinstance(hardware, Hardware):
         return hardware
     name = DEFAULT if hardware is None else hardware
+    # Before files, so that a name means the same in each folder.
     if name in PROFILES:
         return PROFILES[name]
     if isinstance(name, str) and os.path.isfile(name):

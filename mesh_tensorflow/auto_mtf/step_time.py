@@ -269,6 +269,7 @@ class StepEstimator:
         program = self.program(memory_limit_bytes)
         found: list[Estimate] = []
         while len(found) < count:
+            # Each call leaves out what those before it have returned.
             layout = program.next_best()
             if layout is None:
                 break

@@ -186,6 +186,7 @@ class _Training:
             session.run(tf.global_variables_initializer())
             if restore:
                 self._saver.restore(session, restore)
+            # Initializers and savers write masters, and steps read slices.
             session.run(self._to_slices)
             losses = [float(session.run(self._step)[0]) for _ in range(steps)]
             if save:

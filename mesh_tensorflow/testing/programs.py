@@ -122,6 +122,7 @@ def _directional(program: Program, direction: Sequence[np.ndarray], step: float)
             ys = case.surrogate(*moved, at=at)
         else:
             ys = case.oracle(*moved)
+        # As in `dys`, integers and booleans are left out, which have no gradients.
         ys = [y for y in map(np.asarray, harness.as_list(ys)) if y.dtype.kind in "fc"]
         return sum(_product(table.wide(dy), y) for y, dy in zip(ys, program.dys, strict=True))
 
