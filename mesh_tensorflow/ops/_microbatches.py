@@ -185,6 +185,7 @@ class Kinds:
         if op.has_effect:  # its outputs are its first inputs, whatever it prints besides
             return kinds[index]
         if own:
+            # Also of what computes across examples: batch normalization is of a microbatch.
             return Kind("rows", own, _why_mixed(op, own, kinds))
         # An output is what the function returned, one of its last inputs; arguments do not count.
         if isinstance(op, CustomGradientOperation):

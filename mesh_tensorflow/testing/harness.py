@@ -287,6 +287,7 @@ def placings(
     kinds = _kinds(found)
     if thorough:
         return found + kinds
+    # By the seed, so that programs with other seeds try the other kinds.
     return found[:2] + [kinds[seed % len(kinds)]] if kinds else found[:2]
 
 
