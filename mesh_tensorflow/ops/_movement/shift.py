@@ -113,6 +113,7 @@ class ShiftOperation(Operation):
         if mesh_axis is None:
             return
         for processors, elements in self._kept_pieces(requested, mesh_axis):
+            # As in the classic, also for the piece that stays where it is, which is no collective.
             lowering.add_counter(f"shift[{processors}]", elements)
         lowering.count_collectives(self, None)
 
