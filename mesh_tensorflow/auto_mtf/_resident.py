@@ -496,6 +496,7 @@ class ResidentMemory(LiveMemory):
           mesh_sizes: a dictionary from mesh dimension names to sizes.
         """
         length = max(1, len(self._schedule))
+        # Variables have no operation that makes them: they are in memory from one step to the next.
         lives = dict.fromkeys((b.name for b in self._variables), (0, length - 1))
         blocks = {**{b.name: b for b in self._variables}, **self._blocks}
         change: dict[str, np.ndarray] = {}
@@ -511,6 +512,7 @@ class ResidentMemory(LiveMemory):
         self, time: int, layout: Mapping[str, str], mesh_sizes: Mapping[str, int]
     ) -> list[Held]:
         """Returns the live tensors at a time, largest first; see `in_use`."""
+        # A moment within a loop has the name of the loop, and the place of that in the schedule.
         place = self.at[: len(self._schedule)].index(self.at[time]) if self._schedule else 0
         lives = self._lives(self._schedule)
         blocks = list(self._variables)

@@ -143,6 +143,7 @@ class CostModel:
           collective: its Collective.
           impl: a MeshImpl.
         """
+        # By the slices of the sum: in one memory, processors that have the same slice share one.
         return self.collective(collective, self._parts(impl, [x]))
 
     def _parts(self, impl: MeshImpl, tensors: Iterable[Tensor]) -> int:
@@ -171,6 +172,7 @@ class CostModel:
         seconds = 0.0
         for count, link in levels:
             seconds += _COLLECTIVES[collective.kind](moved, count, link)
+            # Slow links come last in a reduction and first in a gather: both send parts over them.
             if collective.kind in ("allreduce", "reduce_scatter", "allconcat"):
                 moved /= count
         return seconds
@@ -217,6 +219,7 @@ def _allreduce(moved: float, count: int, link: Link) -> float:
 
 
 def _allconcat(moved: float, count: int, link: Link) -> float:
+    # Each part of the result passes through all other processors, one step at a time.
     return (count - 1) * (moved / count / link.bandwidth + link.latency)
 
 
@@ -227,6 +230,7 @@ def _alltoall(moved: float, count: int, link: Link) -> float:
 
 
 def _shift(moved: float, count: int, link: Link) -> float:
+    # A bandwidth of a ring counts both of its directions.
     directions = 2 if link.kind == "ring" else 1  # only one of the two is used
     return moved * directions / link.bandwidth + link.latency
 

@@ -177,6 +177,7 @@ def _batch_like(graph: Graph) -> tuple[str, int]:
         for d in dict.fromkeys(d for y in op.outputs for d in y.shape):
             count[d.name] += 1
             sizes.setdefault(d.name, set()).add(d.size)
+    # The batch is in most activations, and in no weight.
     for name, _ in count.most_common():
         if name in weights or name in unsplit:
             continue
@@ -206,6 +207,7 @@ def _gathers(operations: Iterable[Operation], weight_of: dict[Operation, Shape])
     weights = {op.value: op for op in weight_of if isinstance(op, Variable) and op.trainable}
     found: dict[Tensor, set[bool]] = {}
     for op in operations:
+        # Updates work on the parts, and need no whole weight.
         if op in weight_of or isinstance(op, Assign):
             continue
         inner = with_inner_operations(op.inner_operations)

@@ -63,6 +63,7 @@ def _steps(operations: Iterable[Operation], times: float, layer: Optional[str]) 
             continue
         # No partial sum enters a loop.
         yield Step(None, tuple(op.inputs), (), times, name)
+        # Iterations of loops in loops multiply.
         yield from _steps(loop.operations, times * loop.iterations, name)
         yield Step(None, tuple(loop.needed), tuple(loop.sums), times * loop.iterations, name)
 
@@ -157,6 +158,7 @@ class _CountedSums(Walk):
         self._mesh_impl = impl
         self.sum_inputs(op)
         self._mesh_impl = self._whole
+        # What an update makes of parts is in parts, too, for the operations of it that follow.
         if impl is not self._whole:
             self._in_parts.update(dict.fromkeys(op.outputs, impl))
 
@@ -371,6 +373,7 @@ def program_units(
     units = [] if updates is None else _gathers(updates, candidates)
     for step in steps:
         finder.step(step)
+        # What is needed or passed on costs nothing but sums, which the finder has.
         if step.op is None:
             continue
         if isinstance(step.op, Assign):
@@ -574,6 +577,7 @@ class StepTime:
 
     def _seconds(self, kind: _Kind, layout: Mapping[str, str]) -> Seconds:
         own = {d: layout[d] for d in kind.dims if d in layout}
+        # By its own dimensions, so that layouts that differ in others share what was computed.
         key = frozenset(own.items())
         if key not in kind.known:
             kind.known[key] = kind.unit.seconds(self._model, self._model.impl(own))
@@ -628,6 +632,7 @@ class StepTime:
                 self._seconds(kind, self._space.layout(kind.dims, row)).total for row in rows
             ]
             column = np.array(seconds) * kind.times
+            # One column for all kinds of the same dimensions: the search asks only for their sum.
             found[kind.dims] = found.get(kind.dims, 0.0) + column
         return found
 

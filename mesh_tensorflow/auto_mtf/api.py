@@ -164,6 +164,7 @@ def _objective(name: str, limit: Optional[float], hardware: Union[str, Hardware,
         raise ValueError(f"objective {name!r} is none of {', '.join(map(repr, _OBJECTIVES))}")
     if limit is not None and not limit > 0:
         raise ValueError(f"memory_limit_bytes={limit} must be more than 0, or None")
+    # Looked up at once, so that an unknown name is an error before any search.
     profile = hardware_profile(hardware)
     return lambda graph, shape, outputs: _OBJECTIVES[name](graph, shape, outputs, limit, profile)
 
@@ -179,6 +180,7 @@ def _least_memory(
     estimator = memory_estimator.MemoryEstimator(graph, mesh_shape, outputs)
     optimizer = layout_optimizer.LayoutOptimizer(estimator)
     found = optimizer.solve()
+    # Evaluated anew: amounts in the integer program may be rounded to a common unit.
     peak = optimizer.evaluate_layout(found)
     if limit is not None and peak > limit:
         raise step_time.MemoryLimitError(

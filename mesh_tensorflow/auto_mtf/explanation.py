@@ -270,6 +270,7 @@ def _draw_times(axis: Any, names: list[str], seconds: list[Any], title: str) -> 
         axis.barh(places, values, left=begin, label=what, color=color)
         begin += values
     axis.set_yticks(places, shortened_apart(names, _LONGEST_NAME), fontsize="small")
+    # The longest comes first, and figures count from below.
     axis.invert_yaxis()
     axis.set_xlabel("ms")
     axis.set_title(title)
@@ -349,6 +350,7 @@ def _distinct(
     """Returns the fastest layouts, and of nearly equally fast ones only the first."""
     program = estimator.program(memory_limit_bytes)
     found: list[Estimate] = []
+    # Each try excludes a layout, and many in a row may be as fast as the last one that is shown.
     for _ in range(1 + count * _TRIES):
         if found and len(found) >= count:
             break

@@ -52,6 +52,7 @@ class GraphInterface:
             raise TypeError(f"Graph is not tf.Graph or mtf.Graph: {type(graph)}")
         self.canonical_device = canonical_device
         operations: list[Any] = graph.operations if self._is_mtf else graph.get_operations()
+        # A copy of the list, as the graph may grow while a schedule counts on these numbers.
         self._operations: dict[str, Any] = {op.name: op for op in operations}
         self._tensors: dict[str, Any] = {t.name: t for op in operations for t in op.outputs}
         self._final: set[str] = set()
@@ -218,6 +219,7 @@ class GraphInterface:
         Raises:
           KeyError: there is no such tensor.
         """
+        # For its error alone, if there is no such tensor.
         self._tensor(tensor_name)
         self._final.add(tensor_name)
 
@@ -264,6 +266,7 @@ class GraphInterface:
                     dtype=self.get_tensor_dtype(name).as_datatype_enum,
                     shape=self.get_tensor_shape(name).as_proto() if counts else None,
                 )
+                # A node has one flag for all of its outputs.
                 node.is_final |= self.is_tensor_final(name)
         return graph
 
@@ -287,6 +290,7 @@ class GraphInterface:
             born = list(self.get_operation_output_names(operations[number]))
             for name in inputs[number]:
                 readers[name] -= 1
+            # Also of what is made here, if nothing reads it: it is live at this operation alone.
             done = (n for n in [*inputs[number], *born] if not readers[n])
             yield MemoryChange(born, [n for n in done if n not in self._final])
 

@@ -102,6 +102,7 @@ class Hardware:
         # apart.
         stride = math.prod(mesh_shape.to_integer_list[mesh_axis + 1 :])
         # A node has node_size // stride of them in a row.
+        # A common divisor: of 6 in a row and nodes of 4, no node cuts groups of 2.
         within = math.gcd(dim.size, max(1, self.node_size // stride))
         parts = [(within, self.node_link), (dim.size // within, self.link)]
         return [(size, link) for size, link in parts if size > 1]
@@ -237,6 +238,7 @@ def hardware_profile(hardware: Union[str, Hardware, None] = None) -> Hardware:
     if isinstance(hardware, Hardware):
         return hardware
     name = DEFAULT if hardware is None else hardware
+    # Before files, so that a name means the same in each folder.
     if name in PROFILES:
         return PROFILES[name]
     if isinstance(name, str) and os.path.isfile(name):

@@ -36,6 +36,7 @@ _PRODUCTS = [(256, 256, 256), (512, 512, 512), (1024, 256, 1024)]
 _CONVOLUTIONS = [(256, 15, 1, 16), (256, 15, 16, 16)]  # images, size, channels in and out
 _FILTER = 9
 _ELEMENTS = 1 << 21
+# The small one is mostly overhead, and the larger one computes and sends more.
 _FITTED = [
     {"batch": 8, "length": 8, "vocab": 16, "d_model": 8, "heads": 4, "d_kv": 4, "d_ff": 16},
     {"batch": 8, "length": 64, "vocab": 256, "d_model": 96, "heads": 4, "d_kv": 24, "d_ff": 384},
@@ -128,6 +129,7 @@ def step_seconds(
                 fetches = _PLACEMENTS[placement](build, mesh_shape, layout)
                 session = tf.Session(config=session_config(mesh_shape.size))
                 session.run(tf.global_variables_initializer())
+                # Unlike session.run, it does not look the fetches up again in each step.
                 steps.append(session.make_callable(fetches))
                 sessions.append(session)
             done()
@@ -277,6 +279,7 @@ def _fitted(machine: Hardware, placement: str, runs: int, labels: Sequence[str])
 def _fit(columns: np.ndarray, target: np.ndarray) -> list[float]:
     """Solves a least-squares problem for nonnegative factors of columns."""
     factors = np.zeros(columns.shape[1])
+    # A column of zeros has no factor to fit, and would make the scale below 0.
     kept = [i for i in range(columns.shape[1]) if columns[:, i].any()]
     while kept:
         # Calls and bytes differ by orders of magnitude, so columns are scaled to 1, for the solver
@@ -317,6 +320,7 @@ def measure_machine(
       A Hardware.
     """
     shared = placement == "shared"
+    # In one memory, rates are those of the whole machine; else each processor has its share.
     share = 1 if shared else processors
     kernels = 1 + len(_PRODUCTS) + len(_KERNELS) * len(_CONVOLUTIONS)
     labels = ("measure operations", "measure small steps", "measure larger steps")

@@ -144,6 +144,7 @@ def _attention(x: mtf.Tensor, inner: list[mtf.Dimension], dtype: mtf.VariableDTy
         k, v = (mtf.transpose(t, [batch, heads, memory_length, d_kv]) for t in (k, v))
         earlier, later = (mtf.range(x.mesh, d, tf.int32) for d in (length, memory_length))
         late = mtf.less(earlier, later, output_shape=[length, memory_length])
+        # Added to logits, it leaves no weight to positions that come later.
         mask = mtf.cast(late, x.dtype) * MASKED_LOGIT
         y = mtf.layers.dot_product_attention(q, k, v, mask, is_training=True)
         y = mtf.transpose(y, [batch, length, heads, d_kv])

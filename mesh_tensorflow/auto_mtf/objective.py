@@ -122,6 +122,7 @@ def peak_memory(
     for born, dead in graph.memory_changes(schedule):
         now += sum(size[name] for name in born)
         peak = max(peak, now)
+        # After the peak is noted: what an operation reads last is still there while it runs.
         now -= sum(size[name] for name in dead)
     return peak
 

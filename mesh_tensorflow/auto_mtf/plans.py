@@ -302,6 +302,7 @@ def plan_of(choice: Choice, estimator: StepEstimator, estimate: Estimate) -> Pla
         staged = choice.stages > 1 and op not in updates and _is_staged(op)
         again = op.original is not None
         if staged or again:
+            # Without communication: both numbers are told as parts of the time of computing.
             seconds = model.operation(op, impl).compute
             in_stages += staged * seconds
             recomputed += again * seconds
@@ -450,6 +451,7 @@ class _Search:
             # Each candidate in a graph of its own: variables of two would have the same names.
             with tf.Graph().as_default():
                 built = build(choice)
+        # One that cannot be built is a result to tell, and does not end the search.
         except ValueError as e:
             self._lost.append(Lost(choice, None, f"cannot be built: {e}"))
             return
@@ -465,6 +467,7 @@ class _Search:
         for shape in shapes:
             seen = set()
             for stored in stored_layouts(shape, [zero]):
+                # Of mesh dimensions with one size and equal links, one stands for all.
                 alike = self._alike(shape, stored)
                 if alike not in seen:
                     seen.add(alike)
@@ -487,6 +490,7 @@ class _Search:
         # The most promising first: what it finds is below the lower bounds of many others.
         for estimator in sorted(estimators, key=lambda e: floors[e][0]):
             least_seconds, least_bytes = floors[estimator]
+            # A lower bound of all layouts: if it is too much, none of this mesh fits.
             if self._limit is not None and least_bytes > self._limit:
                 continue
             # What takes longer is lost in any case, and need not be found.
@@ -504,6 +508,7 @@ class _Search:
         self, choice: Choice, zero: int, floors: dict[StepEstimator, tuple[float, int]]
     ) -> Lost:
         """Returns why a family has no layout that is fast enough and fits."""
+        # Only for a family that has none, since the least memory takes a search of its own.
         least = self._least_memory({e: floor for e, (_, floor) in floors.items()})
         if self._limit is None or least.estimate.peak_bytes <= self._limit:
             why = f"takes more than {self._within:.3g} times as long as the best"
@@ -596,4 +601,5 @@ class _Search:
 
 def _divides(shape: Shape, stages: int) -> bool:
     """Returns whether a mesh dimension can split the stages."""
+    # Stages that are not split compute in bubbles as well, and gain nothing.
     return stages == 1 or any(d.size > 1 and stages % d.size == 0 for d in shape)

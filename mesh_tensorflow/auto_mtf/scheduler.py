@@ -101,6 +101,7 @@ class _ListSchedule:
                 # release, so that schedules and hence peak memory agree.
                 (reader,) = self.readers[t]
                 self._credit(reader, self.size[t] * self.inputs[reader].count(t))
+        # An operation that takes a tensor twice is one reader of it.
         for t in dict.fromkeys(self.inputs[number]):
             del self.readers[t][number]
             # For the same reason, the last created tensor is tested, not this one.

@@ -99,6 +99,7 @@ class ProgramParts:
     def updates(self) -> Updates:
         """The Updates of the program."""
         if not self._updates:
+            # At the first use, as a search without stored layouts needs none.
             self._updates.append(find_updates(self.graph))
         return self._updates[0]
 
@@ -191,6 +192,7 @@ class StepEstimator:
         self.parts = parts = parts or ProgramParts(mtf_graph, outputs)
         model = CostModel(self.mesh_shape, self.hardware, stored_layout)
         candidates = frozenset(self.space.dims)
+        # Meshes whose sizes divide the same dimensions have the same candidates and units.
         units = parts.units(candidates, stored_layout is not None)
         # By its text, since a Hardware has dictionaries and so no hash.
         known = parts.known(tuple(self.mesh_shape), repr(self.hardware))
@@ -211,6 +213,7 @@ class StepEstimator:
         """
         rules: dict[str, str] = {}
         for d, m in layout_pairs(layout):
+            # One layout is used for many models and meshes, as in a Lowering.
             if d not in self.space.dims or m not in self.space.mesh_sizes:
                 continue
             if rules.setdefault(d, m) != m:
@@ -266,6 +269,7 @@ class StepEstimator:
         program = self.program(memory_limit_bytes)
         found: list[Estimate] = []
         while len(found) < count:
+            # Each call leaves out what those before it have returned.
             layout = program.next_best()
             if layout is None:
                 break

@@ -43,6 +43,7 @@ class LayoutValidator:
         self._divisor: dict[str, int] = {}
         forbidden: set[str] = set()
         for operation in with_inner_operations(mtf_graph.operations):
+            # By name, since a layout rule holds for all tensors that have the name.
             forbidden |= operation.unsplittable_dims
             for tensor in operation.outputs:
                 for d in tensor.shape:

@@ -134,4 +134,5 @@ def scalar_summary(name: str, x: Tensor) -> Operation:
     Raises:
       ValueError: `x` has dimensions.
     """
+    # In a pipeline the Tensor has the values of all stages, and is no scalar.
     return ScalarSummaryOperation(name, x) if x.graph.stages is None else x.operation

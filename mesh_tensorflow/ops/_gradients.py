@@ -54,6 +54,7 @@ def gradients(
     needed = _reached_from(xs, operations)
     # sums[x] = d(sum of ys) / dx, through those users of x that have been visited.
     sums: dict[Tensor, Tensor] = {}
+    # Added and not set: a Tensor may be given twice among `ys`, and then counts twice.
     for y, dy in zip(ys, grad_ys, strict=True):
         if not isinstance(dy, Tensor):
             dy = Constant(y.mesh, 1.0 if dy is None else dy, y.shape, y.dtype).outputs[0]
@@ -64,6 +65,7 @@ def gradients(
         # visited, and its gradient is complete, when the turn of the operation comes.
         for op in reversed(operations):
             dys = [sums.get(y) for y in op.outputs]
+            # Without a gradient, as of stop_gradient, what has flowed this far ends here.
             if not op.has_gradient or all(dy is None for dy in dys):
                 continue
             if not any(x in needed for x in op.inputs):
@@ -71,6 +73,8 @@ def gradients(
             with graph.gradient_scope(op):
                 dxs = op.gradient(dys)
                 for x, dx in zip(op.inputs, dxs, strict=True):
+                    # An operation gives the gradients of all inputs; those that lead to none of
+                    # `xs` go no further.
                     if dx is not None and x in needed:
                         _accumulate(sums, x, dx)
     return [sums.get(x) for x in xs]

@@ -185,6 +185,7 @@ class Kinds:
         if op.has_effect:  # its outputs are its first inputs, whatever it prints besides
             return kinds[index]
         if own:
+            # Also of what computes across examples: batch normalization is of a microbatch.
             return Kind("rows", own, _why_mixed(op, own, kinds))
         # An output is what the function returned, one of its last inputs; arguments do not count.
         if isinstance(op, CustomGradientOperation):
@@ -195,6 +196,7 @@ class Kinds:
         unknown = [k for k in kinds if k.name == "unknown" or (k.dims and k.why)]
         if unknown:
             return Kind("unknown", why=unknown[0].why)
+        # Rows come in, and none of their dimensions goes out: here the batch is reduced.
         if carried:
             return _reduced(op, kinds)
         if all(k.name in _FLAT for k in kinds):
@@ -406,6 +408,7 @@ class InMicrobatches:
         self._made = {y: op for op in operations for y in op.outputs}
         self._order = {op: i for i, op in enumerate(operations)}
         self._kinds = Kinds(self._batch_dim, self.number, rows)
+        # Variables are the same for all microbatches, as any Tensor is that has no kind of its own.
         self._kinds.add(op for op in operations if not isinstance(op, Variable))
         self._effects = [op for op in operations if isinstance(op, _EFFECTS)]
         self._check_inner(operations)
@@ -600,6 +603,7 @@ class InMicrobatches:
         self._totals.update(mapping)
         for op in self._effects:
             op._inputs = [self.value(x) for x in op.inputs]
+        # Last, so that assignments follow all that reads their variables.
         graph.operations.extend(self._effects)
 
     def value(self, y: Tensor) -> Tensor:

@@ -53,6 +53,7 @@ class RandomOperation(Operation):
 
     def seed(self) -> Optional[int]:
         """Returns its seed; None if neither the operation nor the program has one."""
+        # Without any seed, it is None: each run of the program draws other values.
         given = self._kwargs.get("seed")
         return self._number if given is None and program_seed() is not None else given
 
@@ -69,6 +70,7 @@ class RandomOperation(Operation):
 
 
 def _random(mesh: Mesh, shape: ShapeLike, tf_fn: Callable, **kwargs: Any) -> Tensor:
+    # Layers of a pipeline are built once for all stages, each of which draws values of its own.
     if isinstance(mesh, Mesh) and mesh.graph.stages is not None:
         return mesh.graph.stages.random(convert_to_shape(shape), tf_fn, **kwargs)
     return RandomOperation(mesh, shape, tf_fn, **kwargs).outputs[0]
@@ -170,6 +172,7 @@ def dropout(
       ValueError: not exactly one of `keep_prob` and `rate` is given, or it is out of range.
     """
     is_training, keep_prob = _dropout_arguments(is_training, keep_prob, rate)
+    # A tf scalar is not known yet: it gets a mask, also where it turns out to be 1.
     if not is_training or (isinstance(keep_prob, (int, float)) and keep_prob == 1.0):
         return x
     noise_shape = x.shape if noise_shape is None else convert_to_shape(noise_shape)
@@ -212,6 +215,7 @@ def sample_with_temperature(
     Returns:
       An int32 Tensor without `dim`.
     """
+    # The limit of small temperatures, without the noise, which would be multiplied by 0.
     if temperature == 0.0:
         return mtf.argmax(logits, dim, name=name)
     tiny = 1e-9  # avoids the logarithm of 0

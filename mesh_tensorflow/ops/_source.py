@@ -82,6 +82,7 @@ class Constant(Operation):
         def fill() -> tf.Tensor:
             value = tf.cast(self._value, y.dtype) if tf.is_tensor(self._value) else self._value
             if tf.is_tensor(value):
+                # tf.constant takes numbers of Python and NumPy, and no tensors.
                 return tf.fill(sizes, value)
             return tf.constant(value, dtype=y.dtype, shape=sizes)
 
@@ -196,6 +197,7 @@ class RangeOperation(Operation):
         """Creates the operation; see `mtf_range`."""
         shape = Shape([dim])
         super().__init__([], mesh=mesh, name=name or "range")
+        # That of the Shape, as a plain pair of a name and a size may have been given.
         self._dim = shape.dims[0]
         self._outputs = [Tensor(self, shape, tf.as_dtype(dtype))]
 

@@ -127,6 +127,7 @@ def _check_case(make_impl: MakeImpl, case: Case, most_layouts: int) -> None:
         layouts = harness.legal_layouts(program.graph, _MESH, case.whole, 64, case.alike)
         # Python's own hash of a string differs from process to process, and so would the layouts.
         chosen = harness.chosen_layouts(layouts, 0, zlib.crc32(case.name.encode()))
+        # The first one splits nothing: it is compared with NumPy, and the others with it.
         texts = ["", *(harness.layout_text(rules, _MESH) for rules in chosen[:most_layouts])]
         lowered = [
             _lowered(make_impl, _MESH, text, program.mesh, program.targets) for text in texts
@@ -167,6 +168,7 @@ class _Training:
 
         def program() -> list[Any]:
             lowering = mtf.Lowering(mesh.graph, {mesh: make_impl(_MESH, layout)})
+            # Taken from within: what runs it on all processors gives the Lowering to nobody.
             fetches.append(lowering.copy_masters_to_slices())
             fetches.append(lowering.copy_slices_to_masters())
             step = tf.group(*[lowering.lowered_operation(op) for op in updates])
@@ -184,6 +186,7 @@ class _Training:
             session.run(tf.global_variables_initializer())
             if restore:
                 self._saver.restore(session, restore)
+            # Initializers and savers write masters, and steps read slices.
             session.run(self._to_slices)
             losses = [float(session.run(self._step)[0]) for _ in range(steps)]
             if save:
@@ -213,6 +216,7 @@ def _check_checkpoint(make_impl: MakeImpl) -> None:
     expected = _losses(placement, "", 4)
     with tempfile.TemporaryDirectory() as directory:
         path = os.path.join(directory, "model.ckpt")
+        # Two steps before it, and two after it in each layout, are the four of a run without it.
         _losses(make_impl, _LAYOUTS[2], 2, save=path)
         for layout in _LAYOUTS:
             # A checkpoint holds whole masters, whatever the layout that it was written in.

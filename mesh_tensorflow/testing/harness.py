@@ -156,6 +156,7 @@ def splittable(operations: Sequence[mtf.Operation], whole: Iterable[str] = ()) -
     """Returns the dimension names that every operation allows to be split."""
     names = {n for op in operations for n in op._dimension_names()}
     no = set(whole).union(*(op.unsplittable_dims for op in operations))
+    # No layout splits anonymous dimensions, by which operations ask for whole values.
     return sorted(n for n in names - no if not n.startswith("_anonymous_"))
 
 
@@ -195,6 +196,7 @@ def legal_layouts(
     shapes = _together(operations)
     sizes = _mesh_shape(mesh).to_integer_list
     choices = [None, *range(len(sizes))]
+    # What is illegal by itself is left out first, since combinations grow exponentially.
     alone = {n: [a for a in choices if a is None or is_legal({n: a}, shapes, sizes)] for n in names}
     names = [n for n in names if len(alone[n]) > 1]
     total = int(np.prod([len(alone[n]) for n in names], dtype=float))
@@ -220,6 +222,7 @@ def random_layout(graph: mtf.Graph, mesh: str, seed: int) -> dict[str, int]:
     sizes = _mesh_shape(mesh).to_integer_list
     rng = random.Random(seed)
     names = splittable(operations)
+    # Otherwise the first names would take the mesh axes in each layout.
     rng.shuffle(names)
     rules: dict[str, int] = {}
     for name in names:
@@ -284,6 +287,7 @@ def placings(
     kinds = _kinds(found)
     if thorough:
         return found + kinds
+    # By the seed, so that programs with other seeds try the other kinds.
     return found[:2] + [kinds[seed % len(kinds)]] if kinds else found[:2]
 
 

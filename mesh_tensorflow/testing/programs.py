@@ -122,6 +122,7 @@ def _directional(program: Program, direction: Sequence[np.ndarray], step: float)
             ys = case.surrogate(*moved, at=at)
         else:
             ys = case.oracle(*moved)
+        # As in `dys`, integers and booleans are left out, which have no gradients.
         ys = [y for y in map(np.asarray, harness.as_list(ys)) if y.dtype.kind in "fc"]
         return sum(_product(table.wide(dy), y) for y, dy in zip(ys, program.dys, strict=True))
 
@@ -137,6 +138,7 @@ def check_gradients(program: Program, grads: Sequence[np.ndarray]) -> None:
     """
     rng = np.random.default_rng(2)
     wide = [table.wide(g) for g in grads]
+    # Several, since an error may be small along one of them.
     for _ in range(3):
         direction = [_normal(rng, g.shape, np.iscomplexobj(g)) for g in wide]
         # In float64, h^2 = 1e-12 and rounding by 1e-16 / h = 1e-10 are far below the tolerance.
@@ -166,5 +168,6 @@ def check_results(program: Program, dtype: str, values: Sequence[np.ndarray]) ->
         harness.assert_close(y, e, tolerance, f"{case.name}, output {i}")
     for i, g in zip(program.wrt, grads):
         assert g.shape == program.arrays[i].shape and g.dtype == program.arrays[i].dtype
+    # The tolerance is that of float32: gradients in bfloat16 are off by more.
     if dtype == "float32" and grads:
         check_gradients(program, grads)

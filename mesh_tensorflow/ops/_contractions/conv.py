@@ -301,6 +301,7 @@ class ConvNdOperation(Operation):
         self._check_inputs(tensors, what)
         check_dtypes(what, tensors)
         dtype = tensors[0].dtype
+        # Kernels of planes take int32 as well; those of volumes take floats alone.
         if not dtype.is_floating and (kind.rank, dtype) != (2, tf.int32):
             raise ValueError(
                 f"{what}: TensorFlow does not convolve {dtype.name} in {kind.rank} dimensions; "
@@ -342,6 +343,7 @@ class ConvNdOperation(Operation):
         """Returns the two other products of the same kind: each role is bilinear in the others."""
         # Each product is linear in either operand, and its gradients are the other two products.
         _, roles, computed, _ = self._form
+        # What it computes is an operand of the other two products: there, by its gradient.
         tensors = {**dict(zip(roles, self._inputs)), computed: gradient_of_output(grad_ys)}
         return [self._product_of(role, tensors) for role in roles]
 
@@ -382,6 +384,7 @@ class ConvNdOperation(Operation):
         """Convolves slice by slice; leaves a partial sum over split summed dimensions."""
         mesh_impl = lowering.mesh_impl(self)
         output = self.outputs[0]
+        # By the requested mesh: in the executed one, processors that share a device may be one.
         self._count(lowering, lowering.requested_impl(self))
         result = mesh_impl.slicewise(
             self._slice_fn(mesh_impl), *[lowering.tensors[x] for x in self.inputs]
@@ -414,6 +417,7 @@ class ConvNdOperation(Operation):
                 if sizes_name is not None:
                     arguments[sizes_name] = sizes
                 y = kernels[kind.rank](strides=kind.tf_strides, padding=kind.padding, **arguments)
+                # Of one row, TensorFlow's optimizer would take what is added to it for a bias.
                 y = never_with_bias(y)
             return mesh_impl.split_dims(y, shapes[computed], batch_dims(computed))
 
@@ -424,6 +428,7 @@ class ConvNdOperation(Operation):
     def _multiply_adds(self, image: str, sizes_of: Callable[[Shape], list[int]]) -> int:
         """Returns the number of products of elements of `image` and elements of the filter."""
         *window, wide, narrow = sizes_of(self._form.shapes[FILTER])
+        # Each pixel, in each of its channels, meets the window in all channels of the other image.
         pixels = list_product(sizes_of(self._form.shapes[image]))
         return pixels * list_product(window) * (wide if image == NARROW else narrow)
 

@@ -165,17 +165,20 @@ class EinsumOperation(Operation):
             value = lowering.tensors[x]
             for axis_of_x, d in enumerate(x.shape):
                 if d in gathered:
+                    # A partial sum is summed first: a gather of its summands would move as much.
                     value = mesh_impl.allconcat(value.to_laid_out_tensor(), gathered[d], axis_of_x)
             values.append(value)
         lowering.count_collectives(self, "einsum_op")
         # Of the requested mesh: in the executed one, processors that share a device may be one.
         lowering.add_counter("einsum", self._computed_elements(lowering.requested_impl(self)))
+        # Without repetitions: the two differ where processors compute the same products.
         lowering.add_counter("einsum_unique", list_product(d.size for d in self._all_dims()))
         shapes = [x.shape for x in self.inputs]
         output = self.outputs[0]
         result = mesh_impl.slicewise(
             lambda *slices: einsum_slice(slices, shapes, output.shape, mesh_impl.einsum), *values
         )
+        # A sum along a split dimension is the sum, over processors, of those along their parts.
         axes = self._as_counted(mesh_impl, summed)
         lowering.set_partial_sum(output, result, axes, "einsum_op")
 
@@ -219,6 +222,7 @@ class EinsumOperation(Operation):
     def may_begin_sum(self, split: Collection[str]) -> bool:
         """A sum begins if a summed dimension is split."""
         kept = self._outputs[0].shape.dimension_names
+        # Also where `_plan` would gather the dimension: too often is allowed, too rarely is not.
         return any(d.name in split and d.name not in kept for d in self._all_dims())
 
     def pending_sums(self, mesh_impl: MeshImpl, pending: PendingSums) -> dict:

@@ -80,6 +80,7 @@ def pool_fn(pool_fn_string: str) -> Callable:
         # First within the planes, then across them.
         planes = pool_planes(x, ksize[1:], strides[1:], padding)
         depth, height, width, channels = planes.shape.as_list()[-4:]
+        # [depth, height * width] is a plane, in which a window of [k, 1] pools along depth alone.
         columns = tf.reshape(planes, [*batch, depth, height * width, channels])
         y = pool_planes(columns, [ksize[0], 1], [strides[0], 1], padding)
         return tf.reshape(y, [*batch, y.shape.as_list()[-3], height, width, channels])
@@ -119,6 +120,7 @@ def _check_window(
             f"{what}: {pool_fn_string} takes [batch..., {rank} spatial dimensions, channels], "
             f"but {described} has {len(x.shape)} dimensions"
         )
+    # Without a whole window the result would be empty.
     small = [d for d, k in zip(x.shape[-rank - 1 : -1], ksize) if d.size < k]
     if small:
         raise ValueError(
@@ -254,6 +256,7 @@ class PoolBackPropOperation(Operation):
         # A mean gives each element the same share of dy, so its transpose is the mean itself.
         if mean == self._pool_fn_string:
             return [None, None, PoolOperation(reached, ksize, ksize, mean).outputs[0]]
+        # Of ones, it is 1 at the elements that equal the maximum of their window, and 0 elsewhere.
         is_maximum = pool_backprop(x, y, mtf.ones_like(dy), ksize, ksize, self._pool_fn_string)
         masked = mtf.multiply(reached, is_maximum)
         gathered = PoolOperation(masked, ksize, ksize, mean).outputs[0]
@@ -298,8 +301,10 @@ def _spread(y: tf.Tensor, ksize: Sequence[int], sizes: Sequence[int]) -> tf.Tens
     apart = [size for count in counts for size in (count, 1)]
     apart[0] *= batch
     repeats = [size for k in ksize for size in (1, k)]
+    # [count, 1] tiled by [1, k], then merged, has each element k times in a row.
     spread = tf.tile(tf.reshape(y, [*apart, channels]), [*repeats, 1])
     covered = [count * k for count, k in zip(counts, ksize)]
+    # Windows may leave out the end of the image, which is filled with 0.
     rest = [[0, n - c] for n, c in zip(sizes[-rank - 1 : -1], covered)]
     spread = tf.reshape(spread, [batch, *covered, channels])
     if any(after for _, after in rest):
@@ -330,6 +335,7 @@ def _grouped(what: str, tensor: Tensor, pool_dim: Dimension, pool_size: int) -> 
         )
     low = Dimension("_low", pool_size)
     high = Dimension(pool_dim.name, pool_dim.size // pool_size)
+    # A reshape is row-major: the neighbors of a group differ in the last of the two dimensions.
     return mtf.replace_dimensions(tensor, pool_dim, [high, low]), low
 
 

@@ -109,6 +109,7 @@ class ReduceOperation(Operation):
         )
         axes = self._reduced_mesh_axes(mesh_impl)
         if self._is_sum():
+            # Not summed before it is needed: until then, it may be added to other partial sums.
             lowering.set_partial_sum(y, value, axes, "reduce_op")
             return
         if axes:
@@ -146,6 +147,7 @@ class ReduceOperation(Operation):
     def pending_sums(self, mesh_impl: MeshImpl, pending: PendingSums) -> dict:
         """The sum is pending over the mesh axes that split reduced dimensions."""
         axes = self._reduced_mesh_axes(mesh_impl)
+        # Sorted as in lowering, where sums over equal axes are added before they are communicated.
         return {self._outputs[0]: tuple(sorted(axes))} if axes and self._is_sum() else {}
 
 
@@ -202,6 +204,7 @@ class BroadcastOperation(Operation):
     def lower(self, lowering: LoweringLike) -> None:
         """Broadcasts slice by slice."""
         x, y = self.inputs[0], self.outputs[0]
+        # A partial sum is summed here, while it is small: repeated, its allreduce would move more.
         value = lowering.mesh_impl(self).broadcast_impl(lowering.tensors[x], x.shape, y.shape)
         lowering.set_tensor_lowering(y, value)
 
@@ -311,6 +314,7 @@ def reduce_mean(
     with tf.variable_scope(name, default_name="reduce_mean"):
         if shape == x.shape:
             return x
+        # By sizes of the whole: a processor's slice may have only a part of what is summed.
         number = list_product(d.size for d in x.shape if d not in shape)
         # The mean of no elements is NaN, as in NumPy.
         return divided_sum(reduce_sum(x, output_shape=shape), number)
@@ -438,8 +442,10 @@ def reduce_first(tensor: Tensor, reduced_dim: Dimension) -> Tensor:
     """
     check_dimension("reduce_first", tensor, reduced_dim)
     is_first = mtf.equal(mtf.mtf_range(tensor.mesh, reduced_dim, dtype=tf.int32), 0)
+    # No number for the dimension itself: if it is split, each processor has only its positions.
     sizes = [-1 if d == reduced_dim else 1 for d in tensor.shape]
 
+    # A diagonal matrix of 0 and 1 is its own transpose, so its gradient is the same function.
     def alone(x: Tensor) -> Tensor:
         return mtf.slicewise(
             # A selection: a product with 0 would keep an Inf or NaN of the others.

@@ -69,7 +69,9 @@ class SoftmaxOperation(Operation):
         y, dy = self.outputs[0], gradient_of_output(grad_ys)
         rest = y.shape - self._dim
         if self._log:
+            # The slope of y_i along x_j is [i = j] - softmax_j, and softmax = exp(y).
             return [dy - mtf.exp(y) * mtf.reduce_sum(dy, output_shape=rest)]
+        # The slope of y_i along x_j is y_i ([i = j] - y_j).
         return [(dy - mtf.reduce_sum(dy * y, output_shape=rest)) * y]
 
     def lower(self, lowering: LoweringLike) -> None:
@@ -153,6 +155,7 @@ def reduce_logsumexp(
         total = mtf.reduce_sum(mtf.exp(x - largest), output_shape=shape)
         if extra_logit is not None:
             total += mtf.exp(extra_logit - largest)
+        # log(sum of exp(x)) = log(sum of exp(x - largest)) + largest.
         return mtf.log(total) + largest
 
 
@@ -178,6 +181,7 @@ def log_softmax(
       name: a string or None.
     """
     if extra_logit is not None:
+        # TensorFlow's fused kernel takes no further logit, so here it is made of parts.
         return x - reduce_logsumexp(x, reduced_dim, extra_logit=extra_logit, name=name)
     return SoftmaxOperation(x, reduced_dim, True, name or "log_softmax").outputs[0]
 
@@ -233,6 +237,7 @@ class _OfIds(Operation):
         return tf.reshape(x if order == sorted(order) else tf.transpose(x, order), [-1])
 
     def _is_id(self, ids: tf.Tensor) -> tf.Tensor:
+        # By the whole vocabulary: `_within` asks only for the slice of one processor.
         return tf.logical_and(ids >= 0, ids < constant(self._dim.size, ids.dtype))
 
     def _within(self, ids: tf.Tensor, part: int, coordinate: tuple) -> tuple[tf.Tensor, tf.Tensor]:
@@ -290,6 +295,7 @@ class CrossEntropyOperation(_OfIds):
         """Reduces rows of the logits, and sums over the mesh if the vocabulary is split."""
         mesh_impl = lowering.mesh_impl(self)
         lowering.count_collectives(self, "reduce_op")
+        # Computed once: a lazy value would be made again by each of the three reductions.
         logits, ids = (lowering.tensors[x].to_laid_out_tensor() for x in self.inputs)
         part = mesh_impl.slice_shape(self.inputs[0].shape)[
             self.inputs[0].shape.dims.index(self._dim)
@@ -319,6 +325,7 @@ class CrossEntropyOperation(_OfIds):
             # No processor has an id out of range: what was found for it is 0, and y has no meaning.
             return tf.reshape(tf.where(known, y, tf.zeros_like(y)), sizes)
 
+        # First the maximum, of all processors: without it, exponentials in the sum may overflow.
         most = over_vocab("MAX", lambda x: tf.reduce_max(self._rows(x), axis=1), logits)
         total = over_vocab("SUM", sums, logits, most)
         found = over_vocab("SUM", picked, logits, ids, *self._coordinate(mesh_impl))
@@ -335,6 +342,7 @@ class CrossEntropyOperation(_OfIds):
         collectives: tuple[Collective, ...] = ()
         if axis is not None:
             n = mesh_impl.laid_out_size(y.shape)
+            # Of the maximum, of the sum, and of the logits at the ids.
             collectives = (Collective("allreduce", (axis,), n, n * y.dtype.size),) * 3
         base = _cost(self, mesh_impl)
         return Cost(base.flops, base.bytes, collectives)
@@ -489,6 +497,7 @@ class NormalizeOperation(_AlongDimension):
 
     def gradient(self, grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Optional[Tensor]]:
         """Returns dx by an operation of its own, from the output and the factor."""
+        # The second output is for this gradient alone, and `normalize` does not return it.
         if grad_ys[0] is None:
             return [None]
         # Of these two alone, so that neither the input nor its mean need be kept.

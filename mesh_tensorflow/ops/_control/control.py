@@ -42,6 +42,7 @@ class Depend(Operation):
         for d in dependencies:
             if not isinstance(d, (Tensor, Operation)):
                 raise ValueError(f"depend: {d!r} is neither a mtf.Tensor nor a mtf.Operation")
+        # What it waits for is no input: an order has no gradient.
         super().__init__([x], name=name or "depend")
         self._dependencies = list(dependencies)
         self._outputs = [Tensor(self, x.shape, x.dtype)]
@@ -211,6 +212,7 @@ class StopGradient(Operation):
     def pending_sums(self, mesh_impl: MeshImpl, pending: PendingSums) -> dict:
         """The output is pending as the input is."""
         axes = pending.get(self.inputs[0])
+        # Not its axes: it is the same sum, for which the first use of either is charged.
         return {} if axes is None else {self.outputs[0]: self.inputs[0]}
 
 
@@ -398,6 +400,7 @@ def custom_gradient(fn: Callable, grad_fn: Callable, explicit_inputs: Sequence[T
         explicit_inputs, explicit_inputs + external, outputs, grad_fn, forward
     )
     for inner in forward:
+        # A variable is an input of the function, so that other uses of it have gradients, too.
         if not isinstance(inner, Variable):
             for y in inner.outputs:
                 # Gradients flow through the function as a whole; a use of an inner value beside it

@@ -94,6 +94,7 @@ class RecomputeBudget:
         if needed > self.left:
             self.num_recomputed += 1
             return False
+        # For good: what all functions store is in memory together when the gradients begin.
         self.left -= needed
         self.num_stored += 1
         return True
@@ -110,6 +111,7 @@ class RecomputeBudget:
                     # None for a view of an input, which is stored in either case.
                     root[y] = root.get(x)
                 else:
+                    # Constants are made where they are read, and weights are stored anyway.
                     root[y] = y if op.takes_memory else None
         # A set, since a value that several gradients read is stored once.
         read = {root.get(x) for op in backward for x in op.inputs}
@@ -206,6 +208,7 @@ class DelayOperation(Operation):
         for y, x, p in zip(self.outputs, xs, pending):
             value = mesh_impl.slicewise(late, x, *after)
             if p is not None:
+                # Still pending: what reads the delayed value may add it to other partial sums.
                 value = LazyAllreduceSum(mesh_impl, value, p.mesh_axes, p.add_counter_fn)
             lowering.set_tensor_lowering(y, value)
 

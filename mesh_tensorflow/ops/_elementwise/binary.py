@@ -320,6 +320,7 @@ class BinaryOpWithBroadcasting(Operation):
     @property
     def has_gradient(self) -> bool:
         """False, unless a subclass defines a gradient."""
+        # So gradients end at floordiv and mod, which are of this class, and do not fail there.
         return type(self) is not BinaryOpWithBroadcasting and super().has_gradient
 
     def gradient(self, unused_grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Optional[Tensor]]:
@@ -618,6 +619,7 @@ def multiply(
     output_shape = convert_to_shape(output_shape)
     # Without what neither has: mtf.einsum would report that as a slip, and here it is asked for.
     computed = Shape([d for d in output_shape if d in x1.shape or d in x2.shape])
+    # By an einsum, which also sums over dimensions that the output lacks.
     return mtf.broadcast(mtf.einsum([x1, x2], computed, name=name), output_shape)
 
 
@@ -634,6 +636,7 @@ def divide(
     """
     x2 = beside("divide", x1, x2)  # type: ignore[arg-type]  # checks x1
     if not isinstance(x2, Tensor):
+        # As in the classic: a quotient may have another last digit than this product.
         return ScalarMultiplyOperation(x1, 1.0 / x2).outputs[0]  # type: ignore[arg-type]  # checks x1
     x1, x2 = _both_tensors("divide", x1, x2)
     # TensorFlow has no reciprocals of integers; XLA has, which are 0.

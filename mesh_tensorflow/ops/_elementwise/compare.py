@@ -158,6 +158,7 @@ def where(
     check_tensors("where", [condition])
     mask = mtf.cast(condition, if_true.dtype)
     taken = multiply(if_true, mask, output_shape)
+    # The usual mask: a second product would only add zeros.
     if not isinstance(if_false, Tensor) and isinstance(if_false, (int, float)) and if_false == 0:
         return taken
     other = multiply(if_false, mtf.cast(mtf.logical_not(condition), if_true.dtype), output_shape)
@@ -196,6 +197,7 @@ class SelectOperation(Operation):
 
         def selected(*slices: tf.Tensor) -> tf.Tensor:
             broadcast = (broadcast_slice(t, x.shape, shape) for t, x in zip(slices, self.inputs))
+            # The where of TensorFlow 1 does not broadcast.
             return tile_slice(tf.where_v2(*broadcast), sizes)
 
         value = mesh_impl.slicewise(selected, *(lowering.tensors[x] for x in self.inputs))

@@ -19,6 +19,7 @@ __all__ = ["GenericGradOperation", "SlicewiseOperation", "cwise", "slicewise"]
 
 # The dtype of a complex number's parts.
 _PARTS = {tf.complex64: tf.float32, tf.complex128: tf.float64}
+# TensorFlow has no complex numbers with parts of other dtypes.
 _COMPLEX = {part: whole for whole, part in _PARTS.items()}
 
 
@@ -101,6 +102,7 @@ class SlicewiseOperation(Operation):
             Tensor(self, shape, dtype, index=i)
             for i, (shape, dtype) in enumerate(zip(output_shapes, output_dtypes, strict=True))
         ]
+        # Whole by default: nothing is known of what the function does along a dimension.
         self._initialize_splittable_and_unsplittable_dims(
             "unsplittable", [d.name for d in splittable_dims]
         )
@@ -120,6 +122,7 @@ class SlicewiseOperation(Operation):
         """Applies the TensorFlow function to each slice."""
         mesh_impl = lowering.mesh_impl(self)
         values = mesh_impl.slicewise(self._tf_fn, *[lowering.tensors[x] for x in self.inputs])
+        # A function with one output may return it in a tuple or as it is.
         values = values if len(self.outputs) > 1 or isinstance(values, tuple) else (values,)
         for y, value in zip(self.outputs, values):
             lowering.set_tensor_lowering(y, value)
@@ -232,6 +235,7 @@ def _tf_gradients(
     # By identity, as tf.Tensors may compare their values, and not be hashable.
     distinct = len({id(x) for x in xs}) == len(xs)
     grads: list = [None] * len(xs)
+    # A tf.Tensor that is given twice has one gradient there, which is that of both together.
     if distinct and not tf.executing_eagerly():
         grads = tf.gradients(ys, xs, grad_ys=list(dys), stop_gradients=xs)
     missing = any(g is None and is_differentiable(x.dtype) for g, x in zip(grads, xs))

@@ -144,6 +144,7 @@ def conj(x: Tensor, name: Optional[str] = "conj") -> Tensor:
     """
     if not is_complex(x):
         return x
+    # conj(a + i b) = a - i b, so dL/db changes its sign, and the gradient is the conjugate of dy.
     return cwise(tf.math.conj, [x], name=name, grad_function=lambda op, dy: [conj(dy)])
 
 
@@ -322,6 +323,7 @@ def log(x: Tensor, name: Optional[str] = "log") -> Tensor:
     >>> print(np.round(mtf.log(x).numpy(), 3))
     [0.    0.693 1.386]
     """
+    # y = log(x) has dy/dx = 1 / x.
     kernel = _from_input(lambda x, dy: dy / x, "log_grad")
     return cwise(tf.math.log, [x], name=name, grad_function=kernel)
 
@@ -333,6 +335,7 @@ def exp(x: Tensor, name: Optional[str] = "exp") -> Tensor:
     >>> print(np.round(mtf.exp(x).numpy(), 3))
     [ 2.718  7.389 54.598]
     """
+    # y = exp(x) has dy/dx = y.
     return cwise(tf.exp, [x], name=name, grad_function=lambda op, dy: [dy * conj(op.outputs[0])])
 
 
@@ -355,6 +358,7 @@ def tanh(x: Tensor, name: Optional[str] = "tanh") -> Tensor:
     >>> print(np.round(mtf.tanh(x).numpy(), 3))
     [-0.762  0.     0.964]
     """
+    # y = tanh(x) has dy/dx = 1 - y^2.
     kernel = _from_output(lambda y, dy: _raw.TanhGrad(y=tf.math.conj(y), dy=dy), "tanh_grad")
     return cwise(tf.tanh, [x], name=name, grad_function=kernel)
 
@@ -400,6 +404,7 @@ def silu(x: Tensor) -> Tensor:
 
 
 def _swish_forward(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    # The second output, as the gradient would otherwise compute the exponential again.
     s = tf.sigmoid(x)
     return x * s, s
 
@@ -507,6 +512,7 @@ def elu(x: Tensor) -> Tensor:
     [-0.632  0.     2.   ]
     """
     check_real("elu", [x])
+    # Below 0, y = exp(x) - 1 has dy/dx = y + 1, so the kernel needs no exponential.
     kernel = _from_output(lambda y, dy: _raw.EluGrad(gradients=dy, outputs=y), "elu_grad")
     return cwise(tf.nn.elu, [x], name="elu", grad_function=kernel)
 
@@ -519,6 +525,7 @@ def selu(x: Tensor) -> Tensor:
     [-1.111  0.     2.101]
     """
     check_real("selu", [x])
+    # Below 0, y = s (exp(x) - 1) has dy/dx = y + s, for s the product of its two constants.
     kernel = _from_output(lambda y, dy: _raw.SeluGrad(gradients=dy, outputs=y), "selu_grad")
     return cwise(tf.nn.selu, [x], name="selu", grad_function=kernel)
 
@@ -531,6 +538,7 @@ def softplus(x: Tensor) -> Tensor:
     [0.313 0.693 2.127]
     """
     check_real("softplus", [x])
+    # y = log(1 + exp(x)) has dy/dx = sigmoid(x).
     kernel = _from_input(lambda x, dy: _raw.SoftplusGrad(gradients=dy, features=x), "softplus_grad")
     return cwise(tf.math.softplus, [x], name="softplus", grad_function=kernel)
 
@@ -602,6 +610,7 @@ def sign(x: Tensor, name: Optional[str] = "sign") -> Tensor:
     [-1.  0.  1.]
     """
     check_real("sign", [x])
+    # It has the slope 0 everywhere but at 0, so nothing flows back through it.
     return cwise(tf.sign, [x], name=name, grad_function=lambda op, dy: [None])
 
 

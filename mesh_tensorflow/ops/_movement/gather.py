@@ -28,6 +28,7 @@ def is_worthwhile(weights: Tensor, indices: Tensor, dim: Dimension, output_shape
     # tf.gather combines every index with every row; it matches no dimension that both have.
     apart = dim in weights.shape.dims and len(set(dims)) == len(dims)
     apart = apart and set(dims) == set(output_shape.dims)
+    # Layouts go by names, and could not split two dimensions of one name apart.
     names = [d.name for d in [dim, *dims]]
     known = weights.dtype.is_floating and indices.dtype in (tf.int32, tf.int64)
     return known and apart and len(set(names)) == len(names) and weights.shape.size >= _LARGE

@@ -206,6 +206,7 @@ def cumsum(x: Tensor, dim: Dimension, exclusive: bool = False) -> Tensor:
             "mtf.to_float on it first"
         )
     with tf.variable_scope("cumsum"):
+        # Of positions before and after, the einsum needs two dimensions, which must differ in name.
         new_name = "tmp_dim_cumsum"
         new_dim = Dimension(new_name, dim.size)
         new_shape = x.shape.rename_dimension(dim.name, new_name)
@@ -247,6 +248,7 @@ class TopKOperation(Operation):
 
     def gradient(self, grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Optional[Tensor]]:
         """Multiplies dy by a one-hot of the chosen positions."""
+        # The indices are integers, so only the values have a gradient.
         if grad_ys[0] is None:
             return [None]
         x, dy, indices = self.inputs[0], grad_ys[0], self.outputs[1]
@@ -289,6 +291,7 @@ class TopKOperation(Operation):
     ) -> tuple[LaidOutTensor, LaidOutTensor]:
         """Selects among the candidates of all processors along the mesh axis."""
         part = mesh_impl.slice_shape(Shape([self._reduced_dim]))[0]
+        # The k are the last dimension of each slice, wherever the dimension that is searched was.
         last = len(self.outputs[0].shape) - 1
         # Positions in the whole dimension, while it is still known which slice each is of.
         indices = mesh_impl.slicewise(
@@ -332,6 +335,7 @@ def _local_top_k(t: tf.Tensor, axis: int, k: int) -> tuple[tf.Tensor, tf.Tensor]
     if axis != last:
         order = [i for i in range(last + 1) if i != axis] + [axis]
         t = tf.transpose(t, order)
+    # Reductions are enough for one, and argmax too takes the first of equal elements.
     if k == 1:
         return tf.reduce_max(t, -1, keepdims=True), tf.expand_dims(
             tf.argmax(t, -1, output_type=tf.int32), -1
@@ -412,6 +416,7 @@ def nth_largest_element(
       name: a string or None.
     """
     reduced_dim = given_dimension("nth_largest_element", x, reduced_dim)
+    # In falling order, the last of the n + 1 largest is the one with n before it.
     k_dim = Dimension("_top_k_", n + 1)
     values, _ = top_k(x, reduced_dim, k_dim, name=name)
     # No layout splits k_dim, so it can be sliced in all of them.

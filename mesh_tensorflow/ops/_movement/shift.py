@@ -96,6 +96,7 @@ class ShiftOperation(Operation):
         value = value.to_laid_out_tensor()
         parts = []
         for piece in self._pieces(mesh_impl):
+            # Cut before it is sent, so that only the elements that move are communicated.
             part = mesh_impl.slicewise(lambda t, p=piece: self._cut(t, p.begin, p.size), value)
             if piece.processors:
                 part = mesh_impl.shift_by_n_processors(
@@ -112,6 +113,7 @@ class ShiftOperation(Operation):
         if mesh_axis is None:
             return
         for processors, elements in self._kept_pieces(requested, mesh_axis):
+            # As in the classic, also for the piece that stays where it is, which is no collective.
             lowering.add_counter(f"shift[{processors}]", elements)
         lowering.count_collectives(self, None)
 
@@ -125,6 +127,7 @@ class ShiftOperation(Operation):
 
     def _shift_whole(self, t: tf.Tensor) -> tf.Tensor:
         size = self._dim.size
+        # TensorFlow has a kernel for shifts that wrap around, and none for those that do not.
         if self._wrap:
             return tf.roll(t, self._offset, self._axis)
         # An offset beyond the size shifts out all, and no more than that.
@@ -234,6 +237,7 @@ def _margin(
             begin = block_size_dim.size - width if from_left else 0
             edge = mtf.mtf_slice(x, begin, width, block_size_dim.name)
         if blocks_dim is not None:
+            # A left halo is the right edge of a block before, so that edges move to higher indices.
             edge = shift(edge, step * blocks, blocks_dim, wrap)
         # If it wraps around, a single block is its own neighbor, and its edge stays as it is.
         elif not wrap:

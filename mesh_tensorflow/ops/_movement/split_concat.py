@@ -67,12 +67,14 @@ class SliceOperation(Operation):
 
     def gradient(self, grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Tensor]:
         """Pads dy with zeros where nothing was taken."""
+        # x[begin + i] is y[i], so dx is dy with zeros on both sides.
         after = self._dim.size - self._begin - self._size
         return [pad(gradient_of_output(grad_ys), [self._begin, after], self._dim.name)]
 
     def lower(self, lowering: LoweringLike) -> None:
         """Slices along a dimension that is not split."""
         mesh_impl = lowering.mesh_impl(self)
+        # Of the slice: a processor takes all of its part of dimensions that are split.
         sizes = mesh_impl.slice_shape(self.outputs[0].shape)
         begin = [self._begin if axis == self._axis else 0 for axis in range(len(sizes))]
         value = mesh_impl.slicewise(
@@ -182,6 +184,7 @@ class ConcatOperation(Operation):
         self._axis = first.dims.index(first.get_dim_by_name(concat_dim_name))
         for x in xs[1:]:
             rest = x.shape.dims[: self._axis] + x.shape.dims[self._axis + 1 :]
+            # Slices are joined by position, so the dimensions must be in one order, too.
             if (
                 x.shape.dimension_names != first.dimension_names
                 or rest != first.dims[: self._axis] + first.dims[self._axis + 1 :]
@@ -293,6 +296,7 @@ class SplitOperation(Operation):
         """Splits slice by slice; the dimension is not split."""
         mesh_impl = lowering.mesh_impl(self)
         equal = len(set(self._output_sizes)) == 1
+        # By their number, tf.split makes equal parts without a tensor of sizes.
         how = len(self._output_sizes) if equal else self._output_sizes
         values = mesh_impl.slicewise(
             lambda t: tuple(tf.split(t, how, axis=self._axis)), lowering.tensors[self.inputs[0]]
@@ -349,6 +353,7 @@ class StackOperation(Operation):
                 f"{name or 'stack'}: axis={axis} is no place in {xs[0].shape}: a new dimension can "
                 f"stand at 0 to {len(dims)}, or at {-len(dims) - 1} to -1 counted from the end"
             )
+        # Counted in the result, which has one dimension more: -1 is the place after the last.
         axis = axis if axis >= 0 else len(dims) + 1 + axis
         dims.insert(axis, Dimension(dim_name, len(xs)))
         check_names_differ(name or "stack", Shape(dims), xs[0].shape)

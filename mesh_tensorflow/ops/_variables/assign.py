@@ -200,6 +200,7 @@ class Assign(Operation):
                 operations.append(laid_out.assign_to_slices(self._assign_fn, slices))
         done = operations[0] if len(operations) == 1 else tf.group(operations)
         lowering.operations[self] = done
+        # They are done as one: what waits for an assignment to one variable waits for all of them.
         lowering.assigned.update(dict.fromkeys(self._variables, done))
 
     def cost_key(self) -> tuple:
@@ -209,6 +210,7 @@ class Assign(Operation):
     def cost(self, mesh_impl: MeshImpl) -> Cost:
         """Bytes read and written."""
         moved = sum(
+            # The new value is read, and the slices are written.
             2 * mesh_impl.laid_out_size(v.stored_shape) * v.slice_dtype.size
             for v in self._variables
         )

@@ -62,6 +62,7 @@ class MtfCheckpointSaverListener(tf.train.CheckpointSaverListener):
           session: the session whose variables are saved.
           global_step_value: the global step.
         """
+        # Savers know the masters alone, and training updates the slices.
         session.run(self._copy)
         tf.logging.info("copied slices to masters at step %d", global_step_value)
 

@@ -204,6 +204,7 @@ def precision(setting: Union[str, Precision]) -> Iterator[Precision]:
 def current_precision() -> Optional[Precision]:
     """Returns the mixed precision that is in force, or None."""
     chosen = _current.get()
+    # That of float32 counts as none: within a mixed one, it restores the usual behavior.
     return chosen if chosen is not None and chosen.is_mixed else None
 
 
@@ -562,6 +563,7 @@ class StackedVariable(Variable):
         self._parts = list(vs)
         first = vs[0]
         shape = Shape([Dimension("stacked", len(vs))]) + first.stored_shape
+        # Without an initializer: its slices are made of the masters of its parts.
         super().__init__(
             first.mesh, f"stacked/{first.name}", shape, first.dtype, None, first.trainable
         )

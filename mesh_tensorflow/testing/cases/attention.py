@@ -29,6 +29,7 @@ def _with_weights(weights, fn, *args, **kwargs):
 
 
 def _softmax(x, extra=None):
+    # It cancels in the quotient, and keeps the exponentials from overflowing.
     largest = np.maximum(x.max(-1, keepdims=True), -np.inf if extra is None else extra)
     z = np.exp(x - largest).sum(-1, keepdims=True)
     if extra is not None:
@@ -91,6 +92,7 @@ def _local(x, qkvo, window, block):
     q, k, v, wo = _qkv(x, x, qkvo)
     at, memory = np.arange(n)[:, None], np.arange(-window, n)
     seen = (memory <= at) & (memory > at - block) & (memory >= at // block * block - window)
+    # Before the beginning are zeros, which take their share in the softmax.
     k, v = _padded(k, window), _padded(v, window)
     return _output(attend(q, k, v, hide(~seen)), wo)
 

@@ -133,6 +133,7 @@ _TOP = [
 
 def _top_k(x, axis, k):
     x = np.moveaxis(x, axis, -1)
+    # Stable, so that equal elements stay in the order of their indices.
     order = np.argsort(-x, axis=-1, kind="stable")[..., :k]
     return [np.take_along_axis(x, order, -1), order.astype(np.int32)]
 

@@ -177,6 +177,7 @@ def _with_sums(x, w):
     def body(x):
         y = mtf.tanh(mtf.einsum([x, w], shape("a c")) * 0.1)
         x = mtf.einsum([y, w], shape("a b")) * 0.3
+        # One sum that may be left pending in an iteration, and one that is complete there.
         return [x, mtf.reduce_sum(y, output_shape=shape("c")), y]
 
     return _counted(3, body, x, has_accumulators=True)

@@ -19,6 +19,7 @@ def _given(fn, **variables):
     """
     def get(mesh, name, shape, **kwargs):
         x = variables[name.rpartition("/")[2]]
+        # Layers with several variables of one name ask for them one after another.
         x = x.pop(0) if isinstance(x, list) else x
         assert x.shape == mtf.Shape(shape), (name, x.shape, shape)
         return x

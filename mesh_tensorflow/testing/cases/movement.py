@@ -120,6 +120,7 @@ def _shift(x, offset, axis, wrap):
         return np.roll(x, offset, axis)
     n = x.shape[axis]
     out = np.zeros_like(x)
+    # shifted[i] = x[i - offset] where there is such an element, else 0.
     source = np.arange(n) - offset
     inside = (source >= 0) & (source < n)
     moved = np.moveaxis(out, axis, 0)
@@ -134,6 +135,7 @@ def _dynamic(x, offsets, wrap):
 def _halo(x, size, wrap, left_only=False):
     """Exchanges halos of blocks along axis 1, with their elements along axis 2."""
     a, blocks, w = x.shape
+    # Blocks in a row are one line, of which each takes a window that is wider than itself.
     flat = x.reshape(a, blocks * w)
     outside = [(0, 0), (size, size)]
     padded = np.pad(flat, outside, mode="wrap") if wrap else np.pad(flat, outside)
@@ -194,12 +196,14 @@ def _one_hot(indices, depth, on_value=1.0, off_value=0.0):
 def _gather(weights, indices):
     """Gathers entries of axis 0 of the weights; zeros where the index is out of range."""
     inside = (indices >= 0) & (indices < weights.shape[0])
+    # NumPy would count negative indices from the end.
     taken = weights[np.where(inside, indices, 0)]
     return taken * inside.reshape(inside.shape + (1,) * (weights.ndim - 1))
 
 
 def _entries(weights, indices, out):
     """Gathers as the operation for large tables does."""
+    # Called by itself: mtf.gather takes it for tables that are larger than those of cases.
     return mtf.GatherOperation(weights, indices, dim("b"), shape(out)).outputs[0]
 
 
@@ -207,12 +211,14 @@ def _row_sums(rows, indices, size=16):
     """Adds rows to the entries of their indices; those out of range are left out."""
     table = np.zeros((size, *rows.shape[indices.ndim:]), rows.dtype)
     inside = (indices >= 0) & (indices < size)
+    # Of several rows with one index, `table[indices] += rows` would add only the last.
     np.add.at(table, indices[inside], rows[inside])
     return table
 
 
 def _add_rows(rows, indices, table):
     """Adds rows as the gradient of a gather from a large table does."""
+    # The rows are an input like others here, so that also the gradient of this gradient is tried.
     return mtf.GatherGradientOperation(rows, indices, dim("b"), shape(table)).outputs[0]
 
 
