@@ -335,11 +335,11 @@ def explain(
     elif layout is None:
         layout = api.layout(mtf_graph, mesh_shape, outputs, objective, memory_limit_bytes, hardware)
     chosen = estimator.estimate(layout)
-    others = ranked
-    if memory_limit_bytes is not None:  # layouts that would be next if they fitted
+    others = [e for e in ranked if e.layout != chosen.layout][:alternatives]
+    if memory_limit_bytes is not None and alternatives:  # that would be next if they fitted
         large = _distinct(estimator, alternatives, None)
-        others = ranked + [e for e in large if e.peak_bytes > memory_limit_bytes]
-    others = [e for e in others if e.layout != chosen.layout]
+        others += [e for e in large if e.peak_bytes > memory_limit_bytes]
+        others = [e for e in others if e.layout != chosen.layout]
     others.sort(key=lambda e: e.seconds.total)
     return Explanation(estimator, chosen, others, memory_limit_bytes)
 

@@ -225,9 +225,6 @@ def _check_checkpoint(make_impl: MakeImpl) -> None:
             np.testing.assert_allclose(found, expected[2:], rtol=1e-5, err_msg=what)
 
 
-MOST_LAYOUTS = 4
-
-
 def _found(name: str) -> MakeImpl:
     module, _, attribute = name.partition(":")
     if not attribute:

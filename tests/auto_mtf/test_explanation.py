@@ -69,6 +69,7 @@ def test_explains_a_layout(tf_graph):
     )
     assert given.chosen.layout == {"batch": "m"}
     best = given.alternatives[0]
+    assert len(given.alternatives) == 2
     assert best.estimate.seconds.total < given.chosen.seconds.total and " -" in best.why
     assert "DOES NOT FIT" not in str(given)
     small = hardware.PROFILES["tpu_v2"].replace(memory_bytes=1e3)

@@ -175,6 +175,29 @@ def test_for_evaluation_and_prediction(trained, tmp_path):
     run_v1(path, "serving_default", {"x": models.X})
 
 
+def test_a_metric_that_an_operation_updates(trained, tmp_path):
+    def counting(features, labels, mode, params):
+        spec = models.linear_model(features, labels, mode, params)
+        rows = tf.get_local_variable("rows", [], tf.int32, tf.zeros_initializer())
+        update = tf.group(tf.assign_add(rows, tf.shape(labels)[0]))
+        return spec._replace(eval_metric_ops={"rows": (rows.read_value(), update)})
+
+    est = estimator.Estimator(counting, trained.model_dir, params={"lr": 0.1})
+    with tf.Graph().as_default():
+        supervised = build_raw_supervised_input_receiver_fn(
+            {"x": tf.placeholder(tf.float32, [None, 2])},
+            {"y": tf.placeholder(tf.float32, [None, 1])},
+        )
+    path = est.export_saved_model(
+        str(tmp_path), lambda: with_one_label(supervised()), experimental_mode="eval"
+    ).decode()
+    with tf.Graph().as_default(), tf.Session() as session:
+        signature = tf.saved_model.load(session, ["eval"], path).signature_def["eval"]
+        feed = {signature.inputs["x"].name: models.X, signature.inputs["y"].name: models.Y}
+        session.run(signature.outputs["metrics/rows/update_op"].name, feed)
+        assert session.run(signature.outputs["metrics/rows/value"].name) == len(models.X)
+
+
 def with_one_label(receiver):
     return receiver._replace(labels=receiver.labels["y"])
 

@@ -282,6 +282,24 @@ def test_warm_start_of_chosen_and_renamed_variables(tmp_path):
     np.testing.assert_array_equal(est.get_variable_value("new/bias"), [1, 1, 1])
 
 
+def two_weights_model(features, labels, mode, params):
+    tf.get_variable("copy", [2, 1], initializer=tf.zeros_initializer())
+    return models.linear_model(features, labels, mode, params)
+
+
+def test_warm_start_of_two_weights_that_were_one(tmp_path):
+    make(tmp_path / "a").train(models.train_data, max_steps=4)
+    settings = estimator.WarmStartSettings(
+        str(tmp_path / "a"), ["w", "copy"], var_name_to_prev_var_name={"copy": "w"}
+    )
+    est = make(tmp_path / "b", two_weights_model, warm_start_from=settings)
+    est.train(models.train_data, max_steps=1)
+    _, weights = models.descent(4)
+    np.testing.assert_allclose(est.get_variable_value("copy"), weights, rtol=1e-5)
+    expected = models.descent(1, weights)[1]
+    np.testing.assert_allclose(est.get_variable_value("w"), expected, rtol=1e-5)
+
+
 def test_warm_start_of_what_is_not_there(tmp_path):
     make(tmp_path / "a").train(models.train_data, max_steps=1)
     est = make(tmp_path / "b", renamed_model, warm_start_from=str(tmp_path / "a"))

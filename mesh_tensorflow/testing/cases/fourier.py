@@ -26,7 +26,7 @@ def _smooth_oracle(x):
 
 
 def _there_and_back(x, d, new):
-    """Halves the frequencies of a real signal, along a dimension that is given a new name."""
+    """Halves the squares of the frequencies of a real signal; its dimension gets a new name."""
     y = _signal.rfft(x, d)
     return _signal.irfft(y * 0.5 * y, y.shape.get_dim_by_name(f"{d.name}_frequency"), new)
 
