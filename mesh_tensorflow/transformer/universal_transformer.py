@@ -36,6 +36,7 @@ def _sinusoids(
     # A cosine is a sine shifted by a quarter of a period.
     phase = mtf.cast(mtf.greater_equal(channel, half), tf.float32) * (math.pi / 2)
     signal = mtf.sin(mtf.add(angles, phase, output_shape=angles.shape))
+    # With an odd number of channels the last one has no signal.
     return signal * mtf.cast(mtf.less(channel, 2 * half), tf.float32)
 
 
@@ -347,6 +348,7 @@ class Gates:
         mask: Union[mtf.Tensor, float],
     ) -> mtf.Tensor:
         transform, carry = self._two_gates(context, mask, [x])
+        # y = C(x) * x + T(x) * H(x), a highway (Srivastava et al., 2015).
         return x * carry + transformed_x * transform
 
     def _gru_gating(
@@ -588,6 +590,7 @@ class UTLayerStack(TimingSignals, Gates, transformer.TransformerLayer):
           x: a Tensor with dimensions [..., d_model].
           mask: a Tensor or a number, 0 at padding.
         """
+        # No scope has the step in its name, so that each step finds the same variables.
         for step in range(self.num_rec_steps):
             x = self._step(context, self.step_preprocess(context, x, step), mask)
         return x
@@ -609,6 +612,8 @@ class UTLayerStack(TimingSignals, Gates, transformer.TransformerLayer):
         for step in range(self.num_rec_steps):
             transformed = self._step(context, self.step_preprocess(context, state, step), mask)
             choices = {"s": state, "t": transformed, "i": inputs}
+            # The order of `gates_inputs` does not count: it would decide which rows of a kernel are
+            # whose.
             chosen = [x for letter, x in choices.items() if letter in self.gates_inputs]
             transform, carry = self._transform_and_carry(
                 context, mask, chosen, self.couple_carry_transform_gates

@@ -45,6 +45,7 @@ _OF_POSITIONS = (
 
 def _renamed(x: mtf.Tensor, names: dict[str, str]) -> mtf.Tensor:
     dims = [mtf.Dimension(names.get(d.name, d.name), d.size) for d in x.shape.dims]
+    # A reshape to names with other rules is what moves parts: its lowering is the exchange.
     return mtf.reshape(x, mtf.Shape(dims))
 
 
@@ -226,6 +227,8 @@ def find_split(
     dims = [d for t in tensors for d in t.shape]
     for name, parts in _idle_names(layout, mesh_shape, dims):
         for dim in q.shape:
+            # Of both, as a dimension of the batch: each product then needs only what is in its own
+            # part.
             if dim not in k.shape or dim in unsplittable_dims:
                 continue
             # The outer part has an index for each present slice, so that its split stays the same,
@@ -332,6 +335,7 @@ def takes_blocks(
             f"attention: ring={ring!r} is not possible: {why}. Each processor gets all keys and "
             "values, and has all of its logits at once; leave ring out, or mend that"
         )
+    # By now an obstacle to what was asked for is told; without a request it only says no.
     if blocked or ring or why:
         return not why
     return min(found.length.size, memory.size) >= LEAST_LENGTH  # type: ignore[union-attr]

@@ -365,6 +365,7 @@ def _factorized_logits(
         )
         for name in ("R1", "R2")
     ]
+    # R[head, memory] = sum over f of R1[f, head, memory] * R2[f, head, memory].
     logits = mtf.einsum(factors, output_shape=[heads_dim, memory_length_dim])
     if context.mode == "incremental":
         return logits
@@ -382,6 +383,7 @@ def _dense_logits(
 ) -> mtf.Tensor:
     """Returns logits computed from each query by a dense layer that all heads share."""
     assert q is not None
+    # pi relu(q), where q is already a projection of x: the two layers of Tay et al. (2020).
     logits = layers.dense(
         mtf.relu(q),
         mtf.Dimension(memory_length_dim.name, max_length),

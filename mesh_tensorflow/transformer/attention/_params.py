@@ -442,6 +442,7 @@ class ExpertsAttentionParams(AttentionParams):
     def _make_layer(self, hparams: object) -> moe.MoE1D:
         """Returns the experts, whose output concatenates all heads."""
         [combined] = self._stored(self.q_dims)
+        # Both follow from the heads and from what the experts make, so those given are left out.
         settings = {
             name: value
             for name, value in vars(hparams).items()

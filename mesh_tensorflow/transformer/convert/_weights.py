@@ -673,5 +673,6 @@ def with_draft(checkpoint: str, draft: str, directory: str) -> str:
         raise ValueError(
             f"{checkpoint} already holds a draft; give the checkpoint of the model alone"
         )
+    # The scope in which decoding makes the variables of a draft.
     small = {f"draft/{name}": value for name, value in read_checkpoint(draft).items()}
     return write_checkpoint({**variables, **small}, directory, read_step(checkpoint))

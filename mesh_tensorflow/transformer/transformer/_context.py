@@ -230,6 +230,7 @@ class Context:
         self.mesh = mesh
         self.batch_dims = batch_dims
         self.length_dim = length_dim
+        # Variables get the precision in force too, and activations have to agree with them.
         self.variable_dtype = dtype_in_force(variable_dtype)
         self.beam_dim = beam_dim
         self.mode = mode

@@ -290,6 +290,7 @@ def sublayer_rezero(
         initializer=tf.constant_initializer(initial_value),
         dtype=context.variable_dtype,
     )
+    # At 0, and with a residual after it, a layer begins as the identity (Bachlechner et al., 2020).
     return x * weight
 
 

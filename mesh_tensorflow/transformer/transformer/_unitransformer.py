@@ -237,6 +237,7 @@ class Unitransformer:
         # these are the same.
         position_is_default = position is None or self.max_length_dim is None
         priority = visibility_priority(self, length_range, inputs, targets)
+        # None, not an empty list: layers such as mixtures of experts then add no loss.
         losses: Optional[list] = [] if compute_loss else None
         context = Context(
             self, inputs.mesh, batch_dims, length_dim, variable_dtype, mode=mode,

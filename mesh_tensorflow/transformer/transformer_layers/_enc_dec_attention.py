@@ -94,6 +94,7 @@ def relative_position_spans(context: Context, num_sentinels: int = gin.REQUIRED)
     """
     encoder_ids = _encoder_inputs(context)
     memory = context.encoder_length_dim
+    # Of the size without what pads it to a multiple: sentinels end where the vocabulary does.
     first = context.model.input_vocab_size_unpadded - num_sentinels
     there = mtf.cumsum(mtf.to_int32(mtf.greater_equal(encoder_ids, first)), memory)
     here = _sentinels_so_far(context, mtf.greater_equal(context.inputs, first))
@@ -173,6 +174,7 @@ def enc_dec_attention_bias(
     if hidden is None:
         return bias
     both = bias + hidden
+    # Blocks take the bias alone, as they make the mask of the ids again.
     return _masks.made_of(both, hidden.made_of.visible, bias) if hidden.made_of else both
 
 

@@ -249,6 +249,7 @@ def prediction_spec(settings: ProgramSettings, features: Mapping[str, tf.Tensor]
     results = run_on_mesh(settings, lambda mesh: program(settings, mesh, features))
     predictions = dict(results.tensors)
     if not settings.score_in_predict_mode:
+        # A row may go on after its EOS until all rows have ended; the ids there mean nothing.
         predictions["outputs"] = clean_decodes(predictions["outputs"])
     exported: Optional[dict[str, Any]] = None
     if ROWS in features:

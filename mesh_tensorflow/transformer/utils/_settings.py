@@ -292,6 +292,7 @@ def _splits(
     """Returns the number of slices that a layout splits a dimension into, whatever its size."""
     mesh = mtf.convert_to_shape(mesh_shape)
     rules = mtf.convert_to_layout_rules(layout_rules)
+    # Size 0 is divisible by each mesh dimension; the true one may be what is computed from this.
     axis = rules.tensor_dimension_to_mesh_axis(mtf.Dimension(name, 0), mesh)
     return 1 if axis is None else mesh[axis].size
 

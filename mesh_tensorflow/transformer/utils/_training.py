@@ -117,6 +117,7 @@ def _training_program(
         grads = [by_name[v.name] for v in variables]
     else:
         outputs = losses(mtf_features)
+        # Only after the call of the model, which makes the variables.
         variables = trained_variables(mesh.graph, settings.variable_filter)
         grads = mtf.gradients([outputs["loss"]], [v.value for v in variables])
     updates = settings.optimizer(learning_rate=learning_rate).apply_grads(grads, variables)
@@ -451,6 +452,7 @@ def evaluation_spec(settings: ProgramSettings, features: Mapping[str, tf.Tensor]
     results = run_on_mesh(settings, lambda mesh: _evaluation_program(settings, mesh, features))
     tensors = dict(results.tensors)
     loss = tensors.pop("loss")
+    # Metrics are of rows: whatever dimensions a batch has, they become one.
     rows = {
         name: tf.reshape(x, [math.prod(x.shape.as_list()[:-1]), x.shape.as_list()[-1]])
         for name, x in tensors.items()
@@ -496,6 +498,8 @@ class _InputCheckpoints(tf.train.SessionRunHook):
         """Creates the saver before the graph is finalized."""
         if self._saver is None:
             state = tf.data.experimental.make_saveable_from_iterator(self._iterator)
+            # It removes nothing by itself: states are kept as long as the model's checkpoints of
+            # their steps.
             self._saver = tf.train.Saver([state], max_to_keep=None)
 
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
