@@ -228,6 +228,7 @@ class TimingSignals:
             x = self.add_step_timing_signal_func(context, x, step)
         if x.shape == shape:
             return x
+        # Signals that were concatenated are more channels than layers of the stack return.
         return layers.dense(
             x,
             [model_dim],
@@ -590,7 +591,7 @@ class UTLayerStack(TimingSignals, Gates, transformer.TransformerLayer):
           x: a Tensor with dimensions [..., d_model].
           mask: a Tensor or a number, 0 at padding.
         """
-        # No scope has the step in its name, so that each step finds the same variables.
+        # Each step enters the scopes of layers anew, so that the names in them are those of the first.
         for step in range(self.num_rec_steps):
             x = self._step(context, self.step_preprocess(context, x, step), mask)
         return x
@@ -615,6 +616,7 @@ class UTLayerStack(TimingSignals, Gates, transformer.TransformerLayer):
             # The order of `gates_inputs` does not count: it would decide which rows of a kernel are
             # whose.
             chosen = [x for letter, x in choices.items() if letter in self.gates_inputs]
+            # Outside of these scopes names are numbered on: each step has gates of its own.
             transform, carry = self._transform_and_carry(
                 context, mask, chosen, self.couple_carry_transform_gates
             )

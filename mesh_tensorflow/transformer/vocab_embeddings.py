@@ -395,6 +395,7 @@ class _TableWithContexts:
         mapped = mtf.einsum([copied, maps], output_shape=rest + self._output_dim)
         if bias is not None:
             mapped = mtf.add(mapped, bias, output_shape=mapped.shape)
+        # logits[k, v] = tanh(hidden maps[k] + bias[k]) . table[v], for each component k.
         return mtf.einsum(
             [mtf.tanh(mapped), self._embedding_weights], output_shape=rest + self._vocab_dim
         )

@@ -487,6 +487,7 @@ def attend(
     # Of the queries before they are split again: the caller knows nothing of that.
     output_shape = q.shape - key_dim + value_dim
     rows_shape = q.shape - key_dim
+    # Not along channels, which products sum over: sums of parts would have to be added up.
     split = find_split(context, [q, k, v], [key_dim, value_dim])
     q, k, v, bias = (split_again(x, split) for x in (q, k, v, bias))  # type: ignore
     has_z_loss = z_loss_coeff is not None and context.train and context.losses is not None

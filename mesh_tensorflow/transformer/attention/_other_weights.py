@@ -60,6 +60,7 @@ class _Blocks:
     ) -> None:
         size = _block_length(length_dim, num_splits, radius)
         self.length = length_dim
+        # By the name of the length, so that layouts which split positions split the blocks.
         self.blocks = mtf.Dimension(length_dim.name, length_dim.size // size)
         self.query = mtf.Dimension("query_block_length", size)
         self.memory = mtf.Dimension("memory_block_length", size)

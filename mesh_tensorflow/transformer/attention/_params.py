@@ -132,6 +132,7 @@ class AttentionParams:
 
     def _stored(self, dims: list[mtf.Dimension]) -> list[mtf.Dimension]:
         """Returns the dimensions of heads and channels as a weight stores them."""
+        # Weights in T5's checkpoints are matrices, with one dimension for heads and channels.
         return [mtf.combined_dimension(dims)] if self.combine_dims else dims
 
     def init_weights(self) -> None:

@@ -457,6 +457,7 @@ def _packed(batch: Mapping[str, tf.Tensor], lengths: Mapping[str, int]) -> dict[
     starts = _row_starts(sizes, ends, lengths)
     packed = {}
     for k, tokens in batch.items():
+        # All tokens in one line without padding, which is then cut where rows begin.
         used = tf.sequence_mask(sizes[k], tf.shape(tokens)[1])
         line = tf.boolean_mask(tf.boolean_mask(tokens, kept), used)
         packed.update(_rows(k, line, sizes[k], ends[k], starts, lengths[k]))

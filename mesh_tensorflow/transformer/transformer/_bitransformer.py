@@ -182,6 +182,7 @@ class Bitransformer:
         if decoder_sequence_id is None:
             decoder_sequence_id = mtf.minimum(targets, 1)
         shared_params = self._shared_params(inputs.mesh, variable_dtype)
+        # The encoder's stack appends to it; decoders with transparent attention mix what is in it.
         encoder_layer_outputs: list[mtf.Tensor] = []
         encoder_output, encoder_loss = self.encoder.call_simple(
             inputs,

@@ -173,6 +173,7 @@ class Stages:
         # A layer may ask for one variable twice, as for a table that it shares with others.
         if full_name not in self._variables:
             self._variables[full_name] = _Asked(
+                # A shape that a layer takes from its input has the stages in it.
                 mtf.Shape([d for d in shape if d not in self.dims]),
                 kwargs,
                 self.zeros(self._in_all(shape), dtype.activation_dtype),

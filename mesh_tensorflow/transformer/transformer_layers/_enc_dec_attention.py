@@ -34,6 +34,7 @@ def _encoder_inputs(context: Context) -> mtf.Tensor:
             "Context does not have; call the models with ids, or set relative_attention_type=None"
         )
     names = ids.shape.dimension_names
+    # A Bitransformer has renamed them; other callers may give the ids as they are.
     if context.encoder_length_dim.name in names:
         return ids
     return mtf.rename_dimension(ids, context.length_dim.name, context.encoder_length_dim.name)
@@ -114,6 +115,7 @@ def relative_position_spans(context: Context, num_sentinels: int = gin.REQUIRED)
 def _visible(context: Context) -> Optional[mtf.Tensor]:
     """Returns whether two positions belong to the same example; None without sequence ids."""
     ids = (context.sequence_id, context.encoder_sequence_id)
+    # Two numbers say that on both sides there is one example without padding: nothing is hidden.
     if any(x is None for x in ids) or not any(isinstance(x, mtf.Tensor) for x in ids):
         return None
     decoder, encoder = ids

@@ -176,6 +176,7 @@ class Conv1D(TransformerLayer):
             return self.record_states_incremental_mode(context, x, filter_size)
         masked = self._without_padding(context, x)
         if context.mode == "first_part":
+            # What steps would have recorded, which mask padding only if they are asked to.
             kept = masked if self.masks_decoded_padding else x
             self.record_states_first_part_mode(context, kept, filter_size)
         return masked

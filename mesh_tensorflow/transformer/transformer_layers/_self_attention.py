@@ -296,6 +296,7 @@ class SelfAttention(transformer.TransformerLayer):
         )
         o = self._attend(seen, _dot_product.matched(q, seen), k, v, memory_length, bias)
         if seen is not context:
+            # Before the projection, whose weight has heads by their own name.
             o = _dot_product.by_positions(o, context)
         output_shape = self.expected_attention_output_shape(x, params)
         y = params.compute_output(o, output_shape=output_shape)

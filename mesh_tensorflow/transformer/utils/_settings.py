@@ -239,6 +239,7 @@ def inputs_length(sequence_length: Lengths) -> int:
 
 def _number_of_cores(topology: str) -> int:
     """Returns the number of processors of a TPU named such as "v3-8" or "4x4"."""
+    # Names such as v3-8 count cores, and shapes such as 4x4 chips.
     if re.fullmatch(r"[^x]*-\d+", topology):
         return int(topology.rsplit("-", 1)[1])
     sizes = re.sub(r"_(un)?twisted$", "", topology)

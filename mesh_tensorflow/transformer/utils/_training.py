@@ -398,6 +398,7 @@ def training_spec(settings: ProgramSettings, features: Mapping[str, tf.Tensor]) 
         places = {"checkpoints": f"{settings.model_dir}, with logs"}
         print_training_report(results.lowering, places=places)
     with outside_program(settings):
+        # First, so that the initial checkpoint counts where both would set a variable.
         if hasattr(settings.transformer_model, "initialize"):
             settings.transformer_model.initialize()
         _load_initial_checkpoint(settings)
