@@ -591,7 +591,7 @@ class UTLayerStack(TimingSignals, Gates, transformer.TransformerLayer):
           x: a Tensor with dimensions [..., d_model].
           mask: a Tensor or a number, 0 at padding.
         """
-        # Each step enters the scopes of layers anew, so that the names in them are those of the first.
+        # Each step enters the layers' scopes anew, and so names in them are those of the first step.
         for step in range(self.num_rec_steps):
             x = self._step(context, self.step_preprocess(context, x, step), mask)
         return x
@@ -616,7 +616,7 @@ class UTLayerStack(TimingSignals, Gates, transformer.TransformerLayer):
             # The order of `gates_inputs` does not count: it would decide which rows of a kernel are
             # whose.
             chosen = [x for letter, x in choices.items() if letter in self.gates_inputs]
-            # Outside of these scopes names are numbered on: each step has gates of its own.
+            # Outside of the layers' scopes names are numbered on: each step has gates of its own.
             transform, carry = self._transform_and_carry(
                 context, mask, chosen, self.couple_carry_transform_gates
             )
