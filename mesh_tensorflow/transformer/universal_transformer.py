@@ -591,7 +591,7 @@ class UTLayerStack(TimingSignals, Gates, transformer.TransformerLayer):
           x: a Tensor with dimensions [..., d_model].
           mask: a Tensor or a number, 0 at padding.
         """
-        # Each step enters the layers' scopes anew, and so names in them are those of the first step.
+        # Each step enters the layers' scopes anew: names in them are those of the first step.
         for step in range(self.num_rec_steps):
             x = self._step(context, self.step_preprocess(context, x, step), mask)
         return x
