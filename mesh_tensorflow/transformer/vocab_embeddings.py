@@ -574,6 +574,7 @@ class Mixtape(_TableWithContexts):
         rest = self._vocab_dim.size - self._frequent_vocab_dim.size
         if not rest:
             return x
+        # Under a name without a rule: what is padded cannot be split.
         x = whole_cluster(x, self._vocab_dim)
         return mtf.reshape(mtf.pad(x, [0, rest], WHOLE_CLUSTER), mtf.Shape(dims))
 

@@ -519,6 +519,7 @@ class StudentTeacher:
             checkpoint.init_from_checkpoint(self.teacher_checkpoint, variables)
 
 
+# Gin files may name functions by this path, the public one, whichever file they are in.
 _MODULE = "mesh_tensorflow.transformer.transformer"
 
 

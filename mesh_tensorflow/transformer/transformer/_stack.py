@@ -63,6 +63,7 @@ def joined_channels(xs: Sequence[mtf.Tensor]) -> mtf.Tensor:
     return mtf.rename_dimension(mtf.concat(whole, f"_{name}_concat"), f"_{name}_concat", name)
 
 
+# The public path, by which gin files may name these functions, whichever file they are in.
 _MODULE = "mesh_tensorflow.transformer.transformer"
 
 

@@ -53,6 +53,7 @@ def in_ring(layer: Any, context: Context, instead: Mapping[str, str]) -> bool:
       ValueError: the layer has such a bias.
     """
     kwargs = getattr(layer, "attention_kwargs", {})  # layers of other kinds have none
+    # A step has one query: no parts of queries wait for parts of the memory to come around.
     if not kwargs.get("ring") or context.mode == "incremental":
         return False
     kind = layer.relative_attention_type

@@ -522,6 +522,7 @@ class SelfAttention(transformer.TransformerLayer):
           x: a Tensor with the dimension of the sequence.
           context: the Context of this call of the model: its mode, positions, states and losses.
         """
+        # Logits have both lengths, which need two names; a layout may then split one of them alone.
         return mtf.rename_dimension(x, context.length_dim.name, self.memory_length(context).name)
 
     def min_relative_position(self, context: Context) -> Optional[int]:
