@@ -374,6 +374,7 @@ def _mesh_form(variables: Arrays) -> _Form:
         _layers(variables, r"encoder/block_(\d+)/"),
         _layers(variables, r"decoder/block_(\d+)/"),
         any("/wi_0/" in name for name in variables),
+        # A softmax that is tied to the embedding has no weight of its own.
         "decoder/logits/kernel" not in variables,
     )
 

@@ -327,6 +327,7 @@ def pack_or_pad(
 def _cut_with_eos(ids: tf.Tensor, length: int) -> tf.Tensor:
     """Truncates ids to `length`; the last becomes EOS if they fill it or are truncated."""
     head = ids[:length]
+    # Where the last place is padding, the sequence has ended before, and it stays.
     last = tf.cast(head[-1:] > 0, ids.dtype) * vocabularies.EOS_ID
     ended = tf.concat([head[:-1], last], 0)
     # The condition is filled up, since tf.where of TensorFlow 1 does not broadcast it.

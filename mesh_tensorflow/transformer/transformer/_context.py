@@ -257,6 +257,7 @@ class Context:
         self.encoder_inputs = encoder_inputs
         self.num_microbatches = num_microbatches
         self.layer_index = 0
+        # Of this call alone: what a step of decoding caches belongs to the body of a loop.
         self.cache: dict = {}
         self.input_embeddings: Optional[mtf.Tensor] = None
         self.exchanged_length_dim: Optional[mtf.Dimension] = None
@@ -338,6 +339,7 @@ class Context:
                 f"get_constant_state: all {len(states)} constant states have been returned; "
                 "layers must record in mode first_part what they ask for in mode incremental"
             )
+        # By order, as states have no names: layers ask for them in the order of the first part.
         self.next_constant_state += 1
         return states[self.next_constant_state - 1]
 

@@ -170,6 +170,7 @@ class Unitransformer:
         if self._loss_denominator is not None:
             return float(self._loss_denominator)
         # A constant: microbatches then add up to the loss of the batch, whatever padding each has.
+        # Without the ensemble: losses of members add up, and each learns as it would alone.
         return float((targets.shape - self.ensemble_dims).size * num_microbatches)
 
     def _call_internal(

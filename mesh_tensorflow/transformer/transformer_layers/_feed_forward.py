@@ -506,6 +506,7 @@ class Conv1DLocalAttn(SeparableConv1DLayer):
             scale=self._depthwise_filter_initializer_scale / self.filter_size
         )
         width = mtf.Dimension("conv_window", self.filter_size)
+        # A variable for each position, whose name has its number, as in checkpoints of the classic.
         logits = mtf.stack(
             [
                 self.get_kernel_wt(x, repeated, initializer, i, context, context.variable_dtype)
@@ -656,6 +657,7 @@ class LocalConvAttnBlock(TransformerLayer):
         """
         del losses
         channels = x.shape.dims[-1]
+        # y = x W * sigmoid(x V), a gated linear unit (Dauphin et al., 2017).
         y = layers.dense_product(
             x,
             reduced_dims=[channels],

@@ -70,6 +70,7 @@ def finishing_together() -> Iterator[None]:
     So a run that is killed in its second file does not compute the first one again. Nested contexts
     have no effect.
     """
+    # Within another one, it is that one which removes the parts of all files.
     if _unfinished.get() is not None:
         yield
         return
@@ -98,6 +99,7 @@ def _remove(directories: Sequence[str]) -> None:
 
 
 def _fingerprint(*parts: object) -> str:
+    # In JSON, lists of texts differ that would be equal if they were joined.
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
 

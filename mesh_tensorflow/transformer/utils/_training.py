@@ -76,6 +76,7 @@ def _forward(
     if settings.model_type == "delimited_lm":
         mtf_features = dynamic_text2self(mtf_features)
     elif settings.model_type == "lm":
+        # A language model reads its targets, shifted by one, and would read these in their place.
         mtf_features.pop("inputs", None)
     length = max(x.shape.dims[-1].size for x in mtf_features.values())
     check_length(settings.transformer_model, max(length, 0))
