@@ -444,6 +444,7 @@ class GeneralBilinearSelfAttention(SelfAttention):
         memory_length = self.memory_length(context)
         q = self.compute_q(context, x)
         if context.mode == "incremental":
+            # The memory is its own state, as there are no projections of it.
             [m] = _parts.updated_states(context, [x], memory_length)
         else:
             m = self.rename_length_to_memory_length(x, context)

@@ -491,6 +491,7 @@ def decode_from_dataset(
             )
             write_resumably(
                 os.path.join(decode_output_dir, f"{dataset.name}_{step}_predictions"),
+                # By their texts the parts are those of these examples, and of no others.
                 ["\n".join(texts[name][i] for name in texts) for i in range(len(examples))],
                 batch_size,
                 outputs_from,
@@ -524,6 +525,7 @@ def infer_model(
       decode_fn: the function to call for each.
     """
     paths = checkpoint_paths or get_checkpoint_iterator(eval_checkpoint_step, model_dir)
+    # Around all checkpoints: a run that is killed does not decode with the first ones again.
     with finishing_together():
         for path in paths:
             decode_fn(

@@ -282,6 +282,7 @@ def _load_initial_checkpoint(settings: ProgramSettings) -> None:
         for v in tf.global_variables()
         if should_load_variable(v.op.name) and re.search(settings.init_variable_filter, v.op.name)
     }
+    # Slots and steps may be new; of what is trained, something has to be in the checkpoint.
     trainable = {v.op.name for v in tf.trainable_variables()}
     found = checkpoint.choose_initial(
         "init_checkpoint",
