@@ -111,6 +111,7 @@ class AdaptiveSoftmaxVocabEmbedding:
         Returns:
           A Tensor with dimensions [..., vocab_dim]; `hidden` in mode "train".
         """
+        # The loss makes a tail's logits at the tail's positions only; all would cost much more.
         if context.mode == "train":
             return hidden
         head = self._log_probs(self._head, hidden)

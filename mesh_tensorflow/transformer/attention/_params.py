@@ -452,6 +452,7 @@ class ExpertsAttentionParams(AttentionParams):
         return moe.MoE1D(
             **settings,
             output_dim=mtf.Dimension(self.query_input_dim.name, combined.size),
+            # Each expert then has one output weight for queries and one for keys.
             use_experts_attention=self._query_by_experts and self._keys_by_experts,
         )
 

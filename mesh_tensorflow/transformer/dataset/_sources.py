@@ -287,6 +287,7 @@ def _shifted(
     for k, ids in example.items():
         # In int64, so that no id wraps around by the shift before it is checked.
         ids = checked_int32("reading records", k, tf.cast(ids, tf.int64) + shift, where)
+        # After the shift, as EOS has the id of this package.
         if append_eos:
             ids = tf.concat([ids, [vocabularies.EOS_ID]], 0)
         if vocabulary is not None:

@@ -113,6 +113,7 @@ def parse_gin_defaults_and_flags(
       SyntaxError: a file or a parameter is no gin; the message has the line.
     """
     directory = importlib.resources.files(_GIN_PACKAGE)
+    # The user's directories first: a file there goes before one of that name in the package.
     prefixes = [*FLAGS.gin_location_prefix, str(directory)]
     for prefix in prefixes:
         gin.add_config_file_search_path(prefix)

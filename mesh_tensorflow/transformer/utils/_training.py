@@ -306,6 +306,7 @@ def _saver_hook(settings: ProgramSettings, results: Results) -> SaverHook:
         sharded=True,
         max_to_keep=settings.keep_checkpoint_max,
         keep_checkpoint_every_n_hours=_CHECKPOINT_HOURS,
+        # So that the directory can be moved with its checkpoints.
         save_relative_paths=True,
     )
     # From here a session takes its saver, and otherwise makes another one.
