@@ -613,8 +613,7 @@ class UTLayerStack(TimingSignals, Gates, transformer.TransformerLayer):
         for step in range(self.num_rec_steps):
             transformed = self._step(context, self.step_preprocess(context, state, step), mask)
             choices = {"s": state, "t": transformed, "i": inputs}
-            # The order of `gates_inputs` does not count: it would decide which rows of a kernel are
-            # whose.
+            # Not in the order of `gates_inputs`: it would tell which rows of a kernel are whose.
             chosen = [x for letter, x in choices.items() if letter in self.gates_inputs]
             # Outside of the layers' scopes names are numbered on: each step has gates of its own.
             transform, carry = self._transform_and_carry(

@@ -227,8 +227,7 @@ def find_split(
     dims = [d for t in tensors for d in t.shape]
     for name, parts in _idle_names(layout, mesh_shape, dims):
         for dim in q.shape:
-            # Of both, as a dimension of the batch: each product then needs only what is in its own
-            # part.
+            # Of both, as a dimension of the batch: each product needs what is in its own part.
             if dim not in k.shape or dim in unsplittable_dims:
                 continue
             # The outer part has an index for each present slice, so that its split stays the same,

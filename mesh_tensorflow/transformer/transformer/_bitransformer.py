@@ -298,8 +298,7 @@ class Bitransformer:
                 mtf.zeros(inputs.mesh, mtf.Shape([*rows, decode_dim]), tf.int32),
                 temperature=temperature,
                 variable_dtype=variable_dtype,
-                # Zeros are no given ids: decoding begins at position 0 in all rows, with states of
-                # zeros.
+                # Zeros are no given ids: all rows begin at position 0, with states of zeros.
                 has_partial_sequences=False,
                 sampling_keep_top_k=sampling_keep_top_k,
                 draft_model=draft,
@@ -468,8 +467,7 @@ class StudentTeacher:
         """Returns the summed cross entropy of the student's and the teacher's probabilities."""
         vocab_dim = self.student.output_vocab_dim
         probabilities = mtf.softmax(teacher_logits, vocab_dim)
-        # -sum over v of softmax(teacher / T)[v] * log softmax(student / T)[v] (Hinton et al.,
-        # 2015).
+        # -sum over v of softmax(teacher / T)[v] * log softmax(student / T)[v] (Hinton et al.).
         loss = layers.softmax_cross_entropy_with_logits(
             student_logits,
             mtf.stop_gradient(probabilities),
@@ -581,8 +579,7 @@ def make_layer_stack(
         for i, (cls, name, kwargs) in enumerate(entries):
             # One for each block: a layer holds its name, by which its variables are its own.
             layer = cls(**kwargs)
-            # Within a block the scope tells layers apart; without one, numbers must not begin
-            # again.
+            # Scopes of blocks tell equal layers apart; without them, numbers must go on.
             number = i if block_scope else len(made)
             name = name or f"layer_{number:03d}"
             layer.set_name(f"block_{block:03d}/{name}" if block_scope else name)

@@ -603,8 +603,7 @@ class LayerStack(TransformerLayer):
             if budget is None and not self._recomputes(context):
                 return self._layer_with_sublayers(context, layer, x)
             shared = _Shared(context)
-            # What a layer adds to the Context is recomputed, too, and so has to be among the
-            # outputs.
+            # What a layer adds to the Context is recomputed, too, so it has to be an output.
             outputs = mtf.recompute_grad(
                 lambda x: [self._layer_with_sublayers(context, layer, x), *shared.found()],
                 [x],

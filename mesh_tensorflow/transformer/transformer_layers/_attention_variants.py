@@ -93,8 +93,7 @@ class LocalSelfAttention(SelfAttention):
         """
         params = self.make_params(context)
         q = params.compute_q(x)
-        # With shared keys and values the list has one entry: its first is the keys, its last the
-        # values.
+        # With shared keys and values one entry, which is the first and also the last.
         if params.shared_kv:
             new = [params.compute_kv(x)]
         else:
@@ -472,8 +471,7 @@ class ExpertsEncDecAttention(EncDecMixin, ExpertsSelfAttention):
                 ],
             )
         else:
-            # Of the decoder's own positions; the memory gives its length alone, over which weights
-            # sum to 1.
+            # Of the decoder's own positions; of the memory, weights have the length alone.
             keys = params.compute_kv(x)
             memory_length = memory_length_of(self._get_memory_antecedent(context))
         bias = enc_dec_attention_bias(self, context, params.query_heads_dims)

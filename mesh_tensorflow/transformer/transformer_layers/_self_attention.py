@@ -104,8 +104,7 @@ def _distances(
     buckets_dim = mtf.Dimension("buckets", layer.relative_attention_num_buckets)
     if kind == "contextual":
         assert q is not None
-        # values[head, bucket] = sum over d_kv of q[head, d_kv] * ak[head, d_kv, bucket], per
-        # position.
+        # values[head, bucket] = sum over d_kv of q[head, d_kv] * ak[head, d_kv, bucket].
         values = layers.dense(
             q,
             buckets_dim,
@@ -464,8 +463,7 @@ class SelfAttention(transformer.TransformerLayer):
         # The memory is longer than the sequence by what was prepended to it.
         num_prompts = memory_length.size - context.length_dim.size if use_prompt_kv else 0
         here = query_position(context)
-        # Prompts have no ids that parts of the memory could be compared by, so they get the whole
-        # mask.
+        # Prompts have no ids to compare parts of the memory by, so they get the whole mask.
         if _parts.in_ring(self, context, _NOT_IN_RINGS) and not num_prompts:
             visible = _conditions(self, context, memory_position)
             far = _distances(self, context, here, memory_position, heads_dims, q)

@@ -333,8 +333,7 @@ class TalkingHeadsSelfAttention(SelfAttention):
                 # The product sums over all reduced heads, which the initializer does not know of.
                 scale=self.dynamic_projections_init_scale / fan_in,
             )
-            # y[new] += sum over reduced of inp[reduced] * weights[reduced, new], weights of each
-            # position.
+            # y[new] += sum over reduced of inp[reduced] * weights[reduced, new], by position.
             y = y + layers.us_einsum([inp, weights], output_shape=y.shape)
         return y
 

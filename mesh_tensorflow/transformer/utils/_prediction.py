@@ -132,7 +132,7 @@ def _scoring_program(
     settings: ProgramSettings, mesh: mtf.Mesh, features: Mapping[str, tf.Tensor]
 ) -> Outputs:
     mtf_features = _imported(settings, mesh, features)
-    # Models would read them in place of targets that are shifted by one.
+    # A language model would read inputs in place of its targets, shifted by one.
     if settings.model_type == "lm":
         mtf_features.pop("inputs", None)
     targets = mtf_features["targets"]

@@ -502,8 +502,7 @@ class _InputCheckpoints(tf.train.SessionRunHook):
         """Creates the saver before the graph is finalized."""
         if self._saver is None:
             state = tf.data.experimental.make_saveable_from_iterator(self._iterator)
-            # It removes nothing by itself: states are kept as long as the model's checkpoints of
-            # their steps.
+            # It removes nothing: states are kept as long as the model's checkpoints of their steps.
             self._saver = tf.train.Saver([state], max_to_keep=None)
 
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
