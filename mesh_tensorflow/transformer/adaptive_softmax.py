@@ -111,6 +111,7 @@ class AdaptiveSoftmaxVocabEmbedding:
         Returns:
           A Tensor with dimensions [..., vocab_dim]; `hidden` in mode "train".
         """
+        # The loss makes a tail's logits at the tail's positions only; all would cost much more.
         if context.mode == "train":
             return hidden
         head = self._log_probs(self._head, hidden)
@@ -153,6 +154,7 @@ class AdaptiveSoftmaxVocabEmbedding:
         return divided_loss(loss, decoder, targets, context.num_microbatches)
 
     def _logits(self, cluster: vocab_embeddings.Cluster, hidden: mtf.Tensor) -> mtf.Tensor:
+        # A product sums output_dim terms, and entries of tables have variance 1.
         return cluster.table.logits(hidden * self._output_dim.size**-0.5)
 
     def _log_probs(self, cluster: vocab_embeddings.Cluster, hidden: mtf.Tensor) -> mtf.Tensor:
@@ -255,6 +257,7 @@ def adaptive_softmax_loss_fn(
     if output_vocab_dim not in logits.shape:
         return embedding.compute_loss(decoder, hidden=logits, targets=targets, context=context)
     # Outside of training these are log probabilities.
+    # Their softmax is the probabilities again, so that the usual cross entropy fits.
     loss = layers.softmax_cross_entropy_with_logits(logits, targets, output_vocab_dim)
     counted = mtf.cast(mtf.greater(targets, 0), loss.dtype)
     return divided_loss(mtf.reduce_sum(loss * counted), decoder, targets, context.num_microbatches)

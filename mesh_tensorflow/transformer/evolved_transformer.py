@@ -194,6 +194,7 @@ class DecoderConvolutionalLayer(transformer.TransformerLayer):
         self._dropout_rate = dropout_rate
         self._norm_epsilon = norm_epsilon
         scale = initializer_scale
+        # Filters end at the current position, so that no position sees a later one.
         self._sep_conv11x1 = _separable_convolution(-10, 0, 2 * d_model, scale, "relu")
         self._sep_conv7x1_1 = _separable_convolution(-6, 0, d_model // 2, scale)
         self._sep_conv7x1_2 = _separable_convolution(-6, 0, d_model, scale)

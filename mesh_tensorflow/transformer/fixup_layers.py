@@ -70,6 +70,7 @@ def _learned_scalar(
     return mtf.get_variable(
         x.mesh,
         name,
+        # One element and not a scalar: the shape that checkpoints of the classic have.
         mtf.Shape([mtf.Dimension(dim_name, 1)]),
         initializer=initializer,
         dtype=mtf.VariableDType(activation_dtype=x.dtype),

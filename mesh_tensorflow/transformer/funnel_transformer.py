@@ -190,6 +190,7 @@ class FunnelTransformerLayerStack(transformer.LayerStack):
                 x = self.pool_fn(x, length_name)
                 # Layers from here on read positions and masks of the pooled length.
                 self.update_context(context, x, length_name)
+            # The last output counts with the final sublayers, after which `_finish` appends it.
             if i != last:
                 context.layer_outputs.append(x)
             context.layer_index += 1

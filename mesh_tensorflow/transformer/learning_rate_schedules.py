@@ -264,6 +264,7 @@ def slanted_triangular(
     falling = 1.0 - (step - cut) / (cut * (1.0 / cut_fraction - 1.0))
     # The line that rises is the lower one before the cut, and the one that falls after it.
     height = tf.minimum(rising, falling)
+    # Howard and Ruder (2018), equation 3, in which the height is called p.
     return max_learning_rate * (1.0 + height * (ratio - 1.0)) / ratio
 
 

@@ -127,6 +127,7 @@ class ProductKeyValueMemory(transformer.TransformerLayer):
         row_dim = mtf.Dimension("n_keys_row", self.n_keys)
         column_dim = mtf.Dimension("n_keys_column", self.n_keys)
         dtype = weights.dtype
+        # By row and column: a one-hot of n_keys^2 for each head and pair would be huge.
         rows = mtf.one_hot(indices // self.n_keys, row_dim, dtype=dtype)
         columns = mtf.one_hot(indices % self.n_keys, column_dim, dtype=dtype)
         weighted = mtf.einsum([rows, weights], output_shape=rows.shape)

@@ -36,6 +36,7 @@ def _sinusoids(
     # A cosine is a sine shifted by a quarter of a period.
     phase = mtf.cast(mtf.greater_equal(channel, half), tf.float32) * (math.pi / 2)
     signal = mtf.sin(mtf.add(angles, phase, output_shape=angles.shape))
+    # With an odd number of channels the last one has no signal.
     return signal * mtf.cast(mtf.less(channel, 2 * half), tf.float32)
 
 
@@ -227,6 +228,7 @@ class TimingSignals:
             x = self.add_step_timing_signal_func(context, x, step)
         if x.shape == shape:
             return x
+        # Signals that were concatenated are more channels than layers of the stack return.
         return layers.dense(
             x,
             [model_dim],
@@ -347,6 +349,7 @@ class Gates:
         mask: Union[mtf.Tensor, float],
     ) -> mtf.Tensor:
         transform, carry = self._two_gates(context, mask, [x])
+        # y = C(x) * x + T(x) * H(x), a highway (Srivastava et al., 2015).
         return x * carry + transformed_x * transform
 
     def _gru_gating(
@@ -588,6 +591,7 @@ class UTLayerStack(TimingSignals, Gates, transformer.TransformerLayer):
           x: a Tensor with dimensions [..., d_model].
           mask: a Tensor or a number, 0 at padding.
         """
+        # Each step enters the layers' scopes anew: names in them are those of the first step.
         for step in range(self.num_rec_steps):
             x = self._step(context, self.step_preprocess(context, x, step), mask)
         return x
@@ -609,7 +613,9 @@ class UTLayerStack(TimingSignals, Gates, transformer.TransformerLayer):
         for step in range(self.num_rec_steps):
             transformed = self._step(context, self.step_preprocess(context, state, step), mask)
             choices = {"s": state, "t": transformed, "i": inputs}
+            # Not in the order of `gates_inputs`: it would tell which rows of a kernel are whose.
             chosen = [x for letter, x in choices.items() if letter in self.gates_inputs]
+            # Outside of the layers' scopes names are numbered on: each step has gates of its own.
             transform, carry = self._transform_and_carry(
                 context, mask, chosen, self.couple_carry_transform_gates
             )

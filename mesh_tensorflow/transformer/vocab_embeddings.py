@@ -395,6 +395,7 @@ class _TableWithContexts:
         mapped = mtf.einsum([copied, maps], output_shape=rest + self._output_dim)
         if bias is not None:
             mapped = mtf.add(mapped, bias, output_shape=mapped.shape)
+        # logits[k, v] = tanh(hidden maps[k] + bias[k]) . table[v], for each component k.
         return mtf.einsum(
             [mtf.tanh(mapped), self._embedding_weights], output_shape=rest + self._vocab_dim
         )
@@ -573,6 +574,7 @@ class Mixtape(_TableWithContexts):
         rest = self._vocab_dim.size - self._frequent_vocab_dim.size
         if not rest:
             return x
+        # Under a name without a rule: what is padded cannot be split.
         x = whole_cluster(x, self._vocab_dim)
         return mtf.reshape(mtf.pad(x, [0, rest], WHOLE_CLUSTER), mtf.Shape(dims))
 

@@ -267,6 +267,7 @@ class ByteVocabulary(Vocabulary):
     def decode(self, ids: Iterable[int]) -> str:
         """Returns the text of the ids before the end of sequence."""
         numbers = [i - self._SPECIAL for i in _before_eos(ids)]
+        # A model may stop within a character, whose first bytes are then no text.
         return bytes(n for n in numbers if 0 <= n < 256).decode("utf-8", "ignore")
 
     def encode_tf(self, s: tf.Tensor) -> tf.Tensor:
@@ -352,6 +353,7 @@ class SentencePieceVocabulary(Vocabulary):
             if i % 2 == 0:
                 ids += self._model.encode(part)
             elif int(part) < self._extra_ids:
+                # They count down from the end, as in T5: `<extra_id_0>` has the last id.
                 ids.append(self.vocab_size - 1 - int(part))
             else:
                 ids += self._model.encode(f"<extra_id_{part}>")

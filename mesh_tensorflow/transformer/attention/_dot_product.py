@@ -45,6 +45,7 @@ _OF_POSITIONS = (
 
 def _renamed(x: mtf.Tensor, names: dict[str, str]) -> mtf.Tensor:
     dims = [mtf.Dimension(names.get(d.name, d.name), d.size) for d in x.shape.dims]
+    # A reshape to names with other rules is what moves parts: its lowering is the exchange.
     return mtf.reshape(x, mtf.Shape(dims))
 
 
@@ -226,6 +227,7 @@ def find_split(
     dims = [d for t in tensors for d in t.shape]
     for name, parts in _idle_names(layout, mesh_shape, dims):
         for dim in q.shape:
+            # Of both, as a dimension of the batch: each product needs what is in its own part.
             if dim not in k.shape or dim in unsplittable_dims:
                 continue
             # The outer part has an index for each present slice, so that its split stays the same,
@@ -332,6 +334,7 @@ def takes_blocks(
             f"attention: ring={ring!r} is not possible: {why}. Each processor gets all keys and "
             "values, and has all of its logits at once; leave ring out, or mend that"
         )
+    # By now an obstacle to what was asked for is told; without a request it only says no.
     if blocked or ring or why:
         return not why
     return min(found.length.size, memory.size) >= LEAST_LENGTH  # type: ignore[union-attr]
@@ -483,6 +486,7 @@ def attend(
     # Of the queries before they are split again: the caller knows nothing of that.
     output_shape = q.shape - key_dim + value_dim
     rows_shape = q.shape - key_dim
+    # Not along channels, which products sum over: sums of parts would have to be added up.
     split = find_split(context, [q, k, v], [key_dim, value_dim])
     q, k, v, bias = (split_again(x, split) for x in (q, k, v, bias))  # type: ignore
     has_z_loss = z_loss_coeff is not None and context.train and context.losses is not None

@@ -60,6 +60,7 @@ class _Blocks:
     ) -> None:
         size = _block_length(length_dim, num_splits, radius)
         self.length = length_dim
+        # By the name of the length, so that layouts which split positions split the blocks.
         self.blocks = mtf.Dimension(length_dim.name, length_dim.size // size)
         self.query = mtf.Dimension("query_block_length", size)
         self.memory = mtf.Dimension("memory_block_length", size)
@@ -365,6 +366,7 @@ def _factorized_logits(
         )
         for name in ("R1", "R2")
     ]
+    # R[head, memory] = sum over f of R1[f, head, memory] * R2[f, head, memory].
     logits = mtf.einsum(factors, output_shape=[heads_dim, memory_length_dim])
     if context.mode == "incremental":
         return logits
@@ -382,6 +384,7 @@ def _dense_logits(
 ) -> mtf.Tensor:
     """Returns logits computed from each query by a dense layer that all heads share."""
     assert q is not None
+    # pi relu(q), where q is already a projection of x: the two layers of Tay et al. (2020).
     logits = layers.dense(
         mtf.relu(q),
         mtf.Dimension(memory_length_dim.name, max_length),

@@ -132,6 +132,7 @@ class AttentionParams:
 
     def _stored(self, dims: list[mtf.Dimension]) -> list[mtf.Dimension]:
         """Returns the dimensions of heads and channels as a weight stores them."""
+        # Weights in T5's checkpoints are matrices, with one dimension for heads and channels.
         return [mtf.combined_dimension(dims)] if self.combine_dims else dims
 
     def init_weights(self) -> None:
@@ -442,6 +443,7 @@ class ExpertsAttentionParams(AttentionParams):
     def _make_layer(self, hparams: object) -> moe.MoE1D:
         """Returns the experts, whose output concatenates all heads."""
         [combined] = self._stored(self.q_dims)
+        # Both follow from the heads and from what the experts make, so those given are left out.
         settings = {
             name: value
             for name, value in vars(hparams).items()
@@ -450,6 +452,7 @@ class ExpertsAttentionParams(AttentionParams):
         return moe.MoE1D(
             **settings,
             output_dim=mtf.Dimension(self.query_input_dim.name, combined.size),
+            # Each expert then has one output weight for queries and one for keys.
             use_experts_attention=self._query_by_experts and self._keys_by_experts,
         )
 

@@ -284,6 +284,7 @@ def concat_hyper_prompts_kv(
             f"prompts: those of context.shared_params have length {found}, the layer was made for "
             f"hyperprompt_length_{scope_encoder_or_decoder}={prompt_length}"
         )
+    # Prompts set the order of dimensions, which has to be the same for a concatenation.
     k, v = (
         mtf.concat([prompt, mtf.transpose(x, prompt.shape.resize_dimension(
             memory_length.name, memory_length.size))], memory_length.name)

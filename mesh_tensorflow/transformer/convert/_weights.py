@@ -374,6 +374,7 @@ def _mesh_form(variables: Arrays) -> _Form:
         _layers(variables, r"encoder/block_(\d+)/"),
         _layers(variables, r"decoder/block_(\d+)/"),
         any("/wi_0/" in name for name in variables),
+        # A softmax that is tied to the embedding has no weight of its own.
         "decoder/logits/kernel" not in variables,
     )
 
@@ -673,5 +674,6 @@ def with_draft(checkpoint: str, draft: str, directory: str) -> str:
         raise ValueError(
             f"{checkpoint} already holds a draft; give the checkpoint of the model alone"
         )
+    # The scope in which decoding makes the variables of a draft.
     small = {f"draft/{name}": value for name, value in read_checkpoint(draft).items()}
     return write_checkpoint({**variables, **small}, directory, read_step(checkpoint))

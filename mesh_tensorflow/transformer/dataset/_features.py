@@ -38,6 +38,7 @@ def checked_int32(name: str, key: str, ids: tf.Tensor, where: Sequence[Any] = ()
     found = tf.boolean_mask(ids, differs)[:1]
     check = tf.Assert(tf.logical_not(tf.reduce_any(differs)), [text, found, *where])
     with tf.control_dependencies([check]):
+        # Only what is made here waits for the check, hence the identity.
         return tf.identity(narrow)
 
 
@@ -326,6 +327,7 @@ def pack_or_pad(
 def _cut_with_eos(ids: tf.Tensor, length: int) -> tf.Tensor:
     """Truncates ids to `length`; the last becomes EOS if they fill it or are truncated."""
     head = ids[:length]
+    # Where the last place is padding, the sequence has ended before, and it stays.
     last = tf.cast(head[-1:] > 0, ids.dtype) * vocabularies.EOS_ID
     ended = tf.concat([head[:-1], last], 0)
     # The condition is filled up, since tf.where of TensorFlow 1 does not broadcast it.
@@ -434,6 +436,7 @@ def pack_dataset(
 
     dataset = dataset.map(trim, num_parallel_calls=tf.data.AUTOTUNE)
     # Examples of any length share a batch; its padding is told from tokens by the zeros.
+    # As many at a time as a row has places: with a token each, they can fill one row at least.
     dataset = dataset.padded_batch(max(lengths.values()), padded_shapes={k: [None] for k in keys})
     dataset = dataset.map(
         lambda batch: _packed(batch, lengths), num_parallel_calls=tf.data.AUTOTUNE
@@ -455,6 +458,7 @@ def _packed(batch: Mapping[str, tf.Tensor], lengths: Mapping[str, int]) -> dict[
     starts = _row_starts(sizes, ends, lengths)
     packed = {}
     for k, tokens in batch.items():
+        # All tokens in one line without padding, which is then cut where rows begin.
         used = tf.sequence_mask(sizes[k], tf.shape(tokens)[1])
         line = tf.boolean_mask(tf.boolean_mask(tokens, kept), used)
         packed.update(_rows(k, line, sizes[k], ends[k], starts, lengths[k]))
@@ -487,6 +491,7 @@ def _row_starts(
     def body(row: tf.Tensor, start: tf.Tensor, array: tf.TensorArray) -> tuple[Any, ...]:
         return row + 1, next_start[start], array.write(row, start)
 
+    # A loop, as each start is found from the one before it.
     rows, _, array = tf.while_loop(
         lambda row, start, array: start < count, body, [tf.constant(0), tf.constant(0), array]
     )
@@ -507,6 +512,7 @@ def _rows(
     # The first example of the row that each example is in.
     first = tf.gather(starts, tf.searchsorted(starts, examples, side="right") - 1)
     example = tf.repeat(examples, sizes)
+    # Numbered from 1 in each row: 0 is the segment of padding.
     segment = tf.gather(examples - first + 1, example)
     position = tf.range(tf.size(line)) - tf.gather(offsets, example)
     splits = tf.concat([tf.gather(offsets, starts), [tf.size(line)]], 0)

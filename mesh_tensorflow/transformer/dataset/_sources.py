@@ -86,6 +86,7 @@ def make_text_line_dataset(glob: Glob = gin.REQUIRED) -> tf.data.Dataset:
       ValueError: no file matches.
     """
     dataset = _lines("make_text_line_dataset", glob, _SHUFFLE_BUFFER)
+    # Repeated after it is shuffled, so that each pass has every line once.
     return dataset.repeat().prefetch(_PREFETCH)
 
 
@@ -286,6 +287,7 @@ def _shifted(
     for k, ids in example.items():
         # In int64, so that no id wraps around by the shift before it is checked.
         ids = checked_int32("reading records", k, tf.cast(ids, tf.int64) + shift, where)
+        # After the shift, as EOS has the id of this package.
         if append_eos:
             ids = tf.concat([ids, [vocabularies.EOS_ID]], 0)
         if vocabulary is not None:
@@ -498,6 +500,7 @@ def pretokenized_tfds_dataset(
     dataset = supervised_to_dict(dataset, text2self)
     if train:
         dataset = dataset.repeat().shuffle(_PREFETCH_RECORDS * 10)
+    # Shifted as TFDSVocabulary shifts them: the encoder's first id is 1, which is EOS here.
     dataset = dataset.map(
         lambda example: _shifted(example, 1, True, vocabulary), num_parallel_calls=tf.data.AUTOTUNE
     )

@@ -124,6 +124,7 @@ def capacity(mixture: Mixture, group_size: int, num_experts: int, factor: float)
     # Fedus et al. (2021), equation 3, with the tokens of a group in place of those of the batch.
     # The size is fixed in advance because shapes cannot depend on what the router chooses.
     share = min(group_size, int(group_size * factor / num_experts))
+    # A share may round to 0 where tokens are few, as in a step of decoding; all would be dropped.
     return max(share, mixture.hparam("min_expert_capacity"))
 
 
@@ -613,6 +614,7 @@ def _second_level(
     level = _Level.make("y", num_experts, capacity(mixture, group.size, num_experts, factor))
     x = mtf.reshape(inputs, mtf.Shape([expert_x, outer, group, channels]))
     importance = mtf.reshape(importance, mtf.Shape([expert_x, outer, group]))
+    # Each group of experts has a router of its own: expert_x is a dimension of the kernel.
     dispatch, combine, loss = gate(
         Router(mixture, x, level.unsplit, level.capacity, [expert_x], importance, "inner_gating"),
         GATINGS["top_2"],

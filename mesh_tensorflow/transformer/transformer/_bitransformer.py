@@ -182,6 +182,7 @@ class Bitransformer:
         if decoder_sequence_id is None:
             decoder_sequence_id = mtf.minimum(targets, 1)
         shared_params = self._shared_params(inputs.mesh, variable_dtype)
+        # The encoder's stack appends to it; decoders with transparent attention mix what is in it.
         encoder_layer_outputs: list[mtf.Tensor] = []
         encoder_output, encoder_loss = self.encoder.call_simple(
             inputs,
@@ -297,6 +298,7 @@ class Bitransformer:
                 mtf.zeros(inputs.mesh, mtf.Shape([*rows, decode_dim]), tf.int32),
                 temperature=temperature,
                 variable_dtype=variable_dtype,
+                # Zeros are no given ids: all rows begin at position 0, with states of zeros.
                 has_partial_sequences=False,
                 sampling_keep_top_k=sampling_keep_top_k,
                 draft_model=draft,
@@ -320,6 +322,7 @@ def _encode(
     model: Bitransformer, inputs: mtf.Tensor, variable_dtype: mtf.VariableDType
 ) -> EncoderOutputs:
     """Calls the encoder and returns what the decoder reads from it."""
+    # As in a call with one example in each row: 0 at padding, which the decoder must not see.
     sequence_id = mtf.minimum(inputs, 1)
     shared_params = model._shared_params(inputs.mesh, variable_dtype)
     layer_outputs: list[mtf.Tensor] = []
@@ -427,6 +430,7 @@ class StudentTeacher:
             teacher_logits, _ = self.teacher.call_simple(inputs, targets, compute_loss, **kargs)
         graph = inputs.mesh.graph
         prefix = _within("teacher")
+        # Only after the call, which makes the variables: optimizers are to leave them alone.
         graph.make_variables_untrainable(
             [v for v in graph.trainable_variables if v.name.startswith(prefix)]
         )
@@ -463,12 +467,14 @@ class StudentTeacher:
         """Returns the summed cross entropy of the student's and the teacher's probabilities."""
         vocab_dim = self.student.output_vocab_dim
         probabilities = mtf.softmax(teacher_logits, vocab_dim)
+        # -sum over v of softmax(teacher / T)[v] * log softmax(student / T)[v] (Hinton et al.).
         loss = layers.softmax_cross_entropy_with_logits(
             student_logits,
             mtf.stop_gradient(probabilities),
             vocab_dim,
             z_loss=self.student.z_loss,
         )
+        # As in the hard loss: padding and given ids are not predicted.
         weights = mtf.cast(mtf.greater(targets, 0), loss.dtype)
         return mtf.reduce_sum(loss * weights)
 
@@ -511,6 +517,7 @@ class StudentTeacher:
             checkpoint.init_from_checkpoint(self.teacher_checkpoint, variables)
 
 
+# Gin files may name functions by this path, the public one, whichever file they are in.
 _MODULE = "mesh_tensorflow.transformer.transformer"
 
 
@@ -572,6 +579,7 @@ def make_layer_stack(
         for i, (cls, name, kwargs) in enumerate(entries):
             # One for each block: a layer holds its name, by which its variables are its own.
             layer = cls(**kwargs)
+            # Scopes of blocks tell equal layers apart; without them, numbers must go on.
             number = i if block_scope else len(made)
             name = name or f"layer_{number:03d}"
             layer.set_name(f"block_{block:03d}/{name}" if block_scope else name)

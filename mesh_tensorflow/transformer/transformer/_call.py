@@ -221,6 +221,7 @@ def embedding_of_positions(
     """
     length = context.length_dim
     if not context.position_is_default:
+        # Positions of packed rows begin again with each example; a step of decoding has one.
         return mtf.gather(weights, context.position, max_length_dim)
     if length.size > max_length_dim.size:
         raise ValueError(
@@ -376,6 +377,7 @@ def reduce_ensemble_logits_mean_prob(
       A Tensor without `ensemble_dim`.
     """
     probs = mtf.softmax(logits, vocab_dim)
+    # log p[v] = log(1 / n * sum over members of p[member, v]): a mixture, not a mean of logits.
     mean = mtf.reduce_mean(probs, reduced_dim=ensemble_dim)
     # float16 has no such number: it would be 0.
     smallest = 2.0**-24 if mean.dtype == tf.float16 else _SMALLEST_PROBABILITY
@@ -608,6 +610,7 @@ def visibility_priority(
     if not model.autoregressive:
         return None
     if not model.input_full_attention:
+        # read[i] >= write[j] is i >= j then, the causal mask.
         return positions
     if targets is None:
         visible = delimited_lm_inputs_mask(inputs)

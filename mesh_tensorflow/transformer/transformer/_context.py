@@ -230,6 +230,7 @@ class Context:
         self.mesh = mesh
         self.batch_dims = batch_dims
         self.length_dim = length_dim
+        # Variables get the precision in force too, and activations have to agree with them.
         self.variable_dtype = dtype_in_force(variable_dtype)
         self.beam_dim = beam_dim
         self.mode = mode
@@ -256,6 +257,7 @@ class Context:
         self.encoder_inputs = encoder_inputs
         self.num_microbatches = num_microbatches
         self.layer_index = 0
+        # Of this call alone: what a step of decoding caches belongs to the body of a loop.
         self.cache: dict = {}
         self.input_embeddings: Optional[mtf.Tensor] = None
         self.exchanged_length_dim: Optional[mtf.Dimension] = None
@@ -337,6 +339,7 @@ class Context:
                 f"get_constant_state: all {len(states)} constant states have been returned; "
                 "layers must record in mode first_part what they ask for in mode incremental"
             )
+        # By order, as states have no names: layers ask for them in the order of the first part.
         self.next_constant_state += 1
         return states[self.next_constant_state - 1]
 

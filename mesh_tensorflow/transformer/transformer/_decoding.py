@@ -259,6 +259,7 @@ def sample_autoregressive(
     # Both kinds of loops have all ids as their fourth variable.
     ids = mtf.while_loop(loop.goes_on, loop.step, first)[3]
     if how.has_partial_sequences and how.remove_partial_sequences:
+        # Each row by the number of its own given ids, so that all continuations begin at 0.
         return mtf.dynamic_shift(ids, mtf.negative(given), length_dim, wrap=False)
     return ids
 

@@ -173,6 +173,7 @@ class Stages:
         # A layer may ask for one variable twice, as for a table that it shares with others.
         if full_name not in self._variables:
             self._variables[full_name] = _Asked(
+                # A shape that a layer takes from its input has the stages in it.
                 mtf.Shape([d for d in shape if d not in self.dims]),
                 kwargs,
                 self.zeros(self._in_all(shape), dtype.activation_dtype),
@@ -211,6 +212,7 @@ class Stages:
         made: dict[str, list[mtf.Tensor]] = {name: [] for name in self._variables}
         for slot in range(self._pipes.slots):
             for name, asked in self._variables.items():
+                # What layers share is made once, as later layers in a row find it in the cache.
                 if not slot or name not in self.shared:
                     made[name].append(self._make(asked, slot))
         return {
@@ -255,6 +257,7 @@ class Stages:
         None for those without rows of the batch, which are drawn in each tick.
         """
         drawn: list[list[mtf.Tensor]] = [[] for _ in self._random]
+        # Stage by stage, each layer by layer: so seeds are those of layers in a row.
         for _ in range(self._pipes.slots):
             for asked, values in zip(self._random, drawn):
                 if self._pipes.batch in asked.shape and asked.tf_fn is not None:
@@ -595,6 +598,7 @@ class _Call:
         x = stages.zeros(self._pipes.within(self._x.shape), self._x.dtype)
         inner = self._inner_context(stand_in)
         known = set(self._context.cache)
+        # A copy, as only a comparison tells which attributes the layers have set.
         before = dict(vars(inner))
         self._apply(inner, x)
         operations = graph.operations[start:]
@@ -638,6 +642,7 @@ class _Call:
     def _inner_context(self, replace: Callable[[mtf.Tensor], mtf.Tensor]) -> Context:
         """Returns a Context for the stages, with other Tensors for those of the whole batch."""
         context, pipes = self._context, self._pipes
+        # A copy, so that attributes of a user's own class of contexts are there as well.
         inner = copy.copy(context)
         for name, value in vars(context).items():
             if name not in _OWN:

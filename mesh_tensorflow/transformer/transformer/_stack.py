@@ -63,6 +63,7 @@ def joined_channels(xs: Sequence[mtf.Tensor]) -> mtf.Tensor:
     return mtf.rename_dimension(mtf.concat(whole, f"_{name}_concat"), f"_{name}_concat", name)
 
 
+# The public path, by which gin files may name these functions, whichever file they are in.
 _MODULE = "mesh_tensorflow.transformer.transformer"
 
 
@@ -290,6 +291,7 @@ def sublayer_rezero(
         initializer=tf.constant_initializer(initial_value),
         dtype=context.variable_dtype,
     )
+    # At 0, and with a residual after it, a layer begins as the identity (Bachlechner et al., 2020).
     return x * weight
 
 
@@ -601,6 +603,7 @@ class LayerStack(TransformerLayer):
             if budget is None and not self._recomputes(context):
                 return self._layer_with_sublayers(context, layer, x)
             shared = _Shared(context)
+            # What a layer adds to the Context is recomputed, too, so it has to be an output.
             outputs = mtf.recompute_grad(
                 lambda x: [self._layer_with_sublayers(context, layer, x), *shared.found()],
                 [x],

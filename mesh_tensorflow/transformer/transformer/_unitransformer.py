@@ -170,6 +170,7 @@ class Unitransformer:
         if self._loss_denominator is not None:
             return float(self._loss_denominator)
         # A constant: microbatches then add up to the loss of the batch, whatever padding each has.
+        # Without the ensemble: losses of members add up, and each learns as it would alone.
         return float((targets.shape - self.ensemble_dims).size * num_microbatches)
 
     def _call_internal(
@@ -237,6 +238,7 @@ class Unitransformer:
         # these are the same.
         position_is_default = position is None or self.max_length_dim is None
         priority = visibility_priority(self, length_range, inputs, targets)
+        # None, not an empty list: layers such as mixtures of experts then add no loss.
         losses: Optional[list] = [] if compute_loss else None
         context = Context(
             self, inputs.mesh, batch_dims, length_dim, variable_dtype, mode=mode,

@@ -93,6 +93,7 @@ class LocalSelfAttention(SelfAttention):
         """
         params = self.make_params(context)
         q = params.compute_q(x)
+        # With shared keys and values one entry, which is the first and also the last.
         if params.shared_kv:
             new = [params.compute_kv(x)]
         else:
@@ -191,6 +192,7 @@ class LocalSelfAttention(SelfAttention):
         Args:
           context: the Context of this call of the model: its mode, positions, states and losses.
         """
+        # The current position is one of the `radius` positions, the last of them.
         return 1 - self.radius
 
     def max_relative_position(self, context: Context) -> Optional[int]:
@@ -242,6 +244,7 @@ class BranchedSelfAttention(SelfAttention):
                 "is a branch with keys and values of its own. Set num_memory_heads to 0"
             )
         self.dense_layer = DenseReluDense()
+        # In the paper both scales sum to 1 over heads; here they are as free as other variables.
         self.kappa_init = tf.random_uniform_initializer(minval=0.0, maxval=1.0)
         self.alpha_init = tf.random_uniform_initializer(minval=0.0, maxval=1.0)
 
@@ -468,6 +471,7 @@ class ExpertsEncDecAttention(EncDecMixin, ExpertsSelfAttention):
                 ],
             )
         else:
+            # Of the decoder's own positions; of the memory, weights have the length alone.
             keys = params.compute_kv(x)
             memory_length = memory_length_of(self._get_memory_antecedent(context))
         bias = enc_dec_attention_bias(self, context, params.query_heads_dims)

@@ -34,6 +34,7 @@ def _encoder_inputs(context: Context) -> mtf.Tensor:
             "Context does not have; call the models with ids, or set relative_attention_type=None"
         )
     names = ids.shape.dimension_names
+    # A Bitransformer has renamed them; other callers may give the ids as they are.
     if context.encoder_length_dim.name in names:
         return ids
     return mtf.rename_dimension(ids, context.length_dim.name, context.encoder_length_dim.name)
@@ -94,6 +95,7 @@ def relative_position_spans(context: Context, num_sentinels: int = gin.REQUIRED)
     """
     encoder_ids = _encoder_inputs(context)
     memory = context.encoder_length_dim
+    # Of the size without what pads it to a multiple: sentinels end where the vocabulary does.
     first = context.model.input_vocab_size_unpadded - num_sentinels
     there = mtf.cumsum(mtf.to_int32(mtf.greater_equal(encoder_ids, first)), memory)
     here = _sentinels_so_far(context, mtf.greater_equal(context.inputs, first))
@@ -113,6 +115,7 @@ def relative_position_spans(context: Context, num_sentinels: int = gin.REQUIRED)
 def _visible(context: Context) -> Optional[mtf.Tensor]:
     """Returns whether two positions belong to the same example; None without sequence ids."""
     ids = (context.sequence_id, context.encoder_sequence_id)
+    # Two numbers say that on both sides there is one example without padding: nothing is hidden.
     if any(x is None for x in ids) or not any(isinstance(x, mtf.Tensor) for x in ids):
         return None
     decoder, encoder = ids
@@ -173,6 +176,7 @@ def enc_dec_attention_bias(
     if hidden is None:
         return bias
     both = bias + hidden
+    # Blocks take the bias alone, as they make the mask of the ids again.
     return _masks.made_of(both, hidden.made_of.visible, bias) if hidden.made_of else both
 
 

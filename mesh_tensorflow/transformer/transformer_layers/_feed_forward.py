@@ -82,6 +82,7 @@ class DenseReluDense(TransformerLayer):
             **options,
         )
         if context.train and self.dropout_rate:
+            # One mask for all positions: random numbers are fewer by a factor of the length.
             noise_shape = mtf.Shape([d for d in h.shape if d != context.length_dim])
             h = mtf.dropout(h, True, rate=self.dropout_rate, noise_shape=noise_shape)
         return layers.dense(h, io, reduced_dims=[hidden], name="wo", **options)
@@ -126,6 +127,7 @@ class ParallelLayer(TransformerLayer):
         outputs = []
         for i, layer in enumerate(self.layer_classes):
             scope: Any = contextlib.nullcontext()
+            # Without scopes of their own, two layers of one class would ask for the same variables.
             if self.use_scope:
                 scope = tf.variable_scope(f"parallel_layer_{i}")
             with scope:
@@ -174,6 +176,7 @@ class Conv1D(TransformerLayer):
             return self.record_states_incremental_mode(context, x, filter_size)
         masked = self._without_padding(context, x)
         if context.mode == "first_part":
+            # What steps would have recorded, which mask padding only if they are asked to.
             kept = masked if self.masks_decoded_padding else x
             self.record_states_first_part_mode(context, kept, filter_size)
         return masked
@@ -253,6 +256,7 @@ class Conv1D(TransformerLayer):
         # The oldest input falls out, and the place of the latest one becomes free.
         moved = mtf.shift(old_state, -1, filter_dim, wrap=False)
         there = mtf.one_hot(position, filter_dim, dtype=dtype)
+        # state[t] = x at the position, and the old state[t + 1] elsewhere.
         return mtf.cast(moved, dtype) * (1.0 - there) + mtf.einsum(
             [mtf.cast(x, dtype), there], output_shape=old_state.shape
         )
@@ -502,6 +506,7 @@ class Conv1DLocalAttn(SeparableConv1DLayer):
             scale=self._depthwise_filter_initializer_scale / self.filter_size
         )
         width = mtf.Dimension("conv_window", self.filter_size)
+        # A variable for each position, whose name has its number, as in checkpoints of the classic.
         logits = mtf.stack(
             [
                 self.get_kernel_wt(x, repeated, initializer, i, context, context.variable_dtype)
@@ -652,6 +657,7 @@ class LocalConvAttnBlock(TransformerLayer):
         """
         del losses
         channels = x.shape.dims[-1]
+        # y = x W * sigmoid(x V), a gated linear unit (Dauphin et al., 2017).
         y = layers.dense_product(
             x,
             reduced_dims=[channels],

@@ -53,6 +53,7 @@ def in_ring(layer: Any, context: Context, instead: Mapping[str, str]) -> bool:
       ValueError: the layer has such a bias.
     """
     kwargs = getattr(layer, "attention_kwargs", {})  # layers of other kinds have none
+    # A step has one query: no parts of queries wait for parts of the memory to come around.
     if not kwargs.get("ring") or context.mode == "incremental":
         return False
     kind = layer.relative_attention_type
@@ -284,6 +285,7 @@ class WriteAtOperation(mtf.Operation):
                 return position
             if turn != sorted(turn):
                 position = tf.transpose(position, turn)
+            # A position that lacks dimensions of the rows is the same for all of them.
             if aligned != sizes[:at]:
                 several = [count] * len(self._several)
                 position = tf.reshape(position, aligned + several)
@@ -311,6 +313,7 @@ class WriteAtOperation(mtf.Operation):
 
         values = [lowering.tensors[x] for x in self.inputs]
         axis = mesh_impl.splitting_axis(self._dim)
+        # Otherwise each processor has all positions, and its slice begins at 0.
         if axis is not None:
             values.append(mesh_impl.laid_out_pcoord(axis))
         lowering.set_tensor_lowering(self.outputs[0], mesh_impl.slicewise(write, *values))

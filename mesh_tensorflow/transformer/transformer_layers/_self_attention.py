@@ -48,9 +48,11 @@ def _conditions(
         found.append(("less_equal", here + smallest, memory_position))
     if largest is not None:
         found.append(("greater_equal", here + largest, memory_position))
+    # Position i sees j if read[i] >= write[j]: with positions as priorities, the causal mask.
     if context.write_priority is not None:
         written = layer.rename_length_to_memory_length(context.write_priority, context)
         found.append(("greater_equal", context.read_priority, written))
+    # Parts of examples see only themselves: where they are numbered, examples need no comparison.
     sequence_id = context.sequence_id if context.subsequence_id is None else context.subsequence_id
     # In decoding it is a number or None: each row is one example, and nothing has to be compared.
     if isinstance(sequence_id, mtf.Tensor) and context.length_dim in sequence_id.shape:
@@ -102,6 +104,7 @@ def _distances(
     buckets_dim = mtf.Dimension("buckets", layer.relative_attention_num_buckets)
     if kind == "contextual":
         assert q is not None
+        # values[head, bucket] = sum over d_kv of q[head, d_kv] * ak[head, d_kv, bucket].
         values = layers.dense(
             q,
             buckets_dim,
@@ -292,6 +295,7 @@ class SelfAttention(transformer.TransformerLayer):
         )
         o = self._attend(seen, _dot_product.matched(q, seen), k, v, memory_length, bias)
         if seen is not context:
+            # Before the projection, whose weight has heads by their own name.
             o = _dot_product.by_positions(o, context)
         output_shape = self.expected_attention_output_shape(x, params)
         y = params.compute_output(o, output_shape=output_shape)
@@ -456,8 +460,10 @@ class SelfAttention(transformer.TransformerLayer):
           A Tensor, or None if nothing is masked and there is no relative attention.
         """
         memory_length = memory_position.shape.dims[-1]
+        # The memory is longer than the sequence by what was prepended to it.
         num_prompts = memory_length.size - context.length_dim.size if use_prompt_kv else 0
         here = query_position(context)
+        # Prompts have no ids to compare parts of the memory by, so they get the whole mask.
         if _parts.in_ring(self, context, _NOT_IN_RINGS) and not num_prompts:
             visible = _conditions(self, context, memory_position)
             far = _distances(self, context, here, memory_position, heads_dims, q)
@@ -481,6 +487,7 @@ class SelfAttention(transformer.TransformerLayer):
         # Values that depend on the query have the size of the bias.
         by_distance = self.relative_attention_type != "contextual"
         distances = [far] if by_distance else []
+        # Blocks make the bias of `distances`; what they cannot make goes along as a Tensor.
         rest = None if by_distance else near
         if hidden is None:
             return _masks.made_of(near, (), rest, distances) if by_distance else near
@@ -513,6 +520,7 @@ class SelfAttention(transformer.TransformerLayer):
           x: a Tensor with the dimension of the sequence.
           context: the Context of this call of the model: its mode, positions, states and losses.
         """
+        # Logits have both lengths, which need two names; a layout may then split one of them alone.
         return mtf.rename_dimension(x, context.length_dim.name, self.memory_length(context).name)
 
     def min_relative_position(self, context: Context) -> Optional[int]:

@@ -218,6 +218,7 @@ class TalkingHeadsSelfAttention(SelfAttention):
         memory_length = self.memory_length(context)
         q = self.compute_q(context, x)
         incremental = context.mode == "incremental"
+        # A step has no length to rename: its one position is written into the states.
         m = x if incremental else self.rename_length_to_memory_length(x, context)
         states = [self.compute_k(context, m), self.compute_v(context, m)]
         states += [m] if self._keeps_memory else []
@@ -332,6 +333,7 @@ class TalkingHeadsSelfAttention(SelfAttention):
                 # The product sums over all reduced heads, which the initializer does not know of.
                 scale=self.dynamic_projections_init_scale / fan_in,
             )
+            # y[new] += sum over reduced of inp[reduced] * weights[reduced, new], by position.
             y = y + layers.us_einsum([inp, weights], output_shape=y.shape)
         return y
 
@@ -344,6 +346,7 @@ class TalkingHeadsEncDecAttention(EncDecMixin, TalkingHeadsSelfAttention):
         self, context: Context, x: mtf.Tensor, losses: Optional[list[mtf.Tensor]] = None
     ) -> mtf.Tensor:
         """Attends to the encoder's output with projections across heads."""
+        # Not only for the states: dynamic projections are made of the memory itself in each step.
         m = self._get_memory_antecedent(context)
         q = self.compute_q(context, x)
         k, v, memory_length = _parts.constant_states(
@@ -440,6 +443,7 @@ class GeneralBilinearSelfAttention(SelfAttention):
         memory_length = self.memory_length(context)
         q = self.compute_q(context, x)
         if context.mode == "incremental":
+            # The memory is its own state, as there are no projections of it.
             [m] = _parts.updated_states(context, [x], memory_length)
         else:
             m = self.rename_length_to_memory_length(x, context)

@@ -70,6 +70,7 @@ def finishing_together() -> Iterator[None]:
     So a run that is killed in its second file does not compute the first one again. Nested contexts
     have no effect.
     """
+    # Within another one, it is that one which removes the parts of all files.
     if _unfinished.get() is not None:
         yield
         return
@@ -98,6 +99,7 @@ def _remove(directories: Sequence[str]) -> None:
 
 
 def _fingerprint(*parts: object) -> str:
+    # In JSON, lists of texts differ that would be equal if they were joined.
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
 
@@ -489,6 +491,7 @@ def decode_from_dataset(
             )
             write_resumably(
                 os.path.join(decode_output_dir, f"{dataset.name}_{step}_predictions"),
+                # By their texts the parts are those of these examples, and of no others.
                 ["\n".join(texts[name][i] for name in texts) for i in range(len(examples))],
                 batch_size,
                 outputs_from,
@@ -522,6 +525,7 @@ def infer_model(
       decode_fn: the function to call for each.
     """
     paths = checkpoint_paths or get_checkpoint_iterator(eval_checkpoint_step, model_dir)
+    # Around all checkpoints: a run that is killed does not decode with the first ones again.
     with finishing_together():
         for path in paths:
             decode_fn(

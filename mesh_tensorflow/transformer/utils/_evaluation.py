@@ -264,6 +264,7 @@ def eval_model(
     if output_eval_examples:
         _write_examples(tasks, directory, vocabulary)
     count = sum(len(task.examples) for task in tasks)
+    # All data sets in one input, so that each checkpoint is restored only once.
     input_fn = combined_input_fn([d.dataset_fn for d in datasets], batch_size)
     for path in get_checkpoint_iterator(eval_checkpoint_step, model_dir):
         step = get_step_from_checkpoint_path(path)

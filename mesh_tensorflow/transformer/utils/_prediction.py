@@ -132,6 +132,7 @@ def _scoring_program(
     settings: ProgramSettings, mesh: mtf.Mesh, features: Mapping[str, tf.Tensor]
 ) -> Outputs:
     mtf_features = _imported(settings, mesh, features)
+    # A language model would read inputs in place of its targets, shifted by one.
     if settings.model_type == "lm":
         mtf_features.pop("inputs", None)
     targets = mtf_features["targets"]
@@ -249,6 +250,7 @@ def prediction_spec(settings: ProgramSettings, features: Mapping[str, tf.Tensor]
     results = run_on_mesh(settings, lambda mesh: program(settings, mesh, features))
     predictions = dict(results.tensors)
     if not settings.score_in_predict_mode:
+        # A row may go on after its EOS until all rows have ended; the ids there mean nothing.
         predictions["outputs"] = clean_decodes(predictions["outputs"])
     exported: Optional[dict[str, Any]] = None
     if ROWS in features:

@@ -295,6 +295,7 @@ _OF_MESHES = frozenset(["ensemble", "batch", "model"])
 
 def _check_names(layout_rules: mtf.LayoutRules, graph: mtf.Graph) -> None:
     """Reports a slip if a rule's dimension is in attention only because it is in the layout."""
+    # Names that attention has taken from the layout do not count: a misspelled one is among them.
     own = {
         name
         for op in graph.operations

@@ -113,6 +113,7 @@ def parse_gin_defaults_and_flags(
       SyntaxError: a file or a parameter is no gin; the message has the line.
     """
     directory = importlib.resources.files(_GIN_PACKAGE)
+    # The user's directories first: a file there goes before one of that name in the package.
     prefixes = [*FLAGS.gin_location_prefix, str(directory)]
     for prefix in prefixes:
         gin.add_config_file_search_path(prefix)
@@ -239,6 +240,7 @@ def inputs_length(sequence_length: Lengths) -> int:
 
 def _number_of_cores(topology: str) -> int:
     """Returns the number of processors of a TPU named such as "v3-8" or "4x4"."""
+    # Names such as v3-8 count cores, and shapes such as 4x4 chips.
     if re.fullmatch(r"[^x]*-\d+", topology):
         return int(topology.rsplit("-", 1)[1])
     sizes = re.sub(r"_(un)?twisted$", "", topology)
@@ -292,6 +294,7 @@ def _splits(
     """Returns the number of slices that a layout splits a dimension into, whatever its size."""
     mesh = mtf.convert_to_shape(mesh_shape)
     rules = mtf.convert_to_layout_rules(layout_rules)
+    # Size 0 is divisible by each mesh dimension; the true one may be what is computed from this.
     axis = rules.tensor_dimension_to_mesh_axis(mtf.Dimension(name, 0), mesh)
     return 1 if axis is None else mesh[axis].size
 

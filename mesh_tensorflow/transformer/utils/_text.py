@@ -313,6 +313,7 @@ def encoded_pairs(
             f"encode_delimited_lm: there are {len(inputs)} inputs, but {len(targets)} targets"
         )
     end = [eos_id] if include_final_eos else []
+    # An EOS ends the inputs: by how many came before, models tell inputs from targets.
     rows = [
         [
             *_encode(inputs_vocabulary(vocabulary), a, n, sources[0]),

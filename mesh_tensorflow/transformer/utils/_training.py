@@ -76,6 +76,7 @@ def _forward(
     if settings.model_type == "delimited_lm":
         mtf_features = dynamic_text2self(mtf_features)
     elif settings.model_type == "lm":
+        # A language model reads its targets, shifted by one, and would read these in their place.
         mtf_features.pop("inputs", None)
     length = max(x.shape.dims[-1].size for x in mtf_features.values())
     check_length(settings.transformer_model, max(length, 0))
@@ -117,6 +118,7 @@ def _training_program(
         grads = [by_name[v.name] for v in variables]
     else:
         outputs = losses(mtf_features)
+        # Only after the call of the model, which makes the variables.
         variables = trained_variables(mesh.graph, settings.variable_filter)
         grads = mtf.gradients([outputs["loss"]], [v.value for v in variables])
     updates = settings.optimizer(learning_rate=learning_rate).apply_grads(grads, variables)
@@ -280,6 +282,7 @@ def _load_initial_checkpoint(settings: ProgramSettings) -> None:
         for v in tf.global_variables()
         if should_load_variable(v.op.name) and re.search(settings.init_variable_filter, v.op.name)
     }
+    # Slots and steps may be new; of what is trained, something has to be in the checkpoint.
     trainable = {v.op.name for v in tf.trainable_variables()}
     found = checkpoint.choose_initial(
         "init_checkpoint",
@@ -303,6 +306,7 @@ def _saver_hook(settings: ProgramSettings, results: Results) -> SaverHook:
         sharded=True,
         max_to_keep=settings.keep_checkpoint_max,
         keep_checkpoint_every_n_hours=_CHECKPOINT_HOURS,
+        # So that the directory can be moved with its checkpoints.
         save_relative_paths=True,
     )
     # From here a session takes its saver, and otherwise makes another one.
@@ -397,6 +401,7 @@ def training_spec(settings: ProgramSettings, features: Mapping[str, tf.Tensor]) 
         places = {"checkpoints": f"{settings.model_dir}, with logs"}
         print_training_report(results.lowering, places=places)
     with outside_program(settings):
+        # First, so that the initial checkpoint counts where both would set a variable.
         if hasattr(settings.transformer_model, "initialize"):
             settings.transformer_model.initialize()
         _load_initial_checkpoint(settings)
@@ -451,6 +456,7 @@ def evaluation_spec(settings: ProgramSettings, features: Mapping[str, tf.Tensor]
     results = run_on_mesh(settings, lambda mesh: _evaluation_program(settings, mesh, features))
     tensors = dict(results.tensors)
     loss = tensors.pop("loss")
+    # Metrics are of rows: whatever dimensions a batch has, they become one.
     rows = {
         name: tf.reshape(x, [math.prod(x.shape.as_list()[:-1]), x.shape.as_list()[-1]])
         for name, x in tensors.items()
@@ -496,6 +502,7 @@ class _InputCheckpoints(tf.train.SessionRunHook):
         """Creates the saver before the graph is finalized."""
         if self._saver is None:
             state = tf.data.experimental.make_saveable_from_iterator(self._iterator)
+            # It removes nothing: states are kept as long as the model's checkpoints of their steps.
             self._saver = tf.train.Saver([state], max_to_keep=None)
 
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
