@@ -388,7 +388,9 @@ class Gates:
 
 @gin.configurable(module="mesh_tensorflow.transformer.universal_transformer")
 class UTLayerStack(TimingSignals, Gates, transformer.TransformerLayer):
-    """Layers that are applied recurrently, with the same variables at each step.
+    """Layers that are applied recurrently, with the same variables at each step, but for gates.
+
+    Each step has its own gates of a highway, as in the classic.
 
     See Dehghani et al., "Universal transformers" (2018). With `recurrence_type` "act", the number
     of steps adapts to each position; see Graves, "Adaptive computation time for recurrent neural

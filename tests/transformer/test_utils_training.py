@@ -130,7 +130,13 @@ def test_an_initial_checkpoint_that_has_other_weights(train, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "further", ["run.skip_seen_data = True\n", "run.checkpoint_input_pipeline = True\n"]
+    "further",
+    [
+        "run.skip_seen_data = True\n",
+        "run.checkpoint_input_pipeline = True\n",
+        "run.skip_seen_data = True\nrun.checkpoint_input_pipeline = True\n",
+    ],
+    ids=["skipped", "kept", "both"],
 )
 def test_a_training_that_goes_on_sees_the_data_that_it_would_have(train, further):
     whole = train(f"{further}run.train_steps = 3\n", "whole")

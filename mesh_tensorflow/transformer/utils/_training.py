@@ -79,7 +79,7 @@ def _forward(
         # A language model reads its targets, shifted by one, and would read these in their place.
         mtf_features.pop("inputs", None)
     length = max(x.shape.dims[-1].size for x in mtf_features.values())
-    check_length(settings.transformer_model, max(length, 0))
+    check_length(settings.transformer_model, length)
     return mtf_features
 
 
@@ -505,12 +505,21 @@ class _InputCheckpoints(tf.train.SessionRunHook):
             # It removes nothing: states are kept as long as the model's checkpoints of their steps.
             self._saver = tf.train.Saver([state], max_to_keep=None)
 
+    def _path(self, step: int) -> str:
+        return os.path.join(self._model_dir, f"{_INPUT_NAME}-{step}")
+
+    def is_saved(self) -> bool:
+        """Returns whether there is a state of the pipeline beside the latest checkpoint."""
+        latest = checkpoint_files.latest(self._model_dir)
+        step = get_step_from_checkpoint_path(latest) if latest else 0
+        return bool(step) and tf.io.gfile.exists(f"{self._path(step)}.index")
+
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
         """Starts the pipeline, at its state at the step of the model if that was saved."""
         del coord
         session.run(self._iterator.initializer)
         step = session.run(tf.train.get_global_step(session.graph))
-        path = os.path.join(self._model_dir, f"{_INPUT_NAME}-{step}")
+        path = self._path(step)
         if step and tf.io.gfile.exists(f"{path}.index"):
             self._saver.restore(session, readable(path))
             tf.logging.info("The input pipeline goes on from %s", path)
@@ -605,7 +614,9 @@ def train_model(
         # Repeated first, or examples at the end that fill no batch would never be seen.
         dataset = dataset.repeat().batch(rows, drop_remainder=True)
         if skip_seen_data:
-            seen = _seen_batches(estimator.model_dir, seen_data_init_step)
+            # A saved state of the pipeline is that after the seen batches: no more are skipped.
+            goes_on = input_checkpoints is not None and input_checkpoints.is_saved()
+            seen = 0 if goes_on else _seen_batches(estimator.model_dir, seen_data_init_step)
             tf.logging.info("Skipping %d batches", seen)
             # Of batches, one of which is a step, and so after they are made.
             dataset = dataset.skip(seen)
