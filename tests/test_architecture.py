@@ -5,6 +5,7 @@ import functools
 import pathlib
 from typing import NamedTuple
 
+import pytest
 from helpers import readers_table
 
 import mesh_tensorflow
@@ -217,6 +218,7 @@ def test_page_of_modules_shows_the_order():
     assert [sorted(step) for step in parts] == [sorted(step) for step in ORDER]
 
 
+@pytest.mark.slow
 def test_page_of_numbers_says_what_the_script_prints():
     page = (ROOT / "docs" / "design" / "readers_table.md").read_text(encoding="utf-8")
     printed = [f"| {label} | {value} |" for label, value, _ in readers_table.rows(PACKAGE)]

@@ -177,6 +177,7 @@ def test_moving_values_to_another_layout():
         step.store.value("w3")
 
 
+@pytest.mark.slow
 def test_without_a_store():
     with pytest.raises(ValueError, match=r"@mtf.function instead of @tf.function, or make"):
         tf2.function(lambda: lowered_step(*map(tf2.constant, data(8)), "x:1", "", []))()

@@ -129,6 +129,7 @@ def test_command(capsys, tmp_path):
     assert f"layout  {best.text}\n" in printed
 
 
+@pytest.mark.slow
 def test_command_with_a_file_and_a_mesh_to_choose(capsys, tmp_path):
     file = tmp_path / "model.gin"
     file.write_text("\n".join(f"language_model.{k} = {v}" for k, v in TINY.items()))

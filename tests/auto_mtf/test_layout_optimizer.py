@@ -89,6 +89,7 @@ def test_brute_force(program, mesh_shape):
     check_against_brute_force(program, mesh_shape)
 
 
+@pytest.mark.slow
 @hypothesis.settings(max_examples=30)
 @hypothesis.given(programs(LARGE), MESHES)
 def test_brute_force_of_large_tensors(program, mesh_shape):

@@ -131,6 +131,7 @@ def test_a_limit_pushes_to_pipelines(tf_graph):
     assert sum(plans.best.memory.values()) == plans.best.estimate.peak_bytes
 
 
+@pytest.mark.slow
 def test_what_cannot_be_built(tf_graph):
     candidates = mtf.auto_mtf.choices(stages=[1, 2, 3], microbatches=[3, 4], recompute=[False])
     plans = mtf.auto_mtf.plan(built, 2, candidates, (0,), hardware=SLOW)

@@ -51,7 +51,7 @@ def counted(program, mesh, layout, **stored):
     return found, lowering
 
 
-@pytest.mark.slow_but(4)
+@pytest.mark.slow_but(2)
 @pytest.mark.slow("adafactor*")
 @pytest.mark.parametrize("zero", [2, 3])
 @pytest.mark.parametrize("mesh, layout, axis", MESHES)
@@ -128,6 +128,7 @@ def test_unknown_stages(tf_graph):
         mtf.auto_mtf.layout_and_stored_layout(program.graph, "m:2", zero=[4])
 
 
+@pytest.mark.slow
 def test_explains_it(tf_graph):
     program, estimated = estimator("all:4", 3, "all")
     explained = mtf.auto_mtf.explain(
@@ -139,6 +140,7 @@ def test_explains_it(tf_graph):
     assert lines[:2] == ["layout  batch:all", "stored  zero=3 over all"]
 
 
+@pytest.mark.slow
 def test_what_estimates_share(tf_graph):
     """Estimates that share what they evaluate are those that share nothing."""
     program = models.language_model(**TINY)

@@ -81,14 +81,14 @@ def test_every_program_is_here():
     assert set(PROGRAMS) == set(programs.PROGRAMS)
 
 
-@pytest.mark.slow_but(2)
+@pytest.mark.slow_but(1)
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_help(program):
     _, out, err = run("-m", f"mesh_tensorflow.{program}", "--help")
     assert PROGRAMS[program][0] in out and not err
 
 
-@pytest.mark.slow_but(3)
+@pytest.mark.slow_but(1)
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_mistakes_in_flags(program):
     _, arguments, message = PROGRAMS[program]
@@ -98,6 +98,7 @@ def test_mistakes_in_flags(program):
     assert "Traceback" not in err and len(err.splitlines()) <= MOST_LINES
 
 
+@pytest.mark.slow
 def test_the_package_lists_its_programs():
     code, out, err = run("-m", "mesh_tensorflow")
     assert (code, err) == (0, "")

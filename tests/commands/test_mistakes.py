@@ -77,7 +77,7 @@ def run(program, arguments, directory):
     return processes.run("-m", program, *given, *arguments, cwd=directory)
 
 
-@pytest.mark.slow_but(2)
+@pytest.mark.slow_but(1)
 @pytest.mark.parametrize("name", MISTAKES)
 def test_one_message(name, directory):
     program, arguments, parts = MISTAKES[name]

@@ -133,6 +133,7 @@ def test_gin():
     assert out == "5\n"
 
 
+@pytest.mark.slow
 def test_undone():
     run("""
         import sys

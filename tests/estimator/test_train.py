@@ -89,6 +89,7 @@ def random_model(features, labels, mode):
     return estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
 
 
+@pytest.mark.slow
 def test_seeds(tmp_path):
     def losses(name, **config):
         hook = models.Losses()

@@ -230,6 +230,7 @@ def test_split_over_processors_of_one_program(layout, whole_step):
     )
 
 
+@pytest.mark.slow
 def test_bfloat16(whole_step):
     set_flags(mtf_dtype="bfloat16", dropout_keep_p=0.8)
     found = values(lambda: step(lambda: PlacementMeshImpl("all:1", "", [""]))[0])

@@ -60,7 +60,7 @@ def test_gradients_of_gradients(placing):
     assert_halves_agree(results)
 
 
-@pytest.mark.slow("placing[12]*")
+@pytest.mark.slow
 @pytest.mark.parametrize("placing", [WHOLE, SPLIT[0], Placing("x:2", "heads:x")])
 def test_biases_of_distances(placing):
     """Values, gradients, and gradients of gradients are those of a bias of all pairs."""

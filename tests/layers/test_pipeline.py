@@ -88,7 +88,7 @@ def test_equals_stages_in_a_row(circular, name, tf_graph):
     assert lowered.counted == lowered.predicted
 
 
-@pytest.mark.slow_but(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("microbatches", [1, 2, 8])
 def test_number_of_microbatches(microbatches, tf_graph):
     expected, _ = Program(pipelined=False).run()

@@ -95,8 +95,7 @@ def run(build, placing=WHOLE):
 slow = pytest.mark.slow
 
 
-@pytest.mark.slow_but(1)
-@pytest.mark.slow("*x:3*")
+@pytest.mark.slow
 @pytest.mark.parametrize("placing, options", [
     (WHOLE, {}),
     (SPLIT, {}),

@@ -88,6 +88,7 @@ def test_a_process_is_lost_before_it_misses_a_ping(monkeypatch):
     assert watch.confirmed() == [found[1]]
 
 
+@pytest.mark.slow
 def test_processes_that_hang_are_found_however_many_they_are(monkeypatch):
     """A round of pings waits for each of them."""
     found = [Peer("worker", i, f"127.0.0.1:{port}") for i, port in enumerate((1, 2, 3))]

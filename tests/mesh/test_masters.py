@@ -290,6 +290,7 @@ def test_meta_graphs_are_written(tmp_path):
         np.testing.assert_array_equal(session.run(name), VALUE + 1)
 
 
+@pytest.mark.slow
 def test_graphs_are_freed():
     """Nothing of this package keeps a tf graph that its program has done with."""
     with tf.Graph().as_default() as graph:

@@ -138,8 +138,7 @@ def sums():
     return json.loads(done.stdout)
 
 
-@pytest.mark.slow_but(1)
-@pytest.mark.slow("session*")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [

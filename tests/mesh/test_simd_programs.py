@@ -227,6 +227,7 @@ def run_at_once(operations):
     )
 
 
+@pytest.mark.slow_but(3)
 @pytest.mark.parametrize("kind", ["sum", "gather", "alltoall", "shift"])
 @pytest.mark.parametrize("loop", [False, True])
 def test_few_collectives_run_at_once(kind, loop):

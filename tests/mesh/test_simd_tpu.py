@@ -214,6 +214,7 @@ def test_loops_and_recomputation():
         np.testing.assert_allclose(own[2], np.sin(2 * DATA), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_what_goes_on_without_variables():
     """Gathering, exchanging, shifting, maxima and whole tensors on XLA's CPUs."""
     pytest.importorskip("jax")

@@ -163,6 +163,7 @@ def _in_loop(mesh):
     )[1]
 
 
+@pytest.mark.slow
 def test_iterations_of_a_loop():
     first, second = run(_in_loop, PLACINGS, runs=2)
     for expected, *others in (first, second):

@@ -70,6 +70,7 @@ def losses(setting, simd=False):
         return [session.run(step)[0] for _ in range(5)], made[0]
 
 
+@pytest.mark.slow
 def test_training():
     """Nearly the losses of float32, and the same in SIMD programs; dtypes as documented."""
     exact, plain = losses("float32")

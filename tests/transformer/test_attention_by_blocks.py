@@ -56,7 +56,7 @@ def both(name, mesh):
     return found
 
 
-@pytest.mark.slow_but(4)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name, placing",
     [

@@ -290,6 +290,7 @@ class Begun(Mix):
         return x + first * mtf.get_variable(context.mesh, "new", shape, initializer=new)
 
 
+@pytest.mark.slow_but(2)
 @pytest.mark.parametrize("seed", [None, 5])
 @pytest.mark.parametrize("pipe", [None, TWO, CIRCULAR])
 def test_each_stage_has_initial_values_of_its_own(pipe, seed, tf_graph):
