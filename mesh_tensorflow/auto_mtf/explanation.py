@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from typing import Any, NamedTuple, Optional, Union
 
@@ -348,18 +349,12 @@ def _distinct(
     estimator: StepEstimator, count: int, memory_limit_bytes: Optional[float]
 ) -> list[Estimate]:
     """Returns the fastest layouts, and of nearly equally fast ones only the first."""
-    program = estimator.program(memory_limit_bytes)
     found: list[Estimate] = []
     # Each try excludes a layout, and many in a row may be as fast as the last one that is shown.
-    for _ in range(1 + count * _TRIES):
-        if found and len(found) >= count:
-            break
-        layout = program.next_best()
-        if layout is None:
-            break
-        estimate = estimator.estimate(layout)
+    tries = itertools.islice(estimator.fastest(memory_limit_bytes), 1 + count * _TRIES)
+    for estimate in tries:
         if not found or estimate.seconds.total > found[-1].seconds.total * (1 + _NEAR):
             found.append(estimate)
-    if not found:
-        raise estimator.does_not_fit(memory_limit_bytes or 0)
+        if len(found) >= count:
+            break
     return found

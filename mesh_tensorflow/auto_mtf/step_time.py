@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Optional, Union
 
 from mesh_tensorflow._core.errors import dims_text
@@ -266,17 +267,18 @@ class StepEstimator:
           MemoryLimitError: no layout fits.
           SolverError: the solver did not find an optimum.
         """
+        return list(itertools.islice(self.fastest(memory_limit_bytes), count))
+
+    def fastest(self, memory_limit_bytes: Optional[float] = None) -> Iterator[Estimate]:
+        """Yields all layouts, fastest first; see `best`."""
         program = self.program(memory_limit_bytes)
-        found: list[Estimate] = []
-        while len(found) < count:
+        layout = program.next_best()
+        if layout is None:
+            raise self.does_not_fit(memory_limit_bytes or 0)
+        while layout is not None:
+            yield self.estimate(layout)
             # Each call leaves out what those before it have returned.
             layout = program.next_best()
-            if layout is None:
-                break
-            found.append(self.estimate(layout))
-        if not found:
-            raise self.does_not_fit(memory_limit_bytes or 0)
-        return found
 
     def least(self) -> tuple[float, int]:
         """Returns lower bounds of the seconds and of the peak memory of all layouts."""
