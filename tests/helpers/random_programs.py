@@ -448,6 +448,197 @@ def _attend(b, x, y, k):
     )
 
 
+def _more_unary(b, x, y, k):
+    """Of those with kinks, arguments are such that rounding moves none over them."""
+    fns = [
+        lambda x: mtf.rsqrt(mtf.square(x) + 0.5),
+        lambda x: mtf.reciprocal(mtf.square(x) + 1.0),
+        lambda x: mtf.pow(mtf.square(x) + 0.5, 1.5),
+        lambda x: mtf.sqrt(mtf.square(x) + 0.1),
+        lambda x: mtf.relu(x + b.noise(x)),
+        lambda x: mtf.leaky_relu(x - b.noise(x)),
+        lambda x: mtf.abs(x + b.noise(x)),
+        mtf.silu,
+        mtf.selu,
+        mtf.squared_relu,
+        mtf.cos,
+        mtf.identity,
+    ]
+    return fns[k % len(fns)](x)
+
+
+def _einsum_of_three(b, x, y, k):
+    z = b.pool[k % len(b.pool)]
+    if not b.fits(x, y) or not b.fits(x + y, z):
+        return None
+    dims = mtf.Shape(list(dict.fromkeys([*x.shape, *y.shape, *z.shape])))
+    kept = [d for n, d in enumerate(dims) if k >> n & 1]
+    return mtf.einsum([x, y, z], output_shape=kept) * (1.0 / np.sqrt(dims.size))
+
+
+def _divide(b, x, y, k):
+    if b.fits(x, y):
+        return mtf.divide(x, mtf.square(y) + 1.0)
+
+
+def _nth(b, x, y, k):
+    if len(x.shape):
+        d = x.shape[k % len(x.shape)]
+        fn = [mtf.nth_largest_element, mtf.nth_smallest_element][k % 2]
+        return fn(x + b.noise(x), k // 2 % d.size, d)
+
+
+def _pooled(b, x, y, k):
+    even = [d for d in x.shape if d.size % 2 == 0]
+    if even:
+        d = even[k % len(even)]
+        if k & 1:
+            return mtf.pool_tensor_1d(
+                x + b.noise(x), d, [mtf.reduce_mean, mtf.reduce_max][k // 2 % 2]
+            )
+        return mtf.stride_tensor_1d(x, d)
+
+
+def _first(b, x, y, k):
+    if len(x.shape):
+        return mtf.reduce_first(x, x.shape[k % len(x.shape)])
+
+
+def _dynamic(b, x, y, k):
+    """A shift by the values of an input, which are the same in all layouts."""
+    source = b.inputs[k % len(b.inputs)]
+    offset = mtf.to_int32(mtf.reduce_sum(source, output_shape=source.shape[:1]) * 3.0)
+    if len(x.shape) and b.fits(x, offset):
+        free = [d for d in x.shape if d not in offset.shape]
+        if free:
+            return mtf.dynamic_shift(x, offset, free[k % len(free)], wrap=bool(k & 4))
+
+
+def _truth(b, x, y, k):
+    """Comparisons of inputs, and what holds for all or any of a dimension."""
+    source = b.inputs[k % len(b.inputs)]
+    big, small = mtf.greater(source, 0.3), mtf.less(source, -0.3)
+    either = [mtf.logical_or(big, small), mtf.logical_and(big, mtf.logical_not(small))][k % 2]
+    mask = [mtf.reduce_any, mtf.reduce_all][k // 2 % 2](either, reduced_dim=source.shape[-1])
+    if b.fits(x, mask):
+        return x * mtf.cast(mask, tf.float32) + mtf.where(mask, mtf.cos(x), 0.1)
+
+
+def _dense(b, x, y, k):
+    if not len(x.shape):
+        return None
+    reduced = [x.shape[k % len(x.shape)]]
+    new = mtf.Dimension(b.fresh(), [4, 6, 8][k % 3])
+    fns = [mtf.relu, None, [mtf.sin, mtf.tanh]]
+    if k & 8:
+        kinds = ["linear", "sigmoid"]
+        return mtf.layers.dense_product(x, reduced, [new], kinds, name=f"own_{b.fresh()}")
+    return mtf.layers.dense(
+        x, [new], reduced_dims=reduced, activation=fns[k % 3], name=f"own_{b.fresh()}"
+    )
+
+
+def _experts(b, x, y, k):
+    """A dense layer that has a kernel for each place along a dimension."""
+    if len(x.shape) < 2:
+        return None
+    expert, reduced = (x.shape[(k + i) % len(x.shape)] for i in range(2))
+    new = mtf.Dimension(b.fresh(), 4)
+    name = f"own_{b.fresh()}"
+    return mtf.layers.dense(x, [new], reduced_dims=[reduced], expert_dims=[expert], name=name)
+
+
+def _normalized(b, x, y, k):
+    if not len(x.shape):
+        return None
+    if k & 1 or not b.keeps_state or len(x.shape) < 2:
+        d = x.shape[k % len(x.shape)]
+        return mtf.layers.layer_norm(x, d, epsilon=0.1, name=f"own_{b.fresh()}")
+    made, updates = mtf.layers.batch_norm(
+        x, is_training=bool(k & 2), momentum=0.9, epsilon=0.1, name=f"own_{b.fresh()}"
+    )
+    b.updates += updates
+    return made
+
+
+def _embedding(b, x, y, k):
+    """Rows of a variable; in a large one they are selected, in a small one multiplied."""
+    source = b.inputs[k % len(b.inputs)]
+    ids = mtf.argmax(source, source.shape[k % len(source.shape)])
+    vocab = mtf.Dimension(b.fresh(), [12, 16, 600][k % 3])
+    out = mtf.Dimension(b.fresh(), 4)
+    name = f"own_{b.fresh()}"
+    return mtf.layers.embedding(ids, vocab, out, mtf.VariableDType(), name=name)
+
+
+def _cross_entropy(b, x, y, k):
+    """Targets are ids of an input, as numbers or as probabilities."""
+    source = b.inputs[k % len(b.inputs)]
+    d = source.shape[-1]
+    ids = mtf.argmax(source, d)
+    if d not in x.shape or not b.fits(x, ids) or any(i not in x.shape for i in ids.shape):
+        return None
+    ids = ids + mtf.zeros(b.mesh, x.shape - d, tf.int32)
+    targets = ids if k & 1 else mtf.one_hot(ids, d)
+    return mtf.layers.softmax_cross_entropy_with_logits(x, targets, d, z_loss=0.01 * (k & 2))
+
+
+def _convolution(b, x, y, k):
+    """In one or two dimensions, whole or in blocks that a layout may split."""
+    if len(x.shape) < 2:
+        return None
+    new, name = mtf.Dimension(b.fresh(), 4), f"own_{b.fresh()}"
+    kind = k % 6
+    if kind == 0:
+        return mtf.layers.conv1d(x, new, filter_size=1 + k // 6 % 3, name=name)
+    if kind == 1:
+        return mtf.layers.separable_conv1d(x, new, name=name)
+    if len(x.shape) == 2:
+        x = mtf.reshape(x, [mtf.Dimension(b.fresh(), 1), *x.shape])
+    strides = (1, 1 + k // 6 % 2)
+    if kind == 2:
+        return mtf.layers.conv2d(x, new, filter_size=(2, 3), strides=strides, name=name)
+    if kind == 3:
+        return mtf.layers.conv2d_transpose(x, new, strides=strides, name=name)
+    if kind == 4:
+        h, w = x.shape[-3], x.shape[-2]
+        sizes = [2 if d.size % 2 == 0 else 1 for d in (h, w)]
+        return [mtf.layers.max_pool2d, mtf.layers.avg_pool2d][k // 6 % 2](x + b.noise(x), sizes)
+    h, w = x.shape[-3], x.shape[-2]
+    if w.size % 4 or len(x.shape) > 3:
+        return None
+    blocks, inner = mtf.Dimension(b.fresh(), w.size // 2), mtf.Dimension(b.fresh(), 2)
+    cut = mtf.transpose(
+        mtf.replace_dimensions(x, w, [blocks, inner]), [blocks, h, inner, x.shape[-1]]
+    )
+    return mtf.layers.conv2d_with_blocks(cut, new, w_blocks_dim=blocks, name=name)
+
+
+def _attention_layer(b, x, y, k):
+    if len(x.shape) < 2:
+        return None
+    heads, channels = mtf.Dimension(b.fresh(), 2 + k % 3), mtf.Dimension(b.fresh(), 4)
+    given = {"kv_channels": channels, "heads": heads, "is_training": True}
+    name = f"own_{b.fresh()}"
+    if k % 3 == 0:
+        return mtf.layers.masked_local_attention_1d(x, window_size=2 + k % 2, name=name, **given)
+    if k % 3 == 1 and x.shape[-2].size % 2 == 0:
+        return mtf.layers.multihead_self_attention_memory_compressed(
+            x, mask_right=bool(k & 4), compression_factor=2, name=name, **given
+        )
+    dropout = 0.2 if k & 4 else 0.0
+    return mtf.layers.multihead_attention(x, None, None, dropout=dropout, name=name, **given)
+
+
+def _reversible(b, x, y, k):
+    if x.shape != y.shape:
+        return None
+    halves = [x, None, y, None]
+    for fn in [mtf.tanh, lambda u: mtf.dropout(mtf.sin(u), rate=0.2 if k & 1 else 0.0)]:
+        halves = mtf.layers.reversible_half_residual_and_swap(*halves, fn)
+    return halves[0] + halves[2] * 0.5
+
+
 OPS = [
     _unary,
     _number,
@@ -487,6 +678,22 @@ OPS = [
     _read,
     _pipeline,
     _attend,
+    _more_unary,
+    _einsum_of_three,
+    _divide,
+    _nth,
+    _pooled,
+    _first,
+    _dynamic,
+    _truth,
+    _dense,
+    _experts,
+    _normalized,
+    _embedding,
+    _cross_entropy,
+    _convolution,
+    _attention_layer,
+    _reversible,
 ]
 
 
@@ -616,7 +823,7 @@ def drawn(seed):
     limits = (len(OPS), 4, 16, 32)
     instructions = [
         tuple(rng.randrange(n) for n in limits)
-        for _ in range(rng.choice([3, 4, 5, 6, 8, 10, 12, 18]))
+        for _ in range(rng.choice([1, 2, 2, 3, 3, 4, 5, 6, 8, 12]))
     ]
     special = rng.randrange(8)
     program = Program(
