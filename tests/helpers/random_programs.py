@@ -91,7 +91,7 @@ def unless_refused(check):
 class Builder:
     """Holds the tensors made so far, and makes one more for each instruction."""
 
-    def __init__(self, recompute=False, keeps_state=False):
+    def __init__(self, recompute=False, keeps_state=False, inputs=None, variables=None):
         self.recompute = recompute
         self.keeps_state = keeps_state  # not in functions, which may be called several times
         self.dims = DIMS
@@ -100,7 +100,7 @@ class Builder:
         self.mesh = mtf.Mesh(self.graph, "mesh")
         rng = np.random.RandomState(0)
         self.inputs = []
-        for places in INPUTS:
+        for places in [INPUTS[n] for n in inputs or range(len(INPUTS))]:
             shape = mtf.Shape([DIMS[i] for i in places])
             value = rng.normal(size=shape.to_integer_list).astype(np.float32)
             self.inputs.append(mtf.import_tf_tensor(self.mesh, value, shape))
@@ -108,10 +108,10 @@ class Builder:
             mtf.get_variable(
                 self.mesh,
                 f"v{i}",
-                [DIMS[d] for d in places],
+                [DIMS[d] for d in VARIABLES[i]],
                 initializer=tf.random_normal_initializer(stddev=0.5),
             )
-            for i, places in enumerate(VARIABLES)
+            for i in variables or range(len(VARIABLES))
         ]
         self.pool = [*self.inputs, *self.variables]
         self.states = []
@@ -707,6 +707,8 @@ class Program(NamedTuple):
       microbatches: into how many parts dimension a is cut, whose results are added up.
       optimizer: what updates variables, of OPTIMIZERS; plain descent by assignments if None.
       keeps_state: whether instructions may assign to variables, where they are in no function.
+      inputs: the places in INPUTS of those that it has; all if None.
+      variables: the places in VARIABLES of those that it begins with; all if None.
     """
 
     instructions: list
@@ -714,6 +716,8 @@ class Program(NamedTuple):
     microbatches: int = 1
     optimizer: Optional[str] = None
     keeps_state: bool = True
+    inputs: Optional[tuple] = None
+    variables: Optional[tuple] = None
 
 
 def _run(b, instructions, *given):
@@ -743,7 +747,8 @@ def _in_microbatches(b, program):
 def build(program):
     """Returns (the Builder, outputs and gradients, update operations) of a program."""
     in_functions = program.recompute or program.microbatches > 1
-    b = Builder(program.recompute, keeps_state=program.keeps_state and not in_functions)
+    keeps_state = program.keeps_state and not in_functions
+    b = Builder(program.recompute, keeps_state, program.inputs, program.variables)
     given, instructions = b.pool, program.instructions
     if program.microbatches > 1:
         targets, grads = _in_microbatches(b, program)
@@ -831,6 +836,9 @@ def drawn(seed):
         recompute=special == 0,
         microbatches=2 if special == 1 else 1,
         optimizer=rng.choice([None, *OPTIMIZERS]),
+        # The first input has the dimension of microbatches. Fewer make more programs in a time.
+        inputs=(0, *sorted(rng.sample(range(1, len(INPUTS)), rng.choice([1, 2, 4])))),
+        variables=tuple(sorted(rng.sample(range(len(VARIABLES)), rng.choice([1, 2, 4])))),
     )
     kinds = [
         {"merge": rng.choice(["none", "memory"])},
