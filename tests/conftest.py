@@ -38,8 +38,8 @@ mesh/test_launch.py*
 mesh/test_conformance.py::test_all*
 """.split("\n")[1:-1]
 
-# Of the slow cases of one test, CI has one and one in eight, but at most these; --all has every one.
-MOST_SLOW = 12
+# Of the slow cases of one test, CI has one and one in twelve, but at most these; --all has every one.
+MOST_SLOW = 6
 
 hypothesis.settings.register_profile(
     "suite",
@@ -90,7 +90,7 @@ def pytest_collection_modifyitems(config, items):
         for item in _beyond(table, slow_but[0].args[0]) if slow_but else []:
             item.add_marker(pytest.mark.slow)
     for table in _tables(items, lambda item: item.get_closest_marker("slow")):
-        for item in _beyond(table, min(MOST_SLOW, 1 + len(table) // 8)):
+        for item in _beyond(table, min(MOST_SLOW, 1 + len(table) // 12)):
             _leave_to_all(item)
     items.sort(key=ranks.get)
 
