@@ -19,6 +19,7 @@ DIMS = [mtf.Dimension(n, s) for n, s in [("a", 4), ("b", 6), ("c", 8), ("d", 12)
 INPUTS = [[0, 1], [1, 2], [0, 2, 3], [2, 4], [3]]
 VARIABLES = [[1, 3], [2], [2, 3], [2]]
 LARGEST = 4096
+ROUNDING = 1e-6
 STEPS = 2  # the second reads what the first assigned
 SHAPES = [
     "x:1",
@@ -819,7 +820,9 @@ def check(program, placing, expected):
     values = run(program, placing)
     assert len(values) == len(expected)
     for i, (value, e) in enumerate(zip(values, expected)):
-        harness.assert_close(value, e, 1e-4, f"{placing}, target {i}")
+        # 1 - y**2, the gradient of tanh, has the rounding errors of 1 where y is near 1.
+        if np.shape(value) != np.shape(e) or not np.allclose(value, e, rtol=0, atol=ROUNDING):
+            harness.assert_close(value, e, 1e-4, f"{placing}, target {i}")
 
 
 def drawn(seed):
