@@ -105,6 +105,22 @@ def test_a_budget_stores_as_many_as_fit(mesh_shape, layout, parts):
         assert budget.left == bytes - stored * STORED // parts
 
 
+class Unordered(mtf.placement_mesh_impl.PlacementMeshImpl):
+    """A mesh like a TPU's, where data alone order operations."""
+
+    supports_control_dependencies = False
+
+
+@pytest.mark.parametrize("weight", [1.0, np.inf, np.nan])
+def test_waiting_by_data_changes_no_value(weight):
+    """A value of 0 stays 0, where the slope of relu is 0; Inf and NaN stay where they are."""
+    mesh = mtf.Mesh(mtf.Graph(), "mesh", mesh_impl=Unordered("all:1", "", ["cpu:0"]))
+    x = mtf.constant(mesh, [-1.0, 0.0, 1.0, 2.0], "d:4")
+    y = mtf.recompute_grad(mtf.relu, [x]) * mtf.constant(mesh, [weight, 1.0, 1.0, 1.0], "d:4")
+    [dx] = mtf.gradients([y], [x])
+    assert dx.numpy()[1:].tolist() == [0.0, 1.0, 1.0]
+
+
 def test_memory_follows_the_budget():
     """Four more blocks that are stored need four more times what each stores."""
     peaks = [run(True, 8, budget=mtf.RecomputeBudget(n * STORED))[1] for n in (2, 6)]

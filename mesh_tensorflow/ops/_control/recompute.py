@@ -193,17 +193,15 @@ class DelayOperation(Operation):
         xs, after = slices[: self._num], slices[self._num :]
 
         def late(x: tf.Tensor, *dys: tf.Tensor) -> tf.Tensor:
-            # Nothing tiny can be added to integers: where compilers drop edges, they do not wait.
-            if wait or not is_differentiable(x.dtype):
-                with tf.control_dependencies(dys if wait else []):
+            if wait:
+                with tf.control_dependencies(dys):
                     return tf.identity(x)
             # Compilers that drop control dependencies keep data dependencies.
-            tiny = (
-                tf.add_n([tf.reduce_sum(tf.cast(tf.math.real(dy), tf.float32)) for dy in dys])
-                * 1e-30
-            )
-            # Too small to change x, unless x is as small; but no compiler knows that.
-            return x + tf.cast(tiny, x.dtype)
+            total = tf.add_n([tf.reduce_sum(tf.cast(tf.math.real(dy), tf.float32)) for dy in dys])
+            # Never: float32 ends at 3.4e38. But no compiler knows that; and a choice leaves x as it
+            # is, where a sum would make zeros positive, and spread Inf and NaN.
+            never = tf.equal(total * 1e-30, 1e30)
+            return tf.where_v2(never, tf.zeros([], x.dtype), x)
 
         for y, x, p in zip(self.outputs, xs, pending):
             value = mesh_impl.slicewise(late, x, *after)
