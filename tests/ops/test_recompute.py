@@ -141,6 +141,29 @@ def test_a_refused_gradient_leaves_nothing():
     assert names(mtf.RecomputeBudget(0)) == names(None)
 
 
+@pytest.mark.parametrize("room, layout, left, taped", [
+    (100_000, "", 100_000 - 4 * 5 * (D.size + 1), [2]),
+    (100_000, "d:x", 100_000 - 4 * 5 * (D.size // 2 + 1), [2]),
+    (4 * 5 * D.size, "", 4 * 5 * D.size, [0, 2]),
+])  # fmt: skip
+def test_what_a_loop_keeps_counts(room, layout, left, taped):
+    """Two loop variables of each of five iterations; the loop that is recomputed keeps none."""
+    graph = mtf.Graph()
+    budget = mtf.RecomputeBudget(room, layout, "x:2")
+
+    def loop(x):
+        start = [mtf.constant(x.mesh, 0, dtype=tf.int32), x]
+        body = lambda i, y: [i + 1, mtf.sin(y)]  # noqa: E731
+        return mtf.while_loop(lambda i, y: mtf.less(i, 5), body, start, maximum_iterations=5)[1]
+
+    x = mtf.ones(mtf.Mesh(graph, "mesh"), mtf.Shape([D]))
+    y = mtf.recompute_grad(loop, [x], budget=budget)
+    mtf.gradients([y], [x])
+    assert budget.left == left
+    loops = [op.loop for op in graph.operations if op.loop is not None]
+    assert [len(loop.tape) for loop in loops if loop.tape_of is None] == taped
+
+
 @pytest.mark.parametrize("make, text", [
     (lambda: mtf.RecomputeBudget(-1), "RecomputeBudget: bytes must be 0 or more, not -1"),
     (lambda: mtf.RecomputeBudget(1, layout="h:x"), "layout=h:x and mesh_shape=None must both be given"),

@@ -12,7 +12,12 @@ import mesh_tensorflow.ops as mtf
 from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.interfaces import LaidOutLike, LoweringLike
 from mesh_tensorflow._core.layout import LayoutRules, convert_to_layout_rules
-from mesh_tensorflow._core.operation import Cost, Operation, PendingSums
+from mesh_tensorflow._core.operation import (
+    Cost,
+    Operation,
+    PendingSums,
+    with_inner_operations,
+)
 from mesh_tensorflow._core.shape import Shape, convert_to_shape
 from mesh_tensorflow._core.tensor import Tensor, is_differentiable
 from mesh_tensorflow._mesh.mesh_impl import (
@@ -21,6 +26,7 @@ from mesh_tensorflow._mesh.mesh_impl import (
     convert_args_to_laid_out_tensors,
 )
 from mesh_tensorflow.ops._control.control import custom_gradient, external_inputs
+from mesh_tensorflow.ops._control.while_loop import WhileLoopOperation
 
 __all__ = ["RecomputeBudget", "recompute_grad"]
 
@@ -115,7 +121,10 @@ class RecomputeBudget:
                     root[y] = y if op.takes_memory else None
         # A set, since a value that several gradients read is stored once.
         read = {root.get(x) for op in backward for x in op.inputs}
-        return sum(self._bytes_of(x) for x in read if x is not None)
+        # A loop whose gradient is built keeps these of each iteration besides, on its tape.
+        loops = [op.loop for op in forward if op.loop is not None]
+        tapes = sum(int(loop.iterations) * self._bytes_of(x) for loop in loops for x in loop.tape)
+        return tapes + sum(self._bytes_of(x) for x in read if x is not None)
 
     def _bytes_of(self, x: Tensor) -> int:
         size = 1
@@ -336,6 +345,8 @@ def _from_stored(
     """Returns gradients that read stored activations; None, and no operations, without room."""
     graph = pairs[0][1].graph
     mark, start = graph.mark(), len(graph.operations)
+    loops = [op for op in with_inner_operations(forward) if isinstance(op, WhileLoopOperation)]
+    without_tape = [loop for loop in loops if not loop.keeps_tape]
     # Gradients read inner values of the function, which are hidden from all other users.
     with usable(forward):
         grads = mtf.gradients(
@@ -346,6 +357,9 @@ def _from_stored(
     if budget.takes(forward, graph.operations[start:]):
         return grads
     graph.roll_back(mark)
+    # Their gradients are gone, of which the graph knows, but the loops do not.
+    for loop in without_tape:
+        loop.keeps_tape = False
     return None
 
 
