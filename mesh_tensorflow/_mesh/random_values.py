@@ -193,13 +193,9 @@ def _uniform_int(
 ) -> tf.Tensor:
     if maxval is None:
         raise ValueError(f"random_uniform of {dtype.name} needs maxval: pass maxval=n for 0 .. n-1")
-    if not tf.is_tensor(minval) and not tf.is_tensor(maxval):
-        width = int(maxval) - int(minval)
-        if width >= 2**63:
-            # int64 has no such width: its remainders are negative. Modulo 2**64, sums are right.
-            high_bits, low_bits = (tf.cast(bits_fn(i), tf.uint64) for i in (0, 1))
-            number = (high_bits * np.uint64(2**32) + low_bits) % np.uint64(width)
-            return tf.bitcast(number + np.uint64(int(minval) % 2**64), dtype)
+    known = not tf.is_tensor(minval) and not tf.is_tensor(maxval)
+    if known and int(maxval) - int(minval) >= 2**63:
+        return _uniform_wide(bits_fn, dtype, minval, maxval)
     wide = tf.cast(tf.cast(bits_fn(0), tf.uint64), tf.int64)
     if dtype.size > 4:
         # 32 bits and 31 more are below 2**63, so that there is no sign.
@@ -207,7 +203,24 @@ def _uniform_int(
         wide = tf.bitwise.bitwise_and(wide, tf.constant(2**63 - 1, tf.int64))
     low, high = tf.cast(minval, tf.int64), tf.cast(maxval, tf.int64)
     # The remainder favors low values, by less than (high - low) / 2**32.
-    return tf.cast(wide % (high - low) + low, dtype)
+    value = tf.cast(wide % (high - low) + low, dtype)
+    if known or dtype.size <= 4:
+        return value
+    # Of tensors, it is known only when the program runs: such a width is negative in int64.
+    return tf.where_v2(high - low < 0, _uniform_wide(bits_fn, dtype, minval, maxval), value)
+
+
+def _uniform_wide(bits_fn: Callable, dtype: tf.DType, minval: Number, maxval: Number) -> tf.Tensor:
+    """Returns integers of a range whose width int64 has not: its remainders would be negative."""
+    # Modulo 2**64, sums are right.
+    low, high = (
+        tf.bitcast(tf.cast(x, dtype), tf.uint64)
+        if tf.is_tensor(x)
+        else tf.constant(int(x) % 2**64, tf.uint64)
+        for x in (minval, maxval)
+    )
+    high_bits, low_bits = (tf.cast(bits_fn(i), tf.uint64) for i in (0, 1))
+    return tf.bitcast((high_bits * np.uint64(2**32) + low_bits) % (high - low) + low, dtype)
 
 
 def _normal(bits_fn: Callable, dtype: tf.DType, mean: Number, stddev: Number) -> tf.Tensor:

@@ -457,9 +457,10 @@ def takes(function: Callable[..., Any], name: str) -> bool:
     Returns:
       a bool.
     """
-    # A parameter `*labels` is called labels too, but cannot be given by name.
+    # A parameter `*labels`, or one before `/`, is called so too, but cannot be given by name.
+    by_position = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.POSITIONAL_ONLY)
     return any(
-        p.kind is p.VAR_KEYWORD or (p.name == name and p.kind is not p.VAR_POSITIONAL)
+        p.kind is p.VAR_KEYWORD or (p.name == name and p.kind not in by_position)
         for p in _parameters(function)
     )
 
@@ -467,9 +468,9 @@ def takes(function: Callable[..., Any], name: str) -> bool:
 def _required_besides(known: Collection[str], function: Callable[..., Any]) -> list[str]:
     """Returns the arguments that a function needs, without those that are known."""
     return [
-        p.name
+        f"{p.name} by position" if p.kind is p.POSITIONAL_ONLY else p.name
         for p in _parameters(function)
-        if p.name not in known
+        if (p.name not in known or p.kind is p.POSITIONAL_ONLY)
         and p.default is p.empty
         and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
     ]

@@ -16,7 +16,14 @@ from mesh_tensorflow.auto_mtf.hardware import Hardware
 from mesh_tensorflow.auto_mtf.step_time import Held, StepEstimator
 from mesh_tensorflow.visualize import _figure
 from mesh_tensorflow.visualize._figure import Picture
-from mesh_tensorflow.visualize._summary import Impls, Program, Subject, subject_of
+from mesh_tensorflow.visualize._summary import (
+    Impls,
+    Program,
+    Subject,
+    layout_text,
+    mesh_text,
+    subject_of,
+)
 
 __all__ = ["Memory", "memory"]
 
@@ -104,6 +111,13 @@ def memory_of(
 ) -> tuple[Memory, StepEstimator]:
     """Returns the Memory of a Subject, and the estimator that it is from."""
     impl = subject.impl
+    # An estimate is of one mesh and layout: those of the first would be wrong for the others.
+    if len({(mesh_text(i), layout_text(i)) for i in subject.impls.values()}) > 1:
+        raise ValueError(
+            f"memory is estimated for one layout, but the meshes of the graph have several: "
+            f"{subject.text(mesh_text)}, {subject.text(layout_text)}. Ask for a graph that has one "
+            "of the meshes; mtf.visualize.summary tells of the variables of all"
+        )
     estimator = StepEstimator(subject.graph, impl.shape, outputs, hardware)
     return Memory(estimator, impl.layout_rules), estimator
 

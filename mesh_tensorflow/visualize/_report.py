@@ -23,8 +23,6 @@ from mesh_tensorflow.visualize._summary import (
     Subject,
     Summary,
     VariableRow,
-    layout_text,
-    mesh_text,
     subject_of,
 )
 
@@ -126,7 +124,7 @@ def _facts(
     slots = summary.bytes_per_processor("slots")
     weights = summary.bytes_per_processor("weights")
     return [
-        ("mesh", mesh_text(subject.impl), layout_text(subject.impl)),
+        ("mesh", summary.mesh, summary.layout),
         (
             "parameters",
             count_text(summary.parameters()),
@@ -200,7 +198,8 @@ def _variables(summary: Summary) -> dict[str, Any]:
 
 
 def _signature(subject: Subject, x: Union[Tensor, Variable]) -> tuple:
-    return tuple(x.shape), tuple(subject.impl.tensor_layout(x.shape))
+    impl = subject.impl_of(x.mesh)
+    return tuple(x.shape), tuple(impl.shape), tuple(impl.tensor_layout(x.shape))
 
 
 def _largest(subject: Subject) -> list[Union[Tensor, Variable]]:

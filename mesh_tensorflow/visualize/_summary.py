@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Optional, Union
 
 from mesh_tensorflow._core.errors import WrongTypeError, dims_text, text_table
@@ -46,10 +46,22 @@ class Subject(NamedTuple):
         """Returns the MeshImpl of a Mesh."""
         return self.impls[mesh]
 
+    def text(self, of: Callable[[MeshImpl], str]) -> str:
+        """Returns what a function says of the mesh; of each by its name, where they differ."""
+        found = {mesh.name: of(impl) for mesh, impl in self.impls.items()}
+        if len(set(found.values())) > 1:
+            return "; ".join(f"{name} {text}" for name, text in found.items())
+        return of(self.impl)
+
 
 def _meshes(graph: Graph) -> list[Mesh]:
     # In an order, unlike a set: headings tell of the first mesh.
     return list(dict.fromkeys(op.mesh for op in graph.operations))
+
+
+def _used(graph: Graph, impls: Mapping[Mesh, MeshImpl]) -> Mapping[Mesh, MeshImpl]:
+    # Others, which nothing is on, are not told of; of an empty graph, all are.
+    return {mesh: impls[mesh] for mesh in _meshes(graph) if mesh in impls} or impls
 
 
 def subject_of(what: str, program: Program, mesh_impl: Impls = None) -> Subject:
@@ -72,7 +84,7 @@ def subject_of(what: str, program: Program, mesh_impl: Impls = None) -> Subject:
                 f"{what}: a Lowering has its own mesh implementation; leave out mesh_impl, or give "
                 "the graph with it"
             )
-        return Subject(program.graph, program.mesh_to_impl, program)
+        return Subject(program.graph, _used(program.graph, program.mesh_to_impl), program)
     if not isinstance(program, Graph):
         raise WrongTypeError(
             f"{what} describes a mtf.Graph or a mtf.Lowering, not {type(program).__name__}: "
@@ -83,7 +95,7 @@ def subject_of(what: str, program: Program, mesh_impl: Impls = None) -> Subject:
         missing = [m.name for m in meshes if m not in mesh_impl]
         if missing:
             raise ValueError(f"{what}: no mesh implementation for mesh {', '.join(missing)}")
-        return Subject(program, mesh_impl, None)
+        return Subject(program, _used(program, mesh_impl), None)
     if mesh_impl is not None and not isinstance(mesh_impl, MeshImpl):
         raise WrongTypeError(
             f"{what}: mesh_impl is a mesh implementation such as "
@@ -244,8 +256,8 @@ class Summary:
           slots: see `summary`.
         """
         self.rows = variable_rows(subject)
-        self.mesh = mesh_text(subject.impl)
-        self.layout = layout_text(subject.impl)
+        self.mesh = subject.text(mesh_text)
+        self.layout = subject.text(layout_text)
         self.width = width
         self.slots = slots
 

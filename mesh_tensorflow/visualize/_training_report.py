@@ -16,7 +16,6 @@ from mesh_tensorflow.visualize._summary import (
     Program,
     Summary,
     devices_of,
-    layout_text,
     mesh_text,
     subject_of,
 )
@@ -104,8 +103,8 @@ def training_report(
     subject = subject_of("mtf.visualize.training_report", program, mesh_impl)
     found = Summary(subject)
     lines: list[tuple[str, str]] = [
-        ("mesh", mesh_text(subject.impl) + _devices_text(subject.impl)),
-        ("layout", layout_text(subject.impl)),
+        ("mesh", subject.text(lambda impl: mesh_text(impl) + _devices_text(impl))),
+        ("layout", found.layout),
         ("parameters", _parameters_text(found)),
         ("per processor", _memory_text(found)),
     ]

@@ -369,6 +369,16 @@ def test_arguments(arguments, error, text, tmp_path):
             ValueError,
             "model_fn <lambda> takes more, but is given only features, labels, mode, params, config",
         ),
+        (
+            lambda features, labels, /: 0,
+            ValueError,
+            "model_fn <lambda> takes no argument `features`: it is called by names",
+        ),
+        (
+            lambda labels, /, features: 0,
+            ValueError,
+            "model_fn <lambda> takes labels by position, but is given only features, labels",
+        ),
         (3, TypeError, "model_fn should be a function"),
     ],
 )

@@ -33,6 +33,17 @@ def test_softmax_cross_entropy_of_large_logits(z_loss, tf_graph):
     assert np.isfinite(gradient).all()
 
 
+@pytest.mark.parametrize("layout", ["", "v:x"])
+def test_logarithms_of_sums_of_infinite_logits(layout, tf_graph):
+    run = LayerGraph("x:2", layout)
+    rows = [[-np.inf] * 6, [np.inf] * 6, [0.0, -np.inf] * 3, [0.0, np.inf] * 3, [0.0, np.nan] * 3]
+    logits = run.tensor(rows, "b:5,v:6")
+    more = mtf.reduce_logsumexp(logits, V, extra_logit=0.0)
+    found, more = run.values([mtf.reduce_logsumexp(logits, V), more])
+    np.testing.assert_allclose(found, [-np.inf, np.inf, np.log(3.0), np.inf, np.nan], rtol=1e-6)
+    np.testing.assert_allclose(more, [0.0, np.inf, np.log(4.0), np.inf, np.nan], rtol=1e-6)
+
+
 def test_z_loss_is_its_definition(tf_graph):
     run = LayerGraph()
     x, ids = run.normal("b:3,v:6"), run.tensor([0, 2, 5], "b:3")

@@ -281,6 +281,13 @@ class TestRefusals:
                 mtf.Conv2dOperation(*arguments)
             assert p.graph.operations == before
 
+    def test_filters_of_integers_are_refused(self):
+        with program() as p:
+            x, f, *how = conv_arguments(p, dtypes=[tf.int32] * 2)
+            y = mtf.Conv2dOperation(x, f, *how).outputs[0]
+            with pytest.raises(ValueError, match="backprop_filter: TensorFlow does not convolve"):
+                mtf.conv2d_backprop_filter(x, f.shape, y, *how)
+
     def test_a_gradient_of_another_size_is_refused(self):
         with program() as p:
             x, f, strides, _ = conv_arguments(p)

@@ -68,6 +68,14 @@ DISTRIBUTIONS = {
     "uniform_wide": lambda mesh, dims, **kw: mtf.random_uniform(
         mesh, dims, minval=-(2**63), maxval=2**63 - 1, dtype=tf.int64, **kw
     ),
+    "uniform_wide_tensors": lambda mesh, dims, **kw: mtf.random_uniform(
+        mesh,
+        dims,
+        minval=tf.constant(-(2**63), tf.int64),
+        maxval=tf.constant(2**63 - 1, tf.int64),
+        dtype=tf.int64,
+        **kw,
+    ),
     "normal": lambda mesh, dims, **kw: mtf.random_normal(mesh, dims, **kw),
     "normal_scaled": lambda mesh, dims, **kw: mtf.random_normal(
         mesh, dims, mean=2.0, stddev=0.3, **kw
@@ -246,7 +254,12 @@ def test_distribution(name):
 
 @pytest.mark.parametrize(
     "name, low, high",
-    [("uniform_int", -5, 17), ("uniform_int64", 0, 2**40), ("uniform_wide", -(2**63), 2**63 - 1)],
+    [
+        ("uniform_int", -5, 17),
+        ("uniform_int64", 0, 2**40),
+        ("uniform_wide", -(2**63), 2**63 - 1),
+        ("uniform_wide_tensors", -(2**63), 2**63 - 1),
+    ],
 )
 def test_integers(name, low, high):
     values = sample(lambda mesh: DISTRIBUTIONS[name](mesh, LARGE)).ravel()

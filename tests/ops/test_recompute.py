@@ -105,6 +105,22 @@ def test_a_budget_stores_as_many_as_fit(mesh_shape, layout, parts):
         assert budget.left == bytes - stored * STORED // parts
 
 
+class Unordered(mtf.placement_mesh_impl.PlacementMeshImpl):
+    """A mesh like a TPU's, where data alone order operations."""
+
+    supports_control_dependencies = False
+
+
+@pytest.mark.parametrize("weight", [1.0, np.inf, np.nan])
+def test_waiting_by_data_changes_no_value(weight):
+    """A value of 0 stays 0, where the slope of relu is 0; Inf and NaN stay where they are."""
+    mesh = mtf.Mesh(mtf.Graph(), "mesh", mesh_impl=Unordered("all:1", "", ["cpu:0"]))
+    x = mtf.constant(mesh, [-1.0, 0.0, 1.0, 2.0], "d:4")
+    y = mtf.recompute_grad(mtf.relu, [x]) * mtf.constant(mesh, [weight, 1.0, 1.0, 1.0], "d:4")
+    [dx] = mtf.gradients([y], [x])
+    assert dx.numpy()[1:].tolist() == [0.0, 1.0, 1.0]
+
+
 def test_memory_follows_the_budget():
     """Four more blocks that are stored need four more times what each stores."""
     peaks = [run(True, 8, budget=mtf.RecomputeBudget(n * STORED))[1] for n in (2, 6)]
@@ -123,6 +139,29 @@ def test_a_refused_gradient_leaves_nothing():
         return [op.name for op in graph.operations]
 
     assert names(mtf.RecomputeBudget(0)) == names(None)
+
+
+@pytest.mark.parametrize("room, layout, left, taped", [
+    (100_000, "", 100_000 - 4 * 5 * (D.size + 1), [2]),
+    (100_000, "d:x", 100_000 - 4 * 5 * (D.size // 2 + 1), [2]),
+    (4 * 5 * D.size, "", 4 * 5 * D.size, [0, 2]),
+])  # fmt: skip
+def test_what_a_loop_keeps_counts(room, layout, left, taped):
+    """Two loop variables of each of five iterations; the loop that is recomputed keeps none."""
+    graph = mtf.Graph()
+    budget = mtf.RecomputeBudget(room, layout, "x:2")
+
+    def loop(x):
+        start = [mtf.constant(x.mesh, 0, dtype=tf.int32), x]
+        body = lambda i, y: [i + 1, mtf.sin(y)]  # noqa: E731
+        return mtf.while_loop(lambda i, y: mtf.less(i, 5), body, start, maximum_iterations=5)[1]
+
+    x = mtf.ones(mtf.Mesh(graph, "mesh"), mtf.Shape([D]))
+    y = mtf.recompute_grad(loop, [x], budget=budget)
+    mtf.gradients([y], [x])
+    assert budget.left == left
+    loops = [op.loop for op in graph.operations if op.loop is not None]
+    assert [len(loop.tape) for loop in loops if loop.tape_of is None] == taped
 
 
 @pytest.mark.parametrize("make, text", [

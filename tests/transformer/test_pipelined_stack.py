@@ -259,7 +259,17 @@ def _adds(number):
     return lambda x: x + number
 
 
+def _reads_no_value():
+    def function():
+        return later
+
+    if False:
+        later = 1
+    return function
+
+
 @pytest.mark.parametrize("make, others", [
+    (_reads_no_value, [lambda: _adds(1)]),
     (lambda: tf.constant_initializer(2.0), [lambda: tf.constant_initializer(3.0), tf.zeros_initializer]),
     (lambda: keras.initializers.HeNormal(), [lambda: keras.initializers.HeNormal(seed=1)]),
     (lambda: tf.variance_scaling_initializer(2.0), [lambda: tf.variance_scaling_initializer(2.0, seed=1)]),

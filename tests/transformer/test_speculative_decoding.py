@@ -11,6 +11,7 @@ from helpers.transformer.decoding_models import EOS, LENGTH, PLACINGS, VOCAB, pr
 import mesh_tensorflow as mtf
 from mesh_tensorflow.testing.harness import WHOLE, Placing
 from mesh_tensorflow.transformer import transformer, transformer_layers
+from mesh_tensorflow.transformer.transformer import _decoding
 
 NOISE = 0.3  # with which the draft agrees often, but not always
 
@@ -117,6 +118,18 @@ def test_sampled_ids_have_the_distribution_of_the_model(keep_top_k, temperature)
     chi_squared = ((counts - expected)[common] ** 2 / expected[common]).sum()
     freedom = common.sum()
     assert chi_squared < freedom + 4 * np.sqrt(2 * freedom)
+
+
+@pytest.mark.parametrize("layout", ["", "vocab:x", "batch:x"])
+def test_of_equal_logits_the_first_are_drawn_from(layout):
+    """As without a draft, where `top_k` gives the ids."""
+    rows = [[2, 1, 2, 2, 0, 2], [1, 1, 1, 1, 1, 1], [0, 0, 3, 0, 0, 3], [5, 4, 3, 2, 1, 0]]
+    mesh = mtf.Mesh(mtf.Graph(), "mesh", mesh_impl=Placing("x:2", layout).impl())
+    logits = mtf.constant(mesh, rows, "batch:4,vocab:6", tf.bfloat16)
+    vocab_dim = logits.shape.dims[1]
+    scaled = _decoding._Choice(1.0, 3, vocab_dim, None).scaled(logits).numpy()
+    expected = [[0, 2, 3], [0, 1, 2], [0, 2, 5], [0, 1, 2]]
+    assert [np.flatnonzero(row > -1e8).tolist() for row in scaled] == expected
 
 
 def test_fewer_steps_than_ids():

@@ -105,6 +105,22 @@ def test_one_processor_and_no_variables():
     assert "1 processor\n" in str(summary) and "other variables" in str(summary)
 
 
+def test_meshes_with_layouts_of_their_own():
+    graph, place = mtf.Graph(), mtf.placement_mesh_impl.PlacementMeshImpl
+    one, two = (mtf.Mesh(graph, name) for name in ("one", "two"))
+    for mesh in (one, two):
+        mtf.get_variable(mesh, f"w_{mesh.name}", "a:8,b:4")
+    impls = {one: place("x:2", "a:x", [""] * 2), two: place("y:4", "b:y", [""] * 4)}
+    summary = mtf.summary(graph, impls)
+    assert summary.mesh == "one x=2: 2 processors; two y=4: 4 processors"
+    assert summary.layout == "one a:x; two b:y"
+    assert summary.bytes_per_processor() == 4 * (16 + 8)
+    text = mtf.visualize.training_report(graph, impls)
+    assert f"mesh            {summary.mesh}\nlayout          {summary.layout}\n" in text
+    with pytest.raises(ValueError, match=r"for one layout, but .* one a:x; two b:y"):
+        mtf.visualize.memory(graph, impls)
+
+
 def program_of(layout, shape="rows:2,cols:2"):
     made = models.language_model(**TINY)
     impl = mtf.placement_mesh_impl.PlacementMeshImpl(shape, layout, ["cpu:0"] * 4)

@@ -301,8 +301,9 @@ class ConvNdOperation(Operation):
         self._check_inputs(tensors, what)
         check_dtypes(what, tensors)
         dtype = tensors[0].dtype
-        # Kernels of planes take int32 as well; those of volumes take floats alone.
-        if not dtype.is_floating and (kind.rank, dtype) != (2, tf.int32):
+        # Kernels of images that are planes take int32 as well; those of volumes and of filters take
+        # floats alone.
+        if not dtype.is_floating and ((kind.rank, dtype) != (2, tf.int32) or computed == FILTER):
             raise ValueError(
                 f"{what}: TensorFlow does not convolve {dtype.name} in {kind.rank} dimensions; "
                 "use mtf.to_float on the inputs"

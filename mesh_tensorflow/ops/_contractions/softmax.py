@@ -122,6 +122,10 @@ class SoftmaxOperation(Operation):
         return cost_along(self, mesh_impl, self._dim, _FLOPS_PER_ELEMENT)
 
 
+def _finite_or_zero(x: tf.Tensor) -> tf.Tensor:
+    return tf.where_v2(tf.math.is_finite(x), x, constant(0, x.dtype))
+
+
 @leaves_no_node
 @computed_in_float32
 def reduce_logsumexp(
@@ -152,6 +156,8 @@ def reduce_logsumexp(
             if isinstance(extra_logit, Tensor):
                 extra_logit = mtf.stop_gradient(extra_logit)
             largest = mtf.maximum(largest, extra_logit)
+        # Infinite, it would give Inf - Inf, a NaN; nothing is too large or too small beside it.
+        largest = mtf.cwise(_finite_or_zero, [largest])
         total = mtf.reduce_sum(mtf.exp(x - largest), output_shape=shape)
         if extra_logit is not None:
             total += mtf.exp(extra_logit - largest)

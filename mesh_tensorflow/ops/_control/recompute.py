@@ -12,7 +12,12 @@ import mesh_tensorflow.ops as mtf
 from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.interfaces import LaidOutLike, LoweringLike
 from mesh_tensorflow._core.layout import LayoutRules, convert_to_layout_rules
-from mesh_tensorflow._core.operation import Cost, Operation, PendingSums
+from mesh_tensorflow._core.operation import (
+    Cost,
+    Operation,
+    PendingSums,
+    with_inner_operations,
+)
 from mesh_tensorflow._core.shape import Shape, convert_to_shape
 from mesh_tensorflow._core.tensor import Tensor, is_differentiable
 from mesh_tensorflow._mesh.mesh_impl import (
@@ -21,6 +26,7 @@ from mesh_tensorflow._mesh.mesh_impl import (
     convert_args_to_laid_out_tensors,
 )
 from mesh_tensorflow.ops._control.control import custom_gradient, external_inputs
+from mesh_tensorflow.ops._control.while_loop import WhileLoopOperation
 
 __all__ = ["RecomputeBudget", "recompute_grad"]
 
@@ -115,7 +121,10 @@ class RecomputeBudget:
                     root[y] = y if op.takes_memory else None
         # A set, since a value that several gradients read is stored once.
         read = {root.get(x) for op in backward for x in op.inputs}
-        return sum(self._bytes_of(x) for x in read if x is not None)
+        # A loop whose gradient is built keeps these of each iteration besides, on its tape.
+        loops = [op.loop for op in forward if op.loop is not None]
+        tapes = sum(int(loop.iterations) * self._bytes_of(x) for loop in loops for x in loop.tape)
+        return tapes + sum(self._bytes_of(x) for x in read if x is not None)
 
     def _bytes_of(self, x: Tensor) -> int:
         size = 1
@@ -193,17 +202,15 @@ class DelayOperation(Operation):
         xs, after = slices[: self._num], slices[self._num :]
 
         def late(x: tf.Tensor, *dys: tf.Tensor) -> tf.Tensor:
-            # Nothing tiny can be added to integers: where compilers drop edges, they do not wait.
-            if wait or not is_differentiable(x.dtype):
-                with tf.control_dependencies(dys if wait else []):
+            if wait:
+                with tf.control_dependencies(dys):
                     return tf.identity(x)
             # Compilers that drop control dependencies keep data dependencies.
-            tiny = (
-                tf.add_n([tf.reduce_sum(tf.cast(tf.math.real(dy), tf.float32)) for dy in dys])
-                * 1e-30
-            )
-            # Too small to change x, unless x is as small; but no compiler knows that.
-            return x + tf.cast(tiny, x.dtype)
+            total = tf.add_n([tf.reduce_sum(tf.cast(tf.math.real(dy), tf.float32)) for dy in dys])
+            # Never: float32 ends at 3.4e38. But no compiler knows that; and a choice leaves x as it
+            # is, where a sum would make zeros positive, and spread Inf and NaN.
+            never = tf.equal(total * 1e-30, 1e30)
+            return tf.where_v2(never, tf.zeros([], x.dtype), x)
 
         for y, x, p in zip(self.outputs, xs, pending):
             value = mesh_impl.slicewise(late, x, *after)
@@ -338,6 +345,8 @@ def _from_stored(
     """Returns gradients that read stored activations; None, and no operations, without room."""
     graph = pairs[0][1].graph
     mark, start = graph.mark(), len(graph.operations)
+    loops = [op for op in with_inner_operations(forward) if isinstance(op, WhileLoopOperation)]
+    without_tape = [loop for loop in loops if not loop.keeps_tape]
     # Gradients read inner values of the function, which are hidden from all other users.
     with usable(forward):
         grads = mtf.gradients(
@@ -348,6 +357,9 @@ def _from_stored(
     if budget.takes(forward, graph.operations[start:]):
         return grads
     graph.roll_back(mark)
+    # Their gradients are gone, of which the graph knows, but the loops do not.
+    for loop in without_tape:
+        loop.keeps_tape = False
     return None
 
 

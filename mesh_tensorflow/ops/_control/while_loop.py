@@ -376,7 +376,11 @@ def _needed(
 
 
 class WhileLoopOperation(Operation):
-    """A loop whose condition and body are built once, as lists of operations."""
+    """A loop whose condition and body are built once, as lists of operations.
+
+    Attributes:
+      keeps_tape: whether it keeps values of each iteration, for its gradient.
+    """
 
     def __init__(
         self,
@@ -430,7 +434,7 @@ class WhileLoopOperation(Operation):
         # TensorFlow's own gradient of the lowered loop would keep all its values, and knows no
         # layouts.
         self._tf_kwargs.setdefault("back_prop", False)
-        self._keeps_tape = False
+        self.keeps_tape = False
         self._outputs = [Tensor(self, y.shape, y.dtype, index=i) for i, y in enumerate(outputs)]
 
     @property
@@ -462,7 +466,7 @@ class WhileLoopOperation(Operation):
             [self._cond_output, *self._body_outputs[:n]],
             list(zip(self.outputs[n:], self._body_outputs[n:])),
             self.iterations,
-            self.taped() if self._keeps_tape else [],
+            self.taped() if self.keeps_tape else [],
             None,
         )
 
@@ -517,7 +521,7 @@ class WhileLoopOperation(Operation):
                 )
         self._check_inner_reads()
         # Only a loop that is differentiated takes memory for what its iterations computed from.
-        self._keeps_tape = True
+        self.keeps_tape = True
         return WhileGradientOperation(self, unused_grad_ys).input_gradients
 
     def _check_inner_reads(self) -> None:
@@ -548,7 +552,7 @@ class WhileLoopOperation(Operation):
         pending = sums_of(self._body_ops, mesh_impl)
         summands = [False] * n + [bool(pending.pending_axes(y)) for y in self._body_outputs[n:]]
         state = LoopState(mesh_impl, [y.shape for y in self._body_outputs], summands)
-        tape = Tape(mesh_impl, self.taped()) if self._keeps_tape else None
+        tape = Tape(mesh_impl, self.taped()) if self.keeps_tape else None
         counters: dict[int, Any] = {}
         keys = self._random_keys(lowering)
         # A copy, since lowering the body forgets these, and notes its own.

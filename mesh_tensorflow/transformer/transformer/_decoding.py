@@ -495,10 +495,17 @@ class _Choice:
             return logits
         if self.keep_top_k != -1 and self.keep_top_k < self.vocab_dim.size:
             top_dim = mtf.Dimension("_top_k_", self.keep_top_k)
-            top, _ = mtf.top_k(logits, self.vocab_dim, top_dim)
-            # A threshold keeps all ids of the vocabulary, so that two models can be compared.
+            top, ids = mtf.top_k(logits, self.vocab_dim, top_dim)
+            # A threshold keeps all ids of the vocabulary, so that two models can be compared. Of
+            # those that are equal to it, which bfloat16 has often, only the first are kept: the
+            # last id of `top_k`, and what is before it.
             lowest = mtf.reduce_min(top, reduced_dim=top_dim)
-            logits += hidden_where(mtf.less(logits, lowest), logits.dtype)
+            last = mtf.gather(ids, top_dim.size - 1, top_dim)
+            every = mtf.range(logits.mesh, self.vocab_dim, tf.int32)
+            after = mtf.greater(every, last, output_shape=logits.shape)
+            ties = mtf.logical_and(mtf.equal(logits, lowest), after)
+            left_out = mtf.logical_or(mtf.less(logits, lowest), ties)
+            logits += hidden_where(left_out, logits.dtype)
         return mtf.to_float(logits) * (1.0 / self.temperature)
 
     def draw(self, scaled: mtf.Tensor) -> mtf.Tensor:

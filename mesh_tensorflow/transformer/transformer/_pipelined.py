@@ -324,7 +324,9 @@ def _parts_of(x: Any) -> Optional[list[Any]]:
     if isinstance(x, functools.partial):
         return [x.func, x.args, x.keywords]
     if isinstance(x, types.FunctionType):
-        closure = [cell.cell_contents for cell in x.__closure__ or ()]
+        # A cell is empty as long as the function's variable has no value, and after `del`.
+        cells = [cell for cell in x.__closure__ or () if cell != types.CellType()]
+        closure = [cell.cell_contents for cell in cells]
         return [x.__code__, x.__defaults__, x.__kwdefaults__, closure]
     if hasattr(x, "__dict__"):
         drawn = "seed" if draws_its_seed(x) else None
