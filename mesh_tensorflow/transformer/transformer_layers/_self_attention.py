@@ -15,7 +15,6 @@ from mesh_tensorflow.layers._visibility import Buckets
 from mesh_tensorflow.transformer import attention, transformer
 from mesh_tensorflow.transformer.attention import _dot_product
 from mesh_tensorflow.transformer.transformer_layers import _parts
-from mesh_tensorflow.transformer.transformer_layers._parts import attention_params
 
 if TYPE_CHECKING:
     from mesh_tensorflow.transformer.transformer._context import Context
@@ -150,6 +149,8 @@ class SelfAttention(transformer.TransformerLayer):
     Vaswani et al., "Attention is all you need" (2017). In decoding, the states are the keys and
     values of earlier positions.
     """
+
+    no_query = False  # which only a Synthesizer may set
 
     def __init__(
         self,
@@ -345,16 +346,19 @@ class SelfAttention(transformer.TransformerLayer):
         Args:
           context: the Context of this call of the model: its mode, positions, states and losses.
         """
-        return attention_params(
-            context=context,
-            kv_dim=self.kv_dim,
-            num_heads=self.num_heads,
-            num_memory_heads=self.num_memory_heads,
-            shared_kv=self.shared_kv,
-            combine_dims=self.combine_dims,
-            keep_query_heads_dims=self.keep_query_heads_dims,
-            fold_scaling_into_initializer=self.fold_scaling_into_initializer,
+        return attention.AttentionParams(
+            context.mesh, **self._params_arguments(context), no_query=self.no_query
         )
+
+    def _params_arguments(self, context: Context) -> dict[str, Any]:
+        """Returns the arguments of `AttentionParams` that all attention layers have."""
+        return {
+            **_parts.params_arguments(context, self.kv_dim, self.num_heads, self.num_memory_heads),
+            "shared_kv": self.shared_kv,
+            "combine_dims": self.combine_dims,
+            "keep_query_heads_dims": self.keep_query_heads_dims,
+            "fold_scaling_into_initializer": self.fold_scaling_into_initializer,
+        }
 
     def _keys_and_values(
         self,
