@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Optional, Union, overload
+from typing import TYPE_CHECKING, Any, Optional, Union
 
 import gin
 import tensorflow.compat.v1 as tf
@@ -28,14 +28,10 @@ if TYPE_CHECKING:
     from mesh_tensorflow.transformer.transformer._context import TransformerLayer
 
 
-@overload
-def _vocab_dim(size: int, divisor: int) -> mtf.Dimension: ...
-@overload
-def _vocab_dim(size: Optional[int], divisor: int) -> Optional[mtf.Dimension]: ...
-def _vocab_dim(size: Optional[int], divisor: int) -> Optional[mtf.Dimension]:
+def _vocab_dim(size: int, divisor: int) -> mtf.Dimension:
     """Returns the dimension of a vocabulary, with its size rounded up to a multiple."""
     # A multiple, so that layouts may split the vocabulary. Floor division of -size rounds up.
-    return None if size is None else mtf.Dimension("vocab", -(-size // divisor) * divisor)
+    return mtf.Dimension("vocab", -(-size // divisor) * divisor)
 
 
 @gin.configurable(module="mesh_tensorflow.transformer.transformer")
@@ -105,12 +101,16 @@ class Unitransformer:
           ValueError: there is no input vocabulary, an autoregressive model has no output
             vocabulary, or the two vocabularies cannot share their weights.
         """
+        if input_vocab_size is None:
+            raise ValueError(f"Unitransformer {name}: input_vocab_size must be set, got None")
         self.layer_stack: Any = layer_stack  # some models read attributes of particular stacks
         self.model_dim = mtf.Dimension("d_model", d_model)
         self.input_vocab_size_unpadded = input_vocab_size
         self.input_vocab_dim = _vocab_dim(input_vocab_size, vocab_divisor)
         self.output_vocab_size_unpadded = output_vocab_size
-        self.output_vocab_dim = _vocab_dim(output_vocab_size, vocab_divisor)
+        self.output_vocab_dim = (
+            None if output_vocab_size is None else _vocab_dim(output_vocab_size, vocab_divisor)
+        )
         self.autoregressive = autoregressive
         positions = positional_embedding or sinusoid_positional_embedding
         self.max_length_dim = mtf.Dimension("max_length", max_length) if positions else None
@@ -131,8 +131,6 @@ class Unitransformer:
         self._check_vocabularies()
 
     def _check_vocabularies(self) -> None:
-        if self.input_vocab_dim is None:
-            raise ValueError(f"Unitransformer {self.name}: input_vocab_size must be set, got None")
         if self.output_vocab_dim is None:
             if self.autoregressive:
                 raise ValueError(
