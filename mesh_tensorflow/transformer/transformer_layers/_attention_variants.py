@@ -389,13 +389,10 @@ class ExpertsSelfAttention(SelfAttention):
         if not self.attend_to_memory:
             # Nothing is kept in decoding, as each position sees its own value only.
             return keys, keys
-        if context.mode == "incremental":
-            [keys] = _parts.updated_states(context, [keys], memory_length)
-        else:
+        if context.mode != "incremental":
             # Only after the experts, which find padding by the length's own name.
             keys = self.rename_length_to_memory_length(keys, context)
-            if context.mode == "first_part":
-                context.record_new_states([keys])
+        [keys] = _parts.states_so_far(context, [keys], memory_length)
         return keys, keys
 
     def _attend(

@@ -368,9 +368,8 @@ class SelfAttention(transformer.TransformerLayer):
         memory_length: mtf.Dimension,
     ) -> tuple[mtf.Tensor, mtf.Tensor]:
         """Returns keys and values of all positions so far, and records them when decoding."""
-        incremental = context.mode == "incremental"
         by_heads = self._by_heads(context)
-        plain = incremental or by_heads
+        plain = context.mode == "incremental" or by_heads
         # A step has no length to rename, and `by_heads` gives it another name.
         m = x if plain else self.rename_length_to_memory_length(x, context)
         if params.shared_kv:
@@ -380,14 +379,9 @@ class SelfAttention(transformer.TransformerLayer):
             states = [params.compute_k(m), params.compute_v(m)]
         if by_heads:
             states = [_dot_product.by_heads(s, context.length_dim.name) for s in states]
-        if incremental:
-            states = _parts.updated_states(context, states, memory_length)
-        elif context.mode == "first_part":
-            # Prompts are prepended to keys and values in the order of their dimensions.
-            turn = self._prompts()[1] is None
-            context.record_new_states(
-                [_parts.next_to_channels(s, memory_length) if turn else s for s in states]
-            )
+        # Prompts are prepended to keys and values in the order of their dimensions.
+        keep = _parts.next_to_channels if self._prompts()[1] is None else None
+        states = _parts.states_so_far(context, states, memory_length, keep)
         return states[0], states[-1]
 
     def _by_heads(self, context: Context) -> bool:
