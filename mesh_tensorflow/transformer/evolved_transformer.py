@@ -16,6 +16,7 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
 from mesh_tensorflow.transformer import transformer, transformer_layers
+from mesh_tensorflow.transformer.transformer._context import dropout_of
 
 if TYPE_CHECKING:
     from mesh_tensorflow.transformer.transformer._context import Context
@@ -28,13 +29,6 @@ __all__ = [
 ]
 
 _MODULE = "mesh_tensorflow.transformer.evolved_transformer"
-
-
-def _dropout(x: mtf.Tensor, context: Context, rate: float) -> mtf.Tensor:
-    """Applies dropout with the same mask along the length."""
-    if not context.train or not rate:
-        return x
-    return mtf.dropout(x, context.train, rate=rate, noise_shape=x.shape - context.length_dim)
 
 
 def _renamed(x: mtf.Tensor, name: str) -> mtf.Tensor:
@@ -136,16 +130,16 @@ class EncoderConvolutionalLayer(transformer.TransformerLayer):
                 variable_dtype=context.variable_dtype,
                 expert_dims=context.model.ensemble_dims,
             )
-            wide = _dropout(wide, context, self._dropout_rate)
+            wide = dropout_of(wide, context, self._dropout_rate)
         with tf.variable_scope("conv3x1"):
             narrow = self._conv3x1.call(context, x, losses)
-            narrow = _dropout(narrow, context, self._dropout_rate)
+            narrow = dropout_of(narrow, context, self._dropout_rate)
             # Branches of different sizes are added: zeros fill the smaller one up.
             narrow = _pad_channels(narrow, hidden_dim.size)
         y = layers.layer_norm(wide + narrow, hidden_dim, self._norm_epsilon)
         with tf.variable_scope("sep_conv9x1"):
             y = _call_separable(self._sep_conv9x1, context, y, losses)
-            y = _dropout(y, context, self._dropout_rate)
+            y = dropout_of(y, context, self._dropout_rate)
             return _pad_channels(y, model_dim.size)
 
 
@@ -207,7 +201,7 @@ class DecoderConvolutionalLayer(transformer.TransformerLayer):
         ) -> mtf.Tensor:
             with tf.variable_scope(name):
                 y = _call_separable(layer, context, inputs, losses)
-                return _dropout(y, context, self._dropout_rate)
+                return dropout_of(y, context, self._dropout_rate)
 
         wide = convolution("sep_conv11x1", self._sep_conv11x1, x)
         narrow = convolution("sep_conv7x1_1", self._sep_conv7x1_1, x)

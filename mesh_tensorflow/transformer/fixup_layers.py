@@ -15,7 +15,7 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
 from mesh_tensorflow.transformer import attention, transformer, transformer_layers
-from mesh_tensorflow.transformer.transformer_layers._parts import params_arguments
+from mesh_tensorflow.transformer.transformer._context import dropout_of
 
 if TYPE_CHECKING:
     from mesh_tensorflow.transformer.transformer._context import Context
@@ -205,13 +205,7 @@ class DenseReluDenseFixup(transformer.TransformerLayer):
             name="wi",
             expert_dims=expert_dims,
         )
-        if context.train and self.dropout_rate:
-            h = mtf.dropout(
-                h,
-                context.train,
-                rate=self.dropout_rate,
-                noise_shape=h.shape - context.length_dim,
-            )
+        h = dropout_of(h, context, self.dropout_rate)
         return layers.dense(
             # A scalar bias before a linear map, which no norm centers here (Zhang et al., 2019).
             _shifted(h, "shift"),
@@ -344,14 +338,10 @@ class SelfAttentionFixup(transformer_layers.SelfAttention):
         """Returns the weights; creates their variables."""
         return AttentionParamsFixup(
             context.mesh,
-            shared_kv=self.shared_kv,
-            combine_dims=self.combine_dims,
-            keep_query_heads_dims=self.keep_query_heads_dims,
-            fold_scaling_into_initializer=self.fold_scaling_into_initializer,
+            **self._params_arguments(context),
             num_blocks=self.num_blocks,
             default_init=self.default_init,
             init_distribution=self.init_distribution,
-            **params_arguments(context, self.kv_dim, self.num_heads, self.num_memory_heads),
         )
 
 

@@ -13,7 +13,7 @@ import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
 from mesh_tensorflow import layers as mtf_layers
 from mesh_tensorflow.transformer import transformer
-from mesh_tensorflow.transformer.transformer._context import Context, nonpadding_of
+from mesh_tensorflow.transformer.transformer._context import Context, dropout_of, nonpadding_of
 
 __all__ = ["UTLayerStack"]
 
@@ -520,33 +520,24 @@ class UTLayerStack(TimingSignals, Gates, transformer.TransformerLayer):
             )
         nonpadding = nonpadding_of(context)
         mask = 1.0 if nonpadding is None else nonpadding
-        x = self._dropout(context, x)
+        x = dropout_of(x, context, self._dropout_rate)
         context.layer_outputs.append(x)
         if self.mix_with_transformer_before_ut:
-            x = self._vanilla_layers(context, x, mask)
+            x = self._times(self.num_vanilla_transformer_layers, context, x, mask)
         x = recurrences[self.recurrence_type](context, x, mask)
         if self.mix_with_transformer_after_ut:
-            x = self._vanilla_layers(context, x, mask)
+            x = self._times(self.num_vanilla_transformer_layers, context, x, mask)
         # Layers normalize their inputs, so what they have added up is not normalized yet.
         x = mtf_layers.layer_norm(x, x.shape.dims[-1], self._norm_epsilon)
-        x = self._dropout(context, x) * mask
+        x = dropout_of(x, context, self._dropout_rate) * mask
         context.layer_outputs.append(x)
         return x
 
-    def _dropout(self, context: Context, x: mtf.Tensor) -> mtf.Tensor:
-        if not context.train or not self._dropout_rate:
-            return x
-        return mtf.dropout(
-            x,
-            context.train,
-            rate=self._dropout_rate,
-            noise_shape=x.shape - context.length_dim,
-        )
-
-    def _vanilla_layers(
-        self, context: Context, x: mtf.Tensor, mask: Union[mtf.Tensor, float]
+    def _times(
+        self, number: int, context: Context, x: mtf.Tensor, mask: Union[mtf.Tensor, float]
     ) -> mtf.Tensor:
-        for _ in range(self.num_vanilla_transformer_layers):
+        """Applies the layers several times."""
+        for _ in range(number):
             x = self.vanilla_transformer_layer(context, x, mask)
         return x
 
@@ -572,15 +563,10 @@ class UTLayerStack(TimingSignals, Gates, transformer.TransformerLayer):
                         )
                     if self.use_gated_transformer:
                         y = self.gating(context, x, y, mask)
-                x += self._dropout(context, y)
+                x += dropout_of(y, context, self._dropout_rate)
             if number != len(self._layers) - 1:
                 context.layer_outputs.append(x)
             context.layer_index += 1
-        return x
-
-    def _step(self, context: Context, x: mtf.Tensor, mask: Union[mtf.Tensor, float]) -> mtf.Tensor:
-        for _ in range(self.num_inrecurrence_layers):
-            x = self.vanilla_transformer_layer(context, x, mask)
         return x
 
     def ut_basic(
@@ -595,7 +581,8 @@ class UTLayerStack(TimingSignals, Gates, transformer.TransformerLayer):
         """
         # Each step enters the layers' scopes anew: names in them are those of the first step.
         for step in range(self.num_rec_steps):
-            x = self._step(context, self.step_preprocess(context, x, step), mask)
+            x = self.step_preprocess(context, x, step)
+            x = self._times(self.num_inrecurrence_layers, context, x, mask)
         return x
 
     def ut_highway(
@@ -613,7 +600,8 @@ class UTLayerStack(TimingSignals, Gates, transformer.TransformerLayer):
         """
         state, inputs, *_ = layer_inputs
         for step in range(self.num_rec_steps):
-            transformed = self._step(context, self.step_preprocess(context, state, step), mask)
+            transformed = self.step_preprocess(context, state, step)
+            transformed = self._times(self.num_inrecurrence_layers, context, transformed, mask)
             choices = {"s": state, "t": transformed, "i": inputs}
             # Not in the order of `gates_inputs`: it would tell which rows of a kernel are whose.
             chosen = [x for letter, x in choices.items() if letter in self.gates_inputs]
@@ -657,7 +645,7 @@ class UTLayerStack(TimingSignals, Gates, transformer.TransformerLayer):
             updates += running + halted
             # A position that goes on counts with p, and one that halts here with its remainder.
             weights = p * running + halted * remainders
-            x = self._step(context, x, mask)
+            x = self._times(self.num_inrecurrence_layers, context, x, mask)
             # Graves (2016) adds weighted states up, which is "accumulated"; other types move the
             # output towards the state.
             kept = output if self.act_type == "accumulated" else output * (1.0 - weights)

@@ -13,6 +13,7 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
+from mesh_tensorflow.transformer.transformer._context import dropout_of
 
 if TYPE_CHECKING:
     from mesh_tensorflow.transformer.transformer._context import Context
@@ -551,7 +552,7 @@ class Mixtape(_TableWithContexts):
         components = self._component_logits(
             hidden, self._gates_dim, self._context_weights, self._context_weights_bias
         )
-        components = self._dropout(components, context)
+        components = dropout_of(components, context, self._dropout_rate)
         gates = self._gates(hidden, context)
         # logits[v] = sum over k of gates[k, v] * tanh(hidden C[k] + b[k]) . table[v].
         logits = mtf.einsum(
@@ -561,12 +562,6 @@ class Mixtape(_TableWithContexts):
             return logits
         # Logits are made in the order of frequency, in which the extra ids come first.
         return mtf.shift(logits, -self._extra_ids, self._vocab_dim, wrap=True)
-
-    def _dropout(self, x: mtf.Tensor, context: Context) -> mtf.Tensor:
-        if not context.train or not self._dropout_rate:
-            return x
-        noise_shape = x.shape - context.length_dim
-        return mtf.dropout(x, context.train, rate=self._dropout_rate, noise_shape=noise_shape)
 
     def _for_all_tokens(self, x: mtf.Tensor) -> mtf.Tensor:
         """Pads a Tensor over frequent tokens with zeros for the others."""
@@ -585,7 +580,7 @@ class Mixtape(_TableWithContexts):
             [hidden, self._prior_weights], output_shape=rest + self._gate_embedding_dim
         )
         vectors = mtf.tanh(mtf.add(vectors, self._prior_weights_bias, output_shape=vectors.shape))
-        vectors = self._dropout(vectors, context)
+        vectors = dropout_of(vectors, context, self._dropout_rate)
         shared = mtf.einsum([hidden, self._prior_gates_vector], output_shape=rest)
         # Tokens that are not frequent have zeros here, and so the shared gates alone.
         own = mtf.einsum(

@@ -5,6 +5,7 @@ The words are those that the classic release knows. What they compute is compare
 """
 
 import functools
+import inspect
 
 import pytest
 import tensorflow.compat.v1 as tf
@@ -109,3 +110,8 @@ def test_modes_of_run():
         "train", "eval", "score_eval", "perplexity_eval", "infer", "score_from_dataset",
         "score_from_strings", "export_score", "export_infer", "export",
     }  # fmt: skip
+    known = {"estimator", *inspect.signature(_run.run).parameters}
+    for mode, (function, _) in _run._MODES.items():
+        needed = inspect.signature(function).parameters.values()
+        missing = {p.name for p in needed if p.default is p.empty and p.kind != p.VAR_KEYWORD}
+        assert missing <= known, mode

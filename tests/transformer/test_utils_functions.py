@@ -15,7 +15,7 @@ from helpers.paths import FIXTURES
 import mesh_tensorflow as mtf
 from mesh_tensorflow.transformer import utils
 from mesh_tensorflow.transformer.utils._decode import write_resumably
-from mesh_tensorflow.transformer.utils._run import RunSettings, _session_config
+from mesh_tensorflow.transformer.utils._run import _session_config
 from mesh_tensorflow.transformer.utils._settings import ProgramSettings, Settings
 
 FIXTURE = json.loads((FIXTURES / "utils.json").read_text())["functions"]
@@ -45,13 +45,6 @@ def names_of(settings):
         (utils.get_estimator, Settings, {"tpu_job_name", "iterations_per_loop", "cluster"}),
         # This one has a warning alone.
         (utils.tpu_estimator_model_fn, ProgramSettings, {"weight_decay_checkpoint"}),
-        # Those for TPUs, and one that other settings are made of.
-        (
-            utils.run,
-            RunSettings,
-            {"tpu", "tpu_zone", "tpu_job_name", "gcp_project", "iterations_per_loop"}
-            | {"total_run_steps"},
-        ),
     ],
 )
 def test_each_argument_is_a_setting(function, settings, others):

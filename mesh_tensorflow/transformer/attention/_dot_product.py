@@ -340,41 +340,6 @@ def takes_blocks(
     return min(found.length.size, memory.size) >= LEAST_LENGTH  # type: ignore[union-attr]
 
 
-def blocked_attend(
-    tensors: Sequence[mtf.Tensor],
-    dims: Sequence[mtf.Dimension],
-    bias: Optional[mtf.Tensor],
-    dropout_rate: float,
-    dropout_broadcast_dims: Optional[Sequence[mtf.Dimension]],
-    extra_logit: Union[mtf.Tensor, float, None],
-    context: Context,
-    ring: Union[bool, str] = False,
-) -> tuple[mtf.Tensor, mtf.Tensor]:
-    """Returns what `attend` does, and the logarithms of the softmax's denominators."""
-    q, k, v = tensors
-    memory, key, value = dims
-    if layers.unit_scaling_convention():
-        # What layers.us_einsum does to the logits of the plain form.
-        q = q * key.size**-0.5
-    parts = _parts_of(bias)
-    training = context is None or context.train
-    return attention_and_log_sums(
-        q,
-        k,
-        v,
-        memory,
-        key,
-        value,
-        parts.rest,
-        parts.visible,
-        dropout_rate=dropout_rate if training else 0.0,
-        dropout_broadcast_dims=dropout_broadcast_dims,
-        extra_logit=extra_logit,
-        ring=ring,
-        distances=parts.distances,
-    )
-
-
 def check_operands(
     what: str,
     tensors: Mapping[str, Optional[mtf.Tensor]],
@@ -490,14 +455,28 @@ def attend(
     split = find_split(context, [q, k, v], [key_dim, value_dim])
     q, k, v, bias = (split_again(x, split) for x in (q, k, v, bias))  # type: ignore
     has_z_loss = z_loss_coeff is not None and context.train and context.losses is not None
-    parts, dims = (q, k, v), (memory_length_dim, key_dim, value_dim)
+    dims = (memory_length_dim, key_dim, value_dim)
     joint = has_z_loss and extra_logit is not None
     if getattr(context, "mode", None) == "incremental":
         # One position has nothing that could go around, or be cut.
         blocked, ring = False, False
-    if takes_blocks(blocked, parts, dims, bias, dropout_rate, joint, ring):
-        outputs, log_z = blocked_attend(
-            parts, dims, bias, dropout_rate, dropout_broadcast_dims, extra_logit, context, ring
+    if takes_blocks(blocked, (q, k, v), dims, bias, dropout_rate, joint, ring):
+        if layers.unit_scaling_convention():
+            # What layers.us_einsum does to the logits of the plain form.
+            q = q * key_dim.size**-0.5
+        made_of = _parts_of(bias)
+        outputs, log_z = attention_and_log_sums(
+            q,
+            k,
+            v,
+            *dims,
+            made_of.rest,
+            made_of.visible,
+            dropout_rate=dropout_rate if context is None or context.train else 0.0,
+            dropout_broadcast_dims=dropout_broadcast_dims,
+            extra_logit=extra_logit,
+            ring=ring,
+            distances=made_of.distances,
         )
         if has_z_loss:
             _add_z_loss(log_z, rows_shape, z_loss_coeff, context, v.dtype)  # type: ignore[arg-type]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, Optional, TypeVar
@@ -117,32 +118,16 @@ def write_checkpoint(variables: Arrays, directory: str, step: int = 0) -> str:
     if tf.io.gfile.exists(f"{prefix}.index"):
         raise ValueError(f"{prefix} exists already; choose another directory or step")
     arrays = {**variables, "global_step": np.int64(step)}
+    parts = [checkpoint_files.Shard(name, "", np.asarray(a)) for name, a in arrays.items()]
     tf.io.gfile.makedirs(directory)
     # In the same directory, so that files are moved by renaming them.
     with tempfile.TemporaryDirectory(dir=directory, prefix=".convert-") as folder:
-        with tf.Graph().as_default(), tf.Session() as sess:
-            # Fed rather than constants, since the size of a graph is limited.
-            feeds = [tf.placeholder(np.asarray(a).dtype, np.shape(a)) for a in arrays.values()]
-            save = tf.raw_ops.SaveV2(
-                prefix=os.path.join(folder, "model"),
-                tensor_names=list(arrays),
-                shape_and_slices=[""] * len(arrays),
-                tensors=feeds,
-            )
-            sess.run(save, dict(zip(feeds, arrays.values())))
-        name = os.path.basename(prefix)
-        state = tf.train.get_checkpoint_state(directory)
-        # Those of a training stay in the list, or it would not go on to remove the oldest of them.
-        before = state.all_model_checkpoint_paths if state else []
-        others = [os.path.relpath(path, directory) for path in before]
-        with open(os.path.join(folder, "checkpoint"), "w", encoding="utf-8") as f:
-            f.write(f'model_checkpoint_path: "{name}"\n')
-            for path in [*(p for p in others if p != name), name]:
-                f.write(f'all_model_checkpoint_paths: "{path}"\n')
-        # Readers find a checkpoint by its index, and the latest by `checkpoint`: these come last.
+        checkpoint_files.write_parts(os.path.join(folder, "model"), parts)
+        # Readers find a checkpoint by its index, which comes last.
         for ending in (".data-00000-of-00001", ".index"):
             os.replace(os.path.join(folder, f"model{ending}"), f"{prefix}{ending}")
-        os.replace(os.path.join(folder, "checkpoint"), os.path.join(directory, "checkpoint"))
+    # Those of a training stay in the list, or it would not go on to remove the oldest of them.
+    checkpoint_files.record(prefix, keep=sys.maxsize)
     return prefix
 
 

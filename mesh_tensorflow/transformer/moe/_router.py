@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Optional, Protocol, TypeGuard, Union
+from typing import Any, Optional, TypeGuard, Union
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
@@ -72,14 +72,7 @@ class HParams:
         setattr(self, k, v)
 
 
-class _Extensible(Protocol):
-    """Hyperparameters that can be added to, such as `HParams` and Tensor2Tensor's."""
-
-    def add_hparam(self, k: str, v: object, /) -> None:
-        """Sets the attribute `k`."""
-
-
-def set_default_moe_hparams(hparams: _Extensible) -> None:
+def set_default_moe_hparams(hparams: Any) -> None:
     """Adds the hyperparameters of a mixture of experts to Tensor2Tensor's.
 
     Args:
@@ -420,13 +413,17 @@ class Assignment:
     """Assigns expert capacity to tokens in the order of their group.
 
     Tokens beyond the capacity are dropped.
+
+    Attributes:
+      combine: the gates of tokens at their places, a Tensor with dimensions [..., group, experts,
+        expert_capacity]; None before `place` is called.
     """
 
     def __init__(self, router: Router) -> None:
         self._group_dim, self._capacity_dim = router.group_dim, router.capacity_dim
         self._experts_dim = router.experts_dim
         self._taken: Optional[mtf.Tensor] = None
-        self._combine: Optional[mtf.Tensor] = None
+        self.combine: Any = None
 
     def place(self, choices: mtf.Tensor, gates: mtf.Tensor) -> mtf.Tensor:
         """Assigns places after those that are already taken.
@@ -461,15 +458,8 @@ class Assignment:
         # anyway.
         taken = mtf.reduce_sum(choices, reduced_dim=self._group_dim)
         self._taken = taken if self._taken is None else self._taken + taken
-        self._combine = combine if self._combine is None else self._combine + combine
+        self.combine = combine if self.combine is None else self.combine + combine
         return mtf.reduce_sum(kept, reduced_dim=self._experts_dim)
-
-    @property
-    def combine(self) -> mtf.Tensor:
-        """The gates of tokens at their places, [..., group, experts, expert_capacity]."""
-        if self._combine is None:
-            raise RuntimeError("Assignment: no places were given")
-        return self._combine
 
 
 def best_of_group(router: Router, scores: mtf.Tensor) -> tuple[mtf.Tensor, mtf.Tensor]:

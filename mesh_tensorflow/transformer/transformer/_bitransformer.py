@@ -15,7 +15,8 @@ from mesh_tensorflow._core.graph import leaves_no_node
 from mesh_tensorflow.transformer.transformer._call import (
     autoregressive_inputs,
     divided_loss,
-    get_vocab_embedding_cls,
+    new_embedding,
+    new_position_weights,
 )
 from mesh_tensorflow.transformer.transformer._context import EncoderOutputs, TransformerLayer
 from mesh_tensorflow.transformer.transformer._decoding import Draft, draft_scope
@@ -91,14 +92,7 @@ class Bitransformer:
         encoder, decoder = self.encoder, self.decoder
         params = {}
         with tf.variable_scope("shared"):
-            params["embedding"] = get_vocab_embedding_cls()(
-                mesh,
-                encoder.input_vocab_dim,
-                encoder.model_dim,
-                variable_dtype,
-                name="embedding",
-                ensemble_dim=encoder.ensemble_dim,
-            )
+            params["embedding"] = new_embedding(encoder, mesh, variable_dtype)
             max_length_dim = encoder.max_length_dim
             sinusoids = [m.sinusoid_positional_embedding for m in (encoder, decoder)]
             if (
@@ -108,14 +102,7 @@ class Bitransformer:
                 # variable.
                 and not all(sinusoids)
             ):
-                params["positional_embedding"] = layers.embedding_weights(
-                    mesh,
-                    max_length_dim,
-                    encoder.model_dim,
-                    variable_dtype,
-                    "positional_embedding",
-                    ensemble_dim=encoder.ensemble_dim,
-                )
+                params["positional_embedding"] = new_position_weights(encoder, mesh, variable_dtype)
         return params
 
     def _encoder_outputs(

@@ -167,30 +167,14 @@ def sinusoid_positional_embedding_weights(
     return mtf.cast(waves, dtype)
 
 
-def positional_embedding_weights(
-    model: Unitransformer,
-    max_length_dim: mtf.Dimension,
-    mesh: mtf.Mesh,
-    variable_dtype: mtf.VariableDType,
+def new_position_weights(
+    model: Unitransformer, mesh: mtf.Mesh, variable_dtype: mtf.VariableDType
 ) -> mtf.Tensor:
-    """Returns the positional embedding of a model: a variable, or sinusoids.
-
-    Args:
-      model: a Unitransformer.
-      max_length_dim: a Dimension, the positions.
-      mesh: a Mesh.
-      variable_dtype: the dtypes of variables: in checkpoints, in memory and in computations.
-
-    Returns:
-      A Tensor with dimensions [ensemble..., max_length, d_model]; sinusoids have no `ensemble`.
-    """
-    if model.sinusoid_positional_embedding:
-        return sinusoid_positional_embedding_weights(
-            mesh, max_length_dim, model.model_dim, variable_dtype.activation_dtype
-        )
+    """Returns the variable of a model's positions, with [ensemble..., max_length, d_model]."""
+    assert model.max_length_dim is not None
     return layers.embedding_weights(
         mesh,
-        max_length_dim,
+        model.max_length_dim,
         model.model_dim,
         variable_dtype,
         "positional_embedding",
@@ -324,6 +308,18 @@ def get_vocab_embedding_cls(cls: Callable[..., Any] = VocabEmbedding) -> Callabl
       cls: a class with the constructor and the methods of `VocabEmbedding`.
     """
     return cls
+
+
+def new_embedding(model: Unitransformer, mesh: mtf.Mesh, variable_dtype: mtf.VariableDType) -> Any:
+    """Returns a model's embedding of ids, whose variable is in the current variable scope."""
+    return get_vocab_embedding_cls()(
+        mesh,
+        model.input_vocab_dim,
+        model.model_dim,
+        variable_dtype,
+        name="embedding",
+        ensemble_dim=model.ensemble_dim,
+    )
 
 
 # -- ensembles: one distribution of the members' logits
@@ -504,7 +500,7 @@ def call_model(
     """
     check_ids(f"{model.name}: inputs", inputs, model.input_vocab_dim)
     with tf.variable_scope(model.name):
-        embedding = _embedding(model, context, inputs.mesh)
+        embedding = _embedding(model, context)
         # Only for the embedding: masks and targets are made of the ids that were given.
         ids = _with_token_dropout(model, context, _for_ensemble(model, inputs))
         x = embedding.ids_to_embedding(ids, context=context)
@@ -512,13 +508,23 @@ def call_model(
         context.input_embeddings = x
         if model.max_length_dim is not None:
             positions = model.max_length_dim
-            weights = _position_weights(model, positions, context, ids.mesh)
+            weights = _position_weights(model, positions, context)
             x += embedding_of_positions(model, positions, context, weights)
         x = model.layer_stack.call(context, x)
         vocab_dim = model.output_vocab_dim
         if vocab_dim is None:
             return x
-        logits = _logits(model, vocab_dim, context, embedding, x)
+        if model.shared_embedding_and_softmax_weights:
+            logits = embedding.hidden_to_logits(x, context=context)
+        else:
+            logits = layers.dense(
+                x,
+                vocab_dim,
+                reduced_dims=[model.model_dim],
+                use_bias=False,
+                variable_dtype=context.variable_dtype,
+                name="logits",
+            )
         if targets is not None and context.losses is not None:
             loss_fn = model._loss_fn or loss_from_logits
             targets = _for_ensemble(model, targets)
@@ -538,31 +544,29 @@ def _for_ensemble(model: Unitransformer, ids: mtf.Tensor) -> mtf.Tensor:
     return mtf.broadcast(ids, mtf.Shape([model.ensemble_dim, *ids.shape.dims]))
 
 
-def _embedding(model: Unitransformer, context: Context, mesh: mtf.Mesh) -> VocabEmbedding:
+def _embedding(model: Unitransformer, context: Context) -> VocabEmbedding:
     shared = context.shared_params
     if "embedding" not in shared:
-        made = get_vocab_embedding_cls()(
-            mesh,
-            model.input_vocab_dim,
-            model.model_dim,
-            context.variable_dtype,
-            name="embedding",
-            ensemble_dim=model.ensemble_dim,
-        )
+        made = new_embedding(model, context.mesh, context.variable_dtype)
         # Loss functions read it from the Context. The caller's dictionary must not change.
         context.shared_params = {**shared, "embedding": made}
     return context.shared_params["embedding"]
 
 
 def _position_weights(
-    model: Unitransformer, max_length_dim: mtf.Dimension, context: Context, mesh: mtf.Mesh
+    model: Unitransformer, max_length_dim: mtf.Dimension, context: Context
 ) -> mtf.Tensor:
-    shared = context.shared_params.get("positional_embedding")
+    """Returns [..., max_length, d_model]: sinusoids, or what models share, or a variable."""
     # A model that shares parameters may still have sinusoids where the other one has learned
     # vectors.
-    if shared is None or model.sinusoid_positional_embedding:
-        return positional_embedding_weights(model, max_length_dim, mesh, context.variable_dtype)
-    return shared
+    if model.sinusoid_positional_embedding:
+        return sinusoid_positional_embedding_weights(
+            context.mesh, max_length_dim, model.model_dim, context.activation_dtype
+        )
+    shared = context.shared_params.get("positional_embedding")
+    if shared is not None:
+        return shared
+    return new_position_weights(model, context.mesh, context.variable_dtype)
 
 
 def _with_token_dropout(model: Unitransformer, context: Context, ids: mtf.Tensor) -> mtf.Tensor:
@@ -571,25 +575,6 @@ def _with_token_dropout(model: Unitransformer, context: Context, ids: mtf.Tensor
     noise = mtf.random_uniform(ids.mesh, ids.shape)
     # A dropped id is that of padding, but layers tell padding by sequence_id.
     return ids * mtf.cast(mtf.greater_equal(noise, model.token_dropout_rate), ids.dtype)
-
-
-def _logits(
-    model: Unitransformer,
-    vocab_dim: mtf.Dimension,
-    context: Context,
-    embedding: VocabEmbedding,
-    x: mtf.Tensor,
-) -> mtf.Tensor:
-    if model.shared_embedding_and_softmax_weights:
-        return embedding.hidden_to_logits(x, context=context)
-    return layers.dense(
-        x,
-        vocab_dim,
-        reduced_dims=[model.model_dim],
-        use_bias=False,
-        variable_dtype=context.variable_dtype,
-        name="logits",
-    )
 
 
 def visibility_priority(

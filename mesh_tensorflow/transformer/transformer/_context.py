@@ -5,16 +5,13 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Optional, Union
+from typing import Any, Optional, Union
 
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow.ops._variables.variable import dtype_in_force
-
-if TYPE_CHECKING:
-    from mesh_tensorflow.transformer.transformer._unitransformer import Unitransformer
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -98,6 +95,14 @@ class TransformerLayer:
         return self._name
 
 
+def dropout_of(x: mtf.Tensor, context: Context, rate: float) -> mtf.Tensor:
+    """Applies dropout in training, with the same mask at all positions."""
+    if not context.train or not rate:
+        return x
+    # Random numbers are fewer by a factor of the length.
+    return mtf.dropout(x, True, rate=rate, noise_shape=x.shape - [context.length_dim])
+
+
 # The name of the dimension of several positions in one decoding step.
 SPECULATED = "speculated"
 
@@ -141,6 +146,7 @@ def check_one_position(context: Context) -> None:
         )
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class Context:
     """What the layers of a model share during one call of it.
 
@@ -193,74 +199,49 @@ class Context:
         TransparentEncDecAttention.
     """
 
-    current_layer: TransformerLayer
-    current_layer_input: mtf.Tensor
-    decoder_layers_per_module: list[mtf.Tensor]
+    model: Any  # a Unitransformer; layers read attributes of particular models
+    mesh: mtf.Mesh
+    batch_dims: Sequence[mtf.Dimension]
+    length_dim: mtf.Dimension
+    variable_dtype: mtf.VariableDType
+    beam_dim: Optional[mtf.Dimension] = None
+    mode: str = "train"
+    position: Optional[mtf.Tensor] = None
+    position_is_default: bool = False
+    sequence_id: Union[mtf.Tensor, int, None] = None
+    subsequence_id: Union[mtf.Tensor, int, None] = None
+    states: Optional[Sequence[mtf.Tensor]] = None
+    new_states: Optional[list] = None
+    losses: Optional[list] = None
+    initial_position: Optional[mtf.Tensor] = None
+    layer_outputs: Any = None  # None makes a list, and in `shared_params` a dictionary
+    encoder_output: Optional[mtf.Tensor] = None
+    encoder_sequence_id: Union[mtf.Tensor, int, None] = None
+    constant_states: Optional[list] = None
+    shared_params: Any = None
+    encoder_layer_outputs: Optional[list] = None
+    write_priority: Optional[mtf.Tensor] = None
+    read_priority: Optional[mtf.Tensor] = None
+    inputs: Optional[mtf.Tensor] = None
+    encoder_inputs: Optional[mtf.Tensor] = None
+    num_microbatches: int = 1
+    # Each step of decoding makes a Context, so that its first layer gets the first state again.
+    next_constant_state: int = dataclasses.field(default=0, init=False)
+    layer_index: int = dataclasses.field(default=0, init=False)
+    # Of this call alone: what a step of decoding caches belongs to the body of a loop.
+    cache: dict = dataclasses.field(default_factory=dict, init=False)
+    input_embeddings: Optional[mtf.Tensor] = dataclasses.field(default=None, init=False)
+    exchanged_length_dim: Optional[mtf.Dimension] = dataclasses.field(default=None, init=False)
+    current_layer: TransformerLayer = dataclasses.field(init=False)
+    current_layer_input: mtf.Tensor = dataclasses.field(init=False)
+    decoder_layers_per_module: list[mtf.Tensor] = dataclasses.field(init=False)
 
-    def __init__(
-        self,
-        model: Unitransformer,
-        mesh: mtf.Mesh,
-        batch_dims: Sequence[mtf.Dimension],
-        length_dim: mtf.Dimension,
-        variable_dtype: mtf.VariableDType,
-        beam_dim: Optional[mtf.Dimension] = None,
-        mode: str = "train",
-        position: Optional[mtf.Tensor] = None,
-        position_is_default: bool = False,
-        sequence_id: Union[mtf.Tensor, int, None] = None,
-        subsequence_id: Union[mtf.Tensor, int, None] = None,
-        states: Optional[Sequence[mtf.Tensor]] = None,
-        new_states: Optional[list] = None,
-        losses: Optional[list] = None,
-        initial_position: Optional[mtf.Tensor] = None,
-        layer_outputs: Optional[list] = None,
-        encoder_output: Optional[mtf.Tensor] = None,
-        encoder_sequence_id: Union[mtf.Tensor, int, None] = None,
-        constant_states: Optional[list] = None,
-        shared_params: Optional[dict] = None,
-        encoder_layer_outputs: Optional[list] = None,
-        write_priority: Optional[mtf.Tensor] = None,
-        read_priority: Optional[mtf.Tensor] = None,
-        inputs: Optional[mtf.Tensor] = None,
-        encoder_inputs: Optional[mtf.Tensor] = None,
-        num_microbatches: int = 1,
-    ) -> None:
-        self.model: Any = model  # layers read attributes of particular models
-        self.mesh = mesh
-        self.batch_dims = batch_dims
-        self.length_dim = length_dim
+    def __post_init__(self) -> None:
         # Variables get the precision in force too, and activations have to agree with them.
-        self.variable_dtype = dtype_in_force(variable_dtype)
-        self.beam_dim = beam_dim
-        self.mode = mode
-        self.position = position
-        self.position_is_default = position_is_default
-        self.sequence_id = sequence_id
-        self.subsequence_id = subsequence_id
-        self.states = states
-        self.new_states = new_states
-        self.losses = losses
-        self.initial_position = initial_position
+        self.variable_dtype = dtype_in_force(self.variable_dtype)
         # Not `or`: an empty list of the caller is one that it reads after the call.
-        self.layer_outputs = [] if layer_outputs is None else layer_outputs
-        self.encoder_output = encoder_output
-        self.encoder_sequence_id = encoder_sequence_id
-        self.constant_states = constant_states
-        # Each step of decoding makes a Context, so that its first layer gets the first state again.
-        self.next_constant_state = 0
-        self.shared_params = {} if shared_params is None else shared_params
-        self.encoder_layer_outputs = encoder_layer_outputs
-        self.write_priority = write_priority
-        self.read_priority = read_priority
-        self.inputs = inputs
-        self.encoder_inputs = encoder_inputs
-        self.num_microbatches = num_microbatches
-        self.layer_index = 0
-        # Of this call alone: what a step of decoding caches belongs to the body of a loop.
-        self.cache: dict = {}
-        self.input_embeddings: Optional[mtf.Tensor] = None
-        self.exchanged_length_dim: Optional[mtf.Dimension] = None
+        self.layer_outputs = [] if self.layer_outputs is None else self.layer_outputs
+        self.shared_params = {} if self.shared_params is None else self.shared_params
 
     @property
     def train(self) -> bool:

@@ -129,24 +129,15 @@ class Stages:
         self._noise: Iterator[Optional[mtf.Tensor]] = iter(())
 
     @contextlib.contextmanager
-    def building(self) -> Iterator[None]:
-        """Lets the operations of layers come here for variables and random values."""
+    def building(self, inside: bool = True) -> Iterator[None]:
+        """Lets the operations of layers come here for variables and random values, or not."""
         graph = self._mesh.graph
-        graph.stages = self
+        graph.stages, before = self if inside else None, graph.stages
         try:
             yield
         finally:
             # Also after an error: later operations of the graph would come here otherwise.
-            graph.stages = None
-
-    @contextlib.contextmanager
-    def _outside(self) -> Iterator[None]:
-        graph = self._mesh.graph
-        graph.stages, inside = None, graph.stages
-        try:
-            yield
-        finally:
-            graph.stages = inside
+            graph.stages = before
 
     def _in_all(self, shape: mtf.Shape) -> mtf.Shape:
         return mtf.Shape([*self.dims, *(d for d in shape if d not in self.dims)])
@@ -158,7 +149,7 @@ class Stages:
 
     def zeros(self, shape: mtf.Shape, dtype: tf.DType) -> mtf.Tensor:
         """Returns what stands for a Tensor in the first call."""
-        with self._outside():
+        with self.building(inside=False):
             if dtype == tf.bool:
                 return mtf.cast(mtf.zeros(self._mesh, shape), dtype)
             return mtf.zeros(self._mesh, shape, dtype)

@@ -2,37 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Optional, Union, overload
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Optional, Union
 
 import gin
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
-from mesh_tensorflow._core.errors import dims_text
+from mesh_tensorflow import beam_search as mtf_beam_search
+from mesh_tensorflow._core.errors import dims_text, tensors_text
 from mesh_tensorflow._core.graph import leaves_no_node
 from mesh_tensorflow.transformer.transformer._call import call_model, visibility_priority
-from mesh_tensorflow.transformer.transformer._context import Context, EncoderOutputs
+from mesh_tensorflow.transformer.transformer._context import SPECULATED, Context, EncoderOutputs
 from mesh_tensorflow.transformer.transformer._decoding import (
+    Choice,
     Draft,
-    Sampling,
-    as_draft,
-    beam_search,
-    sample_autoregressive,
+    IncrementalModel,
+    Sampler,
+    Speculation,
+    check_draft,
+    draft_scope,
 )
 
 if TYPE_CHECKING:
     from mesh_tensorflow.transformer.transformer._context import TransformerLayer
 
 
-@overload
-def _vocab_dim(size: int, divisor: int) -> mtf.Dimension: ...
-@overload
-def _vocab_dim(size: Optional[int], divisor: int) -> Optional[mtf.Dimension]: ...
-def _vocab_dim(size: Optional[int], divisor: int) -> Optional[mtf.Dimension]:
+def _vocab_dim(size: int, divisor: int) -> mtf.Dimension:
     """Returns the dimension of a vocabulary, with its size rounded up to a multiple."""
     # A multiple, so that layouts may split the vocabulary. Floor division of -size rounds up.
-    return None if size is None else mtf.Dimension("vocab", -(-size // divisor) * divisor)
+    return mtf.Dimension("vocab", -(-size // divisor) * divisor)
 
 
 @gin.configurable(module="mesh_tensorflow.transformer.transformer")
@@ -102,12 +101,16 @@ class Unitransformer:
           ValueError: there is no input vocabulary, an autoregressive model has no output
             vocabulary, or the two vocabularies cannot share their weights.
         """
+        if input_vocab_size is None:
+            raise ValueError(f"Unitransformer {name}: input_vocab_size must be set, got None")
         self.layer_stack: Any = layer_stack  # some models read attributes of particular stacks
         self.model_dim = mtf.Dimension("d_model", d_model)
         self.input_vocab_size_unpadded = input_vocab_size
         self.input_vocab_dim = _vocab_dim(input_vocab_size, vocab_divisor)
         self.output_vocab_size_unpadded = output_vocab_size
-        self.output_vocab_dim = _vocab_dim(output_vocab_size, vocab_divisor)
+        self.output_vocab_dim = (
+            None if output_vocab_size is None else _vocab_dim(output_vocab_size, vocab_divisor)
+        )
         self.autoregressive = autoregressive
         positions = positional_embedding or sinusoid_positional_embedding
         self.max_length_dim = mtf.Dimension("max_length", max_length) if positions else None
@@ -128,8 +131,6 @@ class Unitransformer:
         self._check_vocabularies()
 
     def _check_vocabularies(self) -> None:
-        if self.input_vocab_dim is None:
-            raise ValueError(f"Unitransformer {self.name}: input_vocab_size must be set, got None")
         if self.output_vocab_dim is None:
             if self.autoregressive:
                 raise ValueError(
@@ -257,6 +258,7 @@ class Unitransformer:
         # That of the targets comes last; in a mixed precision it is wider than those of layers.
         return logits, mtf.add_n([mtf.cast(loss, losses[-1].dtype) for loss in losses])
 
+    @leaves_no_node
     @gin.configurable(module="Unitransformer")
     def sample_autoregressive(
         self,
@@ -321,30 +323,43 @@ class Unitransformer:
           ValueError: the model is not autoregressive, `sampling_keep_top_k` is 0 or below -1,
             `partial_sequences` is not such a Tensor, or the draft does not fit the model.
         """
-        return sample_autoregressive(
-            self,
-            partial_sequences,
-            EncoderOutputs(
-                encoder_output=encoder_output,
-                encoder_sequence_id=encoder_sequence_id,
-                encoder_inputs=encoder_inputs,
-                encoder_layer_outputs=encoder_layer_outputs,
-                shared_params=shared_params,
-            ),
-            Sampling(
-                stop_at_token=stop_at_token,
-                max_steps=max_steps,
-                temperature=temperature,
-                variable_dtype=variable_dtype,
-                has_partial_sequences=has_partial_sequences,
-                never_end=never_end,
-                remove_partial_sequences=remove_partial_sequences,
-                sampling_keep_top_k=sampling_keep_top_k,
-                bos_id=bos_id,
-            ),
-            None if draft_model is None else as_draft(draft_model, num_draft_ids),
+        choice = Choice(temperature, sampling_keep_top_k, stop_at_token, never_end)
+        draft = draft_model
+        if draft is not None:
+            # A model by itself reads no encoder.
+            if not isinstance(draft, Draft):
+                draft = Draft(draft, EncoderOutputs(), num_draft_ids)
+            check_draft(self, draft)
+        encoded = EncoderOutputs(
+            encoder_output=encoder_output,
+            encoder_sequence_id=encoder_sequence_id,
+            encoder_inputs=encoder_inputs,
+            encoder_layer_outputs=encoder_layer_outputs,
+            shared_params=shared_params,
         )
+        ids, length_dim = partial_sequences, partial_sequences.shape.dims[-1]
+        # Rows begin with their given ids, so that their number is also the first position to fill.
+        number = mtf.reduce_sum(mtf.to_int32(mtf.not_equal(ids, 0)), reduced_dim=length_dim)
+        model = IncrementalModel(self, ids, number, variable_dtype, encoded, bos_id)
+        given = number if has_partial_sequences else None
+        limit = length_dim.size if max_steps is None else min(max_steps, length_dim.size)
+        loop: Union[Sampler, Speculation] = Sampler(model, choice, given, limit)
+        if draft is not None:
+            with draft_scope():
+                small = IncrementalModel(
+                    draft.model, ids, number, variable_dtype, draft.encoded, bos_id
+                )
+            several = mtf.Dimension(SPECULATED, draft.num_ids + 1)
+            loop = Speculation(model, small, choice, several, given, limit)
+        first = loop.start(ids, bos_id)
+        # Both kinds of loops have all ids as their fourth variable.
+        ids = mtf.while_loop(loop.goes_on, loop.step, first)[3]
+        if has_partial_sequences and remove_partial_sequences:
+            # Each row by the number of its own given ids, so that all continuations begin at 0.
+            return mtf.dynamic_shift(ids, mtf.negative(number), length_dim, wrap=False)
+        return ids
 
+    @leaves_no_node
     def beam_search(
         self,
         inputs: mtf.Tensor,
@@ -379,18 +394,44 @@ class Unitransformer:
         Raises:
           ValueError: the model is not autoregressive, or the inputs have no beams.
         """
-        return beam_search(
-            self,
-            inputs,
-            decode_length,
-            variable_dtype,
-            EncoderOutputs(
-                encoder_output=encoder_output,
-                encoder_sequence_id=encoder_sequence_id,
-                encoder_inputs=encoder_inputs,
-                encoder_layer_outputs=encoder_layer_outputs,
-                shared_params=shared_params,
-            ),
-            alpha=alpha,
-            bos_id=bos_id,
+        if len(inputs.shape) < 3:
+            raise ValueError(
+                f"{self.name}: for a beam search, inputs must have the dimensions [batch, beam, "
+                f"length], not {tensors_text([inputs])}"
+            )
+        *rows, beam_dim, length_dim = inputs.shape.dims
+        mesh = inputs.mesh
+        encoded = EncoderOutputs(
+            encoder_output=encoder_output,
+            encoder_sequence_id=encoder_sequence_id,
+            encoder_inputs=encoder_inputs,
+            encoder_layer_outputs=encoder_layer_outputs,
+            shared_params=shared_params,
         )
+        # No ids are given: the first call makes variables, and tells the shapes of states.
+        start = mtf.zeros(mesh, mtf.Shape([*rows, beam_dim]), tf.int32)
+        model = IncrementalModel(self, inputs, start, variable_dtype, encoded, bos_id)
+
+        def logits_fn(
+            step: mtf.Tensor, ids: mtf.Tensor, states: Sequence[mtf.Tensor]
+        ) -> tuple[mtf.Tensor, list[mtf.Tensor]]:
+            # Before the first step the index is -1, for which gather returns 0.
+            last = mtf.gather(ids, step - 1, length_dim)
+            if bos_id:
+                last += mtf.to_int32(mtf.equal(step, 0)) * bos_id
+            return model.step(step, last, states)
+
+        ids, _ = mtf_beam_search.beam_search(
+            logits_fn,
+            inputs,
+            alpha,
+            states=[mtf.zeros(mesh, x.shape, x.dtype) for x in model.states],
+            decode_length=decode_length,
+            # Scores add up log-probabilities of whole sequences, of which bfloat16 would lose
+            # digits.
+            dtype=tf.float32,
+            layout=self.layout,
+            mesh_shape=self.mesh_shape,
+        )
+        # Beams are sorted, the best one first.
+        return mtf.gather(ids, mtf.constant(mesh, 0, dtype=tf.int32), beam_dim)

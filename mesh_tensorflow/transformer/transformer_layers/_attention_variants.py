@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any, Optional
 
 import gin
@@ -17,7 +18,6 @@ from mesh_tensorflow.transformer.transformer_layers._enc_dec_attention import (
     enc_dec_attention_bias,
 )
 from mesh_tensorflow.transformer.transformer_layers._feed_forward import DenseReluDense
-from mesh_tensorflow.transformer.transformer_layers._parts import attention_params, params_arguments
 from mesh_tensorflow.transformer.transformer_layers._self_attention import SelfAttention
 
 # -- a window of near positions
@@ -344,24 +344,8 @@ class ExpertsSelfAttention(SelfAttention):
         self.attend_to_memory = kwargs.pop("attend_to_memory", False)
         super().__init__(**kwargs)
         self.expert_computation = expert_computation
-        self._hparams = moe.HParams(
-            moe_gating=moe_gating,
-            num_experts=num_experts,
-            loss_coef=loss_coef,
-            group_size=group_size,
-            min_expert_capacity=min_expert_capacity,
-            capacity_factor_train=capacity_factor_train,
-            capacity_factor_eval=capacity_factor_eval,
-            switch_policy_train=switch_policy_train,
-            switch_policy_eval=switch_policy_eval,
-            switch_dropout=switch_dropout,
-            switch_temperature=switch_temperature,
-            switch_jitter=switch_jitter,
-            ntlb_top_k=ntlb_top_k,
-            hidden_size=hidden_size,
-            activation=activation,
-            z_loss=z_loss,
-        )
+        of_experts = inspect.signature(moe.MoE1D).parameters
+        self._hparams = moe.HParams(**{k: v for k, v in locals().items() if k in of_experts})
         if not self.attend_to_memory:
             tf.logging.log_first_n(
                 tf.logging.WARN,
@@ -379,11 +363,7 @@ class ExpertsSelfAttention(SelfAttention):
         """
         return attention.ExpertsAttentionParams(
             context.mesh,
-            **params_arguments(context, self.kv_dim, self.num_heads, self.num_memory_heads),
-            shared_kv=self.shared_kv,
-            combine_dims=self.combine_dims,
-            keep_query_heads_dims=self.keep_query_heads_dims,
-            fold_scaling_into_initializer=self.fold_scaling_into_initializer,
+            **self._params_arguments(context),
             context=context,
             experts_hparams=self._hparams,
             expert_computation=self.expert_computation,
@@ -409,13 +389,10 @@ class ExpertsSelfAttention(SelfAttention):
         if not self.attend_to_memory:
             # Nothing is kept in decoding, as each position sees its own value only.
             return keys, keys
-        if context.mode == "incremental":
-            [keys] = _parts.updated_states(context, [keys], memory_length)
-        else:
+        if context.mode != "incremental":
             # Only after the experts, which find padding by the length's own name.
             keys = self.rename_length_to_memory_length(keys, context)
-            if context.mode == "first_part":
-                context.record_new_states([keys])
+        [keys] = _parts.states_so_far(context, [keys], memory_length)
         return keys, keys
 
     def _attend(
@@ -553,24 +530,6 @@ class Synthesizer(SelfAttention):
     def _check_function(self) -> None:
         # attention_func is accepted for compatibility; there is only one attention function.
         return
-
-    def make_params(self, context: Context) -> attention.AttentionParams:
-        """Returns the weights; creates their variables if they do not exist.
-
-        Args:
-          context: the Context of this call of the model: its mode, positions, states and losses.
-        """
-        return attention_params(
-            context=context,
-            kv_dim=self.kv_dim,
-            num_heads=self.num_heads,
-            num_memory_heads=self.num_memory_heads,
-            shared_kv=self.shared_kv,
-            no_query=self.no_query,
-            combine_dims=self.combine_dims,
-            keep_query_heads_dims=self.keep_query_heads_dims,
-            fold_scaling_into_initializer=self.fold_scaling_into_initializer,
-        )
 
     def call(
         self, context: Context, x: mtf.Tensor, losses: Optional[list[mtf.Tensor]] = None

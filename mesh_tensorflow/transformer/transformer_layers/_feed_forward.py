@@ -13,6 +13,7 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
 from mesh_tensorflow.transformer.transformer import TransformerLayer
+from mesh_tensorflow.transformer.transformer._context import dropout_of
 from mesh_tensorflow.transformer.transformer_layers._self_attention import SelfAttention
 
 if TYPE_CHECKING:
@@ -81,10 +82,7 @@ class DenseReluDense(TransformerLayer):
             name="wi",
             **options,
         )
-        if context.train and self.dropout_rate:
-            # One mask for all positions: random numbers are fewer by a factor of the length.
-            noise_shape = mtf.Shape([d for d in h.shape if d != context.length_dim])
-            h = mtf.dropout(h, True, rate=self.dropout_rate, noise_shape=noise_shape)
+        h = dropout_of(h, context, self.dropout_rate)
         return layers.dense(h, io, reduced_dims=[hidden], name="wo", **options)
 
 

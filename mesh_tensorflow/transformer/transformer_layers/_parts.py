@@ -380,6 +380,28 @@ def updated_states(
     return states
 
 
+def states_so_far(
+    context: Context,
+    new: list[mtf.Tensor],
+    dim: mtf.Dimension,
+    keep: Optional[Callable[[mtf.Tensor, mtf.Dimension], mtf.Tensor]] = None,
+) -> list[mtf.Tensor]:
+    """Returns states of all positions so far, and records them when decoding.
+
+    Args:
+      context: the Context of this call of the model: its mode, positions, states and losses.
+      new: Tensors of all positions; in mode "incremental" of one, without `dim`.
+      dim: the Dimension of positions.
+      keep: a function of a Tensor and `dim` that returns the form in which the first part stores
+        it; None to store it as it is.
+    """
+    if context.mode == "incremental":
+        return updated_states(context, new, dim)
+    if context.mode == "first_part":
+        context.record_new_states(new if keep is None else [keep(x, dim) for x in new])
+    return new
+
+
 def constant_states(
     context: Context,
     memory: Callable[[Any], mtf.Tensor],

@@ -15,7 +15,6 @@ from mesh_tensorflow.layers._visibility import Buckets
 from mesh_tensorflow.transformer import attention, transformer
 from mesh_tensorflow.transformer.attention import _dot_product
 from mesh_tensorflow.transformer.transformer_layers import _parts
-from mesh_tensorflow.transformer.transformer_layers._parts import attention_params
 
 if TYPE_CHECKING:
     from mesh_tensorflow.transformer.transformer._context import Context
@@ -150,6 +149,8 @@ class SelfAttention(transformer.TransformerLayer):
     Vaswani et al., "Attention is all you need" (2017). In decoding, the states are the keys and
     values of earlier positions.
     """
+
+    no_query = False  # which only a Synthesizer may set
 
     def __init__(
         self,
@@ -345,16 +346,19 @@ class SelfAttention(transformer.TransformerLayer):
         Args:
           context: the Context of this call of the model: its mode, positions, states and losses.
         """
-        return attention_params(
-            context=context,
-            kv_dim=self.kv_dim,
-            num_heads=self.num_heads,
-            num_memory_heads=self.num_memory_heads,
-            shared_kv=self.shared_kv,
-            combine_dims=self.combine_dims,
-            keep_query_heads_dims=self.keep_query_heads_dims,
-            fold_scaling_into_initializer=self.fold_scaling_into_initializer,
+        return attention.AttentionParams(
+            context.mesh, **self._params_arguments(context), no_query=self.no_query
         )
+
+    def _params_arguments(self, context: Context) -> dict[str, Any]:
+        """Returns the arguments of `AttentionParams` that all attention layers have."""
+        return {
+            **_parts.params_arguments(context, self.kv_dim, self.num_heads, self.num_memory_heads),
+            "shared_kv": self.shared_kv,
+            "combine_dims": self.combine_dims,
+            "keep_query_heads_dims": self.keep_query_heads_dims,
+            "fold_scaling_into_initializer": self.fold_scaling_into_initializer,
+        }
 
     def _keys_and_values(
         self,
@@ -364,9 +368,8 @@ class SelfAttention(transformer.TransformerLayer):
         memory_length: mtf.Dimension,
     ) -> tuple[mtf.Tensor, mtf.Tensor]:
         """Returns keys and values of all positions so far, and records them when decoding."""
-        incremental = context.mode == "incremental"
         by_heads = self._by_heads(context)
-        plain = incremental or by_heads
+        plain = context.mode == "incremental" or by_heads
         # A step has no length to rename, and `by_heads` gives it another name.
         m = x if plain else self.rename_length_to_memory_length(x, context)
         if params.shared_kv:
@@ -376,14 +379,9 @@ class SelfAttention(transformer.TransformerLayer):
             states = [params.compute_k(m), params.compute_v(m)]
         if by_heads:
             states = [_dot_product.by_heads(s, context.length_dim.name) for s in states]
-        if incremental:
-            states = _parts.updated_states(context, states, memory_length)
-        elif context.mode == "first_part":
-            # Prompts are prepended to keys and values in the order of their dimensions.
-            turn = self._prompts()[1] is None
-            context.record_new_states(
-                [_parts.next_to_channels(s, memory_length) if turn else s for s in states]
-            )
+        # Prompts are prepended to keys and values in the order of their dimensions.
+        keep = _parts.next_to_channels if self._prompts()[1] is None else None
+        states = _parts.states_so_far(context, states, memory_length, keep)
         return states[0], states[-1]
 
     def _by_heads(self, context: Context) -> bool:

@@ -217,15 +217,12 @@ class TalkingHeadsSelfAttention(SelfAttention):
         """
         memory_length = self.memory_length(context)
         q = self.compute_q(context, x)
-        incremental = context.mode == "incremental"
         # A step has no length to rename: its one position is written into the states.
-        m = x if incremental else self.rename_length_to_memory_length(x, context)
+        step = context.mode == "incremental"
+        m = x if step else self.rename_length_to_memory_length(x, context)
         states = [self.compute_k(context, m), self.compute_v(context, m)]
         states += [m] if self._keeps_memory else []
-        if incremental:
-            states = _parts.updated_states(context, states, memory_length)
-        elif context.mode == "first_part":
-            context.record_new_states(states)
+        states = _parts.states_so_far(context, states, memory_length)
         k, v = states[:2]
         m = states[2] if self._keeps_memory else m
         # It is added after the projection of logits, which have the heads of the softmax then.
@@ -442,13 +439,10 @@ class GeneralBilinearSelfAttention(SelfAttention):
         """
         memory_length = self.memory_length(context)
         q = self.compute_q(context, x)
-        if context.mode == "incremental":
-            # The memory is its own state, as there are no projections of it.
-            [m] = _parts.updated_states(context, [x], memory_length)
-        else:
-            m = self.rename_length_to_memory_length(x, context)
-            if context.mode == "first_part":
-                context.record_new_states([m])
+        step = context.mode == "incremental"
+        m = x if step else self.rename_length_to_memory_length(x, context)
+        # The memory is its own state, as there are no projections of it.
+        [m] = _parts.states_so_far(context, [m], memory_length)
         bias = self.compute_bias(context, self._memory_position(context), x, self.heads_dims, q)
         return self.attention_internal(context, q, m, memory_length, bias)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-import functools
 import hashlib
 import itertools
 import json
@@ -319,16 +318,8 @@ def decode_from_file(
         raise ValueError(f"decode_from_file: there are no lines in {input_filename}")
     inputs = [line for line in lines for _ in range(repeats)]
     # Before the lines are repeated, so that errors have the line numbers of the file.
-    ids = encoded_inputs(
-        lines,
-        vocabulary,
-        model_type,
-        1,
-        inputs_length(sequence_length),
-        eos_id,
-        None,
-        (input_filename, ""),
-    )
+    length = inputs_length(sequence_length)
+    ids = encoded_inputs(lines, vocabulary, model_type, 1, length, eos_id, [input_filename])
     ids = np.repeat(ids, repeats, axis=0)
     # A program has a fixed batch: copies of a line fill it up, and their outputs are dropped.
     ids = np.concatenate([ids, np.repeat(ids[:1], -len(ids) % batch_size, axis=0)])
@@ -413,24 +404,6 @@ def _examples_and_texts(
     return examples, {k: v for k, v in (("inputs", inputs), ("targets", targets)) if v}
 
 
-def _outputs_of(
-    estimator: mtf_estimator.tpu.TPUEstimator,
-    vocabulary: Vocabularies,
-    batch_size: int,
-    sequence_length: Lengths,
-    path: str,
-    dataset: EvalDataset,
-    size: int,
-    start: int,
-) -> Iterator[str]:
-    """Yields outputs for the examples of a data set, beginning at example `start`."""
-    # It relies on the order of examples, which therefore is part of the fingerprint of the parts.
-    input_fn = combined_input_fn(
-        [lambda: _dataset_of(dataset, sequence_length).skip(start)], batch_size
-    )
-    return itertools.islice(decode(estimator, input_fn, vocabulary, path), size - start)
-
-
 @gin.configurable(module=MODULE)
 def decode_from_dataset(
     estimator: mtf_estimator.tpu.TPUEstimator,
@@ -479,16 +452,16 @@ def decode_from_dataset(
                 write_lines_to_file(
                     lines, os.path.join(decode_output_dir, f"{dataset.name}_{name}")
                 )
-            outputs_from = functools.partial(
-                _outputs_of,
-                estimator,
-                vocabulary,
-                batch_size,
-                sequence_length,
-                path,
-                dataset,
-                len(examples),
-            )
+
+            def outputs_from(
+                start: int, dataset: EvalDataset = dataset, count: int = len(examples)
+            ) -> Iterator[str]:
+                # It relies on the order of examples, which is in the fingerprint of the parts.
+                rest = [lambda: _dataset_of(dataset, sequence_length).skip(start)]
+                input_fn = combined_input_fn(rest, batch_size)
+                outputs = decode(estimator, input_fn, vocabulary, path)
+                return itertools.islice(outputs, count - start)
+
             write_resumably(
                 os.path.join(decode_output_dir, f"{dataset.name}_{step}_predictions"),
                 # By their texts the parts are those of these examples, and of no others.

@@ -287,7 +287,7 @@ def perplexity_eval(
     model_dir: str,
     eval_dataset_fn: Callable[..., Sequence[Any]],
     eval_checkpoint_step: Steps,
-    steps: int,
+    perplexity_eval_steps: int,
     eval_dir_suffix: Optional[str] = None,
 ) -> None:
     """Computes the perplexity of the targets of data sets, with several checkpoints.
@@ -301,7 +301,8 @@ def perplexity_eval(
       model_dir: the directory of checkpoints.
       eval_dataset_fn: see `eval_model`.
       eval_checkpoint_step: which checkpoints; see `get_checkpoint_iterator`.
-      steps: the number of batches; data sets that are too short are padded with zeros.
+      perplexity_eval_steps: the number of batches; data sets that are too short are padded with
+        zeros.
       eval_dir_suffix: a suffix of the name of the summary directory.
 
     Raises:
@@ -318,11 +319,14 @@ def perplexity_eval(
             def input_fn(params: object = None, dataset: EvalDataset = dataset) -> tf.data.Dataset:
                 del params
                 ds = dataset.dataset_fn().map(model_features)
-                # Endless zeros fill up `steps` batches; they have no weight in metrics.
+                # Endless zeros fill up these batches; they have no weight in metrics.
                 ds = transformer_dataset.pad_dataset_with_zeroed_out_examples(ds)
                 return ds.batch(batch_size, drop_remainder=True).prefetch(tf.data.AUTOTUNE)
 
             name = _with_suffix(
-                f"{dataset.name}_{dataset_split}_{steps * batch_size}", eval_dir_suffix
+                f"{dataset.name}_{dataset_split}_{perplexity_eval_steps * batch_size}",
+                eval_dir_suffix,
             )
-            estimator.evaluate(input_fn, steps=steps, checkpoint_path=path, name=name)
+            estimator.evaluate(
+                input_fn, steps=perplexity_eval_steps, checkpoint_path=path, name=name
+            )

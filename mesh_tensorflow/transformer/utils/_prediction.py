@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Optional
 
 import tensorflow.compat.v1 as tf
@@ -150,10 +150,9 @@ def _scoring_program(
 
 
 def _continued(
-    settings: ProgramSettings, features: Mapping[str, mtf.Tensor], variable_dtype: mtf.VariableDType
+    settings: ProgramSettings, inputs: mtf.Tensor, variable_dtype: mtf.VariableDType
 ) -> mtf.Tensor:
     """Decodes a continuation with a language model."""
-    inputs = features["inputs"]
     length = inputs.shape.dims[-1]
     more = settings.joined_length - length.size
     check_length(settings.transformer_model, settings.joined_length)
@@ -166,10 +165,9 @@ def _continued(
 
 
 def _aligned(
-    settings: ProgramSettings, features: Mapping[str, mtf.Tensor], variable_dtype: mtf.VariableDType
+    settings: ProgramSettings, inputs: mtf.Tensor, variable_dtype: mtf.VariableDType
 ) -> mtf.Tensor:
     """Returns the most likely id at each position."""
-    inputs = features["inputs"]
     check_length(settings.transformer_model, inputs.shape.dims[-1].size)
     logits, _ = logits_and_loss(
         settings.transformer_model.call_simple(
@@ -183,32 +181,24 @@ def _aligned(
     return mtf.argmax(logits, logits.shape.dims[-1])
 
 
-def _decoded(
-    settings: ProgramSettings, features: Mapping[str, mtf.Tensor], variable_dtype: mtf.VariableDType
-) -> mtf.Tensor:
-    """Decodes outputs with an encoder-decoder model."""
-    check_length(settings.transformer_model, features["inputs"].shape.dims[-1].size)
-    return settings.transformer_model.decode(features["inputs"], variable_dtype=variable_dtype)
-
-
-def _decoder(settings: ProgramSettings) -> Callable[..., mtf.Tensor]:
-    if settings.model_type == "aligned":
-        return _aligned
-    return _continued if is_unitransformer(settings.transformer_model) else _decoded
-
-
 def _decoding_program(
     settings: ProgramSettings, mesh: mtf.Mesh, features: Mapping[str, tf.Tensor]
 ) -> Outputs:
     mtf_features = _imported(settings, mesh, features)
+    inputs, model = mtf_features["inputs"], settings.transformer_model
     variable_dtype = get_variable_dtype()
     if settings.predict_fn is not None:
         outputs = settings.predict_fn(
-            model=settings.transformer_model, features=mtf_features, variable_dtype=variable_dtype
+            model=model, features=mtf_features, variable_dtype=variable_dtype
         )
+    elif settings.model_type == "aligned":
+        outputs = _aligned(settings, inputs, variable_dtype)
+    elif is_unitransformer(model):
+        outputs = _continued(settings, inputs, variable_dtype)
     else:
-        outputs = _decoder(settings)(settings, mtf_features, variable_dtype)
-    return Outputs({"inputs": mtf_features["inputs"], "outputs": outputs})
+        check_length(model, inputs.shape.dims[-1].size)
+        outputs = model.decode(inputs, variable_dtype=variable_dtype)
+    return Outputs({"inputs": inputs, "outputs": outputs})
 
 
 # -- the specification

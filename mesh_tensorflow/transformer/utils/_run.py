@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
+import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Optional, TypedDict, Union
+from typing import TYPE_CHECKING, Any, Optional, Union
 
 import gin
 import tensorflow.compat.v1 as tf
@@ -21,6 +21,7 @@ from mesh_tensorflow.estimator.tpu import TPUEstimator
 from mesh_tensorflow.transformer.learning_rate_schedules import with_total_steps
 from mesh_tensorflow.transformer.utils._decode import infer_model
 from mesh_tensorflow.transformer.utils._evaluation import eval_model, perplexity_eval
+from mesh_tensorflow.transformer.utils._features import call_with_known
 from mesh_tensorflow.transformer.utils._prediction import export_model, prediction_spec
 from mesh_tensorflow.transformer.utils._program import build_model, check_tiling, processor_devices
 from mesh_tensorflow.transformer.utils._score import score_from_dataset, score_from_strings
@@ -305,29 +306,6 @@ def _estimator_of(
 # -- arguments of `run`, and their checks
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class RunSettings(Settings):
-    """The arguments of `run`, see there, with numbers in place of what determines them."""
-
-    model_dir: str
-    train_dataset_fn: Optional[Callable[..., Any]]
-    eval_dataset_fn: Optional[Callable[..., Any]]
-    dataset_split: str
-    eval_checkpoint_step: Steps
-    export_checkpoint_step: Optional[int]
-    export_path: str
-    mode: str
-    eval_summary_dir: Optional[str]
-    train_steps: int
-    perplexity_eval_steps: int
-    train_model_fn: Callable[..., None]
-    skip_seen_data: bool
-    seen_data_init_step: int
-    output_eval_examples: bool
-    checkpoint_input_pipeline: bool
-    eval_dir_suffix: Optional[str]
-
-
 def _is_number(value: object) -> bool:
     # True is an integer to Python, and a mistake here.
     return isinstance(value, int) and not isinstance(value, bool)
@@ -400,8 +378,8 @@ def _check(arguments: Mapping[str, Any]) -> None:
             )
 
 
-def _run_settings(arguments: Mapping[str, Any]) -> RunSettings:
-    """Returns the settings that the arguments of `run` amount to, after checks of them."""
+def _completed(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the arguments of `run`, checked, with numbers in place of what determines them."""
     _check_kinds(arguments)
     _check(arguments)
     mesh_shape = mtf.convert_to_shape(arguments["mesh_shape"])
@@ -413,7 +391,8 @@ def _run_settings(arguments: Mapping[str, Any]) -> RunSettings:
     batch_size = compute_batch_size(lengths, mesh_shape, layout_rules, arguments["batch_size"])
     steps = arguments["train_steps"]
     steps = steps(batch_size, lengths) if callable(steps) else steps
-    others: dict[str, Any] = {
+    completed = {
+        **arguments,
         "mesh_shape": mesh_shape,
         "layout_rules": layout_rules,
         "sequence_length": lengths,
@@ -426,126 +405,40 @@ def _run_settings(arguments: Mapping[str, Any]) -> RunSettings:
     }
     if arguments["mode"].startswith("export"):
         # An exported model must not need as many devices as the mesh here has processors.
-        others.update(mesh_impl="placement", mesh_devices=[""] * mesh_shape.size)
-    return RunSettings.of(arguments, **others)
+        completed.update(mesh_impl="placement", mesh_devices=[""] * mesh_shape.size)
+    return completed
 
 
 # -- what each mode calls
 
 
-class _Common(TypedDict):
-    """The arguments that every mode passes on."""
-
-    estimator: TPUEstimator
-    vocabulary: Any
-    sequence_length: Lengths
-    batch_size: int
-
-
-def _common(settings: RunSettings, estimator: TPUEstimator) -> _Common:
-    """Returns the arguments that the functions of all modes take."""
-    return {
-        "estimator": estimator,
-        "vocabulary": settings.vocabulary,
-        "sequence_length": settings.sequence_length,
-        "batch_size": settings.batch_size,
-    }
-
-
-def _train(settings: RunSettings, estimator: TPUEstimator) -> None:
-    settings.train_model_fn(
-        **_common(settings, estimator),
-        train_dataset_fn=settings.train_dataset_fn,
-        train_steps=settings.train_steps,
-        ensemble_inputs=settings.ensemble_inputs,
-        dataset_split=settings.dataset_split,
-        skip_seen_data=settings.skip_seen_data,
-        seen_data_init_step=settings.seen_data_init_step,
-        checkpoint_input_pipeline=settings.checkpoint_input_pipeline,
-    )
-
-
-def _eval(settings: RunSettings, estimator: TPUEstimator, eval_with_score: bool = False) -> None:
-    eval_model(
-        **_common(settings, estimator),
-        dataset_split=settings.dataset_split,
-        model_dir=settings.model_dir,
-        eval_dataset_fn=settings.eval_dataset_fn,  # type: ignore[arg-type]
-        eval_summary_dir=settings.eval_summary_dir,
-        eval_checkpoint_step=settings.eval_checkpoint_step,
-        eval_with_score=eval_with_score,
-        output_eval_examples=settings.output_eval_examples,
-        eval_dir_suffix=settings.eval_dir_suffix,
-    )
-
-
-def _perplexity_eval(settings: RunSettings, estimator: TPUEstimator) -> None:
-    perplexity_eval(
-        **_common(settings, estimator),
-        dataset_split=settings.dataset_split,
-        model_dir=settings.model_dir,
-        eval_dataset_fn=settings.eval_dataset_fn,  # type: ignore[arg-type]
-        eval_checkpoint_step=settings.eval_checkpoint_step,
-        steps=settings.perplexity_eval_steps,
-        eval_dir_suffix=settings.eval_dir_suffix,
-    )
-
-
-def _infer(settings: RunSettings, estimator: TPUEstimator) -> None:
-    infer_model(
-        **_common(settings, estimator),
-        model_type=settings.model_type,
-        model_dir=settings.model_dir,
-        eval_checkpoint_step=settings.eval_checkpoint_step,
-    )
-
-
-def _score_from_dataset(settings: RunSettings, estimator: TPUEstimator) -> Any:
-    return score_from_dataset(
-        **_common(settings, estimator),
-        model_dir=settings.model_dir,
-        eval_checkpoint_step=settings.eval_checkpoint_step,
-        dataset_split=settings.dataset_split,
-    )
-
-
-def _score_from_strings(settings: RunSettings, estimator: TPUEstimator) -> Any:
-    return score_from_strings(
-        **_common(settings, estimator),
-        model_type=settings.model_type,
-        model_dir=settings.model_dir,
-        eval_checkpoint_step=settings.eval_checkpoint_step,
-    )
+def _train(train_model_fn: Callable[..., None], **arguments: Any) -> None:
+    # A user's function has the arguments of `train_model`, and need not have others.
+    names = inspect.signature(train_model).parameters
+    train_model_fn(**{name: arguments[name] for name in names})
 
 
 def _export(
-    settings: RunSettings, estimator: TPUEstimator, eval_with_score: bool = False
+    model_dir: str, export_path: str, export_checkpoint_step: Optional[int], **arguments: Any
 ) -> list[bytes]:
-    step = settings.export_checkpoint_step
-    paths = get_checkpoint_iterator(-1 if step is None else step, settings.model_dir)
+    step = -1 if export_checkpoint_step is None else export_checkpoint_step
+    arguments["export_dir"] = export_path or model_dir
     return [
-        export_model(
-            **_common(settings, estimator),
-            export_dir=settings.export_path or settings.model_dir,
-            checkpoint_path=path,
-            eval_with_score=eval_with_score,
-            model_type=settings.model_type,
-        )
-        for path in paths
+        call_with_known(export_model, checkpoint_path=path, **arguments)
+        for path in get_checkpoint_iterator(step, model_dir)
     ]
 
 
-_Mode = Callable[[RunSettings, TPUEstimator], Any]
-# By mode: the function to call, and whether prediction computes scores.
-_MODES: dict[str, tuple[_Mode, bool]] = {
+# By mode: the function to call, with the arguments of `run` that it has, and whether it scores.
+_MODES: dict[str, tuple[Callable[..., Any], bool]] = {
     "train": (_train, False),
-    "eval": (_eval, False),
-    "score_eval": (functools.partial(_eval, eval_with_score=True), True),
-    "perplexity_eval": (_perplexity_eval, False),
-    "infer": (_infer, False),
-    "score_from_dataset": (_score_from_dataset, True),
-    "score_from_strings": (_score_from_strings, True),
-    "export_score": (functools.partial(_export, eval_with_score=True), True),
+    "eval": (eval_model, False),
+    "score_eval": (eval_model, True),
+    "perplexity_eval": (perplexity_eval, False),
+    "infer": (infer_model, False),
+    "score_from_dataset": (score_from_dataset, True),
+    "score_from_strings": (score_from_strings, True),
+    "export_score": (_export, True),
     "export_infer": (_export, False),
     "export": (_export, False),
 }
@@ -554,14 +447,19 @@ _MODES: dict[str, tuple[_Mode, bool]] = {
 # -- `run`
 
 
-def _run_in_chief(settings: RunSettings, estimator: TPUEstimator) -> Any:
+def _run_in_chief(arguments: Mapping[str, Any], estimator: TPUEstimator) -> Any:
     """Runs a mode, in the chief if there are several processes; an evaluator runs alone."""
-    config, main = estimator.config, _MODES[settings.mode][0]
+    function, scores = _MODES[arguments["mode"]]
+
+    def main() -> Any:
+        return call_with_known(function, estimator=estimator, eval_with_score=scores, **arguments)
+
+    config = estimator.config
     if config.task_type == "evaluator":
-        return main(settings, estimator)
-    if settings.mesh_devices is None:
+        return main()
+    if arguments["mesh_devices"] is None:
         shards_of_process(config)  # otherwise only the chief would find that they are not divisible
-    return mtf_estimator.run_cluster(lambda: main(settings, estimator), config)
+    return mtf_estimator.run_cluster(main, config)
 
 
 @gin.configurable(module=MODULE)
@@ -667,6 +565,6 @@ def run(
       RuntimeError: a TPU is named.
     """
     # First, as further names would be among the arguments.
-    settings = _run_settings(locals())
-    estimator = _estimator_of(settings, tpu_job_name, iterations_per_loop)
-    return _run_in_chief(settings, estimator)
+    arguments = _completed(locals())
+    estimator = _estimator_of(Settings.of(arguments), tpu_job_name, iterations_per_loop)
+    return _run_in_chief(arguments, estimator)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -374,67 +375,6 @@ def _source(given: object, name: str) -> str:
     return given if isinstance(given, str) else f"score_from_strings: {name}"
 
 
-def _pairs_as_features(
-    inputs: list[str],
-    targets: list[str],
-    vocabulary: Vocabularies,
-    model_type: str,
-    batch_size: int,
-    sequence_length: Lengths,
-    eos_id: int,
-    score_eos: bool,
-    sources: tuple[str, str],
-) -> Mapping[str, np.ndarray]:
-    """Returns lines of inputs and targets as features for a model type."""
-    first, second = sources
-    length = length_of_feature(sequence_length, "targets")
-    own = targets_vocabulary(vocabulary)
-    # One sequence: inputs are a prefix of negative ids, which are read and have no score.
-    if model_type == "lm":
-        return {
-            "targets": encoded_inputs(
-                targets,
-                own,
-                model_type,
-                batch_size,
-                length,
-                eos_id,
-                inputs or None,
-                (second, first),
-            )
-        }
-    if model_type == "delimited_lm":
-        both = inputs_length(sequence_length) + length
-        return {
-            "targets": encoded_pairs(
-                inputs, targets, vocabulary, batch_size, both, eos_id, score_eos, sources
-            )
-        }
-    return {
-        "inputs": encoded_inputs(
-            inputs,
-            vocabulary,
-            model_type,
-            batch_size,
-            inputs_length(sequence_length),
-            eos_id,
-            None,
-            (first, ""),
-        ),
-        "targets": encoded_inputs(
-            targets,
-            own,
-            # The type by which no EOS is appended.
-            model_type if score_eos else "lm",
-            batch_size,
-            length,
-            eos_id,
-            None,
-            (second, ""),
-        ),
-    }
-
-
 @gin.configurable(module=MODULE)
 def score_from_strings(
     estimator: mtf_estimator.tpu.TPUEstimator,
@@ -484,17 +424,23 @@ def score_from_strings(
         raise ValueError(
             f"score_from_strings: there are {len(inputs)} inputs, but {len(targets)} targets"
         )
-    features = _pairs_as_features(
-        inputs,
-        targets,
-        vocabulary,
-        model_type,
-        batch_size,
-        sequence_length,
-        eos_id,
-        score_eos,
-        sources,
-    )
+    length = length_of_feature(sequence_length, "targets")
+    encoded = functools.partial(encoded_inputs, batch_size=batch_size, eos_id=eos_id)
+    of_targets = functools.partial(encoded, targets, targets_vocabulary(vocabulary), length=length)
+    features: dict[str, np.ndarray] = {}
+    if model_type == "lm":
+        # One sequence: inputs are a prefix of negative ids, which are read and have no score.
+        features["targets"] = of_targets(model_type, sources=sources[::-1], prefixes=inputs)
+    elif model_type == "delimited_lm":
+        both = inputs_length(sequence_length) + length
+        features["targets"] = encoded_pairs(
+            inputs, targets, vocabulary, batch_size, both, eos_id, score_eos, sources
+        )
+    else:
+        before = inputs_length(sequence_length)
+        features["inputs"] = encoded(inputs, vocabulary, model_type, length=before, sources=sources)
+        # The type by which no EOS is appended.
+        features["targets"] = of_targets(model_type if score_eos else "lm", sources=sources[1:])
     input_fn = arrays_input_fn(features, batch_size)
     if score_postprocess_fn is None:
         return _printed(

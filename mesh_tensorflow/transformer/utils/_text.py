@@ -203,8 +203,8 @@ def encoded_inputs(
     batch_size: int,
     length: int,
     eos_id: int,
-    prefixes: Optional[Sequence[str]],
-    sources: tuple[str, str],
+    sources: Sequence[str],
+    prefixes: Optional[Sequence[str]] = None,
 ) -> np.ndarray:
     """Returns the ids of lines; see `encode_inputs`.
 
@@ -215,8 +215,8 @@ def encoded_inputs(
       batch_size: the number of lines is padded to a multiple of it, with copies of the first one.
       length: the length that lines are truncated or padded to.
       eos_id: the id of EOS.
+      sources: the names in errors of the lines and of prefixes, such as file names.
       prefixes: strings that are put before the lines with negative ids.
-      sources: the names of lines and prefixes in errors, such as file names.
 
     Returns:
       An int32 array [lines, length].
@@ -275,8 +275,8 @@ def encode_inputs(
         batch_size,
         inputs_length(sequence_length),
         eos_id,
-        unscored_prefix,
         ("encode_inputs", "unscored_prefix"),
+        unscored_prefix,
     )
 
 

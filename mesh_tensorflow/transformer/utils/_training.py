@@ -463,19 +463,13 @@ def evaluation_spec(settings: ProgramSettings, features: Mapping[str, tf.Tensor]
     }
     with outside_program(settings):
         hooks = [mtf.MtfRestoreHook(results.lowering)]
-    if settings.context is not None:
-        return estimator.tpu.TPUEstimatorSpec(
-            estimator.ModeKeys.EVAL,
-            loss=loss,
-            evaluation_hooks=hooks,
-            eval_metrics=(lambda **rows: token_metrics(rows), rows),
-        )
-    return estimator.EstimatorSpec(
+    spec = estimator.tpu.TPUEstimatorSpec(
         estimator.ModeKeys.EVAL,
         loss=loss,
-        eval_metric_ops=token_metrics(rows),
         evaluation_hooks=hooks,
+        eval_metrics=(lambda **rows: token_metrics(rows), rows),
     )
+    return spec.as_estimator_spec() if settings.context is None else spec
 
 
 # -- the loop, and where its input is
