@@ -112,7 +112,7 @@ def memory_of(
     """Returns the Memory of a Subject, and the estimator that it is from."""
     impl = subject.impl
     # An estimate is of one mesh and layout: those of the first would be wrong for the others.
-    if len({(mesh_text(i), layout_text(i)) for i in subject.impls.values()}) > 1:
+    if not subject.has_one_layout:
         raise ValueError(
             f"memory is estimated for one layout, but the meshes of the graph have several: "
             f"{subject.text(mesh_text)}, {subject.text(layout_text)}. Ask for a graph that has one "

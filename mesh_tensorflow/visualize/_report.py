@@ -79,17 +79,18 @@ def report(
     subject = subject_of("mtf.visualize.report", program, mesh_impl)
     summary = Summary(subject)
     found = communication_of(subject, outputs)
-    memory, estimator = memory_of(subject, outputs, hardware)
+    # Estimates are of one layout. A page of several has what is counted.
+    estimates = memory_of(subject, outputs, hardware) if subject.has_one_layout else None
     chosen = _largest(subject) if tensors is None else list(tensors)
     # All of it before the file is opened: an error leaves the last report as it was.
     text = template.render(
         title=title,
-        facts=_facts(subject, summary, found, memory),
+        facts=_facts(subject, summary, found, estimates and estimates[0]),
         variables=_variables(summary),
         tiles=_tiles(subject, chosen),
         communication=_communication(found),
-        memory=_memory(memory, estimator),
-        layouts=_layouts(subject, outputs, hardware) if explain else None,
+        memory=estimates and _memory(*estimates),
+        layouts=_layouts(subject, outputs, hardware) if explain and estimates else None,
         rows_shown=_ROWS_SHOWN,
     )
     with open(path, "w", encoding="utf-8") as f:
@@ -118,7 +119,7 @@ def _template() -> Any:
 
 
 def _facts(
-    subject: Subject, summary: Summary, found: Communication, memory: Memory
+    subject: Subject, summary: Summary, found: Communication, memory: Optional[Memory]
 ) -> list[tuple[str, str, str]]:
     """Returns the labeled numbers on top: triples (label, number, a smaller line)."""
     slots = summary.bytes_per_processor("slots")
@@ -135,7 +136,11 @@ def _facts(
             bytes_text(summary.bytes_per_processor()),
             f"weights {bytes_text(weights)}, slots {bytes_text(slots)}",
         ),
-        ("peak memory of a processor", bytes_text(memory.peak_bytes), "estimated"),
+        (
+            "peak memory of a processor",
+            bytes_text(memory.peak_bytes) if memory else "not known",
+            "estimated" if memory else "estimated for one layout only",
+        ),
         (
             "communication of a step",
             bytes_text(found.bytes_per_processor),

@@ -46,6 +46,11 @@ class Subject(NamedTuple):
         """Returns the MeshImpl of a Mesh."""
         return self.impls[mesh]
 
+    @property
+    def has_one_layout(self) -> bool:
+        """Whether all meshes have the same shape and layout."""
+        return len({(mesh_text(i), layout_text(i)) for i in self.impls.values()}) < 2
+
     def text(self, of: Callable[[MeshImpl], str]) -> str:
         """Returns what a function says of the mesh; of each by its name, where they differ."""
         found = {mesh.name: of(impl) for mesh, impl in self.impls.items()}

@@ -127,7 +127,7 @@ def test_of_equal_logits_the_first_are_drawn_from(layout):
     mesh = mtf.Mesh(mtf.Graph(), "mesh", mesh_impl=Placing("x:2", layout).impl())
     logits = mtf.constant(mesh, rows, "batch:4,vocab:6", tf.bfloat16)
     vocab_dim = logits.shape.dims[1]
-    scaled = _decoding._Choice(1.0, 3, vocab_dim, None).scaled(logits).numpy()
+    scaled = _decoding.Choice(1.0, 3, 1, False).scaled(logits, vocab_dim).numpy()
     expected = [[0, 2, 3], [0, 1, 2], [0, 2, 5], [0, 1, 2]]
     assert [np.flatnonzero(row > -1e8).tolist() for row in scaled] == expected
 

@@ -105,7 +105,7 @@ def test_one_processor_and_no_variables():
     assert "1 processor\n" in str(summary) and "other variables" in str(summary)
 
 
-def test_meshes_with_layouts_of_their_own():
+def test_meshes_with_layouts_of_their_own(tmp_path):
     graph, place = mtf.Graph(), mtf.placement_mesh_impl.PlacementMeshImpl
     one, two = (mtf.Mesh(graph, name) for name in ("one", "two"))
     for mesh in (one, two):
@@ -119,6 +119,9 @@ def test_meshes_with_layouts_of_their_own():
     assert f"mesh            {summary.mesh}\nlayout          {summary.layout}\n" in text
     with pytest.raises(ValueError, match=r"for one layout, but .* one a:x; two b:y"):
         mtf.visualize.memory(graph, impls)
+    path = tmp_path / "report.html"
+    mtf.visualize.report(graph, str(path), impls)
+    assert "one a:x; two b:y" in path.read_text() and "estimated for one layout" in path.read_text()
 
 
 def program_of(layout, shape="rows:2,cols:2"):
