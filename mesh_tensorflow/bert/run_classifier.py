@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Optional, Union
 
 import tensorflow.compat.v1 as tf
-from absl import flags
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import estimator, layers
@@ -74,21 +73,14 @@ __all__ = [
 ]
 
 define(
-    (
-        *MESH_FLAGS,
-        *TRAINING_FLAGS,
-        *TEXT_FLAGS,
-        (flags.DEFINE_string, "data_dir", None, "Directory of the data, with .tsv files."),
-        (flags.DEFINE_string, "task_name", None, "cola, mnli, mrpc or xnli."),
-        (
-            flags.DEFINE_integer,
-            "max_seq_length",
-            128,
-            "Length of sequences: longer ones are cut, others padded.",
-        ),
-        (flags.DEFINE_bool, "do_eval", False, "Whether to evaluate on the dev set."),
-        (flags.DEFINE_integer, "eval_batch_size", 32, "Sequences of a batch in evaluation."),
-    )
+    **MESH_FLAGS,
+    **TRAINING_FLAGS,
+    **TEXT_FLAGS,
+    data_dir=(None, "Directory of the data, with .tsv files."),
+    task_name=(None, "cola, mnli, mrpc or xnli."),
+    max_seq_length=(128, "Length of sequences: longer ones are cut, others padded."),
+    do_eval=(False, "Whether to evaluate on the dev set."),
+    eval_batch_size=(32, "Sequences of a batch in evaluation."),
 )
 
 _DROPOUT = 0.1

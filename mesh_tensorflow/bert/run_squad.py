@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Optional
 
 import tensorflow.compat.v1 as tf
-from absl import flags
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import estimator, layers
@@ -70,46 +69,22 @@ __all__ = [
 ]
 
 define(
-    (
-        *MESH_FLAGS,
-        *TRAINING_FLAGS,
-        *TEXT_FLAGS,
-        (flags.DEFINE_string, "train_file", None, "JSON file of questions to train on."),
-        (flags.DEFINE_string, "predict_file", None, "JSON file of questions to answer."),
-        (
-            flags.DEFINE_integer,
-            "max_seq_length",
-            384,
-            "Length of sequences: paragraphs are read in pieces of it.",
-        ),
-        (
-            flags.DEFINE_integer,
-            "doc_stride",
-            128,
-            "Tokens from one piece of a paragraph to the next.",
-        ),
-        (flags.DEFINE_integer, "max_query_length", 64, "How many tokens of a question are kept."),
-        (flags.DEFINE_integer, "n_best_size", 20, "How many answers to a question are written."),
-        (flags.DEFINE_integer, "max_answer_length", 30, "How many tokens an answer may have."),
-        (
-            flags.DEFINE_bool,
-            "verbose_logging",
-            False,
-            "Whether to log answers that are not found in the text.",
-        ),
-        (
-            flags.DEFINE_bool,
-            "version_2_with_negative",
-            False,
-            "Whether questions may have no answer, as in SQuAD 2.0.",
-        ),
-        (
-            flags.DEFINE_float,
-            "null_score_diff_threshold",
-            0.0,
-            "There is no answer if that much more speaks for none than for the best.",
-        ),
-    )
+    **MESH_FLAGS,
+    **TRAINING_FLAGS,
+    **TEXT_FLAGS,
+    train_file=(None, "JSON file of questions to train on."),
+    predict_file=(None, "JSON file of questions to answer."),
+    max_seq_length=(384, "Length of sequences: paragraphs are read in pieces of it."),
+    doc_stride=(128, "Tokens from one piece of a paragraph to the next."),
+    max_query_length=(64, "How many tokens of a question are kept."),
+    n_best_size=(20, "How many answers to a question are written."),
+    max_answer_length=(30, "How many tokens an answer may have."),
+    verbose_logging=(False, "Whether to log answers that are not found in the text."),
+    version_2_with_negative=(False, "Whether questions may have no answer, as in SQuAD 2.0."),
+    null_score_diff_threshold=(
+        0.0,
+        "There is no answer if that much more speaks for none than for the best.",
+    ),
 )
 
 _DEVIATION = 0.02  # standard deviation of initial weights
