@@ -6,6 +6,7 @@ import collections
 import contextlib
 import functools
 import itertools
+import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Optional
@@ -426,7 +427,7 @@ def training_program(
     loss: mtf.Tensor,
     learning_rate: float,
     num_train_steps: int,
-    num_warmup_steps: int,
+    num_warmup_steps: Optional[int],
     max_optimized_variable_size: Optional[float] = None,
 ) -> ModelOutputs:
     """Returns a training step, with the optimizer given by flags.
@@ -523,19 +524,12 @@ def read_config(max_seq_length: int) -> BertConfig:
     return config
 
 
-def make_estimator(
-    model_fn: Callable[..., Any],
-    train_batch_size: int,
-    eval_batch_size: Optional[int] = None,
-    predict_batch_size: Optional[int] = None,
-) -> estimator.tpu.TPUEstimator:
-    """Creates an estimator for the mesh given by flags.
+def make_estimator(model_fn: Callable[..., Any], *modes: str) -> estimator.tpu.TPUEstimator:
+    """Creates an estimator for the mesh and the sizes of batches given by flags.
 
     Args:
       model_fn: a model function.
-      train_batch_size: the number of sequences in a training batch.
-      eval_batch_size: the number of sequences in an evaluation batch.
-      predict_batch_size: the number of sequences in a prediction batch.
+      *modes: "train", "eval" or "predict": those whose batch size is a flag.
     """
     cluster = None
     if FLAGS.use_tpu and FLAGS.tpu_name:
@@ -558,10 +552,42 @@ def make_estimator(
         config=config,
         use_tpu=FLAGS.use_tpu,
         params={},
-        train_batch_size=train_batch_size,
-        eval_batch_size=eval_batch_size,
-        predict_batch_size=predict_batch_size,
+        **{f"{mode}_batch_size": FLAGS[f"{mode}_batch_size"].value for mode in modes},
     )
+
+
+def training_steps(count: int, what: str) -> int:
+    """Returns the number of steps of the epochs given by flags.
+
+    Args:
+      count: the number of examples.
+      what: what they are, for the error.
+
+    Raises:
+      ValueError: there is none.
+    """
+    steps = math.floor(count / FLAGS.train_batch_size * FLAGS.num_train_epochs)
+    if not steps:
+        raise ValueError(
+            f"training has no step: {count} {what}, --train_batch_size={FLAGS.train_batch_size} "
+            f"and --num_train_epochs={FLAGS.num_train_epochs}"
+        )
+    tf.logging.info("Training on %d %s for %d steps", count, what, steps)
+    return steps
+
+
+def training_records(write: Callable[[str], Any]) -> str:
+    """Returns the path of records to train on; writes them, unless --cached_train_file has them.
+
+    Args:
+      write: a function of the path.
+    """
+    cached = FLAGS.cached_train_file
+    path = cached or os.path.join(FLAGS.output_dir, "train.tf_record")
+    # What is left in the output directory may be of other flags: it is written again.
+    if not (cached and tf.io.gfile.exists(cached)):
+        write(path)
+    return path
 
 
 def evaluate(

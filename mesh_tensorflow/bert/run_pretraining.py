@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Optional
 
 import tensorflow.compat.v1 as tf
+from absl import flags  # noqa: F401  (a name of the classic)
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import estimator
@@ -275,17 +276,14 @@ def main(_: Sequence[str]) -> None:
     train_files = _files("input_train_files") if FLAGS.mode != "eval" else []
     eval_files = _files("input_eval_files") if FLAGS.mode != "train" else []
     tf.io.gfile.makedirs(FLAGS.output_dir)
-    run = make_estimator(
-        model_fn_builder(
-            config,
-            FLAGS.init_checkpoint,
-            FLAGS.learning_rate,
-            FLAGS.num_train_steps,
-            FLAGS.num_warmup_steps,
-        ),
-        train_batch_size=FLAGS.train_batch_size,
-        eval_batch_size=FLAGS.eval_batch_size,
+    model_fn = model_fn_builder(
+        config,
+        FLAGS.init_checkpoint,
+        FLAGS.learning_rate,
+        FLAGS.num_train_steps,
+        FLAGS.num_warmup_steps,
     )
+    run = make_estimator(model_fn, "train", "eval")
     if FLAGS.mode == "eval":
         evaluate(run, _input_fn(eval_files, False), FLAGS.max_eval_steps)
         return
