@@ -9,14 +9,14 @@ import re
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import NamedTuple, Optional, Union
 
+from mesh_tensorflow import _figure
 from mesh_tensorflow._core.errors import dims_text, text_table
 from mesh_tensorflow._core.operation import Collective, Operation, with_inner_operations
 from mesh_tensorflow._core.pending import Walk
 from mesh_tensorflow._core.tensor import Tensor
+from mesh_tensorflow._figure import Picture
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow._units import bytes_text
-from mesh_tensorflow.visualize import _figure
-from mesh_tensorflow.visualize._figure import Picture
 from mesh_tensorflow.visualize._summary import Impls, Program, Subject, subject_of
 
 __all__ = ["Communication", "Item", "communication", "layer_of", "sum_of"]

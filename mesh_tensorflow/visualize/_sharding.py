@@ -13,10 +13,7 @@ from mesh_tensorflow._core.errors import WrongTypeError, dims_text
 from mesh_tensorflow._core.layout import pnum_to_processor_coordinates
 from mesh_tensorflow._core.shape import Shape, ShapeLike, convert_to_shape
 from mesh_tensorflow._core.tensor import Tensor
-from mesh_tensorflow._mesh.mesh_impl import MeshImpl
-from mesh_tensorflow._units import bytes_text, shortened
-from mesh_tensorflow.ops._variables.variable import Variable
-from mesh_tensorflow.visualize._figure import (
+from mesh_tensorflow._figure import (
     INK,
     MUTED,
     Picture,
@@ -26,6 +23,9 @@ from mesh_tensorflow.visualize._figure import (
     points,
     text_color,
 )
+from mesh_tensorflow._mesh.mesh_impl import MeshImpl
+from mesh_tensorflow._units import bytes_text, shortened
+from mesh_tensorflow.ops._variables.variable import Variable
 from mesh_tensorflow.visualize._summary import mesh_text
 
 __all__ = ["Sharding", "Tile", "visualize_sharding"]
