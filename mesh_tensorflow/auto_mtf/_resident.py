@@ -235,9 +235,13 @@ class ResidentMemory(LiveMemory):
             loop = item.op.loop
             if loop is not None and item.name == item.op.name:
                 self._inner[item.name] = self._moments_of(loop)
-        # This object stands for the graph, since it has what a graph lacks: single assignments,
-        # tapes of loops, and copies of what is stored in parts.
-        as_listed = scheduler.minimize_peak_memory(self, "LIST")  # type: ignore[arg-type]
+        as_listed = scheduler.list_schedule(
+            [item.name for item in self._items],
+            [item.inputs for item in self._items],
+            [item.outputs for item in self._items],
+            {name: block.bytes for name, block in self._blocks.items()},
+            self._final,
+        )
         # Neither order is always better, and TensorFlow promises none.
         orders = [as_listed, self._eager_order()]
         # By bytes before splitting: one order serves all layouts, so that memory is linear in their
@@ -331,42 +335,6 @@ class ResidentMemory(LiveMemory):
                 self._columns.setdefault(block.column, len(self._columns))
             live = {t: block for t, block in live.items() if last[t] > i}
         return moments
-
-    # -- the interface of a graph for scheduler.minimize_peak_memory
-
-    def get_all_operation_names(self) -> list[str]:
-        """Returns the names of the operations."""
-        return [item.name for item in self._items]
-
-    def get_num_operations(self) -> int:
-        """Returns the number of operations."""
-        return len(self._items)
-
-    def get_operation_input_names(self, name: str) -> list[str]:
-        """Returns the names of an operation's inputs."""
-        return self._by_name[name].inputs
-
-    def get_operation_output_names(self, name: str) -> list[str]:
-        """Returns the names of an operation's outputs."""
-        return self._by_name[name].outputs
-
-    def get_all_tensor_names(self) -> list[str]:
-        """Returns the names of all blocks of memory."""
-        return list(self._blocks)
-
-    def get_tensor_size(self, name: str) -> int:
-        """Returns the size of a block in bytes."""
-        return self._blocks[name].bytes
-
-    def is_tensor_final(self, name: str) -> bool:
-        """Returns whether a block stays in memory until the end."""
-        return name in self._final
-
-    @property
-    def _by_name(self) -> dict[str, Item]:
-        if "_named" not in vars(self):
-            self._named = {item.name: item for item in self._items}
-        return self._named
 
     # -- lifetimes
 

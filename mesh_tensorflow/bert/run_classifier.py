@@ -87,7 +87,6 @@ define(
 
 _DROPOUT = 0.1
 _DEVIATION = 0.02  # standard deviation of initial weights
-_FEATURES = ("input_ids", "input_mask", "segment_ids")
 
 
 # -- the model

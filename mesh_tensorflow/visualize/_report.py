@@ -17,6 +17,7 @@ from mesh_tensorflow.visualize._communication import Communication, communicatio
 from mesh_tensorflow.visualize._memory import Memory, memory_of
 from mesh_tensorflow.visualize._sharding import visualize_sharding
 from mesh_tensorflow.visualize._summary import (
+    HEADER,
     KINDS,
     Impls,
     Program,
@@ -151,31 +152,17 @@ def _facts(
 
 
 def _variable_table(rows: Iterable[VariableRow]) -> list[list[str]]:
-    header = ["variable", "shape", "slice", "split", "dtype", "parameters", "per processor"]
-    cells = [
-        [
-            row.name,
-            row.shape_text,
-            str(list(row.slice_shape)),
-            row.split_text,
-            row.dtype,
-            f"{row.parameters:,}",
-            bytes_text(row.bytes_per_processor),
-        ]
-        for row in rows
-    ]
-    return [header, *cells]
+    table = [(HEADER, "dtype"), *((row.cells(), row.dtype) for row in rows)]
+    return [[*cells[:4], dtype, *cells[4:]] for cells, dtype in table]
 
 
 def _variables(summary: Summary) -> dict[str, Any]:
-    header = ["", "variables", "parameters", "whole", "per processor"]
-    rows = []
-    for kind, label in [*KINDS.items(), (None, "in all")]:
-        count = len(summary.rows if kind is None else summary.of_kind(kind))
-        if count or kind is None:
-            sizes = summary.bytes(kind), summary.bytes_per_processor(kind)
-            numbers = [str(count), f"{summary.parameters(kind):,}"]
-            rows.append([label, *numbers, *map(bytes_text, sizes)])
+    # Without the number of parameters in words, which is on top of the page.
+    totals = [
+        [*cells[:3], *cells[4:]]
+        for cells in summary.totals()
+        if cells[1] != "0" or cells[0] == "in all"
+    ]
     kinds = []
     for kind, label in KINDS.items():
         found = summary.of_kind(kind)
@@ -193,7 +180,7 @@ def _variables(summary: Summary) -> dict[str, Any]:
                 "all": _variable_table(found) if len(shown) < len(found) else None,
             }
         )
-    return {"totals": [header, *rows], "kinds": kinds}
+    return {"totals": totals, "kinds": kinds}
 
 
 # -- tiles
