@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple, Optional
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Optional
 
 import numpy as np
 
@@ -400,18 +400,33 @@ class ResidentMemory(LiveMemory):
         lives.update((name, (lives[name][0], end)) for name in self._final)
         return lives
 
-    def _run(self, order: list[int]) -> tuple[list[int], np.ndarray, list[str]]:
-        """Returns the order, the bytes in use and the operation at each time."""
-        change = np.zeros([len(order) + 1, len(self._columns)], np.int64)
-        for block in self._variables:
-            change[0, self._columns[block.column]] += block.bytes
-        for name, (first, last) in self._lives(order).items():
-            block = self._blocks[name]
+    def _in_use(
+        self,
+        order: Sequence[int],
+        key: Callable[[Block], Hashable],
+        size: Callable[[Block], int],
+    ) -> dict[Any, np.ndarray]:
+        """Returns, for the blocks of each key, the sum of their sizes at each time of an order."""
+        length = max(1, len(order))
+        # Variables have no operation that makes them: they are in memory from one step to the next.
+        alive = [(block, 0, length - 1) for block in self._variables]
+        alive += [(self._blocks[n], first, last) for n, (first, last) in self._lives(order).items()]
+        change: dict[Hashable, np.ndarray] = {}
+        for block, first, last in alive:
             # Bytes in use are the running sum of what is allocated before an operation and freed
             # after it.
-            change[first, self._columns[block.column]] += block.bytes
-            change[last + 1, self._columns[block.column]] -= block.bytes
-        rows = list(np.cumsum(change, axis=0)[: max(1, len(order))])
+            row = change.setdefault(key(block), np.zeros(length + 1, np.int64))
+            row[first] += size(block)
+            row[last + 1] -= size(block)
+        return {k: np.cumsum(row)[:length] for k, row in change.items()}
+
+    def _run(self, order: list[int]) -> tuple[list[int], np.ndarray, list[str]]:
+        """Returns the order, the bytes in use and the operation at each time."""
+        in_use = self._in_use(order, lambda block: block.column, lambda block: block.bytes)
+        table = np.zeros([max(1, len(order)), len(self._columns)], np.int64)
+        for column, bytes_ in in_use.items():
+            table[:, self._columns[column]] = bytes_
+        rows = list(table)
         at = [self._items[number].name for number in order] or [""]
         for place, number in enumerate(order):
             # Moments within loops come after those of the schedule, where `contents` looks for
@@ -465,18 +480,12 @@ class ResidentMemory(LiveMemory):
           layout: a dictionary from dimension names to mesh dimension names.
           mesh_sizes: a dictionary from mesh dimension names to sizes.
         """
-        length = max(1, len(self._schedule))
-        # Variables have no operation that makes them: they are in memory from one step to the next.
-        lives = dict.fromkeys((b.name for b in self._variables), (0, length - 1))
-        blocks = {**{b.name: b for b in self._variables}, **self._blocks}
-        change: dict[str, np.ndarray] = {}
-        for name, (first, last) in [*lives.items(), *self._lives(self._schedule).items()]:
-            block = blocks[name]
-            row = change.setdefault(block.kind, np.zeros(length + 1, np.int64))
-            size = self._held(block, layout, mesh_sizes)
-            row[first] += size
-            row[last + 1] -= size
-        held = {kind: np.cumsum(row)[:length] for kind, row in change.items() if row.any()}
+        found = self._in_use(
+            self._schedule,
+            lambda block: block.kind,
+            lambda block: self._held(block, layout, mesh_sizes),
+        )
+        held = {kind: bytes_ for kind, bytes_ in found.items() if bytes_.any()}
         return dict(sorted(held.items(), key=lambda pair: -int(pair[1].min())))
 
     def contents(

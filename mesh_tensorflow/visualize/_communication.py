@@ -26,6 +26,7 @@ _MOST_LAYERS = 20
 _DEEPEST = 8
 _NEARLY_ALL = 0.98  # of the bytes
 _NUMBER = re.compile(r"_?\d+(?=/|$)")  # at the end of a scope, as in "block_12"
+COLUMNS = ["layer", "collective", "mesh axes", "count", "per processor", "all processors"]
 
 
 class Item(NamedTuple):
@@ -296,7 +297,7 @@ class Communication:
         self.picture().save(path)
 
     def _rows(self) -> list[list[str]]:
-        rows = [["layer", "collective", "mesh axes", "count", "per processor", "all processors"]]
+        rows = [COLUMNS]
         for layer, items in self.by_layer().items():
             for i, item in enumerate(items):
                 rows.append([layer if i == 0 else "", *item.cells()])

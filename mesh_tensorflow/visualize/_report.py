@@ -6,19 +6,18 @@ import os
 from collections.abc import Iterable, Sequence
 from typing import Any, Optional, Union
 
-from mesh_tensorflow._core.operation import Operation
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._units import bytes_text, count_text, counted
 from mesh_tensorflow.auto_mtf import explanation
 from mesh_tensorflow.auto_mtf.hardware import Hardware
 from mesh_tensorflow.auto_mtf.step_time import StepEstimator
 from mesh_tensorflow.ops._variables.variable import Variable
-from mesh_tensorflow.visualize._communication import Communication, communication_of
+from mesh_tensorflow.visualize._communication import COLUMNS, Communication, communication_of
 from mesh_tensorflow.visualize._memory import Memory, memory_of
 from mesh_tensorflow.visualize._sharding import visualize_sharding
 from mesh_tensorflow.visualize._summary import (
-    HEADER,
     KINDS,
+    VARIABLE_COLUMNS,
     Impls,
     Program,
     Subject,
@@ -152,7 +151,7 @@ def _facts(
 
 
 def _variable_table(rows: Iterable[VariableRow]) -> list[list[str]]:
-    table = [(HEADER, "dtype"), *((row.cells(), row.dtype) for row in rows)]
+    table = [(VARIABLE_COLUMNS, "dtype"), *((row.cells(), row.dtype) for row in rows)]
     return [[*cells[:4], dtype, *cells[4:]] for cells, dtype in table]
 
 
@@ -186,21 +185,17 @@ def _variables(summary: Summary) -> dict[str, Any]:
 # -- tiles
 
 
-def _signature(subject: Subject, x: Union[Tensor, Variable]) -> tuple:
-    return tuple(x.shape), tuple(subject.impl.tensor_layout(x.shape))
-
-
 def _largest(subject: Subject) -> list[Union[Tensor, Variable]]:
     """Returns the largest variables and the largest other tensors that are split in other ways."""
     variables = [part for v in subject.graph.trainable_variables for part in v.parts]
     chosen = _distinct(subject, variables, _WEIGHTS_SHOWN)
-    forward = [op for op in subject.graph.operations if _is_forward(op)]
-    tensors = [y for op in forward for y in op.outputs]
+    tensors = [
+        y
+        for op in subject.graph.operations
+        if op.gradient_of is None and not isinstance(op, Variable) and op.has_gradient
+        for y in op.outputs
+    ]
     return [*chosen, *_distinct(subject, tensors, _OTHERS_SHOWN)]
-
-
-def _is_forward(op: Operation) -> bool:
-    return op.gradient_of is None and not isinstance(op, Variable) and op.has_gradient
 
 
 def _distinct(
@@ -209,7 +204,7 @@ def _distinct(
     found: dict[tuple, Union[Tensor, Variable]] = {}
     # The largest first; those of one shape and layout have one picture, so that one is enough.
     for x in sorted(candidates, key=lambda x: -x.shape.size):
-        found.setdefault(_signature(subject, x), x)
+        found.setdefault((tuple(x.shape), tuple(subject.impl.tensor_layout(x.shape))), x)
         if len(found) == count:
             break
     return list(found.values())
@@ -230,7 +225,7 @@ def _communication(found: Communication) -> Optional[dict[str, Any]]:
     return {
         "has_loops": found.has_loops,
         "svg": found.picture().svg(inline=True),
-        "header": ["layer", "collective", "mesh axes", "count", "per processor", "all processors"],
+        "header": COLUMNS,
         "layers": layers,
         "sums": [["in all", *item.cells()] for item in found.by_collective()],
     }

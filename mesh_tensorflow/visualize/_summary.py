@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Optional, Union
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Optional, Union
 
 from mesh_tensorflow._core.errors import WrongTypeError, dims_text, text_table
 from mesh_tensorflow._core.graph import Graph, Mesh
@@ -46,11 +46,6 @@ class Subject(NamedTuple):
         return self.impls[mesh]
 
 
-def _meshes(graph: Graph) -> list[Mesh]:
-    # In an order, unlike a set: headings tell of the first mesh.
-    return list(dict.fromkeys(op.mesh for op in graph.operations))
-
-
 def subject_of(what: str, program: Program, mesh_impl: Impls = None) -> Subject:
     """Returns the graph and mesh implementations that a caller means.
 
@@ -77,7 +72,8 @@ def subject_of(what: str, program: Program, mesh_impl: Impls = None) -> Subject:
             f"{what} describes a mtf.Graph or a mtf.Lowering, not {type(program).__name__}: "
             "give it mesh.graph, with a mesh implementation, or the Lowering"
         )
-    meshes = _meshes(program)
+    # In an order, unlike a set: headings tell of the first mesh.
+    meshes = list(dict.fromkeys(op.mesh for op in program.operations))
     if isinstance(mesh_impl, Mapping):
         missing = [m.name for m in meshes if m not in mesh_impl]
         if missing:
@@ -105,19 +101,13 @@ def layout_text(impl: MeshImpl) -> str:
     return rules if stored is None else f"{rules}; stored with {stored}"
 
 
-def devices_of(impl: MeshImpl) -> Sequence[str]:
-    """Returns the names of the devices of the processors, in order; empty if there are none."""
-    found: Any = getattr(impl, "devices", None) or ()
-    return list(found)
-
-
 # Kinds of variables, in the order of the table, with the label of their totals.
 KINDS = {
     "weights": "trainable",
     "slots": "optimizer slots",
     "others": "other variables",
 }
-HEADER = ["variable", "shape", "slice", "split", "parameters", "per processor"]
+VARIABLE_COLUMNS = ["variable", "shape", "slice", "split", "parameters", "per processor"]
 _MIN_NAME = 32
 _DEFAULT_WIDTH = 120  # where there is no terminal
 
@@ -162,7 +152,7 @@ class VariableRow(NamedTuple):
         return f"[{dims_text(self.shape)}]"
 
     def cells(self) -> list[str]:
-        """Returns what tables say of it; see `HEADER`."""
+        """Returns what tables say of it; see `VARIABLE_COLUMNS`."""
         return [
             self.name,
             self.shape_text,
@@ -203,19 +193,14 @@ def _row(variable: Variable, stored: Shape, kind: str, impl: MeshImpl) -> Variab
     )
 
 
-def _all_parts(variables: Iterable[Variable]) -> Iterator[Variable]:
-    """Yields Variables, with those of which stacked ones consist in their place."""
-    for v in variables:
-        yield from v.parts
-
-
 def variable_rows(subject: Subject) -> list[VariableRow]:
     """Returns a row for each variable, weights first, in order of creation.
 
     Args:
       subject: a Subject.
     """
-    variables = list(_all_parts(subject.graph.all_variables))
+    # Of stacked variables, those that they consist of.
+    variables = [part for v in subject.graph.all_variables for part in v.parts]
     weights = {v.name: v.shape.to_integer_list for v in variables if v.trainable}
     stored = stored_shapes(subject.graph, subject.impls)
     rows = [_row(v, stored[v], _kind(v, weights), subject.impl_of(v.mesh)) for v in variables]
@@ -289,11 +274,11 @@ class Summary:
 
     def _table(self) -> list[str]:
         rows = [row.cells() for row in self.rows if self.slots or row.kind != "slots"]
-        widths = [max(map(len, column)) for column in list(zip(HEADER, *rows))[1:]]
+        widths = [max(map(len, column)) for column in list(zip(VARIABLE_COLUMNS, *rows))[1:]]
         room = max(_MIN_NAME, self._width() - sum(widths) - 2 * len(widths))
         names = shortened_apart([row[0] for row in rows], room)
         rows = [[name, *row[1:]] for name, row in zip(names, rows)]
-        return text_table([HEADER, *rows], left=(0, 1, 2, 3))
+        return text_table([VARIABLE_COLUMNS, *rows], left=(0, 1, 2, 3))
 
     def totals(self) -> list[list[str]]:
         """Returns a table: of each kind, how many there are, and their sizes; and of all."""
