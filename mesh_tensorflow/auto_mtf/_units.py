@@ -149,7 +149,6 @@ class _CountedSums(Walk):
         super().__init__(mesh_impl)
         self._model, self._whole = model, mesh_impl
         self._in_parts: dict[Tensor, MeshImpl] = {}
-        self.asked: list[tuple[Tensor, Collective]] = []
 
     def visit(self, op: Operation, weight: Optional[Shape]) -> None:
         """Visits an operation, after gradients have been split as the weight is stored."""
@@ -174,12 +173,6 @@ class _CountedSums(Walk):
         outer, self._mesh_impl = self._mesh_impl, self._in_parts.get(x, self._whole)
         asked = super().need(x)
         self._mesh_impl = outer
-        self.asked += [(x, collective) for collective in asked]
-        return asked
-
-    def scatter(self, x: Tensor, collectives: Sequence[Collective]) -> list[Collective]:
-        asked = super().scatter(x, collectives)
-        self.asked += [(x, collective) for collective in asked]
         return asked
 
     def _split(self, xs: Sequence[Tensor], weight: Optional[Shape]) -> MeshImpl:
@@ -197,7 +190,7 @@ class _CountedSums(Walk):
                 if axis in axes:
                     bytes_ = elements * x.dtype.size
                     one = Collective("reduce_scatter", (axis,), elements, bytes_)
-                    self.asked.append((x, one))
+                    self._ask(x, [one])
                 # What is left is a part, so that the next collective moves less.
                 elements //= impl.shape[axis].size
             self.summed_over(x, split)

@@ -89,24 +89,17 @@ def _kind_of_layer(operation: str, depth: int) -> str:
 
 
 class _NamedSums(Walk):
-    """A walk over operations that records whose values collectives are of."""
+    """A walk over operations that knows which operation began a sum."""
 
     def __init__(self, mesh_impl: MeshImpl):
         super().__init__(mesh_impl)
-        self.found: list[tuple[str, Collective]] = []
         self._begun_by: dict[Tensor, str] = {}
 
-    def need(self, x: Tensor) -> list[Collective]:
-        """Records the sum of a Tensor, under the name of the operation that began it."""
-        asked = super().need(x)
-        self.found += [(self._begun_by[x], collective) for collective in asked]
-        return asked
-
-    def scatter(self, x: Tensor, collectives: Sequence[Collective]) -> list[Collective]:
-        """Records that a sum is made and split, under the name of the operation that began it."""
-        asked = super().scatter(x, collectives)
-        self.found += [(self._begun_by[x], collective) for collective in asked]
-        return asked
+    def named(self) -> list[tuple[str, Collective]]:
+        """Returns what was summed since the last call, under the names of what began the sums."""
+        found = [(self._begun_by[x], collective) for x, collective in self.asked]
+        self.asked.clear()
+        return found
 
     def sum_inputs(self, op: Operation) -> list[Collective]:
         """Visits the sums of one operation; those that it delays keep their names."""
@@ -119,26 +112,23 @@ class _NamedSums(Walk):
                 self._begun_by[y] = (delayed or [op.name])[0]
         return asked
 
-    def visit(self, op: Operation) -> None:
-        """Visits one operation."""
-        # As in lowering: what it needs is summed before it communicates.
-        self.sum_inputs(op)
-        self.found += [(op.name, c) for c in op.cost(self._mesh_impl).collectives]
-
 
 def _predicted(subject: Subject, outputs: Sequence[Tensor]) -> list[Item]:
     """Returns the collectives of a graph, from the costs of its operations."""
     items = []
     for mesh, impl in subject.impls.items():
         walk = _NamedSums(impl)
+        found: list[tuple[str, Collective]] = []
         for op in subject.graph.operations:
             if op.mesh is mesh:
-                walk.visit(op)
+                # As in lowering: what it needs is summed before it communicates.
+                walk.sum_inputs(op)
+                found += [*walk.named(), *((op.name, c) for c in op.cost(impl).collectives)]
         for x in outputs:
             if x.mesh is mesh:
                 # A partial sum that nothing in the step has read is still to be summed.
                 walk.need(x)
-        items += [_item(name, impl, c) for name, c in walk.found]
+        items += [_item(name, impl, c) for name, c in [*found, *walk.named()]]
     return items
 
 
