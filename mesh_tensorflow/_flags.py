@@ -19,7 +19,11 @@ Setting = tuple[Any, str]
 FLAGS = tf.flags.FLAGS
 flags.disclaim_key_flags()  # --help lists flags as those of the module that calls `define`
 
-_BY_TYPE = {bool: flags.DEFINE_bool, int: flags.DEFINE_integer, float: flags.DEFINE_float}
+_BY_TYPE: dict[type, Callable[..., Any]] = {
+    bool: flags.DEFINE_bool,
+    int: flags.DEFINE_integer,
+    float: flags.DEFINE_float,
+}
 
 
 def define(definitions: Iterable[Flag] = (), /, **settings: Setting) -> None:
