@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import copy
 import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -411,13 +412,14 @@ class ResidentMemory(LiveMemory):
         # Variables have no operation that makes them: they are in memory from one step to the next.
         alive = [(block, 0, length - 1) for block in self._variables]
         alive += [(self._blocks[n], first, last) for n, (first, last) in self._lives(order).items()]
-        change: dict[Hashable, np.ndarray] = {}
+        change: dict[Hashable, np.ndarray]
+        change = collections.defaultdict(lambda: np.zeros(length + 1, np.int64))
         for block, first, last in alive:
             # Bytes in use are the running sum of what is allocated before an operation and freed
             # after it.
-            row = change.setdefault(key(block), np.zeros(length + 1, np.int64))
-            row[first] += size(block)
-            row[last + 1] -= size(block)
+            row, held = change[key(block)], size(block)
+            row[first] += held
+            row[last + 1] -= held
         return {k: np.cumsum(row)[:length] for k, row in change.items()}
 
     def _run(self, order: list[int]) -> tuple[list[int], np.ndarray, list[str]]:
