@@ -30,7 +30,7 @@ ORDER = [
         "_pjrt",
     ],
     ["_core"],
-    ["_watching"],
+    ["_watching", "_figure"],
     ["_mesh", "_processes", "_programs"],
     ["placement_mesh_impl"],
     ["ops"],

@@ -29,12 +29,18 @@ class _Pending:
 
 
 class Walk:
-    """The state of a walk over operations: their costs and partial sums so far."""
+    """The state of a walk over operations: their costs and partial sums so far.
+
+    Attributes:
+      costs: pairs (operation, its Cost).
+      asked: pairs (Tensor, a Collective of its sum).
+    """
 
     def __init__(self, mesh_impl: MeshImpl):
         self._mesh_impl = mesh_impl
         self._pending: dict[Tensor, _Pending] = {}
         self.costs: list[tuple[Operation, Cost]] = []
+        self.asked: list[tuple[Tensor, Collective]] = []
 
     def pending_axes(self, x: Tensor) -> tuple[int, ...]:
         """Returns the mesh axes that a Tensor still has to be summed over."""
@@ -49,12 +55,10 @@ class Walk:
         # A LazyAllreduceSum keeps its sum: only the first use of any of its Tensors pays.
         self._pending[x].summed = True
         elements = self._mesh_impl.laid_out_size(x.shape)
-        return [Collective("allreduce", axes, elements, elements * x.dtype.size)]
+        return self._ask(x, [Collective("allreduce", axes, elements, elements * x.dtype.size)])
 
-    def scatter(self, x: Tensor, collectives: Sequence[Collective]) -> list[Collective]:
-        """Records that a partial sum is summed and split; returns the collectives that do it."""
-        # The Tensor itself stays pending: each processor got its part of the sum, and a later use
-        # that needs all of it pays for that.
+    def _ask(self, x: Tensor, collectives: Sequence[Collective]) -> list[Collective]:
+        self.asked += [(x, collective) for collective in collectives]
         return list(collectives)
 
     def sum_inputs(self, op: Operation) -> list[Collective]:
@@ -68,8 +72,10 @@ class Walk:
                 asked += self.need(x)
             given = {}
         elif given:
+            # These are summed and split. They stay pending: each processor got its part of the sum,
+            # and a later use that needs all of it pays for that.
             for x, collectives in op.scatters(self._mesh_impl, given).items():
-                asked += self.scatter(x, collectives)
+                asked += self._ask(x, collectives)
         for y, what in op.pending_sums(self._mesh_impl, given).items():
             # The same object for a Tensor that is the same sum, so that the first use of either is
             # charged.

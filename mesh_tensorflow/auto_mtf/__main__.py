@@ -32,7 +32,7 @@ from mesh_tensorflow.auto_mtf.step_time import MemoryLimitError
 __all__ = ["main"]
 
 DEFAULT_MODEL = "mesh_tensorflow.auto_mtf.models:language_model"
-_GIN_FILES = pathlib.Path(__file__).resolve().parent.parent / "transformer" / "gin"
+_GIN_FILES = str(pathlib.Path(__file__).resolve().parent.parent / "transformer" / "gin")
 
 
 def model_function(name: str) -> Callable[[], Any]:
@@ -55,12 +55,6 @@ def model_function(name: str) -> Callable[[], Any]:
             f"{DEFAULT_MODEL}"
         )
     return found
-
-
-def _gin_file(name: str) -> pathlib.Path:
-    """Returns the path of a user's gin file, or else of one in the package."""
-    path = pathlib.Path(name)
-    return path if path.exists() or not (_GIN_FILES / name).exists() else _GIN_FILES / name
 
 
 def _program(made: Any) -> tuple[Any, Sequence[Any]]:
@@ -119,10 +113,10 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     try:
         with tf.Graph().as_default():
             build = model_function(options.model)  # imports what gin is to bind
-            gin.add_config_file_search_path(str(_GIN_FILES))
-            files = [str(_gin_file(name)) for name in options.gin_file]
-            with gin.unlock_config(), explained_errors(files, [str(_GIN_FILES)]):
-                gin.parse_config_files_and_bindings(files, options.gin_param)
+            # Where it searches for files that are not in the current directory.
+            gin.add_config_file_search_path(_GIN_FILES)
+            with gin.unlock_config(), explained_errors(options.gin_file, [_GIN_FILES]):
+                gin.parse_config_files_and_bindings(options.gin_file, options.gin_param)
             print(_explained(build, options))
     except (ValueError, SyntaxError, OSError, SolverError) as e:
         print(e, file=sys.stderr)

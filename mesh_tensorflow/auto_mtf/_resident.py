@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import collections
 import copy
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple, Optional
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Optional
 
 import numpy as np
 
@@ -235,9 +236,13 @@ class ResidentMemory(LiveMemory):
             loop = item.op.loop
             if loop is not None and item.name == item.op.name:
                 self._inner[item.name] = self._moments_of(loop)
-        # This object stands for the graph, since it has what a graph lacks: single assignments,
-        # tapes of loops, and copies of what is stored in parts.
-        as_listed = scheduler.minimize_peak_memory(self, "LIST")  # type: ignore[arg-type]
+        as_listed = scheduler.list_schedule(
+            [item.name for item in self._items],
+            [item.inputs for item in self._items],
+            [item.outputs for item in self._items],
+            {name: block.bytes for name, block in self._blocks.items()},
+            self._final,
+        )
         # Neither order is always better, and TensorFlow promises none.
         orders = [as_listed, self._eager_order()]
         # By bytes before splitting: one order serves all layouts, so that memory is linear in their
@@ -332,42 +337,6 @@ class ResidentMemory(LiveMemory):
             live = {t: block for t, block in live.items() if last[t] > i}
         return moments
 
-    # -- the interface of a graph for scheduler.minimize_peak_memory
-
-    def get_all_operation_names(self) -> list[str]:
-        """Returns the names of the operations."""
-        return [item.name for item in self._items]
-
-    def get_num_operations(self) -> int:
-        """Returns the number of operations."""
-        return len(self._items)
-
-    def get_operation_input_names(self, name: str) -> list[str]:
-        """Returns the names of an operation's inputs."""
-        return self._by_name[name].inputs
-
-    def get_operation_output_names(self, name: str) -> list[str]:
-        """Returns the names of an operation's outputs."""
-        return self._by_name[name].outputs
-
-    def get_all_tensor_names(self) -> list[str]:
-        """Returns the names of all blocks of memory."""
-        return list(self._blocks)
-
-    def get_tensor_size(self, name: str) -> int:
-        """Returns the size of a block in bytes."""
-        return self._blocks[name].bytes
-
-    def is_tensor_final(self, name: str) -> bool:
-        """Returns whether a block stays in memory until the end."""
-        return name in self._final
-
-    @property
-    def _by_name(self) -> dict[str, Item]:
-        if "_named" not in vars(self):
-            self._named = {item.name: item for item in self._items}
-        return self._named
-
     # -- lifetimes
 
     def _eager_order(self) -> list[int]:
@@ -432,18 +401,34 @@ class ResidentMemory(LiveMemory):
         lives.update((name, (lives[name][0], end)) for name in self._final)
         return lives
 
-    def _run(self, order: list[int]) -> tuple[list[int], np.ndarray, list[str]]:
-        """Returns the order, the bytes in use and the operation at each time."""
-        change = np.zeros([len(order) + 1, len(self._columns)], np.int64)
-        for block in self._variables:
-            change[0, self._columns[block.column]] += block.bytes
-        for name, (first, last) in self._lives(order).items():
-            block = self._blocks[name]
+    def _in_use(
+        self,
+        order: Sequence[int],
+        key: Callable[[Block], Hashable],
+        size: Callable[[Block], int],
+    ) -> dict[Any, np.ndarray]:
+        """Returns, for the blocks of each key, the sum of their sizes at each time of an order."""
+        length = max(1, len(order))
+        # Variables have no operation that makes them: they are in memory from one step to the next.
+        alive = [(block, 0, length - 1) for block in self._variables]
+        alive += [(self._blocks[n], first, last) for n, (first, last) in self._lives(order).items()]
+        change: dict[Hashable, np.ndarray]
+        change = collections.defaultdict(lambda: np.zeros(length + 1, np.int64))
+        for block, first, last in alive:
             # Bytes in use are the running sum of what is allocated before an operation and freed
             # after it.
-            change[first, self._columns[block.column]] += block.bytes
-            change[last + 1, self._columns[block.column]] -= block.bytes
-        rows = list(np.cumsum(change, axis=0)[: max(1, len(order))])
+            row, held = change[key(block)], size(block)
+            row[first] += held
+            row[last + 1] -= held
+        return {k: np.cumsum(row)[:length] for k, row in change.items()}
+
+    def _run(self, order: list[int]) -> tuple[list[int], np.ndarray, list[str]]:
+        """Returns the order, the bytes in use and the operation at each time."""
+        in_use = self._in_use(order, lambda block: block.column, lambda block: block.bytes)
+        table = np.zeros([max(1, len(order)), len(self._columns)], np.int64)
+        for column, bytes_ in in_use.items():
+            table[:, self._columns[column]] = bytes_
+        rows = list(table)
         at = [self._items[number].name for number in order] or [""]
         for place, number in enumerate(order):
             # Moments within loops come after those of the schedule, where `contents` looks for
@@ -491,22 +476,19 @@ class ResidentMemory(LiveMemory):
     ) -> dict[str, np.ndarray]:
         """Returns, for each kind, the bytes in use during each operation, except inside loops.
 
+        Steady kinds come first: at the bottom of a chart, they leave even ground to the others.
+
         Args:
           layout: a dictionary from dimension names to mesh dimension names.
           mesh_sizes: a dictionary from mesh dimension names to sizes.
         """
-        length = max(1, len(self._schedule))
-        # Variables have no operation that makes them: they are in memory from one step to the next.
-        lives = dict.fromkeys((b.name for b in self._variables), (0, length - 1))
-        blocks = {**{b.name: b for b in self._variables}, **self._blocks}
-        change: dict[str, np.ndarray] = {}
-        for name, (first, last) in [*lives.items(), *self._lives(self._schedule).items()]:
-            block = blocks[name]
-            row = change.setdefault(block.kind, np.zeros(length + 1, np.int64))
-            held = self._held(block, layout, mesh_sizes)
-            row[first] += held
-            row[last + 1] -= held
-        return {kind: np.cumsum(row)[:length] for kind, row in change.items() if row.any()}
+        found = self._in_use(
+            self._schedule,
+            lambda block: block.kind,
+            lambda block: self._held(block, layout, mesh_sizes),
+        )
+        held = {kind: bytes_ for kind, bytes_ in found.items() if bytes_.any()}
+        return dict(sorted(held.items(), key=lambda pair: -int(pair[1].min())))
 
     def contents(
         self, time: int, layout: Mapping[str, str], mesh_sizes: Mapping[str, int]

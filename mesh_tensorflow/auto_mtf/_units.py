@@ -19,6 +19,7 @@ from mesh_tensorflow.auto_mtf._seconds import ZERO, CostModel, Seconds
 from mesh_tensorflow.auto_mtf._space import LayoutSpace
 from mesh_tensorflow.auto_mtf._stored import Updates
 from mesh_tensorflow.ops._variables.assign import Assign
+from mesh_tensorflow.ops._variables.variable import Variable
 
 # -- the steps of a program
 
@@ -148,7 +149,6 @@ class _CountedSums(Walk):
         super().__init__(mesh_impl)
         self._model, self._whole = model, mesh_impl
         self._in_parts: dict[Tensor, MeshImpl] = {}
-        self.asked: list[tuple[Tensor, Collective]] = []
 
     def visit(self, op: Operation, weight: Optional[Shape]) -> None:
         """Visits an operation, after gradients have been split as the weight is stored."""
@@ -173,12 +173,6 @@ class _CountedSums(Walk):
         outer, self._mesh_impl = self._mesh_impl, self._in_parts.get(x, self._whole)
         asked = super().need(x)
         self._mesh_impl = outer
-        self.asked += [(x, collective) for collective in asked]
-        return asked
-
-    def scatter(self, x: Tensor, collectives: Sequence[Collective]) -> list[Collective]:
-        asked = super().scatter(x, collectives)
-        self.asked += [(x, collective) for collective in asked]
         return asked
 
     def _split(self, xs: Sequence[Tensor], weight: Optional[Shape]) -> MeshImpl:
@@ -196,7 +190,7 @@ class _CountedSums(Walk):
                 if axis in axes:
                     bytes_ = elements * x.dtype.size
                     one = Collective("reduce_scatter", (axis,), elements, bytes_)
-                    self.asked.append((x, one))
+                    self._ask(x, [one])
                 # What is left is a part, so that the next collective moves less.
                 elements //= impl.shape[axis].size
             self.summed_over(x, split)
@@ -370,47 +364,41 @@ def program_units(
         are those of any stored layout, which is a part of the CostModel.
     """
     finder = SumFinder(candidates, updates)
-    units = [] if updates is None else _gathers(updates, candidates)
+    gathers = {} if updates is None else updates.gathers
+    units = [_gather(x, times, candidates) for x, times in gathers.items()]
     for step in steps:
         finder.step(step)
         # What is needed or passed on costs nothing but sums, which the finder has.
         if step.op is None:
             continue
+        # Variables that are assigned together may differ in layout.
         if isinstance(step.op, Assign):
-            units += _assignments(step.op, step, candidates, updates)
-            continue
-        op, weight = step.op, None if updates is None else updates.weight_of.get(step.op)
-        dims = dims_of([op], [weight], candidates)
-        seconds = functools.partial(_operation_seconds, op, weight)
-        key, is_stored = (signature(op), weight_key(weight)), weight is not None
-        units.append(Unit(key, dims, step.times, step.layer, seconds, None, is_stored))
+            pairs = zip(step.op.inputs, step.op.variables)
+            units += [_assignment(x, v, step, candidates, updates) for x, v in pairs]
+        else:
+            weight = None if updates is None else updates.weight_of.get(step.op)
+            units.append(_operation(step.op, weight, step, candidates))
     return units + finder.found()
 
 
-def _operation_seconds(
-    op: Operation, weight: Optional[Shape], model: CostModel, impl: MeshImpl
-) -> Seconds:
-    return model.operation(op, model.in_parts(weight, impl))
+def _operation(
+    op: Operation, weight: Optional[Shape], step: Step, candidates: frozenset[str]
+) -> Unit:
+    def seconds(model: CostModel, impl: MeshImpl) -> Seconds:
+        return model.operation(op, model.in_parts(weight, impl))
+
+    key, dims = (signature(op), weight_key(weight)), dims_of([op], [weight], candidates)
+    return Unit(key, dims, step.times, step.layer, seconds, is_stored=weight is not None)
 
 
-def _gathers(updates: Updates, candidates: frozenset[str]) -> list[Unit]:
-    """Returns a unit for each weight: stored in parts, it is gathered for its uses."""
-    return [
-        Unit(
-            ("gather", tuple(x.shape), x.dtype),
-            frozenset(x.shape.dimension_names) & candidates,
-            times,
-            x.operation.name,
-            functools.partial(_gather_seconds, x),
-            None,
-            True,
-        )
-        for x, times in updates.gathers.items()
-    ]
+def _gather(x: Tensor, times: int, candidates: frozenset[str]) -> Unit:
+    """Returns the unit of a weight that is gathered for its uses, if it is stored in parts."""
 
+    def seconds(model: CostModel, impl: MeshImpl) -> Seconds:
+        return _gathered(x, x.shape, model, impl) if model.storing.weights_too else ZERO
 
-def _gather_seconds(x: Tensor, model: CostModel, impl: MeshImpl) -> Seconds:
-    return _gathered(x, x.shape, model, impl) if model.storing.weights_too else ZERO
+    key, dims = ("gather", tuple(x.shape), x.dtype), dims_of([], [x.shape], candidates)
+    return Unit(key, dims, times, x.operation.name, seconds, is_stored=True)
 
 
 def _gathered(x: Tensor, weight: Shape, model: CostModel, impl: MeshImpl) -> Seconds:
@@ -429,46 +417,32 @@ def _gathered(x: Tensor, weight: Shape, model: CostModel, impl: MeshImpl) -> Sec
     return model.seconds(cost, x.dtype.name, [x], impl)
 
 
-def _assignments(
-    op: Assign, step: Step, candidates: frozenset[str], updates: Optional[Updates]
-) -> list[Unit]:
-    """Returns one unit per variable, since variables assigned together may differ in layout."""
-    units = []
-    for x, variable in zip(op.inputs, op.variables):
-        size = variable.slice_dtype.size
-        weight = None if updates is None else updates.weight_of.get(variable)
-        gathers = updates is not None and variable.trainable and x.operation in updates.weight_of
-        units.append(
-            Unit(
-                (Assign, tuple(x.shape), x.dtype, size, weight_key(weight), gathers),
-                dims_of([], [x.shape, weight], candidates),
-                step.times,
-                step.layer,
-                functools.partial(_assignment_seconds, x, size, weight, gathers),
-                None,
-                weight is not None,
-            )
-        )
-    return units
-
-
-def _assignment_seconds(
+def _assignment(
     x: Tensor,
-    size: int,
-    weight: Optional[Shape],
-    gathers: bool,
-    model: CostModel,
-    impl: MeshImpl,
-) -> Seconds:
-    before = ZERO
-    # Before stage 3 an update is in parts and its weight is whole: the new value is gathered.
-    if weight is not None and gathers and not model.storing.weights_too:
-        before = _gathered(x, weight, model, impl)
-    elif weight is not None:
-        impl = model.in_parts(weight, impl)
-    # The value is read, and the variable is written.
-    cost = Cost(0, 2 * impl.laid_out_size(x.shape) * size)
-    return before + model.seconds(cost, x.dtype.name, [x], impl)
+    variable: Variable,
+    step: Step,
+    candidates: frozenset[str],
+    updates: Optional[Updates],
+) -> Unit:
+    """Returns the unit of the assignment of a value to one variable."""
+    size = variable.slice_dtype.size
+    weight = None if updates is None else updates.weight_of.get(variable)
+    gathers = updates is not None and variable.trainable and x.operation in updates.weight_of
+
+    def seconds(model: CostModel, impl: MeshImpl) -> Seconds:
+        before = ZERO
+        # Before stage 3 an update is in parts and its weight is whole: the new value is gathered.
+        if weight is not None and gathers and not model.storing.weights_too:
+            before = _gathered(x, weight, model, impl)
+        else:
+            impl = model.in_parts(weight, impl)
+        # The value is read, and the variable is written.
+        cost = Cost(0, 2 * impl.laid_out_size(x.shape) * size)
+        return before + model.seconds(cost, x.dtype.name, [x], impl)
+
+    key = (Assign, tuple(x.shape), x.dtype, size, weight_key(weight), gathers)
+    dims = dims_of([], [x.shape, weight], candidates)
+    return Unit(key, dims, step.times, step.layer, seconds, is_stored=weight is not None)
 
 
 # Units with more assignments than this are split into smaller ones.

@@ -11,6 +11,7 @@ from mesh_tensorflow._core.shape import Shape, convert_to_shape
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._units import bytes_text
 from mesh_tensorflow.auto_mtf import layout_optimizer, memory_estimator, step_time
+from mesh_tensorflow.auto_mtf._space import layout_pairs
 from mesh_tensorflow.auto_mtf.hardware import Hardware, hardware_profile
 from mesh_tensorflow.auto_mtf.step_time import fastest, stored_estimators
 
@@ -21,7 +22,7 @@ class _Choice(NamedTuple):
     """A layout, and the minimized value: bytes or seconds."""
 
     value: float
-    layout: str
+    layout: LayoutRules
 
 
 def layout(
@@ -58,9 +59,8 @@ def layout(
       auto_mtf.step_time.MemoryLimitError: no layout fits in `memory_limit_bytes`.
       auto_mtf.layout_optimizer.SolverError: the solver did not find an optimum.
     """
-    choose = _objective(objective, memory_limit_bytes, hardware)
-    mesh_shape = convert_to_shape(mesh_shape) or Shape([])
-    return _rules(choose(mtf_graph, mesh_shape, list(mtf_outputs)).layout)
+    choose = _objective(objective, mtf_graph, mtf_outputs, memory_limit_bytes, hardware)
+    return choose(convert_to_shape(mesh_shape) or Shape([])).layout
 
 
 def layout_and_stored_layout(
@@ -99,7 +99,7 @@ def layout_and_stored_layout(
     """
     estimators = stored_estimators(mtf_graph, mesh_shape, mtf_outputs, hardware, zero)
     best = fastest(estimators, memory_limit_bytes)
-    return _rules(best.text), best.stored_layout
+    return LayoutRules(best.layout.items()), best.stored_layout
 
 
 def layout_and_mesh_shape(
@@ -138,79 +138,64 @@ def layout_and_mesh_shape(
       auto_mtf.layout_optimizer.SolverError: the solver did not find an optimum.
     """
     mesh_shapes = all_mesh_shapes(num_machines, max_mesh_shape_dimensions)
-    choose = _objective(objective, memory_limit_bytes, hardware)
-    outputs = list(mtf_outputs)
+    choose = _objective(objective, mtf_graph, mtf_outputs, memory_limit_bytes, hardware)
     found: list[tuple[_Choice, Shape]] = []
     failures: list[step_time.MemoryLimitError] = []
     for mesh_shape in mesh_shapes:
         try:
-            found.append((choose(mtf_graph, mesh_shape, outputs), mesh_shape))
+            found.append((choose(mesh_shape), mesh_shape))
         except step_time.MemoryLimitError as e:
             # A mesh on which nothing fits is an error only if there is no other one.
             failures.append(e)
     if not found:
         raise min(failures, key=lambda e: e.missing_bytes)
     best, mesh_shape = min(found, key=lambda pair: pair[0].value)  # in a tie, the first
-    return _rules(best.layout), mesh_shape
+    return best.layout, mesh_shape
 
 
 # -- objectives
 
-_Chooser = Callable[[Graph, Shape, Sequence[Tensor]], _Choice]
+_OBJECTIVES = ("memory", "time")
+_Chooser = Callable[[Shape], _Choice]
 
 
-def _objective(name: str, limit: Optional[float], hardware: Union[str, Hardware, None]) -> _Chooser:
+def _objective(
+    name: str,
+    graph: Graph,
+    outputs: Iterable[Tensor],
+    limit: Optional[float],
+    hardware: Union[str, Hardware, None],
+) -> _Chooser:
+    """Returns a function that chooses the layout on a mesh."""
     if name not in _OBJECTIVES:
         raise ValueError(f"objective {name!r} is none of {', '.join(map(repr, _OBJECTIVES))}")
     if limit is not None and not limit > 0:
         raise ValueError(f"memory_limit_bytes={limit} must be more than 0, or None")
     # Looked up at once, so that an unknown name is an error before any search.
-    profile = hardware_profile(hardware)
-    return lambda graph, shape, outputs: _OBJECTIVES[name](graph, shape, outputs, limit, profile)
+    profile, outputs = hardware_profile(hardware), list(outputs)
 
+    def least_memory(mesh_shape: Shape) -> _Choice:
+        # The order of operations is that of the classic here, and slots do not count throughout.
+        estimator = memory_estimator.MemoryEstimator(graph, mesh_shape, outputs)
+        optimizer = layout_optimizer.LayoutOptimizer(estimator)
+        found = optimizer.solve()
+        # Evaluated anew: amounts in the integer program may be rounded to a common unit.
+        peak = optimizer.evaluate_layout(found)
+        if limit is not None and peak > limit:
+            raise step_time.MemoryLimitError(
+                f"no layout fits in {bytes_text(limit)}: {found or 'no splits'!r}, which needs the "
+                f"least, takes {bytes_text(peak)}, {bytes_text(peak - limit)} too many. "
+                "mtf.auto_mtf.explain shows what is in memory; a larger mesh, a smaller batch, "
+                "mtf.recompute_grad and bfloat16 help",
+                peak - limit,
+            )
+        return _Choice(peak, LayoutRules(layout_pairs(found)))
 
-def _least_memory(
-    graph: Graph,
-    mesh_shape: Shape,
-    outputs: Sequence[Tensor],
-    limit: Optional[float],
-    hardware: Hardware,
-) -> _Choice:
-    # The order of operations is that of the classic here, and slots do not count throughout.
-    estimator = memory_estimator.MemoryEstimator(graph, mesh_shape, outputs)
-    optimizer = layout_optimizer.LayoutOptimizer(estimator)
-    found = optimizer.solve()
-    # Evaluated anew: amounts in the integer program may be rounded to a common unit.
-    peak = optimizer.evaluate_layout(found)
-    if limit is not None and peak > limit:
-        raise step_time.MemoryLimitError(
-            f"no layout fits in {bytes_text(limit)}: {found or 'no splits'!r}, which needs the "
-            f"least, takes {bytes_text(peak)}, {bytes_text(peak - limit)} too many. "
-            "mtf.auto_mtf.explain shows what is in memory; a larger mesh, a smaller batch, "
-            "mtf.recompute_grad and bfloat16 help",
-            peak - limit,
-        )
-    return _Choice(peak, found)
+    def least_time(mesh_shape: Shape) -> _Choice:
+        best = step_time.StepEstimator(graph, mesh_shape, outputs, profile).solve(limit)
+        return _Choice(best.seconds.total, LayoutRules(best.layout.items()))
 
-
-def _least_time(
-    graph: Graph,
-    mesh_shape: Shape,
-    outputs: Sequence[Tensor],
-    limit: Optional[float],
-    hardware: Hardware,
-) -> _Choice:
-    estimator = step_time.StepEstimator(graph, mesh_shape, outputs, hardware)
-    best = estimator.solve(limit)
-    return _Choice(best.seconds.total, best.text)
-
-
-_OBJECTIVES: dict[str, Callable[..., _Choice]] = {"memory": _least_memory, "time": _least_time}
-
-
-def _rules(text: str) -> LayoutRules:
-    pairs = (piece.split(":") for piece in text.split(";") if piece)
-    return LayoutRules((d, m) for d, m in pairs)
+    return least_memory if name == "memory" else least_time
 
 
 def all_mesh_shapes(num_machines: int, max_mesh_shape_dimensions: int) -> list[Shape]:

@@ -8,12 +8,13 @@ from typing import Any, NamedTuple, Optional, Union
 
 import numpy as np
 
+from mesh_tensorflow import _figure
 from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.errors import text_table as table
 from mesh_tensorflow._core.graph import Graph
 from mesh_tensorflow._core.layout import StoredLayout
 from mesh_tensorflow._core.tensor import Tensor
-from mesh_tensorflow._units import bytes_text, ms_text, shortened_apart, unit_of_bytes
+from mesh_tensorflow._units import bytes_text, ms_text
 from mesh_tensorflow.auto_mtf import api
 from mesh_tensorflow.auto_mtf._seconds import ZERO, Seconds
 from mesh_tensorflow.auto_mtf.hardware import Hardware
@@ -28,8 +29,6 @@ _LEVELS = "▁▂▃▄▅▆▇█"
 _COLUMNS = 60
 _LARGEST = 3  # tensors to name of each kind
 _BARS = 14  # layers of a figure
-_LONGEST_NAME = 40
-_COLORS = {"compute": "#4c72b0", "communication": "#dd8452"}
 
 
 class Alternative(NamedTuple):
@@ -202,85 +201,25 @@ class Explanation:
         Raises:
           ImportError: matplotlib is not installed.
         """
-        _draw(self, path)
-
-
-# -- as a figure
-
-
-def _draw(explanation: Explanation, path: str) -> None:
-    """Plots memory over time, time by layer and the other layouts.
-
-    Args:
-      explanation: an Explanation.
-      path: the path of a PNG file.
-
-    Raises:
-      ImportError: matplotlib is not installed.
-    """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as e:
-        raise ImportError("a plot needs matplotlib: pip install matplotlib") from e
-    # Without pyplot, which keeps every figure and may want a display.
-    figure = Figure(figsize=(11, 13), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots(3, 1)
-    figure.suptitle(
-        f"{explanation.chosen.text or 'no splits'} on "
-        f"{dims_text(explanation.estimator.mesh_shape)} of {explanation.estimator.hardware.name}"
-    )
-    _draw_memory(axes[0], explanation)
-    layers = explanation.estimator.times.by_layer(explanation.chosen.layout)
-    names = list(layers)[:_BARS]
-    _draw_times(axes[1], names, [layers[n] for n in names], "time by layer")
-    estimates = [explanation.chosen, *(a.estimate for a in explanation.alternatives)]
-    names = [e.text or "no splits" for e in estimates]
-    _draw_times(axes[2], names, [e.seconds for e in estimates], "this layout and others")
-    figure.savefig(path, dpi=100)
-
-
-def _draw_memory(axis: Any, explanation: Explanation) -> None:
-    estimator = explanation.estimator
-    kinds = estimator.memory.by_kind(explanation.chosen.layout, estimator.space.mesh_sizes)
-    # What is there all the time is at the bottom, so that the others are on a level line.
-    kinds = dict(sorted(kinds.items(), key=lambda pair: -int(pair[1].min())))
-    length = len(next(iter(kinds.values()))) if kinds else 1
-    limit = explanation.memory_limit_bytes or estimator.hardware.memory_bytes
-    top = explanation.chosen.peak_bytes
-    unit, size = unit_of_bytes(top)
-    if kinds:
-        axis.stackplot(
-            np.arange(length), *(v / size for v in kinds.values()), labels=list(kinds), step="post"
-        )
-    # A limit far above would leave the curve at the bottom of the figure.
-    if limit < 3 * top:
-        axis.axhline(limit / size, color="black", linestyle="--", label="limit")
-    axis.set_xlabel("operations of the step, in order")
-    axis.set_ylabel(f"{unit} on a processor")
-    axis.set_title("memory over the step")
-    _legend(axis)
-
-
-def _draw_times(axis: Any, names: list[str], seconds: list[Any], title: str) -> None:
-    places = np.arange(len(names))
-    begin = np.zeros(len(names))
-    for i, (what, color) in enumerate(_COLORS.items()):
-        values = np.array([s[i] * 1e3 for s in seconds])
-        axis.barh(places, values, left=begin, label=what, color=color)
-        begin += values
-    axis.set_yticks(places, shortened_apart(names, _LONGEST_NAME), fontsize="small")
-    # The longest comes first, and figures count from below.
-    axis.invert_yaxis()
-    axis.set_xlabel("ms")
-    axis.set_title(title)
-    _legend(axis)
-
-
-def _legend(axis: Any) -> None:
-    """Draws the legend to the right of the axes, off what they show."""
-    axis.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), fontsize="small", frameon=False)
+        estimator, layout = self.estimator, self.chosen.layout
+        where = f"{dims_text(estimator.mesh_shape)} of {estimator.hardware.name}"
+        try:
+            picture = _figure.Picture(f"{self.chosen.text or 'no splits'} on {where}")
+        except ImportError as e:
+            raise ImportError("a plot needs matplotlib: pip install matplotlib") from e
+        picture.words(0, -32, picture.label, 16)
+        kinds = estimator.memory.by_kind(layout, estimator.space.mesh_sizes)
+        limit = self.memory_limit_bytes or estimator.hardware.memory_bytes
+        what = "operations of the step, in order"
+        _figure.areas("memory over the step", kinds, what, limit, picture)
+        layers = itertools.islice(estimator.times.by_layer(layout).items(), _BARS)
+        estimates = [self.chosen, *(a.estimate for a in self.alternatives)]
+        layouts = [(e.text or "no splits", e.seconds) for e in estimates]
+        for title, times in (("time by layer", layers), ("this layout and others", layouts)):
+            rows = {name: seconds._asdict() for name, seconds in times}
+            _figure.bars(title, rows, Seconds._fields, "", _figure.SECONDS, picture)
+        with open(path, "wb") as f:
+            f.write(picture.drawn("png"))
 
 
 # -- layouts to explain

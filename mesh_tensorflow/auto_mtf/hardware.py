@@ -134,40 +134,31 @@ def _from_json(path: str) -> Hardware:
         ) from e
 
 
-# A processor of the first two is a core, which is half of a chip. A mesh axis lies along one axis
-# of the torus, so it uses two of the links of a chip.
+def _tpu(
+    name: str, tera: float, memory: tuple[float, float], links: float, source: str
+) -> Hardware:
+    """Returns the profile of a TPU, whose processors are in a torus."""
+    return Hardware(
+        name,
+        {"float32": tera * TERA},
+        memory[0] * GB,
+        memory[1] * GIB,
+        Link(links * GB, 1e-6, "ring"),
+        operation_seconds=1e-6,
+        product_share=0.6,
+        source=source,
+    )
+
+
+# Tera operations per second, bandwidth and size of the memory, and bytes per second over the links
+# of a mesh axis. A processor of the first two is a core, which is half of a chip. A mesh axis lies
+# along one axis of the torus, so it uses two of the links of a chip.
 _CACM = "Jouppi et al., A domain-specific supercomputer for training deep neural networks, 2020"
+_ISCA = "Jouppi et al., TPU v4: an optically reconfigurable supercomputer, 2023"
 _TPU = [
-    Hardware(
-        "tpu_v2",
-        {"float32": 23 * TERA},
-        350 * GB,
-        8 * GIB,
-        Link(62 * GB, 1e-6, "ring"),
-        operation_seconds=1e-6,
-        product_share=0.6,
-        source=_CACM,
-    ),
-    Hardware(
-        "tpu_v3",
-        {"float32": 61.5 * TERA},
-        450 * GB,
-        16 * GIB,
-        Link(82 * GB, 1e-6, "ring"),
-        operation_seconds=1e-6,
-        product_share=0.6,
-        source=_CACM,
-    ),
-    Hardware(
-        "tpu_v4",
-        {"float32": 275 * TERA},
-        1200 * GB,
-        32 * GIB,
-        Link(100 * GB, 1e-6, "ring"),
-        operation_seconds=1e-6,
-        product_share=0.6,
-        source="Jouppi et al., TPU v4: an optically reconfigurable supercomputer, 2023",
-    ),
+    _tpu("tpu_v2", 23, (350, 8), 62, _CACM),
+    _tpu("tpu_v3", 61.5, (450, 16), 82, _CACM),
+    _tpu("tpu_v4", 275, (1200, 32), 100, _ISCA),
 ]
 
 

@@ -295,10 +295,6 @@ def _fit(columns: np.ndarray, target: np.ndarray) -> list[float]:
     return factors.tolist()
 
 
-def _memory_bytes() -> float:
-    return float(os.sysconf("SC_PAGE_SIZE")) * os.sysconf("SC_PHYS_PAGES")
-
-
 def measure_machine(
     processors: int = 4,
     runs: int = 10,
@@ -332,7 +328,7 @@ def measure_machine(
         name or os.uname().nodename,
         {kind: rate / share for kind, rate in rates.items()},
         bandwidth,
-        _memory_bytes() / share,
+        os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / share,
         Link(bandwidth, 0.0),
         one_memory=shared,
         source=f"measured, {os.cpu_count()} CPUs, TensorFlow {tf.__version__}, {placement}",

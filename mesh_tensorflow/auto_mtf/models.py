@@ -92,7 +92,9 @@ def language_model(
         previous = mtf.shift(ids, 1, length_dim, wrap=False)
         x = mtf.layers.embedding(previous, vocab_dim, model_dim, variables, name="tokens")
         places = mtf.range(mesh, length_dim, tf.int32)
-        x += mtf.layers.embedding(places, _max_length(length), model_dim, variables, name="places")
+        # Not the name of the length, which the positions have that are looked up in it.
+        max_length = mtf.Dimension("max_length", length)
+        x += mtf.layers.embedding(places, max_length, model_dim, variables, name="places")
     for i in range(layers):
         with tf.variable_scope(f"layer_{i}"):
 
@@ -109,11 +111,6 @@ def language_model(
         )
         loss = mtf.reduce_mean(losses)
     return Program(graph, mesh, [loss], _updates(loss, optimizer))
-
-
-def _max_length(length: int) -> mtf.Dimension:
-    # Not the name of the length, which the positions have that are looked up in it.
-    return mtf.Dimension("max_length", length)
 
 
 def _dense(

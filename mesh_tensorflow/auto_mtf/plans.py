@@ -228,6 +228,7 @@ class Lost:
     missing_bytes: float = 0.0
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class Plans:
     """The best plan, and why others lost; printed, it explains itself.
 
@@ -238,18 +239,10 @@ class Plans:
       memory_limit_bytes: bytes on one processor, or None.
     """
 
-    def __init__(
-        self,
-        best: Plan,
-        lost: Sequence[Lost],
-        hardware: Hardware,
-        memory_limit_bytes: Optional[float],
-    ):
-        """Creates the Plans."""
-        self.best = best
-        self.lost = list(lost)
-        self.hardware = hardware
-        self.memory_limit_bytes = memory_limit_bytes
+    best: Plan
+    lost: list[Lost]
+    hardware: Hardware
+    memory_limit_bytes: Optional[float]
 
     def __str__(self) -> str:
         limit = self.memory_limit_bytes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from mesh_tensorflow.auto_mtf.graph_interface import GraphInterface
 
@@ -34,12 +34,42 @@ def _as_made(graph: GraphInterface) -> Sequence[int]:
     return range(graph.get_num_operations())
 
 
-def _list_schedule(graph: GraphInterface) -> Sequence[int]:
-    run = _ListSchedule(graph)
+def _greedy(graph: GraphInterface) -> Sequence[int]:
+    names = list(graph.get_all_operation_names())
+    tensors = list(graph.get_all_tensor_names())
+    return list_schedule(
+        names,
+        [list(graph.get_operation_input_names(n)) for n in names],
+        [list(graph.get_operation_output_names(n)) for n in names],
+        {t: graph.get_tensor_size(t) for t in tensors},
+        {t for t in tensors if graph.is_tensor_final(t)},
+    )
+
+
+def list_schedule(
+    names: Sequence[str],
+    inputs: Sequence[Sequence[str]],
+    outputs: Sequence[Sequence[str]],
+    size: Mapping[str, int],
+    final: Collection[str],
+) -> list[int]:
+    """Returns a greedy list schedule of operations, as a list of indices.
+
+    Args:
+      names: the names of the operations.
+      inputs: for each, the names of its inputs.
+      outputs: for each, the names of its outputs.
+      size: the bytes of each tensor.
+      final: the names of the tensors that stay in memory until the end.
+
+    Raises:
+      ValueError: the operations depend on each other in a cycle.
+    """
+    run = _ListSchedule(names, inputs, outputs, size, final)
     while run.ready:
         run.step()
-    if len(run.schedule) < len(run.names):
-        waiting = [n for number, n in enumerate(run.names) if run.missing[number]]
+    if len(run.schedule) < len(names):
+        waiting = [n for number, n in enumerate(names) if run.missing[number]]
         raise ValueError(f"operations wait for each other, in a loop: {', '.join(waiting[:10])}")
     return run.schedule
 
@@ -51,27 +81,30 @@ class _ListSchedule:
     allocates. The ready operation with the largest balance runs next; ties are broken by name.
     """
 
-    def __init__(self, graph: GraphInterface):
-        self.graph = graph
-        self.names = list(graph.get_all_operation_names())
-        self.inputs = [list(graph.get_operation_input_names(n)) for n in self.names]
-        self.outputs = [list(graph.get_operation_output_names(n)) for n in self.names]
-        self.size = {t: graph.get_tensor_size(t) for t in graph.get_all_tensor_names()}
+    def __init__(
+        self,
+        names: Sequence[str],
+        inputs: Sequence[Sequence[str]],
+        outputs: Sequence[Sequence[str]],
+        size: Mapping[str, int],
+        final: Collection[str],
+    ):
+        self.names, self.inputs, self.outputs = names, inputs, outputs
+        self.size, self.final = size, final
         # Operations that have not run yet; the dictionaries serve as ordered sets.
-        self.readers: dict[str, dict[int, None]] = {t: {} for t in self.size}
-        for number, tensors in enumerate(self.inputs):
+        self.readers: dict[str, dict[int, None]] = {t: {} for t in size}
+        for number, tensors in enumerate(inputs):
             for t in tensors:
                 self.readers[t][number] = None
-        maker = {t: number for number, ts in enumerate(self.outputs) for t in ts}
-        self.missing = [{maker[t] for t in tensors} for tensors in self.inputs]
+        maker = {t: number for number, ts in enumerate(outputs) for t in ts}
+        self.missing = [{maker[t] for t in tensors} for tensors in inputs]
         # What nobody reads is freed at once, and does not count.
         self.balance = [
-            -sum(self.size[t] for t in ts if self.readers[t] or graph.is_tensor_final(t))
-            for ts in self.outputs
+            -sum(size[t] for t in ts if self.readers[t] or t in final) for ts in outputs
         ]
         self.last_made_is_final = False
         self.schedule: list[int] = []
-        self.done = [False] * len(self.names)
+        self.done = [False] * len(names)
         self.ready: list[tuple[int, str, int]] = []
         for number, missing in enumerate(self.missing):
             if not missing:
@@ -95,7 +128,7 @@ class _ListSchedule:
         self.done[number] = True
         self.schedule.append(number)
         for t in self.outputs[number]:
-            self.last_made_is_final = self.graph.is_tensor_final(t)
+            self.last_made_is_final = t in self.final
             if len(self.readers[t]) == 1 and not self.last_made_is_final:
                 # An operation that reads a tensor twice counts it twice, as in the classic
                 # release, so that schedules and hence peak memory agree.
@@ -119,5 +152,5 @@ class _ListSchedule:
 
 _ALGORITHMS: dict[str, Callable[[GraphInterface], Sequence[int]]] = {
     "NAIVE": _as_made,
-    "LIST": _list_schedule,
+    "LIST": _greedy,
 }

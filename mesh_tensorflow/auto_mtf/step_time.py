@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
@@ -91,18 +92,14 @@ class ProgramParts:
         """
         self.graph = graph
         self.outputs = list(outputs)
-        self._updates: list[Updates] = []
         self._units: dict[tuple[frozenset[str], bool], list[Unit]] = {}
         self._known: dict[Hashable, SecondsOfUnits] = {}
         self._memory: dict[tuple[frozenset[str], int], ResidentMemory] = {}
 
-    @property
+    @functools.cached_property
     def updates(self) -> Updates:
-        """The Updates of the program."""
-        if not self._updates:
-            # At the first use, as a search without stored layouts needs none.
-            self._updates.append(find_updates(self.graph))
-        return self._updates[0]
+        """The Updates of the program, found at the first use: most searches need none."""
+        return find_updates(self.graph)
 
     def known(self, *mesh: Hashable) -> SecondsOfUnits:
         """Returns the seconds of units that are evaluated so far, on one mesh.
@@ -199,7 +196,6 @@ class StepEstimator:
         known = parts.known(tuple(self.mesh_shape), repr(self.hardware))
         self.times = StepTime(units, self.space, model, known)
         self.memory = parts.memory(candidates, model.storing)
-        self._tables: Optional[Tables] = None
 
     def estimate(self, layout: AnyLayout) -> Estimate:
         """Estimates the time and memory of a step under a layout.
@@ -282,18 +278,17 @@ class StepEstimator:
 
     def least(self) -> tuple[float, int]:
         """Returns lower bounds of the seconds and of the peak memory of all layouts."""
-        return self._made_tables().least(), self.memory.least(self.space)
+        return self._tables.least(), self.memory.least(self.space)
 
-    def _made_tables(self) -> Tables:
-        if self._tables is None:
-            # Only for a search: an estimate of one layout would wait for all assignments. The
-            # memory's sets are covered too, for the constraints on it.
-            self._tables = Tables(self.space, self.times.tables(), self.memory.dimension_sets)
-        return self._tables
+    @functools.cached_property
+    def _tables(self) -> Tables:
+        # Only for a search: an estimate of one layout would wait for all assignments. The memory's
+        # sets are covered too, for the constraints on it.
+        return Tables(self.space, self.times.tables(), self.memory.dimension_sets)
 
     def program(self, memory_limit_bytes: Optional[float] = None) -> FastestLayouts:
         """Returns the integer program that searches for layouts; see `best`."""
-        return FastestLayouts(self._made_tables(), self.memory, memory_limit_bytes)
+        return FastestLayouts(self._tables, self.memory, memory_limit_bytes)
 
     def least_memory(self) -> Estimate:
         """Returns the layout with the lowest peak memory, regardless of its time.

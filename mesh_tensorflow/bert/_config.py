@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import difflib
 import inspect
 import json
@@ -37,6 +38,17 @@ _WITHOUT_MEANING = {
     "pooler_size_per_head",
     "pooler_type",
 }
+_SIZES = (
+    "vocab_size",
+    "d_model",
+    "num_blocks",
+    "max_position_embeddings",
+    "type_vocab_size",
+    "attention_num_heads",
+    "moe_num_experts",
+    "feedforward_intermediate_size",
+    "moe_intermediate_size",
+)
 
 
 def _check_size(name: str, size: object) -> None:
@@ -47,117 +59,76 @@ def _check_size(name: str, size: object) -> None:
         raise ValueError(f"BertConfig: {name} should be a positive integer{more}, but is {size!r}")
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class BertConfig:
-    """Configuration of a BertModel; its arguments are its attributes, `block_layers` as a list.
+    """Configuration of a BertModel; a ValueError says which size is not a positive integer.
 
     Devlin et al., "BERT: pre-training of deep bidirectional transformers for language
     understanding" (2019).
+
+    Attributes:
+      vocab_size: the number of tokens; the model rounds it up to a multiple of 128.
+      d_model: the hidden size, of layer inputs and outputs.
+      position_signal: "embedding", a vector for each position, or "relative_attention_bias", a
+        learned bias for each distance and head, which all layers share.
+      max_position_embeddings: the maximum sequence length, with `position_signal` "embedding".
+      num_blocks: the number of repetitions of `block_layers`.
+      block_layers: "attention", "feedforward" and "moe" in the order of the layers: a list,
+        which may be given as text with commas.
+      layer_output_dropout_prob: the dropout rate of embeddings and layer outputs.
+      residual_structure: "original" (post-norm: the sum after each layer is normalized) or
+        "direct" (pre-norm: the input of each layer is).
+      use_bias: whether layers and normalizations have biases.
+      attention_num_heads: the number of attention heads.
+      attention_head_size: the size of a head; `d_model` divided by the number of heads if None.
+      attention_num_key_heads: for `BertModel.key_heads_dims`; not used by any layer.
+      attention_key_head_size: for `BertModel.key_dim`.
+      attention_num_value_heads: for `BertModel.value_heads_dims`.
+      attention_value_head_size: for `BertModel.value_dim`.
+      attention_probs_dropout_prob: the dropout rate of attention weights.
+      feedforward_intermediate_size: the number of hidden units of feed-forward layers.
+      feedforward_intermediate_act: their activation; see `get_activation`.
+      feedforward_intermediate_dropout_prob: the dropout rate of their hidden units.
+      moe_num_experts: the number of experts of a mixture.
+      moe_intermediate_size: the number of hidden units of an expert.
+      type_vocab_size: the number of values of `token_type_ids`.
+      initializer_range: the standard deviation of the initializers; if None, it depends on the
+        fan-in.
+      layer_norm_epsilon: what normalizations add to the variance. The published BERT
+        checkpoints were trained with 1e-12.
     """
 
-    def __init__(
-        self,
-        vocab_size: int,
-        d_model: int = 768,
-        position_signal: str = "embedding",
-        max_position_embeddings: int = 512,
-        num_blocks: int = 12,
-        block_layers: Union[str, Sequence[str]] = "attention,feedforward",
-        layer_output_dropout_prob: float = 0.1,
-        residual_structure: str = "original",
-        use_bias: bool = True,
-        attention_num_heads: int = 12,
-        attention_head_size: Optional[int] = None,
-        attention_num_key_heads: Optional[int] = None,
-        attention_key_head_size: Optional[int] = None,
-        attention_num_value_heads: Optional[int] = None,
-        attention_value_head_size: Optional[int] = None,
-        attention_probs_dropout_prob: float = 0.1,
-        feedforward_intermediate_size: int = 3072,
-        feedforward_intermediate_act: Union[str, Callable[[mtf.Tensor], mtf.Tensor], None] = "gelu",
-        feedforward_intermediate_dropout_prob: float = 0.0,
-        moe_num_experts: int = 32,
-        moe_intermediate_size: int = 6144,
-        type_vocab_size: int = 16,
-        initializer_range: Optional[float] = 0.02,
-        layer_norm_epsilon: float = _EPSILON,
-    ) -> None:
-        """Creates a BertConfig.
+    vocab_size: int
+    d_model: int = 768
+    position_signal: str = "embedding"
+    max_position_embeddings: int = 512
+    num_blocks: int = 12
+    block_layers: Union[str, Sequence[str]] = "attention,feedforward"
+    layer_output_dropout_prob: float = 0.1
+    residual_structure: str = "original"
+    use_bias: bool = True
+    attention_num_heads: int = 12
+    attention_head_size: Optional[int] = None
+    attention_num_key_heads: Optional[int] = None
+    attention_key_head_size: Optional[int] = None
+    attention_num_value_heads: Optional[int] = None
+    attention_value_head_size: Optional[int] = None
+    attention_probs_dropout_prob: float = 0.1
+    feedforward_intermediate_size: int = 3072
+    feedforward_intermediate_act: Union[str, Callable[[mtf.Tensor], mtf.Tensor], None] = "gelu"
+    feedforward_intermediate_dropout_prob: float = 0.0
+    moe_num_experts: int = 32
+    moe_intermediate_size: int = 6144
+    type_vocab_size: int = 16
+    initializer_range: Optional[float] = 0.02
+    layer_norm_epsilon: float = _EPSILON
 
-        Args:
-          vocab_size: the number of tokens; the model rounds it up to a multiple of 128.
-          d_model: the hidden size, of layer inputs and outputs.
-          position_signal: "embedding", a vector for each position, or "relative_attention_bias", a
-            learned bias for each distance and head, which all layers share.
-          max_position_embeddings: the maximum sequence length, with `position_signal` "embedding".
-          num_blocks: the number of repetitions of `block_layers`.
-          block_layers: "attention", "feedforward" and "moe" in the order of the layers, separated
-            by commas or as a list.
-          layer_output_dropout_prob: the dropout rate of embeddings and layer outputs.
-          residual_structure: "original" (post-norm: the sum after each layer is normalized) or
-            "direct" (pre-norm: the input of each layer is).
-          use_bias: whether layers and normalizations have biases.
-          attention_num_heads: the number of attention heads.
-          attention_head_size: the size of a head; `d_model` divided by the number of heads if None.
-          attention_num_key_heads: for `BertModel.key_heads_dims`; not used by any layer.
-          attention_key_head_size: for `BertModel.key_dim`.
-          attention_num_value_heads: for `BertModel.value_heads_dims`.
-          attention_value_head_size: for `BertModel.value_dim`.
-          attention_probs_dropout_prob: the dropout rate of attention weights.
-          feedforward_intermediate_size: the number of hidden units of feed-forward layers.
-          feedforward_intermediate_act: their activation; see `get_activation`.
-          feedforward_intermediate_dropout_prob: the dropout rate of their hidden units.
-          moe_num_experts: the number of experts of a mixture.
-          moe_intermediate_size: the number of hidden units of an expert.
-          type_vocab_size: the number of values of `token_type_ids`.
-          initializer_range: the standard deviation of the initializers; if None, it depends on the
-            fan-in.
-          layer_norm_epsilon: what normalizations add to the variance. The published BERT
-            checkpoints were trained with 1e-12.
-
-        Raises:
-          ValueError: a size is not a positive integer.
-        """
-        sizes = {
-            "vocab_size": vocab_size,
-            "d_model": d_model,
-            "num_blocks": num_blocks,
-            "max_position_embeddings": max_position_embeddings,
-            "type_vocab_size": type_vocab_size,
-            "attention_num_heads": attention_num_heads,
-            "moe_num_experts": moe_num_experts,
-            "feedforward_intermediate_size": feedforward_intermediate_size,
-            "moe_intermediate_size": moe_intermediate_size,
-        }
-        for name, size in sizes.items():
-            _check_size(name, size)
-        self.vocab_size = vocab_size
-        self.d_model = d_model
-        self.position_signal = position_signal
-        self.max_position_embeddings = max_position_embeddings
-        self.num_blocks = num_blocks
-        self.block_layers = (
-            [name.strip() for name in block_layers.split(",")]
-            if isinstance(block_layers, str)
-            else list(block_layers)
-        )
-        self.layer_output_dropout_prob = layer_output_dropout_prob
-        self.residual_structure = residual_structure
-        self.use_bias = use_bias
-        self.attention_num_heads = attention_num_heads
-        self.attention_head_size = attention_head_size
-        self.attention_num_key_heads = attention_num_key_heads
-        self.attention_key_head_size = attention_key_head_size
-        self.attention_num_value_heads = attention_num_value_heads
-        self.attention_value_head_size = attention_value_head_size
-        self.attention_probs_dropout_prob = attention_probs_dropout_prob
-        self.feedforward_intermediate_size = feedforward_intermediate_size
-        self.feedforward_intermediate_act = feedforward_intermediate_act
-        self.feedforward_intermediate_dropout_prob = feedforward_intermediate_dropout_prob
-        self.moe_num_experts = moe_num_experts
-        self.moe_intermediate_size = moe_intermediate_size
-        self.type_vocab_size = type_vocab_size
-        self.initializer_range = initializer_range
-        self.layer_norm_epsilon = layer_norm_epsilon
+    def __post_init__(self) -> None:
+        for name in _SIZES:
+            _check_size(name, getattr(self, name))
+        if isinstance(self.block_layers, str):
+            self.block_layers = [name.strip() for name in self.block_layers.split(",")]
+        self.block_layers = list(self.block_layers)
 
     @classmethod
     def from_dict(cls, json_object: Mapping[str, Any]) -> BertConfig:

@@ -513,27 +513,15 @@ RawResult = collections.namedtuple("RawResult", ["unique_id", "start_logits", "e
 RawResult.__doc__ = "The logits of each token of features as the start and end of the answer."
 
 
-class _PredictedSpan(NamedTuple):
-    """A candidate answer: a span of tokens of one InputFeatures."""
+class _Candidate(NamedTuple):
+    """A candidate answer: a span of tokens of one InputFeatures, which become its text."""
 
-    feature: Optional[InputFeatures]
-    start: int
-    end: int
     start_logit: float
     end_logit: float
-
-    @property
-    def score(self) -> float:
-        """The sum of both logits."""
-        return self.start_logit + self.end_logit
-
-
-class _PredictedAnswer(NamedTuple):
-    """A candidate answer as text."""
-
-    text: str
-    start_logit: float
-    end_logit: float
+    feature: Optional[InputFeatures] = None
+    start: int = 0
+    end: int = 0
+    text: str = ""
 
     @property
     def score(self) -> float:
@@ -557,7 +545,7 @@ def _softmax(scores: Sequence[float]) -> list[float]:
 
 def _predicted_spans(
     feature: InputFeatures, result: RawResult, n_best_size: int, max_answer_length: int
-) -> Iterable[_PredictedSpan]:
+) -> Iterable[_Candidate]:
     """Yields the candidate answers in a span of the paragraph that has maximum context for them."""
     words = feature.token_to_orig_map
     # The map has the span's tokens alone, so that no answer is of the question or of padding.
@@ -568,12 +556,12 @@ def _predicted_spans(
             continue
         for end in ends:
             if start <= end < start + max_answer_length:
-                yield _PredictedSpan(
-                    feature, start, end, result.start_logits[start], result.end_logits[end]
+                yield _Candidate(
+                    result.start_logits[start], result.end_logits[end], feature, start, end
                 )
 
 
-def _text(span: _PredictedSpan, example: SquadExample, do_lower_case: bool) -> str:
+def _text(span: _Candidate, example: SquadExample, do_lower_case: bool) -> str:
     """Returns the text of a candidate as in the paragraph; "" if it is not an answer."""
     feature = span.feature
     if feature is None:
@@ -586,25 +574,24 @@ def _text(span: _PredictedSpan, example: SquadExample, do_lower_case: bool) -> s
 
 
 def _best_answers(
-    spans: Sequence[_PredictedSpan], example: SquadExample, n_best_size: int, do_lower_case: bool
-) -> list[_PredictedAnswer]:
+    spans: Sequence[_Candidate], example: SquadExample, n_best_size: int, do_lower_case: bool
+) -> list[_Candidate]:
     """Returns the best candidates as text, without duplicates."""
-    found: dict[str, _PredictedAnswer] = {}
+    found: dict[str, _Candidate] = {}
     for span in spans:
         if len(found) >= n_best_size:
             break
         text = _text(span, example, do_lower_case)
         # The spans are sorted, so the first of equal texts has the highest score.
-        found.setdefault(text, _PredictedAnswer(text, span.start_logit, span.end_logit))
+        found.setdefault(text, span._replace(text=text))
     return list(found.values())
 
 
-def _no_answer(pieces: Sequence[tuple[InputFeatures, Any]]) -> _PredictedSpan:
+def _no_answer(pieces: Sequence[tuple[InputFeatures, Any]]) -> _Candidate:
     """Returns the null score, the minimum over features of the sum of the logits of [CLS]."""
     logits = [(result.start_logits[0], result.end_logits[0]) for _, result in pieces]
     # A span that lacks the answer scores high, so there is none only if all spans say so.
-    start, end = min(logits, key=sum, default=(0.0, 0.0))
-    return _PredictedSpan(None, 0, 0, start, end)
+    return _Candidate(*min(logits, key=sum, default=(0.0, 0.0)))
 
 
 class _Predictions(NamedTuple):
@@ -636,10 +623,10 @@ def _predicted(
     answers = _best_answers(spans, example, n_best_size, do_lower_case)
     # The list may have been full before this answer came.
     if with_none and not any(answer.text == "" for answer in answers):
-        answers.append(_PredictedAnswer("", null.start_logit, null.end_logit))
+        answers.append(null)
     if not answers:
         # As BERT's own script does: each question has an answer, also one without any candidate.
-        answers.append(_PredictedAnswer("empty", 0.0, 0.0))
+        answers.append(_Candidate(0.0, 0.0, text="empty"))
     nbest = [
         {
             "text": answer.text,

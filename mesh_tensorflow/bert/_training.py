@@ -6,17 +6,17 @@ import collections
 import contextlib
 import functools
 import itertools
+import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Optional
 
 import tensorflow.compat.v1 as tf
-from absl import flags
 from google.protobuf import message
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import checkpoint, estimator
-from mesh_tensorflow._flags import FLAGS, Flag
+from mesh_tensorflow._flags import FLAGS, Setting
 from mesh_tensorflow._lowering.lowering import rules_that_apply
 from mesh_tensorflow._mesh.variables import checkpoint_files
 from mesh_tensorflow.bert._config import BertConfig
@@ -30,86 +30,53 @@ from mesh_tensorflow.visualize import print_training_report
 
 # -- flags that several programs have
 
-MESH_FLAGS: tuple[Flag, ...] = (
-    (flags.DEFINE_string, "mesh_shape", "batch:8", "Mesh, such as batch:2;model:2."),
-    (
-        flags.DEFINE_string,
-        "layout",
+MESH_FLAGS: dict[str, Setting] = {
+    "mesh_shape": ("batch:8", "Mesh, such as batch:2;model:2."),
+    "layout": (
         "batch:batch,vocab:model,intermediate:model,num_heads:model,experts:batch",
         "Layout: which mesh dimension splits which dimension.",
     ),
-    (
-        flags.DEFINE_bool,
-        "use_tpu",
+    "use_tpu": (
         False,
         "Whether each processor of the mesh runs a program of its own, as TPU cores do.",
     ),
-    (flags.DEFINE_string, "tpu_name", None, "Name or grpc address of a TPU."),
-    (flags.DEFINE_string, "tpu_zone", None, "The TPU's zone."),
-    (flags.DEFINE_string, "gcp_project", None, "The TPU's project."),
-    (flags.DEFINE_string, "master", None, "The session's target; this process if empty."),
-)
+    "tpu_name": (None, "Name or grpc address of a TPU."),
+    "tpu_zone": (None, "The TPU's zone."),
+    "gcp_project": (None, "The TPU's project."),
+    "master": (None, "The session's target; this process if empty."),
+}
 
-TRAINING_FLAGS: tuple[Flag, ...] = (
-    (flags.DEFINE_string, "bert_config_file", None, "Configuration of the model, as JSON."),
-    (flags.DEFINE_string, "output_dir", None, "Directory of checkpoints and results."),
-    (flags.DEFINE_string, "init_checkpoint", None, "Checkpoint that training begins with."),
-    (
-        flags.DEFINE_bool,
-        "init_checkpoint_strict",
+TRAINING_FLAGS: dict[str, Setting] = {
+    "bert_config_file": (None, "Configuration of the model, as JSON."),
+    "output_dir": (None, "Directory of checkpoints and results."),
+    "init_checkpoint": (None, "Checkpoint that training begins with."),
+    "init_checkpoint_strict": (
         False,
         "Whether that checkpoint has to have exactly the weights of the model.",
     ),
-    (flags.DEFINE_float, "learning_rate", 5e-5, "The highest learning rate."),
-    (flags.DEFINE_string, "optimizer", "adam", "adam or adafactor."),
-    (flags.DEFINE_bool, "clip_gradients", True, "Whether gradients are clipped to a norm of 1."),
-    (flags.DEFINE_integer, "train_batch_size", 32, "Sequences of a batch in training."),
-    (
-        flags.DEFINE_integer,
-        "save_checkpoints_steps",
-        1000,
-        "Steps from one checkpoint to the next.",
-    ),
-    (
-        flags.DEFINE_integer,
-        "iterations_per_loop",
-        1000,
-        "For TPUs: steps from one return to the host to the next.",
-    ),
-)
+    "learning_rate": (5e-5, "The highest learning rate."),
+    "optimizer": ("adam", "adam or adafactor."),
+    "clip_gradients": (True, "Whether gradients are clipped to a norm of 1."),
+    "train_batch_size": (32, "Sequences of a batch in training."),
+    "save_checkpoints_steps": (1000, "Steps from one checkpoint to the next."),
+    "iterations_per_loop": (1000, "For TPUs: steps from one return to the host to the next."),
+}
 
-TEXT_FLAGS: tuple[Flag, ...] = (
-    (flags.DEFINE_string, "vocab_file", None, "The vocabulary: a token per line."),
-    (
-        flags.DEFINE_bool,
-        "do_lower_case",
-        True,
-        "Whether text is lowered: for uncased models, and not for cased.",
-    ),
-    (flags.DEFINE_bool, "do_train", False, "Whether to train."),
-    (flags.DEFINE_bool, "do_predict", False, "Whether to write predictions."),
-    (flags.DEFINE_integer, "predict_batch_size", 8, "Sequences of a batch in prediction."),
-    (flags.DEFINE_float, "num_train_epochs", 3.0, "How often training sees each example."),
-    (
-        flags.DEFINE_float,
-        "warmup_proportion",
-        0.1,
-        "The share of training in which the learning rate grows.",
-    ),
-    (
-        flags.DEFINE_float,
-        "max_optimized_variable_size",
-        1e7,
-        "Variables with more elements are not trained.",
-    ),
-    (
-        flags.DEFINE_string,
-        "cached_train_file",
+TEXT_FLAGS: dict[str, Setting] = {
+    "vocab_file": (None, "The vocabulary: a token per line."),
+    "do_lower_case": (True, "Whether text is lowered: for uncased models, and not for cased."),
+    "do_train": (False, "Whether to train."),
+    "do_predict": (False, "Whether to write predictions."),
+    "predict_batch_size": (8, "Sequences of a batch in prediction."),
+    "num_train_epochs": (3.0, "How often training sees each example."),
+    "warmup_proportion": (0.1, "The share of training in which the learning rate grows."),
+    "max_optimized_variable_size": (1e7, "Variables with more elements are not trained."),
+    "cached_train_file": (
         None,
         "Where training examples are kept as records, to be used again if they are there; in "
         "output_dir, and made anew, if None.",
     ),
-)
+}
 
 # -- records
 
@@ -460,7 +427,7 @@ def training_program(
     loss: mtf.Tensor,
     learning_rate: float,
     num_train_steps: int,
-    num_warmup_steps: int,
+    num_warmup_steps: Optional[int],
     max_optimized_variable_size: Optional[float] = None,
 ) -> ModelOutputs:
     """Returns a training step, with the optimizer given by flags.
@@ -557,19 +524,12 @@ def read_config(max_seq_length: int) -> BertConfig:
     return config
 
 
-def make_estimator(
-    model_fn: Callable[..., Any],
-    train_batch_size: int,
-    eval_batch_size: Optional[int] = None,
-    predict_batch_size: Optional[int] = None,
-) -> estimator.tpu.TPUEstimator:
-    """Creates an estimator for the mesh given by flags.
+def make_estimator(model_fn: Callable[..., Any], *modes: str) -> estimator.tpu.TPUEstimator:
+    """Creates an estimator for the mesh and the sizes of batches given by flags.
 
     Args:
       model_fn: a model function.
-      train_batch_size: the number of sequences in a training batch.
-      eval_batch_size: the number of sequences in an evaluation batch.
-      predict_batch_size: the number of sequences in a prediction batch.
+      *modes: "train", "eval" or "predict": those whose batch size is a flag.
     """
     cluster = None
     if FLAGS.use_tpu and FLAGS.tpu_name:
@@ -592,10 +552,42 @@ def make_estimator(
         config=config,
         use_tpu=FLAGS.use_tpu,
         params={},
-        train_batch_size=train_batch_size,
-        eval_batch_size=eval_batch_size,
-        predict_batch_size=predict_batch_size,
+        **{f"{mode}_batch_size": FLAGS[f"{mode}_batch_size"].value for mode in modes},
     )
+
+
+def training_steps(count: int, what: str) -> int:
+    """Returns the number of steps of the epochs given by flags.
+
+    Args:
+      count: the number of examples.
+      what: what they are, for the error.
+
+    Raises:
+      ValueError: there is none.
+    """
+    steps = math.floor(count / FLAGS.train_batch_size * FLAGS.num_train_epochs)
+    if not steps:
+        raise ValueError(
+            f"training has no step: {count} {what}, --train_batch_size={FLAGS.train_batch_size} "
+            f"and --num_train_epochs={FLAGS.num_train_epochs}"
+        )
+    tf.logging.info("Training on %d %s for %d steps", count, what, steps)
+    return steps
+
+
+def training_records(write: Callable[[str], Any]) -> str:
+    """Returns the path of records to train on; writes them, unless --cached_train_file has them.
+
+    Args:
+      write: a function of the path.
+    """
+    cached = FLAGS.cached_train_file
+    path = cached or os.path.join(FLAGS.output_dir, "train.tf_record")
+    # What is left in the output directory may be of other flags: it is written again.
+    if not (cached and tf.io.gfile.exists(cached)):
+        write(path)
+    return path
 
 
 def evaluate(

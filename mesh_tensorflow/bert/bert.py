@@ -365,15 +365,10 @@ class BertModel(BertDims):
             if self.config.residual_structure == "direct":
                 self.sequence_output = self.normalize(self.sequence_output)
             with tf.variable_scope("pooler"):
-                self.pooled_output = layers.dense(
-                    # The first token is [CLS], which stands for the whole sequence.
-                    mtf.gather(self.sequence_output, 0, self.seq_dim),
-                    [self.model_dim],
-                    reduced_dims=[self.model_dim],
-                    use_bias=self.config.use_bias,
-                    activation=mtf.tanh,
-                    kernel_initializer=self.dense_initializer,
-                )
+                # The first token is [CLS], which stands for the whole sequence.
+                first = mtf.gather(self.sequence_output, 0, self.seq_dim)
+                hidden = [self.model_dim]
+                self.pooled_output = self._dense(first, hidden, hidden, activation=mtf.tanh)
 
     # -- the model
 
@@ -442,17 +437,13 @@ class BertModel(BertDims):
         table = mtf.get_variable(
             mesh,
             "relative_attention_bias",
-            mtf.Shape([*self._softmax_heads, buckets_dim]),
+            mtf.Shape([self.softmax_heads_dims, buckets_dim]),
             initializer=tf.zeros_initializer(),
         )
         by_distance = mtf.gather(
             table, relative_position_bucket(distance, num_buckets=_BUCKETS), buckets_dim
         )
         return by_distance if bias is None else bias + mtf.to_float(by_distance)
-
-    @property
-    def _softmax_heads(self) -> list[mtf.Dimension]:
-        return [self.softmax_heads_dims]
 
     def _dropped(self, x: mtf.Tensor, rate: float) -> mtf.Tensor:
         return mtf.dropout(x, True, rate=rate) if rate else x
@@ -462,7 +453,7 @@ class BertModel(BertDims):
         x: mtf.Tensor,
         reduced: Sequence[mtf.Dimension],
         new: Union[mtf.Dimension, Sequence[mtf.Dimension]],
-        name: str,
+        name: Optional[str] = None,
         **kwargs: Any,
     ) -> mtf.Tensor:
         return layers.dense(
@@ -600,15 +591,8 @@ class BertModel(BertDims):
         x = mtf.gather(self.sequence_output, positions, self.seq_dim)
         with tf.variable_scope("cls/predictions"):
             with tf.variable_scope("transform"):
-                x = layers.dense(
-                    x,
-                    [self.model_dim],
-                    reduced_dims=[self.model_dim],
-                    use_bias=self.config.use_bias,
-                    activation=self._activation,
-                    kernel_initializer=self.dense_initializer,
-                )
-                x = self.normalize(x)
+                hidden = [self.model_dim]
+                x = self.normalize(self._dense(x, hidden, hidden, activation=self._activation))
             bias = mtf.get_variable(
                 x.mesh,
                 "output_bias",

@@ -7,13 +7,12 @@ python -m mesh_tensorflow.bert.run_classifier --task_name=cola --data_dir=CoLA \
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Optional, Union
 
 import tensorflow.compat.v1 as tf
-from absl import flags
+from absl import flags  # noqa: F401  (a name of the classic)
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import estimator, layers
@@ -49,7 +48,9 @@ from mesh_tensorflow.bert._training import (
     read_config,
     require_flags,
     training_program,
+    training_records,
     training_spec,
+    training_steps,
 )
 from mesh_tensorflow.bert.bert import BertConfig, BertModel
 
@@ -74,26 +75,18 @@ __all__ = [
 ]
 
 define(
-    (
-        *MESH_FLAGS,
-        *TRAINING_FLAGS,
-        *TEXT_FLAGS,
-        (flags.DEFINE_string, "data_dir", None, "Directory of the data, with .tsv files."),
-        (flags.DEFINE_string, "task_name", None, "cola, mnli, mrpc or xnli."),
-        (
-            flags.DEFINE_integer,
-            "max_seq_length",
-            128,
-            "Length of sequences: longer ones are cut, others padded.",
-        ),
-        (flags.DEFINE_bool, "do_eval", False, "Whether to evaluate on the dev set."),
-        (flags.DEFINE_integer, "eval_batch_size", 32, "Sequences of a batch in evaluation."),
-    )
+    **MESH_FLAGS,
+    **TRAINING_FLAGS,
+    **TEXT_FLAGS,
+    data_dir=(None, "Directory of the data, with .tsv files."),
+    task_name=(None, "cola, mnli, mrpc or xnli."),
+    max_seq_length=(128, "Length of sequences: longer ones are cut, others padded."),
+    do_eval=(False, "Whether to evaluate on the dev set."),
+    eval_batch_size=(32, "Sequences of a batch in evaluation."),
 )
 
 _DROPOUT = 0.1
 _DEVIATION = 0.02  # standard deviation of initial weights
-_FEATURES = ("input_ids", "input_mask", "segment_ids")
 
 
 # -- the model
@@ -206,7 +199,7 @@ def model_fn_builder(
                     loss,
                     learning_rate,
                     num_train_steps or 1,
-                    num_warmup_steps or 0,
+                    num_warmup_steps,
                     FLAGS.max_optimized_variable_size,
                 )
             if mode == modes.EVAL:
@@ -279,23 +272,24 @@ def _check_flags() -> None:
 
 
 class _Task:
-    """A data set and the function that converts it to features."""
+    """A data set, and how it is converted to features."""
 
     def __init__(self) -> None:
         self.processor = _processor()
         self.labels = self.processor.get_labels()
         self.tokenizer = tokenization.FullTokenizer(FLAGS.vocab_file, FLAGS.do_lower_case)
 
-    def input_fn(
-        self, examples: Sequence[Any], path: str, is_training: bool, keep: bool = False
-    ) -> Callable[[Any], Any]:
-        """Returns an input function; writes the records, unless existing ones may be reused."""
-        # What is left in the output directory may be of other flags: it is written again.
-        if not (keep and tf.io.gfile.exists(path)):
-            file_based_convert_examples_to_features(
-                examples, self.labels, FLAGS.max_seq_length, self.tokenizer, path
-            )
-        return file_based_input_fn_builder(path, FLAGS.max_seq_length, is_training, True)
+    def write(self, examples: Sequence[Any], path: str) -> None:
+        """Writes features of examples."""
+        file_based_convert_examples_to_features(
+            examples, self.labels, FLAGS.max_seq_length, self.tokenizer, path
+        )
+
+    def held_out(self, examples: Sequence[Any], name: str) -> Callable[[Any], Any]:
+        """Returns an input function of examples that are written to the output directory."""
+        path = os.path.join(FLAGS.output_dir, name)
+        self.write(examples, path)
+        return file_based_input_fn_builder(path, FLAGS.max_seq_length, False, True)
 
 
 def _evaluate(run: estimator.tpu.TPUEstimator, task: _Task) -> None:
@@ -303,7 +297,7 @@ def _evaluate(run: estimator.tpu.TPUEstimator, task: _Task) -> None:
     examples = task.processor.get_dev_examples(FLAGS.data_dir)
     padded = _padded(examples, FLAGS.eval_batch_size)
     tf.logging.info("Evaluating %d examples", len(examples))
-    input_fn = task.input_fn(padded, os.path.join(FLAGS.output_dir, "eval.tf_record"), False)
+    input_fn = task.held_out(padded, "eval.tf_record")
     evaluate(run, input_fn, steps=len(padded) // FLAGS.eval_batch_size)
 
 
@@ -312,7 +306,7 @@ def _predict(run: estimator.tpu.TPUEstimator, task: _Task) -> None:
     examples = task.processor.get_test_examples(FLAGS.data_dir)
     padded = _padded(examples, FLAGS.predict_batch_size)
     tf.logging.info("Predicting %d examples", len(examples))
-    input_fn = task.input_fn(padded, os.path.join(FLAGS.output_dir, "predict.tf_record"), False)
+    input_fn = task.held_out(padded, "predict.tf_record")
     with tf.io.gfile.GFile(os.path.join(FLAGS.output_dir, "test_results.tsv"), "w") as f:
         for prediction in predicted(run, input_fn, len(examples)):
             f.write("\t".join(map(str, prediction["probabilities"])) + "\n")
@@ -335,31 +329,21 @@ def main(_: Sequence[str]) -> None:
     steps = 0
     if FLAGS.do_train:
         examples = task.processor.get_train_examples(FLAGS.data_dir)
-        steps = math.floor(len(examples) / FLAGS.train_batch_size * FLAGS.num_train_epochs)
-    run = make_estimator(
-        model_fn_builder(
-            config,
-            len(task.labels),
-            FLAGS.init_checkpoint,
-            FLAGS.learning_rate,
-            steps,
-            int(steps * FLAGS.warmup_proportion),
-            FLAGS.use_tpu,
-        ),
-        train_batch_size=FLAGS.train_batch_size,
-        eval_batch_size=FLAGS.eval_batch_size,
-        predict_batch_size=FLAGS.predict_batch_size,
+        steps = training_steps(len(examples), "examples")
+    model_fn = model_fn_builder(
+        config,
+        len(task.labels),
+        FLAGS.init_checkpoint,
+        FLAGS.learning_rate,
+        steps,
+        int(steps * FLAGS.warmup_proportion),
+        FLAGS.use_tpu,
     )
+    run = make_estimator(model_fn, "train", "eval", "predict")
     if FLAGS.do_train:
-        if not steps:
-            raise ValueError(
-                f"training has no step: {len(examples)} examples, --train_batch_size="
-                f"{FLAGS.train_batch_size} and --num_train_epochs={FLAGS.num_train_epochs}"
-            )
-        cached = FLAGS.cached_train_file
-        path = cached or os.path.join(FLAGS.output_dir, "train.tf_record")
-        tf.logging.info("Training on %d examples for %d steps", len(examples), steps)
-        run.train(task.input_fn(examples, path, True, keep=bool(cached)), max_steps=steps)
+        path = training_records(lambda path: task.write(examples, path))
+        input_fn = file_based_input_fn_builder(path, FLAGS.max_seq_length, True, True)
+        run.train(input_fn, max_steps=steps)
     if FLAGS.do_eval:
         _evaluate(run, task)
     if FLAGS.do_predict:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Optional
 
 import tensorflow.compat.v1 as tf
-from absl import flags
+from absl import flags  # noqa: F401  (a name of the classic)
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import estimator
@@ -40,40 +40,18 @@ from mesh_tensorflow.bert.bert import BertConfig, BertModel
 __all__ = ["FLAGS", "input_fn_builder", "main", "model_fn_builder"]
 
 define(
-    (
-        *MESH_FLAGS,
-        *TRAINING_FLAGS,
-        (
-            flags.DEFINE_string,
-            "input_train_files",
-            None,
-            "Patterns of the names of files to train on, with commas.",
-        ),
-        (
-            flags.DEFINE_string,
-            "input_eval_files",
-            None,
-            "Patterns of the names of files to evaluate on.",
-        ),
-        (flags.DEFINE_integer, "max_seq_length", 128, "Length of the sequences in the records."),
-        (
-            flags.DEFINE_integer,
-            "max_predictions_per_seq",
-            20,
-            "How many hidden tokens a sequence of the records has.",
-        ),
-        (flags.DEFINE_string, "mode", "train_and_eval", "train_and_eval, train or eval."),
-        (flags.DEFINE_integer, "eval_batch_size", 8, "Sequences of a batch in evaluation."),
-        (flags.DEFINE_integer, "num_train_steps", 100000, "The step to train to."),
-        (
-            flags.DEFINE_integer,
-            "num_warmup_steps",
-            10000,
-            "In how many steps the learning rate grows.",
-        ),
-        (flags.DEFINE_integer, "steps_per_eval", 5000, "Steps from one evaluation to the next."),
-        (flags.DEFINE_integer, "max_eval_steps", 100, "How many batches are evaluated."),
-    )
+    **MESH_FLAGS,
+    **TRAINING_FLAGS,
+    input_train_files=(None, "Patterns of the names of files to train on, with commas."),
+    input_eval_files=(None, "Patterns of the names of files to evaluate on."),
+    max_seq_length=(128, "Length of the sequences in the records."),
+    max_predictions_per_seq=(20, "How many hidden tokens a sequence of the records has."),
+    mode=("train_and_eval", "train_and_eval, train or eval."),
+    eval_batch_size=(8, "Sequences of a batch in evaluation."),
+    num_train_steps=(100000, "The step to train to."),
+    num_warmup_steps=(10000, "In how many steps the learning rate grows."),
+    steps_per_eval=(5000, "Steps from one evaluation to the next."),
+    max_eval_steps=(100, "How many batches are evaluated."),
 )
 
 PRETRAINING_MODES = ("train_and_eval", "train", "eval")
@@ -298,17 +276,14 @@ def main(_: Sequence[str]) -> None:
     train_files = _files("input_train_files") if FLAGS.mode != "eval" else []
     eval_files = _files("input_eval_files") if FLAGS.mode != "train" else []
     tf.io.gfile.makedirs(FLAGS.output_dir)
-    run = make_estimator(
-        model_fn_builder(
-            config,
-            FLAGS.init_checkpoint,
-            FLAGS.learning_rate,
-            FLAGS.num_train_steps,
-            FLAGS.num_warmup_steps,
-        ),
-        train_batch_size=FLAGS.train_batch_size,
-        eval_batch_size=FLAGS.eval_batch_size,
+    model_fn = model_fn_builder(
+        config,
+        FLAGS.init_checkpoint,
+        FLAGS.learning_rate,
+        FLAGS.num_train_steps,
+        FLAGS.num_warmup_steps,
     )
+    run = make_estimator(model_fn, "train", "eval")
     if FLAGS.mode == "eval":
         evaluate(run, _input_fn(eval_files, False), FLAGS.max_eval_steps)
         return

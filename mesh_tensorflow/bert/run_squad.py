@@ -8,14 +8,13 @@ python -m mesh_tensorflow.bert.run_squad --train_file=train-v1.1.json --do_train
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Optional
 
 import tensorflow.compat.v1 as tf
-from absl import flags
+from absl import flags  # noqa: F401  (a name of the classic)
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import estimator, layers
@@ -45,7 +44,9 @@ from mesh_tensorflow.bert._training import (
     read_config,
     require_flags,
     training_program,
+    training_records,
     training_spec,
+    training_steps,
 )
 from mesh_tensorflow.bert.bert import BertConfig, BertModel
 
@@ -70,46 +71,22 @@ __all__ = [
 ]
 
 define(
-    (
-        *MESH_FLAGS,
-        *TRAINING_FLAGS,
-        *TEXT_FLAGS,
-        (flags.DEFINE_string, "train_file", None, "JSON file of questions to train on."),
-        (flags.DEFINE_string, "predict_file", None, "JSON file of questions to answer."),
-        (
-            flags.DEFINE_integer,
-            "max_seq_length",
-            384,
-            "Length of sequences: paragraphs are read in pieces of it.",
-        ),
-        (
-            flags.DEFINE_integer,
-            "doc_stride",
-            128,
-            "Tokens from one piece of a paragraph to the next.",
-        ),
-        (flags.DEFINE_integer, "max_query_length", 64, "How many tokens of a question are kept."),
-        (flags.DEFINE_integer, "n_best_size", 20, "How many answers to a question are written."),
-        (flags.DEFINE_integer, "max_answer_length", 30, "How many tokens an answer may have."),
-        (
-            flags.DEFINE_bool,
-            "verbose_logging",
-            False,
-            "Whether to log answers that are not found in the text.",
-        ),
-        (
-            flags.DEFINE_bool,
-            "version_2_with_negative",
-            False,
-            "Whether questions may have no answer, as in SQuAD 2.0.",
-        ),
-        (
-            flags.DEFINE_float,
-            "null_score_diff_threshold",
-            0.0,
-            "There is no answer if that much more speaks for none than for the best.",
-        ),
-    )
+    **MESH_FLAGS,
+    **TRAINING_FLAGS,
+    **TEXT_FLAGS,
+    train_file=(None, "JSON file of questions to train on."),
+    predict_file=(None, "JSON file of questions to answer."),
+    max_seq_length=(384, "Length of sequences: paragraphs are read in pieces of it."),
+    doc_stride=(128, "Tokens from one piece of a paragraph to the next."),
+    max_query_length=(64, "How many tokens of a question are kept."),
+    n_best_size=(20, "How many answers to a question are written."),
+    max_answer_length=(30, "How many tokens an answer may have."),
+    verbose_logging=(False, "Whether to log answers that are not found in the text."),
+    version_2_with_negative=(False, "Whether questions may have no answer, as in SQuAD 2.0."),
+    null_score_diff_threshold=(
+        0.0,
+        "There is no answer if that much more speaks for none than for the best.",
+    ),
 )
 
 _DEVIATION = 0.02  # standard deviation of initial weights
@@ -234,7 +211,7 @@ def model_fn_builder(
                 loss,
                 learning_rate,
                 num_train_steps or 1,
-                num_warmup_steps or 0,
+                num_warmup_steps,
                 FLAGS.max_optimized_variable_size,
             )
 
@@ -310,27 +287,6 @@ def _write_features(
     return features
 
 
-def _train(
-    run: estimator.tpu.TPUEstimator,
-    examples: Sequence[SquadExample],
-    steps: int,
-    tokenizer: FullTokenizer,
-) -> None:
-    if not steps:
-        raise ValueError(
-            f"training has no step: {len(examples)} questions of {FLAGS.train_file}, "
-            f"--train_batch_size={FLAGS.train_batch_size} and "
-            f"--num_train_epochs={FLAGS.num_train_epochs}"
-        )
-    cached = FLAGS.cached_train_file
-    path = cached or os.path.join(FLAGS.output_dir, "train.tf_record")
-    # What is left in the output directory may be of other flags: it is written again.
-    if not (cached and tf.io.gfile.exists(cached)):
-        _write_features(examples, tokenizer, path, True)
-    tf.logging.info("Training on %d questions for %d steps", len(examples), steps)
-    run.train(input_fn_builder(path, FLAGS.max_seq_length, True, True), max_steps=steps)
-
-
 def _predict(run: estimator.tpu.TPUEstimator, tokenizer: FullTokenizer) -> None:
     """Writes answers to predictions.json, nbest_predictions.json and null_odds.json."""
     examples = read_squad_examples(FLAGS.predict_file, is_training=False)
@@ -372,25 +328,23 @@ def main(_: Sequence[str]) -> None:
     steps = 0
     if FLAGS.do_train:
         examples = read_squad_examples(FLAGS.train_file, is_training=True)
-        steps = math.floor(len(examples) / FLAGS.train_batch_size * FLAGS.num_train_epochs)
+        steps = training_steps(len(examples), f"questions of {FLAGS.train_file}")
         # Examples of one paragraph are adjacent.
         # By a generator of its own, so that each run writes the same records.
         random.Random(_SEED).shuffle(examples)
     tf.io.gfile.makedirs(FLAGS.output_dir)
-    run = make_estimator(
-        model_fn_builder(
-            config,
-            FLAGS.init_checkpoint,
-            FLAGS.learning_rate,
-            steps,
-            int(steps * FLAGS.warmup_proportion),
-            FLAGS.use_tpu,
-        ),
-        train_batch_size=FLAGS.train_batch_size,
-        predict_batch_size=FLAGS.predict_batch_size,
+    model_fn = model_fn_builder(
+        config,
+        FLAGS.init_checkpoint,
+        FLAGS.learning_rate,
+        steps,
+        int(steps * FLAGS.warmup_proportion),
+        FLAGS.use_tpu,
     )
+    run = make_estimator(model_fn, "train", "predict")
     if FLAGS.do_train:
-        _train(run, examples, steps, tokenizer)
+        path = training_records(lambda path: _write_features(examples, tokenizer, path, True))
+        run.train(input_fn_builder(path, FLAGS.max_seq_length, True, True), max_steps=steps)
     if FLAGS.do_predict:
         _predict(run, tokenizer)
 

@@ -10,7 +10,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Optional, Union
 
 import tensorflow.compat.v1 as tf
-from absl import flags
 
 from mesh_tensorflow._flags import FLAGS, define
 
@@ -30,14 +29,7 @@ __all__ = [
 ]
 
 define(
-    (
-        (
-            flags.DEFINE_bool,
-            "preserve_unused_tokens",
-            False,
-            "Whether [unused1] and its kin in a text stay whole.",
-        ),
-    )
+    preserve_unused_tokens=(False, "Whether [unused1] and its kin in a text stay whole."),
 )
 
 _UNUSED = re.compile(r"\[unused\d+\]")

@@ -449,6 +449,7 @@ class SimdMeshImplInputReader:
         self._impl = simd_mesh_impl
         self._ds_creator = ds_creator
         self._shapes = convert_shapes(mtf_input_shapes)
+        self._sizes = [simd_mesh_impl.slice_shape(shape) for shape in self._shapes]
         self._prefetch_size = ds_prefetch_size
         self._external_worker = external_worker
         self._devices = ProcessDevices(simd_mesh_impl)
@@ -465,12 +466,6 @@ class SimdMeshImplInputReader:
         """The Infeed from which the program takes its inputs."""
         return self._infeed
 
-    def _infeed_of(
-        self, dtypes: Sequence[tf.DType], dequeue: Optional[Callable[[], list[tf.Tensor]]] = None
-    ) -> Infeed:
-        sizes = [self._impl.slice_shape(shape) for shape in self._shapes]
-        return Infeed(dtypes, sizes, self._impl.size, dequeue)
-
     # -- CPUs and GPUs
 
     def _make_local(self, program: Program) -> None:
@@ -478,15 +473,7 @@ class SimdMeshImplInputReader:
         l2p = [self._impl.l2p(pnum) for pnum in range(self._impl.size)]
         here = [pnum for pnum in range(self._impl.size) if l2p[pnum] in program.local]
         # One for all of them: within the program, each processor would read all batches again.
-        slicer = _LocalSlicer(
-            self._whole_batches,
-            0,
-            [here] * len(self._shapes),
-            self._impl,
-            self._shapes,
-            False,
-            True,
-        )
+        slicer = self._slicer(self._whole_batches, 0, here, True, _LocalSlicer)
         pieces: list[list[Any]] = [[None] * self._impl.size for _ in self._shapes]
         for piece, pnum, number in slicer.get_slices():
             # The layout counts logical processors, and the program its devices.
@@ -494,7 +481,7 @@ class SimdMeshImplInputReader:
         # One program is traced for all: within it, each of these is a processor's own piece.
         own = [program.own_tensor(parts) for parts in pieces]
         self._initializers = [slicer.initializer]
-        self._infeed = self._infeed_of([x.dtype for x in own], lambda: own)
+        self._infeed = Infeed([x.dtype for x in own], self._sizes, self._impl.size, lambda: own)
 
     def _whole_batches(self) -> tf.data.Dataset:
         return batched(self._ds_creator, self._shapes[0][0].size, self._prefetch_size)
@@ -503,13 +490,18 @@ class SimdMeshImplInputReader:
 
     def _make_infeed(self, global_batch: bool) -> None:
         """Creates slicers on hosts, and the infeed that sends their slices to the cores."""
-        slicers = [self._global_slicer()] if global_batch else self._part_slicers()
+        if global_batch:
+            host_id = min(self._devices.host_id_to_its_pnums)
+            every = range(self._impl.size)
+            slicers = [self._slicer(self._whole_batches, host_id, every, True)]
+        else:
+            slicers = self._part_slicers()
         self._initializers = [slicer.initializer for slicer in slicers]
         pieces: list[list[Any]] = [[None] * len(self._shapes) for _ in range(self._impl.size)]
         for slicer in slicers:
             for piece, pnum, number in slicer.get_slices():
                 pieces[pnum][number] = piece
-        self._infeed = self._infeed_of([x.dtype for x in pieces[0]])
+        self._infeed = Infeed([x.dtype for x in pieces[0]], self._sizes, self._impl.size)
         # From each core's own host, also what another one read: ordinals count the cores of a host.
         self._enqueue = [
             self._infeed.enqueue(own, host, ordinal)
@@ -524,8 +516,9 @@ class SimdMeshImplInputReader:
         host_id: int,
         pnums: Sequence[int],
         global_batch: bool,
+        kind: type[SubBatchSlicer] = SubBatchSlicer,
     ) -> SubBatchSlicer:
-        return SubBatchSlicer(
+        return kind(
             creator,
             host_id,
             [pnums] * len(self._shapes),
@@ -534,10 +527,6 @@ class SimdMeshImplInputReader:
             self._external_worker,
             global_batch,
         )
-
-    def _global_slicer(self) -> SubBatchSlicer:
-        host_id = min(self._devices.host_id_to_its_pnums)
-        return self._slicer(self._whole_batches, host_id, range(self._impl.size), True)
 
     def _part_slicers(self) -> list[SubBatchSlicer]:
         """Returns a slicer for each part of the batch, on a host of a receiving processor."""

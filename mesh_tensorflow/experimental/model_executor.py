@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Optional, Union
 
 import tensorflow.compat.v1 as tf
-from absl import flags
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import checkpoint, optimize
@@ -36,59 +35,25 @@ from mesh_tensorflow.train.callbacks import scalars
 __all__ = ["FLAGS", "MeshContext", "main", "train_and_eval"]
 
 define(
-    (
-        (
-            flags.DEFINE_bool,
-            "use_tpu",
-            True,
-            "Whether all processors run one program: on a TPU, or else on CPUs or GPUs. "
-            "Otherwise operations are placed on CPUs or GPUs one by one.",
-        ),
-        (flags.DEFINE_bool, "on_gcp", False, "Whether --master is the name of a Cloud TPU."),
-        (flags.DEFINE_string, "master", "", "Address of the session's master."),
-        (
-            flags.DEFINE_string,
-            "checkpoint_dir",
-            "",
-            "Directory of checkpoints, from which training goes on.",
-        ),
-        (
-            flags.DEFINE_string,
-            "pred_output_dir",
-            "",
-            "Directory of predictions; none are written without.",
-        ),
-        (
-            flags.DEFINE_string,
-            "summary_dir",
-            "",
-            "Directory of summaries; --checkpoint_dir if it is empty.",
-        ),
-        (flags.DEFINE_bool, "write_summary", True, "Whether to write summaries."),
-        (
-            flags.DEFINE_integer,
-            "num_train_iterations_per_loop",
-            500,
-            "Training steps between evaluations.",
-        ),
-        (flags.DEFINE_integer, "num_eval_iterations_per_loop", 2, "Batches of an evaluation."),
-        (flags.DEFINE_integer, "num_training_loops", 1000, "How many times to train and evaluate."),
-        (
-            flags.DEFINE_integer,
-            "save_checkpoints_steps",
-            500,
-            "Steps between checkpoints; also before evaluations.",
-        ),
-        (
-            flags.DEFINE_float,
-            "lr",
-            0.003,
-            "Learning rate at the beginning, relative to the size of weights.",
-        ),
-        (flags.DEFINE_float, "lr_drop_steps", 20000.0, "Steps between drops of the learning rate."),
-        (flags.DEFINE_float, "lr_drop_rate", 0.3, "What a drop multiplies the learning rate by."),
-        (flags.DEFINE_string, "mesh_shape", "rows:4, columns:4, cores:2", "Shape of the mesh."),
-    )
+    use_tpu=(
+        True,
+        "Whether all processors run one program: on a TPU, or else on CPUs or GPUs. "
+        "Otherwise operations are placed on CPUs or GPUs one by one.",
+    ),
+    on_gcp=(False, "Whether --master is the name of a Cloud TPU."),
+    master=("", "Address of the session's master."),
+    checkpoint_dir=("", "Directory of checkpoints, from which training goes on."),
+    pred_output_dir=("", "Directory of predictions; none are written without."),
+    summary_dir=("", "Directory of summaries; --checkpoint_dir if it is empty."),
+    write_summary=(True, "Whether to write summaries."),
+    num_train_iterations_per_loop=(500, "Training steps between evaluations."),
+    num_eval_iterations_per_loop=(2, "Batches of an evaluation."),
+    num_training_loops=(1000, "How many times to train and evaluate."),
+    save_checkpoints_steps=(500, "Steps between checkpoints; also before evaluations."),
+    lr=(0.003, "Learning rate at the beginning, relative to the size of weights."),
+    lr_drop_steps=(20000.0, "Steps between drops of the learning rate."),
+    lr_drop_rate=(0.3, "What a drop multiplies the learning rate by."),
+    mesh_shape=("rows:4, columns:4, cores:2", "Shape of the mesh."),
 )
 
 

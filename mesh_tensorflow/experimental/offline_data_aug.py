@@ -35,26 +35,15 @@ from mesh_tensorflow.experimental._scans import (
 __all__ = ["FLAGS", "apply_data_aug", "main", "save_to_tfrecord"]
 
 define(
-    (
-        (
-            flags.DEFINE_integer,
-            "ct_resolution",
-            128,
-            "Size of a scan along each of its three axes, in voxels.",
-        ),
-        (flags.DEFINE_string, "input_file_pattern", "", "Files of scans in Hounsfield units."),
-        (flags.DEFINE_string, "output_folder", "", "Directory of the files that are written."),
-        (flags.DEFINE_string, "output_file_prefix", "augmented", "How their names begin."),
-        (flags.DEFINE_integer, "num_data_aug", 1000, "How many scans to write."),
-        (flags.DEFINE_integer, "process_no", None, "Number of this process, a part of file names."),
-        (flags.DEFINE_float, "gen_fake_probability", 0.5, "How often lesions are made up."),
-        (
-            flags.DEFINE_float,
-            "min_fake_lesion_ratio",
-            0.05,
-            "Least part of the liver that these are, on average.",
-        ),
-    )
+    # Without a number as its default, so that it has to be given.
+    [(flags.DEFINE_integer, "process_no", None, "Number of this process, a part of file names.")],
+    ct_resolution=(128, "Size of a scan along each of its three axes, in voxels."),
+    input_file_pattern=("", "Files of scans in Hounsfield units."),
+    output_folder=("", "Directory of the files that are written."),
+    output_file_prefix=("augmented", "How their names begin."),
+    num_data_aug=(1000, "How many scans to write."),
+    gen_fake_probability=(0.5, "How often lesions are made up."),
+    min_fake_lesion_ratio=(0.05, "Least part of the liver that these are, on average."),
 )
 
 

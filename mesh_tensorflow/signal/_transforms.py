@@ -29,9 +29,7 @@ def _dims(what: str, x: Tensor, given: object) -> list[Dimension]:
 def _along_one(
     kind: str, x: Tensor, dim: Dimension, new_dim: Optional[Dimension], name: Optional[str]
 ) -> Tensor:
-    dim = given_dimension(kind, x, dim)
-    new_dim = dim if new_dim is None else given_dimension(kind, x, new_dim)
-    return FourierOperation(kind, x, [dim], [new_dim], name).outputs[0]
+    return _along_several(kind, x, [dim], None if new_dim is None else [new_dim], name)
 
 
 def _along_several(

@@ -9,14 +9,14 @@ import re
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import NamedTuple, Optional, Union
 
+from mesh_tensorflow import _figure
 from mesh_tensorflow._core.errors import dims_text, text_table
 from mesh_tensorflow._core.operation import Collective, Operation, with_inner_operations
 from mesh_tensorflow._core.pending import Walk
 from mesh_tensorflow._core.tensor import Tensor
+from mesh_tensorflow._figure import Picture
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow._units import bytes_text
-from mesh_tensorflow.visualize import _figure
-from mesh_tensorflow.visualize._figure import Picture
 from mesh_tensorflow.visualize._summary import Impls, Program, Subject, subject_of
 
 __all__ = ["Communication", "Item", "communication", "layer_of", "sum_of"]
@@ -26,6 +26,7 @@ _MOST_LAYERS = 20
 _DEEPEST = 8
 _NEARLY_ALL = 0.98  # of the bytes
 _NUMBER = re.compile(r"_?\d+(?=/|$)")  # at the end of a scope, as in "block_12"
+COLUMNS = ["layer", "collective", "mesh axes", "count", "per processor", "all processors"]
 
 
 class Item(NamedTuple):
@@ -88,24 +89,17 @@ def _kind_of_layer(operation: str, depth: int) -> str:
 
 
 class _NamedSums(Walk):
-    """A walk over operations that records whose values collectives are of."""
+    """A walk over operations that knows which operation began a sum."""
 
     def __init__(self, mesh_impl: MeshImpl):
         super().__init__(mesh_impl)
-        self.found: list[tuple[str, Collective]] = []
         self._begun_by: dict[Tensor, str] = {}
 
-    def need(self, x: Tensor) -> list[Collective]:
-        """Records the sum of a Tensor, under the name of the operation that began it."""
-        asked = super().need(x)
-        self.found += [(self._begun_by[x], collective) for collective in asked]
-        return asked
-
-    def scatter(self, x: Tensor, collectives: Sequence[Collective]) -> list[Collective]:
-        """Records that a sum is made and split, under the name of the operation that began it."""
-        asked = super().scatter(x, collectives)
-        self.found += [(self._begun_by[x], collective) for collective in asked]
-        return asked
+    def named(self) -> list[tuple[str, Collective]]:
+        """Returns what was summed since the last call, under the names of what began the sums."""
+        found = [(self._begun_by[x], collective) for x, collective in self.asked]
+        self.asked.clear()
+        return found
 
     def sum_inputs(self, op: Operation) -> list[Collective]:
         """Visits the sums of one operation; those that it delays keep their names."""
@@ -118,26 +112,23 @@ class _NamedSums(Walk):
                 self._begun_by[y] = (delayed or [op.name])[0]
         return asked
 
-    def visit(self, op: Operation) -> None:
-        """Visits one operation."""
-        # As in lowering: what it needs is summed before it communicates.
-        self.sum_inputs(op)
-        self.found += [(op.name, c) for c in op.cost(self._mesh_impl).collectives]
-
 
 def _predicted(subject: Subject, outputs: Sequence[Tensor]) -> list[Item]:
     """Returns the collectives of a graph, from the costs of its operations."""
     items = []
     for mesh, impl in subject.impls.items():
         walk = _NamedSums(impl)
+        found: list[tuple[str, Collective]] = []
         for op in subject.graph.operations:
             if op.mesh is mesh:
-                walk.visit(op)
+                # As in lowering: what it needs is summed before it communicates.
+                walk.sum_inputs(op)
+                found += [*walk.named(), *((op.name, c) for c in op.cost(impl).collectives)]
         for x in outputs:
             if x.mesh is mesh:
                 # A partial sum that nothing in the step has read is still to be summed.
                 walk.need(x)
-        items += [_item(name, impl, c) for name, c in walk.found]
+        items += [_item(name, impl, c) for name, c in [*found, *walk.named()]]
     return items
 
 
@@ -296,7 +287,7 @@ class Communication:
         self.picture().save(path)
 
     def _rows(self) -> list[list[str]]:
-        rows = [["layer", "collective", "mesh axes", "count", "per processor", "all processors"]]
+        rows = [COLUMNS]
         for layer, items in self.by_layer().items():
             for i, item in enumerate(items):
                 rows.append([layer if i == 0 else "", *item.cells()])

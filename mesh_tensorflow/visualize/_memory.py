@@ -8,14 +8,14 @@ from typing import Union
 
 import numpy as np
 
+from mesh_tensorflow import _figure
 from mesh_tensorflow._core.errors import text_table
 from mesh_tensorflow._core.layout import LayoutRules
 from mesh_tensorflow._core.tensor import Tensor
+from mesh_tensorflow._figure import Picture
 from mesh_tensorflow._units import bytes_text, shortened
 from mesh_tensorflow.auto_mtf.hardware import Hardware
 from mesh_tensorflow.auto_mtf.step_time import Held, StepEstimator
-from mesh_tensorflow.visualize import _figure
-from mesh_tensorflow.visualize._figure import Picture
 from mesh_tensorflow.visualize._summary import (
     Impls,
     Program,
@@ -58,11 +58,7 @@ class Memory:
         self.peak_at = estimator.memory.at[int(in_use.argmax())]
         self.at_peak: dict[str, int] = estimator.peak_by_kind(layout)
         self.contents: list[Held] = estimator.peak_contents(layout)
-        kinds = estimator.memory.by_kind(layout, sizes)
-        # Steady kinds first, and so at the bottom of the chart: the others stand on even ground.
-        self.over_time: dict[str, np.ndarray] = dict(
-            sorted(kinds.items(), key=lambda pair: -int(pair[1].min()))
-        )
+        self.over_time: dict[str, np.ndarray] = estimator.memory.by_kind(layout, sizes)
 
     def picture(self, limit: float = 0) -> Picture:
         """Returns a chart of memory over the step.

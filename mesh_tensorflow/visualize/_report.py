@@ -6,18 +6,18 @@ import os
 from collections.abc import Iterable, Sequence
 from typing import Any, Optional, Union
 
-from mesh_tensorflow._core.operation import Operation
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._units import bytes_text, count_text, counted
 from mesh_tensorflow.auto_mtf import explanation
 from mesh_tensorflow.auto_mtf.hardware import Hardware
 from mesh_tensorflow.auto_mtf.step_time import StepEstimator
 from mesh_tensorflow.ops._variables.variable import Variable
-from mesh_tensorflow.visualize._communication import Communication, communication_of
+from mesh_tensorflow.visualize._communication import COLUMNS, Communication, communication_of
 from mesh_tensorflow.visualize._memory import Memory, memory_of
 from mesh_tensorflow.visualize._sharding import visualize_sharding
 from mesh_tensorflow.visualize._summary import (
     KINDS,
+    VARIABLE_COLUMNS,
     Impls,
     Program,
     Subject,
@@ -154,31 +154,17 @@ def _facts(
 
 
 def _variable_table(rows: Iterable[VariableRow]) -> list[list[str]]:
-    header = ["variable", "shape", "slice", "split", "dtype", "parameters", "per processor"]
-    cells = [
-        [
-            row.name,
-            row.shape_text,
-            str(list(row.slice_shape)),
-            row.split_text,
-            row.dtype,
-            f"{row.parameters:,}",
-            bytes_text(row.bytes_per_processor),
-        ]
-        for row in rows
-    ]
-    return [header, *cells]
+    table = [(VARIABLE_COLUMNS, "dtype"), *((row.cells(), row.dtype) for row in rows)]
+    return [[*cells[:4], dtype, *cells[4:]] for cells, dtype in table]
 
 
 def _variables(summary: Summary) -> dict[str, Any]:
-    header = ["", "variables", "parameters", "whole", "per processor"]
-    rows = []
-    for kind, label in [*KINDS.items(), (None, "in all")]:
-        count = len(summary.rows if kind is None else summary.of_kind(kind))
-        if count or kind is None:
-            sizes = summary.bytes(kind), summary.bytes_per_processor(kind)
-            numbers = [str(count), f"{summary.parameters(kind):,}"]
-            rows.append([label, *numbers, *map(bytes_text, sizes)])
+    # Without the number of parameters in words, which is on top of the page.
+    totals = [
+        [*cells[:3], *cells[4:]]
+        for cells in summary.totals()
+        if cells[1] != "0" or cells[0] == "in all"
+    ]
     kinds = []
     for kind, label in KINDS.items():
         found = summary.of_kind(kind)
@@ -196,28 +182,23 @@ def _variables(summary: Summary) -> dict[str, Any]:
                 "all": _variable_table(found) if len(shown) < len(found) else None,
             }
         )
-    return {"totals": [header, *rows], "kinds": kinds}
+    return {"totals": totals, "kinds": kinds}
 
 
 # -- tiles
-
-
-def _signature(subject: Subject, x: Union[Tensor, Variable]) -> tuple:
-    impl = subject.impl_of(x.mesh)
-    return tuple(x.shape), tuple(impl.shape), tuple(impl.tensor_layout(x.shape))
 
 
 def _largest(subject: Subject) -> list[Union[Tensor, Variable]]:
     """Returns the largest variables and the largest other tensors that are split in other ways."""
     variables = [part for v in subject.graph.trainable_variables for part in v.parts]
     chosen = _distinct(subject, variables, _WEIGHTS_SHOWN)
-    forward = [op for op in subject.graph.operations if _is_forward(op)]
-    tensors = [y for op in forward for y in op.outputs]
+    tensors = [
+        y
+        for op in subject.graph.operations
+        if op.gradient_of is None and not isinstance(op, Variable) and op.has_gradient
+        for y in op.outputs
+    ]
     return [*chosen, *_distinct(subject, tensors, _OTHERS_SHOWN)]
-
-
-def _is_forward(op: Operation) -> bool:
-    return op.gradient_of is None and not isinstance(op, Variable) and op.has_gradient
 
 
 def _distinct(
@@ -226,7 +207,8 @@ def _distinct(
     found: dict[tuple, Union[Tensor, Variable]] = {}
     # The largest first; those of one shape and layout have one picture, so that one is enough.
     for x in sorted(candidates, key=lambda x: -x.shape.size):
-        found.setdefault(_signature(subject, x), x)
+        impl = subject.impl_of(x.mesh)
+        found.setdefault((tuple(x.shape), tuple(impl.shape), tuple(impl.tensor_layout(x.shape))), x)
         if len(found) == count:
             break
     return list(found.values())
@@ -247,7 +229,7 @@ def _communication(found: Communication) -> Optional[dict[str, Any]]:
     return {
         "has_loops": found.has_loops,
         "svg": found.picture().svg(inline=True),
-        "header": ["layer", "collective", "mesh axes", "count", "per processor", "all processors"],
+        "header": COLUMNS,
         "layers": layers,
         "sums": [["in all", *item.cells()] for item in found.by_collective()],
     }

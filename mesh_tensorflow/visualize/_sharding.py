@@ -13,10 +13,7 @@ from mesh_tensorflow._core.errors import WrongTypeError, dims_text
 from mesh_tensorflow._core.layout import pnum_to_processor_coordinates
 from mesh_tensorflow._core.shape import Shape, ShapeLike, convert_to_shape
 from mesh_tensorflow._core.tensor import Tensor
-from mesh_tensorflow._mesh.mesh_impl import MeshImpl
-from mesh_tensorflow._units import bytes_text, shortened
-from mesh_tensorflow.ops._variables.variable import Variable
-from mesh_tensorflow.visualize._figure import (
+from mesh_tensorflow._figure import (
     INK,
     MUTED,
     Picture,
@@ -26,6 +23,9 @@ from mesh_tensorflow.visualize._figure import (
     points,
     text_color,
 )
+from mesh_tensorflow._mesh.mesh_impl import MeshImpl
+from mesh_tensorflow._units import bytes_text, shortened
+from mesh_tensorflow.ops._variables.variable import Variable
 from mesh_tensorflow.visualize._summary import mesh_text
 
 __all__ = ["Sharding", "Tile", "visualize_sharding"]
@@ -159,7 +159,17 @@ class Sharding:
         Args:
           color: whether to color tiles, by the escape codes of terminals.
         """
-        return drawn(self, color)
+        lines = [*self.heading, ""]
+        names = [self.shape[i].name for i in self.shown]
+        arrows = ["↓", "→"] if len(names) == 2 else ["→"]
+        if names:
+            lines.append(", ".join(f"{name} {arrow}" for name, arrow in zip(names, arrows)))
+        tables = list(others(self))
+        for what, index in tables[:_MOST_TABLES]:
+            lines += ([f"{what}:"] if what else []) + _table(self, index, color)
+        if len(tables) > _MOST_TABLES:
+            lines.append(f"and {len(tables) - _MOST_TABLES} more tables like these")
+        return "\n".join(lines)
 
     def __str__(self) -> str:
         # Escape codes are for terminals; in a file they would be noise.
@@ -241,8 +251,8 @@ def kept(count: int, most: int = _MOST_PARTS) -> list[int]:
     return [*range(most - 2), -1, count - 1]
 
 
-def _range_text(begin: int, end: int) -> str:
-    return f"{begin}:{end}"
+def _part(tile: Tile, dimension: int) -> str:
+    return f"{tile.begin[dimension]}:{tile.end[dimension]}"
 
 
 def others(sharding: Sharding) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -255,7 +265,7 @@ def others(sharding: Sharding) -> Iterator[tuple[str, tuple[int, ...]]]:
     for index in itertools.product(*ranges):
         tile = sharding.tile_at(index)
         names = [
-            f"{d.name} {_range_text(tile.begin[i], tile.end[i])}"
+            f"{d.name} {_part(tile, i)}"
             for i, d in enumerate(sharding.shape)
             if i not in sharding.shown and sharding.parts[i] > 1
         ]
@@ -283,26 +293,6 @@ def grid(sharding: Sharding, index: Sequence[int]) -> list[list[Tile]]:
             line.append(sharding.tile_at(at))
         found.append(line)
     return found
-
-
-def drawn(sharding: Sharding, color: bool) -> str:
-    """Returns the heading and the tables of a Sharding.
-
-    Args:
-      sharding: a Sharding.
-      color: whether to color tiles.
-    """
-    lines = [*sharding.heading, ""]
-    names = [sharding.shape[i].name for i in sharding.shown]
-    arrows = ["↓", "→"] if len(names) == 2 else ["→"]
-    if names:
-        lines.append(", ".join(f"{name} {arrow}" for name, arrow in zip(names, arrows)))
-    tables = list(others(sharding))
-    for what, index in tables[:_MOST_TABLES]:
-        lines += ([f"{what}:"] if what else []) + _table(sharding, index, color)
-    if len(tables) > _MOST_TABLES:
-        lines.append(f"and {len(tables) - _MOST_TABLES} more tables like these")
-    return "\n".join(lines)
 
 
 def _table(sharding: Sharding, index: Sequence[int], color: bool) -> list[str]:
@@ -347,10 +337,6 @@ def _most_columns(sharding: Sharding, tiles: Sequence[Sequence[Tile]]) -> int:
     texts = [processors_text(last.processors)]
     texts += [_part(last, dimension) for dimension in sharding.shown[-1:]]
     return max(_LEAST_PARTS, min(_MOST_PARTS, _WIDTH // (max(map(len, texts)) + 3)))
-
-
-def _part(tile: Tile, dimension: int) -> str:
-    return _range_text(tile.begin[dimension], tile.end[dimension])
 
 
 # -- as a picture
@@ -421,7 +407,7 @@ class _ShardingPicture:
         fill = color_of(tile.number, len(self.sharding.tiles))
         box = Rectangle((j, i), 1, 1, facecolor=fill, edgecolor=MUTED, linewidth=0.6, clip_on=False)
         axes.add_patch(box)
-        parts = [f"{d.name} {b}:{e}" for d, b, e in zip(self.sharding.shape, tile.begin, tile.end)]
+        parts = [f"{d.name} {_part(tile, n)}" for n, d in enumerate(self.sharding.shape)]
         held = f"{', '.join(parts)}: processors {processors_text(tile.processors)}"
         self.picture.title(box, f"{title}{held}")
         if text:

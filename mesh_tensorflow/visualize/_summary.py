@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Optional, Union
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, Optional, Union
 
 from mesh_tensorflow._core.errors import WrongTypeError, dims_text, text_table
 from mesh_tensorflow._core.graph import Graph, Mesh
 from mesh_tensorflow._core.shape import Shape
-from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._lowering.lowering import Lowering
 from mesh_tensorflow._lowering.rewrites import stored_shapes
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
@@ -123,29 +122,13 @@ def layout_text(impl: MeshImpl) -> str:
     return rules if stored is None else f"{rules}; stored with {stored}"
 
 
-def devices_of(impl: MeshImpl) -> Sequence[str]:
-    """Returns the names of the devices of the processors, in order; empty if there are none."""
-    found: Any = getattr(impl, "devices", None) or ()
-    return list(found)
-
-
-def split_text(impl: MeshImpl, tensor: Tensor) -> str:
-    """Returns "batch:rows, d_ff:cols" of the dimensions that are split, or "-"."""
-    return ", ".join(f"{d.name}:{impl.shape[a].name}" for d, a in splits(impl, tensor)) or "-"
-
-
-def splits(impl: MeshImpl, tensor: Tensor) -> list[tuple[Any, int]]:
-    """Returns pairs (dimension, mesh axis of size above 1) of the dimensions that are split."""
-    found = [(d, impl.splitting_axis(d)) for d in tensor.shape]
-    return [(d, axis) for d, axis in found if axis is not None]
-
-
 # Kinds of variables, in the order of the table, with the label of their totals.
 KINDS = {
     "weights": "trainable",
     "slots": "optimizer slots",
     "others": "other variables",
 }
+VARIABLE_COLUMNS = ["variable", "shape", "slice", "split", "parameters", "per processor"]
 _MIN_NAME = 32
 _DEFAULT_WIDTH = 120  # where there is no terminal
 
@@ -187,7 +170,18 @@ class VariableRow(NamedTuple):
     @property
     def shape_text(self) -> str:
         """The shape as "[d_in=4, hidden=16]"."""
-        return f"[{', '.join(f'{d.name}={d.size}' for d in self.shape)}]"
+        return f"[{dims_text(self.shape)}]"
+
+    def cells(self) -> list[str]:
+        """Returns what tables say of it; see `VARIABLE_COLUMNS`."""
+        return [
+            self.name,
+            self.shape_text,
+            str(list(self.slice_shape)),
+            self.split_text,
+            f"{self.parameters:,}",
+            bytes_text(self.bytes_per_processor),
+        ]
 
 
 def _kind(variable: Variable, weights: Mapping[str, Sequence[int]]) -> str:
@@ -220,19 +214,14 @@ def _row(variable: Variable, stored: Shape, kind: str, impl: MeshImpl) -> Variab
     )
 
 
-def _all_parts(variables: Iterable[Variable]) -> Iterator[Variable]:
-    """Yields Variables, with those of which stacked ones consist in their place."""
-    for v in variables:
-        yield from v.parts
-
-
 def variable_rows(subject: Subject) -> list[VariableRow]:
     """Returns a row for each variable, weights first, in order of creation.
 
     Args:
       subject: a Subject.
     """
-    variables = list(_all_parts(subject.graph.all_variables))
+    # Of stacked variables, those that they consist of.
+    variables = [part for v in subject.graph.all_variables for part in v.parts]
     weights = {v.name: v.shape.to_integer_list for v in variables if v.trainable}
     stored = stored_shapes(subject.graph, subject.impls)
     rows = [_row(v, stored[v], _kind(v, weights), subject.impl_of(v.mesh)) for v in variables]
@@ -305,41 +294,31 @@ class Summary:
         return shutil.get_terminal_size().columns if sys.stdout.isatty() else _DEFAULT_WIDTH
 
     def _table(self) -> list[str]:
-        header = ["variable", "shape", "slice", "split", "parameters", "per processor"]
-        rows = [
-            [
-                row.name,
-                row.shape_text,
-                str(list(row.slice_shape)),
-                row.split_text,
-                f"{row.parameters:,}",
-                bytes_text(row.bytes_per_processor),
-            ]
-            for row in self.rows
-            if self.slots or row.kind != "slots"
-        ]
-        widths = [max(len(row[i]) for row in [header, *rows]) for i in range(1, len(header))]
+        rows = [row.cells() for row in self.rows if self.slots or row.kind != "slots"]
+        widths = [max(map(len, column)) for column in list(zip(VARIABLE_COLUMNS, *rows))[1:]]
         room = max(_MIN_NAME, self._width() - sum(widths) - 2 * len(widths))
         names = shortened_apart([row[0] for row in rows], room)
         rows = [[name, *row[1:]] for name, row in zip(names, rows)]
-        return text_table([header, *rows], left=(0, 1, 2, 3))
+        return text_table([VARIABLE_COLUMNS, *rows], left=(0, 1, 2, 3))
+
+    def totals(self) -> list[list[str]]:
+        """Returns a table: of each kind, how many there are, and their sizes; and of all."""
+        found = [["", "variables", "parameters", "", "whole", "per processor"]]
+        for kind, label in [*KINDS.items(), (None, "in all")]:
+            count = len(self.rows if kind is None else self.of_kind(kind))
+            if not count and kind in ("slots", "others"):
+                continue
+            parameters = self.parameters(kind)
+            words = f"({count_text(parameters)})" if parameters >= 1000 else ""
+            sizes = self.bytes(kind), self.bytes_per_processor(kind)
+            cells = [str(count), f"{parameters:,}", words, *map(bytes_text, sizes)]
+            found.append([label, *cells])
+        return found
 
     def _totals(self) -> list[str]:
-        rows = []
-        for kind, label in KINDS.items():
-            if self.of_kind(kind) or kind == "weights":
-                rows.append(self._total_row(label, kind))
-        if len(rows) > 1:
-            rows.append(self._total_row("in all", None))
-        header = ["", "variables", "parameters", "", "whole", "per processor"]
-        return text_table([header, *rows])
-
-    def _total_row(self, label: str, kind: Optional[str]) -> list[str]:
-        count = len(self.rows) if kind is None else len(self.of_kind(kind))
-        parameters = self.parameters(kind)
-        words = f"({count_text(parameters)})" if parameters >= 1000 else ""
-        cells = [bytes_text(self.bytes(kind)), bytes_text(self.bytes_per_processor(kind))]
-        return [label, str(count), f"{parameters:,}", words, *cells]
+        header, *rows = self.totals()
+        # Of one kind alone, its total is that of all.
+        return text_table([header, *(rows if len(rows) > 2 else rows[:1])])
 
     def __str__(self) -> str:
         lines = [f"mesh    {self.mesh}", f"layout  {self.layout}", ""]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Mapping
-from typing import Optional
+from typing import Any, Optional
 
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow._units import bytes_text, count_text, counted
@@ -15,7 +15,6 @@ from mesh_tensorflow.visualize._summary import (
     Impls,
     Program,
     Summary,
-    devices_of,
     mesh_text,
     subject_of,
 )
@@ -35,7 +34,8 @@ def _short_device(device: str) -> str:
 
 
 def _devices_text(impl: MeshImpl) -> str:
-    names = list(dict.fromkeys(map(_short_device, devices_of(impl))))
+    found: Any = getattr(impl, "devices", None) or ()  # which not all kinds of meshes have
+    names = list(dict.fromkeys(map(_short_device, found)))
     if not names or names == [""]:
         return ""  # TensorFlow chooses the device
     if len(names) > 4:

@@ -89,8 +89,8 @@ FAULTS = [
     ),
     Fault(
         "auto_mtf/_resident.py",
-        "change[last + 1, self._columns[block.column]] -= block.bytes",
-        "change[last, self._columns[block.column]] -= block.bytes",
+        "row[last + 1] -= held",
+        "row[last] -= held",
         "memory is free before the last operation that reads it",
         "auto_mtf/test_step_time.py -k loops_take_memory",
     ),

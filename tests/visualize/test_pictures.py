@@ -11,9 +11,9 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow as mtf
+from mesh_tensorflow import _figure
 from mesh_tensorflow import _units as units
 from mesh_tensorflow.auto_mtf import models
-from mesh_tensorflow.visualize import _figure
 
 TINY = {
     "batch": 8, "length": 8, "vocab": 16, "d_model": 16, "layers": 2, "heads": 4, "d_kv": 4,

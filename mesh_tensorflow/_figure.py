@@ -1,4 +1,4 @@
-"""Pictures drawn by matplotlib: how they are written, their colors, and charts of bytes."""
+"""Pictures drawn by matplotlib: how they are written, their colors, and charts of amounts."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import colorsys
 import io
 import os
 import xml.etree.ElementTree
-from collections.abc import Mapping, Sequence
-from typing import Any, Union
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Optional, Union
 
 import numpy as np
 
-from mesh_tensorflow._units import bytes_text, shortened_apart, unit_of_bytes
+from mesh_tensorflow._units import bytes_text, ms_text, shortened_apart, unit_of_bytes
 
 # Okabe and Ito, "Color universal design" (2008), lightened where black text stands on it.
 KIND_COLORS = (
@@ -101,6 +101,7 @@ class Picture:
       figure: a matplotlib.figure.Figure.
       label: what the picture shows, for those who cannot see it.
       titles: what a browser shows on hover, by the `gid` of an artist.
+      bottom: where the next chart begins.
     """
 
     def __init__(self, label: str):
@@ -121,6 +122,7 @@ class Picture:
         # An inch, so that fractions of the figure are inches.
         self.figure = Figure(figsize=(1, 1), dpi=_PIXELS)
         self.titles: dict[str, str] = {}
+        self.bottom = 0.0
 
     def axes(self, x: float, y: float, width: float, height: float) -> Any:
         """Returns new axes at a place."""
@@ -159,7 +161,7 @@ class Picture:
                 f"{', '.join(_KINDS)}; give the path such an end"
             )
         # Before the file is made: an error leaves none.
-        data = self.svg().encode() if kind == ".svg" else self._drawn(kind[1:], _PAPER)
+        data = self.svg().encode() if kind == ".svg" else self.drawn(kind[1:])
         with open(path, "wb") as f:
             f.write(data)
 
@@ -170,7 +172,7 @@ class Picture:
           inline: whether it stands in a web page, whose text color it then takes; otherwise it has
             white paper.
         """
-        data = self._drawn("svg", "none" if inline else _PAPER)
+        data = self.drawn("svg", "none" if inline else _PAPER)
         # Otherwise tags would be written as ns0:svg, which a web page does not take for a picture.
         xml.etree.ElementTree.register_namespace("", _SVG)
         xml.etree.ElementTree.register_namespace("xlink", "http://www.w3.org/1999/xlink")
@@ -190,7 +192,13 @@ class Picture:
             found = found.replace(INK, "currentColor").replace(MUTED, "var(--muted)")
         return f"{found}\n"
 
-    def _drawn(self, kind: str, paper: str) -> bytes:
+    def drawn(self, kind: str, paper: str = _PAPER) -> bytes:
+        """Returns the picture as "svg", "png" or "pdf", without what matplotlib cannot draw.
+
+        Args:
+          kind: the kind of file.
+          paper: the color of the background.
+        """
         import matplotlib
 
         data = io.BytesIO()
@@ -214,7 +222,7 @@ def points(pixels: float) -> float:
     return pixels * 0.75
 
 
-# -- charts of bytes
+# -- charts
 
 _ROW = 24.0
 _WIDTH = 520.0
@@ -223,12 +231,32 @@ _LONGEST_NAME = 40
 _MOST_POINTS = 160
 _LETTER = 7.2  # the width of one, on average
 _TICKS = 5
+_BELOW = 150.0  # the height of the heading, the ticks and the legend of a chart
 
 
-def _titled(title: str) -> Picture:
-    picture = Picture(title)
-    picture.words(0, 0, title, 14, weight="bold")
-    return picture
+class Measure(NamedTuple):
+    """What a chart is of.
+
+    Attributes:
+      unit: a function of the largest amount that returns the unit of an axis, and its size.
+      text: a function of an amount that returns it with a unit.
+    """
+
+    unit: Callable[[float], tuple[str, float]]
+    text: Callable[[float], str]
+
+
+BYTES = Measure(unit_of_bytes, bytes_text)
+SECONDS = Measure(lambda most: ("ms", 1e-3), lambda seconds: f"{ms_text(seconds)} ms")
+
+
+def _begun(picture: Optional[Picture], title: str, height: float) -> tuple[Picture, Any]:
+    """Returns the picture, a new one if None, with a heading, and axes below it."""
+    picture = picture or Picture(title)
+    picture.words(0, picture.bottom, title, 14, weight="bold")
+    axes = picture.axes(0, picture.bottom + 26, _WIDTH, height)
+    picture.bottom += height + _BELOW
+    return picture, axes
 
 
 def _legend(axes: Any, names: Sequence[str], below: float) -> None:
@@ -250,20 +278,26 @@ def _legend(axes: Any, names: Sequence[str], below: float) -> None:
 
 
 def bars(
-    title: str, rows: Mapping[str, Mapping[str, float]], kinds: Sequence[str], what: str
+    title: str,
+    rows: Mapping[str, Mapping[str, float]],
+    kinds: Sequence[str],
+    what: str,
+    measure: Measure = BYTES,
+    picture: Optional[Picture] = None,
 ) -> Picture:
-    """Returns a chart with a stacked bar of bytes for each row.
+    """Returns a chart with a stacked bar of amounts for each row.
 
     Args:
       title: its heading.
-      rows: for each name, in the order from the top, the bytes of each kind.
+      rows: for each name, in the order from the top, the amount of each kind.
       kinds: the names of all kinds, in the order of stacking.
       what: what is counted, such as "of each processor in a step".
+      measure: what the amounts are.
+      picture: the Picture at whose bottom it is drawn; a new one if None.
     """
-    picture = _titled(title)
     totals = [sum(values.values()) for values in rows.values()]
-    unit, size = unit_of_bytes(max(totals, default=0))
-    axes = picture.axes(0, 26, _WIDTH, _ROW * max(1, len(rows)))
+    unit, size = measure.unit(max(totals, default=0))
+    picture, axes = _begun(picture, title, _ROW * max(1, len(rows)))
     places, begin = np.arange(len(rows)), np.zeros(len(rows))
     for i, kind in enumerate(kinds):
         values = np.array([row.get(kind, 0) for row in rows.values()], np.float64)
@@ -271,11 +305,11 @@ def bars(
             places, values / size, 0.66, left=begin / size, color=_color(i), label=kind
         )
         for bar, name, value in zip(drawn, rows, values):
-            picture.title(bar, f"{name}, {kind}: {bytes_text(value)}")
+            picture.title(bar, f"{name}, {kind}: {measure.text(value)}")
         begin += values
     for place, total in zip(places, totals):
         axes.annotate(
-            bytes_text(total), (total / size, place), (6, 0), textcoords="offset points",
+            measure.text(total), (total / size, place), (6, 0), textcoords="offset points",
             va="center", color=MUTED, fontsize=points(11),
         )  # fmt: skip
     axes.set_xlim(0, max(totals, default=0) / size or 1)
@@ -285,7 +319,7 @@ def bars(
     axes.locator_params(axis="x", nbins=_TICKS)
     axes.grid(axis="x", color=MUTED, alpha=0.35)
     axes.set_axisbelow(True)
-    axes.set_xlabel(f"{unit} {what}", color=INK, fontsize=points(12))
+    axes.set_xlabel(f"{unit} {what}".strip(), color=INK, fontsize=points(12))
     _legend(axes, kinds, 50)
     return picture
 
@@ -295,6 +329,7 @@ def areas(
     kinds: Mapping[str, np.ndarray],
     what: str,
     limit: float = 0,
+    picture: Optional[Picture] = None,
 ) -> Picture:
     """Returns a chart of stacked areas: bytes of each kind over time.
 
@@ -303,15 +338,15 @@ def areas(
       kinds: for each kind, an array of bytes, all of one length.
       what: the words under the axis.
       limit: the bytes at which to draw a line, if it is not much higher than the areas.
+      picture: the Picture at whose bottom it is drawn; a new one if None.
     """
-    picture = _titled(title)
     squeezed = _squeezed(kinds)
     length = max((len(v) for v in squeezed.values()), default=1)
     most = float(sum(squeezed.values(), np.zeros(length)).max(initial=0))
     shows_limit = 0 < limit <= 1.5 * most
     high = max(most, limit) if shows_limit else most
     unit, size = unit_of_bytes(high)
-    axes = picture.axes(0, 26, _WIDTH, _HEIGHT)
+    picture, axes = _begun(picture, title, _HEIGHT)
     # Steps and not slopes: what an operation holds is held all through it.
     values = [np.append(v, v[-1:]) / size for v in squeezed.values()]
     colors = [_color(i) for i in range(len(values))]
