@@ -17,7 +17,8 @@ from mesh_tensorflow._core.tensor import Tensor, check_tensors, is_differentiabl
 
 if TYPE_CHECKING:
     from mesh_tensorflow._core.graph import Graph, Mesh
-    from mesh_tensorflow._core.interfaces import LaidOutLike, LoweringLike
+    from mesh_tensorflow._core.interfaces import LaidOutLike
+    from mesh_tensorflow._lowering.lowering import Lowering
     from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 
 
@@ -412,11 +413,11 @@ class Operation(metaclass=_LeavesNothingBehind):
 
     # -- lowering
 
-    def lower(self, lowering: LoweringLike) -> None:
+    def lower(self, lowering: Lowering) -> None:
         """Creates the TensorFlow operations, and passes the lowered outputs to `lowering`."""
         raise NotImplementedError(f"{type(self).__name__} cannot be lowered: {self}")
 
-    def _added_to(self, value: LaidOutLike, lowering: LoweringLike) -> Optional[LaidOutLike]:
+    def _added_to(self, value: LaidOutLike, lowering: Lowering) -> Optional[LaidOutLike]:
         """Returns a lowered value with its output added, in one memory; or None, by default.
 
         Args:

@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
-from mesh_tensorflow._core.interfaces import LaidOutLike, LoweringLike
+from mesh_tensorflow._core.interfaces import LaidOutLike
 from mesh_tensorflow._core.operation import Collective, Cost, PendingSums
 from mesh_tensorflow._core.tensor import is_differentiable
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
@@ -145,7 +145,7 @@ class Blocked(mtf.Operation):
         """Into how many parts each processor of a ring cuts its part, at least."""
         return _ring_attention.least_parts(self._ring)
 
-    def _check_ring(self, lowering: LoweringLike) -> None:
+    def _check_ring(self, lowering: mtf.Lowering) -> None:
         if self._ring:
             # Processors may be merged where it runs, but a program is right or wrong everywhere.
             _ring_attention.check(
@@ -171,7 +171,7 @@ class Blocked(mtf.Operation):
 
     # -- laid-out operands
 
-    def _operands(self, lowering: LoweringLike) -> list[LaidOutLike]:
+    def _operands(self, lowering: mtf.Lowering) -> list[LaidOutLike]:
         """Returns the laid-out inputs with the memory that is computed with at first.
 
         One more says whether blocks may be left out, if some may.
@@ -382,7 +382,7 @@ class BlockedAttentionGradOperation(Blocked):
         # itself, whose gradients have that part already.
         return [*found[:-2], None, None, None, *found[-2:]]
 
-    def lower(self, lowering: LoweringLike) -> None:
+    def lower(self, lowering: mtf.Lowering) -> None:
         """Computes gradients block by block; sums over processors are pending."""
         mesh_impl = lowering.mesh_impl(self)
         gathered, around = self._gathered_axis(mesh_impl), self._ring_axis(mesh_impl)
@@ -546,7 +546,7 @@ class BlockedAttentionOperation(Blocked):
                 found.update(zip(some, op.outputs))
         return [found.get(i) for i in range(len(self.inputs))]
 
-    def lower(self, lowering: LoweringLike) -> None:
+    def lower(self, lowering: mtf.Lowering) -> None:
         """Computes sums of blocks, joins those of a row, and divides."""
         mesh_impl = lowering.mesh_impl(self)
         values = self._operands(lowering)

@@ -11,7 +11,7 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops as mtf
 from mesh_tensorflow._core.errors import WrongTypeError, dims_text
 from mesh_tensorflow._core.graph import Mesh, leaves_no_node
-from mesh_tensorflow._core.interfaces import LaidOutLike, LoweringLike
+from mesh_tensorflow._core.interfaces import LaidOutLike
 from mesh_tensorflow._core.operation import Cost, Operation
 from mesh_tensorflow._core.shape import (
     Dimension,
@@ -73,7 +73,7 @@ class Constant(Operation):
         self._value = value
         self._outputs = [Tensor(self, shape, dtype)]
 
-    def lower(self, lowering: LoweringLike) -> None:
+    def lower(self, lowering: mtf.Lowering) -> None:
         """Fills slices at each use, which is cheaper than keeping them."""
         mesh_impl = lowering.mesh_impl(self)
         y = self.outputs[0]
@@ -201,7 +201,7 @@ class RangeOperation(Operation):
         self._dim = shape.dims[0]
         self._outputs = [Tensor(self, shape, tf.as_dtype(dtype))]
 
-    def lower(self, lowering: LoweringLike) -> None:
+    def lower(self, lowering: mtf.Lowering) -> None:
         """Makes each slice of the range from the slice's first position."""
         mesh_impl = lowering.mesh_impl(self)
         y = self.outputs[0]
@@ -263,7 +263,7 @@ class ImportOperation(Operation):
         self._tf_tensor = tf_tensor
         self._outputs = [Tensor(self, shape, tf_tensor.dtype)]
 
-    def lower(self, lowering: LoweringLike) -> None:
+    def lower(self, lowering: mtf.Lowering) -> None:
         """Cuts the tf.Tensor into slices."""
         y = self.outputs[0]
         tf_tensor = _of_sizes(self.name, self._tf_tensor, y.shape.to_integer_list, y.shape)
@@ -408,7 +408,7 @@ class ImportLaidOutTensorOperation(Operation):
     def check_layout(self, mesh_to_impl: Mapping[Mesh, MeshImpl]) -> None:
         """Accepts the layout that the slices are in; the Lowering checks their shapes."""
 
-    def lower(self, lowering: LoweringLike) -> None:
+    def lower(self, lowering: mtf.Lowering) -> None:
         """Uses the slices that it was given."""
         y, laid_out = self.outputs[0], self._laid_out_tensor
         # The user cut slices for the mesh that was asked for; the executed one may have fewer.

@@ -12,7 +12,6 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._core.errors import MissingMethodError, WrongTypeError, check_flag, slip
-from mesh_tensorflow._core.interfaces import LoweringLike
 from mesh_tensorflow.ops._source import import_unchanged
 from mesh_tensorflow.utils import steps_done
 
@@ -352,7 +351,7 @@ class StoredValue(mtf.ReadVariable):
         self._after = list(after)
         self._outputs = [mtf.Tensor(self, var.shape, var.slice_dtype)]
 
-    def lower(self, lowering: LoweringLike) -> None:
+    def lower(self, lowering: mtf.Lowering) -> None:
         """Reads the slices, or takes the values that were read at the beginning of the step."""
         laid_out = lowering.variables[self._var]
         if not self._after:

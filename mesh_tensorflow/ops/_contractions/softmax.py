@@ -10,7 +10,7 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops as mtf
 from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.graph import leaves_no_node
-from mesh_tensorflow._core.interfaces import LaidOutLike, LoweringLike
+from mesh_tensorflow._core.interfaces import LaidOutLike
 from mesh_tensorflow._core.operation import Collective, Cost, Operation, gradient_of_output
 from mesh_tensorflow._core.shape import Dimension
 from mesh_tensorflow._core.tensor import Tensor
@@ -74,7 +74,7 @@ class SoftmaxOperation(Operation):
         # The slope of y_i along x_j is y_i ([i = j] - y_j).
         return [(dy - mtf.reduce_sum(dy * y, output_shape=rest)) * y]
 
-    def lower(self, lowering: LoweringLike) -> None:
+    def lower(self, lowering: mtf.Lowering) -> None:
         """Calls TensorFlow's softmax, or reduces maximum and sum over the mesh."""
         mesh_impl = lowering.mesh_impl(self)
         x = lowering.tensors[self.inputs[0]]
@@ -291,7 +291,7 @@ class CrossEntropyOperation(_OfIds):
         made = CrossEntropyGradientOperation(logits, ids, self.outputs[1], dy, dz, self._dim)
         return [made.outputs[0], None]
 
-    def lower(self, lowering: LoweringLike) -> None:
+    def lower(self, lowering: mtf.Lowering) -> None:
         """Reduces rows of the logits, and sums over the mesh if the vocabulary is split."""
         mesh_impl = lowering.mesh_impl(self)
         lowering.count_collectives(self, "reduce_op")
@@ -401,7 +401,7 @@ class CrossEntropyGradientOperation(_OfIds):
         d_logits = mtf.einsum([weighted, scale], logits.shape)
         return [d_logits, None, -total * scale, total * known - at_ids, *[total for _ in dz]]
 
-    def lower(self, lowering: LoweringLike) -> None:
+    def lower(self, lowering: mtf.Lowering) -> None:
         """Scales each slice's exponentials, and subtracts dy at the ids."""
         mesh_impl = lowering.mesh_impl(self)
         logits, ids, log_z, dy = self.inputs[:4]
@@ -504,7 +504,7 @@ class NormalizeOperation(_AlongDimension):
         y, factor = self.outputs
         return NormalizeGradOperation(y, factor, grad_ys[0], self._dim).outputs
 
-    def lower(self, lowering: LoweringLike) -> None:
+    def lower(self, lowering: mtf.Lowering) -> None:
         """Lowers to mean, variance and rsqrt, with an allreduce each if the dimension is split."""
         mesh_impl = lowering.mesh_impl(self)
         lowering.count_collectives(self, "reduce_op")
@@ -537,7 +537,7 @@ class NormalizeGradOperation(_AlongDimension):
             "mtf.reduce_mean and mtf.rsqrt"
         )
 
-    def lower(self, lowering: LoweringLike) -> None:
+    def lower(self, lowering: mtf.Lowering) -> None:
         """Computes dx = factor * (dy - mean(dy) - y * mean(dy * y))."""
         mesh_impl = lowering.mesh_impl(self)
         lowering.count_collectives(self, "reduce_op")

@@ -11,7 +11,6 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops as mtf
 from mesh_tensorflow._core.errors import tensors_text
 from mesh_tensorflow._core.graph import Mesh, leaves_no_node
-from mesh_tensorflow._core.interfaces import LoweringLike
 from mesh_tensorflow._core.operation import (
     Cost,
     Loop,
@@ -40,7 +39,7 @@ class LoopValueOperation(Operation):
         super().__init__([], mesh=mesh, name=name)
         self._outputs = [Tensor(self, shape, dtype)]
 
-    def lower(self, lowering: LoweringLike) -> None:
+    def lower(self, lowering: mtf.Lowering) -> None:
         """Raises an error: the loop gives the value when it is lowered."""
         raise ValueError(f"{self.name} has a value only inside its loop")
 
@@ -187,14 +186,14 @@ class Tape:
         return arrays
 
     def write(
-        self, lowering: LoweringLike, arrays: Sequence[tf.TensorArray], index: tf.Tensor
+        self, lowering: mtf.Lowering, arrays: Sequence[tf.TensorArray], index: tf.Tensor
     ) -> list[tf.TensorArray]:
         """Returns the arrays with the current values of the Tensors written at `index`."""
         flat = self._state.flatten([lowering.tensors[x] for x in self._tensors])
         return [array.write(index, t) for array, t in zip(arrays, flat, strict=True)]
 
     def read(
-        self, lowering: LoweringLike, arrays: Sequence[tf.TensorArray], index: tf.Tensor
+        self, lowering: mtf.Lowering, arrays: Sequence[tf.TensorArray], index: tf.Tensor
     ) -> None:
         """Sets the lowered values of the Tensors to those saved at `index`."""
         flat = [array.read(index) for array in arrays]
@@ -295,7 +294,7 @@ class WhileGradientOperation(Operation):
             f"{self.name}: the gradient of a loop has no gradient itself; unroll the loop"
         )
 
-    def lower(self, lowering: LoweringLike) -> None:
+    def lower(self, lowering: mtf.Lowering) -> None:
         """Lowers to a tf.while_loop over the iterations in reverse order."""
         mesh_impl = lowering.mesh_impl(self)
         tape, count, arrays = lowering.loop_tapes[self._forward]
@@ -536,7 +535,7 @@ class WhileLoopOperation(Operation):
 
     # -- lowering
 
-    def lower(self, lowering: LoweringLike) -> None:
+    def lower(self, lowering: mtf.Lowering) -> None:
         """Lowers to a tf.while_loop over the slices of the loop variables."""
         mesh_impl = lowering.mesh_impl(self)
         n = self._num_vars
@@ -609,7 +608,7 @@ class WhileLoopOperation(Operation):
         if tape is not None:
             lowering.loop_tapes[self] = (tape, count, arrays)
 
-    def _earlier_assignments(self, lowering: LoweringLike) -> list[tf.Operation]:
+    def _earlier_assignments(self, lowering: mtf.Lowering) -> list[tf.Operation]:
         """Returns what the loop waits for, if it assigns to variables, or reads them."""
         found: dict[Variable, None] = {}
         for op in with_inner_operations(self._cond_ops + self._body_ops):
@@ -619,7 +618,7 @@ class WhileLoopOperation(Operation):
                 found[op.variable] = None
         return earlier_assignments(lowering, list(found)) if found else []
 
-    def _effects(self, lowering: LoweringLike) -> list[Operation]:
+    def _effects(self, lowering: mtf.Lowering) -> list[Operation]:
         """Returns the operations of the body that do something besides computing."""
         return [op for op in self._body_ops if op in lowering.operations]
 
@@ -645,7 +644,7 @@ class WhileLoopOperation(Operation):
                 found += op.random_operations()
         return found
 
-    def _random_keys(self, lowering: LoweringLike) -> dict[Operation, tf.Tensor]:
+    def _random_keys(self, lowering: mtf.Lowering) -> dict[Operation, tf.Tensor]:
         """Returns keys created outside the loop, which each iteration derives its own keys from.
 
         Iterations run in parallel, so a key drawn inside would depend on their timing.
@@ -658,7 +657,7 @@ class WhileLoopOperation(Operation):
             for op in self.random_operations()
         }
 
-    def _enter(self, lowering: LoweringLike, values: Sequence[Any]) -> None:
+    def _enter(self, lowering: mtf.Lowering, values: Sequence[Any]) -> None:
         for placeholder, value in zip(self._placeholders, values):
             lowering.set_tensor_lowering(placeholder, value)
 

@@ -12,7 +12,6 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops as mtf
 from mesh_tensorflow._core.errors import tensors_text
 from mesh_tensorflow._core.graph import leaves_no_node
-from mesh_tensorflow._core.interfaces import LoweringLike
 from mesh_tensorflow._core.operation import Operation, PendingSums, gradient_of_output
 from mesh_tensorflow._core.shape import (
     Shape,
@@ -215,7 +214,7 @@ class _ScalarOperation(Operation):
         self._scalar = scalar
         self._outputs = [Tensor(self, x.shape, x.dtype)]
 
-    def _lower(self, lowering: LoweringLike, fn: Callable[[tf.Tensor, Number], tf.Tensor]) -> None:
+    def _lower(self, lowering: mtf.Lowering, fn: Callable[[tf.Tensor, Number], tf.Tensor]) -> None:
         """Calls a function of a slice and the scalar."""
         value = lowering.mesh_impl(self).slicewise(
             lambda x: fn(x, _as_operand(self._scalar, x)), lowering.tensors[self.inputs[0]]
@@ -239,7 +238,7 @@ class ScalarMultiplyOperation(_ScalarOperation):
         # y = c x has dx = conj(c) dy; see unary.py for the convention.
         return [gradient_of_output(grad_ys) * _conjugate(self._scalar)]
 
-    def lower(self, lowering: LoweringLike) -> None:
+    def lower(self, lowering: mtf.Lowering) -> None:
         """Multiplies each slice by the scalar."""
         self._lower(lowering, operator.mul)
 
@@ -253,7 +252,7 @@ class ScalarAddOperation(_ScalarOperation):
         """Passes the gradient on."""
         return list(grad_ys)
 
-    def lower(self, lowering: LoweringLike) -> None:
+    def lower(self, lowering: mtf.Lowering) -> None:
         """Adds the scalar to each slice."""
         self._lower(lowering, operator.add)
 
@@ -330,7 +329,7 @@ class BinaryOpWithBroadcasting(Operation):
             "mtf.slicewise or mtf.custom_gradient takes one"
         )
 
-    def lower(self, lowering: LoweringLike) -> None:
+    def lower(self, lowering: mtf.Lowering) -> None:
         """Applies the function to slices that are broadcast by name."""
         mesh_impl = lowering.mesh_impl(self)
         x1, x2 = self.inputs
@@ -368,7 +367,7 @@ class AddOperation(BinaryOpWithBroadcasting):
     def _same_shapes(self) -> bool:
         return all(x.shape == self.outputs[0].shape for x in self.inputs)
 
-    def lower(self, lowering: LoweringLike) -> None:
+    def lower(self, lowering: mtf.Lowering) -> None:
         """Adds two compatible partial sums without reducing them; else adds slices."""
         values = [lowering.tensors[x] for x in self.inputs]
         # Summands of pending sums are added by position, which takes equal shapes.
@@ -379,7 +378,7 @@ class AddOperation(BinaryOpWithBroadcasting):
                 return
         super().lower(lowering)
 
-    def _added(self, values: Sequence[Any], lowering: LoweringLike) -> Any:
+    def _added(self, values: Sequence[Any], lowering: mtf.Lowering) -> Any:
         """Returns the sum in the memory of one summand, or a partial sum; None if it is neither."""
         pending = compatible_lazy_allreduce_sums(values)
         # What is still to be summed over processors cannot be added to what is not.

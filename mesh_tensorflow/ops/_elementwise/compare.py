@@ -10,7 +10,6 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops as mtf
 from mesh_tensorflow._core.errors import WrongTypeError
 from mesh_tensorflow._core.graph import leaves_no_node
-from mesh_tensorflow._core.interfaces import LoweringLike
 from mesh_tensorflow._core.operation import Operation, gradient_of_output
 from mesh_tensorflow._core.shape import Shape, ShapeLike, broadcast_shape, convert_to_shape
 from mesh_tensorflow._core.tensor import Operand, Tensor, check_tensors
@@ -189,7 +188,7 @@ class SelectOperation(Operation):
             ),
         ]
 
-    def lower(self, lowering: LoweringLike) -> None:
+    def lower(self, lowering: mtf.Lowering) -> None:
         """Selects slices that are broadcast by name."""
         mesh_impl = lowering.mesh_impl(self)
         shape = self.outputs[0].shape

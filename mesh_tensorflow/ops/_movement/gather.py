@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Optional
+from typing import TYPE_CHECKING, Optional
 
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow._core.interfaces import LaidOutLike, LoweringLike
+from mesh_tensorflow._core.interfaces import LaidOutLike
 from mesh_tensorflow._core.operation import Cost, Operation, PendingSums, gradient_of_output
 from mesh_tensorflow._core.shape import Dimension, Shape
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh.mesh_impl import LaidOutTensor, LazyAllreduceSum, MeshImpl
 from mesh_tensorflow._mesh.slice_functions import add_entries, constant
+
+if TYPE_CHECKING:
+    from mesh_tensorflow._lowering.lowering import Lowering
 
 __all__ = ["GatherGradientOperation", "GatherOperation"]
 
@@ -71,7 +74,7 @@ class GatherOperation(Operation):
         mesh_impl.tensor_layout(indices.shape + self._dim)
         return mesh_impl.tensor_dimension_to_mesh_axis(self._dim)
 
-    def lower(self, lowering: LoweringLike) -> None:
+    def lower(self, lowering: Lowering) -> None:
         """Looks up what is in each slice; leaves a partial sum if the table's rows are split."""
         mesh_impl = lowering.mesh_impl(self)
         # Only for its check of the layout.
@@ -185,7 +188,7 @@ class GatherGradientOperation(Operation):
         layout = mesh_impl.tensor_layout(indices.shape + self._dim)
         return sorted(axis for axis in layout[:-1] if axis is not None)
 
-    def lower(self, lowering: LoweringLike) -> None:
+    def lower(self, lowering: Lowering) -> None:
         """Adds the rows of each slice; leaves a partial sum if the indices are split."""
         mesh_impl = lowering.mesh_impl(self)
         summed = self._summed_axes(mesh_impl)
@@ -210,7 +213,7 @@ class GatherGradientOperation(Operation):
         result = mesh_impl.slicewise(add_rows, *self._values(lowering))
         lowering.set_partial_sum(self.outputs[0], result, summed, "einsum_op")
 
-    def _added_to(self, value: LaidOutLike, lowering: LoweringLike) -> Optional[LaidOutLike]:
+    def _added_to(self, value: LaidOutLike, lowering: Lowering) -> Optional[LaidOutLike]:
         """Returns slices with the rows added, or None for some dtypes and orders of dimensions.
 
         So the gradients of a table that is read several times are summed in one memory, that of
@@ -221,7 +224,7 @@ class GatherGradientOperation(Operation):
         total = self._with_rows(value.laid_out_input, lowering)
         return None if total is None else value.with_summands(total)
 
-    def _with_rows(self, table: LaidOutTensor, lowering: LoweringLike) -> Optional[LaidOutTensor]:
+    def _with_rows(self, table: LaidOutTensor, lowering: Lowering) -> Optional[LaidOutTensor]:
         output = self.outputs[0]
         mesh_impl = lowering.mesh_impl(self)
         part = self._part(mesh_impl)
@@ -262,7 +265,7 @@ class GatherGradientOperation(Operation):
             rows = tf.transpose(rows, order)
         return tf.reshape(rows, constant([i.shape.num_elements(), *row]))
 
-    def _values(self, lowering: LoweringLike) -> list:
+    def _values(self, lowering: Lowering) -> list:
         """Returns the slices of inputs, and the coordinate on the mesh axis that splits rows."""
         mesh_impl = lowering.mesh_impl(self)
         values = [lowering.tensors[x] for x in self.inputs]

@@ -10,7 +10,6 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops as mtf
 from mesh_tensorflow._core.errors import dims_text, slip
 from mesh_tensorflow._core.graph import leaves_no_node
-from mesh_tensorflow._core.interfaces import LoweringLike
 from mesh_tensorflow._core.operation import Collective, Cost, Operation
 from mesh_tensorflow._core.shape import (
     Dimension,
@@ -74,7 +73,7 @@ class OneHotOperation(Operation):
         """False: the input is an integer."""
         return False
 
-    def lower(self, lowering: LoweringLike) -> None:
+    def lower(self, lowering: mtf.Lowering) -> None:
         """Makes each slice from the indices less the slice's first position."""
         mesh_impl = lowering.mesh_impl(self)
         y = self.outputs[0]
@@ -265,7 +264,7 @@ class TopKOperation(Operation):
         part = mesh_impl.slice_shape(Shape([self._reduced_dim]))[0]
         return min(part, self._k_dim.size)
 
-    def lower(self, lowering: LoweringLike) -> None:
+    def lower(self, lowering: mtf.Lowering) -> None:
         """Takes the largest of each slice, gathers these, and chooses again."""
         mesh_impl = lowering.mesh_impl(self)
         x = self.inputs[0]
@@ -283,7 +282,7 @@ class TopKOperation(Operation):
 
     def _merge(
         self,
-        lowering: LoweringLike,
+        lowering: mtf.Lowering,
         mesh_impl: MeshImpl,
         mesh_axis: int,
         values: LaidOutTensor,

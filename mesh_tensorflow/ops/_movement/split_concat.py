@@ -10,7 +10,6 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops as mtf
 from mesh_tensorflow._core.errors import dims_text
-from mesh_tensorflow._core.interfaces import LoweringLike
 from mesh_tensorflow._core.operation import Operation, gradient_of_output
 from mesh_tensorflow._core.shape import Dimension, Shape, check_names_differ
 from mesh_tensorflow._core.tensor import Tensor
@@ -71,7 +70,7 @@ class SliceOperation(Operation):
         after = self._dim.size - self._begin - self._size
         return [pad(gradient_of_output(grad_ys), [self._begin, after], self._dim.name)]
 
-    def lower(self, lowering: LoweringLike) -> None:
+    def lower(self, lowering: mtf.Lowering) -> None:
         """Slices along a dimension that is not split."""
         mesh_impl = lowering.mesh_impl(self)
         # Of the slice: a processor takes all of its part of dimensions that are split.
@@ -134,7 +133,7 @@ class PadOperation(Operation):
         dy = gradient_of_output(grad_ys)
         return [mtf_slice(dy, self._paddings[0], self._dim.size, self._dim.name)]
 
-    def lower(self, lowering: LoweringLike) -> None:
+    def lower(self, lowering: mtf.Lowering) -> None:
         """Pads along a dimension that is not split."""
         mesh_impl = lowering.mesh_impl(self)
         x = self.inputs[0]
@@ -208,7 +207,7 @@ class ConcatOperation(Operation):
         dy = gradient_of_output(grad_ys)
         return split(dy, self.outputs[0].shape[self._axis], self._input_sizes)
 
-    def lower(self, lowering: LoweringLike) -> None:
+    def lower(self, lowering: mtf.Lowering) -> None:
         """Concatenates slice by slice; the dimension is not split."""
         mesh_impl = lowering.mesh_impl(self)
         value = mesh_impl.slicewise(
@@ -292,7 +291,7 @@ class SplitOperation(Operation):
         """Concatenates the gradients, zeros for missing ones."""
         return [concat(_fill_missing(self.outputs, grad_ys), self._split_dim.name)]
 
-    def lower(self, lowering: LoweringLike) -> None:
+    def lower(self, lowering: mtf.Lowering) -> None:
         """Splits slice by slice; the dimension is not split."""
         mesh_impl = lowering.mesh_impl(self)
         equal = len(set(self._output_sizes)) == 1
@@ -370,7 +369,7 @@ class StackOperation(Operation):
         """Unstacks dy."""
         return unstack(gradient_of_output(grad_ys), self._new_dim)
 
-    def lower(self, lowering: LoweringLike) -> None:
+    def lower(self, lowering: mtf.Lowering) -> None:
         """Stacks slice by slice; the new dimension is not split."""
         mesh_impl = lowering.mesh_impl(self)
         axis = self.outputs[0].shape.dims.index(self._new_dim)
@@ -420,7 +419,7 @@ class UnstackOperation(Operation):
         """Stacks the gradients, zeros for missing ones."""
         return [stack(_fill_missing(self.outputs, grad_ys), self._dim.name, self._axis)]
 
-    def lower(self, lowering: LoweringLike) -> None:
+    def lower(self, lowering: mtf.Lowering) -> None:
         """Unstacks slice by slice; the dimension is not split."""
         mesh_impl = lowering.mesh_impl(self)
         values = mesh_impl.slicewise(
