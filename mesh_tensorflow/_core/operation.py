@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import sys
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union
 
 from mesh_tensorflow._core.errors import Site, caller_site, tensors_text
@@ -416,6 +416,22 @@ class Operation(metaclass=_LeavesNothingBehind):
     def lower(self, lowering: Lowering) -> None:
         """Creates the TensorFlow operations, and passes the lowered outputs to `lowering`."""
         raise NotImplementedError(f"{type(self).__name__} cannot be lowered: {self}")
+
+    def _lower_slices(self, lowering: Lowering, fn: Callable[..., Any], *more: Any) -> None:
+        """Sets the lowered outputs to what a function returns of the slices of all inputs.
+
+        Args:
+          lowering: a Lowering.
+          fn: takes a slice of each input, and of each of `more`; returns that of the output, or a
+            tuple with one for each output.
+          *more: further laid-out values.
+        """
+        values = [lowering.tensors[x] for x in self._inputs]
+        found = lowering.mesh_impl(self).slicewise(fn, *values, *more)
+        # A function with one output may return it in a tuple or as it is.
+        several = len(self._outputs) > 1 or isinstance(found, tuple)
+        for y, value in zip(self._outputs, found if several else (found,)):
+            lowering.set_tensor_lowering(y, value)
 
     def _added_to(self, value: LaidOutLike, lowering: Lowering) -> Optional[LaidOutLike]:
         """Returns a lowered value with its output added, in one memory; or None, by default.

@@ -206,17 +206,16 @@ class RangeOperation(Operation):
         mesh_impl = lowering.mesh_impl(self)
         y = self.outputs[0]
         size = mesh_impl.slice_shape(y.shape)[0]
-        axis = mesh_impl.splitting_axis(self._dim)
-        if axis is None:
-            value = mesh_impl.slicewise(lambda: tf.cast(tf.range(size), y.dtype))
-        else:
-            value = mesh_impl.slicewise(
+
+        def make(*coordinate: tf.Tensor) -> tf.Tensor:
+            values = tf.range(size)
+            for part in coordinate:
                 # Element i of part p is p * size + i, added in int32 and cast after that: so narrow
                 # floats are rounded as those of a whole range.
-                lambda part: tf.cast(tf.range(size) + part * size, y.dtype),
-                mesh_impl.laid_out_pcoord(axis),
-            )
-        lowering.set_tensor_lowering(y, value)
+                values = values + part * size
+            return tf.cast(values, y.dtype)
+
+        self._lower_slices(lowering, make, *coordinate_along(mesh_impl, self._dim))
 
 
 def mtf_range(mesh: Mesh, dim: Dimension, dtype: tf.DType, name: Optional[str] = None) -> Tensor:
@@ -442,6 +441,12 @@ def import_laid_out_tensor(
       name: a string or None.
     """
     return ImportLaidOutTensorOperation(mesh, laid_out_tensor, shape, name=name).outputs[0]
+
+
+def coordinate_along(mesh_impl: MeshImpl, dim: Dimension) -> list[Any]:
+    """Returns [the laid-out number of each processor's part of a dimension]; [] if it is whole."""
+    axis = mesh_impl.splitting_axis(dim)
+    return [] if axis is None else [mesh_impl.laid_out_pcoord(axis)]
 
 
 def scalar_indices(mesh: Mesh, value: Union[Tensor, int, tf.Tensor]) -> Tensor:

@@ -193,10 +193,8 @@ class PoolOperation(Operation):
 
     def lower(self, lowering: mtf.Lowering) -> None:
         """Pools slice by slice; pooled dimensions are not split."""
-        mesh_impl = lowering.mesh_impl(self)
         fn, ksize = pool_fn(self._pool_fn_string), self._ksize
-        value = mesh_impl.slicewise(lambda x: fn(x, ksize, ksize), lowering.tensors[self.inputs[0]])
-        lowering.set_tensor_lowering(self.outputs[0], value)
+        self._lower_slices(lowering, lambda x: fn(x, ksize, ksize))
 
 
 class PoolBackPropOperation(Operation):

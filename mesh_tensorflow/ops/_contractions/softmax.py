@@ -15,9 +15,9 @@ from mesh_tensorflow._core.operation import Collective, Cost, Operation, gradien
 from mesh_tensorflow._core.shape import Dimension
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
-from mesh_tensorflow._mesh.slice_functions import add_entries, constant
+from mesh_tensorflow._mesh.slice_functions import add_entries, constant, within_part
 from mesh_tensorflow.ops._contractions.reduce_broadcast import cost_along
-from mesh_tensorflow.ops._source import check_dimension
+from mesh_tensorflow.ops._source import check_dimension, coordinate_along
 from mesh_tensorflow.ops._variables.variable import computed_in_float32
 
 __all__ = [
@@ -29,7 +29,6 @@ __all__ = [
 ]
 
 
-_FLOPS_PER_ELEMENT = 5
 _MOST_DIMS = 5  # the maximum of oneDNN's kernel
 
 
@@ -48,18 +47,51 @@ def _check_floating(what: str, x: Tensor, dim: Dimension) -> None:
         )
 
 
-class SoftmaxOperation(Operation):
+class _AlongDimension(Operation):
+    """Base of operations that reduce along a dimension, which may be split, and keep the shape."""
+
+    _flops_per_element = 8
+
+    def _set_dimension(self, x: Tensor, dim: Dimension) -> None:
+        self._dim = dim
+        self._axis = x.shape.dims.index(dim)
+
+    def _mean(self, mesh_impl: MeshImpl, value: LaidOutLike) -> LaidOutLike:
+        mesh_axis = mesh_impl.splitting_axis(self._dim)
+        if mesh_axis is None:
+            return mesh_impl.slicewise(
+                lambda t: tf.reduce_mean(t, constant(self._axis), keepdims=True), value
+            )
+        # By the whole size: each processor has only its part of the mean.
+        share = 1.0 / max(1, self._dim.size)
+        local = mesh_impl.slicewise(
+            lambda t: (
+                tf.reduce_sum(t, constant(self._axis), keepdims=True) * constant(share, t.dtype)
+            ),
+            value,
+        )
+        return mesh_impl.allreduce(local, [mesh_axis], "SUM")
+
+    def cost_key(self) -> Dimension:
+        return self._dim
+
+    def cost(self, mesh_impl: MeshImpl) -> Cost:
+        return cost_along(self, mesh_impl, self._dim, self._flops_per_element)
+
+
+class SoftmaxOperation(_AlongDimension):
     """The softmax along a dimension, or its logarithm.
 
     It uses TensorFlow's fused kernel if the dimension is not split. If it is, the maximum and the
     sum are allreduced.
     """
 
+    _flops_per_element = 5
+
     def __init__(self, x: Tensor, reduced_dim: Dimension, log: bool, name: str):
         _check_floating(name, x, reduced_dim)
         super().__init__([x], name=name)
-        self._dim = reduced_dim
-        self._axis = x.shape.dims.index(reduced_dim)
+        self._set_dimension(x, reduced_dim)
         self._log = log
         self._outputs = [Tensor(self, x.shape, x.dtype)]
 
@@ -112,14 +144,6 @@ class SoftmaxOperation(Operation):
             # Not log(exps / total), which is -inf where an exponential is rounded to 0.
             return mesh_impl.slicewise(lambda t, s: t - tf.log(s), shifted, total)
         return mesh_impl.slicewise(tf.divide, exps, total)
-
-    def cost_key(self) -> Dimension:
-        """The dimension that is normalized."""
-        return self._dim
-
-    def cost(self, mesh_impl: MeshImpl) -> Cost:
-        """The elementwise work, and two allreduces if the dimension is split."""
-        return cost_along(self, mesh_impl, self._dim, _FLOPS_PER_ELEMENT)
 
 
 @leaves_no_node
@@ -237,20 +261,8 @@ class _OfIds(Operation):
         return tf.reshape(x if order == sorted(order) else tf.transpose(x, order), [-1])
 
     def _is_id(self, ids: tf.Tensor) -> tf.Tensor:
-        # By the whole vocabulary: `_within` asks only for the slice of one processor.
+        # By the whole vocabulary: `within_part` asks only for the slice of one processor.
         return tf.logical_and(ids >= 0, ids < constant(self._dim.size, ids.dtype))
-
-    def _within(self, ids: tf.Tensor, part: int, coordinate: tuple) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns positions within a slice of the vocabulary, and which ids are in it."""
-        # Counted from the first id of this slice, those of others are below 0 or too large.
-        for c in coordinate:
-            ids = ids - tf.cast(c * part, ids.dtype)
-        inside = tf.clip_by_value(ids, constant(0, ids.dtype), constant(part - 1, ids.dtype))
-        return inside, tf.equal(ids, inside)
-
-    def _coordinate(self, mesh_impl: MeshImpl) -> list[Any]:
-        axis = mesh_impl.splitting_axis(self._dim)
-        return [] if axis is None else [mesh_impl.laid_out_pcoord(axis)]
 
 
 def _places(ids: tf.Tensor) -> tf.Tensor:
@@ -312,7 +324,7 @@ class CrossEntropyOperation(_OfIds):
             return tf.reduce_sum(tf.exp(self._rows(x) - most[:, None]), axis=1)
 
         def picked(x: tf.Tensor, i: tf.Tensor, *coordinate: tf.Tensor) -> tf.Tensor:
-            inside, is_here = self._within(self._numbers(i, self.inputs[1]), part, coordinate)
+            inside, is_here = within_part(self._numbers(i, self.inputs[1]), part, coordinate)
             # An id of another processor's slice is clipped into this one, and what is found there
             # replaced by 0; the allreduce then gives the logit of whoever has it.
             found = tf.gather_nd(self._rows(x), _places(inside))
@@ -328,7 +340,7 @@ class CrossEntropyOperation(_OfIds):
         # First the maximum, of all processors: without it, exponentials in the sum may overflow.
         most = over_vocab("MAX", lambda x: tf.reduce_max(self._rows(x), axis=1), logits)
         total = over_vocab("SUM", sums, logits, most)
-        found = over_vocab("SUM", picked, logits, ids, *self._coordinate(mesh_impl))
+        found = over_vocab("SUM", picked, logits, ids, *coordinate_along(mesh_impl, self._dim))
         value = mesh_impl.slicewise(loss, total, most, found, ids)
         lowering.set_tensor_lowering(self.outputs[0], value)
         # log(sum of exp(x)) = log(sum of exp(x - most)) + most.
@@ -424,14 +436,12 @@ class CrossEntropyGradientOperation(_OfIds):
             # Each writes to the memory of the one before.
             # log_z has the forward computation's maximum and sum: nothing is reduced again.
             y = tf.exp(self._rows(x) - z[:, None]) * scale[:, None]
-            inside, is_here = self._within(i, part, more[len(self.inputs) - 4 :])
+            inside, is_here = within_part(i, part, more[len(self.inputs) - 4 :])
             y = add_entries(y, _places(inside), tf.where(is_here, -d, tf.zeros_like(d)))
             y = tf.reshape(y, constant([*rest, part], tf.int32))
             return y if back == sorted(back) else tf.transpose(y, back)
 
-        values = [lowering.tensors[x] for x in self.inputs]
-        result = mesh_impl.slicewise(fn, *values, *self._coordinate(mesh_impl))
-        lowering.set_tensor_lowering(self.outputs[0], result)
+        self._lower_slices(lowering, fn, *coordinate_along(mesh_impl, self._dim))
 
     def cost(self, mesh_impl: MeshImpl) -> Cost:
         """The elementwise work."""
@@ -440,39 +450,6 @@ class CrossEntropyGradientOperation(_OfIds):
     def cost_key(self) -> Dimension:
         """The dimension of ids."""
         return self._dim
-
-
-_NORMALIZE_FLOPS_PER_ELEMENT = 8
-
-
-class _AlongDimension(Operation):
-    """Base of operations that compute means along a dimension, which may be split."""
-
-    def _set_dimension(self, x: Tensor, dim: Dimension) -> None:
-        self._dim = dim
-        self._axis = x.shape.dims.index(dim)
-
-    def _mean(self, mesh_impl: MeshImpl, value: LaidOutLike) -> LaidOutLike:
-        mesh_axis = mesh_impl.splitting_axis(self._dim)
-        if mesh_axis is None:
-            return mesh_impl.slicewise(
-                lambda t: tf.reduce_mean(t, constant(self._axis), keepdims=True), value
-            )
-        # By the whole size: each processor has only its part of the mean.
-        share = 1.0 / max(1, self._dim.size)
-        local = mesh_impl.slicewise(
-            lambda t: (
-                tf.reduce_sum(t, constant(self._axis), keepdims=True) * constant(share, t.dtype)
-            ),
-            value,
-        )
-        return mesh_impl.allreduce(local, [mesh_axis], "SUM")
-
-    def cost_key(self) -> Dimension:
-        return self._dim
-
-    def cost(self, mesh_impl: MeshImpl) -> Cost:
-        return cost_along(self, mesh_impl, self._dim, _NORMALIZE_FLOPS_PER_ELEMENT)
 
 
 class NormalizeOperation(_AlongDimension):

@@ -196,6 +196,7 @@ class _ScalarOperation(Operation):
     works_by_name = True
     _verb: str
     _default_name: str
+    _operator: Callable[[Any, Any], Any]
 
     def __init__(self, x: Tensor, scalar: Number, name: Optional[str] = None):
         """Creates the operation.
@@ -214,12 +215,10 @@ class _ScalarOperation(Operation):
         self._scalar = scalar
         self._outputs = [Tensor(self, x.shape, x.dtype)]
 
-    def _lower(self, lowering: mtf.Lowering, fn: Callable[[tf.Tensor, Number], tf.Tensor]) -> None:
-        """Calls a function of a slice and the scalar."""
-        value = lowering.mesh_impl(self).slicewise(
-            lambda x: fn(x, _as_operand(self._scalar, x)), lowering.tensors[self.inputs[0]]
-        )
-        lowering.set_tensor_lowering(self.outputs[0], value)
+    def lower(self, lowering: mtf.Lowering) -> None:
+        """Multiplies each slice by the scalar, or adds it to the slice."""
+        fn = type(self)._operator
+        self._lower_slices(lowering, lambda x: fn(x, _as_operand(self._scalar, x)))
 
 
 class ScalarMultiplyOperation(_ScalarOperation):
@@ -230,7 +229,7 @@ class ScalarMultiplyOperation(_ScalarOperation):
         by another number, if False. None if it is not known. Microbatches ask for it.
     """
 
-    _verb, _default_name = "multiply", "scalar_mul"
+    _verb, _default_name, _operator = "multiply", "scalar_mul", operator.mul
     is_mean: Optional[bool] = None
 
     def gradient(self, grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Tensor]:
@@ -238,23 +237,15 @@ class ScalarMultiplyOperation(_ScalarOperation):
         # y = c x has dx = conj(c) dy; see unary.py for the convention.
         return [gradient_of_output(grad_ys) * _conjugate(self._scalar)]
 
-    def lower(self, lowering: mtf.Lowering) -> None:
-        """Multiplies each slice by the scalar."""
-        self._lower(lowering, operator.mul)
-
 
 class ScalarAddOperation(_ScalarOperation):
     """Adds a number or a tf scalar to a Tensor; no gradient goes to the scalar."""
 
-    _verb, _default_name = "add", "scalar_add"
+    _verb, _default_name, _operator = "add", "scalar_add", operator.add
 
     def gradient(self, grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Optional[Tensor]]:
         """Passes the gradient on."""
         return list(grad_ys)
-
-    def lower(self, lowering: mtf.Lowering) -> None:
-        """Adds the scalar to each slice."""
-        self._lower(lowering, operator.add)
 
 
 # TensorFlow's functions that are not defined for complex numbers.
@@ -280,6 +271,19 @@ def check_dtypes(what: str, tensors: Sequence[Tensor]) -> None:
             f"{what}: dtypes must be equal: {tensors_text(tensors)}. Nothing is converted by "
             "itself; bring one to the other's type with mtf.cast"
         )
+
+
+def lower_broadcast(op: Operation, lowering: mtf.Lowering, tf_fn: Callable) -> None:
+    """Applies a TensorFlow function to the slices of an operation's inputs, broadcast by name."""
+    shape = op.outputs[0].shape
+    sizes = lowering.mesh_impl(op).slice_shape(shape)
+
+    def apply(*slices: tf.Tensor) -> tf.Tensor:
+        aligned = [broadcast_slice(t, x.shape, shape) for t, x in zip(slices, op.inputs)]
+        # Computed once, then repeated along dimensions that only the output has.
+        return tile_slice(tf_fn(*aligned), sizes)
+
+    op._lower_slices(lowering, apply)
 
 
 class BinaryOpWithBroadcasting(Operation):
@@ -331,18 +335,7 @@ class BinaryOpWithBroadcasting(Operation):
 
     def lower(self, lowering: mtf.Lowering) -> None:
         """Applies the function to slices that are broadcast by name."""
-        mesh_impl = lowering.mesh_impl(self)
-        x1, x2 = self.inputs
-        shape = self.outputs[0].shape
-        sizes = mesh_impl.slice_shape(shape)
-
-        def apply(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
-            a, b = broadcast_slice(a, x1.shape, shape), broadcast_slice(b, x2.shape, shape)
-            # Computed once, then repeated along dimensions that only the output has.
-            return tile_slice(self._tf_fn(a, b), sizes)
-
-        value = mesh_impl.slicewise(apply, lowering.tensors[x1], lowering.tensors[x2])
-        lowering.set_tensor_lowering(self.outputs[0], value)
+        lower_broadcast(self, lowering, self._tf_fn)
 
 
 def _sum_to(dy: Tensor, x: Tensor) -> Tensor:

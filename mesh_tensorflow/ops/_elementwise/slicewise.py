@@ -122,12 +122,7 @@ class SlicewiseOperation(Operation):
 
     def lower(self, lowering: Lowering) -> None:
         """Applies the TensorFlow function to each slice."""
-        mesh_impl = lowering.mesh_impl(self)
-        values = mesh_impl.slicewise(self._tf_fn, *[lowering.tensors[x] for x in self.inputs])
-        # A function with one output may return it in a tuple or as it is.
-        values = values if len(self.outputs) > 1 or isinstance(values, tuple) else (values,)
-        for y, value in zip(self.outputs, values):
-            lowering.set_tensor_lowering(y, value)
+        self._lower_slices(lowering, self._tf_fn)
 
 
 class GenericGradOperation(Operation):

@@ -87,12 +87,9 @@ class ShiftOperation(Operation):
         mesh_impl = lowering.mesh_impl(self)
         self._count(lowering)
         mesh_axis = mesh_impl.splitting_axis(self._dim)
-        value = lowering.tensors[self.inputs[0]]
         if mesh_axis is None:
-            value = mesh_impl.slicewise(self._shift_whole, value)
-            lowering.set_tensor_lowering(self.outputs[0], value)
-            return
-        value = value.to_laid_out_tensor()
+            return self._lower_slices(lowering, self._shift_whole)
+        value = lowering.tensors[self.inputs[0]].to_laid_out_tensor()
         parts = []
         for piece in self._pieces(mesh_impl):
             # Cut before it is sent, so that only the elements that move are communicated.

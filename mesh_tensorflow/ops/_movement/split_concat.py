@@ -72,14 +72,10 @@ class SliceOperation(Operation):
 
     def lower(self, lowering: mtf.Lowering) -> None:
         """Slices along a dimension that is not split."""
-        mesh_impl = lowering.mesh_impl(self)
         # Of the slice: a processor takes all of its part of dimensions that are split.
-        sizes = mesh_impl.slice_shape(self.outputs[0].shape)
+        sizes = lowering.mesh_impl(self).slice_shape(self.outputs[0].shape)
         begin = [self._begin if axis == self._axis else 0 for axis in range(len(sizes))]
-        value = mesh_impl.slicewise(
-            lambda t: tf.slice(t, begin, sizes), lowering.tensors[self.inputs[0]]
-        )
-        lowering.set_tensor_lowering(self.outputs[0], value)
+        self._lower_slices(lowering, lambda t: tf.slice(t, begin, sizes))
 
 
 def mtf_slice(
@@ -135,13 +131,9 @@ class PadOperation(Operation):
 
     def lower(self, lowering: mtf.Lowering) -> None:
         """Pads along a dimension that is not split."""
-        mesh_impl = lowering.mesh_impl(self)
-        x = self.inputs[0]
-        paddings = [
-            self._paddings if axis == self._axis else [0, 0] for axis in range(len(x.shape))
-        ]
-        value = mesh_impl.slicewise(lambda t: tf.pad(t, paddings), lowering.tensors[x])
-        lowering.set_tensor_lowering(self.outputs[0], value)
+        rank = self.outputs[0].shape.ndims
+        paddings = [self._paddings if axis == self._axis else [0, 0] for axis in range(rank)]
+        self._lower_slices(lowering, lambda t: tf.pad(t, paddings))
 
 
 def pad(x: Tensor, paddings: Sequence[int], dim_name: str, name: Optional[str] = None) -> Tensor:
@@ -209,12 +201,7 @@ class ConcatOperation(Operation):
 
     def lower(self, lowering: mtf.Lowering) -> None:
         """Concatenates slice by slice; the dimension is not split."""
-        mesh_impl = lowering.mesh_impl(self)
-        value = mesh_impl.slicewise(
-            lambda *pieces: tf.concat(pieces, self._axis),
-            *[lowering.tensors[x] for x in self.inputs],
-        )
-        lowering.set_tensor_lowering(self.outputs[0], value)
+        self._lower_slices(lowering, lambda *pieces: tf.concat(pieces, self._axis))
 
 
 def concat(xs: Sequence[Tensor], concat_dim_name: str, name: Optional[str] = None) -> Tensor:
@@ -293,15 +280,10 @@ class SplitOperation(Operation):
 
     def lower(self, lowering: mtf.Lowering) -> None:
         """Splits slice by slice; the dimension is not split."""
-        mesh_impl = lowering.mesh_impl(self)
         equal = len(set(self._output_sizes)) == 1
         # By their number, tf.split makes equal parts without a tensor of sizes.
         how = len(self._output_sizes) if equal else self._output_sizes
-        values = mesh_impl.slicewise(
-            lambda t: tuple(tf.split(t, how, axis=self._axis)), lowering.tensors[self.inputs[0]]
-        )
-        for y, value in zip(self.outputs, values):
-            lowering.set_tensor_lowering(y, value)
+        self._lower_slices(lowering, lambda t: tuple(tf.split(t, how, axis=self._axis)))
 
 
 def split(
@@ -371,12 +353,8 @@ class StackOperation(Operation):
 
     def lower(self, lowering: mtf.Lowering) -> None:
         """Stacks slice by slice; the new dimension is not split."""
-        mesh_impl = lowering.mesh_impl(self)
         axis = self.outputs[0].shape.dims.index(self._new_dim)
-        value = mesh_impl.slicewise(
-            lambda *pieces: tf.stack(pieces, axis), *[lowering.tensors[x] for x in self.inputs]
-        )
-        lowering.set_tensor_lowering(self.outputs[0], value)
+        self._lower_slices(lowering, lambda *pieces: tf.stack(pieces, axis))
 
 
 def stack(xs: Sequence[Tensor], dim_name: str, axis: int = 0, name: Optional[str] = None) -> Tensor:
@@ -421,12 +399,7 @@ class UnstackOperation(Operation):
 
     def lower(self, lowering: mtf.Lowering) -> None:
         """Unstacks slice by slice; the dimension is not split."""
-        mesh_impl = lowering.mesh_impl(self)
-        values = mesh_impl.slicewise(
-            lambda t: tuple(tf.unstack(t, axis=self._axis)), lowering.tensors[self.inputs[0]]
-        )
-        for y, value in zip(self.outputs, values):
-            lowering.set_tensor_lowering(y, value)
+        self._lower_slices(lowering, lambda t: tuple(tf.unstack(t, axis=self._axis)))
 
 
 def unstack(x: Tensor, dim: Dimension, name: Optional[str] = None) -> list[Tensor]:
