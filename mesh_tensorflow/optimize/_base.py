@@ -325,10 +325,22 @@ def float_slot(var: mtf.Variable, name: str, initial: float = 0.0) -> mtf.Tensor
     Returns:
       A float32 Tensor, its value at the beginning of the step; `mtf.assign` updates it.
     """
+    return slot_of_shape(var, name, var.shape, initial)
+
+
+def slot_of_shape(
+    var: mtf.Variable,
+    name: str,
+    shape: mtf.Shape,
+    initial: float = 0.0,
+    dtype: Union[mtf.VariableDType, tf.DType] = tf.float32,
+) -> mtf.Tensor:
+    """Returns a slot variable of another shape or dtype; see `float_slot`."""
     return mtf.get_variable(
         var.mesh,
         name,
-        var.shape,
+        shape,
+        dtype=dtype,
         initializer=tf.constant_initializer(initial) if initial else tf.zeros_initializer(),
         trainable=False,
     )
@@ -525,14 +537,7 @@ class MomentumOptimizer(Optimizer):
         """Returns operations that update one variable; see `Optimizer.apply_grad`."""
         if skip_without_gradient(grad, var):
             return []
-        v = mtf.get_variable(
-            var.mesh,
-            var.name + MOMENTUM,
-            var.shape,
-            dtype=var.dtype,
-            initializer=tf.zeros_initializer(),
-            trainable=False,
-        )
+        v = slot_of_shape(var, var.name + MOMENTUM, var.shape, dtype=var.dtype)
         velocity = v
         if grad.dtype != v.dtype:  # type: ignore[union-attr]
             # Gradients of microbatches are float32, also where values of variables are bfloat16.

@@ -196,7 +196,7 @@ class _ScalarOperation(Operation):
     works_by_name = True
     _verb: str
     _default_name: str
-    _operator: Callable[[Any, Any], Any]
+    _operator: Any  # of two values; no method, which a Callable would be taken for
 
     def __init__(self, x: Tensor, scalar: Number, name: Optional[str] = None):
         """Creates the operation.
