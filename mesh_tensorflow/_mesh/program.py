@@ -30,12 +30,13 @@ def numbering(mesh_shape: Shape, logical_to_physical: Sequence[int]) -> tuple[li
     Raises:
       ValueError: `logical_to_physical` is not a permutation.
     """
-    l2p = [int(p) for p in logical_to_physical]  # topologies have NumPy integers
-    if sorted(l2p) != list(range(mesh_shape.size)):
+    given = list(logical_to_physical)
+    if sorted(given) != list(range(mesh_shape.size)):
         raise ValueError(
             f"logical_to_physical must have each of 0 to {mesh_shape.size - 1} once, for the mesh "
-            f"{dims_text(mesh_shape)}; got {l2p}"
+            f"{dims_text(mesh_shape)}; got {given}"
         )
+    l2p = [int(p) for p in given]  # topologies have NumPy integers
     # The inverse permutation: p2l[l2p[l]] = l.
     return l2p, [l2p.index(p) for p in range(mesh_shape.size)]
 
