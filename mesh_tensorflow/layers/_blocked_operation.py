@@ -98,7 +98,7 @@ _FLOPS_PER_LOGIT = 8  # besides those of matrix products
 class Blocked(mtf.Operation):
     """What attention by blocks and its gradient have in common."""
 
-    _form: Form
+    _form: Form  # what its inputs mean
     # Whether the memory's parts are passed around instead of gathered, and how: one of RINGS.
     _ring: Union[bool, str]
 
@@ -352,8 +352,8 @@ class BlockedAttentionGradOperation(Blocked):
         # Not the logarithm, which in a row that sees nothing has lost the sum to rounding.
         y, _, *parts = forward_op.outputs
         super().__init__([*inputs, y, *parts, dy, dz], name="blocked_attention_grad")
-        self._form = forward_op.form
-        self._ring = forward_op.in_ring
+        self._form = forward_op._form
+        self._ring = forward_op._ring
         self._plain = forward_op.plain
         self._wanted = list(wanted)
         self._outputs = [
@@ -519,16 +519,6 @@ class BlockedAttentionOperation(Blocked):
             mtf.Tensor(self, rows + dims.value, v.dtype, index=0),
             *(mtf.Tensor(self, rows, computed_in(q.dtype), index=i) for i in (1, 2, 3)),
         ]
-
-    @property
-    def form(self) -> Form:
-        """What its inputs mean."""
-        return self._form
-
-    @property
-    def in_ring(self) -> Union[bool, str]:
-        """Whether parts of the memory are passed around, and how."""
-        return self._ring
 
     def gradient(self, grad_ys: Sequence[Optional[mtf.Tensor]]) -> list[Optional[mtf.Tensor]]:
         """Recomputes blocks; in a second operation for masks, whose gradient is hardly needed."""
