@@ -11,7 +11,6 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._core.errors import tensors_text
 from mesh_tensorflow._core.graph import leaves_no_node
-from mesh_tensorflow._core.interfaces import LoweringLike
 from mesh_tensorflow._core.operation import Cost
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 
@@ -57,7 +56,7 @@ class SelectOperation(mtf.Operation):
         selector = mtf.one_hot(indices, self._old_dim, dtype=dy.dtype)
         return [mtf.einsum([dy, selector], output_shape=x.shape), None]
 
-    def lower(self, lowering: LoweringLike) -> None:
+    def lower(self, lowering: mtf.Lowering) -> None:
         """Gathers along the first dimension after the batch dimensions."""
         axis = len(self._batch)
         x, indices = (lowering.tensors[t] for t in self.inputs)

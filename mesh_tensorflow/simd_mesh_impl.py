@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any, Optional
 import gin
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.interfaces import LaidOutLike
 from mesh_tensorflow._core.layout import LayoutLike, given_stored_layout
-from mesh_tensorflow._core.shape import Shape, ShapeLike
+from mesh_tensorflow._core.shape import Shape, ShapeLike, list_product
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh import random_values
 from mesh_tensorflow._mesh.devices import check_devices
@@ -21,7 +20,7 @@ from mesh_tensorflow._mesh.mesh_impl import (
     convert_args_to_laid_out_tensors,
     named_collective,
 )
-from mesh_tensorflow._mesh.program import Program
+from mesh_tensorflow._mesh.program import Program, numbering
 from mesh_tensorflow._mesh.simd.collectives import TfCollectives
 from mesh_tensorflow._mesh.simd.replicate import current_program, replicate
 from mesh_tensorflow._mesh.simd.variable import SimdTensor, SimdVariable
@@ -99,19 +98,11 @@ class SimdMeshImpl(MeshImpl[SimdTensor]):
         super().__init__(shape, layout)
         self.stored_layout = given_stored_layout(self.shape, variable_layout, zero, zero_axis)
         self._device_assignment = device_assignment
-        numbers = list(range(self.size))
-        self._l2p = numbers if logical_to_physical is None else list(logical_to_physical)
-        if sorted(self._l2p) != numbers:
-            raise ValueError(
-                f"logical_to_physical must have each of 0 to {self.size - 1} once, for the mesh "
-                f"{dims_text(self.shape)}; got {self._l2p}"
-            )
-        self._l2p = [int(p) for p in self._l2p]  # topologies have NumPy integers
-        # The inverse permutation: p2l[l2p[l]] = l.
-        self._p2l = [self._l2p.index(p) for p in numbers]
+        numbers = range(self.size) if logical_to_physical is None else logical_to_physical
+        self._l2p, self._p2l = numbering(self.shape, numbers)
         self._wide_groups = allreduce_in_bfloat16_max_group_size
         self.program: Program
-        self._collectives: Any = None
+        self._collectives: Any = None  # a ProgramCollectives, with the methods of the two kinds
         # By physical number; the property `devices` has them by logical number.
         self._devices: list[str] = []
         self._join_program(devices)
@@ -129,11 +120,7 @@ class SimdMeshImpl(MeshImpl[SimdTensor]):
             self._collectives = TfCollectives(self.shape, program, self._l2p)
         elif self._device_assignment is not None or tpu_context()[0] is not None:
             tpu_program = TpuProgram(
-                self.shape,
-                self._device_assignment,
-                self._l2p,
-                ReplicatedVariable,
-                self._wide_groups,
+                self.shape, self._device_assignment, self._l2p, ReplicatedVariable
             )
             self.program, self._devices = tpu_program, tpu_program.devices
             self._collectives = tpu_program.collectives
@@ -187,11 +174,7 @@ class SimdMeshImpl(MeshImpl[SimdTensor]):
     def laid_out_pcoord(self, mesh_axis: int) -> SimdTensor:
         """Returns a LaidOutTensor of the current processor's coordinate along a mesh axis."""
         # Looked up and not computed: one gather, or a constant where all coordinates are equal.
-        below = 1
-        for d in self.shape[mesh_axis + 1 :]:
-            below *= d.size
-        table = [pnum // below % self.shape[mesh_axis].size for pnum in range(self.size)]
-        return SimdTensor([self._collectives.own(table)])
+        return SimdTensor([self._collectives.own(self._collectives.coordinates(mesh_axis))])
 
     # -- computation
 
@@ -277,9 +260,7 @@ class SimdMeshImpl(MeshImpl[SimdTensor]):
         mesh_axes = [axis for axis in mesh_axes if self.shape[axis].size > 1]
         if not mesh_axes:
             return x
-        group = 1
-        for axis in mesh_axes:
-            group *= self.shape[axis].size
+        group = list_product(self.shape[axis].size for axis in mesh_axes)
         t = x.one_slice
         # bfloat16 has 8 bits of precision: a sum of many would lose small summands.
         widen = (

@@ -59,11 +59,11 @@ CORE_ORDER = [
 ]
 # Rooms of _mesh: neither sees the other, and files outside of rooms see none of them but slices.
 MESH_ORDER = [
-    ["devices", "program"],
+    ["devices"],
     ["slice_functions"],
     ["random_values"],
     ["mesh_impl"],
-    ["variables"],
+    ["variables", "program"],
     ["step_inputs"],
     ["placement", "simd", "tpu_program", "tpu_topology", "gspmd"],
 ]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import sys
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union
 
 from mesh_tensorflow._core.errors import Site, caller_site, tensors_text
@@ -17,7 +17,8 @@ from mesh_tensorflow._core.tensor import Tensor, check_tensors, is_differentiabl
 
 if TYPE_CHECKING:
     from mesh_tensorflow._core.graph import Graph, Mesh
-    from mesh_tensorflow._core.interfaces import LaidOutLike, LoweringLike
+    from mesh_tensorflow._core.interfaces import LaidOutLike
+    from mesh_tensorflow._lowering.lowering import Lowering
     from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 
 
@@ -412,11 +413,27 @@ class Operation(metaclass=_LeavesNothingBehind):
 
     # -- lowering
 
-    def lower(self, lowering: LoweringLike) -> None:
+    def lower(self, lowering: Lowering) -> None:
         """Creates the TensorFlow operations, and passes the lowered outputs to `lowering`."""
         raise NotImplementedError(f"{type(self).__name__} cannot be lowered: {self}")
 
-    def _added_to(self, value: LaidOutLike, lowering: LoweringLike) -> Optional[LaidOutLike]:
+    def _lower_slices(self, lowering: Lowering, fn: Callable[..., Any], *more: Any) -> None:
+        """Sets the lowered outputs to what a function returns of the slices of all inputs.
+
+        Args:
+          lowering: a Lowering.
+          fn: takes a slice of each input, and of each of `more`; returns that of the output, or a
+            tuple with one for each output.
+          *more: further laid-out values.
+        """
+        values = [lowering.tensors[x] for x in self._inputs]
+        found = lowering.mesh_impl(self).slicewise(fn, *values, *more)
+        # A function with one output may return it in a tuple or as it is.
+        several = len(self._outputs) > 1 or isinstance(found, tuple)
+        for y, value in zip(self._outputs, found if several else (found,)):
+            lowering.set_tensor_lowering(y, value)
+
+    def _added_to(self, value: LaidOutLike, lowering: Lowering) -> Optional[LaidOutLike]:
         """Returns a lowered value with its output added, in one memory; or None, by default.
 
         Args:

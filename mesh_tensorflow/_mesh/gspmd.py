@@ -310,7 +310,7 @@ class GspmdVariable(SliceVariables):
         compilation = current_compilation()
         own = None if compilation is None else compilation.slice_of(variable, mesh_impl)
         # Decided once, before the masters are bound: then the answer would be another.
-        self._is_master = own is None and self._can_be_master()
+        self._is_master = own is None and self._may_be_master()
         if own is not None:
             self.slices = {0: own}
         elif variable.store is not None:
@@ -318,7 +318,7 @@ class GspmdVariable(SliceVariables):
         elif self.slice_is_master:
             self.slices = {0: variable.tf_master}
         else:
-            self.slices = {0: self._make_slice()}
+            self.slices = {0: self._new_slice(0, variable.stored_shape.to_integer_list)}
         super().__init__(variable)
         # One read for the whole step, made before any assignment of the program.
         self._value = self.slices[0].read_value() if own is None else own.first
@@ -327,28 +327,6 @@ class GspmdVariable(SliceVariables):
     def slice_is_master(self) -> bool:
         """Whether the slice is the master itself."""
         return self._is_master
-
-    def _can_be_master(self) -> bool:
-        variable = self._variable
-        return (
-            variable.store is None
-            and not variable.is_stacked
-            and variable.slice_dtype == variable.master_dtype
-            # Another Lowering may have bound it to slices, which then have the value.
-            and not any(master.is_bound for master in variable.masters)
-        )
-
-    def _make_slice(self) -> tf.Variable:
-        variable = self._variable
-        return tf.get_variable(
-            f"{variable.name}_slice_0",
-            variable.stored_shape.to_integer_list,
-            dtype=variable.slice_dtype,
-            initializer=tf.zeros_initializer(),
-            # In no collection, where savers and initializers find the master instead.
-            collections=[],
-            use_resource=True,
-        )
 
     @property
     def laid_out_tensor(self) -> Any:

@@ -101,34 +101,17 @@ class PlacedVariable(SliceVariables):
     @property
     def slice_is_master(self) -> bool:
         """Whether the only slice is the master itself."""
-        variable = self._variable
-        return (
-            variable.store is None
-            and len(set(self.owner)) == 1
-            and not variable.is_stacked
-            and variable.slice_dtype == variable.master_dtype
-            # Another Lowering may have bound it to slices, which then have the value.
-            and not any(master.is_bound for master in variable.masters)
-            and self.mesh_impl.same_memory(
-                variable.master_device, self.mesh_impl.devices[self.owner[0]]
-            )
-        )
+        if len(set(self.owner)) != 1 or not self._may_be_master():
+            return False
+        device = self.mesh_impl.devices[self.owner[0]]
+        return self.mesh_impl.same_memory(self._variable.master_device, device)
 
     def _make_slices(self) -> dict[int, Any]:
-        impl, variable = self.mesh_impl, self._variable
-        sizes = impl.slice_shape(variable.stored_shape)
+        sizes = self.mesh_impl.slice_shape(self._variable.stored_shape)
         slices = {}
         for pnum in sorted(set(self.owner)):
-            with tf.device(impl.devices[pnum]):
-                # In no collection, where savers and initializers find the master instead.
-                slices[pnum] = tf.get_variable(
-                    f"{variable.name}_slice_{pnum}",
-                    sizes,
-                    dtype=variable.slice_dtype,
-                    initializer=tf.zeros_initializer(),
-                    collections=[],
-                    use_resource=True,
-                )
+            with tf.device(self.mesh_impl.devices[pnum]):
+                slices[pnum] = self._new_slice(pnum, sizes)
         return slices
 
     def _spread(self, values: dict[int, Any]) -> Any:

@@ -1,15 +1,110 @@
-"""Program: the program that every processor of a SIMD mesh runs, while it is traced."""
+"""Program: the program that every processor of a SIMD mesh runs, and what its collectives share."""
 
 from __future__ import annotations
 
 import abc
 import contextlib
 from collections.abc import Callable, Sequence
-from typing import Any, Optional
+from typing import Any, Optional, TypeVar
 
 import tensorflow.compat.v1 as tf
 
-__all__ = ["Program"]
+from mesh_tensorflow._core.errors import dims_text
+from mesh_tensorflow._core.layout import pnum_to_processor_coordinates
+from mesh_tensorflow._core.shape import Shape
+from mesh_tensorflow._mesh.mesh_impl import Reducer
+from mesh_tensorflow._mesh.slice_functions import constant
+
+__all__ = ["Program", "ProgramCollectives", "numbering"]
+
+_Entry = TypeVar("_Entry", int, bool, Sequence[int])
+
+
+def numbering(mesh_shape: Shape, logical_to_physical: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Returns the physical numbers of logical processors, and the logical ones of physical.
+
+    Args:
+      mesh_shape: the logical mesh.
+      logical_to_physical: the physical number of each logical processor.
+
+    Raises:
+      ValueError: `logical_to_physical` is not a permutation.
+    """
+    given = list(logical_to_physical)
+    if sorted(given) != list(range(mesh_shape.size)):
+        raise ValueError(
+            f"logical_to_physical must have each of 0 to {mesh_shape.size - 1} once, for the mesh "
+            f"{dims_text(mesh_shape)}; got {given}"
+        )
+    l2p = [int(p) for p in given]  # topologies have NumPy integers
+    # The inverse permutation: p2l[l2p[l]] = l.
+    return l2p, [l2p.index(p) for p in range(mesh_shape.size)]
+
+
+class ProgramCollectives(Reducer[tf.Tensor]):
+    """Collectives along the axes of a mesh, as the processor sees them that runs the program."""
+
+    def __init__(self, mesh_shape: Shape, logical_to_physical: Sequence[int]):
+        """Creates collectives.
+
+        Args:
+          mesh_shape: the logical mesh.
+          logical_to_physical: the physical number of each logical processor.
+
+        Raises:
+          ValueError: `logical_to_physical` is not a permutation.
+        """
+        self._shape = mesh_shape
+        self._physical, self._logical = numbering(mesh_shape, logical_to_physical)
+
+    @abc.abstractmethod
+    def pnum(self) -> tf.Tensor:
+        """Returns the logical number of the processor that runs the program, an int32 scalar."""
+
+    @abc.abstractmethod
+    def allgather(self, x: tf.Tensor, mesh_axis: int) -> tf.Tensor:
+        """Returns the slices of the processors along a mesh axis, stacked by coordinate."""
+
+    def own(self, table: Sequence[_Entry], dtype: tf.DType = tf.int32) -> tf.Tensor:
+        """Returns the entry of the processor that runs the program, of a table.
+
+        Args:
+          table: an entry for each logical processor.
+          dtype: dtype of the result.
+        """
+        if all(entry == table[0] for entry in table):
+            # One value for all needs no processor's number.
+            return constant(table[0], dtype)
+        return tf.gather(constant(list(table), dtype), self.pnum())
+
+    def coordinates(self, mesh_axis: int) -> list[int]:
+        """Returns the coordinate of each logical processor along a mesh axis."""
+        numbers = range(self._shape.size)
+        return [pnum_to_processor_coordinates(self._shape, p)[mesh_axis] for p in numbers]
+
+    def _by_coordinate(
+        self, mesh_axis: int, table: Sequence[_Entry], dtype: tf.DType = tf.int32
+    ) -> tf.Tensor:
+        """Returns the entry of a table for the processor's coordinate along a mesh axis."""
+        return self.own([table[c] for c in self.coordinates(mesh_axis)], dtype)
+
+    def _selected(
+        self, x: tf.Tensor, mesh_axis: int, sources: Sequence[Optional[int]]
+    ) -> tf.Tensor:
+        """Returns the slice of a source, which may have several receivers, from all slices."""
+        # Whoever is to have zeros takes any slice, which `_or_zeros` replaces.
+        known = [source or 0 for source in sources]
+        return tf.gather(self.allgather(x, mesh_axis), self._by_coordinate(mesh_axis, known))
+
+    def _or_zeros(
+        self, y: tf.Tensor, mesh_axis: int, sources: Sequence[Optional[int]]
+    ) -> tf.Tensor:
+        """Returns a received slice; zeros on processors that have no source."""
+        if None not in sources:
+            return y
+        holds = self._by_coordinate(mesh_axis, [s is not None for s in sources], tf.bool)
+        # A selection: a product with 0 would keep a NaN of the processor whose slice came.
+        return tf.where(holds, y, tf.zeros_like(y))
 
 
 class Program(abc.ABC):

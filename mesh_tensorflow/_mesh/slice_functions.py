@@ -564,6 +564,25 @@ def _may_be_compiled() -> bool:
         graph = graph.outer_graph
 
 
+def within_part(
+    indices: tf.Tensor, part: int, coordinate: Sequence[tf.Tensor]
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns indices within a slice of a dimension, clipped to it, and which of them are in it.
+
+    Args:
+      indices: indices along the whole dimension.
+      part: the number of positions in the slice.
+      coordinate: [the number of the slice], or [] if the dimension is not split.
+    """
+    # Counted from the first position of this slice, those of others are below 0 or too large.
+    for c in coordinate:
+        indices = indices - tf.cast(c * part, indices.dtype)
+    # Kernels on CPUs raise an error for an index out of range, and those on GPUs give 0.
+    ends = (constant(n, indices.dtype) for n in (0, part - 1))
+    inside = tf.clip_by_value(indices, *ends)
+    return inside, tf.equal(indices, inside)
+
+
 def add_entries(x: tf.Tensor, indices: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
     """Returns a tensor with values added to entries; for equal indices all of them.
 

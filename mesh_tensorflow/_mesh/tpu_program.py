@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any, Optional
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._core.errors import dims_text, table_lookup
-from mesh_tensorflow._core.layout import pnum_to_processor_coordinates, processor_groups
+from mesh_tensorflow._core.layout import processor_groups
 from mesh_tensorflow._core.shape import Shape
 from mesh_tensorflow._mesh import random_values
-from mesh_tensorflow._mesh.mesh_impl import Reducer
-from mesh_tensorflow._mesh.program import Program
+from mesh_tensorflow._mesh.program import Program, ProgramCollectives
 from mesh_tensorflow._mesh.slice_functions import reduction_fn
 
 if TYPE_CHECKING:
@@ -145,40 +144,16 @@ _CAST = {
 _BITCAST = (tf.uint32, tf.int64, tf.uint64, tf.float64)
 
 
-class TpuCollectives(Reducer[tf.Tensor]):
+class TpuCollectives(ProgramCollectives):
     """Collectives along the axes of a mesh, within tpu.rewrite, tpu.replicate or tpu.shard.
 
     Replica i of the computation is the core with physical number i. All cores run one program; its
     groups consist of physical numbers, in the order of the cores' coordinates.
     """
 
-    def __init__(
-        self,
-        mesh_shape: Shape,
-        logical_to_physical: Sequence[int],
-        allreduce_in_bfloat16_max_group_size: int = 8,
-    ):
-        """Creates a TpuCollectives.
-
-        Args:
-          mesh_shape: the logical mesh.
-          logical_to_physical: the physical number of each logical processor.
-          allreduce_in_bfloat16_max_group_size: larger groups sum bfloat16 in float32.
-
-        Raises:
-          ValueError: `logical_to_physical` is not a permutation.
-        """
-        numbers = list(range(mesh_shape.size))
-        self._shape = mesh_shape
-        self._physical = [int(p) for p in logical_to_physical]
-        if sorted(self._physical) != numbers:
-            raise ValueError(
-                f"logical_to_physical must have each of 0 to {mesh_shape.size - 1} once, for the "
-                f"mesh {dims_text(mesh_shape)}; got {self._physical}"
-            )
-        # The inverse permutation: logical[physical[l]] = l.
-        self._logical = [self._physical.index(p) for p in numbers]
-        self._bfloat16_max_group_size = allreduce_in_bfloat16_max_group_size
+    def __init__(self, mesh_shape: Shape, logical_to_physical: Sequence[int]):
+        """Creates a TpuCollectives; see `ProgramCollectives`."""
+        super().__init__(mesh_shape, logical_to_physical)
         self._pnum: Any = None
         self._pnum_context: Any = None
 
@@ -227,22 +202,6 @@ class TpuCollectives(Reducer[tf.Tensor]):
             )
         return context
 
-    def own(self, table: Sequence[Any], dtype: tf.DType = tf.int32) -> tf.Tensor:
-        """Returns the current core's entry of a table with an entry for each logical processor."""
-        if all(entry == table[0] for entry in table):
-            return tf.constant(table[0], dtype)
-        return tf.gather(tf.constant(list(table), dtype), self.pnum())
-
-    def _by_coordinate(
-        self, mesh_axis: int, table: Sequence[Any], dtype: tf.DType = tf.int32
-    ) -> tf.Tensor:
-        """Returns the entry for the current core's coordinate along a mesh axis."""
-        coordinates = [
-            pnum_to_processor_coordinates(self._shape, pnum)[mesh_axis]
-            for pnum in range(self._shape.size)
-        ]
-        return self.own([table[c] for c in coordinates], dtype)
-
     def _groups(self, mesh_axes: Sequence[int]) -> list[list[int]]:
         """Returns groups of physical numbers, with members in order of logical number."""
         # Checked here, since all collectives ask for groups.
@@ -278,13 +237,9 @@ class TpuCollectives(Reducer[tf.Tensor]):
         return x
 
     def _cross_replica_sum(self, x: tf.Tensor, mesh_axes: Sequence[int]) -> tf.Tensor:
-        groups = self._groups(mesh_axes)
-        dtype = _SUMMED_AS[x.dtype]
-        # bfloat16 has 8 bits of precision: a sum of many would lose small summands.
-        if dtype == tf.bfloat16 and len(groups[0]) > self._bfloat16_max_group_size:
-            dtype = tf.float32
         y = tf.raw_ops.CrossReplicaSum(
-            input=tf.cast(x, dtype), group_assignment=tf.constant(groups, tf.int32)
+            input=tf.cast(x, _SUMMED_AS[x.dtype]),
+            group_assignment=tf.constant(self._groups(mesh_axes), tf.int32),
         )
         # Of booleans the sum is above 0 where one was true: cast back, it is their logical or.
         return tf.cast(y, x.dtype)
@@ -360,7 +315,7 @@ class TpuCollectives(Reducer[tf.Tensor]):
         named = [s for s in sources if s is not None]
         # CollectivePermute has one receiver for each sender.
         if len(set(named)) < len(named):
-            return self._select(x, mesh_axis, sources)
+            return self._or_zeros(self._selected(x, mesh_axis, sources), mesh_axis, sources)
         # A core that no pair sends to gets zeros.
         pairs = [
             [group[source], group[target]]
@@ -376,19 +331,6 @@ class TpuCollectives(Reducer[tf.Tensor]):
                 input=there(x), source_target_pairs=tf.constant(pairs, tf.int32)
             )
         )
-
-    def _select(self, x: tf.Tensor, mesh_axis: int, sources: Sequence[Optional[int]]) -> tf.Tensor:
-        """Implements `permute` where a slice has several receivers."""
-        y = tf.gather(
-            self.allgather(x, mesh_axis),
-            # A core that is to have zeros takes any slice, which is replaced below.
-            self._by_coordinate(mesh_axis, [source or 0 for source in sources]),
-        )
-        if None not in sources:
-            return y
-        # A selection: a product with 0 would keep a NaN of the core whose slice came.
-        holds = self._by_coordinate(mesh_axis, [s is not None for s in sources], tf.bool)
-        return tf.where(holds, y, tf.zeros_like(y))
 
 
 def _conversions(dtype: tf.DType) -> tuple[Callable, Callable]:
@@ -425,7 +367,6 @@ class TpuProgram(Program):
         device_assignment: Optional[DeviceAssignment],
         logical_to_physical: Sequence[int],
         make_variable: Callable[[str, Sequence[Any]], Any],
-        allreduce_in_bfloat16_max_group_size: int,
     ):
         """Creates a TpuProgram.
 
@@ -434,7 +375,6 @@ class TpuProgram(Program):
           device_assignment: a tf DeviceAssignment with a replica for each processor.
           logical_to_physical: the physical number of each logical processor.
           make_variable: takes a name and the variables of all replicas; returns one variable.
-          allreduce_in_bfloat16_max_group_size: larger groups sum bfloat16 in float32.
 
         Raises:
           ValueError: there is no device assignment, or its number of replicas is wrong.
@@ -453,9 +393,7 @@ class TpuProgram(Program):
             )
         self.devices = [device_assignment.tpu_device(replica=n) for n in range(mesh_shape.size)]
         self.local = list(range(mesh_shape.size))
-        self.collectives = TpuCollectives(
-            mesh_shape, logical_to_physical, allreduce_in_bfloat16_max_group_size
-        )
+        self.collectives = TpuCollectives(mesh_shape, logical_to_physical)
         self._axes = range(len(mesh_shape))
         self._make_variable = make_variable
 

@@ -14,6 +14,7 @@ from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.graph import leaves_no_node
 from mesh_tensorflow._core.shape import Dimension
 from mesh_tensorflow.layers._masks import hidden_where, hide
+from mesh_tensorflow.ops._source import scalar_indices
 from mesh_tensorflow.ops._variables.variable import InputDType, current_precision
 
 _Layer = TypeVar("_Layer", bound=Callable[..., Any])
@@ -439,12 +440,6 @@ def _check_state(what: str, query: mtf.Tensor, prev_k: mtf.Tensor, prev_v: mtf.T
             )
 
 
-def _as_step(mesh: mtf.Mesh, step_num: Union[int, mtf.Tensor]) -> mtf.Tensor:
-    if isinstance(step_num, mtf.Tensor):
-        return step_num
-    return mtf.constant(mesh, step_num, dtype=tf.int32)
-
-
 def _placed(new: mtf.Tensor, here: mtf.Tensor, state: mtf.Tensor) -> mtf.Tensor:
     """Returns keys or values of one position at its index in the cache, and 0 elsewhere."""
     return mtf.multiply(new, here, output_shape=state.shape)
@@ -494,7 +489,7 @@ def multihead_self_attention_incremental(
         wq, wk, wv, wo = multihead_attention_vars(
             x.mesh, heads, x.shape.dims[-1], kv_channels, master_dtype, slice_dtype, x.dtype
         )
-        step = _as_step(x.mesh, step_num)
+        step = scalar_indices(x.mesh, step_num)
         here = mtf.one_hot(step, memory_length, dtype=x.dtype)
 
         def written(previous: mtf.Tensor, w: mtf.Tensor) -> mtf.Tensor:
@@ -608,7 +603,9 @@ def masked_local_attention_1d_incremental(
         )
         # The order of entries does not matter to attention without positions, so the oldest is
         # replaced where it lies.
-        here = mtf.one_hot(mtf.mod(_as_step(x.mesh, step_num), window.size), window, dtype=x.dtype)
+        here = mtf.one_hot(
+            mtf.mod(scalar_indices(x.mesh, step_num), window.size), window, dtype=x.dtype
+        )
 
         def replaced(previous: mtf.Tensor, w: mtf.Tensor) -> mtf.Tensor:
             new = _placed(project(x, w, heads, kv_channels, 0), here, previous)

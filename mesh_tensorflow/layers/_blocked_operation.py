@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
-from mesh_tensorflow._core.interfaces import LaidOutLike, LoweringLike
+from mesh_tensorflow._core.interfaces import LaidOutLike
 from mesh_tensorflow._core.operation import Collective, Cost, PendingSums
 from mesh_tensorflow._core.tensor import is_differentiable
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
@@ -98,7 +98,7 @@ _FLOPS_PER_LOGIT = 8  # besides those of matrix products
 class Blocked(mtf.Operation):
     """What attention by blocks and its gradient have in common."""
 
-    _form: Form
+    _form: Form  # what its inputs mean
     # Whether the memory's parts are passed around instead of gathered, and how: one of RINGS.
     _ring: Union[bool, str]
 
@@ -145,7 +145,7 @@ class Blocked(mtf.Operation):
         """Into how many parts each processor of a ring cuts its part, at least."""
         return _ring_attention.least_parts(self._ring)
 
-    def _check_ring(self, lowering: LoweringLike) -> None:
+    def _check_ring(self, lowering: mtf.Lowering) -> None:
         if self._ring:
             # Processors may be merged where it runs, but a program is right or wrong everywhere.
             _ring_attention.check(
@@ -171,7 +171,7 @@ class Blocked(mtf.Operation):
 
     # -- laid-out operands
 
-    def _operands(self, lowering: LoweringLike) -> list[LaidOutLike]:
+    def _operands(self, lowering: mtf.Lowering) -> list[LaidOutLike]:
         """Returns the laid-out inputs with the memory that is computed with at first.
 
         One more says whether blocks may be left out, if some may.
@@ -352,8 +352,8 @@ class BlockedAttentionGradOperation(Blocked):
         # Not the logarithm, which in a row that sees nothing has lost the sum to rounding.
         y, _, *parts = forward_op.outputs
         super().__init__([*inputs, y, *parts, dy, dz], name="blocked_attention_grad")
-        self._form = forward_op.form
-        self._ring = forward_op.in_ring
+        self._form = forward_op._form
+        self._ring = forward_op._ring
         self._plain = forward_op.plain
         self._wanted = list(wanted)
         self._outputs = [
@@ -382,7 +382,7 @@ class BlockedAttentionGradOperation(Blocked):
         # itself, whose gradients have that part already.
         return [*found[:-2], None, None, None, *found[-2:]]
 
-    def lower(self, lowering: LoweringLike) -> None:
+    def lower(self, lowering: mtf.Lowering) -> None:
         """Computes gradients block by block; sums over processors are pending."""
         mesh_impl = lowering.mesh_impl(self)
         gathered, around = self._gathered_axis(mesh_impl), self._ring_axis(mesh_impl)
@@ -520,16 +520,6 @@ class BlockedAttentionOperation(Blocked):
             *(mtf.Tensor(self, rows, computed_in(q.dtype), index=i) for i in (1, 2, 3)),
         ]
 
-    @property
-    def form(self) -> Form:
-        """What its inputs mean."""
-        return self._form
-
-    @property
-    def in_ring(self) -> Union[bool, str]:
-        """Whether parts of the memory are passed around, and how."""
-        return self._ring
-
     def gradient(self, grad_ys: Sequence[Optional[mtf.Tensor]]) -> list[Optional[mtf.Tensor]]:
         """Recomputes blocks; in a second operation for masks, whose gradient is hardly needed."""
         dy, dz = grad_ys[:2]
@@ -546,7 +536,7 @@ class BlockedAttentionOperation(Blocked):
                 found.update(zip(some, op.outputs))
         return [found.get(i) for i in range(len(self.inputs))]
 
-    def lower(self, lowering: LoweringLike) -> None:
+    def lower(self, lowering: mtf.Lowering) -> None:
         """Computes sums of blocks, joins those of a row, and divides."""
         mesh_impl = lowering.mesh_impl(self)
         values = self._operands(lowering)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Optional
+from typing import TYPE_CHECKING, Any, Optional
 
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow._core.interfaces import LoweringLike
 from mesh_tensorflow._core.operation import Cost, Operation
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow.utils import SCALAR_SUMMARIES_COLLECTION_KEY
+
+if TYPE_CHECKING:
+    from mesh_tensorflow._lowering.lowering import Lowering
 
 __all__ = ["Print", "PrintOperation", "ScalarSummaryOperation", "scalar_summary"]
 
@@ -40,7 +42,7 @@ class PrintOperation(Operation):
         """Passes the gradient on to the value that is returned."""
         return [*grad_ys, *[None] * (len(self.inputs) - 1)]
 
-    def lower(self, lowering: LoweringLike) -> None:
+    def lower(self, lowering: Lowering) -> None:
         """Has the mesh implementation print the slices."""
         if self in lowering.operations:  # the gradient of a loop computes its body again
             lowering.set_tensor_lowering(self.outputs[0], lowering.tensors[self.inputs[0]])
@@ -92,7 +94,7 @@ class ScalarSummaryOperation(Operation):
         super().__init__([x], name=name)
         self._outputs = [Tensor(self, x.shape, x.dtype)]
 
-    def lower(self, lowering: LoweringLike) -> None:
+    def lower(self, lowering: Lowering) -> None:
         """Adds the first processor's value to the collection of scalar summaries."""
         value = lowering.tensors[self.inputs[0]].to_laid_out_tensor()
         # The collection outlives an eager program: only the latest values are kept.

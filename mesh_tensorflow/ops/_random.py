@@ -10,7 +10,6 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops as mtf
 from mesh_tensorflow._core.errors import WrongTypeError, dims_text, slip
 from mesh_tensorflow._core.graph import Mesh, leaves_no_node
-from mesh_tensorflow._core.interfaces import LoweringLike
 from mesh_tensorflow._core.operation import Operation
 from mesh_tensorflow._core.shape import Dimension, ShapeLike, convert_to_shape
 from mesh_tensorflow._core.tensor import Tensor
@@ -57,7 +56,7 @@ class RandomOperation(Operation):
         given = self._kwargs.get("seed")
         return self._number if given is None and program_seed() is not None else given
 
-    def lower(self, lowering: LoweringLike) -> None:
+    def lower(self, lowering: mtf.Lowering) -> None:
         """Makes each slice of a random tensor that does not depend on the layout."""
         kwargs = dict(self._kwargs)
         if self in lowering.random_keys and random_values.is_known(self._tf_fn):

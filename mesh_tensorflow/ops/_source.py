@@ -11,7 +11,7 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops as mtf
 from mesh_tensorflow._core.errors import WrongTypeError, dims_text
 from mesh_tensorflow._core.graph import Mesh, leaves_no_node
-from mesh_tensorflow._core.interfaces import LaidOutLike, LoweringLike
+from mesh_tensorflow._core.interfaces import LaidOutLike
 from mesh_tensorflow._core.operation import Cost, Operation
 from mesh_tensorflow._core.shape import (
     Dimension,
@@ -73,7 +73,7 @@ class Constant(Operation):
         self._value = value
         self._outputs = [Tensor(self, shape, dtype)]
 
-    def lower(self, lowering: LoweringLike) -> None:
+    def lower(self, lowering: mtf.Lowering) -> None:
         """Fills slices at each use, which is cheaper than keeping them."""
         mesh_impl = lowering.mesh_impl(self)
         y = self.outputs[0]
@@ -201,22 +201,21 @@ class RangeOperation(Operation):
         self._dim = shape.dims[0]
         self._outputs = [Tensor(self, shape, tf.as_dtype(dtype))]
 
-    def lower(self, lowering: LoweringLike) -> None:
+    def lower(self, lowering: mtf.Lowering) -> None:
         """Makes each slice of the range from the slice's first position."""
         mesh_impl = lowering.mesh_impl(self)
         y = self.outputs[0]
         size = mesh_impl.slice_shape(y.shape)[0]
-        axis = mesh_impl.splitting_axis(self._dim)
-        if axis is None:
-            value = mesh_impl.slicewise(lambda: tf.cast(tf.range(size), y.dtype))
-        else:
-            value = mesh_impl.slicewise(
+
+        def make(*coordinate: tf.Tensor) -> tf.Tensor:
+            values = tf.range(size)
+            for part in coordinate:
                 # Element i of part p is p * size + i, added in int32 and cast after that: so narrow
                 # floats are rounded as those of a whole range.
-                lambda part: tf.cast(tf.range(size) + part * size, y.dtype),
-                mesh_impl.laid_out_pcoord(axis),
-            )
-        lowering.set_tensor_lowering(y, value)
+                values = values + part * size
+            return tf.cast(values, y.dtype)
+
+        self._lower_slices(lowering, make, *coordinate_along(mesh_impl, self._dim))
 
 
 def mtf_range(mesh: Mesh, dim: Dimension, dtype: tf.DType, name: Optional[str] = None) -> Tensor:
@@ -263,7 +262,7 @@ class ImportOperation(Operation):
         self._tf_tensor = tf_tensor
         self._outputs = [Tensor(self, shape, tf_tensor.dtype)]
 
-    def lower(self, lowering: LoweringLike) -> None:
+    def lower(self, lowering: mtf.Lowering) -> None:
         """Cuts the tf.Tensor into slices."""
         y = self.outputs[0]
         tf_tensor = _of_sizes(self.name, self._tf_tensor, y.shape.to_integer_list, y.shape)
@@ -408,7 +407,7 @@ class ImportLaidOutTensorOperation(Operation):
     def check_layout(self, mesh_to_impl: Mapping[Mesh, MeshImpl]) -> None:
         """Accepts the layout that the slices are in; the Lowering checks their shapes."""
 
-    def lower(self, lowering: LoweringLike) -> None:
+    def lower(self, lowering: mtf.Lowering) -> None:
         """Uses the slices that it was given."""
         y, laid_out = self.outputs[0], self._laid_out_tensor
         # The user cut slices for the mesh that was asked for; the executed one may have fewer.
@@ -442,6 +441,12 @@ def import_laid_out_tensor(
       name: a string or None.
     """
     return ImportLaidOutTensorOperation(mesh, laid_out_tensor, shape, name=name).outputs[0]
+
+
+def coordinate_along(mesh_impl: MeshImpl, dim: Dimension) -> list[Any]:
+    """Returns [the laid-out number of each processor's part of a dimension]; [] if it is whole."""
+    axis = mesh_impl.splitting_axis(dim)
+    return [] if axis is None else [mesh_impl.laid_out_pcoord(axis)]
 
 
 def scalar_indices(mesh: Mesh, value: Union[Tensor, int, tf.Tensor]) -> Tensor:

@@ -23,6 +23,7 @@ from mesh_tensorflow.optimize._base import (
     rate_now,
     scalar_like,
     skip_without_gradient,
+    slot_of_shape,
 )
 from mesh_tensorflow.utils import steps_done
 
@@ -192,13 +193,7 @@ class AdafactorOptimizer(Optimizer):
         return largest[1], largest[0]
 
     def _slot(self, var: mtf.Variable, name: str, shape: mtf.Shape) -> mtf.Tensor:
-        return mtf.get_variable(
-            var.mesh,
-            f"{var.name}{ADAFACTOR[name]}",
-            shape,
-            initializer=tf.zeros_initializer(),
-            trainable=False,
-        )
+        return slot_of_shape(var, f"{var.name}{ADAFACTOR[name]}", shape)
 
     def apply_grad(self, grad: Optional[mtf.Tensor], var: mtf.Variable) -> list[mtf.Operation]:
         """Returns operations that update one variable; see `Optimizer.apply_grad`."""

@@ -20,6 +20,7 @@ from mesh_tensorflow.optimize._base import (
     float_slot,
     scalar_like,
     skip_without_gradient,
+    slot_of_shape,
     stored_value,
 )
 
@@ -148,13 +149,7 @@ class ElementwiseOptimizer(Optimizer):
         return updates
 
     def _steps(self, var: mtf.Variable) -> mtf.Tensor:
-        return mtf.get_variable(
-            var.mesh,
-            f"{var.name}/{self.name}_t",
-            mtf.Shape([]),
-            initializer=tf.zeros_initializer(),
-            trainable=False,
-        )
+        return slot_of_shape(var, f"{var.name}/{self.name}_t", mtf.Shape([]))
 
     def _checked(
         self, grad: tf.Tensor, values: Sequence[tf.Tensor], var: mtf.Variable
@@ -381,7 +376,7 @@ class AdamWeightDecayOptimizer(Optimizer):
         if skip_without_gradient(grad, var):
             return []
         grad = mtf.to_float(grad)  # type: ignore[arg-type]
-        m, v = self._slot(var, "adam_m"), self._slot(var, "adam_v")
+        m, v = (float_slot(var, f"{var.name}{ADAM[slot]}") for slot in ("adam_m", "adam_v"))
         # As corrections of the slots: a product of a slot alone would be in memory from the
         # beginning of the step.
         next_m = m + (1.0 - self.beta_1) * (grad - m)
@@ -401,15 +396,6 @@ class AdamWeightDecayOptimizer(Optimizer):
     def _rate_of(self, var: mtf.Variable) -> Rate:
         """Returns the learning rate of a variable."""
         return self.learning_rate
-
-    def _slot(self, var: mtf.Variable, name: str) -> mtf.Tensor:
-        return mtf.get_variable(
-            var.mesh,
-            f"{var.name}{ADAM[name]}",
-            var.shape,
-            initializer=tf.zeros_initializer(),
-            trainable=False,
-        )
 
     def _with_decay(self, update: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
         # Otherwise the product with the weights may be computed, and held, from the beginning of

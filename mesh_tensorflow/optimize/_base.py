@@ -12,7 +12,6 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._core.errors import MissingMethodError, WrongTypeError, check_flag, slip
-from mesh_tensorflow._core.interfaces import LoweringLike
 from mesh_tensorflow.ops._source import import_unchanged
 from mesh_tensorflow.utils import steps_done
 
@@ -326,10 +325,22 @@ def float_slot(var: mtf.Variable, name: str, initial: float = 0.0) -> mtf.Tensor
     Returns:
       A float32 Tensor, its value at the beginning of the step; `mtf.assign` updates it.
     """
+    return slot_of_shape(var, name, var.shape, initial)
+
+
+def slot_of_shape(
+    var: mtf.Variable,
+    name: str,
+    shape: mtf.Shape,
+    initial: float = 0.0,
+    dtype: Union[mtf.VariableDType, tf.DType] = tf.float32,
+) -> mtf.Tensor:
+    """Returns a slot variable of another shape or dtype; see `float_slot`."""
     return mtf.get_variable(
         var.mesh,
         name,
-        var.shape,
+        shape,
+        dtype=dtype,
         initializer=tf.constant_initializer(initial) if initial else tf.zeros_initializer(),
         trainable=False,
     )
@@ -352,7 +363,7 @@ class StoredValue(mtf.ReadVariable):
         self._after = list(after)
         self._outputs = [mtf.Tensor(self, var.shape, var.slice_dtype)]
 
-    def lower(self, lowering: LoweringLike) -> None:
+    def lower(self, lowering: mtf.Lowering) -> None:
         """Reads the slices, or takes the values that were read at the beginning of the step."""
         laid_out = lowering.variables[self._var]
         if not self._after:
@@ -526,14 +537,7 @@ class MomentumOptimizer(Optimizer):
         """Returns operations that update one variable; see `Optimizer.apply_grad`."""
         if skip_without_gradient(grad, var):
             return []
-        v = mtf.get_variable(
-            var.mesh,
-            var.name + MOMENTUM,
-            var.shape,
-            dtype=var.dtype,
-            initializer=tf.zeros_initializer(),
-            trainable=False,
-        )
+        v = slot_of_shape(var, var.name + MOMENTUM, var.shape, dtype=var.dtype)
         velocity = v
         if grad.dtype != v.dtype:  # type: ignore[union-attr]
             # Gradients of microbatches are float32, also where values of variables are bfloat16.

@@ -32,7 +32,7 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops as mtf
 from mesh_tensorflow._core.errors import WrongTypeError, dims_text, tensors_text
-from mesh_tensorflow._core.interfaces import LaidOutLike, LoweringLike
+from mesh_tensorflow._core.interfaces import LaidOutLike
 from mesh_tensorflow._core.operation import Collective, Cost, Operation, gradient_of_output
 from mesh_tensorflow._core.shape import (
     Dimension,
@@ -377,7 +377,7 @@ class FourierOperation(Operation):
             )
         )
 
-    def lower(self, lowering: LoweringLike) -> None:
+    def lower(self, lowering: mtf.Lowering) -> None:
         """Carries out the steps of the plan."""
         mesh_impl = lowering.mesh_impl(self)
         x, y = self.inputs[0], self.outputs[0]

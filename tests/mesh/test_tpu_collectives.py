@@ -8,9 +8,9 @@ from mesh_tensorflow import Shape
 from mesh_tensorflow._mesh.tpu_program import TpuCollectives
 
 
-def build(fn, mesh=MESH, l2p=None, dtype=tf.float32, shape=(4, 8), **kwargs):
+def build(fn, mesh=MESH, l2p=None, dtype=tf.float32, shape=(4, 8)):
     """Returns (what the function returned, operations by type) of a replicated computation."""
-    collectives = TpuCollectives(mesh, l2p or list(range(mesh.size)), **kwargs)
+    collectives = TpuCollectives(mesh, l2p or list(range(mesh.size)))
     returned = []
 
     def computation(x):
@@ -118,25 +118,20 @@ def test_sum(axes, groups):
 
 
 @pytest.mark.parametrize(
-    "dtype, limit, summed_as",
+    "dtype, summed_as",
     [
-        (tf.float32, 8, tf.float32),
-        (tf.float64, 8, tf.float64),
-        (tf.float16, 8, tf.float32),
-        (tf.bfloat16, 8, tf.bfloat16),
-        (tf.bfloat16, 7, tf.float32),
-        (tf.int32, 8, tf.int32),
-        (tf.uint32, 8, tf.uint32),
-        (tf.bool, 8, tf.int32),
-        (tf.uint8, 8, tf.int32),
+        (tf.float32, tf.float32),
+        (tf.float64, tf.float64),
+        (tf.float16, tf.float32),
+        (tf.bfloat16, tf.bfloat16),
+        (tf.int32, tf.int32),
+        (tf.uint32, tf.uint32),
+        (tf.bool, tf.int32),
+        (tf.uint8, tf.int32),
     ],
 )
-def test_dtype_of_sums(dtype, limit, summed_as):
-    y, ops = build(
-        lambda c, x: c.allreduce(x, [0, 1], "SUM"),
-        dtype=dtype,
-        allreduce_in_bfloat16_max_group_size=limit,
-    )
+def test_dtype_of_sums(dtype, summed_as):
+    y, ops = build(lambda c, x: c.allreduce(x, [0, 1], "SUM"), dtype=dtype)
     (op,) = ops["CrossReplicaSum"]
     assert op.inputs[0].dtype == summed_as and y.dtype == dtype
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import collections
 import weakref
 from collections.abc import Sequence
-from typing import Optional, TypeVar
+from typing import Optional
 
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow._core.layout import pnum_to_processor_coordinates, processor_groups
+from mesh_tensorflow._core.layout import processor_groups
 from mesh_tensorflow._core.shape import Shape
-from mesh_tensorflow._mesh.mesh_impl import Reducer
+from mesh_tensorflow._mesh.program import ProgramCollectives
 from mesh_tensorflow._mesh.simd.replicate import SimdProgram
 from mesh_tensorflow._mesh.slice_functions import complex_view, constant, real_view
 
@@ -27,10 +27,9 @@ _MOVED = (tf.float32, tf.float64, tf.float16, tf.int32, tf.int64)
 # reduction, gather or alltoall begin after the other, but all sends and receives at once.
 # With hundreds of them at once, a step of TensorFlow 2.21 may end in a segmentation fault.
 _MOST_EXCHANGES = 8
-_Entry = TypeVar("_Entry", int, bool)
 
 
-class TfCollectives(Reducer[tf.Tensor]):
+class TfCollectives(ProgramCollectives):
     """Collectives along the axes of a mesh, by CollectiveReduceV2 and similar operations.
 
     All processors run one program, so all make the same calls in the same order, and a collective
@@ -51,14 +50,9 @@ class TfCollectives(Reducer[tf.Tensor]):
           program: the SimdProgram that is being traced.
           physical: for each logical processor its physical number.
         """
-        self._shape = mesh_shape
+        super().__init__(mesh_shape, physical)
         self._program = program
-        self._physical = list(physical)
         self._group_keys: dict[tuple[int, ...], int] = {}
-        logical = [0] * len(self._physical)
-        for l, p in enumerate(self._physical):
-            logical[p] = l
-        self._logical = logical
         # Held weakly, since a tensor keeps the graph of the program in memory.
         self._pnum: Optional[weakref.ref[tf.Tensor]] = None
         # Names of the last exchanges of the program, and of each loop and branch. Graphs are held
@@ -69,11 +63,6 @@ class TfCollectives(Reducer[tf.Tensor]):
         # TensorFlow ranks the members of a group by the names of their devices.
         order = sorted(range(mesh_shape.size), key=lambda l: _rank(program.devices[physical[l]]))
         self._rank = {l: rank for rank, l in enumerate(order)}
-
-    @property
-    def devices(self) -> list[str]:
-        """The device of each logical processor."""
-        return [self._program.devices[p] for p in self._physical]
 
     def pnum(self) -> tf.Tensor:
         """Returns the logical number of the processor that runs the program, an int32 scalar."""
@@ -86,18 +75,6 @@ class TfCollectives(Reducer[tf.Tensor]):
                     pnum = tf.gather(constant(self._logical), pnum)
             self._pnum = weakref.ref(pnum)
         return pnum
-
-    def own(self, table: Sequence[_Entry], dtype: tf.DType = tf.int32) -> tf.Tensor:
-        """Returns the entry of the processor that runs the program, of a table.
-
-        Args:
-          table: an entry for each logical processor.
-          dtype: dtype of the result, a scalar.
-        """
-        if all(entry == table[0] for entry in table):
-            # One value for all needs no processor's number.
-            return constant(table[0], dtype)
-        return tf.gather(constant(list(table), dtype), self.pnum())
 
     # -- groups
 
@@ -228,33 +205,10 @@ class TfCollectives(Reducer[tf.Tensor]):
         # A send has one receiver, another processor: what several or the sender itself are to
         # have needs a gather.
         if cycle is None:
-            everything = self.allgather(x, mesh_axis)
-            y = tf.gather(
-                everything,
-                # Whoever is to have zeros takes any slice, which is replaced below.
-                self._by_coordinate(mesh_axis, [source or 0 for source in source_pcoord]),
-            )
+            y = self._selected(x, mesh_axis, source_pcoord)
         else:
             y = self._exchange(x, mesh_axis, cycle)
-        if None in source_pcoord:
-            holds = self._by_coordinate(
-                mesh_axis, [source is not None for source in source_pcoord], tf.bool
-            )
-            # A selection: a product with 0 would keep a NaN of the processor whose slice came.
-            y = tf.where(holds, y, tf.zeros_like(y))
-        return y
-
-    def _by_coordinate(
-        self, mesh_axis: int, table: Sequence[_Entry], dtype: tf.DType = tf.int32
-    ) -> tf.Tensor:
-        """Returns the entry of a table for the processor's coordinate along a mesh axis."""
-        return self.own([table[c] for c in self._coordinates(mesh_axis)], dtype)
-
-    def _coordinates(self, mesh_axis: int) -> list[int]:
-        return [
-            pnum_to_processor_coordinates(self._shape, pnum)[mesh_axis]
-            for pnum in range(self._shape.size)
-        ]
+        return self._or_zeros(y, mesh_axis, source_pcoord)
 
     def _exchange(self, x: tf.Tensor, mesh_axis: int, sources: Sequence[int]) -> tf.Tensor:
         """Sends from each processor to one other; `sources` has each receiver's source."""

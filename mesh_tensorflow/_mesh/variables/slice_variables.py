@@ -236,6 +236,29 @@ class SliceVariables(LaidOutVariable):
         """The tf variables, one for each slice that is stored."""
         return list(self.slices.values())
 
+    def _may_be_master(self) -> bool:
+        """Returns whether the master has the form of a slice that is the whole value."""
+        variable = self._variable
+        return (
+            variable.store is None
+            and not variable.is_stacked
+            and variable.slice_dtype == variable.master_dtype
+            # Another Lowering may have bound it to slices, which then have the value.
+            and not any(master.is_bound for master in variable.masters)
+        )
+
+    def _new_slice(self, number: int, sizes: Sequence[int]) -> tf.Variable:
+        """Creates the tf variable of one slice on the device in force, without a value."""
+        return tf.get_variable(
+            f"{self._variable.name}_slice_{number}",
+            sizes,
+            dtype=self._variable.slice_dtype,
+            initializer=tf.zeros_initializer(),
+            # In no collection, where savers and initializers find the master instead.
+            collections=[],
+            use_resource=True,
+        )
+
     # -- stacked variables
 
     def has_room(self, pnum: int) -> tf.Operation:

@@ -10,18 +10,20 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Optional
+from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._core.errors import dims_text, table_lookup
-from mesh_tensorflow._core.interfaces import LoweringLike
 from mesh_tensorflow._core.operation import Cost, Operation, PendingSums, gradient_of_output
 from mesh_tensorflow._core.shape import Dimension, Shape, ShapeLike, convert_to_shape, list_product
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow._mesh.slice_functions import merged_sizes, never_with_bias
 from mesh_tensorflow.ops._elementwise.binary import check_dtypes
+
+if TYPE_CHECKING:
+    from mesh_tensorflow._lowering.lowering import Lowering
 
 __all__ = [
     "Conv2dOperation",
@@ -381,7 +383,7 @@ class ConvNdOperation(Operation):
         }[computed]
         return mesh_impl.splitting_axes(summed)
 
-    def lower(self, lowering: LoweringLike) -> None:
+    def lower(self, lowering: Lowering) -> None:
         """Convolves slice by slice; leaves a partial sum over split summed dimensions."""
         mesh_impl = lowering.mesh_impl(self)
         output = self.outputs[0]
@@ -433,7 +435,7 @@ class ConvNdOperation(Operation):
         pixels = list_product(sizes_of(self._form.shapes[image]))
         return pixels * list_product(window) * (wide if image == NARROW else narrow)
 
-    def _count(self, lowering: LoweringLike, mesh_impl: MeshImpl) -> None:
+    def _count(self, lowering: Lowering, mesh_impl: MeshImpl) -> None:
         counter, _, _ = self._form.kind.names(self._product)
         # By pixels of the output, as in the classic: of a transposed convolution it counts also
         # what strides leave out.

@@ -12,7 +12,6 @@ from typing import Optional
 import mesh_tensorflow.ops as mtf
 from mesh_tensorflow._core.errors import did_you_mean, dims_text, slip
 from mesh_tensorflow._core.graph import leaves_no_node
-from mesh_tensorflow._core.interfaces import LoweringLike
 from mesh_tensorflow._core.operation import (
     Collective,
     Cost,
@@ -156,7 +155,7 @@ class EinsumOperation(Operation):
         order = mesh_impl.splitting_axes(complete[0] if complete else sorted(dims))
         return sorted(axes, key=order.index)
 
-    def lower(self, lowering: LoweringLike) -> None:
+    def lower(self, lowering: mtf.Lowering) -> None:
         """Gathers dimensions that would clash, multiplies slices, and leaves a partial sum."""
         mesh_impl = lowering.mesh_impl(self)
         gathered, summed = self._plan(mesh_impl)

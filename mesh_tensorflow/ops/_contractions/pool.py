@@ -10,7 +10,6 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops as mtf
 from mesh_tensorflow._core.errors import dims_text, slip, table_lookup, tensors_text
 from mesh_tensorflow._core.graph import leaves_no_node
-from mesh_tensorflow._core.interfaces import LoweringLike
 from mesh_tensorflow._core.operation import Operation, gradient_of_output
 from mesh_tensorflow._core.shape import Dimension, Shape, list_product
 from mesh_tensorflow._core.tensor import Tensor
@@ -192,12 +191,10 @@ class PoolOperation(Operation):
         x, y, dy = self._inputs[0], self._outputs[0], gradient_of_output(grad_ys)
         return [pool_backprop(x, y, dy, self._ksize, self._ksize, self._pool_fn_string)]
 
-    def lower(self, lowering: LoweringLike) -> None:
+    def lower(self, lowering: mtf.Lowering) -> None:
         """Pools slice by slice; pooled dimensions are not split."""
-        mesh_impl = lowering.mesh_impl(self)
         fn, ksize = pool_fn(self._pool_fn_string), self._ksize
-        value = mesh_impl.slicewise(lambda x: fn(x, ksize, ksize), lowering.tensors[self.inputs[0]])
-        lowering.set_tensor_lowering(self.outputs[0], value)
+        self._lower_slices(lowering, lambda x: fn(x, ksize, ksize))
 
 
 class PoolBackPropOperation(Operation):
@@ -263,7 +260,7 @@ class PoolBackPropOperation(Operation):
         # There is no pooling by sums, but a sum is a mean times the number of elements.
         return [None, None, mtf.multiply(gathered, list_product(ksize))]
 
-    def lower(self, lowering: LoweringLike) -> None:
+    def lower(self, lowering: mtf.Lowering) -> None:
         """Spreads dy over each window, or gives it to the window's maximum."""
         mesh_impl = lowering.mesh_impl(self)
         ksize = self._ksize

@@ -11,7 +11,6 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops as mtf
 from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.graph import leaves_no_node
-from mesh_tensorflow._core.interfaces import LoweringLike
 from mesh_tensorflow._core.operation import (
     Collective,
     Cost,
@@ -95,7 +94,7 @@ class ReduceOperation(Operation):
     def _is_sum(self) -> bool:
         return self._reduction_fn_string == "SUM"
 
-    def lower(self, lowering: LoweringLike) -> None:
+    def lower(self, lowering: mtf.Lowering) -> None:
         """Reduces each slice; sums stay partial, extrema are reduced over the mesh at once."""
         mesh_impl = lowering.mesh_impl(self)
         x, y = self.inputs[0], self.outputs[0]
@@ -201,7 +200,7 @@ class BroadcastOperation(Operation):
         # y[a, b] = x[a] for each b, so dx[a] is the sum over b of dy[a, b].
         return [reduce_sum(gradient_of_output(grad_ys), output_shape=self.inputs[0].shape)]
 
-    def lower(self, lowering: LoweringLike) -> None:
+    def lower(self, lowering: mtf.Lowering) -> None:
         """Broadcasts slice by slice."""
         x, y = self.inputs[0], self.outputs[0]
         # A partial sum is summed here, while it is small: repeated, its allreduce would move more.

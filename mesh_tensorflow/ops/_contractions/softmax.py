@@ -10,14 +10,14 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops as mtf
 from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.graph import leaves_no_node
-from mesh_tensorflow._core.interfaces import LaidOutLike, LoweringLike
+from mesh_tensorflow._core.interfaces import LaidOutLike
 from mesh_tensorflow._core.operation import Collective, Cost, Operation, gradient_of_output
 from mesh_tensorflow._core.shape import Dimension
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
-from mesh_tensorflow._mesh.slice_functions import add_entries, constant
+from mesh_tensorflow._mesh.slice_functions import add_entries, constant, within_part
 from mesh_tensorflow.ops._contractions.reduce_broadcast import cost_along
-from mesh_tensorflow.ops._source import check_dimension
+from mesh_tensorflow.ops._source import check_dimension, coordinate_along
 from mesh_tensorflow.ops._variables.variable import computed_in_float32
 
 __all__ = [
@@ -29,7 +29,6 @@ __all__ = [
 ]
 
 
-_FLOPS_PER_ELEMENT = 5
 _MOST_DIMS = 5  # the maximum of oneDNN's kernel
 
 
@@ -48,18 +47,51 @@ def _check_floating(what: str, x: Tensor, dim: Dimension) -> None:
         )
 
 
-class SoftmaxOperation(Operation):
+class _AlongDimension(Operation):
+    """Base of operations that reduce along a dimension, which may be split, and keep the shape."""
+
+    _flops_per_element = 8
+
+    def _set_dimension(self, x: Tensor, dim: Dimension) -> None:
+        self._dim = dim
+        self._axis = x.shape.dims.index(dim)
+
+    def _mean(self, mesh_impl: MeshImpl, value: LaidOutLike) -> LaidOutLike:
+        mesh_axis = mesh_impl.splitting_axis(self._dim)
+        if mesh_axis is None:
+            return mesh_impl.slicewise(
+                lambda t: tf.reduce_mean(t, constant(self._axis), keepdims=True), value
+            )
+        # By the whole size: each processor has only its part of the mean.
+        share = 1.0 / max(1, self._dim.size)
+        local = mesh_impl.slicewise(
+            lambda t: (
+                tf.reduce_sum(t, constant(self._axis), keepdims=True) * constant(share, t.dtype)
+            ),
+            value,
+        )
+        return mesh_impl.allreduce(local, [mesh_axis], "SUM")
+
+    def cost_key(self) -> Dimension:
+        return self._dim
+
+    def cost(self, mesh_impl: MeshImpl) -> Cost:
+        return cost_along(self, mesh_impl, self._dim, self._flops_per_element)
+
+
+class SoftmaxOperation(_AlongDimension):
     """The softmax along a dimension, or its logarithm.
 
     It uses TensorFlow's fused kernel if the dimension is not split. If it is, the maximum and the
     sum are allreduced.
     """
 
+    _flops_per_element = 5
+
     def __init__(self, x: Tensor, reduced_dim: Dimension, log: bool, name: str):
         _check_floating(name, x, reduced_dim)
         super().__init__([x], name=name)
-        self._dim = reduced_dim
-        self._axis = x.shape.dims.index(reduced_dim)
+        self._set_dimension(x, reduced_dim)
         self._log = log
         self._outputs = [Tensor(self, x.shape, x.dtype)]
 
@@ -74,7 +106,7 @@ class SoftmaxOperation(Operation):
         # The slope of y_i along x_j is y_i ([i = j] - y_j).
         return [(dy - mtf.reduce_sum(dy * y, output_shape=rest)) * y]
 
-    def lower(self, lowering: LoweringLike) -> None:
+    def lower(self, lowering: mtf.Lowering) -> None:
         """Calls TensorFlow's softmax, or reduces maximum and sum over the mesh."""
         mesh_impl = lowering.mesh_impl(self)
         x = lowering.tensors[self.inputs[0]]
@@ -112,14 +144,6 @@ class SoftmaxOperation(Operation):
             # Not log(exps / total), which is -inf where an exponential is rounded to 0.
             return mesh_impl.slicewise(lambda t, s: t - tf.log(s), shifted, total)
         return mesh_impl.slicewise(tf.divide, exps, total)
-
-    def cost_key(self) -> Dimension:
-        """The dimension that is normalized."""
-        return self._dim
-
-    def cost(self, mesh_impl: MeshImpl) -> Cost:
-        """The elementwise work, and two allreduces if the dimension is split."""
-        return cost_along(self, mesh_impl, self._dim, _FLOPS_PER_ELEMENT)
 
 
 def _finite_or_zero(x: tf.Tensor) -> tf.Tensor:
@@ -243,20 +267,8 @@ class _OfIds(Operation):
         return tf.reshape(x if order == sorted(order) else tf.transpose(x, order), [-1])
 
     def _is_id(self, ids: tf.Tensor) -> tf.Tensor:
-        # By the whole vocabulary: `_within` asks only for the slice of one processor.
+        # By the whole vocabulary: `within_part` asks only for the slice of one processor.
         return tf.logical_and(ids >= 0, ids < constant(self._dim.size, ids.dtype))
-
-    def _within(self, ids: tf.Tensor, part: int, coordinate: tuple) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns positions within a slice of the vocabulary, and which ids are in it."""
-        # Counted from the first id of this slice, those of others are below 0 or too large.
-        for c in coordinate:
-            ids = ids - tf.cast(c * part, ids.dtype)
-        inside = tf.clip_by_value(ids, constant(0, ids.dtype), constant(part - 1, ids.dtype))
-        return inside, tf.equal(ids, inside)
-
-    def _coordinate(self, mesh_impl: MeshImpl) -> list[Any]:
-        axis = mesh_impl.splitting_axis(self._dim)
-        return [] if axis is None else [mesh_impl.laid_out_pcoord(axis)]
 
 
 def _places(ids: tf.Tensor) -> tf.Tensor:
@@ -297,7 +309,7 @@ class CrossEntropyOperation(_OfIds):
         made = CrossEntropyGradientOperation(logits, ids, self.outputs[1], dy, dz, self._dim)
         return [made.outputs[0], None]
 
-    def lower(self, lowering: LoweringLike) -> None:
+    def lower(self, lowering: mtf.Lowering) -> None:
         """Reduces rows of the logits, and sums over the mesh if the vocabulary is split."""
         mesh_impl = lowering.mesh_impl(self)
         lowering.count_collectives(self, "reduce_op")
@@ -318,7 +330,7 @@ class CrossEntropyOperation(_OfIds):
             return tf.reduce_sum(tf.exp(self._rows(x) - most[:, None]), axis=1)
 
         def picked(x: tf.Tensor, i: tf.Tensor, *coordinate: tf.Tensor) -> tf.Tensor:
-            inside, is_here = self._within(self._numbers(i, self.inputs[1]), part, coordinate)
+            inside, is_here = within_part(self._numbers(i, self.inputs[1]), part, coordinate)
             # An id of another processor's slice is clipped into this one, and what is found there
             # replaced by 0; the allreduce then gives the logit of whoever has it.
             found = tf.gather_nd(self._rows(x), _places(inside))
@@ -334,7 +346,7 @@ class CrossEntropyOperation(_OfIds):
         # First the maximum, of all processors: without it, exponentials in the sum may overflow.
         most = over_vocab("MAX", lambda x: tf.reduce_max(self._rows(x), axis=1), logits)
         total = over_vocab("SUM", sums, logits, most)
-        found = over_vocab("SUM", picked, logits, ids, *self._coordinate(mesh_impl))
+        found = over_vocab("SUM", picked, logits, ids, *coordinate_along(mesh_impl, self._dim))
         value = mesh_impl.slicewise(loss, total, most, found, ids)
         lowering.set_tensor_lowering(self.outputs[0], value)
         # log(sum of exp(x)) = log(sum of exp(x - most)) + most.
@@ -407,7 +419,7 @@ class CrossEntropyGradientOperation(_OfIds):
         d_logits = mtf.einsum([weighted, scale], logits.shape)
         return [d_logits, None, -total * scale, total * known - at_ids, *[total for _ in dz]]
 
-    def lower(self, lowering: LoweringLike) -> None:
+    def lower(self, lowering: mtf.Lowering) -> None:
         """Scales each slice's exponentials, and subtracts dy at the ids."""
         mesh_impl = lowering.mesh_impl(self)
         logits, ids, log_z, dy = self.inputs[:4]
@@ -430,14 +442,12 @@ class CrossEntropyGradientOperation(_OfIds):
             # Each writes to the memory of the one before.
             # log_z has the forward computation's maximum and sum: nothing is reduced again.
             y = tf.exp(self._rows(x) - z[:, None]) * scale[:, None]
-            inside, is_here = self._within(i, part, more[len(self.inputs) - 4 :])
+            inside, is_here = within_part(i, part, more[len(self.inputs) - 4 :])
             y = add_entries(y, _places(inside), tf.where(is_here, -d, tf.zeros_like(d)))
             y = tf.reshape(y, constant([*rest, part], tf.int32))
             return y if back == sorted(back) else tf.transpose(y, back)
 
-        values = [lowering.tensors[x] for x in self.inputs]
-        result = mesh_impl.slicewise(fn, *values, *self._coordinate(mesh_impl))
-        lowering.set_tensor_lowering(self.outputs[0], result)
+        self._lower_slices(lowering, fn, *coordinate_along(mesh_impl, self._dim))
 
     def cost(self, mesh_impl: MeshImpl) -> Cost:
         """The elementwise work."""
@@ -446,39 +456,6 @@ class CrossEntropyGradientOperation(_OfIds):
     def cost_key(self) -> Dimension:
         """The dimension of ids."""
         return self._dim
-
-
-_NORMALIZE_FLOPS_PER_ELEMENT = 8
-
-
-class _AlongDimension(Operation):
-    """Base of operations that compute means along a dimension, which may be split."""
-
-    def _set_dimension(self, x: Tensor, dim: Dimension) -> None:
-        self._dim = dim
-        self._axis = x.shape.dims.index(dim)
-
-    def _mean(self, mesh_impl: MeshImpl, value: LaidOutLike) -> LaidOutLike:
-        mesh_axis = mesh_impl.splitting_axis(self._dim)
-        if mesh_axis is None:
-            return mesh_impl.slicewise(
-                lambda t: tf.reduce_mean(t, constant(self._axis), keepdims=True), value
-            )
-        # By the whole size: each processor has only its part of the mean.
-        share = 1.0 / max(1, self._dim.size)
-        local = mesh_impl.slicewise(
-            lambda t: (
-                tf.reduce_sum(t, constant(self._axis), keepdims=True) * constant(share, t.dtype)
-            ),
-            value,
-        )
-        return mesh_impl.allreduce(local, [mesh_axis], "SUM")
-
-    def cost_key(self) -> Dimension:
-        return self._dim
-
-    def cost(self, mesh_impl: MeshImpl) -> Cost:
-        return cost_along(self, mesh_impl, self._dim, _NORMALIZE_FLOPS_PER_ELEMENT)
 
 
 class NormalizeOperation(_AlongDimension):
@@ -510,7 +487,7 @@ class NormalizeOperation(_AlongDimension):
         y, factor = self.outputs
         return NormalizeGradOperation(y, factor, grad_ys[0], self._dim).outputs
 
-    def lower(self, lowering: LoweringLike) -> None:
+    def lower(self, lowering: mtf.Lowering) -> None:
         """Lowers to mean, variance and rsqrt, with an allreduce each if the dimension is split."""
         mesh_impl = lowering.mesh_impl(self)
         lowering.count_collectives(self, "reduce_op")
@@ -543,7 +520,7 @@ class NormalizeGradOperation(_AlongDimension):
             "mtf.reduce_mean and mtf.rsqrt"
         )
 
-    def lower(self, lowering: LoweringLike) -> None:
+    def lower(self, lowering: mtf.Lowering) -> None:
         """Computes dx = factor * (dy - mean(dy) - y * mean(dy * y))."""
         mesh_impl = lowering.mesh_impl(self)
         lowering.count_collectives(self, "reduce_op")

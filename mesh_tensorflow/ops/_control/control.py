@@ -9,7 +9,6 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops as mtf
 from mesh_tensorflow._core.graph import leaves_no_node
-from mesh_tensorflow._core.interfaces import LoweringLike
 from mesh_tensorflow._core.operation import Cost, Operation, PendingSums
 from mesh_tensorflow._core.tensor import Tensor, is_differentiable
 from mesh_tensorflow._mesh.mesh_impl import LazyAllreduceSum, MeshImpl
@@ -97,7 +96,7 @@ class Depend(Operation):
                 rest += [d.operation if isinstance(d, Tensor) else d for d in op._dependencies]
         return False
 
-    def lower(self, lowering: LoweringLike) -> None:
+    def lower(self, lowering: mtf.Lowering) -> None:
         """Adds control dependencies on all lowered dependencies."""
         mesh_impl = lowering.mesh_impl(self)
         if not mesh_impl.supports_control_dependencies:
@@ -185,7 +184,7 @@ class StopGradient(Operation):
         """False."""
         return False
 
-    def lower(self, lowering: LoweringLike) -> None:
+    def lower(self, lowering: mtf.Lowering) -> None:
         """Passes the value on, as it is."""
         lowering.set_tensor_lowering(self.outputs[0], lowering.tensors[self.inputs[0]])
 
@@ -291,7 +290,7 @@ class CustomGradientOperation(Operation):
         # Nothing flows into the function's own operations: what the user gave stands for all of it.
         return result + [None] * len(self._fn_outputs)
 
-    def lower(self, lowering: LoweringLike) -> None:
+    def lower(self, lowering: mtf.Lowering) -> None:
         """Passes on what the function returned."""
         for x, y in zip(self.inputs[len(self._all_inputs) :], self.outputs):
             lowering.set_tensor_lowering(y, lowering.tensors[x])

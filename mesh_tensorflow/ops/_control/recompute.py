@@ -10,7 +10,7 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops as mtf
 from mesh_tensorflow._core.errors import dims_text
-from mesh_tensorflow._core.interfaces import LaidOutLike, LoweringLike
+from mesh_tensorflow._core.interfaces import LaidOutLike
 from mesh_tensorflow._core.layout import LayoutRules, convert_to_layout_rules
 from mesh_tensorflow._core.operation import (
     Cost,
@@ -190,7 +190,7 @@ class DelayOperation(Operation):
         """Each output is pending as its input is."""
         return {y: pending[x] for x, y in zip(self.inputs, self.outputs) if x in pending}
 
-    def lower(self, lowering: LoweringLike) -> None:
+    def lower(self, lowering: mtf.Lowering) -> None:
         """Makes the values wait for the gradients that recomputation is for."""
         mesh_impl = lowering.mesh_impl(self)
         wait = mesh_impl.supports_control_dependencies

@@ -11,7 +11,6 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops as mtf
 from mesh_tensorflow._core.errors import tensors_text
 from mesh_tensorflow._core.graph import Mesh, leaves_no_node
-from mesh_tensorflow._core.interfaces import LoweringLike
 from mesh_tensorflow._core.operation import (
     Cost,
     Loop,
@@ -40,7 +39,7 @@ class LoopValueOperation(Operation):
         super().__init__([], mesh=mesh, name=name)
         self._outputs = [Tensor(self, shape, dtype)]
 
-    def lower(self, lowering: LoweringLike) -> None:
+    def lower(self, lowering: mtf.Lowering) -> None:
         """Raises an error: the loop gives the value when it is lowered."""
         raise ValueError(f"{self.name} has a value only inside its loop")
 
@@ -56,57 +55,7 @@ def loop_values(xs: Sequence[Tensor], name: str) -> list[Tensor]:
     return values
 
 
-class LoopState:
-    """Converts laid-out tensors to a flat list of tf.Tensors, and back."""
-
-    def __init__(self, mesh_impl: MeshImpl, shapes: Sequence[Shape], summands: Sequence[bool]):
-        """Creates a LoopState.
-
-        Args:
-          mesh_impl: a MeshImpl.
-          shapes: the Shape of each value.
-          summands: for each value, whether it has the summands of a partial sum, which differ even
-            between processors with the same slice.
-        """
-        self._mesh_impl = mesh_impl
-        self._shapes = list(shapes)
-        self._summands = list(summands)
-        # How many tf.Tensors each value becomes, which depends on the mesh: `flatten` finds out,
-        # and must be called before `unflatten`.
-        self._counts: list[int] = []
-
-    @property
-    def count(self) -> int:
-        """Number of tf.Tensors."""
-        return sum(self._counts)
-
-    def flatten(self, values: Sequence[Any]) -> list[tf.Tensor]:
-        """Returns the tf.Tensors of laid-out values."""
-        parts = []
-        for value, shape, summands in zip(values, self._shapes, self._summands, strict=True):
-            value = value.to_laid_out_tensor()
-            if summands:
-                # Summands differ even between processors that would hold the same slice of a sum.
-                parts.append(list(value.all_slices))
-            else:
-                parts.append(self._mesh_impl.loop_slices(value, shape))
-        self._counts = [len(part) for part in parts]
-        return [t for part in parts for t in part]
-
-    def unflatten(self, flat: Sequence[tf.Tensor]) -> list[Any]:
-        """Returns the laid-out values of tf.Tensors."""
-        values, at = [], 0
-        for count, shape, summands in zip(self._counts, self._shapes, self._summands):
-            part = list(flat[at : at + count])
-            at += count
-            if summands:
-                values.append(self._mesh_impl.LaidOutTensor.from_tensor_list(part))
-            else:
-                values.append(self._mesh_impl.from_loop_slices(part, shape))
-        return values
-
-
-def zero_state(mesh_impl: MeshImpl, y: Tensor, summands: bool) -> Any:
+def _zeros(mesh_impl: MeshImpl, y: Tensor, summands: bool) -> Any:
     """Returns laid-out zeros to accumulate into."""
     sizes = mesh_impl.slice_shape(y.shape)
     if not summands:
@@ -116,42 +65,94 @@ def zero_state(mesh_impl: MeshImpl, y: Tensor, summands: bool) -> Any:
     return mesh_impl.slicewise(lambda _: tf.zeros(sizes, y.dtype), mesh_impl.laid_out_pnum())
 
 
-def accumulate(
-    mesh_impl: MeshImpl,
-    totals: Sequence[Any],
-    results: Sequence[Any],
-    summands: Sequence[bool],
-    counters: dict[int, Any],
-) -> list[Any]:
-    """Adds results to totals; partial sums are allreduced after the loop.
+class LoopState:
+    """What a loop carries of some Tensors of an iteration, as a flat list of tf.Tensors.
 
-    Args:
-      mesh_impl: a MeshImpl.
-      totals: laid-out tensors.
-      results: lowered values, which may be partial sums.
-      summands: for each result, whether it is a partial sum.
-      counters: receives the mesh axes and the counter function of each partial sum, by index.
+    Of the first Tensors, the loop's variables, it carries the values of the last iteration; of all
+    others the sums over the iterations so far.
     """
-    new = []
-    for i, (total, result, pending) in enumerate(zip(totals, results, summands, strict=True)):
-        if pending:
-            # The loop carries what `walk` predicted, so lowering has left the same sums pending.
-            assert isinstance(result, LazyAllreduceSum) and not result.is_summed
-            counters[i] = (result.mesh_axes, result.add_counter_fn)
-            result = result.laid_out_input
-        new.append(mesh_impl.slicewise(tf.add, total, result.to_laid_out_tensor()))
-    return new
 
+    def __init__(
+        self,
+        mesh_impl: MeshImpl,
+        tensors: Sequence[Tensor],
+        num_vars: int,
+        operations: Sequence[Operation] = (),
+    ):
+        """Creates a LoopState.
 
-def after_loop(mesh_impl: MeshImpl, values: Sequence[Any], counters: dict[int, Any]) -> list[Any]:
-    """Returns accumulated values, with summands turned into partial sums."""
-    out = []
-    for i, value in enumerate(values):
-        if i in counters:
-            axes, count = counters[i]
-            value = LazyAllreduceSum(mesh_impl, value, axes, count)
-        out.append(value)
-    return out
+        Args:
+          mesh_impl: a MeshImpl.
+          tensors: the Tensors of an iteration.
+          num_vars: how many of them are variables.
+          operations: the operations of an iteration.
+        """
+        self._mesh_impl = mesh_impl
+        self._tensors = list(tensors)
+        self._num_vars = num_vars
+        pending = sums_of(operations, mesh_impl)
+        # Sums of partial sums stay partial, so that there is one allreduce after the loop and not
+        # one for each iteration. A variable is needed whole in the next iteration.
+        self._summands = [
+            i >= num_vars and bool(pending.pending_axes(y)) for i, y in enumerate(tensors)
+        ]
+        # By index, the mesh axes and the counter of each sum that stays partial.
+        self._partial: dict[int, tuple] = {}
+        # How many tf.Tensors each value becomes, which depends on the mesh: `flatten` finds out,
+        # and must be called before `unflatten`.
+        self._counts: list[int] = []
+
+    def first(self, values: Sequence[Any]) -> list[tf.Tensor]:
+        """Returns what the first iteration is given: the variables' values, and zeros for sums."""
+        sums = list(zip(self._tensors, self._summands))[self._num_vars :]
+        return self.flatten([*values, *(_zeros(self._mesh_impl, y, s) for y, s in sums)])
+
+    def next(self, lowering: mtf.Lowering, carried: Sequence[Any]) -> list[Any]:
+        """Returns the values after an iteration that has been lowered, given those before it."""
+        new = []
+        for i, (total, y) in enumerate(zip(carried, self._tensors, strict=True)):
+            value = lowering.tensors[y]
+            if self._summands[i]:
+                # Lowering has left pending what was predicted to be.
+                assert isinstance(value, LazyAllreduceSum) and not value.is_summed
+                self._partial[i] = (value.mesh_axes, value.add_counter_fn)
+                value = value.laid_out_input
+            if i >= self._num_vars:
+                value = self._mesh_impl.slicewise(tf.add, total, value.to_laid_out_tensor())
+            new.append(value)
+        return new
+
+    def last(self, flat: Sequence[tf.Tensor]) -> list[Any]:
+        """Returns the values after the loop, of which partial sums are summed when needed."""
+        values = self.unflatten(flat)
+        for i, (axes, count) in self._partial.items():
+            values[i] = LazyAllreduceSum(self._mesh_impl, values[i], axes, count)
+        return values
+
+    def flatten(self, values: Sequence[Any]) -> list[tf.Tensor]:
+        """Returns the tf.Tensors of laid-out values."""
+        parts = []
+        for value, x, summands in zip(values, self._tensors, self._summands, strict=True):
+            value = value.to_laid_out_tensor()
+            if summands:
+                # Summands differ even between processors that would hold the same slice of a sum.
+                parts.append(list(value.all_slices))
+            else:
+                parts.append(self._mesh_impl.loop_slices(value, x.shape))
+        self._counts = [len(part) for part in parts]
+        return [t for part in parts for t in part]
+
+    def unflatten(self, flat: Sequence[tf.Tensor]) -> list[Any]:
+        """Returns the laid-out values of tf.Tensors."""
+        values, at = [], 0
+        for count, x, summands in zip(self._counts, self._tensors, self._summands):
+            part = list(flat[at : at + count])
+            at += count
+            if summands:
+                values.append(self._mesh_impl.LaidOutTensor.from_tensor_list(part))
+            else:
+                values.append(self._mesh_impl.from_loop_slices(part, x.shape))
+        return values
 
 
 class Tape:
@@ -160,7 +161,7 @@ class Tape:
     def __init__(self, mesh_impl: MeshImpl, tensors: Sequence[Tensor]):
         self._mesh_impl = mesh_impl
         self._tensors = list(tensors)
-        self._state = LoopState(mesh_impl, [x.shape for x in tensors], [False] * len(tensors))
+        self._state = LoopState(mesh_impl, tensors, len(tensors))
 
     def new_arrays(self, most: Optional[int] = None) -> list[tf.TensorArray]:
         """Returns empty arrays, one for each saved tf.Tensor.
@@ -172,7 +173,7 @@ class Tape:
         for x in self._tensors:
             sizes = self._mesh_impl.slice_shape(x.shape)
             # For their number alone: nothing reads these zeros.
-            slices = self._mesh_impl.loop_slices(zero_state(self._mesh_impl, x, False), x.shape)
+            slices = self._mesh_impl.loop_slices(_zeros(self._mesh_impl, x, False), x.shape)
             arrays += [
                 tf.TensorArray(
                     x.dtype,
@@ -187,14 +188,14 @@ class Tape:
         return arrays
 
     def write(
-        self, lowering: LoweringLike, arrays: Sequence[tf.TensorArray], index: tf.Tensor
+        self, lowering: mtf.Lowering, arrays: Sequence[tf.TensorArray], index: tf.Tensor
     ) -> list[tf.TensorArray]:
         """Returns the arrays with the current values of the Tensors written at `index`."""
         flat = self._state.flatten([lowering.tensors[x] for x in self._tensors])
         return [array.write(index, t) for array, t in zip(arrays, flat, strict=True)]
 
     def read(
-        self, lowering: LoweringLike, arrays: Sequence[tf.TensorArray], index: tf.Tensor
+        self, lowering: mtf.Lowering, arrays: Sequence[tf.TensorArray], index: tf.Tensor
     ) -> None:
         """Sets the lowered values of the Tensors to those saved at `index`."""
         flat = [array.read(index) for array in arrays]
@@ -295,19 +296,14 @@ class WhileGradientOperation(Operation):
             f"{self.name}: the gradient of a loop has no gradient itself; unroll the loop"
         )
 
-    def lower(self, lowering: LoweringLike) -> None:
+    def lower(self, lowering: mtf.Lowering) -> None:
         """Lowers to a tf.while_loop over the iterations in reverse order."""
         mesh_impl = lowering.mesh_impl(self)
         tape, count, arrays = lowering.loop_tapes[self._forward]
         # All of them, though only the first are carried: pending sums are computed before a loop.
         values = [lowering.tensors[x].to_laid_out_tensor() for x in self.inputs]
         n = len(self._carried)
-        pending = sums_of(self._operations, mesh_impl)
-        # Gradients of weights stay partial within the loop, so that there is one allreduce after it
-        # and not one for each iteration. What is carried is needed whole in the next iteration.
-        summands = [False] * n + [bool(pending.pending_axes(y)) for y in self._results[n:]]
-        state = LoopState(mesh_impl, [y.shape for y in self._results], summands)
-        counters: dict[int, Any] = {}
+        state = LoopState(mesh_impl, self._results, n, self._operations)
 
         def body(index: tf.Tensor, flat: list) -> tuple:
             totals = state.unflatten(flat)
@@ -316,23 +312,17 @@ class WhileGradientOperation(Operation):
                 lowering.set_tensor_lowering(x, value)
             with inside_loop():
                 lowering.lower_operations(self._operations)
-                results = [lowering.tensors[y] for y in self._results]
-                new = results[:n]
-                new += accumulate(mesh_impl, totals[n:], results[n:], summands[n:], counters)
-                return index - 1, state.flatten(new)
+                return index - 1, state.flatten(state.next(lowering, totals))
 
-        zeros = [zero_state(mesh_impl, y, s) for y, s in zip(self._results[n:], summands[n:])]
         _, flat = tf.while_loop(
             lambda index, flat: index >= 0,
             body,
             # The tape has the entries 0 to count - 1, which are read from the last to the first.
-            (count - 1, state.flatten(values[:n] + zeros)),
+            (count - 1, state.first(values[:n])),
             # Nothing is kept for a second derivative, which `gradient` refuses.
             back_prop=False,
         )
-        final = state.unflatten(flat)
-        final[n:] = after_loop(mesh_impl, final[n:], counters)
-        for y, value in zip(self.outputs, final):
+        for y, value in zip(self.outputs, state.last(flat)):
             lowering.set_tensor_lowering(y, value)
 
     def cost(self, mesh_impl: MeshImpl) -> Cost:
@@ -540,7 +530,7 @@ class WhileLoopOperation(Operation):
 
     # -- lowering
 
-    def lower(self, lowering: LoweringLike) -> None:
+    def lower(self, lowering: mtf.Lowering) -> None:
         """Lowers to a tf.while_loop over the slices of the loop variables."""
         mesh_impl = lowering.mesh_impl(self)
         n = self._num_vars
@@ -549,11 +539,8 @@ class WhileLoopOperation(Operation):
         # uses after it would be given a tf.Tensor of the body.
         for x in self.inputs[n:]:
             lowering.tensors[x].to_laid_out_tensor()
-        pending = sums_of(self._body_ops, mesh_impl)
-        summands = [False] * n + [bool(pending.pending_axes(y)) for y in self._body_outputs[n:]]
-        state = LoopState(mesh_impl, [y.shape for y in self._body_outputs], summands)
+        state = LoopState(mesh_impl, self._body_outputs, n, self._body_ops)
         tape = Tape(mesh_impl, self.taped()) if self.keeps_tape else None
-        counters: dict[int, Any] = {}
         keys = self._random_keys(lowering)
         # A copy, since lowering the body forgets these, and notes its own.
         assigned, earlier = dict(lowering.assigned), self._earlier_assignments(lowering)
@@ -572,10 +559,7 @@ class WhileLoopOperation(Operation):
             lowering.random_keys.update({op: fold_key(key, index) for op, key in keys.items()})
             with inside_loop():
                 lowering.lower_operations(self._body_ops)
-                results = [lowering.tensors[y] for y in self._body_outputs]
-                new = results[:n]
-                new += accumulate(mesh_impl, values[n:], results[n:], summands[n:], counters)
-                flat = state.flatten(new)
+                flat = state.flatten(state.next(lowering, values))
                 if tape is not None:
                     arrays = tape.write(lowering, arrays, index)
                 # Sessions leave out what no result of the loop depends on.
@@ -587,8 +571,7 @@ class WhileLoopOperation(Operation):
                         flat = [tf.identity(t) for t in flat]
             return index + 1, flat, arrays
 
-        zeros = [zero_state(mesh_impl, y, s) for y, s in zip(self._body_outputs[n:], summands[n:])]
-        first = state.flatten(inputs + zeros)
+        first = state.first(inputs)
         arrays = [] if tape is None else tape.new_arrays(self._size_of_tape(mesh_impl))
         with tf.control_dependencies(earlier):
             count, flat, arrays = tf.while_loop(
@@ -596,9 +579,7 @@ class WhileLoopOperation(Operation):
             )
         # A recomputation of this loop starts from the same keys.
         lowering.random_keys.update(keys)
-        values = state.unflatten(flat)
-        values[n:] = after_loop(mesh_impl, values[n:], counters)
-        for y, value in zip(self.outputs, values):
+        for y, value in zip(self.outputs, state.last(flat)):
             lowering.set_tensor_lowering(y, value)
         # What was assigned within is known by operations of the body, for which nothing outside can
         # wait: what follows waits for the whole loop.
@@ -613,7 +594,7 @@ class WhileLoopOperation(Operation):
         if tape is not None:
             lowering.loop_tapes[self] = (tape, count, arrays)
 
-    def _earlier_assignments(self, lowering: LoweringLike) -> list[tf.Operation]:
+    def _earlier_assignments(self, lowering: mtf.Lowering) -> list[tf.Operation]:
         """Returns what the loop waits for, if it assigns to variables, or reads them."""
         found: dict[Variable, None] = {}
         for op in with_inner_operations(self._cond_ops + self._body_ops):
@@ -623,7 +604,7 @@ class WhileLoopOperation(Operation):
                 found[op.variable] = None
         return earlier_assignments(lowering, list(found)) if found else []
 
-    def _effects(self, lowering: LoweringLike) -> list[Operation]:
+    def _effects(self, lowering: mtf.Lowering) -> list[Operation]:
         """Returns the operations of the body that do something besides computing."""
         return [op for op in self._body_ops if op in lowering.operations]
 
@@ -649,7 +630,7 @@ class WhileLoopOperation(Operation):
                 found += op.random_operations()
         return found
 
-    def _random_keys(self, lowering: LoweringLike) -> dict[Operation, tf.Tensor]:
+    def _random_keys(self, lowering: mtf.Lowering) -> dict[Operation, tf.Tensor]:
         """Returns keys created outside the loop, which each iteration derives its own keys from.
 
         Iterations run in parallel, so a key drawn inside would depend on their timing.
@@ -662,7 +643,7 @@ class WhileLoopOperation(Operation):
             for op in self.random_operations()
         }
 
-    def _enter(self, lowering: LoweringLike, values: Sequence[Any]) -> None:
+    def _enter(self, lowering: mtf.Lowering, values: Sequence[Any]) -> None:
         for placeholder, value in zip(self._placeholders, values):
             lowering.set_tensor_lowering(placeholder, value)
 

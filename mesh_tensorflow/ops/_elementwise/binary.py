@@ -12,7 +12,6 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops as mtf
 from mesh_tensorflow._core.errors import tensors_text
 from mesh_tensorflow._core.graph import leaves_no_node
-from mesh_tensorflow._core.interfaces import LoweringLike
 from mesh_tensorflow._core.operation import Operation, PendingSums, gradient_of_output
 from mesh_tensorflow._core.shape import (
     Shape,
@@ -197,6 +196,7 @@ class _ScalarOperation(Operation):
     works_by_name = True
     _verb: str
     _default_name: str
+    _operator: Any  # of two values; no method, which a Callable would be taken for
 
     def __init__(self, x: Tensor, scalar: Number, name: Optional[str] = None):
         """Creates the operation.
@@ -215,12 +215,10 @@ class _ScalarOperation(Operation):
         self._scalar = scalar
         self._outputs = [Tensor(self, x.shape, x.dtype)]
 
-    def _lower(self, lowering: LoweringLike, fn: Callable[[tf.Tensor, Number], tf.Tensor]) -> None:
-        """Calls a function of a slice and the scalar."""
-        value = lowering.mesh_impl(self).slicewise(
-            lambda x: fn(x, _as_operand(self._scalar, x)), lowering.tensors[self.inputs[0]]
-        )
-        lowering.set_tensor_lowering(self.outputs[0], value)
+    def lower(self, lowering: mtf.Lowering) -> None:
+        """Multiplies each slice by the scalar, or adds it to the slice."""
+        fn = type(self)._operator
+        self._lower_slices(lowering, lambda x: fn(x, _as_operand(self._scalar, x)))
 
 
 class ScalarMultiplyOperation(_ScalarOperation):
@@ -231,7 +229,7 @@ class ScalarMultiplyOperation(_ScalarOperation):
         by another number, if False. None if it is not known. Microbatches ask for it.
     """
 
-    _verb, _default_name = "multiply", "scalar_mul"
+    _verb, _default_name, _operator = "multiply", "scalar_mul", operator.mul
     is_mean: Optional[bool] = None
 
     def gradient(self, grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Tensor]:
@@ -239,23 +237,15 @@ class ScalarMultiplyOperation(_ScalarOperation):
         # y = c x has dx = conj(c) dy; see unary.py for the convention.
         return [gradient_of_output(grad_ys) * _conjugate(self._scalar)]
 
-    def lower(self, lowering: LoweringLike) -> None:
-        """Multiplies each slice by the scalar."""
-        self._lower(lowering, operator.mul)
-
 
 class ScalarAddOperation(_ScalarOperation):
     """Adds a number or a tf scalar to a Tensor; no gradient goes to the scalar."""
 
-    _verb, _default_name = "add", "scalar_add"
+    _verb, _default_name, _operator = "add", "scalar_add", operator.add
 
     def gradient(self, grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Optional[Tensor]]:
         """Passes the gradient on."""
         return list(grad_ys)
-
-    def lower(self, lowering: LoweringLike) -> None:
-        """Adds the scalar to each slice."""
-        self._lower(lowering, operator.add)
 
 
 # TensorFlow's functions that are not defined for complex numbers.
@@ -281,6 +271,19 @@ def check_dtypes(what: str, tensors: Sequence[Tensor]) -> None:
             f"{what}: dtypes must be equal: {tensors_text(tensors)}. Nothing is converted by "
             "itself; bring one to the other's type with mtf.cast"
         )
+
+
+def lower_broadcast(op: Operation, lowering: mtf.Lowering, tf_fn: Callable) -> None:
+    """Applies a TensorFlow function to the slices of an operation's inputs, broadcast by name."""
+    shape = op.outputs[0].shape
+    sizes = lowering.mesh_impl(op).slice_shape(shape)
+
+    def apply(*slices: tf.Tensor) -> tf.Tensor:
+        aligned = [broadcast_slice(t, x.shape, shape) for t, x in zip(slices, op.inputs)]
+        # Computed once, then repeated along dimensions that only the output has.
+        return tile_slice(tf_fn(*aligned), sizes)
+
+    op._lower_slices(lowering, apply)
 
 
 class BinaryOpWithBroadcasting(Operation):
@@ -330,20 +333,9 @@ class BinaryOpWithBroadcasting(Operation):
             "mtf.slicewise or mtf.custom_gradient takes one"
         )
 
-    def lower(self, lowering: LoweringLike) -> None:
+    def lower(self, lowering: mtf.Lowering) -> None:
         """Applies the function to slices that are broadcast by name."""
-        mesh_impl = lowering.mesh_impl(self)
-        x1, x2 = self.inputs
-        shape = self.outputs[0].shape
-        sizes = mesh_impl.slice_shape(shape)
-
-        def apply(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
-            a, b = broadcast_slice(a, x1.shape, shape), broadcast_slice(b, x2.shape, shape)
-            # Computed once, then repeated along dimensions that only the output has.
-            return tile_slice(self._tf_fn(a, b), sizes)
-
-        value = mesh_impl.slicewise(apply, lowering.tensors[x1], lowering.tensors[x2])
-        lowering.set_tensor_lowering(self.outputs[0], value)
+        lower_broadcast(self, lowering, self._tf_fn)
 
 
 def _sum_to(dy: Tensor, x: Tensor) -> Tensor:
@@ -368,7 +360,7 @@ class AddOperation(BinaryOpWithBroadcasting):
     def _same_shapes(self) -> bool:
         return all(x.shape == self.outputs[0].shape for x in self.inputs)
 
-    def lower(self, lowering: LoweringLike) -> None:
+    def lower(self, lowering: mtf.Lowering) -> None:
         """Adds two compatible partial sums without reducing them; else adds slices."""
         values = [lowering.tensors[x] for x in self.inputs]
         # Summands of pending sums are added by position, which takes equal shapes.
@@ -379,7 +371,7 @@ class AddOperation(BinaryOpWithBroadcasting):
                 return
         super().lower(lowering)
 
-    def _added(self, values: Sequence[Any], lowering: LoweringLike) -> Any:
+    def _added(self, values: Sequence[Any], lowering: mtf.Lowering) -> Any:
         """Returns the sum in the memory of one summand, or a partial sum; None if it is neither."""
         pending = compatible_lazy_allreduce_sums(values)
         # What is still to be summed over processors cannot be added to what is not.

@@ -10,16 +10,15 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops as mtf
 from mesh_tensorflow._core.errors import WrongTypeError
 from mesh_tensorflow._core.graph import leaves_no_node
-from mesh_tensorflow._core.interfaces import LoweringLike
 from mesh_tensorflow._core.operation import Operation, gradient_of_output
 from mesh_tensorflow._core.shape import Shape, ShapeLike, broadcast_shape, convert_to_shape
 from mesh_tensorflow._core.tensor import Operand, Tensor, check_tensors
-from mesh_tensorflow._mesh.slice_functions import broadcast_slice, tile_slice
 from mesh_tensorflow.ops._elementwise.binary import (
     add,
     binary_arguments_to_tensors,
     binary_op_with_broadcasting,
     check_dtypes,
+    lower_broadcast,
     multiply,
 )
 
@@ -189,19 +188,10 @@ class SelectOperation(Operation):
             ),
         ]
 
-    def lower(self, lowering: LoweringLike) -> None:
+    def lower(self, lowering: mtf.Lowering) -> None:
         """Selects slices that are broadcast by name."""
-        mesh_impl = lowering.mesh_impl(self)
-        shape = self.outputs[0].shape
-        sizes = mesh_impl.slice_shape(shape)
-
-        def selected(*slices: tf.Tensor) -> tf.Tensor:
-            broadcast = (broadcast_slice(t, x.shape, shape) for t, x in zip(slices, self.inputs))
-            # The where of TensorFlow 1 does not broadcast.
-            return tile_slice(tf.where_v2(*broadcast), sizes)
-
-        value = mesh_impl.slicewise(selected, *(lowering.tensors[x] for x in self.inputs))
-        lowering.set_tensor_lowering(self.outputs[0], value)
+        # The where of TensorFlow 1 does not broadcast.
+        lower_broadcast(self, lowering, tf.where_v2)
 
 
 def select(

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, Optional, Union
+from typing import TYPE_CHECKING, Any, Optional, Union
 
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._core.errors import WrongTypeError, slip, tensors_text
-from mesh_tensorflow._core.interfaces import LoweringLike
 from mesh_tensorflow._core.operation import Operation, PendingSums
 from mesh_tensorflow._core.shape import Dimension, Shape, ShapeLike, convert_to_shape, list_product
 from mesh_tensorflow._core.tensor import Tensor, check_tensors, is_differentiable
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
+
+if TYPE_CHECKING:
+    from mesh_tensorflow._lowering.lowering import Lowering
 
 __all__ = ["GenericGradOperation", "SlicewiseOperation", "cwise", "slicewise"]
 
@@ -118,14 +120,9 @@ class SlicewiseOperation(Operation):
             return self._grad_function(self, *grad_ys)
         return GenericGradOperation(self, grad_ys).outputs
 
-    def lower(self, lowering: LoweringLike) -> None:
+    def lower(self, lowering: Lowering) -> None:
         """Applies the TensorFlow function to each slice."""
-        mesh_impl = lowering.mesh_impl(self)
-        values = mesh_impl.slicewise(self._tf_fn, *[lowering.tensors[x] for x in self.inputs])
-        # A function with one output may return it in a tuple or as it is.
-        values = values if len(self.outputs) > 1 or isinstance(values, tuple) else (values,)
-        for y, value in zip(self.outputs, values):
-            lowering.set_tensor_lowering(y, value)
+        self._lower_slices(lowering, self._tf_fn)
 
 
 class GenericGradOperation(Operation):
@@ -181,7 +178,7 @@ class GenericGradOperation(Operation):
             else []
         )
 
-    def lower(self, lowering: LoweringLike) -> None:
+    def lower(self, lowering: Lowering) -> None:
         """Differentiates the TensorFlow function slice by slice."""
         mesh_impl = lowering.mesh_impl(self)
         num_x, num_y = self._num_forward

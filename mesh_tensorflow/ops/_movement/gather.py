@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Optional
+from typing import TYPE_CHECKING, Optional
 
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow._core.interfaces import LaidOutLike, LoweringLike
+from mesh_tensorflow._core.interfaces import LaidOutLike
 from mesh_tensorflow._core.operation import Cost, Operation, PendingSums, gradient_of_output
 from mesh_tensorflow._core.shape import Dimension, Shape
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh.mesh_impl import LaidOutTensor, LazyAllreduceSum, MeshImpl
-from mesh_tensorflow._mesh.slice_functions import add_entries, constant
+from mesh_tensorflow._mesh.slice_functions import add_entries, constant, within_part
+from mesh_tensorflow.ops._source import coordinate_along
+
+if TYPE_CHECKING:
+    from mesh_tensorflow._lowering.lowering import Lowering
 
 __all__ = ["GatherGradientOperation", "GatherOperation"]
 
@@ -34,7 +38,22 @@ def is_worthwhile(weights: Tensor, indices: Tensor, dim: Dimension, output_shape
     return known and apart and len(set(names)) == len(names) and weights.shape.size >= _LARGE
 
 
-class GatherOperation(Operation):
+class _AlongTable(Operation):
+    """What a lookup and its gradient have in common."""
+
+    _dim: Dimension
+
+    def _part(self, mesh_impl: MeshImpl, table: Shape) -> int:
+        """Returns the number of rows in a slice of the table."""
+        return mesh_impl.slice_shape(table)[table.dims.index(self._dim)]
+
+    def _values(self, lowering: Lowering) -> list:
+        """Returns the slices of inputs, and the coordinate on the mesh axis that splits rows."""
+        coordinate = coordinate_along(lowering.mesh_impl(self), self._dim)
+        return [*(lowering.tensors[x] for x in self.inputs), *coordinate]
+
+
+class GatherOperation(_AlongTable):
     """The entries of a table at indices along a dimension; zeros for indices out of range."""
 
     def __init__(
@@ -71,7 +90,7 @@ class GatherOperation(Operation):
         mesh_impl.tensor_layout(indices.shape + self._dim)
         return mesh_impl.tensor_dimension_to_mesh_axis(self._dim)
 
-    def lower(self, lowering: LoweringLike) -> None:
+    def lower(self, lowering: Lowering) -> None:
         """Looks up what is in each slice; leaves a partial sum if the table's rows are split."""
         mesh_impl = lowering.mesh_impl(self)
         # Only for its check of the layout.
@@ -79,7 +98,7 @@ class GatherOperation(Operation):
         weights, indices = self.inputs
         output = self.outputs[0]
         axis = weights.shape.dims.index(self._dim)
-        part = mesh_impl.slice_shape(weights.shape)[axis]
+        part = self._part(mesh_impl, weights.shape)
         # tf.gather puts the dimensions of the indices in the place of the one that is looked up.
         found = weights.shape.dims
         found[axis : axis + 1] = indices.shape.dims
@@ -89,25 +108,17 @@ class GatherOperation(Operation):
         def take(w: tf.Tensor, i: tf.Tensor, *coordinate: tf.Tensor) -> tf.Tensor:
             if part == 0:  # every index is out of range
                 return tf.zeros(sizes_out, w.dtype)
-            for c in coordinate:
-                i = i - tf.cast(c * part, i.dtype)
-            # Kernels on CPUs raise an error for an index out of range, and on GPUs give 0: it is
-            # clipped, and what is found there is left out: a product with 0 would keep its Inf.
-            inside = tf.clip_by_value(i, constant(0, i.dtype), constant(part - 1, i.dtype))
-            is_here = tf.equal(i, inside)
+            inside, is_here = within_part(i, part, coordinate)
             if i.shape.ndims:
                 # One choice for each index, which is the same for all of a row.
                 sizes = [1] * len(found)
                 sizes[axis : axis + i.shape.ndims] = i.shape.as_list()
                 is_here = tf.reshape(is_here, constant(sizes))
+            # What an index out of range finds is left out: a product with 0 would keep its Inf.
             y = tf.where_v2(is_here, tf.gather(w, inside, axis=axis), constant(0, w.dtype))
             return y if order == sorted(order) else tf.transpose(y, order)
 
-        values = [lowering.tensors[x] for x in self.inputs]
-        splitting_axis = mesh_impl.splitting_axis(self._dim)
-        if splitting_axis is not None:
-            values.append(mesh_impl.laid_out_pcoord(splitting_axis))
-        result = mesh_impl.slicewise(take, *values)
+        result = mesh_impl.slicewise(take, *self._values(lowering))
         mesh_axis = mesh_impl.tensor_dimension_to_mesh_axis(self._dim)
         axes = [] if mesh_axis is None else [mesh_axis]
         # Each index is in the slice of one processor along the axis, and 0 on the others. The
@@ -135,14 +146,7 @@ class GatherOperation(Operation):
 _SUMMED_IN_FLOAT32 = (tf.bfloat16, tf.float16)
 
 
-def _within(i: tf.Tensor, part: int, coordinate: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Returns indices within a slice of the table; its coordinate is given if it is split."""
-    for c in coordinate:
-        i = i - tf.cast(c * part, i.dtype)
-    return i
-
-
-class GatherGradientOperation(Operation):
+class GatherGradientOperation(_AlongTable):
     """A table of sums: each entry is the sum of the rows of dy that were gathered from it.
 
     Equal to `einsum([one_hot(indices, dim), dy], table_shape)`, but its time and memory grow with
@@ -185,17 +189,18 @@ class GatherGradientOperation(Operation):
         layout = mesh_impl.tensor_layout(indices.shape + self._dim)
         return sorted(axis for axis in layout[:-1] if axis is not None)
 
-    def lower(self, lowering: LoweringLike) -> None:
+    def lower(self, lowering: Lowering) -> None:
         """Adds the rows of each slice; leaves a partial sum if the indices are split."""
         mesh_impl = lowering.mesh_impl(self)
         summed = self._summed_axes(mesh_impl)
-        part = self._part(mesh_impl)
+        part = self._part(mesh_impl, self.outputs[0].shape)
         row = mesh_impl.slice_shape(self._rest)
         # Segment sums put the indexed dimension first, wherever the table has it.
         back = [([self._dim, *self._rest.dims]).index(d) for d in self.outputs[0].shape]
 
         def add_rows(rows: tf.Tensor, i: tf.Tensor, *coordinate: tf.Tensor) -> tf.Tensor:
-            i = _within(i, part, coordinate)
+            for c in coordinate:
+                i = i - tf.cast(c * part, i.dtype)
             # Negative numbers are left out of a segment sum; others out of range are not allowed.
             # What belongs to another processor's rows is out of range here, and must not be added.
             i = tf.where(i < part, i, constant(-1, i.dtype) * tf.ones_like(i))
@@ -210,7 +215,7 @@ class GatherGradientOperation(Operation):
         result = mesh_impl.slicewise(add_rows, *self._values(lowering))
         lowering.set_partial_sum(self.outputs[0], result, summed, "einsum_op")
 
-    def _added_to(self, value: LaidOutLike, lowering: LoweringLike) -> Optional[LaidOutLike]:
+    def _added_to(self, value: LaidOutLike, lowering: Lowering) -> Optional[LaidOutLike]:
         """Returns slices with the rows added, or None for some dtypes and orders of dimensions.
 
         So the gradients of a table that is read several times are summed in one memory, that of
@@ -221,10 +226,10 @@ class GatherGradientOperation(Operation):
         total = self._with_rows(value.laid_out_input, lowering)
         return None if total is None else value.with_summands(total)
 
-    def _with_rows(self, table: LaidOutTensor, lowering: LoweringLike) -> Optional[LaidOutTensor]:
+    def _with_rows(self, table: LaidOutTensor, lowering: Lowering) -> Optional[LaidOutTensor]:
         output = self.outputs[0]
         mesh_impl = lowering.mesh_impl(self)
-        part = self._part(mesh_impl)
+        part = self._part(mesh_impl, output.shape)
         first = output.shape.dims[0] == self._dim
         # Narrow dtypes are summed in float32, for which the table would have to be copied and cast.
         if not first or not part or output.dtype not in (tf.float32, tf.float64):
@@ -234,10 +239,9 @@ class GatherGradientOperation(Operation):
         def add_rows(
             t: tf.Tensor, rows: tf.Tensor, i: tf.Tensor, *coordinate: tf.Tensor
         ) -> tf.Tensor:
-            i = _within(i, part, coordinate)
-            inside = tf.clip_by_value(i, constant(0, i.dtype), constant(part - 1, i.dtype))
-            rows = self._rows(rows, i, row)
-            is_here = tf.reshape(tf.equal(i, inside), constant([-1] + [1] * len(row)))
+            inside, is_here = within_part(i, part, coordinate)
+            rows = self._rows(rows, inside, row)
+            is_here = tf.reshape(is_here, constant([-1] + [1] * len(row)))
             # What was clipped into this slice from elsewhere adds 0 there.
             rows = tf.where_v2(is_here, rows, constant(0, rows.dtype))
             return add_entries(t, tf.reshape(inside, [-1, 1]), rows)
@@ -249,11 +253,6 @@ class GatherGradientOperation(Operation):
         """The dimensions of a row."""
         return self.outputs[0].shape - [self._dim]
 
-    def _part(self, mesh_impl: MeshImpl) -> int:
-        """Returns the number of rows in a slice of the table."""
-        table = self.outputs[0].shape
-        return mesh_impl.slice_shape(table)[table.dims.index(self._dim)]
-
     def _rows(self, rows: tf.Tensor, i: tf.Tensor, row: list[int]) -> tf.Tensor:
         """Returns a slice of dy with one dimension for all indices, then those of a row."""
         dy, indices = self.inputs
@@ -261,15 +260,6 @@ class GatherGradientOperation(Operation):
         if order != sorted(order):
             rows = tf.transpose(rows, order)
         return tf.reshape(rows, constant([i.shape.num_elements(), *row]))
-
-    def _values(self, lowering: LoweringLike) -> list:
-        """Returns the slices of inputs, and the coordinate on the mesh axis that splits rows."""
-        mesh_impl = lowering.mesh_impl(self)
-        values = [lowering.tensors[x] for x in self.inputs]
-        splitting_axis = mesh_impl.splitting_axis(self._dim)
-        if splitting_axis is not None:
-            values.append(mesh_impl.laid_out_pcoord(splitting_axis))
-        return values
 
     def cost(self, mesh_impl: MeshImpl) -> Cost:
         """One flop for each element of dy; reads dy and the indices, writes the table."""

@@ -10,7 +10,6 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops as mtf
 from mesh_tensorflow._core.errors import dims_text, slip
 from mesh_tensorflow._core.graph import leaves_no_node
-from mesh_tensorflow._core.interfaces import LoweringLike
 from mesh_tensorflow._core.operation import Collective, Cost, Operation
 from mesh_tensorflow._core.shape import (
     Dimension,
@@ -24,7 +23,12 @@ from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh.mesh_impl import LaidOutTensor, MeshImpl
 from mesh_tensorflow.ops._elementwise.slicewise import check_real
 from mesh_tensorflow.ops._movement import gather as _gather
-from mesh_tensorflow.ops._source import check_dimension, given_dimension, scalar_indices
+from mesh_tensorflow.ops._source import (
+    check_dimension,
+    coordinate_along,
+    given_dimension,
+    scalar_indices,
+)
 
 __all__ = [
     "OneHotOperation",
@@ -74,12 +78,11 @@ class OneHotOperation(Operation):
         """False: the input is an integer."""
         return False
 
-    def lower(self, lowering: LoweringLike) -> None:
+    def lower(self, lowering: mtf.Lowering) -> None:
         """Makes each slice from the indices less the slice's first position."""
         mesh_impl = lowering.mesh_impl(self)
         y = self.outputs[0]
         depth = mesh_impl.slice_shape(y.shape)[-1]
-        axis = mesh_impl.splitting_axis(self._output_dim)
 
         def make(indices: tf.Tensor, part: Optional[tf.Tensor] = None) -> tf.Tensor:
             # tf.one_hot has kernels for these; and in a narrow dtype the difference below would
@@ -92,10 +95,7 @@ class OneHotOperation(Operation):
             on, off = (tf.cast(v, self._dtype) for v in (self._on_value, self._off_value))
             return tf.one_hot(indices, depth, on, off, axis=-1, dtype=self._dtype)
 
-        inputs = [lowering.tensors[self.inputs[0]]]
-        if axis is not None:
-            inputs.append(mesh_impl.laid_out_pcoord(axis))
-        lowering.set_tensor_lowering(y, mesh_impl.slicewise(make, *inputs))
+        self._lower_slices(lowering, make, *coordinate_along(mesh_impl, self._output_dim))
 
 
 def one_hot(
@@ -265,7 +265,7 @@ class TopKOperation(Operation):
         part = mesh_impl.slice_shape(Shape([self._reduced_dim]))[0]
         return min(part, self._k_dim.size)
 
-    def lower(self, lowering: LoweringLike) -> None:
+    def lower(self, lowering: mtf.Lowering) -> None:
         """Takes the largest of each slice, gathers these, and chooses again."""
         mesh_impl = lowering.mesh_impl(self)
         x = self.inputs[0]
@@ -283,7 +283,7 @@ class TopKOperation(Operation):
 
     def _merge(
         self,
-        lowering: LoweringLike,
+        lowering: mtf.Lowering,
         mesh_impl: MeshImpl,
         mesh_axis: int,
         values: LaidOutTensor,

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Collection, Sequence
-from typing import Any, NamedTuple, Optional, Union, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union, overload
 
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._core.errors import dims_text, slip
-from mesh_tensorflow._core.interfaces import LaidOutLike, LoweringLike
+from mesh_tensorflow._core.interfaces import LaidOutLike
 from mesh_tensorflow._core.operation import (
     Collective,
     Cost,
@@ -30,6 +30,9 @@ from mesh_tensorflow._core.tensor import Tensor, check_tensors, with_stages
 from mesh_tensorflow._mesh.mesh_impl import LazyAllreduceSum, MeshImpl
 from mesh_tensorflow._mesh.slice_functions import constant
 from mesh_tensorflow.ops._contractions.einsum import EinsumOperation
+
+if TYPE_CHECKING:
+    from mesh_tensorflow._lowering.lowering import Lowering
 
 __all__ = [
     "ReshapeOperation",
@@ -177,7 +180,7 @@ class ReshapeOperation(Operation):
     def _moves(self, mesh_impl: MeshImpl) -> list[_Move]:
         return reshape_moves(self._inputs[0].shape, self._outputs[0].shape, mesh_impl)
 
-    def lower(self, lowering: LoweringLike) -> None:
+    def lower(self, lowering: Lowering) -> None:
         """Gathers, exchanges or cuts as the two layouts ask, and reshapes each slice."""
         mesh_impl = lowering.mesh_impl(self)
         x, y = self.inputs[0], self.outputs[0]

@@ -10,7 +10,6 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops as mtf
 from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.graph import leaves_no_node
-from mesh_tensorflow._core.interfaces import LoweringLike
 from mesh_tensorflow._core.operation import Collective, Cost, Operation, gradient_of_output
 from mesh_tensorflow._core.shape import Dimension
 from mesh_tensorflow._core.tensor import Tensor
@@ -83,17 +82,14 @@ class ShiftOperation(Operation):
             if self._wrap or abs(piece.processors) < processors
         ]
 
-    def lower(self, lowering: LoweringLike) -> None:
+    def lower(self, lowering: mtf.Lowering) -> None:
         """Shifts each slice; where the dimension is split, exchanges pieces between neighbors."""
         mesh_impl = lowering.mesh_impl(self)
         self._count(lowering)
         mesh_axis = mesh_impl.splitting_axis(self._dim)
-        value = lowering.tensors[self.inputs[0]]
         if mesh_axis is None:
-            value = mesh_impl.slicewise(self._shift_whole, value)
-            lowering.set_tensor_lowering(self.outputs[0], value)
-            return
-        value = value.to_laid_out_tensor()
+            return self._lower_slices(lowering, self._shift_whole)
+        value = lowering.tensors[self.inputs[0]].to_laid_out_tensor()
         parts = []
         for piece in self._pieces(mesh_impl):
             # Cut before it is sent, so that only the elements that move are communicated.
@@ -107,7 +103,7 @@ class ShiftOperation(Operation):
             parts = [mesh_impl.slicewise(lambda *ts: tf.concat(ts, self._axis), *parts)]
         lowering.set_tensor_lowering(self.outputs[0], parts[0])
 
-    def _count(self, lowering: LoweringLike) -> None:
+    def _count(self, lowering: mtf.Lowering) -> None:
         requested = lowering.requested_impl(self)
         mesh_axis = requested.tensor_dimension_to_mesh_axis(self._dim)
         if mesh_axis is None:

@@ -10,7 +10,6 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops as mtf
 from mesh_tensorflow._core.errors import dims_text
-from mesh_tensorflow._core.interfaces import LoweringLike
 from mesh_tensorflow._core.operation import Operation, gradient_of_output
 from mesh_tensorflow._core.shape import Dimension, Shape, check_names_differ
 from mesh_tensorflow._core.tensor import Tensor
@@ -71,16 +70,12 @@ class SliceOperation(Operation):
         after = self._dim.size - self._begin - self._size
         return [pad(gradient_of_output(grad_ys), [self._begin, after], self._dim.name)]
 
-    def lower(self, lowering: LoweringLike) -> None:
+    def lower(self, lowering: mtf.Lowering) -> None:
         """Slices along a dimension that is not split."""
-        mesh_impl = lowering.mesh_impl(self)
         # Of the slice: a processor takes all of its part of dimensions that are split.
-        sizes = mesh_impl.slice_shape(self.outputs[0].shape)
+        sizes = lowering.mesh_impl(self).slice_shape(self.outputs[0].shape)
         begin = [self._begin if axis == self._axis else 0 for axis in range(len(sizes))]
-        value = mesh_impl.slicewise(
-            lambda t: tf.slice(t, begin, sizes), lowering.tensors[self.inputs[0]]
-        )
-        lowering.set_tensor_lowering(self.outputs[0], value)
+        self._lower_slices(lowering, lambda t: tf.slice(t, begin, sizes))
 
 
 def mtf_slice(
@@ -134,15 +129,11 @@ class PadOperation(Operation):
         dy = gradient_of_output(grad_ys)
         return [mtf_slice(dy, self._paddings[0], self._dim.size, self._dim.name)]
 
-    def lower(self, lowering: LoweringLike) -> None:
+    def lower(self, lowering: mtf.Lowering) -> None:
         """Pads along a dimension that is not split."""
-        mesh_impl = lowering.mesh_impl(self)
-        x = self.inputs[0]
-        paddings = [
-            self._paddings if axis == self._axis else [0, 0] for axis in range(len(x.shape))
-        ]
-        value = mesh_impl.slicewise(lambda t: tf.pad(t, paddings), lowering.tensors[x])
-        lowering.set_tensor_lowering(self.outputs[0], value)
+        rank = self.outputs[0].shape.ndims
+        paddings = [self._paddings if axis == self._axis else [0, 0] for axis in range(rank)]
+        self._lower_slices(lowering, lambda t: tf.pad(t, paddings))
 
 
 def pad(x: Tensor, paddings: Sequence[int], dim_name: str, name: Optional[str] = None) -> Tensor:
@@ -208,14 +199,9 @@ class ConcatOperation(Operation):
         dy = gradient_of_output(grad_ys)
         return split(dy, self.outputs[0].shape[self._axis], self._input_sizes)
 
-    def lower(self, lowering: LoweringLike) -> None:
+    def lower(self, lowering: mtf.Lowering) -> None:
         """Concatenates slice by slice; the dimension is not split."""
-        mesh_impl = lowering.mesh_impl(self)
-        value = mesh_impl.slicewise(
-            lambda *pieces: tf.concat(pieces, self._axis),
-            *[lowering.tensors[x] for x in self.inputs],
-        )
-        lowering.set_tensor_lowering(self.outputs[0], value)
+        self._lower_slices(lowering, lambda *pieces: tf.concat(pieces, self._axis))
 
 
 def concat(xs: Sequence[Tensor], concat_dim_name: str, name: Optional[str] = None) -> Tensor:
@@ -292,17 +278,12 @@ class SplitOperation(Operation):
         """Concatenates the gradients, zeros for missing ones."""
         return [concat(_fill_missing(self.outputs, grad_ys), self._split_dim.name)]
 
-    def lower(self, lowering: LoweringLike) -> None:
+    def lower(self, lowering: mtf.Lowering) -> None:
         """Splits slice by slice; the dimension is not split."""
-        mesh_impl = lowering.mesh_impl(self)
         equal = len(set(self._output_sizes)) == 1
         # By their number, tf.split makes equal parts without a tensor of sizes.
         how = len(self._output_sizes) if equal else self._output_sizes
-        values = mesh_impl.slicewise(
-            lambda t: tuple(tf.split(t, how, axis=self._axis)), lowering.tensors[self.inputs[0]]
-        )
-        for y, value in zip(self.outputs, values):
-            lowering.set_tensor_lowering(y, value)
+        self._lower_slices(lowering, lambda t: tuple(tf.split(t, how, axis=self._axis)))
 
 
 def split(
@@ -370,14 +351,10 @@ class StackOperation(Operation):
         """Unstacks dy."""
         return unstack(gradient_of_output(grad_ys), self._new_dim)
 
-    def lower(self, lowering: LoweringLike) -> None:
+    def lower(self, lowering: mtf.Lowering) -> None:
         """Stacks slice by slice; the new dimension is not split."""
-        mesh_impl = lowering.mesh_impl(self)
         axis = self.outputs[0].shape.dims.index(self._new_dim)
-        value = mesh_impl.slicewise(
-            lambda *pieces: tf.stack(pieces, axis), *[lowering.tensors[x] for x in self.inputs]
-        )
-        lowering.set_tensor_lowering(self.outputs[0], value)
+        self._lower_slices(lowering, lambda *pieces: tf.stack(pieces, axis))
 
 
 def stack(xs: Sequence[Tensor], dim_name: str, axis: int = 0, name: Optional[str] = None) -> Tensor:
@@ -420,14 +397,9 @@ class UnstackOperation(Operation):
         """Stacks the gradients, zeros for missing ones."""
         return [stack(_fill_missing(self.outputs, grad_ys), self._dim.name, self._axis)]
 
-    def lower(self, lowering: LoweringLike) -> None:
+    def lower(self, lowering: mtf.Lowering) -> None:
         """Unstacks slice by slice; the dimension is not split."""
-        mesh_impl = lowering.mesh_impl(self)
-        values = mesh_impl.slicewise(
-            lambda t: tuple(tf.unstack(t, axis=self._axis)), lowering.tensors[self.inputs[0]]
-        )
-        for y, value in zip(self.outputs, values):
-            lowering.set_tensor_lowering(y, value)
+        self._lower_slices(lowering, lambda t: tuple(tf.unstack(t, axis=self._axis)))
 
 
 def unstack(x: Tensor, dim: Dimension, name: Optional[str] = None) -> list[Tensor]:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Optional, Union
+from typing import TYPE_CHECKING, Any, Optional, Union
 
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._core.graph import leaves_no_node
-from mesh_tensorflow._core.interfaces import LaidOutLike, LoweringLike
+from mesh_tensorflow._core.interfaces import LaidOutLike
 from mesh_tensorflow._core.operation import Cost, Operation
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow.ops._variables.variable import Variable
+
+if TYPE_CHECKING:
+    from mesh_tensorflow._lowering.lowering import Lowering
 
 __all__ = [
     "Assign",
@@ -40,9 +43,7 @@ def _variable_of(var: Union[Tensor, Variable], what: str) -> Variable:
     return x.operation
 
 
-def earlier_assignments(
-    lowering: LoweringLike, variables: Sequence[Variable]
-) -> list[tf.Operation]:
+def earlier_assignments(lowering: Lowering, variables: Sequence[Variable]) -> list[tf.Operation]:
     """Returns the last assignments so far, if a step carries out all of them, in order."""
     graph = variables[0].graph
     # Where only what is asked for runs, to wait for an assignment would carry it out unasked.
@@ -53,7 +54,7 @@ def earlier_assignments(
     return list(dict.fromkeys(op for op in found if op is not None))
 
 
-def note_read(lowering: LoweringLike, variable: Variable, value: LaidOutLike) -> None:
+def note_read(lowering: Lowering, variable: Variable, value: LaidOutLike) -> None:
     """Makes later assignments to a variable wait for a read, where `earlier_assignments` orders.
 
     Args:
@@ -90,7 +91,7 @@ class ReadVariable(Operation):
         """Passes the gradient on."""
         return list(grad_ys)
 
-    def lower(self, lowering: LoweringLike) -> None:
+    def lower(self, lowering: Lowering) -> None:
         """Reads the slice variables, and casts to the activation dtype."""
         mesh_impl = lowering.mesh_impl(self)
         # Otherwise nothing would say whether this read, or the assignment before it, comes first.
@@ -184,7 +185,7 @@ class Assign(Operation):
         """The variables it assigns to."""
         return list(self._variables)
 
-    def lower(self, lowering: LoweringLike) -> None:
+    def lower(self, lowering: Lowering) -> None:
         """Assigns each variable's slices."""
         if self.graph.assigns == "none":
             # There is an operation to run also where nothing is assigned, as in an evaluation.

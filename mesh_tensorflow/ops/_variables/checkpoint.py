@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow._core.interfaces import LoweringLike
 from mesh_tensorflow.utils import outside_all_rewrites
+
+if TYPE_CHECKING:
+    from mesh_tensorflow._lowering.lowering import Lowering
 
 __all__ = ["MtfCheckpointSaverListener", "MtfRestoreHook"]
 
@@ -15,7 +17,7 @@ __all__ = ["MtfCheckpointSaverListener", "MtfRestoreHook"]
 class MtfRestoreHook(tf.train.SessionRunHook):
     """Copies masters to slices after a session is created or restored."""
 
-    def __init__(self, lowering: LoweringLike):
+    def __init__(self, lowering: Lowering):
         """Creates the hook.
 
         Args:
@@ -43,7 +45,7 @@ class MtfRestoreHook(tf.train.SessionRunHook):
 class MtfCheckpointSaverListener(tf.train.CheckpointSaverListener):
     """Copies slices to masters before each save."""
 
-    def __init__(self, lowering: LoweringLike):
+    def __init__(self, lowering: Lowering):
         """Creates the listener and its copy operation, before the graph is finalized.
 
         Args:

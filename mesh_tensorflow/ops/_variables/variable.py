@@ -19,7 +19,7 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops as mtf
 from mesh_tensorflow._core.errors import WrongTypeError, slip
 from mesh_tensorflow._core.graph import Mesh, leaves_no_node
-from mesh_tensorflow._core.interfaces import LaidOutLike, LoweringLike
+from mesh_tensorflow._core.interfaces import LaidOutLike
 from mesh_tensorflow._core.operation import Cost, Operation
 from mesh_tensorflow._core.shape import Dimension, Shape, ShapeLike, convert_to_shape
 from mesh_tensorflow._core.tensor import Tensor
@@ -511,7 +511,7 @@ class Variable(Operation):
         assert self._store is not None
         return tf.cast(self._store.value(self._name), self.activation_dtype)
 
-    def lower(self, lowering: LoweringLike) -> None:
+    def lower(self, lowering: mtf.Lowering) -> None:
         """Makes the laid-out variable, and its value at the beginning of the step."""
         mesh_impl = lowering.mesh_impl(self)
         # Slices are kept from step to step, so no loop or branch around the Lowering may own them.

@@ -104,7 +104,7 @@ class Stages:
     """Gives layers of all stages what they ask for; see `Graph.stages`.
 
     Attributes:
-      dims: the dimensions of stages.
+      dims: the dimensions of stages, which layers do not know of and never sum over.
       position: the place, among the layers of a stage, of the layer that is being called.
       shared: names of variables that the layers of all stages share with those of the first.
     """
@@ -157,7 +157,14 @@ class Stages:
     def variable(
         self, name: str, shape: mtf.Shape, dtype: mtf.VariableDType, **kwargs: Any
     ) -> mtf.Tensor:
-        """Returns the values of a variable in all stages; see StagesLike."""
+        """Returns the values of a variable in all stages.
+
+        Args:
+          name: a string, relative to the variable scope.
+          shape: a Shape, that of one stage.
+          dtype: a VariableDType.
+          **kwargs: further arguments of mtf.get_variable.
+        """
         full_name = full_variable_name(name)
         if self._given is not None:
             return self._given[full_name]
@@ -176,7 +183,13 @@ class Stages:
         return self._variables[full_name].placeholder
 
     def random(self, shape: mtf.Shape, tf_fn: Callable, **kwargs: Any) -> mtf.Tensor:
-        """Returns random values for all stages; see StagesLike."""
+        """Returns random values for all stages.
+
+        Args:
+          shape: a Shape.
+          tf_fn: a function of a shape, such as tf.random.uniform.
+          **kwargs: keyword arguments of `tf_fn`.
+        """
         inside = self._in_all(shape)
         if self._given is None:
             asked = _Asked(

@@ -10,7 +10,6 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._core.errors import dims_text
-from mesh_tensorflow._core.interfaces import LoweringLike
 from mesh_tensorflow._mesh.slice_functions import set_entries
 from mesh_tensorflow.layers import _masks
 from mesh_tensorflow.layers._visibility import Buckets
@@ -262,7 +261,7 @@ class WriteAtOperation(mtf.Operation):
         dstate = mtf.multiply(dy, 1.0 - written, output_shape=state.shape)
         return [dstate, mtf.einsum([dy, here], output_shape=new.shape), None]
 
-    def lower(self, lowering: LoweringLike) -> None:
+    def lower(self, lowering: mtf.Lowering) -> None:
         """Writes the new values to one position of each slice."""
         mesh_impl = lowering.mesh_impl(self)
         state, new, position = self.inputs
