@@ -27,8 +27,6 @@ from mesh_tensorflow.train._model import (
     Means,
     Model,
     check_names,
-    finished,
-    single,
 )
 from mesh_tensorflow.train._placing import Agreement, Placing
 
@@ -36,9 +34,13 @@ CHECKPOINT_NAME = "model.ckpt"
 
 
 class Engine(Protocol):
-    """What carries out steps, evaluations and checkpoints."""
+    """What carries out steps, evaluations and checkpoints, in a single process by default.
 
-    lowered: Optional[LoweredModel]
+    Attributes:
+      lowered: the lowered training program, once there is one; None if others lower it.
+    """
+
+    lowered: Optional[LoweredModel] = None
 
     def prepare(self, batch: Batch, checkpoint: Optional[str], initial: Optional[Initial]) -> None:
         """Gets ready for batches like this one, with new variables or those of a checkpoint.
@@ -57,18 +59,22 @@ class Engine(Protocol):
 
     def stops(self, step: int, wanted: bool, signals: StopSignals) -> bool:
         """Returns whether to stop after this step; notes the signals of other processes."""
+        return wanted
 
     def settle(self, step: int) -> None:
         """Waits at the end of a run until other processes are done with it, and have saved."""
+        return
 
     def finish(self) -> None:
         """Waits for other processes before this one ends."""
+        return
 
     def values(self) -> dict[str, np.ndarray]:
         """Returns the whole values of all variables, by name."""
 
     def close(self) -> None:
         """Frees what it holds."""
+        return
 
 
 def wrong_values(path: str, found: Sequence[Faults], weights: Collection[str]) -> list[str]:
@@ -315,12 +321,8 @@ class _Saved:
         return {n: reader.get_tensor(averages.get(n, n)) for n in program.lowered.own}
 
 
-class SessionEngine:
-    """Trains a model; each program has a tf graph and a session of its own.
-
-    Attributes:
-      lowered: the lowered training program, once there is one.
-    """
+class SessionEngine(Engine):
+    """Trains a model; each program has a tf graph and a session of its own."""
 
     def __init__(
         self,
@@ -339,7 +341,6 @@ class SessionEngine:
           features: the features of a training batch.
           seed: the seed of initial values and of random operations.
         """
-        self.lowered: Optional[LoweredModel] = None
         self._model, self._eval_model = model, eval_model
         self._placing, self._features = placing, features
         self._seed = seed
@@ -390,8 +391,9 @@ class SessionEngine:
         self._training.check(batch)
         outputs = self._training.run(self._training.fitted(batch))
         outputs.pop("step")
-        means = {name: single(values) for name, values in outputs.items()}
-        return finished(means, self._training.lowered.afters)
+        means = Means()
+        means.add(outputs, 1)  # one batch: its mean, whatever it counts
+        return means.result(self._training.lowered.afters)
 
     def evaluate(self, batches: Iterator[Batch]) -> dict[str, float]:
         """Returns the means over batches, the last of which may be smaller."""
@@ -556,14 +558,8 @@ _STEP = "global_step"
 # -- a step function of the user
 
 
-class StepEngine:
-    """Calls a step function; saves the variables of its VariableStore.
-
-    Attributes:
-      lowered: None; the step function makes its own Lowerings.
-    """
-
-    lowered: Optional[LoweredModel] = None
+class StepEngine(Engine):
+    """Calls a step function, which lowers itself; saves the variables of its VariableStore."""
 
     def __init__(
         self,
@@ -643,16 +639,6 @@ class StepEngine:
         with keys_by_step(self._step):
             make(*arguments)
 
-    def stops(self, step: int, wanted: bool, signals: StopSignals) -> bool:
-        """Returns whether to stop after this step: if the process was asked to."""
-        return wanted
-
-    def settle(self, step: int) -> None:
-        """Does nothing: there is one process."""
-
-    def finish(self) -> None:
-        """Does nothing: there is one process."""
-
     def _call(self, fn: Callable[..., Any], batch: Batch) -> dict[str, float]:
         if self._step is None:
             # In a graph, each batch as a tensor would stay there as a constant.
@@ -731,9 +717,6 @@ class StepEngine:
     def values(self) -> dict[str, np.ndarray]:
         """Returns the whole values of all variables, by name."""
         return {name: self._store.value(name).numpy() for name in self._store.names}
-
-    def close(self) -> None:
-        """Holds nothing: the store belongs to the user."""
 
 
 def _traced(fn: Callable[..., Any]) -> Any:

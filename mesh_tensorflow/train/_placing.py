@@ -63,21 +63,10 @@ class Cluster:
         """
         self.processes, self.per_process = found, per_process
         self._server = found.start_server(per_process)
-
         self._runs = 0
         self._finished = False
         # A process that ends early would take its slices away from the others.
         atexit.register(self._at_exit)
-
-    @property
-    def is_chief(self) -> bool:
-        """Whether this process saves, logs and reports."""
-        return self.processes.is_chief
-
-    @property
-    def devices(self) -> list[str]:
-        """The devices of all processes, in order."""
-        return self.processes.devices(per_process=self.per_process)
 
     @property
     def local(self) -> list[int]:
@@ -145,7 +134,7 @@ class Agreement:
 
     def reset(self, session: tf.Session) -> None:
         """Makes a run begin; in the chief, before the others read what it decides."""
-        if self._cluster.is_chief:
+        if self._cluster.processes.is_chief:
             session.run(self._set_signal, {self._fed: 0})
             session.run(self._set_last, {self._fed: _NEVER})
             session.run(self._set_saved, {self._fed: -1})
@@ -157,7 +146,7 @@ class Agreement:
           session: the session of this process.
           step: the number of steps that are done.
         """
-        if self._cluster.is_chief:
+        if self._cluster.processes.is_chief:
             session.run(self._set_saved, {self._fed: step})
         # By `run`, which ends with an error if a process is lost, while this would wait forever.
         while self._cluster.processes.run(session, self._read_saved) != step:
@@ -189,15 +178,6 @@ class Agreement:
         return True
 
 
-def check_connected(environment: Optional[Mapping[str, str]] = None) -> None:
-    """Raises ValueError if there are several processes that do not know each other.
-
-    Args:
-      environment: environment variables; those of this process if None.
-    """
-    check_described(os.environ if environment is None else environment)
-
-
 def find_cluster(simd: bool, size: int) -> Optional[Cluster]:
     """Returns the cluster of this process; None if it is the only process.
 
@@ -208,7 +188,7 @@ def find_cluster(simd: bool, size: int) -> Optional[Cluster]:
     Raises:
       ValueError: the mesh can't be run in so many processes.
     """
-    check_connected()
+    check_described(os.environ)
     found = processes()
     if found.count == 1:
         return None
@@ -411,7 +391,7 @@ def placing_of(given: Given) -> Placing:
     shape, rules = mtf.convert_to_shape(given.mesh_shape), convert_to_layout_rules(given.layout)
     cluster = find_cluster(given.simd, shape.size)
     if cluster is not None:
-        devices = tuple(cluster.devices)
+        devices = tuple(cluster.processes.devices(per_process=cluster.per_process))
     else:
         devices = _devices(shape, given.devices, given.simd)
     return Placing(shape, rules, devices, given.simd, cluster=cluster, stored=given.stored)
@@ -432,7 +412,7 @@ def _placing_of_name(given: Given, name: str) -> Placing:
             "fit: devices are those of TensorFlow, but mesh_impl='pjrt' runs on the first of "
             "jax.devices(). Leave them out"
         )
-    check_connected()
+    check_described(os.environ)
     if processes().count > 1 and not is_pjrt():
         raise ValueError(
             f"fit: there are {processes().count} processes, and mesh_impl='pjrt' runs on the "
