@@ -25,7 +25,7 @@ from mesh_tensorflow.estimator._model import (
     saved_step,
 )
 from mesh_tensorflow.estimator._run import Request, run_evaluation, run_prediction, run_training
-from mesh_tensorflow.estimator._run_config import RunConfig
+from mesh_tensorflow.estimator._run_config import RunConfig, check_number
 from mesh_tensorflow.estimator._spec import ModeKeys, check_hooks
 
 if TYPE_CHECKING:
@@ -510,7 +510,7 @@ class TrainSpec(_TrainFields):
           ValueError: `max_steps` is not positive.
         """
         check_input_fn(input_fn, "TrainSpec")
-        _check_number("TrainSpec", "max_steps", max_steps, 1)
+        check_number("TrainSpec", "max_steps", max_steps, 1)
         return super().__new__(
             cls, input_fn, max_steps, check_hooks(hooks, "hooks"), tuple(saving_listeners or ())
         )
@@ -560,9 +560,9 @@ class EvalSpec(_EvalFields):
           ValueError: a number is too small, or two exporters have the same name.
         """
         check_input_fn(input_fn, "EvalSpec")
-        _check_number("EvalSpec", "steps", steps, 1)
-        _check_number("EvalSpec", "start_delay_secs", start_delay_secs, 0)
-        _check_number("EvalSpec", "throttle_secs", throttle_secs, 0)
+        check_number("EvalSpec", "steps", steps, 1)
+        check_number("EvalSpec", "start_delay_secs", start_delay_secs, 0)
+        check_number("EvalSpec", "throttle_secs", throttle_secs, 0)
         if name is not None and not isinstance(name, str):
             raise TypeError(f"EvalSpec: name is {name!r}; it should be a string")
         return super().__new__(
@@ -575,12 +575,6 @@ class EvalSpec(_EvalFields):
             start_delay_secs,
             throttle_secs,
         )
-
-
-def _check_number(called: str, name: str, value: Optional[float], least: int) -> None:
-    # `not value >= least` and not `value < least`, which a NaN would pass.
-    if value is not None and (isinstance(value, (bool, str)) or not value >= least):
-        raise ValueError(f"{called}: {name} is {value!r}; it should be {least} or more")
 
 
 def _checked_exporters(
