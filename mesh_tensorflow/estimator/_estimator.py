@@ -22,7 +22,7 @@ from mesh_tensorflow.estimator._model import (
     call_model_fn,
     check_input_fn,
     check_model_fn,
-    saved_step,
+    load_global_step,
 )
 from mesh_tensorflow.estimator._run import Request, run_evaluation, run_prediction, run_training
 from mesh_tensorflow.estimator._run_config import RunConfig, check_number
@@ -263,7 +263,7 @@ class Estimator:
         check_steps("train", steps=steps, max_steps=max_steps)
         hooks = check_hooks(hooks, "hooks")
         listeners = checked_listeners(saving_listeners)
-        start = saved_step(self._model_dir) or 0
+        start = load_global_step(self._model_dir)
         if max_steps is not None and max_steps <= start:
             tf.logging.info("Skipping training: step %d has been reached and saved.", max_steps)
             return self
@@ -643,7 +643,7 @@ def train_and_evaluate(
             "train_and_evaluate evaluates checkpoints, but none are saved: set "
             "save_checkpoints_steps or save_checkpoints_secs of the RunConfig"
         )
-    start = saved_step(estimator.model_dir) or 0
+    start = load_global_step(estimator.model_dir)
     if train_spec.max_steps is not None and start >= train_spec.max_steps:
         tf.logging.info("Training has ended before: step %d of %d", start, train_spec.max_steps)
         return None

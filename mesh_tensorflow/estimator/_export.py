@@ -233,6 +233,8 @@ def _signatures(spec: EstimatorSpec, receiver: ServingInputReceiver, mode: str) 
 
 # -- exporters
 
+Metrics = Mapping[str, Any]
+
 
 class Exporter(abc.ABC):
     """Exports a model during `train_and_evaluate`."""
@@ -248,7 +250,7 @@ class Exporter(abc.ABC):
         estimator: Estimator,
         export_path: str,
         checkpoint_path: str,
-        eval_result: Mapping[str, Any],
+        eval_result: Metrics,
         is_the_final_export: bool,
     ) -> Optional[bytes]:
         """Exports the model, if this evaluation calls for it.
@@ -299,7 +301,28 @@ class _SavedModelExporter(Exporter):
         """The name of the export directory."""
         return self._name
 
-    def _save(self, estimator: Estimator, export_path: str, checkpoint_path: str) -> bytes:
+    def export(
+        self,
+        estimator: Estimator,
+        export_path: str,
+        checkpoint_path: str,
+        eval_result: Metrics,
+        is_the_final_export: bool,
+    ) -> Optional[bytes]:
+        """Exports the model, if this evaluation calls for it.
+
+        Args:
+          estimator: an Estimator.
+          export_path: the directory of exports.
+          checkpoint_path: the checkpoint that was evaluated.
+          eval_result: the metrics by name.
+          is_the_final_export: whether training has ended.
+
+        Returns:
+          the new directory as bytes; None if nothing was exported.
+        """
+        if not self._is_due(estimator, export_path, eval_result, is_the_final_export):
+            return None
         path = estimator.export_saved_model(
             export_path,
             self._receiver_fn,
@@ -310,6 +333,10 @@ class _SavedModelExporter(Exporter):
         # After the new one has been written: if that fails, the old ones are still there.
         self._remove_old(export_path)
         return path
+
+    def _is_due(self, estimator: Estimator, path: str, metrics: Metrics, ended: bool) -> bool:
+        """Returns whether an evaluation calls for an export."""
+        return True
 
     def _remove_old(self, export_path: str) -> None:
         if self._exports_to_keep is None:
@@ -346,28 +373,6 @@ class LatestExporter(_SavedModelExporter):
         """
         super().__init__(name, serving_input_receiver_fn, assets_extra, as_text, exports_to_keep)
 
-    def export(
-        self,
-        estimator: Estimator,
-        export_path: str,
-        checkpoint_path: str,
-        eval_result: Mapping[str, Any],
-        is_the_final_export: bool,
-    ) -> Optional[bytes]:
-        """Exports the model.
-
-        Args:
-          estimator: an Estimator.
-          export_path: the directory of exports.
-          checkpoint_path: the checkpoint that was evaluated.
-          eval_result: the metrics by name.
-          is_the_final_export: whether training has ended.
-
-        Returns:
-          the new directory.
-        """
-        return self._save(estimator, export_path, checkpoint_path)
-
 
 class FinalExporter(_SavedModelExporter):
     """Exports once, when training has ended."""
@@ -392,34 +397,11 @@ class FinalExporter(_SavedModelExporter):
         """
         super().__init__(name, serving_input_receiver_fn, assets_extra, as_text)
 
-    def export(
-        self,
-        estimator: Estimator,
-        export_path: str,
-        checkpoint_path: str,
-        eval_result: Mapping[str, Any],
-        is_the_final_export: bool,
-    ) -> Optional[bytes]:
-        """Exports the model if training has ended.
-
-        Args:
-          estimator: an Estimator.
-          export_path: the directory of exports.
-          checkpoint_path: the checkpoint that was evaluated.
-          eval_result: the metrics by name.
-          is_the_final_export: whether training has ended.
-
-        Returns:
-          the new directory, or None before the end of training.
-        """
-        if not is_the_final_export:
-            return None
-        return self._save(estimator, export_path, checkpoint_path)
+    def _is_due(self, estimator: Estimator, path: str, metrics: Metrics, ended: bool) -> bool:
+        return ended
 
 
-def _loss_smaller(
-    best_eval_result: Mapping[str, Any], current_eval_result: Mapping[str, Any]
-) -> bool:
+def _loss_smaller(best_eval_result: Metrics, current_eval_result: Metrics) -> bool:
     for result in (best_eval_result, current_eval_result):
         if not result or "loss" not in result:
             raise ValueError(
@@ -466,44 +448,24 @@ class BestExporter(_SavedModelExporter):
             raise TypeError(f"BestExporter: compare_fn should be a function, but is {compare_fn!r}")
         self._compare_fn = compare_fn
         self._pattern = event_file_pattern
-        self._best: Optional[Mapping[str, Any]] = None
+        self._best: Optional[Metrics] = None
         self._has_looked = False
 
-    def export(
-        self,
-        estimator: Estimator,
-        export_path: str,
-        checkpoint_path: str,
-        eval_result: Mapping[str, Any],
-        is_the_final_export: bool,
-    ) -> Optional[bytes]:
-        """Exports the model if this evaluation is the best.
-
-        Args:
-          estimator: an Estimator.
-          export_path: the directory of exports.
-          checkpoint_path: the checkpoint that was evaluated.
-          eval_result: the metrics by name.
-          is_the_final_export: whether training has ended.
-
-        Returns:
-          the new directory, or None if a previous evaluation is as good.
-        """
+    def _is_due(self, estimator: Estimator, path: str, metrics: Metrics, ended: bool) -> bool:
         # Event files contain this evaluation too; it must not be compared with itself.
         # Without the directory, nothing was exported: this one is, whatever came before.
-        if not self._has_looked and self._pattern and tf.io.gfile.exists(export_path):
-            self._best = self._best_before(estimator, int(eval_result["global_step"]))
+        if not self._has_looked and self._pattern and tf.io.gfile.exists(path):
+            self._best = self._best_before(estimator, int(metrics["global_step"]))
         self._has_looked = True
         better = self._best is None or self._compare_fn(
-            best_eval_result=self._best, current_eval_result=eval_result
+            best_eval_result=self._best, current_eval_result=metrics
         )
-        if not better:
-            return None
-        self._best = eval_result
-        return self._save(estimator, export_path, checkpoint_path)
+        if better:
+            self._best = metrics
+        return better
 
-    def _best_before(self, estimator: Estimator, step: int) -> Optional[Mapping[str, Any]]:
-        best: Optional[Mapping[str, Any]] = None
+    def _best_before(self, estimator: Estimator, step: int) -> Optional[Metrics]:
+        best: Optional[Metrics] = None
         assert self._pattern is not None
         for path in sorted(
             tf.io.gfile.glob(os.path.join(escaped(estimator.model_dir), self._pattern))

@@ -209,23 +209,6 @@ def has_other_source(scaffold: tf.train.Scaffold) -> bool:
     return not tf.trainable_variables()
 
 
-def no_checkpoint_error(model_dir: str, called: str) -> ValueError:
-    """Returns the error for a model that was not trained.
-
-    Args:
-      model_dir: the model directory.
-      called: the name of the method, for error messages.
-
-    Returns:
-      a ValueError.
-    """
-    return ValueError(
-        f"{called}: there is no checkpoint in {model_dir}, so the variables would have initial "
-        "values. Train first, or pass checkpoint_path=, or let model_fn fill them by "
-        "tf.train.init_from_checkpoint or by the init_fn of a Scaffold"
-    )
-
-
 def load_global_step(checkpoint_dir: str) -> int:
     """Returns the global step of the latest checkpoint in a directory.
 
@@ -235,25 +218,12 @@ def load_global_step(checkpoint_dir: str) -> int:
     Returns:
       a step; 0 if there is no checkpoint, or it has no global step.
     """
-    return saved_step(checkpoint_dir) or 0
-
-
-def saved_step(model_dir: str) -> Optional[int]:
-    """Returns the global step of the latest checkpoint.
-
-    Args:
-      model_dir: a directory.
-
-    Returns:
-      a step; None if there is no checkpoint, or it has no global step.
-    """
-    path = checkpoint_files.latest(model_dir)
+    path = checkpoint_files.latest(checkpoint_dir)
     if path is None:
-        return None
+        return 0
     reader = checkpoint_files.open_reader(path)
-    if not reader.has_tensor(tf.GraphKeys.GLOBAL_STEP):
-        return None
-    return int(reader.get_tensor(tf.GraphKeys.GLOBAL_STEP))
+    known = reader.has_tensor(tf.GraphKeys.GLOBAL_STEP)
+    return int(reader.get_tensor(tf.GraphKeys.GLOBAL_STEP)) if known else 0
 
 
 # -- random numbers
@@ -374,18 +344,6 @@ class Inputs(NamedTuple):
     may_end: bool
 
 
-def is_dataset(value: object) -> bool:
-    """Returns whether a value is a tf.data.Dataset.
-
-    Args:
-      value: anything.
-
-    Returns:
-      a bool.
-    """
-    return isinstance(value, (tf2.data.Dataset, tf.data.Dataset))
-
-
 def make_inputs(returned: object, features_only: bool = False) -> Inputs:
     """Returns the features and labels of a step.
 
@@ -400,7 +358,8 @@ def make_inputs(returned: object, features_only: bool = False) -> Inputs:
       ValueError: there are no features, or a tuple does not have two elements.
     """
     hooks: list[tf.train.SessionRunHook] = []
-    may_end = is_dataset(returned)
+    # The class of tf.data in tensorflow.compat.v1 is a subclass of this one.
+    may_end = isinstance(returned, tf2.data.Dataset)
     if may_end:
         elements = Elements(returned)
         hooks.append(ElementsHook(elements))
@@ -689,7 +648,11 @@ def session_creator(
     if path is None and model.warm_start_from is not None:
         warm_start(model.warm_start_from)
     elif path is None and not has_other_source(spec.scaffold):
-        raise no_checkpoint_error(model.model_dir, called)
+        raise ValueError(
+            f"{called}: there is no checkpoint in {model.model_dir}, so the variables would have "
+            "initial values. Train first, or pass checkpoint_path=, or let model_fn fill them by "
+            "tf.train.init_from_checkpoint or by the init_fn of a Scaffold"
+        )
     if several_of_jax() and not (spec.scaffold.saver or tf.get_collection(tf.GraphKeys.SAVERS)):
         # Each process reads what its devices need; TensorFlow's own saver reads whole variables.
         saver = Saver(sharded=True, allow_empty=True, defer_build=True)

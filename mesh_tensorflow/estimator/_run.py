@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import signal
 import time
@@ -229,9 +228,8 @@ def _hooks(
         step.number,
         spec.scaffold,
         model.model_dir if config.is_chief else None,
-        lambda: _listeners(savers),
-        _fails_on_nan(hooks),
         savers,
+        _fails_on_nan(hooks),
     )
     progress = ProgressHook(step.loss, step.number, config.log_step_count_steps, request.last_step)
     # The loss is checked first: its error keeps the savers after it from saving a step with NaNs.
@@ -260,11 +258,6 @@ def _default_savers(model: Model, spec: EstimatorSpec) -> list[Any]:
     ]
 
 
-def _listeners(savers: Sequence[tf.train.CheckpointSaverHook]) -> list[Any]:
-    # TensorFlow has no public way to get or add listeners of a CheckpointSaverHook.
-    return list(itertools.chain.from_iterable(saver._listeners for saver in savers))
-
-
 def _add_listeners(
     savers: Sequence[tf.train.CheckpointSaverHook],
     listeners: Sequence[tf.train.CheckpointSaverListener],
@@ -274,7 +267,8 @@ def _add_listeners(
             "train: there are saving_listeners, but nothing is saved: set save_checkpoints_steps "
             "or save_checkpoints_secs of the RunConfig"
         )
-    # After the listeners of the model function, which may fetch the values to save.
+    # After the listeners of the model function, which may fetch the values to save. TensorFlow has
+    # no public way to add one to a CheckpointSaverHook.
     savers[0]._listeners.extend(listeners)
 
 
