@@ -416,13 +416,19 @@ def explain_run_error(
       error: an error of TensorFlow.
       tables: NodeNames; those of all Lowerings that are in use if None.
     """
+    return _explained(error, tables)[0]
+
+
+def _explained(
+    error: BaseException, tables: Optional[Iterable[NodeNames]]
+) -> tuple[Optional[str], bool]:
+    """Returns the lines of `explain_run_error`, and whether the error is that of a check."""
     operation = operation_of_error(error, tables)
     if operation is None:
-        return None
+        return None, False
     data = nonfinite_data(str(getattr(error, "message", "")))
-    if data is not None:
-        return f"{nonfinite_message(operation, data)}\n{site_text(operation)}".rstrip()
-    return _while_running(operation)
+    what = f"  while running {operation}" if data is None else nonfinite_message(operation, data)
+    return f"{what}\n{site_text(operation)}".rstrip(), data is not None
 
 
 def raise_for_user(error: BaseException, tables: Optional[Iterable[NodeNames]] = None) -> NoReturn:
@@ -440,16 +446,14 @@ def raise_for_user(error: BaseException, tables: Optional[Iterable[NodeNames]] =
     """
     # Contexts that tell may be nested, and the inner one has done it.
     if not getattr(error, _TOLD, False):
-        operation = operation_of_error(error, tables)
-        data = None if operation is None else nonfinite_data(str(getattr(error, "message", "")))
-        if operation is not None and data is not None:
-            text = f"{nonfinite_message(operation, data)}\n{site_text(operation)}".rstrip()
+        text, is_of_check = _explained(error, tables)
+        if is_of_check:
             # Without its tf operation, whose stack trace is that of the Lowering.
             told = NonFiniteError(getattr(error, "node_def", None), None, text)
             setattr(told, _TOLD, True)
             raise told from error
-        if operation is not None:
-            add_to_message(error, _while_running(operation))
+        if text is not None:
+            add_to_message(error, text)
             setattr(error, _TOLD, True)
     raise error
 
@@ -465,7 +469,3 @@ def told_to_user(tables: Optional[Iterable[NodeNames]] = None) -> Iterator[None]
         yield
     except tf.errors.OpError as e:
         raise_for_user(e, tables)
-
-
-def _while_running(operation: Operation) -> str:
-    return f"  while running {operation}\n{site_text(operation)}".rstrip()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Optional, Protocol, Union
+from typing import Any, Optional, Protocol
 
 import numpy as np
 import tensorflow as tf2
@@ -302,25 +302,6 @@ def _padded(feeds: Sequence[tf.Tensor], batch: Batch, names: Sequence[str]) -> l
     return padded
 
 
-class _Saved:
-    """The weights of a checkpoint."""
-
-    def __init__(self, path: str):
-        self._path = path
-
-    def values_for(self, program: _SessionProgram, model: Model) -> dict[str, np.ndarray]:
-        """Returns the values of the variables of a program: averages, if the model has them.
-
-        Raises:
-          CheckpointError: the checkpoint lacks some, or they have other shapes.
-        """
-        averages = model.averages_of(program.lowered.graph)
-        wanted = {averages.get(n, n): program.variables[n] for n in program.lowered.own}
-        check_checkpoint(self._path, wanted, read=True)
-        reader = checkpoint_files.open_reader(self._path)
-        return {n: reader.get_tensor(averages.get(n, n)) for n in program.lowered.own}
-
-
 class SessionEngine(Engine):
     """Trains a model; each program has a tf graph and a session of its own."""
 
@@ -345,7 +326,7 @@ class SessionEngine(Engine):
         self._placing, self._features = placing, features
         self._seed = seed
         self._training: Optional[_SessionProgram] = None
-        self._weights: Union[_SessionProgram, _Saved, None] = None  # those of evaluations
+        self._path: Optional[str] = None  # of the weights of evaluations, without training
         self._evaluations: dict[tuple, _SessionProgram] = {}
         self._made_saver: Optional[Saver] = None
         self._container = placing.cluster.next_container() if placing.cluster else ""
@@ -353,7 +334,7 @@ class SessionEngine(Engine):
     def prepare(self, batch: Batch, checkpoint: Optional[str], initial: Optional[Initial]) -> None:
         """Builds the training program, and initializes or restores its variables."""
         self._features.check(batch)
-        self._training = self._weights = _SessionProgram(
+        self._training = _SessionProgram(
             self._model,
             self._placing,
             self._features,
@@ -382,7 +363,7 @@ class SessionEngine(Engine):
 
     def use(self, path: str) -> None:
         """Has evaluations and predictions use the weights of a checkpoint, without training."""
-        self._weights = _Saved(path)
+        self._path = path
 
     def train(self, batch: Batch) -> dict[str, float]:
         """Does a step; returns the loss and the metrics."""
@@ -439,9 +420,18 @@ class SessionEngine(Engine):
             yield program, outputs, rows_of(batch)
 
     def _values_for(self, program: _SessionProgram) -> dict[str, np.ndarray]:
-        """Returns the values of the variables of an evaluation: averages, where there are any."""
-        if isinstance(self._weights, _Saved):
-            return self._weights.values_for(program, self._eval_model)
+        """Returns the values of the variables of an evaluation: averages, where there are any.
+
+        Raises:
+          CheckpointError: a checkpoint lacks some, or they have other shapes.
+        """
+        if self._path is not None:
+            averages = self._eval_model.averages_of(program.lowered.graph)
+            saved = {name: averages.get(name, name) for name in program.lowered.own}
+            wanted = {there: program.variables[name] for name, there in saved.items()}
+            check_checkpoint(self._path, wanted, read=True)
+            reader = checkpoint_files.open_reader(self._path)
+            return {name: reader.get_tensor(there) for name, there in saved.items()}
         assert self._training is not None
         averages = self._training.lowered.averages
         sources = {name: averages.get(name, name) for name in program.variables}
@@ -543,13 +533,8 @@ class SessionEngine(Engine):
 
     def close(self) -> None:
         """Closes the sessions."""
-        programs: Sequence[Optional[_SessionProgram]] = [
-            self._training,
-            *self._evaluations.values(),
-        ]
-        for program in programs:
-            if program is not None:
-                program.session.close()
+        for program in filter(None, [self._training, *self._evaluations.values()]):
+            program.session.close()
 
 
 _STEP = "global_step"
