@@ -11,8 +11,12 @@ import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.interfaces import LaidOutLike
-from mesh_tensorflow._core.layout import LayoutLike, given_stored_layout
-from mesh_tensorflow._core.shape import Shape, ShapeLike
+from mesh_tensorflow._core.layout import (
+    LayoutLike,
+    given_stored_layout,
+    pnum_to_processor_coordinates,
+)
+from mesh_tensorflow._core.shape import Shape, ShapeLike, list_product
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh import random_values
 from mesh_tensorflow._mesh.devices import check_devices
@@ -187,11 +191,8 @@ class SimdMeshImpl(MeshImpl[SimdTensor]):
     def laid_out_pcoord(self, mesh_axis: int) -> SimdTensor:
         """Returns a LaidOutTensor of the current processor's coordinate along a mesh axis."""
         # Looked up and not computed: one gather, or a constant where all coordinates are equal.
-        below = 1
-        for d in self.shape[mesh_axis + 1 :]:
-            below *= d.size
-        table = [pnum // below % self.shape[mesh_axis].size for pnum in range(self.size)]
-        return SimdTensor([self._collectives.own(table)])
+        coordinates = [pnum_to_processor_coordinates(self.shape, p) for p in range(self.size)]
+        return SimdTensor([self._collectives.own([c[mesh_axis] for c in coordinates])])
 
     # -- computation
 
@@ -277,9 +278,7 @@ class SimdMeshImpl(MeshImpl[SimdTensor]):
         mesh_axes = [axis for axis in mesh_axes if self.shape[axis].size > 1]
         if not mesh_axes:
             return x
-        group = 1
-        for axis in mesh_axes:
-            group *= self.shape[axis].size
+        group = list_product([self.shape[axis].size for axis in mesh_axes])
         t = x.one_slice
         # bfloat16 has 8 bits of precision: a sum of many would lose small summands.
         widen = (

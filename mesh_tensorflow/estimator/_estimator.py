@@ -93,30 +93,6 @@ def check_steps(called: str, **counts: Optional[int]) -> None:
         )
 
 
-def checked_listeners(
-    listeners: Optional[Sequence[tf.train.CheckpointSaverListener]],
-) -> tuple[tf.train.CheckpointSaverListener, ...]:
-    """Returns listeners as a tuple.
-
-    Args:
-      listeners: tf.train.CheckpointSaverListeners, or None.
-
-    Returns:
-      a tuple.
-
-    Raises:
-      TypeError: one of them is not a CheckpointSaverListener.
-    """
-    listeners = tuple(listeners or ())
-    for listener in listeners:
-        if not isinstance(listener, tf.train.CheckpointSaverListener):
-            raise TypeError(
-                "saving_listeners should hold tf.train.CheckpointSaverListeners, but one is of "
-                f"type {type(listener).__name__}"
-            )
-    return listeners
-
-
 class Estimator:
     """Trains, evaluates and exports a model, and predicts with it.
 
@@ -262,7 +238,8 @@ class Estimator:
         check_input_fn(input_fn, "train")
         check_steps("train", steps=steps, max_steps=max_steps)
         hooks = check_hooks(hooks, "hooks")
-        listeners = checked_listeners(saving_listeners)
+        kind = tf.train.CheckpointSaverListener
+        listeners = check_hooks(saving_listeners, "saving_listeners", kind)
         start = load_global_step(self._model_dir)
         if max_steps is not None and max_steps <= start:
             tf.logging.info("Skipping training: step %d has been reached and saved.", max_steps)

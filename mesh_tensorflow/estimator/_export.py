@@ -10,9 +10,14 @@ from typing import TYPE_CHECKING, Any, Optional, Union
 
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow._mesh.variables import checkpoint_files
 from mesh_tensorflow._paths import escaped, readable
-from mesh_tensorflow.estimator._model import Inputs, Model, find_checkpoint, make_global_step
+from mesh_tensorflow.estimator._model import (
+    Inputs,
+    Model,
+    find_checkpoint,
+    make_global_step,
+    with_latest,
+)
 from mesh_tensorflow.estimator._spec import DEFAULT_SIGNATURE, STANDARD_MODES, EvalOutput, ModeKeys
 from mesh_tensorflow.estimator.export import ServingInputReceiver
 from mesh_tensorflow.ops import MtfRestoreHook
@@ -76,22 +81,18 @@ def export_all(
     # Servers watch for directories whose names are numbers, and must not load half a model.
     temporary = os.path.join(base, f"temp-{os.path.basename(final)}")
     extra = assets_extra or {}
-    while True:
+
+    def write(path: str) -> None:
         try:
             _write(model, temporary, receiver_fns, extra, as_text, path, strip_default_attrs)
-            break
         except BaseException:
             # Also after an interrupt. A second attempt needs the path empty: a builder refuses a
             # directory with files.
             if tf.io.gfile.exists(temporary):
                 tf.io.gfile.rmtree(temporary)
-            # Training that goes on elsewhere deletes a checkpoint when it has saved others.
-            newer = (
-                None if checkpoint_path is not None else checkpoint_files.latest(model.model_dir)
-            )
-            if newer in (None, path) or checkpoint_files.exists(path):
-                raise
-            path = newer
+            raise
+
+    with_latest(path, model.model_dir if checkpoint_path is None else None, write)
     tf.io.gfile.rename(temporary, final)
     return final.encode()
 

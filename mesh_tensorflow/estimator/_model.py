@@ -6,7 +6,7 @@ import inspect
 import os
 import re
 from collections.abc import Callable, Collection, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union
+from typing import TYPE_CHECKING, Any, NamedTuple, Optional, TypeVar, Union
 
 import tensorflow as tf2
 import tensorflow.compat.v1 as tf
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from mesh_tensorflow.estimator._run_config import RunConfig
     from mesh_tensorflow.estimator._spec import EstimatorSpec
 
+
+Used = TypeVar("Used")
 
 # -- values of variables: checkpoints and warm starts
 
@@ -181,6 +183,34 @@ def find_checkpoint(model_dir: str, checkpoint_path: Optional[str], called: str)
             f"in the model directory is {there}"
         )
     return checkpoint_path
+
+
+def with_latest(
+    path: Optional[str], latest_of: Optional[str], use: Callable[[Any], Used]
+) -> tuple[Used, Optional[str]]:
+    """Uses a checkpoint; or a later one, if it was deleted meanwhile.
+
+    Training that goes on elsewhere deletes a checkpoint when it has saved others.
+
+    Args:
+      path: the checkpoint, or None.
+      latest_of: the directory of which it is the latest; None for one that was asked for.
+      use: a function of the path.
+
+    Returns:
+      (the result of the function, the path).
+    """
+    while True:
+        try:
+            return use(path), path
+        except Exception:
+            if latest_of is None or path is None or checkpoint_files.exists(path):
+                raise
+            newer = checkpoint_files.latest(latest_of)
+            # The same checkpoint would fail again, without an end.
+            if newer in (None, path):
+                raise
+            path = newer
 
 
 def has_other_source(scaffold: tf.train.Scaffold) -> bool:
@@ -696,19 +726,7 @@ class RestoringSessionCreator(tf.train.SessionCreator):
 
     def create_session(self) -> tf.Session:
         """Creates a session with the values of the checkpoint."""
-        while True:
-            try:
-                return self._restoring(self.path).create_session()
-            except Exception:
-                # Training that goes on elsewhere deletes a checkpoint when it has saved others.
-                if (
-                    self._latest_of is None
-                    or self.path is None
-                    or checkpoint_files.exists(self.path)
-                ):
-                    raise
-                path = checkpoint_files.latest(self._latest_of)
-                # The same checkpoint would fail again, without an end.
-                if path in (None, self.path):
-                    raise
-                self.path = path
+        session, self.path = with_latest(
+            self.path, self._latest_of, lambda path: self._restoring(path).create_session()
+        )
+        return session

@@ -470,25 +470,26 @@ def _checked_metrics(metrics: Optional[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def check_hooks(
-    hooks: Optional[Iterable[tf.train.SessionRunHook]], name: str
-) -> tuple[tf.train.SessionRunHook, ...]:
-    """Returns hooks as a tuple.
+    hooks: Optional[Iterable[Any]], name: str, kind: type = tf.train.SessionRunHook
+) -> tuple[Any, ...]:
+    """Returns hooks or listeners as a tuple.
 
     Args:
-      hooks: tf.train.SessionRunHooks, or None.
+      hooks: objects of a class of tf.train, or None.
       name: the name of the argument, for error messages.
+      kind: the class.
 
     Returns:
       a tuple.
 
     Raises:
-      TypeError: one of them is not a SessionRunHook.
+      TypeError: one of them is not of the class.
     """
     hooks = () if hooks is None else tuple(hooks)
     for hook in hooks:
-        if not isinstance(hook, tf.train.SessionRunHook):
+        if not isinstance(hook, kind):
             raise TypeError(
-                f"{name} should hold tf.train.SessionRunHooks, but one is of type "
+                f"{name} should hold tf.train.{kind.__name__}s, but one is of type "
                 f"{type(hook).__name__}"
             )
     return hooks
