@@ -18,7 +18,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NoReturn, Optional
+from typing import Any, NoReturn, Optional, TypeVar
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -26,6 +26,8 @@ import tensorflow.compat.v1 as tf
 from mesh_tensorflow._core.errors import did_you_mean, is_set
 from mesh_tensorflow._core.operation import Operation
 from mesh_tensorflow._units import counted
+
+T = TypeVar("T")
 
 # How the label of the state of a value begins, in the data of the assertion that a step makes.
 STATE = "NaNs, Infs, zeros, least, largest and elements of"
@@ -157,13 +159,18 @@ _collectors: contextvars.ContextVar[tuple[Collector, ...]] = contextvars.Context
 
 
 @contextlib.contextmanager
-def use_nan_checks(checks: Optional[NanChecks]) -> Iterator[None]:
-    """Makes Lowerings within check values, or not if `checks` is None."""
-    token = _checks.set(checks)
+def _within(variable: contextvars.ContextVar[T], value: T) -> Iterator[None]:
+    """Context in which a variable has a value."""
+    token = variable.set(value)
     try:
         yield
     finally:
-        _checks.reset(token)
+        variable.reset(token)
+
+
+def use_nan_checks(checks: Optional[NanChecks]) -> contextlib.AbstractContextManager[None]:
+    """Makes Lowerings within check values, or not if `checks` is None."""
+    return _within(_checks, checks)
 
 
 def nan_checks_in_force() -> Optional[NanChecks]:
@@ -174,14 +181,9 @@ def nan_checks_in_force() -> Optional[NanChecks]:
         return NanChecks() if is_set("MTF_DEBUG_NANS", False) else None
 
 
-@contextlib.contextmanager
-def use_collector(collector: Collector) -> Iterator[None]:
+def use_collector(collector: Collector) -> contextlib.AbstractContextManager[None]:
     """Makes Lowerings within hand values to a collector, besides those outside of it."""
-    token = _collectors.set((*_collectors.get(), collector))
-    try:
-        yield
-    finally:
-        _collectors.reset(token)
+    return _within(_collectors, (*_collectors.get(), collector))
 
 
 def collectors() -> tuple[Collector, ...]:
@@ -211,11 +213,8 @@ def collecting(fn: Callable[..., Any]) -> Callable[..., tuple[Any, list[dict[str
     def with_values(*args: Any, **named: Any) -> tuple[Any, list[dict[str, Any]]]:
         # Collectors outside would keep tensors of the traced graph, which nothing there can read.
         own = tuple(Collector(c.patterns, c.processor) for c in _collectors.get())
-        token = _collectors.set(own)
-        try:
+        with _within(_collectors, own):
             result = fn(*args, **named)
-        finally:
-            _collectors.reset(token)
         return result, [dict(c.values) for c in own]
 
     return with_values

@@ -80,11 +80,24 @@ def export_all(
     final = _new_directory(base)
     # Servers watch for directories whose names are numbers, and must not load half a model.
     temporary = os.path.join(base, f"temp-{os.path.basename(final)}")
-    extra = assets_extra or {}
+    modes = [mode for mode in STANDARD_MODES if mode in receiver_fns]
 
     def write(path: str) -> None:
+        builder = tf.saved_model.Builder(temporary)
+        # Training is the first, whose graph has all variables: they are stored once, with the first
+        # graph.
+        for mode in modes:
+            receiver_fn, is_first = receiver_fns[mode], mode == modes[0]
+            _add_graph(builder, model, mode, receiver_fn, path, strip_default_attrs, is_first)
+        builder.save(as_text)
+        for name, source in (assets_extra or {}).items():
+            target = os.path.join(temporary, "assets.extra", name)
+            tf.io.gfile.makedirs(os.path.dirname(target))
+            tf.io.gfile.copy(source, target)
+
+    def write_all(path: str) -> None:
         try:
-            _write(model, temporary, receiver_fns, extra, as_text, path, strip_default_attrs)
+            write(path)
         except BaseException:
             # Also after an interrupt. A second attempt needs the path empty: a builder refuses a
             # directory with files.
@@ -92,35 +105,9 @@ def export_all(
                 tf.io.gfile.rmtree(temporary)
             raise
 
-    with_latest(path, model.model_dir if checkpoint_path is None else None, write)
+    with_latest(path, model.model_dir if checkpoint_path is None else None, write_all)
     tf.io.gfile.rename(temporary, final)
     return final.encode()
-
-
-def _write(
-    model: Model,
-    directory: str,
-    receiver_fns: Mapping[str, Callable[[], Any]],
-    assets_extra: Mapping[str, str],
-    as_text: bool,
-    path: str,
-    strip_default_attrs: bool,
-) -> None:
-    builder = tf.saved_model.Builder(directory)
-    with_variables = True
-    # Training is the first, whose graph has all variables: they are stored once, with the first
-    # graph.
-    for mode in STANDARD_MODES:
-        if mode in receiver_fns:
-            _add_graph(
-                builder, model, mode, receiver_fns[mode], path, strip_default_attrs, with_variables
-            )
-            with_variables = False
-    builder.save(as_text)
-    for name, source in assets_extra.items():
-        target = os.path.join(directory, "assets.extra", name)
-        tf.io.gfile.makedirs(os.path.dirname(target))
-        tf.io.gfile.copy(source, target)
 
 
 def _check(receiver_fns: Mapping[str, Callable[[], Any]]) -> None:
