@@ -1,4 +1,7 @@
-"""The elements of a dataset in a graph, whose end is known before the step that would need more."""
+"""Reads a tf.data.Dataset in a session, one element a step: `Elements.advance`, then the step.
+
+Whether there is another element is known before the step, which so never fails for want of one.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ class Elements:
 
     An iterator that ends within a step fails that step, after parts of it have run, and cancels the
     parts on other devices, each of which TensorFlow logs. Here, the next element is fetched before
-    the step, and the step reads it. If there is none, there is no step.
+    the step, which reads it from a variable. If there is none, there is no step.
 
     >>> import tensorflow.compat.v1 as tf
     >>> with tf.Graph().as_default(), tf.Session() as session:

@@ -275,23 +275,6 @@ def _advice(message: str) -> str:
     return ""
 
 
-@contextlib.contextmanager
-def _nearest_names_in_errors() -> Iterator[None]:
-    """Adds the nearest known names to gin's errors about unknown names.
-
-    Raises:
-      ValueError: gin raised it.
-    """
-    try:
-        yield
-    except ValueError as error:
-        message = str(error)
-        advice = _advice(message)
-        if not advice:
-            raise
-        raise ValueError(f"{message}\n{advice}") from error
-
-
 def _paths(files: Iterable[str], prefixes: Iterable[str]) -> Iterator[str]:
     """Yields the paths of gin files, and of the files that they include."""
     waiting, seen = list(files), set()
@@ -353,33 +336,6 @@ def _not_about_a_path(record: logging.LogRecord) -> bool:
 
 
 @contextlib.contextmanager
-def _searched_silently() -> Iterator[None]:
-    """Context in which gin logs nothing about the directories that it searches.
-
-    If a file is in none of them, gin raises an error that lists them.
-    """
-    root = logging.getLogger()  # to which gin writes
-    root.addFilter(_not_about_a_path)
-    try:
-        yield
-    finally:
-        root.removeFilter(_not_about_a_path)
-
-
-@contextlib.contextmanager
-def _place_in_errors_of_encoding(files: Iterable[str], prefixes: Iterable[str]) -> Iterator[None]:
-    """Adds file and line to errors about gin files that are not valid UTF-8."""
-    try:
-        yield
-    except UnicodeDecodeError as error:
-        place = _line_not_in_utf8(files, prefixes)
-        raise ValueError(
-            f"a gin file should be text in UTF-8: {place or error}. Save it as UTF-8, as by "
-            "`iconv -f latin1 -t utf-8`"
-        ) from error
-
-
-@contextlib.contextmanager
 def explained_errors(files: Iterable[str], prefixes: Iterable[str] = ()) -> Iterator[None]:
     """Context for reading gin files and bindings: errors say where, and what may have been meant.
 
@@ -393,11 +349,22 @@ def explained_errors(files: Iterable[str], prefixes: Iterable[str] = ()) -> Iter
       SyntaxError: a file or binding is no gin; the message has file, line and text.
     """
     files, prefixes = list(files), list(prefixes)
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(_searched_silently())
-        stack.enter_context(_nearest_names_in_errors())
-        # Outside of the next one, which reads files again to find a bracket: they may not be in
-        # UTF-8.
-        stack.enter_context(_place_in_errors_of_encoding(files, prefixes))
-        stack.enter_context(_lines_in_errors_of_syntax(files, prefixes))
-        yield
+    root = logging.getLogger()  # to which gin writes of each directory that it searches
+    root.addFilter(_not_about_a_path)
+    try:
+        # It reads files again, to find a bracket, and they may not be in UTF-8.
+        with _lines_in_errors_of_syntax(files, prefixes):
+            yield
+    except UnicodeDecodeError as error:
+        place = _line_not_in_utf8(files, prefixes)
+        raise ValueError(
+            f"a gin file should be text in UTF-8: {place or error}. Save it as UTF-8, as by "
+            "`iconv -f latin1 -t utf-8`"
+        ) from error
+    except ValueError as error:
+        advice = _advice(str(error))
+        if not advice:
+            raise
+        raise ValueError(f"{error}\n{advice}") from error
+    finally:
+        root.removeFilter(_not_about_a_path)

@@ -18,7 +18,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NoReturn, Optional
+from typing import Any, NoReturn, Optional, TypeVar
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -26,6 +26,8 @@ import tensorflow.compat.v1 as tf
 from mesh_tensorflow._core.errors import did_you_mean, is_set
 from mesh_tensorflow._core.operation import Operation
 from mesh_tensorflow._units import counted
+
+T = TypeVar("T")
 
 # How the label of the state of a value begins, in the data of the assertion that a step makes.
 STATE = "NaNs, Infs, zeros, least, largest and elements of"
@@ -157,13 +159,18 @@ _collectors: contextvars.ContextVar[tuple[Collector, ...]] = contextvars.Context
 
 
 @contextlib.contextmanager
-def use_nan_checks(checks: Optional[NanChecks]) -> Iterator[None]:
-    """Makes Lowerings within check values, or not if `checks` is None."""
-    token = _checks.set(checks)
+def _within(variable: contextvars.ContextVar[T], value: T) -> Iterator[None]:
+    """Context in which a variable has a value."""
+    token = variable.set(value)
     try:
         yield
     finally:
-        _checks.reset(token)
+        variable.reset(token)
+
+
+def use_nan_checks(checks: Optional[NanChecks]) -> contextlib.AbstractContextManager[None]:
+    """Makes Lowerings within check values, or not if `checks` is None."""
+    return _within(_checks, checks)
 
 
 def nan_checks_in_force() -> Optional[NanChecks]:
@@ -174,14 +181,9 @@ def nan_checks_in_force() -> Optional[NanChecks]:
         return NanChecks() if is_set("MTF_DEBUG_NANS", False) else None
 
 
-@contextlib.contextmanager
-def use_collector(collector: Collector) -> Iterator[None]:
+def use_collector(collector: Collector) -> contextlib.AbstractContextManager[None]:
     """Makes Lowerings within hand values to a collector, besides those outside of it."""
-    token = _collectors.set((*_collectors.get(), collector))
-    try:
-        yield
-    finally:
-        _collectors.reset(token)
+    return _within(_collectors, (*_collectors.get(), collector))
 
 
 def collectors() -> tuple[Collector, ...]:
@@ -211,11 +213,8 @@ def collecting(fn: Callable[..., Any]) -> Callable[..., tuple[Any, list[dict[str
     def with_values(*args: Any, **named: Any) -> tuple[Any, list[dict[str, Any]]]:
         # Collectors outside would keep tensors of the traced graph, which nothing there can read.
         own = tuple(Collector(c.patterns, c.processor) for c in _collectors.get())
-        token = _collectors.set(own)
-        try:
+        with _within(_collectors, own):
             result = fn(*args, **named)
-        finally:
-            _collectors.reset(token)
         return result, [dict(c.values) for c in own]
 
     return with_values
@@ -416,13 +415,19 @@ def explain_run_error(
       error: an error of TensorFlow.
       tables: NodeNames; those of all Lowerings that are in use if None.
     """
+    return _explained(error, tables)[0]
+
+
+def _explained(
+    error: BaseException, tables: Optional[Iterable[NodeNames]]
+) -> tuple[Optional[str], bool]:
+    """Returns the lines of `explain_run_error`, and whether the error is that of a check."""
     operation = operation_of_error(error, tables)
     if operation is None:
-        return None
+        return None, False
     data = nonfinite_data(str(getattr(error, "message", "")))
-    if data is not None:
-        return f"{nonfinite_message(operation, data)}\n{site_text(operation)}".rstrip()
-    return _while_running(operation)
+    what = f"  while running {operation}" if data is None else nonfinite_message(operation, data)
+    return f"{what}\n{site_text(operation)}".rstrip(), data is not None
 
 
 def raise_for_user(error: BaseException, tables: Optional[Iterable[NodeNames]] = None) -> NoReturn:
@@ -440,16 +445,14 @@ def raise_for_user(error: BaseException, tables: Optional[Iterable[NodeNames]] =
     """
     # Contexts that tell may be nested, and the inner one has done it.
     if not getattr(error, _TOLD, False):
-        operation = operation_of_error(error, tables)
-        data = None if operation is None else nonfinite_data(str(getattr(error, "message", "")))
-        if operation is not None and data is not None:
-            text = f"{nonfinite_message(operation, data)}\n{site_text(operation)}".rstrip()
+        text, is_of_check = _explained(error, tables)
+        if is_of_check:
             # Without its tf operation, whose stack trace is that of the Lowering.
             told = NonFiniteError(getattr(error, "node_def", None), None, text)
             setattr(told, _TOLD, True)
             raise told from error
-        if operation is not None:
-            add_to_message(error, _while_running(operation))
+        if text is not None:
+            add_to_message(error, text)
             setattr(error, _TOLD, True)
     raise error
 
@@ -465,7 +468,3 @@ def told_to_user(tables: Optional[Iterable[NodeNames]] = None) -> Iterator[None]
         yield
     except tf.errors.OpError as e:
         raise_for_user(e, tables)
-
-
-def _while_running(operation: Operation) -> str:
-    return f"  while running {operation}\n{site_text(operation)}".rstrip()

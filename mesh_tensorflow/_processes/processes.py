@@ -90,25 +90,6 @@ def _from_tf_config(text: str) -> tuple[tuple[str, ...], int]:
     return tuple(workers), index
 
 
-def check_address(address: object) -> None:
-    """Checks the address of a process in TF_CONFIG.
-
-    Args:
-      address: the entry of TF_CONFIG.
-
-    Raises:
-      ValueError: it is not of the form "host:port".
-    """
-    # From the right, since an IPv6 address has colons of its own.
-    host, _, port = str(address).rpartition(":")
-    is_port = port.isdecimal() and 0 < int(port) < 65536
-    if not isinstance(address, str) or not host or not is_port:
-        raise ValueError(
-            f'TF_CONFIG: the address {address!r} should be "host:port", with a port of 1 to '
-            "65535 that the process can be reached at"
-        )
-
-
 def check_addresses(addresses: Sequence[object]) -> None:
     """Checks the addresses of all processes in TF_CONFIG.
 
@@ -119,7 +100,14 @@ def check_addresses(addresses: Sequence[object]) -> None:
       ValueError: one is not of the form "host:port", or two processes have the same.
     """
     for address in addresses:
-        check_address(address)
+        # From the right, since an IPv6 address has colons of its own.
+        host, _, port = str(address).rpartition(":")
+        is_port = port.isdecimal() and 0 < int(port) < 65536
+        if not isinstance(address, str) or not host or not is_port:
+            raise ValueError(
+                f'TF_CONFIG: the address {address!r} should be "host:port", with a port of 1 to '
+                "65535 that the process can be reached at"
+            )
     twice = [address for address, n in collections.Counter(addresses).items() if n > 1]
     if twice:
         raise ValueError(

@@ -1,49 +1,21 @@
-"""Profiles: how long a step takes, by operation, from TensorFlow's trace files.
-
-The message types of these files are written out here, as far as they are read, because no public
-module of TensorFlow has them. Fields have the numbers of tsl/profiler/protobuf/xplane.proto.
-"""
+"""Profiles: how long a step takes, by operation, from TensorFlow's trace files."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Optional
+from typing import NamedTuple, Optional
 
 import tensorflow as tf
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
 from mesh_tensorflow._core.errors import Site, table_lookup, text_table
 from mesh_tensorflow._core.operation import Operation
 from mesh_tensorflow._mesh.mesh_impl import COLLECTIVES
 from mesh_tensorflow._watching import EAGER_EVENT, NodeNames, living_names, profiling
-
-# message: (field, number, type, whether it is repeated).
-_MESSAGES: dict[str, list[tuple[str, int, str, bool]]] = {
-    "XSpace": [("planes", 1, "XPlane", True)],
-    "XPlane": [
-        ("name", 2, "string", False),
-        ("lines", 3, "XLine", True),
-        ("event_metadata", 4, "MetadataEntry", True),
-    ],
-    # In the file, a map is a repeated message of keys and values.
-    "MetadataEntry": [("key", 1, "int64", False), ("value", 2, "XEventMetadata", False)],
-    "XEventMetadata": [("id", 1, "int64", False), ("name", 2, "string", False)],
-    "XLine": [
-        ("name", 2, "string", False),
-        ("timestamp_ns", 3, "int64", False),
-        ("events", 4, "XEvent", True),
-    ],
-    "XEvent": [
-        ("metadata_id", 1, "int64", False),
-        ("offset_ps", 2, "int64", False),
-        ("duration_ps", 3, "int64", False),
-    ],
-}
 
 
 class Event(NamedTuple):
@@ -58,32 +30,6 @@ class Event(NamedTuple):
     name: str
     begin: float
     seconds: float
-
-
-@functools.cache
-def _space_class() -> Any:
-    """Returns the class of the message XSpace."""
-    field_type = descriptor_pb2.FieldDescriptorProto
-    file = descriptor_pb2.FileDescriptorProto(
-        name="mesh_tensorflow_trace.proto", package="mesh_tensorflow_trace", syntax="proto3"
-    )
-    scalars = {"string": field_type.TYPE_STRING, "int64": field_type.TYPE_INT64}
-    for message, fields in _MESSAGES.items():
-        declared = file.message_type.add(name=message)
-        for name, number, kind, repeated in fields:
-            field = declared.field.add(name=name, number=number)
-            field.label = field_type.LABEL_REPEATED if repeated else field_type.LABEL_OPTIONAL
-            field.type = scalars.get(kind, field_type.TYPE_MESSAGE)
-            if kind not in scalars:
-                field.type_name = f".{file.package}.{kind}"
-    # One of its own, so that nothing is added to the one that the whole process shares.
-    pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)
-    found = pool.FindMessageTypeByName(f"{file.package}.XSpace")
-    # Old versions of protobuf lack it, and new ones lack the other.
-    if hasattr(message_factory, "GetMessageClass"):
-        return message_factory.GetMessageClass(found)
-    return message_factory.MessageFactory(pool).GetPrototype(found)
 
 
 def trace_files(logdir: str) -> list[Path]:
@@ -112,10 +58,8 @@ def read_events(path: Path) -> Iterator[Event]:
     Args:
       path: a file `*.xplane.pb`.
     """
-    space = _space_class()()
-    space.ParseFromString(path.read_bytes())
-    for plane in space.planes:
-        names = {entry.key: entry.value.name for entry in plane.event_metadata}
+    for plane in xplane_pb2.XSpace.FromString(path.read_bytes()).planes:
+        names = {key: metadata.name for key, metadata in plane.event_metadata.items()}
         for line in plane.lines:
             for event in line.events:
                 # Events count in picoseconds from the beginning of their line.

@@ -22,10 +22,10 @@ from mesh_tensorflow.estimator._model import (
     call_model_fn,
     check_input_fn,
     check_model_fn,
-    saved_step,
+    load_global_step,
 )
 from mesh_tensorflow.estimator._run import Request, run_evaluation, run_prediction, run_training
-from mesh_tensorflow.estimator._run_config import RunConfig
+from mesh_tensorflow.estimator._run_config import RunConfig, check_number
 from mesh_tensorflow.estimator._spec import ModeKeys, check_hooks
 
 if TYPE_CHECKING:
@@ -91,30 +91,6 @@ def check_steps(called: str, **counts: Optional[int]) -> None:
             f"{called}: steps is {counts['steps']} and max_steps is {counts['max_steps']}: give "
             "steps to go on from where training stands, or max_steps to train to that step"
         )
-
-
-def checked_listeners(
-    listeners: Optional[Sequence[tf.train.CheckpointSaverListener]],
-) -> tuple[tf.train.CheckpointSaverListener, ...]:
-    """Returns listeners as a tuple.
-
-    Args:
-      listeners: tf.train.CheckpointSaverListeners, or None.
-
-    Returns:
-      a tuple.
-
-    Raises:
-      TypeError: one of them is not a CheckpointSaverListener.
-    """
-    listeners = tuple(listeners or ())
-    for listener in listeners:
-        if not isinstance(listener, tf.train.CheckpointSaverListener):
-            raise TypeError(
-                "saving_listeners should hold tf.train.CheckpointSaverListeners, but one is of "
-                f"type {type(listener).__name__}"
-            )
-    return listeners
 
 
 class Estimator:
@@ -262,8 +238,9 @@ class Estimator:
         check_input_fn(input_fn, "train")
         check_steps("train", steps=steps, max_steps=max_steps)
         hooks = check_hooks(hooks, "hooks")
-        listeners = checked_listeners(saving_listeners)
-        start = saved_step(self._model_dir) or 0
+        kind = tf.train.CheckpointSaverListener
+        listeners = check_hooks(saving_listeners, "saving_listeners", kind)
+        start = load_global_step(self._model_dir)
         if max_steps is not None and max_steps <= start:
             tf.logging.info("Skipping training: step %d has been reached and saved.", max_steps)
             return self
@@ -510,7 +487,7 @@ class TrainSpec(_TrainFields):
           ValueError: `max_steps` is not positive.
         """
         check_input_fn(input_fn, "TrainSpec")
-        _check_number("TrainSpec", "max_steps", max_steps, 1)
+        check_number("TrainSpec", "max_steps", max_steps, 1)
         return super().__new__(
             cls, input_fn, max_steps, check_hooks(hooks, "hooks"), tuple(saving_listeners or ())
         )
@@ -560,9 +537,9 @@ class EvalSpec(_EvalFields):
           ValueError: a number is too small, or two exporters have the same name.
         """
         check_input_fn(input_fn, "EvalSpec")
-        _check_number("EvalSpec", "steps", steps, 1)
-        _check_number("EvalSpec", "start_delay_secs", start_delay_secs, 0)
-        _check_number("EvalSpec", "throttle_secs", throttle_secs, 0)
+        check_number("EvalSpec", "steps", steps, 1)
+        check_number("EvalSpec", "start_delay_secs", start_delay_secs, 0)
+        check_number("EvalSpec", "throttle_secs", throttle_secs, 0)
         if name is not None and not isinstance(name, str):
             raise TypeError(f"EvalSpec: name is {name!r}; it should be a string")
         return super().__new__(
@@ -575,12 +552,6 @@ class EvalSpec(_EvalFields):
             start_delay_secs,
             throttle_secs,
         )
-
-
-def _check_number(called: str, name: str, value: Optional[float], least: int) -> None:
-    # `not value >= least` and not `value < least`, which a NaN would pass.
-    if value is not None and (isinstance(value, (bool, str)) or not value >= least):
-        raise ValueError(f"{called}: {name} is {value!r}; it should be {least} or more")
 
 
 def _checked_exporters(
@@ -649,7 +620,7 @@ def train_and_evaluate(
             "train_and_evaluate evaluates checkpoints, but none are saved: set "
             "save_checkpoints_steps or save_checkpoints_secs of the RunConfig"
         )
-    start = saved_step(estimator.model_dir) or 0
+    start = load_global_step(estimator.model_dir)
     if train_spec.max_steps is not None and start >= train_spec.max_steps:
         tf.logging.info("Training has ended before: step %d of %d", start, train_spec.max_steps)
         return None

@@ -10,9 +10,14 @@ from typing import TYPE_CHECKING, Any, Optional, Union
 
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow._mesh.variables import checkpoint_files
 from mesh_tensorflow._paths import escaped, readable
-from mesh_tensorflow.estimator._model import Inputs, Model, find_checkpoint, make_global_step
+from mesh_tensorflow.estimator._model import (
+    Inputs,
+    Model,
+    find_checkpoint,
+    make_global_step,
+    with_latest,
+)
 from mesh_tensorflow.estimator._spec import DEFAULT_SIGNATURE, STANDARD_MODES, EvalOutput, ModeKeys
 from mesh_tensorflow.estimator.export import ServingInputReceiver
 from mesh_tensorflow.ops import MtfRestoreHook
@@ -75,51 +80,34 @@ def export_all(
     final = _new_directory(base)
     # Servers watch for directories whose names are numbers, and must not load half a model.
     temporary = os.path.join(base, f"temp-{os.path.basename(final)}")
-    extra = assets_extra or {}
-    while True:
+    modes = [mode for mode in STANDARD_MODES if mode in receiver_fns]
+
+    def write(path: str) -> None:
+        builder = tf.saved_model.Builder(temporary)
+        # Training is the first, whose graph has all variables: they are stored once, with the first
+        # graph.
+        for mode in modes:
+            receiver_fn, is_first = receiver_fns[mode], mode == modes[0]
+            _add_graph(builder, model, mode, receiver_fn, path, strip_default_attrs, is_first)
+        builder.save(as_text)
+        for name, source in (assets_extra or {}).items():
+            target = os.path.join(temporary, "assets.extra", name)
+            tf.io.gfile.makedirs(os.path.dirname(target))
+            tf.io.gfile.copy(source, target)
+
+    def write_all(path: str) -> None:
         try:
-            _write(model, temporary, receiver_fns, extra, as_text, path, strip_default_attrs)
-            break
+            write(path)
         except BaseException:
             # Also after an interrupt. A second attempt needs the path empty: a builder refuses a
             # directory with files.
             if tf.io.gfile.exists(temporary):
                 tf.io.gfile.rmtree(temporary)
-            # Training that goes on elsewhere deletes a checkpoint when it has saved others.
-            newer = (
-                None if checkpoint_path is not None else checkpoint_files.latest(model.model_dir)
-            )
-            if newer in (None, path) or checkpoint_files.exists(path):
-                raise
-            path = newer
+            raise
+
+    with_latest(path, model.model_dir if checkpoint_path is None else None, write_all)
     tf.io.gfile.rename(temporary, final)
     return final.encode()
-
-
-def _write(
-    model: Model,
-    directory: str,
-    receiver_fns: Mapping[str, Callable[[], Any]],
-    assets_extra: Mapping[str, str],
-    as_text: bool,
-    path: str,
-    strip_default_attrs: bool,
-) -> None:
-    builder = tf.saved_model.Builder(directory)
-    with_variables = True
-    # Training is the first, whose graph has all variables: they are stored once, with the first
-    # graph.
-    for mode in STANDARD_MODES:
-        if mode in receiver_fns:
-            _add_graph(
-                builder, model, mode, receiver_fns[mode], path, strip_default_attrs, with_variables
-            )
-            with_variables = False
-    builder.save(as_text)
-    for name, source in assets_extra.items():
-        target = os.path.join(directory, "assets.extra", name)
-        tf.io.gfile.makedirs(os.path.dirname(target))
-        tf.io.gfile.copy(source, target)
 
 
 def _check(receiver_fns: Mapping[str, Callable[[], Any]]) -> None:
@@ -233,6 +221,8 @@ def _signatures(spec: EstimatorSpec, receiver: ServingInputReceiver, mode: str) 
 
 # -- exporters
 
+Metrics = Mapping[str, Any]
+
 
 class Exporter(abc.ABC):
     """Exports a model during `train_and_evaluate`."""
@@ -248,7 +238,7 @@ class Exporter(abc.ABC):
         estimator: Estimator,
         export_path: str,
         checkpoint_path: str,
-        eval_result: Mapping[str, Any],
+        eval_result: Metrics,
         is_the_final_export: bool,
     ) -> Optional[bytes]:
         """Exports the model, if this evaluation calls for it.
@@ -299,7 +289,28 @@ class _SavedModelExporter(Exporter):
         """The name of the export directory."""
         return self._name
 
-    def _save(self, estimator: Estimator, export_path: str, checkpoint_path: str) -> bytes:
+    def export(
+        self,
+        estimator: Estimator,
+        export_path: str,
+        checkpoint_path: str,
+        eval_result: Metrics,
+        is_the_final_export: bool,
+    ) -> Optional[bytes]:
+        """Exports the model, if this evaluation calls for it.
+
+        Args:
+          estimator: an Estimator.
+          export_path: the directory of exports.
+          checkpoint_path: the checkpoint that was evaluated.
+          eval_result: the metrics by name.
+          is_the_final_export: whether training has ended.
+
+        Returns:
+          the new directory as bytes; None if nothing was exported.
+        """
+        if not self._is_due(estimator, export_path, eval_result, is_the_final_export):
+            return None
         path = estimator.export_saved_model(
             export_path,
             self._receiver_fn,
@@ -310,6 +321,10 @@ class _SavedModelExporter(Exporter):
         # After the new one has been written: if that fails, the old ones are still there.
         self._remove_old(export_path)
         return path
+
+    def _is_due(self, estimator: Estimator, path: str, metrics: Metrics, ended: bool) -> bool:
+        """Returns whether an evaluation calls for an export."""
+        return True
 
     def _remove_old(self, export_path: str) -> None:
         if self._exports_to_keep is None:
@@ -346,28 +361,6 @@ class LatestExporter(_SavedModelExporter):
         """
         super().__init__(name, serving_input_receiver_fn, assets_extra, as_text, exports_to_keep)
 
-    def export(
-        self,
-        estimator: Estimator,
-        export_path: str,
-        checkpoint_path: str,
-        eval_result: Mapping[str, Any],
-        is_the_final_export: bool,
-    ) -> Optional[bytes]:
-        """Exports the model.
-
-        Args:
-          estimator: an Estimator.
-          export_path: the directory of exports.
-          checkpoint_path: the checkpoint that was evaluated.
-          eval_result: the metrics by name.
-          is_the_final_export: whether training has ended.
-
-        Returns:
-          the new directory.
-        """
-        return self._save(estimator, export_path, checkpoint_path)
-
 
 class FinalExporter(_SavedModelExporter):
     """Exports once, when training has ended."""
@@ -392,34 +385,11 @@ class FinalExporter(_SavedModelExporter):
         """
         super().__init__(name, serving_input_receiver_fn, assets_extra, as_text)
 
-    def export(
-        self,
-        estimator: Estimator,
-        export_path: str,
-        checkpoint_path: str,
-        eval_result: Mapping[str, Any],
-        is_the_final_export: bool,
-    ) -> Optional[bytes]:
-        """Exports the model if training has ended.
-
-        Args:
-          estimator: an Estimator.
-          export_path: the directory of exports.
-          checkpoint_path: the checkpoint that was evaluated.
-          eval_result: the metrics by name.
-          is_the_final_export: whether training has ended.
-
-        Returns:
-          the new directory, or None before the end of training.
-        """
-        if not is_the_final_export:
-            return None
-        return self._save(estimator, export_path, checkpoint_path)
+    def _is_due(self, estimator: Estimator, path: str, metrics: Metrics, ended: bool) -> bool:
+        return ended
 
 
-def _loss_smaller(
-    best_eval_result: Mapping[str, Any], current_eval_result: Mapping[str, Any]
-) -> bool:
+def _loss_smaller(best_eval_result: Metrics, current_eval_result: Metrics) -> bool:
     for result in (best_eval_result, current_eval_result):
         if not result or "loss" not in result:
             raise ValueError(
@@ -466,44 +436,24 @@ class BestExporter(_SavedModelExporter):
             raise TypeError(f"BestExporter: compare_fn should be a function, but is {compare_fn!r}")
         self._compare_fn = compare_fn
         self._pattern = event_file_pattern
-        self._best: Optional[Mapping[str, Any]] = None
+        self._best: Optional[Metrics] = None
         self._has_looked = False
 
-    def export(
-        self,
-        estimator: Estimator,
-        export_path: str,
-        checkpoint_path: str,
-        eval_result: Mapping[str, Any],
-        is_the_final_export: bool,
-    ) -> Optional[bytes]:
-        """Exports the model if this evaluation is the best.
-
-        Args:
-          estimator: an Estimator.
-          export_path: the directory of exports.
-          checkpoint_path: the checkpoint that was evaluated.
-          eval_result: the metrics by name.
-          is_the_final_export: whether training has ended.
-
-        Returns:
-          the new directory, or None if a previous evaluation is as good.
-        """
+    def _is_due(self, estimator: Estimator, path: str, metrics: Metrics, ended: bool) -> bool:
         # Event files contain this evaluation too; it must not be compared with itself.
         # Without the directory, nothing was exported: this one is, whatever came before.
-        if not self._has_looked and self._pattern and tf.io.gfile.exists(export_path):
-            self._best = self._best_before(estimator, int(eval_result["global_step"]))
+        if not self._has_looked and self._pattern and tf.io.gfile.exists(path):
+            self._best = self._best_before(estimator, int(metrics["global_step"]))
         self._has_looked = True
         better = self._best is None or self._compare_fn(
-            best_eval_result=self._best, current_eval_result=eval_result
+            best_eval_result=self._best, current_eval_result=metrics
         )
-        if not better:
-            return None
-        self._best = eval_result
-        return self._save(estimator, export_path, checkpoint_path)
+        if better:
+            self._best = metrics
+        return better
 
-    def _best_before(self, estimator: Estimator, step: int) -> Optional[Mapping[str, Any]]:
-        best: Optional[Mapping[str, Any]] = None
+    def _best_before(self, estimator: Estimator, step: int) -> Optional[Metrics]:
+        best: Optional[Metrics] = None
         assert self._pattern is not None
         for path in sorted(
             tf.io.gfile.glob(os.path.join(escaped(estimator.model_dir), self._pattern))

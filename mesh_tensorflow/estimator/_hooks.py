@@ -6,7 +6,7 @@ import datetime
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Optional, TextIO, Union
 
 import numpy as np
@@ -194,9 +194,8 @@ class NanLossHook(_LossHook):
         step: tf.Tensor,
         scaffold: tf.train.Scaffold,
         model_dir: Optional[str],
-        listeners: Callable[[], Iterable[tf.train.CheckpointSaverListener]],
-        fail_on_nan_loss: bool = True,
         savers: Sequence[tf.train.CheckpointSaverHook] = (),
+        fail_on_nan_loss: bool = True,
     ) -> None:
         """Creates a NanLossHook.
 
@@ -205,13 +204,11 @@ class NanLossHook(_LossHook):
           step: a tf.Tensor, the global step after each step.
           scaffold: the Scaffold whose saver is used.
           model_dir: the model directory, or None to save nothing.
-          listeners: a function that returns the listeners of the savers of the training.
-          fail_on_nan_loss: whether to raise an error instead of ending training with a warning.
           savers: the savers of the training, which do not save the step then.
+          fail_on_nan_loss: whether to raise an error instead of ending training with a warning.
         """
-        self._savers = savers
         super().__init__(loss, step)
-        self._scaffold, self._model_dir, self._listeners = scaffold, model_dir, listeners
+        self._scaffold, self._model_dir, self._savers = scaffold, model_dir, savers
         self._fail = fail_on_nan_loss
 
     def after_run(
@@ -251,13 +248,15 @@ class NanLossHook(_LossHook):
         if self._model_dir is None:
             return None
         # As the savers do: a listener may first have to copy slices to the masters that are saved.
-        for listener in self._listeners():
-            listener.before_save(session, step)
+        for saver in self._savers:
+            # TensorFlow has no public way to get the listeners.
+            for listener in saver._listeners:
+                listener.before_save(session, step)
         path = os.path.join(self._model_dir, NAN_DIRECTORY, "model.ckpt")
         tf.io.gfile.makedirs(os.path.dirname(path))
         # The saver of the training itself would count this checkpoint as its own.
-        saver = tf.train.Saver(saver_def=self._scaffold.saver.as_saver_def())
-        return saver.save(session, path, global_step=step, write_meta_graph=False)
+        own = tf.train.Saver(saver_def=self._scaffold.saver.as_saver_def())
+        return own.save(session, path, global_step=step, write_meta_graph=False)
 
 
 class StopAfterBatches(tf.train.SessionRunHook):

@@ -6,7 +6,7 @@ import inspect
 import os
 import re
 from collections.abc import Callable, Collection, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union
+from typing import TYPE_CHECKING, Any, NamedTuple, Optional, TypeVar, Union
 
 import tensorflow as tf2
 import tensorflow.compat.v1 as tf
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from mesh_tensorflow.estimator._run_config import RunConfig
     from mesh_tensorflow.estimator._spec import EstimatorSpec
 
+
+Used = TypeVar("Used")
 
 # -- values of variables: checkpoints and warm starts
 
@@ -183,6 +185,34 @@ def find_checkpoint(model_dir: str, checkpoint_path: Optional[str], called: str)
     return checkpoint_path
 
 
+def with_latest(
+    path: Optional[str], latest_of: Optional[str], use: Callable[[Any], Used]
+) -> tuple[Used, Optional[str]]:
+    """Uses a checkpoint; or a later one, if it was deleted meanwhile.
+
+    Training that goes on elsewhere deletes a checkpoint when it has saved others.
+
+    Args:
+      path: the checkpoint, or None.
+      latest_of: the directory of which it is the latest; None for one that was asked for.
+      use: a function of the path.
+
+    Returns:
+      (the result of the function, the path).
+    """
+    while True:
+        try:
+            return use(path), path
+        except Exception:
+            if latest_of is None or path is None or checkpoint_files.exists(path):
+                raise
+            newer = checkpoint_files.latest(latest_of)
+            # The same checkpoint would fail again, without an end.
+            if newer in (None, path):
+                raise
+            path = newer
+
+
 def has_other_source(scaffold: tf.train.Scaffold) -> bool:
     """Returns whether variables of the default graph get values other than by initializers.
 
@@ -209,23 +239,6 @@ def has_other_source(scaffold: tf.train.Scaffold) -> bool:
     return not tf.trainable_variables()
 
 
-def no_checkpoint_error(model_dir: str, called: str) -> ValueError:
-    """Returns the error for a model that was not trained.
-
-    Args:
-      model_dir: the model directory.
-      called: the name of the method, for error messages.
-
-    Returns:
-      a ValueError.
-    """
-    return ValueError(
-        f"{called}: there is no checkpoint in {model_dir}, so the variables would have initial "
-        "values. Train first, or pass checkpoint_path=, or let model_fn fill them by "
-        "tf.train.init_from_checkpoint or by the init_fn of a Scaffold"
-    )
-
-
 def load_global_step(checkpoint_dir: str) -> int:
     """Returns the global step of the latest checkpoint in a directory.
 
@@ -235,25 +248,12 @@ def load_global_step(checkpoint_dir: str) -> int:
     Returns:
       a step; 0 if there is no checkpoint, or it has no global step.
     """
-    return saved_step(checkpoint_dir) or 0
-
-
-def saved_step(model_dir: str) -> Optional[int]:
-    """Returns the global step of the latest checkpoint.
-
-    Args:
-      model_dir: a directory.
-
-    Returns:
-      a step; None if there is no checkpoint, or it has no global step.
-    """
-    path = checkpoint_files.latest(model_dir)
+    path = checkpoint_files.latest(checkpoint_dir)
     if path is None:
-        return None
+        return 0
     reader = checkpoint_files.open_reader(path)
-    if not reader.has_tensor(tf.GraphKeys.GLOBAL_STEP):
-        return None
-    return int(reader.get_tensor(tf.GraphKeys.GLOBAL_STEP))
+    known = reader.has_tensor(tf.GraphKeys.GLOBAL_STEP)
+    return int(reader.get_tensor(tf.GraphKeys.GLOBAL_STEP)) if known else 0
 
 
 # -- random numbers
@@ -374,18 +374,6 @@ class Inputs(NamedTuple):
     may_end: bool
 
 
-def is_dataset(value: object) -> bool:
-    """Returns whether a value is a tf.data.Dataset.
-
-    Args:
-      value: anything.
-
-    Returns:
-      a bool.
-    """
-    return isinstance(value, (tf2.data.Dataset, tf.data.Dataset))
-
-
 def make_inputs(returned: object, features_only: bool = False) -> Inputs:
     """Returns the features and labels of a step.
 
@@ -400,7 +388,8 @@ def make_inputs(returned: object, features_only: bool = False) -> Inputs:
       ValueError: there are no features, or a tuple does not have two elements.
     """
     hooks: list[tf.train.SessionRunHook] = []
-    may_end = is_dataset(returned)
+    # The class of tf.data in tensorflow.compat.v1 is a subclass of this one.
+    may_end = isinstance(returned, tf2.data.Dataset)
     if may_end:
         elements = Elements(returned)
         hooks.append(ElementsHook(elements))
@@ -690,7 +679,11 @@ def session_creator(
     if path is None and model.warm_start_from is not None:
         warm_start(model.warm_start_from)
     elif path is None and not has_other_source(spec.scaffold):
-        raise no_checkpoint_error(model.model_dir, called)
+        raise ValueError(
+            f"{called}: there is no checkpoint in {model.model_dir}, so the variables would have "
+            "initial values. Train first, or pass checkpoint_path=, or let model_fn fill them by "
+            "tf.train.init_from_checkpoint or by the init_fn of a Scaffold"
+        )
     if several_of_jax() and not (spec.scaffold.saver or tf.get_collection(tf.GraphKeys.SAVERS)):
         # Each process reads what its devices need; TensorFlow's own saver reads whole variables.
         saver = Saver(sharded=True, allow_empty=True, defer_build=True)
@@ -734,19 +727,7 @@ class RestoringSessionCreator(tf.train.SessionCreator):
 
     def create_session(self) -> tf.Session:
         """Creates a session with the values of the checkpoint."""
-        while True:
-            try:
-                return self._restoring(self.path).create_session()
-            except Exception:
-                # Training that goes on elsewhere deletes a checkpoint when it has saved others.
-                if (
-                    self._latest_of is None
-                    or self.path is None
-                    or checkpoint_files.exists(self.path)
-                ):
-                    raise
-                path = checkpoint_files.latest(self._latest_of)
-                # The same checkpoint would fail again, without an end.
-                if path in (None, self.path):
-                    raise
-                self.path = path
+        session, self.path = with_latest(
+            self.path, self._latest_of, lambda path: self._restoring(path).create_session()
+        )
+        return session

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import signal
 import time
@@ -229,9 +228,8 @@ def _hooks(
         step.number,
         spec.scaffold,
         model.model_dir if config.is_chief else None,
-        lambda: _listeners(savers),
-        _fails_on_nan(hooks),
         savers,
+        _fails_on_nan(hooks),
     )
     progress = ProgressHook(step.loss, step.number, config.log_step_count_steps, request.last_step)
     # The loss is checked first: its error keeps the savers after it from saving a step with NaNs.
@@ -260,11 +258,6 @@ def _default_savers(model: Model, spec: EstimatorSpec) -> list[Any]:
     ]
 
 
-def _listeners(savers: Sequence[tf.train.CheckpointSaverHook]) -> list[Any]:
-    # TensorFlow has no public way to get or add listeners of a CheckpointSaverHook.
-    return list(itertools.chain.from_iterable(saver._listeners for saver in savers))
-
-
 def _add_listeners(
     savers: Sequence[tf.train.CheckpointSaverHook],
     listeners: Sequence[tf.train.CheckpointSaverListener],
@@ -274,7 +267,8 @@ def _add_listeners(
             "train: there are saving_listeners, but nothing is saved: set save_checkpoints_steps "
             "or save_checkpoints_secs of the RunConfig"
         )
-    # After the listeners of the model function, which may fetch the values to save.
+    # After the listeners of the model function, which may fetch the values to save. TensorFlow has
+    # no public way to add one to a CheckpointSaverHook.
     savers[0]._listeners.extend(listeners)
 
 
@@ -314,33 +308,19 @@ def _loop(
 def _session(
     model: Model, spec: EstimatorSpec, step: _Step, hooks: Sequence[tf.train.SessionRunHook]
 ) -> tf.train.MonitoredSession:
-    config = model.config
-    if config.is_chief:
-        return _chief_session(model, spec, step, hooks)
-    return tf.train.MonitoredTrainingSession(
-        master=config.master,
-        is_chief=False,
-        checkpoint_dir=model.model_dir,
-        scaffold=spec.scaffold,
-        hooks=hooks,
-        save_checkpoint_secs=None,
-        save_checkpoint_steps=None,
-        save_summaries_steps=None,
-        save_summaries_secs=None,
-        config=config.effective_session_config,
-        log_step_count_steps=config.log_step_count_steps,
-        max_wait_secs=config.session_creation_timeout_secs,
-    )
-
-
-def _chief_session(
-    model: Model, spec: EstimatorSpec, step: _Step, hooks: Sequence[tf.train.SessionRunHook]
-) -> tf.train.MonitoredSession:
-    """Returns a MonitoredSession that never waits for lost processes.
+    """Returns a MonitoredSession; that of the chief never waits for lost processes.
 
     Its hooks count steps correctly in any order of the operations of the model function.
     """
     config = model.config
+    if not config.is_chief:
+        creator = tf.train.WorkerSessionCreator(
+            spec.scaffold,
+            config.master,
+            config.effective_session_config,
+            max_wait_secs=config.session_creation_timeout_secs,
+        )
+        return tf.train.MonitoredSession(creator, hooks)
     more: list[Any] = []
     if config.log_step_count_steps:
         more.append(_StepCounter(step, config.log_step_count_steps, model.model_dir))
@@ -494,21 +474,13 @@ def write_results(
         writer = tf.summary.FileWriterCache.get(directory)
     writer.add_summary(summary, step)
     if checkpoint_path:
-        tensor = tf.make_tensor_proto(checkpoint_path, dtype=tf.string)
-        writer.add_summary(
-            tf.Summary(
-                value=[
-                    tf.Summary.Value(
-                        tag="checkpoint_path",
-                        tensor=tensor,
-                        metadata=tf.SummaryMetadata(
-                            plugin_data=tf.SummaryMetadata.PluginData(plugin_name="text")
-                        ),
-                    )
-                ]
-            ),
-            step,
+        text_plugin = tf.SummaryMetadata.PluginData(plugin_name="text")
+        path = tf.Summary.Value(
+            tag="checkpoint_path",
+            tensor=tf.make_tensor_proto(checkpoint_path, dtype=tf.string),
+            metadata=tf.SummaryMetadata(plugin_data=text_plugin),
         )
+        writer.add_summary(tf.Summary(value=[path]), step)
     writer.flush()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import numbers
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Optional, Union
@@ -32,18 +33,18 @@ class TaskType:
 
 
 class Cluster(NamedTuple):
-    """The processes of a run, and the task of this process."""
+    """The processes of a run, and the task of this process; by default, it is alone."""
 
-    cluster_spec: tf.train.ClusterSpec
-    task_type: str
-    task_id: int
-    is_chief: bool
-    master: str
-    evaluation_master: str
-    num_ps_replicas: int
-    num_worker_replicas: int
-    global_id_in_cluster: Optional[int]
-    service: Optional[Mapping[str, Any]]
+    cluster_spec: tf.train.ClusterSpec = tf.train.ClusterSpec({})
+    task_type: str = TaskType.WORKER
+    task_id: int = 0
+    is_chief: bool = True
+    master: str = ""
+    evaluation_master: str = ""
+    num_ps_replicas: int = 0
+    num_worker_replicas: int = 1
+    global_id_in_cluster: Optional[int] = 0
+    service: Optional[Mapping[str, Any]] = None
 
 
 def read_tf_config() -> dict[str, Any]:
@@ -86,47 +87,29 @@ def read_cluster(tf_config: Mapping[str, Any]) -> Cluster:
     service = tf_config.get("service")
     if service is not None and not isinstance(service, dict):
         raise ValueError(f'{VARIABLE}: "service" should be an object, but is {service!r}')
+    alone = Cluster(
+        master=tf_config.get("session_master", ""),
+        evaluation_master=tf_config.get("eval_session_master", ""),
+        service=service,
+    )
     if several_of_jax():
         # Sessions have no servers: the first process has one of its own.
-        alone = _alone(tf_config, {}, tf.train.ClusterSpec({}), service)
         return alone._replace(is_chief=processes().is_chief)
-    if not spec.as_dict():
-        return _alone(tf_config, task, spec, service)
-    return _one_of_many(tf_config, task, spec, service)
-
-
-def _alone(
-    tf_config: Mapping[str, Any],
-    task: Mapping[str, Any],
-    spec: tf.train.ClusterSpec,
-    service: Optional[Mapping[str, Any]],
-) -> Cluster:
+    if spec.as_dict():
+        return _one_of_many(alone, spec, task, tf_config.get("session_master"))
     task_type, task_id = task.get("type", TaskType.WORKER), task_index(task.get("index", 0))
     if task_type != TaskType.WORKER or task_id != 0:
         raise ValueError(
             f'{VARIABLE} has no "cluster", so its "task" should be worker 0, but it is '
             f'{task_type} {task_id}: add "cluster", or leave out "task"'
         )
-    return Cluster(
-        cluster_spec=spec,
-        task_type=task_type,
-        task_id=0,
-        is_chief=True,
-        master=tf_config.get("session_master", ""),
-        evaluation_master=tf_config.get("eval_session_master", ""),
-        num_ps_replicas=0,
-        num_worker_replicas=1,
-        global_id_in_cluster=0,
-        service=service,
-    )
+    return alone
 
 
 def _one_of_many(
-    tf_config: Mapping[str, Any],
-    task: Mapping[str, Any],
-    spec: tf.train.ClusterSpec,
-    service: Optional[Mapping[str, Any]],
+    alone: Cluster, spec: tf.train.ClusterSpec, task: Mapping[str, Any], master: Optional[str]
 ) -> Cluster:
+    """Returns the cluster of several jobs, with what is the same for a process that is alone."""
     jobs = spec.as_dict()
     chief_job = TaskType.MASTER if TaskType.MASTER in jobs else TaskType.CHIEF
     if len(jobs.get(chief_job, [])) != 1:
@@ -138,17 +121,13 @@ def _one_of_many(
     task_type, task_id = _checked_task(task, jobs)
     # An evaluator reads checkpoints, and needs none of the cluster's servers.
     if task_type == TaskType.EVALUATOR:
-        return Cluster(
-            tf.train.ClusterSpec({}),
-            task_type,
-            task_id,
-            False,
-            "",
-            tf_config.get("eval_session_master", ""),
-            0,
-            0,
-            None,
-            service,
+        return alone._replace(
+            task_type=task_type,
+            task_id=task_id,
+            is_chief=False,
+            master="",
+            num_worker_replicas=0,
+            global_id_in_cluster=None,
         )
     order = [chief_job, *sorted({TaskType.MASTER, TaskType.CHIEF, TaskType.WORKER} - {chief_job})]
     order += [job for job in sorted(jobs) if job not in [*order, TaskType.PS]] + [TaskType.PS]
@@ -156,18 +135,16 @@ def _one_of_many(
     several = sum(map(len, jobs.values())) > 1
     # A process that is alone needs no server, and a target of "" is a session of its own.
     own = f"grpc://{jobs[task_type][task_id]}" if several else ""
-    return Cluster(
+    return alone._replace(
         cluster_spec=spec,
         task_type=task_type,
         task_id=task_id,
         is_chief=task_type == chief_job,
-        master=tf_config.get("session_master", own),
-        evaluation_master=tf_config.get("eval_session_master", ""),
+        master=own if master is None else master,
         num_ps_replicas=len(jobs.get(TaskType.PS, [])),
         # The chief computes as well.
         num_worker_replicas=len(jobs.get(TaskType.WORKER, [])) + 1,
         global_id_in_cluster=before + task_id,
-        service=service,
     )
 
 
@@ -218,13 +195,26 @@ DEFAULT_SEED = 1
 _DEFAULT_SAVE_SECS = 600
 
 
-def _at_least(least: int) -> Callable[[str, object], None]:
-    def check(name: str, value: object) -> None:
-        number = isinstance(value, (int, float, np.integer)) and not isinstance(value, bool)
-        if not number or not value >= least:  # type: ignore[operator]  # NaN is not less
-            raise ValueError(f"RunConfig: {name} is {value!r}; it should be {least} or more")
+def check_number(called: str, name: str, value: object, least: int) -> None:
+    """Checks an argument that is a number.
 
-    return check
+    Args:
+      called: what it is an argument of, for error messages.
+      name: its name.
+      value: its value, or None.
+      least: the smallest number that is right.
+
+    Raises:
+      ValueError: it is less, or no number.
+    """
+    number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    # `not value >= least` and not `value < least`, which a NaN would pass.
+    if value is not None and not (number and float(value) >= least):  # type: ignore[arg-type]
+        raise ValueError(f"{called}: {name} is {value!r}; it should be {least} or more")
+
+
+def _at_least(least: int) -> Callable[[str, object], None]:
+    return lambda name, value: check_number("RunConfig", name, value, least)
 
 
 def _check_integer(name: str, value: object) -> None:
@@ -294,8 +284,83 @@ def model_dir_of(
     return named if given is None else os.fspath(given)
 
 
+class _Read(property):
+    """A property with the value of its name: an argument of a RunConfig, or what TF_CONFIG says."""
+
+    def __init__(self) -> None:
+        super().__init__(self._value_in)
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def _value_in(self, config: RunConfig) -> Any:
+        if self._name in config._values:
+            return config._values[self._name]
+        return getattr(config._cluster, self._name)
+
+
+_read: Callable[[], Any] = _Read  # the type is that of each value
+
+
 class RunConfig:
-    """How an estimator runs: where and how often it saves, and on which processes."""
+    """How an estimator runs: where and how often it saves, and on which processes.
+
+    Attributes:
+      model_dir: the directory of checkpoints and summaries, or None.
+      tf_random_seed: the seed of the graph, or None for 1.
+      save_summary_steps: steps between summaries, or None for no summaries.
+      save_checkpoints_steps: steps between checkpoints, or None.
+      save_checkpoints_secs: seconds between checkpoints, or None.
+      session_config: the argument; see `effective_session_config`.
+      keep_checkpoint_max: the number of checkpoints to keep; 0 or None for all.
+      keep_checkpoint_every_n_hours: the period in hours for which one more checkpoint is kept.
+      log_step_count_steps: steps between progress reports, or None.
+      train_distribute: None: the mesh and the layout determine how a program is distributed.
+      device_fn: the device function, or None.
+      protocol: the protocol of servers, or None for gRPC.
+      eval_distribute: None; see `train_distribute`.
+      experimental_max_worker_delay_secs: the maximum delay before a worker starts.
+      session_creation_timeout_secs: how long a worker waits for the session of the chief.
+      checkpoint_save_graph_def: whether the graph is written next to checkpoints.
+      cluster_spec: the addresses of all processes, as TF_CONFIG says, like all that follow.
+      task_type: the job of this process: "chief", "worker", "ps" or "evaluator".
+      task_id: the index of this process within its job.
+      is_chief: whether this process saves checkpoints and summaries.
+      master: the target of the session in training; "" for this process.
+      evaluation_master: the target of the session in evaluation and prediction.
+      num_ps_replicas: the number of parameter servers.
+      num_worker_replicas: the number of workers, including the chief.
+      global_id_in_cluster: the index of this process in the cluster: first the chief, then workers,
+        then servers.
+      service: the value of "service" in TF_CONFIG.
+    """
+
+    model_dir: Optional[str] = _read()
+    tf_random_seed: Optional[int] = _read()
+    save_summary_steps: Optional[int] = _read()
+    save_checkpoints_steps: Optional[int] = _read()
+    save_checkpoints_secs: Optional[float] = _read()
+    session_config: Optional[tf.ConfigProto] = _read()
+    keep_checkpoint_max: Optional[int] = _read()
+    keep_checkpoint_every_n_hours: float = _read()
+    log_step_count_steps: Optional[int] = _read()
+    train_distribute: None = _read()
+    device_fn: Optional[Callable[[tf.Operation], str]] = _read()
+    protocol: Optional[str] = _read()
+    eval_distribute: None = _read()
+    experimental_max_worker_delay_secs: Optional[float] = _read()
+    session_creation_timeout_secs: int = _read()
+    checkpoint_save_graph_def: bool = _read()
+    cluster_spec: tf.train.ClusterSpec = _read()
+    task_type: str = _read()
+    task_id: int = _read()
+    is_chief: bool = _read()
+    master: str = _read()
+    evaluation_master: str = _read()
+    num_ps_replicas: int = _read()
+    num_worker_replicas: int = _read()
+    global_id_in_cluster: Optional[int] = _read()
+    service: Optional[Mapping[str, Any]] = _read()
 
     def __init__(
         self,
@@ -382,152 +447,16 @@ class RunConfig:
         text = ", ".join(f"{name}={value!r}" for name, value in self._values.items())
         return f"{type(self).__name__}({text}, {self._cluster})"
 
-    # -- arguments
-
-    @property
-    def model_dir(self) -> Optional[str]:
-        """The directory of checkpoints and summaries, or None."""
-        return self._values["model_dir"]
-
-    @property
-    def tf_random_seed(self) -> Optional[int]:
-        """The seed of the graph, or None for 1."""
-        return self._values["tf_random_seed"]
-
-    @property
-    def save_summary_steps(self) -> Optional[int]:
-        """Steps between summaries, or None for no summaries."""
-        return self._values["save_summary_steps"]
-
-    @property
-    def save_checkpoints_steps(self) -> Optional[int]:
-        """Steps between checkpoints, or None."""
-        return self._values["save_checkpoints_steps"]
-
-    @property
-    def save_checkpoints_secs(self) -> Optional[float]:
-        """Seconds between checkpoints, or None."""
-        return self._values["save_checkpoints_secs"]
-
-    @property
-    def session_config(self) -> Optional[tf.ConfigProto]:
-        """The argument; see `effective_session_config`."""
-        return self._values["session_config"]
-
-    @property
-    def keep_checkpoint_max(self) -> Optional[int]:
-        """The number of checkpoints to keep; 0 or None for all."""
-        return self._values["keep_checkpoint_max"]
-
-    @property
-    def keep_checkpoint_every_n_hours(self) -> float:
-        """The period in hours for which one more checkpoint is kept."""
-        return self._values["keep_checkpoint_every_n_hours"]
-
-    @property
-    def log_step_count_steps(self) -> Optional[int]:
-        """Steps between progress reports, or None."""
-        return self._values["log_step_count_steps"]
-
-    @property
-    def train_distribute(self) -> None:
-        """None: the mesh and the layout determine how a program is distributed."""
-        return self._values["train_distribute"]
-
-    @property
-    def device_fn(self) -> Optional[Callable[[tf.Operation], str]]:
-        """The device function, or None."""
-        return self._values["device_fn"]
-
-    @property
-    def protocol(self) -> Optional[str]:
-        """The protocol of servers, or None for gRPC."""
-        return self._values["protocol"]
-
-    @property
-    def eval_distribute(self) -> None:
-        """None; see `train_distribute`."""
-        return self._values["eval_distribute"]
-
-    @property
-    def experimental_max_worker_delay_secs(self) -> Optional[float]:
-        """The maximum delay before a worker starts."""
-        return self._values["experimental_max_worker_delay_secs"]
-
-    @property
-    def session_creation_timeout_secs(self) -> int:
-        """How long a worker waits for the session of the chief."""
-        return self._values["session_creation_timeout_secs"]
-
-    @property
-    def checkpoint_save_graph_def(self) -> bool:
-        """Whether the graph is written next to checkpoints."""
-        return self._values["checkpoint_save_graph_def"]
-
-    # -- from TF_CONFIG
-
-    @property
-    def cluster_spec(self) -> tf.train.ClusterSpec:
-        """The addresses of all processes."""
-        return self._cluster.cluster_spec
-
-    @property
-    def task_type(self) -> str:
-        """The job of this process: "chief", "worker", "ps" or "evaluator"."""
-        return self._cluster.task_type
-
-    @property
-    def task_id(self) -> int:
-        """The index of this process within its job."""
-        return self._cluster.task_id
-
-    @property
-    def is_chief(self) -> bool:
-        """Whether this process saves checkpoints and summaries."""
-        return self._cluster.is_chief
-
-    @property
-    def master(self) -> str:
-        """The target of the session in training; "" for this process."""
-        return self._cluster.master
-
-    @property
-    def evaluation_master(self) -> str:
-        """The target of the session in evaluation and prediction."""
-        return self._cluster.evaluation_master
-
-    @property
-    def num_ps_replicas(self) -> int:
-        """The number of parameter servers."""
-        return self._cluster.num_ps_replicas
-
-    @property
-    def num_worker_replicas(self) -> int:
-        """The number of workers, including the chief."""
-        return self._cluster.num_worker_replicas
-
-    @property
-    def global_id_in_cluster(self) -> Optional[int]:
-        """The index of this process in the cluster: first the chief, then workers, then servers."""
-        return self._cluster.global_id_in_cluster
-
-    @property
-    def service(self) -> Optional[Mapping[str, Any]]:
-        """The value of "service" in TF_CONFIG."""
-        return self._cluster.service
-
     @property
     def effective_seed(self) -> int:
         """The seed of the graph: `tf_random_seed`, or 1."""
-        seed = self._values["tf_random_seed"]
-        return DEFAULT_SEED if seed is None else seed
+        return DEFAULT_SEED if self.tf_random_seed is None else self.tf_random_seed
 
     @property
     def effective_session_config(self) -> tf.ConfigProto:
         """`session_config`, or the default with soft placement and device filters."""
-        given = self._values["session_config"]
-        if given is not None:
-            return given
+        if self.session_config is not None:
+            return self.session_config
         return tf.ConfigProto(
             allow_soft_placement=True, device_filters=device_filters(self._cluster) or []
         )

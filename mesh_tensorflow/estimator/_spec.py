@@ -264,9 +264,9 @@ def complete_export_outputs(
     """
     if mode != ModeKeys.PREDICT:
         return None if given is None else dict(given)
-    if not given and given is not None and not isinstance(given, Mapping):
-        raise TypeError(f"export_outputs should be a dict, but is {given!r}")
-    outputs: Any = given or {DEFAULT_SIGNATURE: PredictOutput(predictions)}
+    outputs: Any = given
+    if given is None or given == {}:
+        outputs = {DEFAULT_SIGNATURE: PredictOutput(predictions)}
     if not isinstance(outputs, Mapping):
         raise TypeError(
             f"export_outputs should be a dict of ExportOutputs, but is of type "
@@ -349,7 +349,12 @@ class EstimatorSpec(_Fields):
           ValueError: an argument that the mode requires is missing, or has the wrong shape.
           TypeError: an argument has the wrong type.
         """
-        _check_mode(mode)
+        if mode not in STANDARD_MODES:
+            raise ValueError(
+                f"EstimatorSpec: mode is {mode!r}; it should be one of ModeKeys.TRAIN "
+                f"({ModeKeys.TRAIN!r}), ModeKeys.EVAL ({ModeKeys.EVAL!r}), ModeKeys.PREDICT "
+                f"({ModeKeys.PREDICT!r})"
+            )
         loss = check_loss(loss, required=mode in (ModeKeys.TRAIN, ModeKeys.EVAL), mode=mode)
         hooks = {
             "training_chief_hooks": training_chief_hooks,
@@ -369,16 +374,6 @@ class EstimatorSpec(_Fields):
             scaffold=check_scaffold(scaffold),
             **{name: check_hooks(given, name) for name, given in hooks.items()},
         )
-
-
-def _check_mode(mode: str) -> None:
-    if mode not in STANDARD_MODES:
-        known = ", ".join(f"ModeKeys.{m} ({getattr(ModeKeys, m)!r})" for m in _mode_names())
-        raise ValueError(f"EstimatorSpec: mode is {mode!r}; it should be one of {known}")
-
-
-def _mode_names() -> list[str]:
-    return ["TRAIN", "EVAL", "PREDICT"]
 
 
 def check_loss(loss: Optional[tf.Tensor], required: bool, mode: str) -> Optional[tf.Tensor]:
@@ -475,25 +470,26 @@ def _checked_metrics(metrics: Optional[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def check_hooks(
-    hooks: Optional[Iterable[tf.train.SessionRunHook]], name: str
-) -> tuple[tf.train.SessionRunHook, ...]:
-    """Returns hooks as a tuple.
+    hooks: Optional[Iterable[Any]], name: str, kind: type = tf.train.SessionRunHook
+) -> tuple[Any, ...]:
+    """Returns hooks or listeners as a tuple.
 
     Args:
-      hooks: tf.train.SessionRunHooks, or None.
+      hooks: objects of a class of tf.train, or None.
       name: the name of the argument, for error messages.
+      kind: the class.
 
     Returns:
       a tuple.
 
     Raises:
-      TypeError: one of them is not a SessionRunHook.
+      TypeError: one of them is not of the class.
     """
     hooks = () if hooks is None else tuple(hooks)
     for hook in hooks:
-        if not isinstance(hook, tf.train.SessionRunHook):
+        if not isinstance(hook, kind):
             raise TypeError(
-                f"{name} should hold tf.train.SessionRunHooks, but one is of type "
+                f"{name} should hold tf.train.{kind.__name__}s, but one is of type "
                 f"{type(hook).__name__}"
             )
     return hooks

@@ -19,6 +19,7 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._core.errors import did_you_mean, dims_text
+from mesh_tensorflow._elements import Elements
 
 
 class Features:
@@ -570,17 +571,12 @@ class Dataset(Source):
         if self._graph is None:
             yield from dataset.as_numpy_iterator()
             return
-        with self._graph.as_default():
-            # A one-shot iterator would refuse a dataset that uses tables or variables.
-            iterator = tf.data.make_initializable_iterator(dataset)
-            item = iterator.get_next()
+        with self._graph.as_default(), tf.device("/cpu:0"):
+            elements = Elements(dataset)
         with tf.Session(graph=self._graph) as session:
-            session.run(iterator.initializer)
-            while True:
-                try:
-                    yield session.run(item)
-                except tf.errors.OutOfRangeError:
-                    return
+            session.run(elements.initializer)
+            while elements.advance(session):
+                yield session.run(elements.current)
 
 
 def source_of(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Optional, Protocol, Union
+from typing import Any, Optional, Protocol
 
 import numpy as np
 import tensorflow as tf2
@@ -27,8 +27,6 @@ from mesh_tensorflow.train._model import (
     Means,
     Model,
     check_names,
-    finished,
-    single,
 )
 from mesh_tensorflow.train._placing import Agreement, Placing
 
@@ -36,9 +34,13 @@ CHECKPOINT_NAME = "model.ckpt"
 
 
 class Engine(Protocol):
-    """What carries out steps, evaluations and checkpoints."""
+    """What carries out steps, evaluations and checkpoints, in a single process by default.
 
-    lowered: Optional[LoweredModel]
+    Attributes:
+      lowered: the lowered training program, once there is one; None if others lower it.
+    """
+
+    lowered: Optional[LoweredModel] = None
 
     def prepare(self, batch: Batch, checkpoint: Optional[str], initial: Optional[Initial]) -> None:
         """Gets ready for batches like this one, with new variables or those of a checkpoint.
@@ -57,18 +59,22 @@ class Engine(Protocol):
 
     def stops(self, step: int, wanted: bool, signals: StopSignals) -> bool:
         """Returns whether to stop after this step; notes the signals of other processes."""
+        return wanted
 
     def settle(self, step: int) -> None:
         """Waits at the end of a run until other processes are done with it, and have saved."""
+        return
 
     def finish(self) -> None:
         """Waits for other processes before this one ends."""
+        return
 
     def values(self) -> dict[str, np.ndarray]:
         """Returns the whole values of all variables, by name."""
 
     def close(self) -> None:
         """Frees what it holds."""
+        return
 
 
 def wrong_values(path: str, found: Sequence[Faults], weights: Collection[str]) -> list[str]:
@@ -296,31 +302,8 @@ def _padded(feeds: Sequence[tf.Tensor], batch: Batch, names: Sequence[str]) -> l
     return padded
 
 
-class _Saved:
-    """The weights of a checkpoint."""
-
-    def __init__(self, path: str):
-        self._path = path
-
-    def values_for(self, program: _SessionProgram, model: Model) -> dict[str, np.ndarray]:
-        """Returns the values of the variables of a program: averages, if the model has them.
-
-        Raises:
-          CheckpointError: the checkpoint lacks some, or they have other shapes.
-        """
-        averages = model.averages_of(program.lowered.graph)
-        wanted = {averages.get(n, n): program.variables[n] for n in program.lowered.own}
-        check_checkpoint(self._path, wanted, read=True)
-        reader = checkpoint_files.open_reader(self._path)
-        return {n: reader.get_tensor(averages.get(n, n)) for n in program.lowered.own}
-
-
-class SessionEngine:
-    """Trains a model; each program has a tf graph and a session of its own.
-
-    Attributes:
-      lowered: the lowered training program, once there is one.
-    """
+class SessionEngine(Engine):
+    """Trains a model; each program has a tf graph and a session of its own."""
 
     def __init__(
         self,
@@ -339,12 +322,11 @@ class SessionEngine:
           features: the features of a training batch.
           seed: the seed of initial values and of random operations.
         """
-        self.lowered: Optional[LoweredModel] = None
         self._model, self._eval_model = model, eval_model
         self._placing, self._features = placing, features
         self._seed = seed
         self._training: Optional[_SessionProgram] = None
-        self._weights: Union[_SessionProgram, _Saved, None] = None  # those of evaluations
+        self._path: Optional[str] = None  # of the weights of evaluations, without training
         self._evaluations: dict[tuple, _SessionProgram] = {}
         self._made_saver: Optional[Saver] = None
         self._container = placing.cluster.next_container() if placing.cluster else ""
@@ -352,7 +334,7 @@ class SessionEngine:
     def prepare(self, batch: Batch, checkpoint: Optional[str], initial: Optional[Initial]) -> None:
         """Builds the training program, and initializes or restores its variables."""
         self._features.check(batch)
-        self._training = self._weights = _SessionProgram(
+        self._training = _SessionProgram(
             self._model,
             self._placing,
             self._features,
@@ -381,7 +363,7 @@ class SessionEngine:
 
     def use(self, path: str) -> None:
         """Has evaluations and predictions use the weights of a checkpoint, without training."""
-        self._weights = _Saved(path)
+        self._path = path
 
     def train(self, batch: Batch) -> dict[str, float]:
         """Does a step; returns the loss and the metrics."""
@@ -390,8 +372,9 @@ class SessionEngine:
         self._training.check(batch)
         outputs = self._training.run(self._training.fitted(batch))
         outputs.pop("step")
-        means = {name: single(values) for name, values in outputs.items()}
-        return finished(means, self._training.lowered.afters)
+        means = Means()
+        means.add(outputs, 1)  # one batch: its mean, whatever it counts
+        return means.result(self._training.lowered.afters)
 
     def evaluate(self, batches: Iterator[Batch]) -> dict[str, float]:
         """Returns the means over batches, the last of which may be smaller."""
@@ -437,9 +420,18 @@ class SessionEngine:
             yield program, outputs, rows_of(batch)
 
     def _values_for(self, program: _SessionProgram) -> dict[str, np.ndarray]:
-        """Returns the values of the variables of an evaluation: averages, where there are any."""
-        if isinstance(self._weights, _Saved):
-            return self._weights.values_for(program, self._eval_model)
+        """Returns the values of the variables of an evaluation: averages, where there are any.
+
+        Raises:
+          CheckpointError: a checkpoint lacks some, or they have other shapes.
+        """
+        if self._path is not None:
+            averages = self._eval_model.averages_of(program.lowered.graph)
+            saved = {name: averages.get(name, name) for name in program.lowered.own}
+            wanted = {there: program.variables[name] for name, there in saved.items()}
+            check_checkpoint(self._path, wanted, read=True)
+            reader = checkpoint_files.open_reader(self._path)
+            return {name: reader.get_tensor(there) for name, there in saved.items()}
         assert self._training is not None
         averages = self._training.lowered.averages
         sources = {name: averages.get(name, name) for name in program.variables}
@@ -541,13 +533,8 @@ class SessionEngine:
 
     def close(self) -> None:
         """Closes the sessions."""
-        programs: Sequence[Optional[_SessionProgram]] = [
-            self._training,
-            *self._evaluations.values(),
-        ]
-        for program in programs:
-            if program is not None:
-                program.session.close()
+        for program in filter(None, [self._training, *self._evaluations.values()]):
+            program.session.close()
 
 
 _STEP = "global_step"
@@ -556,14 +543,8 @@ _STEP = "global_step"
 # -- a step function of the user
 
 
-class StepEngine:
-    """Calls a step function; saves the variables of its VariableStore.
-
-    Attributes:
-      lowered: None; the step function makes its own Lowerings.
-    """
-
-    lowered: Optional[LoweredModel] = None
+class StepEngine(Engine):
+    """Calls a step function, which lowers itself; saves the variables of its VariableStore."""
 
     def __init__(
         self,
@@ -643,16 +624,6 @@ class StepEngine:
         with keys_by_step(self._step):
             make(*arguments)
 
-    def stops(self, step: int, wanted: bool, signals: StopSignals) -> bool:
-        """Returns whether to stop after this step: if the process was asked to."""
-        return wanted
-
-    def settle(self, step: int) -> None:
-        """Does nothing: there is one process."""
-
-    def finish(self) -> None:
-        """Does nothing: there is one process."""
-
     def _call(self, fn: Callable[..., Any], batch: Batch) -> dict[str, float]:
         if self._step is None:
             # In a graph, each batch as a tensor would stay there as a constant.
@@ -731,9 +702,6 @@ class StepEngine:
     def values(self) -> dict[str, np.ndarray]:
         """Returns the whole values of all variables, by name."""
         return {name: self._store.value(name).numpy() for name in self._store.names}
-
-    def close(self) -> None:
-        """Holds nothing: the store belongs to the user."""
 
 
 def _traced(fn: Callable[..., Any]) -> Any:

@@ -9,7 +9,7 @@ import inspect
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Integral
-from typing import Any, NamedTuple, Optional, TypeVar, Union, cast
+from typing import Any, Optional, TypeVar, Union, cast
 
 import tensorflow.compat.v1 as tf
 
@@ -335,8 +335,9 @@ def fit(
         )
         eval_model = model if eval_fn is None else dataclasses.replace(model, fn=eval_fn)
         engine = SessionEngine(model, eval_model, placing, features, seed)
+    cluster = placing.cluster
     # The others would write the same messages, logs and checkpoints once more.
-    chief = placing.cluster is None or placing.cluster.is_chief
+    chief = cluster is None or cluster.processes.is_chief
     # One that the user gives without a directory writes to this one, too.
     if logdir and not has_board(callbacks, logdir):
         callbacks = [*callbacks, TensorBoard(logdir)]
@@ -351,7 +352,7 @@ def fit(
         eval_source=eval_source,
         saves=chief,
         keep=keep,
-        alone=placing.cluster is None,
+        alone=cluster is None,
         eval_every=eval_every,
         save_every=save_every,
         log_every=log_every,
@@ -359,14 +360,13 @@ def fit(
         show=progress and chief,
         rates=Rates(engine, features, tokens_per_batch, hardware),
     )
-    cluster = placing.cluster
     try:
         naming = (
             contextlib.nullcontext() if cluster is None else cluster.processes.naming_lost_peers()
         )
         with naming, opened_initial(init_checkpoint, init_strict) as initial:
-            begin = Begin(resume, initial)
-            return _run_in_chief(loop, begin) if placing.pjrt else _run(loop, begin)
+            run = _run_in_chief if placing.pjrt else _run
+            return run(loop, resume, initial)
     finally:
         engine.close()
 
@@ -450,28 +450,16 @@ def _prepare(
         raise damaged(last.path, fault) from e
 
 
-class Begin(NamedTuple):
-    """What a run begins with.
-
-    Attributes:
-      resume: whether it goes on from a checkpoint.
-      initial: the weights of a run that does not.
-    """
-
-    resume: Resume
-    initial: Optional[Initial]
-
-
-def _run_in_chief(loop: Loop, begin: Begin) -> Result:
+def _run_in_chief(loop: Loop, resume: Resume, initial: Optional[Initial]) -> Result:
     """Runs on devices of JAX: in the first process, whose result the others get."""
-    found = pjrt().run_in_chief(lambda: _run(loop, begin), packed)
+    found = pjrt().run_in_chief(lambda: _run(loop, resume, initial), packed)
     return found if isinstance(found, Result) else unpacked(*found)
 
 
-def _run(loop: Loop, begin: Begin) -> Result:
-    """Restores or begins, trains, and returns the result."""
+def _run(loop: Loop, resume: Resume, initial: Optional[Initial]) -> Result:
+    """Restores, or begins with given weights or new ones; trains, and returns the result."""
     run, engine = loop.run, loop.engine
-    last = find_checkpoint(run.directory, begin.resume)
+    last = find_checkpoint(run.directory, resume)
     if last is not None:
         run.step, run.checkpoint = last.step, last.path
         if last.note:
@@ -489,7 +477,7 @@ def _run(loop: Loop, begin: Begin) -> Result:
             + (f" after step {run.step}, where this run goes on" if run.step else "")
             + ": there are too few examples, or the data can be read only once"
         )
-    _prepare(engine, first, last, begin.initial)
+    _prepare(engine, first, last, initial)
     # The report goes over the whole program, which takes a while for a large one.
     if engine.lowered is not None and loop.show:
         places = {"checkpoints": run.directory, "logs": run.logdir}

@@ -242,8 +242,9 @@ class Loop:
                 # Saved before the evaluation, so that nothing is lost if that fails.
                 self._save()
                 # A run that is stopped at its last step is done, and evaluated like any other.
-                if not asked or run.step >= run.steps:
-                    self._evaluate_at_the_end(signals)
+                evaluated = self.evaluations and self.evaluations[-1]["step"] == run.step
+                if (not asked or run.step >= run.steps) and not evaluated:
+                    self._evaluate(signals)
                 # Only one process saves, and others may be here first; afterwards the checkpoint is
                 # there for all.
                 self.engine.settle(run.step)
@@ -279,7 +280,9 @@ class Loop:
             values = self.engine.train(batch)
             run.step += 1
             # Before callbacks and checkpoints see the step: nothing after a NaN is of use.
-            self._check(values)
+            loss = values.get("loss", 0.0)
+            if not math.isfinite(loss):
+                raise self._not_a_number(f"the loss is {loss} at step {run.step}")
             self.call("on_step", values)
             # After callbacks, any of which may have asked for it.
             asked = self._asked_to_stop(signals)
@@ -307,16 +310,6 @@ class Loop:
         if asked:
             self.run.stop(signals.name or "another process was asked to stop")
         return asked
-
-    def _evaluate_at_the_end(self, signals: StopSignals) -> None:
-        """Evaluates, unless that was done after the last step."""
-        if not self.evaluations or self.evaluations[-1]["step"] != self.run.step:
-            self._evaluate(signals)
-
-    def _check(self, values: Mapping[str, float]) -> None:
-        loss = values.get("loss", 0.0)
-        if not math.isfinite(loss):
-            raise self._not_a_number(f"the loss is {loss} at step {self.run.step}")
 
     def _not_a_number(self, what: str) -> NotANumberError:
         return NotANumberError(

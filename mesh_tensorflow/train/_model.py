@@ -131,15 +131,6 @@ def _output(name: str, value: Any, batch_dim: Optional[mtf.Dimension]) -> Output
 Afters = Mapping[str, Optional[Callable[[float], float]]]
 
 
-def single(values: Sequence[Any]) -> float:
-    """Returns the mean that the exported parts of an Output stand for."""
-    if len(values) == 2:
-        # A batch of padding alone has the weight 0, and no mean.
-        return float(values[0]) / float(values[1]) if float(values[1]) else float("nan")
-    # In float64, since the loss of each example may be of a dtype with few digits.
-    return float(np.mean(np.asarray(values[0], np.float64)))
-
-
 class Means:
     """Means over batches of different sizes.
 
@@ -162,7 +153,7 @@ class Means:
             if len(values) == 2:
                 added = float(values[0]), float(values[1])
             elif np.ndim(values[0]):
-                # In float64: an evaluation may sum over many more examples than a batch has.
+                # In float64: a loss may be of a dtype with few digits, and examples are many.
                 column = np.asarray(values[0], np.float64)
                 added = float(column.sum()), float(column.size)
             else:
@@ -172,28 +163,15 @@ class Means:
             self._sums[name] = total + added[0], weight + added[1]
 
     def result(self, afters: Afters) -> dict[str, float]:
-        """Returns the means, by name; NaN where all weights are zero.
+        """Returns the means, by name; NaN where all weights are zero, as of padding alone.
 
         Args:
           afters: the function of the mean of each name, or None.
         """
         means = {n: t / w if w else float("nan") for n, (t, w) in self._sums.items()}
-        return finished(means, afters)
-
-
-def finished(means: Mapping[str, float], afters: Afters) -> dict[str, float]:
-    """Returns means after their functions, by name.
-
-    Args:
-      means: the means.
-      afters: the function of the mean of each name, or None.
-    """
-    done = {}
-    for name, value in means.items():
-        after = afters.get(name)
         # A float again: JSON has none of NumPy's numbers.
-        done[name] = value if after is None else float(after(value))
-    return done
+        done = {n: float(after(means[n])) for n in means if (after := afters.get(n)) is not None}
+        return {**means, **done}
 
 
 @dataclasses.dataclass

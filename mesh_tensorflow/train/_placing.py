@@ -63,21 +63,10 @@ class Cluster:
         """
         self.processes, self.per_process = found, per_process
         self._server = found.start_server(per_process)
-
         self._runs = 0
         self._finished = False
         # A process that ends early would take its slices away from the others.
         atexit.register(self._at_exit)
-
-    @property
-    def is_chief(self) -> bool:
-        """Whether this process saves, logs and reports."""
-        return self.processes.is_chief
-
-    @property
-    def devices(self) -> list[str]:
-        """The devices of all processes, in order."""
-        return self.processes.devices(per_process=self.per_process)
 
     @property
     def local(self) -> list[int]:
@@ -112,6 +101,10 @@ class Cluster:
             self.finish()
 
 
+# What processes tell each other, by the names of variables.
+_LAST, _SIGNAL, _SAVED = "last_step_of_all", "signal_of_all", "saved_step_of_all"
+
+
 class Agreement:
     """What all know of each other: the step at which they stop and why, and that all is saved."""
 
@@ -126,29 +119,25 @@ class Agreement:
         with tf.device(chief):
             # They are no global variables: every process would initialize them, and savers save
             # them.
-            self._last, self._signal, self._saved = (
-                tf.Variable(
+            known = {
+                name: tf.Variable(
                     tf.constant(0, tf.int64),
                     collections=[],
                     trainable=False,
                     use_resource=True,
                     name=name,
                 )
-                for name in ("last_step_of_all", "signal_of_all", "saved_step_of_all")
-            )
+                for name in (_LAST, _SIGNAL, _SAVED)
+            }
             self._fed = tf.placeholder(tf.int64, [])
-            self._set_last = self._last.assign(self._fed, read_value=False)
-            self._set_signal = self._signal.assign(self._fed, read_value=False)
-            self._set_saved = self._saved.assign(self._fed, read_value=False)
-            self._read_last, self._read_saved = self._last.read_value(), self._saved.read_value()
-            self._read_signal = self._signal.read_value()
+            self._sets = {n: v.assign(self._fed, read_value=False) for n, v in known.items()}
+            self._reads = {name: v.read_value() for name, v in known.items()}
 
     def reset(self, session: tf.Session) -> None:
         """Makes a run begin; in the chief, before the others read what it decides."""
-        if self._cluster.is_chief:
-            session.run(self._set_signal, {self._fed: 0})
-            session.run(self._set_last, {self._fed: _NEVER})
-            session.run(self._set_saved, {self._fed: -1})
+        if self._cluster.processes.is_chief:
+            for name, value in ((_SIGNAL, 0), (_LAST, _NEVER), (_SAVED, -1)):
+                session.run(self._sets[name], {self._fed: value})
 
     def settle(self, session: tf.Session, step: int) -> None:
         """Waits until the chief has come here too, and so has saved.
@@ -157,10 +146,10 @@ class Agreement:
           session: the session of this process.
           step: the number of steps that are done.
         """
-        if self._cluster.is_chief:
-            session.run(self._set_saved, {self._fed: step})
+        if self._cluster.processes.is_chief:
+            session.run(self._sets[_SAVED], {self._fed: step})
         # By `run`, which ends with an error if a process is lost, while this would wait forever.
-        while self._cluster.processes.run(session, self._read_saved) != step:
+        while self._cluster.processes.run(session, self._reads[_SAVED]) != step:
             time.sleep(POLL_SECONDS)
 
     def agreed(self, session: tf.Session, step: int, wanted: bool, signals: StopSignals) -> bool:
@@ -177,25 +166,16 @@ class Agreement:
         """
         # Nobody ends the next step before all have begun it, so all that decide at once are at the
         # same step, and write the same number.
-        last = session.run(self._read_last)
+        last = session.run(self._reads[_LAST])
         if wanted and last == _NEVER:
             if signals.received is not None:  # first, so that whoever stops knows why
-                session.run(self._set_signal, {self._fed: int(signals.received)})
-            session.run(self._set_last, {self._fed: step + 1})
+                session.run(self._sets[_SIGNAL], {self._fed: int(signals.received)})
+            session.run(self._sets[_LAST], {self._fed: step + 1})
         if step < last:
             return False
-        if number := session.run(self._read_signal):
+        if number := session.run(self._reads[_SIGNAL]):
             signals.note_of_other(number)
         return True
-
-
-def check_connected(environment: Optional[Mapping[str, str]] = None) -> None:
-    """Raises ValueError if there are several processes that do not know each other.
-
-    Args:
-      environment: environment variables; those of this process if None.
-    """
-    check_described(os.environ if environment is None else environment)
 
 
 def find_cluster(simd: bool, size: int) -> Optional[Cluster]:
@@ -208,7 +188,7 @@ def find_cluster(simd: bool, size: int) -> Optional[Cluster]:
     Raises:
       ValueError: the mesh can't be run in so many processes.
     """
-    check_connected()
+    check_described(os.environ)
     found = processes()
     if found.count == 1:
         return None
@@ -411,7 +391,7 @@ def placing_of(given: Given) -> Placing:
     shape, rules = mtf.convert_to_shape(given.mesh_shape), convert_to_layout_rules(given.layout)
     cluster = find_cluster(given.simd, shape.size)
     if cluster is not None:
-        devices = tuple(cluster.devices)
+        devices = tuple(cluster.processes.devices(per_process=cluster.per_process))
     else:
         devices = _devices(shape, given.devices, given.simd)
     return Placing(shape, rules, devices, given.simd, cluster=cluster, stored=given.stored)
@@ -432,7 +412,7 @@ def _placing_of_name(given: Given, name: str) -> Placing:
             "fit: devices are those of TensorFlow, but mesh_impl='pjrt' runs on the first of "
             "jax.devices(). Leave them out"
         )
-    check_connected()
+    check_described(os.environ)
     if processes().count > 1 and not is_pjrt():
         raise ValueError(
             f"fit: there are {processes().count} processes, and mesh_impl='pjrt' runs on the "

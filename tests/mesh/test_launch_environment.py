@@ -7,7 +7,6 @@ from helpers.mesh.launching import tf_config
 
 from mesh_tensorflow import launch
 from mesh_tensorflow._processes import processes
-from mesh_tensorflow.train._placing import check_connected
 
 
 @pytest.mark.parametrize(
@@ -194,8 +193,8 @@ def test_a_wrong_environment(environment, text, monkeypatch):
 )
 def test_processes_that_do_not_know_each_other(environment, text):
     with pytest.raises(ValueError, match=text):
-        check_connected(environment)
-    check_connected({"WORLD_SIZE": "1", "PMI_SIZE": ""})
+        processes.check_described(environment)
+    processes.check_described({"WORLD_SIZE": "1", "PMI_SIZE": ""})
 
 
 def test_a_runtime_that_is_none(monkeypatch):

@@ -14,7 +14,8 @@ from helpers.train import linear, several
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import launch
-from mesh_tensorflow.train._placing import Placing, check_connected, find_cluster
+from mesh_tensorflow._processes.processes import check_described
+from mesh_tensorflow.train._placing import Placing, find_cluster
 
 
 @pytest.mark.slow
@@ -42,10 +43,10 @@ def test_two_processes(tmp_path):
 
 def test_processes_that_do_not_know_each_other():
     with pytest.raises(ValueError, match="OMPI_COMM_WORLD_SIZE=4 says that there are 4 processes"):
-        check_connected({"OMPI_COMM_WORLD_SIZE": "4"})
+        check_described({"OMPI_COMM_WORLD_SIZE": "4"})
     with pytest.raises(ValueError, match=r"python -m mesh_tensorflow\.launch --processes N"):
-        check_connected({"WORLD_SIZE": "2"})
-    check_connected({"WORLD_SIZE": "1"})
+        check_described({"WORLD_SIZE": "2"})
+    check_described({"WORLD_SIZE": "1"})
 
 
 def test_processes_that_do_not_fit(monkeypatch):

@@ -12,6 +12,7 @@ from mesh_tensorflow._mesh.simd.replicate import replicate
 from mesh_tensorflow._pjrt import pjrt
 from mesh_tensorflow.estimator._cluster import in_cluster, programs_over
 from mesh_tensorflow.estimator._run_config import RunConfig as _RunConfig
+from mesh_tensorflow.estimator._run_config import check_number
 
 __all__ = ["InputPipelineConfig", "RunConfig", "TPUConfig"]
 
@@ -95,10 +96,9 @@ class TPUConfig(_TPUConfigFields):
                 f"TPUConfig: iterations_per_loop is {iterations_per_loop!r}; it should be 1 or "
                 "more, or a time such as '30s', '60m' or '1h'"
             )
-        _check_positive("num_shards", num_shards)
-        _check_positive(
-            "experimental_host_call_every_n_steps", experimental_host_call_every_n_steps
-        )
+        check_number("TPUConfig", "num_shards", num_shards, 1)
+        name = "experimental_host_call_every_n_steps"
+        check_number("TPUConfig", name, experimental_host_call_every_n_steps, 1)
         if num_cores_per_replica not in (None, *_CORES_PER_REPLICA):
             raise ValueError(
                 f"TPUConfig: num_cores_per_replica is {num_cores_per_replica}; it should be one of "
@@ -129,11 +129,6 @@ class TPUConfig(_TPUConfigFields):
             experimental_feed_hook,
             mesh_impl,
         )
-
-
-def _check_positive(name: str, value: Optional[int]) -> None:
-    if value is not None and value <= 0:
-        raise ValueError(f"TPUConfig: {name} is {value}; it should be 1 or more")
 
 
 class RunConfig(_RunConfig):

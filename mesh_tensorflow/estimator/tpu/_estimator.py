@@ -156,13 +156,45 @@ class TPUEstimatorSpec(_Fields):
             prediction_hooks=check_hooks(prediction_hooks, "prediction_hooks"),
         )
 
-    def as_estimator_spec(self) -> EstimatorSpec:
+    def as_estimator_spec(self, host_call_every_n_steps: int = 1) -> EstimatorSpec:
         """Converts to an EstimatorSpec; calls the functions.
+
+        Args:
+          host_call_every_n_steps: steps between host calls.
 
         Returns:
           an EstimatorSpec.
+
+        Raises:
+          ValueError: the function of `eval_metrics` does not return a dict.
         """
-        return as_estimator_spec(self)
+        hooks: list[Any] = []
+        if self.host_call is not None:
+            operations = _call(self.host_call)
+            if operations is not None:
+                hooks.append(HostCallHook(operations, host_call_every_n_steps))
+        metrics = None
+        # In evaluation only: the function makes variables, of which training has no use.
+        if self.mode == ModeKeys.EVAL and self.eval_metrics is not None:
+            metrics = _call(self.eval_metrics)
+            if not isinstance(metrics, Mapping):
+                raise ValueError(
+                    "TPUEstimatorSpec: the function of eval_metrics should return a dict of "
+                    f"(value, update operation), but returned {metrics!r}"
+                )
+        scaffold = self.scaffold_fn() if self.scaffold_fn is not None else None
+        return EstimatorSpec(
+            mode=self.mode,
+            predictions=self.predictions,
+            loss=self.loss,
+            train_op=self.train_op,
+            eval_metric_ops=metrics,
+            export_outputs=self.export_outputs,
+            scaffold=scaffold,
+            training_hooks=[*self.training_hooks, *hooks],
+            evaluation_hooks=[*self.evaluation_hooks, *hooks],
+            prediction_hooks=[*self.prediction_hooks, *hooks],
+        )
 
 
 def _check_call(name: str, pair: Optional[HostFunction]) -> None:
@@ -192,48 +224,6 @@ def _check_call(name: str, pair: Optional[HostFunction]) -> None:
 def _call(pair: HostFunction) -> Any:
     function, tensors = pair
     return function(**tensors) if isinstance(tensors, Mapping) else function(*tensors)
-
-
-def as_estimator_spec(spec: TPUEstimatorSpec, host_call_every_n_steps: int = 1) -> EstimatorSpec:
-    """Converts a TPUEstimatorSpec to an EstimatorSpec; calls its functions.
-
-    Args:
-      spec: a TPUEstimatorSpec.
-      host_call_every_n_steps: steps between host calls.
-
-    Returns:
-      an EstimatorSpec.
-
-    Raises:
-      ValueError: the function of `eval_metrics` does not return a dict.
-    """
-    hooks: list[Any] = []
-    if spec.host_call is not None:
-        operations = _call(spec.host_call)
-        if operations is not None:
-            hooks.append(HostCallHook(operations, host_call_every_n_steps))
-    metrics = None
-    # In evaluation only: the function makes variables, of which training has no use.
-    if spec.mode == ModeKeys.EVAL and spec.eval_metrics is not None:
-        metrics = _call(spec.eval_metrics)
-        if not isinstance(metrics, Mapping):
-            raise ValueError(
-                "TPUEstimatorSpec: the function of eval_metrics should return a dict of (value, "
-                f"update operation), but returned {metrics!r}"
-            )
-    scaffold = spec.scaffold_fn() if spec.scaffold_fn is not None else None
-    return EstimatorSpec(
-        mode=spec.mode,
-        predictions=spec.predictions,
-        loss=spec.loss,
-        train_op=spec.train_op,
-        eval_metric_ops=metrics,
-        export_outputs=spec.export_outputs,
-        scaffold=scaffold,
-        training_hooks=[*spec.training_hooks, *hooks],
-        evaluation_hooks=[*spec.evaluation_hooks, *hooks],
-        prediction_hooks=[*spec.prediction_hooks, *hooks],
-    )
 
 
 _TENSORS = ("loss", "train_op", "predictions")
@@ -477,7 +467,7 @@ class TPUEstimator(Estimator):
             spec = call_model_fn(self._model_fn, features, labels, mode, params, config)
         if isinstance(spec, TPUEstimatorSpec):
             every = config.tpu_config.experimental_host_call_every_n_steps
-            return as_estimator_spec(spec, every)
+            return spec.as_estimator_spec(every)
         return spec
 
 
