@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import NamedTuple, Optional
 
 import tensorflow as tf
-from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
 from mesh_tensorflow._core.errors import Site, table_lookup, text_table
 from mesh_tensorflow._core.operation import Operation
@@ -58,6 +57,9 @@ def read_events(path: Path) -> Iterator[Event]:
     Args:
       path: a file `*.xplane.pb`.
     """
+    # No public module of TensorFlow: should it move, the package can be imported all the same.
+    from tensorflow.tsl.profiler.protobuf import xplane_pb2
+
     for plane in xplane_pb2.XSpace.FromString(path.read_bytes()).planes:
         names = {key: metadata.name for key, metadata in plane.event_metadata.items()}
         for line in plane.lines:
