@@ -28,6 +28,8 @@ def trains_if_not_told(layer: _Layer) -> _Layer:
     Args:
       layer: a function with the parameter `is_training`.
     """
+    # `signature` follows `__wrapped__`, and so sees through `leaves_no_node` beneath this
+    # decorator.
     place = list(inspect.signature(layer).parameters).index("is_training")
 
     @functools.wraps(layer)
@@ -35,6 +37,8 @@ def trains_if_not_told(layer: _Layer) -> _Layer:
         if "is_training" not in kwargs:
             if len(args) <= place:
                 kwargs["is_training"] = True
+            # A rate or a size here is that of an older call, whose arguments from this place on
+            # moved by one.
             elif _is_next(args[place]):
                 args = (*args[:place], True, *args[place:])
         return layer(*args, **kwargs)
@@ -55,6 +59,8 @@ def _check_operands(
     what = f"dot_product_attention of q {q.shape}, k {k.shape}, v {v.shape}"
     if not len(q.shape) or len(k.shape) < 2 or not len(v.shape):
         raise ValueError(f"{what}: q must be [..., kv], k [..., memory, kv], v [..., channels]")
+    # Only these two are told by their places. All others are matched by name: what q and k share is
+    # a batch dimension, and what k alone has is summed over.
     kv_dim, memory_dim = q.shape.dims[-1], k.shape.dims[-2]
     if kv_dim not in k.shape:
         raise ValueError(
@@ -164,6 +170,8 @@ def dot_product_attention(
         # After the addition: what a mask hides must have one value, whatever the logit was.
         logits = hide(logits, mask)
     weights = mtf.softmax(logits, memory_dim, extra_logit=extra_logit)
+    # Weights that are kept are scaled by 1 / keep_prob and not normalized again: the expectation of
+    # each is its softmax.
     if dropout != 0.0:
         noise_shape = weights.shape - dropout_broadcast_dims  # type: ignore[operator]
         weights = mtf.dropout(
@@ -177,6 +185,8 @@ class _NormalParts:
 
     def __init__(self, deviations: Sequence[float], seed: Optional[int] = None):
         self.deviations = deviations
+        # Under TensorFlow's name for it: `seeded_initializer` sets it in a copy, in programs with a
+        # seed.
         self.seed = seed
 
     def __call__(self, shape: Sequence[int], dtype: tf.DType = tf.float32) -> tf.Tensor:
@@ -222,6 +232,8 @@ def multihead_attention_params(
         "q": qk,
         "k": qk,
         "v": io**-0.5,
+        # A sum over heads * kv products, but with io in place of kv, as in the classic: outputs
+        # have kv / io of the variance of what heads return.
         "o": (io * max(1, heads.size)) ** -0.5,
     }
     if not combine:
@@ -382,6 +394,7 @@ def multihead_attention(
     check_dropout("multihead_attention", dropout)
     with tf.variable_scope(name, default_name="multihead_attention"):
         if memory is None:
+            # Logits cross the sequence with itself, and a shape cannot have the length twice.
             memory = mtf.rename_dimension(query_antecedent, length.name, memory_length.name)
         weights = multihead_attention_vars(
             memory.mesh, heads, io, kv_channels, master_dtype, slice_dtype, query_antecedent.dtype
@@ -498,6 +511,7 @@ def multihead_self_attention_incremental(
             return previous + _placed(project(x, w, heads, kv_channels, 0), here, previous)
 
         q = project(x, wq, heads, kv_channels, 0)
+        # Before attention reads them, as a position sees itself.
         k, v = written(prev_k, wk), written(prev_v, wv)
         # Positions that are not written yet have keys 0, whose logits 0 would count in the softmax.
         later = mtf.less(step, mtf.range(x.mesh, memory_length, tf.int32))
@@ -614,5 +628,7 @@ def masked_local_attention_1d_incremental(
 
         k, v = replaced(prev_k, wk), replaced(prev_v, wv)
         q = project(x, wq, heads, kv_channels, 0)
+        # No mask: entries that no position has reached yet are zeros, like those before the start
+        # of a whole sequence.
         o = dot_product_attention(q, k, v, None, False)
         return mtf.einsum([o, wo], output_shape=x.shape), k, v

@@ -111,6 +111,7 @@ def _plain(
         bias = mtf.cast(x, dtype)
         logits = hide(mtf.add(logits, bias, output_shape=shape), x)
     extra = terms.extra_value if terms.extra is None else mtf.cast(terms.extra, dtype)
+    # With the extra logit, as blocks have only the sum with it.
     log_z = mtf.reduce_logsumexp(logits, dims.memory, extra_logit=extra)
     weights = mtf.softmax(logits, dims.memory, extra_logit=extra)
     # After the softmax, as in blocks: its denominator has the weights that are dropped, too.
@@ -153,6 +154,7 @@ def _noise(
       shared: the Dimensions along which the mask is the same.
     """
     noisy = mtf.Shape([d for d in rows if d not in shared])
+    # 64 bits for each row: of 32, two of about 2**16 rows would likely have the same mask.
     keys = [
         # All int32 numbers but the largest, since the bound itself is excluded and has to be an
         # int32.
@@ -201,6 +203,7 @@ def attention_and_log_sums(
     distances: Sequence[Distances] = (),
 ) -> tuple[mtf.Tensor, mtf.Tensor]:
     """Returns what `blocked_attention` does, and the logarithms of the softmax's denominators."""
+    # All checks come before the first operation, so that an error leaves none in the graph.
     _check_visible(visible)
     if ring not in RINGS:
         raise ValueError(

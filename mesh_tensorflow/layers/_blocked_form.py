@@ -144,6 +144,7 @@ class Form(NamedTuple):
     @property
     def weighted(self) -> list[int]:
         """The indices of the Tensors of the Terms that are added to logits."""
+        # Of distances the values alone: positions are integers, and have no gradient.
         return [*range(len(self.terms.biases)), *(i for _, i, *_ in self.terms.distances)]
 
     @property
@@ -194,6 +195,8 @@ class Form(NamedTuple):
         # Without ids no block is known to be hidden; without a position of its own, a query may see
         # nothing.
         whole = any(both <= set(self.rest[i]) for i in [*range(len(terms.biases)), *ids])
+        # With equal sizes each query has a position of its number. Ids of pairs cannot be compared
+        # at that position alone, hence not `whole`.
         return bool(terms.visible) and dims.length.size == dims.memory.size and not whole
 
     @property
@@ -271,6 +274,7 @@ class Form(NamedTuple):
         def values(i: Any) -> tf.Tensor:
             return _blocked_slices.arranged(rest[i], self.rest[i], self.of_buckets(i))
 
+        # By the names of q, so before q is arranged.
         front, terms = self.front(q), self.terms
         noise = None
         if terms.noise:
@@ -282,6 +286,8 @@ class Form(NamedTuple):
         q = self.rows(q, self.q, self.dims.key.name)
         k = self.columns(k, self.k, self.dims.key.name)
         shared, others, length, _ = q.shape.as_list()
+        # A pair of positions has a logit for each index of `shared` and `others`, and a block has
+        # them all.
         blocks = self.blocks(shared * others, length, k.shape.as_list()[1], parts)
         if blocks[1] >= self.dims.memory.size:
             skips = None  # each block has the positions that queries see

@@ -67,6 +67,7 @@ def convolution(
             initializer=filter_initializer,
             dtype=variable_dtype,
         )
+        # TensorFlow's strides have one for the batch and one for the channels, too.
         return operation(x, kernel, [1, *strides, 1], padding).outputs[0]
 
 
@@ -99,6 +100,7 @@ def conv2d(
     Returns:
       A Tensor with dimensions [batch..., h, w, output_dim].
     """
+    # By position: in the order of the last parameters of `convolution`.
     how = (filter_size, strides, padding, filter_initializer, variable_dtype, name)
     return convolution("conv2d", x, output_dim, *how)
 
@@ -402,6 +404,7 @@ def conv1d(
       ValueError: `x` has no length dimension.
     """
     batch, length, channels = _sequence_dims("conv1d", x)
+    # Next to the length, as the last dimensions but the channels are the spatial ones.
     height = mtf.Dimension("fake_height", 1)
     image = mtf.reshape(x, mtf.Shape([*batch, height, length, channels]))
     y = conv2d(image, output_dim, filter_size=(1, filter_size), strides=(1, stride), **kw_args)
@@ -463,6 +466,7 @@ def separable_conv1d(
     )
     pointwise = VarianceScalingInitializer(scale=pointwise_filter_initializer_scale)
     with tf.variable_scope(name, default_name="separable_conv1d"):
+        # The scope of the depthwise part in checkpoints of the classic.
         with tf.variable_scope("depthwise_conv_hack"):
             summed = mtf.add_n(
                 [

@@ -287,6 +287,7 @@ def dense(
                 initializer=tf.zeros_initializer(),
                 dtype=_variable_dtype(x, variable_dtype, master_dtype, slice_dtype),
             )
+            # Several dimensions of experts may be in another order than in `y`.
             y = mtf.add(y, mtf.cast(bias, y.dtype), output_shape=y.shape)
         for fn in activation if isinstance(activation, (list, tuple)) else [activation]:
             y = y if fn is None else fn(y)
@@ -480,6 +481,7 @@ def embedding_weights(
         name,
         mtf.Shape([*ensemble_dim, vocab_dim, output_dim]),
         dtype=variable_dtype,
+        # Of compat.v1, whose deviation is 1; in TensorFlow 2 the initializer of this name has 0.05.
         initializer=tf.random_normal_initializer() if initializer is None else initializer,
     )
 

@@ -128,6 +128,7 @@ def multihead_self_attention_memory_compressed(
         memory = mtf.rename_dimension(memory, length.name, "memory_length")
         mask = None
         if mask_right:
+            # Group g has the positions g * factor to g * factor + factor - 1 of the sequence.
             first = mtf.range(x.mesh, memory.shape.dims[-2], tf.int32) * compression_factor
             query_pos = mtf.range(x.mesh, length, tf.int32)
             # A group is the mean of all its positions, so a query before its end would see later
@@ -265,6 +266,7 @@ def masked_local_attention_1d(
             mtf.greater_equal(query_pos, memory_pos + block_length),
         )
         o = dot_product_attention(q, k, v, hidden_where(unseen, x.dtype), is_training)
+        # The inverse of `_in_blocks`: again the name of the length remains, and nothing is moved.
         o = mtf.reshape(o, mtf.replace_dimensions(o.shape, [blocks, block], length))
         return mtf.einsum([o, wo], output_shape=x.shape)
 
@@ -295,6 +297,7 @@ def local_1d_halo_exchange(
     Returns:
       A tuple (k, v) in which `w_dim` is three times as large, or twice with `mask_right`.
     """
+    # A whole block as margin, so that each position sees its neighbor blocks from end to end.
     exchange = mtf.left_halo_exchange if mask_right else mtf.halo_exchange
     k, v = (exchange(t, num_w_blocks, w_dim, w_dim.size) for t in (k, v))
     return k, v

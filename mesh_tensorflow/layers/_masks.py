@@ -48,12 +48,14 @@ def of_buckets(
 ) -> mtf.Tensor:
     """Returns the values of buckets, with the dimensions of both and `memory_dim` last."""
     rest = [d for d in values.shape if d != buckets_dim]
+    # What both have, such as the length of a bias by query, is matched and stays once: in `rest`.
     front = [d for d in buckets.shape if d != memory_dim and d not in rest]
     return mtf.gather(values, buckets, buckets_dim, mtf.Shape([*front, *rest, memory_dim]))
 
 
 def distance_bias(of: Distances) -> mtf.Tensor:
     """Returns a bias of distances as one Tensor, of queries times memory."""
+    # Distances are memory minus query: those of earlier positions are negative.
     memory = of.there.shape.dims[-1]
     return of_buckets(of.values, bucketed(of.there - of.here, of.buckets), of.buckets_dim, memory)
 
@@ -112,6 +114,7 @@ def whole(bias: Optional[mtf.Tensor]) -> Optional[mtf.Tensor]:
     hidden = unseen(made.visible)
     if hidden is not None:
         parts.append(hidden_where(hidden, bias.dtype))
+    # By name: a bias by distance has heads, a mask may have the batch, and the sum has both.
     for part in parts:
         bias = bias + part
     return bias
@@ -194,6 +197,7 @@ def attention_mask_ignore_padding(inputs: mtf.Tensor, dtype: tf.DType = tf.float
     Returns:
       A Tensor with dimensions [..., memory_length].
     """
+    # Without `made_of`: this mask lacks the length of queries, and is small as it is.
     return hidden_where(mtf.equal(rename_length_to_memory_length(inputs), 0), dtype)
 
 
@@ -218,6 +222,8 @@ def attention_mask_autoregressive(
     """
     memory_pos = rename_length_to_memory_length(query_pos)
     hidden = hidden_where(mtf.less(query_pos, memory_pos), dtype)
+    # Blocks use this comparison alone, and all other forms use `hidden`: the two have to change
+    # together.
     return made_of(hidden, [("greater_equal", query_pos, memory_pos)])
 
 
@@ -248,6 +254,7 @@ def attention_mask_same_segment(
         memory_segment = query_segment
     if "memory_length" not in memory_segment.shape.dimension_names:
         memory_segment = rename_length_to_memory_length(memory_segment)
+    # Padding, whose segment is 0, sees padding: in self-attention no query sees nothing.
     hidden = hidden_where(mtf.not_equal(query_segment, memory_segment), dtype)
     return made_of(hidden, [("equal", query_segment, memory_segment)])
 

@@ -118,6 +118,7 @@ class EncoderConvolutionalLayer(transformer.TransformerLayer):
     def call(self, context: Context, x: mtf.Tensor, losses: Optional[list] = None) -> mtf.Tensor:
         """Returns the output of the layer; see TransformerLayer.call."""
         model_dim = x.shape.dims[-1]
+        # By the name that the convolution beside it gives its output, as both are added.
         hidden_dim = mtf.Dimension(model_dim.name, 4 * model_dim.size)
         with tf.variable_scope("conv1x1"):
             inner = _renamed(x, f"_{model_dim.name}")  # a layout must not split both sides
@@ -160,6 +161,7 @@ class DecoderAttentionLayer(transformer.TransformerLayer):
     def call(self, context: Context, x: mtf.Tensor, losses: Optional[list] = None) -> mtf.Tensor:
         """Returns the output of the layer; see TransformerLayer.call."""
         with tf.variable_scope("self_attention"):
+            # In this order in every mode, as states of decoding are told apart by it.
             own = self._self_attention.call(context, x, losses)
         with tf.variable_scope("enc_dec_attention"):
             return own + self._enc_dec_attention.call(context, x, losses)

@@ -34,8 +34,9 @@ __all__ = [
 
 _MODULE = "mesh_tensorflow.transformer.fixup_layers"
 
-# In a residual branch of m linear maps, the last is initialized to 0, and the variance of the
-# others is scaled by num_blocks ** (-1 / (m - 1)).
+# In a residual branch of m linear maps, the last is initialized to 0, and the others are scaled by
+# num_blocks ** (-1 / (2 m - 2)) (Zhang et al., 2019), their variance by the square of this. m is 2
+# in a feed-forward layer, and 4 in attention: q, k, v and o.
 _DENSE_EXPONENT = -1.0
 _ATTENTION_EXPONENT = -1.0 / 3.0
 # (scale of the variance, fan).
@@ -264,6 +265,7 @@ class AttentionParamsFixup(attention.AttentionParams):
                 "initial values, which Fixup scales by the depth; set "
                 "mesh_tensorflow.layers.unit_scaling_convention.value = False"
             )
+        # Before the base class, whose constructor calls `init_weights`.
         self.num_blocks = num_blocks
         self.default_init = default_init
         self.init_distribution = init_distribution
@@ -350,6 +352,8 @@ class EncDecAttentionFixup(transformer_layers.EncDecAttention):
     """Encoder-decoder attention for Fixup stacks; see `EncDecAttention`."""
 
     def __init__(self, relative_attention_type: Optional[str] = None, **kwargs: Any):
+        # Weights are those of EncDecAttention, as in the classic; the class lets gin bind its own
+        # arguments.
         super().__init__(relative_attention_type=relative_attention_type, **kwargs)
 
     def call(self, context: Context, x: mtf.Tensor, losses: Optional[list] = None) -> mtf.Tensor:

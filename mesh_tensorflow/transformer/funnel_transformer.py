@@ -134,6 +134,7 @@ class FunnelTransformerLayerStack(transformer.LayerStack):
             for param in range(sizes[block]):
                 scope = f"funnel_block_{block:03d}/param_idx_{param:03d}"
                 module = [next(layers) for _ in range(self.n_submodules)]
+                # Repetitions have the same scope, and so the same variables.
                 for repeat in range(repeats[block]):
                     for i, layer in enumerate(module):
                         # Once for each block, however often its modules are repeated.
@@ -161,11 +162,14 @@ class FunnelTransformerLayerStack(transformer.LayerStack):
             old = getattr(context, name, None)  # a user's own context class may lack it
             if isinstance(old, mtf.Tensor):
                 setattr(context, name, _first_of_windows(old, pool_dim_name, self.pooling_size))
+        # Default positions need no change: they are a range along `length_dim`.
         position = context.position
         if isinstance(position, mtf.Tensor):
             first = _first_of_windows(position, pool_dim_name, self.pooling_size)
             # Neighbors are at a distance of 1 again, as relative biases and masks expect.
             context.position = first // self.pooling_size
+        # Whatever layers derive from it from here on, such as masks of dropout, has the pooled
+        # length.
         context.length_dim = x.shape.get_dim_by_name(pool_dim_name)
 
     def call(self, context: Context, x: mtf.Tensor) -> mtf.Tensor:

@@ -85,6 +85,8 @@ def generate_heterogeneous_expert_masks(
     masks = np.zeros([widest, deepest, num_experts], np.float32)
     for expert, kind in enumerate(_kinds_of_experts(mask_info, num_experts)):
         width, depth = mask_info[kind]["width"] * expert_width, mask_info[kind]["layers"]
+        # A slice ends at the widest kind: with a large expert_width all experts are alike, as in
+        # the classic.
         masks[:width, :depth, expert] = 1.0
     shape = mtf.Shape(
         [
@@ -111,6 +113,7 @@ def _hidden_dim_and_masks(
         mesh=inputs.mesh,
         expert_width=hidden_size,
     )
+    # From the masks: `hidden_size` is a factor of widths here, and the widest kind counts.
     hidden_dim, layers_dim, _ = masks.shape.dims
     return hidden_dim, [mtf.cast(m, inputs.dtype) for m in mtf.unstack(masks, layers_dim)]
 
@@ -168,6 +171,7 @@ def transformer_moe_layer_v1(
                 if i == 0:
                     x = expert_layer(x, experts_dim, mask)
                 else:
+                    # One scale for all experts: the norm's variable has the channels alone.
                     y = transformer.sublayer_rms_norm(x, None, context)
                     x += expert_layer(y, experts_dim, mask)
         return x
@@ -223,6 +227,7 @@ class HeterogeneousMoE1D(transformer.TransformerLayer):
           heterogeneous_mask_info: see `generate_heterogeneous_expert_masks`; None if all experts
             are alike.
         """
+        # First of all, while the locals are the parameters and nothing else.
         self._hparams = hparams_of(locals())
         self._activation = activation
 

@@ -30,6 +30,7 @@ def _sinusoids(
     # With a single channel half is 0, by which mod cannot divide.
     index = mtf.mod(mtf.range(positions.mesh, channels, tf.int32), max(half, 1))
     rate = -math.log(max_timescale / min_timescale) / steps
+    # scales[c] = (max_timescale / min_timescale) ** -((c mod half) / (half - 1)) / min_timescale.
     scales = mtf.exp(mtf.to_float(index) * rate) / min_timescale
     angles = mtf.einsum([mtf.to_float(positions), scales], output_shape=positions.shape + channels)
     channel = mtf.range(positions.mesh, channels, tf.int32)
@@ -42,6 +43,7 @@ def _sinusoids(
 
 def concat_channels(xs: list[mtf.Tensor]) -> mtf.Tensor:
     """Concatenates Tensors along their last dimension, under a name that no layout splits."""
+    # It keeps this name: of what is joined a dense layer makes the model's channels again.
     name = f"_{xs[0].shape.dims[-1].name.lstrip('_')}_concat"
     whole = [mtf.rename_dimension(x, x.shape.dims[-1].name, name) for x in xs]
     return mtf.concat(whole, name)
@@ -101,6 +103,8 @@ class TimingSignals:
           step: an integer or an integer scalar, the number of the step.
         """
         channels, length = x.shape.dims[-1], context.length_dim
+        # A whole row has signals by the place in it, also behind other examples that are packed
+        # into it; a step of decoding has its own position.
         start = self._start_index(context, length, step)
         if length in x.shape:
             signal = self.get_timing_signal_1d(context, length, channels, start_index=start)
@@ -122,6 +126,7 @@ class TimingSignals:
         # Functions, so that only the one that is chosen adds operations or draws a number.
         starts = {
             None: lambda: 0,
+            # Gin files of the classic may have it in place of None.
             0: lambda: 0,
             "step": lambda: step * length.size // self.num_rec_steps,
             "random": random,
@@ -298,6 +303,8 @@ class Gates:
             "kernel_initializer": kernel_initializer,
         }
         if ffn_layer_type == "dense_relu_dense":
+            # As many hidden units as inputs, whatever d_ff the layers have; a rule for d_ff splits
+            # these too.
             hidden_dim = mtf.Dimension("d_ff", x.shape.dims[-1].size)
             x = layers.dense(x, [hidden_dim], x.shape.dims[-1:], activation=mtf.relu, **arguments)
         y = layers.dense(x, [output_dim], x.shape.dims[-1:], activation=activation, **arguments)
@@ -360,6 +367,8 @@ class Gates:
         mask: Union[mtf.Tensor, float],
     ) -> mtf.Tensor:
         update, reset = self._two_gates(context, mask, [x, transformed_x])
+        # Not quite the GRU of Cho et al. (2014): its candidate has a tanh instead of the sigmoid,
+        # and what it is mixed with is the old state, here `transformed_x`.
         candidate = self._gate(context, mask, [reset * x, transformed_x])
         return (1.0 - update) * transformed_x + update * candidate
 
@@ -367,7 +376,11 @@ class Gates:
         self, context: Context, mask: Union[mtf.Tensor, float], inputs_list: list[mtf.Tensor]
     ) -> tuple[mtf.Tensor, mtf.Tensor]:
         """Returns two gates; the second reads the normalized inputs of the first."""
+        # Kernels are numbered in the order of these calls, and checkpoints know them by the
+        # numbers.
         first = self._gate(context, mask, inputs_list)
+        # The classic normalizes its list of inputs in place, so the second gate gets them
+        # normalized twice.
         normalized = [self._masked_norm(x, mask) for x in inputs_list]
         return first, self._gate(context, mask, normalized)
 
@@ -528,6 +541,8 @@ class UTLayerStack(TimingSignals, Gates, transformer.TransformerLayer):
         if self.mix_with_transformer_after_ut:
             x = self._times(self.num_vanilla_transformer_layers, context, x, mask)
         # Layers normalize their inputs, so what they have added up is not normalized yet.
+        # In the scope of the stack, where gates of a highway have their norms: it has their
+        # variables.
         x = mtf_layers.layer_norm(x, x.shape.dims[-1], self._norm_epsilon)
         x = dropout_of(x, context, self._dropout_rate) * mask
         context.layer_outputs.append(x)
@@ -630,10 +645,13 @@ class UTLayerStack(TimingSignals, Gates, transformer.TransformerLayer):
         output = mtf.zeros_like(x)
         # Below 1, or no position could halt after a single step (Graves, 2016).
         threshold = 1.0 - self.act_epsilon
+        # Each position goes through all steps, as shapes cannot depend on values; of halted ones
+        # the weight is 0.
         for step in range(self.act_max_steps + 1):
             x = self.step_preprocess(context, x, step)
             p = self._halting_probability(context, x, mask)
             # Positions that have halted have 1 here, so that the rest of the step adds 0 for them.
+            # Exactly 1: h + (1 - h), each rounded to nearest, is 1 for all h from 0 to 1.
             running = mtf.cast(mtf.less(halting, 1.0), x.dtype)
             reached = halting + p * running
             halted = mtf.cast(mtf.greater(reached, threshold), x.dtype) * running
@@ -677,6 +695,7 @@ class UTLayerStack(TimingSignals, Gates, transformer.TransformerLayer):
         if self.act_type != "global" or context.length_dim not in shape:
             return p
         # Padding has no part in the mean of the sequence.
+        # The mask may be the number 1, and the count has to be one for each sequence all the same.
         counted = mtf.ones_like(p) * mask
         rest = shape - context.length_dim
         total = mtf.reduce_sum(p * counted, output_shape=rest)

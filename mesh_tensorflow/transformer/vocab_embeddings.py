@@ -217,6 +217,7 @@ def make_clusters(
         # Only the first table has entries besides those of its ids.
         dim = mtf.Dimension(vocab_dim.name, size + (0 if i else extra_entries))
         arguments = (mesh, dim, output_dim, variable_dtype, f"{name}_{i}", ensemble_dim)
+        # A projection between dimensions of one size would add parameters and no capacity.
         whole = inner_size == output_dim.size
         table = Table(*arguments) if whole else FactorizedTable(*arguments, inner_size)
         made.append(Cluster(start, size, table, cluster.get("length_projection_factor", 1)))
@@ -347,6 +348,7 @@ class AdaptiveVocabEmbedding:
     def hidden_to_logits(self, hidden: mtf.Tensor, context: Context) -> mtf.Tensor:
         """Returns logits: dimensions [..., output_dim] become [..., vocab_dim]."""
         del context
+        # Of the hidden vectors and not of the logits, which are many more numbers.
         hidden = _scaled(hidden, self._output_dim)
         parts = [whole_cluster(c.table.logits(hidden), self._vocab_dim) for c in self._clusters]
         return join_clusters(parts, self._vocab_dim)
@@ -457,6 +459,7 @@ class MixtureOfSoftmaxes(_TableWithContexts):
         log_probs = mtf.log_softmax(logits, self._vocab_dim)
         log_priors = mtf.log_softmax(mixture, self._components_dim)
         # log(sum over k of prior[k] * p[k, token]); in logarithms, as small p would be 0.
+        # Normalized already, and so a later softmax leaves these log probabilities as they are.
         return mtf.reduce_logsumexp(
             mtf.add(log_probs, log_priors, output_shape=log_probs.shape), self._components_dim
         )
@@ -519,6 +522,7 @@ class Mixtape(_TableWithContexts):
         self._extra_ids = extra_ids
         self._dropout_rate = dropout_rate
         self._noise_std_dev = noise_std_dev
+        # Three decisions have four outcomes; as no tensor has both dimensions, one name will do.
         self._gates_dim = mtf.Dimension("gates", 4)
         self._pre_gates_dim = mtf.Dimension("gates", 3)
         self._gate_embedding_dim = mtf.Dimension("gate_embedding", gate_embedding_size)
@@ -536,6 +540,7 @@ class Mixtape(_TableWithContexts):
         self._prior_weights_bias = make("prior_weights_bias", [pre, vector], zeros)
         self._prior_vocab_vector = make("prior_vocab_vector", [frequent, vector])
         self._prior_gates_vector = make("prior_gates_vector", [pre, output])
+        # Random, unlike the other biases, as in the classic.
         self._prior_bias = make("prior_bias", [frequent, pre])
 
     def hidden_to_logits(self, hidden: mtf.Tensor, context: Context) -> mtf.Tensor:
@@ -590,6 +595,7 @@ class Mixtape(_TableWithContexts):
         own = mtf.add(own, self._for_all_tokens(self._prior_bias), output_shape=own.shape)
         activations = mtf.add(own, shared, output_shape=own.shape)
         if context.train and self._noise_std_dev:
+            # Before the sigmoids, so that gates stay between 0 and 1 and still sum to 1.
             activations += mtf.random_normal(
                 self._mesh, own.shape, stddev=self._noise_std_dev, dtype=own.dtype
             )
@@ -597,4 +603,5 @@ class Mixtape(_TableWithContexts):
         first, second, third = mtf.unstack(mtf.sigmoid(activations), self._pre_gates_dim)
         left, right = first * second, (1.0 - first) * third
         parts = [left, first - left, right, (1.0 - first) - right]
+        # In the place of the decisions that `unstack` took out, before the vocabulary.
         return mtf.stack(parts, self._gates_dim.name, axis=len(rest) - 1)

@@ -100,6 +100,7 @@ class _Blocks:
             mtf.less_equal(distance, self.right),
             mtf.greater_equal(position, 0),
         ]
+        # Otherwise the window ends with its block, which never goes beyond the end.
         if not self.one_sided:
             found.append(mtf.less(position, self.length.size))
         return functools.reduce(mtf.logical_and, found)
@@ -296,6 +297,7 @@ def hybrid_attention(
     )
     # Training knows no bounds, and beyond these the mix could have negative weights.
     mix = mtf.maximum(mtf.minimum(mix, 1.0), 0.0)
+    # weights = (1 - mix) * softmax(logits) + mix * (normalized over queries, then over the memory).
     usual = mtf.softmax(logits, memory_length_dim, extra_logit=extra_logit)
     # Weights before the second softmax are exp(logit) / (sum over queries of exp(logit)).
     twice = logits - _log_sums_over_queries(context, logits, extra_logit)
@@ -334,6 +336,7 @@ def _random_logits(
     """Returns learned logits that are the same for all sequences."""
     rows = mtf.Dimension(context.length_dim.name, max_length)
     columns = mtf.Dimension(memory_length_dim.name, max_length)
+    # For max_length positions whatever the length is: one variable serves all lengths up to it.
     logits = mtf.get_variable(
         context.mesh, "R", mtf.Shape([rows, heads_dim, columns]), dtype=context.variable_dtype
     )
@@ -366,10 +369,10 @@ def _factorized_logits(
         )
         for name in ("R1", "R2")
     ]
-    # R[head, memory] = sum over f of R1[f, head, memory] * R2[f, head, memory].
     logits = mtf.einsum(factors, output_shape=[heads_dim, memory_length_dim])
     if context.mode == "incremental":
         return logits
+    # Without queries nothing else has the length, which weights and the output need.
     return mtf.broadcast(logits, mtf.Shape([context.length_dim, *logits.shape]))
 
 

@@ -146,7 +146,8 @@ class AttentionParams:
             if not self.no_query:
                 query = self.query_input_dim.size**-0.5
                 if self.fold_scaling_into_initializer:
-                    # Logits sum key_dim products: their deviation is the root of this number.
+                    # Logits sum key_dim products: for keys of variance 1, var(q . k) = key_dim *
+                    # var(q) is then 1.
                     query *= self.key_dim.size**-0.5
                 self.wq = self._weight("q", self.q_shape, query)
             if self.shared_kv:
@@ -176,6 +177,8 @@ class AttentionParams:
         """Projects the input dimension of `x` to `dims`."""
         y = layers.us_einsum([x, w], reduced_dims=[input_dim])
         stored = self._stored(dims)
+        # The combined dimension has the name of the first of `dims`: a rule for heads splits either
+        # form alike, and the reshape moves nothing.
         return y if stored == dims else _replaced(y, stored, dims)
 
     def scaled(self, q: mtf.Tensor) -> mtf.Tensor:
@@ -414,6 +417,8 @@ class ExpertsAttentionParams(AttentionParams):
         self.context = context
         self.expert_computation = expert_computation
         self._query_by_experts, self._keys_by_experts = _MADE_BY_EXPERTS[expert_computation]
+        # In mode "qkv", what `compute_q` has made for `compute_kv`; weights are made anew for each
+        # call of the layer, so it is never that of another input.
         self._keys: Optional[mtf.Tensor] = None
         super().__init__(
             mesh,
@@ -431,6 +436,7 @@ class ExpertsAttentionParams(AttentionParams):
             ensemble_dim=ensemble_dim,
             keep_query_heads_dims=keep_query_heads_dims,
             fold_scaling_into_initializer=fold_scaling_into_initializer,
+            # Only the output's weight: which of the others there are is decided below.
             make_attention_vars=False,
         )
         if not self._query_by_experts:

@@ -48,6 +48,7 @@ def _task_ids(context: Context) -> mtf.Tensor:
 def _prompts(context: Context, scope: Optional[str], dropout_rate: float) -> mtf.Tensor:
     """Returns normalized prompts [task_num, memory_length, d_model]."""
     prompts = _shared(context, scope, "prompts")
+    # The prompts are shared by layers, but each normalizes them with variables in its own scope.
     prompts = layers.layer_norm(prompts, prompts.shape.dims[-1], name="prompts_layernorm")
     return _dropped(prompts, context, dropout_rate)
 
@@ -122,6 +123,7 @@ def make_params_mtlprompt(
     """
     channels = _shared(context, _side(), "prompts").shape.dims[-1]
     hidden = mtf.Dimension("prefix_hidden", prefix_hidden_dim)
+    # Without the dimension, the einsums of `_of_task` use the same weights for all tasks.
     tasks = [] if mtlprompt_share else [mtf.Dimension("task_num", task_num)]
     shapes = {
         "up": [*tasks, channels, hidden],
@@ -160,6 +162,7 @@ def _task_embedding(context: Context, scope: Optional[str], dropout_rate: float)
     of_layers = _shared(context, scope, "layer_embedding")
     tasks, channels = raw.shape.dims
     of_layer = mtf.gather(of_layers, _block_number(context), of_layers.shape.dims[0])
+    # A concatenation needs both with the same other dimensions, and the layer has no tasks.
     of_layer = mtf.broadcast(of_layer, mtf.Shape([tasks, channels]))
     # The embedding is norm(relu([task; layer] one) two).
     joined = joined_channels([raw, of_layer])
@@ -278,6 +281,7 @@ def concat_hyper_prompts_kv(
         made = make_params_hyperprompt(*arguments, scope=scope_encoder_or_decoder)
     else:
         made = make_params_mtlprompt(*arguments)
+    # Hyperparameters of the layer fix the memory's length before there are prompts to measure.
     found = made[0].shape.get_dim_by_name(memory_length.name).size
     if found != prompt_length:
         raise ValueError(

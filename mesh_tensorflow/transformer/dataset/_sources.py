@@ -160,6 +160,7 @@ def packed_parallel_tsv_dataset(
     del dataset_split, batch_size
 
     def encode(line: tf.Tensor) -> dict[str, tf.Tensor]:
+        # With a separator given, what is between two of them is a column even if it is empty.
         columns = tf.strings.split([line], "\t").values
         what = "packed_parallel_tsv_dataset: a line must have 2 columns with a tab between them"
         count = tf.size(columns)
@@ -248,6 +249,7 @@ def untokenized_tfds_dataset(
     else:
         dataset = supervised_to_dict(dataset, text2self)
     if train:
+        # The files come in a random order already (shuffle_files), so a small buffer is enough.
         dataset = dataset.repeat().shuffle(_PREFETCH)
     dataset = encode_all_features(dataset, vocabulary)
     return pack_or_pad(dataset, sequence_length, pack=pack).prefetch(_PREFETCH)
@@ -365,6 +367,8 @@ def _tfrecord_dataset(
     shuffle: bool,
 ) -> tf.data.Dataset:
     keys = ["targets"] if text2self else ["inputs", "targets"]
+    # By records that are read here: in the pipeline a missing feature is an empty one, and packing
+    # drops rows of empty features without an error.
     _check_features(filenames, keys)
     files = tf.data.Dataset.from_tensor_slices(tf.constant(filenames))
     if shuffle:
@@ -373,13 +377,16 @@ def _tfrecord_dataset(
     if repeat:
         files = files.repeat()
     # Each record with its file, for errors.
+    # One file after the other: without shuffling, records keep the order that they have in files.
     dataset = files.flat_map(
         lambda file: tf.data.TFRecordDataset(file).map(lambda record: (file, record))
     )
     if shuffle:
+        # Records and not examples: a buffer of serialized ids takes less room than one of int64.
         dataset = dataset.shuffle(_SHUFFLE_BUFFER_OF_RECORDS)
 
     def parse(file: tf.Tensor, record: tf.Tensor) -> dict[str, tf.Tensor]:
+        # Of any length, none included: records of several kinds may be in one file.
         found = tf.io.parse_single_example(record, {k: tf.io.VarLenFeature(tf.int64) for k in keys})
         ids = {k: v.values for k, v in found.items()}
         return _shifted(ids, vocab_shift, not eos_included, vocabulary, file)

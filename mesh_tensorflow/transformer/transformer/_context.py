@@ -146,6 +146,8 @@ def check_one_position(context: Context) -> None:
         )
 
 
+# Equal and hashed by identity, both of which a generated __eq__ would end; a generated repr would
+# print the model and every Tensor.
 @dataclasses.dataclass(eq=False, repr=False)
 class Context:
     """What the layers of a model share during one call of it.
@@ -232,6 +234,7 @@ class Context:
     cache: dict = dataclasses.field(default_factory=dict, init=False)
     input_embeddings: Optional[mtf.Tensor] = dataclasses.field(default=None, init=False)
     exchanged_length_dim: Optional[mtf.Dimension] = dataclasses.field(default=None, init=False)
+    # Without a value until the stack sets it, so that reading it outside of a stack is an error.
     current_layer: TransformerLayer = dataclasses.field(init=False)
     current_layer_input: mtf.Tensor = dataclasses.field(init=False)
     decoder_layers_per_module: list[mtf.Tensor] = dataclasses.field(init=False)

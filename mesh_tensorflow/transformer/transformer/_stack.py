@@ -581,6 +581,7 @@ class LayerStack(TransformerLayer):
         if self._recompute_budget is None or not context.train:
             return None
         layout, mesh_shape = context.model.layout, context.model.mesh_shape
+        # Without both the budget is that of one processor with all of the activations.
         known = layout is not None and mesh_shape is not None
         where = (layout, mesh_shape) if known else (None, None)
         return mtf.RecomputeBudget(self._recompute_budget, *where)
@@ -604,6 +605,7 @@ class LayerStack(TransformerLayer):
                 return self._layer_with_sublayers(context, layer, x)
             shared = _Shared(context)
             # What a layer adds to the Context is recomputed, too, so it has to be an output.
+            # The layer comes before `found` in the list: what it finds is what the layer has added.
             outputs = mtf.recompute_grad(
                 lambda x: [self._layer_with_sublayers(context, layer, x), *shared.found()],
                 [x],
@@ -627,6 +629,7 @@ class _Shared:
         self._cache = getattr(context, "cache", {})
         self._mixes = self._mixes_now()
         self._num_losses = len(self._losses or [])
+        # Copies and numbers, as layers change the lists and dictionaries of the Context in place.
         self._cached = dict(self._cache)
         self._known = set(context.mesh.graph.operations)
 
@@ -666,6 +669,8 @@ class _Shared:
         return tf.nest.flatten([losses, cached, [] if mixes is self._mixes else mixes])
 
     def _is_new(self, value: object) -> bool:
+        # A Tensor from before the layer is none of its outputs, even where the layer puts it into
+        # the Context.
         return isinstance(value, mtf.Tensor) and value.operation not in self._known
 
 

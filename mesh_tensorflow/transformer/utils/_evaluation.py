@@ -269,6 +269,7 @@ def eval_model(
     for path in get_checkpoint_iterator(eval_checkpoint_step, model_dir):
         step = get_step_from_checkpoint_path(path)
         if eval_with_score:
+            # It goes through checkpoints itself, and by one step it is given just this one.
             outputs = score_with_estimator_fn(
                 estimator, input_fn, step, model_dir, vocabulary, _scores_only, count
             )

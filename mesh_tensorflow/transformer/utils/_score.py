@@ -169,6 +169,7 @@ def print_and_save_scores(
     Returns:
       The scores.
     """
+    # Once for both: `save_scores` keeps texts that are there.
     results = maybe_add_pretokenized_features(_checked(results), vocabulary)
     save_scores(results, vocabulary, filename)
     for r in results:
@@ -430,6 +431,7 @@ def score_from_strings(
     features: dict[str, np.ndarray] = {}
     if model_type == "lm":
         # One sequence: inputs are a prefix of negative ids, which are read and have no score.
+        # Lines come first in `sources` and prefixes second, and here the targets are the lines.
         features["targets"] = of_targets(model_type, sources=sources[::-1], prefixes=inputs)
     elif model_type == "delimited_lm":
         both = inputs_length(sequence_length) + length
@@ -498,10 +500,12 @@ def score_from_dataset(
     if not datasets:
         raise ValueError(f"score_from_dataset: there are no data for the split {dataset_split!r}")
 
+    # A function of each data set: a lambda in the loop below would see the last one only.
     def maker(dataset: EvalDataset) -> Callable[[], Any]:
         return lambda: call_with_known(dataset.dataset_fn, sequence_length=sequence_length)
 
     input_fn = combined_input_fn([maker(d) for d in datasets], batch_size)
+    # Without a number of examples, which is not known before the data sets have been read.
     if score_postprocess_fn is None:
         return _printed(estimator, input_fn, eval_checkpoint_step, model_dir, vocabulary)
     return score_with_estimator_fn(

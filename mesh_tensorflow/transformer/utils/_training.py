@@ -246,6 +246,7 @@ def flexible_ckpt_init_mapping(
     saved = set(checkpoint_files.open_reader(ckpt_path).get_variable_to_shape_map())
     model = [v.op.name for v in tf.global_variables()]
     new = dict(zip(_STACKS, new_layers or ((), ())))
+    # Names of slots hold the names of their weights, and so map like them.
     scopes = _scopes_in_checkpoint(model, saved, new)
     mapping = {}
     for name in model:
@@ -315,6 +316,8 @@ def _saver_hook(settings: ProgramSettings, results: Results) -> SaverHook:
         settings.model_dir,
         save_steps=settings.save_checkpoints_steps,
         saver=saver,
+        # A saver knows the masters alone; before each save this gives them the values of the
+        # slices.
         listeners=[mtf.MtfCheckpointSaverListener(results.lowering)],
     )
 
@@ -511,6 +514,7 @@ class _InputCheckpoints(tf.train.SessionRunHook):
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
         """Starts the pipeline, at its state at the step of the model if that was saved."""
         del coord
+        # Once for each session: one that takes over after an error has an iterator without a state.
         session.run(self._iterator.initializer)
         step = session.run(tf.train.get_global_step(session.graph))
         path = self._path(step)
@@ -614,6 +618,7 @@ def train_model(
             tf.logging.info("Skipping %d batches", seen)
             # Of batches, one of which is a step, and so after they are made.
             dataset = dataset.skip(seen)
+        # A saved state has what is in this buffer, too, so that no batch is lost or read twice.
         dataset = dataset.prefetch(tf.data.AUTOTUNE)
         return dataset if input_checkpoints is None else input_checkpoints.follow(dataset)
 
