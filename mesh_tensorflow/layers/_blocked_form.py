@@ -89,6 +89,7 @@ class Terms:
     def with_tensors(self, xs: Sequence[mtf.Tensor]) -> Terms:
         """Returns the same with other Tensors, in the order of `tensors`."""
         # Arguments are evaluated as they are written, so their order has to be that of `tensors`.
+        # Any values may stand for the Tensors, such as their indices in a Form.
         left = iter(xs)
         return dataclasses.replace(
             self,

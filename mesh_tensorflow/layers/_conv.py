@@ -270,6 +270,8 @@ def _transpose_by_block(
     if padding == "VALID" or not any(r.before or r.after for r in reaches):
         return conv(x, padding)
     blocks = x.shape.dims[-len(strides) - 1 : -1]
+    # Margins of later dimensions include those of earlier ones, and so corners, as in
+    # `_conv_by_block`.
     for blocks_dim, block, reach in zip(blocks_dims, blocks, reaches):
         x = with_margins(x, blocks_dim, block, reach.before, reach.after)
     # With "SAME", pixels would be cut off at the borders of blocks instead of that of the image.
@@ -361,6 +363,7 @@ def conv3d_with_blocks(
       name: a string, the variable scope; "conv3d" if None.
     """
     how = (filter_size, strides, padding, filter_initializer, variable_dtype, name)
+    # Volumes are not cut along their width: one block, whose margins are zeros.
     return _with_blocks("conv3d", x, output_dim, (d_blocks_dim, h_blocks_dim, None), *how)
 
 
@@ -474,6 +477,8 @@ def separable_conv1d(
                         # Position i of the result has what is at i + position.
                         mtf.shift(x, -position, length, wrap=False),
                         [channels],
+                        # Channels that are new and not reduced are multiplied one by one, each by
+                        # its weight.
                         reduced_dims=[],
                         # One bias, as those of several positions would be added up.
                         use_bias=use_bias and i == 0,

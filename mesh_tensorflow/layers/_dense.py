@@ -120,6 +120,8 @@ class VarianceScalingInitializer(DenseInitializer):
     def __call__(
         self, reduced_dims: Sequence[mtf.Dimension], new_dims: Sequence[mtf.Dimension]
     ) -> Any:
+        # TensorFlow's own initializer would take all axes but the last two for a window of a
+        # convolution.
         fan_in = mtf.list_product(d.size for d in reduced_dims)
         fan_out = mtf.list_product(d.size for d in new_dims)
         fan = _MODES[self.mode](fan_in, fan_out)

@@ -120,6 +120,7 @@ def whole(bias: Optional[mtf.Tensor]) -> Optional[mtf.Tensor]:
     return bias
 
 
+# Those of `_visibility.COMPARISONS`, as operations on Tensors: a mask and a block must agree.
 COMPARISONS = {
     "equal": mtf.equal,
     "less_equal": mtf.less_equal,

@@ -113,6 +113,7 @@ class EncoderConvolutionalLayer(transformer.TransformerLayer):
         self._conv3x1 = transformer_layers.Conv1DLayer(
             filter_size=3, output_size=d_model // 2, activation="relu"
         )
+        # From 4 positions before to 4 after: unlike a decoder, an encoder may look ahead.
         self._sep_conv9x1 = _separable_convolution(-4, 4, d_model // 2, initializer_scale)
 
     def call(self, context: Context, x: mtf.Tensor, losses: Optional[list] = None) -> mtf.Tensor:

@@ -79,6 +79,7 @@ def _learned_scalar(
 
 
 def _as_scalar(variable: mtf.Tensor) -> mtf.Tensor:
+    # A dimension of size 1 is not broadcast: the result would have it as one of its own.
     return mtf.reshape(variable, mtf.Shape([]))
 
 

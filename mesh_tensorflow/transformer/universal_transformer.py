@@ -523,6 +523,8 @@ class UTLayerStack(TimingSignals, Gates, transformer.TransformerLayer):
         """Returns the output of the stack; see TransformerLayer.call."""
         recurrences: dict[str, Callable] = {
             "basic": self.ut_basic,
+            # The state, the inputs, and a memory that the classic passes on as well and never
+            # reads.
             "highway": lambda context, x, mask: self.ut_highway(context, (x, x, x), mask),
             "act": self.act_layer,
         }
@@ -650,8 +652,8 @@ class UTLayerStack(TimingSignals, Gates, transformer.TransformerLayer):
         for step in range(self.act_max_steps + 1):
             x = self.step_preprocess(context, x, step)
             p = self._halting_probability(context, x, mask)
-            # Positions that have halted have 1 here, so that the rest of the step adds 0 for them.
-            # Exactly 1: h + (1 - h), each rounded to nearest, is 1 for all h from 0 to 1.
+            # Positions that have halted have exactly 1 here, as h + (1 - h) rounds to it for all h
+            # from 0 to 1: the rest of the step adds 0 for them.
             running = mtf.cast(mtf.less(halting, 1.0), x.dtype)
             reached = halting + p * running
             halted = mtf.cast(mtf.greater(reached, threshold), x.dtype) * running
@@ -699,5 +701,6 @@ class UTLayerStack(TimingSignals, Gates, transformer.TransformerLayer):
         counted = mtf.ones_like(p) * mask
         rest = shape - context.length_dim
         total = mtf.reduce_sum(p * counted, output_shape=rest)
+        # A row of padding alone has no position to count.
         number = mtf.maximum(mtf.reduce_sum(counted, output_shape=rest), 1.0)
         return mtf.broadcast(total / number, shape)

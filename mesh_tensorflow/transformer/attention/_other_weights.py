@@ -285,6 +285,8 @@ def hybrid_attention(
     """
     tensors = {"q": q, "k": k, "v": v}
     check_operands("hybrid_attention", tensors, memory_length_dim, key_dim, value_dim)
+    # Of all pairs and never by blocks: the sums over queries need the logits of all queries at
+    # once.
     logits = layers.us_einsum([q, k], output_shape=q.shape - key_dim + memory_length_dim)
     if bias is not None:
         logits = _masks.hide(logits + bias, bias)

@@ -118,6 +118,7 @@ class AttentionParams:
         self.fold_scaling_into_initializer = fold_scaling_into_initializer
         self.make_attention_vars = make_attention_vars
         front = [ensemble_dim] if ensemble_dim else []
+        # Input dimensions come before output dimensions, as in T5's checkpoints.
         self.q_shape = mtf.Shape([*front, query_input_dim, *self._stored(self.q_dims)])
         self.k_shape = mtf.Shape([*front, memory_input_dim, *self._stored(self.k_dims)])
         self.v_shape = mtf.Shape([*front, memory_input_dim, *self._stored(self.v_dims)])

@@ -19,6 +19,7 @@ __all__ = ["concat_hyper_prompts_kv", "make_params_hyperprompt", "make_params_mt
 
 def _side() -> Optional[str]:
     """Returns "encoder" or "decoder", from the variable scope; None in other models."""
+    # A layer does not know which side it is on; the models open scopes of these names around it.
     parts = tf.get_variable_scope().name.split("/")
     return next((part for part in parts if part in ("encoder", "decoder")), None)
 

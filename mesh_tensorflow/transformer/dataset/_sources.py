@@ -164,6 +164,7 @@ def packed_parallel_tsv_dataset(
         columns = tf.strings.split([line], "\t").values
         what = "packed_parallel_tsv_dataset: a line must have 2 columns with a tab between them"
         count = tf.size(columns)
+        # Checked when lines are read: a data set is built before any of them is known.
         check = tf.Assert(tf.equal(count, 2), [f"{what}, and has", count, "in", line])
         with tf.control_dependencies([check]):
             # Only what is made within the context waits for the check.

@@ -125,6 +125,7 @@ def memory_length_of(encoder_output: mtf.Tensor) -> mtf.Dimension:
 def nonpadding_of(context: Context) -> Union[mtf.Tensor, int, None]:
     """Returns `Context.nonpadding`, also for a user's context without that property."""
     sequence_id = context.sequence_id
+    # No Tensor of ones: callers tell by the type that there is nothing to mask.
     if sequence_id is None or isinstance(sequence_id, int):
         return sequence_id
     return mtf.cast(mtf.not_equal(sequence_id, 0), context.activation_dtype)

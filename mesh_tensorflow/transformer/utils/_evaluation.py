@@ -249,6 +249,7 @@ def eval_model(
     datasets = call_dataset_fn(
         eval_dataset_fn, "eval_dataset_fn", sequence_length, vocabulary, dataset_split
     )
+    # What no metric is computed from need not be decoded.
     datasets = [d for d in datasets if d.metric_fns]
     if not datasets:
         raise ValueError(
@@ -322,8 +323,12 @@ def perplexity_eval(
                 ds = dataset.dataset_fn().map(model_features)
                 # Endless zeros fill up these batches; they have no weight in metrics.
                 ds = transformer_dataset.pad_dataset_with_zeroed_out_examples(ds)
+                # Nothing is dropped, as these data have no end; it makes the size of batches
+                # static.
                 return ds.batch(batch_size, drop_remainder=True).prefetch(tf.data.AUTOTUNE)
 
+            # Evaluations write to a directory by this name: those of other numbers of examples have
+            # their own.
             name = _with_suffix(
                 f"{dataset.name}_{dataset_split}_{perplexity_eval_steps * batch_size}",
                 eval_dir_suffix,

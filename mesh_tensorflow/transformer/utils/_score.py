@@ -434,6 +434,7 @@ def score_from_strings(
         # Lines come first in `sources` and prefixes second, and here the targets are the lines.
         features["targets"] = of_targets(model_type, sources=sources[::-1], prefixes=inputs)
     elif model_type == "delimited_lm":
+        # Inputs and targets stand in one row, each with the end that delimits it.
         both = inputs_length(sequence_length) + length
         features["targets"] = encoded_pairs(
             inputs, targets, vocabulary, batch_size, both, eos_id, score_eos, sources

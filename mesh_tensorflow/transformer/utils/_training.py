@@ -130,6 +130,7 @@ def _evaluation_program(
 ) -> Outputs:
     mode = estimator.ModeKeys.EVAL
     mtf_features = _forward(settings, mesh, features, mode)
+    # Not in microbatches, which save the memory of activations that are kept for gradients.
     logits, loss = call_model(
         settings.transformer_model, mtf_features, mode, get_variable_dtype(), compute_loss=True
     )
