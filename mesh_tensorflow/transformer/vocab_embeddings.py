@@ -249,6 +249,7 @@ def _scaled(hidden: mtf.Tensor, output_dim: mtf.Dimension) -> mtf.Tensor:
 
 
 def _copy_of(dim: mtf.Dimension) -> mtf.Dimension:
+    # A name without a rule: where one splits the channels, a map of them is split on one side only.
     return mtf.Dimension(f"_{dim.name}_copy", dim.size)
 
 

@@ -411,8 +411,8 @@ def _add_z_loss(
       context: the Context of this call of the model: its mode, positions, states and losses.
       dtype: the dtype of the loss.
     """
-    # Of queries that see nothing, which padding usually has.
-    # The square of a hidden pair's logit would be infinite, and then NaN times the mask below.
+    # Rows of padding often see nothing, and have the log of a sum of hidden pairs: its square would
+    # be infinite, and then NaN times the mask below.
     log_z = mtf.maximum(log_z, _visibility.MASKED_LOGIT)
     # With the dimensions from before a split, which the mask of padding has too.
     squares = mtf.square(mtf.reshape(log_z, rows_shape))

@@ -149,6 +149,7 @@ def _scaled_by_rms(
         if channels is not None:
             # Under a name without a rule, since the first channels may all be on one processor.
             reduced = f"_{model_dim.name}_whole"
+            # The scale below is still for all channels; only the mean is of the first ones.
             some = mtf.slice(
                 mtf.rename_dimension(wide, model_dim.name, reduced), 0, channels, reduced
             )

@@ -215,6 +215,7 @@ def save_scores_to_tfrecords(
     if not save_ids_only:
         results = list(maybe_add_pretokenized_features(results, vocabulary))
     path = f"{scores_filename}_{shard_idx}.tfrecord"
+    # Unique, so that a process that scores the same examples does not write into this file.
     temporary = temporary_name(path)
     with tf.io.TFRecordWriter(temporary) as writer:
         for r in results:

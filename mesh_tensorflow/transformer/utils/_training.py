@@ -428,6 +428,8 @@ def training_spec(settings: ProgramSettings, features: Mapping[str, tf.Tensor]) 
         train_op = tf.assign_add(tf.train.get_or_create_global_step(), 1)
     if settings.context is not None:
         with tf.control_dependencies([train_op]):
+            # It reads the step, and after the increment scalars get the number of the step that
+            # made them.
             host_call = _host_call(settings, scalars) if settings.tpu_summaries else None
         return estimator.tpu.TPUEstimatorSpec(
             estimator.ModeKeys.TRAIN,
