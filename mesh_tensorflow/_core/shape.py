@@ -461,6 +461,7 @@ def check_sizes_of_names(what: str, shapes: Iterable[Shape]) -> None:
                     # Without the operation, so that many layers with one mistake warn once.
                     key=f"sizes/{name}/{two}",
                 )
+            # A later shape may match any of the sizes so far, such as one of a kernel's two.
             sizes[name] = before | found
 
 

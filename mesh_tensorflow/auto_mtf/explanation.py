@@ -271,6 +271,7 @@ def explain(
     # One more than is shown, as the layout that is chosen is usually the first of them.
     ranked = _distinct(estimator, alternatives + 1, memory_limit_bytes)
     if layout is None and objective == "time":
+        # The search for the alternatives has found it, too; `api.layout` would search once more.
         layout = ranked[0].layout
     elif layout is None:
         layout = api.layout(mtf_graph, mesh_shape, outputs, objective, memory_limit_bytes, hardware)
@@ -278,6 +279,7 @@ def explain(
     others = [e for e in ranked if e.layout != chosen.layout][:alternatives]
     if memory_limit_bytes is not None and alternatives:  # that would be next if they fitted
         large = _distinct(estimator, alternatives, None)
+        # Those that fit are in `ranked` already.
         others += [e for e in large if e.peak_bytes > memory_limit_bytes]
         others = [e for e in others if e.layout != chosen.layout]
     others.sort(key=lambda e: e.seconds.total)

@@ -167,6 +167,8 @@ class GraphInterface:
             return entries
         if mesh_dimension_to_size is None:
             raise ValueError("partial_layout was given without mesh_dimension_to_size")
+        # Different mesh dimensions split the dimensions of a tensor, so the numbers of parts
+        # multiply.
         parts = 1
         for name in self.get_tensor_mtf_dimension_names(tensor_name):
             if name in partial_layout:
@@ -305,6 +307,7 @@ class GraphInterface:
         contents, live = [], set[str]()
         for born, dead in self.memory_changes(schedule):
             live.update(born)
+            # Before the dead ones leave: an operation has its inputs in memory while it runs.
             contents.append(frozenset(live))
             live.difference_update(dead)
         return contents

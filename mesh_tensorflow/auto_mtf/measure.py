@@ -272,6 +272,8 @@ def _fitted(machine: Hardware, placement: str, runs: int, labels: Sequence[str])
         flops={name: rate / slower for name, rate in machine.flops.items()},
         memory_bandwidth=machine.memory_bandwidth / slower,
         operation_seconds=operation,
+        # A factor of 0 says that bytes made no difference to the times: then they move as in
+        # memory.
         link=Link(1 / per_byte if per_byte else machine.memory_bandwidth, latency),
     )
 

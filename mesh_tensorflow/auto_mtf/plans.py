@@ -507,6 +507,7 @@ class _Search:
             why = f"takes more than {self._within:.3g} times as long as the best"
             return Lost(choice, zero, why)
         missing = least.estimate.peak_bytes - self._limit
+        # Of all families, for the error that is raised if none of them fits.
         if self._nearest is None or least.estimate.peak_bytes < self._nearest[2].peak_bytes:
             self._nearest = (choice, *least)
         why = f"does not fit: {bytes_text(missing)} too many"

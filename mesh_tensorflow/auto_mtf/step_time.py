@@ -270,6 +270,7 @@ class StepEstimator:
         program = self.program(memory_limit_bytes)
         layout = program.next_best()
         if layout is None:
+            # Without a limit there is always a layout: the one without splits.
             raise self.does_not_fit(memory_limit_bytes or 0)
         while layout is not None:
             yield self.estimate(layout)

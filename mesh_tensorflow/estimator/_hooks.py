@@ -299,6 +299,7 @@ class StopAfterBatches(tf.train.SessionRunHook):
 class SummaryWritersHook(tf.train.SessionRunHook):
     """Initializes the writers of tf.compat.v2.summary in a graph, and flushes them at the end."""
 
+    # Where TensorFlow keeps the initializers of writers in a graph; it has no public name for it.
     COLLECTION = "_SUMMARY_WRITER_V2"
 
     def __init__(self) -> None:
@@ -490,6 +491,7 @@ class SaverHook(tf.train.CheckpointSaverHook):
           save_graph_def: whether graph.pbtxt is written.
           **settings: other arguments of a CheckpointSaverHook.
         """
+        # Else TensorFlow's hook would format the graph a second time.
         super().__init__(checkpoint_dir, save_graph_def=False, **settings)
         self._directory = checkpoint_dir if save_graph_def else None
 

@@ -136,6 +136,7 @@ class CompiledProgram:
     @functools.cached_property
     def _program_of_cpus(self) -> jax_export.Exported:
         """The trace in StableHLO, as a function of arguments, keys and variables."""
+        # New values of variables are results, so JAX may treat this as a function without effects.
         call = jax2tf.call_tf(self.trace.function, has_side_effects=False)
         specs = [
             *((spec.sizes, spec.dtype) for spec in self.trace.arguments),
@@ -496,4 +497,5 @@ def _safetensors(arrays: dict[str, np.ndarray], mesh_shape: Shape) -> bytes:
     text = json.dumps(header).encode()
     # The format aligns values by spaces after the header.
     text += b" " * (-len(text) % 8)
+    # The file: the length of the header in eight bytes, the header, the values one after another.
     return len(text).to_bytes(8, "little") + text + b"".join(values)

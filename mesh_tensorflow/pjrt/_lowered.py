@@ -113,6 +113,7 @@ def _groups_along(found: re.Match[str]) -> list[list[int]]:
 def _groups(rest: str, devices: int) -> list[list[int]]:
     """Returns the groups of devices that communicate, from the attributes of an instruction."""
     if found := _RANGE.search(rest):
+        # The devices in their order, cut into rows: [2,3]<=[6] is the groups {0,1,2} and {3,4,5}.
         return _order(found[2]).reshape(_numbers(found[1])).tolist()
     if found := _AXES.search(rest):
         return _groups_along(found)

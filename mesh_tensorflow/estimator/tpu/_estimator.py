@@ -425,6 +425,7 @@ class TPUEstimator(Estimator):
             )
 
     def _params_with(self, mode: str, **values: object) -> Any:
+        # The property returns a copy, so the additions stay out of the caller's hyperparameters.
         params = self.params
         size = self._batch_sizes[mode]
         if size is not None:

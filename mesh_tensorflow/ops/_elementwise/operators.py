@@ -42,6 +42,7 @@ def _power(x: Tensor, y: Union[Tensor, float]) -> Tensor:
     _check_exponent(x, y)
     # mtf.pow takes the logarithm of x, which negative numbers do not have; products do for these.
     if not _whole(y):
+        # These need no logarithm, which is infinite at 0 and makes the gradient NaN there.
         roots = {0.5: mtf.sqrt, -0.5: mtf.rsqrt}
         known = isinstance(y, (int, float, np.number)) and float(y) in roots
         return roots[float(y)](x) if known else mtf.mtf_pow(x, y)
@@ -158,6 +159,7 @@ _OPERATORS = {
     "__pow__": _power,
     "__rpow__": _reflected_power,
     "__matmul__": _matrix_product,
+    # With a Tensor on the left, `__matmul__` is called: this one only refuses what is none.
     "__rmatmul__": _matrix_product,
     # Equality stays that of objects: Tensors are keys of dictionaries.
     "__lt__": _straight("less"),
@@ -178,6 +180,7 @@ _OPERATORS = {
 def bind_operators() -> None:
     """Sets the operators of Tensor."""
     for name, method in _OPERATORS.items():
+        # Else a traceback would call most of them <lambda>.
         method.__name__ = name
         setattr(Tensor, name, method)
 

@@ -562,6 +562,7 @@ class StackedVariable(Variable):
         """Creates a StackedVariable from Variables with equal shapes and dtypes."""
         self._parts = list(vs)
         first = vs[0]
+        # Row i is variable i, as `read_master` stacks and `assign_to_master` unstacks the masters.
         shape = Shape([Dimension("stacked", len(vs))]) + first.stored_shape
         # Without an initializer: its slices are made of the masters of its parts.
         super().__init__(
