@@ -1,4 +1,7 @@
-"""Explanation of a layout: memory over time, time by layer, and the next best layouts."""
+"""Explanation of a layout: memory over time, time by layer, and the next best layouts.
+
+All numbers are estimates, from the costs of operations; the program is not run.
+"""
 
 from __future__ import annotations
 
@@ -294,6 +297,7 @@ def _distinct(
     # Each try excludes a layout, and many in a row may be as fast as the last one that is shown.
     tries = itertools.islice(estimator.fastest(memory_limit_bytes), 1 + count * _TRIES)
     for estimate in tries:
+        # They come fastest first, so the last one that was kept is the nearest.
         if not found or estimate.seconds.total > found[-1].seconds.total * (1 + _NEAR):
             found.append(estimate)
         if len(found) >= count:

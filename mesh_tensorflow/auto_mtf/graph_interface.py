@@ -260,6 +260,7 @@ class GraphInterface:
                 node.input_info.add(preceding_node=place, preceding_port=port)
             for name in self.get_operation_output_names(operation):
                 device = self.get_tensor_device(name)
+                # Where a tensor has no device, TensorFlow may place it on any of these.
                 counts = devices is None or device is None or device in devices
                 node.output_info.add(
                     size=self.get_tensor_size(name) if counts else 0,
@@ -284,6 +285,7 @@ class GraphInterface:
         operations = list(self._operations)
         # An operation that takes a tensor twice is one reader of it.
         inputs = [list(dict.fromkeys(self.get_operation_input_names(name))) for name in operations]
+        # How many operations have still to read each tensor: at 0, it is dead.
         readers = dict.fromkeys(self._tensors, 0)
         for names in inputs:
             for name in names:

@@ -289,6 +289,7 @@ class StepEstimator:
 
     def program(self, memory_limit_bytes: Optional[float] = None) -> FastestLayouts:
         """Returns the integer program that searches for layouts; see `best`."""
+        # A new one for each search, as it leaves out the layouts that it has returned before.
         return FastestLayouts(self._tables, self.memory, memory_limit_bytes)
 
     def least_memory(self) -> Estimate:

@@ -155,6 +155,7 @@ def _add_graph(
                 f"export: serving_input_receiver_fn returned {receiver!r}; it should return a "
                 "ServingInputReceiver"
             )
+        # Only receivers for training and evaluation have labels.
         inputs = Inputs(receiver.features, getattr(receiver, "labels", None), [], True)
         spec = model.spec(inputs, mode)
         signatures = _signatures(spec, receiver, mode)

@@ -113,11 +113,13 @@ class ProgressHook(_LossHook):
         if self._line is None:
             # The first report is after a step, and training may go on from a checkpoint.
             self._line = Progress(self._last_step, "train", stream=self._stream, start=step - 1)
+        # By the difference, as one run of the session may do several steps.
         self._line.update(step - self._line.done, loss=loss)
 
     def _log(self, step: int, loss: float) -> None:
         now = time.monotonic()
         if self._since is None:
+            # The first step has no report before it, from which its rate could be counted.
             self._first, self._since = step, (now, step)
             tf.logging.info("loss = %.7g, step = %d", loss, step)
             return

@@ -1,6 +1,7 @@
 """The lowered form of a program, and the collectives that XLA has put into it.
 
-The partitioner puts them in, so nothing in mtf's own graph tells what is communicated.
+The partitioner puts them in, so nothing in mtf's own graph tells what is communicated: they are
+read from the text of the compiled program. Nothing is run.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""Defines the operators of Tensor."""
+"""Defines the operators of Tensor, such as `+`, `@` and `x[i]`, when `ops` is imported.
+
+Each calls the public function of its operation; what Tensors do not have, such as a length, is an
+error that names what there is instead.
+"""
 
 from __future__ import annotations
 

@@ -691,6 +691,7 @@ def get_variable(
         )
     # Before the look-up, where a second request for a variable is compared with the first one.
     dtype = dtype_in_force(dtype, trainable)
+    # While a pipeline is built, what one stage asks for stands for the variables of all of them.
     if mesh.graph.stages is not None:
         return mesh.graph.stages.variable(
             name,
