@@ -324,6 +324,7 @@ class Shape:
                     f"{other.name}={other.size}"
                 )
             other = [other]
+        # By name and size: of a name that has two sizes, only the one that is given goes.
         removed = set(other)
         return Shape([d for d in self._dims if d not in removed])
 

@@ -328,6 +328,7 @@ class StepEstimator:
           layout: see `estimate`.
         """
         rules = self.estimate(layout).layout
+        # The contents are those of one operation: the first that has the peak.
         in_use = self.memory.in_use(rules, self.space.mesh_sizes)
         return self.memory.contents(int(in_use.argmax()), rules, self.space.mesh_sizes)
 

@@ -106,6 +106,7 @@ class CompiledProgram:
         self.copied = sharding(mesh, None)
         self.arguments = [sharding(mesh, layout) for layout in traced.layouts]
         self.results = [sharding(mesh, layout) for layout in traced.result_layouts]
+        # As variables are stored, which with ZeRO is in smaller parts than they are computed with.
         where = {name: sharding(mesh, v.form.layout) for name, v in traced.variables.items()}
         self.assigned = {name: where[name] for name in traced.assigned}
         self.kept = {name: s for name, s in where.items() if name not in self.assigned}
@@ -292,6 +293,7 @@ class CompiledFunction:
         """
         program, _ = self._program(args, named)
         with all_dtypes():
+            # Of shapes alone: no variable has to be there, nor a device to have it on.
             traced = program.step.trace(*program.abstract())
             # Named, since an abstract mesh has no devices that would tell the platform.
             lowered = traced.lower(lowering_platforms=(jax.default_backend(),))

@@ -96,6 +96,7 @@ class ValueOfVariable:
                 f"variable {self.variable.name!r} is assigned to within a loop of TensorFlow. On "
                 "devices of JAX, carry its value through the loop, and assign after it"
             )
+        # Reads after this take the new tensor; the last one is what the program gives the variable.
         self.value = value
         return value if read_value else value.op
 

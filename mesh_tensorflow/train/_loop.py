@@ -394,7 +394,7 @@ class Loop:
                     f"{', '.join(wrong[:_NAMED])}{', ...' if wrong[_NAMED:] else ''} are not "
                     "numbers, or infinite"
                 )
-            # Then the oldest goes: not before, as the new one might have been removed just now.
+            # Only now, as this removes the oldest: the new one might have been of no use.
             checkpoint_files.record(path, self.keep)
             self.run.checkpoint = path
             self._saved = self.run.step

@@ -403,6 +403,7 @@ class TPUEstimator(Estimator):
     def _exported_model(self) -> Model:
         """Returns the model for one device, to be exported as a SavedModel."""
         other = copy.copy(self)
+        # A new dictionary: that of the copy is still this estimator's own.
         other._use_tpu = dict.fromkeys(self._use_tpu, False)
         return other._model()
 

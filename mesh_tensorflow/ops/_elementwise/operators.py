@@ -56,6 +56,7 @@ def _power(x: Tensor, y: Union[Tensor, float]) -> Tensor:
             f"{tensors_text([x])} ** {y} is no integer. Write mtf.to_float(x) ** {y}"
         )
     result = None
+    # x ** n is the product of x ** (2 ** k) over the bits k that are set in n.
     while left:
         if left % 2:
             result = x if result is None else result * x

@@ -199,6 +199,7 @@ class ConcatOperation(Operation):
     def gradient(self, grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Tensor]:
         """Splits dy into the sizes of the inputs."""
         dy = gradient_of_output(grad_ys)
+        # y is x1, x2, ... in a row, so dx1, dx2, ... are dy cut at the same places.
         return split(dy, self.outputs[0].shape[self._axis], self._input_sizes)
 
     def lower(self, lowering: mtf.Lowering) -> None:
