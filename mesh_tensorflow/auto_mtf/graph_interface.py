@@ -260,8 +260,8 @@ class GraphInterface:
                 node.input_info.add(preceding_node=place, preceding_port=port)
             for name in self.get_operation_output_names(operation):
                 device = self.get_tensor_device(name)
-                # Tensors of an mtf.Graph have the device None, and all count. In a tf.Graph, "" is a
-                # device like others, which may be among these.
+                # Tensors of an mtf.Graph have the device None, and all count. In a tf.Graph, "" is
+                # a device like others, which may be among these.
                 counts = devices is None or device is None or device in devices
                 node.output_info.add(
                     size=self.get_tensor_size(name) if counts else 0,
