@@ -324,6 +324,7 @@ class Shape:
                     f"{other.name}={other.size}"
                 )
             other = [other]
+        # By name and size: of a name that has two sizes, only the one that is given goes.
         removed = set(other)
         return Shape([d for d in self._dims if d not in removed])
 
@@ -461,6 +462,7 @@ def check_sizes_of_names(what: str, shapes: Iterable[Shape]) -> None:
                     # Without the operation, so that many layers with one mistake warn once.
                     key=f"sizes/{name}/{two}",
                 )
+            # A later shape may match any of the sizes so far, such as one of a kernel's two.
             sizes[name] = before | found
 
 

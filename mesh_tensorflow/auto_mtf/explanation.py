@@ -1,4 +1,7 @@
-"""Explanation of a layout: memory over time, time by layer, and the next best layouts."""
+"""Explanation of a layout: memory over time, time by layer, and the next best layouts.
+
+All numbers are estimates, from the costs of operations; the program is not run.
+"""
 
 from __future__ import annotations
 
@@ -271,6 +274,7 @@ def explain(
     # One more than is shown, as the layout that is chosen is usually the first of them.
     ranked = _distinct(estimator, alternatives + 1, memory_limit_bytes)
     if layout is None and objective == "time":
+        # The search for the alternatives has found it, too; `api.layout` would search once more.
         layout = ranked[0].layout
     elif layout is None:
         layout = api.layout(mtf_graph, mesh_shape, outputs, objective, memory_limit_bytes, hardware)
@@ -278,6 +282,7 @@ def explain(
     others = [e for e in ranked if e.layout != chosen.layout][:alternatives]
     if memory_limit_bytes is not None and alternatives:  # that would be next if they fitted
         large = _distinct(estimator, alternatives, None)
+        # Those that fit are in `ranked` already.
         others += [e for e in large if e.peak_bytes > memory_limit_bytes]
         others = [e for e in others if e.layout != chosen.layout]
     others.sort(key=lambda e: e.seconds.total)
@@ -292,6 +297,7 @@ def _distinct(
     # Each try excludes a layout, and many in a row may be as fast as the last one that is shown.
     tries = itertools.islice(estimator.fastest(memory_limit_bytes), 1 + count * _TRIES)
     for estimate in tries:
+        # They come fastest first, so the last one that was kept is the nearest.
         if not found or estimate.seconds.total > found[-1].seconds.total * (1 + _NEAR):
             found.append(estimate)
         if len(found) >= count:

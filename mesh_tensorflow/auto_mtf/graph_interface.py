@@ -167,6 +167,8 @@ class GraphInterface:
             return entries
         if mesh_dimension_to_size is None:
             raise ValueError("partial_layout was given without mesh_dimension_to_size")
+        # Different mesh dimensions split the dimensions of a tensor, so the numbers of parts
+        # multiply.
         parts = 1
         for name in self.get_tensor_mtf_dimension_names(tensor_name):
             if name in partial_layout:
@@ -258,6 +260,8 @@ class GraphInterface:
                 node.input_info.add(preceding_node=place, preceding_port=port)
             for name in self.get_operation_output_names(operation):
                 device = self.get_tensor_device(name)
+                # Tensors of an mtf.Graph have the device None, and all count. In a tf.Graph, "" is
+                # a device like others, which may be among these.
                 counts = devices is None or device is None or device in devices
                 node.output_info.add(
                     size=self.get_tensor_size(name) if counts else 0,
@@ -282,6 +286,7 @@ class GraphInterface:
         operations = list(self._operations)
         # An operation that takes a tensor twice is one reader of it.
         inputs = [list(dict.fromkeys(self.get_operation_input_names(name))) for name in operations]
+        # How many operations have still to read each tensor: at 0, it is dead.
         readers = dict.fromkeys(self._tensors, 0)
         for names in inputs:
             for name in names:
@@ -305,6 +310,7 @@ class GraphInterface:
         contents, live = [], set[str]()
         for born, dead in self.memory_changes(schedule):
             live.update(born)
+            # Before the dead ones leave: an operation has its inputs in memory while it runs.
             contents.append(frozenset(live))
             live.difference_update(dead)
         return contents

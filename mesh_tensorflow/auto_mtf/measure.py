@@ -261,6 +261,7 @@ def _fitted(machine: Hardware, placement: str, runs: int, labels: Sequence[str])
                 step_time.StepEstimator(program.graph, _MESH, program.outputs, hardware)
                 for hardware in _unit_hardware(machine)
             ]
+        # One row for each layout, with a column for each of the four factors.
         rows += [[e.estimate(layout).seconds.total for e in estimators] for layout in _LAYOUTS]
     # Minimize relative errors, so that the smaller program counts as much as the larger one.
     columns, target = np.array(rows) / np.array(measured)[:, None], np.ones(len(measured))
@@ -272,6 +273,8 @@ def _fitted(machine: Hardware, placement: str, runs: int, labels: Sequence[str])
         flops={name: rate / slower for name, rate in machine.flops.items()},
         memory_bandwidth=machine.memory_bandwidth / slower,
         operation_seconds=operation,
+        # A factor of 0 says that bytes made no difference to the times: then they move as in
+        # memory.
         link=Link(1 / per_byte if per_byte else machine.memory_bandwidth, latency),
     )
 
@@ -329,6 +332,7 @@ def measure_machine(
         {kind: rate / share for kind, rate in rates.items()},
         bandwidth,
         os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / share,
+        # Until one is fitted; each of the profiles that are fitted has a link of its own.
         Link(bandwidth, 0.0),
         one_memory=shared,
         source=f"measured, {os.cpu_count()} CPUs, TensorFlow {tf.__version__}, {placement}",

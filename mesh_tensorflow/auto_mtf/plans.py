@@ -1,4 +1,7 @@
-"""plan: searches over programs, meshes, layouts and ways to store variables."""
+"""plan: searches over programs, meshes, layouts and ways to store variables.
+
+It has each program built, and estimates it; none is lowered or run.
+"""
 
 from __future__ import annotations
 
@@ -285,6 +288,7 @@ def plan_of(choice: Choice, estimator: StepEstimator, estimate: Estimate) -> Pla
         over = ", ".join(estimator.mesh_shape[axis].name for axis in one.mesh_axes)
         name = f"{_NAMES.get(one.kind, one.kind)} over {over}"
         communication[name] = communication.get(name, 0.0) + sent.seconds
+    # bubble = (K - 1) / (M * R + K - 1), of K stages, M microbatches and R repeats.
     schedule = PipelineSchedule(choice.stages, choice.microbatches, choice.repeats)
     in_stages = recomputed = 0.0
     # Without the stored layout: what is stored in parts concerns updates, which are in no stage.
@@ -293,6 +297,7 @@ def plan_of(choice: Choice, estimator: StepEstimator, estimate: Estimate) -> Pla
     updates = estimator.parts.updates.weight_of
     for op in estimator.parts.graph.operations:
         staged = choice.stages > 1 and op not in updates and _is_staged(op)
+        # What is computed again is a copy, and knows the operation that it is a copy of.
         again = op.original is not None
         if staged or again:
             # Without communication: both numbers are told as parts of the time of computing.
@@ -491,6 +496,7 @@ class _Search:
             if least_seconds >= most:
                 continue
             better = estimator.faster_than(most, self._limit)
+            # It was asked for less than what is found so far takes, so it is the better one.
             found = found if better is None else _Found(estimator, better)
         if found is not None:
             self._keep(choice, zero, found)
@@ -507,6 +513,7 @@ class _Search:
             why = f"takes more than {self._within:.3g} times as long as the best"
             return Lost(choice, zero, why)
         missing = least.estimate.peak_bytes - self._limit
+        # Of all families, for the error that is raised if none of them fits.
         if self._nearest is None or least.estimate.peak_bytes < self._nearest[2].peak_bytes:
             self._nearest = (choice, *least)
         why = f"does not fit: {bytes_text(missing)} too many"

@@ -270,6 +270,7 @@ class StepEstimator:
         program = self.program(memory_limit_bytes)
         layout = program.next_best()
         if layout is None:
+            # Without a limit there is always a layout: the one without splits.
             raise self.does_not_fit(memory_limit_bytes or 0)
         while layout is not None:
             yield self.estimate(layout)
@@ -288,6 +289,7 @@ class StepEstimator:
 
     def program(self, memory_limit_bytes: Optional[float] = None) -> FastestLayouts:
         """Returns the integer program that searches for layouts; see `best`."""
+        # A new one for each search, as it leaves out the layouts that it has returned before.
         return FastestLayouts(self._tables, self.memory, memory_limit_bytes)
 
     def least_memory(self) -> Estimate:
@@ -326,6 +328,7 @@ class StepEstimator:
           layout: see `estimate`.
         """
         rules = self.estimate(layout).layout
+        # The contents are those of one operation: the first that has the peak.
         in_use = self.memory.in_use(rules, self.space.mesh_sizes)
         return self.memory.contents(int(in_use.argmax()), rules, self.space.mesh_sizes)
 

@@ -240,6 +240,7 @@ class Estimator:
         hooks = check_hooks(hooks, "hooks")
         kind = tf.train.CheckpointSaverListener
         listeners = check_hooks(saving_listeners, "saving_listeners", kind)
+        # From the checkpoint and not from a graph: for a training that is done, none is built.
         start = load_global_step(self._model_dir)
         if max_steps is not None and max_steps <= start:
             tf.logging.info("Skipping training: step %d has been reached and saved.", max_steps)
@@ -608,6 +609,7 @@ def train_and_evaluate(
             )
     config = estimator.config
     several = config.num_worker_replicas + config.num_ps_replicas > 1
+    # Within `run_cluster`, the other processes serve this one, which trains and evaluates alone.
     if config.task_type == "evaluator" or (several and not in_cluster()):
         raise ValueError(
             f"train_and_evaluate runs in one process, but TF_CONFIG makes this {config.task_type} "

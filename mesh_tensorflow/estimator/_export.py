@@ -155,10 +155,12 @@ def _add_graph(
                 f"export: serving_input_receiver_fn returned {receiver!r}; it should return a "
                 "ServingInputReceiver"
             )
+        # Only receivers for training and evaluation have labels.
         inputs = Inputs(receiver.features, getattr(receiver, "labels", None), [], True)
         spec = model.spec(inputs, mode)
         signatures = _signatures(spec, receiver, mode)
         main_op = _main_op(spec, mode)
+        # Made last, since a Saver saves the variables that are there when it is made.
         saver = spec.scaffold.saver or tf.train.Saver(sharded=True)
         with tf.Session(config=model.config.effective_session_config) as session:
             saver.restore(session, readable(path))
@@ -203,6 +205,7 @@ def _signatures(spec: EstimatorSpec, receiver: ServingInputReceiver, mode: str) 
     alternatives = receiver.receiver_tensors_alternatives or {}
     for name, output in (spec.export_outputs or {}).items():
         for other, tensors in [(None, receiver.receiver_tensors), *alternatives.items()]:
+            # The names that tf.estimator's exports have for signatures of further receivers.
             key = name if other is None else f"{other}:{name}"
             try:
                 made[key] = output.as_signature_def(tensors)
@@ -444,6 +447,7 @@ class BestExporter(_SavedModelExporter):
         # Without the directory, nothing was exported: this one is, whatever came before.
         if not self._has_looked and self._pattern and tf.io.gfile.exists(path):
             self._best = self._best_before(estimator, int(metrics["global_step"]))
+        # Once: after that, `_best` has what is to be beaten.
         self._has_looked = True
         better = self._best is None or self._compare_fn(
             best_eval_result=self._best, current_eval_result=metrics

@@ -113,11 +113,13 @@ class ProgressHook(_LossHook):
         if self._line is None:
             # The first report is after a step, and training may go on from a checkpoint.
             self._line = Progress(self._last_step, "train", stream=self._stream, start=step - 1)
+        # By the difference, as one run of the session may do several steps.
         self._line.update(step - self._line.done, loss=loss)
 
     def _log(self, step: int, loss: float) -> None:
         now = time.monotonic()
         if self._since is None:
+            # The first step has no report before it, from which its rate could be counted.
             self._first, self._since = step, (now, step)
             tf.logging.info("loss = %.7g, step = %d", loss, step)
             return
@@ -299,6 +301,7 @@ class StopAfterBatches(tf.train.SessionRunHook):
 class SummaryWritersHook(tf.train.SessionRunHook):
     """Initializes the writers of tf.compat.v2.summary in a graph, and flushes them at the end."""
 
+    # Where TensorFlow keeps the initializers of writers in a graph; it has no public name for it.
     COLLECTION = "_SUMMARY_WRITER_V2"
 
     def __init__(self) -> None:
@@ -490,6 +493,7 @@ class SaverHook(tf.train.CheckpointSaverHook):
           save_graph_def: whether graph.pbtxt is written.
           **settings: other arguments of a CheckpointSaverHook.
         """
+        # Else TensorFlow's hook would format the graph a second time.
         super().__init__(checkpoint_dir, save_graph_def=False, **settings)
         self._directory = checkpoint_dir if save_graph_def else None
 

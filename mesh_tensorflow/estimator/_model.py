@@ -203,6 +203,7 @@ def with_latest(
     while True:
         try:
             return use(path), path
+        # Any error: what a missing file leads to depends on what reads it, and where it is.
         except Exception:
             if latest_of is None or path is None or checkpoint_files.exists(path):
                 raise
@@ -236,6 +237,7 @@ def has_other_source(scaffold: tf.train.Scaffold) -> bool:
         before = {*(x.op for x in op.inputs), *op.control_inputs} - seen
         seen |= before
         todo += before
+    # A model without weights computes the same, whether it was trained or not.
     return not tf.trainable_variables()
 
 
@@ -727,6 +729,7 @@ class RestoringSessionCreator(tf.train.SessionCreator):
 
     def create_session(self) -> tf.Session:
         """Creates a session with the values of the checkpoint."""
+        # The path is kept, as results are reported for the checkpoint that they were computed with.
         session, self.path = with_latest(
             self.path, self._latest_of, lambda path: self._restoring(path).create_session()
         )

@@ -111,6 +111,7 @@ def _one_of_many(
 ) -> Cluster:
     """Returns the cluster of several jobs, with what is the same for a process that is alone."""
     jobs = spec.as_dict()
+    # An older name of the chief's job, which the clusters of old scripts have.
     chief_job = TaskType.MASTER if TaskType.MASTER in jobs else TaskType.CHIEF
     if len(jobs.get(chief_job, [])) != 1:
         raise ValueError(
@@ -129,6 +130,8 @@ def _one_of_many(
             num_worker_replicas=0,
             global_id_in_cluster=None,
         )
+    # Ids count in the order of tf.estimator: the chief, workers, other jobs by name, and parameter
+    # servers.
     order = [chief_job, *sorted({TaskType.MASTER, TaskType.CHIEF, TaskType.WORKER} - {chief_job})]
     order += [job for job in sorted(jobs) if job not in [*order, TaskType.PS]] + [TaskType.PS]
     before = sum(len(jobs.get(job, [])) for job in order[: order.index(task_type)])
@@ -476,6 +479,7 @@ def _saving(steps: Optional[int], secs: Optional[float]) -> dict[str, Any]:
             f"RunConfig: save_checkpoints_steps is {steps!r} and save_checkpoints_secs is "
             f"{secs!r}: give one of them"
         )
+    # One that is given turns the other off; if it is given as None, nothing is saved.
     if steps is UNSET and secs is UNSET:
         return {"save_checkpoints_steps": None, "save_checkpoints_secs": _DEFAULT_SAVE_SECS}
     return {

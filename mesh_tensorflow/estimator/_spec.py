@@ -188,6 +188,7 @@ class PredictOutput(ExportOutput):
         )
 
 
+# Names of TensorFlow's, which it has in no public module.
 _METHODS = {
     ModeKeys.EVAL: "tensorflow/supervised/eval",
     ModeKeys.TRAIN: "tensorflow/supervised/training",
@@ -280,6 +281,7 @@ def complete_export_outputs(
             )
     outputs = dict(outputs)
     if len(outputs) == 1:
+        # Under both names, as a request that names no signature is for the default.
         outputs[DEFAULT_SIGNATURE] = next(iter(outputs.values()))
     elif DEFAULT_SIGNATURE not in outputs:
         raise ValueError(
@@ -292,6 +294,7 @@ def complete_export_outputs(
 # -- the spec
 
 
+# A class of its own, since the body of a NamedTuple may not define the `__new__` that checks.
 class _Fields(NamedTuple):
     mode: str
     predictions: Any

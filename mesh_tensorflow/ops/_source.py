@@ -317,6 +317,7 @@ def _anonymous_if_none(tf_tensor: tf.Tensor, shape: Optional[ShapeLike]) -> Shap
             "known before it runs: give its shape, mtf.import_tf_tensor(mesh, x, shape)"
         )
     sizes = tf_tensor.shape.as_list()
+    # The names make a Shape of the sizes, and are replaced; without them, equal sizes would repeat.
     return anonymous_shape(Shape([Dimension(f"d{i}", s) for i, s in enumerate(sizes)]))
 
 
@@ -445,6 +446,7 @@ def import_laid_out_tensor(
 
 def coordinate_along(mesh_impl: MeshImpl, dim: Dimension) -> list[Any]:
     """Returns [the laid-out number of each processor's part of a dimension]; [] if it is whole."""
+    # A list, to be passed on with a star: where the dimension is whole, there is no argument.
     axis = mesh_impl.splitting_axis(dim)
     return [] if axis is None else [mesh_impl.laid_out_pcoord(axis)]
 

@@ -106,6 +106,7 @@ class CompiledProgram:
         self.copied = sharding(mesh, None)
         self.arguments = [sharding(mesh, layout) for layout in traced.layouts]
         self.results = [sharding(mesh, layout) for layout in traced.result_layouts]
+        # As variables are stored, which with ZeRO is in smaller parts than they are computed with.
         where = {name: sharding(mesh, v.form.layout) for name, v in traced.variables.items()}
         self.assigned = {name: where[name] for name in traced.assigned}
         self.kept = {name: s for name, s in where.items() if name not in self.assigned}
@@ -136,6 +137,7 @@ class CompiledProgram:
     @functools.cached_property
     def _program_of_cpus(self) -> jax_export.Exported:
         """The trace in StableHLO, as a function of arguments, keys and variables."""
+        # New values of variables are results, so JAX may treat this as a function without effects.
         call = jax2tf.call_tf(self.trace.function, has_side_effects=False)
         specs = [
             *((spec.sizes, spec.dtype) for spec in self.trace.arguments),
@@ -291,6 +293,7 @@ class CompiledFunction:
         """
         program, _ = self._program(args, named)
         with all_dtypes():
+            # Of shapes alone: no variable has to be there, nor a device to have it on.
             traced = program.step.trace(*program.abstract())
             # Named, since an abstract mesh has no devices that would tell the platform.
             lowered = traced.lower(lowering_platforms=(jax.default_backend(),))
@@ -496,4 +499,5 @@ def _safetensors(arrays: dict[str, np.ndarray], mesh_shape: Shape) -> bytes:
     text = json.dumps(header).encode()
     # The format aligns values by spaces after the header.
     text += b" " * (-len(text) % 8)
+    # The file: the length of the header in eight bytes, the header, the values one after another.
     return len(text).to_bytes(8, "little") + text + b"".join(values)

@@ -82,6 +82,7 @@ class SessionVariable(ValueOfVariable):
         if not self._is_outside:
             return self.value
         value = self._called(self._get, [], self.dtype)
+        # TensorFlow knows no shape of what a function of Python returns.
         value.set_shape(self.shape)
         return value
 
@@ -102,6 +103,8 @@ class SessionVariable(ValueOfVariable):
         return super().assign(value, read_value)
 
     def _is_of_program(self, graph: tf.Graph) -> bool:
+        # `first` is of the session's graph here, and so does not tell the program. The body of a
+        # loop has the program itself as its outer graph.
         return getattr(graph, "outer_graph", None) is self._outside
 
     def _get(self) -> np.ndarray:
@@ -127,6 +130,7 @@ _RAW: dict[str, Callable[..., tf.Operation]] = {
     "AssignSubVariableOp": tf.raw_ops.AssignSubVariableOp,
 }
 _KNOWN = {*_RAW, "ReadVariableOp"}
+# They change nothing, so their place among the assignments does not matter.
 _HARMLESS = {"VarIsInitializedOp", "VariableShape"}
 
 
@@ -201,10 +205,13 @@ def cut(
         is used in a way that has no place outside of the program.
     """
     graph = concrete.graph
+    # The inputs of a concrete function are its arguments, and after them what it captures.
     own = graph.inputs[: len(inputs)]
     outer = {x.ref(): y for x, y in zip(own, inputs)}
     # What it is given and what it captures is both there before the program begins.
     outer.update({inner.ref(): y for y, inner in graph.captures})
+    # Placeholders of variables are captured like what the session gives, but their values are
+    # arrays on the devices.
     firsts = {v.first.ref(): name for name, v in variables.items()}
     # A variable whose value is still its placeholder was only read.
     assigned = [name for name, v in variables.items() if v.value is not v.first]
@@ -401,11 +408,15 @@ def in_session(
         made_outside = tf.variable_creator_scope(_made_outside)
         with annotating(building), steps.in_program(), made_outside:
             results = computation(*arguments)
+        # Only tensors leave a function. The structure that they are in, and which are operations,
+        # leave it by this list.
         structure.append(results)
         return [_as_tensor(y) for y in tf.nest.flatten(results)]
 
     tensors = [tf.convert_to_tensor(x) for x in inputs]
     specs = [tf2.TensorSpec(x.shape, x.dtype) for x in tensors]
+    # On the session's graph, where `_made_outside` makes variables: the program then knows a global
+    # step as soon as it is made.
     with tf.variable_creator_scope(steps.made):
         concrete = tf2.function(traced, autograph=False).get_concrete_function(*specs)
     part = cut(concrete, tensors, building.variables)
@@ -488,6 +499,8 @@ class _SessionProgram:
         """Returns the results, as tensors of the session's graph."""
         part = self._part
         with tf.device("/cpu:0"):
+            # One operation for all results: whichever of them a session fetches, a step is done
+            # once.
             made = tf.py_function(self._run, part.given, [y.dtype for y in part.computed])
         made = [made] if isinstance(made, tf.Tensor) else list(made)
         for result, y in zip(made, part.computed):
@@ -551,11 +564,13 @@ def _description(
     }
     return Description(
         mesh=[(d.name, d.size) for d in impl.shape],
+        # By number, as another process has objects of its own for the same devices.
         devices=None if devices is None else [device.id for device in devices],
         arguments=[x.name for x in part.arguments],
         layouts=[axes(building.layout(x)) for x in part.arguments],
         variables=variables,
         fetches=[y.name for y in [*part.computed, *part.new]],
+        # Of results alone: the new value of a variable is laid out as the variable is.
         result_layouts=[axes(building.layout(y)) for y in part.computed],
         assigned=part.assigned,
     )

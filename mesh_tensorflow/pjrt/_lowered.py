@@ -1,6 +1,7 @@
 """The lowered form of a program, and the collectives that XLA has put into it.
 
-The partitioner puts them in, so nothing in mtf's own graph tells what is communicated.
+The partitioner puts them in, so nothing in mtf's own graph tells what is communicated: they are
+read from the text of the compiled program. Nothing is run.
 """
 
 from __future__ import annotations
@@ -113,6 +114,7 @@ def _groups_along(found: re.Match[str]) -> list[list[int]]:
 def _groups(rest: str, devices: int) -> list[list[int]]:
     """Returns the groups of devices that communicate, from the attributes of an instruction."""
     if found := _RANGE.search(rest):
+        # The devices in their order, cut into rows: [2,3]<=[6] is the groups {0,1,2} and {3,4,5}.
         return _order(found[2]).reshape(_numbers(found[1])).tolist()
     if found := _AXES.search(rest):
         return _groups_along(found)

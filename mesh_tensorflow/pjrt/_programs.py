@@ -235,6 +235,7 @@ def _own_parts(array: jax.Array) -> list[tuple[list[int], np.ndarray]]:
       array: an array; what is there in several processes counts as that of the first.
     """
     return [
+        # Where a dimension is whole, JAX gives the range slice(None), without a start.
         ([part.start or 0 for part in shard.index], np.asarray(shard.data))
         for shard in array.addressable_shards
         if shard.replica_id == 0
@@ -332,8 +333,10 @@ class Executor:
             for name, number, key, dtype in variables
             for part in parts_to_write(self.programs[number].current(key), name, tf.as_dtype(dtype))
         ]
+        # All that this process has may be copies of parts that others write.
         if not parts:
             return _NOTHING
+        # A file for each process, as no two may write to one; the first process joins them.
         path = f"{prefix}-{jax.process_index()}-of-{jax.process_count()}"
         write_parts(path, parts)
         return path, ()
@@ -458,6 +461,8 @@ class Programs:
           name: its name.
         """
         with self._lock:
+            # The lock is held until all parts are here: a step of another thread would take the
+            # array's memory.
             array = self._executor.programs[number].current(name)
             # Then this process has all of it, and no other is asked.
             if array.is_fully_addressable or array.is_fully_replicated:
@@ -500,6 +505,7 @@ class Programs:
           variables: the variables, by name in files.
         """
         found = [Faults(*values) for values in self._do_with_files("faults", path, variables)]
+        # In the order of the answers: that of this process, then those of the others.
         peers = [] if self._peers is None else [self._peers.me, *self._peers.peers]
         reasons = [f"{peer}: {f.why}" for peer, f in zip(peers, found) if f.damaged]
         return Faults(
@@ -522,6 +528,7 @@ class Programs:
         def named() -> Answer:
             try:
                 return self._executor.do(message)
+            # As failures of the other processes are told, with the name of the process.
             except OSError as error:
                 if self._peers is None:
                     raise

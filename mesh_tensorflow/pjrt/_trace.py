@@ -96,6 +96,7 @@ class ValueOfVariable:
                 f"variable {self.variable.name!r} is assigned to within a loop of TensorFlow. On "
                 "devices of JAX, carry its value through the loop, and assign after it"
             )
+        # Reads after this take the new tensor; the last one is what the program gives the variable.
         self.value = value
         return value if read_value else value.op
 
@@ -263,6 +264,8 @@ class _Made:
         flat = [_as_tensor(value) for value in tf2.nest.flatten(returned)]
         self.results = [value for value in flat if value is not None]
         numbers = iter(range(len(self.results)))
+        # A number stands for each tensor. A call puts the array that the step returned in its
+        # place.
         self.structure = tf2.nest.pack_sequence_as(
             returned, [None if value is None else next(numbers) for value in flat]
         )
@@ -270,6 +273,7 @@ class _Made:
         # By identity: a program that only reads a variable returns nothing for it, and its memory
         # is not given away.
         self.assigned = [name for name, v in variables.items() if v.value is not v.first]
+        # In the order in which the function of a Trace takes its values.
         self.feeds = [*inputs, *building.keys, *(v.first for v in variables.values())]
         fetches = [*self.results, *(variables[name].value for name in self.assigned)]
         # An identity of each, since an argument that is returned cannot be fed as well.

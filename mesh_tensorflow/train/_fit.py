@@ -318,6 +318,7 @@ def fit(
     check_seed(seed)
     model = Model(model_fn, optimizer, learning_rate, clip_norm, microbatches, average, precision)
     mesh = Given(mesh_shape, layout, devices, simd, mesh_impl, variable_layout, zero, zero_axis)
+    # Before the data, as it says which rows of each batch this process reads.
     placing = placing_of(mesh)
     _check_several(placing, average, seed)
     features, source = _features_and_source(data, dims, placing, shuffle, seed)
@@ -333,6 +334,7 @@ def fit(
             "only a step function, without an optimizer, can have",
             {} if store is None else {"store": store},
         )
+        # Another function, with the precision and the averages that the weights are trained with.
         eval_model = model if eval_fn is None else dataclasses.replace(model, fn=eval_fn)
         engine = SessionEngine(model, eval_model, placing, features, seed)
     cluster = placing.cluster
@@ -425,6 +427,7 @@ def _features_and_source(
         first = next(iter(data), None)
         if iter(data) is data and first is not None:  # an iterator gives it only once
             data = itertools.chain([first], data)
+        # What a dictionary of arrays gives first is a name, and no batch.
         features = Features.of_batch(data if isinstance(data, Mapping) else first)
     else:
         features = Features.of_batch(data)
@@ -441,6 +444,7 @@ def _prepare(
         if last is None:
             engine.prepare(batch, None, initial)
         else:
+            # A run that goes on has weights of its own, so initial ones have no effect.
             engine.prepare(batch, last.path, None)
     except (CheckpointError, tf.errors.OpError) as e:
         # A file is read through only after a failure, of which it need not be the reason.
@@ -469,6 +473,8 @@ def _run(loop: Loop, resume: Resume, initial: Optional[Initial]) -> Result:
     if run.directory is not None and loop.saves and not done:
         # Told before the first step, not at the first checkpoint, when those until then are lost.
         checkpoint_files.check_writable(run.directory, "fit: directory")
+    # From the batch after the last step that is done, so that a resumed run sees each batch once,
+    # like an uninterrupted one.
     batches = loop.source.training(0 if done else run.step)
     first = next(batches, None)
     if first is None:

@@ -212,6 +212,7 @@ def _last_good(directory: str, there: list[str]) -> Optional[Found]:
 
 def _step_of(path: str) -> int:
     """Returns the number of steps that are done in a checkpoint."""
+    # With no variables to compare, it still reads the index and looks for all files.
     check_checkpoint(path, {})
     reader = checkpoint_files.open_reader(path)
     if not reader.has_tensor(_STEP):

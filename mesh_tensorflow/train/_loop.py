@@ -227,6 +227,7 @@ class Loop:
         run = self.run
         # The checkpoint that a run goes on from is not written again if no step follows.
         self._saved = run.step if run.checkpoint else None
+        # Before callbacks begin, any of which may look at the variables then.
         run.reads(self.engine.values)
         begun: list[Callback] = []
         try:
@@ -256,6 +257,8 @@ class Loop:
             for callback in begun:
                 callback.on_end(run)
         if signals.received is not None:
+            # The others are waited for here: the exit of a process does not do so after an error,
+            # as below.
             self.engine.finish()
             self.say(self._how_to_go_on(signals.name))
             # Only now, as the checkpoint is there and callbacks are closed.
@@ -391,9 +394,8 @@ class Loop:
                     f"{', '.join(wrong[:_NAMED])}{', ...' if wrong[_NAMED:] else ''} are not "
                     "numbers, or infinite"
                 )
-            checkpoint_files.record(
-                path, self.keep
-            )  # and the oldest goes, now that there is a newer one
+            # Only now, as this removes the oldest: the new one might have been of no use.
+            checkpoint_files.record(path, self.keep)
             self.run.checkpoint = path
             self._saved = self.run.step
             self.call("on_checkpoint", self.run.checkpoint)

@@ -45,6 +45,7 @@ class Output:
     def mean(self) -> mtf.Tensor:
         """Returns the mean over the batch, a scalar Tensor."""
         if self.weight is not None:
+            # mean = sum / weight; the weight may be a count, of an integer dtype.
             return mtf.divide(self.value, mtf.cast(self.weight, self.value.dtype))
         return self.value if not len(self.value.shape) else mtf.reduce_mean(self.value)
 
@@ -341,6 +342,7 @@ class Model:
         outputs = self._outputs(features, mesh, arguments, True)
         _check_variables(graph)
         weights = [v.value for v in graph.trainable_variables]
+        # Of the mean in each form of a loss: those of a sum would grow with the batch.
         return outputs, mtf.gradients([outputs["loss"].mean()], weights)
 
     def _updates(

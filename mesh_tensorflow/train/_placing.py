@@ -129,6 +129,8 @@ class Agreement:
                 )
                 for name in (_LAST, _SIGNAL, _SAVED)
             }
+            # Fed, as an operation for each new value would extend the graph in every session that
+            # has it.
             self._fed = tf.placeholder(tf.int64, [])
             self._sets = {n: v.assign(self._fed, read_value=False) for n, v in known.items()}
             self._reads = {name: v.read_value() for name, v in known.items()}
@@ -136,6 +138,8 @@ class Agreement:
     def reset(self, session: tf.Session) -> None:
         """Makes a run begin; in the chief, before the others read what it decides."""
         if self._cluster.processes.is_chief:
+            # -1 is the number of no step: 0 would look saved to a run that ends before its first
+            # step.
             for name, value in ((_SIGNAL, 0), (_LAST, _NEVER), (_SAVED, -1)):
                 session.run(self._sets[name], {self._fed: value})
 
@@ -306,6 +310,7 @@ class Placing:
         if self.cluster is None or axis is None:
             return Part()
         parts, per_process = self.shape[axis].size, self.cluster.per_process
+        # For each processor, the number of the part of the batch that it computes with.
         along = [pnum_to_processor_coordinates(self.shape, n)[axis] for n in range(self.shape.size)]
         spans = [along[i : i + per_process] for i in range(0, len(along), per_process)]
         # The smallest parts that hold the rows of each process. All have parts of one size: what

@@ -324,6 +324,7 @@ def _use(
 
     # A function, as with several processes of JAX the first one alone calls it.
     def main() -> Any:
+        # Nothing is trained: each use runs the second, the model of evaluations.
         engine = SessionEngine(model, model, placing, features, seed)
         try:
             with opened_initial(directory, what=f"{called}: directory") as initial:

@@ -73,6 +73,7 @@ class Run:
         Args:
           reason: what the result and the log say, such as "no improvement".
         """
+        # The first reason stays, as it is the one that ended the run.
         self.stopped = self.stopped or reason
 
 
@@ -175,6 +176,8 @@ class EarlyStopping(Callback):
         known = _read_json(_state_path(run)).get(self._key, []) if run.step else []
         for step, value in known:
             if step <= run.step:  # the others came after the checkpoint
+                # Judged anew and not restored, as `patience` or `min_delta` may have been changed
+                # since.
                 self._judge(run, step, value)
 
     def on_evaluation(self, run: Run, values: Mapping[str, float]) -> None:

@@ -230,6 +230,8 @@ class ReplicaContext:
           num_replicas: the number of processors.
         """
         self.num_replicas = num_replicas
+        # The sizes along the coordinates of a TPU's topology, of which a row of processors needs
+        # one.
         self.device_assignment = _DeviceAssignment(_Topology((num_replicas, 1, 1)), num_replicas)
 
     def tpu_host_placement_function(self, host_id: int = 0) -> str:

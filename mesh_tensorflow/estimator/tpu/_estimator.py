@@ -403,6 +403,7 @@ class TPUEstimator(Estimator):
     def _exported_model(self) -> Model:
         """Returns the model for one device, to be exported as a SavedModel."""
         other = copy.copy(self)
+        # A new dictionary: that of the copy is still this estimator's own.
         other._use_tpu = dict.fromkeys(self._use_tpu, False)
         return other._model()
 
@@ -425,6 +426,7 @@ class TPUEstimator(Estimator):
             )
 
     def _params_with(self, mode: str, **values: object) -> Any:
+        # The property returns a copy, so the additions stay out of the caller's hyperparameters.
         params = self.params
         size = self._batch_sizes[mode]
         if size is not None:

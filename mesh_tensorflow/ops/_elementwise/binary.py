@@ -398,6 +398,8 @@ class AddOperation(BinaryOpWithBroadcasting):
 
     def delays_sums(self, mesh_impl: MeshImpl, pending: PendingSums) -> bool:
         """Whether both summands are pending over the same mesh axes."""
+        # (sum over p of x1_p) + (sum over p of x2_p) = sum over p of (x1_p + x2_p), for the same
+        # processors p alone.
         axes = [pending.get(x) for x in self.inputs]
         return self._same_shapes() and axes[0] is not None and axes[0] == axes[1]
 
@@ -554,6 +556,7 @@ def _minus(number: Any) -> Number:
     if isinstance(number, np.integer):
         return -int(number)  # that of np.uint8(1) would be 255
     if tf.is_tensor(number) and number.dtype.is_unsigned:
+        # Modulo 2 ** bits, where to add this is to subtract the number.
         return tf.zeros_like(number) - number
     return -number
 

@@ -1,4 +1,8 @@
-"""Defines the operators of Tensor."""
+"""Defines the operators of Tensor, such as `+`, `@` and `x[i]`, when `ops` is imported.
+
+Each calls the public function of its operation; what Tensors do not have, such as a length, is an
+error that names what there is instead.
+"""
 
 from __future__ import annotations
 
@@ -42,6 +46,7 @@ def _power(x: Tensor, y: Union[Tensor, float]) -> Tensor:
     _check_exponent(x, y)
     # mtf.pow takes the logarithm of x, which negative numbers do not have; products do for these.
     if not _whole(y):
+        # These need no logarithm, which is infinite at 0 and makes the gradient NaN there.
         roots = {0.5: mtf.sqrt, -0.5: mtf.rsqrt}
         known = isinstance(y, (int, float, np.number)) and float(y) in roots
         return roots[float(y)](x) if known else mtf.mtf_pow(x, y)
@@ -51,6 +56,7 @@ def _power(x: Tensor, y: Union[Tensor, float]) -> Tensor:
             f"{tensors_text([x])} ** {y} is no integer. Write mtf.to_float(x) ** {y}"
         )
     result = None
+    # x ** n is the product of x ** (2 ** k) over the bits k that are set in n.
     while left:
         if left % 2:
             result = x if result is None else result * x
@@ -158,6 +164,7 @@ _OPERATORS = {
     "__pow__": _power,
     "__rpow__": _reflected_power,
     "__matmul__": _matrix_product,
+    # With a Tensor on the left, `__matmul__` is called: this one only refuses what is none.
     "__rmatmul__": _matrix_product,
     # Equality stays that of objects: Tensors are keys of dictionaries.
     "__lt__": _straight("less"),
@@ -178,6 +185,7 @@ _OPERATORS = {
 def bind_operators() -> None:
     """Sets the operators of Tensor."""
     for name, method in _OPERATORS.items():
+        # Else a traceback would call most of them <lambda>.
         method.__name__ = name
         setattr(Tensor, name, method)
 

@@ -33,6 +33,7 @@ __all__ = [
 
 
 def _resized(shape: Shape, axis: int, size: int) -> Shape:
+    # By position: of two dimensions with one name, as kernels of convolutions have, one changes.
     dims = shape.dims
     dims[axis] = Dimension(dims[axis].name, size)
     return Shape(dims)
@@ -127,6 +128,7 @@ class PadOperation(Operation):
     def gradient(self, grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Tensor]:
         """Takes from dy what was there before padding."""
         dy = gradient_of_output(grad_ys)
+        # y[before + i] is x[i], so dx is that range of dy.
         return [mtf_slice(dy, self._paddings[0], self._dim.size, self._dim.name)]
 
     def lower(self, lowering: mtf.Lowering) -> None:
@@ -197,6 +199,7 @@ class ConcatOperation(Operation):
     def gradient(self, grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Tensor]:
         """Splits dy into the sizes of the inputs."""
         dy = gradient_of_output(grad_ys)
+        # y is x1, x2, ... in a row, so dx1, dx2, ... are dy cut at the same places.
         return split(dy, self.outputs[0].shape[self._axis], self._input_sizes)
 
     def lower(self, lowering: mtf.Lowering) -> None:

@@ -562,6 +562,7 @@ class StackedVariable(Variable):
         """Creates a StackedVariable from Variables with equal shapes and dtypes."""
         self._parts = list(vs)
         first = vs[0]
+        # Row i is variable i, as `read_master` stacks and `assign_to_master` unstacks the masters.
         shape = Shape([Dimension("stacked", len(vs))]) + first.stored_shape
         # Without an initializer: its slices are made of the masters of its parts.
         super().__init__(
@@ -690,6 +691,7 @@ def get_variable(
         )
     # Before the look-up, where a second request for a variable is compared with the first one.
     dtype = dtype_in_force(dtype, trainable)
+    # While a pipeline is built, what one stage asks for stands for the variables of all of them.
     if mesh.graph.stages is not None:
         return mesh.graph.stages.variable(
             name,
