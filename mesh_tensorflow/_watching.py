@@ -23,6 +23,7 @@ from typing import Any, NoReturn, Optional, TypeVar
 import numpy as np
 import tensorflow.compat.v1 as tf
 
+from mesh_tensorflow._contexts import within
 from mesh_tensorflow._core.errors import did_you_mean, is_set
 from mesh_tensorflow._core.operation import Operation
 from mesh_tensorflow._units import counted
@@ -158,19 +159,9 @@ _collectors: contextvars.ContextVar[tuple[Collector, ...]] = contextvars.Context
 )
 
 
-@contextlib.contextmanager
-def _within(variable: contextvars.ContextVar[T], value: T) -> Iterator[None]:
-    """Context in which a variable has a value."""
-    token = variable.set(value)
-    try:
-        yield
-    finally:
-        variable.reset(token)
-
-
 def use_nan_checks(checks: Optional[NanChecks]) -> contextlib.AbstractContextManager[None]:
     """Makes Lowerings within check values, or not if `checks` is None."""
-    return _within(_checks, checks)
+    return within(_checks, checks)
 
 
 def nan_checks_in_force() -> Optional[NanChecks]:
@@ -183,7 +174,7 @@ def nan_checks_in_force() -> Optional[NanChecks]:
 
 def use_collector(collector: Collector) -> contextlib.AbstractContextManager[None]:
     """Makes Lowerings within hand values to a collector, besides those outside of it."""
-    return _within(_collectors, (*_collectors.get(), collector))
+    return within(_collectors, (*_collectors.get(), collector))
 
 
 def collectors() -> tuple[Collector, ...]:
@@ -213,7 +204,7 @@ def collecting(fn: Callable[..., Any]) -> Callable[..., tuple[Any, list[dict[str
     def with_values(*args: Any, **named: Any) -> tuple[Any, list[dict[str, Any]]]:
         # Collectors outside would keep tensors of the traced graph, which nothing there can read.
         own = tuple(Collector(c.patterns, c.processor) for c in _collectors.get())
-        with _within(_collectors, own):
+        with within(_collectors, own):
             result = fn(*args, **named)
         return result, [dict(c.values) for c in own]
 

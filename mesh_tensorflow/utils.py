@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Optional, Union
 import tensorflow as tf2
 import tensorflow.compat.v1 as tf
 
+from mesh_tensorflow._contexts import within
+
 if TYPE_CHECKING:
     from tensorflow.tpu.experimental import Topology
 
@@ -28,7 +30,6 @@ __all__ = [
 SCALAR_SUMMARIES_COLLECTION_KEY = "mtf_scalar_summaries"
 
 
-@contextlib.contextmanager
 def outside_all_rewrites() -> Iterator[None]:
     """Clears control dependencies and leaves the control flow context.
 
@@ -48,17 +49,13 @@ _steps_done: contextvars.ContextVar[Optional[tf.Tensor]] = contextvars.ContextVa
 
 
 @contextlib.contextmanager
-def counted_steps(number: tf.Tensor) -> Iterator[None]:
+def counted_steps(number: tf.Tensor) -> contextlib.AbstractContextManager[None]:
     """Makes `steps_done` return the given tensor within.
 
     Args:
       number: an integer tf scalar, the number of completed training steps.
     """
-    token = _steps_done.set(number)
-    try:
-        yield
-    finally:
-        _steps_done.reset(token)
+    return within(_steps_done, number)
 
 
 def steps_done() -> tf.Tensor:

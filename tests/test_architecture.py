@@ -17,7 +17,7 @@ TREES = readers_table.read(PACKAGE)
 
 # A part imports what stands before it, never what stands after or beside it.
 ORDER = [
-    ["_quiet"],
+    ["_quiet", "_contexts"],
     [
         "utils",
         "_flags",

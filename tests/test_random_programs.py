@@ -71,7 +71,7 @@ def check_stored(instructions, mesh, seed):
     check(program, placing_of(program, mesh, seed, **kind), run(program))
 
 
-test_some_layouts = settings(max_examples=3, phases=PHASES)(IN_LAYOUTS(check_layouts))
+test_some_layouts = settings(max_examples=2, phases=PHASES)(IN_LAYOUTS(check_layouts))
 test_some_recomputed = pytest.mark.slow(
     settings(max_examples=3, phases=PHASES)(IN_ONE_LAYOUT(check_recomputed))
 )

@@ -12,9 +12,11 @@ import sys
 import sysconfig
 import threading
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any, Optional
+
+from mesh_tensorflow._contexts import within
 
 if TYPE_CHECKING:
     from mesh_tensorflow._core.shape import Dimension
@@ -184,8 +186,7 @@ class MeshTensorFlowWarning(UserWarning):
     """
 
 
-@contextlib.contextmanager
-def strict(enabled: bool = True) -> Iterator[None]:
+def strict(enabled: bool = True) -> contextlib.AbstractContextManager[None]:
     """Makes slips errors: a ValueError is raised instead of a MeshTensorFlowWarning.
 
     It applies to code within the context, in the current thread. To apply it to a whole program,
@@ -194,11 +195,7 @@ def strict(enabled: bool = True) -> Iterator[None]:
     Args:
       enabled: whether slips are errors; False restores warnings within a strict context.
     """
-    token = _strict.set(enabled)
-    try:
-        yield
-    finally:
-        _strict.reset(token)
+    return within(_strict, enabled)
 
 
 def is_strict() -> bool:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Optional, Union, overload
 
 import gin
 
+from mesh_tensorflow._contexts import within
 from mesh_tensorflow._core.errors import (
     WrongTypeError,
     did_you_mean,
@@ -483,19 +484,14 @@ def plain_shape(shape: Shape) -> Shape:
     )
 
 
-@contextlib.contextmanager
-def storing(**options: Any) -> Iterator[None]:
+def storing(**options: Any) -> contextlib.AbstractContextManager[None]:
     """Makes options of `stored_layout` those of mesh implementations that are made within.
 
     Args:
       **options: `variable_layout`, `zero` and `zero_axis`, where they are not None.
     """
     # The options around this context stay in force where these say nothing.
-    token = _stored_in_force.set({**(_stored_in_force.get() or {}), **options})
-    try:
-        yield
-    finally:
-        _stored_in_force.reset(token)
+    return within(_stored_in_force, {**(_stored_in_force.get() or {}), **options})
 
 
 def given_stored_layout(

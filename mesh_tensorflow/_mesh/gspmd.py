@@ -26,12 +26,13 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Optional, Union
 
 import tensorflow.compat.v1 as tf
 from tensorflow.compiler.tf2xla.ops import gen_xla_ops
 
+from mesh_tensorflow._contexts import within
 from mesh_tensorflow._core.interfaces import LaidOutLike
 from mesh_tensorflow._core.layout import (
     AS_COMPUTED,
@@ -200,18 +201,15 @@ _compilation: contextvars.ContextVar[Optional[Compilation]] = contextvars.Contex
 )
 
 
-@contextlib.contextmanager
-def annotating(compilation: Optional[Compilation] = None) -> Iterator[None]:
+def annotating(
+    compilation: Optional[Compilation] = None,
+) -> contextlib.AbstractContextManager[None]:
     """Annotates the values of programs that are lowered within, because XLA compiles them.
 
     Args:
       compilation: what is told of the program.
     """
-    token = _compilation.set(compilation or Compilation())
-    try:
-        yield
-    finally:
-        _compilation.reset(token)
+    return within(_compilation, compilation or Compilation())
 
 
 def current_compilation() -> Optional[Compilation]:

@@ -20,12 +20,13 @@ import copy
 import inspect
 import math
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Optional, Union
 
 import numpy as np
 import tensorflow.compat.v1 as tf
 
+from mesh_tensorflow._contexts import within
 from mesh_tensorflow._mesh.slice_functions import static_arange
 
 Number = Union[float, tf.Tensor]
@@ -38,18 +39,13 @@ _DEFAULT_SEED = 87654321  # TensorFlow's graph seed for an operation seed withou
 _step: contextvars.ContextVar[Optional[tf.Tensor]] = contextvars.ContextVar("step", default=None)
 
 
-@contextlib.contextmanager
-def keys_by_step(step: tf.Tensor) -> Iterator[None]:
+def keys_by_step(step: tf.Tensor) -> contextlib.AbstractContextManager[None]:
     """Makes seeded keys created within depend on the step alone, not on earlier executions.
 
     Args:
       step: an integer tf scalar, which changes whenever new random values are needed.
     """
-    token = _step.set(step)
-    try:
-        yield
-    finally:
-        _step.reset(token)
+    return within(_step, step)
 
 
 def program_seed() -> Optional[int]:

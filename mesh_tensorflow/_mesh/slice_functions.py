@@ -10,13 +10,14 @@ import contextlib
 import contextvars
 import functools
 import string
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple, Optional, Union
 
 import numpy as np
 import tensorflow.compat.v1 as tf
 from tensorflow.python.ops import control_flow_v2_func_graphs as func_graphs
 
+from mesh_tensorflow._contexts import within
 from mesh_tensorflow._core.errors import table_lookup
 from mesh_tensorflow._core.layout import TensorLayout, pnum_to_processor_coordinates
 from mesh_tensorflow._core.shape import Shape, list_product
@@ -31,25 +32,15 @@ _device: contextvars.ContextVar[Optional[str]] = contextvars.ContextVar("device"
 _loop: contextvars.ContextVar[Optional[object]] = contextvars.ContextVar("loop", default=None)
 
 
-@contextlib.contextmanager
-def inside_loop() -> Iterator[None]:
+def inside_loop() -> contextlib.AbstractContextManager[None]:
     """Constants created within are shared only within one part of a loop."""
     # A new object each time, so that the condition and the body of a loop share nothing.
-    token = _loop.set(object())
-    try:
-        yield
-    finally:
-        _loop.reset(token)
+    return within(_loop, object())
 
 
-@contextlib.contextmanager
-def at_device(device: Optional[str]) -> Iterator[None]:
+def at_device(device: Optional[str]) -> contextlib.AbstractContextManager[None]:
     """Constants created within may be shared with others on the same device."""
-    token = _device.set(device)
-    try:
-        yield
-    finally:
-        _device.reset(token)
+    return within(_device, device)
 
 
 def _pool() -> tuple[dict, tuple]:

@@ -484,14 +484,15 @@ class TrainSpec(_TrainFields):
           a TrainSpec.
 
         Raises:
-          TypeError: `input_fn` is not a function, or a hook is not a SessionRunHook.
+          TypeError: `input_fn` is not a function, or a hook or a listener is none.
           ValueError: `max_steps` is not positive.
         """
         check_input_fn(input_fn, "TrainSpec")
         check_number("TrainSpec", "max_steps", max_steps, 1)
-        return super().__new__(
-            cls, input_fn, max_steps, check_hooks(hooks, "hooks"), tuple(saving_listeners or ())
-        )
+        hooks = check_hooks(hooks, "hooks")
+        kind = tf.train.CheckpointSaverListener
+        listeners = check_hooks(saving_listeners, "saving_listeners", kind)
+        return super().__new__(cls, input_fn, max_steps, hooks, listeners)
 
 
 class _EvalFields(NamedTuple):

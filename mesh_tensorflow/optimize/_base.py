@@ -11,6 +11,7 @@ import gin
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
+from mesh_tensorflow._contexts import within
 from mesh_tensorflow._core.errors import MissingMethodError, WrongTypeError, check_flag, slip
 from mesh_tensorflow.ops._source import import_unchanged
 from mesh_tensorflow.utils import steps_done
@@ -73,15 +74,10 @@ _values_now: contextvars.ContextVar[Optional[dict[Any, Any]]] = contextvars.Cont
 )
 
 
-@contextlib.contextmanager
-def _schedules_called_once() -> Iterator[None]:
+def _schedules_called_once() -> contextlib.AbstractContextManager[None]:
     """Makes `rate_now` call each schedule once within."""
     # In a context variable: each thread has its own, as several may build programs at once.
-    token = _values_now.set({})
-    try:
-        yield
-    finally:
-        _values_now.reset(token)
+    return within(_values_now, {})
 
 
 def rate_now(rate: Rate) -> Any:

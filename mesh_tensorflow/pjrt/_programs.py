@@ -15,7 +15,7 @@ import dataclasses
 import functools
 import itertools
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 
 import jax
@@ -23,6 +23,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 from jax.sharding import NamedSharding
 
+from mesh_tensorflow._contexts import within
 from mesh_tensorflow._core.layout import TensorLayout
 from mesh_tensorflow._core.shape import Dimension, Shape
 from mesh_tensorflow._mesh.variables.checkpoint_files import (
@@ -561,16 +562,11 @@ def current_programs() -> Programs:
     return _current.get()
 
 
-@contextlib.contextmanager
-def programs_over(peers: PeerProcesses) -> Iterator[None]:
+def programs_over(peers: PeerProcesses) -> contextlib.AbstractContextManager[None]:
     """Context in which new programs run in all processes.
 
     Args:
       peers: the other processes.
     """
     # A new set, as other processes do not know the programs that were made before `main`.
-    token = _current.set(Programs(peers))
-    try:
-        yield
-    finally:
-        _current.reset(token)
+    return within(_current, Programs(peers))

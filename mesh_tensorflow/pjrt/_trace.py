@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Optional
 import tensorflow as tf2
 import tensorflow.compat.v1 as tf
 
+from mesh_tensorflow._contexts import within
 from mesh_tensorflow._core.layout import TensorLayout
 from mesh_tensorflow._deprecations import not_advised
 from mesh_tensorflow._mesh.gspmd import Compilation, GspmdMeshImpl, annotating
@@ -216,7 +217,6 @@ def trace(
     """
     building = _Building(mesh_impl, store)
     made = _Made()
-    token = _current.set(building)
 
     def build() -> list[tf.Tensor]:
         inputs = [tf.placeholder(spec.dtype, spec.sizes) for spec in specs]
@@ -224,10 +224,8 @@ def trace(
             returned = program(inputs)
         return made.complete(building, inputs, returned)
 
-    try:
+    with within(_current, building):
         wrapped = tf.wrap_function(build, [])
-    finally:
-        _current.reset(token)
     _check_captures(wrapped.graph)
     return Trace(
         _function_of(wrapped.graph, made.feeds, wrapped.outputs),

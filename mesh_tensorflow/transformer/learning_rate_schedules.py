@@ -10,13 +10,14 @@ import contextlib
 import contextvars
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Optional, Union
 
 import gin
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow import optimize
+from mesh_tensorflow._contexts import within
 from mesh_tensorflow.utils import steps_done
 
 __all__ = [
@@ -276,18 +277,13 @@ _total_train_steps: contextvars.ContextVar[Optional[int]] = contextvars.ContextV
 )
 
 
-@contextlib.contextmanager
-def training_for(steps: int) -> Iterator[None]:
+def training_for(steps: int) -> contextlib.AbstractContextManager[None]:
     """Context in which `steps` is the default total number of steps of learning rate schedules.
 
     Args:
       steps: the number of steps.
     """
-    token = _total_train_steps.set(steps)
-    try:
-        yield
-    finally:
-        _total_train_steps.reset(token)
+    return within(_total_train_steps, steps)
 
 
 def with_total_steps(schedule: Any, total_train_steps: Optional[int]) -> Any:

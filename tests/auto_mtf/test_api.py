@@ -59,6 +59,7 @@ def test_layouts_can_be_lowered(tf_graph, mesh_shape):
     np.testing.assert_allclose(step(mesh_shape, layout), step("m:1", ""), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_mesh_shape_can_be_lowered(tf_graph):
     tf.train.get_or_create_global_step()
     graph, _, loss, _ = perceptron()

@@ -142,7 +142,7 @@ def test_lengths_that_meet_elsewhere_are_whole(tf_graph):
     assert {*space.dims} == {"batch", "d", "e"}
 
 
-@pytest.mark.slow_but(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("objective", ["time", "memory"])
 @pytest.mark.parametrize("mesh_shape", ["m:4", "m:2,n:2"])
 def test_a_language_model(objective, mesh_shape, tf_graph):

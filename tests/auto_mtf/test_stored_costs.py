@@ -112,6 +112,7 @@ def test_brute_force(tf_graph, optimizer, recompute):
         )
 
 
+@pytest.mark.slow
 def test_a_limit_pushes_to_higher_stages(tf_graph):
     """Data parallelism in less and less memory: in the order of the formulas of ZeRO."""
     peaks = {}

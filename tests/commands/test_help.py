@@ -88,7 +88,7 @@ def test_help(program):
     assert PROGRAMS[program][0] in out and not err
 
 
-@pytest.mark.slow_but(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_mistakes_in_flags(program):
     _, arguments, message = PROGRAMS[program]

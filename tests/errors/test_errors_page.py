@@ -47,6 +47,7 @@ def test_every_raise_statement_is_read(messages):
     assert made == sum(m.error != index.SLIP for m in messages) > 600
 
 
+@pytest.mark.slow
 def test_every_subject_has_messages_and_says_what_to_do(messages):
     places = [p for m in index.MARKER.finditer(PAGE) for p in m["places"].split()]
     assert len(places) == len(set(places)) and index.REST in places

@@ -47,8 +47,7 @@ def test_thresholds(tmp_path):
     assert run(tmp_path / "higher", higher) == 7
 
 
-@pytest.mark.slow_but(1)
-@pytest.mark.slow("stop_if_no_decrease_hook-0.1*")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name, lr, end",
     [

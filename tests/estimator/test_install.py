@@ -157,6 +157,7 @@ def test_undone():
     """)
 
 
+@pytest.mark.slow
 def test_what_was_there_before_comes_back():
     run("""
         import sys, types

@@ -29,7 +29,7 @@ def adam():
     return mtf.optimize.AdamWeightDecayOptimizer(0.1)
 
 
-@pytest.mark.slow("mesh[12]*")
+@pytest.mark.slow
 @pytest.mark.parametrize("mesh", MESHES)
 def test_trained_evaluated_and_used(mesh, tmp_path):
     est = make(tmp_path, mesh)

@@ -151,5 +151,7 @@ def test_several_processes(task, tmp_path, monkeypatch):
 def test_mistakes(tmp_path):
     with pytest.raises(ValueError, match="evaluates checkpoints, but none are saved"):
         run(make(tmp_path, save_checkpoints_steps=None), 2)
+    with pytest.raises(TypeError, match="saving_listeners should hold"):
+        estimator.TrainSpec(models.train_data, saving_listeners=[3])
     with pytest.raises(TypeError, match="train_spec should be of type TrainSpec, but is 3"):
         estimator.train_and_evaluate(make(tmp_path), 3, 4)

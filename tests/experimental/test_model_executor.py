@@ -265,7 +265,7 @@ def test_context_of_a_tpu(tf_graph):
     assert sorted(mesh_impl.l2p(pnum) for pnum in range(8)) == list(range(8))
 
 
-@pytest.mark.slow("train*")
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["train", "eval"])
 def test_program_of_a_tpu(tmp_path, tf_graph, mode):
     """Built as tpu.replicate builds it; its operations looked at, as there is no TPU to run it."""

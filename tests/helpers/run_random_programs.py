@@ -26,6 +26,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 os.environ.setdefault("TF_NUM_INTRAOP_THREADS", "1")
+# Each program runs a few steps only: it is worth no effort of XLA's.
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 
 from helpers import random_programs  # noqa: E402
 from helpers.random_programs import Program  # noqa: E402
@@ -141,6 +143,7 @@ def main():
     given = parser.parse_args()
     warnings.simplefilter("ignore")
     make_devices()
+    gc.freeze()  # the modules' objects, which collections would visit again and again
     if given.seed is not None:
         for name, value in record_of(given.seed).items():
             print(f"{name}: {value}")

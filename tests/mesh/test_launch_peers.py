@@ -107,6 +107,7 @@ def test_processes_that_hang_are_found_however_many_they_are(monkeypatch):
     assert watch.confirmed()[0] == found[0]
 
 
+@pytest.mark.slow
 def test_a_slow_machine_has_the_time_that_its_pings_take(monkeypatch):
     """However much longer than a ping should, those that answer and those that do not."""
     found, silent = [Peer("worker", 1, "127.0.0.1:1")], threading.Event()

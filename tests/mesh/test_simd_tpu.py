@@ -377,7 +377,7 @@ def another_fn(shape, **kwargs):
     return tf.random.uniform(shape, **kwargs) + 1
 
 
-@pytest.mark.slow_but(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("tf_fn", [tf.random.uniform, another_fn])
 def test_random_values_in_a_loop(tf_fn):
     """Equal on all replicas, and new in each iteration."""

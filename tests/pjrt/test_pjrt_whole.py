@@ -394,6 +394,7 @@ def test_an_empty_store_is_not_saved(tmp_path):
 # -- where functions cannot be called
 
 
+@pytest.mark.slow
 def test_calls_that_others_trace():
     step, more = counting(), counting()
     array = jax.numpy.ones([1])

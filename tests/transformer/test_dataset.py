@@ -285,6 +285,7 @@ class Shifted(vocabulary.ByteVocabulary):
         return super().encode_tf(s) + 1
 
 
+@pytest.mark.slow
 def test_pairs_of_vocabularies():
     pair = (vocabulary.ByteVocabulary(), Shifted())
     a = ord("a") + 3
@@ -409,7 +410,7 @@ def read_records(path, text2self=True, **arguments):
     return rows_in_session(make)
 
 
-@pytest.mark.slow_but(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(("value", "shift"), [(2**40, 0), (-(2**31) - 1, 0), (2**31 - 1, 5)])
 def test_ids_that_are_no_int32(value, shift, tmp_path):
     """They would become other ids, such as 0, the padding."""

@@ -53,7 +53,7 @@ def test_pretokenized_tfds(tfds):
         )
 
 
-@pytest.mark.slow_but(2)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "features, key",
     [

@@ -173,6 +173,7 @@ def test_decoding_with_attention_equals_the_whole_sequence():
     chosen_by_logits(ids, logits, np.ones_like(ids, bool))
 
 
+@pytest.mark.slow
 def test_decoding_with_convolutions_equals_the_whole_sequence():
     """With a start symbol that is no padding."""
     start, given = 3, models.prefixes((0, 2, 4, 7))

@@ -48,6 +48,7 @@ def test_norm_of_some_channels_that_are_split():
     models.check_everywhere(models.language_model(**layers), [models.Placing("x:2", "d_model:x")])
 
 
+@pytest.mark.slow
 def test_mixes_of_the_encoder_in_recomputed_layers():
     """The first layer makes them for the others, which may not keep its activations alive."""
     mixing = functools.partial(
@@ -154,7 +155,7 @@ def test_dropout_is_annealed(step, rate):
 # -- stacks
 
 
-@pytest.mark.slow("placing0-LayerStack*", "placing1-Reversible*")
+@pytest.mark.slow
 @pytest.mark.parametrize("cls", [transformer.LayerStack, REVERSIBLE])
 @pytest.mark.parametrize("placing", [models.WHOLE, models.PLACINGS[3]])
 def test_recomputed_values_are_the_same(cls, placing):
@@ -166,7 +167,7 @@ def test_recomputed_values_are_the_same(cls, placing):
     assert_same(run(build(True), placing), run(build(False)))
 
 
-@pytest.mark.slow_but(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("budget", [0, 1000, 1e9])
 def test_a_budget_of_activations(budget):
     """With what layers share, too; a model knows its layout, or is not split."""

@@ -246,7 +246,7 @@ def usual_layers(decoder, rate):
     return layers if decoder else layers[::2]
 
 
-@pytest.mark.slow("*x:2,y:2*")
+@pytest.mark.slow
 @pytest.mark.parametrize("placing, rate", [
     (models.Placing("x:2,y:2", "batch:x,heads:y,d_ff:y,vocab:y"), 0.1),
     (models.Placing("x:2", "length:x"), 0.1),

@@ -46,8 +46,7 @@ LAYOUTS = [
 ]
 
 
-@pytest.mark.slow_but(1)
-@pytest.mark.slow("ntlb*", "switch_max*", "top_*")
+@pytest.mark.slow
 @pytest.mark.parametrize("gating", GATINGS)
 def test_equal_under_layouts(gating):
     """Values and gradients, with tokens that find no place."""
@@ -171,7 +170,7 @@ def sampled(model, given_ids):
     return build
 
 
-@pytest.mark.slow_but(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", DECODED)
 def test_decoding(kind):
     """One position at a time gives what all at once do, if there is room for all tokens."""

@@ -111,7 +111,7 @@ EFFECTIVE = {
 }
 
 
-@pytest.mark.slow_but(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("gating", EFFECTIVE)
 def test_switch_policies_by_gating(gating):
     """As in the classic release, some policies do nothing with some gatings."""
@@ -125,8 +125,7 @@ def test_switch_policies_by_gating(gating):
         assert changed == list(effective), train
 
 
-@pytest.mark.slow_but(1)
-@pytest.mark.slow("top_n*")
+@pytest.mark.slow
 @pytest.mark.parametrize("gating", REFERENCES)
 def test_balance_without_padding(gating):
     """Padding leaves the load-balancing loss as it is, and a group of padding has no part in it.
@@ -250,6 +249,7 @@ def test_second_place_experts():
     np.testing.assert_array_equal(often, [1.0, 0, 0, 0])
 
 
+@pytest.mark.slow
 def test_balance_loss():
     """The loss is 1 if experts are used evenly, and the number of experts if one is."""
     even = np.tile(20.0 * np.eye(EXPERTS, dtype="float32"), (1, 3, 1))

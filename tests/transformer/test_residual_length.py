@@ -87,6 +87,7 @@ def sent(layout, sequence_parallel):
         return total
 
 
+@pytest.mark.slow
 def test_what_is_communicated():
     """Of each activation, a reduce-scatter and an allgather in place of an allreduce."""
     plain = sent(TENSOR, False)

@@ -96,7 +96,7 @@ def test_never_ends():
         assert_best({"ids": found["ids"], "logits": logits}, given, LENGTH)
 
 
-@pytest.mark.slow("*attention*")
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", LAYERS)
 @pytest.mark.parametrize("has_partial", [False, True])
 def test_begins_with_another_id(kind, has_partial):

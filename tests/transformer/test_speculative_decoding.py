@@ -82,7 +82,7 @@ def test_the_same_ids_with_every_option(counts, options):
     np.testing.assert_array_equal(ids, plain)
 
 
-@pytest.mark.slow_but(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("keep_top_k, temperature", [(-1, 1.0), (4, 0.7)])
 def test_sampled_ids_have_the_distribution_of_the_model(keep_top_k, temperature):
     """Pairs of ids after given ones, against the products of their probabilities."""

@@ -219,7 +219,7 @@ def test_equal_in_layouts(kind):
     further.equal_in_placings(build, further.PLACINGS[1:], scale=0.4)
 
 
-@pytest.mark.slow("act*", "gated*", "highway*")
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_decoding_equals_the_whole_sequence(kind):
     """Every id is the best one by the logits of all positions."""

@@ -164,6 +164,7 @@ def test_what_is_finished_of_several_checkpoints_is_kept(tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["in", "out-3", "out-5"]
 
 
+@pytest.mark.slow
 def test_a_decode_of_data_sets_goes_on_where_it_was(tmp_path):
     def examples(sequence_length):
         rows = [[n % 40 + 2, 1] for n in range(100)]

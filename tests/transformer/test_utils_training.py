@@ -49,6 +49,7 @@ def values(directory, step=None):
     return {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}
 
 
+@pytest.mark.slow
 def test_only_chosen_variables_are_trained(train):
     directory = train('run.variable_filter = "wi|logits"\n')
     before, after = values(directory, 0), values(directory)
@@ -92,6 +93,7 @@ def test_outer_batch_and_microbatches_train_alike(train, tmp_path):
             np.testing.assert_allclose(other[name], value, rtol=1e-3, atol=1e-5, err_msg=name)
 
 
+@pytest.mark.slow
 def test_an_initial_checkpoint_by_filter_and_mapping(train, tmp_path):
     path = runs.write_checkpoint(str(tmp_path), SHAPES)
     saved = values(str(tmp_path))

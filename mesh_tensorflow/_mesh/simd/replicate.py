@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Optional, TypeAlias, Union
 import tensorflow as tf2
 import tensorflow.compat.v1 as tf
 
+from mesh_tensorflow._contexts import within
 from mesh_tensorflow._mesh import random_values
 from mesh_tensorflow._mesh.devices import (
     check_devices_exist,
@@ -174,14 +175,9 @@ class SimdProgram(Program):
         ]
 
 
-@contextlib.contextmanager
-def tracing(program: SimdProgram) -> Iterator[None]:
+def tracing(program: SimdProgram) -> contextlib.AbstractContextManager[None]:
     """Makes a program the current one of this thread within a `with` block."""
-    token = _program.set(program)
-    try:
-        yield
-    finally:
-        _program.reset(token)
+    return within(_program, program)
 
 
 def current_program() -> Optional[SimdProgram]:

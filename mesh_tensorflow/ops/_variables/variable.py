@@ -17,6 +17,7 @@ from typing import Any, Optional, TypeVar, Union
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops as mtf
+from mesh_tensorflow._contexts import within
 from mesh_tensorflow._core.errors import WrongTypeError, slip
 from mesh_tensorflow._core.graph import Mesh, leaves_no_node
 from mesh_tensorflow._core.interfaces import LaidOutLike
@@ -194,11 +195,8 @@ def precision(setting: Union[str, Precision]) -> Iterator[Precision]:
       WrongTypeError: the setting is none of these.
     """
     chosen = as_precision(setting)
-    token = _current.set(chosen)
-    try:
+    with within(_current, chosen):
         yield chosen
-    finally:
-        _current.reset(token)
 
 
 def current_precision() -> Optional[Precision]:

@@ -17,6 +17,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow import estimator as mtf_estimator
+from mesh_tensorflow._contexts import within
 from mesh_tensorflow.transformer.utils._features import (
     arrays_input_fn,
     call_dataset_fn,
@@ -74,11 +75,8 @@ def finishing_together() -> Iterator[None]:
         yield
         return
     directories: list[str] = []
-    token = _unfinished.set(directories)
-    try:
+    with within(_unfinished, directories):
         yield
-    finally:
-        _unfinished.reset(token)
     # Not within `finally`: after an error, parts remain for a run that resumes.
     _remove(directories)
 

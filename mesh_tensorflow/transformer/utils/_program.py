@@ -12,6 +12,7 @@ import gin
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
+from mesh_tensorflow._contexts import within
 from mesh_tensorflow._core.errors import did_you_mean, dims_text, slip
 from mesh_tensorflow._lowering.lowering import rules_that_apply
 from mesh_tensorflow._mesh.devices import check_devices_exist
@@ -363,11 +364,8 @@ class Results(NamedTuple):
 def recorded_lowerings() -> Iterator[list[mtf.Lowering]]:
     """Context that yields a list, to which `run_on_mesh` adds what it lowers within."""
     found: list[mtf.Lowering] = []
-    token = _recorded.set(found)
-    try:
+    with within(_recorded, found):
         yield found
-    finally:
-        _recorded.reset(token)
 
 
 def is_recorded() -> bool:
