@@ -30,6 +30,7 @@ __all__ = [
 SCALAR_SUMMARIES_COLLECTION_KEY = "mtf_scalar_summaries"
 
 
+@contextlib.contextmanager
 def outside_all_rewrites() -> Iterator[None]:
     """Clears control dependencies and leaves the control flow context.
 
@@ -48,7 +49,6 @@ _steps_done: contextvars.ContextVar[Optional[tf.Tensor]] = contextvars.ContextVa
 )
 
 
-@contextlib.contextmanager
 def counted_steps(number: tf.Tensor) -> contextlib.AbstractContextManager[None]:
     """Makes `steps_done` return the given tensor within.
 

@@ -539,6 +539,10 @@ class FastestLayouts:
         """Returns the peak memory of a layout, in bytes."""
         return self._memory.peak(layout, self._space.mesh_sizes)
 
+    def seconds(self, layout: Mapping[str, str]) -> float:
+        """Returns the seconds of a legal layout."""
+        return self._tables.total(layout)
+
     def _fits(self, layout: Mapping[str, str]) -> bool:
         return self._limit is None or self.peak(layout) <= self._limit
 

@@ -35,7 +35,7 @@ def results(decorate, make_impl, program):
 
     tf2.random.set_seed(17)
     found = [np.asarray(x) for _ in range(2) for x in step()]
-    return found + [step.store.value(name).numpy() for name in step.store.names]
+    return found + [step.store.value(name).numpy() for name in sorted(step.store.names)]
 
 
 def check(seed):

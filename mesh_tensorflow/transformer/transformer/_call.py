@@ -501,7 +501,7 @@ def call_model(
     """
     check_ids(f"{model.name}: inputs", inputs, model.input_vocab_dim)
     with tf.variable_scope(model.name):
-        embedding = _embedding(model, context)
+        embedding = _embedding(model, context, inputs.mesh)
         # Only for the embedding: masks and targets are made of the ids that were given.
         ids = _with_token_dropout(model, context, _for_ensemble(model, inputs))
         x = embedding.ids_to_embedding(ids, context=context)
@@ -509,7 +509,7 @@ def call_model(
         context.input_embeddings = x
         if model.max_length_dim is not None:
             positions = model.max_length_dim
-            weights = _position_weights(model, positions, context)
+            weights = _position_weights(model, positions, context, inputs.mesh)
             x += embedding_of_positions(model, positions, context, weights)
         x = model.layer_stack.call(context, x)
         vocab_dim = model.output_vocab_dim
@@ -545,29 +545,29 @@ def _for_ensemble(model: Unitransformer, ids: mtf.Tensor) -> mtf.Tensor:
     return mtf.broadcast(ids, mtf.Shape([model.ensemble_dim, *ids.shape.dims]))
 
 
-def _embedding(model: Unitransformer, context: Context) -> VocabEmbedding:
+def _embedding(model: Unitransformer, context: Context, mesh: mtf.Mesh) -> VocabEmbedding:
     shared = context.shared_params
     if "embedding" not in shared:
-        made = new_embedding(model, context.mesh, context.variable_dtype)
+        made = new_embedding(model, mesh, context.variable_dtype)
         # Loss functions read it from the Context. The caller's dictionary must not change.
         context.shared_params = {**shared, "embedding": made}
     return context.shared_params["embedding"]
 
 
 def _position_weights(
-    model: Unitransformer, max_length_dim: mtf.Dimension, context: Context
+    model: Unitransformer, max_length_dim: mtf.Dimension, context: Context, mesh: mtf.Mesh
 ) -> mtf.Tensor:
     """Returns [..., max_length, d_model]: sinusoids, or what models share, or a variable."""
     # A model that shares parameters may still have sinusoids where the other one has learned
     # vectors.
     if model.sinusoid_positional_embedding:
         return sinusoid_positional_embedding_weights(
-            context.mesh, max_length_dim, model.model_dim, context.activation_dtype
+            mesh, max_length_dim, model.model_dim, context.activation_dtype
         )
     shared = context.shared_params.get("positional_embedding")
     if shared is not None:
         return shared
-    return new_position_weights(model, context.mesh, context.variable_dtype)
+    return new_position_weights(model, mesh, context.variable_dtype)
 
 
 def _with_token_dropout(model: Unitransformer, context: Context, ids: mtf.Tensor) -> mtf.Tensor:
