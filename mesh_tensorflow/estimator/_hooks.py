@@ -490,10 +490,9 @@ class SaverHook(tf.train.CheckpointSaverHook):
 
         Args:
           checkpoint_dir: the directory of the checkpoints.
-          save_graph_def: whether graph.pbtxt is written.
+          save_graph_def: whether graph.pbtxt is written, and a `.meta` beside each checkpoint.
           **settings: other arguments of a CheckpointSaverHook.
         """
-        # Else TensorFlow's hook would format the graph a second time.
         super().__init__(checkpoint_dir, save_graph_def=False, **settings)
         self._directory = checkpoint_dir if save_graph_def else None
 
@@ -504,5 +503,13 @@ class SaverHook(tf.train.CheckpointSaverHook):
             tf.io.gfile.makedirs(self._directory)
             with tf.io.gfile.GFile(os.path.join(self._directory, GRAPH_FILE), "w") as file:
                 file.write(str(graph_def))
+        # TensorFlow's hook has one flag for graph.pbtxt, which it would write here a second time,
+        # and for the graph beside each checkpoint.
+        self._save_graph_def = False
         # As in TensorFlow, the graph is there before the first checkpoint, which this saves.
         super().after_create_session(session, coord)
+
+    def _save(self, session: tf.Session, step: int) -> Any:
+        # For tf.train.import_meta_graph, which needs no code of the model.
+        self._save_graph_def = self._directory is not None
+        return super()._save(session, step)

@@ -90,7 +90,9 @@ def evaluate(
             raise ValueError("evaluate: the data have no rows")
         return means
 
-    return _use("evaluate", model, data, directory, dims, mesh, seed, run, lambda d: (d, []))
+    found = _use("evaluate", model, data, directory, dims, mesh, seed, run, lambda d: (d, []))
+    # A process that the first one leads gets what is shared, with its arrays.
+    return found if isinstance(found, dict) else found[0]
 
 
 @explained

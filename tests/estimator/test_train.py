@@ -50,6 +50,8 @@ def test_the_graph_is_written_as_text(wanted, tmp_path):
     make(tmp_path, model_fn, checkpoint_save_graph_def=wanted).train(models.train_data, steps=1)
     path = tmp_path / "graph.pbtxt"
     assert path.exists() == wanted
+    metas = sorted(found.name for found in tmp_path.glob("*.meta"))
+    assert metas == (["model.ckpt-0.meta", "model.ckpt-1.meta"] if wanted else [])
     if wanted:
         written = text_format.Parse(path.read_text(), tf.GraphDef())
         assert written == graphs[0].as_graph_def(add_shapes=True)
