@@ -44,7 +44,17 @@ def with_fit(directory, mesh_impl="pjrt", steps=4):
         progress=False,
     )
     sums = {name: float(np.abs(value).sum()) for name, value in result.variables.items()}
-    return {"losses": result.losses, "evaluations": result.evaluations, "sums": sums}
+    means = mtf.train.evaluate(
+        lambda mesh, x: loss_of(x),
+        DATA[:8],
+        directory=result.variables,
+        dims=mtf.Shape([("batch", 8), ("d_in", 4)]).dims,
+        mesh_shape=MESH,
+        layout=LAYOUT,
+        mesh_impl=mesh_impl,
+    )
+    evaluations = [*result.evaluations, means]
+    return {"losses": result.losses, "evaluations": evaluations, "sums": sums}
 
 
 def loss_of(x):
