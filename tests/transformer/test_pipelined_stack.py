@@ -268,8 +268,20 @@ def _reads_no_value():
     return function
 
 
+def _reads_one_of_two(first):
+    def function():
+        return one, other
+
+    if first:
+        one = 1
+    else:
+        other = 1
+    return function
+
+
 @pytest.mark.parametrize("make, others", [
     (_reads_no_value, [lambda: _adds(1)]),
+    (lambda: _reads_one_of_two(True), [lambda: _reads_one_of_two(False)]),
     (lambda: tf.constant_initializer(2.0), [lambda: tf.constant_initializer(3.0), tf.zeros_initializer]),
     (lambda: keras.initializers.HeNormal(), [lambda: keras.initializers.HeNormal(seed=1)]),
     (lambda: tf.variance_scaling_initializer(2.0), [lambda: tf.variance_scaling_initializer(2.0, seed=1)]),

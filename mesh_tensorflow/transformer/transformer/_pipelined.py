@@ -329,8 +329,8 @@ def _parts_of(x: Any) -> Optional[list[Any]]:
         return [x.func, x.args, x.keywords]
     if isinstance(x, types.FunctionType):
         # A cell is empty as long as the function's variable has no value, and after `del`.
-        cells = [cell for cell in x.__closure__ or () if cell != types.CellType()]
-        closure = [cell.cell_contents for cell in cells]
+        cells = enumerate(x.__closure__ or ())
+        closure = {i: cell.cell_contents for i, cell in cells if cell != types.CellType()}
         return [x.__code__, x.__defaults__, x.__kwdefaults__, closure]
     if hasattr(x, "__dict__"):
         drawn = "seed" if draws_its_seed(x) else None
