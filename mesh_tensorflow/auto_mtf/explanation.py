@@ -6,6 +6,7 @@ All numbers are estimates, from the costs of operations; the program is not run.
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Iterable
 from typing import Any, NamedTuple, Optional, Union
 
@@ -196,7 +197,7 @@ class Explanation:
     # -- as a figure
 
     def plot(self, path: str) -> None:
-        """Plots memory over time, time by layer and the other layouts to a PNG file.
+        """Plots memory over time, time by layer and the other layouts to a PNG, SVG or PDF file.
 
         Args:
           path: the path of the file.
@@ -221,6 +222,10 @@ class Explanation:
         for title, times in (("time by layer", layers), ("this layout and others", layouts)):
             rows = {name: seconds._asdict() for name, seconds in times}
             _figure.bars(title, rows, Seconds._fields, "", _figure.SECONDS, picture)
+        # A name with another end, or with none, is that of a PNG file all the same.
+        if os.path.splitext(path)[1].lower() in (".svg", ".pdf"):
+            picture.save(path)
+            return
         with open(path, "wb") as f:
             f.write(picture.drawn("png"))
 

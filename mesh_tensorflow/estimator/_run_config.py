@@ -290,8 +290,9 @@ def model_dir_of(
 class _Read(property):
     """A property with the value of its name: an argument of a RunConfig, or what TF_CONFIG says."""
 
-    def __init__(self) -> None:
-        super().__init__(self._value_in)
+    def __init__(self, *functions: Any) -> None:
+        # Its `setter` and the like, by which subclasses change a property, make another of it.
+        super().__init__(*(functions or [self._value_in]))
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name

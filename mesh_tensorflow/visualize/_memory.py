@@ -135,7 +135,7 @@ def memory(program: Program, mesh_impl: Impls = None, outputs: Sequence[Tensor] 
 
     Raises:
       WrongTypeError: `program` or `mesh_impl` has another type.
-      ValueError: a tensor cannot be split in this layout.
+      ValueError: a tensor cannot be split in this layout, or the meshes have several layouts.
 
     >>> import mesh_tensorflow as mtf
     >>> mesh = mtf.Mesh(mtf.Graph(), "mesh")

@@ -52,9 +52,10 @@ class Subject(NamedTuple):
 
     def text(self, of: Callable[[MeshImpl], str]) -> str:
         """Returns what a function says of the mesh; of each by its name, where they differ."""
-        found = {mesh.name: of(impl) for mesh, impl in self.impls.items()}
-        if len(set(found.values())) > 1:
-            return "; ".join(f"{name} {text}" for name, text in found.items())
+        # Pairs, and not by name, which several meshes may have in common.
+        found = [(mesh.name, of(impl)) for mesh, impl in self.impls.items()]
+        if len({text for _, text in found}) > 1:
+            return "; ".join(f"{name} {text}" for name, text in found)
         return of(self.impl)
 
 

@@ -94,6 +94,9 @@ def test_plot(explained, tmp_path):
     explained.plot(str(path))
     data = path.read_bytes()
     assert data.startswith(b"\x89PNG") and len(data) > 20_000
+    path = tmp_path / "layout.svg"
+    explained.plot(str(path))
+    assert "<svg" in path.read_text() and "time by layer" in path.read_text()
 
 
 def test_plot_without_matplotlib(explained, monkeypatch):

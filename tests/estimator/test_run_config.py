@@ -237,3 +237,16 @@ def test_variables_on_parameter_servers(monkeypatch):
         variable = tf.get_variable("v", [2])
         value = tf.zeros([2])
     assert variable.device == "/job:ps/task:0" and value.device == "/job:worker/task:1"
+
+
+def test_a_subclass_that_changes_a_property():
+    class Config(estimator.RunConfig):
+        is_chief = estimator.RunConfig.is_chief.getter(lambda self: False)
+
+        @estimator.RunConfig.model_dir.setter
+        def model_dir(self, path):
+            self._values["model_dir"] = path
+
+    config = Config(model_dir="a")
+    config.model_dir = "b"
+    assert (config.model_dir, config.is_chief) == ("b", False)

@@ -124,6 +124,14 @@ def test_meshes_with_layouts_of_their_own(tmp_path):
     assert "one a:x; two b:y" in path.read_text() and "estimated for one layout" in path.read_text()
 
 
+def test_meshes_of_one_name():
+    graph, place = mtf.Graph(), mtf.placement_mesh_impl.PlacementMeshImpl
+    impls = {mtf.Mesh(graph, "mesh"): place(f"x:{n}", "a:x", [""] * n) for n in (2, 4)}
+    for mesh, impl in impls.items():
+        mtf.get_variable(mesh, f"w_{impl.size}", "a:8,b:4")
+    assert mtf.summary(graph, impls).mesh == "mesh x=2: 2 processors; mesh x=4: 4 processors"
+
+
 def program_of(layout, shape="rows:2,cols:2"):
     made = models.language_model(**TINY)
     impl = mtf.placement_mesh_impl.PlacementMeshImpl(shape, layout, ["cpu:0"] * 4)
