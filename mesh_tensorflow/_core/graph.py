@@ -16,12 +16,11 @@ from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._units import counted
 
 if TYPE_CHECKING:
-    from mesh_tensorflow._core.interfaces import VariablePlacer
+    from mesh_tensorflow._core.interfaces import StagesLike, VariablePlacer
     from mesh_tensorflow._core.operation import Operation
     from mesh_tensorflow._mesh.mesh_impl import MeshImpl
     from mesh_tensorflow._mesh.variables.store import VariableStore
     from mesh_tensorflow.ops._variables.variable import Variable
-    from mesh_tensorflow.transformer.transformer._pipelined import Stages
 
 __all__ = ["Graph", "Mesh", "leaves_no_node"]
 
@@ -83,7 +82,7 @@ class Graph:
         self.inspected: dict[str, Tensor] = {}
         self.variable_store: Optional[VariableStore] = None
         self.differentiated: Optional[Operation] = None
-        self.stages: Optional[Stages] = None
+        self.stages: Optional[StagesLike] = None
         self.assigns: Literal["asked", "all", "none"] = "asked"
         self.captured_variable_scope = tf.get_variable_scope()
         # By mesh, the stored layout that its variables have, once it is lowered with one.

@@ -157,14 +157,7 @@ class Stages:
     def variable(
         self, name: str, shape: mtf.Shape, dtype: mtf.VariableDType, **kwargs: Any
     ) -> mtf.Tensor:
-        """Returns the values of a variable in all stages.
-
-        Args:
-          name: a string, relative to the variable scope.
-          shape: a Shape, that of one stage.
-          dtype: a VariableDType.
-          **kwargs: further arguments of mtf.get_variable.
-        """
+        """Returns the values of a variable in all stages; see StagesLike."""
         full_name = full_variable_name(name)
         if self._given is not None:
             return self._given[full_name]
@@ -183,13 +176,7 @@ class Stages:
         return self._variables[full_name].placeholder
 
     def random(self, shape: mtf.Shape, tf_fn: Callable, **kwargs: Any) -> mtf.Tensor:
-        """Returns random values for all stages.
-
-        Args:
-          shape: a Shape.
-          tf_fn: a function of a shape, such as tf.random.uniform.
-          **kwargs: keyword arguments of `tf_fn`.
-        """
+        """Returns random values for all stages; see StagesLike."""
         inside = self._in_all(shape)
         if self._given is None:
             asked = _Asked(
