@@ -18,7 +18,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NoReturn, Optional, TypeVar
+from typing import Any, NoReturn, Optional
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -27,8 +27,6 @@ from mesh_tensorflow._contexts import within
 from mesh_tensorflow._core.errors import did_you_mean, is_set
 from mesh_tensorflow._core.operation import Operation
 from mesh_tensorflow._units import counted
-
-T = TypeVar("T")
 
 # How the label of the state of a value begins, in the data of the assertion that a step makes.
 STATE = "NaNs, Infs, zeros, least, largest and elements of"

@@ -338,8 +338,10 @@ def check_draft(model: Unitransformer, draft: Draft) -> None:
     if draft.num_ids < 1:
         raise ValueError(f"num_draft_ids must be 1 or more, not {draft.num_ids}")
     if model.output_vocab_dim != draft.model.output_vocab_dim:
-        sizes = [dims_text([m.output_vocab_dim]) if m.output_vocab_dim else "none"
-                 for m in (model, draft.model)]  # fmt: skip
+        sizes = [
+            dims_text([m.output_vocab_dim]) if m.output_vocab_dim else "none"
+            for m in (model, draft.model)
+        ]
         raise ValueError(
             f"draft_model: {draft.model.name} has the output vocabulary {sizes[1]}, but "
             f"{model.name} has {sizes[0]}; make both with the same output_vocab_size"
