@@ -265,8 +265,8 @@ class Kinds:
             return _SUM
         return Kind(
             "unknown",
-            why=f"{op.name} multiplies a sum over the batch by {number!r}, which may be made of "
-            f"the size of a microbatch ({self._small} examples) or of the batch",
+            why=f"{op.name} multiplies a sum over the batch by {float(number)}, which may be made "
+            f"of the size of a microbatch ({self._small} examples) or of the batch",
         )
 
     def _may_be_size(self, factor: Any) -> bool:

@@ -48,6 +48,8 @@ REFUSED = (
     "it is computed in a function with a custom gradient",
     "whose elements weigh differently in it",
     "is no sum or mean over the batch",
+    "which may be made of the size of a microbatch",
+    "compares examples of a batch with each other",
 )
 # Slots of Adam are compared, so that no division may enlarge errors of rounding.
 OPTIMIZERS = {

@@ -230,6 +230,10 @@ UNKNOWN = {
         lambda x: mtf.reduce_sum(losses(x)) / x.shape.dims[0].size,
         r"multiplies a sum over the batch by 0.25, which may be made of the size of a microbatch",
     ),
+    "size as a number of NumPy": (
+        lambda x: mtf.reduce_sum(losses(x)) * np.float64(1 / x.shape.dims[0].size),
+        r"multiplies a sum over the batch by 0.25, which may",
+    ),
     "size of the batch": (
         lambda x: mtf.reduce_sum(losses(x)) / mtf.constant(x.mesh, 8.0),
         r"by 0.125, which .* Return \(sum, weight\), two scalars",
