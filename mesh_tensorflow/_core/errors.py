@@ -13,6 +13,7 @@ import sysconfig
 import threading
 import warnings
 from collections.abc import Iterable, Sequence
+from numbers import Integral
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any, Optional
 
@@ -280,6 +281,17 @@ def check_flag(function: str, name: str, value: object, instead: str) -> None:
         f"{function}: {name} is true or false, but was given {value!r}. By position, "
         f"arguments go to the parameters in their order; write {instead.format(value=repr(value))}"
     )
+
+
+def is_whole(value: object, least: float = 1) -> bool:
+    """Returns whether a value is a whole number, of Python or NumPy, and not too small.
+
+    Args:
+      value: anything.
+      least: the smallest number that is right.
+    """
+    # Python takes a bool for an int, so that steps=True would be a single step.
+    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= least
 
 
 def table_lookup(table: dict[str, Any], key: str, what: str) -> Any:

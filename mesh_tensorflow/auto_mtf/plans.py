@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Optional, Protocol, Union
 
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow._core.errors import dims_text, text_table
+from mesh_tensorflow._core.errors import dims_text, is_whole, text_table
 from mesh_tensorflow._core.graph import Graph
 from mesh_tensorflow._core.layout import LayoutRules, StoredLayout
 from mesh_tensorflow._core.operation import Operation
@@ -87,7 +87,7 @@ class Choice(NamedTuple):
         """
         for name in ("stages", "microbatches", "repeats"):
             value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
+            if not is_whole(value):
                 raise ValueError(f"{name}={value!r} must be a number of {name}, 1 or more")
         if self.attention not in ATTENTIONS:
             raise ValueError(

@@ -10,8 +10,9 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Optional, Union
 
-import numpy as np
 import tensorflow.compat.v1 as tf
+
+from mesh_tensorflow._core.errors import is_whole
 
 if TYPE_CHECKING:
     import mesh_tensorflow.ops_with_redefined_builtins as mtf
@@ -53,8 +54,7 @@ _SIZES = (
 
 def _check_size(name: str, size: object) -> None:
     least = 0 if name == "num_blocks" else 1
-    # JSON's `true` becomes a bool, which Python takes for the integer 1.
-    if isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < least:
+    if not is_whole(size, least):
         more = ": the number of lines of the vocabulary" if name == "vocab_size" else ""
         raise ValueError(f"BertConfig: {name} should be a positive integer{more}, but is {size!r}")
 

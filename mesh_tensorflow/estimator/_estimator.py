@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union
 import numpy as np
 import tensorflow.compat.v1 as tf
 
+from mesh_tensorflow._core.errors import is_whole
 from mesh_tensorflow._mesh.variables import checkpoint_files
 from mesh_tensorflow.estimator._cluster import in_cluster
 from mesh_tensorflow.estimator._export import Exporter, export_all
@@ -81,8 +82,7 @@ def check_steps(called: str, **counts: Optional[int]) -> None:
     """
     given = {name: count for name, count in counts.items() if count is not None}
     for name, count in given.items():
-        # Python takes a bool for an int, so that steps=True would train a single step.
-        if isinstance(count, bool) or not isinstance(count, (int, np.integer)) or count <= 0:
+        if not is_whole(count):
             raise ValueError(
                 f"{called}: {name} is {count!r}; it should be a whole number of 1 or more, or None"
             )

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import numbers
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Optional, Union
 
-import numpy as np
 import tensorflow.compat.v1 as tf
 
+from mesh_tensorflow._core.errors import is_whole
 from mesh_tensorflow._processes.processes import (
     check_addresses,
     processes,
@@ -221,7 +222,7 @@ def _at_least(least: int) -> Callable[[str, object], None]:
 
 
 def _check_integer(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+    if not is_whole(value, -math.inf):
         raise ValueError(f"RunConfig: {name} is {value!r}; it should be an integer")
 
 

@@ -8,12 +8,11 @@ import functools
 import inspect
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from numbers import Integral
 from typing import Any, Optional, TypeVar, Union, cast
 
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow._core.errors import did_you_mean
+from mesh_tensorflow._core.errors import did_you_mean, is_whole
 from mesh_tensorflow._core.layout import LayoutLike
 from mesh_tensorflow._core.shape import ShapeLike
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
@@ -149,7 +148,7 @@ def check_seed(seed: Optional[int]) -> None:
     Args:
       seed: an integer that is not negative, or None.
     """
-    if seed is not None and not (isinstance(seed, Integral) and 0 <= seed < 2**63):
+    if seed is not None and not (is_whole(seed, 0) and seed < 2**63):
         raise ValueError(
             f"fit: seed is None or an integer from 0 to 2**63 - 1, but is {seed!r}. None draws "
             "another one in each run"
@@ -376,7 +375,7 @@ def fit(
 def _check_numbers(**numbers: Any) -> None:
     """Raises ValueError for a number that is less than one."""
     for name, value in numbers.items():
-        if not isinstance(value, Integral) or value < 1:
+        if not is_whole(value):
             raise ValueError(f"fit: {name} should be an integer of at least 1, but is {value!r}")
 
 

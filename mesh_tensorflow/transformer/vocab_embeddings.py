@@ -13,6 +13,7 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
+from mesh_tensorflow._core.errors import is_whole
 from mesh_tensorflow.transformer.transformer._context import dropout_of
 
 if TYPE_CHECKING:
@@ -162,7 +163,7 @@ def _is_cluster(cluster: Mapping[str, float]) -> bool:
     sizes = [cluster.get("token_count"), cluster.get("embedding_size", 1)]
     return (
         set(cluster) <= {"token_count", "embedding_size", "length_projection_factor"}
-        and all(isinstance(size, int) and size >= 1 for size in sizes)
+        and all(is_whole(size) for size in sizes)
         and 0 < cluster.get("length_projection_factor", 1) <= 1
     )
 

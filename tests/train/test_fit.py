@@ -357,6 +357,8 @@ UNEVEN = {name: array[:7] for name, array in linear.DATA.items()}
 IMPL = mtf.placement_mesh_impl.PlacementMeshImpl("rows:2", "batch:rows", ["cpu:0"] * 2)
 ERRORS = {
     "steps": (lambda: linear.fit(0), "steps should be an integer of at least 1, but is 0"),
+    "steps that are a bool": (lambda: linear.fit(True), "steps should be .* but is True"),
+    "a seed that is a bool": (_fit_with(seed=True), "seed is None or an integer .* but is True"),
     "names": (
         _fit_with(dims={"x": "batch:4,in:6", "z": "batch:4"}),
         "dims has 'z', which is not in the data: it has x, y",

@@ -8,9 +8,9 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union, cast
 
-import numpy as np
 import tensorflow.compat.v1 as tf
 
+from mesh_tensorflow._core.errors import is_whole
 from mesh_tensorflow._pjrt import pjrt
 from mesh_tensorflow.estimator._estimator import Estimator
 from mesh_tensorflow.estimator._model import (
@@ -314,7 +314,6 @@ def _outside(spec: TPUEstimatorSpec, results: Mapping[str, Any]) -> TPUEstimator
 
 
 _BATCH_SIZE = "batch_size"
-_USE_TPU = "use_tpu"
 _RESERVED = (_BATCH_SIZE, "context")
 
 
@@ -490,8 +489,7 @@ def _check_params(params: Any) -> None:
 
 
 def _check_batch_size(mode: str, size: Optional[int]) -> None:
-    whole = isinstance(size, (int, np.integer)) and not isinstance(size, bool)
-    if size is not None and (not whole or size <= 0):
+    if size is not None and not is_whole(size):
         name = {"train": "train", "eval": "eval", "infer": "predict"}[mode]
         raise ValueError(
             f"TPUEstimator: {name}_batch_size is {size!r}; it should be a whole number of 1 or more"

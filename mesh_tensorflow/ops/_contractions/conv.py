@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow._core.errors import dims_text, table_lookup
+from mesh_tensorflow._core.errors import dims_text, is_whole, table_lookup
 from mesh_tensorflow._core.operation import Cost, Operation, PendingSums, gradient_of_output
 from mesh_tensorflow._core.shape import Dimension, Shape, ShapeLike, convert_to_shape, list_product
 from mesh_tensorflow._core.tensor import Tensor
@@ -151,7 +151,7 @@ def conv_kind(
     if rank not in _SPATIAL:
         raise ValueError(f"{what}: a convolution has 2 or 3 spatial dimensions, not {rank!r}")
     fits = isinstance(strides, (list, tuple)) and len(strides) == rank + 2
-    fits = fits and all(isinstance(s, int) and s > 0 for s in strides)
+    fits = fits and all(map(is_whole, strides))
     if not fits or strides[0] != 1 or strides[-1] != 1:
         raise ValueError(
             f"{what}: strides must be [1, {', '.join('s' + c for c in _SPATIAL[rank])}, 1], "

@@ -8,7 +8,7 @@ from typing import NamedTuple, Optional
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops as mtf
-from mesh_tensorflow._core.errors import dims_text, slip, table_lookup, tensors_text
+from mesh_tensorflow._core.errors import dims_text, is_whole, slip, table_lookup, tensors_text
 from mesh_tensorflow._core.graph import leaves_no_node
 from mesh_tensorflow._core.operation import Operation, gradient_of_output
 from mesh_tensorflow._core.shape import Dimension, Shape, list_product
@@ -103,7 +103,7 @@ def _check_window(
         )
     for argument, sizes in (("ksize", ksize), ("strides", strides)):
         fits = isinstance(sizes, (list, tuple)) and len(sizes) == rank
-        if not fits or not all(isinstance(size, int) and size > 0 for size in sizes):
+        if not fits or not all(map(is_whole, sizes)):
             raise ValueError(
                 f"{what}: {argument} of {pool_fn_string} must be {rank} whole numbers from 1, "
                 f"one for each spatial dimension, but is {sizes!r}"

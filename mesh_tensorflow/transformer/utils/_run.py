@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Optional, Union
 
@@ -13,7 +14,7 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import estimator as mtf_estimator
-from mesh_tensorflow._core.errors import WrongTypeError
+from mesh_tensorflow._core.errors import WrongTypeError, is_whole
 from mesh_tensorflow._mesh.devices import set_cpus
 from mesh_tensorflow.estimator import ModeKeys
 from mesh_tensorflow.estimator.processes import programs_over, shards_of_process
@@ -307,8 +308,7 @@ def _estimator_of(
 
 
 def _is_number(value: object) -> bool:
-    # True is an integer to Python, and a mistake here.
-    return isinstance(value, int) and not isinstance(value, bool)
+    return is_whole(value, -math.inf)
 
 
 def _is_batch_size(value: object) -> bool:
