@@ -6,6 +6,7 @@ import functools
 import json
 import os
 import pathlib
+import tempfile
 from collections.abc import Callable, Sequence
 from typing import Any, Optional, Union
 
@@ -420,8 +421,13 @@ def export(
             made = _serialized(one.program(*args, **named))
             contents[f"program_{one.mesh.size}.bin"] = made
         folder.mkdir(parents=True, exist_ok=True)
-        for name, content in contents.items():
-            (folder / name).write_bytes(content)
+        # In the same directory, so that files are moved by renaming them: an export that ends
+        # early, as on a full disk, leaves an earlier one as it was.
+        with tempfile.TemporaryDirectory(dir=folder, prefix=".export-") as new:
+            for name, content in contents.items():
+                pathlib.Path(new, name).write_bytes(content)
+            for name in contents:
+                pathlib.Path(new, name).replace(folder / name)
 
     if not done_in_all(write, first=True):
         raise RuntimeError(

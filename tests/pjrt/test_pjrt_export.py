@@ -1,5 +1,6 @@
 """mtf.pjrt.export: files that JAX alone runs, on the mesh and on one device."""
 
+import resource
 import subprocess
 import sys
 
@@ -47,6 +48,24 @@ def test_runs_without_this_package(tmp_path):
     weights, sizes = run_exported.read_safetensors(tmp_path / "model" / "weights.safetensors")
     assert list(weights) == ["a/w", "b"] and sizes == {"rows": 2, "cols": 2}
     np.testing.assert_array_equal(weights["a/w"], program.store.value("a/w"))
+
+
+def test_an_export_that_fails_leaves_the_earlier_one(tmp_path):
+    program = product("rows:1", "")
+    files = mtf.pjrt.export(program, tmp_path, DATA, 2.0)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    program.store.assign("b", program.store.value("b") + 1)
+    # As a full disk does: the weights are written whole, and of a program a part.
+    least = len(before["weights.safetensors"])
+    assert len(files) == 2 and all(len(x) > least for n, x in before.items() if n.endswith(".bin"))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (least, limits[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            mtf.pjrt.export(program, tmp_path, DATA, 2.0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
 @pytest.mark.slow
