@@ -23,6 +23,7 @@ _given = [kind for kind in KINDS if f"--choices={kind}" in sys.argv]
 set_environment(os.environ.setdefault(VARIABLE, "".join(_given[:1])))
 import_tensorflow()
 
+import gin
 import hypothesis
 import pytest
 import tensorflow as tf2
@@ -192,6 +193,13 @@ def leaves_the_process_as_it_was():
     before = _process_state()
     yield
     assert _process_state() == before
+
+
+@pytest.fixture(autouse=True)
+def own_bindings():
+    """What a test binds by gin, and that it locks these, ends with it."""
+    yield
+    gin.clear_config()
 
 
 @pytest.fixture(autouse=True)

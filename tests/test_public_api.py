@@ -243,14 +243,11 @@ def test_gin_selector(module, selector):
 
 
 def test_gin_bindings():
-    try:
-        gin.parse_config("mesh_tensorflow.ops.rewrite_stack_variables.max_combined_slice_size = 5")
-        gin.parse_config("rewrite_stack_variables.max_combined_variable_size = 7")
-        for name, value in [("slice", 5), ("variable", 7)]:
-            full = f"rewrite_stack_variables.max_combined_{name}_size"
-            assert gin.query_parameter(full) == value
-    finally:
-        gin.clear_config()
+    gin.parse_config("mesh_tensorflow.ops.rewrite_stack_variables.max_combined_slice_size = 5")
+    gin.parse_config("rewrite_stack_variables.max_combined_variable_size = 7")
+    for name, value in [("slice", 5), ("variable", 7)]:
+        full = f"rewrite_stack_variables.max_combined_{name}_size"
+        assert gin.query_parameter(full) == value
 
 
 IMPORTING = """

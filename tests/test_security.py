@@ -136,11 +136,8 @@ def test_gin_files_are_code(tmp_path, monkeypatch):
         "import pathlib\npathlib.Path(__file__).with_name('mark').touch()\n"
     )
     (tmp_path / "file.gin").write_text("import imported_by_gin\n")
-    try:
-        gin.parse_config_files_and_bindings([str(tmp_path / "file.gin")], [], finalize_config=False)
-    finally:
-        gin.clear_config()
-        sys.modules.pop("imported_by_gin", None)
+    gin.parse_config_files_and_bindings([str(tmp_path / "file.gin")], [], finalize_config=False)
+    sys.modules.pop("imported_by_gin")
     assert (tmp_path / "mark").exists()
     assert "an `import` line imports a Python module" in TEXT
 

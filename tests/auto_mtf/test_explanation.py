@@ -2,7 +2,6 @@
 
 import json
 
-import gin
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
@@ -106,13 +105,6 @@ def test_plot_without_matplotlib(explained, monkeypatch):
 
 
 # -- the command line
-
-
-@pytest.fixture(autouse=True)
-def no_bindings():
-    yield
-    with gin.unlock_config():
-        gin.clear_config()
 
 
 BINDINGS = [f"--gin_param=language_model.{k}={v}" for k, v in TINY.items()]

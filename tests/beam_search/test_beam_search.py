@@ -1,7 +1,6 @@
 """Beam search against a search of all sequences, and one written down in Python."""
 
 import itertools
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -366,7 +365,6 @@ def test_split_beams(tf_graph):
 def test_gin_name():
     import gin
 
-    with gin.unlock_config(), mock.patch.dict(gin.config._CONFIG):
-        gin.parse_config("mesh_tensorflow.beam_search.beam_search.stop_early = False")
-        gin.parse_config("mesh_tensorflow.beam_search.greedy_decode.temperature = 0.0")
+    gin.parse_config("mesh_tensorflow.beam_search.beam_search.stop_early = False")
+    gin.parse_config("mesh_tensorflow.beam_search.greedy_decode.temperature = 0.0")
     assert (package.EOS_ID, package.INF) == (1, 1e7)

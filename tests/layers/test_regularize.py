@@ -103,11 +103,8 @@ def test_the_clipped_gradient_of_many_small_numbers(dtype):
 def test_clipping_by_gin(tf_graph):
     run = LayerGraph()
     x = run.normal("b:8,c:4")
-    try:
-        gin.parse_config("mesh_tensorflow.layers.clip_activation_gradient.clip_rms_norm = 0.25")
-        y = layers.clip_activation_gradient(x)
-    finally:
-        gin.clear_config()
+    gin.parse_config("mesh_tensorflow.layers.clip_activation_gradient.clip_rms_norm = 0.25")
+    y = layers.clip_activation_gradient(x)
     dx = run.values(mtf.gradients([y], [x]))[0]
     np.testing.assert_allclose(dx, 0.25, rtol=1e-5)
 

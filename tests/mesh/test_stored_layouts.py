@@ -336,13 +336,9 @@ def test_an_argument_of_mtf_function():
 def test_by_gin():
     import gin
 
-    with gin.unlock_config():
-        gin.parse_config("stored_layout.zero = 3")
-    try:
-        impl = mtf.placement_mesh_impl.PlacementMeshImpl(*ROWS, [""] * 4)
-        assert str(impl.stored_layout) == "zero=3 over rows"
-    finally:
-        gin.clear_config()
+    gin.parse_config("stored_layout.zero = 3")
+    impl = mtf.placement_mesh_impl.PlacementMeshImpl(*ROWS, [""] * 4)
+    assert str(impl.stored_layout) == "zero=3 over rows"
 
 
 def place_on_one_device(**stored):
@@ -362,12 +358,8 @@ def test_by_gin_and_an_argument_where_one_processor_runs_all(make, by_gin, given
 
     mesh = mtf.Mesh(mtf.Graph(), "mesh")
     variable = mtf.get_variable(mesh, "w", "a:4,b:4").operation
-    with gin.unlock_config():
-        gin.parse_config(f"stored_layout.{by_gin}")
-    try:
-        mtf.Lowering(mesh.graph, {mesh: make(**given)})
-    finally:
-        gin.clear_config()
+    gin.parse_config(f"stored_layout.{by_gin}")
+    mtf.Lowering(mesh.graph, {mesh: make(**given)})
     assert list(map(str, variable.outputs[0].shape.dimension_names)) == ["a", "b@rows"]
 
 

@@ -17,9 +17,8 @@ PREFIX = "mesh_tensorflow.optimize."
 
 @pytest.fixture
 def step(tf_graph):
-    """The global step, in a fresh graph; gin is cleared afterwards."""
-    yield tf.train.get_or_create_global_step()
-    gin.clear_config()
+    """The global step, in a fresh graph."""
+    return tf.train.get_or_create_global_step()
 
 
 def at(step, value, number):

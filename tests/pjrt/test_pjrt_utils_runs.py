@@ -18,10 +18,8 @@ runs.register(dataset)
 
 
 @pytest.fixture(autouse=True)
-def own_configuration():
+def parsed_flags():
     tf.flags.FLAGS(["test"])
-    yield
-    gin.clear_config()
 
 
 @pytest.mark.slow("lm*")

@@ -84,23 +84,20 @@ def test_as_factors(tf_graph):
 
 def test_gin():
     """Names of their own: the short names of transformers' schedules stay unambiguous."""
-    try:
-        gin.parse_config("""
-            mesh_tensorflow.optimize.AdamWOptimizer.learning_rate = @cosine_schedule()
-            cosine_schedule.peak = 0.5
-            cosine_schedule.total_steps = 10
-            linear_warmup.steps_or_fraction = 7
-            learning_rate_schedules.constant.value = 3.0
-        """)
-        optimizer = mtf.optimize.AdamWOptimizer()
-        assert repr(optimizer.learning_rate).startswith("cosine(peak=0.5, total_steps=10")
-        assert learning_rate_schedules.constant(0, 1) == 3.0
-        assert schedules.constant(1.0)(0) == 1.0
-        with tf.Session(graph=tf.Graph()) as session, session.graph.as_default():
-            ramp = learning_rate_schedules.linear_warmup(tf.constant(1), 100)
-            np.testing.assert_allclose(session.run(ramp), 1 / 7, rtol=1e-6)
-    finally:
-        gin.clear_config()
+    gin.parse_config("""
+        mesh_tensorflow.optimize.AdamWOptimizer.learning_rate = @cosine_schedule()
+        cosine_schedule.peak = 0.5
+        cosine_schedule.total_steps = 10
+        linear_warmup.steps_or_fraction = 7
+        learning_rate_schedules.constant.value = 3.0
+    """)
+    optimizer = mtf.optimize.AdamWOptimizer()
+    assert repr(optimizer.learning_rate).startswith("cosine(peak=0.5, total_steps=10")
+    assert learning_rate_schedules.constant(0, 1) == 3.0
+    assert schedules.constant(1.0)(0) == 1.0
+    with tf.Session(graph=tf.Graph()) as session, session.graph.as_default():
+        ramp = learning_rate_schedules.linear_warmup(tf.constant(1), 100)
+        np.testing.assert_allclose(session.run(ramp), 1 / 7, rtol=1e-6)
 
 
 def test_lists_may_be_changed_afterwards():

@@ -80,8 +80,6 @@ def adaptive():
             f"AdaptiveSoftmaxVocabEmbedding.clusters = {CLUSTERS}",
         ]
     )
-    yield
-    gin.clear_config()
 
 
 MODELS = {

@@ -126,10 +126,7 @@ def from_encoder(context):
 
 @pytest.fixture
 def sentinels():
-    with gin.unlock_config():
-        gin.bind_parameter("relative_position_spans.num_sentinels", 2)
-    yield
-    gin.clear_config()
+    gin.bind_parameter("relative_position_spans.num_sentinels", 2)
 
 
 @pytest.mark.slow_but(2)
@@ -189,8 +186,7 @@ def test_local_attention_takes_no_options_of_other_layers():
     """Which gin binds for all of them; what shapes its weights, it takes."""
 
     def found(*bindings):
-        with gin.unlock_config():
-            gin.parse_config([f"SelfAttention.{binding}" for binding in bindings])
+        gin.parse_config([f"SelfAttention.{binding}" for binding in bindings])
         try:
             layer = SELF["local"]()
         finally:

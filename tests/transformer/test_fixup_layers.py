@@ -184,14 +184,10 @@ def test_encoder_decoder_attention_is_as_usual():
 def test_errors():
     with pytest.raises(ValueError, match="set fold_scaling_into_initializer = False"):
         models.run(called(fixup.SelfAttentionFixup(num_blocks=2, num_heads=2).call))
-    with gin.unlock_config():
-        gin.bind_parameter("mesh_tensorflow.layers.unit_scaling_convention.value", True)
-    try:
-        with pytest.raises(ValueError, match="unit_scaling_convention scales products instead"):
-            models.run(called(fixup.SelfAttentionFixup(num_blocks=2, **ATTENTION).call))
-    finally:
-        gin.clear_config()
     with pytest.raises(ValueError, match="default_init='lecun' is none of 'he', 'glorot'"):
         fixup.DenseReluDenseFixup(num_blocks=2, default_init="lecun")
     with pytest.raises(ValueError, match="num_blocks=0 must be the number of residual blocks"):
         fixup.DenseReluDenseFixup(num_blocks=0)
+    gin.bind_parameter("mesh_tensorflow.layers.unit_scaling_convention.value", True)
+    with pytest.raises(ValueError, match="unit_scaling_convention scales products instead"):
+        models.run(called(fixup.SelfAttentionFixup(num_blocks=2, **ATTENTION).call))

@@ -108,18 +108,10 @@ CONFIGS = {
 }
 
 
-@pytest.fixture
-def parsed():
-    """Parses bindings for the time of a test."""
-    gin.clear_config()
-    yield gin.parse_config
-    gin.clear_config()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CONFIGS)
-def test_trains_and_decodes(parsed, name):
-    parsed(COMMON + CONFIGS[name])
+def test_trains_and_decodes(name):
+    gin.parse_config(COMMON + CONFIGS[name])
 
     def build(mesh):
         model = transformer.make_bitransformer(models.VOCAB, models.VOCAB)
@@ -138,8 +130,8 @@ def test_trains_and_decodes(parsed, name):
     assert found["ids"].shape == (models.ROWS, 5)
 
 
-def test_schedule_of_references(parsed):
-    parsed("""
+def test_schedule_of_references():
+    gin.parse_config("""
         learning_rate_schedules.product_learning_rate.factors = [
             0.5, @learning_rate_schedules.linear_warmup, @learning_rate_schedules.truncated_rsqrt,
         ]

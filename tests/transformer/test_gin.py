@@ -27,13 +27,6 @@ def gin_files(folder, prefix=""):
 FILES = sorted(gin_files(FOLDER))
 
 
-@pytest.fixture(autouse=True)
-def fresh_config():
-    gin.clear_config()
-    yield
-    gin.clear_config()
-
-
 def parse(*names):
     gin.parse_config_files_and_bindings([str(FOLDER / name) for name in names], [])
 

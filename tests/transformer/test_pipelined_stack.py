@@ -185,13 +185,11 @@ def test_communication():
 
 @pytest.fixture
 def bindings():
-    """Parses bindings, and forgets them afterwards."""
-    gin.clear_config()
+    """Parses bindings, also of what is defined anew."""
     gin.enter_interactive_mode()
     gin.external_configurable(Mix, module="models")
     yield gin.parse_config
     gin.exit_interactive_mode()
-    gin.clear_config()
 
 
 def test_gin(bindings):

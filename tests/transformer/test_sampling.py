@@ -172,12 +172,8 @@ def test_spans_are_counted_from_what_is_given():
         logits, _ = model.call_simple(inputs, ids, compute_loss=False, mode="eval", **encoder)
         return {"ids": ids, "logits": logits}
 
-    with gin.unlock_config():
-        gin.bind_parameter("relative_position_spans.num_sentinels", 4)
-    try:
-        found = models.run(build)
-    finally:
-        gin.clear_config()
+    gin.bind_parameter("relative_position_spans.num_sentinels", 4)
+    found = models.run(build)
     found["logits"][..., EOS] = -np.inf
     assert_best(found, given, LENGTH)
 

@@ -1,6 +1,5 @@
 """Data sets of TensorFlow Datasets: of strings and of ids, by name, from code and from files alone."""
 
-import gin
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
@@ -209,16 +208,13 @@ def train(folder, tmp_path):
     def train(model_type, further):
         tf.flags.FLAGS(["test"])
         directory = str(tmp_path / "model")
-        try:
-            runs.call(
-                utils.run,
-                directory,
-                model_type,
-                "train",
-                (f"run.train_steps = 2\n{further}".replace("FOLDER", folder)),
-            )
-        finally:
-            gin.clear_config()
+        runs.call(
+            utils.run,
+            directory,
+            model_type,
+            "train",
+            (f"run.train_steps = 2\n{further}".replace("FOLDER", folder)),
+        )
         return runs.summaries(directory)["loss"]
 
     return train

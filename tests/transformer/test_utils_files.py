@@ -21,10 +21,8 @@ runs.register(dataset)
 
 
 @pytest.fixture(autouse=True)
-def own_configuration():
+def parsed_flags():
     tf.flags.FLAGS(["test"])
-    yield
-    gin.clear_config()
 
 
 @pytest.fixture
@@ -238,8 +236,7 @@ def test_checkpoints_to_come(tmp_path):
     runs.write_checkpoint(str(tmp_path), MODELS["lm"]["variables"])
     found = []
     decode = functools.partial(lambda seen, **kwargs: seen.append(kwargs["checkpoint_path"]), found)
-    with gin.unlock_config():
-        gin.bind_parameter("get_checkpoint_iterator.stop_after", runs.STEP)
+    gin.bind_parameter("get_checkpoint_iterator.stop_after", runs.STEP)
     utils.infer_model(None, Numbers(), 8, 4, "lm", str(tmp_path), None, decode_fn=decode)
     assert found == [os.path.join(str(tmp_path), f"model.ckpt-{runs.STEP}")]
     utils.infer_model(None, Numbers(), 8, 4, "lm", str(tmp_path), None, ["a", "b"], decode)

@@ -172,8 +172,7 @@ def test_lines_that_are_no_inputs_are_named(tmp_path, data, text):
 def test_empty_lines_are_kept_if_gin_says_so(tmp_path):
     path = tmp_path / "in.txt"
     path.write_bytes(b"a\n\n \nb\n\n")
-    with gin.unlock_config():
-        gin.bind_parameter("utils.get_inputs_from_file.keep_empty_lines", True)
+    gin.bind_parameter("utils.get_inputs_from_file.keep_empty_lines", True)
     assert utils.get_inputs_from_file(str(path)) == ["a", "", "", "b"]
     gin.clear_config()
     path.write_bytes(b"a\nb\n")
@@ -280,7 +279,6 @@ def test_dtypes_filters_and_mappings():
 def test_unknown_names_in_gin_parameters(binding, text):
     with flagsaver.flagsaver(gin_param=[binding]), pytest.raises(ValueError, match=text):
         utils.parse_gin_defaults_and_flags()
-    gin.clear_config()
 
 
 def test_gin_files_and_parameters(tmp_path):
@@ -301,4 +299,3 @@ def test_gin_files_and_parameters(tmp_path):
         assert not gin.config_is_locked()
         utils.parse_gin_defaults_and_flags(skip_unknown=True)
         assert gin.config_is_locked()
-    gin.clear_config()

@@ -42,10 +42,8 @@ NOTED = (
 
 
 @pytest.fixture(autouse=True)
-def own_configuration():
+def parsed_flags():
     tf.flags.FLAGS(["test"])
-    yield
-    gin.clear_config()
 
 
 def written(directory):

@@ -21,12 +21,6 @@ SHAPES = json.loads((FIXTURES / "utils.json").read_text())["models"]["lm"]["vari
 LENGTHS = {"inputs": 8, "targets": 8}
 
 
-@pytest.fixture(autouse=True)
-def own_configuration():
-    yield
-    gin.clear_config()
-
-
 def read(path):
     return pathlib.Path(path).read_text().splitlines()
 
@@ -142,16 +136,14 @@ def test_other_weights_or_parameters_begin_anew(tmp_path, decode):
             decode(lives)
         index.write_text("others")
     assert len(list(tmp_path.glob("out-3.parts-*"))) == 2
-    with gin.unlock_config():
-        gin.bind_parameter("Unitransformer.sample_autoregressive.temperature", 0.5)
+    gin.bind_parameter("Unitransformer.sample_autoregressive.temperature", 0.5)
     assert len(decode(1000).asked) == 200
 
 
 def test_what_is_finished_of_several_checkpoints_is_kept(tmp_path):
     (tmp_path / "in").write_text("5\n" * 100)
-    with gin.unlock_config():
-        gin.bind_parameter("decode_from_file.input_filename", str(tmp_path / "in"))
-        gin.bind_parameter("decode_from_file.output_filename", str(tmp_path / "out"))
+    gin.bind_parameter("decode_from_file.input_filename", str(tmp_path / "in"))
+    gin.bind_parameter("decode_from_file.output_filename", str(tmp_path / "out"))
     paths = [str(tmp_path / f"model.ckpt-{step}") for step in (3, 5)]
     arguments = (Numbers(), 4, 8, "lm", str(tmp_path), None, paths)
     with pytest.raises(KeyboardInterrupt):

@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 
-import gin
 import pytest
 import tensorflow.compat.v1 as tf
 from helpers.paths import environment
@@ -25,13 +24,6 @@ ARGUMENTS = [
     "--mesh_shape=rows:2,cols:2",
     "--layout=batch:rows,d_ff:cols,vocab:cols",
 ]
-
-
-@pytest.fixture(autouse=True)
-def no_bindings():
-    yield
-    with gin.unlock_config():
-        gin.clear_config()
 
 
 @pytest.mark.slow
