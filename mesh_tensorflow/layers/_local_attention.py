@@ -154,6 +154,18 @@ def multihead_self_attention_memory_compressed(
 _SHORT_BLOCK = 128
 
 
+def longest_block(per_split: int, window: int) -> int:
+    """Returns the number of positions in a block of local attention.
+
+    Args:
+      per_split: the number of positions that a processor has.
+      window: the number of positions that are seen.
+    """
+    limit = min(per_split, max(window, _SHORT_BLOCK))
+    # A divisor of what each processor has: a block over two processors would have to be gathered.
+    return max(n for n in range(1, limit + 1) if per_split % n == 0)
+
+
 def _block_length(length: mtf.Dimension, length_per_split: Optional[int], window_size: int) -> int:
     """Returns the number of positions per block, such that no block crosses a split."""
     what = "masked_local_attention_1d"
@@ -162,9 +174,7 @@ def _block_length(length: mtf.Dimension, length_per_split: Optional[int], window
     per_split = length.size if length_per_split is None else length_per_split
     if per_split < 1:
         raise ValueError(f"{what}: length_per_split must be 1 or more, got {per_split}")
-    limit = min(per_split, max(window_size, _SHORT_BLOCK))
-    # A divisor of what each processor has: a block over two processors would have to be gathered.
-    block = max(n for n in range(1, limit + 1) if per_split % n == 0)
+    block = longest_block(per_split, window_size)
     if length.size % block:
         raise ValueError(
             f"{what}: {dims_text([length])} cannot be cut into blocks of {block}, the largest "

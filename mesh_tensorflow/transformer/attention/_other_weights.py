@@ -13,6 +13,7 @@ from mesh_tensorflow import layers
 from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.graph import leaves_no_node
 from mesh_tensorflow.layers import _masks
+from mesh_tensorflow.layers._local_attention import longest_block
 from mesh_tensorflow.layers._visibility import ABSENT_LOGIT, HIDDEN_LOGIT
 from mesh_tensorflow.ops._elementwise.compare import select
 from mesh_tensorflow.transformer.attention._dot_product import (
@@ -29,10 +30,6 @@ if TYPE_CHECKING:
 # -- local attention, and hybrids of two normalizations
 
 
-# Blocks may have this length even if the radius is shorter, for larger matrix products.
-_SHORT_BLOCK = 128
-
-
 def _block_length(length_dim: mtf.Dimension, num_splits: int, radius: int) -> int:
     """Returns the number of positions in a block; no block crosses a slice boundary."""
     if radius < 1:
@@ -42,10 +39,7 @@ def _block_length(length_dim: mtf.Dimension, num_splits: int, radius: int) -> in
             f"local_attention_1d: {dims_text([length_dim])} cannot be cut into "
             f"length_dim_num_splits={num_splits} equal parts"
         )
-    per_split = length_dim.size // num_splits
-    limit = min(per_split, max(radius, _SHORT_BLOCK))
-    # A divisor of what each processor has: a block over two of them would have to be gathered.
-    return max(n for n in range(1, limit + 1) if per_split % n == 0)
+    return longest_block(length_dim.size // num_splits, radius)
 
 
 class _Blocks:
