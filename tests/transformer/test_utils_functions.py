@@ -233,11 +233,6 @@ def test_examples_without_targets_are_scored(tmp_path, number, expected):
     assert found == 2 * expected
 
 
-def test_shards_without_examples():
-    with pytest.raises(ValueError, match="num_examples_per_shard=0 should be 1 or more"):
-        utils.score_with_estimator_lazy(None, None, 3, "", Numbers(), num_examples_per_shard=0)
-
-
 @pytest.mark.parametrize("ids_only", [False, True])
 def test_scores_as_records(tmp_path, ids_only):
     results = [{"inputs": np.array([5, 1, 0]), "targets": np.array([-6, 7, 1]), "scores": -1.5}]

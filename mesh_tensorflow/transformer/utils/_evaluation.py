@@ -196,18 +196,9 @@ def _evaluate_outputs(
             _write_metrics(writer, task.dataset.name, metric_fn(task.targets, own), step)
 
 
-class _Scores:
-    """Collects scores, whether they come in one call or shard by shard."""
-
-    def __init__(self) -> None:
-        self.all: list[float] = []
-
-    def __call__(
-        self, results: Iterable[Mapping[str, Any]], vocabulary: object, shard_idx: int = 0
-    ) -> list[float]:
-        del vocabulary, shard_idx
-        self.all += [float(r["scores"]) for r in results]
-        return self.all
+def _scores_only(results: Iterable[Mapping[str, Any]], vocabulary: object) -> list[float]:
+    del vocabulary
+    return [float(r["scores"]) for r in results]
 
 
 def _with_suffix(directory: str, suffix: Optional[str]) -> str:
@@ -250,8 +241,7 @@ def eval_model(
       eval_with_score: whether to score targets instead of decoding.
       output_eval_examples: whether to write text files of examples.
       eval_dir_suffix: a suffix of the directory name.
-      score_with_estimator_fn: `score_with_estimator`, the lazy one, or another with these
-        arguments.
+      score_with_estimator_fn: the function that scores.
 
     Raises:
       ValueError: there are no data.
@@ -281,12 +271,9 @@ def eval_model(
         step = get_step_from_checkpoint_path(path)
         if eval_with_score:
             # It goes through checkpoints itself, and by one step it is given just this one.
-            scores = _Scores()
             outputs = score_with_estimator_fn(
-                estimator, input_fn, step, model_dir, vocabulary, scores, count
+                estimator, input_fn, step, model_dir, vocabulary, _scores_only, count
             )
-            # The lazy function returns nothing: its shards are what it has given away.
-            outputs = scores.all if outputs is None else outputs
         else:
             # The rows that fill up the last batch have outputs too, which belong to no example.
             outputs = list(itertools.islice(decode(estimator, input_fn, vocabulary, path), count))

@@ -334,15 +334,7 @@ def score_with_estimator_lazy(
       score_postprocess_fn: a function of (results, vocabulary, shard_idx=).
       num_examples: the number of examples, if the input function pads the last batch.
       num_examples_per_shard: the number of examples in a shard.
-
-    Raises:
-      ValueError: a shard would have no examples.
     """
-    if num_examples_per_shard < 1:
-        raise ValueError(
-            f"score_with_estimator_lazy: num_examples_per_shard={num_examples_per_shard} should be "
-            "1 or more"
-        )
     for path in get_checkpoint_iterator(eval_checkpoint_step, model_dir):
         # An iterator, so that one shard at a time is in memory.
         results = _scored(estimator, input_fn, path, num_examples)
