@@ -7,6 +7,7 @@ processor all positions of some heads; after attention another one takes them ba
 from __future__ import annotations
 
 import copy
+import functools
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Optional, Union
@@ -246,10 +247,23 @@ def names_lent(graph: mtf.Graph) -> set[str]:
 
 
 def split_again(x: Optional[mtf.Tensor], split: Optional[_Split]) -> Optional[mtf.Tensor]:
-    """Returns `x` with the dimension of a split replaced, if it has that dimension."""
-    if x is None or split is None or split[0] not in x.shape:
+    """Returns `x` with the dimension of a split replaced, also in what it was made of."""
+    if x is None or split is None:
         return x
-    return mtf.replace_dimensions(x, *split)
+    y = mtf.replace_dimensions(x, *split) if split[0] in x.shape else x
+    made: Optional[MadeOf] = x.made_of
+    if made is None:
+        return y
+    again: Any = functools.partial(split_again, split=split)
+    visible = [(name, again(a), again(b)) for name, a, b in made.visible]
+    distances = [
+        d._replace(values=again(d.values), here=again(d.here), there=again(d.there))
+        for d in made.distances
+    ]
+    if made.stands_in:
+        # It is a scalar, but its parts have the batch: left whole, it would be crossed with itself.
+        return _masks.stand_in(x.mesh, visible, x.dtype, distances)
+    return y if y is x else _masks.made_of(y, visible, again(made.rest), distances)
 
 
 def maybe_reshape_attention_input_for_2d_sharding(
