@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import numbers
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Optional, Union
@@ -337,7 +338,7 @@ def takes_blocks(
     terms = added_terms(parts.rest, parts.visible, parts.distances)
     found = whole_dims(q, k, v, memory, key, value, terms)
     why = found if isinstance(found, str) else ""
-    if not isinstance(dropout_rate, (int, float)):
+    if not isinstance(dropout_rate, numbers.Real):
         why = "dropout_rate is a tensor, and blocks need a number"
     elif joint:
         why = "z_loss_coeff leaves an extra_logit out, and blocks have only the sums with it"
@@ -402,8 +403,6 @@ def with_dropout(
     context: Context,
 ) -> mtf.Tensor:
     """Applies dropout to attention weights, in training or without a Context."""
-    if dropout_rate == 0.0:
-        return weights
     training = context is None or context.train
     noise_shape = weights.shape - list(dropout_broadcast_dims or [])
     return mtf.dropout(weights, training, keep_prob=1.0 - dropout_rate, noise_shape=noise_shape)
@@ -577,7 +576,7 @@ def attention(
     """
     tensors = {"q": q, "k": k, "v": v}
     check_operands("attention", tensors, memory_length_dim, key_dim, value_dim)
-    if isinstance(dropout_rate, (int, float)) and not 0.0 <= dropout_rate < 1.0:
+    if isinstance(dropout_rate, numbers.Real) and not 0.0 <= dropout_rate < 1.0:
         raise ValueError(
             "attention: dropout_rate is the rate of what is dropped, from 0 to less than 1, not "
             f"{dropout_rate}"
