@@ -172,11 +172,8 @@ def dot_product_attention(
     weights = mtf.softmax(logits, memory_dim, extra_logit=extra_logit)
     # Weights that are kept are scaled by 1 / keep_prob and not normalized again: the expectation of
     # each is its softmax.
-    if dropout != 0.0:
-        noise_shape = weights.shape - dropout_broadcast_dims  # type: ignore[operator]
-        weights = mtf.dropout(
-            weights, is_training, keep_prob=1.0 - dropout, noise_shape=noise_shape
-        )
+    noise_shape = weights.shape - dropout_broadcast_dims  # type: ignore[operator]
+    weights = mtf.dropout(weights, is_training, keep_prob=1.0 - dropout, noise_shape=noise_shape)
     return mtf.einsum([weights, v], output_shape=mtf.Shape([*query_dims, v.shape.dims[-1]]))
 
 

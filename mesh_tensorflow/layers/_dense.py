@@ -434,9 +434,8 @@ def dense_relu_dense(
             name="wi",
             **dtypes,
         )
-        if dropout != 0.0:
-            noise_shape = h.shape - dropout_broadcast_dims  # type: ignore[operator]
-            h = mtf.dropout(h, is_training, keep_prob=1.0 - dropout, noise_shape=noise_shape)
+        noise_shape = h.shape - dropout_broadcast_dims  # type: ignore[operator]
+        h = mtf.dropout(h, is_training, keep_prob=1.0 - dropout, noise_shape=noise_shape)
         return dense(
             h,
             io_channels,

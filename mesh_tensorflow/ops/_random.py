@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Callable
 from typing import Any, Optional, Union
 
@@ -133,7 +134,7 @@ def _dropout_arguments(
     if keep_prob is None:
         assert rate is not None  # one of the two is given
         keep_prob = 1.0 - rate
-    if isinstance(keep_prob, (int, float)) and not 0.0 < keep_prob <= 1.0:
+    if isinstance(keep_prob, numbers.Real) and not 0.0 < keep_prob <= 1.0:
         raise ValueError(f"dropout: keep_prob must be above 0 and at most 1, got {keep_prob!r}")
     return True if is_training is None else bool(is_training), keep_prob
 
@@ -172,7 +173,7 @@ def dropout(
     """
     is_training, keep_prob = _dropout_arguments(is_training, keep_prob, rate)
     # A tf scalar is not known yet: it gets a mask, also where it turns out to be 1.
-    if not is_training or (isinstance(keep_prob, (int, float)) and keep_prob == 1.0):
+    if not is_training or (isinstance(keep_prob, numbers.Real) and keep_prob == 1.0):
         return x
     noise_shape = x.shape if noise_shape is None else convert_to_shape(noise_shape)
     unknown = [d for d in noise_shape if d not in x.shape]

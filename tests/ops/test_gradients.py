@@ -144,3 +144,13 @@ def test_repeated_inputs(mesh_shape, layout):
     expected = {name: dx(VALUE) for name, (_, dx) in CASES.items()}
     for name, value in {**expected, "constant": VALUE}.items():
         np.testing.assert_allclose(found[name], value, rtol=1e-4, err_msg=name)
+
+
+def test_joining_and_cutting_one_of_two_dimensions_of_a_name(tf_graph):
+    """As kernels of convolutions have them: the other one keeps its size."""
+    mesh = mtf.Mesh(mtf.Graph(), "mesh")
+    two, three = mtf.Dimension("d", 2), mtf.Dimension("d", 3)
+    x = mtf.ones(mesh, mtf.Shape([two, three]))
+    assert mtf.concat([x, x], "d").shape == mtf.Shape([mtf.Dimension("d", 4), three])
+    [dx] = mtf.gradients([mtf.reduce_sum(y) for y in mtf.split(x, three, 3)], [x])
+    assert dx.shape == x.shape

@@ -75,7 +75,7 @@ def layers(form, sight):
     return [(T.SelfAttention, {"num_heads": 2, "key_value_size": 4, **kwargs})]
 
 
-def trains(form, sight, mode):
+def trains(form, sight, mode, **further):
     """Returns a function of a mesh: the loss and gradients of a model of two layers."""
 
     def build(mesh):
@@ -90,7 +90,7 @@ def trains(form, sight, mode):
                 "position": imported(mesh, POSITIONS),
             }
         stack = models.stack(layers(form, sight), 2, **MODES[mode])
-        model = models.unitransformer(stack, **options)
+        model = models.unitransformer(stack, **options, **further)
         inputs = transformer.autoregressive_inputs(targets)
         _, loss = model.call_simple(inputs, targets, True, mode="train", **call)
         return trained(loss)
@@ -157,7 +157,22 @@ def test_trains(form, sight, mode, mesh):
         assert_close(found[name], value, 1e-4, name)
 
 
-def crossed(form, encoder_ids):
+# Such a dimension splits the batch once more, in attention alone.
+@pytest.mark.slow("*packed_bias*")
+@pytest.mark.parametrize("form, sight, mesh, layout", [
+    ("ring", "packed", "y:2", "d_ff:y"),
+    ("ring", "packed_bias", "x:2,y:2", f"{RING},d_ff:y"),
+    ("blocked", "packed_bias", "x:2,y:2", "batch:x,d_ff:y"),
+])  # fmt: skip
+def test_idle_mesh_dimensions(form, sight, mesh, layout):
+    placing = Placing(mesh, layout)
+    build = trains(form, sight, "train", layout=layout, mesh_shape=mesh)
+    found = models.run(build, placing, scale=0.5)
+    for name, value in expected(sight).items():
+        assert_close(found[name], value, 1e-4, name)
+
+
+def crossed(form, encoder_ids, **options):
     """Returns a function of a mesh: a model with an encoder, of whose decoder some see nothing."""
 
     def build(mesh):
@@ -165,11 +180,11 @@ def crossed(form, encoder_ids):
         model = transformer.Bitransformer(
             models.unitransformer(
                 models.stack([(T.SelfAttention, kwargs)], 1), name="encoder", autoregressive=False,
-                output_vocab_size=None,
+                output_vocab_size=None, **options,
             ),
             models.unitransformer(
                 models.stack([(T.SelfAttention, kwargs), (T.EncDecAttention, kwargs)], 1),
-                name="decoder",
+                name="decoder", **options,
             ),
         )  # fmt: skip
         targets = imported(mesh, IDS)
@@ -189,16 +204,20 @@ def crossed(form, encoder_ids):
     ("blocked", "one"),
     ("contiguous", "placement"),
     ("all_to_all", "placement"),
+    pytest.param("ring", "idle", marks=slow),
     *(pytest.param(form, mesh, marks=slow) for form in FORMS for mesh in MESHES
       if form != "zigzag"),
 ])  # fmt: skip
 def test_cross_attention(form, mesh):
     """Padding of the decoder sees nothing of encoders that have none."""
-    placing = MESHES[mesh]
-    if placing.mesh:
+    placing, options = MESHES.get(mesh, WHOLE), {}
+    if mesh == "idle":
+        placing = Placing("x:2,y:2", FORMS[form][1] + ",d_ff:y")
+        options = {"layout": placing.layout, "mesh_shape": placing.mesh}
+    elif placing.mesh:
         placing = placing._replace(layout=FORMS[form][1])
     wanted = models.run(crossed("whole", ENCODER), scale=0.5)
-    found = models.run(crossed(form, ENCODER), placing, scale=0.5)
+    found = models.run(crossed(form, ENCODER, **options), placing, scale=0.5)
     for name, value in wanted.items():
         assert np.isfinite(value).all(), name
         assert_close(found[name], value, 1e-4, name)

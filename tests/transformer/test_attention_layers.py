@@ -182,6 +182,22 @@ def weights_of(mesh):
     return [v.outputs[0] for v in mesh.graph.all_variables]
 
 
+@pytest.mark.parametrize("mode, sizes", [
+    ("random", {8}), ("dense_minus", {8}), ("random_plus", {512}), ("random_plus_alpha", {512}),
+    ("dense_plus", {512}), ("dense_plus_alpha", {512}), ("factorized", {512}),
+])  # fmt: skip
+def test_lengths_of_synthesized_weights_are_the_classics(tf_graph, mode, sizes):
+    """With the max_length 8, which it asks for in two modes only: so they are in checkpoints."""
+    mesh = mtf.Mesh(mtf.Graph(), "mesh")
+    called(SELF[mode](), base.context(mesh), base.layer_input(mesh))
+    found = {
+        v.shape.get_dim_by_name("memory_length").size
+        for v in mesh.graph.trainable_variables
+        if "memory_length" in v.shape.dimension_names
+    }
+    assert LENGTH == 8 and found == sizes
+
+
 def test_local_attention_takes_no_options_of_other_layers():
     """Which gin binds for all of them; what shapes its weights, it takes."""
 
@@ -455,7 +471,9 @@ def test_errors():
     raises(r"'mean' is none of dense_minus", lambda: T.Synthesizer(synthesize_mode="mean"))
     raises(
         r"longer than max_length=4",
-        lambda: T.Synthesizer(**SMALL, attention_kwargs={"max_length": 4}),
+        lambda: T.Synthesizer(
+            **SMALL, synthesize_mode="random", attention_kwargs={"max_length": 4}
+        ),
     )
     raises(
         r"context.cache has no 'task-id'|has no 'prompts'",

@@ -12,7 +12,7 @@ from helpers.transformer import models
 from helpers.transformer.models import DEPTH, LENGTH, ROWS, Mix, assert_same, run, some_ids, stack
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow.transformer import transformer, transformer_layers
+from mesh_tensorflow.transformer import moe, transformer, transformer_layers
 
 X = np.random.RandomState(1).normal(size=(ROWS, LENGTH, DEPTH)).astype("float32")
 REVERSIBLE = transformer.ReversibleLayerStack
@@ -483,3 +483,36 @@ def test_errors(build, text):
 def test_a_layer_must_define_call():
     with pytest.raises(NotImplementedError, match="Nothing does not define call"):
         type("Nothing", (transformer.TransformerLayer,), {})().call(None, None)
+
+
+LAYERS_THAT_DROP = {
+    "attention": lambda rate: (
+        transformer_layers.SelfAttention,
+        {"dropout_rate": rate, "num_heads": 2, "key_value_size": 4},
+    ),
+    "feed_forward": lambda rate: (
+        transformer_layers.DenseReluDense,
+        {"dropout_rate": rate, "hidden_size": 8},
+    ),
+    "experts": lambda rate: (moe.MoE1D, {"dropout_rate": rate, "hidden_size": 8}),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS_THAT_DROP)
+def test_rates_of_dropout_that_are_tensors(name):
+    """Of which no one can ask, within a tf.function, whether they are 0."""
+
+    @mtf.function
+    def loss(rate):
+        graph = mtf.Graph()
+        mesh = mtf.Mesh(graph, "mesh")
+        dropped = functools.partial(transformer.sublayer_dropout, dropout_rate=rate)
+        model = models.unitransformer(
+            stack([LAYERS_THAT_DROP[name](rate)], 1, sublayers_initial=[dropped])
+        )
+        ids = models.imported(mesh, some_ids(low=1))
+        value = model.call_simple(ids, ids, True, mode="train")[1]
+        impl = mtf.placement_mesh_impl.PlacementMeshImpl("", "", [""])
+        return mtf.Lowering(graph, {mesh: impl}).export_to_tf_tensor(value)
+
+    assert loss(tf.constant(0.25)) != loss(tf.constant(0.75))

@@ -1,5 +1,6 @@
 """What decoding, evaluation and export by transformer.utils write."""
 
+import contextlib
 import functools
 import json
 import os
@@ -62,9 +63,17 @@ def test_evaluation_of_decodes_and_scores(call, tmp_path):
     assert len(scores) == 5 and (tmp_path / "validation_eval_more").is_dir()
 
 
-def test_each_task_is_evaluated_on_its_own_outputs(tmp_path):
+@pytest.mark.parametrize(
+    "returned", [[1, 2, 3, 4, 5], ([1, 2, 3, 4, 5], ["inputs"], ["targets"]), None]
+)
+def test_each_task_is_evaluated_on_its_own_outputs(tmp_path, returned):
     runs.write_checkpoint(str(tmp_path), MODELS["lm"]["variables"])
     found = {}
+
+    # The parameters of the classic, which says nothing of what is done with scores.
+    def score(estimator, input_fn, eval_checkpoint_step, model_dir, vocabulary, num_examples):
+        assert num_examples == 5
+        return returned
 
     def tasks(**kwargs):
         return [
@@ -81,11 +90,16 @@ def test_each_task_is_evaluated_on_its_own_outputs(tmp_path):
             for name, ids in {"first": [[5], [6]], "second": [[7], [8], [9]]}.items()
         ]
 
-    utils.eval_model(
-        None, Numbers(), 8, 2, "validation", str(tmp_path), tasks, None, runs.STEP,
-        eval_with_score=True, score_with_estimator_fn=lambda *args, **kwargs: [1, 2, 3, 4, 5],
-    )  # fmt: skip
-    assert found == {"first": (["5", "6"], [1, 2]), "second": (["7", "8", "9"], [3, 4, 5])}
+    nothing = pytest.raises(ValueError, match="returned None, and metrics need the scores of all")
+    with contextlib.nullcontext() if returned else nothing:
+        utils.eval_model(
+            None, Numbers(), 8, 2, "validation", str(tmp_path), tasks, None, runs.STEP,
+            eval_with_score=True, score_with_estimator_fn=score,
+        )  # fmt: skip
+    assert not returned or found == {
+        "first": (["5", "6"], [1, 2]),
+        "second": (["7", "8", "9"], [3, 4, 5]),
+    }
 
 
 @pytest.mark.slow

@@ -233,6 +233,35 @@ def test_examples_without_targets_are_scored(tmp_path, number, expected):
     assert found == 2 * expected
 
 
+@pytest.mark.parametrize("size, expected", [(2, [2, 2]), (3, [3, 1]), (0, [4])])
+def test_examples_in_a_shard(tmp_path, size, expected):
+    """Where 0 is all of them, as in the classic."""
+    (tmp_path / "model.ckpt-3.index").write_text("")
+    shards = {}
+    utils.score_with_estimator_lazy(
+        _Scores([5, 1], [6, 1], [7, 1], [8, 1]), None, 3, str(tmp_path), Numbers(),
+        score_postprocess_fn=lambda some, _, shard_idx: shards.update({shard_idx: len(some)}),
+        num_examples_per_shard=size,
+    )  # fmt: skip
+    assert shards == dict(enumerate(expected))
+
+
+def test_the_given_function_scores(tmp_path):
+    """Also if it is not told what to do with scores."""
+    (tmp_path / "model.ckpt-3.index").write_text("")
+    seen = []
+
+    def score(estimator, input_fn, eval_checkpoint_step, model_dir, vocabulary, num_examples):
+        seen.append((eval_checkpoint_step, num_examples))
+        return "returned"
+
+    returned = utils.score_from_strings(
+        _Scores(), Numbers(), "lm", 2, 4, str(tmp_path), 3, [], ["5", "6"],
+        score_with_estimator_fn=score,
+    )  # fmt: skip
+    assert (returned, seen) == ("returned", [(3, 2)])
+
+
 @pytest.mark.parametrize("ids_only", [False, True])
 def test_scores_as_records(tmp_path, ids_only):
     results = [{"inputs": np.array([5, 1, 0]), "targets": np.array([-6, 7, 1]), "scores": -1.5}]

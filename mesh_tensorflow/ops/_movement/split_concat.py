@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Optional, Union
+from typing import Any, Optional, Union
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -166,15 +166,24 @@ def _fill_missing(ys: Sequence[Tensor], grad_ys: Sequence[Optional[Tensor]]) -> 
 class ConcatOperation(Operation):
     """Tensors concatenated along a dimension that is not split."""
 
-    def __init__(self, xs: Sequence[Tensor], concat_dim_name: str, name: Optional[str] = None):
+    def __init__(
+        self,
+        xs: Sequence[Tensor],
+        concat_dim_name: Union[str, Dimension],
+        name: Optional[str] = None,
+    ):
         """Creates the operation; see `concat`."""
         if not xs:
             raise ValueError("concat needs at least one tensor")
         check_dtypes(name or "concat", xs)
         first = xs[0].shape
+        dim: Any = concat_dim_name
         if isinstance(concat_dim_name, Dimension):
             concat_dim_name = concat_dim_name.name
-        self._axis = first.dims.index(first.get_dim_by_name(concat_dim_name))
+        # A Dimension tells two of one name apart, but callers also give that of the result.
+        if dim not in first.dims:
+            dim = first.get_dim_by_name(concat_dim_name)
+        self._axis = first.dims.index(dim)
         for x in xs[1:]:
             rest = x.shape.dims[: self._axis] + x.shape.dims[self._axis + 1 :]
             # Slices are joined by position, so the dimensions must be in one order, too.
@@ -189,7 +198,7 @@ class ConcatOperation(Operation):
         super().__init__(xs, name=name or "concat")
         self._concat_dim_name = concat_dim_name
         self._input_sizes = [x.shape[self._axis].size for x in xs]
-        shape = first.resize_dimension(concat_dim_name, sum(self._input_sizes))
+        shape = _resized(first, self._axis, sum(self._input_sizes))
         self._outputs = [Tensor(self, shape, xs[0].dtype)]
 
     def _unsplittable(self) -> Iterable[str]:
@@ -279,7 +288,9 @@ class SplitOperation(Operation):
 
     def gradient(self, grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Tensor]:
         """Concatenates the gradients, zeros for missing ones."""
-        return [concat(_fill_missing(self.outputs, grad_ys), self._split_dim.name)]
+        # By Dimension: another one may have the same name.
+        part = self.outputs[0].shape[self._axis]
+        return [ConcatOperation(_fill_missing(self.outputs, grad_ys), part).outputs[0]]
 
     def lower(self, lowering: mtf.Lowering) -> None:
         """Splits slice by slice; the dimension is not split."""

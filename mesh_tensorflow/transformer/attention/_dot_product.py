@@ -7,6 +7,8 @@ processor all positions of some heads; after attention another one takes them ba
 from __future__ import annotations
 
 import copy
+import functools
+import numbers
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Optional, Union
@@ -246,10 +248,23 @@ def names_lent(graph: mtf.Graph) -> set[str]:
 
 
 def split_again(x: Optional[mtf.Tensor], split: Optional[_Split]) -> Optional[mtf.Tensor]:
-    """Returns `x` with the dimension of a split replaced, if it has that dimension."""
-    if x is None or split is None or split[0] not in x.shape:
+    """Returns `x` with the dimension of a split replaced, also in what it was made of."""
+    if x is None or split is None:
         return x
-    return mtf.replace_dimensions(x, *split)
+    y = mtf.replace_dimensions(x, *split) if split[0] in x.shape else x
+    made: Optional[MadeOf] = x.made_of
+    if made is None:
+        return y
+    again: Any = functools.partial(split_again, split=split)
+    visible = [(name, again(a), again(b)) for name, a, b in made.visible]
+    distances = [
+        d._replace(values=again(d.values), here=again(d.here), there=again(d.there))
+        for d in made.distances
+    ]
+    if made.stands_in:
+        # It is a scalar, but its parts have the batch: left whole, it would be crossed with itself.
+        return _masks.stand_in(x.mesh, visible, x.dtype, distances)
+    return y if y is x else _masks.made_of(y, visible, again(made.rest), distances)
 
 
 def maybe_reshape_attention_input_for_2d_sharding(
@@ -323,7 +338,7 @@ def takes_blocks(
     terms = added_terms(parts.rest, parts.visible, parts.distances)
     found = whole_dims(q, k, v, memory, key, value, terms)
     why = found if isinstance(found, str) else ""
-    if not isinstance(dropout_rate, (int, float)):
+    if not isinstance(dropout_rate, numbers.Real):
         why = "dropout_rate is a tensor, and blocks need a number"
     elif joint:
         why = "z_loss_coeff leaves an extra_logit out, and blocks have only the sums with it"
@@ -388,8 +403,6 @@ def with_dropout(
     context: Context,
 ) -> mtf.Tensor:
     """Applies dropout to attention weights, in training or without a Context."""
-    if dropout_rate == 0.0:
-        return weights
     training = context is None or context.train
     noise_shape = weights.shape - list(dropout_broadcast_dims or [])
     return mtf.dropout(weights, training, keep_prob=1.0 - dropout_rate, noise_shape=noise_shape)
@@ -563,7 +576,7 @@ def attention(
     """
     tensors = {"q": q, "k": k, "v": v}
     check_operands("attention", tensors, memory_length_dim, key_dim, value_dim)
-    if isinstance(dropout_rate, (int, float)) and not 0.0 <= dropout_rate < 1.0:
+    if isinstance(dropout_rate, numbers.Real) and not 0.0 <= dropout_rate < 1.0:
         raise ValueError(
             "attention: dropout_rate is the rate of what is dropped, from 0 to less than 1, not "
             f"{dropout_rate}"

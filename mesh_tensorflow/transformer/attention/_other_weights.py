@@ -308,10 +308,6 @@ def hybrid_attention(
 # -- synthesizers
 
 
-# By mode: how many positions the weights in users' checkpoints are for, if max_length is smaller.
-_LEAST_LENGTH = {"factorized": 512}
-
-
 def _first(x: mtf.Tensor, dim: mtf.Dimension) -> mtf.Tensor:
     """Slices the beginning of `x` along the dimension named like `dim`, which may be split."""
     # Under a name that no rule splits: parts of a slice are not where those of the whole are.
@@ -429,6 +425,10 @@ SYNTHESIZE_MODES: dict[str, _Mode] = {
     "dense_plus_alpha": (_dense_logits, _plus_alpha),
     "factorized": (_factorized_logits, _only),
 }
+# For so many positions are the weights in users' checkpoints, whatever max_length was: the classic
+# asks for it only in these two modes. Longer sequences, which it refuses, need a larger max_length.
+_LEAST_LENGTH = 512
+_OF_MAX_LENGTH = ("random", "dense_minus")
 
 
 def _mode(name: str) -> _Mode:
@@ -510,8 +510,8 @@ def synthetic_attention(
         "dense_plus_alpha" mix the two. "factorized" learns one logit for each position of the
         memory, which all queries share, as the product of two tables.
       factorized_dim: an integer, the size of the dimension that this product sums over.
-      max_length: the largest length, which determines the size of the weights; those of
-        "factorized" are for 512 positions at least.
+      max_length: the largest length, which determines the size of the weights; but for "random" and
+        "dense_minus" they are for 512 positions at least.
       context: the Context of this call of the model: its mode, positions, states and losses.
 
     Returns:
@@ -528,7 +528,8 @@ def synthetic_attention(
         assert q is not None and k is not None
         logits = mtf.einsum([q, k], output_shape=q.shape - key_dim + memory_length_dim)
     if synthesize:
-        max_length = max(max_length, _LEAST_LENGTH.get(synthesize_mode, 0))
+        if synthesize_mode not in _OF_MAX_LENGTH:
+            max_length = max(max_length, _LEAST_LENGTH)
         _check_lengths(max_length, memory_length_dim, context.length_dim)
         heads_dim = _heads_dim(q, v)
         made = make(context, q, heads_dim, key_dim, memory_length_dim, max_length, factorized_dim)

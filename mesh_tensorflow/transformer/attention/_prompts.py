@@ -55,8 +55,6 @@ def _prompts(context: Context, scope: Optional[str], dropout_rate: float) -> mtf
 
 
 def _dropped(x: mtf.Tensor, context: Context, dropout_rate: float) -> mtf.Tensor:
-    if dropout_rate == 0.0:
-        return x
     return mtf.dropout(x, context.train, keep_prob=1.0 - dropout_rate)
 
 

@@ -229,8 +229,7 @@ def expert_hidden(
         variable_dtype=mixture.variable_dtype,
         name="wi",
     )
-    rate = mixture.hparam("dropout_rate")
-    return mtf.dropout(h, mixture.train, rate=rate) if rate else h
+    return mtf.dropout(h, mixture.train, rate=mixture.hparam("dropout_rate"))
 
 
 def expert_output(

@@ -97,7 +97,8 @@ class TransformerLayer:
 
 def dropout_of(x: mtf.Tensor, context: Context, rate: float) -> mtf.Tensor:
     """Applies dropout in training, with the same mask at all positions."""
-    if not context.train or not rate:
+    # Whether the rate is 0 is known to `mtf.dropout`, which also takes a tf scalar.
+    if not context.train:
         return x
     # Random numbers are fewer by a factor of the length.
     return mtf.dropout(x, True, rate=rate, noise_shape=x.shape - [context.length_dim])

@@ -315,7 +315,7 @@ def sublayer_dropout(
       dropout_rate: a number, at least 0 and below 1.
     """
     del layer_stack
-    if not context.train or dropout_rate == 0.0:
+    if not context.train:
         return x
     return mtf.dropout(x, context.train, rate=dropout_rate, noise_shape=_noise_shape(context))
 

@@ -196,9 +196,16 @@ def _evaluate_outputs(
             _write_metrics(writer, task.dataset.name, metric_fn(task.targets, own), step)
 
 
-def _scores_only(results: Iterable[Mapping[str, Any]], vocabulary: object) -> list[float]:
-    del vocabulary
-    return [float(r["scores"]) for r in results]
+def _scores_of(returned: Any) -> list[float]:
+    """Returns the scores among what a `score_with_estimator_fn` returned."""
+    if returned is None:
+        raise ValueError(
+            "eval_model: score_with_estimator_fn returned None, and metrics need the scores of all "
+            "examples; use one that returns them, such as score_with_estimator"
+        )
+    # As `save_scores` does, they come alone or as the first of several lists.
+    scores = returned[0] if isinstance(returned, tuple) else returned
+    return [float(s) for s in scores]
 
 
 def _with_suffix(directory: str, suffix: Optional[str]) -> str:
@@ -241,10 +248,11 @@ def eval_model(
       eval_with_score: whether to score targets instead of decoding.
       output_eval_examples: whether to write text files of examples.
       eval_dir_suffix: a suffix of the directory name.
-      score_with_estimator_fn: the function that scores.
+      score_with_estimator_fn: a function like `score_with_estimator`, which returns scores, or a
+        tuple that begins with them.
 
     Raises:
-      ValueError: there are no data.
+      ValueError: there are no data, or no scores.
     """
     datasets = call_dataset_fn(
         eval_dataset_fn, "eval_dataset_fn", sequence_length, vocabulary, dataset_split
@@ -271,8 +279,11 @@ def eval_model(
         step = get_step_from_checkpoint_path(path)
         if eval_with_score:
             # It goes through checkpoints itself, and by one step it is given just this one.
-            outputs = score_with_estimator_fn(
-                estimator, input_fn, step, model_dir, vocabulary, _scores_only, count
+            # With its own `score_postprocess_fn`: functions may lack that parameter, or pass more.
+            outputs = _scores_of(
+                score_with_estimator_fn(
+                    estimator, input_fn, step, model_dir, vocabulary, num_examples=count
+                )
             )
         else:
             # The rows that fill up the last batch have outputs too, which belong to no example.

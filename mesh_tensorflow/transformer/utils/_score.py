@@ -333,18 +333,16 @@ def score_with_estimator_lazy(
       vocabulary: a Vocabulary, or a pair of them.
       score_postprocess_fn: a function of (results, vocabulary, shard_idx=).
       num_examples: the number of examples, if the input function pads the last batch.
-      num_examples_per_shard: the number of examples in a shard.
+      num_examples_per_shard: the number of examples in a shard; 0 for one shard of all.
     """
     for path in get_checkpoint_iterator(eval_checkpoint_step, model_dir):
         # An iterator, so that one shard at a time is in memory.
         results = _scored(estimator, input_fn, path, num_examples)
         for shard in itertools.count():
-            some = list(itertools.islice(results, num_examples_per_shard))
-            # After a full shard the next one may be empty.
-            if some:
-                score_postprocess_fn(some, vocabulary, shard_idx=shard)
-            if len(some) < num_examples_per_shard:
+            some = list(itertools.islice(results, num_examples_per_shard or None))
+            if not some:
                 break
+            score_postprocess_fn(some, vocabulary, shard_idx=shard)
 
 
 def _printed(
@@ -362,6 +360,18 @@ def _printed(
         results = list(_scored(estimator, input_fn, path, num_examples))
         scores = print_and_save_scores(results, vocabulary, filename)
     return scores
+
+
+def _score(
+    score_fn: Callable[..., Any],
+    postprocess_fn: Optional[Callable[..., Any]],
+    *args: Any,
+    **count: int,
+) -> Any:
+    """Calls a function that scores; without a `postprocess_fn` it prints, or has one of its own."""
+    if postprocess_fn is not None:
+        return score_fn(*args, postprocess_fn, **count)
+    return (_printed if score_fn is score_with_estimator else score_fn)(*args, **count)
 
 
 # -- what is scored: pairs of lines, and data sets
@@ -406,7 +416,8 @@ def score_from_strings(
       inputs: strings, or the path of a file.
       targets: strings, or the path of a file.
       score_postprocess_fn: see `score_with_estimator`; if None, scores and targets are printed, and
-        written to files `model_dir`/scores_<step>.scores, .targets and others.
+        written to files `model_dir`/scores_<step>.scores, .targets and others; or what another
+        `score_with_estimator_fn` does by itself.
       eos_id: the id of EOS.
       score_eos: whether EOS at the end of targets is scored.
       score_with_estimator_fn: `score_with_estimator` or the lazy one.
@@ -446,18 +457,15 @@ def score_from_strings(
         # The type by which no EOS is appended.
         features["targets"] = of_targets(model_type if score_eos else "lm", sources=sources[1:])
     input_fn = arrays_input_fn(features, batch_size)
-    if score_postprocess_fn is None:
-        return _printed(
-            estimator, input_fn, eval_checkpoint_step, model_dir, vocabulary, len(targets)
-        )
-    return score_with_estimator_fn(
+    return _score(
+        score_with_estimator_fn,
+        score_postprocess_fn,
         estimator,
         input_fn,
         eval_checkpoint_step,
         model_dir,
         vocabulary,
-        score_postprocess_fn,
-        len(targets),
+        num_examples=len(targets),
     )
 
 
@@ -487,7 +495,8 @@ def score_from_dataset(
       score_dataset_fn: a function of `sequence_length`, `vocabulary` and `dataset_split` that
         returns a list of EvalDatasets.
       score_postprocess_fn: see `score_with_estimator`; if None, scores and targets are printed, and
-        written to files `model_dir`/scores_<step>.scores, .targets and others.
+        written to files `model_dir`/scores_<step>.scores, .targets and others; or what another
+        `score_with_estimator_fn` does by itself.
       score_with_estimator_fn: `score_with_estimator` or the lazy one.
 
     Returns:
@@ -508,8 +517,12 @@ def score_from_dataset(
 
     input_fn = combined_input_fn([maker(d) for d in datasets], batch_size)
     # Without a number of examples, which is not known before the data sets have been read.
-    if score_postprocess_fn is None:
-        return _printed(estimator, input_fn, eval_checkpoint_step, model_dir, vocabulary)
-    return score_with_estimator_fn(
-        estimator, input_fn, eval_checkpoint_step, model_dir, vocabulary, score_postprocess_fn
+    return _score(
+        score_with_estimator_fn,
+        score_postprocess_fn,
+        estimator,
+        input_fn,
+        eval_checkpoint_step,
+        model_dir,
+        vocabulary,
     )
