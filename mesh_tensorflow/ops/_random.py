@@ -134,7 +134,7 @@ def _dropout_arguments(
     if keep_prob is None:
         assert rate is not None  # one of the two is given
         keep_prob = 1.0 - rate
-    if isinstance(keep_prob, numbers.Real) and not 0.0 < keep_prob <= 1.0:
+    if isinstance(keep_prob, numbers.Real) and not 0.0 < float(keep_prob) <= 1.0:
         raise ValueError(f"dropout: keep_prob must be above 0 and at most 1, got {keep_prob!r}")
     return True if is_training is None else bool(is_training), keep_prob
 

@@ -366,7 +366,7 @@ def _score(
     score_fn: Callable[..., Any],
     postprocess_fn: Optional[Callable[..., Any]],
     *args: Any,
-    **count: int,
+    **count: Any,
 ) -> Any:
     """Calls a function that scores; without a `postprocess_fn` it prints, or has one of its own."""
     if postprocess_fn is not None:
