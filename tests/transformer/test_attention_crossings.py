@@ -159,14 +159,15 @@ def test_trains(form, sight, mode, mesh):
 
 # Such a dimension splits the batch once more, in attention alone.
 @pytest.mark.slow("*packed_bias*")
-@pytest.mark.parametrize("form, sight, mesh, layout", [
-    ("ring", "packed", "y:2", "d_ff:y"),
-    ("ring", "packed_bias", "x:2,y:2", f"{RING},d_ff:y"),
-    ("blocked", "packed_bias", "x:2,y:2", "batch:x,d_ff:y"),
+@pytest.mark.parametrize("form, sight, mode, mesh, layout", [
+    ("ring", "packed", "train", "y:2", "d_ff:y"),
+    ("whole", "packed", "pipeline", "y:2", "d_ff:y"),
+    ("ring", "packed_bias", "train", "x:2,y:2", f"{RING},d_ff:y"),
+    ("blocked", "packed_bias", "train", "x:2,y:2", "batch:x,d_ff:y"),
 ])  # fmt: skip
-def test_idle_mesh_dimensions(form, sight, mesh, layout):
+def test_idle_mesh_dimensions(form, sight, mode, mesh, layout):
     placing = Placing(mesh, layout)
-    build = trains(form, sight, "train", layout=layout, mesh_shape=mesh)
+    build = trains(form, sight, mode, layout=layout, mesh_shape=mesh)
     found = models.run(build, placing, scale=0.5)
     for name, value in expected(sight).items():
         assert_close(found[name], value, 1e-4, name)

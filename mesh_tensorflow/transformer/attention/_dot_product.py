@@ -19,6 +19,7 @@ import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
 from mesh_tensorflow._core.errors import dims_text, slip
 from mesh_tensorflow._core.graph import leaves_no_node
+from mesh_tensorflow._core.tensor import without_stages
 from mesh_tensorflow.layers import _masks, _visibility
 from mesh_tensorflow.layers._blocked_attention import (
     added_terms,
@@ -228,7 +229,8 @@ def find_split(
     q, k = tensors[:2]
     dims = [d for t in tensors for d in t.shape]
     for name, parts in _idle_names(layout, mesh_shape, dims):
-        for dim in q.shape:
+        # Operations of a pipeline's layers give the stages to their outputs by themselves.
+        for dim in without_stages(q):
             # Of both, as a dimension of the batch: each product needs what is in its own part.
             if dim not in k.shape or dim in unsplittable_dims:
                 continue
