@@ -446,7 +446,7 @@ class BertModel(BertDims):
         return by_distance if bias is None else bias + mtf.to_float(by_distance)
 
     def _dropped(self, x: mtf.Tensor, rate: float) -> mtf.Tensor:
-        return mtf.dropout(x, True, rate=rate)
+        return mtf.dropout(x, True, rate=rate) if rate else x
 
     def _dense(
         self,

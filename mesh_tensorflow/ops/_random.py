@@ -139,6 +139,15 @@ def _dropout_arguments(
     return True if is_training is None else bool(is_training), keep_prob
 
 
+def drops(rate: Union[float, tf.Tensor, None]) -> bool:
+    """Returns whether dropout with a rate may change a value; a tf scalar is not known yet.
+
+    Args:
+      rate: the share of elements that are dropped; None as 0.
+    """
+    return tf.is_tensor(rate) or bool(rate)
+
+
 @leaves_no_node
 def dropout(
     x: Tensor,

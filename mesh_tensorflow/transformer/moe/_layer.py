@@ -13,6 +13,7 @@ import gin
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
 from mesh_tensorflow._core.tensor import without_stages
+from mesh_tensorflow.ops._random import drops
 from mesh_tensorflow.transformer.moe._gatings import GATINGS, gate
 from mesh_tensorflow.transformer.moe._router import Mixture, Router, hparams_of
 from mesh_tensorflow.transformer.transformer import TransformerLayer
@@ -229,7 +230,8 @@ def expert_hidden(
         variable_dtype=mixture.variable_dtype,
         name="wi",
     )
-    return mtf.dropout(h, mixture.train, rate=mixture.hparam("dropout_rate"))
+    rate = mixture.hparam("dropout_rate")
+    return mtf.dropout(h, mixture.train, rate=rate) if drops(rate) else h
 
 
 def expert_output(

@@ -11,6 +11,7 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._core.errors import dims_text
+from mesh_tensorflow.ops._random import drops
 from mesh_tensorflow.ops._variables.variable import dtype_in_force
 
 
@@ -97,8 +98,8 @@ class TransformerLayer:
 
 def dropout_of(x: mtf.Tensor, context: Context, rate: float) -> mtf.Tensor:
     """Applies dropout in training, with the same mask at all positions."""
-    # Whether the rate is 0 is known to `mtf.dropout`, which also takes a tf scalar.
-    if not context.train:
+    # Asked first: users' own contexts may lack what the mask is made of.
+    if not context.train or not drops(rate):
         return x
     # Random numbers are fewer by a factor of the length.
     return mtf.dropout(x, True, rate=rate, noise_shape=x.shape - [context.length_dim])

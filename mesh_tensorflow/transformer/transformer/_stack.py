@@ -20,6 +20,7 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
 from mesh_tensorflow import layers as mtf_layers
+from mesh_tensorflow.ops._random import drops
 from mesh_tensorflow.ops._variables.variable import widened
 from mesh_tensorflow.transformer.transformer._context import (
     Context,
@@ -315,7 +316,7 @@ def sublayer_dropout(
       dropout_rate: a number, at least 0 and below 1.
     """
     del layer_stack
-    if not context.train:
+    if not context.train or not drops(dropout_rate):
         return x
     return mtf.dropout(x, context.train, rate=dropout_rate, noise_shape=_noise_shape(context))
 
