@@ -372,18 +372,19 @@ def in_session(
     left to the session, after the program. In several processes, call it within `run_in_chief`.
 
     Args:
-      computation: a function of `inputs` that returns tf.Tensors and tf.Operations, in lists,
-        tuples or dictionaries.
+      computation: a function of `inputs` that returns tf.Tensors, tf.Operations and Nones, in
+        lists, tuples or dictionaries.
       inputs: tf.Tensors.
       devices: JAX devices, one for each processor; the first of all if None.
 
     Returns:
-      What `computation` returns, with a tf.Tensor or tf.Operation of the calling graph for each.
+      What `computation` returns, with a tf.Tensor or tf.Operation of the calling graph for each;
+      None stays None.
 
     Raises:
       ValueError: it is called in eager code, within another program, or in several processes
-        outside of `run_in_chief`; the computation makes no GspmdMeshImpl or several ones, or it
-        uses a resource of TensorFlow such as a table.
+        outside of `run_in_chief`; the computation makes no GspmdMeshImpl or several ones, returns
+        nothing, or uses a resource of TensorFlow such as a table.
     """
     if tf.executing_eagerly_outside_functions():
         raise ValueError(
@@ -411,7 +412,7 @@ def in_session(
         # Only tensors leave a function. The structure that they are in, and which are operations,
         # leave it by this list.
         structure.append(results)
-        return [_as_tensor(y) for y in tf.nest.flatten(results)]
+        return [_as_tensor(y) for y in tf.nest.flatten(results) if y is not None]
 
     tensors = [tf.convert_to_tensor(x) for x in inputs]
     specs = [tf2.TensorSpec(x.shape, x.dtype) for x in tensors]
@@ -420,14 +421,26 @@ def in_session(
     with tf.variable_creator_scope(steps.made):
         concrete = tf2.function(traced, autograph=False).get_concrete_function(*specs)
     part = cut(concrete, tensors, building.variables)
+    if not concrete.outputs:
+        raise ValueError(
+            "the computation of mtf.pjrt.in_session returns no tensor and no operation, so no "
+            "session could run it: return what is to be fetched, such as the loss and "
+            "lowering.lowered_operation(...) of the updates"
+        )
     # The session increments a variable of TensorFlow only after the program has read it.
     read_before_increments([x.op for x in part.given])
     program = _SessionProgram(part, building, devices)
-    flat = tf.nest.flatten(structure[-1])
-    results = program.results()
-    # For an operation, one is given back, whose run does all of the program.
-    values = [y.op if isinstance(x, tf.Operation) else y for x, y in zip(flat, results)]
-    return tf.nest.pack_sequence_as(structure[-1], values)
+    results = iter(program.results())
+
+    def result_of(inside: Any) -> Any:
+        """Returns what a session fetches for a result of the computation."""
+        if inside is None:
+            return None
+        y = next(results)
+        # For an operation, one is given back, whose run does all of the program.
+        return y.op if isinstance(inside, tf.Operation) else y
+
+    return tf.nest.map_structure(result_of, structure[-1])
 
 
 def _made_outside(next_creator: Callable[..., tf.Variable], **arguments: object) -> tf.Variable:

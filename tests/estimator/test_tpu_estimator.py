@@ -87,15 +87,26 @@ def test_trained_evaluated_and_used(tmp_path):
     assert est.params == {"lr": 0.1}
 
 
+class OwnSpec(tpu.TPUEstimatorSpec):
+    """A spec of a user, which overrides the method as TensorFlow declares it."""
+
+    def as_estimator_spec(self):
+        return super().as_estimator_spec()
+
+
+@pytest.mark.parametrize("spec_class", [tpu.TPUEstimatorSpec, OwnSpec])
 @pytest.mark.parametrize("every", [1, 2])
-def test_host_call(every, tmp_path):
+def test_host_call(every, spec_class, tmp_path):
     calls = []
 
     def host_call(step, loss):
         assert step.shape == loss.shape == [1]
         return tf.py_func(lambda x: calls.append(float(x[0])) or np.int64(0), [loss], tf.int64)
 
-    make(tmp_path, Tpu(host_call), every=every).train(input_fn, max_steps=6)
+    def model_fn(features, labels, mode, params):
+        return spec_class(**Tpu(host_call)(features, labels, mode, params)._asdict())
+
+    make(tmp_path, model_fn, every=every).train(input_fn, max_steps=6)
     np.testing.assert_allclose(calls, models.descent(6)[0][every - 1 :: every], rtol=1e-5)
 
 

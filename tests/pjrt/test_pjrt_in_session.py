@@ -155,6 +155,16 @@ def stepping(change, after=None):
     return program
 
 
+def test_none_stays_none(tf_graph):
+    tf.train.get_or_create_global_step()
+    made = mtf.pjrt.in_session(stepping(lambda step: None, lambda step: {"nothing": [None]}))
+    assert made["changed"] is None
+    assert made["nothing"] == [None]
+    with tf.Session() as session:
+        session.run(tf.global_variables_initializer())
+        np.testing.assert_array_equal(session.run(made["value"]), [1, 1])
+
+
 def test_assignments_to_variables_of_tensorflow_come_after_the_program(tf_graph):
     def change(step):
         return tf.group(tf.assign_add(step, 2), tf.assign_sub(step, 1))
@@ -219,8 +229,9 @@ def of_words():
         (on_two_meshes, "runs on 2 meshes"),
         (of_words, "is a string of TensorFlow, and not on these devices. Compute what depends"),
         (lambda: mtf.pjrt.in_session(on_two_meshes), "within a program that XLA compiles"),
+        (lambda: {"loss": None}, "returns no tensor and no operation, so no session could run it"),
     ],
-    ids=["no mesh", "two meshes", "words", "nested"],
+    ids=["no mesh", "two meshes", "words", "nested", "nothing"],
 )
 def test_wrong_programs(program, message, tf_graph):
     tf.placeholder(tf.string, [2], name="w")

@@ -64,9 +64,16 @@ def test_evaluation_of_decodes_and_scores(call, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "returned", [[1, 2, 3, 4, 5], ([1, 2, 3, 4, 5], ["inputs"], ["targets"]), None]
+    ("returned", "refused"),
+    [
+        ([1, 2, 3, 4, 5], None),
+        ([1, 2, 3, 4, 5, 0], None),
+        (([1, 2, 3, 4, 5], ["inputs"], ["targets"]), None),
+        (None, "returned None, and metrics need the scores of all"),
+        ([1, 2, 3, 4], "returned 4 scores for 5 examples; return one for each"),
+    ],
 )
-def test_each_task_is_evaluated_on_its_own_outputs(tmp_path, returned):
+def test_each_task_is_evaluated_on_its_own_outputs(tmp_path, returned, refused):
     runs.write_checkpoint(str(tmp_path), MODELS["lm"]["variables"])
     found = {}
 
@@ -90,13 +97,12 @@ def test_each_task_is_evaluated_on_its_own_outputs(tmp_path, returned):
             for name, ids in {"first": [[5], [6]], "second": [[7], [8], [9]]}.items()
         ]
 
-    nothing = pytest.raises(ValueError, match="returned None, and metrics need the scores of all")
-    with contextlib.nullcontext() if returned else nothing:
+    with pytest.raises(ValueError, match=refused) if refused else contextlib.nullcontext():
         utils.eval_model(
             None, Numbers(), 8, 2, "validation", str(tmp_path), tasks, None, runs.STEP,
             eval_with_score=True, score_with_estimator_fn=score,
         )  # fmt: skip
-    assert not returned or found == {
+    assert refused or found == {
         "first": (["5", "6"], [1, 2]),
         "second": (["7", "8", "9"], [3, 4, 5]),
     }

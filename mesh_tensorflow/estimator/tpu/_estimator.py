@@ -51,7 +51,7 @@ class HostCallHook(tf.train.SessionRunHook):
           every_n_steps: steps between runs of the operations.
         """
         self._operations = operations
-        self._every = every_n_steps
+        self.every_n_steps = every_n_steps
         self._count = 0
 
     def before_run(
@@ -66,7 +66,7 @@ class HostCallHook(tf.train.SessionRunHook):
           SessionRunArgs.
         """
         self._count += 1
-        if self._count % self._every:
+        if self._count % self.every_n_steps:
             return None
         return tf.train.SessionRunArgs(self._operations)
 
@@ -156,11 +156,8 @@ class TPUEstimatorSpec(_Fields):
             prediction_hooks=check_hooks(prediction_hooks, "prediction_hooks"),
         )
 
-    def as_estimator_spec(self, host_call_every_n_steps: int = 1) -> EstimatorSpec:
+    def as_estimator_spec(self) -> EstimatorSpec:
         """Converts to an EstimatorSpec; calls the functions.
-
-        Args:
-          host_call_every_n_steps: steps between host calls.
 
         Returns:
           an EstimatorSpec.
@@ -172,7 +169,7 @@ class TPUEstimatorSpec(_Fields):
         if self.host_call is not None:
             operations = _call(self.host_call)
             if operations is not None:
-                hooks.append(HostCallHook(operations, host_call_every_n_steps))
+                hooks.append(HostCallHook(operations))
         metrics = None
         # In evaluation only: the function makes variables, of which training has no use.
         if self.mode == ModeKeys.EVAL and self.eval_metrics is not None:
@@ -466,10 +463,14 @@ class TPUEstimator(Estimator):
         else:
             params = self._params_with(mode, use_tpu=False)
             spec = call_model_fn(self._model_fn, features, labels, mode, params, config)
-        if isinstance(spec, TPUEstimatorSpec):
-            every = config.tpu_config.experimental_host_call_every_n_steps
-            return spec.as_estimator_spec(every)
-        return spec
+        if not isinstance(spec, TPUEstimatorSpec):
+            return spec
+        # Without arguments, as TensorFlow's: classes of users override it.
+        made = spec.as_estimator_spec()
+        for hook in (*made.training_hooks, *made.evaluation_hooks, *made.prediction_hooks):
+            if isinstance(hook, HostCallHook):
+                hook.every_n_steps = config.tpu_config.experimental_host_call_every_n_steps
+        return made
 
 
 def _check_params(params: Any) -> None:

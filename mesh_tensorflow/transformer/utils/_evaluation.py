@@ -196,8 +196,8 @@ def _evaluate_outputs(
             _write_metrics(writer, task.dataset.name, metric_fn(task.targets, own), step)
 
 
-def _scores_of(returned: Any) -> list[float]:
-    """Returns the scores among what a `score_with_estimator_fn` returned."""
+def _scores_of(returned: Any, count: int) -> list[float]:
+    """Returns the scores among what a `score_with_estimator_fn` returned for `count` examples."""
     if returned is None:
         raise ValueError(
             "eval_model: score_with_estimator_fn returned None, and metrics need the scores of all "
@@ -205,7 +205,14 @@ def _scores_of(returned: Any) -> list[float]:
         )
     # As `save_scores` does, they come alone or as the first of several lists.
     scores = returned[0] if isinstance(returned, tuple) else returned
-    return [float(s) for s in scores]
+    values = [float(s) for s in scores]
+    if len(values) < count:
+        raise ValueError(
+            f"eval_model: score_with_estimator_fn returned {len(values)} scores for {count} "
+            "examples; return one for each of its num_examples, in order"
+        )
+    # Rows that fill up the last batch may have scores too.
+    return values[:count]
 
 
 def _with_suffix(directory: str, suffix: Optional[str]) -> str:
@@ -252,7 +259,7 @@ def eval_model(
         tuple that begins with them.
 
     Raises:
-      ValueError: there are no data, or no scores.
+      ValueError: there are no data, or not a score for each example.
     """
     datasets = call_dataset_fn(
         eval_dataset_fn, "eval_dataset_fn", sequence_length, vocabulary, dataset_split
@@ -283,7 +290,8 @@ def eval_model(
             outputs = _scores_of(
                 score_with_estimator_fn(
                     estimator, input_fn, step, model_dir, vocabulary, num_examples=count
-                )
+                ),
+                count,
             )
         else:
             # The rows that fill up the last batch have outputs too, which belong to no example.
