@@ -289,3 +289,12 @@ def layout_pairs(layout: Union[str, LayoutRules, Mapping[str, str]]) -> list[tup
             )
         pairs.append((d, m))
     return pairs
+
+
+def layout_text(layout: Mapping[str, str]) -> str:
+    """Returns a layout as a string such as "batch:rows;d_ff:cols", in order of names.
+
+    Args:
+      layout: a dictionary from dimension names to mesh dimension names.
+    """
+    return ";".join(f"{d}:{m}" for d, m in sorted(layout.items()))

@@ -11,7 +11,7 @@ from mesh_tensorflow._core.shape import Shape, convert_to_shape
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._units import bytes_text
 from mesh_tensorflow.auto_mtf import layout_optimizer, memory_estimator, step_time
-from mesh_tensorflow.auto_mtf._space import layout_pairs
+from mesh_tensorflow.auto_mtf._space import layout_text
 from mesh_tensorflow.auto_mtf.hardware import Hardware, hardware_profile
 from mesh_tensorflow.auto_mtf.step_time import fastest, stored_estimators
 
@@ -178,18 +178,19 @@ def _objective(
         # The order of operations is that of the classic here, and slots do not count throughout.
         estimator = memory_estimator.MemoryEstimator(graph, mesh_shape, outputs)
         optimizer = layout_optimizer.LayoutOptimizer(estimator)
-        found = optimizer.solve()
+        found = optimizer.least_memory()
         # Evaluated anew: amounts in the integer program may be rounded to a common unit.
         peak = optimizer.evaluate_layout(found)
         if limit is not None and peak > limit:
+            text = layout_text(found) or "no splits"
             raise step_time.MemoryLimitError(
-                f"no layout fits in {bytes_text(limit)}: {found or 'no splits'!r}, which needs the "
-                f"least, takes {bytes_text(peak)}, {bytes_text(peak - limit)} too many. "
+                f"no layout fits in {bytes_text(limit)}: {text!r}, which needs the least, takes "
+                f"{bytes_text(peak)}, {bytes_text(peak - limit)} too many. "
                 "mtf.auto_mtf.explain shows what is in memory; a larger mesh, a smaller batch, "
                 "mtf.recompute_grad and bfloat16 help",
                 peak - limit,
             )
-        return _Choice(peak, LayoutRules(layout_pairs(found)))
+        return _Choice(peak, LayoutRules(found.items()))
 
     def least_time(mesh_shape: Shape) -> _Choice:
         best = step_time.StepEstimator(graph, mesh_shape, outputs, profile).solve(limit)

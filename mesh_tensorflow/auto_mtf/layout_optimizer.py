@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Union
 
 from absl import logging
@@ -13,7 +13,7 @@ from mesh_tensorflow.auto_mtf import print_cp_model_solution, scheduler
 from mesh_tensorflow.auto_mtf._program import LayoutProgram, SolverError, Table, make_solver
 from mesh_tensorflow.auto_mtf._program import global_var_name as _global_var_name
 from mesh_tensorflow.auto_mtf._program import local_var_name as _local_var_name
-from mesh_tensorflow.auto_mtf._space import layout_pairs, layout_space
+from mesh_tensorflow.auto_mtf._space import layout_pairs, layout_space, layout_text
 from mesh_tensorflow.auto_mtf.memory_estimator import MemoryEstimator
 from mesh_tensorflow.auto_mtf.objective import live_memory, peak_memory
 
@@ -90,21 +90,32 @@ class LayoutOptimizer:
         Raises:
           SolverError: the solver did not find an optimum.
         """
+        return layout_text(self.least_memory(print_solution))
+
+    def least_memory(self, print_solution: bool = False) -> Mapping[str, str]:
+        """Returns the layout of `solve`, as a dictionary: names may contain what strings end at.
+
+        Args:
+          print_solution: whether to print the variables of the integer program.
+
+        Raises:
+          SolverError: the solver did not find an optimum.
+        """
         # Not before: to evaluate layouts, no solver has to be installed.
         solver = make_solver()
         layout = self._program.least_memory(solver)
         if print_solution:
             print_cp_model_solution.print_solution(self._model, solver)
-        return ";".join(f"{d}:{m}" for d, m in sorted(layout.items()))
+        return layout
 
-    def evaluate_layout(self, layout: Union[str, LayoutRules]) -> float:
+    def evaluate_layout(self, layout: Union[str, LayoutRules, Mapping[str, str]]) -> float:
         """Returns the peak memory under a layout, in bytes per processor.
 
         Uneven splits are rounded up to whole entries. Dimensions that may not be split count as
         whole, with a warning in the log.
 
         Args:
-          layout: a string such as "batch:rows;d_ff:cols", or LayoutRules.
+          layout: a string such as "batch:rows;d_ff:cols", LayoutRules, or a dictionary.
 
         Raises:
           KeyError: the mesh lacks a dimension of the layout.

@@ -17,7 +17,7 @@ from mesh_tensorflow._units import bytes_text
 from mesh_tensorflow.auto_mtf._program import FastestLayouts, Tables
 from mesh_tensorflow.auto_mtf._resident import Held, ResidentMemory
 from mesh_tensorflow.auto_mtf._seconds import CostModel, Seconds
-from mesh_tensorflow.auto_mtf._space import layout_pairs, layout_space
+from mesh_tensorflow.auto_mtf._space import layout_pairs, layout_space, layout_text
 from mesh_tensorflow.auto_mtf._stored import Storing, Updates, find_updates, stored_layouts
 from mesh_tensorflow.auto_mtf._units import (
     SecondsOfUnits,
@@ -77,7 +77,7 @@ class Estimate(NamedTuple):
     @property
     def text(self) -> str:
         """The layout as a string, such as "batch:rows;d_ff:cols"."""
-        return ";".join(f"{d}:{m}" for d, m in sorted(self.layout.items()))
+        return layout_text(self.layout)
 
 
 class ProgramParts:

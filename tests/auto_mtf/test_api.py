@@ -83,6 +83,15 @@ def test_of_two_products():
     assert mesh_shape.to_integer_list == [7] and not layout._pairs
 
 
+@pytest.mark.parametrize("name", ["my rows", "rows;1", "a.b", "rows:of"])
+def test_names_in_which_strings_of_layouts_end(tf_graph, name):
+    graph = mtf.Graph()
+    mesh = mtf.Mesh(graph, "mesh")
+    x = mtf.zeros(mesh, mtf.Shape([mtf.Dimension(name, 8), mtf.Dimension("d", 3)]))
+    y = mtf.einsum([x, x], output_shape=[x.shape.dims[0]])
+    assert str(mtf.auto_mtf.layout(graph, "all:2", [y])) == str(mtf.LayoutRules([(name, "all")]))
+
+
 def test_empty_graph():
     assert not mtf.auto_mtf.layout(mtf.Graph(), "m:2")._pairs
 
