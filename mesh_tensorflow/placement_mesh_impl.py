@@ -14,11 +14,12 @@ from mesh_tensorflow._core.layout import (
     AS_COMPUTED,
     LayoutLike,
     TensorLayout,
+    coordinate_of,
     given_stored_layout,
-    pnum_to_processor_coordinates,
+    processor_groups,
     storing,
 )
-from mesh_tensorflow._core.shape import Shape, ShapeLike, list_product
+from mesh_tensorflow._core.shape import Shape, ShapeLike, single_axes
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh.devices import (
     check_devices,
@@ -124,6 +125,7 @@ class PlacementMeshImpl(MeshImpl[PlacedTensor]):
         self._allreduce = allreduce
         self._reducer = PlacedReducer(self.shape, self._devices, self._domains, allreduce)
         self.copy_master_to_slice_ops: list[tf.Operation] = []
+        self._groups_along: dict[int, list[list[int]]] = {}
 
     def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
@@ -255,7 +257,7 @@ class PlacementMeshImpl(MeshImpl[PlacedTensor]):
         """Reduces slices over groups of processors; see MeshImpl."""
         slices = self._own(x).tensor_list
         # A merged mesh has axes of size 1, over which there is nothing to reduce.
-        mesh_axes = [axis for axis in mesh_axes if self.shape[axis].size > 1]
+        mesh_axes = [axis for axis in single_axes(mesh_axes) if self.shape[axis].size > 1]
         return PlacedTensor(self._reducer.allreduce(slices, mesh_axes, reduction_fn_string))
 
     @named_collective
@@ -327,13 +329,19 @@ class PlacementMeshImpl(MeshImpl[PlacedTensor]):
         return PlacedTensor(slices)
 
     def _coordinate(self, pnum: int, mesh_axis: int) -> int:
-        return pnum_to_processor_coordinates(self.shape, pnum)[mesh_axis]
+        return coordinate_of(self.shape, pnum, mesh_axis)
 
     def _member(self, pnum: int, mesh_axis: int, coordinate: int) -> int:
         """Returns the processor of the same group with another coordinate along an axis."""
-        stride = list_product(self.shape.to_integer_list[mesh_axis + 1 :])
-        # Row-major numbers: one step along an axis is as many processors as later axes have.
-        return pnum + (coordinate - self._coordinate(pnum, mesh_axis)) * stride
+        return self._groups(mesh_axis)[pnum][coordinate]
+
+    def _groups(self, mesh_axis: int) -> list[list[int]]:
+        """Returns, for each processor, its group along an axis, by coordinate."""
+        if mesh_axis not in self._groups_along:
+            groups = processor_groups(self.shape, [mesh_axis])
+            of = {pnum: group for group in groups for pnum in group}
+            self._groups_along[mesh_axis] = [of[pnum] for pnum in range(self.size)]
+        return self._groups_along[mesh_axis]
 
     def _group_slices(self, x: PlacedTensor, mesh_axis: int) -> list[PlacedTensor]:
         """Returns, for each coordinate along an axis, the slice of the member there."""

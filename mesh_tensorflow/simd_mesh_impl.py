@@ -11,7 +11,7 @@ import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._core.interfaces import LaidOutLike
 from mesh_tensorflow._core.layout import LayoutLike, given_stored_layout
-from mesh_tensorflow._core.shape import Shape, ShapeLike, list_product
+from mesh_tensorflow._core.shape import Shape, ShapeLike, list_product, single_axes
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh import random_values
 from mesh_tensorflow._mesh.devices import check_devices
@@ -257,7 +257,7 @@ class SimdMeshImpl(MeshImpl[SimdTensor]):
         """Reduces slices over groups of processors; see MeshImpl."""
         x = x.to_laid_out_tensor()
         # A group of one has nothing to add up, and its collective would only cost time.
-        mesh_axes = [axis for axis in mesh_axes if self.shape[axis].size > 1]
+        mesh_axes = [axis for axis in single_axes(mesh_axes) if self.shape[axis].size > 1]
         if not mesh_axes:
             return x
         group = list_product(self.shape[axis].size for axis in mesh_axes)

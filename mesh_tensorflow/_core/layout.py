@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Optional, Union, overload
 
 import gin
@@ -19,11 +19,14 @@ from mesh_tensorflow._core.errors import (
     splittable_hint,
 )
 from mesh_tensorflow._core.shape import (
+    JOIN,
     Dimension,
+    JointAxis,
     Shape,
     ShapeLike,
     convert_to_shape,
     list_product,
+    single_axes,
     split_pairs,
 )
 
@@ -40,7 +43,7 @@ class StoredName(str):
 
     Attributes:
       plain: the name of the dimension where it is computed with.
-      mesh_dim: the name of the mesh dimension.
+      mesh_dim: the name of the mesh dimension, or names joined by "+".
     """
 
     plain: str
@@ -72,23 +75,33 @@ class StoredName(str):
 class TensorLayout:
     """For each axis of a tensor, the mesh axis that splits it, or None.
 
-    Layouts are equal when their axes are, in order. They are not hashable.
+    Where several mesh axes split one axis, it is a JointAxis. Layouts are equal when their axes
+    are, in order. They are not hashable.
     """
 
     __hash__ = None  # type: ignore[assignment]
 
-    def __init__(self, tensor_axis_to_mesh_axis: Iterable[Optional[int]]):
+    def __init__(self, tensor_axis_to_mesh_axis: Iterable[Union[int, Sequence[int], None]]):
         """Creates a TensorLayout.
 
         Args:
-          tensor_axis_to_mesh_axis: for each tensor axis, a mesh axis or None.
+          tensor_axis_to_mesh_axis: for each tensor axis, a mesh axis, several of them, the first
+            outermost, or None.
         """
-        self._tensor_axis_to_mesh_axis = tuple(tensor_axis_to_mesh_axis)
+        self._tensor_axis_to_mesh_axis: tuple[Optional[int], ...] = tuple(
+            axis if axis is None or isinstance(axis, int) else JointAxis(axis)
+            for axis in tensor_axis_to_mesh_axis
+        )
 
     @property
     def tensor_axis_to_mesh_axis(self) -> tuple[Optional[int], ...]:
         """For each tensor axis, the mesh axis that splits it, or None."""
         return self._tensor_axis_to_mesh_axis
+
+    def plain(self) -> list[Union[int, list[int], None]]:
+        """Returns what JSON can say, and what makes it again: a list for a JointAxis."""
+        axes = self._tensor_axis_to_mesh_axis
+        return [list(axis.axes) if isinstance(axis, JointAxis) else axis for axis in axes]
 
     @property
     def is_fully_replicated(self) -> bool:
@@ -97,11 +110,13 @@ class TensorLayout:
 
     def mesh_axis_to_tensor_axis(self, mesh_ndims: int) -> tuple[Optional[int], ...]:
         """Returns, for each of `mesh_ndims` mesh axes, the tensor axis it splits, or None."""
-        axes = self._tensor_axis_to_mesh_axis
-        # The first is the only one: no layout splits two dimensions over one mesh axis.
-        return tuple(
-            axes.index(mesh_axis) if mesh_axis in axes else None for mesh_axis in range(mesh_ndims)
-        )
+        # One at most: no layout splits two dimensions over one mesh axis.
+        splits = {
+            mesh_axis: axis
+            for axis, of_axis in enumerate(self._tensor_axis_to_mesh_axis)
+            for mesh_axis in single_axes([of_axis])
+        }
+        return tuple(splits.get(mesh_axis) for mesh_axis in range(mesh_ndims))
 
     def __eq__(self, other: object) -> bool:
         return (
@@ -131,21 +146,61 @@ class TensorLayout:
         return iter(self._tensor_axis_to_mesh_axis)
 
 
+def joined_names(name: str, names: Collection[str]) -> list[str]:
+    """Returns the names of mesh dimensions that a rule joins by "+"; of one, that one.
+
+    Args:
+      name: such as "rows", or "rows+cols".
+      names: those of a mesh, of which one may have a "+" in it.
+    """
+    return [name] if name in names else name.split(JOIN)
+
+
+def mesh_axis_of_name(name: str, mesh_shape: Shape) -> Optional[int]:
+    """Returns the mesh axis of a name, or of names joined by "+"; None if the mesh has none.
+
+    Of joined names, those that the mesh lacks are left out, as if their size were 1.
+
+    Args:
+      name: such as "rows", or "rows+cols".
+      mesh_shape: a Shape.
+    """
+    names = mesh_shape.dimension_names
+    axes = [names.index(part) for part in joined_names(name, names) if part in names]
+    if len(axes) < 2:
+        return axes[0] if axes else None
+    return JointAxis(axes)
+
+
 class LayoutRules:
     """A set of rules (tensor dimension name, mesh dimension name).
 
-    A rule whose tensor or mesh dimension does not exist splits nothing; a Lowering warns about it,
-    or raises within `mtf.strict()`. `unknown_mesh_dimensions` lists such mesh dimensions.
+    Names of mesh dimensions joined by "+", as in "batch:rows+cols", split a dimension over several,
+    the first of them outermost: its parts are the largest. A rule whose tensor or mesh dimension
+    does not exist splits nothing; a Lowering warns about it, or raises within `mtf.strict()`.
+    `unknown_mesh_dimensions` lists such mesh dimensions.
     """
 
     def __init__(self, pairs: Iterable[tuple[str, str]]):
         """Creates LayoutRules.
 
         Args:
-          pairs: pairs (tensor dimension name, mesh dimension name).
+          pairs: pairs (tensor dimension name, mesh dimension name, or several joined by "+").
+
+        Raises:
+          ValueError: a mesh dimension is joined with itself, or with no name.
         """
         given = [(tensor_dim, mesh_dim) for tensor_dim, mesh_dim in pairs]
         self._pairs = set(given)
+        self._mesh_dims: dict[str, list[str]] = {}
+        for tensor_dim, mesh_dim in self.pairs:
+            self._mesh_dims.setdefault(tensor_dim, []).append(mesh_dim)
+            joined = mesh_dim.split(JOIN)
+            if len(joined) > 1 and ("" in joined or len(set(joined)) < len(joined)):
+                raise ValueError(
+                    f"layout rule {tensor_dim}:{mesh_dim} joins mesh dimensions by {JOIN!r}: write "
+                    "each of them once, as in batch:rows+cols"
+                )
         twice = sorted({f"{t}:{m}" for t, m in given if given.count((t, m)) > 1})
         if twice:
             slip(
@@ -164,27 +219,44 @@ class LayoutRules:
         # The order of a set of strings is another in each process, and processes build one program.
         return sorted(self._pairs)
 
+    def mesh_axis(self, tensor_dimension: Dimension, mesh_shape: Shape) -> Optional[int]:
+        """Returns the mesh axis that splits `tensor_dimension`, or None; a JointAxis for several.
+
+        Raises:
+          ValueError: two rules split the dimension.
+        """
+        name = tensor_dimension.name
+        # A stored name says itself what splits it, so no layout rule can split it otherwise.
+        if isinstance(name, StoredName):
+            return mesh_axis_of_name(name.mesh_dim, mesh_shape)
+        found = (mesh_axis_of_name(m, mesh_shape) for m in self._mesh_dims.get(name, ()))
+        axes = sorted(axis for axis in found if axis is not None)
+        if len(axes) > 1:
+            joined = JOIN.join(mesh_shape[a].name for a in dict.fromkeys(single_axes(axes)))
+            raise ValueError(
+                f"Tensor dimension {dims_text([tensor_dimension])} maps to multiple mesh "
+                f"dimensions {dims_text([mesh_shape[a] for a in axes])} by {self}. Keep one of "
+                f"these rules; {name}:{joined} splits it over all of them, the first outermost"
+            )
+        return axes[0] if axes else None
+
     def tensor_dimension_to_mesh_axis(
         self, tensor_dimension: Dimension, mesh_shape: Shape
     ) -> Optional[int]:
         """Returns the mesh axis that splits `tensor_dimension`, or None.
 
         Raises:
-          ValueError: the rules split the dimension over two mesh dimensions.
+          ValueError: several mesh axes split it, which `mesh_axis` returns as one; or two rules do.
         """
-        name = tensor_dimension.name
-        # A stored name says itself what splits it, so no layout rule can split it otherwise.
-        if isinstance(name, StoredName):
-            return next((a for a, d in enumerate(mesh_shape) if d.name == name.mesh_dim), None)
-        axes = [a for a, mesh_dim in enumerate(mesh_shape) if (name, mesh_dim.name) in self._pairs]
-        if len(axes) > 1:
+        axis = self.mesh_axis(tensor_dimension, mesh_shape)
+        if isinstance(axis, JointAxis):
             raise ValueError(
-                f"Tensor dimension {dims_text([tensor_dimension])} maps to multiple mesh "
-                f"dimensions {dims_text([mesh_shape[a] for a in axes])} by {self}. One tensor "
-                "dimension can be split over one mesh dimension only: keep one of these rules, "
-                "or split the dimension in two with mtf.replace_dimensions"
+                f"tensor_dimension_to_mesh_axis: {dims_text([tensor_dimension])} is split over "
+                f"several mesh dimensions, {dims_text(mesh_shape[a] for a in axis.axes)}, by "
+                f"{self}. Call mesh_axis, which returns them as one axis, or splitting_axes of a "
+                "mesh implementation, which lists them"
             )
-        return axes[0] if axes else None
+        return axis
 
     def tensor_layout(self, tensor_shape: ShapeLike, mesh_shape: ShapeLike) -> TensorLayout:
         """Returns the layout of a tensor of shape `tensor_shape` on a mesh.
@@ -194,15 +266,19 @@ class LayoutRules:
           mesh_shape: a Shape, or what converts to one.
 
         Raises:
-          ValueError: two tensor dimensions are split over one mesh dimension, or one over two.
+          ValueError: two tensor dimensions are split over one mesh dimension, or two rules split
+            one.
         """
         tensor_shape = convert_to_shape(tensor_shape)
         mesh_shape = convert_to_shape(mesh_shape)
-        axes = [self.tensor_dimension_to_mesh_axis(d, mesh_shape) for d in tensor_shape]
+        axes = [self.mesh_axis(d, mesh_shape) for d in tensor_shape]
+        single = single_axes(axes)
         # If one coordinate cut two dimensions, no processor would have blocks off the diagonal.
         for mesh_axis, mesh_dim in enumerate(mesh_shape):
-            if axes.count(mesh_axis) > 1:
-                dims = [d for d, axis in zip(tensor_shape, axes) if axis == mesh_axis]
+            if single.count(mesh_axis) > 1:
+                dims = [
+                    d for d, axis in zip(tensor_shape, axes) if mesh_axis in single_axes([axis])
+                ]
                 raise ValueError(
                     f"Two Tensor Dimensions may not map to the same Mesh Dimension: "
                     f"{dims_text(dims)} of {tensor_shape} are both split over mesh dimension "
@@ -230,11 +306,13 @@ class LayoutRules:
 
     def mesh_dimension_name_to_tensor_dimension_names(self, mesh_dimension_name: str) -> list[str]:
         """Returns the names of the tensor dimensions split over a mesh dimension, sorted."""
-        return sorted(t for t, m in self._pairs if m == mesh_dimension_name)
+        name = mesh_dimension_name
+        return sorted(t for t, m in self._pairs if name in joined_names(m, [name]))
 
     def unknown_mesh_dimensions(self, mesh_shape: Shape) -> list[str]:
         """Returns the mesh dimension names in the rules that `mesh_shape` lacks, sorted."""
-        return sorted({m for _, m in self._pairs} - set(mesh_shape.dimension_names))
+        names = mesh_shape.dimension_names
+        return sorted({part for _, m in self._pairs for part in joined_names(m, names)} - {*names})
 
 
 # LayoutRules, or what converts to them.
@@ -279,7 +357,7 @@ def tensor_dim_to_mesh_dim_size(
       tensor_dim: a Dimension.
     """
     mesh_shape = convert_to_shape(mesh_shape)
-    axis = convert_to_layout_rules(layout).tensor_dimension_to_mesh_axis(tensor_dim, mesh_shape)
+    axis = convert_to_layout_rules(layout).mesh_axis(tensor_dim, mesh_shape)
     return 1 if axis is None else mesh_shape[axis].size
 
 
@@ -330,6 +408,14 @@ def pnum_to_processor_coordinates(mesh_shape: MeshShape, pnum: int) -> list[int]
     return coordinates[::-1]
 
 
+def coordinate_of(mesh_shape: Shape, pnum: int, mesh_axis: int) -> int:
+    """Returns the coordinate of processor `pnum` along a mesh axis, or along a JointAxis."""
+    coordinates = pnum_to_processor_coordinates(mesh_shape, pnum)
+    axes = single_axes([mesh_axis])
+    sizes = [mesh_shape[axis].size for axis in axes]
+    return processor_coordinates_to_pnum(sizes, [coordinates[axis] for axis in axes])
+
+
 def processor_coordinates_to_pnum(mesh_shape: MeshShape, coord: Sequence[int]) -> int:
     """Returns the number of the processor at coordinates `coord`."""
     pnum = 0
@@ -364,13 +450,21 @@ def pnum_to_group(
 def processor_groups(mesh_shape: MeshShape, group_dims: Sequence[int]) -> list[list[int]]:
     """Returns the groups of processors that differ only along mesh axes `group_dims`.
 
-    Groups are ordered by `pnum_to_group`, and their members by processor number.
+    Groups are ordered by `pnum_to_group`. Their members are ordered by processor number; along one
+    JointAxis, by coordinate.
     """
-    outside = [s for axis, s in enumerate(_sizes(mesh_shape)) if axis not in group_dims]
+    axes = single_axes(group_dims)
+    outside = [s for axis, s in enumerate(_sizes(mesh_shape)) if axis not in axes]
     groups: list[list[int]] = [[] for _ in range(list_product(outside))]
     # Rising, so that along one axis member i of a group has coordinate i: collectives need that.
     for pnum in range(list_product(_sizes(mesh_shape))):
-        groups[pnum_to_group(mesh_shape, group_dims, pnum)].append(pnum)
+        groups[pnum_to_group(mesh_shape, axes, pnum)].append(pnum)
+    if len(group_dims) == 1 and axes != sorted(axes):
+        assert isinstance(mesh_shape, Shape)  # only a MeshImpl has a JointAxis
+        return [
+            sorted(g, key=lambda pnum: coordinate_of(mesh_shape, pnum, group_dims[0]))
+            for g in groups
+        ]
     return groups
 
 
@@ -415,7 +509,8 @@ class StoredLayout:
       stage: 3 if weights are stored in parts; 1 or 2 if only what optimizers keep is. From 2 on,
         a gradient is scattered before the next one is computed.
       rules: which dimensions are split over which mesh dimensions.
-      mesh_dim: the name of a mesh dimension that splits one dimension of each variable; or None.
+      mesh_dim: the name of a mesh dimension, or several joined by "+", that splits one dimension of
+        each variable; or None.
     """
 
     stage: int
@@ -451,14 +546,15 @@ class StoredLayout:
         taken = set(mesh_impl.splitting_axes(shape))
         found: dict[str, StoredName] = {}
         for d, mesh_dim in self._wanted(shape):
-            axis = mesh_impl.shape.dims.index(mesh_impl.shape.get_dim_by_name(mesh_dim))
-            parts = mesh_impl.shape[axis].size
-            split = mesh_impl.tensor_dimension_to_mesh_axis(d) is not None
+            axis = mesh_axis_of_name(mesh_dim, mesh_impl.shape)
+            assert axis is not None  # `stored_layout` has checked the names
+            axes, parts = single_axes([axis]), mesh_impl.shape[axis].size
+            split = mesh_impl.mesh_axis(d) is not None
             # A kernel may have one name with two sizes. What is renamed by it would be both.
             twice = shape.dimension_names.count(d.name) > 1
-            if parts == 1 or axis in taken or split or twice or d.name in found or d.size % parts:
+            if parts == 1 or taken & {*axes} or split or twice or d.name in found or d.size % parts:
                 continue
-            taken.add(axis)
+            taken.update(axes)
             found[d.name] = StoredName(d.name, mesh_dim)
         return found
 
@@ -527,7 +623,8 @@ def stored_layout(
       mesh_shape: shape of the mesh.
       variable_layout: LayoutRules, or what converts to them, such as "d_model:rows"; or None.
       zero: 0, or the stage of ZeRO.
-      zero_axis: the name of a mesh dimension; the only one of the mesh if None.
+      zero_axis: the name of a mesh dimension, or several joined by "+", the first outermost; the
+        only one of the mesh if None.
 
     Raises:
       ValueError: the stage is none, or the mesh lacks a dimension.
@@ -540,10 +637,13 @@ def stored_layout(
     rules = convert_to_layout_rules(variable_layout or "")
     names = mesh_shape.dimension_names
     unknown = rules.unknown_mesh_dimensions(mesh_shape)
-    if unknown or (zero_axis is not None and zero_axis not in names):
-        name = zero_axis if not unknown else unknown[0]
-        what = f"zero_axis={name!r}" if not unknown else f"variable_layout {rules}: {name!r}"
-        raise ValueError(f"{what} {_is_none_of(str(name), mesh_shape)}")
+    over = LayoutRules([] if zero_axis is None else [("", zero_axis)])
+    absent = over.unknown_mesh_dimensions(mesh_shape)
+    if unknown or absent:
+        name = [*unknown, *absent][0]
+        what = f"variable_layout {rules}: {name!r}" if unknown else f"zero_axis={zero_axis!r}"
+        part = f": {name!r}" if not unknown and name != zero_axis else ""
+        raise ValueError(f"{what}{part} {_is_none_of(name, mesh_shape)}")
     if zero_axis is not None and not zero:
         raise ValueError(f"zero_axis={zero_axis!r} has no effect without zero=1, 2 or 3")
     if not zero and not rules.pairs:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, 
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union
 
 from mesh_tensorflow._core.errors import Site, caller_site, tensors_text
+from mesh_tensorflow._core.shape import single_axes
 from mesh_tensorflow._core.tensor import Tensor, check_tensors, is_differentiable
 
 if TYPE_CHECKING:
@@ -41,6 +42,10 @@ class Collective:
     mesh_axes: tuple[int, ...]
     elements: int
     bytes: int
+
+    def __post_init__(self) -> None:
+        # Axis by axis: what is counted and what a network costs does not know which were joined.
+        object.__setattr__(self, "mesh_axes", tuple(single_axes(self.mesh_axes)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -379,7 +384,7 @@ class Operation(metaclass=_LeavesNothingBehind):
             for d in t.shape:
                 if mesh_impl is None or d.name not in whole:
                     continue
-                axis = mesh_impl.tensor_dimension_to_mesh_axis(d)
+                axis = mesh_impl.mesh_axis(d)
                 # A mesh dimension of size 1 leaves the tensor whole, as the operation needs it.
                 if axis is not None and mesh_impl.shape[axis].size > 1:
                     mesh_dim = mesh_impl.shape[axis]

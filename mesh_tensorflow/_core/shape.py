@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -11,6 +12,7 @@ from mesh_tensorflow._core.errors import WrongTypeError, slip
 
 __all__ = [
     "Dimension",
+    "JointAxis",
     "Shape",
     "ShapeLike",
     "anonymous_shape",
@@ -23,6 +25,7 @@ __all__ = [
     "is_subsequence",
     "list_of_dimensions",
     "list_product",
+    "single_axes",
     "split_pairs",
     "transpose_list_of_lists",
     "verify_no_new_dims",
@@ -170,6 +173,56 @@ def transpose_list_of_lists(lol: Sequence[Sequence[T]]) -> list[list[T]]:
     return [list(column) for column in zip(*lol)]
 
 
+JOIN = "+"  # between the names of mesh dimensions that split a dimension together
+
+
+class JointAxis(int):
+    """Several mesh axes that split one dimension together, used wherever a mesh axis is.
+
+    The first is the outermost: along the axes (0, 1) of the mesh "rows:2,cols:3", the processor in
+    row 1 and column 2 has coordinate 1 * 3 + 2. `mesh_shape[axis]` is the Dimension
+    "rows+cols"=6. As a number, it is the axis of no mesh.
+
+    Attributes:
+      axes: the mesh axes, a tuple.
+    """
+
+    axes: tuple[int, ...]
+
+    def __new__(cls, axes: Iterable[int]) -> JointAxis:
+        """Creates the axis of two mesh axes or more.
+
+        Args:
+          axes: mesh axes, the outermost first.
+        """
+        axes = tuple(axes)
+        # Equal for equal axes in one order, and above all numbers of single axes.
+        number = functools.reduce(lambda n, axis: n * 1024 + axis + 1, axes, 0)
+        joint = super().__new__(cls, number)
+        joint.axes = axes
+        return joint
+
+    # Pickle and copy call `__new__` with these.
+    def __getnewargs__(self) -> tuple[tuple[int, ...]]:  # type: ignore[override]
+        return (self.axes,)
+
+    def __repr__(self) -> str:
+        return repr(self.axes)
+
+
+def single_axes(mesh_axes: Iterable[Optional[int]]) -> list[int]:
+    """Returns the axes of a mesh among mesh axes: each of a JointAxis, and no None.
+
+    Args:
+      mesh_axes: mesh axes, JointAxes or None.
+    """
+    found: list[int] = []
+    for axis in mesh_axes:
+        if axis is not None:
+            found += axis.axes if isinstance(axis, JointAxis) else [axis]
+    return found
+
+
 class Shape:
     """The shape of a Tensor or of a Mesh: an ordered list of Dimensions.
 
@@ -301,6 +354,9 @@ class Shape:
     @overload
     def __getitem__(self, key: slice) -> list[Dimension]: ...
     def __getitem__(self, key: Union[int, slice]) -> Union[Dimension, list[Dimension]]:
+        if isinstance(key, JointAxis):
+            dims = [self._dims[axis] for axis in key.axes]
+            return Dimension(JOIN.join(d.name for d in dims), list_product(d.size for d in dims))
         return self._dims[key]
 
     def __add__(self, other: Union[Shape, Dimension, list]) -> Shape:

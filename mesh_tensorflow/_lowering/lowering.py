@@ -48,7 +48,7 @@ import tensorflow.compat.v1 as tf
 from mesh_tensorflow._core.errors import NotInLoweringError, did_you_mean, slip
 from mesh_tensorflow._core.graph import Graph, Mesh
 from mesh_tensorflow._core.interfaces import LaidOutLike
-from mesh_tensorflow._core.layout import LayoutRules, plain_shape
+from mesh_tensorflow._core.layout import LayoutRules, joined_names, plain_shape
 from mesh_tensorflow._core.operation import (
     Collective,
     Operation,
@@ -122,7 +122,8 @@ def rules_that_apply(
     return LayoutRules(
         (d, m)
         for d, m in rules.pairs
-        if (d in of_program or d not in usual_dims) and (m in of_mesh or m not in usual_mesh_dims)
+        if (d in of_program or d not in usual_dims)
+        and any(name in of_mesh or name not in usual_mesh_dims for name in joined_names(m, of_mesh))
     )
 
 
@@ -154,9 +155,11 @@ def check_rules_apply(
     of_program = sorted(dimension_names(operations)) if rules else []
     of_meshes = list(dict.fromkeys(d for impl in impls for d in impl.shape.dimension_names))
     for rule in rules if of_program and of_meshes else ():  # otherwise there is nothing to split
+        there = any(name in of_meshes for name in joined_names(rule[1], of_meshes))
+        splits = "less than it says" if there and rule[0] in of_program else "nothing"
         for fault in _faults(rule, of_program, of_meshes):
             slip(
-                f"layout rule {':'.join(rule)} splits nothing: {fault}",
+                f"layout rule {':'.join(rule)} splits {splits}: {fault}",
                 # Only the first sentence, which names the side of the rule: the rest lists
                 # dimensions, and would repeat the warning for each program.
                 key=f"rule/{rule}/{fault.partition('. ')[0]}",
@@ -195,7 +198,9 @@ def _faults(
             f"rule names the program's first; did you mean {mesh_dim}:{tensor_dim}?"
         )
         return
-    for name, whose, known in zip(rule, ("program", "mesh"), (of_program, of_meshes)):
+    named = [(tensor_dim, "program", of_program)]
+    named += [(name, "mesh", of_meshes) for name in joined_names(mesh_dim, of_meshes)]
+    for name, whose, known in named:
         if name not in known:
             yield (
                 f"{name!r} is not there. The {whose} has {_shown(known) or 'no dimensions'}"
@@ -645,7 +650,7 @@ class Lowering:
         if label is not None:
             axes: Any = list(collective.mesh_axes)
             # The classic names counters of one axis by a number, and only those of sums by a list.
-            where = axes if collective.kind == "allreduce" else axes[0]
+            where = axes if collective.kind == "allreduce" or len(axes) > 1 else axes[0]
             self.add_counter(f"{collective.kind}/{where}/{label}", collective.elements)
         # A partial sum that no operation has needed may be summed only when it is exported.
         kind = "export" if self._at is None else type(self._at).__name__

@@ -22,6 +22,7 @@ from mesh_tensorflow._core.layout import (
     LayoutLike,
     LayoutRules,
     convert_to_layout_rules,
+    joined_names,
     pnum_to_processor_coordinates,
     processor_groups,
 )
@@ -433,7 +434,8 @@ def set_threads(
       None if they are left to TensorFlow.
     """
     # A mesh dimension that splits nothing adds copies, which one processor computes for all.
-    splitting = {mesh_dim for _, mesh_dim in rules.pairs}
+    names = mesh_shape.dimension_names
+    splitting = {name for _, mesh_dim in rules.pairs for name in joined_names(mesh_dim, names)}
     parts = list_product(d.size for d in mesh_shape if d.name in splitting)
     cores = _cores()
     # Fewer parts than cores would leave cores idle if each operation had one thread.

@@ -41,7 +41,7 @@ from mesh_tensorflow._core.layout import (
     given_stored_layout,
     storing,
 )
-from mesh_tensorflow._core.shape import Dimension, Shape, ShapeLike, list_product
+from mesh_tensorflow._core.shape import Dimension, Shape, ShapeLike, list_product, single_axes
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh import random_values
 from mesh_tensorflow._mesh.mesh_impl import (
@@ -83,7 +83,7 @@ class _Cut:
         self.sizes = sizes
         self.axes = list(axes)
         self.merged_sizes = [list_product(sizes[:count]), *sizes[count:]]
-        self.merged_axes = [[axis for axis in axes[:count] if axis is not None], *rest]
+        self.merged_axes = [single_axes(axes[:count]), *rest]
         # Each merged dimension of n becomes [p, n / p], of which its mesh axis splits p parts.
         cut_dims = [n for part, size in zip(parts, sizes) for n in (part, size // part)]
         self.cut_sizes = cut_dims + sizes[count:]
@@ -248,7 +248,7 @@ def sharding_text(
       mesh_shape: the Shape of the mesh; devices are numbered in row-major order.
     """
     sizes = mesh_shape.to_integer_list
-    axes = [[] if a is None else [a] if isinstance(a, int) else list(a) for a in layout]
+    axes = [single_axes([a] if a is None or isinstance(a, int) else a) for a in layout]
     split = [axis for of_dim in axes for axis in of_dim if sizes[axis] > 1]
     if not split:
         return None

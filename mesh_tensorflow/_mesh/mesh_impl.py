@@ -49,11 +49,19 @@ from mesh_tensorflow._core.layout import (
     StoredLayout,
     TensorLayout,
     convert_to_layout_rules,
+    coordinate_of,
     pnum_to_group,
-    pnum_to_processor_coordinates,
     shifted_sources,
 )
-from mesh_tensorflow._core.shape import Dimension, Shape, ShapeLike, convert_to_shape, list_product
+from mesh_tensorflow._core.shape import (
+    Dimension,
+    JointAxis,
+    Shape,
+    ShapeLike,
+    convert_to_shape,
+    list_product,
+    single_axes,
+)
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh import slice_functions
 from mesh_tensorflow._mesh.devices import mesh_text
@@ -345,19 +353,29 @@ class MeshImpl(Generic[SlicesT]):
         """Whether operations can wait for others through control dependencies."""
         return True
 
+    def mesh_axis(self, tensor_dimension: Dimension) -> Optional[int]:
+        """Returns the mesh axis that splits a tensor dimension, or None; a JointAxis for several.
+
+        `shape`, collectives and coordinates take it as they take any mesh axis.
+        """
+        return self._layout_rules.mesh_axis(tensor_dimension, self._shape)
+
     def tensor_dimension_to_mesh_axis(self, tensor_dimension: Dimension) -> Optional[int]:
-        """Returns the mesh axis that splits a tensor dimension, or None."""
+        """Returns the mesh axis that splits a tensor dimension, or None.
+
+        Raises:
+          ValueError: several mesh axes split it; `mesh_axis` returns them as one.
+        """
         return self._layout_rules.tensor_dimension_to_mesh_axis(tensor_dimension, self._shape)
 
     def splitting_axis(self, tensor_dimension: Dimension) -> Optional[int]:
-        """Returns the mesh axis, of size above 1, that splits a tensor dimension, or None."""
-        axis = self.tensor_dimension_to_mesh_axis(tensor_dimension)
+        """Returns `mesh_axis`, or None if its size is 1."""
+        axis = self.mesh_axis(tensor_dimension)
         return None if axis is None or self._shape[axis].size == 1 else axis
 
     def splitting_axes(self, tensor_dimensions: Iterable[Dimension]) -> list[int]:
         """Returns the mesh axes that split tensor dimensions, in the order of the dimensions."""
-        axes = map(self.tensor_dimension_to_mesh_axis, tensor_dimensions)
-        return [axis for axis in axes if axis is not None]
+        return single_axes(map(self.mesh_axis, tensor_dimensions))
 
     def tensor_layout(self, arg: Union[Tensor, Shape]) -> TensorLayout:
         """Returns the layout of a Tensor or of a Shape.
@@ -374,10 +392,14 @@ class MeshImpl(Generic[SlicesT]):
 
     def mesh_axis_to_cumprod(self, tensor_shape: Shape) -> list[Optional[int]]:
         """Returns, for each mesh axis, the product of the sizes before the axis it splits."""
-        tensor_axes = self.tensor_layout(tensor_shape).mesh_axis_to_tensor_axis(self.ndims)
-        cumprod = tensor_shape.cumprod
+        products: list[Optional[int]] = [None] * self.ndims
         # A reshape that leaves this product as it is leaves each processor's part where it begins.
-        return [None if axis is None else cumprod[axis] for axis in tensor_axes]
+        for product, of_axis in zip(tensor_shape.cumprod, self.tensor_layout(tensor_shape)):
+            for mesh_axis in single_axes([of_axis]):
+                # Of a joint axis, inner axes split what the outer ones have left.
+                products[mesh_axis] = product
+                product *= self._shape[mesh_axis].size
+        return products
 
     def slice_shape(self, tensor_shape: Shape) -> list[int]:
         """Returns the sizes of one processor's slice of a tensor.
@@ -398,10 +420,9 @@ class MeshImpl(Generic[SlicesT]):
 
     def slice_begin(self, tensor_shape: Shape, pnum: int) -> list[int]:
         """Returns where the slice of processor `pnum` begins along each dimension."""
-        coordinates = pnum_to_processor_coordinates(self._shape, pnum)
         return [
             # Slices have one size: the coordinate along the axis tells where a part begins.
-            0 if axis is None else size * coordinates[axis]
+            0 if axis is None else size * coordinate_of(self._shape, pnum, axis)
             for size, axis in zip(self.slice_shape(tensor_shape), self.tensor_layout(tensor_shape))
         ]
 
@@ -568,6 +589,12 @@ class MeshImpl(Generic[SlicesT]):
 
     def laid_out_pcoord(self, mesh_axis: int) -> SlicesT:
         """Returns a LaidOutTensor of the processors' coordinates along a mesh axis."""
+        if isinstance(mesh_axis, JointAxis):
+            numbers = range(self.size)
+            table = [coordinate_of(self._shape, pnum, mesh_axis) for pnum in numbers]
+            return self.slicewise(
+                lambda pnum: tf.gather(slice_functions.constant(table), pnum), self.laid_out_pnum()
+            )
         # Row-major: coordinate = pnum // (product of the sizes of later axes) % size of the axis.
         below = list_product(self._shape.to_integer_list[mesh_axis + 1 :])
         size = self._shape[mesh_axis].size
@@ -575,7 +602,7 @@ class MeshImpl(Generic[SlicesT]):
 
     def laid_out_slice_num(self, tensor_shape: Shape) -> SlicesT:
         """Returns a LaidOutTensor of int32 scalars that number the different slices of a tensor."""
-        split = [axis for axis in self.tensor_layout(tensor_shape) if axis is not None]
+        split = single_axes(self.tensor_layout(tensor_shape))
         # Processors that differ along other axes alone hold equal slices, and get one number.
         others = [axis for axis in range(self.ndims) if axis not in split]
         return self.slicewise(

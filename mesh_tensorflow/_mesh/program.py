@@ -10,7 +10,7 @@ from typing import Any, Optional, TypeVar
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._core.errors import dims_text
-from mesh_tensorflow._core.layout import pnum_to_processor_coordinates
+from mesh_tensorflow._core.layout import coordinate_of
 from mesh_tensorflow._core.shape import Shape
 from mesh_tensorflow._mesh.mesh_impl import Reducer
 from mesh_tensorflow._mesh.slice_functions import constant
@@ -80,7 +80,7 @@ class ProgramCollectives(Reducer[tf.Tensor]):
     def coordinates(self, mesh_axis: int) -> list[int]:
         """Returns the coordinate of each logical processor along a mesh axis."""
         numbers = range(self._shape.size)
-        return [pnum_to_processor_coordinates(self._shape, p)[mesh_axis] for p in numbers]
+        return [coordinate_of(self._shape, pnum, mesh_axis) for pnum in numbers]
 
     def _by_coordinate(
         self, mesh_axis: int, table: Sequence[_Entry], dtype: tf.DType = tf.int32

@@ -14,7 +14,7 @@ import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._core.errors import dims_text, table_lookup
 from mesh_tensorflow._core.layout import processor_groups
-from mesh_tensorflow._core.shape import Shape
+from mesh_tensorflow._core.shape import Shape, single_axes
 from mesh_tensorflow._mesh import random_values
 from mesh_tensorflow._mesh.program import Program, ProgramCollectives
 from mesh_tensorflow._mesh.slice_functions import reduction_fn
@@ -223,7 +223,7 @@ class TpuCollectives(ProgramCollectives):
           reduction: "SUM", "MAX" or "MIN".
         """
         reduce_fn = reduction_fn(reduction)
-        axes = sorted(axis for axis in set(mesh_axes) if self._shape[axis].size > 1)
+        axes = sorted(axis for axis in {*single_axes(mesh_axes)} if self._shape[axis].size > 1)
         if not axes:
             return x
         if reduction == "SUM" and x.dtype in _SUMMED_AS:

@@ -16,6 +16,7 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import checkpoint, optimize
+from mesh_tensorflow._core.layout import joined_names
 from mesh_tensorflow._core.shape import ShapeLike
 from mesh_tensorflow._flags import FLAGS, define
 from mesh_tensorflow._mesh.devices import default_devices
@@ -186,7 +187,10 @@ def _layout(mesh_shape: mtf.Shape) -> mtf.LayoutRules:
     rules = unet.get_layout()
     if not FLAGS["layout"].using_default_value:
         return rules
-    return mtf.LayoutRules((d, m) for d, m in rules.pairs if m in mesh_shape.dimension_names)
+    names = mesh_shape.dimension_names
+    return mtf.LayoutRules(
+        (d, m) for d, m in rules.pairs if any(name in names for name in joined_names(m, names))
+    )
 
 
 class Model:

@@ -17,6 +17,7 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._core.interfaces import LaidOutLike
 from mesh_tensorflow._core.operation import Collective, Cost, PendingSums
+from mesh_tensorflow._core.shape import single_axes
 from mesh_tensorflow._core.tensor import is_differentiable
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow.layers import _blocked_slices, _ring_attention
@@ -117,7 +118,7 @@ class Blocked(mtf.Operation):
         """
         *rows, memory = self._form.dims.logits
         axis = mesh_impl.splitting_axis(memory)
-        return axis if axis in mesh_impl.splitting_axes(rows) else None
+        return axis if {*single_axes([axis])} & {*mesh_impl.splitting_axes(rows)} else None
 
     def _ring_axis(self, mesh_impl: MeshImpl) -> Optional[int]:
         """Returns the mesh axis around which the memory is passed, or None."""

@@ -27,7 +27,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.layout import TensorLayout
-from mesh_tensorflow._core.shape import Shape
+from mesh_tensorflow._core.shape import Shape, single_axes
 from mesh_tensorflow._mesh.random_values import program_seed
 from mesh_tensorflow._processes.processes import is_pjrt, processes
 
@@ -348,5 +348,7 @@ def sharding(mesh: AnyMesh, layout: Optional[TensorLayout]) -> NamedSharding:
       mesh: a JAX mesh.
       layout: the TensorLayout of a tensor; None if each device has all of it.
     """
-    names = [None if axis is None else mesh.axis_names[axis] for axis in layout or []]
-    return NamedSharding(mesh, PartitionSpec(*names))
+    names = [tuple(mesh.axis_names[a] for a in single_axes([axis])) for axis in layout or []]
+    # A name alone, and not in a tuple, is how JAX itself writes the split over one axis.
+    parts = [of_dim if len(of_dim) > 1 else next(iter(of_dim), None) for of_dim in names]
+    return NamedSharding(mesh, PartitionSpec(*parts))

@@ -23,7 +23,12 @@ from mesh_tensorflow._mesh.random_values import key_is_of_step, new_key
 from mesh_tensorflow._mesh.step_inputs import GlobalSteps, read_before_increments
 from mesh_tensorflow._mesh.variables.checkpoint_files import ShardedVariable
 from mesh_tensorflow.pjrt._devices import driving, process_count
-from mesh_tensorflow.pjrt._programs import Description, VariableOfProgram, current_programs
+from mesh_tensorflow.pjrt._programs import (
+    Description,
+    Layout,
+    VariableOfProgram,
+    current_programs,
+)
 from mesh_tensorflow.pjrt._store import form_of
 from mesh_tensorflow.pjrt._trace import Building, ValueOfVariable
 
@@ -567,8 +572,8 @@ def _description(
 ) -> Description:
     """Returns what a program is, as other processes are told."""
 
-    def axes(layout: Optional[TensorLayout]) -> Optional[list[Optional[int]]]:
-        return None if layout is None else list(layout)
+    def axes(layout: Optional[TensorLayout]) -> Layout:
+        return None if layout is None else layout.plain()
 
     read = {name: x.name for name, x in part.variables.items()}
     variables = {

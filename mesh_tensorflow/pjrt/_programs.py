@@ -16,7 +16,7 @@ import functools
 import itertools
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Optional
+from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union
 
 import jax
 import numpy as np
@@ -62,7 +62,7 @@ __all__ = [
     "programs_over",
 ]
 
-Layout = Optional[Sequence[Optional[int]]]
+Layout = Optional[Sequence[Union[int, Sequence[int], None]]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +73,7 @@ class VariableOfProgram:
       placeholder: the name of its value in the program; None if the program does not read it.
       sizes: its shape.
       dtype_name: the name of its dtype.
-      axes: the mesh dimension that splits each of its dimensions, or None.
+      axes: the mesh axis that splits each of its dimensions, several of them, or None.
     """
 
     placeholder: Optional[str]

@@ -36,10 +36,12 @@ from mesh_tensorflow._core.interfaces import LaidOutLike
 from mesh_tensorflow._core.operation import Collective, Cost, Operation, gradient_of_output
 from mesh_tensorflow._core.shape import (
     Dimension,
+    JointAxis,
     Shape,
     check_names_differ,
     convert_to_dimension,
     list_product,
+    single_axes,
 )
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
@@ -364,18 +366,41 @@ class FourierOperation(Operation):
 
     def _plan(self, mesh_impl: MeshImpl) -> Plan:
         x, y = self._inputs[0], self._outputs[0]
+        axes = _mesh_axes(mesh_impl, x.shape, y.shape)
         # Tuples and sets that do not change, since plans are looked up by their problems.
-        return plan_of(
+        plan = plan_of(
             Problem(
                 tuple(x.shape.to_integer_list),
                 tuple(y.shape.to_integer_list),
                 (x.dtype.size, y.dtype.size),
                 frozenset(x.shape.dims.index(d) for d in self._dims),
-                tuple(mesh_impl.shape.to_integer_list),
-                _split_axes(mesh_impl, x.shape),
-                _split_axes(mesh_impl, y.shape),
+                tuple(mesh_impl.shape[axis].size for axis in axes),
+                _split_axes(mesh_impl, x.shape, axes),
+                _split_axes(mesh_impl, y.shape, axes),
             )
         )
+        steps = (
+            # A plan numbers its mesh axes.
+            step if step.kind == "transform" else step._replace(mesh_axis=axes[step.mesh_axis])
+            for step in plan
+        )
+        return (*self._gathers(mesh_impl, axes), *steps)
+
+    def _gathers(self, mesh_impl: MeshImpl, axes: Sequence[int]) -> Iterator[Step]:
+        """Yields the steps before a plan: gathers along the mesh axes that it does not have."""
+        x = self._inputs[0]
+        elements = mesh_impl.laid_out_size(x.shape)
+        for joined, mesh_axis in enumerate(mesh_impl.tensor_layout(x.shape)):
+            if mesh_axis is not None and mesh_axis not in axes:
+                elements *= mesh_impl.shape[mesh_axis].size
+                yield Step(
+                    "allconcat",
+                    mesh_axis=mesh_axis,
+                    joined=joined,
+                    size=x.shape[joined].size,
+                    elements=elements,
+                    itemsize=x.dtype.size,
+                )
 
     def lower(self, lowering: mtf.Lowering) -> None:
         """Carries out the steps of the plan."""
@@ -438,11 +463,30 @@ class FourierOperation(Operation):
         return self._kind, tuple(self._dims), tuple(self._new_dims)
 
 
-def _split_axes(mesh_impl: MeshImpl, shape: Shape) -> tuple[Optional[int], ...]:
+def _mesh_axes(mesh_impl: MeshImpl, begin: Shape, end: Shape) -> list[int]:
+    """Returns the mesh axes of a plan, no two of which share one; joint as in the layouts.
+
+    They split the output as its layout says. An axis that splits the input and is none of them has
+    to be gathered first.
+    """
+    there = mesh_impl.tensor_layout(end)
+    joint = [axis for axis in there if isinstance(axis, JointAxis)]
+    taken = {*single_axes(there)}
+    for axis in mesh_impl.tensor_layout(begin):
+        if isinstance(axis, JointAxis) and not taken.intersection(axis.axes):
+            joint.append(axis)
+    apart = {*single_axes(joint)}
+    return [*(axis for axis in range(mesh_impl.ndims) if axis not in apart), *joint]
+
+
+def _split_axes(mesh_impl: MeshImpl, shape: Shape, axes: Sequence[int]) -> _Layout:
     """Returns, for each mesh axis of more than one processor, the axis that it splits, or None."""
-    axes = mesh_impl.tensor_layout(shape).mesh_axis_to_tensor_axis(mesh_impl.ndims)
+    layout = list(mesh_impl.tensor_layout(shape))
     # Else what one processor has as a whole would be taken for split, and never be transformed.
-    return tuple(a if d.size > 1 else None for a, d in zip(axes, mesh_impl.shape))
+    return tuple(
+        layout.index(axis) if axis in layout and mesh_impl.shape[axis].size > 1 else None
+        for axis in axes
+    )
 
 
 def _moved(mesh_impl: MeshImpl, value: LaidOutLike, step: Step) -> LaidOutLike:

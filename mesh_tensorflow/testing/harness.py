@@ -18,6 +18,7 @@ import mesh_tensorflow as mtf
 from mesh_tensorflow import placement_mesh_impl
 from mesh_tensorflow._core.operation import Cost, with_inner_operations
 from mesh_tensorflow._core.pending import walk
+from mesh_tensorflow._core.shape import JointAxis, single_axes
 from mesh_tensorflow.simd_mesh_impl import SimdMeshImpl, replicate
 
 __all__ = [
@@ -169,16 +170,17 @@ def _together(operations: Iterable[mtf.Operation]) -> set[tuple]:
     return found
 
 
-def is_legal(rules: dict[str, int], shapes: Iterable[tuple], sizes: Sequence[int]) -> bool:
+def is_legal(rules: dict[str, int], shapes: Iterable[tuple], mesh_shape: mtf.Shape) -> bool:
     """Returns whether a layout fits all shapes.
 
     It does not if a mesh axis splits two dimensions of a tensor, or does not divide a size.
     """
     for dims in shapes:
         axes = [(rules[d.name], d.size) for d in dims if d.name in rules]
-        if len({axis for axis, _ in axes}) < len(axes):
+        single = single_axes(axis for axis, _ in axes)
+        if len(set(single)) < len(single):
             return False
-        if any(size % sizes[axis] for axis, size in axes):
+        if any(size % mesh_shape[axis].size for axis, size in axes):
             return False
     return True
 
@@ -189,15 +191,28 @@ def legal_layouts(
     whole: Iterable[str] = (),
     limit: int = 4000,
     alike: Sequence[Sequence[str]] = (),
+    joint: bool = False,
 ) -> list[dict[str, int]]:
-    """Returns the legal layouts of a program, as dictionaries from dimension name to mesh axis."""
+    """Returns the legal layouts of a program, as dictionaries from dimension name to mesh axis.
+
+    Args:
+      graph: an mtf.Graph.
+      mesh: the mesh shape.
+      whole: names of dimensions that are not split.
+      limit: how many layouts are tried; of more, some are drawn.
+      alike: groups of names of dimensions, of which all are split alike.
+      joint: whether two mesh axes may split one dimension together, in either order.
+    """
     operations = list(with_inner_operations(graph.operations))
     names = splittable(operations, whole)
     shapes = _together(operations)
-    sizes = _mesh_shape(mesh).to_integer_list
-    choices = [None, *range(len(sizes))]
+    mesh_shape = _mesh_shape(mesh)
+    pairs = itertools.permutations(range(len(mesh_shape)), 2) if joint else ()
+    choices: list[Optional[int]] = [None, *range(len(mesh_shape)), *map(JointAxis, pairs)]
     # What is illegal by itself is left out first, since combinations grow exponentially.
-    alone = {n: [a for a in choices if a is None or is_legal({n: a}, shapes, sizes)] for n in names}
+    alone = {
+        n: [a for a in choices if a is None or is_legal({n: a}, shapes, mesh_shape)] for n in names
+    }
     names = [n for n in names if len(alone[n]) > 1]
     total = int(np.prod([len(alone[n]) for n in names], dtype=float))
     picks: Iterable[Sequence[Optional[int]]]
@@ -212,22 +227,22 @@ def legal_layouts(
     layouts += [{n: a} for n in names for a in alone[n] if a is not None]
     layouts = [r for r in layouts if all(len({r.get(n) for n in names}) == 1 for names in alike)]
     unique = {tuple(sorted(rules.items())): rules for rules in layouts}
-    return [rules for rules in unique.values() if is_legal(rules, shapes, sizes)]
+    return [rules for rules in unique.values() if is_legal(rules, shapes, mesh_shape)]
 
 
 def random_layout(graph: mtf.Graph, mesh: str, seed: int) -> dict[str, int]:
     """Returns a random legal layout."""
     operations = list(with_inner_operations(graph.operations))
     shapes = _together(operations)
-    sizes = _mesh_shape(mesh).to_integer_list
+    mesh_shape = _mesh_shape(mesh)
     rng = random.Random(seed)
     names = splittable(operations)
     # Otherwise the first names would take the mesh axes in each layout.
     rng.shuffle(names)
     rules: dict[str, int] = {}
     for name in names:
-        axis = rng.randrange(len(sizes))
-        if sizes[axis] > 1 and is_legal({**rules, name: axis}, shapes, sizes):
+        axis = rng.randrange(len(mesh_shape))
+        if mesh_shape[axis].size > 1 and is_legal({**rules, name: axis}, shapes, mesh_shape):
             rules[name] = axis
     return rules
 
@@ -250,8 +265,8 @@ def chosen_layouts(layouts: Sequence[dict], extra: int, seed: int) -> list[dict]
 
 def layout_text(rules: dict[str, int], mesh: str) -> str:
     """Returns a layout as text, such as "a:x,b:y"."""
-    axes = _mesh_shape(mesh).dimension_names
-    return ",".join(f"{name}:{axes[axis]}" for name, axis in sorted(rules.items()))
+    mesh_shape = _mesh_shape(mesh)
+    return ",".join(f"{name}:{mesh_shape[axis].name}" for name, axis in sorted(rules.items()))
 
 
 def placings(
@@ -264,7 +279,7 @@ def placings(
     """Returns the placings in which to try a program.
 
     Most have all processors in one memory domain; a few have separate memory domains, merged
-    processors, or SIMD.
+    processors, SIMD, or a dimension that two mesh axes split.
 
     Args:
       graph: an mtf.Graph.
@@ -285,10 +300,33 @@ def placings(
             chosen += [rules for rules in layouts if rules not in chosen][:MOST_LAYOUTS]
         found += [Placing(mesh, layout_text(rules, mesh)) for rules in chosen]
     kinds = _kinds(found)
+    joint = _joint(graph, whole, alike, seed)
     if thorough:
-        return found + kinds
+        return found + kinds + joint
     # By the seed, so that programs with other seeds try the other kinds.
-    return found[:2] + [kinds[seed % len(kinds)]] if kinds else found[:2]
+    kind = [kinds[seed % len(kinds)]] if kinds else []
+    return found[:1] + ([joint[seed % len(joint)]] if joint else found[1:2]) + kind
+
+
+def _joint(
+    graph: mtf.Graph, whole: Iterable[str], alike: Sequence[Sequence[str]], seed: int
+) -> list[Placing]:
+    """Returns placings in which two mesh axes split a dimension together."""
+    found = []
+    small = len(graph.operations) <= LARGE
+    for mesh in ["x:2,y:2", "x:2,y:2,z:2"] if small else ["x:2,y:2"]:
+        layouts = [
+            rules
+            for rules in legal_layouts(graph, mesh, whole, 600, alike, joint=True)
+            if any(isinstance(axis, JointAxis) for axis in rules.values())
+        ]
+        random.Random(seed).shuffle(layouts)
+        # Those that split the most, of what can be split.
+        most = sorted(layouts, key=len, reverse=True)[:2]
+        found += [Placing(mesh, layout_text(rules, mesh)) for rules in most]
+    kinds = [p._replace(simd=True) for p in found[:2]]
+    kinds += [p._replace(apart=True) for p in found[1:2]]
+    return found + kinds + [p._replace(apart=True, merge="device", pairs=True) for p in found[-1:]]
 
 
 def _kinds(found: Sequence[Placing]) -> list[Placing]:

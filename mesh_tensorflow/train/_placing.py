@@ -18,7 +18,7 @@ from mesh_tensorflow._core.layout import (
     LayoutLike,
     LayoutRules,
     convert_to_layout_rules,
-    pnum_to_processor_coordinates,
+    coordinate_of,
 )
 from mesh_tensorflow._core.shape import ShapeLike
 from mesh_tensorflow._mesh.devices import (
@@ -287,7 +287,7 @@ class Placing:
 
     def parts_of_batch(self, batch_dim: mtf.Dimension) -> int:
         """Returns how many parts the layout splits the batch dimension into."""
-        axis = self.rules.tensor_dimension_to_mesh_axis(batch_dim, self.shape)
+        axis = self.rules.mesh_axis(batch_dim, self.shape)
         return 1 if axis is None else self.shape[axis].size
 
     def whole(self, batch_dim: mtf.Dimension) -> Placing:
@@ -306,12 +306,12 @@ class Placing:
           batch_dim: the dimension of the batch.
         """
         # Where the batch is not split, each processor has all of it, and each process reads all.
-        axis = self.rules.tensor_dimension_to_mesh_axis(batch_dim, self.shape)
+        axis = self.rules.mesh_axis(batch_dim, self.shape)
         if self.cluster is None or axis is None:
             return Part()
         parts, per_process = self.shape[axis].size, self.cluster.per_process
         # For each processor, the number of the part of the batch that it computes with.
-        along = [pnum_to_processor_coordinates(self.shape, n)[axis] for n in range(self.shape.size)]
+        along = [coordinate_of(self.shape, n, axis) for n in range(self.shape.size)]
         spans = [along[i : i + per_process] for i in range(0, len(along), per_process)]
         # The smallest parts that hold the rows of each process. All have parts of one size: what
         # some rows are a part of is one batch, whoever reads them.

@@ -24,6 +24,7 @@ from mesh_tensorflow._figure import (
     text_color,
 )
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
+from mesh_tensorflow._mesh.slice_functions import slice_coordinates
 from mesh_tensorflow._units import bytes_text, shortened
 from mesh_tensorflow.ops._variables.variable import Variable
 from mesh_tensorflow.visualize._summary import mesh_text
@@ -101,9 +102,8 @@ class Sharding:
     def _tiles(self) -> Iterator[Tile]:
         holders: dict[tuple[int, ...], list[int]] = {}
         for pnum in range(self.mesh_impl.size):
-            coordinates = pnum_to_processor_coordinates(self.mesh_impl.shape, pnum)
             # A processor's part of a dimension is its coordinate along the axis that splits it.
-            index = tuple(0 if a is None else coordinates[a] for a in self.mesh_axes)
+            index = slice_coordinates(self.mesh_axes, self.mesh_impl.shape, pnum)
             holders.setdefault(index, []).append(pnum)
         for number, index in enumerate(itertools.product(*map(range, self.parts))):
             begin = tuple(i * s for i, s in zip(index, self.slice_shape))

@@ -32,7 +32,7 @@ LOWER = {
         lambda w: w.x * 2,
         "x:2,y:2",
         "a:x,a:y",
-        r"a=8 maps to multiple mesh dimensions x=2, y=2.*mtf.replace_dimensions",
+        r"a=8 maps to multiple mesh dimensions x=2, y=2.*; a:x\+y splits it over all of them",
     ),
     "concat": (
         lambda w: mtf.concat([w.x, w.x], "b"),

@@ -173,6 +173,18 @@ def test_meshes(place, whole):
     assert_equal(training.run(), whole("adamw", clip=True))
 
 
+@pytest.mark.slow("*simd*")
+@pytest.mark.usefixtures("own_graph")
+@pytest.mark.parametrize("zero_axis", ["rows+cols", "cols+rows"])
+@pytest.mark.parametrize("kind", [[], ["simd"]], ids=["placement", "simd"])
+def test_over_all_processors_of_a_mesh(kind, zero_axis, whole):
+    place = ("rows:2,cols:2", "batch:rows+cols", *kind)
+    training = Training(place, clip=True, zero=3, zero_axis=zero_axis)
+    assert_equal(training.run(), whole("adamw", clip=True))
+    count = sum(v.size for v in training.variables)
+    assert training.sizes() == (count // 4, 2 * count // 4)
+
+
 @pytest.mark.slow("*False*")
 @pytest.mark.usefixtures("own_graph")
 @pytest.mark.parametrize("stage, clip", [(0, False), (1, True), (3, False), (3, True)])
@@ -421,6 +433,10 @@ WRONG = [
     (
         {"zero": 3, "zero_axis": "data"},
         "zero_axis='data' is no dimension of the mesh rows=2, cols=2. Name one of these",
+    ),
+    (
+        {"zero": 3, "zero_axis": "rows+col"},
+        "zero_axis='rows+col': 'col' is no dimension of the mesh rows=2, cols=2; did you mean cols",
     ),
     (
         {"variable_layout": "d_ff:rows,d_model:data"},

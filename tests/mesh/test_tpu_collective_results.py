@@ -19,26 +19,31 @@ import tensorflow.compat.v1 as tf
 from helpers.mesh import xla_cpu_replicas
 from helpers.mesh.tpu_mesh import L2P, MESH, P2L
 
-from mesh_tensorflow._core.layout import pnum_to_processor_coordinates
+from mesh_tensorflow._core.layout import coordinate_of, pnum_to_processor_coordinates
+from mesh_tensorflow._core.shape import JointAxis, single_axes
 from mesh_tensorflow._mesh.tpu_program import TpuCollectives
+
+# The whole mesh as one axis, of which b is the outer part.
+ALL = JointAxis([1, 0])
 
 
 def members(logical, mesh_axes):
     """Returns the logical numbers of a processor's group, in order."""
-    own = pnum_to_processor_coordinates(MESH, logical)
-    return [
+    own, single = pnum_to_processor_coordinates(MESH, logical), single_axes(mesh_axes)
+    found = [
         pnum
         for pnum in range(MESH.size)
         if all(
             c == o
             for axis, (c, o) in enumerate(zip(pnum_to_processor_coordinates(MESH, pnum), own))
-            if axis not in mesh_axes
+            if axis not in single
         )
     ]
+    return sorted(found, key=lambda pnum: [coordinate(pnum, axis) for axis in mesh_axes])
 
 
 def coordinate(logical, axis):
-    return pnum_to_processor_coordinates(MESH, logical)[axis]
+    return coordinate_of(MESH, logical, axis)
 
 
 def reduced(axes, reduction):
@@ -84,6 +89,15 @@ CASES = {
     "min ab": (lambda c, x: c.allreduce(x, [1, 0], "MIN"), reduced([0, 1], "MIN"), ANY),
     "gather a": (lambda c, x: c.allgather(x, 0), gathered(0), ANY),
     "gather b": (lambda c, x: c.allgather(x, 1), gathered(1), ANY),
+    "gather ba": (lambda c, x: c.allgather(x, ALL), gathered(ALL), ["float32"]),
+    "sum ba": (lambda c, x: c.allreduce(x, [ALL], "SUM"), reduced([0, 1], "SUM"), ["int32"]),
+    "max ba": (lambda c, x: c.allreduce(x, [ALL], "MAX"), reduced([0, 1], "MAX"), ["float32"]),
+    "alltoall ba": (lambda c, x: c.alltoall(x, ALL, 1, 0), exchanged(ALL, 1, 0), ["float32"]),
+    "shift ba": (
+        lambda c, x: c.permute(x, ALL, [None, *range(7)]),
+        permuted(ALL, [None, *range(7)]),
+        ["float32"],
+    ),
     "alltoall b": (lambda c, x: c.alltoall(x, 1, 1, 0), exchanged(1, 1, 0), ANY),
     "alltoall same": (lambda c, x: c.alltoall(x, 0, 0, 0), exchanged(0, 0, 0), ["float32"]),
     "shift": (lambda c, x: c.permute(x, 1, [None, 0, 1, 2]), permuted(1, [None, 0, 1, 2]), ANY),

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._core.layout import processor_groups
-from mesh_tensorflow._core.shape import Shape
+from mesh_tensorflow._core.shape import Shape, single_axes
 from mesh_tensorflow._mesh.program import ProgramCollectives
 from mesh_tensorflow._mesh.simd.replicate import SimdProgram
 from mesh_tensorflow._mesh.slice_functions import complex_view, constant, real_view
@@ -87,7 +87,7 @@ class TfCollectives(ProgramCollectives):
         groups = self._groups(mesh_axes)
         self._note_place()
         # A group keeps its key: TensorFlow finds its members once for all of its collectives.
-        axes = tuple(sorted(mesh_axes))
+        axes = tuple(sorted(single_axes(mesh_axes)))
         if axes not in self._group_keys:
             self._group_keys[axes] = self._program.new_keys(len(groups))
         first = self._group_keys[axes]

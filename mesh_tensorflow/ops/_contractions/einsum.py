@@ -27,6 +27,7 @@ from mesh_tensorflow._core.shape import (
     convert_to_dimension,
     convert_to_shape,
     list_product,
+    single_axes,
 )
 from mesh_tensorflow._core.tensor import Tensor, check_tensors, with_stages
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
@@ -125,23 +126,24 @@ class EinsumOperation(Operation):
         Two dimensions that do not occur in one tensor may be split over the same mesh axis; if both
         are in this contraction, one of them must be gathered.
         """
-        splits: dict[int, list[Dimension]] = {}
-        for d in self._all_dims():
-            axis = mesh_impl.tensor_dimension_to_mesh_axis(d)
-            if axis is not None:
-                splits.setdefault(axis, []).append(d)
         kept_dims = set(self._outputs[0].shape)
         gathered: dict[Dimension, int] = {}
-        summed = []
+        taken: set[int] = set()
+        summed: list[int] = []
+        # A dimension of the output stays split. If a summed one did in its place, the output would
+        # be a partial sum of whole slices, and lack its own split.
+        for d in sorted(self._all_dims(), key=lambda d: d not in kept_dims):
+            axis = mesh_impl.mesh_axis(d)
+            if axis is None:
+                continue
+            axes = single_axes([axis])
+            if taken.intersection(axes):
+                gathered[d] = axis
+                continue
+            taken.update(axes)
+            summed += [] if d in kept_dims else axes
         # In the order of the axes: pending sums are added as they are only if these are equal.
-        for axis, dims in sorted(splits.items()):
-            # A dimension of the output stays split. If a summed one did, the output would be a
-            # partial sum of whole slices, and lack its own split.
-            dims = sorted(dims, key=lambda d: d not in kept_dims)
-            gathered.update(dict.fromkeys(dims[1:], axis))
-            if dims[0] not in kept_dims:
-                summed.append(axis)
-        return gathered, summed
+        return gathered, sorted(summed)
 
     def _as_counted(self, mesh_impl: MeshImpl, axes: list[int]) -> list[int]:
         """Returns mesh axes in the order of the name of the sum's counter.
@@ -208,7 +210,7 @@ class EinsumOperation(Operation):
         gathered, _ = self._plan(mesh_impl)
         elements = mesh_impl.size
         for d in self._all_dims():
-            axis = mesh_impl.tensor_dimension_to_mesh_axis(d)
+            axis = mesh_impl.mesh_axis(d)
             # What is gathered is computed whole on each processor along its axis.
             parts = 1 if axis is None or d in gathered else mesh_impl.shape[axis].size
             elements *= d.size // parts

@@ -161,7 +161,7 @@ def cost_along(op: Operation, mesh_impl: MeshImpl, dim: Dimension, flops_per_ele
     """
     # That of the base class, since op.cost is what calls this function.
     base, y = Operation.cost(op, mesh_impl), op.outputs[0]
-    mesh_axis = mesh_impl.tensor_dimension_to_mesh_axis(dim)
+    mesh_axis = mesh_impl.mesh_axis(dim)
     collectives: tuple[Collective, ...] = ()
     if mesh_axis is not None:
         n = mesh_impl.laid_out_size(y.shape - dim)

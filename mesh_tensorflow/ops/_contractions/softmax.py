@@ -356,7 +356,7 @@ class CrossEntropyOperation(_OfIds):
     def cost(self, mesh_impl: MeshImpl) -> Cost:
         """The elementwise work, and three allreduces if the vocabulary is split."""
         y = self._outputs[0]
-        axis = mesh_impl.tensor_dimension_to_mesh_axis(self._dim)
+        axis = mesh_impl.mesh_axis(self._dim)
         collectives: tuple[Collective, ...] = ()
         if axis is not None:
             n = mesh_impl.laid_out_size(y.shape)

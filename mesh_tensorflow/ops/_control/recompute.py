@@ -129,7 +129,7 @@ class RecomputeBudget:
     def _bytes_of(self, x: Tensor) -> int:
         size = 1
         for dim in x.shape:
-            axis = self._layout.tensor_dimension_to_mesh_axis(dim, self._mesh_shape)
+            axis = self._layout.mesh_axis(dim, self._mesh_shape)
             if axis is None:
                 size *= dim.size
                 continue

@@ -9,7 +9,7 @@ import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._core.interfaces import LaidOutLike
 from mesh_tensorflow._core.operation import Cost, Operation, PendingSums, gradient_of_output
-from mesh_tensorflow._core.shape import Dimension, Shape
+from mesh_tensorflow._core.shape import Dimension, Shape, single_axes
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh.mesh_impl import LaidOutTensor, LazyAllreduceSum, MeshImpl
 from mesh_tensorflow._mesh.slice_functions import add_entries, constant, within_part
@@ -88,7 +88,7 @@ class GatherOperation(_AlongTable):
         _, indices = self._inputs
         # Raises if the indices are split over the same axis.
         mesh_impl.tensor_layout(indices.shape + self._dim)
-        return mesh_impl.tensor_dimension_to_mesh_axis(self._dim)
+        return mesh_impl.mesh_axis(self._dim)
 
     def lower(self, lowering: Lowering) -> None:
         """Looks up what is in each slice; leaves a partial sum if the table's rows are split."""
@@ -119,8 +119,8 @@ class GatherOperation(_AlongTable):
             return y if order == sorted(order) else tf.transpose(y, order)
 
         result = mesh_impl.slicewise(take, *self._values(lowering))
-        mesh_axis = mesh_impl.tensor_dimension_to_mesh_axis(self._dim)
-        axes = [] if mesh_axis is None else [mesh_axis]
+        mesh_axis = mesh_impl.mesh_axis(self._dim)
+        axes = single_axes([mesh_axis])
         # Each index is in the slice of one processor along the axis, and 0 on the others. The
         # counter is that of the product with a one-hot, which the classic has.
         lowering.set_partial_sum(output, result, axes, "einsum_op")
@@ -139,7 +139,7 @@ class GatherOperation(_AlongTable):
     def pending_sums(self, mesh_impl: MeshImpl, pending: PendingSums) -> dict:
         """The output is pending over the mesh axis that splits the looked-up dimension."""
         split = self._split_over(mesh_impl)
-        return {} if split is None else {self.outputs[0]: (split,)}
+        return {} if split is None else {self.outputs[0]: tuple(sorted(single_axes([split])))}
 
 
 # Types whose sums would lose small terms; a product with a one-hot sums them in float32 too.
@@ -187,7 +187,7 @@ class GatherGradientOperation(_AlongTable):
         indices = self.inputs[1]
         # Raises if the table's indexed dimension is split over one of them.
         layout = mesh_impl.tensor_layout(indices.shape + self._dim)
-        return sorted(axis for axis in layout[:-1] if axis is not None)
+        return sorted(single_axes(layout[:-1]))
 
     def lower(self, lowering: Lowering) -> None:
         """Adds the rows of each slice; leaves a partial sum if the indices are split."""

@@ -317,7 +317,7 @@ class TopKOperation(Operation):
     def cost(self, mesh_impl: MeshImpl) -> Cost:
         """The search of each slice, and the gathers of candidates if the dimension is split."""
         base = super().cost(mesh_impl)
-        mesh_axis = mesh_impl.tensor_dimension_to_mesh_axis(self._reduced_dim)
+        mesh_axis = mesh_impl.mesh_axis(self._reduced_dim)
         if mesh_axis is None:
             return base
         candidates = self._candidates(mesh_impl) * mesh_impl.shape[mesh_axis].size

@@ -25,6 +25,8 @@ from mesh_tensorflow._core.shape import (
     check_names_differ,
     convert_to_dimension,
     convert_to_shape,
+    list_product,
+    single_axes,
 )
 from mesh_tensorflow._core.tensor import Tensor, check_tensors, with_stages
 from mesh_tensorflow._mesh.mesh_impl import LazyAllreduceSum, MeshImpl
@@ -63,22 +65,61 @@ class _Move(NamedTuple):
         return step(value.to_laid_out_tensor(), self.mesh_axis, *self.tensor_axes)
 
 
+class _Factored:
+    """A shape with a dimension for each mesh axis that splits one.
+
+    A dimension d=24 that the axes (rows=2, cols=3) split is [2, 12]: rows splits the first, and
+    cols, within each half, the second. Other dimensions stay as they are.
+
+    Attributes:
+      sizes: the sizes of the whole.
+      local: those of a slice.
+      axes: for each mesh axis, the axis that it splits, or None.
+      products: for each axis, the product of the sizes before it.
+    """
+
+    def __init__(self, shape: Shape, mesh_impl: MeshImpl):
+        """Creates it from a Shape, which the mesh can split."""
+        mesh_impl.slice_shape(shape)  # checks that it can
+        self.sizes: list[int] = []
+        self.local: list[int] = []
+        self.axes: list[Optional[int]] = [None] * mesh_impl.ndims
+        for d, of_dim in zip(shape, mesh_impl.tensor_layout(shape)):
+            axes, left = single_axes([of_dim]), d.size
+            for mesh_axis in axes[:-1]:
+                self._append(mesh_impl.shape[mesh_axis].size, mesh_axis, mesh_impl)
+                left //= mesh_impl.shape[mesh_axis].size
+            self._append(left, axes[-1] if axes else None, mesh_impl)
+        self.products = [list_product(self.sizes[:axis]) for axis in range(len(self.sizes))]
+
+    def _append(self, size: int, mesh_axis: Optional[int], mesh_impl: MeshImpl) -> None:
+        parts = 1
+        if mesh_axis is not None:
+            self.axes[mesh_axis] = len(self.sizes)
+            parts = mesh_impl.shape[mesh_axis].size
+        self.sizes.append(size)
+        self.local.append(size // parts)
+
+    def product_before(self, mesh_axis: int) -> Optional[int]:
+        """Returns the product of the sizes before the axis that a mesh axis splits, or None."""
+        axis = self.axes[mesh_axis]
+        return None if axis is None else self.products[axis]
+
+
 def reshape_moves(old_shape: Shape, new_shape: Shape, mesh_impl: MeshImpl) -> list[_Move]:
-    """Returns the communication steps of a reshape.
+    """Returns the communication steps of a reshape, along axes of the factored shapes.
 
     The product of the sizes before a split axis determines which part of the tensor each processor
     along the mesh axis has: if it is the same before and after, nothing moves.
     """
-    old_axes = mesh_impl.tensor_layout(old_shape).mesh_axis_to_tensor_axis(mesh_impl.ndims)
-    old_products = mesh_impl.mesh_axis_to_cumprod(old_shape)
-    new_axes = mesh_impl.tensor_layout(new_shape).mesh_axis_to_tensor_axis(mesh_impl.ndims)
-    new_products = mesh_impl.mesh_axis_to_cumprod(new_shape)
+    old, new = _Factored(old_shape, mesh_impl), _Factored(new_shape, mesh_impl)
+    old_axes, new_axes = old.axes, new.axes
     splits, alltoalls, concats, late = [], [], [], []
     # Each mesh axis splits a different tensor axis, until others have been gathered.
-    sizes = mesh_impl.slice_shape(old_shape)
+    sizes = old.local
     taken = {axis for axis in old_axes if axis is not None}
     for mesh_axis in range(mesh_impl.ndims):
-        old_product, new_product = old_products[mesh_axis], new_products[mesh_axis]
+        old_product, new_product = old.product_before(mesh_axis), new.product_before(mesh_axis)
         # The parts of a processor begin at the same elements before and after: nothing moves.
         if old_product == new_product:
             continue
@@ -86,7 +127,9 @@ def reshape_moves(old_shape: Shape, new_shape: Shape, mesh_impl: MeshImpl) -> li
         begins = None
         if new_product is not None:
             # The old axis that begins where the new one does: parts of it are those of the new.
-            begins = old_shape.cumprod_to_tensor_axis(new_product)
+            # Dimensions of size 1 repeat a product, and what is wanted is the axis behind them.
+            same = [axis for axis, product in enumerate(old.products) if product == new_product]
+            begins = same[-1] if same else None
             # An axis that is split by another mesh axis, or that does not divide, can only be cut
             # after the local reshape.
             if begins is not None and (begins in taken or sizes[begins] % parts):
@@ -109,6 +152,14 @@ def reshape_moves(old_shape: Shape, new_shape: Shape, mesh_impl: MeshImpl) -> li
     # Splits first, as they are free and make smaller what follows; gathers last, since they make it
     # larger.
     return splits + alltoalls + concats + late
+
+
+def _resliced(mesh_impl: MeshImpl, value: Any, sizes: list[int]) -> Any:
+    """Returns a laid-out value with the same elements in slices of other sizes."""
+    if list(value.slice_shape) == sizes:
+        return value
+    # A reshape is linear, so a partial sum stays partial where nothing moves.
+    return mesh_impl.slicewise_delay_allreduce(lambda t: tf.reshape(t, constant(sizes)), value)
 
 
 def _only_splits(moves: Sequence[_Move]) -> bool:
@@ -205,23 +256,22 @@ class ReshapeOperation(Operation):
 
     def _moved(self, mesh_impl: MeshImpl, moves: Sequence[_Move], value: LaidOutLike) -> Any:
         """Returns the laid-out output, of a laid-out input."""
-        y = self.outputs[0]
+        (x,), y = self.inputs, self.outputs[0]
+        early = [move for move in moves if not move.late]
         late = [move for move in moves if move.late]
-        for move in moves:
-            if not move.late:
-                value = move.made(mesh_impl, value)
-        sizes = list(mesh_impl.slice_shape(y.shape))
-        for move in late:
-            # Not cut yet, slices still have the parts of all processors along this axis.
-            sizes[move.tensor_axes[0]] *= mesh_impl.shape[move.mesh_axis].size
-        # A reshape is linear, so a partial sum stays partial where nothing moves.
-        if list(value.slice_shape) != sizes:
-            value = mesh_impl.slicewise_delay_allreduce(
-                lambda t: tf.reshape(t, constant(sizes)), value
-            )
+        if early:
+            value = _resliced(mesh_impl, value, _Factored(x.shape, mesh_impl).local)
+        for move in early:
+            value = move.made(mesh_impl, value)
+        if late:
+            sizes = _Factored(y.shape, mesh_impl).local
+            for move in late:
+                # Not cut yet, slices still have the parts of all processors along this axis.
+                sizes[move.tensor_axes[0]] *= mesh_impl.shape[move.mesh_axis].size
+            value = _resliced(mesh_impl, value, sizes)
         for move in late:
             value = move.made(mesh_impl, value)
-        return value
+        return _resliced(mesh_impl, value, mesh_impl.slice_shape(y.shape))
 
     def _collectives(self, mesh_impl: MeshImpl) -> list[Collective]:
         x = self._inputs[0]

@@ -105,7 +105,7 @@ class ShiftOperation(Operation):
 
     def _count(self, lowering: mtf.Lowering) -> None:
         requested = lowering.requested_impl(self)
-        mesh_axis = requested.tensor_dimension_to_mesh_axis(self._dim)
+        mesh_axis = requested.mesh_axis(self._dim)
         if mesh_axis is None:
             return
         for processors, elements in self._kept_pieces(requested, mesh_axis):
@@ -142,7 +142,7 @@ class ShiftOperation(Operation):
     def cost(self, mesh_impl: MeshImpl) -> Cost:
         """Bytes moved, and the pieces that go to other processors."""
         moved = super().cost(mesh_impl).bytes
-        mesh_axis = mesh_impl.tensor_dimension_to_mesh_axis(self._dim)
+        mesh_axis = mesh_impl.mesh_axis(self._dim)
         if mesh_axis is None:
             return Cost(0, moved)
         itemsize = self._outputs[0].dtype.size

@@ -19,6 +19,7 @@ import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
 from mesh_tensorflow._core.errors import dims_text, slip
 from mesh_tensorflow._core.graph import leaves_no_node
+from mesh_tensorflow._core.shape import single_axes
 from mesh_tensorflow._core.tensor import without_stages
 from mesh_tensorflow.layers import _masks, _visibility
 from mesh_tensorflow.layers._blocked_attention import (
@@ -110,7 +111,7 @@ def _axes(context: Context) -> Optional[Callable[[str], Optional[mtf.Dimension]]
     def axis(name: str) -> Optional[mtf.Dimension]:
         # Of a size that every mesh dimension divides: what they do not divide is told elsewhere.
         dim = mtf.Dimension(name, mesh_shape.size)
-        found = rules.tensor_dimension_to_mesh_axis(dim, mesh_shape)
+        found = rules.mesh_axis(dim, mesh_shape)
         return None if found is None else mesh_shape[found]
 
     return axis
@@ -190,7 +191,7 @@ _Split = tuple[mtf.Dimension, list[mtf.Dimension]]
 
 
 def _parts(layout: mtf.LayoutRules, mesh_shape: mtf.Shape, dim: mtf.Dimension) -> int:
-    axis = layout.tensor_dimension_to_mesh_axis(dim, mesh_shape)
+    axis = layout.mesh_axis(dim, mesh_shape)
     return 1 if axis is None else mesh_shape[axis].size
 
 
@@ -200,14 +201,15 @@ def _idle_names(
     """Yields (name of a tensor dimension, number of slices) for each unused mesh dimension."""
     dims = list(dims)
     names = {d.name for d in dims}
-    used = {layout.tensor_dimension_to_mesh_axis(d, mesh_shape) for d in dims}
+    used = single_axes(layout.mesh_axis(d, mesh_shape) for d in dims)
     for axis, mesh_dim in enumerate(mesh_shape.dims):
         if axis in used or mesh_dim.size == 1:
             continue
-        # Sorted, since the order of a set varies and equal programs should make equal graphs.
-        rules = layout.mesh_dimension_name_to_tensor_dimension_names(mesh_dim.name)
-        # One of them will do, as all are split over the same mesh dimension.
-        for name in sorted(set(rules) - names)[:1]:
+        # Of this mesh dimension alone: others of a joint rule may be in use.
+        rules = {name for name, over in layout.pairs if over == mesh_dim.name}
+        # One of them will do, as all are split over the same mesh dimension. Sorted, since the
+        # order of a set varies and equal programs should make equal graphs.
+        for name in sorted(rules - names)[:1]:
             yield name, mesh_dim.size
 
 

@@ -295,7 +295,7 @@ def _splits(
     mesh = mtf.convert_to_shape(mesh_shape)
     rules = mtf.convert_to_layout_rules(layout_rules)
     # Size 0 is divisible by each mesh dimension; the true one may be what is computed from this.
-    axis = rules.tensor_dimension_to_mesh_axis(mtf.Dimension(name, 0), mesh)
+    axis = rules.mesh_axis(mtf.Dimension(name, 0), mesh)
     return 1 if axis is None else mesh[axis].size
 
 

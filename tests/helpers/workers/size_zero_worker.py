@@ -25,12 +25,13 @@ PLACES = [
 
 def may_be(place, graph):
     """Whether a program can be laid out like this."""
-    axes = mtf.convert_to_shape(place.mesh).dimension_names
+    mesh = mtf.convert_to_shape(place.mesh)
+    axes = mesh.dimension_names
     rules = {name: axes.index(axis) for name, axis in split_pairs(place.layout, "layout")}
     operations = list(with_inner_operations(graph.operations))
     fixed = {name for op in operations for name in op.unsplittable_dims}
     shapes = [tuple(t.shape) for op in operations for t in op.inputs + op.outputs]
-    return not fixed & set(rules) and harness.is_legal(rules, shapes, [2] * len(axes))
+    return not fixed & set(rules) and harness.is_legal(rules, shapes, mesh)
 
 
 def run(name):
