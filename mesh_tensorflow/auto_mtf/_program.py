@@ -16,6 +16,8 @@ from typing import Any, Optional
 import numpy as np
 import pulp
 
+from mesh_tensorflow._core.layout import joined_names
+from mesh_tensorflow._core.shape import JOIN
 from mesh_tensorflow.auto_mtf._space import LayoutSpace, maximal_sets
 from mesh_tensorflow.auto_mtf.objective import NO_BLOCK, LiveMemory
 
@@ -143,7 +145,7 @@ class Tables:
           other_sets: further sets of dimensions that a single table must cover.
         """
         self.space = space
-        self._base = len(space.mesh_sizes) + 1
+        self._base = len(space.mesh_dims) + 1
         sets = maximal_sets([*seconds, *other_sets, *([d] for d in space.dims)])
         self.tables = [Table(dims, space.assignments(dims)) for dims in sets]
         for dims, column in seconds.items():
@@ -153,7 +155,7 @@ class Tables:
 
     def total(self, layout: Mapping[str, str]) -> float:
         """Returns the seconds of a legal layout."""
-        axis = {m: i for i, m in enumerate(self.space.mesh_sizes)}
+        axis = {m: i for i, m in enumerate(self.space.mesh_dims)}
         of_dim = {d: axis[m] for d, m in layout.items()}
         return sum(
             lookup[tuple(of_dim.get(d, -1) for d in table.dims)]
@@ -278,17 +280,18 @@ class LayoutProgram:
     # -- legal layouts
 
     def _each_split_once(self) -> None:
-        by_dim: dict[str, list[str]] = {}
-        by_mesh_dim: dict[str, list[str]] = {}
-        for d, m in self._x:
-            by_dim.setdefault(d, []).append(m)
-            by_mesh_dim.setdefault(m, []).append(d)
-        for d, mesh_dims in by_dim.items():
-            self._at_most_one([self._x[d, m] for m in mesh_dims])
-        for m, dims in by_mesh_dim.items():
+        by_dim: dict[str, list[Any]] = {}
+        by_mesh_dim: dict[str, dict[str, list[Any]]] = {}
+        for (d, m), x in self._x.items():
+            by_dim.setdefault(d, []).append(x)
+            for name in joined_names(m, self._space.mesh_sizes):
+                by_mesh_dim.setdefault(name, {}).setdefault(d, []).append(x)
+        for of_dim in by_dim.values():
+            self._at_most_one(of_dim)
+        for split in by_mesh_dim.values():
             # At most one of a set: that implies the same for all of its subsets.
-            for together in maximal_sets(set(s) & set(dims) for s in self._space.operation_sets):
-                self._at_most_one([self._x[d, m] for d in together])
+            for together in maximal_sets(set(s) & split.keys() for s in self._space.operation_sets):
+                self._at_most_one([x for d in together for x in split[d]])
 
     def _at_most_one(self, variables: Sequence[Any]) -> None:
         if len(variables) > 1:
@@ -503,7 +506,7 @@ def neighbors(space: LayoutSpace, layout: Mapping[str, str]) -> Iterator[Layout]
             changed = space.together(d)
             dropped = {
                 x for o, n in layout.items() for c in changed
-                if n == m and space.meet(c, o) for x in space.together(o)
+                if space.share(n, m) and space.meet(c, o) for x in space.together(o)
             }  # fmt: skip
             kept = {o: n for o, n in layout.items() if o not in dropped}
             yield {**kept, **dict.fromkeys(changed, m)}
@@ -596,15 +599,24 @@ class FastestLayouts:
             name = dict(zip(sizes, order))
             if any(sizes[a] != sizes[b] for a, b in name.items()):
                 continue
-            other = {d: name[m] for d, m in layout.items()}
+            other = {d: self._renamed(m, name) for d, m in layout.items()}
             if not self._space.is_legal(other):
                 continue
             # Mesh dimensions of one size may have different links, so the times are compared.
             same = abs(self._tables.total(other) - seconds) <= _SAME * seconds
             if same and self.peak(other) == peak:
-                found[tuple(list(sizes).index(m) for _, m in sorted(other.items()))] = other
+                mesh_dims = self._space.mesh_dims
+                found[tuple(mesh_dims.index(m) for _, m in sorted(other.items()))] = other
         # In an order of its own: which of them stands for all does not depend on the solver.
         return [found[key] for key in sorted(found)]
+
+    def _renamed(self, mesh_dim: str, name: Mapping[str, str]) -> str:
+        """Returns a mesh dimension, or the joined ones of the space, under other names."""
+        if mesh_dim in name:
+            return name[mesh_dim]
+        sizes = self._space.mesh_sizes
+        wanted = {name[n] for n in joined_names(mesh_dim, sizes)}
+        return JOIN.join(n for n in sizes if n in wanted)
 
     def _incumbent(self) -> Optional[Layout]:
         """Returns a feasible layout, found without a solver."""

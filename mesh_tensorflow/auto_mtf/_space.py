@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import Union
 
 import numpy as np
 
-from mesh_tensorflow._core.layout import LayoutRules
+from mesh_tensorflow._core.layout import LayoutRules, joined_names
 from mesh_tensorflow._core.operation import Operation, with_inner_operations
-from mesh_tensorflow.auto_mtf.valid_layouts import LayoutValidator
+from mesh_tensorflow._core.shape import JOIN
+from mesh_tensorflow.auto_mtf.valid_layouts import LayoutValidator, MeshSizes
 from mesh_tensorflow.layers._blocked_operation import Blocked
 from mesh_tensorflow.ops._control.control import CustomGradientOperation
 from mesh_tensorflow.ops._control.recompute import DelayOperation
@@ -84,12 +86,17 @@ class LayoutSpace:
         splittable = {d for d, _ in self.pairs}
         self.alike = [group for group in groups if group <= splittable]
         self._group = {d: group for group in self.alike for d in group}
-        self.mesh_sizes = dict(mesh_sizes)
+        self.mesh_sizes = MeshSizes(mesh_sizes)
         self.dims = sorted({d for d, _ in self.pairs})
-        self._mesh_dims = list(self.mesh_sizes)
+        # Joined ones last, so that the others have the numbers of their axes.
+        self.mesh_dims = [*mesh_sizes, *sorted({m for _, m in self.pairs} - mesh_sizes.keys())]
         self._axes: dict[str, list[int]] = {d: [WHOLE] for d in self.dims}
         for d, m in self.pairs:
-            self._axes[d].append(self._mesh_dims.index(m))
+            self._axes[d].append(self.mesh_dims.index(m))
+        self._sharing = [
+            {i for i, other in enumerate(self.mesh_dims) if self.share(m, other)}
+            for m in self.mesh_dims
+        ]
         self._meets: dict[str, set[str]] = {d: set() for d in self.dims}
         self.operation_sets = maximal_sets(s & splittable for s in sets)
         for names in self.operation_sets:
@@ -106,7 +113,8 @@ class LayoutSpace:
         # Illegal beginnings are not gone on with: of all (axes + 1) ** dims assignments, most are
         # illegal.
         for row in self._rows(before):
-            taken = {axis for d, axis in zip(before, row) if d in self._meets[last]} - {WHOLE}
+            split = {axis for d, axis in zip(before, row) if d in self._meets[last]} - {WHOLE}
+            taken: set[int] = set().union(*(self._sharing[axis] for axis in split))
             alike = {axis for d, axis in zip(before, row) if d in self.together(last)}
             for axis in self._axes[last]:
                 # Those of a group that came before, if there are any, have this axis.
@@ -130,7 +138,16 @@ class LayoutSpace:
 
     def layout(self, dims: Sequence[str], row: Iterable[int]) -> dict[str, str]:
         """Returns a row of assignments as a dictionary to mesh dimension names."""
-        return {d: self._mesh_dims[axis] for d, axis in zip(dims, row) if axis != WHOLE}
+        return {d: self.mesh_dims[axis] for d, axis in zip(dims, row) if axis != WHOLE}
+
+    def share(self, a: str, b: str) -> bool:
+        """Returns whether two names of mesh dimensions, or names joined by "+", have one in common.
+
+        What they split cannot be in one tensor.
+        """
+        return a == b or not {*joined_names(a, self.mesh_sizes)}.isdisjoint(
+            joined_names(b, self.mesh_sizes)
+        )
 
     def meet(self, a: str, b: str) -> bool:
         """Returns whether two dimensions occur in one operation."""
@@ -146,7 +163,7 @@ class LayoutSpace:
         if any(len({layout.get(d) for d in group}) > 1 for group in self.alike):
             return False
         return pairs <= set(self.pairs) and not any(
-            layout.get(a) == layout.get(b)
+            self.share(layout[a], layout[b])
             for a in layout
             for b in self._meets[a] & layout.keys()
             if a != b
@@ -154,7 +171,8 @@ class LayoutSpace:
 
     def parts(self, dims: Sequence[str], rows: np.ndarray) -> np.ndarray:
         """Returns, for each assignment, the number of parts of a tensor with all dimensions."""
-        sizes = np.array([*self.mesh_sizes.values(), 1], np.int64)  # the last one is that of WHOLE
+        # The last one is that of WHOLE.
+        sizes = np.array([*(self.mesh_sizes[m] for m in self.mesh_dims), 1], np.int64)
         return sizes[rows].prod(axis=1) if dims else np.ones(len(rows), np.int64)
 
     def rows_within(
@@ -168,7 +186,7 @@ class LayoutSpace:
           rows: assignments of `dims`.
         """
         # A row as a number in this base, whose digits are axis + 1, since WHOLE is -1.
-        base = len(self._mesh_dims) + 1
+        base = len(self.mesh_dims) + 1
         weights = base ** np.arange(len(inner), dtype=np.int64)
         columns = [list(dims).index(d) for d in inner]
         codes = (self.assignments(tuple(inner)) + 1) @ weights
@@ -196,7 +214,10 @@ _EXCHANGES = (*_TENSORS_APART, Blocked, ReshapeOperation)
 
 
 def layout_space(
-    operations: Iterable[Operation], validator: LayoutValidator, exchanges: bool = False
+    operations: Iterable[Operation],
+    validator: LayoutValidator,
+    exchanges: bool = False,
+    joint: bool = False,
 ) -> LayoutSpace:
     """Returns the legal layouts of a program.
 
@@ -207,6 +228,8 @@ def layout_space(
       validator: the LayoutValidator of the program.
       exchanges: whether one mesh dimension may split a dimension before a reshape and another one
         after it, and both the rows and the memory of attention by blocks.
+      joint: whether several mesh dimensions may split one dimension together, in the order that
+        they have in the mesh.
     """
     apart = _EXCHANGES if exchanges else _TENSORS_APART
     every = list(with_inner_operations(operations))
@@ -221,15 +244,24 @@ def layout_space(
         if t.shape.dimension_names.count(name) > 1
     }
     sizes = validator.mesh_dimension_name_to_size
+    names = [*sizes, *(joint_names(sizes) if joint else ())]
     pairs = [
         (d, m)
         for d in validator.splittable_mtf_dimension_names - repeated
-        for m in sizes
+        for m in names
         if validator.is_valid_assignment(d, m) and all(_has_parts(op, d, sizes[m]) for op in rings)
     ]
     # Loops' bodies are among these: their operations have the layout of all others.
     sets = {names for op in every for names in _together(op, apart, alike)}
     return LayoutSpace(pairs, sizes, sets, alike)
+
+
+def joint_names(mesh_sizes: Mapping[str, int]) -> Iterator[str]:
+    """Yields the names, joined by "+", of all sets of mesh dimensions that have two or more."""
+    # One processor splits nothing, whatever it is joined with.
+    names = [name for name, size in mesh_sizes.items() if size > 1]
+    for count in range(2, len(names) + 1):
+        yield from map(JOIN.join, itertools.combinations(names, count))
 
 
 def _has_parts(op: Blocked, name: str, processors: int) -> bool:

@@ -13,6 +13,7 @@ from mesh_tensorflow._core.layout import (
     LayoutRules,
     StoredLayout,
     StoredName,
+    mesh_axis_of_name,
     stored_layout,
 )
 from mesh_tensorflow._core.operation import Operation, with_inner_operations
@@ -20,16 +21,20 @@ from mesh_tensorflow._core.shape import Dimension, Shape
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._lowering.rewrites import update_names
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
+from mesh_tensorflow.auto_mtf._space import joint_names
 from mesh_tensorflow.ops._variables.assign import Assign
 from mesh_tensorflow.ops._variables.variable import Variable
 
 
-def stored_layouts(mesh_shape: Shape, zero: Iterable[int]) -> list[Optional[StoredLayout]]:
+def stored_layouts(
+    mesh_shape: Shape, zero: Iterable[int], joint: bool = False
+) -> list[Optional[StoredLayout]]:
     """Returns how variables may be stored: at each stage, over each mesh dimension.
 
     Args:
       mesh_shape: a Shape.
       zero: stages of ZeRO; 1 and 2 are one.
+      joint: whether also over several mesh dimensions together.
 
     Raises:
       ValueError: a stage is unknown.
@@ -42,6 +47,7 @@ def stored_layouts(mesh_shape: Shape, zero: Iterable[int]) -> list[Optional[Stor
         # Dimensions of one processor store nothing in parts; a mesh of nothing else still gets each
         # stage.
         names = [d.name for d in mesh_shape if d.size > 1] or mesh_shape.dimension_names[:1]
+        names += joint_names({d.name: d.size for d in mesh_shape}) if joint else ()
         found += [stored_layout(mesh_shape, zero=stage, zero_axis=name) for name in names]
     return found
 
@@ -98,7 +104,9 @@ class Storing:
         """
         rules, parts = self.rules(weight, layout), 1
         for d in set(dims) & rules.keys():
-            parts *= self._mesh_shape.get_dim_by_name(rules[d]).size
+            axis = mesh_axis_of_name(rules[d], self._mesh_shape)
+            assert axis is not None  # the stored layout is of this mesh
+            parts *= self._mesh_shape[axis].size
         return parts
 
 

@@ -32,6 +32,7 @@ def layout(
     objective: str = "memory",
     memory_limit_bytes: Optional[float] = None,
     hardware: Union[str, Hardware, None] = None,
+    joint: bool = False,
 ) -> LayoutRules:
     """Returns the layout that minimizes the memory or the time of a program.
 
@@ -53,13 +54,16 @@ def layout(
         variables and optimizer slots count throughout.
       hardware: for "time": a name in `hardware.PROFILES`, the path of a measured profile, or a
         Hardware; TPU v3 if None.
+      joint: whether a layout may split one dimension over several mesh dimensions together, as
+        "batch:rows+cols" does. There are more layouts to choose from then, and the search takes
+        longer.
 
     Raises:
       ValueError: `objective` or `hardware` is unknown.
       auto_mtf.step_time.MemoryLimitError: no layout fits in `memory_limit_bytes`.
       auto_mtf.layout_optimizer.SolverError: the solver did not find an optimum.
     """
-    choose = _objective(objective, mtf_graph, mtf_outputs, memory_limit_bytes, hardware)
+    choose = _objective(objective, mtf_graph, mtf_outputs, memory_limit_bytes, hardware, joint)
     return choose(convert_to_shape(mesh_shape) or Shape([])).layout
 
 
@@ -70,6 +74,7 @@ def layout_and_stored_layout(
     memory_limit_bytes: Optional[float] = None,
     hardware: Union[str, Hardware, None] = None,
     zero: Sequence[int] = (0, 2, 3),
+    joint: bool = False,
 ) -> tuple[LayoutRules, Optional[StoredLayout]]:
     """Returns the layout, and how to store variables, that minimize the time of a step.
 
@@ -86,6 +91,7 @@ def layout_and_stored_layout(
       memory_limit_bytes: the memory that a step may use on one processor, or None.
       hardware: see `layout`.
       zero: the stages of ZeRO to choose from, each over any mesh dimension; 1 and 2 are one.
+      joint: see `layout`; variables, too, may be stored over several mesh dimensions together.
 
     Returns:
       A tuple (LayoutRules, StoredLayout or None). Of the second, `stage` and `mesh_dim` are the
@@ -97,7 +103,7 @@ def layout_and_stored_layout(
       auto_mtf.step_time.MemoryLimitError: no layout fits in `memory_limit_bytes`.
       auto_mtf.layout_optimizer.SolverError: the solver did not find an optimum.
     """
-    estimators = stored_estimators(mtf_graph, mesh_shape, mtf_outputs, hardware, zero)
+    estimators = stored_estimators(mtf_graph, mesh_shape, mtf_outputs, hardware, zero, joint=joint)
     best = fastest(estimators, memory_limit_bytes)
     return LayoutRules(best.layout.items()), best.stored_layout
 
@@ -110,6 +116,7 @@ def layout_and_mesh_shape(
     objective: str = "memory",
     memory_limit_bytes: Optional[float] = None,
     hardware: Union[str, Hardware, None] = None,
+    joint: bool = False,
 ) -> tuple[LayoutRules, Shape]:
     """Returns the layout and the mesh shape that minimize the memory or the time of a program.
 
@@ -127,6 +134,7 @@ def layout_and_mesh_shape(
       objective: "memory" or "time"; see `layout`.
       memory_limit_bytes: the memory that the program may use on one processor; see `layout`.
       hardware: for "time"; see `layout`.
+      joint: see `layout`.
 
     Returns:
       A tuple (LayoutRules, Shape); the mesh dimensions are named mesh_0, mesh_1, and so on.
@@ -138,7 +146,7 @@ def layout_and_mesh_shape(
       auto_mtf.layout_optimizer.SolverError: the solver did not find an optimum.
     """
     mesh_shapes = all_mesh_shapes(num_machines, max_mesh_shape_dimensions)
-    choose = _objective(objective, mtf_graph, mtf_outputs, memory_limit_bytes, hardware)
+    choose = _objective(objective, mtf_graph, mtf_outputs, memory_limit_bytes, hardware, joint)
     found: list[tuple[_Choice, Shape]] = []
     failures: list[step_time.MemoryLimitError] = []
     for mesh_shape in mesh_shapes:
@@ -165,6 +173,7 @@ def _objective(
     outputs: Iterable[Tensor],
     limit: Optional[float],
     hardware: Union[str, Hardware, None],
+    joint: bool,
 ) -> _Chooser:
     """Returns a function that chooses the layout on a mesh."""
     if name not in _OBJECTIVES:
@@ -177,7 +186,7 @@ def _objective(
     def least_memory(mesh_shape: Shape) -> _Choice:
         # The order of operations is that of the classic here, and slots do not count throughout.
         estimator = memory_estimator.MemoryEstimator(graph, mesh_shape, outputs)
-        optimizer = layout_optimizer.LayoutOptimizer(estimator)
+        optimizer = layout_optimizer.LayoutOptimizer(estimator, joint=joint)
         found = optimizer.least_memory()
         # Evaluated anew: amounts in the integer program may be rounded to a common unit.
         peak = optimizer.evaluate_layout(found)
@@ -193,7 +202,8 @@ def _objective(
         return _Choice(peak, LayoutRules(found.items()))
 
     def least_time(mesh_shape: Shape) -> _Choice:
-        best = step_time.StepEstimator(graph, mesh_shape, outputs, profile).solve(limit)
+        estimator = step_time.StepEstimator(graph, mesh_shape, outputs, profile, joint=joint)
+        best = estimator.solve(limit)
         return _Choice(best.seconds.total, LayoutRules(best.layout.items()))
 
     return least_memory if name == "memory" else least_time

@@ -58,9 +58,11 @@ class GraphInterface:
         self._final: set[str] = set()
 
     def _named(self, table: Mapping[str, V], what: str, name: str) -> V:
-        if name not in table:
-            raise KeyError(f"the graph has no {what} named {name!r}")
-        return table[name]
+        # Asked for at once: a table of mesh dimensions knows joined names that it does not list.
+        try:
+            return table[name]
+        except KeyError:
+            raise KeyError(f"the graph has no {what} named {name!r}") from None
 
     def _operation(self, name: str) -> Any:
         return self._named(self._operations, "operation", name)

@@ -54,12 +54,15 @@ class LayoutOptimizer:
     peak memory, the one that splits the most dimensions is chosen.
     """
 
-    def __init__(self, memory_estimator: MemoryEstimator, scheduler_alg: str = "LIST"):
+    def __init__(
+        self, memory_estimator: MemoryEstimator, scheduler_alg: str = "LIST", joint: bool = False
+    ):
         """Creates the integer program.
 
         Args:
           memory_estimator: a MemoryEstimator.
           scheduler_alg: "LIST" or "NAIVE"; see `scheduler.minimize_peak_memory`.
+          joint: whether several mesh dimensions may split one dimension together.
 
         Raises:
           NotImplementedError: `scheduler_alg` is unknown.
@@ -71,7 +74,8 @@ class LayoutOptimizer:
         self._mesh_sizes = self._validator.mesh_dimension_name_to_size
         # One schedule for all layouts, so that memory at each time is linear in the assignments.
         self._schedule = list(scheduler.minimize_peak_memory(self._graph, scheduler_alg))
-        space = layout_space(memory_estimator.mtf_graph.operations, self._validator)
+        operations = memory_estimator.mtf_graph.operations
+        space = layout_space(operations, self._validator, joint=joint)
         memory = live_memory(self._graph, self._schedule, space.dims)
         # No table for what is not in memory at any time that may be the peak: its variables would
         # have no part in any constraint on memory.
@@ -127,8 +131,7 @@ class LayoutOptimizer:
             if d not in splittable:
                 logging.warning("Skipping unsplittable dimension %s.", d)
                 continue
-            if m not in self._mesh_sizes:
-                raise KeyError(f"the mesh has no dimension {m!r}: {self._mesh_sizes}")
+            _ = self._mesh_sizes[m]  # raises if the mesh lacks it
             if assignment.setdefault(d, m) != m:
                 raise ValueError(
                     f"layout {layout!r} splits dimension {d!r} over both {assignment[d]!r} and "

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple, Optional, Union
 
 from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.graph import Graph
-from mesh_tensorflow._core.layout import LayoutRules, StoredLayout
-from mesh_tensorflow._core.shape import Shape, convert_to_shape
+from mesh_tensorflow._core.layout import LayoutRules, StoredLayout, joined_names
+from mesh_tensorflow._core.shape import JOIN, Shape, convert_to_shape
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._units import bytes_text
 from mesh_tensorflow.auto_mtf._program import FastestLayouts, Tables
@@ -167,6 +167,7 @@ class StepEstimator:
         stored_layout: Optional[StoredLayout] = None,
         parts: Optional[ProgramParts] = None,
         exchanges: bool = False,
+        joint: bool = False,
     ):
         """Creates a StepEstimator.
 
@@ -180,12 +181,13 @@ class StepEstimator:
           parts: the ProgramParts of the same graph and outputs, if there already are some.
           exchanges: whether a reshape may exchange dimensions over one mesh dimension, and
             attention by blocks may split its rows and its memory over one, as in a ring.
+          joint: whether a search may split one dimension over several mesh dimensions together.
         """
         outputs = list(mtf_outputs)
         self.mesh_shape: Shape = convert_to_shape(mesh_shape) or Shape([])
         self.hardware = hardware_profile(hardware)
-        validator = LayoutValidator(mtf_graph, self.mesh_shape)
-        self.space = layout_space(mtf_graph.operations, validator, exchanges)
+        self._validator = LayoutValidator(mtf_graph, self.mesh_shape)
+        self.space = layout_space(mtf_graph.operations, self._validator, exchanges, joint)
         self.stored_layout = stored_layout
         self.parts = parts = parts or ProgramParts(mtf_graph, outputs)
         model = CostModel(self.mesh_shape, self.hardware, stored_layout)
@@ -210,12 +212,17 @@ class StepEstimator:
         """
         rules: dict[str, str] = {}
         for d, m in layout_pairs(layout):
+            sizes = self.space.mesh_sizes
+            names = [name for name in joined_names(m, sizes) if name in sizes]
             # One layout is used for many models and meshes, as in a Lowering.
-            if d not in self.space.dims or m not in self.space.mesh_sizes:
+            if d not in self.space.dims or not names:
                 continue
+            m = JOIN.join(names)
             if rules.setdefault(d, m) != m:
                 raise ValueError(f"layout {layout!r} splits {d!r} over both {rules[d]!r} and {m!r}")
-            if (d, m) not in self.space.pairs:
+            # A search may not have tried all that can be joined.
+            may = {(d, name) for name in names} <= {*self.space.pairs}
+            if not (may and self._validator.is_valid_assignment(d, m)):
                 raise ValueError(
                     f"layout {layout!r}: mesh dimension {m}={self.space.mesh_sizes[m]} does not "
                     f"divide all sizes of dimension {d!r}"
@@ -350,6 +357,7 @@ def stored_estimators(
     hardware: Union[str, Hardware, None],
     zero: Iterable[int],
     parts: Optional[ProgramParts] = None,
+    joint: bool = False,
 ) -> list[StepEstimator]:
     """Returns a StepEstimator for each way to store variables.
 
@@ -360,6 +368,7 @@ def stored_estimators(
       hardware: see `hardware_profile`.
       zero: stages of ZeRO.
       parts: the ProgramParts of the graph, if there already are some.
+      joint: whether layouts, and how variables are stored, may join mesh dimensions.
 
     Raises:
       ValueError: a stage or the hardware is unknown.
@@ -367,8 +376,8 @@ def stored_estimators(
     shape = convert_to_shape(mesh_shape) or Shape([])
     parts = parts or ProgramParts(graph, outputs)
     return [
-        StepEstimator(graph, shape, parts.outputs, hardware, stored, parts)
-        for stored in stored_layouts(shape, zero)
+        StepEstimator(graph, shape, parts.outputs, hardware, stored, parts, joint=joint)
+        for stored in stored_layouts(shape, zero, joint)
     ]
 
 

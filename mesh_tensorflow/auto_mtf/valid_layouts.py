@@ -9,11 +9,21 @@ from typing import Any
 from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.graph import Graph
 from mesh_tensorflow._core.operation import with_inner_operations
-from mesh_tensorflow._core.shape import Shape, convert_to_shape
+from mesh_tensorflow._core.shape import JOIN, Shape, convert_to_shape
 
 __all__ = ["LayoutValidator"]
 
 _ANONYMOUS = re.compile(r"_anonymous_\d+")
+
+
+class MeshSizes(dict[str, int]):
+    """The sizes of mesh dimensions by name, which also knows that of names joined by "+"."""
+
+    def __missing__(self, name: str) -> int:
+        names = name.split(JOIN)
+        if len(names) < 2 or not self.keys() >= {*names}:
+            raise KeyError(f"the mesh has no dimension {name!r}: {dict(self)}")
+        return math.prod(self[n] for n in names)
 
 
 class LayoutValidator:
@@ -54,7 +64,7 @@ class LayoutValidator:
             for name in self._divisor
             if name not in forbidden and not _ANONYMOUS.fullmatch(name)
         }
-        self._mesh_sizes = {d.name: d.size for d in mesh_shape}
+        self._mesh_sizes = MeshSizes({d.name: d.size for d in mesh_shape})
 
     @property
     def splittable_mtf_dimension_names(self) -> set[str]:
@@ -63,8 +73,8 @@ class LayoutValidator:
 
     @property
     def mesh_dimension_name_to_size(self) -> dict[str, int]:
-        """Sizes of the mesh dimensions, by name."""
-        return dict(self._mesh_sizes)
+        """Sizes of the mesh dimensions, by name; also of names joined by "+"."""
+        return MeshSizes(self._mesh_sizes)
 
     def is_valid_assignment(self, mtf_dimension_name: str, mesh_dimension_name: str) -> bool:
         """Returns whether a dimension may be split over a mesh dimension.
@@ -73,13 +83,11 @@ class LayoutValidator:
 
         Args:
           mtf_dimension_name: a string.
-          mesh_dimension_name: a string.
+          mesh_dimension_name: a string; of several mesh dimensions, their names joined by "+".
 
         Raises:
           KeyError: the mesh has no such dimension.
         """
         if mtf_dimension_name not in self._splittable:
             return False
-        if mesh_dimension_name not in self._mesh_sizes:
-            raise KeyError(f"the mesh has no dimension {mesh_dimension_name!r}: {self._mesh_sizes}")
         return self._divisor[mtf_dimension_name] % self._mesh_sizes[mesh_dimension_name] == 0

@@ -1,5 +1,7 @@
 """The optimum is that of brute force; the program does not grow with layers; errors."""
 
+import itertools
+
 import hypothesis
 import hypothesis.strategies as st
 import pulp
@@ -17,17 +19,20 @@ SIZES = {"a": 4, "b": 6, "c": 12, "d": 8}
 LARGE = {"a": 4096, "b": 3 << 12, "c": 1 << 16, "d": 48}
 
 
-def optimizer_of(graph, mesh_shape, outputs=()):
-    return LayoutOptimizer(MemoryEstimator(graph, mesh_shape, outputs))
+def optimizer_of(graph, mesh_shape, outputs=(), joint=False):
+    return LayoutOptimizer(MemoryEstimator(graph, mesh_shape, outputs), joint=joint)
 
 
-def legal_layouts(graph, mesh_shape):
+def legal_layouts(graph, mesh_shape, joint=False):
     """Yields all layouts that are legal, found one dimension after the other."""
     validator = MemoryEstimator(graph, mesh_shape).get_layout_validator()
     together = [
         {n for t in op.inputs + op.outputs for n in t.shape.dimension_names}
         for op in graph.operations
     ]
+    mesh_dims = list(validator.mesh_dimension_name_to_size)
+    for count in range(2, len(mesh_dims) + 1) if joint else ():
+        mesh_dims += map("+".join, itertools.combinations(mesh_shape_names(mesh_shape), count))
     layouts = [{}]
     for d in sorted(validator.splittable_mtf_dimension_names):
         if any(t.shape.dimension_names.count(d) > 1 for op in graph.operations for t in op.outputs):
@@ -35,11 +40,20 @@ def legal_layouts(graph, mesh_shape):
         layouts += [
             {**layout, d: m}
             for layout in layouts
-            for m in validator.mesh_dimension_name_to_size
+            for m in mesh_dims
             if validator.is_valid_assignment(d, m)
-            and not any(d in s and any(layout.get(o) == m for o in s) for s in together)
+            and not any(d in s and any(meet(layout.get(o), m) for o in s) for s in together)
         ]
     return layouts
+
+
+def mesh_shape_names(mesh_shape):
+    return [d.name for d in mtf.convert_to_shape(mesh_shape) if d.size > 1]
+
+
+def meet(one, other):
+    """Whether a mesh dimension is in both of two names."""
+    return one is not None and bool({*one.split("+")} & {*other.split("+")})
 
 
 @st.composite
@@ -66,17 +80,17 @@ MESHES = st.sampled_from(
 )
 
 
-def check_against_brute_force(program, mesh_shape, tolerance=0.0):
+def check_against_brute_force(program, mesh_shape, tolerance=0.0, joint=False):
     operations, final = program
     graph, tensors = build(operations)
-    optimizer = optimizer_of(graph, mesh_shape, [tensors[t] for t in final])
+    optimizer = optimizer_of(graph, mesh_shape, [tensors[t] for t in final], joint)
     ranked = [
         (optimizer.evaluate_layout(";".join(f"{d}:{m}" for d, m in layout.items())), -len(layout))
-        for layout in legal_layouts(graph, mesh_shape)
+        for layout in legal_layouts(graph, mesh_shape, joint)
     ]
     found = optimizer.solve()
     pairs = dict(piece.split(":") for piece in found.split(";") if piece)
-    assert pairs in legal_layouts(graph, mesh_shape)
+    assert pairs in legal_layouts(graph, mesh_shape, joint)
     least, splits = min(ranked)
     assert least <= optimizer.evaluate_layout(found) <= least * (1 + tolerance)
     assert tolerance or -len(pairs) == splits
@@ -84,9 +98,9 @@ def check_against_brute_force(program, mesh_shape, tolerance=0.0):
 
 @pytest.mark.slow
 @hypothesis.settings(max_examples=60)
-@hypothesis.given(programs(SIZES), MESHES)
-def test_brute_force(program, mesh_shape):
-    check_against_brute_force(program, mesh_shape)
+@hypothesis.given(programs(SIZES), MESHES, st.booleans())
+def test_brute_force(program, mesh_shape, joint):
+    check_against_brute_force(program, mesh_shape, joint=joint)
 
 
 @pytest.mark.slow

@@ -95,11 +95,13 @@ def test_units_add_up_to_the_program(tf_graph, optimizer, recompute):
 
 @pytest.mark.slow
 @hypothesis.settings(max_examples=15)
-@hypothesis.given(real_programs(), st.sampled_from(MESHES), st.sampled_from([SLOW, RING]))
-def test_brute_force(program, mesh_shape, hw):
+@hypothesis.given(
+    real_programs(), st.sampled_from(MESHES), st.sampled_from([SLOW, RING]), st.booleans()
+)
+def test_brute_force(program, mesh_shape, hw, joint):
     """The layout of least time is that, without a limit and with one; units add up."""
     graph, outputs = program
-    estimator = StepEstimator(graph, mesh_shape, outputs, hw)
+    estimator = StepEstimator(graph, mesh_shape, outputs, hw, joint=joint)
     every = [estimator.estimate(layout) for layout in all_layouts(estimator)]
     for e in every[:: max(1, len(every) // 5)]:
         assert e.seconds == pytest.approx(directly(graph, outputs, estimator, e.layout), rel=1e-9)
@@ -118,6 +120,26 @@ def test_brute_force(program, mesh_shape, hw):
         with pytest.raises(MemoryLimitError, match="which needs the least, takes") as error:
             estimator.solve(peaks[0] - 1)
         assert error.value.missing_bytes == 1
+
+
+def test_joined_mesh_dimensions(tf_graph):
+    """They split as one mesh dimension does that has the processors of both."""
+    program = models.language_model(**TINY, optimizer="adam")
+    both = StepEstimator(program.graph, "m:2,n:2", program.outputs, SLOW, joint=True)
+    one = StepEstimator(program.graph, "m:4", program.outputs, SLOW)
+    for dim in ("batch", "d_ff", "vocab"):
+        joined, single = both.estimate(f"{dim}:m+n"), one.estimate(f"{dim}:m")
+        assert joined.peak_bytes == single.peak_bytes
+        assert joined.seconds.compute == pytest.approx(single.seconds.compute)
+        assert both.estimate(f"{dim}:q+n+m").peak_bytes == single.peak_bytes
+    assert both.estimate("batch:q+n").text == "batch:n"
+    assert {e.text for e in both.best(40)} >= {"batch:m+n"}
+    with pytest.raises(ValueError, match=r"m\+n=4 does not divide all sizes of dimension 'odd'"):
+        mesh = mtf.Mesh(mtf.Graph(), "mesh")
+        mtf.zeros(mesh, "odd:6")
+        StepEstimator(mesh.graph, "m:2,n:2").estimate("odd:m+n")
+    with pytest.raises(ValueError, match="may not map to the same Mesh Dimension"):
+        both.estimate("batch:m+n,d_ff:n")
 
 
 def test_layouts_in_order(tf_graph):

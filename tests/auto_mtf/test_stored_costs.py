@@ -92,14 +92,17 @@ def test_brute_force(tf_graph, optimizer, recompute):
                                     recompute=recompute)  # fmt: skip
     shape = mtf.convert_to_shape("m:2,n:2")
     every = []
-    for zero, axis in [(0, None), (2, "m"), (2, "n"), (3, "m"), (3, "n")]:
+    axes = ["m", "n", "m+n"]
+    for zero, axis in [(0, None), *((stage, axis) for stage in (2, 3) for axis in axes)]:
         stored = stored_layout(shape, zero=zero, zero_axis=axis)
-        one = StepEstimator(program.graph, shape, program.outputs, SLOW, stored_layout=stored)
+        one = StepEstimator(
+            program.graph, shape, program.outputs, SLOW, stored_layout=stored, joint=True
+        )
         every += [one.estimate(layout) for layout in all_layouts(one)]
     peaks = sorted(e.peak_bytes for e in every)
     for limit in (None, peaks[len(peaks) // 10], peaks[0]):
         rules, stored = mtf.auto_mtf.layout_and_stored_layout(
-            program.graph, shape, program.outputs, limit, SLOW
+            program.graph, shape, program.outputs, limit, SLOW, joint=True
         )
         one = StepEstimator(program.graph, shape, program.outputs, SLOW, stored_layout=stored)
         found = one.estimate(rules)
@@ -108,7 +111,7 @@ def test_brute_force(tf_graph, optimizer, recompute):
         assert found.seconds.total <= min(fits) * (1 + 4e-6)
     with pytest.raises(MemoryLimitError, match=r"no layout fits in .* which needs the least"):
         mtf.auto_mtf.layout_and_stored_layout(
-            program.graph, shape, program.outputs, peaks[0] - 1, SLOW
+            program.graph, shape, program.outputs, peaks[0] - 1, SLOW, joint=True
         )
 
 
