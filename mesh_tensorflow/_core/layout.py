@@ -537,6 +537,7 @@ class StoredLayout:
 
         A dimension that is split already, or that a mesh dimension does not divide, is left whole;
         so is one that another dimension of the variable shares its mesh dimension or its name with.
+        Of mesh dimensions that are joined, those are left out that split another dimension.
 
         Args:
           shape: the Shape of a variable.
@@ -546,16 +547,19 @@ class StoredLayout:
         taken = set(mesh_impl.splitting_axes(shape))
         found: dict[str, StoredName] = {}
         for d, mesh_dim in self._wanted(shape):
-            axis = mesh_axis_of_name(mesh_dim, mesh_impl.shape)
-            assert axis is not None  # `stored_layout` has checked the names
-            axes, parts = single_axes([axis]), mesh_impl.shape[axis].size
+            # Of joined mesh dimensions, those that the layout has left: with ZeRO over all of a
+            # mesh, what one of its dimensions splits is stored over the others.
+            axes = single_axes([mesh_axis_of_name(mesh_dim, mesh_impl.shape)])
+            axes = [axis for axis in axes if axis not in taken]
+            parts = list_product(mesh_impl.shape[axis].size for axis in axes)
             split = mesh_impl.mesh_axis(d) is not None
             # A kernel may have one name with two sizes. What is renamed by it would be both.
             twice = shape.dimension_names.count(d.name) > 1
-            if parts == 1 or taken & {*axes} or split or twice or d.name in found or d.size % parts:
+            if parts == 1 or split or twice or d.name in found or d.size % parts:
                 continue
             taken.update(axes)
-            found[d.name] = StoredName(d.name, mesh_dim)
+            over = JOIN.join(mesh_impl.shape[axis].name for axis in axes)
+            found[d.name] = StoredName(d.name, over)
         return found
 
     def _wanted(self, shape: Shape) -> Iterator[tuple[Dimension, str]]:

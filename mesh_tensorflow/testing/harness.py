@@ -39,6 +39,7 @@ __all__ = [
     "legal_layouts",
     "lower",
     "lower_with",
+    "mesh_axis_names",
     "placings",
     "random_layout",
     "separate_memories",
@@ -207,8 +208,8 @@ def legal_layouts(
     names = splittable(operations, whole)
     shapes = _together(operations)
     mesh_shape = _mesh_shape(mesh)
-    pairs = itertools.permutations(range(len(mesh_shape)), 2) if joint else ()
-    choices: list[Optional[int]] = [None, *range(len(mesh_shape)), *map(JointAxis, pairs)]
+    choices: list[Optional[int]] = [None, *range(len(mesh_shape))]
+    choices += _pairs_of_axes(mesh_shape) if joint else []
     # What is illegal by itself is left out first, since combinations grow exponentially.
     alone = {
         n: [a for a in choices if a is None or is_legal({n: a}, shapes, mesh_shape)] for n in names
@@ -230,6 +231,17 @@ def legal_layouts(
     return [rules for rules in unique.values() if is_legal(rules, shapes, mesh_shape)]
 
 
+def _pairs_of_axes(mesh_shape: mtf.Shape) -> list[JointAxis]:
+    return list(map(JointAxis, itertools.permutations(range(len(mesh_shape)), 2)))
+
+
+def mesh_axis_names(mesh: str) -> list[str]:
+    """Returns the names of a mesh's dimensions, and of pairs of them, joined in either order."""
+    mesh_shape = _mesh_shape(mesh)
+    axes: list[int] = [*range(len(mesh_shape)), *_pairs_of_axes(mesh_shape)]
+    return [mesh_shape[axis].name for axis in axes]
+
+
 def random_layout(graph: mtf.Graph, mesh: str, seed: int) -> dict[str, int]:
     """Returns a random legal layout."""
     operations = list(with_inner_operations(graph.operations))
@@ -241,7 +253,9 @@ def random_layout(graph: mtf.Graph, mesh: str, seed: int) -> dict[str, int]:
     rng.shuffle(names)
     rules: dict[str, int] = {}
     for name in names:
-        axis = rng.randrange(len(mesh_shape))
+        axis: int = rng.randrange(len(mesh_shape))
+        if len(mesh_shape) > 1 and rng.random() < 0.3:
+            axis = rng.choice(_pairs_of_axes(mesh_shape))
         if mesh_shape[axis].size > 1 and is_legal({**rules, name: axis}, shapes, mesh_shape):
             rules[name] = axis
     return rules

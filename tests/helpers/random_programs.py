@@ -855,7 +855,7 @@ def drawn(seed):
     for kind in rng.sample(kinds, 1 + (len(instructions) > 8)):
         mesh = rng.choice(SHAPES if rng.random() < 0.3 else SMALL)
         if rng.random() < 0.4:
-            axes = mtf.convert_to_shape(mesh).dimension_names
+            axes = harness.mesh_axis_names(mesh)
             kind = {**kind, "zero": rng.choice([1, 2, 3]), "zero_axis": rng.choice(axes)}
         placings.append(placing_of(program, mesh, seed, **kind))
     return program, placings

@@ -35,6 +35,7 @@ import numpy as np
 import tensorflow as tf
 
 import mesh_tensorflow as mtf
+from mesh_tensorflow.testing import harness
 
 BATCH, LENGTH, D_MODEL, HIDDEN, VOCAB, CLASSES = (
     mtf.Dimension(name, size)
@@ -271,7 +272,12 @@ def _mesh(rng: random.Random, sizes: dict[str, int]) -> dict[str, Any]:
     """
     shape = rng.choice(MESHES)
     rules: dict[str, str] = {}
-    for axis in mtf.convert_to_shape(shape):
+    mesh_dims = list(mtf.convert_to_shape(shape))
+    if len(mesh_dims) > 1 and rng.random() < 0.3:
+        first, second = rng.sample(mesh_dims, 2)
+        joined = mtf.Dimension(f"{first.name}+{second.name}", first.size * second.size)
+        mesh_dims = [joined, *(d for d in mesh_dims if d not in (first, second))]
+    for axis in mesh_dims:
         legal = [n for n, size in sizes.items() if size % axis.size == 0 and n not in rules]
         if legal:
             rules[rng.choice(legal)] = axis.name
@@ -289,7 +295,7 @@ def _mesh(rng: random.Random, sizes: dict[str, int]) -> dict[str, Any]:
         )
     )
     if rng.random() < 0.4:
-        axes = mtf.convert_to_shape(shape).dimension_names
+        axes = harness.mesh_axis_names(shape)
         mesh.update(zero=rng.choice([1, 2, 3]), zero_axis=rng.choice(axes))
     return mesh
 

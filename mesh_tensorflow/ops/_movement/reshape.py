@@ -19,6 +19,7 @@ from mesh_tensorflow._core.operation import (
 )
 from mesh_tensorflow._core.shape import (
     Dimension,
+    JointAxis,
     Shape,
     ShapeLike,
     anonymous_shape,
@@ -74,18 +75,26 @@ class _Factored:
     Attributes:
       sizes: the sizes of the whole.
       local: those of a slice.
-      axes: for each mesh axis, the axis that it splits, or None.
+      axes: for each mesh axis that splits one, the axis that it splits.
       products: for each axis, the product of the sizes before it.
     """
 
-    def __init__(self, shape: Shape, mesh_impl: MeshImpl):
-        """Creates it from a Shape, which the mesh can split."""
+    def __init__(self, shape: Shape, mesh_impl: MeshImpl, whole: Collection[int]):
+        """Creates it from a Shape.
+
+        Args:
+          shape: a Shape, which the mesh can split.
+          mesh_impl: a MeshImpl.
+          whole: JointAxes that count as one mesh axis.
+        """
         mesh_impl.slice_shape(shape)  # checks that it can
         self.sizes: list[int] = []
         self.local: list[int] = []
-        self.axes: list[Optional[int]] = [None] * mesh_impl.ndims
+        self.axes: dict[int, int] = {}
         for d, of_dim in zip(shape, mesh_impl.tensor_layout(shape)):
-            axes, left = single_axes([of_dim]), d.size
+            joint = of_dim is not None and of_dim in whole
+            axes: list[Any] = [of_dim] if joint else single_axes([of_dim])
+            left = d.size
             for mesh_axis in axes[:-1]:
                 self._append(mesh_impl.shape[mesh_axis].size, mesh_axis, mesh_impl)
                 left //= mesh_impl.shape[mesh_axis].size
@@ -102,23 +111,40 @@ class _Factored:
 
     def product_before(self, mesh_axis: int) -> Optional[int]:
         """Returns the product of the sizes before the axis that a mesh axis splits, or None."""
-        axis = self.axes[mesh_axis]
-        return None if axis is None else self.products[axis]
+        return self.products[self.axes[mesh_axis]] if mesh_axis in self.axes else None
 
 
-def reshape_moves(old_shape: Shape, new_shape: Shape, mesh_impl: MeshImpl) -> list[_Move]:
+def _factored(
+    old_shape: Shape, new_shape: Shape, mesh_impl: MeshImpl
+) -> tuple[_Factored, _Factored]:
+    """Returns the two shapes of a reshape with a dimension for each mesh axis.
+
+    Axes that split a dimension together stay together, and take one collective, unless the other
+    layout has some of them elsewhere.
+    """
+    layouts = [mesh_impl.tensor_layout(shape) for shape in (old_shape, new_shape)]
+    whole = {
+        axis
+        for one, other in (layouts, layouts[::-1])
+        for axis in one
+        if isinstance(axis, JointAxis)
+        and (axis in other or not {*axis.axes}.intersection(single_axes(other)))
+    }
+    return _Factored(old_shape, mesh_impl, whole), _Factored(new_shape, mesh_impl, whole)
+
+
+def reshape_moves(old: _Factored, new: _Factored, mesh_impl: MeshImpl) -> list[_Move]:
     """Returns the communication steps of a reshape, along axes of the factored shapes.
 
     The product of the sizes before a split axis determines which part of the tensor each processor
     along the mesh axis has: if it is the same before and after, nothing moves.
     """
-    old, new = _Factored(old_shape, mesh_impl), _Factored(new_shape, mesh_impl)
-    old_axes, new_axes = old.axes, new.axes
     splits, alltoalls, concats, late = [], [], [], []
     # Each mesh axis splits a different tensor axis, until others have been gathered.
     sizes = old.local
-    taken = {axis for axis in old_axes if axis is not None}
-    for mesh_axis in range(mesh_impl.ndims):
+    taken = {*old.axes.values()}
+    # Single axes in their order, and then those that stay together.
+    for mesh_axis in sorted({*old.axes, *new.axes}):
         old_product, new_product = old.product_before(mesh_axis), new.product_before(mesh_axis)
         # The parts of a processor begin at the same elements before and after: nothing moves.
         if old_product == new_product:
@@ -136,19 +162,19 @@ def reshape_moves(old_shape: Shape, new_shape: Shape, mesh_impl: MeshImpl) -> li
                 begins = None
         if old_product is None:
             if begins is None:
-                late.append(_Move("allsplit", mesh_axis, (new_axes[mesh_axis],), late=True))
+                late.append(_Move("allsplit", mesh_axis, (new.axes[mesh_axis],), late=True))
             else:
                 taken.add(begins)
                 splits.append(_Move("allsplit", mesh_axis, (begins,)))
         elif new_product is None:
-            concats.append(_Move("allconcat", mesh_axis, (old_axes[mesh_axis],)))
+            concats.append(_Move("allconcat", mesh_axis, (old.axes[mesh_axis],)))
         elif begins is None:
             # No axis to exchange parts along: all is gathered, and cut after the reshape.
-            concats.append(_Move("allconcat", mesh_axis, (old_axes[mesh_axis],)))
-            late.append(_Move("allsplit", mesh_axis, (new_axes[mesh_axis],), late=True))
+            concats.append(_Move("allconcat", mesh_axis, (old.axes[mesh_axis],)))
+            late.append(_Move("allsplit", mesh_axis, (new.axes[mesh_axis],), late=True))
         else:
             taken.add(begins)
-            alltoalls.append(_Move("alltoall", mesh_axis, (begins, old_axes[mesh_axis])))
+            alltoalls.append(_Move("alltoall", mesh_axis, (begins, old.axes[mesh_axis])))
     # Splits first, as they are free and make smaller what follows; gathers last, since they make it
     # larger.
     return splits + alltoalls + concats + late
@@ -169,16 +195,23 @@ def _only_splits(moves: Sequence[_Move]) -> bool:
 
 def _scattering(moves: Sequence[_Move], sum_axes: Sequence[int]) -> list[_Move]:
     """Returns the moves of a partial sum, of which those along axes of the sum also sum it."""
-    return [
-        # To keep a part of a sum, only that part of the summands has to be added up.
-        move._replace(kind="reduce_scatter") if move.mesh_axis in sum_axes else move
-        for move in moves
-    ]
+    found = []
+    for move in moves:
+        axes = single_axes([move.mesh_axis])
+        # Axes that split together do so one by one if some are of the sum and others are not: each
+        # cuts the part that those before it have left.
+        mixed = len({axis in sum_axes for axis in axes}) > 1
+        for mesh_axis in axes if mixed else [move.mesh_axis]:
+            # To keep a part of a sum, only that part of the summands has to be added up.
+            summed = {*single_axes([mesh_axis])} <= {*sum_axes}
+            kind = "reduce_scatter" if summed else move.kind
+            found.append(move._replace(kind=kind, mesh_axis=mesh_axis))
+    return found
 
 
 def _left(moves: Sequence[_Move], sum_axes: Sequence[int]) -> tuple[int, ...]:
     """Returns the axes of a partial sum that moves do not sum over."""
-    summed = {move.mesh_axis for move in moves if move.kind == "reduce_scatter"}
+    summed = single_axes(move.mesh_axis for move in moves if move.kind == "reduce_scatter")
     return tuple(axis for axis in sum_axes if axis not in summed)
 
 
@@ -228,8 +261,11 @@ class ReshapeOperation(Operation):
         # Not by `reshape`, which would report a slip of the user's a second time.
         return [ReshapeOperation(gradient_of_output(grad_ys), self.inputs[0].shape).outputs[0]]
 
+    def _factored(self, mesh_impl: MeshImpl) -> tuple[_Factored, _Factored]:
+        return _factored(self._inputs[0].shape, self._outputs[0].shape, mesh_impl)
+
     def _moves(self, mesh_impl: MeshImpl) -> list[_Move]:
-        return reshape_moves(self._inputs[0].shape, self._outputs[0].shape, mesh_impl)
+        return reshape_moves(*self._factored(mesh_impl), mesh_impl)
 
     def lower(self, lowering: Lowering) -> None:
         """Gathers, exchanges or cuts as the two layouts ask, and reshapes each slice."""
@@ -256,22 +292,22 @@ class ReshapeOperation(Operation):
 
     def _moved(self, mesh_impl: MeshImpl, moves: Sequence[_Move], value: LaidOutLike) -> Any:
         """Returns the laid-out output, of a laid-out input."""
-        (x,), y = self.inputs, self.outputs[0]
+        old, new = self._factored(mesh_impl)
         early = [move for move in moves if not move.late]
         late = [move for move in moves if move.late]
         if early:
-            value = _resliced(mesh_impl, value, _Factored(x.shape, mesh_impl).local)
+            value = _resliced(mesh_impl, value, old.local)
         for move in early:
             value = move.made(mesh_impl, value)
         if late:
-            sizes = _Factored(y.shape, mesh_impl).local
+            sizes = new.local
             for move in late:
                 # Not cut yet, slices still have the parts of all processors along this axis.
                 sizes[move.tensor_axes[0]] *= mesh_impl.shape[move.mesh_axis].size
             value = _resliced(mesh_impl, value, sizes)
         for move in late:
             value = move.made(mesh_impl, value)
-        return _resliced(mesh_impl, value, mesh_impl.slice_shape(y.shape))
+        return _resliced(mesh_impl, value, mesh_impl.slice_shape(self.outputs[0].shape))
 
     def _collectives(self, mesh_impl: MeshImpl) -> list[Collective]:
         x = self._inputs[0]
