@@ -120,6 +120,21 @@ class Blocked(mtf.Operation):
         axis = mesh_impl.splitting_axis(memory)
         return axis if {*single_axes([axis])} & {*mesh_impl.splitting_axes(rows)} else None
 
+    def _kept_part(self, mesh_impl: MeshImpl) -> list[tuple[str, int]]:
+        """Returns how a gradient of the gathered memory becomes that of a processor's part of it.
+
+        Returns:
+          Pairs of a method of mesh implementations and a mesh axis.
+        """
+        axis, rows = self._gathered_axis(mesh_impl), self._form.dims.logits[:-1]
+        if axis is None:
+            return []
+        of_rows = {*mesh_impl.splitting_axes(rows)}
+        if of_rows.issuperset(single_axes([axis])):
+            return [("reduce_scatter", axis)]
+        # Where all processors have the same rows, they have the same gradient, which is no summand.
+        return [("reduce_scatter" if a in of_rows else "allsplit", a) for a in single_axes([axis])]
+
     def _ring_axis(self, mesh_impl: MeshImpl) -> Optional[int]:
         """Returns the mesh axis around which the memory is passed, or None."""
         return self._gathered_axis(mesh_impl) if self._ring else None
@@ -268,13 +283,15 @@ class Blocked(mtf.Operation):
             return _ring_attention.exchanges(mesh_impl, axis, exchanged) + _ring_attention.shifts(
                 mesh_impl, axis, inputs, outputs
             )
-        parts = mesh_impl.shape[axis].size
         found = []
-        for kind, tensors in (("allconcat", inputs), ("reduce_scatter", outputs)):
-            for x in tensors:
+        for xs, steps in ((inputs, [("allconcat", axis)]), (outputs, self._kept_part(mesh_impl))):
+            for x in xs:
                 # The whole memory on each processor: a gather's output, and a scatter's input.
-                n = mesh_impl.laid_out_size(x.shape) * parts
-                found.append(Collective(kind, (axis,), n, n * x.dtype.size))
+                n = mesh_impl.laid_out_size(x.shape) * mesh_impl.shape[axis].size
+                for kind, along in steps:
+                    if kind != "allsplit":
+                        found.append(Collective(kind, (along,), n, n * x.dtype.size))
+                    n //= mesh_impl.shape[along].size
         return found
 
     def _flops(self, mesh_impl: MeshImpl, products: int) -> int:
@@ -386,7 +403,7 @@ class BlockedAttentionGradOperation(Blocked):
     def lower(self, lowering: mtf.Lowering) -> None:
         """Computes gradients block by block; sums over processors are pending."""
         mesh_impl = lowering.mesh_impl(self)
-        gathered, around = self._gathered_axis(mesh_impl), self._ring_axis(mesh_impl)
+        around = self._ring_axis(mesh_impl)
         operands = self._operands(lowering)
         gradients_of = self._of_slices(self._gradients, mesh_impl)
         if around is not None:
@@ -400,10 +417,11 @@ class BlockedAttentionGradOperation(Blocked):
         lowering.count_collectives(self, "blocked_attention_op")
         for y, value in zip(self.outputs, self._restored(mesh_impl, values)):
             at = self._memory_axis(y)
-            if gathered is not None and at is not None and not self._ring:
+            if at is not None and not self._ring:
                 # Each processor has a gradient of the whole memory, of its own queries; of the sum
                 # it keeps its part.
-                value = mesh_impl.reduce_scatter(value, gathered, at)
+                for kind, axis in self._kept_part(mesh_impl):
+                    value = getattr(mesh_impl, kind)(value, axis, at)
             # Pending: what later operations add to the sum takes part in one allreduce.
             axes = self._summed_axes(mesh_impl, y)
             lowering.set_partial_sum(y, value, axes, "blocked_attention_op")
