@@ -416,6 +416,8 @@ class _MergedMeshImpl(PlacementMeshImpl):
         with storing(**AS_COMPUTED):
             super().__init__(shape, requested.layout_rules, devices, **rest)  # type: ignore[arg-type]
         self._requested = requested
+        # Mesh axes have the same numbers on both meshes, also those that are of one processor here.
+        self._layout_rules = requested.layout_rules
 
     def tensor_layout(self, arg: Union[Tensor, Shape]) -> TensorLayout:
         """Returns the layout of a Tensor or Shape, after checking that on the requested mesh."""

@@ -115,6 +115,18 @@ FOUND = {
         Program([(37, 3, 3, 11)], microbatches=2),
         Placing("x:3", "d:x,n1:x", merge="memory"),
     ),
+    "attention of rows that one axis splits, over a memory that two do": (
+        Program(
+            [(34, 2, 14, 15), (34, 0, 8, 2), (33, 3, 13, 30), (10, 2, 11, 7), (7, 3, 7, 28)]
+            + [(4, 3, 11, 26), (18, 2, 2, 10), (11, 3, 15, 8), (37, 3, 0, 2)],
+            variables=(1, 3),
+        ),
+        Placing("x:2,y:2", "a:x,b:y,d:y,n4:y+x"),
+    ),
+    "axes of one processor that are joined in two orders": (
+        Program([(37, 0, 6, 7)], variables=(2,)),
+        Placing("x:1,y:4", "d:x+y,n1:y+x", merge="memory"),
+    ),
     "a function of TensorFlow, of weights that are stored in parts": (
         Program(
             [(33, 2, 4, 31), (10, 0, 0, 10), (23, 1, 7, 26), (1, 2, 8, 11), (14, 3, 14, 30)]

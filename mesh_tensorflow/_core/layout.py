@@ -219,6 +219,23 @@ class LayoutRules:
         # The order of a set of strings is another in each process, and processes build one program.
         return sorted(self._pairs)
 
+    def on_mesh(self, mesh_shape: Shape) -> LayoutRules:
+        """Returns the rules without mesh dimensions of one processor among those that are joined.
+
+        Otherwise rows+cols and cols+rows would be two ways to split where there is but one row.
+
+        Args:
+          mesh_shape: a Shape.
+        """
+        names = mesh_shape.dimension_names
+        single = {d.name for d in mesh_shape if d.size == 1}
+        pairs = []
+        for tensor_dim, mesh_dim in self.pairs:
+            joined = joined_names(mesh_dim, names)
+            kept = [name for name in joined if name not in single] or joined[:1]
+            pairs.append((tensor_dim, JOIN.join(kept)))
+        return self if pairs == self.pairs else LayoutRules(pairs)
+
     def mesh_axis(self, tensor_dimension: Dimension, mesh_shape: Shape) -> Optional[int]:
         """Returns the mesh axis that splits `tensor_dimension`, or None; a JointAxis for several.
 
@@ -550,7 +567,7 @@ class StoredLayout:
             # Of joined mesh dimensions, those that the layout has left: with ZeRO over all of a
             # mesh, what one of its dimensions splits is stored over the others.
             axes = single_axes([mesh_axis_of_name(mesh_dim, mesh_impl.shape)])
-            axes = [axis for axis in axes if axis not in taken]
+            axes = [a for a in axes if a not in taken and mesh_impl.shape[a].size > 1]
             parts = list_product(mesh_impl.shape[axis].size for axis in axes)
             split = mesh_impl.mesh_axis(d) is not None
             # A kernel may have one name with two sizes. What is renamed by it would be both.

@@ -574,6 +574,7 @@ class _WholeMeshImpl(GspmdMeshImpl):
         shape = Shape([Dimension(d.name, 1) for d in requested.shape])
         with storing(**AS_COMPUTED):
             super().__init__(shape, requested.layout_rules)
+        self._layout_rules = requested.layout_rules
         self.requested = requested
 
     def annotate(self, value: tf.Tensor, tensor_shape: Shape) -> tf.Tensor:

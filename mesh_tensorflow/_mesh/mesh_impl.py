@@ -317,7 +317,7 @@ class MeshImpl(Generic[SlicesT]):
                 f"a mesh with {dims_text(empty)} has no processors: {self._shape}. Sizes of "
                 "meshes are numbers of processors, from 1"
             )
-        self._layout_rules = convert_to_layout_rules(layout_rules)
+        self._layout_rules = convert_to_layout_rules(layout_rules).on_mesh(self._shape)
         # By dimensions alone, as rules and mesh do not change. Every operation asks for both.
         self._layouts: dict[tuple, TensorLayout] = {}
         self._slice_shapes: dict[tuple, list[int]] = {}

@@ -38,6 +38,10 @@ def test_mesh_dimensions_that_are_not_there():
     rules = mtf.convert_to_layout_rules("a:z+y+x,b:z+q")
     assert rules.tensor_layout([A, B], MESH) == mtf.TensorLayout([YX, None])
     assert rules.tensor_layout([A], "y:3") == mtf.TensorLayout([0])
+    # Of one processor, they split nothing.
+    for mesh, layout in [("q:2,y:1,x:3,z:1", [2, 0]), ("x:1,y:1", [1, None])]:
+        impl = mtf.MeshImpl(mesh, rules)
+        assert impl.tensor_layout(mtf.Shape([A, B])) == mtf.TensorLayout(layout)
     assert rules.unknown_mesh_dimensions(MESH) == ["q", "z"]
     # A name may have the sign in it.
     assert rules.tensor_layout([A, B], "z+q:2") == mtf.TensorLayout([None, 0])
