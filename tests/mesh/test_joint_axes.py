@@ -39,7 +39,7 @@ def test_mesh_dimensions_that_are_not_there():
     assert rules.tensor_layout([A, B], MESH) == mtf.TensorLayout([YX, None])
     assert rules.tensor_layout([A], "y:3") == mtf.TensorLayout([0])
     # Of one processor, they split nothing.
-    for mesh, layout in [("q:2,y:1,x:3,z:1", [2, 0]), ("x:1,y:1", [1, None])]:
+    for mesh, layout in [("q:2,y:1,x:3,z:1", [2, 0]), ("x:1,y:1", [None, None])]:
         impl = mtf.MeshImpl(mesh, rules)
         assert impl.tensor_layout(mtf.Shape([A, B])) == mtf.TensorLayout(layout)
     assert rules.unknown_mesh_dimensions(MESH) == ["q", "z"]
