@@ -680,8 +680,8 @@ def stored_layout(
     if zero_axis is None and len(names) != 1:
         raise ValueError(
             f"zero={zero} on the mesh {dims_text(mesh_shape)}: say over which of its dimensions, "
-            f"by zero_axis={names[0]!r}, usually that which splits the batch; or over all of them, by "
-            f"zero_axis={JOIN.join(names)!r}"
+            f"by zero_axis={names[0]!r}, usually that which splits the batch, or over all of them, "
+            f"by zero_axis={JOIN.join(names)!r}"
         )
     return StoredLayout(zero, rules, zero_axis or names[0])
 

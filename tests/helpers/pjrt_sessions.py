@@ -85,7 +85,9 @@ def _in_session(mtf, tf):
         double = mtf.assign(mesh.graph.name_to_variable["w"], 2.0 * w)
         whole = 1.0 * w
         total = mtf.reduce_sum(w * mtf.import_tf_tensor(mesh, x, w.shape))
-        lowering = mtf.Lowering(mesh.graph, {mesh: mtf.GspmdMeshImpl(MESH, LAYOUT)})
+        # Processes tell each other what splits a value, also if it is several mesh dimensions.
+        impl = mtf.GspmdMeshImpl(MESH, "hidden:cols+rows")
+        lowering = mtf.Lowering(mesh.graph, {mesh: impl})
         step = tf.train.get_or_create_global_step()
         done = tf.group(lowering.lowered_operation(double), tf.assign_add(step, 1))
         return lowering.export_to_tf_tensor(total), lowering.export_to_tf_tensor(whole), done

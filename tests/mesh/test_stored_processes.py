@@ -26,13 +26,13 @@ def whole():
 
 @pytest.mark.every("4*")
 @pytest.mark.slow
-@pytest.mark.parametrize("count, stage", [
-    (2, 3), *(pytest.param(*case, marks=pytest.mark.slow)
-              for case in [(2, 1), (2, 2), (4, 1), (4, 2), (4, 3)]),
-])  # fmt: skip
-def test_trains_in_processes(count, stage, tmp_path):
+@pytest.mark.parametrize(
+    "count, stage, joint",
+    [(2, 3, []), (2, 1, []), (2, 2, []), (4, 1, []), (4, 2, []), (4, 3, []), (4, 3, ["joint"])],
+)
+def test_trains_in_processes(count, stage, joint, tmp_path):
     """Each process checks how many elements it stores."""
-    done = run_script(tmp_path, count, stage, tmp_path, script="stored_layouts_worker.py")
+    done = run_script(tmp_path, count, stage, tmp_path, *joint, script="stored_layouts_worker.py")
     assert done.returncode == 0, done.stderr
     found = dict(np.load(tmp_path / "found.npz"))
     losses, values = whole()

@@ -1,8 +1,8 @@
 """A script for mesh_tensorflow.launch: trains with variables that processes store in parts.
 
-    stored_layouts_worker.py STAGE FOLDER
+    stored_layouts_worker.py STAGE FOLDER [joint]
 
-Each process checks what it stores; the chief writes the losses and the variables.
+With "joint" over both dimensions of a mesh. Each process checks what it stores; the chief writes the losses and the variables.
 """
 
 import pathlib
@@ -17,14 +17,18 @@ from mesh_tensorflow import launch
 from mesh_tensorflow.simd_mesh_impl import SimdMeshImpl, replicate
 
 
-def main(stage, folder):
+def main(stage, folder, joint=""):
     tf.disable_v2_behavior()
     mine = launch.processes()
     server = mine.start_server(1)
     lowerings = []
 
     def program():
-        impl = SimdMeshImpl(f"all:{mine.count}", "batch:all", zero=int(stage))
+        if joint:
+            mesh, layout, axis = f"rows:2,cols:{mine.count // 2}", "batch:cols+rows", "rows+cols"
+        else:
+            mesh, layout, axis = f"all:{mine.count}", "batch:all", "all"
+        impl = SimdMeshImpl(mesh, layout, zero=int(stage), zero_axis=axis)
         results, lowering = stored_training.step_of(impl)
         lowerings.append(lowering)
         return results
