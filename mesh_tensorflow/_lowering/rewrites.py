@@ -32,7 +32,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Optional, TypeAlias
 
 from mesh_tensorflow._core.graph import Graph, Mesh
-from mesh_tensorflow._core.layout import EARLY, WEIGHTS_TOO, StoredLayout, plain_shape
+from mesh_tensorflow._core.layout import EARLY, WEIGHTS_TOO, StoredLayout, StoredName, plain_shape
 from mesh_tensorflow._core.operation import (
     Collective,
     Operation,
@@ -291,6 +291,20 @@ def update_names(
         if v.mesh in impls and v not in finder.stored:
             finder.group(v)
     return finder.stored, finder.updates
+
+
+def has_stored_names(graph: Graph) -> bool:
+    """Returns whether a Lowering has renamed dimensions to store variables in parts.
+
+    Args:
+      graph: an mtf.Graph.
+    """
+    return any(
+        isinstance(name, StoredName)
+        for op in with_inner_operations(graph.operations)
+        for x in op.outputs
+        for name in x.shape.dimension_names
+    )
 
 
 def stored_shapes(graph: Graph, impls: Mapping[Mesh, MeshImpl]) -> dict[Variable, Shape]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.graph import Graph
+from mesh_tensorflow._core.layout import StoredName
 from mesh_tensorflow._core.operation import with_inner_operations
 from mesh_tensorflow._core.shape import JOIN, Shape, convert_to_shape
 
@@ -41,7 +42,8 @@ class LayoutValidator:
           mesh_shape: a Shape, or what converts to one.
 
         Raises:
-          ValueError: a dimension of the mesh has no processors.
+          ValueError: a dimension of the mesh has no processors, or the graph has been lowered with
+            variables that are stored in parts.
         """
         mesh_shape = convert_to_shape(mesh_shape) or Shape([])
         empty = [d for d in mesh_shape if d.size < 1]
@@ -57,6 +59,12 @@ class LayoutValidator:
             forbidden |= operation.unsplittable_dims
             for tensor in operation.outputs:
                 for d in tensor.shape:
+                    if isinstance(d.name, StoredName):
+                        raise ValueError(
+                            f"auto_mtf: {tensor.name} {tensor.shape} is of a program whose "
+                            "variables a Lowering has cut in parts (zero=, or variable_layout=). "
+                            "Choose and explain layouts before the Lowering"
+                        )
                     # gcd(0, n) = n, so 0 stands for a name that was not seen before.
                     self._divisor[d.name] = math.gcd(self._divisor.get(d.name, 0), d.size)
         self._splittable = {

@@ -20,8 +20,6 @@ from mesh_tensorflow.visualize._summary import (
     Impls,
     Program,
     Subject,
-    layout_text,
-    mesh_text,
     subject_of,
 )
 
@@ -107,14 +105,13 @@ def memory_of(
 ) -> tuple[Memory, StepEstimator]:
     """Returns the Memory of a Subject, and the estimator that it is from."""
     impl = subject.impl
-    # An estimate is of one mesh and layout: those of the first would be wrong for the others.
-    if not subject.has_one_layout:
+    if subject.why_no_estimate:
         raise ValueError(
-            f"memory is estimated for one layout, but the meshes of the graph have several: "
-            f"{subject.text(mesh_text)}, {subject.text(layout_text)}. Ask for a graph that has one "
-            "of the meshes; mtf.visualize.summary tells of the variables of all"
+            f"mtf.visualize.memory: {subject.why_no_estimate}; mtf.visualize.summary tells of "
+            "variables in any case"
         )
-    estimator = StepEstimator(subject.graph, impl.shape, outputs, hardware)
+    stored = getattr(impl, "stored_layout", None)  # a mesh implementation from elsewhere has none
+    estimator = StepEstimator(subject.graph, impl.shape, outputs, hardware, stored)
     return Memory(estimator, impl.layout_rules), estimator
 
 

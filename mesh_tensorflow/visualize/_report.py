@@ -79,8 +79,8 @@ def report(
     subject = subject_of("mtf.visualize.report", program, mesh_impl)
     summary = Summary(subject)
     found = communication_of(subject, outputs)
-    # Estimates are of one layout. A page of several has what is counted.
-    estimates = memory_of(subject, outputs, hardware) if subject.has_one_layout else None
+    # A page without estimates has what is counted.
+    estimates = None if subject.why_no_estimate else memory_of(subject, outputs, hardware)
     chosen = _largest(subject) if tensors is None else list(tensors)
     # All of it before the file is opened: an error leaves the last report as it was.
     text = template.render(
@@ -92,6 +92,7 @@ def report(
         memory=estimates and _memory(*estimates),
         layouts=_layouts(subject, outputs, hardware) if explain and estimates else None,
         rows_shown=_ROWS_SHOWN,
+        why_no_estimate=subject.why_no_estimate,
     )
     with open(path, "w", encoding="utf-8") as f:
         f.write(text)
@@ -139,7 +140,7 @@ def _facts(
         (
             "peak memory of a processor",
             bytes_text(memory.peak_bytes) if memory else "not known",
-            "estimated" if memory else "estimated for one layout only",
+            "estimated" if memory else "why is said below",
         ),
         (
             "communication of a step",
@@ -251,7 +252,12 @@ def _layouts(
 ) -> dict[str, str]:
     impl = subject.impl
     explained = explanation.explain(
-        subject.graph, impl.shape, outputs, impl.layout_rules, hardware=hardware
+        subject.graph,
+        impl.shape,
+        outputs,
+        impl.layout_rules,
+        hardware=hardware,
+        stored_layout=getattr(impl, "stored_layout", None),
     )
     parts = explained.sections()
     layers = parts.pop("layers")

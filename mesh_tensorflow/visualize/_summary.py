@@ -12,7 +12,7 @@ from mesh_tensorflow._core.errors import WrongTypeError, dims_text, text_table
 from mesh_tensorflow._core.graph import Graph, Mesh
 from mesh_tensorflow._core.shape import Shape
 from mesh_tensorflow._lowering.lowering import Lowering
-from mesh_tensorflow._lowering.rewrites import stored_shapes
+from mesh_tensorflow._lowering.rewrites import has_stored_names, stored_shapes
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow._units import bytes_text, count_text, shortened_apart
 from mesh_tensorflow.ops._variables.variable import Variable
@@ -46,9 +46,22 @@ class Subject(NamedTuple):
         return self.impls[mesh]
 
     @property
-    def has_one_layout(self) -> bool:
-        """Whether all meshes have the same shape and layout."""
-        return len({(mesh_text(i), layout_text(i)) for i in self.impls.values()}) < 2
+    def why_no_estimate(self) -> str:
+        """Why time and memory cannot be estimated, a sentence with what to do; "" if they can."""
+        if len({(mesh_text(i), layout_text(i)) for i in self.impls.values()}) > 1:
+            # An estimate is of one mesh and layout: those of the first would be wrong for others.
+            return (
+                "time and memory are estimated for one layout, but the meshes of the program have "
+                f"several: {self.text(mesh_text)}, {self.text(layout_text)}. Ask for a graph that "
+                "has one of the meshes"
+            )
+        if has_stored_names(self.graph):
+            return (
+                "time and memory are estimated of a program whose variables its Lowering has not "
+                f"yet cut in parts ({self.text(layout_text)}). Ask before the Lowering, with the "
+                "Graph and the mesh implementation"
+            )
+        return ""
 
     def text(self, of: Callable[[MeshImpl], str]) -> str:
         """Returns what a function says of the mesh; of each by its name, where they differ."""

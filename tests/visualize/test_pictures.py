@@ -23,6 +23,8 @@ LAYOUT = "batch:rows,d_ff:cols,heads:cols,vocab:cols"
 MESHES = [
     ("rows:2,cols:2", "a:rows,b:cols", "a:4,b:6"),
     ("rows:2,cols:2", "b:rows", "a:4,b:6"),
+    ("rows:2,cols:2", "a:cols+rows", "a:4,b:6"),
+    ("x:2,y:3,z:4", "a:z+x,b:y", "a:16,b:6"),
     ("x:2,y:3,z:4", "a:x,b:y,c:z", "a:4,b:6,c:8"),
     ("x:2,y:3,z:4", "c:y", "a:4,b:2,c:9"),
     ("all:8", "a:all", "a:16"),
@@ -272,6 +274,32 @@ def test_report(tf_graph, tmp_path):
     mtf.visualize.report(lowering, path, outputs=made.outputs, tensors=[], explain=False)
     page = Page(path.read_text(encoding="utf-8"))
     assert "No tensors." in page.words and all(row.name in page.words for row in summary.rows)
+
+
+@pytest.mark.parametrize("zero", [2, 3])
+@pytest.mark.parametrize("axis", ["rows", "rows+cols"])
+def test_report_where_variables_are_stored_in_parts(zero, axis, tf_graph, tmp_path):
+    """Estimated as they are stored, before the Lowering that cuts them; after it, it is said."""
+    made = models.language_model(**TINY, optimizer="adam")
+    stored = {"zero": zero, "zero_axis": axis}
+    impl = mtf.placement_mesh_impl.PlacementMeshImpl(
+        "rows:2,cols:2", "batch:rows", [""] * 4, **stored
+    )
+    memory = mtf.visualize.memory(made.graph, impl, made.outputs)
+    kept = mtf.summary(made.graph, impl)
+    assert memory.at_peak["slots"] == kept.bytes_per_processor("slots")
+    path = tmp_path / "report.html"
+    mtf.visualize.report(made.graph, path, impl, made.outputs)
+    assert f"stored  zero={zero} over {axis}" in path.read_text(encoding="utf-8")
+    lowering = mtf.Lowering(made.graph, {made.mesh: impl})
+    mtf.visualize.report(lowering, path, outputs=made.outputs)
+    words = " ".join(Page(path.read_text(encoding="utf-8")).words)
+    assert "Not estimated: time and memory are estimated of a program whose variables" in words
+    assert units.bytes_text(kept.bytes_per_processor()) in words
+    with pytest.raises(ValueError, match=r"has not yet cut in parts .*Ask before the Lowering"):
+        mtf.visualize.memory(lowering)
+    with pytest.raises(ValueError, match="Choose and explain layouts before the Lowering"):
+        mtf.auto_mtf.explain(made.graph, "rows:2,cols:2", made.outputs)
 
 
 def test_report_of_eager_code_and_of_functions(tmp_path):
