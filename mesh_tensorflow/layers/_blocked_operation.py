@@ -116,9 +116,13 @@ class Blocked(mtf.Operation):
 
         Then each processor needs the whole memory.
         """
+        memory = self._form.dims.memory
+        return mesh_impl.splitting_axis(memory) if self._meets_rows(mesh_impl) else None
+
+    def _meets_rows(self, mesh_impl: MeshImpl) -> bool:
+        """Returns whether an axis, also one of one processor, splits memory and rows of logits."""
         *rows, memory = self._form.dims.logits
-        axis = mesh_impl.splitting_axis(memory)
-        return axis if {*single_axes([axis])} & {*mesh_impl.splitting_axes(rows)} else None
+        return not {*mesh_impl.splitting_axes([memory])}.isdisjoint(mesh_impl.splitting_axes(rows))
 
     def _kept_part(self, mesh_impl: MeshImpl) -> list[tuple[str, int]]:
         """Returns how a gradient of the gathered memory becomes that of a processor's part of it.
@@ -171,7 +175,8 @@ class Blocked(mtf.Operation):
     def _logits(self, mesh_impl: MeshImpl) -> mtf.Shape:
         """Returns the Shape of the logits; if the memory is gathered, no layout splits it."""
         *rows, memory = self._form.dims.logits
-        if self._gathered_axis(mesh_impl) is not None:
+        # On the executed mesh, too, where axes may be of one processor: sums are over the same ones.
+        if self._meets_rows(mesh_impl):
             # Under a name that no rule splits, as the rows are split by that mesh axis already.
             memory = mtf.Dimension("_blocked_memory", memory.size)
         return mtf.Shape([*rows, memory])

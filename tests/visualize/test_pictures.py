@@ -276,6 +276,7 @@ def test_report(tf_graph, tmp_path):
     assert "No tensors." in page.words and all(row.name in page.words for row in summary.rows)
 
 
+@pytest.mark.slow("rows-*", "rows+cols-2")
 @pytest.mark.parametrize("zero", [2, 3])
 @pytest.mark.parametrize("axis", ["rows", "rows+cols"])
 def test_report_where_variables_are_stored_in_parts(zero, axis, tf_graph, tmp_path):
