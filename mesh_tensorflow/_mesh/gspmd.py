@@ -237,6 +237,10 @@ def _numbers(field: int, values: Sequence[int]) -> bytes:
     return _varint(field << 3 | 2) + _varint(len(packed)) + packed
 
 
+# The type REPLICATED, which is 0 and has to be said: an empty text is no annotation.
+_COPIES = _number(_TYPE, 0)
+
+
 def sharding_text(
     layout: Iterable[Union[int, Sequence[int], None]], mesh_shape: Shape
 ) -> Optional[bytes]:
@@ -439,6 +443,21 @@ class GspmdMeshImpl(MeshImpl[GspmdTensor]):
             compilation.has_layout(result, layout)
         return result
 
+    def pin(self, value: tf.Tensor, tensor_shape: Shape) -> tf.Tensor:
+        """Returns a whole value with an annotation also if the layout splits nothing of it.
+
+        Without one, the partitioner may split it as suits the operations that use it.
+
+        Args:
+          value: a whole value.
+          tensor_shape: its Shape.
+        """
+        if not self.annotates:
+            return value
+        return annotated(
+            value, sharding_text(self.tensor_layout(tensor_shape), self.shape) or _COPIES
+        )
+
     @property
     def annotates(self) -> bool:
         """Whether values are annotated."""
@@ -598,6 +617,10 @@ class _WholeMeshImpl(GspmdMeshImpl):
         mesh_impl = self.requested
         # If only the first is split, its parts are contiguous in the product: a reshape keeps them.
         return mesh_impl.annotates and bool(mesh_impl.splitting_axes(tensor_shape[1:count]))
+
+    def pinned(self, x: GspmdTensor, tensor_shape: Shape) -> GspmdTensor:
+        """Returns a value with the annotation of the requested mesh; see MeshImpl."""
+        return self.slicewise(lambda value: self.requested.pin(value, tensor_shape), x)
 
     def merge_dims(self, x: tf.Tensor, tensor_shape: Shape, count: int) -> tf.Tensor:
         """Merges dimensions such that devices keep their parts; see MeshImpl."""

@@ -175,7 +175,7 @@ class Blocked(mtf.Operation):
     def _logits(self, mesh_impl: MeshImpl) -> mtf.Shape:
         """Returns the Shape of the logits; if the memory is gathered, no layout splits it."""
         *rows, memory = self._form.dims.logits
-        # On the executed mesh, too, where axes may be of one processor: sums are over the same ones.
+        # Also on the executed mesh, whose axes may be of one processor: it has the same sums.
         if self._meets_rows(mesh_impl):
             # Under a name that no rule splits, as the rows are split by that mesh axis already.
             memory = mtf.Dimension("_blocked_memory", memory.size)

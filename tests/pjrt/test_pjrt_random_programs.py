@@ -49,6 +49,21 @@ def check(seed):
         harness.assert_close(ours, theirs, 1e-4, f"{seed} in {layout!r} of {mesh}, {number}")
 
 
+# Convolutions of which several devices compute equal products, and whose kernel has parts.
+KERNEL_IN_PARTS = Program(
+    [(40, 1, 2, 23), (10, 0, 8, 25), (43, 2, 14, 8), (17, 2, 11, 24), (45, 0, 12, 10)]
+    + [(41, 3, 13, 17), (53, 1, 1, 2), (51, 2, 1, 12)]
+)
+
+
+@pytest.mark.slips
+@pytest.mark.parametrize("layout, zero", [("b:x", 1), ("", 3)])
+def test_the_gradient_of_a_kernel_that_is_stored_in_parts(layout, zero):
+    """XLA added up the copies, as it split convolutions otherwise than the layout says."""
+    placing = harness.Placing("x:2,z:2", layout, pjrt=True, zero=zero, zero_axis="x")
+    random_programs.check(KERNEL_IN_PARTS, placing, random_programs.run(KERNEL_IN_PARTS))
+
+
 @pytest.mark.slow
 @pytest.mark.slips
 @pytest.mark.parametrize("seed", range(4))
