@@ -166,7 +166,9 @@ def mesh_axis_of_name(name: str, mesh_shape: Shape) -> Optional[int]:
       mesh_shape: a Shape.
     """
     names = mesh_shape.dimension_names
-    axes = [names.index(part) for part in joined_names(name, names) if part in names]
+    if name in names:
+        return names.index(name)
+    axes = [names.index(part) for part in name.split(JOIN) if part in names]
     if len(axes) < 2:
         return axes[0] if axes else None
     return JointAxis(axes)
@@ -193,9 +195,9 @@ class LayoutRules:
         given = [(tensor_dim, mesh_dim) for tensor_dim, mesh_dim in pairs]
         self._pairs = set(given)
         self._mesh_dims: dict[str, list[str]] = {}
-        for tensor_dim, mesh_dim in self.pairs:
+        for tensor_dim, mesh_dim in dict.fromkeys(given):
             self._mesh_dims.setdefault(tensor_dim, []).append(mesh_dim)
-            joined = mesh_dim.split(JOIN)
+            joined = mesh_dim.split(JOIN) if JOIN in mesh_dim else []
             if len(joined) > 1 and ("" in joined or len(set(joined)) < len(joined)):
                 raise ValueError(
                     f"layout rule {tensor_dim}:{mesh_dim} joins mesh dimensions by {JOIN!r}: write "
@@ -246,9 +248,12 @@ class LayoutRules:
         # A stored name says itself what splits it, so no layout rule can split it otherwise.
         if isinstance(name, StoredName):
             return mesh_axis_of_name(name.mesh_dim, mesh_shape)
-        found = (mesh_axis_of_name(m, mesh_shape) for m in self._mesh_dims.get(name, ()))
-        axes = sorted(axis for axis in found if axis is not None)
+        axes = []
+        for mesh_dim in self._mesh_dims.get(name, ()):
+            axis = mesh_axis_of_name(mesh_dim, mesh_shape)
+            axes += [] if axis is None else [axis]
         if len(axes) > 1:
+            axes.sort()
             joined = JOIN.join(mesh_shape[a].name for a in dict.fromkeys(single_axes(axes)))
             raise ValueError(
                 f"Tensor dimension {dims_text([tensor_dimension])} maps to multiple mesh "
@@ -425,12 +430,25 @@ def pnum_to_processor_coordinates(mesh_shape: MeshShape, pnum: int) -> list[int]
     return coordinates[::-1]
 
 
+def slice_coordinates(
+    layout: Iterable[Optional[int]], mesh_shape: Shape, pnum: int
+) -> tuple[int, ...]:
+    """Returns, for each tensor axis, the number of the part that processor `pnum` holds."""
+    coordinates = pnum_to_processor_coordinates(mesh_shape, pnum)
+    found = []
+    for axis in layout:
+        if isinstance(axis, JointAxis):
+            sizes = [mesh_shape[a].size for a in axis.axes]
+            part = processor_coordinates_to_pnum(sizes, [coordinates[a] for a in axis.axes])
+        else:
+            part = 0 if axis is None else coordinates[axis]
+        found.append(part)
+    return tuple(found)
+
+
 def coordinate_of(mesh_shape: Shape, pnum: int, mesh_axis: int) -> int:
     """Returns the coordinate of processor `pnum` along a mesh axis, or along a JointAxis."""
-    coordinates = pnum_to_processor_coordinates(mesh_shape, pnum)
-    axes = single_axes([mesh_axis])
-    sizes = [mesh_shape[axis].size for axis in axes]
-    return processor_coordinates_to_pnum(sizes, [coordinates[axis] for axis in axes])
+    return slice_coordinates([mesh_axis], mesh_shape, pnum)[0]
 
 
 def processor_coordinates_to_pnum(mesh_shape: MeshShape, coord: Sequence[int]) -> int:

@@ -52,6 +52,7 @@ from mesh_tensorflow._core.layout import (
     coordinate_of,
     pnum_to_group,
     shifted_sources,
+    slice_coordinates,
 )
 from mesh_tensorflow._core.shape import (
     Dimension,
@@ -420,11 +421,10 @@ class MeshImpl(Generic[SlicesT]):
 
     def slice_begin(self, tensor_shape: Shape, pnum: int) -> list[int]:
         """Returns where the slice of processor `pnum` begins along each dimension."""
-        return [
-            # Slices have one size: the coordinate along the axis tells where a part begins.
-            0 if axis is None else size * coordinate_of(self._shape, pnum, axis)
-            for size, axis in zip(self.slice_shape(tensor_shape), self.tensor_layout(tensor_shape))
-        ]
+        layout, sizes = self.tensor_layout(tensor_shape), self.slice_shape(tensor_shape)
+        # Slices have one size: the number of a part tells where it begins.
+        parts = slice_coordinates(layout, self._shape, pnum)
+        return [size * part for size, part in zip(sizes, parts)]
 
     def slice_size(self, tensor_shape: Shape) -> int:
         """Returns the number of elements of one processor's slice."""

@@ -10,7 +10,7 @@ import contextlib
 import contextvars
 import functools
 import string
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple, Optional, Union
 
 import numpy as np
@@ -19,7 +19,7 @@ from tensorflow.python.ops import control_flow_v2_func_graphs as func_graphs
 
 from mesh_tensorflow._contexts import within
 from mesh_tensorflow._core.errors import table_lookup
-from mesh_tensorflow._core.layout import TensorLayout, coordinate_of
+from mesh_tensorflow._core.layout import TensorLayout, slice_coordinates
 from mesh_tensorflow._core.shape import Shape, list_product
 from mesh_tensorflow._core.tensor import ArrayLike
 
@@ -120,13 +120,6 @@ def real_view(x: tf.Tensor) -> tf.Tensor:
 def complex_view(y: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
     """Returns a `real_view` as numbers of the dtype that it had."""
     return tf.bitcast(y, dtype) if dtype.is_complex else y
-
-
-def slice_coordinates(
-    layout: Iterable[Optional[int]], mesh_shape: Shape, pnum: int
-) -> tuple[int, ...]:
-    """Returns, for each tensor axis, the number of the part that processor `pnum` holds."""
-    return tuple(0 if axis is None else coordinate_of(mesh_shape, pnum, axis) for axis in layout)
 
 
 def make_slices(x: tf.Tensor, layout: TensorLayout, mesh_shape: Shape) -> list[tf.Tensor]:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Optional, Union
 
 from mesh_tensorflow._core.errors import WrongTypeError, dims_text
-from mesh_tensorflow._core.layout import pnum_to_processor_coordinates
+from mesh_tensorflow._core.layout import pnum_to_processor_coordinates, slice_coordinates
 from mesh_tensorflow._core.shape import Shape, ShapeLike, convert_to_shape
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._figure import (
@@ -24,7 +24,6 @@ from mesh_tensorflow._figure import (
     text_color,
 )
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
-from mesh_tensorflow._mesh.slice_functions import slice_coordinates
 from mesh_tensorflow._units import bytes_text, shortened
 from mesh_tensorflow.ops._variables.variable import Variable
 from mesh_tensorflow.visualize._summary import mesh_text

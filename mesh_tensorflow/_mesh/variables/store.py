@@ -23,14 +23,13 @@ from tensorflow.python.ops.variable_scope import get_variable_scope_store
 
 from mesh_tensorflow._core.errors import WrongTypeError, did_you_mean, dims_text
 from mesh_tensorflow._core.graph import Graph
-from mesh_tensorflow._core.layout import TensorLayout
+from mesh_tensorflow._core.layout import TensorLayout, slice_coordinates
 from mesh_tensorflow._core.shape import Shape
 from mesh_tensorflow._mesh.random_values import initial_value
 from mesh_tensorflow._mesh.slice_functions import (
     combine_slices,
     in_own_memory,
     make_slices,
-    slice_coordinates,
 )
 from mesh_tensorflow._mesh.variables.master import (
     PieceSaveable,
