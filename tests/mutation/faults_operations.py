@@ -12,8 +12,8 @@ FAULTS = [
     ),
     Fault(
         "ops/_contractions/einsum.py",
-        "if dims[0] not in kept_dims:",
-        "if dims[-1] not in kept_dims:",
+        "key=lambda d: d not in kept_dims",
+        "key=lambda d: d in kept_dims",
         "an einsum with two dimensions on one mesh axis sums what is whole",
         "test_cases.py -k 'test_layouts and summed_out and float32'",
     ),
@@ -89,7 +89,7 @@ FAULTS = [
     ),
     Fault(
         "ops/_movement/gather.py",
-        "axes = [] if mesh_axis is None else [mesh_axis]",
+        "axes = single_axes([mesh_axis])",
         "axes = []",
         "the parts of a gather from a split dimension are not summed",
         "test_cases.py -k 'test_layouts and gather'",
@@ -103,8 +103,8 @@ FAULTS = [
     ),
     Fault(
         "ops/_movement/reshape.py",
-        '_Move("alltoall", mesh_axis, (begins, old_axes[mesh_axis]))',
-        '_Move("alltoall", mesh_axis, (old_axes[mesh_axis], begins))',
+        '_Move("alltoall", mesh_axis, (begins, old.axes[mesh_axis]))',
+        '_Move("alltoall", mesh_axis, (old.axes[mesh_axis], begins))',
         "an all-to-all of a reshape has its two axes exchanged",
         "test_cases.py -k 'test_layouts and reshape'",
     ),

@@ -432,5 +432,14 @@ FEATURES = {
         ),
         Feature("gather", _lookup, _one_hot, layout="batch:rows,vocab:cols"),
         Feature("convolution with halos", _convolution, _uncut, layout="batch:rows,h_blocks:cols"),
+        Feature(
+            "joined mesh dimensions",
+            _layer,
+            layout="batch:cols+rows",
+            options={"zero": 3, "zero_axis": "rows+cols"},
+            optimizer=_adam,
+            gin='stored_layout.zero = 3\nstored_layout.zero_axis = "rows+cols"\n',
+            gin_layout="batch:rows+cols",
+        ),
     )
 }

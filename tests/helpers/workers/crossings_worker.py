@@ -88,9 +88,6 @@ def main(folder, front_end, *names):
         trained = session_on(server)
     elif front_end == "pjrt.function":
         placing = table.MESHES["pjrt"]
-        import jax
-
-        jax.process_index()  # connects the processes
     found = {name: found_for(name, trained, placing, folder) for name in names}
     with open(f"{folder}/found-{mine.index}", "wb") as file:
         pickle.dump(found, file)
