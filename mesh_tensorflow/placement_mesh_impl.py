@@ -105,7 +105,8 @@ class PlacementMeshImpl(MeshImpl[PlacedTensor]):
             counters and checks are those of the requested mesh.
           variable_layout: rules by which variables are stored in parts, such as "d_model:rows".
           zero: the stage of ZeRO: 1 or 2 to store optimizers' slots in parts, 3 for weights too.
-          zero_axis: the mesh dimension of ZeRO; that of a mesh with just one if None.
+          zero_axis: the mesh dimension of ZeRO, or several joined by "+"; that of a mesh with just
+            one if None.
 
         Raises:
           ValueError: the number of devices is wrong, `allreduce` or `merge` is unknown, or, with

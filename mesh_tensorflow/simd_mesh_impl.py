@@ -89,7 +89,8 @@ class SimdMeshImpl(MeshImpl[SimdTensor]):
           allreduce_in_bfloat16_max_group_size: larger groups sum bfloat16 in float32.
           variable_layout: rules by which variables are stored in parts, such as "d_model:rows".
           zero: the stage of ZeRO: 1 or 2 to store optimizers' slots in parts, 3 for weights too.
-          zero_axis: the mesh dimension of ZeRO; that of a mesh with just one if None.
+          zero_axis: the mesh dimension of ZeRO, or several joined by "+"; that of a mesh with just
+            one if None.
 
         Raises:
           ValueError: it is created outside of `replicate` without a device assignment, the number

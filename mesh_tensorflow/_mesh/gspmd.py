@@ -393,7 +393,8 @@ class GspmdMeshImpl(MeshImpl[GspmdTensor]):
             `mesh_tensorflow.pjrt`. On one device, annotations do nothing.
           variable_layout: rules by which variables are stored in parts, such as "d_model:rows".
           zero: the stage of ZeRO: 1 or 2 to store optimizers' slots in parts, 3 for weights too.
-          zero_axis: the mesh dimension of ZeRO; that of a mesh with just one if None.
+          zero_axis: the mesh dimension of ZeRO, or several joined by "+"; that of a mesh with just
+            one if None.
         """
         super().__init__(shape, layout)
         self.stored_layout = given_stored_layout(self.shape, variable_layout, zero, zero_axis)

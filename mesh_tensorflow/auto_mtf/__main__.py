@@ -95,6 +95,11 @@ def _options(argv: Optional[Sequence[str]]) -> argparse.Namespace:
         default=2,
         help="the most dimensions of a mesh chosen by --processors",
     )
+    parser.add_argument(
+        "--joint",
+        action="store_true",
+        help="also layouts that join mesh dimensions, as batch:rows+cols",
+    )
     parser.add_argument("--plot", help="PNG file")
     return parser.parse_args(argv)
 
@@ -130,6 +135,7 @@ def _explained(build: Callable[[], Any], options: argparse.Namespace) -> explana
         "objective": options.objective,
         "memory_limit_bytes": options.memory_limit_bytes,
         "hardware": options.hardware,
+        "joint": options.joint,
     }
     mesh_shape = options.mesh_shape and convert_to_shape(options.mesh_shape)
     if mesh_shape is None:

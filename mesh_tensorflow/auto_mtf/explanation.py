@@ -243,6 +243,7 @@ def explain(
     hardware: Union[str, Hardware, None] = None,
     alternatives: int = 4,
     stored_layout: Optional[StoredLayout] = None,
+    joint: bool = False,
 ) -> Explanation:
     """Explains the time and memory of a step under a layout, compared with other layouts.
 
@@ -264,6 +265,8 @@ def explain(
         that do not fit.
       stored_layout: how variables are stored, such as the choice of
         `auto_mtf.layout_and_stored_layout`; None if as they are computed with.
+      joint: whether layouts to compare with, and one to choose, may split one dimension over
+        several mesh dimensions together.
 
     Returns:
       An Explanation: print it, or call its `plot`.
@@ -275,14 +278,16 @@ def explain(
       auto_mtf.layout_optimizer.SolverError: the solver did not find an optimum.
     """
     outputs = list(mtf_outputs)
-    estimator = StepEstimator(mtf_graph, mesh_shape, outputs, hardware, stored_layout)
+    estimator = StepEstimator(mtf_graph, mesh_shape, outputs, hardware, stored_layout, joint=joint)
     # One more than is shown, as the layout that is chosen is usually the first of them.
     ranked = _distinct(estimator, alternatives + 1, memory_limit_bytes)
     if layout is None and objective == "time":
         # The search for the alternatives has found it, too; `api.layout` would search once more.
         layout = ranked[0].layout
     elif layout is None:
-        layout = api.layout(mtf_graph, mesh_shape, outputs, objective, memory_limit_bytes, hardware)
+        layout = api.layout(
+            mtf_graph, mesh_shape, outputs, objective, memory_limit_bytes, hardware, joint
+        )
     chosen = estimator.estimate(layout)
     others = [e for e in ranked if e.layout != chosen.layout][:alternatives]
     if memory_limit_bytes is not None and alternatives:  # that would be next if they fitted

@@ -72,7 +72,8 @@ def function(
       store: the ArrayStore of another function, to share its variables.
       variable_layout: rules by which variables are stored in parts, such as "d_model:rows".
       zero: the stage of ZeRO: 1 or 2 to store optimizers' slots in parts, 3 for weights too.
-      zero_axis: the mesh dimension of ZeRO; that of a mesh with just one if None.
+      zero_axis: the mesh dimension of ZeRO, or several joined by "+"; that of a mesh with just
+        one if None.
 
     Returns:
       A function with the arguments of `fn`, which may be arrays of NumPy, TensorFlow or JAX; other

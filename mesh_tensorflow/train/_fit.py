@@ -261,7 +261,8 @@ def fit(
         a PlacementMeshImpl, in place of `mesh_shape`, `layout` and `devices`.
       variable_layout: rules by which variables are stored in parts, such as "d_model:rows".
       zero: the stage of ZeRO: 1 or 2 to store optimizers' slots in parts, 3 for weights too.
-      zero_axis: the mesh dimension of ZeRO; that of a mesh with just one if None.
+      zero_axis: the mesh dimension of ZeRO, or several joined by "+"; that of a mesh with just
+        one if None.
       eval_data: data to evaluate, of the same kinds as `data`. All of it is used: the last batch
         may be smaller, and rows that the layout does not split equally are computed unsplit.
       eval_every: the number of steps between evaluations; if None, there is one at the end.

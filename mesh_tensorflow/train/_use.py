@@ -74,7 +74,7 @@ def evaluate(
       mesh_impl: "placement", "simd" or "pjrt", or a mesh implementation; see `fit`.
       variable_layout: rules by which variables are stored in parts.
       zero: the stage of ZeRO.
-      zero_axis: the mesh dimension of ZeRO.
+      zero_axis: the mesh dimension of ZeRO, or several joined by "+".
       seed: the seed of random operations.
 
     Raises:
@@ -141,7 +141,7 @@ def predict(
       mesh_impl: "placement", "simd" or "pjrt", or a mesh implementation; see `fit`.
       variable_layout: rules by which variables are stored in parts.
       zero: the stage of ZeRO.
-      zero_axis: the mesh dimension of ZeRO.
+      zero_axis: the mesh dimension of ZeRO, or several joined by "+".
       seed: the seed of random operations.
 
     Returns:

@@ -133,6 +133,13 @@ def test_command_with_a_file_and_a_mesh_to_choose(capsys, tmp_path):
     assert "layout  batch:mesh_0\n" in printed and "mesh_0=" in printed
 
 
+def test_command_for_layouts_that_join_mesh_dimensions(capsys):
+    arguments = ["--mesh_shape=m:2,n:2", f"--model={__name__}:forward_pair", "--alternatives=12"]
+    for joint in ([], ["--joint"]):
+        assert command.main([*arguments, *joint]) == 0
+        assert (":m+n" in capsys.readouterr().out) == bool(joint)
+
+
 def forward_pair():
     """A function for --model that returns a graph and its outputs."""
     program = models.language_model(**TINY, optimizer=None)
