@@ -89,7 +89,7 @@ class TensorLayout:
             outermost, or None.
         """
         self._tensor_axis_to_mesh_axis: tuple[Optional[int], ...] = tuple(
-            axis if axis is None or isinstance(axis, int) else JointAxis(axis)
+            JointAxis(axis) if isinstance(axis, (list, tuple)) else axis
             for axis in tensor_axis_to_mesh_axis
         )
 
