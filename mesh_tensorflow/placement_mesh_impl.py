@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Optional, Union
+from typing import Any, Optional
 
 import tensorflow.compat.v1 as tf
 
@@ -13,7 +13,6 @@ from mesh_tensorflow._core.interfaces import LaidOutLike
 from mesh_tensorflow._core.layout import (
     AS_COMPUTED,
     LayoutLike,
-    TensorLayout,
     coordinate_of,
     given_stored_layout,
     processor_groups,
@@ -31,6 +30,7 @@ from mesh_tensorflow._mesh.devices import (
     soft_placement,
 )
 from mesh_tensorflow._mesh.mesh_impl import (
+    ExecutedMeshImpl,
     MeshImpl,
     MeshPair,
     convert_args_to_laid_out_tensors,
@@ -407,7 +407,7 @@ class PlacementMeshImpl(MeshImpl[PlacedTensor]):
         return PlacedTensor(self.make_slices(tf_x, x.shape))
 
 
-class _MergedMeshImpl(PlacementMeshImpl):
+class _MergedMeshImpl(ExecutedMeshImpl, PlacementMeshImpl):
     """The executed mesh of a PlacementMeshImpl; layouts must fit the requested mesh too."""
 
     def __init__(self, requested: PlacementMeshImpl, shape: Shape, devices: Sequence[str]):
@@ -416,18 +416,4 @@ class _MergedMeshImpl(PlacementMeshImpl):
         # along a dimension.
         with storing(**AS_COMPUTED):
             super().__init__(shape, requested.layout_rules, devices, **rest)  # type: ignore[arg-type]
-        self._requested = requested
-        # Mesh axes have the same numbers on both meshes, also those that are of one processor here.
-        self._layout_rules = requested.layout_rules
-
-    def tensor_layout(self, arg: Union[Tensor, Shape]) -> TensorLayout:
-        """Returns the layout of a Tensor or Shape, after checking that on the requested mesh."""
-        self._requested.tensor_layout(arg)
-        return super().tensor_layout(arg)
-
-    def slice_shape(self, tensor_shape: Shape) -> list[int]:
-        """Returns the sizes of a slice, after checking those on the requested mesh."""
-        # Otherwise a layout that does not fit the requested mesh would be found only where it is
-        # not merged, on other devices.
-        self._requested.slice_shape(tensor_shape)
-        return super().slice_shape(tensor_shape)
+        self.execute(requested)

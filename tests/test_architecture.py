@@ -55,7 +55,8 @@ CORE_ORDER = [
     ["layout"],
     ["tensor", "interfaces"],
     ["operation"],
-    ["graph", "pending"],
+    ["graph", "placement"],
+    ["pending"],
 ]
 # Rooms of _mesh: neither sees the other, and files outside of rooms see none of them but slices.
 MESH_ORDER = [

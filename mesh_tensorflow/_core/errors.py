@@ -227,6 +227,18 @@ def slip(message: str, key: str | None = None) -> None:
         raise ValueError(
             f"{message}\n  (an error by mtf.strict() or MTF_STRICT; a warning otherwise)"
         )
+    warn_once(message, key)
+
+
+def warn_once(message: str, key: str | None = None) -> None:
+    """Gives a MeshTensorFlowWarning once per process, also within `strict()`.
+
+    For what is meant, and costs more than it need.
+
+    Args:
+      message: what costs, with dimensions and sizes, and how to save it.
+      key: messages with the same key are given once; the message itself if None.
+    """
     key = message if key is None else key
     # Noted before the warning is given, so that of several threads which slip at once one warns.
     with _telling:

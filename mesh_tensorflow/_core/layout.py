@@ -306,8 +306,23 @@ class LayoutRules:
                     f"{dims_text(dims)} of {tensor_shape} are both split over mesh dimension "
                     f"{dims_text([mesh_dim])} by {self}. Remove one of the rules, or rename "
                     "one of the dimensions (mtf.rename_dimension) so that no rule splits it"
+                    f"{self._or_free(dims, mesh_dim, mesh_shape, single)}"
                 )
         return TensorLayout(axes)
+
+    def _or_free(
+        self, dims: Sequence[Dimension], mesh_dim: Dimension, mesh_shape: Shape, used: list[int]
+    ) -> str:
+        """Returns the end of a sentence: what a mesh dimension that splits no other could do."""
+        free = [d.name for axis, d in enumerate(mesh_shape) if axis not in used and d.size > 1]
+        if not free:
+            return ""
+        # Of the rules as they are: one of the two may be over several mesh dimensions already.
+        first = dict(self.pairs).get(dims[0].name, mesh_dim.name)
+        return (
+            f"; {free[0]} splits neither: {dims[1].name}:{free[0]} splits both, and "
+            f"{dims[0].name}:{first}{JOIN}{free[0]} one of them over both"
+        )
 
     def check_divisible(self, tensor_shape: Shape, mesh_shape: Shape, layout: TensorLayout) -> None:
         """Checks that `layout` splits a tensor into equal parts.

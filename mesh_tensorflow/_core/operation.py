@@ -295,19 +295,19 @@ class Operation(metaclass=_LeavesNothingBehind):
 
     @property
     def splittable_dims(self) -> frozenset[str]:
-        """Names of its dimensions that a layout may split."""
+        """Names of its dimensions that it can work on parts of."""
         return self._split_rules()[0]
 
     @property
     def unsplittable_dims(self) -> frozenset[str]:
-        """Names of its dimensions that no layout may split."""
+        """Names of its dimensions that it cannot work on parts of."""
         return self._split_rules()[1]
 
     def _dimension_names(self) -> frozenset[str]:
         return frozenset(n for t in self._inputs + self._outputs for n in t.shape.dimension_names)
 
     def _unsplittable(self) -> Iterable[str]:
-        """Returns the names of dimensions that may not be split; none by default."""
+        """Returns the names of dimensions that it needs whole; none by default."""
         return ()
 
     def _split_rules(self) -> tuple[frozenset[str], frozenset[str]]:
@@ -366,35 +366,17 @@ class Operation(metaclass=_LeavesNothingBehind):
         """
         return self._initialize_splittable_and_unsplittable_dims("splittable")
 
-    def check_layout(self, mesh_to_impl: Mapping[Mesh, MeshImpl]) -> None:
-        """Checks that it can be lowered in a layout; a Lowering asks before it changes anything.
+    def needs_whole(self, mesh_impl: MeshImpl) -> Collection[str]:
+        """Returns the names of the dimensions that it cannot work on parts of.
 
-        The default checks that the layout splits no dimension that no layout may split.
+        A layout may split them all the same: then its inputs are moved to another layout, and its
+        outputs back.
 
         Args:
-          mesh_to_impl: from Mesh to the requested MeshImpl.
-
-        Raises:
-          ValueError: it cannot be lowered in the layout.
+          mesh_impl: the requested MeshImpl; an operation may be able to work on large parts alone.
         """
         # What a class says of how it lowers is not said of a user's subclass that lowers otherwise.
-        whole = frozenset() if self._rules_are_of_base() else self.unsplittable_dims
-        for t in self._inputs + self._outputs if whole else ():
-            mesh_impl = mesh_to_impl.get(t.mesh)
-            for d in t.shape:
-                if mesh_impl is None or d.name not in whole:
-                    continue
-                axis = mesh_impl.mesh_axis(d)
-                # A mesh dimension of size 1 leaves the tensor whole, as the operation needs it.
-                if axis is not None and mesh_impl.shape[axis].size > 1:
-                    mesh_dim = mesh_impl.shape[axis]
-                    raise ValueError(
-                        f"dimension {d.name}={d.size} of {t.name} {t.shape} is split over mesh "
-                        f"dimension {mesh_dim.name}={mesh_dim.size}, but {type(self).__name__} "
-                        f"{self.name} cannot work on parts of it. Drop the layout rule "
-                        f"{d.name}:{mesh_dim.name}, or rename the dimension before this operation "
-                        f'with mtf.rename_dimension(x, "{d.name}", "{d.name}_unsplit")'
-                    )
+        return frozenset() if self._rules_are_of_base() else self.unsplittable_dims
 
     # -- gradient
 

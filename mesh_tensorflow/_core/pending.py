@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from mesh_tensorflow._core.operation import Collective, Cost, Operation
+from mesh_tensorflow._core.placement import cost_of, inner_mesh_impl
 from mesh_tensorflow._core.tensor import Tensor
 
 if TYPE_CHECKING:
@@ -63,6 +64,9 @@ class Walk:
 
     def sum_inputs(self, op: Operation) -> list[Collective]:
         """Visits one operation; returns the collectives that sum its inputs where it needs that."""
+        if inner_mesh_impl(op, self._mesh_impl) is not None:
+            # What moves to another layout is summed before, and what begins there is summed there.
+            return [c for x in op.inputs for c in self.need(x)]
         given = {x: self.pending_axes(x) for x in op.inputs if self.pending_axes(x)}
         asked: list[Collective] = []
         # All inputs or none: an addition can put off two sums over the same axes, but not one of
@@ -95,7 +99,7 @@ class Walk:
 
     def step(self, op: Operation) -> Cost:
         """Visits one operation; returns its cost, with the allreduces of inputs that it needs."""
-        cost = op.cost(self._mesh_impl) + Cost(collectives=tuple(self.sum_inputs(op)))
+        cost = cost_of(op, self._mesh_impl) + Cost(collectives=tuple(self.sum_inputs(op)))
         self.costs.append((op, cost))
         return cost
 

@@ -45,7 +45,13 @@ from typing import Any, Optional, Union
 
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow._core.errors import NotInLoweringError, did_you_mean, slip
+from mesh_tensorflow._core.errors import (
+    NotInLoweringError,
+    did_you_mean,
+    dims_text,
+    slip,
+    warn_once,
+)
 from mesh_tensorflow._core.graph import Graph, Mesh
 from mesh_tensorflow._core.interfaces import LaidOutLike
 from mesh_tensorflow._core.layout import LayoutRules, joined_names, plain_shape
@@ -56,6 +62,7 @@ from mesh_tensorflow._core.operation import (
     is_of_package,
     with_inner_operations,
 )
+from mesh_tensorflow._core.placement import collectives_of, inner_mesh_impl, moving
 from mesh_tensorflow._core.shape import Shape
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._lowering.rewrites import largest_stacked_slice, rewrite_stored_layouts
@@ -82,6 +89,7 @@ from mesh_tensorflow._mesh.mesh_impl import (
 )
 from mesh_tensorflow._mesh.step_inputs import operations_so_far, read_before_increments
 from mesh_tensorflow._watching import NanChecks, NodeNames, nan_checks_in_force, tell_lowering_error
+from mesh_tensorflow.ops._movement.reshape import redistributed
 from mesh_tensorflow.ops._variables.variable import Variable
 from mesh_tensorflow.utils import outside_all_rewrites
 
@@ -212,6 +220,40 @@ def _shown(names: Sequence[str]) -> str:
     return ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
 
 
+# A gather of less than this, of each processor, is not worth a word.
+_MUCH = 2**20
+
+
+def warn_of_gather(
+    op: Operation, outer: Mapping[Mesh, MeshPair], inner: Mapping[Mesh, MeshPair]
+) -> None:
+    """Warns if an operation makes processors hold much more than their slices of its inputs.
+
+    Args:
+      op: an Operation, which cannot work on parts of a dimension.
+      outer: the pair of each mesh.
+      inner: the pair with the layout that it is lowered in, of meshes that have another one.
+    """
+
+    def gathered(x: Tensor) -> int:
+        old, new = outer[x.mesh].requested, inner[x.mesh].requested
+        return (new.slice_size(x.shape) - old.slice_size(x.shape)) * x.dtype.size
+
+    x = max((x for x in op.inputs if x.mesh in inner), key=gathered, default=None)
+    if x is None or gathered(x) < _MUCH:
+        return
+    impl = outer[x.mesh].requested
+    whole = op.needs_whole(impl)
+    split = [d for d in x.shape if d.name in whole and impl.splitting_axis(d) is not None]
+    others = [d for d in x.shape if d.name not in whole and d.size > 1]
+    warn_once(
+        f"{op.name}: {type(op).__name__} cannot work on parts of {dims_text(split)}, so that each "
+        f"processor gathers {x.name} {x.shape}, {gathered(x):,} bytes more than its slice. Where "
+        f"the mesh divides {dims_text(others) or 'another dimension'}, parts are exchanged instead",
+        key=f"gather/{type(op).__name__}/{[d.name for d in split]}",
+    )
+
+
 def all_of_package(operations: Iterable[Operation]) -> bool:
     """Returns whether all operations, including inner ones, are of classes of this package.
 
@@ -239,20 +281,6 @@ def check_impls(mesh_to_impl: object) -> None:
     for impl in impls:
         if isinstance(impl, MeshImpl):
             impl.check_processors()
-
-
-def check_layouts(operations: Iterable[Operation], mesh_to_impl: Mapping[Mesh, MeshImpl]) -> None:
-    """Checks that each operation, including inner ones, can be lowered in the layout of its mesh.
-
-    Raises:
-      ValueError: one cannot; the message names it.
-    """
-    for op in with_inner_operations(operations):
-        try:
-            op.check_layout(mesh_to_impl)
-        except Exception as e:
-            tell_lowering_error(e, op)
-            raise
 
 
 # -- the Lowering
@@ -316,7 +344,6 @@ class Lowering:
         # Checks come before rewrites, so that a graph which they refuse can be lowered otherwise.
         check_impls(mesh_to_impl)
         check_rules_apply(graph.operations, mesh_to_impl)
-        check_layouts(graph.operations, mesh_to_impl)
         # Before variables are stacked: a stack has no longer the dimensions of one weight to
         # rename.
         rewrite_stored_layouts(graph, mesh_to_impl)
@@ -405,7 +432,7 @@ class Lowering:
             # Not op.name: TensorFlow numbers the scopes of a second Lowering in a graph.
             self.node_names.add(scope, op)
             try:
-                op.lower(self)
+                self._lower_in_its_layout(op)
             except Exception as e:
                 tell_lowering_error(e, op)
                 raise
@@ -415,6 +442,56 @@ class Lowering:
             self._count_output(op, y)
         if logs:
             log_operation(self, op, communicated)
+
+    def _lower_in_its_layout(self, op: Operation) -> None:
+        """Lowers an operation; in another layout, if it cannot work on parts of what one splits."""
+        inner = self._inner_pairs(op)
+        if not inner:
+            op.lower(self)
+            return
+        outer, given = self._pairs, {x: self.tensors[x] for x in op.inputs if x.mesh in inner}
+        warn_of_gather(op, outer, inner)
+        try:
+            moved = {x: self._moved(op, x, outer, inner) for x in given}
+            self.tensors.update(moved)
+            self._pairs = {**outer, **inner}
+            op.lower(self)
+            made = {y: self._moved(op, y, inner, outer) for y in op.outputs if y.mesh in inner}
+        finally:
+            # Whatever else uses the inputs finds them as they are laid out.
+            self._pairs = outer
+            self.tensors.update(given)
+        for y, value in made.items():
+            self.set_tensor_lowering(y, value)
+
+    def _inner_pairs(self, op: Operation) -> dict[Mesh, MeshPair]:
+        """Returns the pairs of other layouts, of meshes in whose layout an operation cannot work.
+
+        Args:
+          op: an Operation.
+        """
+        inner = {}
+        for mesh in {x.mesh: None for x in op.inputs + op.outputs}:
+            impl = inner_mesh_impl(op, self.requested_impl(mesh), mesh)
+            if impl is not None:
+                inner[mesh] = self._pair(mesh).with_layout(impl.layout_rules)
+        return inner
+
+    def _moved(
+        self, op: Operation, x: Tensor, old: Mapping[Mesh, MeshPair], new: Mapping[Mesh, MeshPair]
+    ) -> Any:
+        """Returns the value of a Tensor in the layout of another pair, and counts what moves."""
+        before, after = old[x.mesh], new[x.mesh]
+        value = self.tensors[x].to_laid_out_tensor()
+        moves, *_ = moving(x, before.requested, after.requested)
+        elements = before.requested.laid_out_size(x.shape)
+        for collective in collectives_of(moves, elements, x.dtype.size, before.requested.shape):
+            self._count_collective(before.requested, collective, "relayout", op)
+        impl = after.executed
+        steps = moving(x, before.executed, impl)
+        value = redistributed(impl, value, *steps, impl.slice_shape(x.shape))
+        # Of the class of this mesh: where XLA compiles, that annotates it by the new layout.
+        return impl.LaidOutTensor.from_tensor_list(value.all_slices)
 
     def _count_output(self, op: Operation, y: Tensor) -> None:
         kind = type(op).__name__
@@ -556,7 +633,6 @@ class Lowering:
                 "own, that was made after it. Make the Lowering last"
             )
         late.reverse()
-        check_layouts(late, self.mesh_to_impl)
         self.lower_operations(late)
 
     def lowered_operation(self, op: Operation) -> tf.Operation:

@@ -21,8 +21,9 @@ from mesh_tensorflow._core.errors import NoValueError, slip
 from mesh_tensorflow._core.graph import Graph
 from mesh_tensorflow._core.interfaces import LaidOutLike
 from mesh_tensorflow._core.operation import Cost, Operation
+from mesh_tensorflow._core.placement import cost_of
 from mesh_tensorflow._core.tensor import Tensor
-from mesh_tensorflow._lowering.lowering import Lowering, all_of_package, check_impls, check_layouts
+from mesh_tensorflow._lowering.lowering import Lowering, all_of_package, check_impls
 from mesh_tensorflow.ops._variables.variable import Variable
 from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
 
@@ -158,7 +159,6 @@ class LookedAt(Lowering):
           x: a Tensor of the graph.
         """
         missing = self.missing(x)
-        check_layouts(missing, self.mesh_to_impl)
         self.lower_operations(missing)
         return self.mesh_impl(x).export_to_tf_tensor(x, self.tensors[x].to_laid_out_tensor())
 
@@ -304,7 +304,7 @@ def _cheap(values: LookedAt, x: Tensor) -> bool:
     # The cost of a loop is that of one iteration, whatever their number, so it tells nothing here.
     if any(op.loop is not None for op in missing):
         return False
-    total = sum((op.cost(values.requested_impl(op)) for op in missing), Cost())
+    total = sum((cost_of(op, values.requested_impl(op)) for op in missing), Cost())
     return total.flops <= _MOST_FLOPS and total.bytes <= _MOST_BYTES
 
 

@@ -37,6 +37,7 @@ from mesh_tensorflow._core.interfaces import LaidOutLike
 from mesh_tensorflow._core.layout import (
     AS_COMPUTED,
     LayoutLike,
+    LayoutRules,
     TensorLayout,
     given_stored_layout,
     storing,
@@ -45,6 +46,7 @@ from mesh_tensorflow._core.shape import Dimension, Shape, ShapeLike, list_produc
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh import random_values
 from mesh_tensorflow._mesh.mesh_impl import (
+    ExecutedMeshImpl,
     LaidOutTensor,
     MeshImpl,
     convert_args_to_laid_out_tensors,
@@ -404,6 +406,12 @@ class GspmdMeshImpl(MeshImpl[GspmdTensor]):
         # A class for each mesh: `of_shape` has no argument by which a value would find its mesh.
         self.LaidOutTensor = type("GspmdTensor", (GspmdTensor,), {"mesh_impl": self})
 
+    def _of_layout(self, layout_rules: LayoutRules) -> MeshImpl:
+        """Returns a copy with values of its own, which it annotates; see MeshImpl."""
+        made: Any = super()._of_layout(layout_rules)
+        made.LaidOutTensor = type("GspmdTensor", (GspmdTensor,), {"mesh_impl": made})
+        return made
+
     @property
     def execution_impl(self) -> MeshImpl:
         """The mesh of one processor that operations are lowered through."""
@@ -586,7 +594,7 @@ class GspmdMeshImpl(MeshImpl[GspmdTensor]):
         return self.LaidOutTensor([tf.convert_to_tensor(tf_x)])
 
 
-class _WholeMeshImpl(GspmdMeshImpl):
+class _WholeMeshImpl(ExecutedMeshImpl, GspmdMeshImpl):
     """The executed mesh of a GspmdMeshImpl: one processor, for which slices are whole tensors."""
 
     def __init__(self, requested: GspmdMeshImpl):
@@ -594,24 +602,11 @@ class _WholeMeshImpl(GspmdMeshImpl):
         shape = Shape([Dimension(d.name, 1) for d in requested.shape])
         with storing(**AS_COMPUTED):
             super().__init__(shape, requested.layout_rules)
-        self._layout_rules = requested.layout_rules
-        self.requested = requested
+        self.execute(requested)
 
     def annotate(self, value: tf.Tensor, tensor_shape: Shape) -> tf.Tensor:
         """Returns a value annotated by the layout on the requested mesh."""
         return self.requested.annotate(value, tensor_shape)
-
-    def tensor_layout(self, arg: Union[Tensor, Shape]) -> TensorLayout:
-        """Returns the layout of a Tensor or Shape, after checking that on the requested mesh."""
-        # For its errors: nothing is split here, so no two dimensions are over one mesh axis.
-        self.requested.tensor_layout(arg)
-        return super().tensor_layout(arg)
-
-    def slice_shape(self, tensor_shape: Shape) -> list[int]:
-        """Returns the sizes of a tensor, after checking that it can be split."""
-        # Nothing is split here, so only the requested mesh can tell that a layout does not fit.
-        self.requested.slice_shape(tensor_shape)
-        return super().slice_shape(tensor_shape)
 
     def _cuts(self, tensor_shape: Shape, count: int) -> bool:
         """Whether annotations split another than the first of the dimensions to merge."""

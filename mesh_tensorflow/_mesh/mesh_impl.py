@@ -34,6 +34,7 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import copy
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Sequence
@@ -322,6 +323,31 @@ class MeshImpl(Generic[SlicesT]):
         # By dimensions alone, as rules and mesh do not change. Every operation asks for both.
         self._layouts: dict[tuple, TensorLayout] = {}
         self._slice_shapes: dict[tuple, list[int]] = {}
+        self._in_layouts: dict[tuple, MeshImpl] = {}
+
+    def with_layout(self, layout_rules: LayoutRules) -> Self:
+        """Returns the same mesh, of the same processors, with other layout rules.
+
+        Operations that cannot work on parts of what a layout splits are lowered on it.
+
+        Args:
+          layout_rules: LayoutRules.
+        """
+        key = tuple(layout_rules.pairs)
+        if key not in self._in_layouts:
+            self._in_layouts[key] = self._of_layout(layout_rules)
+        return self._in_layouts[key]  # type: ignore[return-value]
+
+    def _of_layout(self, layout_rules: LayoutRules) -> MeshImpl:
+        """Returns a copy that shares all but the layout."""
+        made = copy.copy(self)
+        for name in list(vars(made)):
+            # What follows from the layout follows from another one here.
+            if isinstance(getattr(type(self), name, None), functools.cached_property):
+                delattr(made, name)
+        made._layout_rules = layout_rules.on_mesh(self._shape)
+        made._layouts, made._slice_shapes, made._in_layouts = {}, {}, {}
+        return made
 
     # -- shapes and layouts
 
@@ -670,6 +696,41 @@ class MeshImpl(Generic[SlicesT]):
         return self.LaidOutTensor.from_tensor_list(list(slices))
 
 
+class ExecutedMeshImpl(MeshImpl):
+    """A mesh that stands for another one, which checks layouts: they must fit both.
+
+    Otherwise a layout that does not fit the requested mesh would be found only where that is the
+    executed one, on other devices.
+
+    Attributes:
+      requested: the MeshImpl that it stands for.
+    """
+
+    requested: Any
+
+    def execute(self, requested: MeshImpl) -> None:
+        """Sets the requested mesh, whose layout it has."""
+        self.requested = requested
+        # Mesh axes have the same numbers on both meshes, also those that are of one processor here.
+        self._layout_rules = requested.layout_rules
+
+    def _of_layout(self, layout_rules: LayoutRules) -> MeshImpl:
+        """Returns a copy that stands for the requested mesh in the other layout; see MeshImpl."""
+        made: Any = super()._of_layout(layout_rules)
+        made.execute(self.requested.with_layout(layout_rules))
+        return made
+
+    def tensor_layout(self, arg: Union[Tensor, Shape]) -> TensorLayout:
+        """Returns the layout of a Tensor or Shape, after checking that on the requested mesh."""
+        self.requested.tensor_layout(arg)
+        return super().tensor_layout(arg)
+
+    def slice_shape(self, tensor_shape: Shape) -> list[int]:
+        """Returns the sizes of a slice, after checking those on the requested mesh."""
+        self.requested.slice_shape(tensor_shape)
+        return super().slice_shape(tensor_shape)
+
+
 class HasSlices(Protocol):
     """What the laid-out values of a mesh implementation from elsewhere have at least."""
 
@@ -717,6 +778,10 @@ class MeshPair:
     def is_merged(self) -> bool:
         """Whether the executed mesh differs from the requested one."""
         return self.executed is not self.requested
+
+    def with_layout(self, layout_rules: LayoutRules) -> MeshPair:
+        """Returns the pair with other layout rules."""
+        return MeshPair(*(m.with_layout(layout_rules) for m in (self.requested, self.executed)))
 
     def executed_form(self, tensor: Tensor, laid_out: LaidOutLike) -> LaidOutLike:
         """Returns a laid-out value with the slices of the executed mesh.

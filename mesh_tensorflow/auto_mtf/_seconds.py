@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Optional
 
 from mesh_tensorflow._core.layout import LayoutRules, StoredLayout
 from mesh_tensorflow._core.operation import Collective, Cost, Operation
+from mesh_tensorflow._core.placement import cost_of
 from mesh_tensorflow._core.shape import Shape
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
@@ -108,7 +109,7 @@ class CostModel:
         rate, tensors = type(op).__name__, [*op.outputs, *op.inputs]
         if rate not in self.hardware.flops:
             rate = tensors[0].dtype.name if tensors else ""
-        return self.seconds(op.cost(impl), rate, tensors, impl)
+        return self.seconds(cost_of(op, impl), rate, tensors, impl)
 
     def seconds(self, cost: Cost, rate: str, tensors: Iterable[Tensor], impl: MeshImpl) -> Seconds:
         """Returns the time of a cost.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Optional, Union
 
 import numpy as np
@@ -405,8 +405,9 @@ class ImportLaidOutTensorOperation(Operation):
         """Returns all dimension names: the slices are in one layout, which cannot be changed."""
         return self._outputs[0].shape.dimension_names
 
-    def check_layout(self, mesh_to_impl: Mapping[Mesh, MeshImpl]) -> None:
-        """Accepts the layout that the slices are in; the Lowering checks their shapes."""
+    def needs_whole(self, mesh_impl: MeshImpl) -> Collection[str]:
+        """Returns nothing: the layout may be any; the Lowering checks the shapes of the slices."""
+        return ()
 
     def lower(self, lowering: mtf.Lowering) -> None:
         """Uses the slices that it was given."""

@@ -155,11 +155,10 @@ def session() -> tf.Session:
 
 
 def splittable(operations: Sequence[mtf.Operation], whole: Iterable[str] = ()) -> list[str]:
-    """Returns the dimension names that every operation allows to be split."""
-    names = {n for op in operations for n in op._dimension_names()}
-    no = set(whole).union(*(op.unsplittable_dims for op in operations))
+    """Returns the dimension names that a layout may split, without those that are to be whole."""
+    names = {n for op in operations for n in op._dimension_names()} - set(whole)
     # No layout splits anonymous dimensions, by which operations ask for whole values.
-    return sorted(n for n in names - no if not n.startswith("_anonymous_"))
+    return sorted(n for n in names if not n.startswith("_anonymous_"))
 
 
 def _together(operations: Iterable[mtf.Operation]) -> set[tuple]:

@@ -10,6 +10,7 @@ from typing import Optional
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
+from mesh_tensorflow._core.placement import cost_of
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow.auto_mtf._units import program_steps
 from mesh_tensorflow.auto_mtf.hardware import Hardware
@@ -143,7 +144,7 @@ def flops_per_step(graph: mtf.Graph, mesh_impl: MeshImpl) -> int:
     """
     total = 0.0
     for step in program_steps(graph.operations):
-        cost = None if step.op is None else step.op.cost(mesh_impl)
+        cost = None if step.op is None else cost_of(step.op, mesh_impl)
         total += 0.0 if cost is None else step.times * cost.flops
     return round(total)
 

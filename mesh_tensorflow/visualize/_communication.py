@@ -13,6 +13,7 @@ from mesh_tensorflow import _figure
 from mesh_tensorflow._core.errors import dims_text, text_table
 from mesh_tensorflow._core.operation import Collective, Operation, with_inner_operations
 from mesh_tensorflow._core.pending import Walk
+from mesh_tensorflow._core.placement import cost_of
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._figure import Picture
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
@@ -123,7 +124,7 @@ def _predicted(subject: Subject, outputs: Sequence[Tensor]) -> list[Item]:
             if op.mesh is mesh:
                 # As in lowering: what it needs is summed before it communicates.
                 walk.sum_inputs(op)
-                found += [*walk.named(), *((op.name, c) for c in op.cost(impl).collectives)]
+                found += [*walk.named(), *((op.name, c) for c in cost_of(op, impl).collectives)]
         for x in outputs:
             if x.mesh is mesh:
                 # A partial sum that nothing in the step has read is still to be summed.

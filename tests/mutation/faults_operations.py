@@ -102,9 +102,9 @@ FAULTS = [
         "test_cases.py -k 'test_layouts and top_k'",
     ),
     Fault(
-        "ops/_movement/reshape.py",
-        '_Move("alltoall", mesh_axis, (begins, old.axes[mesh_axis]))',
-        '_Move("alltoall", mesh_axis, (old.axes[mesh_axis], begins))',
+        "_core/placement.py",
+        'Move("alltoall", mesh_axis, (begins, old.axes[mesh_axis]))',
+        'Move("alltoall", mesh_axis, (old.axes[mesh_axis], begins))',
         "an all-to-all of a reshape has its two axes exchanged",
         "test_cases.py -k 'test_layouts and reshape'",
     ),

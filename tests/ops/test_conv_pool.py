@@ -8,6 +8,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow as mtf
+from mesh_tensorflow.testing import harness
 
 Dim = mtf.Dimension
 LAYOUTS = ["", "b:x,i:y", "b:x,o:y", "i:x,o:y"]
@@ -270,6 +271,94 @@ REFUSED = [
 ]
 
 
+# transposed, sizes, window, strides, padding, mesh, layout, what moves of images
+IN_PARTS = [
+    (False, (8, 6), (3, 2), (1, 1), "SAME", "x:2,y:2", "h:x,w:y", "shift"),
+    (False, (8, 6), (3, 3), (2, 1), "SAME", "x:4", "h:x", "shift"),
+    (False, (8, 6), (5, 3), (1, 1), "VALID", "x:2", "h:x", "shift"),
+    (False, (12, 6), (1, 3), (3, 1), "VALID", "x:2,y:2", "h:x+y", ""),
+    (False, (4, 8, 4), (3, 3, 3), (1, 2, 1), "SAME", "x:2,y:2", "d:y,h:x", "shift"),
+    (False, (4, 6, 4), (2, 2, 3), (2, 1, 1), "SAME", "x:2,y:2", "d:y,w:x", "shift"),
+    (True, (4, 4), (3, 2), (2, 1), "SAME", "x:2,y:2", "h:x,w:y", "shift"),
+    (True, (4, 3), (2, 3), (2, 2), "VALID", "x:2", "h:x", ""),
+    (True, (2, 4, 2), (2, 3, 2), (2, 1, 2), "SAME", "x:2,y:2", "h:y,w:x", "shift"),
+    # Windows of more than the neighbors have: dimensions are exchanged instead.
+    (False, (4, 8), (4, 1), (1, 1), "SAME", "x:4", "h:x", "alltoall"),
+]
+KINDS = [{}, {"apart": True}, {"simd": True}, {"apart": True, "pairs": True}]
+
+
+class TestImagesInParts:
+    """Processors with parts of images exchange what windows reach over."""
+
+    @pytest.mark.slow_but(5)
+    @pytest.mark.parametrize("kind", range(len(KINDS)))
+    @pytest.mark.parametrize("row", range(len(IN_PARTS)))
+    def test_values_and_gradients_are_those_of_whole_images(self, row, kind, tf_graph):
+        transposed, sizes, window, strides, padding, mesh_shape, layout, moves = IN_PARTS[row]
+        mesh = mtf.Mesh(mtf.Graph(), "mesh")
+        channels = [("o", 2), ("i", 3)] if transposed else [("i", 3), ("o", 2)]
+        shapes = [
+            [("b", 2), *spatial_dims(sizes), ("i", 3)],
+            [*spatial_dims(window, "f"), *channels],
+        ]
+        rng = np.random.RandomState(row)
+        x, f = (
+            mtf.import_tf_tensor(
+                mesh,
+                tf.constant(rng.normal(size=mtf.Shape(shape).to_integer_list), tf.float32),
+                shape,
+            )
+            for shape in shapes
+        )
+        y = CLASSES[len(sizes), transposed](x, f, [1, *strides, 1], padding).outputs[0]
+        dx, df = mtf.gradients([mtf.reduce_sum(mtf.square(y))], [x, f])
+        both = mtf.reduce_sum(mtf.square(dx)) + mtf.reduce_sum(mtf.square(df))
+        targets = [y, dx, df, *mtf.gradients([both], [x, f])]
+        placing = harness.Placing(mesh_shape, layout, **KINDS[kind])
+        lowered = [harness.lower(mesh.graph, mesh, p, targets) for p in (harness.WHOLE, placing)]
+        with harness.session() as session:
+            whole, parts = (session.run(one.exports) for one in lowered)
+        close(parts, whole)
+        assert lowered[1].counted == lowered[1].predicted
+        kinds = {c.kind for _, _, c in lowered[1].lowering.collectives} - {"allreduce"}
+        assert kinds == ({moves} if moves else set())
+
+    def test_halos_are_one_less_than_the_window(self):
+        with program("h:x") as p:
+            x, _ = p.random([("b", 2), *spatial_dims((8, 6)), ("i", 3)])
+            f, _ = p.random([*spatial_dims((3, 3), "f"), ("i", 3), ("o", 2)], seed=1)
+            mtf.Conv2dOperation(x, f, [1, 1, 1, 1], "SAME")
+            p.lower()
+            moved = [(c.kind, c.elements) for _, _, c in p.lowering.collectives]
+        # A row from either side: of 2 images, 6 columns and 3 channels, by all four processors.
+        assert moved == [("shift", 4 * 2 * 6 * 3)] * 2
+        assert ("shift/0/halo", 4 * 2 * 6 * 3) in p.lowering.counters
+
+    @pytest.mark.slips  # the last two rows are in no window
+    def test_pooling_where_windows_are_cut(self):
+        """Of slices of 4 rows, the second window of 3 has one row, and is in parts of the batch."""
+        with program("h:x") as p:
+            x, tf_x = p.random([("b", 2), *spatial_dims((8, 6)), ("i", 2)])
+            y = mtf.PoolOperation(x, (3, 2), (3, 2), "AVG_2D").outputs[0]
+            [dx] = mtf.gradients([mtf.reduce_sum(mtf.square(y))], [x])
+            tf_y = tf.nn.avg_pool2d(tf_x, (3, 2), (3, 2), "VALID")
+            [tf_dx] = tf.gradients(tf.reduce_sum(tf.square(tf_y)), [tf_x])
+            close(*p.run([y, dx], [tf_y, tf_dx]))
+            kinds = {(k, c.kind) for k, _, c in p.lowering.collectives}
+            pools = {"PoolOperation", "PoolBackPropOperation"}
+            assert {(k, "alltoall") for k in pools} <= kinds
+
+    def test_pooling_by_windows_that_fit(self):
+        with program("h:x") as p:
+            x, tf_x = p.random([("b", 2), *spatial_dims((12, 6)), ("i", 2)])
+            y = mtf.PoolOperation(x, (3, 2), (3, 2), "AVG_2D").outputs[0]
+            z = mtf.PoolOperation(y, (2, 1), (2, 1), "MAX_2D").outputs[0]
+            tf_y = tf.nn.avg_pool2d(tf_x, (3, 2), (3, 2), "VALID")
+            close(*p.run([y, z], [tf_y, tf.nn.max_pool2d(tf_y, (2, 1), (2, 1), "VALID")]))
+            assert not p.lowering.collectives
+
+
 class TestRefusals:
     @pytest.mark.parametrize("row", range(len(REFUSED)))
     def test_a_convolution_that_does_not_fit_is_refused_and_leaves_nothing(self, row):
@@ -296,22 +385,6 @@ class TestRefusals:
                 mtf.conv2d_backprop_input(x.shape, f, dy, strides, "VALID")
             with pytest.raises(ValueError, match="has 2 or 3 spatial dimensions, not 1"):
                 mtf.Conv2or3dBackpropFilterOperation(1, False, x, f.shape, dy, strides, "SAME")
-
-    @pytest.mark.parametrize("dim", ["h", "w", "fh", "fw"])
-    def test_spatial_dimensions_may_not_be_split(self, dim):
-        with program(f"{dim}:x") as p:
-            op = mtf.Conv2dOperation(*conv_arguments(p, "b:2,h:4,w:6,i:2", "fh:2,fw:2,i:2,o:4"))
-            assert op.unsplittable_dims == {"h", "w", "fh", "fw"}
-            assert op.splittable_dims == {"b", "i", "o"}
-            with pytest.raises(ValueError, match=f"dimension {dim}=.* is split over mesh .*x=2"):
-                p.lower()
-
-    def test_a_pooled_dimension_may_not_be_split(self):
-        with program("w:y") as p:
-            x, _ = p.random([("b", 2), *spatial_dims((4, 4)), ("i", 2)])
-            mtf.PoolOperation(x, (2, 2), (2, 2), "AVG_2D")
-            with pytest.raises(ValueError, match=r"w=4 .* PoolOperation pool cannot work on"):
-                p.lower()
 
     def test_a_pooling_that_does_not_fit_is_refused(self):
         with program() as p:

@@ -196,12 +196,25 @@ def test_what_a_base_declares_is_not_said_of_another_lowering(mesh):
     np.testing.assert_array_equal(b, X[:, [1, 3]])
 
 
-@pytest.mark.parametrize("cls", [Undeclared, Declared])
-def test_what_a_subclass_declares_or_inherits(mesh, cls):
+def test_what_a_subclass_inherits(mesh):
+    """It lowers as its base does, and is given whole tensors as that is."""
     x = imported(mesh)
-    cls(x, x.shape.dims[1], 2)
-    with pytest.raises(ValueError, match=rf"but {cls.__name__} split cannot work on parts"):
-        mtf.Lowering(mesh.graph, {mesh: placed("d:p")})
+    parts = Undeclared(x, x.shape.dims[1], 2).outputs
+    for part, columns in zip(
+        values(mesh.graph, {mesh: placed("d:p")}, *parts), (X[:, :2], X[:, 2:])
+    ):
+        np.testing.assert_array_equal(part, columns)
+
+
+def test_what_a_subclass_declares(mesh):
+    """It takes every other column of what it is given, which is whole."""
+    x = imported(mesh)
+    parts = Declared(x, x.shape.dims[1], 2).outputs
+    impl = placed("d:p")
+    found = values(mesh.graph, {mesh: impl}, *parts)
+    assert mesh.graph.operations[-1].needs_whole(impl) == {"d"}
+    for part, whole in zip(found, values(mesh.graph, {mesh: placed("")}, *parts)):
+        np.testing.assert_array_equal(part, whole)
 
 
 def test_sizes_that_concatenations_have(mesh):
@@ -256,17 +269,17 @@ def test_gradients_are_on_the_meshes_of_what_they_are_of(tf_graph):
     assert grad.outputs[1].mesh is first
 
 
-def test_a_layout_of_either_mesh_is_checked(tf_graph):
+@pytest.mark.parametrize("layouts", [("b:p", ""), ("", "b:q"), ("b:p", "b:q")])
+def test_what_is_whole_on_either_mesh(tf_graph, layouts):
     class Whole(ToMesh):
         def _unsplittable(self):
             return ["b"]
 
     graph = mtf.Graph()
     first, second = mtf.Mesh(graph, "first"), mtf.Mesh(graph, "second")
-    Whole(imported(first), mesh=second)
-    impls = {first: placed("b:p"), second: placed("", "q:2")}
-    with pytest.raises(ValueError, match=r"b=2 of import:0 .* mesh dimension p=2, but Whole"):
-        mtf.Lowering(graph, impls)
+    y = Whole(imported(first), mesh=second).outputs[0]
+    impls = {first: placed(layouts[0]), second: placed(layouts[1], "q:2")}
+    np.testing.assert_array_equal(values(graph, impls, y)[0], X)
 
 
 # -- names of early releases

@@ -9,18 +9,25 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._core.errors import dims_text, is_whole, table_lookup
-from mesh_tensorflow._core.operation import Cost, Operation, PendingSums, gradient_of_output
+from mesh_tensorflow._core.operation import (
+    Collective,
+    Cost,
+    Operation,
+    PendingSums,
+    gradient_of_output,
+)
 from mesh_tensorflow._core.shape import Dimension, Shape, ShapeLike, convert_to_shape, list_product
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow._mesh.slice_functions import merged_sizes, never_with_bias
 from mesh_tensorflow.ops._elementwise.binary import check_dtypes
+from mesh_tensorflow.ops._movement.halo import Halo, halo
 
 if TYPE_CHECKING:
     from mesh_tensorflow._lowering.lowering import Lowering
@@ -333,12 +340,31 @@ class ConvNdOperation(Operation):
         return self._form.kind.product(self._form.computed)
 
     def _unsplittable(self) -> list[str]:
+        # A window meets all pixels. An image may be split, as its halos are exchanged.
+        return [d.name for d in self._form.shapes[FILTER][: self._form.kind.rank]]
+
+    def needs_whole(self, mesh_impl: MeshImpl) -> Collection[str]:
+        """Returns the window's dimensions, and those of images whose halos reach too far."""
+        # Across several slices, halos are more than what an exchange of dimensions moves.
+        far = [h for h in self._halos(mesh_impl) if not h.reaches_neighbors_alone]
+        image = self._form.shapes[WIDE]
+        return {*super().needs_whole(mesh_impl), *(image[h.tensor_axis].name for h in far)}
+
+    def _spatial(self, role: str) -> list[Dimension]:
+        return self._form.shapes[role][-self._form.kind.rank - 1 : -1]
+
+    def _halos(self, mesh_impl: MeshImpl) -> list[Halo]:
+        """Returns what windows need of the wide image, for each spatial dimension."""
         kind, _, _, shapes = self._form
-        # A window reaches over neighboring pixels: to split the image, its halos would have to be
-        # exchanged.
-        spatial = slice(-kind.rank - 1, -1)
-        window = shapes[FILTER][: kind.rank]
-        return [d.name for d in window + shapes[WIDE][spatial] + shapes[NARROW][spatial]]
+        wide, narrow = self._spatial(WIDE), self._spatial(NARROW)
+        found = []
+        for i, (w, n, k, s) in enumerate(zip(wide, narrow, shapes[FILTER], kind.strides)):
+            # As TensorFlow pads: the odd one comes after.
+            padding = max(0, (n.size - 1) * s + k.size - w.size) if kind.padding == "SAME" else 0
+            axis = len(shapes[WIDE]) - kind.rank - 1 + i
+            found.append(halo(mesh_impl, axis, w, n, k.size, s, padding // 2))
+        # Padding last, so that no neighbor is sent zeros.
+        return sorted(found, key=lambda h: h.mesh_axis is None)
 
     # -- gradient
 
@@ -374,12 +400,12 @@ class ConvNdOperation(Operation):
 
     def _summed_axes(self, mesh_impl: MeshImpl) -> list[int]:
         """Returns the mesh axes that split the summed dimensions, in the order of these."""
-        kind, _, computed, shapes = self._form
-        # Spatial dimensions, over which products sum too, are never split.
+        _, _, computed, shapes = self._form
+        # An image sums over the window, too, which is never split.
         summed = {
             NARROW: shapes[FILTER][-2:-1],
             WIDE: shapes[FILTER][-1:],
-            FILTER: shapes[WIDE][: -kind.rank - 1],
+            FILTER: shapes[WIDE][:-1],
         }[computed]
         return mesh_impl.splitting_axes(summed)
 
@@ -389,6 +415,7 @@ class ConvNdOperation(Operation):
         output = self.outputs[0]
         # By the requested mesh: in the executed one, processors that share a device may be one.
         self._count(lowering, lowering.requested_impl(self))
+        lowering.count_collectives(self, "halo")
         values = [lowering.tensors[x] for x in self.inputs]
         has_copies = self._has_copies(lowering.requested_impl(self))
         if has_copies:
@@ -398,21 +425,47 @@ class ConvNdOperation(Operation):
                 mesh_impl.pinned(v.to_laid_out_tensor(), x.shape)
                 for v, x in zip(values, self.inputs)
             ]
-        result = mesh_impl.slicewise(self._slice_fn(mesh_impl), *values)
+        result = self._convolved(mesh_impl, values)
         if has_copies:
             result = mesh_impl.pinned(result, output.shape)
         axes = self._summed_axes(mesh_impl)
         _, _, label = self._form.kind.names(self._product)
         lowering.set_partial_sum(output, result, axes, label)
 
+    def _convolved(self, mesh_impl: MeshImpl, values: Sequence[Any]) -> Any:
+        """Returns the laid-out result, before sums over processors, of laid-out inputs."""
+        halos = self._halos(mesh_impl)
+        if all(h.mesh_axis is None for h in halos):
+            return mesh_impl.slicewise(self._slice_fn(mesh_impl, self._form), *values)
+        # With halos, each slice of the wide image is one by itself, and has every window inside.
+        kind, roles, computed, shapes = self._form
+        image = shapes[WIDE].dims
+        for h in halos:
+            image[h.tensor_axis] = Dimension(f"_reached_{h.tensor_axis}", h.width)
+        form = self._form._replace(
+            kind=dataclasses.replace(kind, padding="VALID"), shapes={**shapes, WIDE: Shape(image)}
+        )
+        if computed == WIDE:
+            result = mesh_impl.slicewise(self._slice_fn(mesh_impl, form), *values)
+            # The transpose of what the other two begin with, in the opposite order.
+            for h in reversed(halos):
+                result = h.scattered(mesh_impl, result)
+            return result
+        given = [v.to_laid_out_tensor() for v in values]
+        place = roles.index(WIDE)
+        for h in halos:
+            # One after another, so that corners come with the edges of the second one.
+            given[place] = h.gathered(mesh_impl, given[place])
+        return mesh_impl.slicewise(self._slice_fn(mesh_impl, form), *given)
+
     def _has_copies(self, mesh_impl: MeshImpl) -> bool:
         """Returns whether several processors compute the same products."""
         split = {axis for x in self._inputs for axis in mesh_impl.splitting_axes(x.shape)}
         return any(d.size > 1 and axis not in split for axis, d in enumerate(mesh_impl.shape))
 
-    def _slice_fn(self, mesh_impl: MeshImpl) -> Callable[..., tf.Tensor]:
+    def _slice_fn(self, mesh_impl: MeshImpl, form: ConvForm) -> Callable[..., tf.Tensor]:
         """Returns a function of one processor's slices of the inputs."""
-        kind, roles, computed, shapes = self._form
+        kind, roles, computed, shapes = form
         kernels, argument_names, sizes_name = _KERNELS[computed]
 
         def batch_dims(role: str) -> int:
@@ -460,10 +513,17 @@ class ConvNdOperation(Operation):
         lowering.add_counter(f"{counter}_unique/{self._product}", unique)
 
     def cost(self, mesh_impl: MeshImpl) -> Cost:
-        """Two flops for each multiply-add of every processor."""
+        """Two flops for each multiply-add of every processor, and halos of split images."""
         # Each pixel of the narrow image meets the whole window; those of the wide one need not.
         multiply_adds = self._multiply_adds(NARROW, mesh_impl.slice_shape) * mesh_impl.size
-        return Cost(flops=2 * multiply_adds, bytes=super().cost(mesh_impl).bytes)
+        collectives: list[Collective] = []
+        sizes = mesh_impl.slice_shape(self._form.shapes[WIDE])
+        for h in self._halos(mesh_impl):
+            sizes[h.tensor_axis] = 1
+            rows = list_product(sizes) * mesh_impl.size
+            collectives += h.collectives(rows, self._outputs[0].dtype.size)
+            sizes[h.tensor_axis] = h.width
+        return Cost(2 * multiply_adds, super().cost(mesh_impl).bytes, tuple(collectives))
 
     def cost_key(self) -> tuple:
         """The kind of convolution, and which of its tensors is computed."""

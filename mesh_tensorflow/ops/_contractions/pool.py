@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple, Optional
 
 import tensorflow.compat.v1 as tf
@@ -13,6 +13,7 @@ from mesh_tensorflow._core.graph import leaves_no_node
 from mesh_tensorflow._core.operation import Operation, gradient_of_output
 from mesh_tensorflow._core.shape import Dimension, Shape, list_product
 from mesh_tensorflow._core.tensor import Tensor
+from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow.ops._contractions.reduce_broadcast import reduce_first, reduce_mean
 from mesh_tensorflow.ops._elementwise.binary import check_dtypes
 
@@ -146,6 +147,16 @@ def _pooled_shape(shape: Shape, ksize: Sequence[int]) -> Shape:
     return Shape(shape[:first] + pooled + shape[-1:])
 
 
+def _cut_windows(shape: Shape, ksize: Sequence[int], mesh_impl: MeshImpl) -> list[str]:
+    """Returns the names of pooled dimensions whose slices are no multiples of the window."""
+    cut = []
+    for d, k in zip(shape[-len(ksize) - 1 : -1], ksize):
+        axis = mesh_impl.splitting_axis(d)
+        if axis is not None and d.size // mesh_impl.shape[axis].size % k:
+            cut.append(d.name)
+    return cut
+
+
 class PoolOperation(Operation):
     """The maximum or the mean of each window of an image.
 
@@ -182,9 +193,9 @@ class PoolOperation(Operation):
         super().__init__([x], name=name or "pool")
         self._outputs = [Tensor(self, _pooled_shape(x.shape, self._ksize), x.dtype)]
 
-    def _unsplittable(self) -> list[str]:
-        # A window could reach from the slice of one processor into that of the next.
-        return [d.name for d in self._inputs[0].shape[-len(self._ksize) - 1 : -1]]
+    def needs_whole(self, mesh_impl: MeshImpl) -> Collection[str]:
+        """Returns the pooled dimensions of which a slice ends within a window."""
+        return _cut_windows(self._inputs[0].shape, self._ksize, mesh_impl)
 
     def gradient(self, grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Tensor]:
         """Returns the pooling operation's backpropagation."""
@@ -192,7 +203,7 @@ class PoolOperation(Operation):
         return [pool_backprop(x, y, dy, self._ksize, self._ksize, self._pool_fn_string)]
 
     def lower(self, lowering: mtf.Lowering) -> None:
-        """Pools slice by slice; pooled dimensions are not split."""
+        """Pools slice by slice; no window reaches into another one."""
         fn, ksize = pool_fn(self._pool_fn_string), self._ksize
         self._lower_slices(lowering, lambda x: fn(x, ksize, ksize))
 
@@ -241,8 +252,9 @@ class PoolBackPropOperation(Operation):
         super().__init__([x, y, dy], name=name or "pool_backprop")
         self._outputs = [Tensor(self, x.shape, x.dtype)]
 
-    def _unsplittable(self) -> list[str]:
-        return [d.name for d in self._inputs[0].shape[-len(self._ksize) - 1 : -1]]
+    def needs_whole(self, mesh_impl: MeshImpl) -> Collection[str]:
+        """Returns the pooled dimensions of which a slice ends within a window."""
+        return _cut_windows(self._inputs[0].shape, self._ksize, mesh_impl)
 
     def gradient(self, unused_grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Optional[Tensor]]:
         """Returns the gradient with respect to dy; that of maxima goes to the elements chosen."""

@@ -473,8 +473,9 @@ class WhileLoopOperation(Operation):
     def _unsplittable(self) -> Sequence[str]:
         return [n for op in self._body_ops for n in op.unsplittable_dims]
 
-    def check_layout(self, mesh_to_impl: Mapping[Mesh, MeshImpl]) -> None:
-        """Leaves it to the inner operations, each of which is asked itself."""
+    def needs_whole(self, mesh_impl: MeshImpl) -> Collection[str]:
+        """Returns nothing: each of the inner operations is asked itself."""
+        return ()
 
     def cloned_from(self, original: Operation, mapping: Mapping[Tensor, Tensor]) -> None:
         """Replaces outer tensors in the body by their copies; see Operation."""

@@ -364,7 +364,8 @@ def top_k(
     Args:
       x: a Tensor.
       reduced_dim: a Dimension of it.
-      k_dim: a Dimension of size k, the last one of the result; no layout may split it.
+      k_dim: a Dimension of size k, the last one of the result. Where a layout splits it, each
+        processor keeps a part.
       name: a string or None.
 
     Returns:

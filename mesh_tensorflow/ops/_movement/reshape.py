@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union, overload
+from typing import TYPE_CHECKING, Any, Optional, Union, overload
 
 import tensorflow.compat.v1 as tf
 
@@ -17,16 +17,21 @@ from mesh_tensorflow._core.operation import (
     PendingSums,
     gradient_of_output,
 )
+from mesh_tensorflow._core.placement import (
+    Factored,
+    Move,
+    collectives_of,
+    factored,
+    moves_between,
+)
 from mesh_tensorflow._core.shape import (
     Dimension,
-    JointAxis,
     Shape,
     ShapeLike,
     anonymous_shape,
     check_names_differ,
     convert_to_dimension,
     convert_to_shape,
-    list_product,
     single_axes,
 )
 from mesh_tensorflow._core.tensor import Tensor, check_tensors, with_stages
@@ -50,136 +55,6 @@ __all__ = [
 DimOrDims = Union[Dimension, Sequence[Dimension]]
 
 
-class _Move(NamedTuple):
-    """One communication step of a reshape."""
-
-    kind: str  # "allsplit", "reduce_scatter", "alltoall" or "allconcat": methods of MeshImpl
-    mesh_axis: int
-    tensor_axes: tuple[Any, ...]  # the axis to split, then the one to concatenate
-    late: bool = False  # whether it follows the local reshape
-
-    def made(self, mesh_impl: MeshImpl, value: LaidOutLike) -> LaidOutLike:
-        """Applies this step to a laid-out value."""
-        # A mesh implementation from elsewhere may not have all that the base class builds.
-        step = getattr(mesh_impl, self.kind, None)
-        step = step or functools.partial(getattr(MeshImpl, self.kind), mesh_impl)
-        return step(value.to_laid_out_tensor(), self.mesh_axis, *self.tensor_axes)
-
-
-class _Factored:
-    """A shape with a dimension for each mesh axis that splits one.
-
-    A dimension d=24 that the axes (rows=2, cols=3) split is [2, 12]: rows splits the first, and
-    cols, within each half, the second. Other dimensions stay as they are.
-
-    Attributes:
-      sizes: the sizes of the whole.
-      local: those of a slice.
-      axes: for each mesh axis that splits one, the axis that it splits.
-      products: for each axis, the product of the sizes before it.
-    """
-
-    def __init__(self, shape: Shape, mesh_impl: MeshImpl, whole: Collection[int]):
-        """Creates it from a Shape.
-
-        Args:
-          shape: a Shape, which the mesh can split.
-          mesh_impl: a MeshImpl.
-          whole: JointAxes that count as one mesh axis.
-        """
-        mesh_impl.slice_shape(shape)  # checks that it can
-        self.sizes: list[int] = []
-        self.local: list[int] = []
-        self.axes: dict[int, int] = {}
-        for d, of_dim in zip(shape, mesh_impl.tensor_layout(shape)):
-            joint = of_dim is not None and of_dim in whole
-            axes: list[Any] = [of_dim] if joint else single_axes([of_dim])
-            left = d.size
-            for mesh_axis in axes[:-1]:
-                self._append(mesh_impl.shape[mesh_axis].size, mesh_axis, mesh_impl)
-                left //= mesh_impl.shape[mesh_axis].size
-            self._append(left, axes[-1] if axes else None, mesh_impl)
-        self.products = [list_product(self.sizes[:axis]) for axis in range(len(self.sizes))]
-
-    def _append(self, size: int, mesh_axis: Optional[int], mesh_impl: MeshImpl) -> None:
-        parts = 1
-        if mesh_axis is not None:
-            self.axes[mesh_axis] = len(self.sizes)
-            parts = mesh_impl.shape[mesh_axis].size
-        self.sizes.append(size)
-        self.local.append(size // parts)
-
-    def product_before(self, mesh_axis: int) -> Optional[int]:
-        """Returns the product of the sizes before the axis that a mesh axis splits, or None."""
-        return self.products[self.axes[mesh_axis]] if mesh_axis in self.axes else None
-
-
-def _factored(
-    old_shape: Shape, new_shape: Shape, mesh_impl: MeshImpl
-) -> tuple[_Factored, _Factored]:
-    """Returns the two shapes of a reshape with a dimension for each mesh axis.
-
-    Axes that split a dimension together stay together, and take one collective, unless the other
-    layout has some of them elsewhere.
-    """
-    layouts = [mesh_impl.tensor_layout(shape) for shape in (old_shape, new_shape)]
-    whole = {
-        axis
-        for one, other in (layouts, layouts[::-1])
-        for axis in one
-        if isinstance(axis, JointAxis)
-        and (axis in other or not {*axis.axes}.intersection(single_axes(other)))
-    }
-    return _Factored(old_shape, mesh_impl, whole), _Factored(new_shape, mesh_impl, whole)
-
-
-def reshape_moves(old: _Factored, new: _Factored, mesh_impl: MeshImpl) -> list[_Move]:
-    """Returns the communication steps of a reshape, along axes of the factored shapes.
-
-    The product of the sizes before a split axis determines which part of the tensor each processor
-    along the mesh axis has: if it is the same before and after, nothing moves.
-    """
-    splits, alltoalls, concats, late = [], [], [], []
-    # Each mesh axis splits a different tensor axis, until others have been gathered.
-    sizes = old.local
-    taken = {*old.axes.values()}
-    # Single axes in their order, and then those that stay together.
-    for mesh_axis in sorted({*old.axes, *new.axes}):
-        old_product, new_product = old.product_before(mesh_axis), new.product_before(mesh_axis)
-        # The parts of a processor begin at the same elements before and after: nothing moves.
-        if old_product == new_product:
-            continue
-        parts = mesh_impl.shape[mesh_axis].size
-        begins = None
-        if new_product is not None:
-            # The old axis that begins where the new one does: parts of it are those of the new.
-            # Dimensions of size 1 repeat a product, and what is wanted is the axis behind them.
-            same = [axis for axis, product in enumerate(old.products) if product == new_product]
-            begins = same[-1] if same else None
-            # An axis that is split by another mesh axis, or that does not divide, can only be cut
-            # after the local reshape.
-            if begins is not None and (begins in taken or sizes[begins] % parts):
-                begins = None
-        if old_product is None:
-            if begins is None:
-                late.append(_Move("allsplit", mesh_axis, (new.axes[mesh_axis],), late=True))
-            else:
-                taken.add(begins)
-                splits.append(_Move("allsplit", mesh_axis, (begins,)))
-        elif new_product is None:
-            concats.append(_Move("allconcat", mesh_axis, (old.axes[mesh_axis],)))
-        elif begins is None:
-            # No axis to exchange parts along: all is gathered, and cut after the reshape.
-            concats.append(_Move("allconcat", mesh_axis, (old.axes[mesh_axis],)))
-            late.append(_Move("allsplit", mesh_axis, (new.axes[mesh_axis],), late=True))
-        else:
-            taken.add(begins)
-            alltoalls.append(_Move("alltoall", mesh_axis, (begins, old.axes[mesh_axis])))
-    # Splits first, as they are free and make smaller what follows; gathers last, since they make it
-    # larger.
-    return splits + alltoalls + concats + late
-
-
 def _resliced(mesh_impl: MeshImpl, value: Any, sizes: list[int]) -> Any:
     """Returns a laid-out value with the same elements in slices of other sizes."""
     if list(value.slice_shape) == sizes:
@@ -188,12 +63,54 @@ def _resliced(mesh_impl: MeshImpl, value: Any, sizes: list[int]) -> Any:
     return mesh_impl.slicewise_delay_allreduce(lambda t: tf.reshape(t, constant(sizes)), value)
 
 
-def _only_splits(moves: Sequence[_Move]) -> bool:
+def _step(move: Move, mesh_impl: MeshImpl, value: LaidOutLike) -> LaidOutLike:
+    # A mesh implementation from elsewhere may not have all that the base class builds.
+    method = getattr(mesh_impl, move.kind, None)
+    method = method or functools.partial(getattr(MeshImpl, move.kind), mesh_impl)
+    return method(value.to_laid_out_tensor(), move.mesh_axis, *move.tensor_axes)
+
+
+def redistributed(
+    mesh_impl: MeshImpl,
+    value: Any,
+    moves: Sequence[Move],
+    old: Factored,
+    new: Factored,
+    sizes: list[int],
+) -> Any:
+    """Returns a laid-out value in another layout.
+
+    Args:
+      mesh_impl: a MeshImpl, whose collectives move it.
+      value: a laid-out value.
+      moves: the Moves from `old` to `new`.
+      old: the Factored shape that it has.
+      new: the Factored shape that it is to have.
+      sizes: the sizes of the slices of the result.
+    """
+    early = [move for move in moves if not move.late]
+    late = [move for move in moves if move.late]
+    if early:
+        value = _resliced(mesh_impl, value, old.local)
+    for move in early:
+        value = _step(move, mesh_impl, value)
+    if late:
+        uncut = list(new.local)
+        for move in late:
+            # Not cut yet, slices still have the parts of all processors along this axis.
+            uncut[move.tensor_axes[0]] *= mesh_impl.shape[move.mesh_axis].size
+        value = _resliced(mesh_impl, value, uncut)
+    for move in late:
+        value = _step(move, mesh_impl, value)
+    return _resliced(mesh_impl, value, sizes)
+
+
+def _only_splits(moves: Sequence[Move]) -> bool:
     """Returns whether each processor keeps elements that it has: true also of no moves."""
     return all(move.kind == "allsplit" for move in moves)
 
 
-def _scattering(moves: Sequence[_Move], sum_axes: Sequence[int]) -> list[_Move]:
+def _scattering(moves: Sequence[Move], sum_axes: Sequence[int]) -> list[Move]:
     """Returns the moves of a partial sum, of which those along axes of the sum also sum it."""
     found = []
     for move in moves:
@@ -209,7 +126,7 @@ def _scattering(moves: Sequence[_Move], sum_axes: Sequence[int]) -> list[_Move]:
     return found
 
 
-def _left(moves: Sequence[_Move], sum_axes: Sequence[int]) -> tuple[int, ...]:
+def _left(moves: Sequence[Move], sum_axes: Sequence[int]) -> tuple[int, ...]:
     """Returns the axes of a partial sum that moves do not sum over."""
     summed = single_axes(move.mesh_axis for move in moves if move.kind == "reduce_scatter")
     return tuple(axis for axis in sum_axes if axis not in summed)
@@ -261,11 +178,11 @@ class ReshapeOperation(Operation):
         # Not by `reshape`, which would report a slip of the user's a second time.
         return [ReshapeOperation(gradient_of_output(grad_ys), self.inputs[0].shape).outputs[0]]
 
-    def _factored(self, mesh_impl: MeshImpl) -> tuple[_Factored, _Factored]:
-        return _factored(self._inputs[0].shape, self._outputs[0].shape, mesh_impl)
+    def _factored(self, mesh_impl: MeshImpl) -> tuple[Factored, Factored]:
+        return factored(self._inputs[0].shape, mesh_impl, self._outputs[0].shape, mesh_impl)
 
-    def _moves(self, mesh_impl: MeshImpl) -> list[_Move]:
-        return reshape_moves(*self._factored(mesh_impl), mesh_impl)
+    def _moves(self, mesh_impl: MeshImpl) -> list[Move]:
+        return moves_between(*self._factored(mesh_impl), mesh_impl.shape)
 
     def lower(self, lowering: Lowering) -> None:
         """Gathers, exchanges or cuts as the two layouts ask, and reshapes each slice."""
@@ -284,47 +201,12 @@ class ReshapeOperation(Operation):
             value = value.laid_out_input
         elif moves and isinstance(value, LazyAllreduceSum):
             value = value.to_laid_out_tensor()
-        value = self._moved(mesh_impl, moves, value)
+        sizes = mesh_impl.slice_shape(y.shape)
+        value = redistributed(mesh_impl, value, moves, *self._factored(mesh_impl), sizes)
         if sums:
             lowering.set_partial_sum(y, value, _left(moves, sums), "reshape_op")
         else:
             lowering.set_tensor_lowering(y, value)
-
-    def _moved(self, mesh_impl: MeshImpl, moves: Sequence[_Move], value: LaidOutLike) -> Any:
-        """Returns the laid-out output, of a laid-out input."""
-        old, new = self._factored(mesh_impl)
-        early = [move for move in moves if not move.late]
-        late = [move for move in moves if move.late]
-        if early:
-            value = _resliced(mesh_impl, value, old.local)
-        for move in early:
-            value = move.made(mesh_impl, value)
-        if late:
-            sizes = new.local
-            for move in late:
-                # Not cut yet, slices still have the parts of all processors along this axis.
-                sizes[move.tensor_axes[0]] *= mesh_impl.shape[move.mesh_axis].size
-            value = _resliced(mesh_impl, value, sizes)
-        for move in late:
-            value = move.made(mesh_impl, value)
-        return _resliced(mesh_impl, value, mesh_impl.slice_shape(self.outputs[0].shape))
-
-    def _collectives(self, mesh_impl: MeshImpl) -> list[Collective]:
-        x = self._inputs[0]
-        elements = mesh_impl.laid_out_size(x.shape)
-        found = []
-        # In the order of the moves: each changes how much the next ones move.
-        for move in self._moves(mesh_impl):
-            parts = mesh_impl.shape[move.mesh_axis].size
-            if move.kind == "allsplit":  # each processor keeps a part of its slice
-                elements //= parts
-                continue
-            if move.kind == "allconcat":
-                elements *= parts
-            found.append(
-                Collective(move.kind, (move.mesh_axis,), elements, elements * x.dtype.size)
-            )
-        return found
 
     def cost(self, mesh_impl: MeshImpl) -> Cost:
         """Free where layouts agree; else the collectives between the two."""
@@ -332,7 +214,10 @@ class ReshapeOperation(Operation):
         if not self._moves(mesh_impl):
             return Cost()  # no element moves
         moved = super().cost(mesh_impl).bytes
-        return Cost(0, moved, tuple(self._collectives(mesh_impl)))
+        x = self._inputs[0]
+        elements, itemsize = mesh_impl.laid_out_size(x.shape), x.dtype.size
+        made = collectives_of(self._moves(mesh_impl), elements, itemsize, mesh_impl.shape)
+        return Cost(0, moved, tuple(made))
 
     def cost_key(self) -> None:
         """Costs depend on the shapes alone."""

@@ -92,7 +92,7 @@ def mtf_slice(
       x: a Tensor.
       begin: the first index of the range.
       size: the size of the range; -1 for all that follows.
-      slice_dim_name: a string; no layout may split this dimension.
+      slice_dim_name: a string. Where a layout splits it, slices are exchanged before and after.
       name: a string or None.
 
     Raises:
@@ -148,7 +148,7 @@ def pad(x: Tensor, paddings: Sequence[int], dim_name: str, name: Optional[str] =
     Args:
       x: a Tensor.
       paddings: [number of zeros before, number of zeros after].
-      dim_name: a string; no layout may split this dimension.
+      dim_name: a string. Where a layout splits it, slices are exchanged before and after.
       name: a string or None.
 
     Raises:
@@ -225,7 +225,7 @@ def concat(xs: Sequence[Tensor], concat_dim_name: str, name: Optional[str] = Non
 
     Args:
       xs: a list of Tensors whose shapes are equal except for the size of that dimension.
-      concat_dim_name: a string; no layout may split this dimension.
+      concat_dim_name: a string. Where a layout splits it, slices are exchanged before and after.
       name: a string or None.
 
     Raises:
@@ -315,7 +315,7 @@ def split(
 
     Args:
       x: a Tensor.
-      split_dim: a Dimension of it; no layout may split it.
+      split_dim: a Dimension of it. Where a layout splits it, slices are exchanged before and after.
       num_or_size_splits: the number of equal parts, or a list of sizes.
       name: a string or None.
 
@@ -381,7 +381,7 @@ def stack(xs: Sequence[Tensor], dim_name: str, axis: int = 0, name: Optional[str
 
     Args:
       xs: a list of Tensors.
-      dim_name: name of the new dimension; no layout may split it.
+      dim_name: name of the new dimension. Where a layout splits it, each processor keeps a part.
       axis: the index of the new dimension; counted from the end if negative.
       name: a string or None.
 
@@ -426,7 +426,7 @@ def unstack(x: Tensor, dim: Dimension, name: Optional[str] = None) -> list[Tenso
 
     Args:
       x: a Tensor.
-      dim: a Dimension of it; no layout may split it.
+      dim: a Dimension of it. Where a layout splits it, slices are exchanged or gathered.
       name: a string or None.
     """
     return UnstackOperation(x, dim, name=name).outputs

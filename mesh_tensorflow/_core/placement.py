@@ -1,0 +1,368 @@
+"""Where an operation has its tensors: what moves between two layouts, and which layout it works in.
+
+Two questions are answered here, for lowering as for predictions:
+
+- *What moves* if a tensor of one layout, or shape, is to be in another: a list of Moves, each a
+  collective or a cut. A reshape is nothing else.
+- *In which layout* an operation is computed that cannot work on parts of a dimension which the
+  layout splits, such as a concatenation along it: `inner_mesh_impl`. Its inputs move there, and its
+  outputs back.
+
+An example: x [batch=4, length=8, d=6] on the mesh "all:2" in the layout "length:all", and
+`concat([x, x], "length")`. Slices [4, 4, 6] cannot be joined by themselves. Two layouts would do:
+
+    whole      all gather x: [4, 8, 6]. Each processor concatenates all of it, and keeps its half.
+    batch:all  an all-to-all gives each processor half of the batch, [2, 8, 6]. It concatenates
+               that, [2, 16, 6], and a second all-to-all splits the result by length again.
+
+The second moves as much as the first, and computes half as much: it is the cheaper one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Optional
+
+from mesh_tensorflow._core.errors import dims_text
+from mesh_tensorflow._core.layout import LayoutRules, TensorLayout
+from mesh_tensorflow._core.operation import Collective, Cost, Operation
+from mesh_tensorflow._core.shape import (
+    JOIN,
+    Dimension,
+    JointAxis,
+    Shape,
+    list_product,
+    single_axes,
+)
+from mesh_tensorflow._core.tensor import Tensor
+
+if TYPE_CHECKING:
+    from mesh_tensorflow._core.graph import Mesh
+    from mesh_tensorflow._mesh.mesh_impl import MeshImpl
+
+__all__ = [
+    "Factored",
+    "Move",
+    "collectives_of",
+    "cost_of",
+    "factored",
+    "inner_mesh_impl",
+    "moves_between",
+    "moving",
+]
+
+
+# -- what moves between two layouts
+
+
+class Move(NamedTuple):
+    """One communication step between two layouts."""
+
+    kind: str  # "allsplit", "reduce_scatter", "alltoall" or "allconcat": methods of MeshImpl
+    mesh_axis: int
+    tensor_axes: tuple[Any, ...]  # the axis to split, then the one to concatenate
+    late: bool = False  # whether it follows the local reshape
+
+
+class Factored:
+    """A shape with a dimension for each mesh axis that splits one.
+
+    A dimension d=24 that the axes (rows=2, cols=3) split is [2, 12]: rows splits the first, and
+    cols, within each half, the second. Other dimensions stay as they are.
+
+    Attributes:
+      sizes: the sizes of the whole.
+      local: those of a slice.
+      axes: for each mesh axis that splits one, the axis that it splits.
+      products: for each axis, the product of the sizes before it.
+    """
+
+    def __init__(
+        self,
+        shape: Shape,
+        mesh_impl: MeshImpl,
+        whole: Collection[int],
+        other: Optional[TensorLayout] = None,
+    ):
+        """Creates it from a Shape.
+
+        Args:
+          shape: a Shape, which the mesh can split.
+          mesh_impl: a MeshImpl.
+          whole: JointAxes that count as one mesh axis.
+          other: another layout of the same shape, which may split parts further: these parts are
+            dimensions, too.
+        """
+        mesh_impl.slice_shape(shape)  # checks that it can
+        self.sizes: list[int] = []
+        self.local: list[int] = []
+        self.axes: dict[int, int] = {}
+
+        def single(of_dim: Optional[int]) -> list[int]:
+            joint = of_dim is not None and of_dim in whole
+            return [of_dim] if joint else single_axes([of_dim])  # type: ignore[list-item]
+
+        layout = mesh_impl.tensor_layout(shape)
+        for d, of_dim, of_other in zip(shape, layout, other or layout):
+            axes, finer = single(of_dim), single(of_other)
+            if finer[: len(axes)] != axes:
+                finer = axes
+            split_by: list[Optional[int]] = [*axes, *[None] * (len(finer) - len(axes))]
+            left = d.size
+            for mesh_axis, factor in zip(split_by[:-1], finer):
+                self._append(mesh_impl.shape[factor].size, mesh_axis, mesh_impl)
+                left //= mesh_impl.shape[factor].size
+            self._append(left, split_by[-1] if split_by else None, mesh_impl)
+        self.products = [list_product(self.sizes[:axis]) for axis in range(len(self.sizes))]
+
+    def _append(self, size: int, mesh_axis: Optional[int], mesh_impl: MeshImpl) -> None:
+        parts = 1
+        if mesh_axis is not None:
+            self.axes[mesh_axis] = len(self.sizes)
+            parts = mesh_impl.shape[mesh_axis].size
+        self.sizes.append(size)
+        self.local.append(size // parts)
+
+    def product_before(self, mesh_axis: int) -> Optional[int]:
+        """Returns the product of the sizes before the axis that a mesh axis splits, or None."""
+        return self.products[self.axes[mesh_axis]] if mesh_axis in self.axes else None
+
+
+def factored(
+    old_shape: Shape, old_impl: MeshImpl, new_shape: Shape, new_impl: MeshImpl
+) -> tuple[Factored, Factored]:
+    """Returns two shapes of the same elements with a dimension for each mesh axis.
+
+    Axes that split a dimension together stay together, and take one collective, unless the other
+    layout has some of them elsewhere.
+
+    Args:
+      old_shape: a Shape.
+      old_impl: a MeshImpl, whose layout its slices have.
+      new_shape: a Shape.
+      new_impl: a MeshImpl of the same mesh, with the layout that slices are to have.
+    """
+    layouts = [old_impl.tensor_layout(old_shape), new_impl.tensor_layout(new_shape)]
+    whole = {
+        axis
+        for one, other in (layouts, layouts[::-1])
+        for axis in one
+        if isinstance(axis, JointAxis)
+        and (axis in other or not {*axis.axes}.intersection(single_axes(other)))
+    }
+    # Between layouts of one shape, parts that only one of them splits are dimensions in both.
+    others: list[Any] = layouts[::-1] if old_shape == new_shape else [None, None]
+    return (
+        Factored(old_shape, old_impl, whole, others[0]),
+        Factored(new_shape, new_impl, whole, others[1]),
+    )
+
+
+def moves_between(old: Factored, new: Factored, mesh_shape: Shape) -> list[Move]:
+    """Returns the communication steps from one factored shape to another, along their axes.
+
+    The product of the sizes before a split axis determines which part of the tensor each processor
+    along the mesh axis has: if it is the same before and after, nothing moves.
+    """
+    splits, alltoalls, concats, late = [], [], [], []
+    # Each mesh axis splits a different tensor axis, until others have been gathered.
+    sizes = old.local
+    taken = {*old.axes.values()}
+    # Single axes in their order, and then those that stay together.
+    for mesh_axis in sorted({*old.axes, *new.axes}):
+        old_product, new_product = old.product_before(mesh_axis), new.product_before(mesh_axis)
+        # The parts of a processor begin at the same elements before and after: nothing moves.
+        if old_product == new_product:
+            continue
+        parts = mesh_shape[mesh_axis].size
+        begins = None
+        if new_product is not None:
+            # The old axis that begins where the new one does: parts of it are those of the new.
+            # Dimensions of size 1 repeat a product, and what is wanted is the axis behind them.
+            same = [axis for axis, product in enumerate(old.products) if product == new_product]
+            begins = same[-1] if same else None
+            # An axis that is split by another mesh axis, or that does not divide, can only be cut
+            # after the local reshape.
+            if begins is not None and (begins in taken or sizes[begins] % parts):
+                begins = None
+        if old_product is None:
+            if begins is None:
+                late.append(Move("allsplit", mesh_axis, (new.axes[mesh_axis],), late=True))
+            else:
+                taken.add(begins)
+                splits.append(Move("allsplit", mesh_axis, (begins,)))
+        elif new_product is None:
+            concats.append(Move("allconcat", mesh_axis, (old.axes[mesh_axis],)))
+        elif begins is None:
+            # No axis to exchange parts along: all is gathered, and cut after the reshape.
+            concats.append(Move("allconcat", mesh_axis, (old.axes[mesh_axis],)))
+            late.append(Move("allsplit", mesh_axis, (new.axes[mesh_axis],), late=True))
+        else:
+            taken.add(begins)
+            alltoalls.append(Move("alltoall", mesh_axis, (begins, old.axes[mesh_axis])))
+    # Splits first, as they are free and make smaller what follows; gathers last, since they make it
+    # larger.
+    return splits + alltoalls + concats + late
+
+
+def collectives_of(
+    moves: Sequence[Move], elements: int, itemsize: int, mesh_shape: Shape
+) -> list[Collective]:
+    """Returns the collectives of moves.
+
+    Args:
+      moves: Moves.
+      elements: the number of elements of all slices, before they move.
+      itemsize: the size of an element in bytes.
+      mesh_shape: the Shape of the mesh.
+    """
+    found = []
+    # In the order of the moves: each changes how much the next ones move.
+    for move in moves:
+        parts = mesh_shape[move.mesh_axis].size
+        if move.kind == "allsplit":  # each processor keeps a part of its slice
+            elements //= parts
+            continue
+        if move.kind == "allconcat":
+            elements *= parts
+        found.append(Collective(move.kind, (move.mesh_axis,), elements, elements * itemsize))
+    return found
+
+
+# -- the layout that an operation works in
+
+
+def inner_mesh_impl(
+    op: Operation, mesh_impl: MeshImpl, mesh: Optional[Mesh] = None
+) -> Optional[MeshImpl]:
+    """Returns the mesh implementation, in another layout, that an operation is computed on.
+
+    It splits none of the dimensions that the operation needs whole. Instead, it may split others,
+    for which less is moved and computed.
+
+    Args:
+      op: an Operation.
+      mesh_impl: a MeshImpl, the requested one.
+      mesh: the Mesh of these of its tensors, if they are on several; its own if None.
+
+    Returns:
+      A MeshImpl of the same mesh; None if the operation can work in the layout of `mesh_impl`.
+
+    Raises:
+      ValueError: the mesh implementation is of a class that has one layout only.
+    """
+    needed = op.needs_whole(mesh_impl)
+    if not needed:
+        return None
+    mesh = mesh or op.mesh
+    tensors = op.inputs + op.outputs
+    dims = dict.fromkeys(d for t in tensors if t.mesh is mesh for d in t.shape)
+    split = {d: mesh_impl.splitting_axis(d) for d in dims if d.name in needed}
+    axes = list(dict.fromkeys(axis for axis in split.values() if axis is not None))
+    if not axes:
+        return None
+    if not hasattr(mesh_impl, "with_layout"):
+        d = next(d for d, axis in split.items() if axis == axes[0])
+        raise ValueError(_one_layout_only(op, mesh_impl, d, mesh_impl.shape[axes[0]]))
+    names = {d.name for d in split}
+    rules = [(d, m) for d, m in mesh_impl.layout_rules.pairs if d not in names]
+    best = mesh_impl.with_layout(LayoutRules(rules))
+    if any(t.mesh is not mesh for t in tensors):
+        return best  # what is split on one mesh alone would not fit what it has on the others
+    least = _price(op, mesh_impl, best)
+    # One after another, each to where it costs least, given where those before it are now: all
+    # combinations would be more than are worth trying.
+    for axis in axes:
+        for candidate in _split_further(best, axis, dims, op.splittable_dims):
+            whole = op.needs_whole(candidate)  # parts may be too small for it
+            if any(d.name in whole and candidate.splitting_axis(d) is not None for d in dims):
+                continue
+            price = _price(op, mesh_impl, candidate)
+            if price is not None and (least is None or price < least):
+                best, least = candidate, price
+    return best
+
+
+def _split_further(
+    mesh_impl: MeshImpl, axis: int, dims: Iterable[Dimension], splittable: Collection[str]
+) -> Iterator[MeshImpl]:
+    """Yields mesh implementations in layouts that split another dimension over an axis, too."""
+    free = mesh_impl.shape[axis].name
+    for d in dims:
+        if d.name in splittable:
+            own = mesh_impl.splitting_axis(d)
+            # What is split over another axis is split further, by the inner one.
+            joined = free if own is None else JOIN.join([mesh_impl.shape[own].name, free])
+            rules = [rule for rule in mesh_impl.layout_rules.pairs if rule[0] != d.name]
+            with contextlib.suppress(ValueError):  # an axis joined with itself
+                yield mesh_impl.with_layout(LayoutRules([*rules, (d.name, joined)]))
+
+
+def _one_layout_only(
+    op: Operation, mesh_impl: MeshImpl, d: Dimension, mesh_dim: Dimension
+) -> str:
+    return (
+        f"dimension {dims_text([d])} of {op.name} is split over mesh dimension "
+        f"{dims_text([mesh_dim])}, but {type(op).__name__} cannot work on parts of it, and "
+        f"{type(mesh_impl).__name__} has no with_layout, by which its inputs would be gathered. "
+        f"Derive it from mtf.MeshImpl, drop the layout rule {d.name}:{mesh_dim.name}, or rename "
+        f'the dimension before this operation with mtf.rename_dimension(x, "{d.name}", '
+        f'"{d.name}_unsplit")'
+    )
+
+
+def _price(op: Operation, outer: MeshImpl, inner: MeshImpl) -> Optional[int]:
+    """Returns a number that is lower the less is moved and computed; None if it does not fit."""
+    try:
+        cost = _moved_cost(op, outer, inner)
+    except ValueError:  # two dimensions of a tensor over one axis, or sizes that do not divide
+        return None
+    # A flop counts as a byte. Layouts to choose from differ by the number of processors, so that no
+    # finer scale is needed, and the choice does not depend on the machine.
+    return cost.flops + cost.bytes + sum(c.bytes for c in cost.collectives)
+
+
+def moving(x: Tensor, old: MeshImpl, new: MeshImpl) -> tuple[list[Move], Factored, Factored]:
+    """Returns the moves of a Tensor from one layout to another, and its factored shapes.
+
+    Args:
+      x: a Tensor.
+      old: a MeshImpl with the layout that it has.
+      new: a MeshImpl with the layout that it is to have.
+    """
+    before, after = factored(x.shape, old, x.shape, new)
+    return moves_between(before, after, old.shape), before, after
+
+
+def _moved(x: Tensor, old: MeshImpl, new: MeshImpl) -> list[Collective]:
+    moves, *_ = moving(x, old, new)
+    return collectives_of(moves, old.laid_out_size(x.shape), x.dtype.size, old.shape)
+
+
+def _moved_cost(op: Operation, outer: MeshImpl, inner: MeshImpl) -> Cost:
+    """Returns the cost of an operation in an inner layout, with its moves there and back."""
+    there = [_moved(x, outer, inner) for x in dict.fromkeys(op.inputs) if x.mesh is op.mesh]
+    back = [_moved(y, inner, outer) for y in op.outputs if y.mesh is op.mesh]
+    cost = op.cost(inner)
+    sums = [
+        # A sum that begins in the inner layout is summed there, and then moves.
+        Collective("allreduce", axes, elements, elements * y.dtype.size)
+        for y, axes in op.pending_sums(inner, {}).items()
+        if not isinstance(axes, Tensor)
+        for elements in [inner.laid_out_size(y.shape)]
+    ]
+    collectives = (*itertools.chain(*there), *cost.collectives, *sums, *itertools.chain(*back))
+    return Cost(cost.flops, cost.bytes, collectives)
+
+
+def cost_of(op: Operation, mesh_impl: MeshImpl) -> Cost:
+    """Returns the cost of an operation, with what has to move if it works in another layout.
+
+    Args:
+      op: an Operation.
+      mesh_impl: a MeshImpl, the requested one.
+    """
+    inner = inner_mesh_impl(op, mesh_impl)
+    return op.cost(mesh_impl) if inner is None else _moved_cost(op, mesh_impl, inner)
