@@ -489,9 +489,10 @@ class Lowering:
             self._count_collective(before.requested, collective, "relayout", op)
         impl = after.executed
         steps = moving(x, before.executed, impl)
+        # Where XLA compiles, it has to move the value here, and not within the operation.
+        value = before.executed.pinned(value, x.shape)
         value = redistributed(impl, value, *steps, impl.slice_shape(x.shape))
-        # Of the class of this mesh: where XLA compiles, that annotates it by the new layout.
-        return impl.LaidOutTensor.from_tensor_list(value.all_slices)
+        return impl.pinned(impl.LaidOutTensor.from_tensor_list(value.all_slices), x.shape)
 
     def _count_output(self, op: Operation, y: Tensor) -> None:
         kind = type(op).__name__

@@ -376,6 +376,7 @@ class GspmdMeshImpl(MeshImpl[GspmdTensor]):
 
     LaidOutVariable = GspmdVariable
     needs_execution_impl = True
+    is_split_by_compiler = True
 
     def __init__(
         self,

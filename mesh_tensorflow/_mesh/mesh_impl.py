@@ -297,6 +297,7 @@ class MeshImpl(Generic[SlicesT]):
     LaidOutVariable: Any = None
     stored_layout: Optional[StoredLayout] = None
     needs_execution_impl = False  # whether only `execution_impl` can lower operations
+    is_split_by_compiler = False  # whether a compiler, and not this package, splits tensors
     needs_static_sizes = False  # whether a compiler must know how many values a loop can save
 
     def __init__(self, shape: ShapeLike, layout_rules: LayoutLike):
