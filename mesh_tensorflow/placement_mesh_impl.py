@@ -86,6 +86,7 @@ class PlacementMeshImpl(MeshImpl[PlacedTensor]):
         variable_layout: Optional[LayoutLike] = None,
         zero: Optional[int] = None,
         zero_axis: Optional[str] = None,
+        uneven: bool = False,
     ):
         """Creates a PlacementMeshImpl.
 
@@ -107,13 +108,15 @@ class PlacementMeshImpl(MeshImpl[PlacedTensor]):
           zero: the stage of ZeRO: 1 or 2 to store optimizers' slots in parts, 3 for weights too.
           zero_axis: the mesh dimension of ZeRO, or several joined by "+"; that of a mesh with just
             one if None.
+          uneven: whether all rules allow sizes that the mesh does not divide, as those do that end
+            in "?", such as "vocab:cols?".
 
         Raises:
           ValueError: the number of devices is wrong, `allreduce` or `merge` is unknown, or, with
             `strict_layout`, a mesh dimension is unknown.
           TypeError: `devices` is not a list.
         """
-        super().__init__(shape, layout)
+        super().__init__(shape, layout, uneven)
         self.stored_layout = given_stored_layout(self.shape, variable_layout, zero, zero_axis)
         if strict_layout:
             check_rules(self.layout_rules, self.shape)

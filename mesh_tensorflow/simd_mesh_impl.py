@@ -24,7 +24,7 @@ from mesh_tensorflow._mesh.program import Program, numbering
 from mesh_tensorflow._mesh.simd.collectives import TfCollectives
 from mesh_tensorflow._mesh.simd.replicate import current_program, replicate
 from mesh_tensorflow._mesh.simd.variable import SimdTensor, SimdVariable
-from mesh_tensorflow._mesh.slice_functions import at_device, constant, contract
+from mesh_tensorflow._mesh.slice_functions import at_device, constant, contract, cut_to, padded
 from mesh_tensorflow._mesh.tpu_program import TpuProgram, tpu_context
 from mesh_tensorflow._mesh.tpu_topology import (
     HierarchicalTiling,
@@ -74,6 +74,7 @@ class SimdMeshImpl(MeshImpl[SimdTensor]):
         variable_layout: Optional[LayoutLike] = None,
         zero: Optional[int] = None,
         zero_axis: Optional[str] = None,
+        uneven: bool = False,
     ):
         """Creates a SimdMeshImpl.
 
@@ -91,12 +92,14 @@ class SimdMeshImpl(MeshImpl[SimdTensor]):
           zero: the stage of ZeRO: 1 or 2 to store optimizers' slots in parts, 3 for weights too.
           zero_axis: the mesh dimension of ZeRO, or several joined by "+"; that of a mesh with just
             one if None.
+          uneven: whether all rules allow sizes that the mesh does not divide, as those do that end
+            in "?", such as "vocab:cols?".
 
         Raises:
           ValueError: it is created outside of `replicate` without a device assignment, the number
             of devices or replicas is wrong, or `logical_to_physical` is not a permutation.
         """
-        super().__init__(shape, layout)
+        super().__init__(shape, layout, uneven)
         self.stored_layout = given_stored_layout(self.shape, variable_layout, zero, zero_axis)
         self._device_assignment = device_assignment
         numbers = range(self.size) if logical_to_physical is None else logical_to_physical
@@ -333,6 +336,8 @@ class SimdMeshImpl(MeshImpl[SimdTensor]):
         sizes = self.slice_shape(tensor_shape)
         if sizes == tensor_shape.to_integer_list:
             return tf_tensor
+        for axis, d in enumerate(tensor_shape):
+            tf_tensor = padded(tf_tensor, axis, self.padding(d))
         return tf.slice(tf_tensor, self._begin(tensor_shape), constant(sizes))
 
     def _own_slice(self, whole: tf.Tensor, tensor_shape: Shape) -> SimdTensor:
@@ -351,4 +356,4 @@ class SimdMeshImpl(MeshImpl[SimdTensor]):
         for tensor_axis, mesh_axis in enumerate(self.tensor_layout(x)):
             if mesh_axis is not None:
                 value = self.allconcat(value, mesh_axis, tensor_axis)
-        return value.one_slice
+        return cut_to(value.one_slice, x.shape.to_integer_list)

@@ -388,7 +388,8 @@ def splittable_hint(d: Dimension, mesh_dim: Dimension) -> str:
     fits = ", ".join(str(k) for k in divisors(d.size)[:12])
     return (
         f"Make {d.name} a multiple of {mesh_dim.size} (for instance {sizes}), give "
-        f"{mesh_dim.name} a size that divides {d.size} ({fits}), or drop the layout rule "
+        f"{mesh_dim.name} a size that divides {d.size} ({fits}), allow a last part that is shorter "
+        f"by {d.name}:{mesh_dim.name}? (uneven=True for all rules), or drop the layout rule "
         f"{d.name}:{mesh_dim.name}"
     )
 

@@ -146,6 +146,10 @@ class TensorLayout:
         return iter(self._tensor_axis_to_mesh_axis)
 
 
+# At the end of a rule that allows sizes which the mesh does not divide.
+UNEVEN = "?"
+
+
 def joined_names(name: str, names: Collection[str]) -> list[str]:
     """Returns the names of mesh dimensions that a rule joins by "+"; of one, that one.
 
@@ -178,21 +182,28 @@ class LayoutRules:
     """A set of rules (tensor dimension name, mesh dimension name).
 
     Names of mesh dimensions joined by "+", as in "batch:rows+cols", split a dimension over several,
-    the first of them outermost: its parts are the largest. A rule whose tensor or mesh dimension
-    does not exist splits nothing; a Lowering warns about it, or raises within `mtf.strict()`.
-    `unknown_mesh_dimensions` lists such mesh dimensions.
+    the first of them outermost: its parts are the largest. A "?" at the end, as in "vocab:cols?",
+    allows sizes that the mesh does not divide: the last parts are shorter. A rule whose tensor or
+    mesh dimension does not exist splits nothing; a Lowering warns about it, or raises within
+    `mtf.strict()`. `unknown_mesh_dimensions` lists such mesh dimensions.
+
+    Attributes:
+      uneven: the names of tensor dimensions whose sizes need not be divisible.
     """
 
     def __init__(self, pairs: Iterable[tuple[str, str]]):
         """Creates LayoutRules.
 
         Args:
-          pairs: pairs (tensor dimension name, mesh dimension name, or several joined by "+").
+          pairs: pairs (tensor dimension name, mesh dimension name, or several joined by "+"); a
+            "?" at the end allows sizes that the mesh does not divide.
 
         Raises:
           ValueError: a mesh dimension is joined with itself, or with no name.
         """
-        given = [(tensor_dim, mesh_dim) for tensor_dim, mesh_dim in pairs]
+        written = [(tensor_dim, mesh_dim) for tensor_dim, mesh_dim in pairs]
+        self.uneven = frozenset(t for t, m in written if m.endswith(UNEVEN))
+        given = [(t, m.removesuffix(UNEVEN)) for t, m in written]
         self._pairs = set(given)
         self._mesh_dims: dict[str, list[str]] = {}
         for tensor_dim, mesh_dim in dict.fromkeys(given):
@@ -212,8 +223,19 @@ class LayoutRules:
             )
 
     def __repr__(self) -> str:
-        text = ", ".join(f"{tensor_dim}:{mesh_dim}" for tensor_dim, mesh_dim in self.pairs)
+        text = ", ".join(
+            f"{tensor_dim}:{mesh_dim}{UNEVEN if tensor_dim in self.uneven else ''}"
+            for tensor_dim, mesh_dim in self.pairs
+        )
         return f"LayoutRules{{{text}}}"
+
+    def of_pairs(self, pairs: Iterable[tuple[str, str]]) -> LayoutRules:
+        """Returns rules of other pairs, in which the same tensor dimensions may be uneven."""
+        return LayoutRules((t, m + UNEVEN if t in self.uneven else m) for t, m in pairs)
+
+    def allowing_uneven(self) -> LayoutRules:
+        """Returns the same rules, all of which allow sizes that the mesh does not divide."""
+        return LayoutRules((t, m + UNEVEN) for t, m in self.pairs)
 
     @property
     def pairs(self) -> list[tuple[str, str]]:
@@ -236,7 +258,7 @@ class LayoutRules:
             joined = joined_names(mesh_dim, names)
             kept = [name for name in joined if name not in single] or joined[:1]
             pairs.append((tensor_dim, JOIN.join(kept)))
-        return self if pairs == self.pairs else LayoutRules(pairs)
+        return self if pairs == self.pairs else self.of_pairs(pairs)
 
     def mesh_axis(self, tensor_dimension: Dimension, mesh_shape: Shape) -> Optional[int]:
         """Returns the mesh axis that splits `tensor_dimension`, or None; a JointAxis for several.
@@ -325,14 +347,14 @@ class LayoutRules:
         )
 
     def check_divisible(self, tensor_shape: Shape, mesh_shape: Shape, layout: TensorLayout) -> None:
-        """Checks that `layout` splits a tensor into equal parts.
+        """Checks that `layout` splits a tensor into equal parts, where it has to.
 
         Raises:
-          ValueError: a size is not divisible by the number of parts.
+          ValueError: a size is not divisible by the number of parts, and its rule has no "?".
         """
         for d, axis in zip(tensor_shape, layout):
             # All slices have one shape: a program of a SIMD mesh is the same on each processor.
-            if axis is not None and d.size % mesh_shape[axis].size:
+            if axis is not None and d.size % mesh_shape[axis].size and d.name not in self.uneven:
                 mesh_dim = mesh_shape[axis]
                 raise ValueError(
                     f"Tensor dimension size not divisible by mesh dimension size: "
@@ -350,6 +372,15 @@ class LayoutRules:
         """Returns the mesh dimension names in the rules that `mesh_shape` lacks, sorted."""
         names = mesh_shape.dimension_names
         return sorted({part for _, m in self._pairs for part in joined_names(m, names)} - {*names})
+
+
+def uneven_names(mesh_impl: Any) -> frozenset[str]:
+    """Returns the names of dimensions that a mesh implementation may split unevenly.
+
+    Args:
+      mesh_impl: a MeshImpl; also a user's, whose layout rules may be of another class.
+    """
+    return getattr(getattr(mesh_impl, "layout_rules", None), "uneven", frozenset())
 
 
 # LayoutRules, or what converts to them.

@@ -19,6 +19,7 @@ from mesh_tensorflow._core.tensor import Tensor, check_tensors, is_differentiabl
 if TYPE_CHECKING:
     from mesh_tensorflow._core.graph import Graph, Mesh
     from mesh_tensorflow._core.interfaces import LaidOutLike
+    from mesh_tensorflow._core.shape import Dimension
     from mesh_tensorflow._lowering.lowering import Lowering
     from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 
@@ -168,11 +169,13 @@ class Operation(metaclass=_LeavesNothingBehind):
       gradient_of: the operation whose gradient it is part of, or None.
       is_eager: whether it was made in eager code, so that its outputs have values at any time.
       works_by_name: whether only shapes of inputs and outputs name dimensions, in its class.
+      takes_any_padding: whether it can work on slices that end in padding, along every dimension
+        that it does not need whole; see `works_padded`.
       has_effect: whether it does something, such as print, and its outputs are its first inputs. It
         does so once a step, also where its function is computed again.
     """
 
-    is_eager = works_by_name = has_effect = False
+    is_eager = works_by_name = has_effect = takes_any_padding = False
 
     def __init_subclass__(cls, **kwargs: object) -> None:
         """Resets the cost key of a class that overrides costs or partial sums."""
@@ -324,10 +327,13 @@ class Operation(metaclass=_LeavesNothingBehind):
         """Returns whether it declares nothing, and lowers in another way than a class of ours."""
         if self._splittable_dims is not None or self._unsplittable_dims is not None:
             return False
-        # In the order of inheritance, the user's classes come before the first of this package.
-        classes = itertools.takewhile(lambda c: not is_of_package(c), type(self).__mro__)
-        own = {name for c in classes for name in vars(c)}
+        own = self._own_names()
         return "lower" in own and own.isdisjoint(("_unsplittable", "unsplittable_dims"))
+
+    def _own_names(self) -> set[str]:
+        """Returns the names that classes of the user's define, before the first of this package."""
+        classes = itertools.takewhile(lambda c: not is_of_package(c), type(self).__mro__)
+        return {name for c in classes for name in vars(c)}
 
     def _initialize_splittable_and_unsplittable_dims(
         self, default_splittability: str, exception_dims_iterable: Optional[Iterable[str]] = None
@@ -377,6 +383,37 @@ class Operation(metaclass=_LeavesNothingBehind):
         """
         # What a class says of how it lowers is not said of a user's subclass that lowers otherwise.
         return frozenset() if self._rules_are_of_base() else self.unsplittable_dims
+
+    def works_padded(self, d: Dimension) -> bool:
+        """Returns whether it can work on slices that end in padding along a dimension.
+
+        What is past the end may be anything, in its inputs as in its outputs. By default it is
+        given whole tensors along dimensions that a layout splits unevenly.
+
+        Args:
+          d: a Dimension of its inputs or outputs.
+        """
+        return self.takes_any_padding
+
+    def takes_padding(self, d: Dimension) -> bool:
+        """Returns `works_padded`, or False of a user's subclass that lowers otherwise.
+
+        Args:
+          d: a Dimension of its inputs or outputs.
+        """
+        own = self._own_names()
+        return self.works_padded(d) and ("lower" not in own or "works_padded" in own)
+
+    def filling(self, x: Tensor) -> tuple[Collection[Dimension], float]:
+        """Returns the dimensions of an input that it reduces, and what padding there has to be.
+
+        Args:
+          x: an input.
+
+        Returns:
+          (Dimensions, the number by which nothing of the result changes).
+        """
+        return (), 0
 
     # -- gradient
 

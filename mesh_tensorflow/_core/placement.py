@@ -26,7 +26,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 
 from mesh_tensorflow._core.errors import dims_text
-from mesh_tensorflow._core.layout import LayoutRules, TensorLayout
+from mesh_tensorflow._core.layout import TensorLayout, uneven_names
 from mesh_tensorflow._core.operation import Collective, Cost, Operation
 from mesh_tensorflow._core.shape import (
     JOIN,
@@ -75,6 +75,7 @@ class Factored:
     Attributes:
       sizes: the sizes of the whole.
       local: those of a slice.
+      padded: the sizes of a slice, with padding, before the mesh axes are told apart.
       axes: for each mesh axis that splits one, the axis that it splits.
       products: for each axis, the product of the sizes before it.
     """
@@ -84,6 +85,7 @@ class Factored:
         shape: Shape,
         mesh_impl: MeshImpl,
         whole: Collection[int],
+        paddings: Sequence[int],
         other: Optional[TensorLayout] = None,
     ):
         """Creates it from a Shape.
@@ -92,12 +94,14 @@ class Factored:
           shape: a Shape, which the mesh can split.
           mesh_impl: a MeshImpl.
           whole: JointAxes that count as one mesh axis.
+          paddings: for each dimension, how much is added to it.
           other: another layout of the same shape, which may split parts further: these parts are
             dimensions, too.
         """
         mesh_impl.slice_shape(shape)  # checks that it can
         self.sizes: list[int] = []
         self.local: list[int] = []
+        self.padded: list[int] = []
         self.axes: dict[int, int] = {}
 
         def single(of_dim: Optional[int]) -> list[int]:
@@ -105,12 +109,14 @@ class Factored:
             return [of_dim] if joint else single_axes([of_dim])  # type: ignore[list-item]
 
         layout = mesh_impl.tensor_layout(shape)
-        for d, of_dim, of_other in zip(shape, layout, other or layout):
+        for d, padding, of_dim, of_other in zip(shape, paddings, layout, other or layout):
             axes, finer = single(of_dim), single(of_other)
             if finer[: len(axes)] != axes:
                 finer = axes
             split_by: list[Optional[int]] = [*axes, *[None] * (len(finer) - len(axes))]
-            left = d.size
+            left = d.size + padding
+            parts = 1 if of_dim is None else mesh_impl.shape[of_dim].size
+            self.padded.append(left // parts)
             for mesh_axis, factor in zip(split_by[:-1], finer):
                 self._append(mesh_impl.shape[factor].size, mesh_axis, mesh_impl)
                 left //= mesh_impl.shape[factor].size
@@ -125,6 +131,11 @@ class Factored:
         self.sizes.append(size)
         self.local.append(size // parts)
 
+    @property
+    def slice_size(self) -> int:
+        """The number of elements of a slice."""
+        return list_product(self.local)
+
     def product_before(self, mesh_axis: int) -> Optional[int]:
         """Returns the product of the sizes before the axis that a mesh axis splits, or None."""
         return self.products[self.axes[mesh_axis]] if mesh_axis in self.axes else None
@@ -136,13 +147,16 @@ def factored(
     """Returns two shapes of the same elements with a dimension for each mesh axis.
 
     Axes that split a dimension together stay together, and take one collective, unless the other
-    layout has some of them elsewhere.
+    layout has some of them elsewhere. A dimension that one of the layouts pads is padded in both.
 
     Args:
       old_shape: a Shape.
       old_impl: a MeshImpl, whose layout its slices have.
       new_shape: a Shape.
       new_impl: a MeshImpl of the same mesh, with the layout that slices are to have.
+
+    Raises:
+      ValueError: a dimension cannot be split in a layout, or is padded differently in the two.
     """
     layouts = [old_impl.tensor_layout(old_shape), new_impl.tensor_layout(new_shape)]
     whole = {
@@ -152,11 +166,22 @@ def factored(
         if isinstance(axis, JointAxis)
         and (axis in other or not {*axis.axes}.intersection(single_axes(other)))
     }
+    paddings = [0] * len(old_shape), [0] * len(new_shape)
+    may_pad = uneven_names(old_impl) | uneven_names(new_impl)
+    if may_pad and old_shape.to_integer_list == new_shape.to_integer_list:
+        both = [
+            max(old_impl.padding(d), new_impl.padding(e)) for d, e in zip(old_shape, new_shape)
+        ]
+        for padding, d, e in zip(both, old_shape, new_shape):
+            axes = {old_impl.splitting_axis(d), new_impl.splitting_axis(e)}
+            if padding and len(axes - {None}) > 1:
+                raise ValueError(f"{dims_text([d])} is padded otherwise than {dims_text([e])}")
+        paddings = both, both
     # Between layouts of one shape, parts that only one of them splits are dimensions in both.
     others: list[Any] = layouts[::-1] if old_shape == new_shape else [None, None]
     return (
-        Factored(old_shape, old_impl, whole, others[0]),
-        Factored(new_shape, new_impl, whole, others[1]),
+        Factored(old_shape, old_impl, whole, paddings[0], others[0]),
+        Factored(new_shape, new_impl, whole, paddings[1], others[1]),
     )
 
 
@@ -253,12 +278,12 @@ def inner_mesh_impl(
     Raises:
       ValueError: the mesh implementation is of a class that has one layout only.
     """
-    needed = op.needs_whole(mesh_impl)
-    if not needed:
+    if not uneven_names(mesh_impl) and not op.needs_whole(mesh_impl):
         return None
     mesh = mesh or op.mesh
     tensors = op.inputs + op.outputs
     dims = dict.fromkeys(d for t in tensors if t.mesh is mesh for d in t.shape)
+    needed = _whole(op, mesh_impl, dims)
     split = {d: mesh_impl.splitting_axis(d) for d in dims if d.name in needed}
     axes = list(dict.fromkeys(axis for axis in split.values() if axis is not None))
     if not axes:
@@ -267,8 +292,8 @@ def inner_mesh_impl(
         d = next(d for d, axis in split.items() if axis == axes[0])
         raise ValueError(_one_layout_only(op, mesh_impl, d, mesh_impl.shape[axes[0]]))
     names = {d.name for d in split}
-    rules = [(d, m) for d, m in mesh_impl.layout_rules.pairs if d not in names]
-    best = mesh_impl.with_layout(LayoutRules(rules))
+    pairs = [(d, m) for d, m in mesh_impl.layout_rules.pairs if d not in names]
+    best = mesh_impl.with_layout(mesh_impl.layout_rules.of_pairs(pairs))
     if any(t.mesh is not mesh for t in tensors):
         return best  # what is split on one mesh alone would not fit what it has on the others
     least = _price(op, mesh_impl, best)
@@ -276,13 +301,19 @@ def inner_mesh_impl(
     # combinations would be more than are worth trying.
     for axis in axes:
         for candidate in _split_further(best, axis, dims, op.splittable_dims):
-            whole = op.needs_whole(candidate)  # parts may be too small for it
+            whole = _whole(op, candidate, dims)  # parts may be too small for it
             if any(d.name in whole and candidate.splitting_axis(d) is not None for d in dims):
                 continue
             price = _price(op, mesh_impl, candidate)
             if price is not None and (least is None or price < least):
                 best, least = candidate, price
     return best
+
+
+def _whole(op: Operation, mesh_impl: MeshImpl, dims: Iterable[Dimension]) -> set[str]:
+    """Returns the names of dimensions that an operation needs whole, or without padding."""
+    padded = {d for d in dims if mesh_impl.padding(d)} if uneven_names(mesh_impl) else ()
+    return {*op.needs_whole(mesh_impl), *(d.name for d in padded if not op.takes_padding(d))}
 
 
 def _split_further(
@@ -295,9 +326,10 @@ def _split_further(
             own = mesh_impl.splitting_axis(d)
             # What is split over another axis is split further, by the inner one.
             joined = free if own is None else JOIN.join([mesh_impl.shape[own].name, free])
-            rules = [rule for rule in mesh_impl.layout_rules.pairs if rule[0] != d.name]
+            rules = mesh_impl.layout_rules
+            others = [rule for rule in rules.pairs if rule[0] != d.name]
             with contextlib.suppress(ValueError):  # an axis joined with itself
-                yield mesh_impl.with_layout(LayoutRules([*rules, (d.name, joined)]))
+                yield mesh_impl.with_layout(rules.of_pairs([*others, (d.name, joined)]))
 
 
 def _one_layout_only(
@@ -337,8 +369,8 @@ def moving(x: Tensor, old: MeshImpl, new: MeshImpl) -> tuple[list[Move], Factore
 
 
 def _moved(x: Tensor, old: MeshImpl, new: MeshImpl) -> list[Collective]:
-    moves, *_ = moving(x, old, new)
-    return collectives_of(moves, old.laid_out_size(x.shape), x.dtype.size, old.shape)
+    moves, before, _ = moving(x, old, new)
+    return collectives_of(moves, before.slice_size * old.size, x.dtype.size, old.shape)
 
 
 def _moved_cost(op: Operation, outer: MeshImpl, inner: MeshImpl) -> Cost:

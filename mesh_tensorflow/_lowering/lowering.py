@@ -54,7 +54,7 @@ from mesh_tensorflow._core.errors import (
 )
 from mesh_tensorflow._core.graph import Graph, Mesh
 from mesh_tensorflow._core.interfaces import LaidOutLike
-from mesh_tensorflow._core.layout import LayoutRules, joined_names, plain_shape
+from mesh_tensorflow._core.layout import LayoutRules, joined_names, plain_shape, uneven_names
 from mesh_tensorflow._core.operation import (
     Collective,
     Operation,
@@ -127,7 +127,7 @@ def rules_that_apply(
       usual_mesh_dims: dimension names of other meshes, which the mesh may lack.
     """
     of_program, of_mesh = dimension_names(operations), mesh_shape.dimension_names
-    return LayoutRules(
+    return rules.of_pairs(
         (d, m)
         for d, m in rules.pairs
         if (d in of_program or d not in usual_dims)
@@ -314,6 +314,7 @@ class Lowering:
       node_names: the operations, by the names of their TensorFlow nodes.
       checked: the slices that have been checked for NaNs, by their ids.
       states: slices that those checks have looked at, and what they counted, by ids of the slices.
+      in_other_layout: whether an operation is being lowered in another layout than its tensors'.
       communicated: for each of `collectives`, the name of the operation whose value it is of.
     """
 
@@ -373,6 +374,8 @@ class Lowering:
         # keeps all processors.
         known = all_of_package(graph.operations)
         self._pairs = {mesh: MeshPair.of(impl, known) for mesh, impl in mesh_to_impl.items()}
+        self.in_other_layout = False
+        self._may_pad = any(uneven_names(pair.executed) for pair in self._pairs.values())
         self.operations: dict[Operation, tf.Operation] = {}
         self.assigned: dict[Any, tf.Operation] = {}
         self.tensors: dict[Tensor, Any] = {}
@@ -445,24 +448,34 @@ class Lowering:
 
     def _lower_in_its_layout(self, op: Operation) -> None:
         """Lowers an operation; in another layout, if it cannot work on parts of what one splits."""
-        inner = self._inner_pairs(op)
-        if not inner:
+        outer, inner = self._pairs, self._inner_pairs(op)
+        if not inner and not self._may_pad:
             op.lower(self)
             return
-        outer, given = self._pairs, {x: self.tensors[x] for x in op.inputs if x.mesh in inner}
-        warn_of_gather(op, outer, inner)
+        pairs = {**outer, **inner}
+        given = {x: self.tensors[x] for x in op.inputs}
+        filled = {x: self._filled(op, x, pairs[x.mesh].executed) for x in given}
+        if inner:
+            warn_of_gather(op, outer, inner)
         try:
-            moved = {x: self._moved(op, x, outer, inner) for x in given}
-            self.tensors.update(moved)
-            self._pairs = {**outer, **inner}
+            for x, fill in filled.items():
+                value = self._moved(op, x, outer, inner) if x.mesh in inner else given[x]
+                self.tensors[x] = value if fill is None else fill(value)
+            self._pairs, self.in_other_layout = pairs, bool(inner)
             op.lower(self)
             made = {y: self._moved(op, y, inner, outer) for y in op.outputs if y.mesh in inner}
         finally:
             # Whatever else uses the inputs finds them as they are laid out.
-            self._pairs = outer
+            self._pairs, self.in_other_layout = outer, False
             self.tensors.update(given)
         for y, value in made.items():
             self.set_tensor_lowering(y, value)
+
+    def _filled(self, op: Operation, x: Tensor, impl: MeshImpl) -> Optional[Callable[[Any], Any]]:
+        """Returns what sets padding of an input that the operation reduces over; None for none."""
+        dims, number = op.filling(x)
+        dims = [d for d in dims if d in x.shape and impl.padding(d)]
+        return (lambda value: impl.filled(value, x.shape, dims, number)) if dims else None
 
     def _inner_pairs(self, op: Operation) -> dict[Mesh, MeshPair]:
         """Returns the pairs of other layouts, of meshes in whose layout an operation cannot work.
@@ -483,8 +496,8 @@ class Lowering:
         """Returns the value of a Tensor in the layout of another pair, and counts what moves."""
         before, after = old[x.mesh], new[x.mesh]
         value = self.tensors[x].to_laid_out_tensor()
-        moves, *_ = moving(x, before.requested, after.requested)
-        elements = before.requested.laid_out_size(x.shape)
+        moves, factored, _ = moving(x, before.requested, after.requested)
+        elements = factored.slice_size * before.requested.size
         for collective in collectives_of(moves, elements, x.dtype.size, before.requested.shape):
             self._count_collective(before.requested, collective, "relayout", op)
         impl = after.executed

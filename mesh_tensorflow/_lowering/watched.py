@@ -15,7 +15,7 @@ import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._core.errors import dims_text, text_table
 from mesh_tensorflow._core.graph import Graph, Mesh
-from mesh_tensorflow._core.layout import pnum_to_processor_coordinates
+from mesh_tensorflow._core.layout import pnum_to_processor_coordinates, uneven_names
 from mesh_tensorflow._core.operation import Collective, Operation, with_inner_operations
 from mesh_tensorflow._core.tensor import Tensor, is_differentiable
 from mesh_tensorflow._mesh.mesh_impl import (
@@ -227,8 +227,11 @@ def processor_slice(lowering: Lowering, x: Tensor, pnum: int) -> tf.Tensor:
     # On a merged mesh no processor has exactly that slice, so it is cut from the whole value.
     if executed is not requested:
         whole = executed.export_to_tf_tensor(x, value)
-        begin = tf.constant(requested.slice_begin(x.shape, pnum), tf.int32)
-        return tf.slice(whole, begin, requested.slice_shape(x.shape)) if len(x.shape) else whole
+        begin, sizes = requested.slice_begin(x.shape, pnum), requested.slice_shape(x.shape)
+        # Without padding, of which a whole value has none.
+        begin = [min(b, d.size) for b, d in zip(begin, x.shape)]
+        sizes = [min(n, d.size - b) for b, n, d in zip(begin, sizes, x.shape)]
+        return tf.slice(whole, tf.constant(begin, tf.int32), sizes) if len(x.shape) else whole
     if len(slices) == requested.size:
         return tf.identity(slices[pnum])
     # A SIMD program has no slices but those of the processor that runs it.
@@ -368,6 +371,10 @@ def check_outputs(lowering: Lowering, op: Operation, checks: NanChecks) -> None:
         # A reshape or an identity passes its input's slices on, which need no second check.
         if not y.size or all(id(t) in lowering.checked for t in laid_out.all_slices):
             continue
+        impl = lowering.mesh_impl(y)
+        if uneven_names(impl):
+            # What is past the end may be anything, and is no fault of the program.
+            laid_out = impl.filled(laid_out, y.shape, y.shape.dims, 0)
         new = _checked(lowering, y, laid_out, checks)
         # Held, so that their ids are not used again.
         lowering.checked.update({id(t): t for t in new.all_slices})
@@ -563,6 +570,9 @@ def _parts(y: Tensor, executed: MeshImpl, requested: MeshImpl) -> list[list[_Req
     All have the same number of parts.
     """
     sizes, whole_sizes = requested.slice_shape(y.shape), executed.slice_shape(y.shape)
+    if executed is not requested and any(map(requested.padding, y.shape)):
+        # Parts of two meshes that do not divide a size begin at places of their own.
+        requested, sizes = executed, whole_sizes
     holders: dict[tuple[int, ...], list[int]] = {}
     for pnum in range(requested.size):
         holders.setdefault(tuple(requested.slice_begin(y.shape, pnum)), []).append(pnum)

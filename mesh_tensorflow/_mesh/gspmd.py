@@ -386,6 +386,7 @@ class GspmdMeshImpl(MeshImpl[GspmdTensor]):
         variable_layout: Optional[LayoutLike] = None,
         zero: Optional[int] = None,
         zero_axis: Optional[str] = None,
+        uneven: bool = False,
     ):
         """Creates a GspmdMeshImpl.
 
@@ -398,8 +399,10 @@ class GspmdMeshImpl(MeshImpl[GspmdTensor]):
           zero: the stage of ZeRO: 1 or 2 to store optimizers' slots in parts, 3 for weights too.
           zero_axis: the mesh dimension of ZeRO, or several joined by "+"; that of a mesh with just
             one if None.
+          uneven: whether all rules allow sizes that the mesh does not divide, as those do that end
+            in "?", such as "vocab:cols?".
         """
-        super().__init__(shape, layout)
+        super().__init__(shape, layout, uneven)
         self.stored_layout = given_stored_layout(self.shape, variable_layout, zero, zero_axis)
         self._annotate = annotate
         self.devices = [""]
@@ -444,7 +447,7 @@ class GspmdMeshImpl(MeshImpl[GspmdTensor]):
         # Eager tensors have no graph, and nothing compiles them.
         if not self.annotates or not tf.is_tensor(value) or not hasattr(value, "graph"):
             return value
-        layout = self.tensor_layout(tensor_shape)
+        layout = self.even_layout(tensor_shape)
         result = self.annotate_axes(value, layout)
         compilation = current_compilation()
         if compilation is not None:
@@ -464,8 +467,20 @@ class GspmdMeshImpl(MeshImpl[GspmdTensor]):
         """
         if not self.annotates:
             return value
-        return annotated(
-            value, sharding_text(self.tensor_layout(tensor_shape), self.shape) or _COPIES
+        layout = self.even_layout(tensor_shape)
+        return annotated(value, sharding_text(layout, self.shape) or _COPIES)
+
+    def even_layout(self, tensor_shape: Shape) -> TensorLayout:
+        """Returns the layout of a Shape without what the mesh does not divide, which is whole.
+
+        JAX has no arrays whose last parts are shorter.
+
+        Args:
+          tensor_shape: a Shape.
+        """
+        layout = self.tensor_layout(tensor_shape)
+        return TensorLayout(
+            None if self.padding(d) else axis for d, axis in zip(tensor_shape, layout)
         )
 
     @property
@@ -635,5 +650,7 @@ class _WholeMeshImpl(ExecutedMeshImpl, GspmdMeshImpl):
         self, fn: Callable, x: tf.Tensor, tensor_shape: Shape, count: int
     ) -> tf.Tensor:
         mesh_impl = self.requested
-        axes = [mesh_impl.splitting_axis(d) for d in tensor_shape]
+        axes = [
+            None if mesh_impl.padding(d) else mesh_impl.splitting_axis(d) for d in tensor_shape
+        ]
         return fn(x, tensor_shape, axes, mesh_impl.shape, count, mesh_impl.annotate_axes)

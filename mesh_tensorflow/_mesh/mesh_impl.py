@@ -300,12 +300,14 @@ class MeshImpl(Generic[SlicesT]):
     is_split_by_compiler = False  # whether a compiler, and not this package, splits tensors
     needs_static_sizes = False  # whether a compiler must know how many values a loop can save
 
-    def __init__(self, shape: ShapeLike, layout_rules: LayoutLike):
+    def __init__(self, shape: ShapeLike, layout_rules: LayoutLike, uneven: bool = False):
         """Creates a MeshImpl.
 
         Args:
           shape: the mesh shape; a Shape, or what converts to one, such as "rows:2,cols:2".
           layout_rules: LayoutRules, or what converts to them, such as "batch:rows".
+          uneven: whether all rules allow sizes that the mesh does not divide, as those do that end
+            in "?".
 
         Raises:
           ValueError: a dimension of the mesh has size 0.
@@ -320,7 +322,9 @@ class MeshImpl(Generic[SlicesT]):
                 f"a mesh with {dims_text(empty)} has no processors: {self._shape}. Sizes of "
                 "meshes are numbers of processors, from 1"
             )
-        self._layout_rules = convert_to_layout_rules(layout_rules).on_mesh(self._shape)
+        rules = convert_to_layout_rules(layout_rules)
+        rules = rules.allowing_uneven() if uneven else rules
+        self._layout_rules = rules.on_mesh(self._shape)
         # By dimensions alone, as rules and mesh do not change. Every operation asks for both.
         self._layouts: dict[tuple, TensorLayout] = {}
         self._slice_shapes: dict[tuple, list[int]] = {}
@@ -432,6 +436,9 @@ class MeshImpl(Generic[SlicesT]):
     def slice_shape(self, tensor_shape: Shape) -> list[int]:
         """Returns the sizes of one processor's slice of a tensor.
 
+        Where a rule allows a size that the mesh does not divide, slices are as large as the first
+        one, and the last ones end in padding.
+
         Raises:
           ValueError: a dimension is not divisible by the mesh dimension that splits it.
         """
@@ -440,11 +447,35 @@ class MeshImpl(Generic[SlicesT]):
             layout = self.tensor_layout(tensor_shape)
             self._layout_rules.check_divisible(tensor_shape, self._shape, layout)
             self._slice_shapes[key] = [
-                d.size if axis is None else d.size // self._shape[axis].size
+                # Rounded up.
+                d.size if axis is None else -(-d.size // self._shape[axis].size)
                 for d, axis in zip(tensor_shape, layout)
             ]
         # A copy: a caller that changes its list must not change the one for all others.
         return list(self._slice_shapes[key])
+
+    def padding(self, tensor_dimension: Dimension) -> int:
+        """Returns how much longer all slices together are than a dimension that splits unevenly."""
+        axis = self.splitting_axis(tensor_dimension)
+        return 0 if axis is None else -tensor_dimension.size % self._shape[axis].size
+
+    def filled(self, x: SlicesT, tensor_shape: Shape, dims: Iterable[Dimension], value: Any) -> Any:
+        """Returns a laid-out value whose padding along dimensions has a value.
+
+        Args:
+          x: a laid-out value; of a partial sum, the value must be 0.
+          tensor_shape: its Shape.
+          dims: Dimensions of it.
+          value: a number.
+        """
+        for d in dims:
+            if not self.padding(d):
+                continue
+            axis = tensor_shape.dims.index(d)
+            fill = functools.partial(slice_functions.filled, d.size, axis, value)
+            coordinate = self.laid_out_pcoord(self.mesh_axis(d))  # type: ignore[arg-type]
+            x = self.slicewise_delay_allreduce(fill, x, coordinate)
+        return x
 
     def slice_begin(self, tensor_shape: Shape, pnum: int) -> list[int]:
         """Returns where the slice of processor `pnum` begins along each dimension."""
@@ -677,7 +708,7 @@ class MeshImpl(Generic[SlicesT]):
         if self.tensor_layout(tensor_shape).is_fully_replicated:
             return slices[0]
         return slice_functions.combine_slices(
-            slices, self.tensor_layout(tensor_shape), self._shape, device
+            slices, self.tensor_layout(tensor_shape), self._shape, device, tensor_shape
         )
 
     def export_to_tf_tensor(self, x: Tensor, laid_out_x: LaidOutLike) -> tf.Tensor:

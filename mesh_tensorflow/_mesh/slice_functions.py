@@ -130,6 +130,9 @@ def make_slices(x: tf.Tensor, layout: TensorLayout, mesh_shape: Shape) -> list[t
         grown = {}
         for key, part in parts.items():
             n = 1 if mesh_axis is None else mesh_shape[mesh_axis].size
+            size = tf.TensorShape(part.shape).as_list()[tensor_axis]
+            if n > 1 and size is not None:
+                part = padded(part, tensor_axis, -size % n)
             pieces = [part] if n == 1 else tf.split(part, n, tensor_axis)
             grown.update({key + (i,): piece for i, piece in enumerate(pieces)})
         parts = grown
@@ -151,8 +154,52 @@ def in_own_memory(piece: tf.Tensor, whole: tf.Tensor) -> tf.Tensor:
     return tf.raw_ops.Roll(input=piece, shift=0, axis=0)
 
 
+def padded(t: tf.Tensor, axis: int, count: int) -> tf.Tensor:
+    """Returns a tensor with copies of its last element after it along an axis.
+
+    So padding is no number that the program could not have: an integer is not divided by 0 there.
+
+    Args:
+      t: a tf.Tensor, or an array.
+      axis: an axis.
+      count: how many elements are added.
+    """
+    if not count:
+        return t
+    size = tf.TensorShape(t.shape).as_list()[axis]
+    if not size:
+        return tf.pad(t, [[0, count if i == axis else 0] for i in range(len(t.shape))])
+    last = t[(slice(None),) * axis + (slice(size - 1, size),)]
+    return tf.concat([t, *[last] * count], axis)
+
+
+def cut_to(t: tf.Tensor, sizes: Sequence[int]) -> tf.Tensor:
+    """Returns the beginning of a tensor along each axis."""
+    return t if t.shape.as_list() == list(sizes) else tf.slice(t, [0] * len(sizes), sizes)
+
+
+def filled(size: int, axis: int, value: Any, t: tf.Tensor, coordinate: Any) -> tf.Tensor:
+    """Returns a slice whose elements past the end of the whole tensor have a value.
+
+    Args:
+      size: the size of the whole along the axis.
+      axis: an axis.
+      value: a number.
+      t: a slice.
+      coordinate: the number of the slice along the axis.
+    """
+    part = t.shape.as_list()[axis]
+    index = tf.range(part) + tf.cast(coordinate, tf.int32) * part
+    inside = tf.reshape(index < size, [part if i == axis else 1 for i in range(t.shape.ndims)])
+    return tf.where_v2(inside, t, tf.cast(value, t.dtype))
+
+
 def combine_slices(
-    slices: Sequence[Any], layout: TensorLayout, mesh_shape: Shape, device: Optional[str] = None
+    slices: Sequence[Any],
+    layout: TensorLayout,
+    mesh_shape: Shape,
+    device: Optional[str] = None,
+    tensor_shape: Optional[Shape] = None,
 ) -> tf.Tensor:
     """Joins the slices of all processors to the whole tensor.
 
@@ -161,6 +208,7 @@ def combine_slices(
       layout: a TensorLayout.
       mesh_shape: a Shape.
       device: the device to join them on; chosen by TensorFlow if None.
+      tensor_shape: the Shape of the whole, if slices may end in padding.
     """
     parts: dict[tuple[int, ...], Any] = {}
     for pnum, piece in enumerate(slices):
@@ -177,7 +225,8 @@ def combine_slices(
                 key: pieces[0] if len(pieces) == 1 else tf.concat(pieces, tensor_axis)
                 for key, pieces in joined.items()
             }
-    return parts[()]
+        whole = parts[()]
+        return whole if tensor_shape is None else cut_to(whole, tensor_shape.to_integer_list)
 
 
 # Matrix products are slower than elementwise products if a matrix, or all of them together, have

@@ -188,7 +188,7 @@ def _layout(mesh_shape: mtf.Shape) -> mtf.LayoutRules:
     if not FLAGS["layout"].using_default_value:
         return rules
     names = mesh_shape.dimension_names
-    return mtf.LayoutRules(
+    return rules.of_pairs(
         (d, m) for d, m in rules.pairs if any(name in names for name in joined_names(m, names))
     )
 

@@ -29,6 +29,8 @@ __all__ = [
 class RandomOperation(Operation):
     """Random values that depend on the seed and on the program, not on the layout."""
 
+    takes_any_padding = True
+
     def __init__(self, mesh: Mesh, shape: ShapeLike, tf_fn: Callable, **kwargs: Any):
         """Creates the operation.
 

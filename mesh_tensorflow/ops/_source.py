@@ -45,6 +45,7 @@ class Constant(Operation):
     """A Tensor filled with one value."""
 
     works_by_name = True
+    takes_any_padding = True
 
     def __init__(
         self,
@@ -193,6 +194,8 @@ def ones_like(t: Tensor) -> Tensor:
 class RangeOperation(Operation):
     """The indices of a dimension, from 0."""
 
+    takes_any_padding = True
+
     def __init__(self, mesh: Mesh, dim: Dimension, dtype: tf.DType, name: Optional[str] = None):
         """Creates the operation; see `mtf_range`."""
         shape = Shape([dim])
@@ -235,6 +238,8 @@ def mtf_range(mesh: Mesh, dim: Dimension, dtype: tf.DType, name: Optional[str] =
 
 class ImportOperation(Operation):
     """Imports a tf.Tensor, sliced by the layout."""
+
+    takes_any_padding = True
 
     def __init__(self, mesh: Mesh, tf_tensor: tf.Tensor, shape: Shape, name: Optional[str] = None):
         """Creates the operation.
@@ -378,6 +383,8 @@ def import_fully_replicated(
 
 class ImportLaidOutTensorOperation(Operation):
     """Imports existing slices."""
+
+    takes_any_padding = True
 
     def __init__(
         self,

@@ -22,6 +22,7 @@ import tensorflow as tf2
 import tensorflow.compat.v1 as tf
 from jax.sharding import NamedSharding, Sharding
 
+from mesh_tensorflow._core.layout import slice_coordinates
 from mesh_tensorflow._deprecations import not_advised
 from mesh_tensorflow._mesh.random_values import initial_value, program_seed
 from mesh_tensorflow._mesh.variables.checkpoint_files import (
@@ -350,11 +351,11 @@ def form_of(variable: Variable, mesh_impl: GspmdMeshImpl) -> Form:
     """
     # Of processors with copies of a part, the first one owns it.
     first: dict[tuple[int, ...], int] = {}
+    layout = mesh_impl.even_layout(variable.stored_shape)
     owner = [
-        first.setdefault(tuple(mesh_impl.slice_begin(variable.stored_shape, pnum)), pnum)
+        first.setdefault(slice_coordinates(layout, mesh_impl.shape, pnum), pnum)
         for pnum in range(mesh_impl.size)
     ]
-    layout = mesh_impl.tensor_layout(variable.stored_shape)
     return Form(variable.shape, variable.slice_dtype, layout, mesh_impl.shape, owner, {})
 
 

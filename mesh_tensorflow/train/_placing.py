@@ -297,7 +297,7 @@ class Placing:
           batch_dim: the dimension of the batch.
         """
         pairs = [pair for pair in self.rules.pairs if pair[0] != batch_dim.name]
-        return dataclasses.replace(self, rules=LayoutRules(pairs))
+        return dataclasses.replace(self, rules=self.rules.of_pairs(pairs))
 
     def part(self, batch_dim: mtf.Dimension) -> Part:
         """Returns the rows of each batch that this process reads: those of its processors.

@@ -15,7 +15,7 @@ import tensorflow.compat.v1 as tf
 from tensorflow.python.training.saving.saveable_object import SaveableObject, SaveSpec
 
 from mesh_tensorflow._core.shape import Shape
-from mesh_tensorflow._mesh.slice_functions import in_own_memory
+from mesh_tensorflow._mesh.slice_functions import cut_to, in_own_memory, padded
 from mesh_tensorflow._mesh.variables.checkpoint_files import ShardedVariable, slice_spec
 
 if TYPE_CHECKING:
@@ -44,6 +44,44 @@ class Piece:
     read: Callable[[], tf.Tensor]
     assign: Callable[[tf.Tensor], tf.Operation]
     apart: Optional[ShardedVariable] = None
+
+    @classmethod
+    def of_slice(
+        cls,
+        begin: tuple[int, ...],
+        sizes: Sequence[int],
+        whole: Sequence[int],
+        device: str,
+        read: Callable[[], tf.Tensor],
+        assign: Callable[[tf.Tensor], tf.Operation],
+        apart: Optional[ShardedVariable] = None,
+    ) -> Optional[Piece]:
+        """Returns the part of the whole that a slice has, without its padding.
+
+        Args:
+          begin: the index of its first element along each dimension.
+          sizes: the shape of the slice.
+          whole: the shape of the whole.
+          device: the device that reads it.
+          read: returns the slice.
+          assign: assigns a slice.
+          apart: as the attribute.
+
+        Returns:
+          A Piece, or None if the slice is nothing but padding.
+        """
+        inside = tuple(max(0, min(n, size - b)) for b, n, size in zip(begin, sizes, whole))
+        if inside == tuple(sizes):
+            return cls(begin, inside, device, read, assign, apart)
+        if 0 in inside:
+            return None
+
+        def with_padding(value: tf.Tensor) -> tf.Operation:
+            for axis, (n, part) in enumerate(zip(sizes, inside)):
+                value = padded(value, axis, n - part)
+            return assign(value)
+
+        return cls(begin, inside, device, lambda: cut_to(read(), inside), with_padding, apart)
 
     def slice_spec(self, whole: Sequence[int]) -> str:
         """Returns the slice in the notation of checkpoints; "" for the whole tensor.
@@ -409,10 +447,12 @@ class _InStore(VariableStorage):
 
     def pieces(self) -> list[Piece]:
         sizes, holders = self._store.parts(self._name)
-        return [
-            Piece(
+        whole = self._shape.to_integer_list
+        pieces = [
+            Piece.of_slice(
                 begin,
-                tuple(sizes),
+                sizes,
+                whole,
                 holders[begin][0].device,
                 # Bound as defaults: closures would all find the variables of the last piece.
                 lambda v=vs[0]: self._read(v),
@@ -420,6 +460,7 @@ class _InStore(VariableStorage):
             )
             for begin, vs in holders.items()
         ]
+        return [piece for piece in pieces if piece is not None]
 
     def _read(self, v: tf.Variable) -> tf.Tensor:
         with tf.device(v.device):

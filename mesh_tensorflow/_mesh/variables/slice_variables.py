@@ -101,21 +101,33 @@ class SliceStorage(VariableStorage):
         for pnum in self._placed.slices:
             # Copies of a slice on several devices begin at the same position; one of them is saved.
             holders.setdefault(tuple(impl.slice_begin(shape, pnum)), []).append(pnum)
-        sizes = tuple(impl.slice_shape(shape))
-        return [
-            Piece(
+        sizes, whole = impl.slice_shape(shape), shape.to_integer_list
+        # What is past the end has no place in files, and gets what the first slice does.
+        empty = [
+            pnum
+            for begin, pnums in holders.items()
+            if any(b >= n > 0 for b, n in zip(begin, whole))
+            for pnum in pnums
+        ]
+        origin, *_ = holders
+        found = [
+            Piece.of_slice(
                 begin,
                 sizes,
+                whole,
                 impl.devices[pnums[0]],
                 # Bound as defaults: closures would all find the processors of the last piece.
                 lambda first=pnums[0]: self._read(first),
-                lambda value, pnums=tuple(pnums): tf.group(
-                    [self._assign(pnum, value) for pnum in pnums]
+                lambda value, pnums=tuple(pnums), rest=tuple(empty if begin == origin else ()): (
+                    tf.group(
+                        [self._assign(pnum, value) for pnum in (*pnums, *rest)]
+                    )
                 ),
                 self._apart(pnums[0]),
             )
             for begin, pnums in holders.items()
         ]
+        return [piece for piece in found if piece is not None]
 
     def _apart(self, pnum: int) -> Optional[ShardedVariable]:
         """Returns how several processes save a slice; None if it is a variable of TensorFlow."""

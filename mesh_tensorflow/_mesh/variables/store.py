@@ -70,7 +70,8 @@ class Form:
     def sizes(self) -> list[int]:
         """The shape of a slice."""
         return [
-            size if axis is None else size // self.mesh_shape[axis].size
+            # Rounded up, as slices may end in padding.
+            size if axis is None else -(-size // self.mesh_shape[axis].size)
             for size, axis in zip(self.shape.to_integer_list, self.layout)
         ]
 
@@ -574,7 +575,8 @@ class VariableStore(tf2.Module):
         for pnum, v in self._used(name).items():
             with tf.device(v.device):
                 slices[pnum] = v.read_value()
-        return combine_slices([slices[p] for p in form.owner], form.layout, form.mesh_shape)
+        whole = [slices[p] for p in form.owner]
+        return combine_slices(whole, form.layout, form.mesh_shape, None, form.shape)
 
     def assign(self, name: str, value: npt.ArrayLike) -> None:
         """Assigns the whole value of a variable.

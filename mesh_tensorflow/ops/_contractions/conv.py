@@ -335,6 +335,14 @@ class ConvNdOperation(Operation):
         """What it computes, which the constructor sets."""
         raise AttributeError(f"{type(self).__name__} has no _form: call super().__init__")
 
+    def works_padded(self, d: Dimension) -> bool:
+        """Whether it is none of the image or the window; others are kept, or summed over."""
+        return d not in [*self._spatial(WIDE), *self._spatial(NARROW)]
+
+    def filling(self, x: Tensor) -> tuple[Collection[Dimension], float]:
+        """Returns the dimensions that are summed over, which 0 adds nothing to."""
+        return [d for d in x.shape if d not in self._outputs[0].shape and self.works_padded(d)], 0
+
     @property
     def _product(self) -> str:
         return self._form.kind.product(self._form.computed)

@@ -31,7 +31,7 @@ from mesh_tensorflow._core.shape import (
 )
 from mesh_tensorflow._core.tensor import Tensor, check_tensors, with_stages
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
-from mesh_tensorflow._mesh.slice_functions import einsum_slice
+from mesh_tensorflow._mesh.slice_functions import cut_to, einsum_slice
 from mesh_tensorflow.ops._elementwise.binary import check_dtypes
 
 __all__ = ["EinsumOperation", "einsum", "matmul"]
@@ -81,6 +81,7 @@ class EinsumOperation(Operation):
     """Multiplies Tensors and sums over the dimensions that the output lacks."""
 
     works_by_name = True
+    takes_any_padding = True
 
     def __init__(
         self, inputs: Sequence[Tensor], output_shape: ShapeLike, name: Optional[str] = None
@@ -103,6 +104,11 @@ class EinsumOperation(Operation):
         mtf.verify_no_new_dims([x.shape for x in inputs], output_shape)
         super().__init__(inputs, name=name or "einsum")
         self._outputs = [Tensor(self, output_shape, inputs[0].dtype)]
+
+    def filling(self, x: Tensor) -> tuple[Collection[Dimension], float]:
+        """Returns the dimensions that are summed over, which 0 adds nothing to."""
+        # In all factors: what is past the end of the others may be infinite.
+        return [d for d in x.shape if d not in self._outputs[0].shape], 0
 
     def _all_dims(self) -> list[Dimension]:
         return list(dict.fromkeys(d for x in self._inputs for d in x.shape))
@@ -168,6 +174,10 @@ class EinsumOperation(Operation):
                 if d in gathered:
                     # A partial sum is summed first: a gather of its summands would move as much.
                     value = mesh_impl.allconcat(value.to_laid_out_tensor(), gathered[d], axis_of_x)
+                    if mesh_impl.padding(d):
+                        sizes = value.slice_shape
+                        sizes[axis_of_x] = d.size
+                        value = mesh_impl.slicewise(lambda t, n=sizes: cut_to(t, n), value)
             values.append(value)
         lowering.count_collectives(self, "einsum_op")
         # Of the requested mesh: in the executed one, processors that share a device may be one.
@@ -213,7 +223,7 @@ class EinsumOperation(Operation):
             axis = mesh_impl.mesh_axis(d)
             # What is gathered is computed whole on each processor along its axis.
             parts = 1 if axis is None or d in gathered else mesh_impl.shape[axis].size
-            elements *= d.size // parts
+            elements *= -(-d.size // parts)
         return elements
 
     def cost_key(self) -> None:

@@ -193,6 +193,11 @@ class PoolOperation(Operation):
         super().__init__([x], name=name or "pool")
         self._outputs = [Tensor(self, _pooled_shape(x.shape, self._ksize), x.dtype)]
 
+    def works_padded(self, d: Dimension) -> bool:
+        """Whether the dimension is not pooled."""
+        first = -len(self._ksize) - 1
+        return all(d not in t.shape[first:-1] for t in self._inputs + self._outputs)
+
     def needs_whole(self, mesh_impl: MeshImpl) -> Collection[str]:
         """Returns the pooled dimensions of which a slice ends within a window."""
         return _cut_windows(self._inputs[0].shape, self._ksize, mesh_impl)
@@ -251,6 +256,11 @@ class PoolBackPropOperation(Operation):
         self._pool_fn_string = pool_fn_string
         super().__init__([x, y, dy], name=name or "pool_backprop")
         self._outputs = [Tensor(self, x.shape, x.dtype)]
+
+    def works_padded(self, d: Dimension) -> bool:
+        """Whether the dimension is not pooled."""
+        first = -len(self._ksize) - 1
+        return all(d not in t.shape[first:-1] for t in self._inputs + self._outputs)
 
     def needs_whole(self, mesh_impl: MeshImpl) -> Collection[str]:
         """Returns the pooled dimensions of which a slice ends within a window."""

@@ -46,10 +46,20 @@ __all__ = [
 ]
 
 
+def _neutral(reduction: str, dtype: tf.DType) -> float:
+    """Returns the number that changes no sum, maximum or minimum of others."""
+    if reduction == "SUM":
+        return 0
+    if dtype.is_floating:
+        return -math.inf if reduction == "MAX" else math.inf
+    return dtype.min if reduction == "MAX" else dtype.max
+
+
 class ReduceOperation(Operation):
     """The sum, maximum or minimum over the dimensions that the output lacks."""
 
     works_by_name = True
+    takes_any_padding = True
 
     def __init__(
         self,
@@ -77,6 +87,11 @@ class ReduceOperation(Operation):
         super().__init__([x], name=name or "reduce")
         self._reduction_fn_string = reduction_fn_string
         self._outputs = [Tensor(self, output_shape, x.dtype)]
+
+    def filling(self, x: Tensor) -> tuple[Collection[Dimension], float]:
+        """Returns the reduced dimensions, and what adds nothing, or is no extremum."""
+        reduced = [d for d in x.shape if d not in self._outputs[0].shape]
+        return reduced, _neutral(self._reduction_fn_string, x.dtype)
 
     def gradient(self, grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Tensor]:
         """Broadcasts dy; for extrema, gives it to the elements that equal the result."""
@@ -173,6 +188,7 @@ class BroadcastOperation(Operation):
     """A Tensor repeated along further dimensions."""
 
     works_by_name = True
+    takes_any_padding = True
 
     def __init__(self, x: Tensor, output_shape: ShapeLike, name: Optional[str] = None):
         """Creates the operation.

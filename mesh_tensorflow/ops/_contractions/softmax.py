@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Optional, Union
 
 import tensorflow.compat.v1 as tf
@@ -11,6 +12,7 @@ import mesh_tensorflow.ops as mtf
 from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.graph import leaves_no_node
 from mesh_tensorflow._core.interfaces import LaidOutLike
+from mesh_tensorflow._core.layout import uneven_names
 from mesh_tensorflow._core.operation import Collective, Cost, Operation, gradient_of_output
 from mesh_tensorflow._core.shape import Dimension
 from mesh_tensorflow._core.tensor import Tensor
@@ -51,6 +53,11 @@ class _AlongDimension(Operation):
     """Base of operations that reduce along a dimension, which may be split, and keep the shape."""
 
     _flops_per_element = 8
+    takes_any_padding = True
+
+    def filling(self, x: Tensor) -> tuple[Collection[Dimension], float]:
+        """Returns its dimension, along which 0 adds nothing."""
+        return [self._dim], 0
 
     def _set_dimension(self, x: Tensor, dim: Dimension) -> None:
         self._dim = dim
@@ -94,6 +101,10 @@ class SoftmaxOperation(_AlongDimension):
         self._set_dimension(x, reduced_dim)
         self._log = log
         self._outputs = [Tensor(self, x.shape, x.dtype)]
+
+    def filling(self, x: Tensor) -> tuple[Collection[Dimension], float]:
+        """Returns its dimension, along which minus infinity has no share."""
+        return [self._dim], -math.inf
 
     def gradient(self, grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Tensor]:
         """Returns (dy - sum(dy * y)) * y, or dy - exp(y) * sum(dy) of the logarithm."""
@@ -250,6 +261,11 @@ class _OfIds(Operation):
     """What operations on logits [..., vocab] and ids [...] have in common."""
 
     _dim: Dimension
+    takes_any_padding = True
+
+    def filling(self, x: Tensor) -> tuple[Collection[Dimension], float]:
+        """Returns the dimension of ids of the logits, along which minus infinity has no share."""
+        return [d for d in x.shape if d == self._dim], -math.inf
 
     def _rows(self, logits: tf.Tensor) -> tf.Tensor:
         """Returns a slice of the logits as a matrix, with the vocabulary last."""
@@ -496,6 +512,8 @@ class NormalizeOperation(_AlongDimension):
         # In two passes: the mean of squares minus the square of the mean loses all digits where the
         # mean is large.
         centered = mesh_impl.slicewise(tf.subtract, x, self._mean(mesh_impl, x))
+        if uneven_names(mesh_impl):
+            centered = mesh_impl.filled(centered, self.inputs[0].shape, [self._dim], 0)
         variance = self._mean(mesh_impl, mesh_impl.slicewise(tf.square, centered))
         factor = mesh_impl.slicewise(
             lambda v: tf.math.rsqrt(v + constant(self._epsilon, v.dtype)), variance
@@ -512,6 +530,10 @@ class NormalizeGradOperation(_AlongDimension):
         super().__init__([y, factor, dy], name="normalize_grad")
         self._set_dimension(y, dim)
         self._outputs = [Tensor(self, y.shape, y.dtype)]
+
+    def _unsplittable(self) -> Sequence[str]:
+        # By position: a factor's last dimension is 1, and stands beside all of the other one's.
+        return [self._inputs[1].shape.dims[self._axis].name]
 
     def gradient(self, grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Optional[Tensor]]:
         """Raises an error: there is no second derivative."""

@@ -31,6 +31,8 @@ class Depend(Operation):
     The value of a variable is read again after operations that may assign to it.
     """
 
+    takes_any_padding = True
+
     def __init__(
         self,
         x: Tensor,
@@ -173,6 +175,7 @@ class StopGradient(Operation):
     """The same value, without a gradient."""
 
     works_by_name = True
+    takes_any_padding = True
 
     def __init__(self, x: Tensor, name: Optional[str] = None):
         """Creates the operation; see `stop_gradient`."""
@@ -228,6 +231,8 @@ def stop_gradient(x: Tensor) -> Tensor:
 
 class CustomGradientOperation(Operation):
     """The outputs of a function with a custom gradient."""
+
+    takes_any_padding = True
 
     def __init__(
         self,

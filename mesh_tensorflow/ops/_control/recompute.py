@@ -160,6 +160,8 @@ def usable(operations: Sequence[Operation]) -> Iterator[None]:
 class DelayOperation(Operation):
     """Inputs that wait for gradients, to delay recomputation."""
 
+    takes_any_padding = True
+
     def __init__(self, xs: Sequence[Tensor], after: Sequence[Tensor]):
         super().__init__([*xs, *after], name="recompute")
         self._num = len(xs)

@@ -35,6 +35,8 @@ __all__ = ["WhileLoopOperation", "while_loop"]
 class LoopValueOperation(Operation):
     """A placeholder for a value inside a loop; the loop sets its lowered value."""
 
+    takes_any_padding = True
+
     def __init__(self, mesh: Mesh, shape: Shape, dtype: tf.DType, name: str):
         super().__init__([], mesh=mesh, name=name)
         self._outputs = [Tensor(self, shape, dtype)]
@@ -216,6 +218,8 @@ class WhileGradientOperation(Operation):
     gradient.
     """
 
+    takes_any_padding = True
+
     def __init__(self, forward: WhileLoopOperation, grad_ys: Sequence[Optional[Tensor]]):
         """Creates the operation.
 
@@ -371,6 +375,8 @@ class WhileLoopOperation(Operation):
     Attributes:
       keeps_tape: whether it keeps values of each iteration, for its gradient.
     """
+
+    takes_any_padding = True
 
     def __init__(
         self,

@@ -194,6 +194,7 @@ class _ScalarOperation(Operation):
     """A Tensor and a number or a tf scalar; no gradient goes to the scalar."""
 
     works_by_name = True
+    takes_any_padding = True
     _verb: str
     _default_name: str
     _operator: Any  # of two values; no method, which a Callable would be taken for
@@ -290,6 +291,7 @@ class BinaryOpWithBroadcasting(Operation):
     """An elementwise function of two Tensors, broadcast by dimension name."""
 
     works_by_name = True
+    takes_any_padding = True
 
     def __init__(
         self,

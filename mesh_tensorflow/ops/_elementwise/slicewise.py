@@ -74,6 +74,7 @@ class SlicewiseOperation(Operation):
     """
 
     works_by_name = True
+    takes_any_padding = True
 
     def __init__(
         self,
@@ -160,6 +161,10 @@ class GenericGradOperation(Operation):
         for y, x in zip(self._outputs, forward_op.inputs):
             y._mesh = x.mesh
 
+    def works_padded(self, d: Dimension) -> bool:
+        """Whether all tensors have the dimension: where one lacks it, it is summed over."""
+        return all(d in t.shape for t in self._inputs + self._outputs)
+
     def _unsplittable(self) -> Collection[str]:
         return self._forward_op.unsplittable_dims
 
@@ -189,6 +194,8 @@ class GenericGradOperation(Operation):
                 "graph of TensorFlow, which eager code has not: lower the program within "
                 f"@mtf.function, or give {type(self._forward_op).__name__} another gradient"
             )
+        # Outputs that were moved come from collectives, through which TensorFlow has no gradients.
+        anew = fn is not None and lowering.in_other_layout
         summed = [self._summed_axes(mesh_impl, y) for y in self._outputs]
         # An output that is equal on the processors of such a sum would be counted once for each.
         shares = [self._share(mesh_impl, self._forward_op.outputs[i], summed) for i in self._given]
@@ -196,7 +203,8 @@ class GenericGradOperation(Operation):
         def grad_fn(*values: tf.Tensor) -> tuple:
             xs, ys, dys = values[:num_x], values[num_x : num_x + num_y], values[num_x + num_y :]
             dys = tuple(dy if share == 1 else dy / share for dy, share in zip(dys, shares))
-            return tuple(_tf_gradients(fn, xs, [ys[i] for i in self._given], dys, self._given))
+            given = [ys[i] for i in self._given]
+            return tuple(_tf_gradients(fn, xs, given, dys, self._given, anew))
 
         values = mesh_impl.slicewise(grad_fn, *[lowering.tensors[x] for x in self.inputs])
         for y, value, axes in zip(self.outputs, values, summed):
@@ -223,17 +231,18 @@ def _tf_gradients(
     ys: Sequence[tf.Tensor],
     dys: Sequence[tf.Tensor],
     given: Sequence[int],
+    anew: bool,
 ) -> list[tf.Tensor]:
     """Returns the partial derivatives with respect to each argument of `fn`.
 
-    Two of `xs` may be one tf.Tensor, or one may be computed from the other: gradients do not flow
-    from one to the other.
+    Where `anew` is true, `fn` is computed again for them. Two of `xs` may be one tf.Tensor, or one
+    may be computed from the other: gradients do not flow from one to the other.
     """
     # By identity, as tf.Tensors may compare their values, and not be hashable.
     distinct = len({id(x) for x in xs}) == len(xs)
     grads: list = [None] * len(xs)
     # A tf.Tensor that is given twice has one gradient there, which is that of both together.
-    if distinct and not tf.executing_eagerly():
+    if distinct and not tf.executing_eagerly() and not anew:
         grads = tf.gradients(ys, xs, grad_ys=list(dys), stop_gradients=xs)
     missing = any(g is None and is_differentiable(x.dtype) for g, x in zip(grads, xs))
     if missing and fn is not None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Optional
 
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._core.interfaces import LaidOutLike
+from mesh_tensorflow._core.layout import uneven_names
 from mesh_tensorflow._core.operation import Cost, Operation, PendingSums, gradient_of_output
 from mesh_tensorflow._core.shape import Dimension, Shape, single_axes
 from mesh_tensorflow._core.tensor import Tensor
@@ -42,6 +43,11 @@ class _AlongTable(Operation):
     """What a lookup and its gradient have in common."""
 
     _dim: Dimension
+    takes_any_padding = True
+
+    def filling(self, x: Tensor) -> tuple[Collection[Dimension], float]:
+        """Returns what is looked up or summed: ids past the end of a table find zeros there."""
+        return [d for d in x.shape if d not in self._outputs[0].shape and x.dtype.is_floating], 0
 
     def _part(self, mesh_impl: MeshImpl, table: Shape) -> int:
         """Returns the number of rows in a slice of the table."""
@@ -221,6 +227,8 @@ class GatherGradientOperation(_AlongTable):
         So the gradients of a table that is read several times are summed in one memory, that of
         `value` if nothing else reads it.
         """
+        if uneven_names(lowering.mesh_impl(self)):
+            return None  # its own rows may end in padding, which is filled only where it is lowered
         if not isinstance(value, LazyAllreduceSum):
             return self._with_rows(value.to_laid_out_tensor(), lowering)
         total = self._with_rows(value.laid_out_input, lowering)

@@ -51,6 +51,8 @@ _CHOSEN = "_chosen"
 class OneHotOperation(Operation):
     """One value at the index, another elsewhere, along a new last dimension."""
 
+    takes_any_padding = True
+
     def __init__(
         self,
         indices: Tensor,
@@ -241,6 +243,10 @@ class TopKOperation(Operation):
         self._reduced_dim = reduced_dim
         self._k_dim = k_dim
         self._outputs = [Tensor(self, shape, x.dtype), Tensor(self, shape, tf.int32, index=1)]
+
+    def works_padded(self, d: Dimension) -> bool:
+        """Whether neither what is chosen from nor what is chosen is along the dimension."""
+        return d not in (self._reduced_dim, self._k_dim)
 
     def _unsplittable(self) -> Sequence[str]:
         # The chosen ones are found and ordered together, so each processor has all of them.

@@ -10,6 +10,7 @@ import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._core.errors import dims_text, slip
 from mesh_tensorflow._core.interfaces import LaidOutLike
+from mesh_tensorflow._core.layout import uneven_names
 from mesh_tensorflow._core.operation import (
     Collective,
     Cost,
@@ -36,7 +37,7 @@ from mesh_tensorflow._core.shape import (
 )
 from mesh_tensorflow._core.tensor import Tensor, check_tensors, with_stages
 from mesh_tensorflow._mesh.mesh_impl import LazyAllreduceSum, MeshImpl
-from mesh_tensorflow._mesh.slice_functions import constant
+from mesh_tensorflow._mesh.slice_functions import constant, cut_to, padded
 from mesh_tensorflow.ops._contractions.einsum import EinsumOperation
 
 if TYPE_CHECKING:
@@ -61,6 +62,12 @@ def _resliced(mesh_impl: MeshImpl, value: Any, sizes: list[int]) -> Any:
         return value
     # A reshape is linear, so a partial sum stays partial where nothing moves.
     return mesh_impl.slicewise_delay_allreduce(lambda t: tf.reshape(t, constant(sizes)), value)
+
+
+def _padded_to(sizes: Sequence[int], t: tf.Tensor) -> tf.Tensor:
+    for axis, size in enumerate(sizes):
+        t = padded(t, axis, size - t.shape.as_list()[axis])
+    return t
 
 
 def _step(move: Move, mesh_impl: MeshImpl, value: LaidOutLike) -> LaidOutLike:
@@ -90,6 +97,9 @@ def redistributed(
     """
     early = [move for move in moves if not move.late]
     late = [move for move in moves if move.late]
+    if list(value.slice_shape) != old.padded:
+        pad = functools.partial(_padded_to, old.padded)
+        value = mesh_impl.slicewise_delay_allreduce(pad, value)
     if early:
         value = _resliced(mesh_impl, value, old.local)
     for move in early:
@@ -102,7 +112,10 @@ def redistributed(
         value = _resliced(mesh_impl, value, uncut)
     for move in late:
         value = _step(move, mesh_impl, value)
-    return _resliced(mesh_impl, value, sizes)
+    if new.padded == sizes:
+        return _resliced(mesh_impl, value, sizes)
+    value = _resliced(mesh_impl, value, new.padded)
+    return mesh_impl.slicewise_delay_allreduce(lambda t: cut_to(t, sizes), value)
 
 
 def _only_splits(moves: Sequence[Move]) -> bool:
@@ -152,6 +165,8 @@ def _check_order(what: str, x: Tensor, new_shape: Shape) -> None:
 class ReshapeOperation(Operation):
     """The same elements in row-major order, under other dimensions."""
 
+    takes_any_padding = True
+
     def __init__(self, x: Tensor, new_shape: ShapeLike, name: Optional[str] = None):
         """Creates the operation.
 
@@ -172,6 +187,19 @@ class ReshapeOperation(Operation):
             )
         super().__init__([x], name=name or "reshape")
         self._outputs = [Tensor(self, new_shape, x.dtype)]
+
+    def needs_whole(self, mesh_impl: MeshImpl) -> Collection[str]:
+        """Returns the dimensions that end in padding and have no counterpart of their size."""
+        if not uneven_names(mesh_impl):
+            return ()
+        x, y = self._inputs[0].shape, self._outputs[0].shape
+        pairs = list(zip(x, y)) if x.to_integer_list == y.to_integer_list else []
+        # Padded in the same way, or in one of the two layouts alone.
+        alike = [
+            {mesh_impl.splitting_axis(d), mesh_impl.splitting_axis(e)} - {None} for d, e in pairs
+        ]
+        crossed = [d for pair, axes in zip(pairs, alike) if len(axes) > 1 for d in pair]
+        return {d.name for d in (crossed if pairs else [*x, *y]) if mesh_impl.padding(d)}
 
     def gradient(self, grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Tensor]:
         """Reshapes dy to the shape of the input."""
@@ -215,7 +243,8 @@ class ReshapeOperation(Operation):
             return Cost()  # no element moves
         moved = super().cost(mesh_impl).bytes
         x = self._inputs[0]
-        elements, itemsize = mesh_impl.laid_out_size(x.shape), x.dtype.size
+        old, _ = self._factored(mesh_impl)
+        elements, itemsize = old.slice_size * mesh_impl.size, x.dtype.size
         made = collectives_of(self._moves(mesh_impl), elements, itemsize, mesh_impl.shape)
         return Cost(0, moved, tuple(made))
 
@@ -255,7 +284,7 @@ class ReshapeOperation(Operation):
         moves, x = self._moves(mesh_impl), self._inputs[0]
         if x not in pending or not _only_splits(moves):
             return {}
-        elements = mesh_impl.laid_out_size(x.shape)
+        elements = self._factored(mesh_impl)[0].slice_size * mesh_impl.size
         found = []
         for move in _scattering(moves, pending[x]):
             if move.kind == "reduce_scatter":

@@ -48,6 +48,10 @@ class ShiftOperation(Operation):
         self._wrap = wrap
         self._outputs = [Tensor(self, x.shape, x.dtype)]
 
+    def works_padded(self, d: Dimension) -> bool:
+        """Whether it shifts along another dimension."""
+        return d != self._dim
+
     def gradient(self, grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Tensor]:
         """Shifts dy by the opposite offset."""
         # y[i] = x[i - offset], so dx[j] = dy[j + offset]; what is shifted out gets 0.

@@ -42,6 +42,8 @@ def _resized(shape: Shape, axis: int, size: int) -> Shape:
 class SliceOperation(Operation):
     """A range along a dimension that is not split."""
 
+    takes_any_padding = True
+
     def __init__(
         self, x: Tensor, begin: int, size: int, slice_dim_name: str, name: Optional[str] = None
     ):
@@ -104,6 +106,8 @@ def mtf_slice(
 class PadOperation(Operation):
     """A Tensor with zeros before and after it along a dimension that is not split."""
 
+    takes_any_padding = True
+
     def __init__(
         self, x: Tensor, paddings: Sequence[int], pad_dim_name: str, name: Optional[str] = None
     ):
@@ -165,6 +169,8 @@ def _fill_missing(ys: Sequence[Tensor], grad_ys: Sequence[Optional[Tensor]]) -> 
 
 class ConcatOperation(Operation):
     """Tensors concatenated along a dimension that is not split."""
+
+    takes_any_padding = True
 
     def __init__(
         self,
@@ -236,6 +242,8 @@ def concat(xs: Sequence[Tensor], concat_dim_name: str, name: Optional[str] = Non
 
 class SplitOperation(Operation):
     """A Tensor split along a dimension that is not split over the mesh."""
+
+    takes_any_padding = True
 
     def __init__(
         self,
@@ -331,6 +339,8 @@ def split(
 class StackOperation(Operation):
     """Tensors of one shape stacked along a new dimension."""
 
+    takes_any_padding = True
+
     def __init__(self, xs: Sequence[Tensor], dim_name: str, axis: int, name: Optional[str] = None):
         """Creates the operation; see `stack`."""
         if not xs:
@@ -393,6 +403,8 @@ def stack(xs: Sequence[Tensor], dim_name: str, axis: int = 0, name: Optional[str
 
 class UnstackOperation(Operation):
     """The Tensors that a Tensor consists of along a dimension, which is removed."""
+
+    takes_any_padding = True
 
     def __init__(self, x: Tensor, dim: Dimension, name: Optional[str] = None):
         """Creates the operation; see `unstack`."""

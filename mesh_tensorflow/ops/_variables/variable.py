@@ -268,6 +268,8 @@ Initializer = Callable[..., tf.Tensor]
 class Variable(Operation):
     """A variable, whose output is its value; it has slices once it is lowered."""
 
+    takes_any_padding = True
+
     is_stacked = False
 
     def __init__(
