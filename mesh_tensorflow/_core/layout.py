@@ -157,6 +157,7 @@ def joined_names(name: str, names: Collection[str]) -> list[str]:
       name: such as "rows", or "rows+cols".
       names: those of a mesh, of which one may have a "+" in it.
     """
+    name = name if name in names else name.removesuffix(UNEVEN)
     return [name] if name in names else name.split(JOIN)
 
 
@@ -172,7 +173,7 @@ def mesh_axis_of_name(name: str, mesh_shape: Shape) -> Optional[int]:
     names = mesh_shape.dimension_names
     if name in names:
         return names.index(name)
-    axes = [names.index(part) for part in name.split(JOIN) if part in names]
+    axes = [names.index(part) for part in joined_names(name, names) if part in names]
     if len(axes) < 2:
         return axes[0] if axes else None
     return JointAxis(axes)
@@ -223,11 +224,13 @@ class LayoutRules:
             )
 
     def __repr__(self) -> str:
-        text = ", ".join(
-            f"{tensor_dim}:{mesh_dim}{UNEVEN if tensor_dim in self.uneven else ''}"
-            for tensor_dim, mesh_dim in self.pairs
-        )
+        text = ", ".join(f"{tensor_dim}:{mesh_dim}" for tensor_dim, mesh_dim in self.written)
         return f"LayoutRules{{{text}}}"
+
+    @property
+    def written(self) -> list[tuple[str, str]]:
+        """The rules as `pairs`, with a "?" at the end of those that allow uneven sizes."""
+        return [(t, m + UNEVEN if t in self.uneven else m) for t, m in self.pairs]
 
     def of_pairs(self, pairs: Iterable[tuple[str, str]]) -> LayoutRules:
         """Returns rules of other pairs, in which the same tensor dimensions may be uneven."""

@@ -169,9 +169,7 @@ def factored(
     paddings = [0] * len(old_shape), [0] * len(new_shape)
     may_pad = uneven_names(old_impl) | uneven_names(new_impl)
     if may_pad and old_shape.to_integer_list == new_shape.to_integer_list:
-        both = [
-            max(old_impl.padding(d), new_impl.padding(e)) for d, e in zip(old_shape, new_shape)
-        ]
+        both = [max(old_impl.padding(d), new_impl.padding(e)) for d, e in zip(old_shape, new_shape)]
         for padding, d, e in zip(both, old_shape, new_shape):
             axes = {old_impl.splitting_axis(d), new_impl.splitting_axis(e)}
             if padding and len(axes - {None}) > 1:
@@ -332,9 +330,7 @@ def _split_further(
                 yield mesh_impl.with_layout(rules.of_pairs([*others, (d.name, joined)]))
 
 
-def _one_layout_only(
-    op: Operation, mesh_impl: MeshImpl, d: Dimension, mesh_dim: Dimension
-) -> str:
+def _one_layout_only(op: Operation, mesh_impl: MeshImpl, d: Dimension, mesh_dim: Dimension) -> str:
     return (
         f"dimension {dims_text([d])} of {op.name} is split over mesh dimension "
         f"{dims_text([mesh_dim])}, but {type(op).__name__} cannot work on parts of it, and "

@@ -650,7 +650,5 @@ class _WholeMeshImpl(ExecutedMeshImpl, GspmdMeshImpl):
         self, fn: Callable, x: tf.Tensor, tensor_shape: Shape, count: int
     ) -> tf.Tensor:
         mesh_impl = self.requested
-        axes = [
-            None if mesh_impl.padding(d) else mesh_impl.splitting_axis(d) for d in tensor_shape
-        ]
+        axes = [None if mesh_impl.padding(d) else mesh_impl.splitting_axis(d) for d in tensor_shape]
         return fn(x, tensor_shape, axes, mesh_impl.shape, count, mesh_impl.annotate_axes)

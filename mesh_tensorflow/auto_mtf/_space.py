@@ -218,10 +218,12 @@ def layout_space(
     validator: LayoutValidator,
     exchanges: bool = False,
     joint: bool = False,
+    also: Iterable[tuple[str, str]] = (),
 ) -> LayoutSpace:
-    """Returns the legal layouts of a program.
+    """Returns the legal layouts of a program, without those that a search does not try.
 
-    Those that ring attention refuses are not among them.
+    These are the ones that ring attention refuses, and those that split what operations need whole,
+    or what the mesh does not divide.
 
     Args:
       operations: the Operations of the program.
@@ -230,6 +232,7 @@ def layout_space(
         after it, and both the rows and the memory of attention by blocks.
       joint: whether several mesh dimensions may split one dimension together, in the order that
         they have in the mesh.
+      also: further pairs (dimension name, mesh dimension name) that are among them.
     """
     apart = _EXCHANGES if exchanges else _TENSORS_APART
     every = list(with_inner_operations(operations))
@@ -253,7 +256,7 @@ def layout_space(
     ]
     # Loops' bodies are among these: their operations have the layout of all others.
     sets = {names for op in every for names in _together(op, apart, alike)}
-    return LayoutSpace(pairs, sizes, sets, alike)
+    return LayoutSpace({*pairs, *also}, sizes, sets, alike)
 
 
 def joint_names(mesh_sizes: Mapping[str, int]) -> Iterator[str]:
@@ -308,7 +311,7 @@ def layout_pairs(layout: Union[str, LayoutRules, Mapping[str, str]]) -> list[tup
       ValueError: a string is malformed.
     """
     if isinstance(layout, LayoutRules):
-        return sorted(layout._pairs)
+        return layout.written
     if isinstance(layout, Mapping):
         return sorted(layout.items())
     pairs = []

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Optional, Union
 
 from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.graph import Graph
-from mesh_tensorflow._core.layout import LayoutRules, StoredLayout, joined_names
+from mesh_tensorflow._core.layout import UNEVEN, LayoutRules, StoredLayout, joined_names
 from mesh_tensorflow._core.shape import JOIN, Shape, convert_to_shape
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._units import bytes_text
@@ -168,6 +168,7 @@ class StepEstimator:
         parts: Optional[ProgramParts] = None,
         exchanges: bool = False,
         joint: bool = False,
+        also: Iterable[tuple[str, str]] = (),
     ):
         """Creates a StepEstimator.
 
@@ -182,12 +183,17 @@ class StepEstimator:
           exchanges: whether a reshape may exchange dimensions over one mesh dimension, and
             attention by blocks may split its rows and its memory over one, as in a ring.
           joint: whether a search may split one dimension over several mesh dimensions together.
+          also: further pairs (dimension name, mesh dimension name) that layouts may have.
         """
         outputs = list(mtf_outputs)
+        self._arguments = (mtf_graph, mesh_shape, outputs, hardware, stored_layout)
+        self._also = frozenset(also)
         self.mesh_shape: Shape = convert_to_shape(mesh_shape) or Shape([])
         self.hardware = hardware_profile(hardware)
         self._validator = LayoutValidator(mtf_graph, self.mesh_shape)
-        self.space = layout_space(mtf_graph.operations, self._validator, exchanges, joint)
+        self.space = layout_space(
+            mtf_graph.operations, self._validator, exchanges, joint, self._also
+        )
         self.stored_layout = stored_layout
         self.parts = parts = parts or ProgramParts(mtf_graph, outputs)
         model = CostModel(self.mesh_shape, self.hardware, stored_layout)
@@ -202,7 +208,7 @@ class StepEstimator:
     def estimate(self, layout: AnyLayout) -> Estimate:
         """Estimates the time and memory of a step under a layout.
 
-        Rules for dimensions that may not be split, or for missing mesh dimensions, are ignored.
+        Rules for missing dimensions, of the program or of the mesh, are ignored.
 
         Args:
           layout: a string such as "batch:rows;d_ff:cols", LayoutRules, or a dictionary.
@@ -211,23 +217,29 @@ class StepEstimator:
           ValueError: the layout is malformed, or a tensor cannot be split that way.
         """
         rules: dict[str, str] = {}
+        sizes, known = self.space.mesh_sizes, self._validator.mtf_dimension_names
         for d, m in layout_pairs(layout):
-            sizes = self.space.mesh_sizes
             names = [name for name in joined_names(m, sizes) if name in sizes]
             # One layout is used for many models and meshes, as in a Lowering.
-            if d not in self.space.dims or not names:
+            if d not in known or not names:
                 continue
-            m = JOIN.join(names)
+            uneven, m = m.endswith(UNEVEN), JOIN.join(names)
+            if not self._validator.divides(d, m):
+                if not uneven:
+                    raise ValueError(
+                        f"layout {layout!r}: mesh dimension {m}={sizes[m]} does not divide all "
+                        f"sizes of dimension {d!r}; {d}:{m}{UNEVEN} allows that"
+                    )
+                m += UNEVEN
             if rules.setdefault(d, m) != m:
                 raise ValueError(f"layout {layout!r} splits {d!r} over both {rules[d]!r} and {m!r}")
-            # A search may not have tried all that can be joined.
-            may = {(d, name) for name in names} <= {*self.space.pairs}
-            if not (may and self._validator.is_valid_assignment(d, m)):
-                raise ValueError(
-                    f"layout {layout!r}: mesh dimension {m}={self.space.mesh_sizes[m]} does not "
-                    f"divide all sizes of dimension {d!r}"
-                )
-        peak = self.memory.peak(rules, self.space.mesh_sizes)
+        beyond = {*rules.items()} - {*self.space.pairs}
+        if beyond and not self._also:
+            # A search does not try these, so that its tables are without them.
+            return StepEstimator(*self._arguments, also=rules.items()).estimate(layout)
+        if beyond:
+            raise ValueError(f"layout {layout!r}: {sorted(beyond)} cannot be split in this way")
+        peak = self.memory.peak(rules, sizes)
         return Estimate(rules, self.times.total(rules), peak, self.stored_layout)
 
     def solve(self, memory_limit_bytes: Optional[float] = None) -> Estimate:

@@ -8,9 +8,9 @@ from typing import Any
 
 from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.graph import Graph
-from mesh_tensorflow._core.layout import StoredName
+from mesh_tensorflow._core.layout import StoredName, joined_names
 from mesh_tensorflow._core.operation import with_inner_operations
-from mesh_tensorflow._core.shape import JOIN, Shape, convert_to_shape
+from mesh_tensorflow._core.shape import Shape, convert_to_shape
 
 __all__ = ["LayoutValidator"]
 
@@ -21,7 +21,9 @@ class MeshSizes(dict[str, int]):
     """The sizes of mesh dimensions by name, which also knows that of names joined by "+"."""
 
     def __missing__(self, name: str) -> int:
-        names = name.split(JOIN)
+        names = joined_names(name, self)
+        if len(names) == 1 and names[0] in self:
+            return self[names[0]]
         if len(names) < 2 or not self.keys() >= {*names}:
             raise KeyError(f"the mesh has no dimension {name!r}: {dict(self)}")
         return math.prod(self[n] for n in names)
@@ -30,8 +32,8 @@ class MeshSizes(dict[str, int]):
 class LayoutValidator:
     """Checks which dimensions of a graph may be split over which mesh dimensions.
 
-    A dimension name may be split if a tensor in the graph has it, no operation forbids it, and it
-    is not the name of an anonymous dimension.
+    A dimension name may be split if a tensor in the graph has it, no operation needs it whole, and
+    it is not the name of an anonymous dimension.
     """
 
     def __init__(self, mtf_graph: Graph, mesh_shape: Any):
@@ -80,6 +82,15 @@ class LayoutValidator:
         return set(self._splittable)
 
     @property
+    def mtf_dimension_names(self) -> set[str]:
+        """Names of all dimensions, also of those that some operation needs whole."""
+        return set(self._divisor)
+
+    def divides(self, mtf_dimension_name: str, mesh_dimension_name: str) -> bool:
+        """Returns whether a mesh dimension divides all sizes of the dimensions of a name."""
+        return self._divisor[mtf_dimension_name] % self._mesh_sizes[mesh_dimension_name] == 0
+
+    @property
     def mesh_dimension_name_to_size(self) -> dict[str, int]:
         """Sizes of the mesh dimensions, by name; also of names joined by "+"."""
         return MeshSizes(self._mesh_sizes)
@@ -96,6 +107,5 @@ class LayoutValidator:
         Raises:
           KeyError: the mesh has no such dimension.
         """
-        if mtf_dimension_name not in self._splittable:
-            return False
-        return self._divisor[mtf_dimension_name] % self._mesh_sizes[mesh_dimension_name] == 0
+        splittable = mtf_dimension_name in self._splittable
+        return splittable and self.divides(mtf_dimension_name, mesh_dimension_name)

@@ -170,17 +170,20 @@ def _together(operations: Iterable[mtf.Operation]) -> set[tuple]:
     return found
 
 
-def is_legal(rules: dict[str, int], shapes: Iterable[tuple], mesh_shape: mtf.Shape) -> bool:
+def is_legal(
+    rules: dict[str, int], shapes: Iterable[tuple], mesh_shape: mtf.Shape, uneven: bool = False
+) -> bool:
     """Returns whether a layout fits all shapes.
 
-    It does not if a mesh axis splits two dimensions of a tensor, or does not divide a size.
+    It does not if a mesh axis splits two dimensions of a tensor, or, unless it is uneven, does not
+    divide a size.
     """
     for dims in shapes:
         axes = [(rules[d.name], d.size) for d in dims if d.name in rules]
         single = single_axes(axis for axis, _ in axes)
         if len(set(single)) < len(single):
             return False
-        if any(size % mesh_shape[axis].size for axis, size in axes):
+        if not uneven and any(size % mesh_shape[axis].size for axis, size in axes):
             return False
     return True
 
@@ -192,6 +195,7 @@ def legal_layouts(
     limit: int = 4000,
     alike: Sequence[Sequence[str]] = (),
     joint: bool = False,
+    uneven: bool = False,
 ) -> list[dict[str, int]]:
     """Returns the legal layouts of a program, as dictionaries from dimension name to mesh axis.
 
@@ -202,6 +206,7 @@ def legal_layouts(
       limit: how many layouts are tried; of more, some are drawn.
       alike: groups of names of dimensions, of which all are split alike.
       joint: whether two mesh axes may split one dimension together, in either order.
+      uneven: whether sizes need not be divisible.
     """
     operations = list(with_inner_operations(graph.operations))
     names = splittable(operations, whole)
@@ -211,7 +216,8 @@ def legal_layouts(
     choices += _pairs_of_axes(mesh_shape) if joint else []
     # What is illegal by itself is left out first, since combinations grow exponentially.
     alone = {
-        n: [a for a in choices if a is None or is_legal({n: a}, shapes, mesh_shape)] for n in names
+        n: [a for a in choices if a is None or is_legal({n: a}, shapes, mesh_shape, uneven)]
+        for n in names
     }
     names = [n for n in names if len(alone[n]) > 1]
     total = int(np.prod([len(alone[n]) for n in names], dtype=float))
@@ -227,7 +233,7 @@ def legal_layouts(
     layouts += [{n: a} for n in names for a in alone[n] if a is not None]
     layouts = [r for r in layouts if all(len({r.get(n) for n in names}) == 1 for names in alike)]
     unique = {tuple(sorted(rules.items())): rules for rules in layouts}
-    return [rules for rules in unique.values() if is_legal(rules, shapes, mesh_shape)]
+    return [rules for rules in unique.values() if is_legal(rules, shapes, mesh_shape, uneven)]
 
 
 def _pairs_of_axes(mesh_shape: mtf.Shape) -> list[JointAxis]:
@@ -241,8 +247,8 @@ def mesh_axis_names(mesh: str) -> list[str]:
     return [mesh_shape[axis].name for axis in axes]
 
 
-def random_layout(graph: mtf.Graph, mesh: str, seed: int) -> dict[str, int]:
-    """Returns a random legal layout."""
+def random_layout(graph: mtf.Graph, mesh: str, seed: int) -> str:
+    """Returns a random legal layout as text; of two, one may split sizes unevenly."""
     operations = list(with_inner_operations(graph.operations))
     shapes = _together(operations)
     mesh_shape = _mesh_shape(mesh)
@@ -250,14 +256,16 @@ def random_layout(graph: mtf.Graph, mesh: str, seed: int) -> dict[str, int]:
     names = splittable(operations)
     # Otherwise the first names would take the mesh axes in each layout.
     rng.shuffle(names)
+    uneven = rng.random() < 0.5
     rules: dict[str, int] = {}
     for name in names:
         axis: int = rng.randrange(len(mesh_shape))
         if len(mesh_shape) > 1 and rng.random() < 0.3:
             axis = rng.choice(_pairs_of_axes(mesh_shape))
-        if mesh_shape[axis].size > 1 and is_legal({**rules, name: axis}, shapes, mesh_shape):
-            rules[name] = axis
-    return rules
+        more = {**rules, name: axis}
+        if mesh_shape[axis].size > 1 and is_legal(more, shapes, mesh_shape, uneven):
+            rules = more
+    return layout_text(rules, mesh, uneven)
 
 
 def chosen_layouts(layouts: Sequence[dict], extra: int, seed: int) -> list[dict]:
@@ -276,10 +284,10 @@ def chosen_layouts(layouts: Sequence[dict], extra: int, seed: int) -> list[dict]
     return chosen + rest[:extra]
 
 
-def layout_text(rules: dict[str, int], mesh: str) -> str:
-    """Returns a layout as text, such as "a:x,b:y"."""
-    mesh_shape = _mesh_shape(mesh)
-    return ",".join(f"{name}:{mesh_shape[axis].name}" for name, axis in sorted(rules.items()))
+def layout_text(rules: dict[str, int], mesh: str, uneven: bool = False) -> str:
+    """Returns a layout as text, such as "a:x,b:y", or, if it is uneven, "a:x?,b:y?"."""
+    mesh_shape, end = _mesh_shape(mesh), "?" if uneven else ""
+    return ",".join(f"{name}:{mesh_shape[axis].name}{end}" for name, axis in sorted(rules.items()))
 
 
 def placings(
@@ -292,7 +300,7 @@ def placings(
     """Returns the placings in which to try a program.
 
     Most have all processors in one memory domain; a few have separate memory domains, merged
-    processors, SIMD, or a dimension that two mesh axes split.
+    processors, SIMD, a dimension that two mesh axes split, or sizes that the mesh does not divide.
 
     Args:
       graph: an mtf.Graph.
@@ -313,12 +321,12 @@ def placings(
             chosen += [rules for rules in layouts if rules not in chosen][:MOST_LAYOUTS]
         found += [Placing(mesh, layout_text(rules, mesh)) for rules in chosen]
     kinds = _kinds(found)
-    joint = _joint(graph, whole, alike, seed)
+    special = _joint(graph, whole, alike, seed) + _uneven(graph, whole, alike, seed)
     if thorough:
-        return found + kinds + joint
+        return found + kinds + special
     # By the seed, so that programs with other seeds try the other kinds.
     kind = [kinds[seed % len(kinds)]] if kinds else []
-    return found[:1] + ([joint[seed % len(joint)]] if joint else found[1:2]) + kind
+    return found[:1] + ([special[seed % len(special)]] if special else found[1:2]) + kind
 
 
 def _joint(
@@ -339,6 +347,29 @@ def _joint(
         found += [Placing(mesh, layout_text(rules, mesh)) for rules in most]
     kinds = [p._replace(simd=True) for p in found[:2]]
     kinds += [p._replace(apart=True) for p in found[1:2]]
+    return found + kinds + [p._replace(apart=True, merge="device", pairs=True) for p in found[-1:]]
+
+
+def _uneven(
+    graph: mtf.Graph, whole: Iterable[str], alike: Sequence[Sequence[str]], seed: int
+) -> list[Placing]:
+    """Returns placings on meshes that do not divide some of the sizes that they split."""
+    found = []
+    sizes = {
+        d for op in with_inner_operations(graph.operations) for t in op.outputs for d in t.shape
+    }
+    for mesh in ["x:3", "x:2,y:3"]:
+        mesh_shape = _mesh_shape(mesh)
+        layouts = [
+            rules
+            for rules in legal_layouts(graph, mesh, whole, 600, alike, joint=True, uneven=True)
+            if any(d.size % mesh_shape[rules[d.name]].size for d in sizes if d.name in rules)
+        ]
+        random.Random(seed).shuffle(layouts)
+        most = sorted(layouts, key=len, reverse=True)[:2]
+        found += [Placing(mesh, layout_text(rules, mesh, uneven=True)) for rules in most]
+    kinds = [p._replace(simd=True) for p in found[1:3]]
+    kinds += [p._replace(apart=True) for p in found[:1]]
     return found + kinds + [p._replace(apart=True, merge="device", pairs=True) for p in found[-1:]]
 
 

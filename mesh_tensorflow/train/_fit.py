@@ -176,6 +176,7 @@ def fit(
     variable_layout: Optional[LayoutLike] = None,
     zero: Optional[int] = None,
     zero_axis: Optional[str] = None,
+    uneven: bool = False,
     eval_data: Any = None,
     eval_every: Optional[int] = None,
     eval_fn: Optional[Callable[..., Any]] = None,
@@ -263,6 +264,8 @@ def fit(
       zero: the stage of ZeRO: 1 or 2 to store optimizers' slots in parts, 3 for weights too.
       zero_axis: the mesh dimension of ZeRO, or several joined by "+"; that of a mesh with just
         one if None.
+      uneven: whether all rules of the layout allow sizes that the mesh does not divide, as those do
+        that end in "?", such as "batch:rows?".
       eval_data: data to evaluate, of the same kinds as `data`. All of it is used: the last batch
         may be smaller, and rows that the layout does not split equally are computed unsplit.
       eval_every: the number of steps between evaluations; if None, there is one at the end.
@@ -317,7 +320,8 @@ def fit(
     callbacks = check_callbacks(callbacks)
     check_seed(seed)
     model = Model(model_fn, optimizer, learning_rate, clip_norm, microbatches, average, precision)
-    mesh = Given(mesh_shape, layout, devices, simd, mesh_impl, variable_layout, zero, zero_axis)
+    stored = variable_layout, zero, zero_axis
+    mesh = Given(mesh_shape, layout, devices, simd, mesh_impl, *stored, uneven)
     # Before the data, as it says which rows of each batch this process reads.
     placing = placing_of(mesh)
     _check_several(placing, average, seed)

@@ -286,9 +286,11 @@ class Placing:
         return tf.Session(graph=graph, config=config)
 
     def parts_of_batch(self, batch_dim: mtf.Dimension) -> int:
-        """Returns how many parts the layout splits the batch dimension into."""
+        """Returns the number that the size of the batch has to be a multiple of."""
         axis = self.rules.mesh_axis(batch_dim, self.shape)
-        return 1 if axis is None else self.shape[axis].size
+        # Rows that are left over may be there where the layout allows uneven sizes.
+        even = axis is not None and batch_dim.name not in self.rules.uneven
+        return self.shape[axis].size if even else 1  # type: ignore[index]
 
     def whole(self, batch_dim: mtf.Dimension) -> Placing:
         """Returns the same mesh, with a layout that does not split the batch dimension.
@@ -309,6 +311,8 @@ class Placing:
         axis = self.rules.mesh_axis(batch_dim, self.shape)
         if self.cluster is None or axis is None:
             return Part()
+        if batch_dim.size % self.shape[axis].size:
+            return Part()  # its last parts are shorter: each process reads all, and keeps its own
         parts, per_process = self.shape[axis].size, self.cluster.per_process
         # For each processor, the number of the part of the batch that it computes with.
         along = [coordinate_of(self.shape, n, axis) for n in range(self.shape.size)]
@@ -336,6 +340,7 @@ class Given:
       variable_layout: see PlacementMeshImpl.
       zero: likewise.
       zero_axis: likewise.
+      uneven: likewise.
     """
 
     mesh_shape: ShapeLike = "all:1"
@@ -346,6 +351,13 @@ class Given:
     variable_layout: Optional[LayoutLike] = None
     zero: Optional[int] = None
     zero_axis: Optional[str] = None
+    uneven: bool = False
+
+    @property
+    def rules(self) -> LayoutRules:
+        """The layout rules."""
+        rules = convert_to_layout_rules(self.layout)
+        return rules.allowing_uneven() if self.uneven else rules
 
     @property
     def stored(self) -> dict[str, Any]:
@@ -393,7 +405,7 @@ def placing_of(given: Given) -> Placing:
         own = tuple(getattr(mesh_impl, "devices", ()))
         _check_exist(own)
         return Placing(mesh_impl.shape, mesh_impl.layout_rules, own, False, mesh_impl)
-    shape, rules = mtf.convert_to_shape(given.mesh_shape), convert_to_layout_rules(given.layout)
+    shape, rules = mtf.convert_to_shape(given.mesh_shape), given.rules
     cluster = find_cluster(given.simd, shape.size)
     if cluster is not None:
         devices = tuple(cluster.processes.devices(per_process=cluster.per_process))
@@ -424,7 +436,7 @@ def _placing_of_name(given: Given, name: str) -> Placing:
             "devices of all if JAX connects them: start them with python -m mesh_tensorflow.launch "
             "--runtime pjrt, or set MTF_RUNTIME=pjrt in each"
         )
-    shape, rules = mtf.convert_to_shape(given.mesh_shape), convert_to_layout_rules(given.layout)
+    shape, rules = mtf.convert_to_shape(given.mesh_shape), given.rules
     return Placing(shape, rules, ("",) * shape.size, pjrt=True, stored=given.stored)
 
 

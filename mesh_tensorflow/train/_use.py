@@ -47,6 +47,7 @@ def evaluate(
     variable_layout: Optional[LayoutLike] = None,
     zero: Optional[int] = None,
     zero_axis: Optional[str] = None,
+    uneven: bool = False,
     seed: Optional[int] = 0,
 ) -> dict[str, float]:
     """Returns the means of the loss and the metrics of a trained model over data.
@@ -75,13 +76,16 @@ def evaluate(
       variable_layout: rules by which variables are stored in parts.
       zero: the stage of ZeRO.
       zero_axis: the mesh dimension of ZeRO, or several joined by "+".
+      uneven: whether all rules of the layout allow sizes that the mesh does not divide, as those do
+        that end in "?", such as "batch:rows?".
       seed: the seed of random operations.
 
     Raises:
       CheckpointError: the checkpoint lacks variables, or has them in other shapes, or is damaged.
       ValueError: an argument is wrong, or there are no data.
     """
-    mesh = Given(mesh_shape, layout, devices, simd, mesh_impl, variable_layout, zero, zero_axis)
+    stored = variable_layout, zero, zero_axis
+    mesh = Given(mesh_shape, layout, devices, simd, mesh_impl, *stored, uneven)
     model = Model(model_fn, None, average=average, precision=precision)
 
     def run(engine: SessionEngine, batches: Any) -> dict[str, float]:
@@ -112,6 +116,7 @@ def predict(
     variable_layout: Optional[LayoutLike] = None,
     zero: Optional[int] = None,
     zero_axis: Optional[str] = None,
+    uneven: bool = False,
     seed: Optional[int] = 0,
 ) -> Any:
     """Returns what a trained model computes for each example of data.
@@ -142,6 +147,8 @@ def predict(
       variable_layout: rules by which variables are stored in parts.
       zero: the stage of ZeRO.
       zero_axis: the mesh dimension of ZeRO, or several joined by "+".
+      uneven: whether all rules of the layout allow sizes that the mesh does not divide, as those do
+        that end in "?", such as "batch:rows?".
       seed: the seed of random operations.
 
     Returns:
@@ -152,7 +159,8 @@ def predict(
       CheckpointError: the checkpoint lacks variables, or has them in other shapes, or is damaged.
       ValueError: an argument is wrong, there are no data, or an output has no batch dimension.
     """
-    mesh = Given(mesh_shape, layout, devices, simd, mesh_impl, variable_layout, zero, zero_axis)
+    stored = variable_layout, zero, zero_axis
+    mesh = Given(mesh_shape, layout, devices, simd, mesh_impl, *stored, uneven)
     model = _Predictor(model_fn, None, average=average, precision=precision)
 
     def run(engine: SessionEngine, batches: Any) -> dict[str, np.ndarray]:

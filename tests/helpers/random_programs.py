@@ -778,8 +778,7 @@ def placing_of(program, mesh, seed, **kind):
     """Returns a Placing with a random legal layout."""
     with tf.Graph().as_default():
         graph = build(program)[0].graph
-        layout = harness.random_layout(graph, mesh, seed)
-    return Placing(mesh, harness.layout_text(layout, mesh), **kind)
+        return Placing(mesh, harness.random_layout(graph, mesh, seed), **kind)
 
 
 def run(program, placing=harness.WHOLE):

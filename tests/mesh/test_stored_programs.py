@@ -58,7 +58,7 @@ def train(instructions, optimizer, seed=None, restore=None, save=None):
             options = stored_options(mesh, draw)
         size = mtf.convert_to_shape(mesh).size
         impl = mtf.placement_mesh_impl.PlacementMeshImpl(
-            mesh, harness.layout_text(layout, mesh), [""] * size, merge="none", **options
+            mesh, layout, [""] * size, merge="none", **options
         )
         lowering = mtf.Lowering(builder.graph, {builder.mesh: impl})
         exports = [lowering.export_to_tf_tensor(t) for t in targets]

@@ -68,7 +68,7 @@ FAULTS = [
     ),
     Fault(
         "_mesh/variables/slice_variables.py",
-        "[self._assign(pnum, value) for pnum in pnums]",
+        "[self._assign(pnum, value) for pnum in (*pnums, *rest)]",
         "[self._assign(pnum, value) for pnum in pnums[:1]]",
         "of equal slices on several devices only the first is restored",
         "mesh/test_masters.py -k savers",

@@ -119,9 +119,7 @@ class SliceStorage(VariableStorage):
                 # Bound as defaults: closures would all find the processors of the last piece.
                 lambda first=pnums[0]: self._read(first),
                 lambda value, pnums=tuple(pnums), rest=tuple(empty if begin == origin else ()): (
-                    tf.group(
-                        [self._assign(pnum, value) for pnum in (*pnums, *rest)]
-                    )
+                    tf.group([self._assign(pnum, value) for pnum in (*pnums, *rest)])
                 ),
                 self._apart(pnums[0]),
             )
