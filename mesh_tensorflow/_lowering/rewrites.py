@@ -603,7 +603,9 @@ class _Rewriter:
             return self._gathered(x, op) if x in self._weights else x
         key = x, tuple(shape)
         if key not in self._renamed:
-            self._renamed[key] = self._reshaped(x, shape).outputs[0]
+            # Of a weight, what is stored: its whole value may not have been gathered yet, and the
+            # update of another weight may want parts of its own.
+            self._renamed[key] = self._reshaped(self._weights.get(x, x), shape).outputs[0]
         return self._renamed[key]
 
     def _reshaped(self, x: Tensor, shape: Shape) -> Operation:

@@ -326,13 +326,12 @@ def fit(
     placing = placing_of(mesh)
     _check_several(placing, average, seed)
     features, source = _features_and_source(data, dims, placing, shuffle, seed)
-    engine: Engine
     if optimizer is None:
         _check_unused(
             "only a model function, with an optimizer, can have",
             {**_changed(model), **_changed(mesh)},
         )
-        engine = StepEngine(model_fn, eval_fn, store, features, seed)
+        engine: Engine = StepEngine(model_fn, eval_fn, store, features, seed)
     else:
         _check_unused(
             "only a step function, without an optimizer, can have",

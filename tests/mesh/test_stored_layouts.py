@@ -638,3 +638,31 @@ def test_what_is_assigned_is_differentiated_by_tensorflow(simd, zero):
     expected = 4 * np.cos(0.5) ** 2, -8 * np.cos(0.5) * np.sin(0.5)
     for value, e in zip(found, expected):
         np.testing.assert_allclose(value, [e] * 4, rtol=1e-5)
+
+
+def test_an_update_that_reads_a_weight_which_is_stored_otherwise(own_graph):
+    """Over what the layout leaves of joined mesh dimensions: rows for one, both for the other."""
+
+    def values(**options):
+        mesh = mtf.Mesh(mtf.Graph(), "mesh")
+        w = mtf.get_variable(mesh, "w", [FF, MODEL], initializer=tf.ones_initializer())
+        rates = mtf.get_variable(mesh, "rates", [MODEL], initializer=tf.ones_initializer())
+        x = mtf.import_tf_tensor(mesh, tf.constant(DATA), [BATCH, MODEL])
+        loss = mtf.reduce_mean(mtf.square(mtf.einsum([x, w], reduced_dims=[MODEL])))
+        # The rates are read by this update alone, before anything has gathered them.
+        [dw] = mtf.gradients([loss], [w])
+        update = mtf.assign_sub(w, dw * rates)
+        impl = mtf.placement_mesh_impl.PlacementMeshImpl(
+            "rows:2,cols:2", "d_ff:cols", ["cpu:0"] * 4, merge="none", **options
+        )
+        lowering = mtf.Lowering(mesh.graph, {mesh: impl})
+        with tf.Session() as session:
+            session.run(tf.global_variables_initializer())
+            session.run(lowering.copy_masters_to_slices())
+            session.run(lowering.lowered_operation(update))
+            return session.run(mesh.graph.trainable_variables[0].master)
+
+    with tf.variable_scope("whole"):
+        expected = values()
+    with tf.variable_scope("parts"):
+        np.testing.assert_allclose(values(zero=3, zero_axis="rows+cols"), expected, rtol=1e-6)

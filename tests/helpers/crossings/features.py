@@ -125,6 +125,17 @@ def _layer(h):
     return mtf.tanh(h * weight(h.mesh, "scale", h.shape[-1:]) + 0.3)
 
 
+def _odd_layer(h):
+    d, odd = h.shape[-1], mtf.Dimension("odd", 7)
+    first = weight(h.mesh, "first", mtf.Shape([d, odd]))
+    inner = mtf.softmax(mtf.einsum([h, first], reduced_dims=[d]), odd)
+    inner = mtf.shift(mtf.concat([inner, inner], "odd"), 1, mtf.Dimension("odd", 14), wrap=True)
+    inner = mtf.reshape(mtf.slice(inner, 3, 7, "odd"), inner.shape[:-1] + [odd])
+    return h + mtf.einsum(
+        [inner, weight(h.mesh, "second", mtf.Shape([odd, d]))], output_shape=h.shape
+    )
+
+
 def _recomputed(h):
     return mtf.recompute_grad(_layer, [h])
 
@@ -432,6 +443,14 @@ FEATURES = {
         ),
         Feature("gather", _lookup, _one_hot, layout="batch:rows,vocab:cols"),
         Feature("convolution with halos", _convolution, _uncut, layout="batch:rows,h_blocks:cols"),
+        Feature(
+            "sizes that the mesh does not divide",
+            _odd_layer,
+            layout="batch:rows,odd:cols?",
+            options={"zero": 1, "zero_axis": "rows"},
+            optimizer=_adam,
+            gin_layout="batch:rows,odd:cols?,d_ff:cols",
+        ),
         Feature(
             "joined mesh dimensions",
             _layer,
