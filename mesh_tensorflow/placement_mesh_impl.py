@@ -374,6 +374,10 @@ class PlacementMeshImpl(MeshImpl[PlacedTensor]):
             coordinates.append(made[key])
         return PlacedTensor(coordinates)
 
+    def _known_pcoord(self, mesh_axis: int) -> PlacedTensor:
+        """Returns the coordinates as Python ints."""
+        return PlacedTensor([self._coordinate(pnum, mesh_axis) for pnum in range(self.size)])
+
     # -- loops
 
     def owners(self, tensor_shape: Shape) -> list[int]:

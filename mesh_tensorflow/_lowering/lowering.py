@@ -375,6 +375,8 @@ class Lowering:
         known = all_of_package(graph.operations)
         self._pairs = {mesh: MeshPair.of(impl, known) for mesh, impl in mesh_to_impl.items()}
         self.in_other_layout = False
+        # Values with the numbers that padding has; with the values, so that no id is used again.
+        self._fills: dict[tuple, tuple[LaidOutLike, Any]] = {}
         self._may_pad = any(uneven_names(pair.executed) for pair in self._pairs.values())
         self.operations: dict[Operation, tf.Operation] = {}
         self.assigned: dict[Any, tf.Operation] = {}
@@ -454,13 +456,12 @@ class Lowering:
             return
         pairs = {**outer, **inner}
         given = {x: self.tensors[x] for x in op.inputs}
-        filled = {x: self._filled(op, x, pairs[x.mesh].executed) for x in given}
         if inner:
             warn_of_gather(op, outer, inner)
         try:
-            for x, fill in filled.items():
+            for x in given:
                 value = self._moved(op, x, outer, inner) if x.mesh in inner else given[x]
-                self.tensors[x] = value if fill is None else fill(value)
+                self.tensors[x] = self._filled(op, x, value, pairs[x.mesh].executed)
             self._pairs, self.in_other_layout = pairs, bool(inner)
             op.lower(self)
             made = {y: self._moved(op, y, inner, outer) for y in op.outputs if y.mesh in inner}
@@ -471,11 +472,19 @@ class Lowering:
         for y, value in made.items():
             self.set_tensor_lowering(y, value)
 
-    def _filled(self, op: Operation, x: Tensor, impl: MeshImpl) -> Optional[Callable[[Any], Any]]:
-        """Returns what sets padding of an input that the operation reduces over; None for none."""
+    def _filled(self, op: Operation, x: Tensor, value: LaidOutLike, impl: MeshImpl) -> Any:
+        """Returns the value of an input, with padding set along what the operation reduces."""
         dims, number = op.filling(x)
         dims = [d for d in dims if d in x.shape and impl.padding(d)]
-        return (lambda value: impl.filled(value, x.shape, dims, number)) if dims else None
+        if not dims:
+            return value
+        if tf.executing_eagerly():
+            return impl.filled(value, x.shape, dims, number)
+        # A loss and its gradient need the same. Not from one function's graph in another one's.
+        key = id(value), tuple(dims), number, id(tf.get_default_graph())
+        if key not in self._fills:
+            self._fills[key] = value, impl.filled(value, x.shape, dims, number)
+        return self._fills[key][1]
 
     def _inner_pairs(self, op: Operation) -> dict[Mesh, MeshPair]:
         """Returns the pairs of other layouts, of meshes in whose layout an operation cannot work.

@@ -463,7 +463,7 @@ class MeshImpl(Generic[SlicesT]):
         """Returns a laid-out value whose padding along dimensions has a value.
 
         Args:
-          x: a laid-out value; of a partial sum, the value must be 0.
+          x: a laid-out value; a partial sum is summed.
           tensor_shape: its Shape.
           dims: Dimensions of it.
           value: a number.
@@ -473,9 +473,13 @@ class MeshImpl(Generic[SlicesT]):
                 continue
             axis = tensor_shape.dims.index(d)
             fill = functools.partial(slice_functions.filled, d.size, axis, value)
-            coordinate = self.laid_out_pcoord(self.mesh_axis(d))  # type: ignore[arg-type]
-            x = self.slicewise_delay_allreduce(fill, x, coordinate)
+            coordinates = self._known_pcoord(self.mesh_axis(d))  # type: ignore[arg-type]
+            x = self.slicewise(fill, x, coordinates)
         return x
+
+    def _known_pcoord(self, mesh_axis: int) -> SlicesT:
+        """Returns `laid_out_pcoord`; as Python ints, where the processors are told apart."""
+        return self.laid_out_pcoord(mesh_axis)
 
     def slice_begin(self, tensor_shape: Shape, pnum: int) -> list[int]:
         """Returns where the slice of processor `pnum` begins along each dimension."""

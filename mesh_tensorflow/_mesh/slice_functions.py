@@ -186,11 +186,19 @@ def filled(size: int, axis: int, value: Any, t: tf.Tensor, coordinate: Any) -> t
       axis: an axis.
       value: a number.
       t: a slice.
-      coordinate: the number of the slice along the axis.
+      coordinate: the number of the slice along the axis; an int if it is known.
     """
-    part = t.shape.as_list()[axis]
+    sizes = t.shape.as_list()
+    part = sizes[axis]
+    if isinstance(coordinate, int):
+        kept = min(part, max(0, size - coordinate * part))
+        if kept == part:
+            return t
+        rest = [*sizes[:axis], part - kept, *sizes[axis + 1 :]]
+        padding = tf.fill(rest, tf.cast(value, t.dtype))
+        return tf.concat([t[(slice(None),) * axis + (slice(kept),)], padding], axis)
     index = tf.range(part) + tf.cast(coordinate, tf.int32) * part
-    inside = tf.reshape(index < size, [part if i == axis else 1 for i in range(t.shape.ndims)])
+    inside = tf.reshape(index < size, [part if i == axis else 1 for i in range(len(sizes))])
     return tf.where_v2(inside, t, tf.cast(value, t.dtype))
 
 

@@ -227,8 +227,6 @@ class GatherGradientOperation(_AlongTable):
         So the gradients of a table that is read several times are summed in one memory, that of
         `value` if nothing else reads it.
         """
-        if uneven_names(lowering.mesh_impl(self)):
-            return None  # its own rows may end in padding, which is filled only where it is lowered
         if not isinstance(value, LazyAllreduceSum):
             return self._with_rows(value.to_laid_out_tensor(), lowering)
         total = self._with_rows(value.laid_out_input, lowering)
@@ -254,7 +252,12 @@ class GatherGradientOperation(_AlongTable):
             rows = tf.where_v2(is_here, rows, constant(0, rows.dtype))
             return add_entries(t, tf.reshape(inside, [-1, 1]), rows)
 
-        return mesh_impl.slicewise(add_rows, table, *self._values(lowering))
+        rows, *more = self._values(lowering)
+        if uneven_names(mesh_impl):
+            # As where it is lowered by itself: there, the Lowering fills what is past the end.
+            dims, number = self.filling(self.inputs[0])
+            rows = mesh_impl.filled(rows, self.inputs[0].shape, dims, number)
+        return mesh_impl.slicewise(add_rows, table, rows, *more)
 
     @property
     def _rest(self) -> Shape:

@@ -1,9 +1,9 @@
-"""Operations on indices: one-hot, gather, cumulative sums, and top-k."""
+"""Operations on indices: one-hot, gather, cumulative sums, top-k, and orders."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Optional, Union
+from collections.abc import Callable, Sequence
+from typing import Any, Optional, Union
 
 import tensorflow.compat.v1 as tf
 
@@ -34,11 +34,14 @@ __all__ = [
     "OneHotOperation",
     "TopKOperation",
     "argmax",
+    "argsort",
     "cumsum",
     "gather",
     "nth_largest_element",
     "nth_smallest_element",
     "one_hot",
+    "reverse",
+    "sort",
     "top_1",
     "top_k",
 ]
@@ -448,3 +451,67 @@ def nth_smallest_element(
 
     # min(x) = -max(-x), and so on for the n-th.
     return reverse(nth_largest_element(reverse(x), n, reduced_dim, name=name))
+
+
+def _ordered(what: str, fn: Callable, x: Tensor, dim: Dimension, **options: Any) -> Tensor:
+    """Returns what a function of TensorFlow makes of a dimension, which it needs whole."""
+    check_dimension(what, x, dim)
+    axis, others = x.shape.dims.index(dim), [d for d in x.shape if d != dim]
+    return mtf.slicewise(lambda t: fn(t, axis), [x], splittable_dims=others, name=what, **options)
+
+
+def reverse(x: Tensor, dim: Dimension, name: Optional[str] = None) -> Tensor:
+    """Returns a Tensor in the opposite order along a dimension.
+
+    >>> x = mtf.constant(mesh, [3.0, 1.0, 2.0], "d:3")
+    >>> print(mtf.reverse(x, mtf.Dimension("d", 3)).numpy())
+    [2. 1. 3.]
+
+    Args:
+      x: a Tensor.
+      dim: a Dimension of it. Where a layout splits it, slices are exchanged before and after.
+      name: a string or None.
+    """
+    return _ordered(name or "reverse", lambda t, axis: tf.reverse(t, [axis]), x, dim)
+
+
+def sort(x: Tensor, dim: Dimension, descending: bool = False, name: Optional[str] = None) -> Tensor:
+    """Returns a Tensor in rising order along a dimension.
+
+    >>> x = mtf.constant(mesh, [3.0, 1.0, 2.0], "d:3")
+    >>> print(mtf.sort(x, mtf.Dimension("d", 3)).numpy())
+    [1. 2. 3.]
+
+    Args:
+      x: a Tensor of real numbers.
+      dim: a Dimension of it. Where a layout splits it, slices are exchanged before and after.
+      descending: whether it is in falling order.
+      name: a string or None.
+    """
+    order = "DESCENDING" if descending else "ASCENDING"
+    return _ordered(name or "sort", lambda t, axis: tf.sort(t, axis, order), x, dim)
+
+
+def argsort(
+    x: Tensor, dim: Dimension, descending: bool = False, name: Optional[str] = None
+) -> Tensor:
+    """Returns the int32 indices along a dimension by which `sort` orders a Tensor.
+
+    Of equal elements, the one with the lower index comes first.
+
+    >>> x = mtf.constant(mesh, [3.0, 1.0, 2.0], "d:3")
+    >>> print(mtf.argsort(x, mtf.Dimension("d", 3)).numpy())
+    [1 2 0]
+
+    Args:
+      x: a Tensor of real numbers.
+      dim: a Dimension of it. Where a layout splits it, slices are exchanged before and after.
+      descending: whether `sort` is in falling order.
+      name: a string or None.
+    """
+    order = "DESCENDING" if descending else "ASCENDING"
+
+    def indices(t: tf.Tensor, axis: int) -> tf.Tensor:
+        return tf.argsort(t, axis, order, stable=True)
+
+    return _ordered(name or "argsort", indices, x, dim, output_dtype=tf.int32)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import functools
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Optional, Union
 
 import numpy as np
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops as mtf
-from mesh_tensorflow._core.errors import dims_text
+from mesh_tensorflow._core.errors import dims_text, is_whole, table_lookup
 from mesh_tensorflow._core.operation import Operation, gradient_of_output
 from mesh_tensorflow._core.shape import Dimension, Shape, check_names_differ
 from mesh_tensorflow._core.tensor import Tensor
@@ -81,26 +82,60 @@ class SliceOperation(Operation):
         self._lower_slices(lowering, lambda t: tf.slice(t, begin, sizes))
 
 
+def _along(
+    what: str, tf_fn: Callable[[tf.Tensor, int], tf.Tensor], x: Tensor, dim_name: str, size: int
+) -> Tensor:
+    """Returns what a function of a tensor and an axis makes of a dimension that it needs whole."""
+    dim = x.shape.get_dim_by_name(dim_name)
+    axis = x.shape.dims.index(dim)
+    shape, others = _resized(x.shape, axis, size), [d for d in x.shape if d != dim]
+    return mtf.slicewise(lambda t: tf_fn(t, axis), [x], shape, splittable_dims=others, name=what)
+
+
 def mtf_slice(
-    x: Tensor, begin: int, size: int, slice_dim_name: str, name: Optional[str] = None
+    x: Tensor,
+    begin: int,
+    size: int,
+    slice_dim_name: str,
+    name: Optional[str] = None,
+    stride: int = 1,
 ) -> Tensor:
     """Returns a range along a dimension; exported as mtf.slice.
 
     >>> x = mtf.range(mesh, mtf.Dimension("d", 5), tf.int32)
-    >>> print(mtf.slice(x, 1, 3, "d").numpy())
-    [1 2 3]
+    >>> print(mtf.slice(x, 1, 3, "d").numpy(), mtf.slice(x, 0, 3, "d", stride=2).numpy())
+    [1 2 3] [0 2 4]
 
     Args:
       x: a Tensor.
       begin: the first index of the range.
-      size: the size of the range; -1 for all that follows.
+      size: the number of elements; -1 for all that follow.
       slice_dim_name: a string. Where a layout splits it, slices are exchanged before and after.
       name: a string or None.
+      stride: of this many elements the first one is taken.
 
     Raises:
-      ValueError: the range is not within the dimension.
+      ValueError: the range is not within the dimension, or the stride is none.
     """
-    return SliceOperation(x, begin, size, slice_dim_name, name=name).outputs[0]
+    if stride == 1:
+        return SliceOperation(x, begin, size, slice_dim_name, name=name).outputs[0]
+    what, dim = name or "slice", x.shape.get_dim_by_name(slice_dim_name)
+    if not is_whole(stride):
+        raise ValueError(f"{what}: the stride is a whole number from 1, not {stride!r}")
+    size = -(-(dim.size - begin) // stride) if size == -1 else size
+    end = begin + (size - 1) * stride + 1 if size else begin
+    if begin < 0 or size < 0 or end > dim.size:
+        raise ValueError(
+            f"{what}: {size} elements from {begin}, every {stride}, are not within "
+            f"{dims_text([dim])} of {x.name} {x.shape}"
+        )
+    return _along(
+        what,
+        lambda t, axis: t[(slice(None),) * axis + (slice(begin, end, stride),)],
+        x,
+        slice_dim_name,
+        size,
+    )
 
 
 class PadOperation(Operation):
@@ -142,23 +177,64 @@ class PadOperation(Operation):
         self._lower_slices(lowering, lambda t: tf.pad(t, paddings))
 
 
-def pad(x: Tensor, paddings: Sequence[int], dim_name: str, name: Optional[str] = None) -> Tensor:
-    """Returns a Tensor with zeros before and after it along a dimension.
+def pad(
+    x: Tensor,
+    paddings: Sequence[int],
+    dim_name: str,
+    name: Optional[str] = None,
+    mode: str = "constant",
+) -> Tensor:
+    """Returns a Tensor with zeros, or with elements of its own, before and after it.
 
     >>> x = mtf.ones(mesh, "d:2")
     >>> print(mtf.pad(x, [1, 2], "d").numpy())
     [0. 1. 1. 0. 0.]
+    >>> x = mtf.range(mesh, mtf.Dimension("d", 3), tf.int32)
+    >>> print(mtf.pad(x, [2, 1], "d", mode="reflect").numpy())
+    [2 1 0 1 2 1]
+    >>> print(mtf.pad(x, [2, 1], "d", mode="edge").numpy())
+    [0 0 0 1 2 2]
 
     Args:
       x: a Tensor.
-      paddings: [number of zeros before, number of zeros after].
+      paddings: [number of elements before, number of elements after].
       dim_name: a string. Where a layout splits it, slices are exchanged before and after.
       name: a string or None.
+      mode: "constant" for zeros; "reflect" for the elements in the opposite order, from the second
+        on; or "edge" for the first and the last one.
 
     Raises:
-      ValueError: the paddings are not two numbers of 0 or more.
+      ValueError: the paddings are not two numbers of 0 or more, or more than "reflect" has elements
+        for, or the mode is none.
     """
-    return PadOperation(x, paddings, dim_name, name=name).outputs[0]
+    if mode == "constant":
+        return PadOperation(x, paddings, dim_name, name=name).outputs[0]
+    what, dim = name or "pad", x.shape.get_dim_by_name(dim_name)
+    fn = table_lookup(_PADS, mode, f"mode of {what}")
+    least = 1 + max(paddings, default=0) if mode == "reflect" else 1
+    if len(paddings) != 2 or min(paddings) < 0 or dim.size < least:
+        raise ValueError(
+            f"{what}: paddings must be two numbers [before, after] from 0, in mode {mode!r} for a "
+            f"dimension of {least} or more, got {paddings!r} for {dims_text([dim])} of {x.name} "
+            f"{x.shape}"
+        )
+    before, after = paddings
+    padded = functools.partial(fn, before, after)
+    return _along(what, padded, x, dim_name, dim.size + before + after)
+
+
+def _reflected(before: int, after: int, t: tf.Tensor, axis: int) -> tf.Tensor:
+    paddings = [[before, after] if i == axis else [0, 0] for i in range(t.shape.ndims)]
+    return tf.pad(t, paddings, mode="REFLECT")
+
+
+def _with_edges(before: int, after: int, t: tf.Tensor, axis: int) -> tf.Tensor:
+    front = (slice(None),) * axis
+    first, last = t[front + (slice(0, 1),)], t[front + (slice(-1, None),)]
+    return tf.concat([*[first] * before, t, *[last] * after], axis)
+
+
+_PADS = {"reflect": _reflected, "edge": _with_edges}
 
 
 def _fill_missing(ys: Sequence[Tensor], grad_ys: Sequence[Optional[Tensor]]) -> list[Tensor]:
