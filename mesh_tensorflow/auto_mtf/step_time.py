@@ -224,15 +224,17 @@ class StepEstimator:
             if d not in known or not names:
                 continue
             uneven, m = m.endswith(UNEVEN), JOIN.join(names)
-            if not self._validator.divides(d, m):
-                if not uneven:
-                    raise ValueError(
-                        f"layout {layout!r}: mesh dimension {m}={sizes[m]} does not divide all "
-                        f"sizes of dimension {d!r}; {d}:{m}{UNEVEN} allows that"
-                    )
-                m += UNEVEN
-            if rules.setdefault(d, m) != m:
-                raise ValueError(f"layout {layout!r} splits {d!r} over both {rules[d]!r} and {m!r}")
+            other = rules.get(d, m).removesuffix(UNEVEN)
+            if other != m:
+                raise ValueError(f"layout {layout!r} splits {d!r} over both {other!r} and {m!r}")
+            if self._validator.divides(d, m):
+                uneven = False  # as every layout
+            elif not uneven:
+                raise ValueError(
+                    f"layout {layout!r}: mesh dimension {m}={sizes[m]} does not divide all sizes "
+                    f"of dimension {d!r}; {d}:{m}{UNEVEN} allows that"
+                )
+            rules[d] = m + UNEVEN if uneven else m
         beyond = {*rules.items()} - {*self.space.pairs}
         if beyond and not self._also:
             # A search does not try these, so that its tables are without them.
