@@ -242,10 +242,9 @@ def warn_of_gather(
     x = max((x for x in op.inputs if x.mesh in inner), key=gathered, default=None)
     if x is None or gathered(x) < _MUCH:
         return
-    impl = outer[x.mesh].requested
-    whole = op.needs_whole(impl)
-    split = [d for d in x.shape if d.name in whole and impl.splitting_axis(d) is not None]
-    others = [d for d in x.shape if d.name not in whole and d.size > 1]
+    old, new = outer[x.mesh].requested, inner[x.mesh].requested
+    split = [d for d in x.shape if old.splitting_axis(d) != new.splitting_axis(d)]
+    others = [d for d in x.shape if d not in split and d.size > 1]
     warn_once(
         f"{op.name}: {type(op).__name__} cannot work on parts of {dims_text(split)}, so that each "
         f"processor gathers {x.name} {x.shape}, {gathered(x):,} bytes more than its slice. Where "

@@ -296,7 +296,7 @@ def explain(
         others += [e for e in large if e.peak_bytes > memory_limit_bytes]
         others = [e for e in others if e.layout != chosen.layout]
     others.sort(key=lambda e: e.seconds.total)
-    return Explanation(estimator, chosen, others, memory_limit_bytes)
+    return Explanation(estimator.reaching(layout), chosen, others, memory_limit_bytes)
 
 
 def _distinct(

@@ -186,7 +186,10 @@ class StepEstimator:
           also: further pairs (dimension name, mesh dimension name) that layouts may have.
         """
         outputs = list(mtf_outputs)
-        self._arguments = (mtf_graph, mesh_shape, outputs, hardware, stored_layout)
+        self._arguments: tuple[Any, ...] = (
+            *(mtf_graph, mesh_shape, outputs, hardware, stored_layout),
+            *(parts, exchanges, joint),
+        )
         self._also = frozenset(also)
         self.mesh_shape: Shape = convert_to_shape(mesh_shape) or Shape([])
         self.hardware = hardware_profile(hardware)
@@ -216,6 +219,32 @@ class StepEstimator:
         Raises:
           ValueError: the layout is malformed, or a tensor cannot be split that way.
         """
+        estimator, rules = self.reaching(layout), self._rules(layout)
+        peak = estimator.memory.peak(rules, self.space.mesh_sizes)
+        return Estimate(rules, estimator.times.total(rules), peak, self.stored_layout)
+
+    def reaching(self, layout: AnyLayout) -> StepEstimator:
+        """Returns an estimator whose tables have all that a layout splits; this one, if it has.
+
+        A search tries no layout that splits what operations need whole, or what the mesh does not
+        divide, so that its tables are without them.
+
+        Args:
+          layout: a string, LayoutRules, or a dictionary.
+
+        Raises:
+          ValueError: as for `estimate`.
+        """
+        rules = self._rules(layout)
+        beyond = {*rules.items()} - {*self.space.pairs}
+        if beyond and self._also:
+            raise ValueError(f"layout {layout!r}: {sorted(beyond)} cannot be split in this way")
+        if not beyond:
+            return self
+        return StepEstimator(*self._arguments, also=rules.items())
+
+    def _rules(self, layout: AnyLayout) -> dict[str, str]:
+        """Returns the rules of a layout that split something, after checking them."""
         rules: dict[str, str] = {}
         sizes, known = self.space.mesh_sizes, self._validator.mtf_dimension_names
         for d, m in layout_pairs(layout):
@@ -235,14 +264,7 @@ class StepEstimator:
                     f"of dimension {d!r}; {d}:{m}{UNEVEN} allows that"
                 )
             rules[d] = m + UNEVEN if uneven else m
-        beyond = {*rules.items()} - {*self.space.pairs}
-        if beyond and not self._also:
-            # A search does not try these, so that its tables are without them.
-            return StepEstimator(*self._arguments, also=rules.items()).estimate(layout)
-        if beyond:
-            raise ValueError(f"layout {layout!r}: {sorted(beyond)} cannot be split in this way")
-        peak = self.memory.peak(rules, sizes)
-        return Estimate(rules, self.times.total(rules), peak, self.stored_layout)
+        return rules
 
     def solve(self, memory_limit_bytes: Optional[float] = None) -> Estimate:
         """Returns the fastest layout; of equally fast ones, the one with the lowest peak memory.

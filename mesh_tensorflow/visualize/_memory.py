@@ -112,6 +112,7 @@ def memory_of(
         )
     stored = getattr(impl, "stored_layout", None)  # a mesh implementation from elsewhere has none
     estimator = StepEstimator(subject.graph, impl.shape, outputs, hardware, stored)
+    estimator = estimator.reaching(impl.layout_rules)
     return Memory(estimator, impl.layout_rules), estimator
 
 

@@ -106,7 +106,10 @@ class Sharding:
             holders.setdefault(index, []).append(pnum)
         for number, index in enumerate(itertools.product(*map(range, self.parts))):
             begin = tuple(i * s for i, s in zip(index, self.slice_shape))
-            end = tuple(b + s for b, s in zip(begin, self.slice_shape))
+            # Without padding, of which the last parts may have some, or nothing else.
+            end = tuple(
+                max(b, min(b + s, d.size)) for b, s, d in zip(begin, self.slice_shape, self.shape)
+            )
             yield Tile(number, index, begin, end, tuple(holders[index]))
 
     @property
@@ -143,6 +146,7 @@ class Sharding:
         first = f"{self.name} {shape}".strip() + f" on {where}"
         splits = [
             f"{d.name} over {self.mesh_impl.shape[a].name} in {n} parts of {s}"
+            f"{', of which the last end in padding' if d.size % n else ''}"
             for d, a, n, s in zip(self.shape, self.mesh_axes, self.parts, self.slice_shape)
             if a is not None
         ]

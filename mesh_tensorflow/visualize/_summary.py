@@ -131,7 +131,7 @@ def mesh_text(impl: MeshImpl) -> str:
 
 def layout_text(impl: MeshImpl) -> str:
     """Returns "batch:rows, d_ff:cols", or "no splits"; with how variables are stored."""
-    rules = ", ".join(f"{t}:{m}" for t, m in impl.layout_rules.pairs) or "no splits"
+    rules = ", ".join(f"{t}:{m}" for t, m in impl.layout_rules.written) or "no splits"
     stored = getattr(impl, "stored_layout", None)
     return rules if stored is None else f"{rules}; stored with {stored}"
 
