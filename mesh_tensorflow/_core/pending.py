@@ -64,7 +64,9 @@ class Walk:
 
     def sum_inputs(self, op: Operation) -> list[Collective]:
         """Visits one operation; returns the collectives that sum its inputs where it needs that."""
-        if inner_mesh_impl(op, self._mesh_impl) is not None:
+        # An executed mesh may split nothing, and the requested one decides what is moved.
+        requested = getattr(self._mesh_impl, "requested", self._mesh_impl)
+        if inner_mesh_impl(op, requested) is not None:
             # What moves to another layout is summed before, and what begins there is summed there.
             return [c for x in op.inputs for c in self.need(x)]
         given = {x: self.pending_axes(x) for x in op.inputs if self.pending_axes(x)}

@@ -288,7 +288,7 @@ def mesh_text(shape: Shape, rules: object, devices: Sequence[str]) -> str:
       rules: its LayoutRules.
       devices: the device of each processor, or an empty list if they are not known.
     """
-    pairs = ", ".join(f"{t}:{m}" for t, m in getattr(rules, "pairs", ()))
+    pairs = ", ".join(f"{t}:{m}" for t, m in getattr(rules, "written", ()))
     kinds = [device or "a device of TensorFlow's choice" for device in dict.fromkeys(devices)]
     where = f" on {', '.join(kinds[:4])}{', ...' if len(kinds) > 4 else ''}" if kinds else ""
     return (

@@ -277,11 +277,14 @@ def _mesh(rng: random.Random, sizes: dict[str, int]) -> dict[str, Any]:
         first, second = rng.sample(mesh_dims, 2)
         joined = mtf.Dimension(f"{first.name}+{second.name}", first.size * second.size)
         mesh_dims = [joined, *(d for d in mesh_dims if d not in (first, second))]
+    uneven = rng.random() < 0.4
     for axis in mesh_dims:
-        legal = [n for n, size in sizes.items() if size % axis.size == 0 and n not in rules]
+        legal = [n for n, size in sizes.items() if uneven or size % axis.size == 0]
+        legal = [n for n in legal if n not in rules]
         if legal:
             rules[rng.choice(legal)] = axis.name
     mesh = {"mesh_shape": shape, "layout": ",".join(f"{n}:{a}" for n, a in rules.items())}
+    mesh.update({"uneven": True} if uneven else {})
     processors = mtf.convert_to_shape(shape).size
     mesh.update(
         rng.choice(

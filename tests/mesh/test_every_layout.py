@@ -140,3 +140,39 @@ def test_other_operations_find_their_inputs_as_they_are(tf_graph):
     impl = lowered.lowering.mesh_impl(lowered.lowering.graph.operations[0])
     for x, value in lowered.lowering.tensors.items():
         assert value.slice_shape == impl.slice_shape(x.shape)
+
+
+@pytest.mark.parametrize("merge", ["none", "memory"])
+def test_sums_of_a_loop_over_microbatches(merge, tf_graph):
+    """The mesh that was asked for decides what is summed in an iteration, also where it is merged.
+
+    The gradient of the kernel is a sum over the length, which is split as the window is, which the
+    convolution needs whole: it is summed before it moves.
+    """
+    batch, length, d = mtf.convert_to_shape("batch:4,length:8,d:6").dims
+    window = mtf.convert_to_shape("fh:1,fw:2,d:6,o:3")
+
+    def build(x):
+        kernel = mtf.get_variable(x.mesh, "kernel", window, initializer=tf.ones_initializer())
+
+        def loss_fn(xs):
+            [x] = xs
+            image = mtf.reshape(x, x.shape[:1] + [mtf.Dimension("h", 1), length, d])
+            y = mtf.Conv2dOperation(image, kernel, [1, 1, 1, 1], "SAME").outputs[0]
+            return mtf.reduce_mean(mtf.square(y))
+
+        found = mtf.optimize.accumulate_gradients(loss_fn, [x], batch, 2)
+        return [found.loss, *found.grads]
+
+    placings = [WHOLE, Placing("x:2", "length:x,fw:x", merge=merge)]
+    mesh = mtf.Mesh(mtf.Graph(), "mesh")
+    targets = build(mtf.import_tf_tensor(mesh, tf.constant(X), [batch, length, d]))
+    lowered = [harness.lower(mesh.graph, mesh, p, targets) for p in placings]
+    with harness.session() as session:
+        session.run(tf.global_variables_initializer())
+        for one in lowered:
+            session.run(one.lowering.copy_masters_to_slices())
+        whole, parts = (session.run(one.exports) for one in lowered)
+    for value, expected in zip(parts, whole):
+        np.testing.assert_allclose(value, expected, 1e-5)
+    assert lowered[1].counted == lowered[1].predicted
