@@ -479,6 +479,8 @@ class GspmdMeshImpl(MeshImpl[GspmdTensor]):
           tensor_shape: a Shape.
         """
         layout = self.tensor_layout(tensor_shape)
+        if not self._layout_rules.uneven:
+            return layout
         return TensorLayout(
             None if self.padding(d) else axis for d, axis in zip(tensor_shape, layout)
         )

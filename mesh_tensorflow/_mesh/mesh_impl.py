@@ -338,7 +338,7 @@ class MeshImpl(Generic[SlicesT]):
         Args:
           layout_rules: LayoutRules.
         """
-        key = tuple(layout_rules.pairs)
+        key = tuple(layout_rules.written)
         if key not in self._in_layouts:
             self._in_layouts[key] = self._of_layout(layout_rules)
         return self._in_layouts[key]  # type: ignore[return-value]

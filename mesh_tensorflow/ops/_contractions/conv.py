@@ -356,11 +356,8 @@ class ConvNdOperation(Operation):
         # XLA's partitioner (of jaxlib 0.10) adds up equal products of several processors where it
         # convolves parts of an image. Elsewhere, halos across several slices are more than what an
         # exchange of dimensions moves.
-        far = [
-            h
-            for h in self._halos(mesh_impl)
-            if mesh_impl.is_split_by_compiler or not h.reaches_neighbors_alone
-        ]
+        compiled = getattr(mesh_impl, "is_split_by_compiler", False)  # one from elsewhere lacks it
+        far = [h for h in self._halos(mesh_impl) if compiled or not h.reaches_neighbors_alone]
         image = self._form.shapes[WIDE]
         return {*super().needs_whole(mesh_impl), *(image[h.tensor_axis].name for h in far)}
 
