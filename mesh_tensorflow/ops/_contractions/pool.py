@@ -198,6 +198,10 @@ class PoolOperation(Operation):
         first = -len(self._ksize) - 1
         return all(d not in t.shape[first:-1] for t in self._inputs + self._outputs)
 
+    def _unsplittable(self) -> list[str]:
+        # A search of layouts leaves these whole, as the classic's does.
+        return [d.name for d in self._inputs[0].shape[-len(self._ksize) - 1 : -1]]
+
     def needs_whole(self, mesh_impl: MeshImpl) -> Collection[str]:
         """Returns the pooled dimensions of which a slice ends within a window."""
         return _cut_windows(self._inputs[0].shape, self._ksize, mesh_impl)
@@ -261,6 +265,10 @@ class PoolBackPropOperation(Operation):
         """Whether the dimension is not pooled."""
         first = -len(self._ksize) - 1
         return all(d not in t.shape[first:-1] for t in self._inputs + self._outputs)
+
+    def _unsplittable(self) -> list[str]:
+        # A search of layouts leaves these whole, as the classic's does.
+        return [d.name for d in self._inputs[0].shape[-len(self._ksize) - 1 : -1]]
 
     def needs_whole(self, mesh_impl: MeshImpl) -> Collection[str]:
         """Returns the pooled dimensions of which a slice ends within a window."""
