@@ -173,6 +173,23 @@ def padded(t: tf.Tensor, axis: int, count: int) -> tf.Tensor:
     return tf.concat([t, *[last] * count], axis)
 
 
+def cut(t: tf.Tensor, axis: int, begin: Union[int, tf.Tensor], size: int) -> tf.Tensor:
+    """Returns a range of a tensor along an axis.
+
+    Args:
+      t: a tf.Tensor of known sizes.
+      axis: an axis.
+      begin: the first index, an int or an int32 scalar.
+      size: how many elements.
+    """
+    sizes = t.shape.as_list()
+    if size == sizes[axis]:
+        return t  # which begins at 0
+    begins = [begin if i == axis else 0 for i in range(len(sizes))]
+    sizes[axis] = size
+    return tf.slice(t, begins, sizes)
+
+
 def cut_to(t: tf.Tensor, sizes: Sequence[int]) -> tf.Tensor:
     """Returns the beginning of a tensor along each axis."""
     return t if t.shape.as_list() == list(sizes) else tf.slice(t, [0] * len(sizes), sizes)

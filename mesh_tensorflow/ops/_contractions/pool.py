@@ -147,17 +147,33 @@ def _pooled_shape(shape: Shape, ksize: Sequence[int]) -> Shape:
     return Shape(shape[:first] + pooled + shape[-1:])
 
 
-def _cut_windows(shape: Shape, ksize: Sequence[int], mesh_impl: MeshImpl) -> list[str]:
-    """Returns the names of pooled dimensions whose slices are no multiples of the window."""
-    cut = []
-    for d, k in zip(shape[-len(ksize) - 1 : -1], ksize):
-        axis = mesh_impl.splitting_axis(d)
-        if axis is not None and d.size // mesh_impl.shape[axis].size % k:
-            cut.append(d.name)
-    return cut
+class _Pooling(Operation):
+    """Pooling and its gradient: which dimensions are pooled, and where they may be cut."""
+
+    _ksize: tuple[int, ...]
+
+    def _pooled(self, shape: Shape) -> list[Dimension]:
+        return shape[-len(self._ksize) - 1 : -1]
+
+    def works_padded(self, d: Dimension) -> bool:
+        """Whether the dimension is not pooled."""
+        return all(d not in self._pooled(t.shape) for t in self._inputs + self._outputs)
+
+    def _unsplittable(self) -> list[str]:
+        # A search of layouts leaves these whole, as the classic's does.
+        return [d.name for d in self._pooled(self._inputs[0].shape)]
+
+    def needs_whole(self, mesh_impl: MeshImpl) -> Collection[str]:
+        """Returns the pooled dimensions of which a slice ends within a window."""
+        cut = []
+        for d, k in zip(self._pooled(self._inputs[0].shape), self._ksize):
+            axis = mesh_impl.splitting_axis(d)
+            if axis is not None and d.size // mesh_impl.shape[axis].size % k:
+                cut.append(d.name)
+        return cut
 
 
-class PoolOperation(Operation):
+class PoolOperation(_Pooling):
     """The maximum or the mean of each window of an image.
 
     Windows do not overlap. An incomplete window at the end of a spatial dimension is dropped, as
@@ -193,19 +209,6 @@ class PoolOperation(Operation):
         super().__init__([x], name=name or "pool")
         self._outputs = [Tensor(self, _pooled_shape(x.shape, self._ksize), x.dtype)]
 
-    def works_padded(self, d: Dimension) -> bool:
-        """Whether the dimension is not pooled."""
-        first = -len(self._ksize) - 1
-        return all(d not in t.shape[first:-1] for t in self._inputs + self._outputs)
-
-    def _unsplittable(self) -> list[str]:
-        # A search of layouts leaves these whole, as the classic's does.
-        return [d.name for d in self._inputs[0].shape[-len(self._ksize) - 1 : -1]]
-
-    def needs_whole(self, mesh_impl: MeshImpl) -> Collection[str]:
-        """Returns the pooled dimensions of which a slice ends within a window."""
-        return _cut_windows(self._inputs[0].shape, self._ksize, mesh_impl)
-
     def gradient(self, grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Tensor]:
         """Returns the pooling operation's backpropagation."""
         x, y, dy = self._inputs[0], self._outputs[0], gradient_of_output(grad_ys)
@@ -217,7 +220,7 @@ class PoolOperation(Operation):
         self._lower_slices(lowering, lambda x: fn(x, ksize, ksize))
 
 
-class PoolBackPropOperation(Operation):
+class PoolBackPropOperation(_Pooling):
     """The gradient of a pooling with respect to its input.
 
     For a maximum, every element that equals it gets the whole gradient of its window.
@@ -260,19 +263,6 @@ class PoolBackPropOperation(Operation):
         self._pool_fn_string = pool_fn_string
         super().__init__([x, y, dy], name=name or "pool_backprop")
         self._outputs = [Tensor(self, x.shape, x.dtype)]
-
-    def works_padded(self, d: Dimension) -> bool:
-        """Whether the dimension is not pooled."""
-        first = -len(self._ksize) - 1
-        return all(d not in t.shape[first:-1] for t in self._inputs + self._outputs)
-
-    def _unsplittable(self) -> list[str]:
-        # A search of layouts leaves these whole, as the classic's does.
-        return [d.name for d in self._inputs[0].shape[-len(self._ksize) - 1 : -1]]
-
-    def needs_whole(self, mesh_impl: MeshImpl) -> Collection[str]:
-        """Returns the pooled dimensions of which a slice ends within a window."""
-        return _cut_windows(self._inputs[0].shape, self._ksize, mesh_impl)
 
     def gradient(self, unused_grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Optional[Tensor]]:
         """Returns the gradient with respect to dy; that of maxima goes to the elements chosen."""

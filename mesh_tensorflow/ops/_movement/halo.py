@@ -23,6 +23,7 @@ import tensorflow.compat.v1 as tf
 from mesh_tensorflow._core.operation import Collective
 from mesh_tensorflow._core.shape import Dimension
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
+from mesh_tensorflow._mesh.slice_functions import cut
 
 __all__ = ["Halo", "halo"]
 
@@ -150,12 +151,7 @@ class Halo:
         )
 
     def _cut(self, t: tf.Tensor, begin: Any, size: int) -> tf.Tensor:
-        sizes = t.shape.as_list()
-        if isinstance(begin, int) and begin == 0 and size == sizes[self.tensor_axis]:
-            return t
-        begins = [begin if axis == self.tensor_axis else 0 for axis in range(len(sizes))]
-        sizes[self.tensor_axis] = size
-        return tf.slice(t, begins, sizes)
+        return cut(t, self.tensor_axis, begin, size)
 
     def _padded(self, t: tf.Tensor, before: int, after: int) -> tf.Tensor:
         paddings = [[0, 0] for _ in t.shape.as_list()]

@@ -14,6 +14,7 @@ from mesh_tensorflow._core.operation import Collective, Cost, Operation, gradien
 from mesh_tensorflow._core.shape import Dimension
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
+from mesh_tensorflow._mesh.slice_functions import cut
 from mesh_tensorflow.ops._source import check_dimension
 
 __all__ = [
@@ -118,12 +119,7 @@ class ShiftOperation(Operation):
         lowering.count_collectives(self, None)
 
     def _cut(self, t: tf.Tensor, begin: int, size: int) -> tf.Tensor:
-        sizes = t.shape.as_list()
-        if size == sizes[self._axis]:
-            return t
-        begins = [begin if axis == self._axis else 0 for axis in range(len(sizes))]
-        sizes[self._axis] = size
-        return tf.slice(t, begins, sizes)
+        return cut(t, self._axis, begin, size)
 
     def _shift_whole(self, t: tf.Tensor) -> tf.Tensor:
         size = self._dim.size
