@@ -88,6 +88,39 @@ def test_what_is_split_already_is_split_further(tf_graph):
     ]
 
 
+ROWS = [
+    # layout, function, elements that are shifted for it and its gradient; a row has 2 * 4 * 6 of them
+    ("length:all", lambda x: mtf.slice(x, 1, 6, "length"), [48, 48]),
+    ("length:all", lambda x: mtf.pad(x, [2, 0], "length"), [2 * 48, 48]),
+    ("length:all?", lambda x: mtf.slice(x, 1, 7, "length"), [48, 48]),
+    ("length:all?", lambda x: mtf.slice(x, 0, 7, "length"), []),
+    ("length:all?", lambda x: mtf.pad(x, [0, 1], "length"), [2 * 48, 48]),
+    ("length:all?", lambda x: mtf.shift(mtf.slice(x, 0, 7, "length"), 1, SEVEN, False), [48] * 2),
+]
+SEVEN = mtf.Dimension("length", 7)
+
+
+@pytest.mark.parametrize("row", range(len(ROWS)))
+def test_rows_that_move_come_from_neighbors(row, tf_graph):
+    """A slice, a padding, and a shift of padded slices send the rows that move, and no others."""
+    layout, fn, elements = ROWS[row]
+
+    def build(x):
+        y = fn(x)
+        return [y, *mtf.gradients([mtf.reduce_sum(mtf.square(y))], [x])]
+
+    placings = [Placing("all:2", layout, **kind) for kind in KINDS]
+    (expected, _), *rest = run(build, [WHOLE, *placings])
+    for values, lowered in rest:
+        for value, e in zip(values, expected):
+            np.testing.assert_allclose(value, e, rtol=1e-6)
+        assert lowered.counted == lowered.predicted
+        sums = ("ReduceOperation", "allreduce")
+        shifts = [m for m in moved(lowered) if m[:2] != sums and m[1] != "allreduce"]
+        assert [n for _, _, n in shifts] == elements
+        assert {kind for _, kind, _ in shifts} <= {"shift"}
+
+
 def test_partial_sums_are_summed_before_they_move(tf_graph):
     def build(x):
         w = mtf.ones(x.mesh, "d:6,e:2")

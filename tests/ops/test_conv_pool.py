@@ -284,6 +284,12 @@ IN_PARTS = [
     (True, (2, 4, 2), (2, 3, 2), (2, 1, 2), "SAME", "x:2,y:2", "h:y,w:x", "shift"),
     # Windows of more than the neighbors have: dimensions are exchanged instead.
     (False, (4, 8), (4, 1), (1, 1), "SAME", "x:4", "h:x", "alltoall"),
+    # Images of odd sizes, of which the last slices end in padding.
+    (False, (7, 5), (3, 2), (1, 1), "SAME", "x:2,y:2", "h:x?,w:y?", "shift"),
+    (False, (9, 5), (3, 3), (2, 1), "VALID", "x:4", "h:x?", "shift"),
+    (False, (5, 7, 3), (3, 3, 3), (1, 2, 1), "SAME", "x:2,y:2", "d:y?,h:x?", "shift"),
+    (True, (5, 3), (3, 2), (2, 1), "SAME", "x:2,y:2", "h:x?,w:y?", "shift"),
+    (True, (3, 5, 2), (2, 3, 2), (2, 1, 2), "VALID", "x:2", "h:x?", "shift"),
 ]
 KINDS = [{}, {"apart": True}, {"simd": True}, {"apart": True, "pairs": True}]
 
@@ -337,7 +343,7 @@ class TestImagesInParts:
 
     @pytest.mark.slips  # the last two rows are in no window
     def test_pooling_where_windows_are_cut(self):
-        """Of slices of 4 rows, the second window of 3 has one row, and is in parts of the batch."""
+        """Of slices of 4 rows, the first has a window of 3; the next begins with its last row."""
         with program("h:x") as p:
             x, tf_x = p.random([("b", 2), *spatial_dims((8, 6)), ("i", 2)])
             y = mtf.PoolOperation(x, (3, 2), (3, 2), "AVG_2D").outputs[0]
@@ -345,9 +351,32 @@ class TestImagesInParts:
             tf_y = tf.nn.avg_pool2d(tf_x, (3, 2), (3, 2), "VALID")
             [tf_dx] = tf.gradients(tf.reduce_sum(tf.square(tf_y)), [tf_x])
             close(*p.run([y, dx], [tf_y, tf_dx]))
-            kinds = {(k, c.kind) for k, _, c in p.lowering.collectives}
+            moved = {(k, c.kind, c.elements) for k, _, c in p.lowering.collectives}
+            row = 4 * 2 * 6 * 2
             pools = {"PoolOperation", "PoolBackPropOperation"}
-            assert {(k, "alltoall") for k in pools} <= kinds
+            assert {(k, "shift", row) for k in pools} <= moved
+
+    @pytest.mark.slips  # the last rows are in no window
+    @pytest.mark.parametrize("kind", range(len(KINDS)))
+    @pytest.mark.parametrize("reduction", ["MAX", "AVG"])
+    def test_pooling_of_odd_sizes(self, reduction, kind, tf_graph):
+        mesh = mtf.Mesh(mtf.Graph(), "mesh")
+        rng = np.random.RandomState(0)
+        shape = [("b", 2), *spatial_dims((11, 7)), ("i", 2)]
+        values = tf.constant(rng.normal(size=[2, 11, 7, 2]), tf.float32)
+        x = mtf.import_tf_tensor(mesh, values, shape)
+        y = mtf.PoolOperation(x, (2, 3), (2, 3), f"{reduction}_2D").outputs[0]
+        [dx] = mtf.gradients([mtf.reduce_sum(mtf.square(y))], [x])
+        [ddx] = mtf.gradients([mtf.reduce_sum(mtf.square(dx))], [x])
+        targets = [y, dx, ddx]
+        layouts = ["h:x?", "h:x?,w:y?", "h:x+y?"]
+        placings = [harness.Placing("x:2,y:2", layout, **KINDS[kind]) for layout in layouts]
+        lowered = [harness.lower(mesh.graph, mesh, p, targets) for p in (harness.WHOLE, *placings)]
+        with harness.session() as session:
+            whole, *parts = (session.run(one.exports) for one in lowered)
+        for one, found in zip(lowered[1:], parts):
+            close(found, whole)
+            assert one.counted == one.predicted
 
     def test_pooling_by_windows_that_fit(self):
         with program("h:x") as p:

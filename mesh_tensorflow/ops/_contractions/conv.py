@@ -16,7 +16,6 @@ import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._core.errors import dims_text, is_whole, table_lookup
 from mesh_tensorflow._core.operation import (
-    Collective,
     Cost,
     Operation,
     PendingSums,
@@ -27,7 +26,7 @@ from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow._mesh.slice_functions import merged_sizes, never_with_bias
 from mesh_tensorflow.ops._elementwise.binary import check_dtypes
-from mesh_tensorflow.ops._movement.halo import Halo, halo
+from mesh_tensorflow.ops._movement.halo import Halo, halo, halo_collectives
 
 if TYPE_CHECKING:
     from mesh_tensorflow._lowering.lowering import Lowering
@@ -286,6 +285,8 @@ _KERNELS: dict[str, tuple[dict[int, Any], dict[str, str], Optional[str]]] = {
 class ConvNdOperation(Operation):
     """One of the three tensors of a convolution, computed from the other two."""
 
+    takes_any_padding = True
+
     def __init__(
         self,
         kind: ConvKind,
@@ -335,13 +336,10 @@ class ConvNdOperation(Operation):
         """What it computes, which the constructor sets."""
         raise AttributeError(f"{type(self).__name__} has no _form: call super().__init__")
 
-    def works_padded(self, d: Dimension) -> bool:
-        """Whether it is none of the image or the window; others are kept, or summed over."""
-        return d not in [*self._spatial(WIDE), *self._spatial(NARROW)]
-
     def filling(self, x: Tensor) -> tuple[Collection[Dimension], float]:
-        """Returns the dimensions that are summed over, which 0 adds nothing to."""
-        return [d for d in x.shape if d not in self._outputs[0].shape and self.works_padded(d)], 0
+        """Returns the dimensions of images, and what is summed over: 0 adds nothing to either."""
+        spatial = [*self._spatial(WIDE), *self._spatial(NARROW)]
+        return [d for d in x.shape if d in spatial or d not in self._outputs[0].shape], 0
 
     @property
     def _product(self) -> str:
@@ -453,8 +451,13 @@ class ConvNdOperation(Operation):
         image = shapes[WIDE].dims
         for h in halos:
             image[h.tensor_axis] = Dimension(f"_reached_{h.tensor_axis}", h.width)
+        # Strides of a single window have no meaning. With them, oneDNN (of TensorFlow 2.21) reads
+        # beyond an image that has one channel.
+        sizes = mesh_impl.slice_shape(shapes[NARROW])[-kind.rank - 1 : -1]
+        strides = tuple(1 if n == 1 else s for n, s in zip(sizes, kind.strides))
         form = self._form._replace(
-            kind=dataclasses.replace(kind, padding="VALID"), shapes={**shapes, WIDE: Shape(image)}
+            kind=dataclasses.replace(kind, padding="VALID", strides=strides),
+            shapes={**shapes, WIDE: Shape(image)},
         )
         if computed == WIDE:
             result = mesh_impl.slicewise(self._slice_fn(mesh_impl, form), *values)
@@ -527,14 +530,11 @@ class ConvNdOperation(Operation):
         """Two flops for each multiply-add of every processor, and halos of split images."""
         # Each pixel of the narrow image meets the whole window; those of the wide one need not.
         multiply_adds = self._multiply_adds(NARROW, mesh_impl.slice_shape) * mesh_impl.size
-        collectives: list[Collective] = []
         sizes = mesh_impl.slice_shape(self._form.shapes[WIDE])
-        for h in self._halos(mesh_impl):
-            sizes[h.tensor_axis] = 1
-            rows = list_product(sizes) * mesh_impl.size
-            collectives += h.collectives(rows, self._outputs[0].dtype.size)
-            sizes[h.tensor_axis] = h.width
-        return Cost(2 * multiply_adds, super().cost(mesh_impl).bytes, tuple(collectives))
+        collectives = halo_collectives(
+            self._halos(mesh_impl), sizes, mesh_impl.size, self._outputs[0].dtype.size
+        )
+        return Cost(2 * multiply_adds, super().cost(mesh_impl).bytes, collectives)
 
     def cost_key(self) -> tuple:
         """The kind of convolution, and which of its tensors is computed."""

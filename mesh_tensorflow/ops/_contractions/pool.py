@@ -10,12 +10,13 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops as mtf
 from mesh_tensorflow._core.errors import dims_text, is_whole, slip, table_lookup, tensors_text
 from mesh_tensorflow._core.graph import leaves_no_node
-from mesh_tensorflow._core.operation import Operation, gradient_of_output
+from mesh_tensorflow._core.operation import Cost, Operation, gradient_of_output
 from mesh_tensorflow._core.shape import Dimension, Shape, list_product
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow.ops._contractions.reduce_broadcast import reduce_first, reduce_mean
 from mesh_tensorflow.ops._elementwise.binary import check_dtypes
+from mesh_tensorflow.ops._movement.halo import Halo, halo, halo_collectives, halos_too_far
 
 __all__ = [
     "PoolBackPropOperation",
@@ -148,29 +149,52 @@ def _pooled_shape(shape: Shape, ksize: Sequence[int]) -> Shape:
 
 
 class _Pooling(Operation):
-    """Pooling and its gradient: which dimensions are pooled, and where they may be cut."""
+    """Pooling and its gradient: what windows reach over where pooled dimensions are split."""
+
+    takes_any_padding = True
 
     _ksize: tuple[int, ...]
-
-    def _pooled(self, shape: Shape) -> list[Dimension]:
-        return shape[-len(self._ksize) - 1 : -1]
-
-    def works_padded(self, d: Dimension) -> bool:
-        """Whether the dimension is not pooled."""
-        return all(d not in self._pooled(t.shape) for t in self._inputs + self._outputs)
+    _images: tuple[Tensor, Tensor]  # the one that is pooled, and the one that has been
 
     def _unsplittable(self) -> list[str]:
         # A search of layouts leaves these whole, as the classic's does.
-        return [d.name for d in self._pooled(self._inputs[0].shape)]
+        return [d.name for d in self._spatial(0)]
+
+    def _spatial(self, which: int) -> list[Dimension]:
+        return self._images[which].shape[-len(self._ksize) - 1 : -1]
 
     def needs_whole(self, mesh_impl: MeshImpl) -> Collection[str]:
-        """Returns the pooled dimensions of which a slice ends within a window."""
-        cut = []
-        for d, k in zip(self._pooled(self._inputs[0].shape), self._ksize):
-            axis = mesh_impl.splitting_axis(d)
-            if axis is not None and d.size // mesh_impl.shape[axis].size % k:
-                cut.append(d.name)
-        return cut
+        """Returns the pooled dimensions of which windows reach beyond a neighbor's slice."""
+        image = self._images[0].shape
+        return {image[h.tensor_axis].name for h in halos_too_far(mesh_impl, self._halos(mesh_impl))}
+
+    def _halos(self, mesh_impl: MeshImpl) -> list[Halo]:
+        """Returns what windows reach over, for each pooled dimension."""
+        first = len(self._images[0].shape) - len(self._ksize) - 1
+        return [
+            halo(mesh_impl, first + i, wide, narrow, k, k)
+            for i, (wide, narrow, k) in enumerate(
+                zip(self._spatial(0), self._spatial(1), self._ksize)
+            )
+        ]
+
+    def _moving_halos(self, mesh_impl: MeshImpl) -> list[Halo]:
+        # Where nothing is split, the end that windows leave out may stay: pooling drops it.
+        halos = self._halos(mesh_impl)
+        return [h for h in halos if h.mesh_axis is not None and not h.is_local]
+
+    def cost(self, mesh_impl: MeshImpl) -> Cost:
+        """Its bytes, and halos of split images."""
+        image = self._images[0]
+        sizes = mesh_impl.slice_shape(image.shape)
+        collectives = halo_collectives(
+            self._moving_halos(mesh_impl), sizes, mesh_impl.size, image.dtype.size
+        )
+        return super().cost(mesh_impl) + Cost(collectives=collectives)
+
+    def cost_key(self) -> tuple:
+        """The windows."""
+        return (self._ksize,)
 
 
 class PoolOperation(_Pooling):
@@ -208,6 +232,7 @@ class PoolOperation(_Pooling):
         self._pool_fn_string = pool_fn_string
         super().__init__([x], name=name or "pool")
         self._outputs = [Tensor(self, _pooled_shape(x.shape, self._ksize), x.dtype)]
+        self._images = x, self._outputs[0]
 
     def gradient(self, grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Tensor]:
         """Returns the pooling operation's backpropagation."""
@@ -215,9 +240,15 @@ class PoolOperation(_Pooling):
         return [pool_backprop(x, y, dy, self._ksize, self._ksize, self._pool_fn_string)]
 
     def lower(self, lowering: mtf.Lowering) -> None:
-        """Pools slice by slice; no window reaches into another one."""
+        """Pools slice by slice; the rest of a window at the end of a slice comes from the next."""
+        mesh_impl = lowering.mesh_impl(self)
+        lowering.count_collectives(self, "halo")
         fn, ksize = pool_fn(self._pool_fn_string), self._ksize
-        self._lower_slices(lowering, lambda x: fn(x, ksize, ksize))
+        value = lowering.tensors[self._inputs[0]]
+        for h in self._moving_halos(mesh_impl):
+            value = h.gathered(mesh_impl, value.to_laid_out_tensor())
+        value = mesh_impl.slicewise(lambda x: fn(x, ksize, ksize), value)
+        lowering.set_tensor_lowering(self.outputs[0], value)
 
 
 class PoolBackPropOperation(_Pooling):
@@ -263,6 +294,11 @@ class PoolBackPropOperation(_Pooling):
         self._pool_fn_string = pool_fn_string
         super().__init__([x, y, dy], name=name or "pool_backprop")
         self._outputs = [Tensor(self, x.shape, x.dtype)]
+        self._images = x, y
+
+    def filling(self, x: Tensor) -> tuple[Collection[Dimension], float]:
+        """Returns the pooled dimensions of dy: what windows at the end left out gets nothing."""
+        return (self._spatial(1) if x is self._inputs[2] else ()), 0
 
     def gradient(self, unused_grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Optional[Tensor]]:
         """Returns the gradient with respect to dy; that of maxima goes to the elements chosen."""
@@ -283,15 +319,22 @@ class PoolBackPropOperation(_Pooling):
     def lower(self, lowering: mtf.Lowering) -> None:
         """Spreads dy over each window, or gives it to the window's maximum."""
         mesh_impl = lowering.mesh_impl(self)
-        ksize = self._ksize
+        lowering.count_collectives(self, "halo")
+        ksize, halos = self._ksize, self._moving_halos(mesh_impl)
         x, y, dy = (lowering.tensors[t] for t in self.inputs)
         if _POOLS[self._pool_fn_string].is_max:
+            for h in halos:
+                x = h.gathered(mesh_impl, x.to_laid_out_tensor())
             value = mesh_impl.slicewise(lambda *xs: _max_backprop(ksize, *xs), x, y, dy)
         else:
             sizes = mesh_impl.slice_shape(self.outputs[0].shape)
+            for h in halos:
+                sizes[h.tensor_axis] = h.width
             # y is the mean of n elements, so each of them gets dy / n.
             window = list_product(ksize)
             value = mesh_impl.slicewise(lambda d: _spread(d / window, ksize, sizes), dy)
+        for h in reversed(halos):
+            value = h.scattered(mesh_impl, value)
         lowering.set_tensor_lowering(self.outputs[0], value)
 
 

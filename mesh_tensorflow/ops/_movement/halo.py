@@ -11,21 +11,26 @@ So each gets one row from either neighbor, and zeros where there is none, which 
 Without padding ("VALID") there are 6 results, 3 for each. Processor 0 needs rows 0 to 4, and
 processor 1 rows 3 to 7: both get one row from either side, all the same, as one program serves
 both, and each cuts out the 5 that it needs.
+
+A slice or a padding along the dimension is the same, with windows of one row: the first begins
+where the slice does, or before the first row by as much as is padded. Where slices end in padding,
+rows past the end of the whole are what the caller has filled them with.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable, Sequence
 from typing import Any, Optional
 
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._core.operation import Collective
-from mesh_tensorflow._core.shape import Dimension
+from mesh_tensorflow._core.shape import Dimension, list_product
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow._mesh.slice_functions import cut
 
-__all__ = ["Halo", "halo"]
+__all__ = ["Halo", "halo", "halo_collectives", "halos_too_far"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +46,8 @@ class Halo:
       width: how many of all these the windows of a processor reach over.
       begin: where these begin, on the first processor.
       step: how much earlier they begin on each further one.
+      wrap: whether the neighbor of the last processor is the first one; otherwise there are zeros.
+      last: the last processor that has results; what those after it have is padding.
     """
 
     tensor_axis: int
@@ -51,11 +58,22 @@ class Halo:
     width: int
     begin: int
     step: int
+    wrap: bool = False
+    last: Optional[int] = None
+
+    @property
+    def is_local(self) -> bool:
+        """Whether a slice is what its windows reach over."""
+        return (self.left, self.right, self.begin, self.step) == (0, 0, 0, 0) and (
+            self.width == self.size
+        )
 
     @property
     def reaches_neighbors_alone(self) -> bool:
         """Whether no more is gathered from either side than a neighbor has."""
-        return self.mesh_axis is None or max(self.left, self.right) <= self.size
+        if self.mesh_axis is None:
+            return True
+        return self.width > 0 and max(self.left, self.right) <= self.size
 
     @property
     def total(self) -> int:
@@ -75,12 +93,12 @@ class Halo:
                 x,
             )
         pieces = [x]
-        if self.left:
-            edge = mesh_impl.slicewise(lambda t: self._cut(t, self.size - self.left, self.left), x)
-            pieces.insert(0, mesh_impl.shift_by_n_processors(edge, self.mesh_axis, 1, False))
-        if self.right:
-            edge = mesh_impl.slicewise(lambda t: self._cut(t, 0, self.right), x)
-            pieces.append(mesh_impl.shift_by_n_processors(edge, self.mesh_axis, -1, False))
+        for hop, n in self._hops(self.left):
+            edge = mesh_impl.slicewise(lambda t, n=n: self._cut(t, self.size - n, n), x)
+            pieces.insert(0, mesh_impl.shift_by_n_processors(edge, self.mesh_axis, hop, self.wrap))
+        for hop, n in self._hops(self.right):
+            edge = mesh_impl.slicewise(lambda t, n=n: self._cut(t, 0, n), x)
+            pieces.append(mesh_impl.shift_by_n_processors(edge, self.mesh_axis, -hop, self.wrap))
 
         def joined(*parts: tf.Tensor) -> tf.Tensor:
             return parts[0] if len(parts) == 1 else tf.concat(parts, self.tensor_axis)
@@ -111,44 +129,43 @@ class Halo:
         own = mesh_impl.slicewise(lambda t: self._cut(t, self.left, self.size), whole)
         if self.mesh_axis is None:
             return own
-        if self.left:
-            edge = mesh_impl.slicewise(lambda t: self._cut(t, 0, self.left), whole)
-            back = mesh_impl.shift_by_n_processors(edge, self.mesh_axis, -1, False)
-            rest = self.size - self.left
-            own = mesh_impl.slicewise(lambda t, e: t + self._padded(e, rest, 0), own, back)
-        if self.right:
-            begin = self.left + self.size
-            edge = mesh_impl.slicewise(lambda t: self._cut(t, begin, self.right), whole)
-            back = mesh_impl.shift_by_n_processors(edge, self.mesh_axis, 1, False)
-            after = self.size - self.right
-            own = mesh_impl.slicewise(lambda t, e: t + self._padded(e, 0, after), own, back)
+        begin = self.left
+        for hop, n in self._hops(self.left):
+            begin -= n
+            edge = mesh_impl.slicewise(lambda t, at=begin, n=n: self._cut(t, at, n), whole)
+            back = mesh_impl.shift_by_n_processors(edge, self.mesh_axis, -hop, self.wrap)
+            own = mesh_impl.slicewise(
+                lambda t, e, n=n: t + self._padded(e, self.size - n, 0), own, back
+            )
+        begin = self.left + self.size
+        for hop, n in self._hops(self.right):
+            edge = mesh_impl.slicewise(lambda t, at=begin, n=n: self._cut(t, at, n), whole)
+            back = mesh_impl.shift_by_n_processors(edge, self.mesh_axis, hop, self.wrap)
+            own = mesh_impl.slicewise(
+                lambda t, e, n=n: t + self._padded(e, 0, self.size - n), own, back
+            )
+            begin += n
         return own
 
-    def collectives(self, rows: int, itemsize: int) -> list[Collective]:
-        """Returns the collectives of `gathered`, which are also those of `scattered`.
-
-        Args:
-          rows: the number of elements of all slices at one place along the dimension.
-          itemsize: the size of an element in bytes.
-        """
-        if self.mesh_axis is None:
-            return []
-        return [
-            Collective("shift", (self.mesh_axis,), rows * n, rows * n * itemsize)
-            for n in (self.left, self.right)
-            if n
-        ]
+    def _hops(self, elements: int) -> list[tuple[int, int]]:
+        """Returns (processors away, elements) of what is gathered from one side, nearest first."""
+        # Merged processors have slices that divide a dimension otherwise, and so may reach further
+        # than those of the requested mesh do.
+        begins = range(0, elements, max(1, self.size))
+        return [(hop, min(self.size, elements - at)) for hop, at in enumerate(begins, 1)]
 
     def _at_begin(self, mesh_impl: MeshImpl, fn: Any, *values: Any) -> Any:
         """Applies a function of where windows begin, and of slices."""
         if self.step == 0 or self.mesh_axis is None:
             return mesh_impl.slicewise(lambda *slices: fn(self.begin, *slices), *values)
-        coordinate = mesh_impl.laid_out_pcoord(self.mesh_axis)
-        return mesh_impl.slicewise(
-            lambda c, *slices: fn(self.begin - self.step * tf.cast(c, tf.int32), *slices),
-            coordinate,
-            *values,
-        )
+
+        def apply(c: tf.Tensor, *slices: tf.Tensor) -> Any:
+            c = tf.cast(c, tf.int32)
+            # Those without results would begin outside of what they have.
+            c = c if self.last is None else tf.minimum(c, self.last)
+            return fn(self.begin - self.step * c, *slices)
+
+        return mesh_impl.slicewise(apply, mesh_impl.laid_out_pcoord(self.mesh_axis), *values)
 
     def _cut(self, t: tf.Tensor, begin: Any, size: int) -> tf.Tensor:
         return cut(t, self.tensor_axis, begin, size)
@@ -159,14 +176,51 @@ class Halo:
         return tf.pad(t, paddings) if before or after else t
 
 
+def halos_too_far(mesh_impl: MeshImpl, halos: Iterable[Halo]) -> list[Halo]:
+    """Returns the Halos whose dimension an operation needs whole, as neighbors do not have them.
+
+    Args:
+      mesh_impl: a MeshImpl. Where XLA splits tensors, slices have no neighbors.
+      halos: Halos of it.
+    """
+    compiled = getattr(mesh_impl, "is_split_by_compiler", False)  # one from elsewhere lacks it
+    return [h for h in halos if not h.is_local and (compiled or not h.reaches_neighbors_alone)]
+
+
+def halo_collectives(
+    halos: Iterable[Halo], slice_sizes: Sequence[int], processors: int, itemsize: int
+) -> tuple[Collective, ...]:
+    """Returns the collectives of `gathered` of halos in turn, which are also those of `scattered`.
+
+    Args:
+      halos: Halos along different dimensions.
+      slice_sizes: the sizes of a slice, before the first one.
+      processors: the number of slices.
+      itemsize: the size of an element in bytes.
+    """
+    sizes, found = list(slice_sizes), []
+    for h in halos:
+        sizes[h.tensor_axis] = 1
+        rows = list_product(sizes) * processors
+        if h.mesh_axis is not None:
+            found += [
+                Collective("shift", (h.mesh_axis,), rows * n, rows * n * itemsize)
+                for _, n in (*h._hops(h.left), *h._hops(h.right))
+            ]
+        # The next one sends corners, too.
+        sizes[h.tensor_axis] = h.width
+    return tuple(found)
+
+
 def halo(
     mesh_impl: MeshImpl,
     tensor_axis: int,
     wide: Dimension,
     narrow: Dimension,
-    window: int,
-    stride: int,
-    before: int,
+    window: int = 1,
+    stride: int = 1,
+    before: int = 0,
+    wrap: bool = False,
 ) -> Halo:
     """Returns the Halo of windows over a dimension.
 
@@ -180,15 +234,28 @@ def halo(
       window: the size of a window.
       stride: how much later the next window begins.
       before: how many elements the first window begins before the first one.
+      wrap: whether what is before the first element are the last ones, and not zeros.
     """
     mesh_axis = mesh_impl.splitting_axis(wide)
     parts = 1 if mesh_axis is None else mesh_impl.shape[mesh_axis].size
-    size, results = wide.size // parts, narrow.size // parts
+    size, results = -(-wide.size // parts), -(-narrow.size // parts)
     width = (results - 1) * stride + window
     # The slice of processor c begins at c * size, and what its windows reach over at
     # c * results * stride - before: `step` more elements before the slice for each c.
     step = size - results * stride
-    last = (parts - 1) * step
-    left = max(0, before, before + last)
-    right = max(0, width - before - size + max(0, -last))
-    return Halo(tensor_axis, mesh_axis, size, left, right, width, left - before, step)
+    last = -(-narrow.size // max(1, results)) - 1
+    beyond = last * step
+    left = max(0, before, before + beyond)
+    right = max(0, width - before - size + max(0, -beyond))
+    return Halo(
+        tensor_axis,
+        mesh_axis,
+        size,
+        left,
+        right,
+        width,
+        left - before,
+        step,
+        wrap,
+        last if last < parts - 1 else None,
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple, Optional
 
 import tensorflow.compat.v1 as tf
@@ -15,6 +15,7 @@ from mesh_tensorflow._core.shape import Dimension
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow._mesh.slice_functions import cut
+from mesh_tensorflow.ops._movement.halo import Halo, halo, halo_collectives, halos_too_far
 from mesh_tensorflow.ops._source import check_dimension
 
 __all__ = [
@@ -37,6 +38,8 @@ class _Piece(NamedTuple):
 class ShiftOperation(Operation):
     """A Tensor shifted by a constant along a dimension, across processors if it is split."""
 
+    takes_any_padding = True
+
     def __init__(
         self, x: Tensor, offset: int, dim: Dimension, wrap: bool, name: Optional[str] = None
     ):
@@ -49,9 +52,19 @@ class ShiftOperation(Operation):
         self._wrap = wrap
         self._outputs = [Tensor(self, x.shape, x.dtype)]
 
-    def works_padded(self, d: Dimension) -> bool:
-        """Whether it shifts along another dimension."""
-        return d != self._dim
+    def needs_whole(self, mesh_impl: MeshImpl) -> Collection[str]:
+        """Returns the dimension if padding would come between, or it is shifted by many slices."""
+        if mesh_impl.padding(self._dim) == 0:
+            return super().needs_whole(mesh_impl)
+        far = self._wrap or halos_too_far(mesh_impl, [self._halo(mesh_impl)])
+        return [self._dim.name] if far else ()
+
+    def filling(self, x: Tensor) -> tuple[Collection[Dimension], float]:
+        """Returns the dimension: what is shifted in from past its end are zeros."""
+        return [self._dim], 0
+
+    def _halo(self, mesh_impl: MeshImpl) -> Halo:
+        return halo(mesh_impl, self._axis, self._dim, self._dim, before=self._offset)
 
     def gradient(self, grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Tensor]:
         """Shifts dy by the opposite offset."""
@@ -95,6 +108,9 @@ class ShiftOperation(Operation):
         if mesh_axis is None:
             return self._lower_slices(lowering, self._shift_whole)
         value = lowering.tensors[self.inputs[0]].to_laid_out_tensor()
+        if lowering.requested_impl(self).padding(self._dim):
+            value = self._halo(mesh_impl).gathered(mesh_impl, value)
+            return lowering.set_tensor_lowering(self.outputs[0], value)
         parts = []
         for piece in self._pieces(mesh_impl):
             # Cut before it is sent, so that only the elements that move are communicated.
@@ -113,6 +129,8 @@ class ShiftOperation(Operation):
         mesh_axis = requested.mesh_axis(self._dim)
         if mesh_axis is None:
             return
+        if requested.padding(self._dim):
+            return lowering.count_collectives(self, "halo")
         for processors, elements in self._kept_pieces(requested, mesh_axis):
             # As in the classic, also for the piece that stays where it is, which is no collective.
             lowering.add_counter(f"shift[{processors}]", elements)
@@ -146,6 +164,10 @@ class ShiftOperation(Operation):
         if mesh_axis is None:
             return Cost(0, moved)
         itemsize = self._outputs[0].dtype.size
+        if mesh_impl.padding(self._dim):
+            sizes = mesh_impl.slice_shape(self._outputs[0].shape)
+            edges = halo_collectives([self._halo(mesh_impl)], sizes, mesh_impl.size, itemsize)
+            return Cost(0, moved, edges)
         found = [
             Collective("shift", (mesh_axis,), elements, elements * itemsize)
             for processors, elements in self._kept_pieces(mesh_impl, mesh_axis)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, Optional, Union
 
 import numpy as np
@@ -11,10 +11,12 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops as mtf
 from mesh_tensorflow._core.errors import dims_text, is_whole, table_lookup
-from mesh_tensorflow._core.operation import Operation, gradient_of_output
+from mesh_tensorflow._core.operation import Cost, Operation, gradient_of_output
 from mesh_tensorflow._core.shape import Dimension, Shape, check_names_differ
 from mesh_tensorflow._core.tensor import Tensor
+from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow.ops._elementwise.binary import check_dtypes
+from mesh_tensorflow.ops._movement.halo import Halo, halo, halo_collectives, halos_too_far
 from mesh_tensorflow.ops._source import check_dimension
 
 __all__ = [
@@ -40,10 +42,55 @@ def _resized(shape: Shape, axis: int, size: int) -> Shape:
     return Shape(dims)
 
 
-class SliceOperation(Operation):
-    """A range along a dimension that is not split."""
+class _RangeOperation(Operation):
+    """Elements of one dimension in their order, from a place that may be outside of it."""
 
     takes_any_padding = True
+
+    _dim: Dimension
+    _axis: int
+    _first: int  # where the range begins, in the input
+
+    def _unsplittable(self) -> Iterable[str]:
+        # A search of layouts leaves it whole, as the classic's does.
+        return [self._dim.name]
+
+    def _halo(self, mesh_impl: MeshImpl) -> Halo:
+        """Returns what the slices of the output need of those of the input."""
+        new_dim = self._outputs[0].shape[self._axis]
+        # Nothing is taken from outside, but next to padding: there, numbers of the program.
+        inside = 0 <= self._first <= self._dim.size - new_dim.size
+        return halo(mesh_impl, self._axis, self._dim, new_dim, before=-self._first, wrap=inside)
+
+    def needs_whole(self, mesh_impl: MeshImpl) -> Collection[str]:
+        """Returns the dimension if its elements move by more than a slice."""
+        far = halos_too_far(mesh_impl, [self._halo(mesh_impl)])
+        return super().needs_whole(mesh_impl) if far else frozenset()
+
+    def _lower_range(self, lowering: mtf.Lowering, whole_fn: Callable) -> None:
+        """Takes the range with the rows of neighbors, or of slices that are whole along it."""
+        mesh_impl = lowering.mesh_impl(self)
+        lowering.count_collectives(self, "halo")
+        h = self._halo(mesh_impl)
+        if h.mesh_axis is None:
+            return self._lower_slices(lowering, whole_fn)
+        value = lowering.tensors[self._inputs[0]].to_laid_out_tensor()
+        lowering.set_tensor_lowering(self._outputs[0], h.gathered(mesh_impl, value))
+
+    def cost(self, mesh_impl: MeshImpl) -> Cost:
+        """Its bytes, and the rows that move between neighbors."""
+        x = self._inputs[0]
+        sizes = mesh_impl.slice_shape(x.shape)
+        moved = halo_collectives([self._halo(mesh_impl)], sizes, mesh_impl.size, x.dtype.size)
+        return super().cost(mesh_impl) + Cost(collectives=moved)
+
+    def cost_key(self) -> tuple:
+        """The dimension, and where the range begins."""
+        return self._dim, self._first
+
+
+class SliceOperation(_RangeOperation):
+    """A range along a dimension."""
 
     def __init__(
         self, x: Tensor, begin: int, size: int, slice_dim_name: str, name: Optional[str] = None
@@ -60,13 +107,9 @@ class SliceOperation(Operation):
         super().__init__([x], name=name or "slice")
         self._dim = dim
         self._axis = x.shape.dims.index(dim)
-        self._begin = begin
+        self._begin = self._first = begin
         self._size = size
         self._outputs = [Tensor(self, _resized(x.shape, self._axis, size), x.dtype)]
-
-    def _unsplittable(self) -> Iterable[str]:
-        # The range may be in the slices of some processors only.
-        return [self._dim.name]
 
     def gradient(self, grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Tensor]:
         """Pads dy with zeros where nothing was taken."""
@@ -75,11 +118,11 @@ class SliceOperation(Operation):
         return [pad(gradient_of_output(grad_ys), [self._begin, after], self._dim.name)]
 
     def lower(self, lowering: mtf.Lowering) -> None:
-        """Slices along a dimension that is not split."""
+        """Slices along the dimension."""
         # Of the slice: a processor takes all of its part of dimensions that are split.
         sizes = lowering.mesh_impl(self).slice_shape(self.outputs[0].shape)
         begin = [self._begin if axis == self._axis else 0 for axis in range(len(sizes))]
-        self._lower_slices(lowering, lambda t: tf.slice(t, begin, sizes))
+        self._lower_range(lowering, lambda t: tf.slice(t, begin, sizes))
 
 
 def _along(
@@ -138,10 +181,8 @@ def mtf_slice(
     )
 
 
-class PadOperation(Operation):
-    """A Tensor with zeros before and after it along a dimension that is not split."""
-
-    takes_any_padding = True
+class PadOperation(_RangeOperation):
+    """A Tensor with zeros before and after it along a dimension."""
 
     def __init__(
         self, x: Tensor, paddings: Sequence[int], pad_dim_name: str, name: Optional[str] = None
@@ -157,12 +198,13 @@ class PadOperation(Operation):
         self._dim = dim
         self._axis = x.shape.dims.index(dim)
         self._paddings = list(paddings)
+        self._first = -paddings[0]
         size = dim.size + sum(paddings)
         self._outputs = [Tensor(self, _resized(x.shape, self._axis, size), x.dtype)]
 
-    def _unsplittable(self) -> Iterable[str]:
-        # Padded slices would have zeros between them in the whole.
-        return [self._dim.name]
+    def filling(self, x: Tensor) -> tuple[Collection[Dimension], float]:
+        """Returns the dimension: past its end there are zeros."""
+        return [self._dim], 0
 
     def gradient(self, grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Tensor]:
         """Takes from dy what was there before padding."""
@@ -171,10 +213,10 @@ class PadOperation(Operation):
         return [mtf_slice(dy, self._paddings[0], self._dim.size, self._dim.name)]
 
     def lower(self, lowering: mtf.Lowering) -> None:
-        """Pads along a dimension that is not split."""
+        """Pads along the dimension."""
         rank = self.outputs[0].shape.ndims
         paddings = [self._paddings if axis == self._axis else [0, 0] for axis in range(rank)]
-        self._lower_slices(lowering, lambda t: tf.pad(t, paddings))
+        self._lower_range(lowering, lambda t: tf.pad(t, paddings))
 
 
 def pad(
