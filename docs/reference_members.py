@@ -34,7 +34,7 @@ PUBLIC_MODULES = (
     "beam_search",
 )
 # Beside what `Operation` declares: the protocol of families of operations.
-PROTOCOL = {"cost_key", "has_gradient", "may_begin_sum", "may_delay_sums", "takes_memory"}
+PROTOCOL = {"cost_key", "has_gradient", "may_begin_sum", "takes_memory"}
 
 
 class ReferenceMembers(griffe.Extension):

@@ -10,7 +10,7 @@ import dataclasses
 import itertools
 import sys
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union
+from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 
 from mesh_tensorflow._core.errors import Site, caller_site, tensors_text
 from mesh_tensorflow._core.shape import single_axes
@@ -111,9 +111,27 @@ def with_inner_operations(operations: Iterable[Operation]) -> Iterator[Operation
 
 
 # The methods whose results `cost_key` stands for.
-_COSTS = frozenset(["cost", "delays_sums", "pending_sums", "scatters"])
+_COSTS = frozenset(["cost", "partial_sums"])
 
 PendingSums = Mapping[Tensor, tuple[int, ...]]
+
+
+class Partial(NamedTuple):
+    """What is still to be summed of an output.
+
+    Attributes:
+      axes: the mesh axes to sum over.
+      same_as: an input, if the output is the same sum.
+      scattered: collectives that sum inputs over other axes and split the sums, in one step. They
+        are in addition to those of `cost`, which assumes that no input is a partial sum.
+    """
+
+    axes: tuple[int, ...] = ()
+    same_as: Optional[Tensor] = None
+    scattered: tuple[Collective, ...] = ()
+
+
+PartialSums = Optional[Mapping[Tensor, Partial]]
 
 
 def is_of_package(cls: type) -> bool:
@@ -169,13 +187,18 @@ class Operation(metaclass=_LeavesNothingBehind):
       gradient_of: the operation whose gradient it is part of, or None.
       is_eager: whether it was made in eager code, so that its outputs have values at any time.
       works_by_name: whether only shapes of inputs and outputs name dimensions, in its class.
-      takes_any_padding: whether it can work on slices that end in padding, along every dimension
-        that it does not need whole; see `works_padded`.
+      takes_padding: whether it can work on slices that end in padding, along every dimension that
+        it does not need whole. What is past the end may be anything then, in its inputs as in its
+        outputs. Without, it is given whole tensors along what a layout splits unevenly. What a
+        class says is not said of a subclass of a user's that lowers otherwise.
+      delays_sums: 0 if it needs the values of its inputs; else how many of them have to be partial
+        sums over the same axes for its outputs to be partial sums, too.
       has_effect: whether it does something, such as print, and its outputs are its first inputs. It
         does so once a step, also where its function is computed again.
     """
 
-    is_eager = works_by_name = has_effect = takes_any_padding = False
+    is_eager = works_by_name = has_effect = takes_padding = False
+    delays_sums = 0
 
     def __init_subclass__(cls, **kwargs: object) -> None:
         """Resets the cost key of a class that overrides costs or partial sums."""
@@ -384,25 +407,10 @@ class Operation(metaclass=_LeavesNothingBehind):
         # What a class says of how it lowers is not said of a user's subclass that lowers otherwise.
         return frozenset() if self._rules_are_of_base() else self.unsplittable_dims
 
-    def works_padded(self, d: Dimension) -> bool:
-        """Returns whether it can work on slices that end in padding along a dimension.
-
-        What is past the end may be anything, in its inputs as in its outputs. By default it is
-        given whole tensors along dimensions that a layout splits unevenly.
-
-        Args:
-          d: a Dimension of its inputs or outputs.
-        """
-        return self.takes_any_padding
-
-    def takes_padding(self, d: Dimension) -> bool:
-        """Returns `works_padded`, or False of a user's subclass that lowers otherwise.
-
-        Args:
-          d: a Dimension of its inputs or outputs.
-        """
+    def is_given_padding(self) -> bool:
+        """Returns `takes_padding`, or False of a user's subclass that lowers otherwise."""
         own = self._own_names()
-        return self.works_padded(d) and ("lower" not in own or "works_padded" in own)
+        return self.takes_padding and ("lower" not in own or "takes_padding" in own)
 
     def filling(self, x: Tensor) -> tuple[Collection[Dimension], float]:
         """Returns the dimensions of an input that it reduces, and what padding there has to be.
@@ -557,52 +565,29 @@ class Operation(metaclass=_LeavesNothingBehind):
 
     # -- partial sums
 
-    def delays_sums(self, mesh_impl: MeshImpl, pending: PendingSums) -> bool:
-        """Returns whether it accepts inputs that are partial sums, without their values.
+    def partial_sums(self, mesh_impl: MeshImpl, pending: PendingSums) -> PartialSums:
+        """Returns the outputs that are partial sums; None if it needs the values of its inputs.
 
         Args:
           mesh_impl: a MeshImpl.
-          pending: the inputs that are partial sums, each with the mesh axes to sum over.
+          pending: the inputs that are partial sums, each with the mesh axes to sum over. Without
+            any, what is returned are the sums that begin here.
         """
-        return False
-
-    def pending_sums(
-        self, mesh_impl: MeshImpl, pending: PendingSums
-    ) -> Mapping[Tensor, Union[tuple[int, ...], Tensor]]:
-        """Returns the outputs that are partial sums.
-
-        Args:
-          mesh_impl: a MeshImpl.
-          pending: the inputs that are partial sums whose values it does not need, each with the
-            mesh axes to sum over.
-
-        Returns:
-          For each such output, the mesh axes to sum over; or an input, if it is the same sum.
-        """
-        return {}
-
-    def scatters(
-        self, mesh_impl: MeshImpl, pending: PendingSums
-    ) -> Mapping[Tensor, Sequence[Collective]]:
-        """Returns its collectives that sum inputs and split the sums in one step.
-
-        They are in addition to those of `cost`, which assumes that no input is a partial sum.
-        `pending` is that of `pending_sums`.
-        """
-        return {}
+        return None if pending else {}
 
     def may_begin_sum(self, split: Collection[str]) -> bool:
         """Returns whether an output may be a partial sum, under some layout, if no input is.
 
+        Too often is allowed, and too rarely is not.
+
         Args:
           split: names of the dimensions that a layout may split.
         """
-        return self._has_own("pending_sums")
-
-    def may_delay_sums(self, pending: int) -> bool:
-        """Returns whether it may accept, under some layout, inputs that are partial sums.
-
-        Args:
-          pending: the number of inputs that are.
-        """
-        return self._has_own("delays_sums")
+        if self.delays_sums or not self._has_own("partial_sums"):
+            return False
+        # A sum is over what an output lacks; of loops, sums begin inside.
+        return bool(self.inner_operations) or any(
+            name in split and name not in y.shape.dimension_names
+            for y in self._outputs
+            for name in self._dimension_names()
+        )

@@ -71,21 +71,21 @@ class Walk:
             return [c for x in op.inputs for c in self.need(x)]
         given = {x: self.pending_axes(x) for x in op.inputs if self.pending_axes(x)}
         asked: list[Collective] = []
+        made = op.partial_sums(self._mesh_impl, given)
         # All inputs or none: an addition can put off two sums over the same axes, but not one of
         # them.
-        if given and not op.delays_sums(self._mesh_impl, given):
+        if made is None:
             for x in op.inputs:
                 asked += self.need(x)
-            given = {}
-        elif given:
-            # These are summed and split. They stay pending: each processor got its part of the sum,
-            # and a later use that needs all of it pays for that.
-            for x, collectives in op.scatters(self._mesh_impl, given).items():
-                asked += self._ask(x, collectives)
-        for y, what in op.pending_sums(self._mesh_impl, given).items():
+            made = op.partial_sums(self._mesh_impl, {}) or {}
+        for y, partial in made.items():
+            # What is scattered is summed and split. It stays pending: each processor got its part
+            # of the sum, and a later use that needs all of it pays for that.
+            asked += self._ask(next(iter(given), y), partial.scattered)
             # The same object for a Tensor that is the same sum, so that the first use of either is
             # charged.
-            self._pending[y] = self._pending[what] if isinstance(what, Tensor) else _Pending(what)
+            same = partial.same_as
+            self._pending[y] = self._pending[same] if same is not None else _Pending(partial.axes)
         return asked
 
     def summed_over(self, x: Tensor, axes: Iterable[int]) -> None:

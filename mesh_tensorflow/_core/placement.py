@@ -310,8 +310,10 @@ def inner_mesh_impl(
 
 def _whole(op: Operation, mesh_impl: MeshImpl, dims: Iterable[Dimension]) -> set[str]:
     """Returns the names of dimensions that an operation needs whole, or without padding."""
-    padded = {d for d in dims if mesh_impl.padding(d)} if uneven_names(mesh_impl) else ()
-    return {*op.needs_whole(mesh_impl), *(d.name for d in padded if not op.takes_padding(d))}
+    whole = set(op.needs_whole(mesh_impl))
+    if uneven_names(mesh_impl) and not op.is_given_padding():
+        whole.update(d.name for d in dims if mesh_impl.padding(d))
+    return whole
 
 
 def _split_further(
@@ -376,9 +378,8 @@ def _moved_cost(op: Operation, outer: MeshImpl, inner: MeshImpl) -> Cost:
     cost = op.cost(inner)
     sums = [
         # A sum that begins in the inner layout is summed there, and then moves.
-        Collective("allreduce", axes, elements, elements * y.dtype.size)
-        for y, axes in op.pending_sums(inner, {}).items()
-        if not isinstance(axes, Tensor)
+        Collective("allreduce", partial.axes, elements, elements * y.dtype.size)
+        for y, partial in (op.partial_sums(inner, {}) or {}).items()
         for elements in [inner.laid_out_size(y.shape)]
     ]
     collectives = (*itertools.chain(*there), *cost.collectives, *sums, *itertools.chain(*back))

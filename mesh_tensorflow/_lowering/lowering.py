@@ -737,7 +737,8 @@ class Lowering:
           pending: the inputs that are partial sums, each with the mesh axes to sum over.
         """
         requested = self.requested_impl(op)
-        scattered = itertools.chain(*op.scatters(requested, pending or {}).values())
+        made = op.partial_sums(requested, pending) if pending else None
+        scattered = itertools.chain(*(p.scattered for p in (made or {}).values()))
         for collective in (*scattered, *op.cost(requested).collectives):
             self._count_collective(requested, collective, label, op)
 

@@ -229,7 +229,7 @@ class _Sums:
         weights = {event.need: event.weight for _, event in self.events}
         for place, event in self.events:
             # What would delay a sum is given none here: each is computed where it begins.
-            if event.op is None or event.op.may_delay_sums(len(event.op.inputs)):
+            if event.op is None or event.op.delays_sums:
                 continue
             part = _Sums()
             part.layer = self.layer
@@ -324,7 +324,7 @@ class SumFinder:
         weight, split = self._weight_of.get(op), self._candidates
         if weight is not None:  # whose dimensions may be split where it is stored
             split = split | frozenset(weight.dimension_names)
-        if pending and not op.may_delay_sums(len(pending)):
+        if pending and not 0 < op.delays_sums <= len(pending):
             for x in pending:
                 self._need(x, step.times, weight)
             pending = []

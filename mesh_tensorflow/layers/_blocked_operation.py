@@ -16,7 +16,7 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._core.interfaces import LaidOutLike
-from mesh_tensorflow._core.operation import Collective, Cost, PendingSums
+from mesh_tensorflow._core.operation import Collective, Cost, Partial, PartialSums, PendingSums
 from mesh_tensorflow._core.shape import single_axes
 from mesh_tensorflow._core.tensor import is_differentiable
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
@@ -477,10 +477,12 @@ class BlockedAttentionGradOperation(Blocked):
             results.append(tf.cast(restored(x, order, output.shape.dimension_names), output.dtype))
         return tuple(results)
 
-    def pending_sums(self, mesh_impl: MeshImpl, pending: PendingSums) -> dict:
-        """Gradients of inputs that are replicated where logits are split are pending."""
+    def partial_sums(self, mesh_impl: MeshImpl, pending: PendingSums) -> PartialSums:
+        """Gradients of inputs that are replicated where logits are split are partial."""
+        if pending:
+            return None
         axes = {y: tuple(self._summed_axes(mesh_impl, y)) for y in self._outputs}
-        return {y: a for y, a in axes.items() if a}
+        return {y: Partial(a) for y, a in axes.items() if a}
 
     def cost(self, mesh_impl: MeshImpl) -> Cost:
         """The logits again, and a matrix product for each factor; the gathering of a memory."""

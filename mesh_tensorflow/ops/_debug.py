@@ -22,7 +22,7 @@ class PrintOperation(Operation):
     """The same value; prints other values when it is computed."""
 
     has_effect = True
-    takes_any_padding = True
+    takes_padding = True
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class ScalarSummaryOperation(Operation):
     """Adds a scalar to the summaries, with its name as the tag."""
 
     has_effect = True
-    takes_any_padding = True
+    takes_padding = True
 
     def __init__(self, name: str, x: Tensor):
         """Creates the operation; see `scalar_summary`."""

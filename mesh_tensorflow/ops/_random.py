@@ -29,7 +29,7 @@ __all__ = [
 class RandomOperation(Operation):
     """Random values that depend on the seed and on the program, not on the layout."""
 
-    takes_any_padding = True
+    takes_padding = True
 
     def __init__(self, mesh: Mesh, shape: ShapeLike, tf_fn: Callable, **kwargs: Any):
         """Creates the operation.

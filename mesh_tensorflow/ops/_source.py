@@ -45,7 +45,7 @@ class Constant(Operation):
     """A Tensor filled with one value."""
 
     works_by_name = True
-    takes_any_padding = True
+    takes_padding = True
 
     def __init__(
         self,
@@ -194,7 +194,7 @@ def ones_like(t: Tensor) -> Tensor:
 class RangeOperation(Operation):
     """The indices of a dimension, from 0."""
 
-    takes_any_padding = True
+    takes_padding = True
 
     def __init__(self, mesh: Mesh, dim: Dimension, dtype: tf.DType, name: Optional[str] = None):
         """Creates the operation; see `mtf_range`."""
@@ -239,7 +239,7 @@ def mtf_range(mesh: Mesh, dim: Dimension, dtype: tf.DType, name: Optional[str] =
 class ImportOperation(Operation):
     """Imports a tf.Tensor, sliced by the layout."""
 
-    takes_any_padding = True
+    takes_padding = True
 
     def __init__(self, mesh: Mesh, tf_tensor: tf.Tensor, shape: Shape, name: Optional[str] = None):
         """Creates the operation.
@@ -384,7 +384,7 @@ def import_fully_replicated(
 class ImportLaidOutTensorOperation(Operation):
     """Imports existing slices."""
 
-    takes_any_padding = True
+    takes_padding = True
 
     def __init__(
         self,

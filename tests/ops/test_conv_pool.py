@@ -8,6 +8,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow as mtf
+from mesh_tensorflow._core.operation import Partial
 from mesh_tensorflow.testing import harness
 
 Dim = mtf.Dimension
@@ -205,8 +206,8 @@ class TestConvolutions:
                 "allreduce/[0]/conv2d_backprop_filter": 96,
             }
             assert p.counters(*expected) == list(expected.values())
-            pending = {t: t.operation.pending_sums(p.impl, {}) for t in (y, dx, df)}
-            assert pending == {y: {y: (1,)}, dx: {}, df: {df: (0,)}}
+            pending = {t: t.operation.partial_sums(p.impl, {}) for t in (y, dx, df)}
+            assert pending == {y: {y: Partial((1,))}, dx: {}, df: {df: Partial((0,))}}
             costs = [t.operation.cost(p.impl) for t in (y, dx, df)]
             assert [(c.flops, c.collectives) for c in costs] == [(2 * 1152, ())] * 3
 

@@ -142,7 +142,7 @@ def test_defaults(mesh, x):
     op = only_lower(x, x).operation
     assert op.loop is None and not op.inner_operations and op.gradient_of is None
     assert op.takes_memory and not op.passes_on({"a", "b"})
-    assert not op.may_begin_sum({"a", "b"}) and not op.may_delay_sums(2)
+    assert not op.may_begin_sum({"a", "b"}) and not op.delays_sums
     assert op.cost_key() is None
     assert op.splittable_dims == {"a", "b"} and not op.unsplittable_dims
     assert walk(mesh.graph.operations, impl).costs[-1][1].flops == 24
@@ -154,21 +154,22 @@ class OwnCost(OnlyLower):
     def cost(self, mesh_impl):
         return super().cost(mesh_impl) + super().cost(mesh_impl)
 
-    def pending_sums(self, mesh_impl, pending):
+    def partial_sums(self, mesh_impl, pending):
         return {}
 
 
 def test_a_cost_that_is_like_no_other(x):
     one, two = OwnCost(x, x), OwnCost(x, x)
     assert one.cost_key() is one and two.cost_key() is two
-    assert one.may_begin_sum(()) and not one.may_delay_sums(1)
+    # What both inputs and the output have is not summed over.
+    assert not one.may_begin_sum({"a", "b"}) and not one.delays_sums
 
 
 class OwnSums(mtf.ReshapeOperation):
     """A class of the package with other sums, of which the inherited key knows nothing."""
 
-    def delays_sums(self, mesh_impl, pending):
-        return False
+    def partial_sums(self, mesh_impl, pending):
+        return None if pending else {}
 
 
 def test_a_key_is_not_inherited_by_another_cost(x):
@@ -194,7 +195,7 @@ def every_class(cls=Operation):
 
 def test_the_package_says_what_costs_depend_on():
     """Nothing of the package relies on the default for classes with a cost of their own."""
-    methods = ("cost", "delays_sums", "pending_sums")
+    methods = ("cost", "partial_sums")
     for cls in every_class():
         if not cls.__module__.startswith("mesh_tensorflow.") or cls.loop is not Operation.loop:
             continue

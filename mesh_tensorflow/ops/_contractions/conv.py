@@ -18,6 +18,8 @@ from mesh_tensorflow._core.errors import dims_text, is_whole, table_lookup
 from mesh_tensorflow._core.operation import (
     Cost,
     Operation,
+    Partial,
+    PartialSums,
     PendingSums,
     gradient_of_output,
 )
@@ -285,7 +287,7 @@ _KERNELS: dict[str, tuple[dict[int, Any], dict[str, str], Optional[str]]] = {
 class ConvNdOperation(Operation):
     """One of the three tensors of a convolution, computed from the other two."""
 
-    takes_any_padding = True
+    takes_padding = True
 
     def __init__(
         self,
@@ -540,10 +542,12 @@ class ConvNdOperation(Operation):
         """The kind of convolution, and which of its tensors is computed."""
         return self._form.kind, tuple(self._form.roles)
 
-    def pending_sums(self, mesh_impl: MeshImpl, pending: PendingSums) -> dict:
-        """The output is pending over the mesh axes that split summed dimensions."""
+    def partial_sums(self, mesh_impl: MeshImpl, pending: PendingSums) -> PartialSums:
+        """The output is partial over the mesh axes that split summed dimensions."""
+        if pending:
+            return None
         summed = self._summed_axes(mesh_impl)
-        return {self.outputs[0]: tuple(sorted(summed))} if summed else {}
+        return {self.outputs[0]: Partial(tuple(sorted(summed)))} if summed else {}
 
 
 class _ForwardConvOperation(ConvNdOperation):

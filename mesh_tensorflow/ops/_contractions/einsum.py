@@ -16,6 +16,8 @@ from mesh_tensorflow._core.operation import (
     Collective,
     Cost,
     Operation,
+    Partial,
+    PartialSums,
     PendingSums,
     gradient_of_output,
 )
@@ -81,7 +83,7 @@ class EinsumOperation(Operation):
     """Multiplies Tensors and sums over the dimensions that the output lacks."""
 
     works_by_name = True
-    takes_any_padding = True
+    takes_padding = True
 
     def __init__(
         self, inputs: Sequence[Tensor], output_shape: ShapeLike, name: Optional[str] = None
@@ -230,16 +232,12 @@ class EinsumOperation(Operation):
         """Costs depend on the shapes alone."""
         return None
 
-    def may_begin_sum(self, split: Collection[str]) -> bool:
-        """A sum begins if a summed dimension is split."""
-        kept = self._outputs[0].shape.dimension_names
-        # Also where `_plan` would gather the dimension: too often is allowed, too rarely is not.
-        return any(d.name in split and d.name not in kept for d in self._all_dims())
-
-    def pending_sums(self, mesh_impl: MeshImpl, pending: PendingSums) -> dict:
-        """The output is pending over the mesh axes that split summed dimensions."""
+    def partial_sums(self, mesh_impl: MeshImpl, pending: PendingSums) -> PartialSums:
+        """The output is partial over the mesh axes that split summed dimensions."""
+        if pending:
+            return None
         _, summed = self._plan(mesh_impl)
-        return {self.outputs[0]: tuple(summed)} if summed else {}
+        return {self.outputs[0]: Partial(tuple(summed))} if summed else {}
 
 
 def product(xs: Sequence[Tensor], output_shape: Shape, name: Optional[str] = None) -> Tensor:

@@ -151,7 +151,7 @@ def _pooled_shape(shape: Shape, ksize: Sequence[int]) -> Shape:
 class _Pooling(Operation):
     """Pooling and its gradient: what windows reach over where pooled dimensions are split."""
 
-    takes_any_padding = True
+    takes_padding = True
 
     _ksize: tuple[int, ...]
     _images: tuple[Tensor, Tensor]  # the one that is pooled, and the one that has been

@@ -15,6 +15,8 @@ from mesh_tensorflow._core.operation import (
     Collective,
     Cost,
     Operation,
+    Partial,
+    PartialSums,
     PendingSums,
     gradient_of_output,
 )
@@ -59,7 +61,7 @@ class ReduceOperation(Operation):
     """The sum, maximum or minimum over the dimensions that the output lacks."""
 
     works_by_name = True
-    takes_any_padding = True
+    takes_padding = True
 
     def __init__(
         self,
@@ -151,18 +153,13 @@ class ReduceOperation(Operation):
         """The kind of reduction."""
         return self._reduction_fn_string
 
-    def may_begin_sum(self, split: Collection[str]) -> bool:
-        """A sum begins if a reduced dimension is split."""
-        x, y = self._inputs[0].shape, self._outputs[0].shape
-        return self._is_sum() and any(
-            n in split and n not in y.dimension_names for n in x.dimension_names
-        )
-
-    def pending_sums(self, mesh_impl: MeshImpl, pending: PendingSums) -> dict:
-        """The sum is pending over the mesh axes that split reduced dimensions."""
-        axes = self._reduced_mesh_axes(mesh_impl)
+    def partial_sums(self, mesh_impl: MeshImpl, pending: PendingSums) -> PartialSums:
+        """A sum is partial over the mesh axes that split reduced dimensions."""
+        if pending:
+            return None
+        axes = self._reduced_mesh_axes(mesh_impl) if self._is_sum() else []
         # Sorted as in lowering, where sums over equal axes are added before they are communicated.
-        return {self._outputs[0]: tuple(sorted(axes))} if axes and self._is_sum() else {}
+        return {self._outputs[0]: Partial(tuple(sorted(axes)))} if axes else {}
 
 
 def cost_along(op: Operation, mesh_impl: MeshImpl, dim: Dimension, flops_per_element: int) -> Cost:
@@ -188,7 +185,7 @@ class BroadcastOperation(Operation):
     """A Tensor repeated along further dimensions."""
 
     works_by_name = True
-    takes_any_padding = True
+    takes_padding = True
 
     def __init__(self, x: Tensor, output_shape: ShapeLike, name: Optional[str] = None):
         """Creates the operation.

@@ -53,7 +53,7 @@ class _AlongDimension(Operation):
     """Base of operations that reduce along a dimension, which may be split, and keep the shape."""
 
     _flops_per_element = 8
-    takes_any_padding = True
+    takes_padding = True
 
     def filling(self, x: Tensor) -> tuple[Collection[Dimension], float]:
         """Returns its dimension, along which 0 adds nothing."""
@@ -261,7 +261,7 @@ class _OfIds(Operation):
     """What operations on logits [..., vocab] and ids [...] have in common."""
 
     _dim: Dimension
-    takes_any_padding = True
+    takes_padding = True
 
     def filling(self, x: Tensor) -> tuple[Collection[Dimension], float]:
         """Returns the dimension of ids of the logits, along which minus infinity has no share."""

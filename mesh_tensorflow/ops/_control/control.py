@@ -9,7 +9,7 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops as mtf
 from mesh_tensorflow._core.graph import leaves_no_node
-from mesh_tensorflow._core.operation import Cost, Operation, PendingSums
+from mesh_tensorflow._core.operation import Cost, Operation, Partial, PartialSums, PendingSums
 from mesh_tensorflow._core.tensor import Tensor, is_differentiable
 from mesh_tensorflow._mesh.mesh_impl import LazyAllreduceSum, MeshImpl
 from mesh_tensorflow.ops._variables.assign import Assign, ReadVariable, note_read
@@ -31,7 +31,7 @@ class Depend(Operation):
     The value of a variable is read again after operations that may assign to it.
     """
 
-    takes_any_padding = True
+    takes_padding = True
 
     def __init__(
         self,
@@ -175,7 +175,8 @@ class StopGradient(Operation):
     """The same value, without a gradient."""
 
     works_by_name = True
-    takes_any_padding = True
+    takes_padding = True
+    delays_sums = 1
 
     def __init__(self, x: Tensor, name: Optional[str] = None):
         """Creates the operation; see `stop_gradient`."""
@@ -203,19 +204,11 @@ class StopGradient(Operation):
         """The output is the input."""
         return {self.outputs[0]: self.inputs[0]}
 
-    def delays_sums(self, mesh_impl: MeshImpl, pending: PendingSums) -> bool:
-        """A partial sum passes through."""
-        return True
-
-    def may_begin_sum(self, split: Collection[str]) -> bool:
-        """No sum begins here."""
-        return False
-
-    def pending_sums(self, mesh_impl: MeshImpl, pending: PendingSums) -> dict:
-        """The output is pending as the input is."""
-        axes = pending.get(self.inputs[0])
-        # Not its axes: it is the same sum, for which the first use of either is charged.
-        return {} if axes is None else {self.outputs[0]: self.inputs[0]}
+    def partial_sums(self, mesh_impl: MeshImpl, pending: PendingSums) -> PartialSums:
+        """The output is the partial sum that the input is: the first use of either is charged."""
+        return {
+            y: Partial(pending[x], x) for x, y in zip(self.inputs, self.outputs) if x in pending
+        }
 
 
 def stop_gradient(x: Tensor) -> Tensor:
@@ -232,7 +225,8 @@ def stop_gradient(x: Tensor) -> Tensor:
 class CustomGradientOperation(Operation):
     """The outputs of a function with a custom gradient."""
 
-    takes_any_padding = True
+    takes_padding = True
+    delays_sums = 1
 
     def __init__(
         self,
@@ -320,18 +314,10 @@ class CustomGradientOperation(Operation):
         """Each output is what the function returned."""
         return dict(zip(self.outputs, self.inputs[len(self._all_inputs) :]))
 
-    def delays_sums(self, mesh_impl: MeshImpl, pending: PendingSums) -> bool:
-        """Partial sums pass through."""
-        return True
-
-    def may_begin_sum(self, split: Collection[str]) -> bool:
-        """No sum begins here."""
-        return False
-
-    def pending_sums(self, mesh_impl: MeshImpl, pending: PendingSums) -> dict:
-        """Each output is pending as what the function returned is."""
+    def partial_sums(self, mesh_impl: MeshImpl, pending: PendingSums) -> PartialSums:
+        """Each output is the partial sum that what the function returned is."""
         inner = self.inputs[len(self._all_inputs) :]
-        return {y: x for x, y in zip(inner, self.outputs) if x in pending}
+        return {y: Partial(pending[x], x) for x, y in zip(inner, self.outputs) if x in pending}
 
 
 def external_inputs(operations: Sequence[Operation], known: Sequence[Tensor]) -> list[Tensor]:

@@ -15,6 +15,8 @@ from mesh_tensorflow._core.layout import LayoutRules, convert_to_layout_rules
 from mesh_tensorflow._core.operation import (
     Cost,
     Operation,
+    Partial,
+    PartialSums,
     PendingSums,
     with_inner_operations,
 )
@@ -160,7 +162,8 @@ def usable(operations: Sequence[Operation]) -> Iterator[None]:
 class DelayOperation(Operation):
     """Inputs that wait for gradients, to delay recomputation."""
 
-    takes_any_padding = True
+    takes_padding = True
+    delays_sums = 1
 
     def __init__(self, xs: Sequence[Tensor], after: Sequence[Tensor]):
         super().__init__([*xs, *after], name="recompute")
@@ -179,18 +182,12 @@ class DelayOperation(Operation):
         """All cost nothing."""
         return None
 
-    def may_begin_sum(self, split: Collection[str]) -> bool:
-        """No sum begins here."""
-        return False
-
-    def delays_sums(self, mesh_impl: MeshImpl, pending: PendingSums) -> bool:
-        """Partial sums pass through where control dependencies order operations."""
+    def partial_sums(self, mesh_impl: MeshImpl, pending: PendingSums) -> PartialSums:
+        """Each output is partial as its input is, where control dependencies order operations."""
         # Control dependencies work on summands as well as on sums.
-        return mesh_impl.supports_control_dependencies
-
-    def pending_sums(self, mesh_impl: MeshImpl, pending: PendingSums) -> dict:
-        """Each output is pending as its input is."""
-        return {y: pending[x] for x, y in zip(self.inputs, self.outputs) if x in pending}
+        if pending and not mesh_impl.supports_control_dependencies:
+            return None
+        return {y: Partial(pending[x]) for x, y in zip(self.inputs, self.outputs) if x in pending}
 
     def lower(self, lowering: mtf.Lowering) -> None:
         """Makes the values wait for the gradients that recomputation is for."""

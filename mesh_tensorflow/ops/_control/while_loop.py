@@ -15,6 +15,8 @@ from mesh_tensorflow._core.operation import (
     Cost,
     Loop,
     Operation,
+    Partial,
+    PartialSums,
     PendingSums,
     with_inner_operations,
 )
@@ -35,7 +37,7 @@ __all__ = ["WhileLoopOperation", "while_loop"]
 class LoopValueOperation(Operation):
     """A placeholder for a value inside a loop; the loop sets its lowered value."""
 
-    takes_any_padding = True
+    takes_padding = True
 
     def __init__(self, mesh: Mesh, shape: Shape, dtype: tf.DType, name: str):
         super().__init__([], mesh=mesh, name=name)
@@ -218,7 +220,7 @@ class WhileGradientOperation(Operation):
     gradient.
     """
 
-    takes_any_padding = True
+    takes_padding = True
 
     def __init__(self, forward: WhileLoopOperation, grad_ys: Sequence[Optional[Tensor]]):
         """Creates the operation.
@@ -334,12 +336,14 @@ class WhileGradientOperation(Operation):
         inner = walk(self._operations, mesh_impl, self._results[: len(self._carried)]).costs
         return sum((cost for _, cost in inner), Cost())
 
-    def pending_sums(self, mesh_impl: MeshImpl, pending: PendingSums) -> dict:
-        """Accumulated gradients are pending as they are within an iteration."""
+    def partial_sums(self, mesh_impl: MeshImpl, pending: PendingSums) -> PartialSums:
+        """Accumulated gradients are partial as they are within an iteration."""
+        if pending:
+            return None
         inner = sums_of(self._operations, mesh_impl)
         n = len(self._carried)
         axes = {y: inner.pending_axes(x) for y, x in zip(self.outputs[n:], self._results[n:])}
-        return {y: a for y, a in axes.items() if a}
+        return {y: Partial(a) for y, a in axes.items() if a}
 
 
 def _needed(
@@ -376,7 +380,7 @@ class WhileLoopOperation(Operation):
       keeps_tape: whether it keeps values of each iteration, for its gradient.
     """
 
-    takes_any_padding = True
+    takes_padding = True
 
     def __init__(
         self,
@@ -660,12 +664,14 @@ class WhileLoopOperation(Operation):
         inner += walk(self._body_ops, mesh_impl, self._body_outputs[: self._num_vars]).costs
         return sum((cost for _, cost in inner), Cost())
 
-    def pending_sums(self, mesh_impl: MeshImpl, pending: PendingSums) -> dict:
-        """Accumulators are pending as they are within an iteration."""
+    def partial_sums(self, mesh_impl: MeshImpl, pending: PendingSums) -> PartialSums:
+        """Accumulators are partial as they are within an iteration."""
+        if pending:
+            return None
         inner = sums_of(self._body_ops, mesh_impl)
         pairs = zip(self.outputs[self._num_vars :], self._body_outputs[self._num_vars :])
         axes = {y: inner.pending_axes(x) for y, x in pairs}
-        return {y: a for y, a in axes.items() if a}
+        return {y: Partial(a) for y, a in axes.items() if a}
 
 
 def _is_drawn_or_read(op: Operation) -> bool:

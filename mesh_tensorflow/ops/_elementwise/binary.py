@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Optional, Union
 
 import numpy as np
@@ -12,7 +12,13 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops as mtf
 from mesh_tensorflow._core.errors import tensors_text
 from mesh_tensorflow._core.graph import leaves_no_node
-from mesh_tensorflow._core.operation import Operation, PendingSums, gradient_of_output
+from mesh_tensorflow._core.operation import (
+    Operation,
+    Partial,
+    PartialSums,
+    PendingSums,
+    gradient_of_output,
+)
 from mesh_tensorflow._core.shape import (
     Shape,
     ShapeLike,
@@ -194,7 +200,7 @@ class _ScalarOperation(Operation):
     """A Tensor and a number or a tf scalar; no gradient goes to the scalar."""
 
     works_by_name = True
-    takes_any_padding = True
+    takes_padding = True
     _verb: str
     _default_name: str
     _operator: Any  # of two values; no method, which a Callable would be taken for
@@ -291,7 +297,7 @@ class BinaryOpWithBroadcasting(Operation):
     """An elementwise function of two Tensors, broadcast by dimension name."""
 
     works_by_name = True
-    takes_any_padding = True
+    takes_padding = True
 
     def __init__(
         self,
@@ -348,6 +354,8 @@ def _sum_to(dy: Tensor, x: Tensor) -> Tensor:
 class AddOperation(BinaryOpWithBroadcasting):
     """The sum of two Tensors; it adds partial sums over the same mesh axes without an allreduce."""
 
+    delays_sums = 2  # both summands
+
     def __init__(
         self, x1: Tensor, x2: Tensor, output_shape: Optional[ShapeLike], name: Optional[str] = None
     ):
@@ -390,26 +398,14 @@ class AddOperation(BinaryOpWithBroadcasting):
         """Costs depend on the shapes alone."""
         return None
 
-    def may_begin_sum(self, split: Collection[str]) -> bool:
-        """No sum begins here."""
-        return False
-
-    def may_delay_sums(self, pending: int) -> bool:
-        """Only if both summands are partial sums."""
-        return pending == 2  # both are partial sums
-
-    def delays_sums(self, mesh_impl: MeshImpl, pending: PendingSums) -> bool:
-        """Whether both summands are pending over the same mesh axes."""
+    def partial_sums(self, mesh_impl: MeshImpl, pending: PendingSums) -> PartialSums:
+        """The sum of two partial sums over the same mesh axes is one, too."""
         # (sum over p of x1_p) + (sum over p of x2_p) = sum over p of (x1_p + x2_p), for the same
         # processors p alone.
-        axes = [pending.get(x) for x in self.inputs]
-        return self._same_shapes() and axes[0] is not None and axes[0] == axes[1]
-
-    def pending_sums(self, mesh_impl: MeshImpl, pending: PendingSums) -> dict:
-        """The sum of two compatible partial sums is pending as they are."""
-        if self.delays_sums(mesh_impl, pending):
-            return {self.outputs[0]: pending[self.inputs[0]]}
-        return {}
+        first, second = (pending.get(x) for x in self.inputs)
+        if self._same_shapes() and first is not None and first == second:
+            return {self.outputs[0]: Partial(first)}
+        return super().partial_sums(mesh_impl, pending)
 
 
 class MinMaxOperation(BinaryOpWithBroadcasting):

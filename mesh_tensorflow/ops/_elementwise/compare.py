@@ -168,7 +168,7 @@ class SelectOperation(Operation):
     """One of two Tensors, by a condition; what is not selected has no part in it, not even NaN."""
 
     works_by_name = True
-    takes_any_padding = True
+    takes_padding = True
 
     def __init__(self, condition: Tensor, if_true: Tensor, if_false: Tensor, shape: Shape):
         """Creates the operation; `shape` has the dimensions of all inputs."""

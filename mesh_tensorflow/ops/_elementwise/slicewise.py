@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Optional, Union
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._core.errors import WrongTypeError, slip, tensors_text
-from mesh_tensorflow._core.operation import Operation, PendingSums
+from mesh_tensorflow._core.operation import Operation, Partial, PartialSums, PendingSums
 from mesh_tensorflow._core.shape import Dimension, Shape, ShapeLike, convert_to_shape, list_product
 from mesh_tensorflow._core.tensor import Tensor, check_tensors, is_differentiable
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
@@ -74,7 +74,7 @@ class SlicewiseOperation(Operation):
     """
 
     works_by_name = True
-    takes_any_padding = True
+    takes_padding = True
 
     def __init__(
         self,
@@ -133,6 +133,8 @@ class GenericGradOperation(Operation):
     of its outputs in `_grad_ys`.
     """
 
+    takes_padding = True
+
     def __init__(
         self,
         forward_op: Operation,
@@ -161,9 +163,12 @@ class GenericGradOperation(Operation):
         for y, x in zip(self._outputs, forward_op.inputs):
             y._mesh = x.mesh
 
-    def works_padded(self, d: Dimension) -> bool:
-        """Whether all tensors have the dimension: where one lacks it, it is summed over."""
-        return all(d in t.shape for t in self._inputs + self._outputs)
+    def needs_whole(self, mesh_impl: MeshImpl) -> Collection[str]:
+        """Returns those of the function, and padded ones that a tensor lacks, which are summed."""
+        tensors = self._inputs + self._outputs
+        dims = dict.fromkeys(d for t in tensors for d in t.shape if mesh_impl.padding(d))
+        summed = (d.name for d in dims if any(d not in t.shape for t in tensors))
+        return {*super().needs_whole(mesh_impl), *summed}
 
     def _unsplittable(self) -> Collection[str]:
         return self._forward_op.unsplittable_dims
@@ -219,10 +224,12 @@ class GenericGradOperation(Operation):
         """Which outputs of the function have gradients."""
         return self._num_forward, tuple(self._given)
 
-    def pending_sums(self, mesh_impl: MeshImpl, pending: PendingSums) -> dict:
-        """Gradients of inputs that are replicated where an output is split are pending."""
+    def partial_sums(self, mesh_impl: MeshImpl, pending: PendingSums) -> PartialSums:
+        """Gradients of inputs that are replicated where an output is split are partial."""
+        if pending:
+            return None
         axes = {y: tuple(self._summed_axes(mesh_impl, y)) for y in self._outputs}
-        return {y: a for y, a in axes.items() if a}
+        return {y: Partial(a) for y, a in axes.items() if a}
 
 
 def _tf_gradients(

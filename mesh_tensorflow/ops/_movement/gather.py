@@ -9,7 +9,14 @@ import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._core.interfaces import LaidOutLike
 from mesh_tensorflow._core.layout import uneven_names
-from mesh_tensorflow._core.operation import Cost, Operation, PendingSums, gradient_of_output
+from mesh_tensorflow._core.operation import (
+    Cost,
+    Operation,
+    Partial,
+    PartialSums,
+    PendingSums,
+    gradient_of_output,
+)
 from mesh_tensorflow._core.shape import Dimension, Shape, single_axes
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh.mesh_impl import LaidOutTensor, LazyAllreduceSum, MeshImpl
@@ -43,7 +50,7 @@ class _AlongTable(Operation):
     """What a lookup and its gradient have in common."""
 
     _dim: Dimension
-    takes_any_padding = True
+    takes_padding = True
 
     def filling(self, x: Tensor) -> tuple[Collection[Dimension], float]:
         """Returns what is looked up or summed: ids past the end of a table find zeros there."""
@@ -142,10 +149,12 @@ class GatherOperation(_AlongTable):
         """The dimension that is looked up."""
         return self._dim
 
-    def pending_sums(self, mesh_impl: MeshImpl, pending: PendingSums) -> dict:
-        """The output is pending over the mesh axis that splits the looked-up dimension."""
-        split = self._split_over(mesh_impl)
-        return {} if split is None else {self.outputs[0]: tuple(sorted(single_axes([split])))}
+    def partial_sums(self, mesh_impl: MeshImpl, pending: PendingSums) -> PartialSums:
+        """The output is partial over the mesh axis that splits the looked-up dimension."""
+        if pending:
+            return None
+        axes = sorted(single_axes([self._split_over(mesh_impl)]))
+        return {self.outputs[0]: Partial(tuple(axes))} if axes else {}
 
 
 # Types whose sums would lose small terms; a product with a one-hot sums them in float32 too.
@@ -284,7 +293,9 @@ class GatherGradientOperation(_AlongTable):
         """The dimension that is indexed."""
         return self._dim
 
-    def pending_sums(self, mesh_impl: MeshImpl, pending: PendingSums) -> dict:
-        """The output is pending over the mesh axes that split the indices."""
+    def partial_sums(self, mesh_impl: MeshImpl, pending: PendingSums) -> PartialSums:
+        """The output is partial over the mesh axes that split the indices."""
+        if pending:
+            return None
         axes = self._summed_axes(mesh_impl)
-        return {self.outputs[0]: tuple(axes)} if axes else {}
+        return {self.outputs[0]: Partial(tuple(axes))} if axes else {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Optional, Union
 
 import tensorflow.compat.v1 as tf
@@ -54,7 +54,7 @@ _CHOSEN = "_chosen"
 class OneHotOperation(Operation):
     """One value at the index, another elsewhere, along a new last dimension."""
 
-    takes_any_padding = True
+    takes_padding = True
 
     def __init__(
         self,
@@ -229,6 +229,8 @@ def cumsum(x: Tensor, dim: Dimension, exclusive: bool = False) -> Tensor:
 class TopKOperation(Operation):
     """The k largest elements along a dimension, with their indices."""
 
+    takes_padding = True
+
     def __init__(
         self, x: Tensor, reduced_dim: Dimension, k_dim: Dimension, name: Optional[str] = None
     ):
@@ -247,9 +249,10 @@ class TopKOperation(Operation):
         self._k_dim = k_dim
         self._outputs = [Tensor(self, shape, x.dtype), Tensor(self, shape, tf.int32, index=1)]
 
-    def works_padded(self, d: Dimension) -> bool:
-        """Whether neither what is chosen from nor what is chosen is along the dimension."""
-        return d not in (self._reduced_dim, self._k_dim)
+    def needs_whole(self, mesh_impl: MeshImpl) -> Collection[str]:
+        """Returns the dimension of the chosen ones, and that of the others if it is padded."""
+        padded = [self._reduced_dim.name] if mesh_impl.padding(self._reduced_dim) else []
+        return {*super().needs_whole(mesh_impl), *padded}
 
     def _unsplittable(self) -> Sequence[str]:
         # The chosen ones are found and ordered together, so each processor has all of them.

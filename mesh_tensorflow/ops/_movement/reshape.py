@@ -15,6 +15,8 @@ from mesh_tensorflow._core.operation import (
     Collective,
     Cost,
     Operation,
+    Partial,
+    PartialSums,
     PendingSums,
     gradient_of_output,
 )
@@ -165,7 +167,8 @@ def _check_order(what: str, x: Tensor, new_shape: Shape) -> None:
 class ReshapeOperation(Operation):
     """The same elements in row-major order, under other dimensions."""
 
-    takes_any_padding = True
+    takes_padding = True
+    delays_sums = 1
 
     def __init__(self, x: Tensor, new_shape: ShapeLike, name: Optional[str] = None):
         """Creates the operation.
@@ -258,42 +261,28 @@ class ReshapeOperation(Operation):
         kept = [[n for n in t.shape.dimension_names if n in split] for t in (x, y)]
         return {y: x} if kept[0] == kept[1] else {}
 
-    def may_begin_sum(self, split: Collection[str]) -> bool:
-        """No sum begins here."""
-        return False
+    def partial_sums(self, mesh_impl: MeshImpl, pending: PendingSums) -> PartialSums:
+        """The output is partial as the input is, if no processor needs elements that others have.
 
-    def delays_sums(self, mesh_impl: MeshImpl, pending: PendingSums) -> bool:
-        """Whether the input is pending, and no processor needs elements that others have."""
-        return self._inputs[0] in pending and _only_splits(self._moves(mesh_impl))
-
-    def pending_sums(self, mesh_impl: MeshImpl, pending: PendingSums) -> dict:
-        """The output is pending as the input is, but over axes that split it; or the same sum."""
+        A sum over an axis that splits the output is a reduce-scatter.
+        """
         moves, x = self._moves(mesh_impl), self._inputs[0]
         if x not in pending or not _only_splits(moves):
-            return {}
+            return super().partial_sums(mesh_impl, pending)
         y = self._outputs[0]
         if not moves and mesh_impl.slice_shape(x.shape) == mesh_impl.slice_shape(y.shape):
-            return {y: x}  # nothing is done: whichever of the two is summed first, both are
-        left = _left(_scattering(moves, pending[x]), pending[x])
-        return {y: left} if left else {}
-
-    def scatters(
-        self, mesh_impl: MeshImpl, pending: PendingSums
-    ) -> dict[Tensor, Sequence[Collective]]:
-        """A sum over an axis that splits the output is a reduce-scatter."""
-        moves, x = self._moves(mesh_impl), self._inputs[0]
-        if x not in pending or not _only_splits(moves):
-            return {}
+            # Nothing is done: whichever of the two is summed first, both are.
+            return {y: Partial(pending[x], same_as=x)}
         elements = self._factored(mesh_impl)[0].slice_size * mesh_impl.size
-        found = []
-        for move in _scattering(moves, pending[x]):
+        scattering, scattered = _scattering(moves, pending[x]), []
+        for move in scattering:
             if move.kind == "reduce_scatter":
-                found.append(
+                scattered.append(
                     Collective(move.kind, (move.mesh_axis,), elements, elements * x.dtype.size)
                 )
             # What is cut off here is not summed by the steps that follow.
             elements //= mesh_impl.shape[move.mesh_axis].size
-        return {x: found}
+        return {y: Partial(_left(scattering, pending[x]), scattered=tuple(scattered))}
 
 
 def reshape(x: Tensor, new_shape: ShapeLike, name: str = "reshape") -> Tensor:

@@ -38,7 +38,7 @@ class _Piece(NamedTuple):
 class ShiftOperation(Operation):
     """A Tensor shifted by a constant along a dimension, across processors if it is split."""
 
-    takes_any_padding = True
+    takes_padding = True
 
     def __init__(
         self, x: Tensor, offset: int, dim: Dimension, wrap: bool, name: Optional[str] = None

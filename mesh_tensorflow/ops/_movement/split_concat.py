@@ -45,7 +45,7 @@ def _resized(shape: Shape, axis: int, size: int) -> Shape:
 class _RangeOperation(Operation):
     """Elements of one dimension in their order, from a place that may be outside of it."""
 
-    takes_any_padding = True
+    takes_padding = True
 
     _dim: Dimension
     _axis: int
@@ -288,7 +288,7 @@ def _fill_missing(ys: Sequence[Tensor], grad_ys: Sequence[Optional[Tensor]]) -> 
 class ConcatOperation(Operation):
     """Tensors concatenated along a dimension that is not split."""
 
-    takes_any_padding = True
+    takes_padding = True
 
     def __init__(
         self,
@@ -361,7 +361,7 @@ def concat(xs: Sequence[Tensor], concat_dim_name: str, name: Optional[str] = Non
 class SplitOperation(Operation):
     """A Tensor split along a dimension that is not split over the mesh."""
 
-    takes_any_padding = True
+    takes_padding = True
 
     def __init__(
         self,
@@ -457,7 +457,7 @@ def split(
 class StackOperation(Operation):
     """Tensors of one shape stacked along a new dimension."""
 
-    takes_any_padding = True
+    takes_padding = True
 
     def __init__(self, xs: Sequence[Tensor], dim_name: str, axis: int, name: Optional[str] = None):
         """Creates the operation; see `stack`."""
@@ -522,7 +522,7 @@ def stack(xs: Sequence[Tensor], dim_name: str, axis: int = 0, name: Optional[str
 class UnstackOperation(Operation):
     """The Tensors that a Tensor consists of along a dimension, which is removed."""
 
-    takes_any_padding = True
+    takes_padding = True
 
     def __init__(self, x: Tensor, dim: Dimension, name: Optional[str] = None):
         """Creates the operation; see `unstack`."""

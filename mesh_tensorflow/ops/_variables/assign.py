@@ -75,7 +75,7 @@ def note_read(lowering: Lowering, variable: Variable, value: LaidOutLike) -> Non
 class ReadVariable(Operation):
     """Reads the value of a variable at this point of the program."""
 
-    takes_any_padding = True
+    takes_padding = True
 
     def __init__(self, var: Variable, name: Optional[str] = None):
         """Creates the operation; see `read_variable`."""
@@ -147,7 +147,7 @@ class Assign(Operation):
     """Assigns to variables, when its `lowering.lowered_operation` is run."""
 
     has_effect = True
-    takes_any_padding = True
+    takes_padding = True
 
     def __init__(
         self,

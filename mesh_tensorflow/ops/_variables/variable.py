@@ -268,7 +268,7 @@ Initializer = Callable[..., tf.Tensor]
 class Variable(Operation):
     """A variable, whose output is its value; it has slices once it is lowered."""
 
-    takes_any_padding = True
+    takes_padding = True
 
     is_stacked = False
 
