@@ -12,8 +12,10 @@ import numpy as np
 
 from mesh_tensorflow._core.graph import Graph
 from mesh_tensorflow._core.operation import Loop, Operation
+from mesh_tensorflow._core.placement import inner_mesh_impl
 from mesh_tensorflow._core.shape import Dimension, Shape
 from mesh_tensorflow._core.tensor import Tensor
+from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow.auto_mtf import scheduler
 from mesh_tensorflow.auto_mtf._space import LayoutSpace
 from mesh_tensorflow.auto_mtf._stored import Storing, Updates, takes_again
@@ -30,11 +32,13 @@ class Column(NamedTuple):
       weight: the dimensions of the weight, if it belongs to an update and is stored in parts, or is
         a whole copy of that; else None.
       stored: names of the dimensions that may be stored in parts; empty for a whole copy.
+      sizes: the sizes of `dims` where slices may end in padding; else empty.
     """
 
     dims: tuple[str, ...]
     weight: Optional[tuple[Dimension, ...]] = None
     stored: tuple[str, ...] = ()
+    sizes: tuple[int, ...] = ()
 
     def names(self, candidates: frozenset[str]) -> tuple[str, ...]:
         """Returns the sorted names of all dimensions that the number of parts depends on."""
@@ -44,15 +48,21 @@ class Column(NamedTuple):
         # others.
         return tuple(sorted({*self.dims, *(d.name for d in self.weight)} & candidates))
 
-    def parts(self, layout: Mapping[str, str], sizes: Mapping[str, int], storing: Storing) -> int:
-        """Returns the number of parts under a layout.
+    def parts(self, layout: Mapping[str, str], sizes: Mapping[str, int], storing: Storing) -> float:
+        """Returns the number of parts under a layout; less by the padding, if that counts.
 
         Args:
           layout: a dictionary from dimension names to mesh dimension names.
           sizes: a dictionary from mesh dimension names to sizes.
           storing: a Storing.
         """
-        split = math.prod(sizes[layout[d]] for d in self.dims if d in layout)
+        split: float = math.prod(sizes[layout[d]] for d in self.dims if d in layout)
+        for d, size in zip(self.dims, self.sizes):
+            if d in layout and size % sizes[layout[d]]:
+                # Of ten elements on four processors, each has three. A little less, so that what
+                # is divided by it is not rounded down by a whole byte.
+                n = sizes[layout[d]]
+                split *= size / (n * -(-size // n)) * (1 - 2**-40)
         if self.weight is None:
             return split
         if self.stored:
@@ -176,7 +186,8 @@ class Held(NamedTuple):
     Attributes:
       name: the name of the tensor or the variable.
       kind: "weights", "slots", "activations", "recomputed", "gradients", "updates", "gathered"
-        (whole copies of weights that are stored in parts) or "loop tape".
+        (whole copies of weights that are stored in parts, and what an operation has in another
+        layout) or "loop tape".
       bytes: its size on one processor.
     """
 
@@ -207,6 +218,7 @@ class ResidentMemory(LiveMemory):
         candidates: frozenset[str],
         storing: Storing,
         updates: Optional[Updates] = None,
+        impl: Optional[MeshImpl] = None,
     ):
         """Creates a ResidentMemory.
 
@@ -216,9 +228,12 @@ class ResidentMemory(LiveMemory):
           candidates: names of the dimensions that may be split.
           storing: a Storing.
           updates: the Updates of the program, if variables are stored in parts.
+          impl: a MeshImpl, to count what is held in its layout alone, too: padding, and what
+            operations that need a dimension whole have in another layout.
         """
         self._candidates = candidates
         self._storing = storing
+        self._impl = impl
         self._stored = (
             None if updates is None else StoredItems(updates, storing.weights_too, candidates)
         )
@@ -261,7 +276,25 @@ class ResidentMemory(LiveMemory):
 
     def _column(self, op: Operation, shape: Shape) -> Column:
         dims = tuple(sorted(set(shape.dimension_names) & self._candidates))
-        return Column(dims) if self._stored is None else self._stored.column(op, dims, shape)
+        column = Column(dims) if self._stored is None else self._stored.column(op, dims, shape)
+        if self._impl is None:
+            return column
+        sizes = {d.name: d.size for d in shape}
+        return column._replace(sizes=tuple(sizes[d] for d in dims))
+
+    def _moved(self, op: Operation) -> Optional[Block]:
+        """Returns what an operation has in another layout than the program; None if nothing."""
+        inner = None if self._impl is None else inner_mesh_impl(op, self._impl)
+        if inner is None:
+            return None
+        tensors = dict.fromkeys(x for x in op.inputs + op.outputs if x.mesh is op.mesh)
+        held = sum(
+            inner.slice_size(x.shape) * x.dtype.size
+            for x in tensors
+            if inner.tensor_layout(x.shape) != self._impl.tensor_layout(x.shape)
+        )
+        # Bytes of one processor as they are: in other layouts, something else would move.
+        return Block(f"{op.name}/moved", "gathered", held, Column(()))
 
     def _variable_blocks(self, operations: Iterable[Operation]) -> Iterator[Block]:
         for op in operations:
@@ -301,6 +334,11 @@ class ResidentMemory(LiveMemory):
                 # has read it.
                 inputs += [name for name in self._tapes(loop) if name not in inputs]
                 outputs += self._make_tape(op, loop)
+            moved = self._moved(op)
+            if moved is not None:
+                # Nothing reads it, so that it is in memory while the operation runs.
+                self._blocks[moved.name] = moved
+                outputs.append(moved.name)
             yield Item(op.name, op, inputs, outputs)
 
     def _make_tape(self, op: Operation, loop: Loop) -> list[str]:
@@ -331,8 +369,10 @@ class ResidentMemory(LiveMemory):
             if op.takes_memory and not op.passes_on(self._candidates):
                 live.update((y, self._block(y, "activations")) for y in op.outputs)
             below = [[]] if op.loop is None else self._moments_of(op.loop)
-            moments += [[*live.values(), *more] for more in below]
-            for block in live.values():
+            moved = self._moved(op)
+            now = [*live.values(), *([] if moved is None else [moved])]
+            moments += [[*now, *more] for more in below]
+            for block in now:
                 self._columns.setdefault(block.column, len(self._columns))
             live = {t: block for t, block in live.items() if last[t] > i}
         return moments
@@ -469,7 +509,7 @@ class ResidentMemory(LiveMemory):
         return other
 
     def _held(self, block: Block, layout: Mapping[str, str], sizes: Mapping[str, int]) -> int:
-        return block.bytes // block.column.parts(layout, sizes, self._storing)
+        return int(block.bytes // block.column.parts(layout, sizes, self._storing))
 
     def by_kind(
         self, layout: Mapping[str, str], mesh_sizes: Mapping[str, int]

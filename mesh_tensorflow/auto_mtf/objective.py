@@ -67,7 +67,7 @@ class LiveMemory:
           layout: a dictionary from dimension names to mesh dimension names.
           mesh_sizes: a dictionary from mesh dimension names to sizes.
         """
-        # Without remainders, since a legal layout divides all sizes evenly.
+        # Without remainders, since a layout that a search tries divides all sizes evenly.
         return (self.bytes // self.parts(layout, mesh_sizes)).sum(axis=1)
 
     def peak(self, layout: Mapping[str, str], mesh_sizes: Mapping[str, int]) -> int:

@@ -13,6 +13,7 @@ from mesh_tensorflow._core.graph import Graph
 from mesh_tensorflow._core.layout import UNEVEN, LayoutRules, StoredLayout, joined_names
 from mesh_tensorflow._core.shape import JOIN, Shape, convert_to_shape
 from mesh_tensorflow._core.tensor import Tensor
+from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow._units import bytes_text
 from mesh_tensorflow.auto_mtf._program import FastestLayouts, Tables
 from mesh_tensorflow.auto_mtf._resident import Held, ResidentMemory
@@ -40,7 +41,8 @@ _HINTS = {
     "activations": "a smaller batch, mtf.recompute_grad around each layer, or bfloat16",
     "recomputed": "a smaller batch, or mtf.recompute_grad around smaller parts",
     "gradients": "a smaller batch, or bfloat16",
-    "gathered": "mtf.recompute_grad around each layer, which gathers its weights again",
+    "gathered": "mtf.recompute_grad around each layer, which gathers its weights again, or a layout "
+    "that splits nothing that an operation needs whole",
     "updates": "more processors; an optimizer that computes less at once",
     "loop tape": "fewer iterations of the loop, or smaller loop variables",
 }
@@ -123,19 +125,24 @@ class ProgramParts:
             self._units[key] = program_units(steps, candidates, updates)
         return self._units[key]
 
-    def memory(self, candidates: frozenset[str], storing: Storing) -> ResidentMemory:
+    def memory(
+        self, candidates: frozenset[str], storing: Storing, impl: Optional[MeshImpl] = None
+    ) -> ResidentMemory:
         """Returns the memory of the program on one processor.
 
         Args:
           candidates: names of the dimensions that may be split.
           storing: a Storing.
+          impl: a MeshImpl, for what is held in its layout alone; see `ResidentMemory`.
         """
         stored = storing.layout is not None
         # Rows do not depend on the mesh, so there are three: nothing in parts, slots, and weights
         # too.
         key = candidates, stored + storing.weights_too
+        updates = self.updates if stored else None
+        if impl is not None:
+            return ResidentMemory(self.graph, self.outputs, candidates, storing, updates, impl)
         if key not in self._memory:
-            updates = self.updates if stored else None
             self._memory[key] = ResidentMemory(
                 self.graph, self.outputs, candidates, storing, updates
             )
@@ -206,7 +213,8 @@ class StepEstimator:
         # By its text, since a Hardware has dictionaries and so no hash.
         known = parts.known(tuple(self.mesh_shape), repr(self.hardware))
         self.times = StepTime(units, self.space, model, known)
-        self.memory = parts.memory(candidates, model.storing)
+        impl = model.impl(dict(self._also)) if self._also else None
+        self.memory = parts.memory(candidates, model.storing, impl)
 
     def estimate(self, layout: AnyLayout) -> Estimate:
         """Estimates the time and memory of a step under a layout.

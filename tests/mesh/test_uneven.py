@@ -259,6 +259,8 @@ def test_estimates_count_the_padding():
     # Of 3 of the 10 rows.
     whole = estimator.estimate("").seconds.total
     assert 0.25 * whole < found.seconds.total < whole
+    assert estimator.estimate("").peak_bytes == 2 * 4 * 10 * 6
+    assert found.peak_bytes == 2 * 4 * 3 * 6
     with pytest.raises(ValueError, match=r"x=4 does not divide all sizes of dimension 'a'; a:x\?"):
         estimator.estimate("a:x")
     # A search tries no layout of this kind.
@@ -272,6 +274,10 @@ def test_estimates_of_what_operations_need_whole():
     estimator = StepEstimator(mesh.graph, "x:2", [y])
     found = estimator.estimate("a:x")
     assert (found.layout, found.seconds.communication > 0) == ({"a": "x"}, True)
+    # Beside half of 8 rows and of 16, it has as many elements in the layout in which they are joined.
+    assert found.peak_bytes == 2 * (4 * 4 * 6 + 4 * 8 * 6)
+    held = mtf.visualize.memory(mesh.graph, placed("a:x", "x:2"), [y]).at_peak
+    assert held == {"activations": 4 * 12 * 6, "gathered": 4 * 12 * 6}
     assert str(auto_mtf.layout(mesh.graph, "x:2", [y], objective="time")) == "LayoutRules{b:x}"
     assert "alltoall" in str(mtf.visualize.communication(mesh.graph, placed("a:x", "x:2")))
 
