@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from helpers import processes
 from helpers.paths import environment
-from helpers.train import linear, several
+from helpers.train import linear, odd_sizes, several
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import launch
@@ -39,6 +39,25 @@ def test_two_processes(tmp_path):
     assert found[0]["checkpoint"].endswith("model.ckpt-5")
     rest = linear.fit(6, directory=str(tmp_path / "model"))
     np.testing.assert_allclose(rest.losses, linear.fit(6).losses[5:], rtol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["h:x", "c:x"])
+def test_three_processes_with_sizes_that_three_does_not_divide(layout, tmp_path):
+    command = [sys.executable, "-m", "mesh_tensorflow.launch", "--processes", "3", "--show_all"]
+    done = subprocess.run(
+        [*command, odd_sizes.__file__, layout, str(tmp_path / "out")],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    alone = odd_sizes.fit().losses
+    for i in range(3):
+        found = json.loads((tmp_path / f"out.{i}").read_text())
+        np.testing.assert_allclose(found, alone, rtol=1e-5)
 
 
 def test_processes_that_do_not_know_each_other():
