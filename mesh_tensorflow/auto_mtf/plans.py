@@ -349,6 +349,7 @@ def plan(
     max_mesh_shape_dimensions: int = 2,
     mesh_shapes: Optional[Iterable[Any]] = None,
     within: float = math.inf,
+    joint: bool = False,
 ) -> Plans:
     """Returns the fastest way to build, split and store a program, and why others lose.
 
@@ -376,6 +377,8 @@ def plan(
       mesh_shapes: Shapes, or what converts to them, instead of all with the number of processors.
       within: plans that take more than this many times as long as the best are not looked at
         closely; 1 finds the best plan soonest.
+      joint: whether a layout may split one dimension over several mesh dimensions together, and
+        variables be stored so.
 
     Returns:
       Plans. Of equally fast plans, the first candidate's with the first stage is the best.
@@ -391,7 +394,7 @@ def plan(
     if not within >= 1:
         raise ValueError(f"within={within} must be 1 or more: a multiple of the best plan's time")
     shapes = _shapes(processors, max_mesh_shape_dimensions, mesh_shapes)
-    search = _Search(shapes, memory_limit_bytes, hardware_profile(hardware), within)
+    search = _Search(shapes, memory_limit_bytes, hardware_profile(hardware), within, joint)
     for choice in choices() if candidates is None else candidates:
         search.add(choice, build, list(zero))
     return search.result(processors)
@@ -421,10 +424,15 @@ class _Search:
     """The best plan so far, and what was lost."""
 
     def __init__(
-        self, shapes: Sequence[Shape], limit: Optional[float], hardware: Hardware, within: float
+        self,
+        shapes: Sequence[Shape],
+        limit: Optional[float],
+        hardware: Hardware,
+        within: float,
+        joint: bool,
     ):
         self._shapes, self._limit, self._hardware = shapes, limit, hardware
-        self._within = within
+        self._within, self._joint = within, joint
         self._best: Optional[Plan] = None
         self._best_zero: Optional[int] = None
         self._lost: list[Lost] = []
@@ -464,20 +472,22 @@ class _Search:
     ) -> Iterator[StepEstimator]:
         for shape in shapes:
             seen = set()
-            for stored in stored_layouts(shape, [zero]):
+            for stored in stored_layouts(shape, [zero], self._joint):
                 # Of mesh dimensions with one size and equal links, one stands for all.
                 alike = self._alike(shape, stored)
                 if alike not in seen:
                     seen.add(alike)
                     yield StepEstimator(
                         parts.graph, shape, parts.outputs, self._hardware, stored, parts,
-                        exchanges=True,
+                        exchanges=True, joint=self._joint,
                     )  # fmt: skip
 
     def _alike(self, shape: Shape, stored: Optional[StoredLayout]) -> Any:
         """Returns what is equal for stored layouts that differ by a permutation of the mesh."""
         if stored is None or stored.mesh_dim is None:
             return None
+        if stored.mesh_dim not in shape.dimension_names:
+            return stored.mesh_dim  # several, joined
         axis = shape.dimension_names.index(stored.mesh_dim)
         return shape[axis].size, tuple(map(tuple, self._hardware.links(shape, axis)))
 

@@ -41,8 +41,8 @@ _HINTS = {
     "activations": "a smaller batch, mtf.recompute_grad around each layer, or bfloat16",
     "recomputed": "a smaller batch, or mtf.recompute_grad around smaller parts",
     "gradients": "a smaller batch, or bfloat16",
-    "gathered": "mtf.recompute_grad around each layer, which gathers its weights again, or a layout "
-    "that splits nothing that an operation needs whole",
+    "gathered": "mtf.recompute_grad around each layer, which gathers its weights again; a layout "
+    "that splits no dimension that an operation needs whole",
     "updates": "more processors; an optimizer that computes less at once",
     "loop tape": "fewer iterations of the loop, or smaller loop variables",
 }

@@ -48,7 +48,14 @@ __all__ = [
 ]
 
 MESHES = ["x:2", "x:2,y:2"]
-OTHER_MESHES = ["x:1", "x:3", "x:4", "x:2,y:3", "x:2,y:4", "x:8"]  # a program is tried in one of them
+OTHER_MESHES = [
+    "x:1",
+    "x:3",
+    "x:4",
+    "x:2,y:3",
+    "x:2,y:4",
+    "x:8",
+]  # a program is tried in one of them
 MOST_LAYOUTS = 4  # of each of MESHES, besides those that cover what can be split
 # Programs with more operations take long: they are tried in MESHES only, in layouts that cover what
 # can be split.

@@ -85,6 +85,30 @@ def test_brute_force(tf_graph):
         assert soon.best.rules == found.best.rules
 
 
+def test_joined_mesh_dimensions(tf_graph):
+    """On a mesh of two dimensions, the batch over both is what it is over one of the same size."""
+    sizes = {**SIZES, "heads": 1, "d_ff": 5, "d_model": 5, "d_kv": 5, "vocab": 5, "length": 5}
+
+    def best(mesh, **options):
+        plans = mtf.auto_mtf.plan(
+            lambda choice: built(choice, **sizes),
+            4,
+            [Choice()],
+            (0, 3),
+            hardware=SLOW,
+            mesh_shapes=[mesh],
+            **options,
+        )
+        return plans.best
+
+    joined, apart = best("a:2,b:2", joint=True), best("a:2,b:2")
+    assert "batch:a+b" in joined.rules
+    assert joined.seconds.total < apart.seconds.total
+    one = best("all:4")
+    assert joined.seconds.compute == pytest.approx(one.seconds.compute)
+    assert joined.estimate.peak_bytes == one.estimate.peak_bytes
+
+
 @pytest.mark.slow
 def test_a_limit_pushes_to_recomputation(tf_graph):
     """Less memory takes more time: first what is stored in parts, then what is recomputed."""
