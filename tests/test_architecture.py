@@ -56,7 +56,6 @@ CORE_ORDER = [
     ["tensor", "interfaces"],
     ["operation"],
     ["graph", "placement"],
-    ["pending"],
 ]
 # Rooms of _mesh: neither sees the other, and files outside of rooms see none of them but slices.
 MESH_ORDER = [

@@ -39,7 +39,7 @@ from mesh_tensorflow._core.operation import (
     is_of_package,
     with_inner_operations,
 )
-from mesh_tensorflow._core.pending import Walk
+from mesh_tensorflow._core.placement import Walk
 from mesh_tensorflow._core.shape import Dimension, Shape
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl

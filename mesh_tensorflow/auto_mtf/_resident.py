@@ -284,14 +284,15 @@ class ResidentMemory(LiveMemory):
 
     def _moved(self, op: Operation) -> Optional[Block]:
         """Returns what an operation has in another layout than the program; None if nothing."""
-        inner = None if self._impl is None else inner_mesh_impl(op, self._impl)
-        if inner is None:
+        outer = self._impl
+        inner = None if outer is None else inner_mesh_impl(op, outer)
+        if outer is None or inner is None:
             return None
         tensors = dict.fromkeys(x for x in op.inputs + op.outputs if x.mesh is op.mesh)
         held = sum(
             inner.slice_size(x.shape) * x.dtype.size
             for x in tensors
-            if inner.tensor_layout(x.shape) != self._impl.tensor_layout(x.shape)
+            if inner.tensor_layout(x.shape) != outer.tensor_layout(x.shape)
         )
         # Bytes of one processor as they are: in other layouts, something else would move.
         return Block(f"{op.name}/moved", "gathered", held, Column(()))

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Optional
 import numpy as np
 
 from mesh_tensorflow._core.operation import Collective, Cost, Operation
-from mesh_tensorflow._core.pending import Walk
+from mesh_tensorflow._core.placement import Walk
 from mesh_tensorflow._core.shape import Shape
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl

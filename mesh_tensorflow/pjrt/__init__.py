@@ -14,9 +14,8 @@ except ImportError as e:
     ) from e
 
 from mesh_tensorflow.pjrt._chief import run_in_chief
-from mesh_tensorflow.pjrt._function import export, function
+from mesh_tensorflow.pjrt._function import Collectives, Lowered, export, function
 from mesh_tensorflow.pjrt._in_session import in_session
-from mesh_tensorflow.pjrt._lowered import Collectives, Lowered
 from mesh_tensorflow.pjrt._store import ArrayStore, restore, save
 from mesh_tensorflow.pjrt._trace import mesh_impl
 

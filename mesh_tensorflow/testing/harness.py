@@ -17,7 +17,7 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow as mtf
 from mesh_tensorflow import placement_mesh_impl
 from mesh_tensorflow._core.operation import Cost, with_inner_operations
-from mesh_tensorflow._core.pending import walk
+from mesh_tensorflow._core.placement import walk
 from mesh_tensorflow._core.shape import JointAxis, single_axes
 from mesh_tensorflow.simd_mesh_impl import SimdMeshImpl, replicate
 

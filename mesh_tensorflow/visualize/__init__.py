@@ -2,10 +2,9 @@
 
 from mesh_tensorflow.visualize._communication import Communication, communication
 from mesh_tensorflow.visualize._memory import Memory, memory
-from mesh_tensorflow.visualize._report import report
+from mesh_tensorflow.visualize._report import print_training_report, report, training_report
 from mesh_tensorflow.visualize._sharding import Sharding, Tile, visualize_sharding
 from mesh_tensorflow.visualize._summary import Summary, VariableRow, summary
-from mesh_tensorflow.visualize._training_report import print_training_report, training_report
 
 __all__ = [
     "Communication",

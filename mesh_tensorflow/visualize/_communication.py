@@ -12,8 +12,7 @@ from typing import NamedTuple, Optional, Union
 from mesh_tensorflow import _figure
 from mesh_tensorflow._core.errors import dims_text, text_table
 from mesh_tensorflow._core.operation import Collective, Operation, with_inner_operations
-from mesh_tensorflow._core.pending import Walk
-from mesh_tensorflow._core.placement import cost_of
+from mesh_tensorflow._core.placement import Walk, cost_of
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._figure import Picture
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl

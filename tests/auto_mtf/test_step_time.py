@@ -10,7 +10,7 @@ from helpers.auto_mtf.real_programs import MESHES, loop_program, real_programs
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow._core.operation import Collective
-from mesh_tensorflow._core.pending import walk
+from mesh_tensorflow._core.placement import walk
 from mesh_tensorflow.auto_mtf import hardware, models
 from mesh_tensorflow.auto_mtf._seconds import CostModel
 from mesh_tensorflow.auto_mtf.hardware import Hardware, Link

@@ -11,7 +11,7 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow._core.operation import Cost
-from mesh_tensorflow._core.pending import walk
+from mesh_tensorflow._core.placement import walk
 from mesh_tensorflow.testing import harness
 from mesh_tensorflow.testing.harness import Placing
 

@@ -5,7 +5,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow._core.pending import walk
+from mesh_tensorflow._core.placement import walk
 from mesh_tensorflow.testing import harness
 from mesh_tensorflow.testing.harness import WHOLE, Placing
 

@@ -8,7 +8,7 @@ import tensorflow as tf2
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow._core.pending import walk
+from mesh_tensorflow._core.placement import walk
 from mesh_tensorflow.ops._control.recompute import DelayOperation
 from mesh_tensorflow.simd_mesh_impl import SimdMeshImpl, replicate
 

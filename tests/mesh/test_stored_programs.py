@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow._core.operation import Cost
-from mesh_tensorflow._core.pending import walk
+from mesh_tensorflow._core.placement import walk
 from mesh_tensorflow.testing import harness
 
 MESHES = ["x:2", "x:3", "x:4", "x:2,y:2", "x:2,y:3", "x:1,y:4", "x:2,y:1,z:2"]

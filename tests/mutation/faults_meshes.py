@@ -4,7 +4,7 @@ from fault import Fault
 
 FAULTS = [
     Fault(
-        "_core/pending.py",
+        "_core/placement.py",
         "self._pending[x].summed = True",
         "self._pending[x].summed = False",
         "a sum that two operations read is counted twice by the cost model",

@@ -7,7 +7,7 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow as mtf
 from mesh_tensorflow import auto_mtf
 from mesh_tensorflow._core.operation import Operation, with_inner_operations
-from mesh_tensorflow._core.pending import walk
+from mesh_tensorflow._core.placement import walk
 
 A, B = mtf.Dimension("a", 4), mtf.Dimension("b", 6)
 X = np.arange(24, dtype=np.float32).reshape(4, 6) / 10

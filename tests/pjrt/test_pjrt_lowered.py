@@ -6,7 +6,7 @@ from helpers.pjrt import DATA, MESH, on_jax
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow.pjrt import Collectives
-from mesh_tensorflow.pjrt._lowered import collectives_of
+from mesh_tensorflow.pjrt._function import collectives_of
 
 
 def test_what_is_known_of_a_program():

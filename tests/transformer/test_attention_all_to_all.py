@@ -9,7 +9,7 @@ from helpers.transformer import attention_layers as base
 from helpers.transformer.attention_layers import DEPTH, LENGTH, ROWS, run, tensor
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow._core.pending import walk
+from mesh_tensorflow._core.placement import walk
 from mesh_tensorflow.testing.harness import WHOLE, Placing, assert_close
 from mesh_tensorflow.transformer import transformer_layers as T
 from mesh_tensorflow.transformer.utils._program import layout_of_program

@@ -12,7 +12,7 @@ from helpers.transformer import models
 from helpers.transformer.models import LENGTH, Mix, assert_same, imported, some_ids
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow._core.pending import walk
+from mesh_tensorflow._core.placement import walk
 from mesh_tensorflow.testing import harness
 from mesh_tensorflow.testing.harness import WHOLE, Placing
 from mesh_tensorflow.transformer import moe, transformer, transformer_layers

@@ -9,7 +9,7 @@ from helpers.transformer import models
 from helpers.transformer.models import DEPTH, LENGTH, ROWS, assert_same, imported, run, some_ids
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow._core.pending import walk
+from mesh_tensorflow._core.placement import walk
 from mesh_tensorflow.testing.harness import WHOLE, Placing
 from mesh_tensorflow.transformer import transformer, transformer_layers
 

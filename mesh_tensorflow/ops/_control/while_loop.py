@@ -20,7 +20,7 @@ from mesh_tensorflow._core.operation import (
     PendingSums,
     with_inner_operations,
 )
-from mesh_tensorflow._core.pending import sums_of, walk
+from mesh_tensorflow._core.placement import sums_of, walk
 from mesh_tensorflow._core.shape import Shape
 from mesh_tensorflow._core.tensor import Tensor, check_tensors, is_differentiable
 from mesh_tensorflow._mesh.mesh_impl import LazyAllreduceSum, MeshImpl

@@ -4,9 +4,7 @@ from mesh_tensorflow.testing.cases import (
     attention,
     contraction,
     control,
-    conv,
     elementwise,
-    fourier,
     layers,
     movement,
 )
@@ -14,7 +12,7 @@ from mesh_tensorflow.testing.cases.table import Case
 
 __all__ = ["CASES", "Case"]
 
-_FAMILIES = [elementwise, contraction, movement, control, conv, layers, attention, fourier]
+_FAMILIES = [elementwise, contraction, movement, control, layers, attention]
 
 CASES: list[Case] = [c for family in _FAMILIES for c in family.CASES]
 

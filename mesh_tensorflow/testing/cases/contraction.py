@@ -1,12 +1,12 @@
-"""Cases that sum: products, convolutions, reductions."""
+"""Cases that sum: products, reductions, convolutions and pooling, Fourier transforms."""
 
 import numpy as np
 from scipy import special
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow.testing.cases.table import ALL, FLOATS, case, dim, dims, shape
+from mesh_tensorflow.testing.cases.table import ALL, FLOATS, WIDE, case, dim, dims, shape
 
-__all__ = ["CASES"]
+__all__ = ['CASES']
 
 
 def _einsum(name, inputs, equation, output=None, reduced=None, **kwargs):
@@ -199,4 +199,135 @@ _REDUCTIONS = [c for name in _FNS for c in _reductions(name)] + _SOFTMAX + _TOP 
 ]
 
 
-CASES = [*_PRODUCTS, *_REDUCTIONS]
+# -- convolutions
+
+
+def _conv(x, f, stride=1):
+    """X [n, h, w, i], f [fh, fw, i, o]; no padding."""
+    fh, fw = f.shape[:2]
+    windows = np.lib.stride_tricks.sliding_window_view(x, (fh, fw), axis=(1, 2))
+    return np.einsum("nhwiab,abio->nhwo", windows[:, ::stride, ::stride], f)
+
+
+def _same(x, f):
+    return _conv(np.pad(x, [(0, 0), (1, 1), (1, 1), (0, 0)]), f)
+
+
+def _pooled(x, fn):
+    n, h, w, c = x.shape
+    return fn(x.reshape(n, h // 2, 2, w // 2, 2, c), (2, 4))
+
+
+_FILTER = "fh:3 fw:3 d f"
+
+
+def _pool(kind):
+    return lambda x: mtf.PoolOperation(x, (2, 2), (2, 2), kind).outputs[0]
+
+
+_CONVOLUTIONS = [
+    case("conv2d_same", f"n h w d, {_FILTER}",
+         lambda x, f: mtf.Conv2dOperation(x, f, [1, 1, 1, 1], "SAME").outputs[0], _same,
+         tolerance=3e-5),
+    case("conv2d_valid", f"n h w:5 d, {_FILTER}",
+         lambda x, f: mtf.Conv2dOperation(x, f, [1, 1, 1, 1], "VALID").outputs[0], _conv,
+         tolerance=3e-5),
+    case("conv2d_stride", f"n h:7 w:7 d, {_FILTER}",
+         lambda x, f: mtf.Conv2dOperation(x, f, [1, 2, 2, 1], "VALID").outputs[0],
+         lambda x, f: _conv(x, f, 2), tolerance=3e-5),
+    case("conv2d_by_einsum", "n h w d, fh:1 fw:1 d f",
+         lambda x, f: mtf.Conv2dOperation(x, f, [1, 1, 1, 1], "SAME").outputs[0], _conv,
+         tolerance=3e-5),
+    case("max_pool", "n h w d/distinct", _pool("MAX_2D"), lambda x: _pooled(x, np.max)),
+    case("avg_pool", "n h w d", _pool("AVG_2D"), lambda x: _pooled(x, np.mean)),
+]
+
+
+# -- Fourier transforms
+
+
+_fft = np.fft
+_signal = mtf.signal
+
+
+def _smooth(x):
+    """Multiplies the frequencies of x by a real function of them, there and back again."""
+    k = _signal.fftn(x, dims("a s"), dims("k:8 l:4"))
+    square = _signal.fftfreq(x.mesh, dim("k:8")) * _signal.fftfreq(x.mesh, dim("l:4"))
+    weights = mtf.cast(mtf.exp(square * -3.0), x.dtype)
+    return _signal.ifftn(k * weights, dims("k:8 l:4"), dims("a s"))
+
+
+def _smooth_oracle(x):
+    weights = np.exp(-3 * np.outer(_fft.fftfreq(8), _fft.fftfreq(4)))
+    return _fft.ifftn(_fft.fftn(x, axes=[0, 2]) * weights[:, None], axes=[0, 2])
+
+
+def _there_and_back(x, d, new):
+    """Halves the squares of the frequencies of a real signal; its dimension gets a new name."""
+    y = _signal.rfft(x, d)
+    return _signal.irfft(y * 0.5 * y, y.shape.get_dim_by_name(f"{d.name}_frequency"), new)
+
+
+def _there_and_back_oracle(x, axis):
+    y = _fft.rfft(x, axis=axis)
+    return _fft.irfft(y * 0.5 * y, x.shape[axis], axis)
+
+
+def _frequencies(x):
+    n, v = dims("n v")
+    return [
+        x * _signal.fftfreq(x.mesh, n, 0.5),
+        _signal.fftshift(_signal.fftfreq(x.mesh, n)) * 2.0,
+        _signal.fftfreq(x.mesh, v) * 2.0,
+        _signal.rfftfreq(x.mesh, n, 0.25),
+        _signal.rfftfreq(x.mesh, v, new_dim=dim("w:3")),
+    ]
+
+
+_TRANSFORMS = [
+    case("fft", "a s/complex", lambda x: _signal.fft(x, dim("a")), lambda x: _fft.fft(x, axis=0),
+         dtypes=WIDE),
+    case("fft_last_of_three", "a v s/complex", lambda x: _signal.fft(x, dim("s"), dim("k:4")),
+         lambda x: _fft.fft(x, axis=2)),
+    case("fft_alone", "a/complex", lambda x: _signal.fft(x, dim("a")) * 2.0,
+         lambda x: _fft.fft(x) * 2),
+    case("ifft", "s a/complex", lambda x: _signal.ifft(x, dim("a"), dim("k:8")),
+         lambda x: _fft.ifft(x, axis=1), dtypes=WIDE),
+    case("fft_of_sum", "a b s/complex",
+         lambda x: _signal.fft(mtf.reduce_sum(x, reduced_dim=dim("b")), dim("a")),
+         lambda x: _fft.fft(x.sum(1), axis=0)),
+    case("rfft", "a s", lambda x: _signal.rfft(x, dim("a")), lambda x: _fft.rfft(x, axis=0),
+         dtypes=WIDE),
+    case("rfft_odd", "s v a", lambda x: _signal.rfft(x, dim("v"), dim("k:3")),
+         lambda x: _fft.rfft(x, axis=1)),
+    case("irfft", "h:5 s/complex", lambda x: _signal.irfft(x, dim("h:5"), dim("a")),
+         lambda x: _fft.irfft(x, 8, 0), dtypes=WIDE),
+    case("irfft_odd", "s k/complex", lambda x: _signal.irfft(x, dim("k"), dim("v")),
+         lambda x: _fft.irfft(x, 5, 1)),
+    case("rfft_there_and_back", "a s", lambda x: _there_and_back(x, dim("a"), dim("d")),
+         lambda x: _there_and_back_oracle(x, 0)),
+    case("fft3d", "a n s/complex", lambda x: _signal.fft3d(x, dims("a n s")),
+         lambda x: _fft.fftn(x)),
+    case("fft3d_renamed", "e a n s/complex",
+         lambda x: _signal.fft3d(x, dims("a n s"), dims("f d w")),
+         lambda x: _fft.fftn(x, axes=[1, 2, 3]), dtypes=WIDE, thorough=False),
+    case("ifft3d", "a n s/complex", lambda x: _signal.ifft3d(x, dims("s a n"), dims("w d f")),
+         lambda x: _fft.ifftn(x)),
+    case("fftn_of_four", "w n k s/complex", lambda x: _signal.fftn(x, dims("w n k s")),
+         lambda x: _fft.fftn(x), thorough=False),
+    case("fft_padded", "a v n/complex", lambda x: _signal.fftn(x, dims("a n")),
+         lambda x: _fft.fftn(x, axes=[0, 2])),
+    case("fft_smooth", "a v s/complex", _smooth, _smooth_oracle),
+    case("fft_frequencies", "n s", _frequencies,
+         lambda x: [x * _fft.fftfreq(8, 0.5)[:, None], _fft.fftshift(_fft.fftfreq(8)) * 2,
+                    _fft.fftfreq(5) * 2, _fft.rfftfreq(8, 0.25), _fft.rfftfreq(5)]),
+    case("fftshift", "a v/complex", lambda x: [_signal.fftshift(x), _signal.fftshift(x, dim("v"))],
+         lambda x: [_fft.fftshift(x), _fft.fftshift(x, 1)]),
+    case("ifftshift", "a v/complex",
+         lambda x: [_signal.ifftshift(x), _signal.ifftshift(x, dims("a"))],
+         lambda x: [_fft.ifftshift(x), _fft.ifftshift(x, 0)]),
+]
+
+
+CASES = [*_PRODUCTS, *_REDUCTIONS, *_CONVOLUTIONS, *_TRANSFORMS]

@@ -6,7 +6,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow._core.pending import walk
+from mesh_tensorflow._core.placement import walk
 from mesh_tensorflow.transformer import transformer, transformer_layers
 
 STEPS, ROWS, LENGTH, MEMORY = 2, 2, 16, 24
