@@ -1,10 +1,11 @@
-"""Imports TensorFlow without what it writes meanwhile, and without what programs do not need."""
+"""TensorFlow without what it writes about itself: at its import, and in calls of older functions."""
 
 from __future__ import annotations
 
 import contextlib
 import importlib
 import importlib.machinery
+import logging
 import os
 import re
 import subprocess
@@ -148,3 +149,21 @@ def import_tensorflow() -> None:
         contextlib.nullcontext() if shown or not sys.executable else _without_chatter(),
     ):
         importlib.import_module("tensorflow")
+
+
+# -- advice
+
+
+def _is_no_advice(record: logging.LogRecord) -> bool:
+    return "Instructions for updating" not in str(record.msg)
+
+
+@contextlib.contextmanager
+def not_advised() -> Iterator[None]:
+    """Context without TensorFlow's advice to replace functions, which is for who calls them."""
+    log = logging.getLogger("tensorflow")
+    log.addFilter(_is_no_advice)
+    try:
+        yield
+    finally:
+        log.removeFilter(_is_no_advice)

@@ -26,7 +26,6 @@ ORDER = [
         "_elements",
         "_stop_signals",
         "_units",
-        "_deprecations",
         "_pjrt",
     ],
     ["_core"],

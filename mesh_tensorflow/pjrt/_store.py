@@ -23,7 +23,6 @@ import tensorflow.compat.v1 as tf
 from jax.sharding import NamedSharding, Sharding
 
 from mesh_tensorflow._core.layout import slice_coordinates
-from mesh_tensorflow._deprecations import not_advised
 from mesh_tensorflow._mesh.random_values import initial_value, program_seed
 from mesh_tensorflow._mesh.variables.checkpoint_files import (
     Reader,
@@ -35,6 +34,7 @@ from mesh_tensorflow._mesh.variables.checkpoint_files import (
     write_parts,
 )
 from mesh_tensorflow._mesh.variables.store import Form, VariableStore, differs, fitting
+from mesh_tensorflow._quiet import not_advised
 from mesh_tensorflow._stop_signals import deferred
 from mesh_tensorflow.checkpoint import CheckpointError, Wanted, check_checkpoint
 from mesh_tensorflow.pjrt._devices import all_dtypes, check_kept, done_in_all, gathered, placed

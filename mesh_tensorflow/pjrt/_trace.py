@@ -16,9 +16,9 @@ import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._contexts import within
 from mesh_tensorflow._core.layout import TensorLayout
-from mesh_tensorflow._deprecations import not_advised
 from mesh_tensorflow._mesh.gspmd import Compilation, GspmdMeshImpl, annotating
 from mesh_tensorflow._mesh.random_values import key_is_of_step, new_key
+from mesh_tensorflow._quiet import not_advised
 
 if TYPE_CHECKING:
     from mesh_tensorflow._mesh.variables.store import Form

@@ -12,10 +12,10 @@ import tensorflow as tf2
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
-from mesh_tensorflow._deprecations import not_advised
 from mesh_tensorflow._mesh.random_values import keys_by_step
 from mesh_tensorflow._mesh.variables import checkpoint_files
 from mesh_tensorflow._mesh.variables.checkpoint_files import Faults, faults
+from mesh_tensorflow._quiet import not_advised
 from mesh_tensorflow._stop_signals import StopSignals
 from mesh_tensorflow._watching import told_to_user
 from mesh_tensorflow.checkpoint import CheckpointError, Saver, check_checkpoint
