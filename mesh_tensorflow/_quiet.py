@@ -1,4 +1,4 @@
-"""TensorFlow without what it writes about itself: at its import, and in calls of older functions."""
+"""TensorFlow without what it writes about itself, at its import and in calls of older functions."""
 
 from __future__ import annotations
 

@@ -53,6 +53,7 @@ __all__ = [
     "Walk",
     "collectives_of",
     "cost_of",
+    "counterparts",
     "factored",
     "inner_mesh_impl",
     "moves_between",
@@ -149,6 +150,31 @@ class Factored:
         return self.products[self.axes[mesh_axis]] if mesh_axis in self.axes else None
 
 
+def counterparts(old_shape: Shape, new_shape: Shape) -> list[tuple[int, int]]:
+    """Returns the axes of two shapes of the same elements along which an element has one place.
+
+    An example: of [batch=10, d=6] and [batch=10, one=1, head=2, e=3], the axes (0, 0).
+
+    Args:
+      old_shape: a Shape.
+      new_shape: a Shape of the same size.
+    """
+    found: list[tuple[int, int]] = []
+    before, begins = 1, []
+    for d in new_shape:
+        begins.append((before, d.size))
+        before *= d.size
+    before, first = 1, 0
+    for i, d in enumerate(old_shape):
+        # An element's place is its number, by the size of what is behind, modulo the dimension's.
+        if (before, d.size) in begins[first:]:
+            j = begins.index((before, d.size), first)
+            found.append((i, j))
+            first = j + 1
+        before *= d.size
+    return found
+
+
 def factored(
     old_shape: Shape, old_impl: MeshImpl, new_shape: Shape, new_impl: MeshImpl
 ) -> tuple[Factored, Factored]:
@@ -176,13 +202,13 @@ def factored(
     }
     paddings = [0] * len(old_shape), [0] * len(new_shape)
     may_pad = uneven_names(old_impl) | uneven_names(new_impl)
-    if may_pad and old_shape.to_integer_list == new_shape.to_integer_list:
-        both = [max(old_impl.padding(d), new_impl.padding(e)) for d, e in zip(old_shape, new_shape)]
-        for padding, d, e in zip(both, old_shape, new_shape):
-            axes = {old_impl.splitting_axis(d), new_impl.splitting_axis(e)}
-            if padding and len(axes - {None}) > 1:
-                raise ValueError(f"{dims_text([d])} is padded otherwise than {dims_text([e])}")
-        paddings = both, both
+    for i, j in counterparts(old_shape, new_shape) if may_pad else ():
+        d, e = old_shape[i], new_shape[j]
+        padding = max(old_impl.padding(d), new_impl.padding(e))
+        axes = {old_impl.splitting_axis(d), new_impl.splitting_axis(e)}
+        if padding and len(axes - {None}) > 1:
+            raise ValueError(f"{dims_text([d])} is padded otherwise than {dims_text([e])}")
+        paddings[0][i] = paddings[1][j] = padding
     # Between layouts of one shape, parts that only one of them splits are dimensions in both.
     others: list[Any] = layouts[::-1] if old_shape == new_shape else [None, None]
     return (

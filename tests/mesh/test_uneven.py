@@ -111,8 +111,38 @@ def along_a(x):
     ]
 
 
-LAYOUTS = ["a:x?", "a:x?,b:y?", "a:y+x?", "a:y?,b:x?,all:x?", "a:x?,k:y?,c:y?"]
 KINDS = [{}, {"apart": True}, {"simd": True}, {"apart": True, "pairs": True}]
+
+RESHAPES = [
+    # layout, new shape, what moves
+    ("a:x?", "a:10,one:1,c:2,d:3", set()),
+    ("a:x?,b:y", "new:10,b:6", {"allconcat"}),
+    ("a:x?,new:x?", "new:10,b:6", set()),
+    ("a:x?,new:y?", "new:10,b:6", {"allconcat"}),
+    ("a:x?", "c:5,a:2,b:6", {"allconcat"}),  # another dimension of the name
+    ("b:x?", "a:10,one:1,b:6,two:1", set()),
+]
+
+
+@pytest.mark.parametrize("kind", range(len(KINDS)))
+@pytest.mark.parametrize("row", range(len(RESHAPES)))
+def test_a_reshape_moves_nothing_of_what_it_keeps(row, kind):
+    layout, shape, kinds = RESHAPES[row]
+
+    def build(x):
+        y = mtf.reshape(x, mtf.convert_to_shape(shape))
+        return [y, *mtf.gradients([mtf.reduce_sum(mtf.square(y))], [x])]
+
+    placing = Placing("x:4,y:2", layout, **KINDS[kind])
+    (expected, _), (values, lowered) = results(build, [WHOLE, placing])
+    for value, e in zip(values, expected):
+        np.testing.assert_allclose(value, e, 1e-6)
+    assert lowered.counted == lowered.predicted
+    moved = {c.kind for k, _, c in lowered.lowering.collectives if k == "ReshapeOperation"}
+    assert moved == kinds
+
+
+LAYOUTS = ["a:x?", "a:x?,b:y?", "a:y+x?", "a:y?,b:x?,all:x?", "a:x?,k:y?,c:y?"]
 
 
 @pytest.mark.parametrize("kind", range(len(KINDS)))

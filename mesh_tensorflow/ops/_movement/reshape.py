@@ -24,6 +24,7 @@ from mesh_tensorflow._core.placement import (
     Factored,
     Move,
     collectives_of,
+    counterparts,
     factored,
     moves_between,
 )
@@ -196,13 +197,16 @@ class ReshapeOperation(Operation):
         if not uneven_names(mesh_impl):
             return ()
         x, y = self._inputs[0].shape, self._outputs[0].shape
-        pairs = list(zip(x, y)) if x.to_integer_list == y.to_integer_list else []
-        # Padded in the same way, or in one of the two layouts alone.
-        alike = [
-            {mesh_impl.splitting_axis(d), mesh_impl.splitting_axis(e)} - {None} for d, e in pairs
-        ]
-        crossed = [d for pair, axes in zip(pairs, alike) if len(axes) > 1 for d in pair]
-        return {d.name for d in (crossed if pairs else [*x, *y]) if mesh_impl.padding(d)}
+        # By place: of two dimensions of one name, one may have a counterpart, and the other none.
+        x_axes, y_axes = set(range(len(x))), set(range(len(y)))
+        for i, j in counterparts(x, y):
+            axes = {mesh_impl.splitting_axis(d) for d in (x[i], y[j])}
+            # Padded in the same way, or in one of the two layouts alone.
+            if len(axes - {None}) < 2:
+                x_axes.remove(i)
+                y_axes.remove(j)
+        others = [*(x[i] for i in x_axes), *(y[j] for j in y_axes)]
+        return {d.name for d in others if mesh_impl.padding(d)}
 
     def gradient(self, grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Tensor]:
         """Reshapes dy to the shape of the input."""
