@@ -153,8 +153,10 @@ class _Pooling(Operation):
 
     takes_padding = True
 
+    _pool_fn_string: str
     _ksize: tuple[int, ...]
     _images: tuple[Tensor, Tensor]  # the one that is pooled, and the one that has been
+    _times_moved = 1  # how often halos are exchanged
 
     def _unsplittable(self) -> list[str]:
         # A search of layouts leaves these whole, as the classic's does.
@@ -184,17 +186,17 @@ class _Pooling(Operation):
         return [h for h in halos if h.mesh_axis is not None and not h.is_local]
 
     def cost(self, mesh_impl: MeshImpl) -> Cost:
-        """Its bytes, and halos of split images."""
+        """Its work and bytes, and halos of split images."""
         image = self._images[0]
         sizes = mesh_impl.slice_shape(image.shape)
-        collectives = halo_collectives(
+        moved = halo_collectives(
             self._moving_halos(mesh_impl), sizes, mesh_impl.size, image.dtype.size
         )
-        return super().cost(mesh_impl) + Cost(collectives=collectives)
+        return super().cost(mesh_impl) + Cost(collectives=moved * self._times_moved)
 
     def cost_key(self) -> tuple:
-        """The windows."""
-        return (self._ksize,)
+        """The kind of pooling, and its windows."""
+        return self._pool_fn_string, self._ksize
 
 
 class PoolOperation(_Pooling):
@@ -295,6 +297,8 @@ class PoolBackPropOperation(_Pooling):
         super().__init__([x, y, dy], name=name or "pool_backprop")
         self._outputs = [Tensor(self, x.shape, x.dtype)]
         self._images = x, y
+        # Of a maximum, the image is gathered, and its gradient scattered; of a mean, the latter.
+        self._times_moved = 2 if _POOLS[pool_fn_string].is_max else 1
 
     def filling(self, x: Tensor) -> tuple[Collection[Dimension], float]:
         """Returns the pooled dimensions of dy: what windows at the end left out gets nothing."""
