@@ -102,12 +102,20 @@ class Blocked(mtf.Operation):
     _form: Form  # what its inputs mean
     # Whether the memory's parts are passed around instead of gathered, and how: one of RINGS.
     _ring: Union[bool, str]
+    takes_padding = True
 
     def _unsplittable(self) -> Collection[str]:
         """Channels are summed within a block; values of buckets belong together."""
         form = self._form
         buckets = [form.of_buckets(i)[-1] for _, i, *_ in form.terms.distances]
         return [form.dims.key.name, form.dims.value.name, *buckets]
+
+    def needs_whole(self, mesh_impl: MeshImpl) -> Collection[str]:
+        """Returns these, and the length and the memory if they are padded: a block meets all."""
+        dims = self._form.dims
+        padded = [d.name for d in (dims.length, dims.memory) if mesh_impl.padding(d)]
+        return {*super().needs_whole(mesh_impl), *padded}
+
 
     # -- where the memory is
 
@@ -383,6 +391,13 @@ class BlockedAttentionGradOperation(Blocked):
             mtf.Tensor(self, inputs[i].shape, inputs[i].dtype, index=n)
             for n, i in enumerate(wanted)
         ]
+
+    def filling(self, x: mtf.Tensor) -> tuple[Collection[mtf.Dimension], float]:
+        """Returns batch and heads that an output lacks: it sums over them, and 0 adds nothing."""
+        front = self._form.dims.front
+        summed = [d for d in front if any(d not in y.shape for y in self._outputs)]
+        # In all inputs: what is past the end of the others may be infinite. Weights are divided by.
+        return summed, 1 if x is self._inputs[-3] else 0
 
     def gradient(self, grad_ys: Sequence[Optional[mtf.Tensor]]) -> list[Optional[mtf.Tensor]]:
         """Differentiates the gradients of the plain form."""

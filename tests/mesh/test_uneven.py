@@ -113,6 +113,33 @@ def along_a(x):
 
 KINDS = [{}, {"apart": True}, {"simd": True}, {"apart": True, "pairs": True}]
 
+
+@pytest.mark.parametrize("kind", range(len(KINDS)))
+def test_attention_of_seven_heads(kind):
+    """Blocks are those of each processor's heads; a bias that all examples share sums over them."""
+    heads, length, memory = (mtf.Dimension(n, s) for n, s in [("h", 7), ("l", 5), ("m", 5)])
+    key = mtf.Dimension("k", 4)
+
+    def build(x):
+        ones = mtf.ones(x.mesh, [heads, length, key])
+        q = mtf.einsum([x, ones], [A, heads, length, key], reduced_dims=[B])
+        q = q * mtf.cast(mtf.range(x.mesh, heads, tf.int32), tf.float32)
+        k = mtf.rename_dimension(mtf.sin(q), "l", "m")
+        bias = mtf.sin(mtf.cast(mtf.range(x.mesh, length, tf.int32), tf.float32))
+        bias = mtf.broadcast(bias, [heads, length, memory])
+        y = mtf.layers.blocked_attention(q, k, k * 2.0, memory, key, key, bias, block_sizes=(2, 3))
+        return [y, *mtf.gradients([mtf.reduce_sum(mtf.square(y))], [q, k, bias])]
+
+    placings = [Placing("x:4,y:2", t, **KINDS[kind]) for t in ("h:x?", "a:x?,h:y?", "h:y+x?")]
+    (expected, _), *rest = results(build, [WHOLE, *placings])
+    for values, lowered in rest:
+        for value, e in zip(values, expected):
+            np.testing.assert_allclose(value, e, 1e-4, 1e-5)
+        assert lowered.counted == lowered.predicted
+        moved = {(k, c.kind) for k, _, c in lowered.lowering.collectives if "Attention" in k}
+        assert moved <= {("BlockedAttentionGradOperation", "allreduce")}
+
+
 RESHAPES = [
     # layout, new shape, what moves
     ("a:x?", "a:10,one:1,c:2,d:3", set()),
