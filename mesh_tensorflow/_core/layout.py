@@ -386,6 +386,16 @@ def uneven_names(mesh_impl: Any) -> frozenset[str]:
     return getattr(getattr(mesh_impl, "layout_rules", None), "uneven", frozenset())
 
 
+def padded_dims(mesh_impl: Any, dims: Iterable[Dimension]) -> list[Dimension]:
+    """Returns the Dimensions of which slices end in padding, of those given.
+
+    Args:
+      mesh_impl: as for `uneven_names`.
+      dims: Dimensions.
+    """
+    return [d for d in dims if mesh_impl.padding(d)] if uneven_names(mesh_impl) else []
+
+
 # LayoutRules, or what converts to them.
 LayoutLike = Union[LayoutRules, str, Iterable[tuple[str, str]]]
 

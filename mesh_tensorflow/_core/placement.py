@@ -31,7 +31,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 
 from mesh_tensorflow._core.errors import dims_text
-from mesh_tensorflow._core.layout import TensorLayout, uneven_names
+from mesh_tensorflow._core.layout import TensorLayout, padded_dims, uneven_names
 from mesh_tensorflow._core.operation import Collective, Cost, Operation
 from mesh_tensorflow._core.shape import (
     JOIN,
@@ -345,8 +345,8 @@ def inner_mesh_impl(
 def _whole(op: Operation, mesh_impl: MeshImpl, dims: Iterable[Dimension]) -> set[str]:
     """Returns the names of dimensions that an operation needs whole, or without padding."""
     whole = set(op.needs_whole(mesh_impl))
-    if uneven_names(mesh_impl) and not op.is_given_padding():
-        whole.update(d.name for d in dims if mesh_impl.padding(d))
+    if not op.is_given_padding():
+        whole.update(d.name for d in padded_dims(mesh_impl, dims))
     return whole
 
 

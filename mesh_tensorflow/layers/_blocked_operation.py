@@ -16,6 +16,7 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._core.interfaces import LaidOutLike
+from mesh_tensorflow._core.layout import padded_dims
 from mesh_tensorflow._core.operation import Collective, Cost, Partial, PartialSums, PendingSums
 from mesh_tensorflow._core.shape import single_axes
 from mesh_tensorflow._core.tensor import is_differentiable
@@ -113,9 +114,8 @@ class Blocked(mtf.Operation):
     def needs_whole(self, mesh_impl: MeshImpl) -> Collection[str]:
         """Returns these, and the length and the memory if they are padded: a block meets all."""
         dims = self._form.dims
-        padded = [d.name for d in (dims.length, dims.memory) if mesh_impl.padding(d)]
-        return {*super().needs_whole(mesh_impl), *padded}
-
+        padded = padded_dims(mesh_impl, [dims.length, dims.memory])
+        return {*super().needs_whole(mesh_impl), *(d.name for d in padded)}
 
     # -- where the memory is
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Optional, Union
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._core.errors import WrongTypeError, slip, tensors_text
+from mesh_tensorflow._core.layout import padded_dims
 from mesh_tensorflow._core.operation import Operation, Partial, PartialSums, PendingSums
 from mesh_tensorflow._core.shape import Dimension, Shape, ShapeLike, convert_to_shape, list_product
 from mesh_tensorflow._core.tensor import Tensor, check_tensors, is_differentiable
@@ -166,7 +167,7 @@ class GenericGradOperation(Operation):
     def needs_whole(self, mesh_impl: MeshImpl) -> Collection[str]:
         """Returns those of the function, and padded ones that a tensor lacks, which are summed."""
         tensors = self._inputs + self._outputs
-        dims = dict.fromkeys(d for t in tensors for d in t.shape if mesh_impl.padding(d))
+        dims = padded_dims(mesh_impl, dict.fromkeys(d for t in tensors for d in t.shape))
         summed = (d.name for d in dims if any(d not in t.shape for t in tensors))
         return {*super().needs_whole(mesh_impl), *summed}
 

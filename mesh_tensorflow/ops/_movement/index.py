@@ -10,6 +10,7 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops as mtf
 from mesh_tensorflow._core.errors import dims_text, slip
 from mesh_tensorflow._core.graph import leaves_no_node
+from mesh_tensorflow._core.layout import padded_dims
 from mesh_tensorflow._core.operation import Collective, Cost, Operation
 from mesh_tensorflow._core.shape import (
     Dimension,
@@ -251,8 +252,8 @@ class TopKOperation(Operation):
 
     def needs_whole(self, mesh_impl: MeshImpl) -> Collection[str]:
         """Returns the dimension of the chosen ones, and that of the others if it is padded."""
-        padded = [self._reduced_dim.name] if mesh_impl.padding(self._reduced_dim) else []
-        return {*super().needs_whole(mesh_impl), *padded}
+        padded = padded_dims(mesh_impl, [self._reduced_dim])
+        return {*super().needs_whole(mesh_impl), *(d.name for d in padded)}
 
     def _unsplittable(self) -> Sequence[str]:
         # The chosen ones are found and ordered together, so each processor has all of them.

@@ -10,7 +10,7 @@ import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._core.errors import dims_text, slip
 from mesh_tensorflow._core.interfaces import LaidOutLike
-from mesh_tensorflow._core.layout import uneven_names
+from mesh_tensorflow._core.layout import padded_dims, uneven_names
 from mesh_tensorflow._core.operation import (
     Collective,
     Cost,
@@ -206,7 +206,7 @@ class ReshapeOperation(Operation):
                 x_axes.remove(i)
                 y_axes.remove(j)
         others = [*(x[i] for i in x_axes), *(y[j] for j in y_axes)]
-        return {d.name for d in others if mesh_impl.padding(d)}
+        return {d.name for d in padded_dims(mesh_impl, others)}
 
     def gradient(self, grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Tensor]:
         """Reshapes dy to the shape of the input."""

@@ -10,6 +10,7 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops as mtf
 from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.graph import leaves_no_node
+from mesh_tensorflow._core.layout import padded_dims
 from mesh_tensorflow._core.operation import Collective, Cost, Operation, gradient_of_output
 from mesh_tensorflow._core.shape import Dimension
 from mesh_tensorflow._core.tensor import Tensor
@@ -54,7 +55,7 @@ class ShiftOperation(Operation):
 
     def needs_whole(self, mesh_impl: MeshImpl) -> Collection[str]:
         """Returns the dimension if padding would come between, or it is shifted by many slices."""
-        if mesh_impl.padding(self._dim) == 0:
+        if not padded_dims(mesh_impl, [self._dim]):
             return super().needs_whole(mesh_impl)
         far = self._wrap or halos_too_far(mesh_impl, [self._halo(mesh_impl)])
         return [self._dim.name] if far else ()
@@ -108,7 +109,7 @@ class ShiftOperation(Operation):
         if mesh_axis is None:
             return self._lower_slices(lowering, self._shift_whole)
         value = lowering.tensors[self.inputs[0]].to_laid_out_tensor()
-        if lowering.requested_impl(self).padding(self._dim):
+        if padded_dims(lowering.requested_impl(self), [self._dim]):
             value = self._halo(mesh_impl).gathered(mesh_impl, value)
             return lowering.set_tensor_lowering(self.outputs[0], value)
         parts = []
@@ -129,7 +130,7 @@ class ShiftOperation(Operation):
         mesh_axis = requested.mesh_axis(self._dim)
         if mesh_axis is None:
             return
-        if requested.padding(self._dim):
+        if padded_dims(requested, [self._dim]):
             return lowering.count_collectives(self, "halo")
         for processors, elements in self._kept_pieces(requested, mesh_axis):
             # As in the classic, also for the piece that stays where it is, which is no collective.
@@ -164,7 +165,7 @@ class ShiftOperation(Operation):
         if mesh_axis is None:
             return Cost(0, moved)
         itemsize = self._outputs[0].dtype.size
-        if mesh_impl.padding(self._dim):
+        if padded_dims(mesh_impl, [self._dim]):
             sizes = mesh_impl.slice_shape(self._outputs[0].shape)
             edges = halo_collectives([self._halo(mesh_impl)], sizes, mesh_impl.size, itemsize)
             return Cost(0, moved, edges)
