@@ -131,6 +131,7 @@ class Partial(NamedTuple):
     scattered: tuple[Collective, ...] = ()
 
 
+# The outputs that are partial sums; None of an operation that needs the values of its inputs.
 PartialSums = Optional[Mapping[Tensor, Partial]]
 
 

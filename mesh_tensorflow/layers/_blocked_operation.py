@@ -100,10 +100,11 @@ _FLOPS_PER_LOGIT = 8  # besides those of matrix products
 class Blocked(mtf.Operation):
     """What attention by blocks and its gradient have in common."""
 
+    takes_padding = True
+
     _form: Form  # what its inputs mean
     # Whether the memory's parts are passed around instead of gathered, and how: one of RINGS.
     _ring: Union[bool, str]
-    takes_padding = True
 
     def _unsplittable(self) -> Collection[str]:
         """Channels are summed within a block; values of buckets belong together."""
@@ -112,7 +113,7 @@ class Blocked(mtf.Operation):
         return [form.dims.key.name, form.dims.value.name, *buckets]
 
     def needs_whole(self, mesh_impl: MeshImpl) -> Collection[str]:
-        """Returns these, and the length and the memory if they are padded: a block meets all."""
+        """Returns channels, buckets, and the length and the memory if they are padded."""
         dims = self._form.dims
         padded = padded_dims(mesh_impl, [dims.length, dims.memory])
         return {*super().needs_whole(mesh_impl), *(d.name for d in padded)}

@@ -28,7 +28,7 @@ from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow._mesh.slice_functions import merged_sizes, never_with_bias
 from mesh_tensorflow.ops._elementwise.binary import check_dtypes
-from mesh_tensorflow.ops._movement.halo import Halo, halo, halo_collectives
+from mesh_tensorflow.ops._movement.halo import Halo, halo, halo_collectives, halos_too_far
 
 if TYPE_CHECKING:
     from mesh_tensorflow._lowering.lowering import Lowering
@@ -357,7 +357,8 @@ class ConvNdOperation(Operation):
         # convolves parts of an image. Elsewhere, halos across several slices are more than what an
         # exchange of dimensions moves.
         compiled = getattr(mesh_impl, "is_split_by_compiler", False)  # one from elsewhere lacks it
-        far = [h for h in self._halos(mesh_impl) if compiled or not h.reaches_neighbors_alone]
+        halos = self._halos(mesh_impl)
+        far = halos if compiled else halos_too_far(mesh_impl, halos)
         image = self._form.shapes[WIDE]
         return {*super().needs_whole(mesh_impl), *(image[h.tensor_axis].name for h in far)}
 

@@ -6,7 +6,7 @@ from scipy import special
 import mesh_tensorflow as mtf
 from mesh_tensorflow.testing.cases.table import ALL, FLOATS, WIDE, case, dim, dims, shape
 
-__all__ = ['CASES']
+__all__ = ["CASES"]
 
 
 def _einsum(name, inputs, equation, output=None, reduced=None, **kwargs):
