@@ -477,9 +477,7 @@ class Walk:
 
     def sum_inputs(self, op: Operation) -> list[Collective]:
         """Visits one operation; returns the collectives that sum its inputs where it needs that."""
-        # An executed mesh may split nothing, and the requested one decides what is moved.
-        requested = getattr(self._mesh_impl, "requested", self._mesh_impl)
-        if inner_mesh_impl(op, requested) is not None:
+        if inner_mesh_impl(op, self._mesh_impl) is not None:
             # What moves to another layout is summed before, and what begins there is summed there.
             return [c for x in op.inputs for c in self.need(x)]
         given = {x: self.pending_axes(x) for x in op.inputs if self.pending_axes(x)}
@@ -522,12 +520,9 @@ class Walk:
 def sums_of(operations: Iterable[Operation], mesh_impl: MeshImpl) -> Walk:
     """Visits operations in order, without their costs; returns the Walk.
 
-    For lowering: costs are those of the requested mesh, and the executed one, on which operations
-    are lowered, may not be able to tell them.
-
     Args:
       operations: operations.
-      mesh_impl: a MeshImpl, also an executed one.
+      mesh_impl: a MeshImpl, the requested one: an executed one may move nothing.
     """
     state = Walk(mesh_impl)
     for op in operations:

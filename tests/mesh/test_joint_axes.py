@@ -199,6 +199,29 @@ def test_reshapes_between_layouts(before, after, tf_graph):
         np.testing.assert_array_equal(session.run(value), x.reshape(6, 12))
 
 
+@pytest.mark.parametrize("rules", ["a:y+x,b:x+y", "a:x+y,b:x,d:y", "a:x,b:y+x", "a:x,b:x+z", "b:y"])
+@pytest.mark.parametrize("merged", [{}, {"merge": "memory"}, {"apart": True, "pairs": True}])
+def test_reshapes_of_partial_sums(rules, merged, tf_graph):
+    """Merged processors count, and delay, what the requested ones do, whatever moves in them."""
+    placing = harness.Placing("x:2,y:2,z:2", f"k:z,{rules}", **merged)
+    rng = np.random.RandomState(0)
+    p, q, w = rng.randn(16, 8), rng.randn(16, 8), rng.randn(8)
+    graph = mtf.Graph()
+    mesh = mtf.Mesh(graph, "mesh")
+    x, y, by = (
+        mtf.import_tf_tensor(mesh, t.astype("float32"), shape)
+        for t, shape in [(p, "a:16,k:8"), (q, "a:16,k:8"), (w, "k:8")]
+    )
+    sums = [mtf.einsum([t, by], output_shape="a:16") for t in (x, y)]
+    # Two sums of one allreduce, if the reshapes leave both of them partial.
+    total = mtf.add(*(mtf.reshape(s, "b:4,d:4") for s in sums))
+    lowered = harness.lower(graph, mesh, placing, [total])
+    assert lowered.counted == lowered.predicted
+    with harness.session() as session:
+        [value] = session.run(lowered.exports)
+    np.testing.assert_allclose(value, ((p + q) @ w).reshape(4, 4), rtol=1e-5)
+
+
 def test_a_sum_over_all_is_one_allreduce(tf_graph):
     graph = mtf.Graph()
     mesh = mtf.Mesh(graph, "mesh")

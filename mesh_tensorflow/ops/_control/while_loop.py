@@ -81,7 +81,7 @@ class LoopState:
         mesh_impl: MeshImpl,
         tensors: Sequence[Tensor],
         num_vars: int,
-        operations: Sequence[Operation] = (),
+        partial: Collection[Tensor] = (),
     ):
         """Creates a LoopState.
 
@@ -89,17 +89,14 @@ class LoopState:
           mesh_impl: a MeshImpl.
           tensors: the Tensors of an iteration.
           num_vars: how many of them are variables.
-          operations: the operations of an iteration.
+          partial: those Tensors of an iteration that are partial sums.
         """
         self._mesh_impl = mesh_impl
         self._tensors = list(tensors)
         self._num_vars = num_vars
-        pending = sums_of(operations, mesh_impl)
         # Sums of partial sums stay partial, so that there is one allreduce after the loop and not
         # one for each iteration. A variable is needed whole in the next iteration.
-        self._summands = [
-            i >= num_vars and bool(pending.pending_axes(y)) for i, y in enumerate(tensors)
-        ]
+        self._summands = [i >= num_vars and y in partial for i, y in enumerate(tensors)]
         # By index, the mesh axes and the counter of each sum that stays partial.
         self._partial: dict[int, tuple] = {}
         # How many tf.Tensors each value becomes, which depends on the mesh: `flatten` finds out,
@@ -309,7 +306,9 @@ class WhileGradientOperation(Operation):
         # All of them, though only the first are carried: pending sums are computed before a loop.
         values = [lowering.tensors[x].to_laid_out_tensor() for x in self.inputs]
         n = len(self._carried)
-        state = LoopState(mesh_impl, self._results, n, self._operations)
+        sums = sums_of(self._operations, lowering.requested_impl(self))
+        partial = {y for y in self._results if sums.pending_axes(y)}
+        state = LoopState(mesh_impl, self._results, n, partial)
 
         def body(index: tf.Tensor, flat: list) -> tuple:
             totals = state.unflatten(flat)
@@ -550,7 +549,9 @@ class WhileLoopOperation(Operation):
         # uses after it would be given a tf.Tensor of the body.
         for x in self.inputs[n:]:
             lowering.tensors[x].to_laid_out_tensor()
-        state = LoopState(mesh_impl, self._body_outputs, n, self._body_ops)
+        sums = sums_of(self._body_ops, lowering.requested_impl(self))
+        partial = {y for y in self._body_outputs if sums.pending_axes(y)}
+        state = LoopState(mesh_impl, self._body_outputs, n, partial)
         tape = Tape(mesh_impl, self.taped()) if self.keeps_tape else None
         keys = self._random_keys(lowering)
         # A copy, since lowering the body forgets these, and notes its own.

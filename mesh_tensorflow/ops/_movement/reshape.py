@@ -223,25 +223,27 @@ class ReshapeOperation(Operation):
         """Gathers, exchanges or cuts as the two layouts ask, and reshapes each slice."""
         mesh_impl = lowering.mesh_impl(self)
         x, y = self.inputs[0], self.outputs[0]
-        moves = self._moves(mesh_impl)
-        value = lowering.tensors[x]
+        # Merged processors may have what the requested ones move, or the other way round.
+        requested, moves = self._moves(lowering.requested_impl(self)), self._moves(mesh_impl)
+        source = value = lowering.tensors[x]
         pending = isinstance(value, LazyAllreduceSum) and not value.is_summed
         # A gather or an exchange of summands would move as much as one of sums, and be summed after
         # that.
-        sums = value.mesh_axes if pending and moves and _only_splits(moves) else []
-        if moves:
+        sums = value.mesh_axes if pending and _only_splits(requested) else []
+        if requested:
             lowering.count_collectives(self, "reshape_op", {x: tuple(sums)} if sums else None)
-        if sums:
+        if requested or moves:
+            source = value.laid_out_input if sums else value.to_laid_out_tensor()
             moves = _scattering(moves, sums)
-            value = value.laid_out_input
-        elif moves and isinstance(value, LazyAllreduceSum):
-            value = value.to_laid_out_tensor()
         sizes = mesh_impl.slice_shape(y.shape)
-        value = redistributed(mesh_impl, value, moves, *self._factored(mesh_impl), sizes)
-        if sums:
-            lowering.set_partial_sum(y, value, _left(moves, sums), "reshape_op")
+        made = redistributed(mesh_impl, source, moves, *self._factored(mesh_impl), sizes)
+        if sums and requested:
+            left = _left(_scattering(requested, sums), sums)
+            lowering.set_partial_sum(y, made, left, "reshape_op")
         else:
-            lowering.set_tensor_lowering(y, value)
+            # Where nothing moves on the requested mesh, it is counted as the sum that it is of.
+            as_sum = sums and source is not value
+            lowering.set_tensor_lowering(y, value.with_summands(made) if as_sum else made)
 
     def cost(self, mesh_impl: MeshImpl) -> Cost:
         """Free where layouts agree; else the collectives between the two."""
