@@ -1,5 +1,6 @@
 """Mesh TensorFlow: model parallelism by named dimensions and layout rules."""
 
+import importlib  # isort: skip
 from mesh_tensorflow import _quiet as _quiet  # isort: skip
 
 _quiet.import_tensorflow()
@@ -30,6 +31,8 @@ from mesh_tensorflow.visualize import summary as summary
 def __getattr__(name: str) -> object:
     if name == "pjrt":  # imported when it is used, since it needs JAX
         return _pjrt.pjrt()
+    if name == "models":  # which most programs do without, since it brings the transformers
+        return importlib.import_module("mesh_tensorflow.models")
     raise AttributeError(f"module 'mesh_tensorflow' has no attribute {name!r}")
 
 

@@ -72,10 +72,12 @@ from mesh_tensorflow.layers._pipeline import (
     pipeline,
     reversible_half_residual_and_swap,
 )
+from mesh_tensorflow.layers._rotary import RotaryEmbedding
 
 __all__ = [
     "DenseInitializer",
     "PipelineSchedule",
+    "RotaryEmbedding",
     "VarianceScalingInitializer",
     "annealed_dropout",
     "attention_bias_local_2d_block",

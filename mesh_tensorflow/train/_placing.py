@@ -403,14 +403,14 @@ def placing_of(given: Given) -> Placing:
         if not in_cluster():
             find_cluster(False, mesh_impl.shape.size)
         own = tuple(getattr(mesh_impl, "devices", ()))
-        _check_exist(own)
+        _check_exist(own, "fit")
         return Placing(mesh_impl.shape, mesh_impl.layout_rules, own, False, mesh_impl)
     shape, rules = mtf.convert_to_shape(given.mesh_shape), given.rules
     cluster = find_cluster(given.simd, shape.size)
     if cluster is not None:
         devices = tuple(cluster.processes.devices(per_process=cluster.per_process))
     else:
-        devices = _devices(shape, given.devices, given.simd)
+        devices = devices_of(shape, given.devices, given.simd)
     return Placing(shape, rules, devices, given.simd, cluster=cluster, stored=given.stored)
 
 
@@ -440,27 +440,39 @@ def _placing_of_name(given: Given, name: str) -> Placing:
     return Placing(shape, rules, ("",) * shape.size, pjrt=True, stored=given.stored)
 
 
-def _check_exist(devices: Sequence[str]) -> None:
+def _check_exist(devices: Sequence[str], what: str) -> None:
     """Raises ValueError if devices are not there, unless soft placement has been asked for.
 
     A run would take hours on other devices before one saw it.
     """
     soft = soft_placement(default=False)
-    check_devices_exist(devices, soft, in_session=True, who="fit: devices")
+    check_devices_exist(devices, soft, in_session=True, who=f"{what}: devices")
 
 
-def _devices(shape: mtf.Shape, devices: Optional[Sequence[str]], simd: bool) -> tuple[str, ...]:
-    """Returns a device for each processor."""
+def devices_of(
+    shape: mtf.Shape, devices: Optional[Sequence[str]], simd: bool = False, what: str = "fit"
+) -> tuple[str, ...]:
+    """Returns a device for each processor.
+
+    Args:
+      shape: the shape of the mesh.
+      devices: the devices that the user named, or None.
+      simd: whether all processors run one program, in a session.
+      what: the function that was called, for errors.
+
+    Raises:
+      ValueError: there are other devices than those, or too few.
+    """
     if devices is not None:
         check_devices(devices, shape)
-        _check_exist(devices)
+        _check_exist(devices, what)
         return tuple(devices)
     found = default_devices()
     if len(found) >= shape.size:
         return tuple(found[: shape.size])
     if any("GPU" in device for device in found):
         raise ValueError(
-            f"fit: the mesh [{dims_text(shape)}] has {shape.size} processors, but there are "
+            f"{what}: the mesh [{dims_text(shape)}] has {shape.size} processors, but there are "
             f"{len(found)} GPUs. Name the devices, or make the mesh smaller"
         )
     if simd:  # the session has as many logical CPUs

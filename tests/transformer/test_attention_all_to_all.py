@@ -26,6 +26,7 @@ LAYERS = {
     "blocked": {"shared_kv": True, "attention_kwargs": {"blocked": True}},
     "z_loss": {"z_loss_coeff": 1.0},
     "dropout": {"dropout_rate": 0.5},
+    "rotary": {"rotary": mtf.layers.RotaryEmbedding(), "num_memory_heads": 2},
 }
 RULES = "length:all,attention_heads:all"
 TWO = Placing("all:2", RULES)

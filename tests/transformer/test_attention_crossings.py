@@ -43,6 +43,7 @@ SIGHTS = {
     "causal": ({}, {}, False),
     "bias": ({"relative_attention_type": "bias"}, {}, False),
     "packed": ({}, {}, True),
+    "packed_rotary": ({"rotary": mtf.layers.RotaryEmbedding()}, {}, True),
     "packed_bias": ({"relative_attention_type": "bias"}, {}, True),
     "packed_shared_bias": ({"relative_attention_type": "bias_shared"}, {}, True),
     "visible": ({"relative_attention_type": "bias"}, {"autoregressive": False}, False),

@@ -48,6 +48,13 @@ SELF = {
     "shared_kv": lambda: T.SelfAttention(**SMALL, shared_kv=True, fold_scaling_into_initializer=False),
     "multi_query": lambda: T.SelfAttention(**SMALL, num_memory_heads=1),
     "grouped": lambda: T.SelfAttention(4, 2, 2, combine_dims=False),
+    "rotary": lambda: T.SelfAttention(**SMALL, rotary=mtf.layers.RotaryEmbedding(base=10.0)),
+    "rotary_grouped": lambda: T.SelfAttention(
+        4, 2, 4, combine_dims=False, rotary=mtf.layers.RotaryEmbedding(fraction=0.5, interleaved=True)
+    ),
+    "rotary_local": lambda: T.LocalSelfAttention(radius=3, **SMALL, rotary=mtf.layers.RotaryEmbedding()),
+    "biases": lambda: T.SelfAttention(**SMALL, biases="qkvo"),
+    "qk_norm": lambda: T.SelfAttention(4, 2, 4, combine_dims=False, biases="qkv", qk_norm_epsilon=1e-6),
     "local": lambda: T.LocalSelfAttention(radius=3, **SMALL),
     "local_wide": lambda: T.LocalSelfAttention(radius=20, **SMALL, shared_kv=True),
     "talking": lambda: T.TalkingHeadsSelfAttention(**TALKING, relative_attention_type="bias"),
@@ -456,6 +463,17 @@ def test_errors():
     raises(
         r"attention_func='hybird' is none of None, hybrid, all_to_all",
         lambda: T.SelfAttention(attention_func="hybird"),
+    )
+    raises(
+        r"rotary turns keys, and with shared_kv they are the values, too; set shared_kv=False",
+        lambda: T.SelfAttention(shared_kv=True, rotary=mtf.layers.RotaryEmbedding()),
+    )
+    raises(
+        r"biases='qx' has other letters than q, k, v and o", lambda: T.SelfAttention(biases="qx")
+    )
+    raises(
+        r"biases='k' and norm_epsilon=None are for queries, keys and values with weights of their",
+        lambda: T.SelfAttention(shared_kv=True, biases="k"),
     )
     raises(r"has no z-loss", lambda: T.SelfAttention(attention_func="hybrid", z_loss_coeff=1e-4))
     raises(

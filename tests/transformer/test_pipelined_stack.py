@@ -22,6 +22,7 @@ run = functools.partial(models.run, scale=0.5)  # of weights, which would grow e
 ATTENTION = {
     "num_heads": 2, "key_value_size": 4, "dropout_rate": 0.3,
     "relative_attention_type": "bias_shared", "relative_attention_num_buckets": 8,
+    "rotary": mtf.layers.RotaryEmbedding(),
 }  # fmt: skip
 DROPPING = [
     (transformer_layers.SelfAttention, ATTENTION),

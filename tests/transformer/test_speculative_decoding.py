@@ -34,6 +34,7 @@ def both(given, num_draft_ids=3, placing=WHOLE, noise=NOISE, relative=False, **k
             num_heads=4,
             key_value_size=4,
             relative_attention_type="bias_shared" if relative else None,
+            rotary=mtf.layers.RotaryEmbedding() if relative else None,
         )
         return [attention, models.feed_forward(), models.attention()]
 

@@ -150,7 +150,8 @@ def function(fn: Optional[Callable[..., Any]] = None, **kwargs: Any) -> Any:
       fn: a function of eager tensors; None to use `function` as a decorator with arguments.
       **kwargs: arguments of tf.function; `autograph` is False by default. And `zero`, `zero_axis`
         and `variable_layout`, which say how the mesh implementations that `fn` makes store
-        variables, as their own arguments of these names do.
+        variables, as their own arguments of these names do; and `store`, a VariableStore that
+        several functions share, instead of one of its own.
 
     Returns:
       A function with the arguments and the result of `fn`. Its attributes `store` and
@@ -159,7 +160,8 @@ def function(fn: Optional[Callable[..., Any]] = None, **kwargs: Any) -> Any:
     if fn is None:
         return functools.partial(function, **kwargs)
     # One for all traces of the function, so that a trace for other shapes has the same weights.
-    store = VariableStore()
+    given = kwargs.pop("store", None)
+    store = VariableStore() if given is None else given
     tables: list[NodeNames] = []  # of the traces, by which errors of steps are told
     # Programs are built by Python code, which autograph would rewrite, and take longer to trace.
     kwargs.setdefault("autograph", False)

@@ -329,6 +329,7 @@ class _Known:
         self.averages: dict[str, str] = {}  # the names of weights by those of their averages
         self.lowered: set[str] = set()  # variables that a Lowering has used
         self.in_functions: set[str] = set()  # variables whose slices a tf.function has captured
+        self.values: Mapping[str, Any] = {}  # what variables that are made later begin with
 
 
 class VariableStore(tf2.Module):
@@ -380,6 +381,24 @@ class VariableStore(tf2.Module):
                 yield self
         finally:
             _active.stores.pop()
+
+    def begin_with(self, values: Mapping[str, Any]) -> None:
+        """Has variables that are made from now on begin with given values.
+
+        >>> import mesh_tensorflow as mtf
+        >>> store = mtf.VariableStore()
+        >>> store.begin_with({"w": [1.0, 2.0, 3.0]})
+        >>> with store.scope():
+        ...     mesh = mtf.Mesh(mtf.Graph(), "mesh")
+        ...     print(mtf.get_variable(mesh, "w", "a:3").numpy(), store.names)
+        [1. 2. 3.] ['w']
+
+        Args:
+          values: arrays of the whole variables, by the variables' full names. Each is asked for
+            when its variable is made, so that a mapping may read them from files, one by one.
+            Variables without a value begin with their initializers.
+        """
+        self._known.values = values
 
     @property
     def names(self) -> list[str]:
@@ -456,7 +475,7 @@ class VariableStore(tf2.Module):
             return
         # The name is a full one already, which scopes in force must not extend.
         with tf.device(form.devices[0]), tf.name_scope(None):
-            whole = tf.cast(_first_value(variable), form.dtype)
+            whole = self._first_value(variable, form)
             self._keep(variable, form, {0: _slice_variable(variable, whole, None)})
 
     def slices(
@@ -490,7 +509,7 @@ class VariableStore(tf2.Module):
         if known is None:
             # Outside of a function that is traced: its variables outlive the trace.
             with tf.init_scope():
-                whole = tf.cast(_first_value(variable), form.dtype)
+                whole = self._first_value(variable, form)
                 self._lay_out(variable, form, mesh_impl, whole, {})
         elif known != form or not all(
             mesh_impl.same_memory(device, form.devices[pnum])
@@ -510,6 +529,15 @@ class VariableStore(tf2.Module):
         # From now on a Variable that is made again leaves the value as it is.
         self._known.lowered.add(name)
         return self._used(name)
+
+    def _first_value(self, variable: Variable, form: Form) -> tf.Tensor:
+        name, values = variable.name, self._known.values
+        if name in values:
+            return fitting(name, form, values[name])
+        made = initial_value(
+            variable.initializer, name, variable.shape.to_integer_list, variable.master_dtype
+        )
+        return tf.cast(made, form.dtype)
 
     def _slices_of(self, name: str) -> dict[int, tf.Variable]:
         return {int(pnum): v for pnum, v in self._by_name[name].items()}
@@ -629,12 +657,6 @@ def _new_default_names() -> Iterator[None]:
         # Else a layer that is built again would be "dense_1", with variables of its own.
         get_variable_scope_store().variable_scopes_count = {}
         yield
-
-
-def _first_value(variable: Variable) -> tf.Tensor:
-    return initial_value(
-        variable.initializer, variable.name, variable.shape.to_integer_list, variable.master_dtype
-    )
 
 
 def _slice_variable(variable: Variable, value: tf.Tensor, number: Optional[int]) -> tf.Variable:

@@ -3,6 +3,7 @@
 from unittest import mock
 
 import numpy as np
+import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow.testing.cases.table import FLOATS, case, dim, dims
@@ -351,5 +352,51 @@ _REVERSIBLE = [
     for recompute in (True, False)
 ]
 
-CASES = [*_DENSE, *_NORMALIZATION, *_LOSSES, *_EMBEDDING, *_CONVOLUTION, *_REVERSIBLE]
+
+# -- rotary positions
+
+
+_SCALINGS = {
+    "none": None,
+    "linear": {"rope_type": "linear", "factor": 3.0},
+    "ntk": {"rope_type": "ntk", "factor": 4.0},
+    "llama3": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
+               "high_freq_factor": 4.0, "original_max_position_embeddings": 200},
+    "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 40},
+}
+
+
+def _rotary(**kwargs):
+    def layer(x):
+        _, length, d = x.shape.dims
+        position = mtf.range(x.mesh, length, tf.int32) * 3
+        return _LAYERS.RotaryEmbedding(**kwargs)(x, position, d)
+
+    return layer
+
+
+def _np_rotary(x, fraction=1.0, interleaved=False, **kwargs):
+    """Complex numbers turned by one number for each position and pair."""
+    n = int(x.shape[-1] * fraction)
+    frequencies, factor = _LAYERS.RotaryEmbedding(**kwargs).frequencies(n)
+    turn = np.exp(1j * 3 * np.arange(x.shape[1])[:, None] * frequencies) * factor
+    first, second = (slice(0, n, 2), slice(1, n, 2)) if interleaved else (
+        slice(0, n // 2), slice(n // 2, n))
+    y, z = x.copy(), (x[..., first] + 1j * x[..., second]) * turn
+    y[..., first], y[..., second] = z.real, z.imag
+    return y
+
+
+_ROTARY = [
+    case(f"rotary_{name}", "a b d", _rotary(**options), lambda x, o=options: _np_rotary(x, **o),
+         dtypes=FLOATS)
+    for name, options in [
+        *((name, {"scaling": scaling}) for name, scaling in _SCALINGS.items()),
+        ("interleaved", {"interleaved": True}),
+        ("partial", {"fraction": 0.5, "base": 100.0}),
+        ("partial_interleaved", {"fraction": 0.5, "interleaved": True}),
+    ]
+]
+
+CASES = [*_DENSE, *_ROTARY, *_NORMALIZATION, *_LOSSES, *_EMBEDDING, *_CONVOLUTION, *_REVERSIBLE]
 

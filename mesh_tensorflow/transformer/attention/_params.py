@@ -11,6 +11,7 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
 from mesh_tensorflow._core.errors import dims_text
+from mesh_tensorflow.ops._variables.variable import widened
 from mesh_tensorflow.transformer import moe
 
 if TYPE_CHECKING:
@@ -44,6 +45,8 @@ class AttentionParams:
       fold_scaling_into_initializer: whether the scale key_dim^-0.5 of the logits is folded into the
         initializer of `wq` rather than applied in `compute_q`.
       make_attention_vars: whether there are weights for queries, keys and values.
+      biases: which projections add a bias: letters of "qkvo".
+      norm_epsilon: that of the norms of queries and keys, or None.
       q_shape: the Shape of `wq`; k_shape, v_shape and o_shape likewise.
       wq: a Tensor, or None; wk, wv, wkv and wo likewise.
     """
@@ -66,6 +69,8 @@ class AttentionParams:
         keep_query_heads_dims: bool = False,
         fold_scaling_into_initializer: bool = True,
         make_attention_vars: bool = True,
+        biases: str = "",
+        norm_epsilon: Optional[float] = None,
     ) -> None:
         """Creates the variables, in the current variable scope.
 
@@ -87,11 +92,16 @@ class AttentionParams:
           fold_scaling_into_initializer: whether the initializer of the query weights, rather than
             the queries, is scaled.
           make_attention_vars: whether to create weights other than that of the output.
+          biases: which projections add a bias: letters of "qkvo".
+          norm_epsilon: what is added to the mean squares by which queries and keys are normalized,
+            each head by itself, before they are scaled; None if they are not.
 
         Raises:
-          ValueError: `shared_kv` with keys and values of different dimensions, or
-            `keep_query_heads_dims` with `combine_dims`.
+          ValueError: `shared_kv` with keys and values of different dimensions,
+            `keep_query_heads_dims` with `combine_dims`, `biases` of other letters, or biases or
+            norms of what is not there.
         """
+        _check_biases(biases, norm_epsilon, shared_kv or no_query or not make_attention_vars)
         if shared_kv and key_dim != value_dim:
             raise ValueError(
                 f"AttentionParams: shared_kv makes values of keys, so key_dim "
@@ -117,6 +127,9 @@ class AttentionParams:
         self.keep_query_heads_dims = keep_query_heads_dims
         self.fold_scaling_into_initializer = fold_scaling_into_initializer
         self.make_attention_vars = make_attention_vars
+        self.biases = biases
+        self.norm_epsilon = norm_epsilon
+        self._ensemble_dims = [ensemble_dim] if ensemble_dim else []
         front = [ensemble_dim] if ensemble_dim else []
         # Input dimensions come before output dimensions, as in T5's checkpoints.
         self.q_shape = mtf.Shape([*front, query_input_dim, *self._stored(self.q_dims)])
@@ -173,18 +186,50 @@ class AttentionParams:
         )
 
     def _project(
-        self, x: mtf.Tensor, w: mtf.Tensor, input_dim: mtf.Dimension, dims: list[mtf.Dimension]
+        self,
+        name: str,
+        x: mtf.Tensor,
+        w: mtf.Tensor,
+        input_dim: mtf.Dimension,
+        dims: list[mtf.Dimension],
     ) -> mtf.Tensor:
         """Projects the input dimension of `x` to `dims`."""
         y = layers.us_einsum([x, w], reduced_dims=[input_dim])
         stored = self._stored(dims)
         # The combined dimension has the name of the first of `dims`: a rule for heads splits either
         # form alike, and the reshape moves nothing.
-        return y if stored == dims else _replaced(y, stored, dims)
+        return self._with_bias(name, y if stored == dims else _replaced(y, stored, dims), dims)
+
+    def _with_bias(self, name: str, y: mtf.Tensor, dims: list[mtf.Dimension]) -> mtf.Tensor:
+        if name not in self.biases:
+            return y
+        return y + self._vector(f"{name}_bias", dims, tf.zeros_initializer())
+
+    def _vector(
+        self, name: str, dims: list[mtf.Dimension], initializer: tf.initializers.Initializer
+    ) -> mtf.Tensor:
+        shape = mtf.Shape([*self._ensemble_dims, *dims])
+        return mtf.get_variable(
+            self.mesh, name, shape, initializer=initializer, dtype=self.variable_dtype
+        )
+
+    def _normalized(self, name: str, x: mtf.Tensor) -> mtf.Tensor:
+        """Divides each head of queries or keys by its root mean square, if there are norms.
+
+        Henry et al., "Query-key normalization for transformers" (2020).
+        """
+        if self.norm_epsilon is None:
+            return x
+        scale = self._vector(f"{name}_norm", [self.key_dim], tf.ones_initializer())
+        wide = widened(x)
+        mean_square = mtf.reduce_mean(mtf.square(wide), reduced_dim=self.key_dim)
+        return mtf.cast(wide * mtf.rsqrt(mean_square + self.norm_epsilon), x.dtype) * scale
 
     def scaled(self, q: mtf.Tensor) -> mtf.Tensor:
         """Scales queries, unless the scale is folded into the weights."""
-        return q if self.fold_scaling_into_initializer else q * self.key_dim.size**-0.5
+        # A norm undoes the scale of weights.
+        folded = self.fold_scaling_into_initializer and self.norm_epsilon is None
+        return q if folded else q * self.key_dim.size**-0.5
 
     def compute_q(self, query_antecedent: mtf.Tensor) -> mtf.Tensor:
         """Returns queries.
@@ -200,8 +245,8 @@ class AttentionParams:
         """
         if self.wq is None:
             raise ValueError("compute_q: there is no weight for queries, by no_query=True")
-        q = self._project(query_antecedent, self.wq, self.query_input_dim, self.q_dims)
-        return self.scaled(q)
+        q = self._project("q", query_antecedent, self.wq, self.query_input_dim, self.q_dims)
+        return self.scaled(self._normalized("q", q))
 
     def compute_kv(self, memory_antecedent: mtf.Tensor) -> mtf.Tensor:
         """Returns keys that double as values.
@@ -217,7 +262,7 @@ class AttentionParams:
         """
         if self.wkv is None:
             raise ValueError("compute_kv: there is no weight kv; use compute_k and compute_v")
-        return self._project(memory_antecedent, self.wkv, self.memory_input_dim, self.k_dims)
+        return self._project("kv", memory_antecedent, self.wkv, self.memory_input_dim, self.k_dims)
 
     def compute_k(self, memory_antecedent: mtf.Tensor) -> mtf.Tensor:
         """Returns keys.
@@ -233,7 +278,8 @@ class AttentionParams:
         """
         if self.wk is None:
             raise ValueError("compute_k: there is no weight k, by shared_kv; use compute_kv")
-        return self._project(memory_antecedent, self.wk, self.memory_input_dim, self.k_dims)
+        k = self._project("k", memory_antecedent, self.wk, self.memory_input_dim, self.k_dims)
+        return self._normalized("k", k)
 
     def compute_v(self, memory_antecedent: mtf.Tensor) -> mtf.Tensor:
         """Returns values.
@@ -249,7 +295,7 @@ class AttentionParams:
         """
         if self.wv is None:
             raise ValueError("compute_v: there is no weight v, by shared_kv; use compute_kv")
-        return self._project(memory_antecedent, self.wv, self.memory_input_dim, self.v_dims)
+        return self._project("v", memory_antecedent, self.wv, self.memory_input_dim, self.v_dims)
 
     def compute_output(self, o: mtf.Tensor, output_shape: Optional[mtf.Shape] = None) -> mtf.Tensor:
         """Projects the attention output to the output dimension.
@@ -274,7 +320,8 @@ class AttentionParams:
             # Kept heads are not summed over, though the weight has them.
             reduced = [self.value_dim] if self.keep_query_heads_dims else self.o_dims
         assert self.wo is not None
-        return layers.us_einsum([o, self.wo], output_shape=output_shape, reduced_dims=reduced)
+        y = layers.us_einsum([o, self.wo], output_shape=output_shape, reduced_dims=reduced)
+        return self._with_bias("o", y, [self.output_dim])
 
     @property
     def q_dims(self) -> list[mtf.Dimension]:
@@ -295,6 +342,17 @@ class AttentionParams:
     def o_dims(self) -> list[mtf.Dimension]:
         """The dimensions that the output projection contracts."""
         return [*self.query_heads_dims, self.value_dim]
+
+
+def _check_biases(biases: str, norm_epsilon: Optional[float], lacks_some: bool) -> None:
+    if set(biases) - set("qkvo"):
+        raise ValueError(f"AttentionParams: biases={biases!r} has other letters than q, k, v and o")
+    if lacks_some and (set(biases) - {"o"} or norm_epsilon is not None):
+        raise ValueError(
+            f"AttentionParams: biases={biases!r} and norm_epsilon={norm_epsilon} are for queries, "
+            "keys and values with weights of their own; leave them out with shared_kv, no_query, "
+            "or projections by experts"
+        )
 
 
 def attention_params_simple(
@@ -387,6 +445,8 @@ class ExpertsAttentionParams(AttentionParams):
         context: Context = None,  # type: ignore[assignment]
         experts_hparams: object = None,
         expert_computation: str = "qkv",
+        biases: str = "",
+        norm_epsilon: Optional[float] = None,
     ) -> None:
         """Creates the variables that do not belong to experts, in the current variable scope.
 
@@ -410,6 +470,8 @@ class ExpertsAttentionParams(AttentionParams):
           context: the Context of this call of the model: its mode, positions, states and losses.
           experts_hparams: an object with the arguments of MoE1D as attributes.
           expert_computation: "qkv", "q" or "kv": what the experts compute.
+          biases: "o" for a bias of the output, or "".
+          norm_epsilon: must be None.
 
         Raises:
           ValueError: an argument has a value that is not supported.
@@ -439,6 +501,8 @@ class ExpertsAttentionParams(AttentionParams):
             fold_scaling_into_initializer=fold_scaling_into_initializer,
             # Only the output's weight: which of the others there are is decided below.
             make_attention_vars=False,
+            biases=biases,
+            norm_epsilon=norm_epsilon,
         )
         if not self._query_by_experts:
             # Without the factor key_dim ** -0.5, by which `scaled` multiplies in each call here.

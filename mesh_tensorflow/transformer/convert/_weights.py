@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import sys
@@ -13,9 +12,9 @@ from typing import Any, NamedTuple, Optional, TypeVar
 import numpy as np
 import tensorflow.compat.v1 as tf
 
+from mesh_tensorflow._huggingface import Folder, write_folder
 from mesh_tensorflow._mesh.variables import checkpoint_files
 from mesh_tensorflow.optimize._base import weights_of
-from mesh_tensorflow.transformer.vocabulary import missing_package
 
 # -- files
 
@@ -131,69 +130,6 @@ def write_checkpoint(variables: Arrays, directory: str, step: int = 0) -> str:
     return prefix
 
 
-def _safetensors() -> Any:
-    try:
-        import safetensors.numpy
-    except ImportError as e:
-        raise missing_package(
-            "mesh_tensorflow.transformer.convert",
-            "safetensors",
-            "pip install 'safetensors>=0.5'",
-        ) from e
-    return safetensors.numpy
-
-
-def _tensors(file: str, names: Optional[Iterable[str]] = None) -> dict[str, np.ndarray]:
-    """Reads tensors of a safetensors file, all of them if no names are given."""
-    _safetensors()
-    from safetensors import safe_open
-
-    if not os.path.isfile(file):
-        raise ValueError(f"{file}: there is no such file, but the model's index names it")
-    try:
-        with safe_open(file, framework="numpy") as opened:
-            there = set(opened.keys())
-            wanted = sorted(there if names is None else names)
-            missing = [name for name in wanted if name not in there]
-            tensors = {name: opened.get_tensor(name) for name in wanted if name in there}
-    except Exception as error:  # of many kinds, since a file may hold anything
-        raise ValueError(
-            f"{file} is no whole safetensors file, or has a dtype that NumPy lacks; "
-            f"get it anew: {error}"
-        ) from error
-    if missing:
-        raise ValueError(f"{file} has no {', '.join(missing)}, which the model's index has there")
-    return tensors
-
-
-def _json(file: str) -> dict[str, Any]:
-    """Reads a JSON file that holds an object."""
-    try:
-        with open(file, encoding="utf-8") as f:
-            found = json.load(f)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{file} is damaged, it is no JSON: {error}") from error
-    if not isinstance(found, dict):
-        raise ValueError(f"{file} is damaged: it holds {type(found).__name__}, not an object")
-    return found
-
-
-def _shards(index: str) -> dict[str, list[str]]:
-    """Returns which tensors are read from which file, by the index of a model."""
-    weight_map = _json(index).get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map:
-        raise ValueError(f"{index} is damaged: it has no weight_map of names to files")
-    shards: dict[str, list[str]] = {}
-    for name, file in weight_map.items():
-        # Only files beside the index belong to the model.
-        if not isinstance(file, str) or file in ("", ".", "..") or os.path.basename(file) != file:
-            raise ValueError(
-                f"{index} is damaged: weight_map has {file!r} for {name}, no file name"
-            )
-        shards.setdefault(os.path.join(os.path.dirname(index), file), []).append(name)
-    return shards
-
-
 def read_huggingface(path: str) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """Reads the tensors and the configuration of a Hugging Face model.
 
@@ -209,31 +145,8 @@ def read_huggingface(path: str) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
       ImportError: safetensors is not installed.
       ValueError: there are no such files, or one is damaged.
     """
-    files, config = read_huggingface_files(path)
-    return {name: array for tensors in files.values() for name, array in tensors.items()}, config
-
-
-def read_huggingface_files(
-    path: str,
-) -> tuple[dict[str, dict[str, np.ndarray]], dict[str, Any]]:
-    """Reads a Hugging Face model as `read_huggingface`; returns its tensors by file."""
-    _safetensors()
-    if os.path.isfile(path):
-        return {path: _tensors(path)}, {}
-    index, single = (
-        os.path.join(path, n) for n in ("model.safetensors.index.json", "model.safetensors")
-    )
-    if os.path.isfile(single):
-        files = {single: _tensors(single)}
-    elif os.path.isfile(index):
-        files = {file: _tensors(file, names) for file, names in sorted(_shards(index).items())}
-    else:
-        raise ValueError(
-            f"no model.safetensors in {path!r}; files of PyTorch (.bin) are written anew with "
-            "`save_pretrained(..., safe_serialization=True)`"
-        )
-    config = os.path.join(path, "config.json")
-    return files, _json(config) if os.path.isfile(config) else {}
+    found = Folder(path)
+    return {name: found[name] for name in found}, found.config
 
 
 def write_huggingface(tensors: Arrays, config: Mapping[str, Any], directory: str) -> None:
@@ -248,23 +161,7 @@ def write_huggingface(tensors: Arrays, config: Mapping[str, Any], directory: str
       ImportError: safetensors is not installed.
       ValueError: the directory already holds a model.
     """
-    save = _safetensors().save_file
-    path = os.path.join(directory, "model.safetensors")
-    if os.path.exists(path):
-        raise ValueError(f"{path} exists already; choose another directory")
-    os.makedirs(directory, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=directory, prefix=".convert-") as folder:
-        with open(os.path.join(folder, "config.json"), "w", encoding="utf-8") as f:
-            json.dump(config, f, indent=2)
-        save(
-            dict(tensors),
-            os.path.join(folder, "model.safetensors"),
-            # The package transformers does not load a file without this entry.
-            metadata={"format": "pt"},
-        )
-        # The weights come last, as they are what tells that a directory holds a model.
-        for name in ("config.json", "model.safetensors"):
-            os.replace(os.path.join(folder, name), os.path.join(directory, name))
+    write_folder(tensors, config, directory)
 
 
 # -- names and arrangements
@@ -619,11 +516,11 @@ def from_huggingface(
       ValueError: a file is damaged, this is not a T5 model, a weight is of integers or not finite,
         or the checkpoint already exists.
     """
-    files, config = read_huggingface_files(path)
+    found = Folder(path)
+    tensors, config = {name: found[name] for name in found}, found.config
     # By file, so that the error names the one to get anew.
-    for file, part in files.items():
-        check_weights(part, file)
-    tensors = {name: array for part in files.values() for name, array in part.items()}
+    for name, array in tensors.items():
+        check_weights({name: array}, found.file_of(name))
     if tied is None:
         # The newer field comes first; configurations of earlier releases have the other one alone.
         tied = config.get("scale_decoder_outputs", config.get("tie_word_embeddings"))

@@ -8,6 +8,7 @@ from mesh_tensorflow.transformer.transformer._bitransformer import (
     make_layer_stack,
 )
 from mesh_tensorflow.transformer.transformer._call import (
+    UnscaledVocabEmbedding,
     VocabEmbedding,
     autoregressive_inputs,
     delimited_lm_inputs_mask,
@@ -50,6 +51,7 @@ __all__ = [
     "StudentTeacher",
     "TransformerLayer",
     "Unitransformer",
+    "UnscaledVocabEmbedding",
     "VocabEmbedding",
     "autoregressive_inputs",
     "delimited_lm_inputs_mask",

@@ -301,6 +301,21 @@ class VocabEmbedding:
 
 
 @gin.configurable(module="mesh_tensorflow.transformer.transformer")
+class UnscaledVocabEmbedding(VocabEmbedding):
+    """A `VocabEmbedding` that scales neither vectors nor logits, as Llama and GPT-2 do."""
+
+    def ids_to_embedding(self, ids: mtf.Tensor, context: Context) -> mtf.Tensor:
+        """Returns the embeddings of ids, the rows of the variable; see `VocabEmbedding`."""
+        del context
+        return mtf.gather(self._embedding_weights, ids, self._vocab_dim)
+
+    def hidden_to_logits(self, hidden: mtf.Tensor, context: Context) -> mtf.Tensor:
+        """Returns the products of vectors with the embeddings of all ids; see `VocabEmbedding`."""
+        del context
+        return mtf.einsum([hidden, self._embedding_weights], reduced_dims=[self._output_dim])
+
+
+@gin.configurable(module="mesh_tensorflow.transformer.transformer")
 def get_vocab_embedding_cls(cls: Callable[..., Any] = VocabEmbedding) -> Callable[..., Any]:
     """Returns the vocabulary embedding class that models use; gin may set it.
 
@@ -312,7 +327,8 @@ def get_vocab_embedding_cls(cls: Callable[..., Any] = VocabEmbedding) -> Callabl
 
 def new_embedding(model: Unitransformer, mesh: mtf.Mesh, variable_dtype: mtf.VariableDType) -> Any:
     """Returns a model's embedding of ids, whose variable is in the current variable scope."""
-    return get_vocab_embedding_cls()(
+    cls = model.vocab_embedding_cls or get_vocab_embedding_cls()
+    return cls(
         mesh,
         model.input_vocab_dim,
         model.model_dim,

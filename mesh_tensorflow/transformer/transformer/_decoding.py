@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Optional
+from typing import TYPE_CHECKING, Any, Optional, Union
 
 import tensorflow.compat.v1 as tf
 
@@ -45,7 +45,7 @@ class IncrementalModel:
         initial_position: mtf.Tensor,
         variable_dtype: mtf.VariableDType,
         encoded: EncoderOutputs,
-        bos_id: int = 0,
+        bos_id: Union[int, mtf.Tensor] = 0,
     ) -> None:
         """Makes the first call of the model.
 
@@ -55,7 +55,8 @@ class IncrementalModel:
           initial_position: an int32 Tensor with dimensions [batch...], the number of given ids.
           variable_dtype: the dtypes of variables: in checkpoints, in memory and in computations.
           encoded: the EncoderOutputs that the model reads.
-          bos_id: an int, the input of the first position.
+          bos_id: the input of the first position: an int, or an int32 Tensor with dimensions
+            [batch...].
 
         Raises:
           ValueError: the model is not autoregressive, or the ids are not such a Tensor.
@@ -87,9 +88,11 @@ class IncrementalModel:
             **encoded.arguments(),
         }
         inputs = autoregressive_inputs(ids)
-        if bos_id:
-            first = mtf.constant(mesh, 0, dtype=tf.int32)
-            # After the shift the first input is 0, so that a sum sets it.
+        # After the shift the first input is 0, so that a sum sets it.
+        first = mtf.constant(mesh, 0, dtype=tf.int32)
+        if isinstance(bos_id, mtf.Tensor):
+            inputs += bos_id * mtf.one_hot(first, length_dim, dtype=tf.int32)
+        elif bos_id:
             inputs += mtf.one_hot(first, length_dim, bos_id, 0, tf.int32)
         context = self._context(
             mode="first_part",
@@ -248,7 +251,7 @@ class Sampler:
     given: Optional[mtf.Tensor]  # the number of given ids in each row; None if there are none
     limit: int
 
-    def start(self, ids: mtf.Tensor, bos_id: int) -> list[mtf.Tensor]:
+    def start(self, ids: mtf.Tensor, bos_id: Union[int, mtf.Tensor]) -> list[mtf.Tensor]:
         """Returns the initial values of the loop variables."""
         step = mtf.constant(ids.mesh, 0, dtype=tf.int32)
         states = self.model.first_states(self.given is not None)
@@ -289,7 +292,7 @@ class Sampler:
 
 
 def first_last(
-    ids: mtf.Tensor, given: Optional[mtf.Tensor], bos_id: int
+    ids: mtf.Tensor, given: Optional[mtf.Tensor], bos_id: Union[int, mtf.Tensor]
 ) -> tuple[mtf.Tensor, mtf.Tensor]:
     """Returns which rows are full, and the last id of each row, before the first step.
 
@@ -297,15 +300,18 @@ def first_last(
       ids: an int32 Tensor with dimensions [batch..., length].
       given: an int32 Tensor with dimensions [batch...], the number of given ids; None if there
         are none.
-      bos_id: an int, the id that is fed before the first one.
+      bos_id: the id that is fed before the first one: an int, or an int32 Tensor with dimensions
+        [batch...].
     """
     *rows, length_dim = ids.shape.dims
     if given is None:
         done = mtf.constant(ids.mesh, False, mtf.Shape(rows), tf.bool)
+        if isinstance(bos_id, mtf.Tensor):
+            return done, mtf.broadcast(bos_id, mtf.Shape(rows))
         return done, mtf.constant(ids.mesh, bos_id, mtf.Shape(rows), tf.int32)
     # Without given ids the index is -1, which gives 0, the id of padding and the usual beginning.
     last = mtf.gather(ids, given - 1, length_dim)
-    if bos_id:
+    if isinstance(bos_id, mtf.Tensor) or bos_id:
         last += mtf.to_int32(mtf.equal(given, 0)) * bos_id
     return mtf.greater_equal(given, length_dim.size), last
 
@@ -369,7 +375,7 @@ class Speculation:
     given: Optional[mtf.Tensor]
     limit: int
 
-    def start(self, ids: mtf.Tensor, bos_id: int) -> list[mtf.Tensor]:
+    def start(self, ids: mtf.Tensor, bos_id: Union[int, mtf.Tensor]) -> list[mtf.Tensor]:
         """Returns the initial values of the loop variables."""
         done, last = first_last(ids, self.given, bos_id)
         states = [

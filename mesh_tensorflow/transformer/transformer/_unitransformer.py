@@ -64,6 +64,7 @@ class Unitransformer:
         loss_on_targets_only: bool = False,
         loss_denominator: Optional[float] = None,
         token_dropout_rate: float = 0.0,
+        vocab_embedding_cls: Optional[Callable[..., Any]] = None,
     ) -> None:
         """Creates the model; calls of it create the variables.
 
@@ -96,6 +97,8 @@ class Unitransformer:
           loss_on_targets_only: whether the inputs in such rows have no loss.
           loss_denominator: a number that the sum of the losses is divided by; see the method.
           token_dropout_rate: the rate at which ids are set to 0 in training.
+          vocab_embedding_cls: the class of the embedding; by default, that of
+            `get_vocab_embedding_cls`.
 
         Raises:
           ValueError: there is no input vocabulary, an autoregressive model has no output
@@ -128,6 +131,7 @@ class Unitransformer:
         self.loss_on_targets_only = loss_on_targets_only
         self._loss_denominator = loss_denominator
         self.token_dropout_rate = token_dropout_rate
+        self.vocab_embedding_cls = vocab_embedding_cls
         self._check_vocabularies()
 
     def _check_vocabularies(self) -> None:
@@ -276,9 +280,10 @@ class Unitransformer:
         never_end: bool = False,
         remove_partial_sequences: bool = False,
         sampling_keep_top_k: int = -1,
-        bos_id: int = 0,
+        bos_id: Union[int, mtf.Tensor] = 0,
         draft_model: Union[Unitransformer, Draft, None] = None,
         num_draft_ids: int = 4,
+        num_given: Optional[mtf.Tensor] = None,
     ) -> mtf.Tensor:
         """Returns sequences continued by the model, one id at a time.
 
@@ -311,10 +316,13 @@ class Unitransformer:
           remove_partial_sequences: whether to remove the given ids from the result.
           sampling_keep_top_k: an int, the number of ids with the largest logits to sample from;
             -1 for all.
-          bos_id: an int, the id that is fed before the first one.
+          bos_id: the id that is fed before the first one: an int, or an int32 Tensor with
+            dimensions [batch...].
           draft_model: a Unitransformer with this model's output vocabulary, whose variables are
             in the scope "draft"; a Draft, if it reads an encoder of its own; or None.
           num_draft_ids: an int, how many ids a Unitransformer as draft proposes in a step.
+          num_given: an int32 Tensor with dimensions [batch...], the number of given ids; if None,
+            of those that are not 0.
 
         Returns:
           A Tensor of the shape of `partial_sequences`.
@@ -339,7 +347,9 @@ class Unitransformer:
         )
         ids, length_dim = partial_sequences, partial_sequences.shape.dims[-1]
         # Rows begin with their given ids, so that their number is also the first position to fill.
-        number = mtf.reduce_sum(mtf.to_int32(mtf.not_equal(ids, 0)), reduced_dim=length_dim)
+        number = num_given
+        if number is None:
+            number = mtf.reduce_sum(mtf.to_int32(mtf.not_equal(ids, 0)), reduced_dim=length_dim)
         model = IncrementalModel(self, ids, number, variable_dtype, encoded, bos_id)
         given = number if has_partial_sequences else None
         limit = length_dim.size if max_steps is None else min(max_steps, length_dim.size)

@@ -18,7 +18,10 @@ from mesh_tensorflow.transformer.transformer_layers._enc_dec_attention import (
     enc_dec_attention_bias,
 )
 from mesh_tensorflow.transformer.transformer_layers._feed_forward import DenseReluDense
-from mesh_tensorflow.transformer.transformer_layers._self_attention import SelfAttention
+from mesh_tensorflow.transformer.transformer_layers._self_attention import (
+    SelfAttention,
+    query_position,
+)
 
 # -- a window of near positions
 
@@ -43,6 +46,7 @@ class LocalSelfAttention(SelfAttention):
         shared_kv: bool = False,
         dropout_rate: float = 0.0,
         attention_kwargs: Optional[dict[str, Any]] = None,
+        **kwargs: Any,
     ) -> None:
         """Creates the layer.
 
@@ -54,6 +58,8 @@ class LocalSelfAttention(SelfAttention):
           shared_kv: a bool.
           dropout_rate: the share of elements that are dropped in training, from 0 to less than 1.
           attention_kwargs: a dictionary of further arguments of `attention`, or None.
+          **kwargs: `rotary`, `biases`, `qk_norm_epsilon`, `combine_dims` and
+            `fold_scaling_into_initializer` of `SelfAttention`.
 
         Raises:
           ValueError: the radius is below 1.
@@ -73,6 +79,7 @@ class LocalSelfAttention(SelfAttention):
             z_loss_coeff=None,
             hyperprompt_length_encoder=None,
             hyperprompt_length_decoder=None,
+            **kwargs,
         )
         if radius < 1:
             raise ValueError(f"LocalSelfAttention: radius must be 1 or more, got {radius}")
@@ -92,12 +99,13 @@ class LocalSelfAttention(SelfAttention):
           A Tensor of the shape of `x`.
         """
         params = self.make_params(context)
-        q = params.compute_q(x)
+        position = query_position(context)
+        q = self._turned(params.compute_q(x), position)
         # With shared keys and values one entry, which is the first and also the last.
         if params.shared_kv:
             new = [params.compute_kv(x)]
         else:
-            new = [params.compute_k(x), params.compute_v(x)]
+            new = [self._turned(params.compute_k(x), position), params.compute_v(x)]
         if context.mode == "incremental":
             o = self._attend_to_window(context, q, new)
         else:
@@ -547,7 +555,9 @@ class Synthesizer(SelfAttention):
         params = self.make_params(context)
         memory_length = self.memory_length(context)
         k, v = self._keys_and_values(context, x, params, memory_length)
-        q = None if self.no_query else params.compute_q(x)
+        q = None
+        if not self.no_query:
+            q = self._turned(params.compute_q(x), query_position(context))
         bias = self.compute_bias(
             context, self._memory_position(context), x, params.query_heads_dims, q
         )

@@ -173,6 +173,9 @@ class SelfAttention(transformer.TransformerLayer):
         hyperprompt_length_decoder: Optional[int] = None,
         hyperprompt_hidden_dim: Optional[int] = None,
         hyperprompt_task_num: int = 8,
+        rotary: Optional[layers.RotaryEmbedding] = None,
+        biases: str = "",
+        qk_norm_epsilon: Optional[float] = None,
     ) -> None:
         """Creates the layer.
 
@@ -203,6 +206,13 @@ class SelfAttention(transformer.TransformerLayer):
           hyperprompt_length_decoder: the length of the prompts in decoders; None for no prompts.
           hyperprompt_hidden_dim: the number of hidden channels of prompts.
           hyperprompt_task_num: how many tasks have prompts.
+          rotary: the `mtf.layers.RotaryEmbedding` of queries and keys; None for none.
+          biases: which projections add a bias: letters of "qkvo".
+          qk_norm_epsilon: what is added to the mean squares by which queries and keys are
+            normalized, each head by itself; None if they are not.
+
+        Raises:
+          ValueError: the options do not fit.
         """
         self.num_heads = num_heads
         self.num_memory_heads = num_memory_heads
@@ -223,6 +233,9 @@ class SelfAttention(transformer.TransformerLayer):
         self.hyperprompt_length_decoder = hyperprompt_length_decoder
         self.hyperprompt_hidden_dim = hyperprompt_hidden_dim
         self.hyperprompt_task_num = hyperprompt_task_num
+        self.rotary = rotary
+        self.biases = biases
+        self.qk_norm_epsilon = qk_norm_epsilon
         _parts.check_type(type(self).__name__, relative_attention_type, _KINDS)
         self._check_function()
 
@@ -232,6 +245,11 @@ class SelfAttention(transformer.TransformerLayer):
             raise ValueError(
                 f"{what}: attention_func={self.attention_func!r} is none of "
                 f"{', '.join(map(str, _ATTENTION_FUNCTIONS))}"
+            )
+        if self.rotary is not None and self.shared_kv:
+            raise ValueError(
+                f"{what}: rotary turns keys, and with shared_kv they are the values, too; set "
+                "shared_kv=False"
             )
         prompts = (self.hyperprompt_length_encoder, self.hyperprompt_length_decoder)
         if self.attention_func == _dot_product.ALL_TO_ALL and any(prompts):
@@ -262,7 +280,7 @@ class SelfAttention(transformer.TransformerLayer):
         """
         params = self.make_params(context)
         # Queries come first: if experts compute them, they may make the keys at the same time.
-        q, seen = params.compute_q(x), context
+        q, seen = self._turned(params.compute_q(x), query_position(context)), context
         if self._by_heads(context):
             _dot_product.check_layout(type(self).__name__, context, params.query_heads_dims[0])
             seen = _dot_product.of_heads(context)
@@ -358,6 +376,8 @@ class SelfAttention(transformer.TransformerLayer):
             "combine_dims": self.combine_dims,
             "keep_query_heads_dims": self.keep_query_heads_dims,
             "fold_scaling_into_initializer": self.fold_scaling_into_initializer,
+            "biases": self.biases,
+            "norm_epsilon": self.qk_norm_epsilon,
         }
 
     def _keys_and_values(
@@ -376,13 +396,21 @@ class SelfAttention(transformer.TransformerLayer):
             # One state for both: with shared keys and values, decoding keeps half as much.
             states = [params.compute_kv(m)]
         else:
-            states = [params.compute_k(m), params.compute_v(m)]
+            position = query_position(context)
+            if not plain:
+                position = self.rename_length_to_memory_length(position, context)
+            # Turned before they are kept: what decoding reads again has its position already.
+            states = [self._turned(params.compute_k(m), position), params.compute_v(m)]
         if by_heads:
             states = [_dot_product.by_heads(s, context.length_dim.name) for s in states]
         # Prompts are prepended to keys and values in the order of their dimensions.
         keep = _parts.next_to_channels if self._prompts()[1] is None else None
         states = _parts.states_so_far(context, states, memory_length, keep)
         return states[0], states[-1]
+
+    def _turned(self, x: mtf.Tensor, position: mtf.Tensor) -> mtf.Tensor:
+        """Returns queries or keys, turned by their positions if the layer has a `rotary`."""
+        return x if self.rotary is None else self.rotary(x, position, self.kv_dim)
 
     def _by_heads(self, context: Context) -> bool:
         """Returns whether positions are exchanged for heads; decoding keeps states as they are."""

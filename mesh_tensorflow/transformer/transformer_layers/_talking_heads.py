@@ -41,6 +41,9 @@ WITHOUT_OPTIONS: dict[str, Any] = {
     "hyperprompt_length_decoder": None,
     "hyperprompt_hidden_dim": None,
     "hyperprompt_task_num": 8,
+    "rotary": None,
+    "biases": "",
+    "qk_norm_epsilon": None,
 }
 
 

@@ -1,0 +1,233 @@
+"""Folders of Hugging Face: the tensors of a model, in one file or several, and its config."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+# NumPy has bfloat16 once this is imported.
+import tensorflow.compat.v1 as tf
+
+# Of weights, by the names in files.
+_DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+_INDEX, _SINGLE, _CONFIG = "model.safetensors.index.json", "model.safetensors", "config.json"
+
+
+def safetensors_numpy() -> Any:
+    """Returns the module safetensors.numpy.
+
+    Raises:
+      ImportError: safetensors is not installed.
+    """
+    try:
+        import safetensors.numpy
+    except ImportError as e:
+        raise ImportError(
+            "Hugging Face's files need the package safetensors, which is not installed: "
+            "pip install 'safetensors>=0.5'"
+        ) from e
+    return safetensors.numpy
+
+
+def read_json(file: str) -> dict[str, Any]:
+    """Reads a JSON file that holds an object.
+
+    Args:
+      file: its path.
+
+    Raises:
+      ValueError: it is damaged, or holds something else.
+    """
+    try:
+        with open(file, encoding="utf-8") as f:
+            found = json.load(f)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{file} is damaged, it is no JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"{file} is damaged: it holds {type(found).__name__}, not an object")
+    return found
+
+
+def _shards(index: str) -> dict[str, list[str]]:
+    """Returns which tensors are read from which file, by the index of a model."""
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise ValueError(f"{index} is damaged: it has no weight_map of names to files")
+    shards: dict[str, list[str]] = {}
+    for name, file in weight_map.items():
+        # Only files beside the index belong to the model.
+        if not isinstance(file, str) or file in ("", ".", "..") or os.path.basename(file) != file:
+            raise ValueError(
+                f"{index} is damaged: weight_map has {file!r} for {name}, no file name"
+            )
+        shards.setdefault(os.path.join(os.path.dirname(index), file), []).append(name)
+    return shards
+
+
+class Folder(Mapping[str, np.ndarray]):
+    """The tensors of a model, by Hugging Face's names; each is read when it is asked for.
+
+    Headers are read and checked at once, so that a file that is missing or cut is found first.
+
+    Attributes:
+      path: where it is.
+      config: what config.json says; empty if there is none.
+    """
+
+    def __init__(self, path: str) -> None:
+        """Opens it.
+
+        Args:
+          path: a directory with `model.safetensors` or, if the model is in several files,
+            `model.safetensors.index.json`, whose `weight_map` says which file a tensor is read
+            from; or the path of a file.
+
+        Raises:
+          ImportError: safetensors is not installed.
+          ValueError: there are no such files, or one is damaged.
+        """
+        safetensors_numpy()
+        self.path = path
+        self.config: dict[str, Any] = {}
+        self._file_of: dict[str, str] = {}
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        self._dtypes: dict[str, str] = {}
+        index, single, config = (os.path.join(path, n) for n in (_INDEX, _SINGLE, _CONFIG))
+        if os.path.isfile(path):
+            self._add(path, None)
+            return
+        if os.path.isfile(single):
+            self._add(single, None)
+        elif os.path.isfile(index):
+            for file, names in sorted(_shards(index).items()):
+                self._add(file, names)
+        else:
+            raise ValueError(
+                f"no model.safetensors in {path!r}; files of PyTorch (.bin) are written anew with "
+                "`save_pretrained(..., safe_serialization=True)`"
+            )
+        if os.path.isfile(config):
+            self.config = read_json(config)
+
+    def _add(self, file: str, names: list[str] | None) -> None:
+        """Adds tensors of a file, all of them if no names are given."""
+        if not os.path.isfile(file):
+            raise ValueError(f"{file}: there is no such file, but the model's index names it")
+        with _opened(file) as opened:
+            there = set(opened.keys())
+            wanted = sorted(there if names is None else names)
+            missing = [name for name in wanted if name not in there]
+            if not missing:
+                for name in wanted:
+                    self._file_of[name] = file
+                    header = opened.get_slice(name)
+                    self._shapes[name] = tuple(header.get_shape())
+                    self._dtypes[name] = header.get_dtype()
+        if missing:
+            raise ValueError(
+                f"{file} has no {', '.join(missing)}, which the model's index has there"
+            )
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        """Reads a tensor."""
+        with _opened(self._file_of[name]) as opened:
+            return opened.get_tensor(name)
+
+    def __contains__(self, name: object) -> bool:
+        """Returns whether there is a tensor, without reading it."""
+        return name in self._file_of
+
+    def __iter__(self) -> Iterator[str]:
+        """Yields the names."""
+        return iter(self._file_of)
+
+    def __len__(self) -> int:
+        """Returns how many tensors there are."""
+        return len(self._file_of)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Returns the sizes of a tensor, without reading it.
+
+        Args:
+          name: its name.
+        """
+        return self._shapes[name]
+
+    def dtype(self, name: str) -> np.dtype:
+        """Returns the dtype of a tensor, without reading it.
+
+        Args:
+          name: its name.
+
+        Raises:
+          ValueError: weights have no such dtype.
+        """
+        found = _DTYPES.get(self._dtypes[name])
+        if found is None:
+            raise ValueError(
+                f"{self.file_of(name)}: {name} is of dtype {self._dtypes[name]}, but weights are "
+                f"of {', '.join(_DTYPES)}"
+            )
+        return tf.as_dtype(found).as_numpy_dtype
+
+    def file_of(self, name: str) -> str:
+        """Returns the path of the file that a tensor is in.
+
+        Args:
+          name: its name.
+        """
+        return self._file_of[name]
+
+
+@contextlib.contextmanager
+def _opened(file: str) -> Iterator[Any]:
+    """Context with an open safetensors file, whose errors name it."""
+    from safetensors import safe_open
+
+    try:
+        with safe_open(file, framework="numpy") as opened:
+            yield opened
+    except Exception as error:  # of many kinds, since a file may hold anything
+        raise ValueError(
+            f"{file} is no whole safetensors file, or has a dtype that NumPy lacks; "
+            f"get it anew: {error}"
+        ) from error
+
+
+def write_folder(
+    tensors: Mapping[str, np.ndarray], config: Mapping[str, Any], directory: str
+) -> None:
+    """Writes `config.json` and then `model.safetensors`.
+
+    Args:
+      tensors: a dictionary of NumPy arrays.
+      config: a dictionary.
+      directory: a string; created if it does not exist.
+
+    Raises:
+      ImportError: safetensors is not installed.
+      ValueError: the directory already holds a model.
+    """
+    save = safetensors_numpy().save_file
+    path = os.path.join(directory, _SINGLE)
+    if os.path.exists(path):
+        raise ValueError(f"{path} exists already; choose another directory")
+    os.makedirs(directory, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=directory, prefix=".convert-") as folder:
+        with open(os.path.join(folder, _CONFIG), "w", encoding="utf-8") as f:
+            json.dump(config, f, indent=2)
+        save(
+            dict(tensors),
+            os.path.join(folder, _SINGLE),
+            # The package transformers does not load a file without this entry.
+            metadata={"format": "pt"},
+        )
+        # The weights come last, as they are what tells that a directory holds a model.
+        for name in (_CONFIG, _SINGLE):
+            os.replace(os.path.join(folder, name), os.path.join(directory, name))

@@ -1,0 +1,232 @@
+"""Rotary positions: channels of queries and keys, turned by angles that grow with the position."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, Optional
+
+import gin
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+import mesh_tensorflow.ops_with_redefined_builtins as mtf
+from mesh_tensorflow._core.errors import dims_text
+
+__all__ = ["RotaryEmbedding"]
+
+# -- frequencies of longer sequences than a model was trained for
+#
+# Each function takes the frequencies, the base and the numbers of a scaling, and returns the new
+# frequencies, in radians a position, and a factor of sines and cosines.
+
+_Scaled = tuple[np.ndarray, float]
+
+
+def _linear(frequencies: np.ndarray, base: float, numbers: Mapping[str, Any]) -> _Scaled:
+    # Position interpolation (Chen et al., 2023): all positions as if they were nearer.
+    return frequencies / numbers["factor"], 1.0
+
+
+def _ntk(frequencies: np.ndarray, base: float, numbers: Mapping[str, Any]) -> _Scaled:
+    # The base for which the lowest frequency is divided by the factor, and the highest stays 1.
+    size = 2 * len(frequencies)
+    stretched = numbers["factor"] ** (np.arange(0, size, 2) / (size - 2))
+    return frequencies / stretched, 1.0
+
+
+def _llama3(frequencies: np.ndarray, base: float, numbers: Mapping[str, Any]) -> _Scaled:
+    # Waves that fit often into the length of training stay, those that do not fit are stretched,
+    # and between the two shares are mixed (Llama team, "The Llama 3 herd of models", 2024).
+    low, high = numbers["low_freq_factor"], numbers["high_freq_factor"]
+    turns = numbers["original_max_position_embeddings"] * frequencies / (2 * math.pi)
+    kept = np.clip((turns - low) / (high - low), 0.0, 1.0)
+    return frequencies * (kept + (1.0 - kept) / numbers["factor"]), 1.0
+
+
+def _yarn(frequencies: np.ndarray, base: float, numbers: Mapping[str, Any]) -> _Scaled:
+    # Peng et al., "YaRN: efficient context window extension of large language models" (2023).
+    half, length = len(frequencies), numbers["original_max_position_embeddings"]
+
+    def channel_of(turns: float) -> float:
+        """Returns the channel, a fraction, whose wave turns so often in the length of training."""
+        return half * math.log(length / (turns * 2 * math.pi)) / math.log(base)
+
+    low, high = channel_of(numbers.get("beta_fast", 32)), channel_of(numbers.get("beta_slow", 1))
+    if numbers.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, 2 * half - 1)
+    width = high - low or 0.001  # no division by 0
+    kept = 1.0 - np.clip((np.arange(half) - low) / width, 0.0, 1.0)
+    factor = numbers["factor"]
+    # Longer sequences spread attention: sharper logits make up for it (equation 22).
+    attention = numbers.get("attention_factor")
+    if attention is None:
+        attention = 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0
+    return frequencies * (kept + (1.0 - kept) / factor), attention
+
+
+_LENGTH = "original_max_position_embeddings"
+# By the name of the type: the function, the numbers that it needs, and those that it may have.
+_SCALINGS: dict[str, tuple[Callable[..., _Scaled], list[str], list[str]]] = {
+    "linear": (_linear, ["factor"], []),
+    "ntk": (_ntk, ["factor"], []),
+    "llama3": (_llama3, ["factor", "low_freq_factor", "high_freq_factor", _LENGTH], []),
+    "yarn": (
+        _yarn,
+        ["factor", _LENGTH],
+        ["beta_fast", "beta_slow", "attention_factor", "truncate"],
+    ),
+}
+
+
+@gin.configurable(module="mesh_tensorflow.layers")
+class RotaryEmbedding:
+    """Turns pairs of channels by angles that are proportional to the position.
+
+    The product of a query and a key then depends on the distance of their positions alone. Su et
+    al., "RoFormer: enhanced transformer with rotary position embedding" (2021).
+
+    >>> x = mtf.ones(mesh, "length:3,d_kv:2")
+    >>> position = mtf.range(mesh, mtf.Dimension("length", 3), tf.int32)
+    >>> rotary = mtf.layers.RotaryEmbedding()
+    >>> print(rotary(x, position, mtf.Dimension("d_kv", 2)).numpy().round(2))
+    [[ 1.    1.  ]
+     [-0.3   1.38]
+     [-1.33  0.49]]
+    """
+
+    def __init__(
+        self,
+        base: float = 10000.0,
+        fraction: float = 1.0,
+        interleaved: bool = False,
+        scaling: Optional[Mapping[str, Any]] = None,
+    ) -> None:
+        """Creates it.
+
+        Args:
+          base: the pair i of n turns by base ** (-i / n) radians a position.
+          fraction: the share of the channels that are turned, the first ones.
+          interleaved: whether a pair are neighbors, as in GPT-J, rather than channels that are half
+            of the turned ones apart, as in GPT-NeoX and Llama.
+          scaling: how longer sequences than those of training are reached, as in `rope_scaling` of
+            Hugging Face's configurations: "rope_type", one of "linear", "ntk" (a larger base),
+            "llama3" and "yarn", and its numbers, such as {"rope_type": "linear", "factor": 4.0}.
+            None for no scaling.
+
+        Raises:
+          ValueError: the scaling is of an unknown type, or lacks numbers; or a number is out of
+            range.
+        """
+        if not 0.0 < fraction <= 1.0:
+            raise ValueError(f"RotaryEmbedding: fraction={fraction} must be above 0 and at most 1")
+        if base <= 1.0:
+            raise ValueError(f"RotaryEmbedding: base={base} must be larger than 1")
+        self.base = base
+        self.fraction = fraction
+        self.interleaved = interleaved
+        self.scaling = dict(scaling or {})
+        kind = self.scaling.pop("rope_type", None) or self.scaling.pop("type", None)
+        self.scaling.pop("type", None)
+        self.scaling_type = None if kind == "default" else kind
+        self._check_scaling()
+
+    def _check_scaling(self) -> None:
+        kind, given = self.scaling_type, set(self.scaling)
+        if kind is None:
+            needed: list[str] = []
+            known: list[str] = []
+        elif kind in _SCALINGS:
+            _, needed, further = _SCALINGS[kind]
+            known = [*needed, *further]
+        else:
+            raise ValueError(
+                f"RotaryEmbedding: the scaling {kind!r} is none of {', '.join(_SCALINGS)}; "
+                "scaling=None leaves frequencies as they are"
+            )
+        missing = [name for name in needed if name not in given]
+        unknown = sorted(given - {*known})
+        if missing or unknown:
+            raise ValueError(
+                f"RotaryEmbedding: the scaling {kind!r} has "
+                f"{', '.join(sorted(given)) or 'no numbers'}, but takes "
+                f"{', '.join(known) or 'none'}: "
+                + "; ".join(
+                    f"{what} {', '.join(names)}"
+                    for what, names in (("add", missing), ("leave out", unknown))
+                    if names
+                )
+            )
+
+    def frequencies(self, size: int) -> tuple[np.ndarray, float]:
+        """Returns the radians a position of each pair, and the factor of sines and cosines.
+
+        Args:
+          size: the number of channels that are turned, an even number.
+
+        Returns:
+          (a float64 array of size / 2, a number, 1.0 unless the scaling says otherwise).
+        """
+        plain = self.base ** -(np.arange(0, size, 2) / size)
+        if self.scaling_type is None:
+            return plain, 1.0
+        scaled, _, _ = _SCALINGS[self.scaling_type]
+        return scaled(plain, self.base, self.scaling)
+
+    def __call__(self, x: mtf.Tensor, position: mtf.Tensor, dim: mtf.Dimension) -> mtf.Tensor:
+        """Returns queries or keys, turned.
+
+        Args:
+          x: a floating-point Tensor with dimensions [..., dim].
+          position: an integer Tensor with dimensions of `x`, from 0.
+          dim: the Dimension of the channels of `x`.
+
+        Returns:
+          A Tensor of the shape and dtype of `x`.
+
+        Raises:
+          ValueError: the number of channels that are turned is odd, or the dimensions do not fit.
+        """
+        turned = self._turned(dim)
+        if dim not in x.shape or any(d not in x.shape for d in position.shape):
+            raise ValueError(
+                f"RotaryEmbedding: {x.name} {x.shape} must have {dims_text([dim])} and the "
+                f"dimensions of the positions, {position.name} {position.shape}"
+            )
+        apart = 1 if self.interleaved else turned // 2
+        number = np.arange(dim.size)
+        # Channels of no pair are turned by an angle of 0.
+        inside = number < turned
+        first = inside & (number // apart % 2 == 0)
+        pair = number // 2 if self.interleaved else number % apart
+        frequencies, factor = self.frequencies(turned)
+        radians = np.where(inside, frequencies[np.where(inside, pair, 0)], 0.0)
+        # In float32, since bfloat16 has no 257; the tables are small.
+        angle = mtf.to_float(position) * self._of_channels(x, radians, dim)
+        cosine = mtf.cos(angle) * self._of_channels(x, np.where(inside, factor, 1.0), dim)
+        sine = mtf.sin(angle) * factor
+        y = mtf.multiply(x, mtf.cast(cosine, x.dtype), output_shape=x.shape)
+        # (a, b) becomes (a cos - b sin, b cos + a sin). The other one of a pair comes by a shift,
+        # which layouts may split; a first channel finds it behind, a second one before it.
+        signs = {-apart: -1.0 * first, apart: 1.0 * (inside & ~first)}
+        if 2 * apart == dim.size:
+            signs = {apart: signs[-apart] + signs[apart]}  # the same by both ways around
+        for offset, sign in signs.items():
+            other = mtf.shift(x, offset, dim, wrap=True)
+            share = mtf.cast(sine * self._of_channels(x, sign, dim), x.dtype)
+            y += mtf.multiply(other, share, output_shape=x.shape)
+        return y
+
+    def _turned(self, dim: mtf.Dimension) -> int:
+        turned = int(dim.size * self.fraction)
+        if turned % 2 or not turned:
+            raise ValueError(
+                f"RotaryEmbedding: {turned} channels of {dims_text([dim])} (fraction="
+                f"{self.fraction}) make no pairs; their number must be even"
+            )
+        return turned
+
+    @staticmethod
+    def _of_channels(x: mtf.Tensor, values: np.ndarray, dim: mtf.Dimension) -> mtf.Tensor:
+        return mtf.constant(x.mesh, values.astype(np.float32), [dim], tf.float32)

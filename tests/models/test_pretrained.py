@@ -1,0 +1,222 @@
+"""Models of Hugging Face folders, against what transformers computed for them."""
+
+import json
+import pathlib
+import shutil
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+import mesh_tensorflow as mtf
+from mesh_tensorflow.models._family import turned
+
+FIXTURES = pathlib.Path(__file__).parent / "fixtures"
+NAMES = sorted(path.name for path in FIXTURES.iterdir())
+TENSOR = {"mesh_shape": "x:2,y:2", "layout": "batch:x,vocab:y,d_ff:y,heads:y?"}
+PLACES = {
+    "whole": {},
+    "tensor": TENSOR,
+    "fully_sharded": {"mesh_shape": "x:2,y:2", "layout": "batch:x", "zero": 3, "zero_axis": "x+y"},
+    "sequence": {"mesh_shape": "x:2,y:2", "layout": "length:x,d_ff:y,vocab:y"},
+}
+TRAINED = {
+    **PLACES,
+    "simd": {"mesh_shape": "x:2", "layout": "batch:x", "simd": True, "zero": 3},
+    "pjrt": {"mesh_shape": "x:2,y:2", "layout": "batch:x,d_ff:y,vocab:y", "mesh_impl": "pjrt"},
+}
+PROMPTS = [[5, 9, 0, 33], [7], [1, 80, 81, 82, 83, 84, 85, 86, 87, 88, 89]]
+SHAPE = "batch:2,length:24"
+
+
+def expected(name):
+    return np.load(FIXTURES / name / "expected.npz")
+
+
+def close(found, wanted):
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-4 * np.abs(wanted).max())
+
+
+@pytest.mark.slips  # a model with as many keys as queries has no dimension query_heads
+@pytest.mark.slow_but(4)
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("name", NAMES)
+def test_logits_and_ids(name, place):
+    wanted = expected(name)
+    model = mtf.models.from_pretrained(FIXTURES / name, **PLACES[place])
+    close(model.logits(wanted["ids"]).numpy(), wanted["logits"])
+    # In one batch, of prompts that differ in length, one of them with the id 0.
+    ids = [[i for i in row if i >= 0] for row in wanted["generated"].tolist()]
+    assert model.generate(PROMPTS, max_new_tokens=32) == ids
+    assert model.generate(PROMPTS[:2], max_new_tokens=3) == [row[:3] for row in ids[:2]]
+
+
+@pytest.mark.slips
+@pytest.mark.slow_but(4)
+@pytest.mark.parametrize("place", TRAINED)
+@pytest.mark.parametrize("name", NAMES)
+def test_training_and_writing_back(name, place, tmp_path, request):
+    if place == "pjrt":
+        request.getfixturevalue("eight_devices")
+    wanted = expected(name)
+    mesh = {key: TRAINED[place][key] for key in ("mesh_shape", "layout") if TRAINED[place]}
+    model = mtf.models.from_pretrained(FIXTURES / name, **mesh)
+    result = mtf.train.fit(
+        model.loss, wanted["ids"].astype(np.int32), steps=1, dims=SHAPE, progress=False,
+        optimizer=mtf.optimize.SgdOptimizer(1.0), init_checkpoint=model.weights, **TRAINED[place],
+    )  # fmt: skip
+    np.testing.assert_allclose(result.losses[0], wanted["loss"], rtol=1e-5)
+    for weight in model._form.weights:
+        step = model.weights[weight.ours] - result.variables[weight.ours]
+        gradient = turned(weight, wanted[f"gradient/{weight.theirs}"], model._form.sizes)
+        close(step, gradient)
+
+    model.save_pretrained(tmp_path / "same")
+    for file in ("model.safetensors", "config.json"):
+        same, before = (p / file for p in (tmp_path / "same", FIXTURES / name))
+        if file == "config.json":
+            assert json.loads(same.read_text()) == json.loads(before.read_text())
+        else:
+            assert same.read_bytes() == before.read_bytes()
+    before = model.logits(wanted["ids"]).numpy()
+    model.assign(result.variables)
+    model.save_pretrained(tmp_path / "trained")
+    again = mtf.models.from_pretrained(tmp_path / "trained")
+    assert all(np.array_equal(again.weights[v], result.variables[v]) for v in again.weights)
+    after = again.logits(wanted["ids"]).numpy()
+    np.testing.assert_allclose(model.logits(wanted["ids"]), after, atol=1e-4)
+    assert np.abs(after - before).max() > 0.1
+
+
+def test_a_new_model(tmp_path):
+    config = json.loads((FIXTURES / "qwen3" / "config.json").read_text())
+    model = mtf.models.from_config(config, mesh_shape="x:2", layout="batch:x")
+    with pytest.raises(ValueError, match="the model has no weights yet; train it"):
+        model.save_pretrained(tmp_path)
+    # Rows begin at different numbers, or positions would tell what comes next.
+    ids = (10 + (np.arange(24) + 3 * np.arange(4)[:, None]) % 12).astype(np.int32)
+    result = mtf.train.fit(
+        model.loss, ids, steps=60, dims="batch:4,length:24", progress=False, mesh_shape="x:2",
+        optimizer=mtf.optimize.AdamWOptimizer(learning_rate=0.02), layout="batch:x",
+    )  # fmt: skip
+    model.assign(result.variables)
+    assert model.generate([[10, 11, 12]], 5) == [[13, 14, 15, 16, 17]]
+    model.save_pretrained(tmp_path)
+    again = mtf.models.from_pretrained(tmp_path)
+    assert again.generate([[15, 16]], 3) == [[17, 18, 19]]
+
+
+def test_sampling():
+    model = mtf.models.from_pretrained(FIXTURES / "llama")
+    tf.random.set_random_seed(0)
+    first, second = (model.generate(PROMPTS, 8, temperature=1.0, stop=-1) for _ in range(2))
+    assert first != second and {len(row) for row in first + second} == {8}
+    # Of the one best id, it draws that.
+    assert model.generate(PROMPTS, 8, temperature=1.0, top_k=1) == model.generate(PROMPTS, 8)
+
+
+def test_bfloat16():
+    wanted = expected("qwen3")
+    model = mtf.models.from_pretrained(FIXTURES / "qwen3", dtype="bfloat16")
+    logits = model.logits(wanted["ids"])
+    assert logits.dtype == tf.bfloat16
+    error = np.abs(logits.numpy().astype(np.float32) - wanted["logits"])
+    assert error.max() < 0.1 * np.abs(wanted["logits"]).max()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_weights_keep_their_dtypes(dtype, tmp_path):
+    from safetensors.numpy import load_file, save_file
+
+    folder, numbers = a_copy(tmp_path), tf.as_dtype(dtype).as_numpy_dtype
+    file = folder / "model.safetensors"
+    save_file({n: a.astype(numbers) for n, a in load_file(file).items()}, file, {"format": "pt"})
+    model = mtf.models.from_pretrained(folder)
+    assert model.logits([[1, 2]]).dtype == tf.float32
+    model.save_pretrained(tmp_path / "again")
+    assert (tmp_path / "again" / "model.safetensors").read_bytes() == file.read_bytes()
+
+
+def a_copy(tmp_path, name="llama", **fields):
+    """Returns a copy of a folder, with other fields in its config.json."""
+    folder = tmp_path / "model"
+    shutil.copytree(FIXTURES / name, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **fields}))
+    return folder
+
+
+# (fields of config.json, what is said of them)
+CONFIGS = {
+    "family": ({"model_type": "gpt5"}, "model_type='gpt5', which is none of llama, mistral, qwen2"),
+    "activation": ({"hidden_act": "relu"}, "hidden_act='relu', which is none of silu"),
+    "mlp_bias": ({"mlp_bias": True}, "mlp_bias=True, .* only mlp_bias=False is"),
+    "rope": (
+        {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}},
+        "unknown rotary positions",
+    ),
+    "heads": ({"num_key_value_heads": 3}, "num_attention_heads=4, which is no multiple of .*=3"),
+    "number": ({"hidden_size": "24"}, "hidden_size='24', no positive integer"),
+    "vocabulary": (
+        {"vocab_size": 97},
+        r"embed_tokens.weight has shape \[96, 24\] instead of \[vocab=97",
+    ),
+    "layers": ({"num_hidden_layers": 3}, "missing: model.layers.2.input_layernorm.weight, "),
+    "fewer": ({"num_hidden_layers": 1}, "without a place in the model: model.layers.1.input_lay"),
+    "untied": ({"tie_word_embeddings": False}, "missing: lm_head.weight"),
+    "window": ({"model_type": "qwen2", "use_sliding_window": True}, "use_sliding_window=True"),
+}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_config_that_does_not_fit(name, tmp_path):
+    fields, text = CONFIGS[name]
+    with pytest.raises(ValueError, match=text):
+        mtf.models.from_pretrained(a_copy(tmp_path, **fields))
+
+
+def test_files_that_are_missing_or_cut(tmp_path):
+    with pytest.raises(ValueError, match=r"no model\.safetensors in .*safe_serialization=True"):
+        mtf.models.from_pretrained(tmp_path)
+    folder = a_copy(tmp_path)
+    file = folder / "model.safetensors"
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-100])
+    with pytest.raises(ValueError, match="is no whole safetensors file"):
+        mtf.models.from_pretrained(folder)
+    file.write_bytes((2**60).to_bytes(8, "little") + whole[8:])
+    with pytest.raises(ValueError, match="is no whole safetensors file"):
+        mtf.models.from_pretrained(folder)
+    file.rename(folder / "one.safetensors")
+    index = {"weight_map": {"model.norm.weight": "two.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ValueError, match=r"two\.safetensors: there is no such file"):
+        mtf.models.from_pretrained(folder)
+
+
+def test_mistakes(tmp_path):
+    model = mtf.models.from_pretrained(FIXTURES / "llama")
+    for prompts, text in [
+        ([[1], []], "at least one"), ([[96]], "id 96 is not in the vocabulary, 0 to 95"),
+        ([[-1]], "id -1 is not"), ([[0.5]], "must be ints"),
+    ]:  # fmt: skip
+        with pytest.raises(ValueError, match=text):
+            model.generate(prompts)
+    with pytest.raises(ValueError, match="max_new_tokens=0 must be 1 or more"):
+        model.generate([[1]], max_new_tokens=0)
+    with pytest.raises(ValueError, match=r"ids must be ints, \[batch, length\]"):
+        model.logits([1, 2])
+    with pytest.raises(ValueError, match="the variables lack transformer/embedding"):
+        model.assign({})
+    wrong = {**model.weights, "transformer/rms_norm/scale": np.ones([3])}
+    with pytest.raises(ValueError, match=r"rms_norm/scale has shape \[3\] instead of \[24\]"):
+        model.assign(wrong)
+    with pytest.raises(ValueError, match="exists already"):
+        model.save_pretrained(FIXTURES / "llama")
+    with pytest.raises(ValueError, match="mesh dimension"):
+        mtf.models.from_pretrained(FIXTURES / "llama", mesh_shape="x:2", layout="vocab:y")
+    with pytest.raises(ValueError, match="dtype='float16' is none of float32, bfloat16"):
+        mtf.models.from_pretrained(FIXTURES / "llama", dtype="float16")
+    with tf.Graph().as_default(), pytest.raises(ValueError, match="needs eager code"):
+        model.logits([[1]])
+    assert model.generate([]) == []
