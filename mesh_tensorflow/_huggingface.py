@@ -19,6 +19,17 @@ _DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat
 _INDEX, _SINGLE, _CONFIG = "model.safetensors.index.json", "model.safetensors", "config.json"
 
 
+def missing_package(what: str, package: str, install: str) -> ImportError:
+    """Returns the error for an optional package that is not installed.
+
+    Args:
+      what: what needs it, as in "GGUF files need".
+      package: its name.
+      install: the command that installs it.
+    """
+    return ImportError(f"{what} the package {package}, which is not installed: {install}")
+
+
 def safetensors_numpy() -> Any:
     """Returns the module safetensors.numpy.
 
@@ -28,9 +39,8 @@ def safetensors_numpy() -> Any:
     try:
         import safetensors.numpy
     except ImportError as e:
-        raise ImportError(
-            "Hugging Face's files need the package safetensors, which is not installed: "
-            "pip install 'safetensors>=0.5'"
+        raise missing_package(
+            "Hugging Face's files need", "safetensors", "pip install 'safetensors>=0.5'"
         ) from e
     return safetensors.numpy
 

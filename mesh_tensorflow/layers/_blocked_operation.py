@@ -150,22 +150,23 @@ class Blocked(mtf.Operation):
 
     def _ring_axis(self, mesh_impl: MeshImpl) -> Optional[int]:
         """Returns the mesh axis around which the memory is passed, or None."""
-        return self._gathered_axis(mesh_impl) if self._ring else None
+        dims = self._form.dims
+        axis = mesh_impl.splitting_axis(dims.memory)
+        # One that splits both: else a processor's queries see parts that do not come by.
+        return axis if self._ring and axis == mesh_impl.splitting_axis(dims.length) else None
 
     def _exchanged_axis(self, mesh_impl: MeshImpl) -> Optional[int]:
         """Returns the mesh axis along which halves are exchanged so that work is even, or None."""
-        axis, dims = self._ring_axis(mesh_impl), self._form.dims
-        if axis is None or axis != mesh_impl.splitting_axis(dims.length):
+        axis = self._ring_axis(mesh_impl)
+        if axis is None or not _ring_attention.has_halves(mesh_impl, self._form.dims):
             return None
-        parts = 2 * mesh_impl.shape[axis].size
-        halves = all(d.size % parts == 0 for d in (dims.length, dims.memory))
         # Where no order hides blocks, work is even already, and an exchange would be for nothing.
         causal = self._form.may_skip and self._form.is_ordered
-        return axis if _ring_attention.is_exchanged(self._ring, halves and causal) else None
+        return axis if _ring_attention.is_exchanged(self._ring, causal) else None
 
     @property
     def ring_dims(self) -> tuple[mtf.Dimension, ...]:
-        """The length and the memory if a layout has to split both alike, else none."""
+        """The length and the memory if a layout makes a ring that splits both alike, else none."""
         dims = self._form.dims
         return (dims.length, dims.memory) if self._ring else ()
 
@@ -173,13 +174,6 @@ class Blocked(mtf.Operation):
     def parts_in_ring(self) -> int:
         """Into how many parts each processor of a ring cuts its part, at least."""
         return _ring_attention.least_parts(self._ring)
-
-    def _check_ring(self, lowering: mtf.Lowering) -> None:
-        if self._ring:
-            # Processors may be merged where it runs, but a program is right or wrong everywhere.
-            _ring_attention.check(
-                self.name, self._ring, lowering.requested_impl(self), self._form.dims
-            )
 
     def _logits(self, mesh_impl: MeshImpl) -> mtf.Shape:
         """Returns the Shape of the logits; if the memory is gathered, no layout splits it."""
@@ -207,7 +201,10 @@ class Blocked(mtf.Operation):
         One more says whether blocks may be left out, if some may.
         """
         mesh_impl = lowering.mesh_impl(self)
-        self._check_ring(lowering)
+        if self._ring:
+            # Processors may be merged where it runs, but the layout is what the user thinks of.
+            requested = lowering.requested_impl(self)
+            _ring_attention.tell(self.name, self._ring, requested, self._form.dims)
         values = [lowering.tensors[x] for x in self.inputs]
         # Of the operands as they lie in the layout: a gathered or an exchanged memory is in another
         # place.
@@ -220,7 +217,7 @@ class Blocked(mtf.Operation):
                 v if i is None else _ring_attention.exchanged(mesh_impl, exchanged, v, i)
                 for v, i in zip(values, at)
             ]
-        elif gathered is not None and not self._ring:
+        elif gathered is not None and self._ring_axis(mesh_impl) is None:
             at = [self._memory_axis(x) for x in self.inputs]
             values = [
                 v if i is None else mesh_impl.allconcat(v.to_laid_out_tensor(), gathered, i)
@@ -289,7 +286,7 @@ class Blocked(mtf.Operation):
             [x for x in xs if self._memory_axis(x) is not None]
             for xs in (self.inputs, self.outputs)
         )
-        if self._ring:
+        if self._ring_axis(mesh_impl) is not None:
             # Outputs take the same way back, in `_restored`.
             exchanged = [] if self._exchanged_axis(mesh_impl) is None else [
                 x for x in (*self.inputs, *self.outputs) if self._position_axis(x) is not None
@@ -438,7 +435,7 @@ class BlockedAttentionGradOperation(Blocked):
         lowering.count_collectives(self, "blocked_attention_op")
         for y, value in zip(self.outputs, self._restored(mesh_impl, values)):
             at = self._memory_axis(y)
-            if at is not None and not self._ring:
+            if at is not None and around is None:
                 # Each processor has a gradient of the whole memory, of its own queries; of the sum
                 # it keeps its part.
                 for kind, axis in self._kept_part(mesh_impl):

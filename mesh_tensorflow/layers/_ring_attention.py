@@ -20,6 +20,7 @@ from typing import Any, Union
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
+from mesh_tensorflow._core.errors import slip
 from mesh_tensorflow._core.interfaces import LaidOutLike
 from mesh_tensorflow._core.operation import Collective
 from mesh_tensorflow._mesh.mesh_impl import LaidOutTensor, MeshImpl
@@ -44,17 +45,28 @@ def least_parts(kind: Union[bool, str]) -> int:
     return 2 if kind == _ZIGZAG else 1
 
 
-def check(what: str, kind: Union[bool, str], mesh_impl: MeshImpl, dims: Dims) -> None:
-    """Checks that a layout makes a ring, or splits nothing that would have to go around.
+def has_halves(mesh_impl: MeshImpl, dims: Dims) -> bool:
+    """Returns whether each processor's parts of the length and the memory have two halves.
+
+    Args:
+      mesh_impl: a MeshImpl, which splits both alike.
+      dims: a Dims.
+    """
+    axis = mesh_impl.splitting_axis(dims.length)
+    parts = 2 if axis is None else 2 * mesh_impl.shape[axis].size
+    return all(d.size % parts == 0 for d in (dims.length, dims.memory))
+
+
+def tell(what: str, kind: Union[bool, str], mesh_impl: MeshImpl, dims: Dims) -> None:
+    """Warns of a layout that makes no ring, or whose parts have not the halves of a zigzag.
+
+    Attention is the same there. But a long memory, for which rings are, may not fit.
 
     Args:
       what: the name of the operation.
       kind: one of RINGS, not False.
       mesh_impl: a MeshImpl.
       dims: a Dims.
-
-    Raises:
-      ValueError: the length is split otherwise than the memory, or not into the halves of a zigzag.
     """
     length, memory = dims.length, dims.memory
     axes = [mesh_impl.splitting_axis(d) for d in (length, memory)]
@@ -71,25 +83,24 @@ def check(what: str, kind: Union[bool, str], mesh_impl: MeshImpl, dims: Dims) ->
             if d.size % axis.size
         )
         texts = [f"over {d.name}={d.size}" if d else "over no mesh dimension" for d in over]
-        raise ValueError(
+        slip(
             f"{what}: ring={kind!r} passes parts of {memory.name}={memory.size} around the "
-            f"processors that have parts of {length.name}={length.size}, so one mesh dimension has "
-            f"to split both; the layout splits {length.name} {texts[0]} and {memory.name} "
-            f"{texts[1]}. Use the rules {length.name}:{axis.name};{memory.name}:{axis.name}"
-            f"{pads}, or leave ring out"
+            f"processors that have parts of {length.name}={length.size}, and nothing is passed "
+            "where not one mesh dimension splits both; the layout splits "
+            f"{length.name} {texts[0]} and {memory.name} {texts[1]}. Use the rules "
+            f"{length.name}:{axis.name};{memory.name}:{axis.name}{pads}, or leave ring out",
+            key=f"ring/{length.name}/{memory.name}/{texts}",
         )
-    # Neither is split: each processor has the whole memory, and passes nothing on.
-    if over[0] is None:
-        return
-    # Only "zigzag" insists on halves: True leaves parts where they are if these have none.
-    parts = least_parts(kind) * over[0].size
-    for d in (length, memory):
-        if d.size % parts:
-            raise ValueError(
-                f"{what}: ring={kind!r} gives each of {over[0].name}={over[0].size} processors two "
-                f"halves, and {d.name}={d.size} is not divisible by {parts}. Pad it to "
-                f"{-(-d.size // parts) * parts}, or take ring={_CONTIGUOUS!r}"
-            )
+    # If neither is split, each processor has the whole memory, as on one processor.
+    elif kind == _ZIGZAG and over[0] is not None and not has_halves(mesh_impl, dims):
+        parts = 2 * over[0].size
+        d = next(d for d in (length, memory) if d.size % parts)
+        slip(
+            f"{what}: ring={kind!r} gives each of {over[0].name}={over[0].size} processors two "
+            f"halves, and {d.name}={d.size} is not divisible by {parts}: parts are left as they "
+            f"are, as by ring={_CONTIGUOUS!r}. Pad it to {-(-d.size // parts) * parts}",
+            key=f"zigzag/{d.name}={d.size}/{parts}",
+        )
 
 
 def exchanges(mesh_impl: MeshImpl, axis: int, tensors: Sequence[mtf.Tensor]) -> list[Collective]:

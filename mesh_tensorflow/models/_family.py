@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from mesh_tensorflow._huggingface import Folder
 from mesh_tensorflow.transformer.transformer import Unitransformer
 
 
@@ -93,14 +92,32 @@ class Config:
             )
 
 
+class Tensors(Protocol):
+    """What a file or a folder has, by Hugging Face's names."""
+
+    path: str
+
+    def __iter__(self) -> Iterator[str]:
+        """Yields the names."""
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        """Reads a tensor."""
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Returns the sizes of a tensor, without reading it."""
+
+    def dtype(self, name: str) -> np.dtype:
+        """Returns the dtype of a tensor, without reading it."""
+
+
 class Weights(Mapping[str, np.ndarray]):
     """The weights of a folder by the names of variables; each is read when it is asked for."""
 
-    def __init__(self, folder: Folder, form: Form) -> None:
+    def __init__(self, folder: Tensors, form: Form) -> None:
         """Checks that the folder has the weights of the model, in their shapes.
 
         Args:
-          folder: an open Folder.
+          folder: a Folder or a GgufFile.
           form: the Form of the model.
 
         Raises:

@@ -17,8 +17,10 @@ from mesh_tensorflow._core.shape import ShapeLike, convert_to_shape
 from mesh_tensorflow._huggingface import Folder, write_folder
 from mesh_tensorflow._mesh.variables.function import function
 from mesh_tensorflow._mesh.variables.store import VariableStore
-from mesh_tensorflow.models import _llama
+from mesh_tensorflow.models import _llama, _tokenizer
 from mesh_tensorflow.models._family import Config, Form, Weights, few, turned_back
+from mesh_tensorflow.models._gguf import GgufFile
+from mesh_tensorflow.models._tokenizer import Tokenizer
 from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
 from mesh_tensorflow.train._placing import devices_of
 
@@ -27,6 +29,8 @@ _FORMS: dict[str, Callable[[Config], Form]] = {
     model_type: family.form_of for family in _FAMILIES for model_type in family.MODEL_TYPES
 }
 _DTYPES = ("float32", "bfloat16")
+# Ids, a text, or the messages of a conversation.
+Prompt = Union[Sequence[int], str, Sequence[Mapping[str, str]]]
 _LENGTHS = 64  # those of programs are multiples of it
 _NO_ID = -1  # which no id equals
 
@@ -39,6 +43,8 @@ class LanguageModel:
     Attributes:
       config: the contents of config.json.
       model: the Unitransformer.
+      tokenizer: the Tokenizer of the folder; None if it has none, or the package tokenizers is not
+        installed.
       weights: the weights by the names of variables, as `init_checkpoint` of `mtf.train.fit` and
         `directory` of `mtf.train.predict` take them. Those of a folder are read when they are asked
         for. Empty if there are none yet: then variables begin with their initializers.
@@ -52,10 +58,12 @@ class LanguageModel:
         weights: Mapping[str, np.ndarray],
         mesh_impl: PlacementMeshImpl,
         dtype: str,
+        tokenizer: Optional[Tokenizer] = None,
     ) -> None:
         """Creates it; `from_pretrained` and `from_config` do so for users."""
         self.config = dict(config)
         self.model = form.model(mesh_impl.layout_rules, mesh_impl.shape)
+        self.tokenizer = tokenizer
         self.weights = weights
         self.store = VariableStore()
         self.store.begin_with(weights)
@@ -97,45 +105,69 @@ class LanguageModel:
 
     def generate(
         self,
-        prompts: Sequence[Sequence[int]],
+        prompts: Sequence[Prompt],
         max_new_tokens: int = 64,
         temperature: float = 0.0,
         top_k: int = -1,
         stop: Optional[int] = None,
-    ) -> list[list[int]]:
-        """Returns the ids that the model continues prompts by, without the prompts.
+    ) -> list[Any]:
+        """Returns what the model continues prompts by, without the prompts.
 
         Args:
-          prompts: a list of lists of ids, of any lengths from 1.
+          prompts: a list of lists of ids, of any lengths from 1; of texts; or of conversations,
+            lists of dictionaries with "role" and "content". The last two need a tokenizer.
           max_new_tokens: how many ids are added at most.
           temperature: 0.0 takes the id with the largest logit; 1.0 draws from the softmax.
           top_k: how many ids with the largest logits are drawn from; -1 for all.
           stop: the id at which a continuation ends, which it includes; the `eos_token_id` of
             config.json if None, and -1 for none.
 
+        Returns:
+          A list of lists of ids; of texts, for prompts that are none.
+
         Raises:
-          ValueError: an id is not in the vocabulary, or a prompt is empty.
+          ValueError: an id is not in the vocabulary, a prompt is empty, or there is no tokenizer.
         """
+        if isinstance(prompts, str):
+            raise ValueError("generate: prompts is a list; write [text] for one")
         if max_new_tokens < 1:
             raise ValueError(f"generate: max_new_tokens={max_new_tokens} must be 1 or more")
-        rows = [self._checked("generate", [row])[0] for row in prompts]
+        rows = [self._checked("generate", [self._ids(prompt)])[0] for prompt in prompts]
         if not rows:
             return []
         end = self._end(stop)
         lengths = np.array([len(row) for row in rows], np.int32)
-        # Of a prompt the first id is what the first position is fed, and the others are given.
         length = max(lengths) - 1 + max_new_tokens
         # One program serves many lengths, as each is traced anew.
         ids = np.zeros([len(rows), -(-length // _LENGTHS) * _LENGTHS], np.int32)
+        # Of a prompt the first id is what the first position is fed, and the others are given.
         for row, prompt in zip(ids, rows):
             row[: len(prompt) - 1] = prompt[1:]
         first = np.array([row[0] for row in rows], np.int32)
         tensors = [tf.constant(self._filled_up(a)) for a in (ids, first, lengths - 1)]
         found = self._continued(*tensors, max_new_tokens, temperature, top_k, end).numpy()
-        return [
+        made = [
             _up_to(end, row[n - 1 : n - 1 + max_new_tokens].tolist())
             for row, n in zip(found, lengths)
         ]
+        return [
+            self.tokenizer.decode(row) if self.tokenizer and _is_text(prompt) else row
+            for row, prompt in zip(made, prompts)
+        ]
+
+    def _ids(self, prompt: Prompt) -> Sequence[int]:
+        """Returns the ids of a prompt."""
+        if not _is_text(prompt):
+            return prompt  # type: ignore[return-value]
+        if self.tokenizer is None:
+            raise ValueError(
+                "generate: the model has no tokenizer, so prompts are lists of ids. It reads "
+                "tokenizer.json of the folder where the package tokenizers is installed: "
+                "pip install tokenizers"
+            )
+        if isinstance(prompt, str):
+            return self.tokenizer.prompt(prompt)
+        return self.tokenizer.chat(prompt)  # type: ignore[arg-type]
 
     def _filled_up(self, rows: np.ndarray) -> np.ndarray:
         """Returns rows with the last one repeated, so many that the layout can split them."""
@@ -271,7 +303,10 @@ class LanguageModel:
             self.store.assign(name, values[name])
 
     def save_pretrained(self, path: Union[str, os.PathLike[str]]) -> None:
-        """Writes `config.json` and `model.safetensors`, in the dtypes that weights were read in.
+        """Writes the model, its weights in the dtypes that they were read in, and its tokenizer.
+
+        The files are `config.json` and `model.safetensors`, `tokenizer.json` and
+        `chat_template.jinja`.
 
         Args:
           path: a directory, which has no model yet; created if it does not exist.
@@ -289,11 +324,18 @@ class LanguageModel:
             value = self.weights[weight.ours].astype(self._dtypes[weight.ours])
             tensors[weight.theirs] = turned_back(weight, value, self._form.sizes)
         write_folder(tensors, self.config, os.fspath(path))
+        if self.tokenizer is not None:
+            self.tokenizer.save(os.fspath(path))
 
 
 def _imported(mesh: mtf.Mesh, x: tf.Tensor, *names: str) -> mtf.Tensor:
     dims = [mtf.Dimension(name, size) for name, size in zip(names, x.shape.as_list())]
     return mtf.import_tf_tensor(mesh, x, mtf.Shape(dims))
+
+
+def _is_text(prompt: Prompt) -> bool:
+    """Returns whether a prompt is a text or a conversation, rather than ids."""
+    return isinstance(prompt, str) or (len(prompt) > 0 and isinstance(prompt[0], Mapping))
 
 
 def _up_to(end: int, ids: list[int]) -> list[int]:
@@ -319,7 +361,8 @@ def from_pretrained(
     Families: Llama 2 and 3, SmolLM, Mistral, Qwen 2, 2.5 and 3 (dense).
 
     Args:
-      path: a directory with config.json and safetensors files.
+      path: a directory with config.json and safetensors files; or a GGUF file, whose weights are
+        dequantized.
       mesh_shape: the shape of the mesh.
       layout: the layout rules, such as "heads:all,d_ff:all,vocab:all".
       devices: a device for each processor; by default the GPUs of the process, or its CPUs.
@@ -330,7 +373,7 @@ def from_pretrained(
       dtype: "float32" or "bfloat16", of the weights in memory, and of activations.
 
     Raises:
-      ImportError: safetensors is not installed.
+      ImportError: safetensors, or for GGUF files gguf, is not installed.
       ValueError: the folder has no model, or a file is damaged; the family, or a field of
         config.json, is not known; weights are missing, or have other shapes; or the layout or a
         device is wrong.
@@ -338,9 +381,14 @@ def from_pretrained(
     what = "from_pretrained"
     impl = _mesh_impl(what, mesh_shape, layout, devices, zero, zero_axis, uneven)
     name = _dtype_name(what, dtype)
-    folder = Folder(os.fspath(path))
-    form = _form_of(folder.path, folder.config)
-    return LanguageModel(folder.config, form, Weights(folder, form), impl, name)
+    path = os.fspath(path)
+    if path.endswith(".gguf"):
+        file = GgufFile(path)
+        form, tokenizer = _form_of(path, file.config), _tokenizer.of_gguf(file.metadata)
+        return LanguageModel(file.config, form, Weights(file, form), impl, name, tokenizer)
+    folder = Folder(path)
+    form, tokenizer = _form_of(path, folder.config), _tokenizer.of_folder(path)
+    return LanguageModel(folder.config, form, Weights(folder, form), impl, name, tokenizer)
 
 
 def from_config(

@@ -1,0 +1,173 @@
+"""Tokenizers of models, and their chat templates."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Optional
+
+from mesh_tensorflow._huggingface import missing_package, read_json
+from mesh_tensorflow.transformer.vocabulary import Vocabulary
+
+# Control tokens, by llama.cpp's number of the type; texts have them by their names.
+_CONTROL = 3
+_TOKENIZER, _TEMPLATE = "tokenizer.json", "chat_template.jinja"
+
+
+class Tokenizer(Vocabulary):
+    """The vocabulary of a model, by the package tokenizers.
+
+    Attributes:
+      tokenizer: a tokenizers.Tokenizer.
+      chat_template: the template of conversations, in jinja2's language; or None.
+    """
+
+    def __init__(self, tokenizer: Any, chat_template: Optional[str] = None) -> None:
+        """Creates it; `of_folder` and `of_gguf` do so for users.
+
+        Args:
+          tokenizer: a tokenizers.Tokenizer.
+          chat_template: the template of conversations, or None.
+        """
+        self.tokenizer = tokenizer
+        self.chat_template = chat_template
+
+    @property
+    def vocab_size(self) -> int:
+        """The number of ids."""
+        return self.tokenizer.get_vocab_size()
+
+    def encode(self, s: str) -> list[int]:
+        """Returns the ids of a text; names of control tokens in it become these.
+
+        Args:
+          s: a string.
+        """
+        return self.tokenizer.encode(s, add_special_tokens=False).ids
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Returns the text of ids, without control tokens.
+
+        Args:
+          ids: integers.
+        """
+        return self.tokenizer.decode([int(i) for i in ids], skip_special_tokens=True)
+
+    def prompt(self, text: str) -> list[int]:
+        """Returns the ids of a text that a model is to continue, with those that begin texts.
+
+        Args:
+          text: a string.
+        """
+        return self.tokenizer.encode(text).ids
+
+    def chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        """Returns the ids of a conversation that the model is to answer.
+
+        Args:
+          messages: dictionaries with "role" ("system", "user" or "assistant") and "content".
+
+        Raises:
+          ImportError: jinja2 is not installed.
+          ValueError: the model has no template of conversations, or that does not take these.
+        """
+        if self.chat_template is None:
+            raise ValueError("the model has no template of conversations; give it a text")
+        try:
+            import jinja2
+            from jinja2 import sandbox
+        except ImportError as e:
+            raise missing_package("chat templates need", "jinja2", "pip install jinja2") from e
+
+        def refuse(text: str) -> None:
+            raise ValueError(text)
+
+        # A template is code of whoever wrote the folder.
+        environment = sandbox.ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+        try:
+            template = environment.from_string(self.chat_template)
+            text = template.render(
+                messages=list(messages),
+                add_generation_prompt=True,
+                raise_exception=refuse,
+                bos_token="",
+                eos_token="",
+            )
+        except (jinja2.TemplateError, ValueError, TypeError) as e:
+            raise ValueError(f"the model's template of conversations refuses these: {e}") from e
+        return self.encode(text)
+
+    def save(self, path: str) -> None:
+        """Writes tokenizer.json, and the template of conversations, to a folder.
+
+        Args:
+          path: a directory.
+        """
+        self.tokenizer.save(os.path.join(path, _TOKENIZER))
+        if self.chat_template is not None:
+            with open(os.path.join(path, _TEMPLATE), "w", encoding="utf-8") as f:
+                f.write(self.chat_template)
+
+
+def of_folder(path: str) -> Optional[Tokenizer]:
+    """Returns the tokenizer of a folder; None if there is none, or the package is not installed.
+
+    Args:
+      path: a directory.
+
+    Raises:
+      ValueError: tokenizer.json is damaged.
+    """
+    file = os.path.join(path, _TOKENIZER)
+    if not os.path.isfile(file) or not _is_installed():
+        return None
+    import tokenizers
+
+    try:
+        made = tokenizers.Tokenizer.from_file(file)
+    except Exception as error:  # the package has none of its own
+        raise ValueError(f"{file} is damaged: {error}") from error
+    template = None
+    alone, settings = (os.path.join(path, name) for name in (_TEMPLATE, "tokenizer_config.json"))
+    if os.path.isfile(alone):
+        with open(alone, encoding="utf-8") as f:
+            template = f.read()
+    elif os.path.isfile(settings):
+        template = read_json(settings).get("chat_template")
+    return Tokenizer(made, template if isinstance(template, str) else None)
+
+
+def of_gguf(metadata: Mapping[str, Any]) -> Optional[Tokenizer]:
+    """Returns the tokenizer of a GGUF file; None if it is of a kind that is not known.
+
+    Args:
+      metadata: its `metadata`.
+    """
+    # Byte pairs as in GPT-2; before they are joined, some models cut numbers into digits.
+    kinds = {"smollm": True, "gpt-2": False, "default": False}
+    kind = metadata.get("ggml.pre", "default")
+    if metadata.get("ggml.model") != "gpt2" or kind not in kinds or not _is_installed():
+        return None
+    import tokenizers
+    from tokenizers import decoders, models, pre_tokenizers
+
+    tokens = metadata["ggml.tokens"]
+    vocabulary = {token: i for i, token in enumerate(tokens)}
+    merges = [tuple(pair.split(" ")) for pair in metadata["ggml.merges"]]
+    made = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
+    steps: list[Any] = [pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    if kinds[kind]:
+        steps.insert(0, pre_tokenizers.Digits(individual_digits=True))
+    made.pre_tokenizer = pre_tokenizers.Sequence(steps)
+    made.decoder = decoders.ByteLevel()
+    types = metadata.get("ggml.token_type", [])
+    made.add_special_tokens([token for token, t in zip(tokens, types) if t == _CONTROL])
+    return Tokenizer(made, metadata.get("chat_template"))
+
+
+def _is_installed() -> bool:
+    try:
+        import tokenizers  # noqa: F401
+    except ImportError:
+        return False
+    return True
