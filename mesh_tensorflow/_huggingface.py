@@ -7,27 +7,18 @@ import json
 import os
 import tempfile
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Optional
 
 import numpy as np
 
 # NumPy has bfloat16 once this is imported.
 import tensorflow.compat.v1 as tf
 
+from mesh_tensorflow._core.errors import missing_package
+
 # Of weights, by the names in files.
 _DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _INDEX, _SINGLE, _CONFIG = "model.safetensors.index.json", "model.safetensors", "config.json"
-
-
-def missing_package(what: str, package: str, install: str) -> ImportError:
-    """Returns the error for an optional package that is not installed.
-
-    Args:
-      what: what needs it, as in "GGUF files need".
-      package: its name.
-      install: the command that installs it.
-    """
-    return ImportError(f"{what} the package {package}, which is not installed: {install}")
 
 
 def safetensors_numpy() -> Any:
@@ -40,7 +31,7 @@ def safetensors_numpy() -> Any:
         import safetensors.numpy
     except ImportError as e:
         raise missing_package(
-            "Hugging Face's files need", "safetensors", "pip install 'safetensors>=0.5'"
+            "a folder of Hugging Face", "safetensors", "pip install 'safetensors>=0.5'"
         ) from e
     return safetensors.numpy
 
@@ -125,7 +116,7 @@ class Folder(Mapping[str, np.ndarray]):
         if os.path.isfile(config):
             self.config = read_json(config)
 
-    def _add(self, file: str, names: list[str] | None) -> None:
+    def _add(self, file: str, names: Optional[list[str]]) -> None:
         """Adds tensors of a file, all of them if no names are given."""
         if not os.path.isfile(file):
             raise ValueError(f"{file}: there is no such file, but the model's index names it")

@@ -265,6 +265,17 @@ def _user_frame() -> int:
     return level
 
 
+def missing_package(user: str, package: str, install: str) -> ImportError:
+    """Returns the error for a missing optional package.
+
+    Args:
+      user: a string, the name of what needs it.
+      package: a string, the name of the package.
+      install: a string, the command that installs it.
+    """
+    return ImportError(f"{user} needs the package {package}, which is not installed: {install}")
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Returns the end of a sentence: "; did you mean rows?" with the nearest name, or "."."""
     nearest = difflib.get_close_matches(name, sorted(known), n=1)

@@ -7,7 +7,7 @@ from typing import Any, Optional
 
 import numpy as np
 
-from mesh_tensorflow._huggingface import missing_package
+from mesh_tensorflow._core.errors import missing_package
 
 # By the names of architectures: the model types of config.json.
 _MODEL_TYPES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
@@ -67,7 +67,7 @@ class GgufFile:
         try:
             import gguf
         except ImportError as e:
-            raise missing_package("GGUF files need", "gguf", "pip install gguf") from e
+            raise missing_package("a GGUF file", "gguf", "pip install gguf") from e
         self.path = path
         try:
             reader = gguf.GGUFReader(path)

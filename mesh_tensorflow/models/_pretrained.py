@@ -120,7 +120,7 @@ class LanguageModel:
           temperature: 0.0 takes the id with the largest logit; 1.0 draws from the softmax.
           top_k: how many ids with the largest logits are drawn from; -1 for all.
           stop: the id at which a continuation ends, which it includes; the `eos_token_id` of
-            config.json if None, and -1 for none.
+            config.json, one or several, if None; and -1 for none.
 
         Returns:
           A list of lists of ids; of texts, for prompts that are none.
@@ -135,7 +135,7 @@ class LanguageModel:
         rows = [self._checked("generate", [self._ids(prompt)])[0] for prompt in prompts]
         if not rows:
             return []
-        end = self._end(stop)
+        ends = self._ends(stop)
         lengths = np.array([len(row) for row in rows], np.int32)
         length = max(lengths) - 1 + max_new_tokens
         # One program serves many lengths, as each is traced anew.
@@ -145,9 +145,9 @@ class LanguageModel:
             row[: len(prompt) - 1] = prompt[1:]
         first = np.array([row[0] for row in rows], np.int32)
         tensors = [tf.constant(self._filled_up(a)) for a in (ids, first, lengths - 1)]
-        found = self._continued(*tensors, max_new_tokens, temperature, top_k, end).numpy()
+        found = self._continued(*tensors, max_new_tokens, temperature, top_k, ends[0]).numpy()
         made = [
-            _up_to(end, row[n - 1 : n - 1 + max_new_tokens].tolist())
+            _up_to(ends, row[n - 1 : n - 1 + max_new_tokens].tolist())
             for row, n in zip(found, lengths)
         ]
         return [
@@ -175,13 +175,12 @@ class LanguageModel:
         parts = 1 if axis is None else self._mesh_impl.shape[axis].size
         return np.concatenate([rows, *[rows[-1:]] * (-len(rows) % parts)])
 
-    def _end(self, stop: Optional[int]) -> int:
-        if stop is not None:
-            return stop
-        ends = self.config.get("eos_token_id")
-        # Some have several, of which the first ends a text.
-        ends = ends[0] if isinstance(ends, list) and ends else ends
-        return ends if isinstance(ends, int) else _NO_ID
+    def _ends(self, stop: Optional[int]) -> list[int]:
+        """Returns the ids that end a text; the first of them also ends the loop of steps."""
+        found = self.config.get("eos_token_id") if stop is None else stop
+        if isinstance(found, list):
+            return found or [_NO_ID]
+        return [_NO_ID if found is None else found]
 
     def _checked(self, what: str, ids: Any) -> np.ndarray:
         found = np.asarray(ids)
@@ -258,8 +257,13 @@ class LanguageModel:
 
         Returns:
           A scalar.
+
+        Raises:
+          ValueError: the length is 1.
         """
         length = ids.shape.dims[-1]
+        if length.size < 2:
+            raise ValueError(f"loss: rows of one id predict nothing, got {ids.name} {ids.shape}")
         logits, _ = self.model.call_simple(
             ids,
             None,
@@ -338,8 +342,10 @@ def _is_text(prompt: Prompt) -> bool:
     return isinstance(prompt, str) or (len(prompt) > 0 and isinstance(prompt[0], Mapping))
 
 
-def _up_to(end: int, ids: list[int]) -> list[int]:
-    return ids[: ids.index(end) + 1] if end in ids else ids
+def _up_to(ends: Sequence[int], ids: list[int]) -> list[int]:
+    """Returns the ids up to the first that is an end, with that."""
+    at = next((i for i, id_ in enumerate(ids) if id_ in ends), len(ids))
+    return ids[: at + 1]
 
 
 def from_pretrained(

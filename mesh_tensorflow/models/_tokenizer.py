@@ -6,7 +6,8 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Optional
 
-from mesh_tensorflow._huggingface import missing_package, read_json
+from mesh_tensorflow._core.errors import missing_package
+from mesh_tensorflow._huggingface import read_json
 from mesh_tensorflow.transformer.vocabulary import Vocabulary
 
 # Control tokens, by llama.cpp's number of the type; texts have them by their names.
@@ -77,7 +78,7 @@ class Tokenizer(Vocabulary):
             import jinja2
             from jinja2 import sandbox
         except ImportError as e:
-            raise missing_package("chat templates need", "jinja2", "pip install jinja2") from e
+            raise missing_package("a chat template", "jinja2", "pip install jinja2") from e
 
         def refuse(text: str) -> None:
             raise ValueError(text)

@@ -14,6 +14,8 @@ import gin
 import numpy as np
 import tensorflow.compat.v1 as tf
 
+from mesh_tensorflow._core.errors import missing_package as missing_package
+
 __all__ = [
     "ByteVocabulary",
     "EOS_ID",
@@ -31,17 +33,6 @@ PAD_ID = 0
 EOS_ID = 1
 
 _MODULE = "mesh_tensorflow.transformer.vocabulary"
-
-
-def missing_package(user: str, package: str, install: str) -> ImportError:
-    """Returns the error for a missing optional package.
-
-    Args:
-      user: a string, the name of what needs it.
-      package: a string, the name of the package.
-      install: a string, the command that installs it.
-    """
-    return ImportError(f"{user} needs the package {package}, which is not installed: {install}")
 
 
 def tfds_function(user: str, function: str) -> Callable[..., Any]:

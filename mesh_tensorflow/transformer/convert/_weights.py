@@ -12,7 +12,8 @@ from typing import Any, NamedTuple, Optional, TypeVar
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow._huggingface import Folder, write_folder
+from mesh_tensorflow._huggingface import Folder
+from mesh_tensorflow._huggingface import write_folder as write_huggingface
 from mesh_tensorflow._mesh.variables import checkpoint_files
 from mesh_tensorflow.optimize._base import weights_of
 
@@ -147,21 +148,6 @@ def read_huggingface(path: str) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """
     found = Folder(path)
     return {name: found[name] for name in found}, found.config
-
-
-def write_huggingface(tensors: Arrays, config: Mapping[str, Any], directory: str) -> None:
-    """Writes `config.json` and then `model.safetensors`.
-
-    Args:
-      tensors: a dictionary of NumPy arrays.
-      config: a dictionary.
-      directory: a string; created if it does not exist.
-
-    Raises:
-      ImportError: safetensors is not installed.
-      ValueError: the directory already holds a model.
-    """
-    write_folder(tensors, config, directory)
 
 
 # -- names and arrangements

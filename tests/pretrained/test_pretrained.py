@@ -115,6 +115,22 @@ def test_sampling():
     assert model.generate(PROMPTS, 8, temperature=1.0, top_k=1) == model.generate(PROMPTS, 8)
 
 
+def test_ends_of_texts(tmp_path):
+    """The ids of config.json, one or several, of which any ends a text."""
+    free = mtf.models.from_pretrained(FIXTURES / "llama").generate(PROMPTS, 12, stop=-1)
+    ends = [free[0][4], free[1][7], 0]
+    model = mtf.models.from_pretrained(a_copy(tmp_path, eos_token_id=ends))
+
+    def cut(row, ends):
+        return row[: min((i for i, x in enumerate(row) if x in ends), default=len(row)) + 1]
+
+    found = model.generate(PROMPTS, 12)
+    assert found == [cut(row, ends) for row in free] and len(found[0]) <= 5
+    assert model.generate(PROMPTS, 12, stop=free[2][2])[2] == cut(free[2], free[2][2:3])
+    none = mtf.models.from_pretrained(a_copy(tmp_path / "none", eos_token_id=None))
+    assert none.generate(PROMPTS, 12) == free
+
+
 def test_bfloat16():
     wanted = expected("qwen3")
     model = mtf.models.from_pretrained(FIXTURES / "qwen3", dtype="bfloat16")
@@ -204,6 +220,9 @@ def test_mistakes(tmp_path):
             model.generate(prompts)
     with pytest.raises(ValueError, match="max_new_tokens=0 must be 1 or more"):
         model.generate([[1]], max_new_tokens=0)
+    with pytest.raises(ValueError, match="rows of one id predict nothing"):
+        mesh = mtf.Mesh(mtf.Graph(), "mesh")
+        model.loss(mesh, mtf.import_tf_tensor(mesh, [[1]], "batch:1,length:1"))
     with pytest.raises(ValueError, match=r"ids must be ints, \[batch, length\]"):
         model.logits([1, 2])
     with pytest.raises(ValueError, match="the variables lack transformer/embedding"):

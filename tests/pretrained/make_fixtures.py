@@ -1,7 +1,7 @@
 """Writes small random models of Hugging Face's transformers, and what they compute, to fixtures/.
 
     pip install torch transformers
-    python tests/models/make_fixtures.py
+    python tests/pretrained/make_fixtures.py
 
 `test_pretrained.py` compares with them; it needs neither torch nor transformers.
 """
