@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Optional
 
+import numpy as np
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
@@ -46,6 +47,7 @@ def convolution(
     filter_initializer: Optional[Callable],
     variable_dtype: Optional[mtf.VariableDType],
     name: Optional[str],
+    dilations: Optional[Sequence[int]] = None,
 ) -> mtf.Tensor:
     """Creates the kernel variable and applies the convolution; `kind` is the layer name.
 
@@ -53,6 +55,9 @@ def convolution(
     """
     check_window(kind, filter_size, strides)
     rank, transposed, operation = _KINDS[kind]
+    rates = (1,) * rank if dilations is None else tuple(dilations)
+    if len(rates) != rank or min(rates) < 1:
+        raise ValueError(f"{kind}: dilations must be {rank} positive numbers, got {dilations!r}")
     if variable_dtype is None:
         variable_dtype = InputDType(activation_dtype=x.dtype)
     filter_dims = [mtf.Dimension(n, s) for n, s in zip(_FILTER_DIMS[rank], filter_size)]
@@ -67,8 +72,29 @@ def convolution(
             initializer=filter_initializer,
             dtype=variable_dtype,
         )
+        kernel = _dilated(kernel, rates)
         # TensorFlow's strides have one for the batch and one for the channels, too.
         return operation(x, kernel, [1, *strides, 1], padding).outputs[0]
+
+
+def _dilated(kernel: mtf.Tensor, rates: Sequence[int]) -> mtf.Tensor:
+    """Returns a filter with zeros between its entries: of rate n, an entry at each n-th place.
+
+    With its zeros it is a filter as any other, so that images are split, and their gradients are
+    computed, as with any other: TensorFlow has no gradient of dilated convolutions on CPUs.
+    """
+    for axis, rate in enumerate(rates):
+        if rate == 1:
+            continue
+        dim = kernel.shape[axis]
+        spread = mtf.Dimension(f"{dim.name}_dilated", (dim.size - 1) * rate + 1)
+        places = np.zeros([dim.size, spread.size])
+        places[np.arange(dim.size), rate * np.arange(dim.size)] = 1.0
+        # spread[j] = sum over i of kernel[i] [j = rate * i].
+        at = mtf.constant(kernel.mesh, places, [dim, spread], kernel.dtype)
+        shape = mtf.replace_dimensions(kernel.shape, dim, spread)
+        kernel = mtf.einsum([kernel, at], output_shape=shape)
+    return kernel
 
 
 def conv2d(
@@ -80,6 +106,7 @@ def conv2d(
     filter_initializer: Optional[Callable] = None,
     variable_dtype: Optional[mtf.VariableDType] = None,
     name: Optional[str] = None,
+    dilations: Optional[Sequence[int]] = None,
 ) -> mtf.Tensor:
     """Applies a 2-D convolution to images, without a bias.
 
@@ -96,12 +123,15 @@ def conv2d(
       filter_initializer: a TensorFlow initializer or None.
       variable_dtype: a VariableDType or None.
       name: a string, the variable scope; "conv2d" if None.
+      dilations: [vertical, horizontal], how far apart the positions are that the filter covers;
+        1 if None. Zeros between them are multiplied, too. Yu and Koltun, "Multi-scale context
+        aggregation by dilated convolutions" (2016).
 
     Returns:
       A Tensor with dimensions [batch..., h, w, output_dim].
     """
     # By position: in the order of the last parameters of `convolution`.
-    how = (filter_size, strides, padding, filter_initializer, variable_dtype, name)
+    how = (filter_size, strides, padding, filter_initializer, variable_dtype, name, dilations)
     return convolution("conv2d", x, output_dim, *how)
 
 
@@ -114,6 +144,7 @@ def conv3d(
     filter_initializer: Optional[Callable] = None,
     variable_dtype: Optional[mtf.VariableDType] = None,
     name: Optional[str] = None,
+    dilations: Optional[Sequence[int]] = None,
 ) -> mtf.Tensor:
     """Applies a 3-D convolution to volumes, without a bias; see `conv2d`.
 
@@ -130,8 +161,9 @@ def conv3d(
       filter_initializer: a TensorFlow initializer or None.
       variable_dtype: a VariableDType or None.
       name: a string, the variable scope; "conv3d" if None.
+      dilations: [depth, vertical, horizontal], as those of `conv2d`.
     """
-    how = (filter_size, strides, padding, filter_initializer, variable_dtype, name)
+    how = (filter_size, strides, padding, filter_initializer, variable_dtype, name, dilations)
     return convolution("conv3d", x, output_dim, *how)
 
 
@@ -382,6 +414,8 @@ def conv1d(
     output_dim: mtf.Dimension,
     filter_size: int = 3,
     stride: int = 1,
+    *,
+    dilation: int = 1,
     **kw_args: Any,
 ) -> mtf.Tensor:
     """Applies a 1-D convolution to sequences, without a bias.
@@ -397,6 +431,7 @@ def conv1d(
       output_dim: a Dimension, the output channels.
       filter_size: the number of positions that the filter covers.
       stride: the stride along the length.
+      dilation: how far apart the positions are that the filter covers.
       **kw_args: further arguments of `conv2d`: padding, filter_initializer, variable_dtype
         and name.
 
@@ -410,7 +445,14 @@ def conv1d(
     # Next to the length, as the last dimensions but the channels are the spatial ones.
     height = mtf.Dimension("fake_height", 1)
     image = mtf.reshape(x, mtf.Shape([*batch, height, length, channels]))
-    y = conv2d(image, output_dim, filter_size=(1, filter_size), strides=(1, stride), **kw_args)
+    y = conv2d(
+        image,
+        output_dim,
+        filter_size=(1, filter_size),
+        strides=(1, stride),
+        dilations=(1, dilation),
+        **kw_args,
+    )
     return mtf.reshape(y, y.shape - height)
 
 
@@ -424,6 +466,7 @@ def separable_conv1d(
     name: Optional[str] = None,
     use_bias: bool = True,
     kernel_depth_weights: Optional[Sequence[mtf.Tensor]] = None,
+    dilation: int = 1,
 ) -> mtf.Tensor:
     """Applies a depthwise separable 1-D convolution: per-channel sums, then a channel mix.
 
@@ -446,6 +489,7 @@ def separable_conv1d(
       use_bias: whether to add a bias to both convolutions.
       kernel_depth_weights: a Tensor with dimensions [in_channels] for each position, to use
         instead of variables; or None.
+      dilation: how far apart the positions of the filter are.
 
     Returns:
       A Tensor with dimensions [batch..., length, output_dim].
@@ -455,6 +499,8 @@ def separable_conv1d(
         per position, or `x` has no length dimension.
     """
     _, length, channels = _sequence_dims("separable_conv1d", x)
+    if dilation < 1:
+        raise ValueError(f"separable_conv1d: dilation={dilation} must be 1 or more")
     positions = range(min_relative_pos, max_relative_pos + 1)
     weights: Sequence[Any] = kernel_depth_weights or [None] * len(positions)
     if not positions or len(weights) != len(positions):
@@ -474,8 +520,8 @@ def separable_conv1d(
             summed = mtf.add_n(
                 [
                     dense(
-                        # Position i of the result has what is at i + position.
-                        mtf.shift(x, -position, length, wrap=False),
+                        # Position i of the result has what is at i + position * dilation.
+                        mtf.shift(x, -position * dilation, length, wrap=False),
                         [channels],
                         # Channels that are new and not reduced are multiplied one by one, each by
                         # its weight.

@@ -8,6 +8,7 @@ from helpers.layers.layer_graph import LayerGraph
 from helpers.world import World
 
 import mesh_tensorflow as mtf
+from mesh_tensorflow.testing import harness
 
 layers = mtf.layers
 [OUT] = dims("out:2")
@@ -150,6 +151,10 @@ ERRORS = {
         of(layers.conv3d, IMAGE, (2, 2)),
         r"conv3d: .* 3 positive numbers each, got \(2, 2\)",
     ),
+    "dilations": (
+        of(layers.conv2d, IMAGE, (3, 3), dilations=(2, 0)),
+        r"conv2d: dilations must be 2 positive numbers, got \(2, 0\)",
+    ),
     "padding": (
         of(layers.conv2d_transpose_with_blocks, BLOCKS, padding="FULL", **WITH_BLOCKS),
         'conv2d_transpose_with_blocks: padding must be "SAME" or "VALID", not \'FULL\'',
@@ -159,6 +164,20 @@ ERRORS = {
         'with blocks hb=2, wb=2 the padding must be "SAME"',
     ),
 }
+
+
+def test_halos_of_dilated_windows(tf_graph):
+    """Rows that are two apart come from the neighbors alone."""
+    graph = mtf.Graph()
+    mesh = mtf.Mesh(graph, "mesh")
+    x = mtf.import_tf_tensor(mesh, np.zeros([2, 12, 8, 3], "f"), "n:2,h:12,w:8,d:3")
+    y = layers.conv2d(x, mtf.Dimension("f", 4), (3, 3), dilations=(2, 1))
+    place = harness.Placing("x:3", "h:x", merge="none")
+    lowered = harness.lower(graph, mesh, place, [y])
+    assert lowered.counted == lowered.predicted
+    # Two rows from above and two from below, of 2 * 8 * 3 elements, to each of 3 processors.
+    assert {c[0] for c in lowered.counted} == {"shift"}
+    assert sum(c[2] * n for c, n in lowered.counted.items()) == 3 * 4 * 2 * 8 * 3
 
 
 @pytest.mark.parametrize("name", ERRORS)

@@ -204,6 +204,14 @@ def _np_conv(x, f, strides, pads):
     return np.einsum(f"n{letters}i{letters.upper()},{letters.upper()}io->n{letters}o", windows, f)
 
 
+def _spread(f, rates):
+    """A filter with zeros between its entries."""
+    rank = len(rates)
+    y = np.zeros([*((n - 1) * r + 1 for n, r in zip(f.shape, rates)), *f.shape[rank:]])
+    y[tuple(slice(None, None, r) for r in rates)] = f
+    return y
+
+
 def _np_transposed(x, f, strides, same=True):
     """The transpose: x [n, spatial..., o], f [window..., i, o]; result [n, spatial..., i]."""
     rank = f.ndim - 2
@@ -252,17 +260,17 @@ def _blocks(fn, *args, **kwargs):
     return layer
 
 
-def _separable(x, depth, point, bias, last):
+def _separable(x, depth, point, bias, last, **kwargs):
     """The filter of the first position is `depth`, of shape [in]; that of the second is twice it."""
     weights = [depth, depth * 2.0]
     def layer():
-        return _LAYERS.separable_conv1d(x, dim("f"), -1, 0, kernel_depth_weights=weights)
+        return _LAYERS.separable_conv1d(x, dim("f"), -1, 0, kernel_depth_weights=weights, **kwargs)
 
     return _given(layer, kernel=point, bias=[bias, last])
 
 
-def _np_separable(x, depth, point, bias, last):
-    before = np.pad(x, [(0, 0), (1, 0), (0, 0)])[:, :-1]
+def _np_separable(x, depth, point, bias, last, dilation=1):
+    before = np.pad(x, [(0, 0), (dilation, 0), (0, 0)])[:, :-dilation]
     return (before * depth + x * 2.0 * depth + bias) @ point + last
 
 
@@ -279,6 +287,16 @@ _CONVOLUTION = [
     case("conv1d_stride", "n h d, fh:1 fw:2 d f", _kernel(_LAYERS.conv1d, _OUT, 2, 2),
          lambda x, f: _np_conv(x, f[0], (2,), [(0, 0)]), tolerance=3e-5),
     case("separable_conv1d", "n b d, d, d f, d, f", _separable, _np_separable),
+    case("separable_conv1d_dilated", "n b d, d, d f, d, f",
+         lambda *xs: _separable(*xs, dilation=3), lambda *xs: _np_separable(*xs, dilation=3)),
+    case("conv2d_dilated", f"{_IMAGE}, fh:2 fw:3 d f",
+         _kernel(_LAYERS.conv2d, _OUT, (2, 3), dilations=(3, 1)),
+         lambda x, f: _np_conv(x, _spread(f, (3, 1)), (1, 1), [(1, 2), (1, 1)]), tolerance=3e-5),
+    case("conv3d_dilated", "n h:4 w k:3 d, fd:2 fh:1 fw:2 d f",
+         _kernel(_LAYERS.conv3d, _OUT, (2, 1, 2), (1, 2, 1), "VALID", dilations=(2, 5, 2)),
+         lambda x, f: _np_conv(x, _spread(f, (2, 1, 2)), (1, 2, 1), [(0, 0)] * 3), tolerance=3e-5),
+    case("conv1d_dilated", "n h d, fh:1 fw:3 d f", _kernel(_LAYERS.conv1d, _OUT, dilation=2),
+         lambda x, f: _np_conv(x, _spread(f[0], (2,)), (1,), [(2, 2)]), tolerance=3e-5),
     case("conv2d_with_blocks", f"{_BLOCKS}, fh:3 fw:5 d f",
          _blocks(_LAYERS.conv2d_with_blocks, _OUT, (3, 5)),
          _np_blocks(lambda x, f: _np_conv(x, f, (1, 1), [(1, 1), (2, 2)])), tolerance=3e-5),
