@@ -81,7 +81,7 @@ class Tokenizer(Vocabulary):
             raise missing_package("a chat template", "jinja2", "pip install jinja2") from e
 
         def refuse(text: str) -> None:
-            raise ValueError(text)
+            raise ValueError(f"it says: {text}")
 
         # A template is code of whoever wrote the folder.
         environment = sandbox.ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)

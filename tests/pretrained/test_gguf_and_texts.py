@@ -161,7 +161,7 @@ def test_texts_that_are_refused(tmp_path):
         model.generate("abc")
     tokenizer = a_tokenizer()
     tokenizer.chat_template = "{{ raise_exception('roles must alternate') }}"
-    with pytest.raises(ValueError, match="refuses these: roles must alternate"):
+    with pytest.raises(ValueError, match="refuses these: it says: roles must alternate"):
         tokenizer.chat([{"role": "user", "content": "a"}])
     # A template is code of whoever wrote the folder.
     tokenizer.chat_template = "{{ ''.__class__.__mro__[1].__subclasses__() }}"
