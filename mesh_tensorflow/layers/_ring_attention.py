@@ -31,11 +31,11 @@ RINGS = (False, True, _CONTIGUOUS, _ZIGZAG)
 
 
 def is_exchanged(kind: Union[bool, str], is_worth_it: bool) -> bool:
-    """Returns whether halves are exchanged.
+    """Returns whether halves are exchanged, where there are some.
 
     Args:
       kind: one of RINGS.
-      is_worth_it: whether it is possible, and makes the work of processors even.
+      is_worth_it: whether it makes the work of processors even.
     """
     return {_ZIGZAG: True, _CONTIGUOUS: False}.get(kind, is_worth_it)  # type: ignore[arg-type]
 

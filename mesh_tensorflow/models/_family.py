@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Optional, Protocol
 
 import numpy as np
 
@@ -59,7 +59,7 @@ class Config:
         value = self._fields.get(name)
         return default if value is None else value
 
-    def number(self, name: str, default: int | None = None) -> int:
+    def number(self, name: str, default: Optional[int] = None) -> int:
         """Returns a field that is a positive integer.
 
         Args:

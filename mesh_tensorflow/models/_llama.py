@@ -59,7 +59,7 @@ def form_of(config: Config) -> Form:
         "key_value_size": key_size,
         "combine_dims": False,
         "fold_scaling_into_initializer": False,
-        "rotary": _rotary(config),
+        "rotary": _rotary(config, key_size),
         "biases": _biases(config),
     }
     if config.get("model_type") == "qwen3":
@@ -96,16 +96,19 @@ def _window(config: Config) -> Optional[int]:
     return None if config.get("sliding_window") is None else config.number("sliding_window")
 
 
-def _rotary(config: Config) -> RotaryEmbedding:
-    # Since release 5 of transformers one field has the base and the scaling; before, each had one.
-    scaling = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
-    base = scaling.pop("rope_theta", None) or config.get("rope_theta", 10000.0)
-    if scaling.get("rope_type", scaling.get("type")) == "yarn":
-        length = config.number("max_position_embeddings")
-        scaling.setdefault("original_max_position_embeddings", length)
+def _rotary(config: Config, key_size: int) -> RotaryEmbedding:
     try:
-        return RotaryEmbedding(base, scaling=scaling)
-    except ValueError as e:
+        # Since release 5 of transformers one field has the base and the scaling; before, each had
+        # one.
+        scaling = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
+        base = scaling.pop("rope_theta", None) or config.get("rope_theta", 10000.0)
+        if scaling.get("rope_type", scaling.get("type")) == "yarn":
+            length = config.number("max_position_embeddings")
+            scaling.setdefault("original_max_position_embeddings", length)
+        made = RotaryEmbedding(base, scaling=scaling)
+        made.frequencies(key_size)  # numbers that are none are found here
+        return made
+    except (TypeError, ValueError) as e:
         raise ValueError(f"{config.path}: config.json has unknown rotary positions. {e}") from e
 
 

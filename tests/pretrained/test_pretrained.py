@@ -171,6 +171,9 @@ CONFIGS = {
         {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}},
         "unknown rotary positions",
     ),
+    "rope_of_text": ({"rope_parameters": "linear"}, "unknown rotary positions"),
+    "rope_base": ({"rope_parameters": {"rope_theta": "large"}}, "unknown rotary positions"),
+    "rope_factor": ({"rope_parameters": {"rope_type": "linear", "factor": "4"}}, "unknown rotary"),
     "heads": ({"num_key_value_heads": 3}, "num_attention_heads=4, which is no multiple of .*=3"),
     "number": ({"hidden_size": "24"}, "hidden_size='24', no positive integer"),
     "vocabulary": (
