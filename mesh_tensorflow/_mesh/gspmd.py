@@ -422,10 +422,10 @@ class GspmdMeshImpl(MeshImpl[GspmdTensor]):
         compilation = current_compilation()
         if compilation is not None:
             compilation.has_impl(self)
-        return self._whole
+        return self._executed
 
     @functools.cached_property
-    def _whole(self) -> MeshImpl:
+    def _executed(self) -> MeshImpl:
         return self if self.size == 1 else _WholeMeshImpl(self)
 
     @property
@@ -557,35 +557,11 @@ class GspmdMeshImpl(MeshImpl[GspmdTensor]):
 
     # -- communication, which is left to the partitioner
 
-    @named_collective
-    def allreduce(
-        self, x: GspmdTensor, mesh_axes: Sequence[int], reduction_fn_string: str
-    ) -> GspmdTensor:
-        """Returns the value: a sum over a whole dimension is complete."""
+    def _whole(self, x: GspmdTensor, *unused: Any, **unused_named: Any) -> GspmdTensor:
+        """Returns the value, which is whole: sums are complete, and no part is elsewhere."""
         return x.to_laid_out_tensor()
 
-    @named_collective
-    def reduce_scatter(self, x: GspmdTensor, mesh_axis: int, split_axis: int) -> GspmdTensor:
-        """Returns the value, which is complete and whole."""
-        return x.to_laid_out_tensor()
-
-    def allsplit(
-        self, x: GspmdTensor, mesh_axis: int, split_axis: int, which: Optional[GspmdTensor] = None
-    ) -> GspmdTensor:
-        """Returns the value, which stays whole."""
-        return x.to_laid_out_tensor()
-
-    @named_collective
-    def allconcat(self, x: GspmdTensor, mesh_axis: int, concat_axis: int) -> GspmdTensor:
-        """Returns the value, which is whole."""
-        return x.to_laid_out_tensor()
-
-    @named_collective
-    def alltoall(
-        self, x: GspmdTensor, mesh_axis: int, split_axis: int, concat_axis: int
-    ) -> GspmdTensor:
-        """Returns the value, which stays whole."""
-        return x.to_laid_out_tensor()
+    allreduce = reduce_scatter = allsplit = allconcat = alltoall = _whole
 
     @named_collective
     def receive(
