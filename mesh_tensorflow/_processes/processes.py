@@ -21,7 +21,6 @@ from tensorflow.python.distribute.cluster_resolver.slurm_cluster_resolver import
 )
 
 from mesh_tensorflow._paths import readable
-from mesh_tensorflow._processes.chief import wait_at_end
 from mesh_tensorflow._processes.peers import (
     POLL_SECONDS,
     Peer,
@@ -29,6 +28,7 @@ from mesh_tensorflow._processes.peers import (
     Watch,
     answers,
     server_of,
+    wait_at_end,
     wait_for,
 )
 

@@ -13,13 +13,15 @@ from typing import Any, Optional
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._pjrt import pjrt
-from mesh_tensorflow._processes.chief import follow, lead, mailbox
 from mesh_tensorflow._processes.peers import (
     ANSWER_SECS,
     POLL_SECONDS,
     Peer,
     Watch,
     answers,
+    follow,
+    lead,
+    mailbox,
     server_of,
     wait_for,
 )

@@ -16,8 +16,15 @@ from typing import Any, Optional
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow._processes.chief import follow, lead
-from mesh_tensorflow._processes.peers import Peer, PeerLostError, Watch, place_of, wait_for
+from mesh_tensorflow._processes.peers import (
+    Peer,
+    PeerLostError,
+    Watch,
+    follow,
+    lead,
+    place_of,
+    wait_for,
+)
 from mesh_tensorflow._processes.processes import Processes, processes, several_of_jax
 from mesh_tensorflow._stop_signals import StopSignals, deferred, tell_of_other
 from mesh_tensorflow.pjrt._devices import driving, join
@@ -29,8 +36,6 @@ from mesh_tensorflow.pjrt._programs import (
     programs_alone,
     programs_over,
 )
-
-__all__ = ["PeerProcesses", "run_in_chief"]
 
 _START_SECS = 1800.0  # for all processes to be started
 _FAILED, _SIGNAL, _DONE = "failed", "signal", "done"  # messages beside those of CALLS

@@ -10,7 +10,7 @@ from helpers import processes
 from helpers.workers import lost_worker
 
 from mesh_tensorflow import launch
-from mesh_tensorflow._processes import chief, peers
+from mesh_tensorflow._processes import peers
 from mesh_tensorflow._processes.peers import Peer, PeerLostError
 
 
@@ -146,8 +146,8 @@ def test_a_process_that_has_ended_after_all_had_called_is_not_lost(monkeypatch):
                 session.run(add)
         return False
 
-    monkeypatch.setattr(chief, "answers", answers)
-    chief.wait_at_end(found, 0, server)
+    monkeypatch.setattr(peers, "answers", answers)
+    peers.wait_at_end(found, 0, server)
 
 
 @pytest.mark.parametrize("by_server", [False, True])
