@@ -3,8 +3,6 @@
 import importlib
 from typing import Any
 
-__all__ = ["pjrt"]
-
 
 def pjrt() -> Any:
     """Returns the module mesh_tensorflow.pjrt.

@@ -28,27 +28,6 @@ from mesh_tensorflow._core.layout import (
 )
 from mesh_tensorflow._core.shape import Shape, ShapeLike, convert_to_shape, list_product
 
-__all__ = [
-    "absent_devices",
-    "check_distinct_devices",
-    "are_whole_gpus",
-    "check_devices",
-    "check_devices_exist",
-    "check_rules",
-    "default_devices",
-    "device_spec",
-    "devices_text",
-    "local_cpus",
-    "local_device",
-    "memory_domain",
-    "merged_processors",
-    "parallel",
-    "session_config",
-    "set_cpus",
-    "set_threads",
-    "soft_placement",
-]
-
 
 def default_devices() -> list[str]:
     """Returns the logical GPUs of this process, or its logical CPUs if there are none."""

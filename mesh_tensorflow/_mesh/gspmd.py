@@ -58,20 +58,6 @@ from mesh_tensorflow._mesh.variables.slice_variables import SliceVariables
 if TYPE_CHECKING:
     from mesh_tensorflow.ops._variables.variable import Variable
 
-__all__ = [
-    "Compilation",
-    "GspmdMeshImpl",
-    "GspmdTensor",
-    "GspmdVariable",
-    "annotated",
-    "annotating",
-    "current_compilation",
-    "matrix_product",
-    "merge_parts",
-    "sharding_text",
-    "split_parts",
-]
-
 
 Annotate = Callable[[tf.Tensor, Sequence], tf.Tensor]
 

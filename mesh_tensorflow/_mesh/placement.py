@@ -32,18 +32,6 @@ if TYPE_CHECKING:
     from mesh_tensorflow.ops._variables.variable import Variable
     from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
 
-__all__ = [
-    "PlacedReducer",
-    "PlacedTensor",
-    "PlacedVariable",
-    "allconcat_ring",
-    "allreduce_ring",
-    "allreduce_ring_single_shard",
-    "alltoall_pointtwise",
-    "alltoall_ring",
-    "random_tensor",
-]
-
 
 class PlacedTensor(LaidOutTensor):
     """A tf.Tensor for each processor, in order of processor number.

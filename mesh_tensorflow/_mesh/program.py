@@ -15,8 +15,6 @@ from mesh_tensorflow._core.shape import Shape
 from mesh_tensorflow._mesh.mesh_impl import Reducer
 from mesh_tensorflow._mesh.slice_functions import constant
 
-__all__ = ["Program", "ProgramCollectives", "numbering"]
-
 _Entry = TypeVar("_Entry", int, bool, Sequence[int])
 
 

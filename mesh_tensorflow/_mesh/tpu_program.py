@@ -23,16 +23,6 @@ if TYPE_CHECKING:
     from tensorflow.python.ops.control_flow_ops import ControlFlowContext
     from tensorflow.tpu.experimental import DeviceAssignment
 
-__all__ = [
-    "TpuCollectives",
-    "TpuProgram",
-    "outside_tpu_context",
-    "pnum_to_processor_coordinates_nd",
-    "processor_coordinates_to_pnum_map_nd",
-    "tpu_context",
-    "within_tpu_context",
-]
-
 
 def tpu_context() -> tuple[Any, Optional[tf.Graph]]:
     """Returns the context of the computation that is being built, and its graph.

@@ -27,13 +27,6 @@ from mesh_tensorflow._flags import Flag
 if TYPE_CHECKING:
     from tensorflow.tpu.experimental import DeviceAssignment
 
-__all__ = [
-    "HierarchicalTiling",
-    "auto_logical_to_physical_tpu",
-    "flag_value",
-    "physical_shape_3d_from_topology_proto_4d",
-]
-
 
 _PUBLIC_MODULE = "mesh_tensorflow.simd_mesh_impl"
 _FLAGS: tuple[Flag, ...] = (

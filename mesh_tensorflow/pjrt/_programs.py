@@ -51,17 +51,6 @@ from mesh_tensorflow.pjrt._trace import Spec, Trace
 if TYPE_CHECKING:
     from mesh_tensorflow.pjrt._chief import PeerProcesses
 
-__all__ = [
-    "Description",
-    "Executor",
-    "Message",
-    "Programs",
-    "VariableOfProgram",
-    "current_programs",
-    "programs_alone",
-    "programs_over",
-]
-
 Layout = Optional[Sequence[Union[int, Sequence[int], None]]]
 
 

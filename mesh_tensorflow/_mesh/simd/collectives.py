@@ -16,8 +16,6 @@ from mesh_tensorflow._mesh.program import ProgramCollectives
 from mesh_tensorflow._mesh.simd.replicate import SimdProgram
 from mesh_tensorflow._mesh.slice_functions import complex_view, constant, real_view
 
-__all__ = ["TfCollectives"]
-
 _MERGE = {"SUM": "Add", "MAX": "Max", "MIN": "Min"}
 # What TensorFlow's kernels add up, and what they move. Small integers and booleans travel as int32,
 # and unsigned ones, which that cannot tell apart, as int64.
