@@ -207,7 +207,7 @@ def report_sums(rounds: int) -> None:
     quiet.import_tensorflow()
     import tensorflow.compat.v1 as tf
 
-    from mesh_tensorflow._mesh.simd.collectives import TfCollectives
+    from mesh_tensorflow._mesh.program import TfCollectives
 
     sums: list[int] = []
     allreduce = TfCollectives.allreduce

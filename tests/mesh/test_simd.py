@@ -9,8 +9,8 @@ import tensorflow.compat.v1 as tf
 from helpers.mesh.residual_network import network, new_session, train
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow._mesh.simd import replicate as replication
-from mesh_tensorflow._mesh.simd.replicate import SimdProgram
+from mesh_tensorflow._mesh import replicate as replication
+from mesh_tensorflow._mesh.replicate import SimdProgram
 from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
 from mesh_tensorflow.simd_mesh_impl import SimdMeshImpl, replicate
 from mesh_tensorflow.testing import harness

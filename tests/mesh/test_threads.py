@@ -13,7 +13,7 @@ import mesh_tensorflow as mtf
 from mesh_tensorflow import _watching
 from mesh_tensorflow._mesh import placement
 from mesh_tensorflow._mesh.random_values import keys_by_step
-from mesh_tensorflow._mesh.simd.replicate import _first_key
+from mesh_tensorflow._mesh.replicate import _first_key
 from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
 from mesh_tensorflow.simd_mesh_impl import SimdMeshImpl, replicate
 from mesh_tensorflow.utils import counted_steps, steps_done

@@ -39,14 +39,14 @@ FAULTS = [
         "mesh/test_collectives.py -k each_memory",
     ),
     Fault(
-        "_mesh/simd/collectives.py",
+        "_mesh/program.py",
         "return self._or_zeros(y, mesh_axis, source_pcoord)",
         "return y if cycle else self._or_zeros(y, mesh_axis, source_pcoord)",
         "processors that receive nothing keep what was sent to fill the permutation",
         "test_cases.py -k 'test_layouts and shift'",
     ),
     Fault(
-        "_mesh/simd/collectives.py",
+        "_mesh/program.py",
         "if full else []",
         "if full and not last else []",
         "sends and receives of a SIMD program all begin at once",

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Optional, Union
 
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow._mesh.simd.replicate import replicate
+from mesh_tensorflow._mesh.replicate import replicate
 from mesh_tensorflow._pjrt import pjrt
 from mesh_tensorflow.estimator._cluster import in_cluster, programs_over
 from mesh_tensorflow.estimator._run_config import RunConfig as _RunConfig

@@ -1,1 +1,0 @@
-"""One program that all processors run, on CPUs and GPUs."""
