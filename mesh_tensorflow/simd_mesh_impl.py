@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Optional
@@ -70,56 +71,35 @@ class SimdTensor(LaidOutTensor):
         return self._tensor_list[0]
 
 
-class MadeWhenAsked(Sequence[tf.Variable]):
-    """Slice variables by physical number, some of which are made when they are first asked for."""
+class _MadeWhenAsked(Mapping[int, tf.Variable]):
+    """Slice variables by logical number; those of other processes are made when asked for."""
 
-    def __init__(self, make: Callable[[int], tf.Variable], size: int, now: Sequence[int]):
-        """Makes some slice variables.
-
-        Args:
-          make: makes the slice variable of a number, in the default graph and variable scope.
-          size: how many there are.
-          now: the numbers of those that are made at once.
-        """
-        self._make = make
-        self._size = size
+    def __init__(
+        self,
+        made: dict[int, tf.Variable],
+        make: Callable[[int], tf.Variable],
+        mesh_impl: SimdMeshImpl,
+    ):
+        self._made, self._make, self._impl = made, make, mesh_impl
         # Those of later are made here, too, wherever they are asked for.
-        self._graph = tf.get_default_graph()
-        self._scope = tf.get_variable_scope()
-        self._made = {number: make(number) for number in now}
+        self._graph, self._scope = tf.get_default_graph(), tf.get_variable_scope()
 
-    def __len__(self) -> int:
-        return self._size
-
-    def __getitem__(self, number: Any) -> Any:
-        if not 0 <= number < self._size:
-            # By this error Python ends a loop over a Sequence that has no iterator of its own.
-            raise IndexError(number)
-        if number not in self._made:
+    def __getitem__(self, pnum: int) -> tf.Variable:
+        physical = self._impl.l2p(pnum)
+        if physical not in self._made:
             with (
                 self._graph.as_default(),
                 tf.init_scope(),
                 tf.variable_scope(self._scope, auxiliary_name_scope=False),
             ):
-                self._made[number] = self._make(number)
-        return self._made[number]
-
-
-class _ByLogicalNumber(Mapping[int, tf.Variable]):
-    """Slice variables by logical number."""
-
-    def __init__(self, made: Sequence[tf.Variable], impl: SimdMeshImpl):
-        self._made = made
-        self._impl = impl
-
-    def __getitem__(self, pnum: int) -> tf.Variable:
-        return self._made[self._impl.l2p(pnum)]
+                self._made[physical] = self._make(physical)
+        return self._made[physical]
 
     def __iter__(self) -> Iterator[int]:
-        return iter(range(len(self._made)))
+        return iter(range(self._impl.size))
 
     def __len__(self) -> int:
-        return len(self._made)
+        return self._impl.size
 
 
 class SimdVariable(SliceVariables):
@@ -142,13 +122,20 @@ class SimdVariable(SliceVariables):
         program, l2p = mesh_impl.program, mesh_impl.l2p
         # Variables of the traced function would be gone with it, and could not be fed to each call.
         with program.outside():
-            made = self._make_slices(variable, sorted(program.local))
+            make = functools.partial(self._make_slice, variable)
+            # Those of this process's processors. A program for many is built in the time of its
+            # own: slices elsewhere are needed only by the process that sets initial values.
+            made = {physical: make(physical) for physical in sorted(program.local)}
             self.owner = list(range(mesh_impl.size))
             if len(program.local) == mesh_impl.size:  # sessions fetch dictionaries
                 self.slices = {l: made[l2p(l)] for l in self.owner}
             else:
-                self.slices = _ByLogicalNumber(made, mesh_impl)
+                self.slices = _MadeWhenAsked(made, make, mesh_impl)
             self._own = program.own_variable(variable.name, made)
+            # TensorFlow has no public name for them. Where the private one is missing there are
+            # none.
+            functions = getattr(tf.get_default_graph(), "_device_functions_outer_to_inner", ())
+            mesh_impl.graph_device_function_stacks.append(list(functions))
         # Before the base class, which binds the masters that nothing uses.
         if not program.binds_masters:
             for master in variable.masters:
@@ -158,30 +145,17 @@ class SimdVariable(SliceVariables):
         # Held weakly, since a tensor keeps the graph of the program in memory.
         self._value: Optional[weakref.ref[tf.Tensor]] = None
 
-    def _make_slices(self, variable: Variable, local: Sequence[int]) -> Sequence[tf.Variable]:
-        """Returns new slice variables, by physical number.
-
-        Those of this process's processors are made at once, those of other processes' when they are
-        first asked for, such as by the process that sets initial values. A program for many
-        processors is built in the time of its own.
-        """
+    def _make_slice(self, variable: Variable, physical: int) -> tf.Variable:
+        """Returns the slice variable of a physical processor."""
         impl = self.mesh_impl
-        sizes = impl.slice_shape(variable.stored_shape)
-        # TensorFlow has no public name for them. Where the private one is missing there are none.
-        functions = getattr(tf.get_default_graph(), "_device_functions_outer_to_inner", ())
-        impl.graph_device_function_stacks.append(list(functions))
-
-        def make(physical: int) -> tf.Variable:
-            with tf.device(impl.devices[impl.p2l(physical)]):
-                return impl.program.make_slice(
-                    f"{variable.name}_slice_{physical}",
-                    sizes,
-                    variable.slice_dtype,
-                    variable.trainable,
-                    variable.master_device,
-                )
-
-        return MadeWhenAsked(make, impl.size, local)
+        with tf.device(impl.devices[impl.p2l(physical)]):
+            return impl.program.make_slice(
+                f"{variable.name}_slice_{physical}",
+                impl.slice_shape(variable.stored_shape),
+                variable.slice_dtype,
+                variable.trainable,
+                variable.master_device,
+            )
 
     @property
     def laid_out_tensor(self) -> SimdTensor:

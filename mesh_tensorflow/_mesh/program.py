@@ -10,7 +10,7 @@ import abc
 import collections
 import contextlib
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Optional, TypeVar
 
 import numpy as np
@@ -70,12 +70,12 @@ class Program(abc.ABC):
         """
 
     @abc.abstractmethod
-    def own_variable(self, name: str, slices: Sequence[tf.Variable]) -> Any:
+    def own_variable(self, name: str, slices: Mapping[int, tf.Variable]) -> Any:
         """Returns one variable that stands, within the program, for each processor's slice.
 
         Args:
           name: the name of the mtf variable.
-          slices: tf variables by physical number; only those of this process are used.
+          slices: the tf variables of this process, by physical number.
 
         Returns:
           What has `read_value`, `assign`, `assign_add` and `assign_sub` of a tf.Variable.

@@ -122,12 +122,12 @@ class SimdProgram(Program):
             use_resource=True,
         )
 
-    def own_variable(self, name: str, slices: Sequence[tf.Variable]) -> tf.Variable:
+    def own_variable(self, name: str, slices: Mapping[int, tf.Variable]) -> tf.Variable:
         """Returns a variable that stands for each processor's own slice within the program.
 
         Args:
           name: ignored.
-          slices: slice variables by physical number; only those of this process are used.
+          slices: the slice variables of this process, by physical number.
         """
         del name
         # The program captures the first handle; each call gets its own in place of it. Holding the

@@ -7,7 +7,7 @@ context, which is searched for here.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Optional
 
 import tensorflow.compat.v1 as tf
@@ -421,14 +421,14 @@ class TpuProgram(Program):
             return tf.get_variable(name, initializer=zeros, **options)
         return tf.Variable(zeros, name=name, dtype=dtype, **options)
 
-    def own_variable(self, name: str, slices: Sequence[Any]) -> Any:
+    def own_variable(self, name: str, slices: Mapping[int, Any]) -> Any:
         """Returns a variable that is each core's own slice within the computation.
 
         Args:
           name: a string.
           slices: tf variables by physical number.
         """
-        return self._make_variable(name, slices)
+        return self._make_variable(name, list(slices.values()))
 
     # -- random values
 
