@@ -1,4 +1,4 @@
-"""What PlacementMeshImpl is made of: its tensors, variables, random values and collectives.
+"""Sums and exchanges of tensors on several devices: rings of copies, TensorFlow's collectives.
 
 In a sum by copies, values travel around a ring of the devices in both directions, so that each link
 carries about the same amount. Bandwidth-optimal ring reduction: Patarasuk and Yuan, "Bandwidth
@@ -9,181 +9,21 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Optional
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._core.errors import table_lookup
-from mesh_tensorflow._core.layout import processor_groups
-from mesh_tensorflow._core.shape import Shape
-from mesh_tensorflow._mesh import random_values
 from mesh_tensorflow._mesh.devices import (
     absent_devices,
-    are_whole_gpus,
     check_distinct_devices,
     devices_text,
 )
-from mesh_tensorflow._mesh.mesh_impl import LaidOutTensor, Reducer
 from mesh_tensorflow._mesh.slice_functions import binary_reduction_fn, complex_view, real_view
-from mesh_tensorflow._mesh.variables.slice_variables import SliceVariables
 
 if TYPE_CHECKING:
-    from mesh_tensorflow.ops._variables.variable import Variable
-    from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
-
-
-class PlacedTensor(LaidOutTensor):
-    """A tf.Tensor for each processor, in order of processor number.
-
-    Attributes:
-      tensor_shape: the Shape of the whole tensor, or None if it is unknown.
-    """
-
-    def __init__(self, tensor_list: Sequence[Any], tensor_shape: Optional[Shape] = None):
-        """Creates a PlacedTensor.
-
-        Args:
-          tensor_list: a tf.Tensor for each processor.
-          tensor_shape: the Shape of the whole tensor, or None if it is unknown.
-        """
-        super().__init__(tensor_list)
-        self.tensor_shape = tensor_shape
-
-    def of_shape(self, tensor_shape: Shape) -> PlacedTensor:
-        """Returns the same slices with the Shape of the whole tensor."""
-        return PlacedTensor(self._tensor_list, tensor_shape)
-
-
-class PlacedVariable(SliceVariables):
-    """The slice variables of a Variable, and copies to and from its master.
-
-    Equal slices in one memory domain are one tf variable. Each is read once, before any assignment
-    to it. If a variable has only one slice, with the master's memory domain and dtype, the slice is
-    the master.
-    """
-
-    def __init__(self, variable: Variable, mesh_impl: PlacementMeshImpl):
-        """Creates the slice variables.
-
-        Args:
-          variable: a Variable operation.
-          mesh_impl: a PlacementMeshImpl.
-        """
-        self._variable = variable
-        self.mesh_impl = mesh_impl
-        self.owner = mesh_impl.owners(variable.stored_shape)
-        if variable.store is not None:
-            self.slices = variable.store.slices(variable, mesh_impl, self.owner)
-        elif self.slice_is_master:
-            self.slices = dict.fromkeys(self.owner, variable.tf_master)
-        else:
-            self.slices = self._make_slices()
-        # After the slices, to which it binds the masters.
-        super().__init__(variable)
-        self._reads: dict[int, tf.Tensor] = {}
-        for pnum, slice_var in self.slices.items():
-            # Made before the program assigns anything, since every assignment waits for this read.
-            self._reads[pnum] = _read_once(slice_var)
-
-    @property
-    def slice_is_master(self) -> bool:
-        """Whether the only slice is the master itself."""
-        if len(set(self.owner)) != 1 or not self._may_be_master():
-            return False
-        device = self.mesh_impl.devices[self.owner[0]]
-        return self.mesh_impl.same_memory(self._variable.master_device, device)
-
-    def _make_slices(self) -> dict[int, Any]:
-        sizes = self.mesh_impl.slice_shape(self._variable.stored_shape)
-        slices = {}
-        for pnum in sorted(set(self.owner)):
-            with tf.device(self.mesh_impl.devices[pnum]):
-                slices[pnum] = self._new_slice(pnum, sizes)
-        return slices
-
-    def _spread(self, values: dict[int, Any]) -> Any:
-        return self.mesh_impl.LaidOutTensor([values[owner] for owner in self.owner])
-
-    @property
-    def laid_out_tensor(self) -> Any:
-        """A LaidOutTensor of the values at the beginning of the step."""
-        return self._spread(self._reads)
-
-    def read(self) -> Any:
-        """Returns a LaidOutTensor of the values at this point of the program."""
-        values = {}
-        for pnum, v in self.slices.items():
-            with tf.device(v.device):
-                values[pnum] = v.read_value()
-        return self._spread(values)
-
-    def assign_to_slices(self, assign_fn: Callable, values: Sequence[tf.Tensor]) -> tf.Operation:
-        """Assigns to the slices, after their values have been read.
-
-        Args:
-          assign_fn: takes the Variable, a slice variable and a value; returns a tf operation.
-          values: a tf.Tensor for each processor.
-
-        Returns:
-          A tf.Operation.
-        """
-        assignments = []
-        for pnum, v in self.slices.items():
-            # Otherwise gradients of one step could be of a mixture of old and new weights.
-            with tf.device(v.device), tf.control_dependencies([self._reads[pnum]]):
-                assignments.append(assign_fn(self._variable, v, values[pnum]))
-        # In eager code an assignment is done at once, and what it returns may be None.
-        made = [a for a in assignments if a is not None]
-        return made[0] if len(made) == 1 else tf.group(made)
-
-
-def _read_once(slice_var: tf.Variable) -> tf.Tensor:
-    """Returns the tensor by which a graph reads a variable; in a function, a new read."""
-    if tf.executing_eagerly_outside_functions():
-        with tf.device(slice_var.device):
-            return slice_var.value()
-    # In a graph of TensorFlow 1 that is the read which was made with the variable, so all parts of
-    # a step have the value of one moment.
-    return slice_var.graph.as_graph_element(slice_var)
-
-
-def random_tensor(
-    impl: PlacementMeshImpl, shape: Shape, tf_fn: Callable, kwargs: dict[str, Any]
-) -> PlacedTensor:
-    """Returns a laid-out random tensor; see `PlacementMeshImpl.random`.
-
-    Args:
-      impl: a PlacementMeshImpl.
-      shape: a Shape.
-      tf_fn: a function of tf.random.
-      kwargs: its keyword arguments.
-    """
-    kwargs = dict(kwargs)
-    seed, key = kwargs.pop("seed", None), kwargs.pop("key", None)
-    if not random_values.is_known(tf_fn):
-        with tf.device(impl.devices[0]):
-            # A generator for each slice would give other values in each layout.
-            whole = tf_fn(shape.to_integer_list, seed=seed, **kwargs)
-        return PlacedTensor(impl.make_slices(whole, shape))
-    if key is None:
-        with tf.device(impl.devices[0]):
-            # One key, drawn in one place: what processors share of the tensor must be equal on all.
-            key = random_values.new_key(seed)
-    sizes, slice_sizes = shape.to_integer_list, impl.slice_shape(shape)
-    made: dict[tuple, tf.Tensor] = {}
-    slices = []
-    for pnum, device in enumerate(impl.devices):
-        begin = impl.slice_begin(shape, pnum)
-        # Processors in one memory whose slices begin at the same place have one tensor.
-        place = (impl.domains[pnum], *begin)
-        if place not in made:
-            with tf.device(device):
-                made[place] = random_values.random_slice(
-                    key, sizes, begin, slice_sizes, tf_fn, kwargs
-                )
-        slices.append(made[place])
-    return PlacedTensor(slices)
+    pass
 
 
 _MIN_ELEMENTS_TO_SHARD = 1024
@@ -406,139 +246,6 @@ _FIRST_GROUP = 3 * 2**29
 # Shared without the lock below: to take a number of a count is one step for Python's threads.
 _instance_keys = itertools.count(1)
 _counting = threading.Lock()
-
-
-class PlacedReducer(Reducer[Sequence[tf.Tensor]]):
-    """Reduces slices that are placed on devices.
-
-    Members of a group in one memory domain are reduced on one device, in one operation; the results
-    of several domains are then reduced by a ring of copies or by TensorFlow's collectives.
-    """
-
-    def __init__(
-        self, mesh_shape: Shape, devices: Sequence[str], domains: Sequence[str], method: str
-    ):
-        """Creates a PlacedReducer.
-
-        Args:
-          mesh_shape: shape of the mesh.
-          devices: device strings, one for each processor.
-          domains: the name of each processor's memory domain.
-          method: "ring", "collective", or "auto" for collectives between GPUs that are there, and
-            rings otherwise.
-        """
-        across = {"ring": allreduce_ring, "collective": allreduce_collective, "auto": None}
-        self._across = table_lookup(across, method, "allreduce method")
-        self._mesh_shape = mesh_shape
-        self._devices = devices
-        self._domains = domains
-
-    def allreduce(
-        self, x: Sequence[tf.Tensor], mesh_axes: Sequence[int], reduction: str
-    ) -> list[tf.Tensor]:
-        """Reduces over the processors that differ along mesh axes.
-
-        Groups of the same memory domains and the same tensors are reduced once.
-
-        Args:
-          x: a tf.Tensor for each processor.
-          mesh_axes: the mesh axes to reduce over.
-          reduction: "SUM", "MAX" or "MIN".
-
-        Returns:
-          The reduced value for each processor.
-        """
-        out: list[Any] = [None] * len(x)
-        # By ids of tensors, which `x` holds until all groups are done.
-        done: dict[tuple, dict[str, tf.Tensor]] = {}
-        for group in processor_groups(self._mesh_shape, mesh_axes):
-            key = tuple((self._domains[p], id(x[p])) for p in group)
-            if key not in done:
-                done[key] = self._reduce_group(x, group, reduction)
-            for p in group:
-                out[p] = done[key][self._domains[p]]
-        return out
-
-    def _reduce_group(
-        self, slices: Sequence[tf.Tensor], group: Sequence[int], reduction: str
-    ) -> dict[str, tf.Tensor]:
-        """Returns the reduced value for each memory domain of the group."""
-        # In memory first, so that only one value of each domain travels.
-        leaders, partial = self._reduced_in_memory(slices, group, reduction)
-        if len(partial) > 1:
-            reduced = self._method(list(leaders.values()))(partial, [*leaders.values()], reduction)
-            return dict(zip(leaders, reduced))
-        return dict(zip(leaders, partial))
-
-    def _reduced_in_memory(
-        self, slices: Sequence[tf.Tensor], group: Sequence[int], reduction: str
-    ) -> tuple[dict[str, str], list[tf.Tensor]]:
-        """Reduces the slices of each memory domain of a group.
-
-        Returns:
-          The device of each domain, and the reduced value there.
-        """
-        members: dict[str, list[int]] = {}
-        for p in group:
-            members.setdefault(self._domains[p], []).append(p)
-        # Domains come in one order here and in the list of values: callers zip them.
-        leaders = {domain: self._devices[ps[0]] for domain, ps in members.items()}
-        partial = []
-        for domain, ps in members.items():
-            with tf.device(leaders[domain]):
-                partial.append(reduce_here([slices[p] for p in ps], reduction))
-        return leaders, partial
-
-    def reduce_scatter(
-        self, x: Sequence[tf.Tensor], mesh_axis: int, split_axis: int
-    ) -> list[tf.Tensor]:
-        """Sums over the processors along a mesh axis, of which each keeps its own part.
-
-        Memory domains send each other the parts that are needed there, and nothing else.
-
-        Args:
-          x: a tf.Tensor for each processor.
-          mesh_axis: the mesh axis to sum over.
-          split_axis: the axis of the slices to split.
-
-        Returns:
-          The part of each processor.
-        """
-        if self._mesh_shape[mesh_axis].size == 1:
-            return list(x)
-        out: list[Any] = [None] * len(x)
-        # As in `allreduce`: groups that have the same slices in the same memories are summed once.
-        done: dict[tuple, list[tf.Tensor]] = {}
-        for group in processor_groups(self._mesh_shape, [mesh_axis]):
-            key = tuple((self._domains[p], id(x[p])) for p in group)
-            if key not in done:
-                done[key] = self._scatter_group(x, group, split_axis)
-            for p, part in zip(group, done[key]):
-                out[p] = part
-        return out
-
-    def _scatter_group(
-        self, slices: Sequence[tf.Tensor], group: Sequence[int], split_axis: int
-    ) -> list[tf.Tensor]:
-        """Returns the part of the sum of each member of a group."""
-        leaders, partial = self._reduced_in_memory(slices, group, "SUM")
-        columns = []
-        for value, device in zip(partial, leaders.values()):
-            with tf.device(device):
-                # Cut where it was summed, so that only the parts that are needed elsewhere travel.
-                columns.append(tf.split(value, len(group), split_axis))
-        parts = []
-        # From a row of parts for each domain to a row of summands for each member.
-        for p, column in zip(group, zip(*columns)):
-            with tf.device(self._devices[p]):
-                parts.append(reduce_here(column, "SUM"))
-        return parts
-
-    def _method(self, leaders: Sequence[str]) -> Callable[..., list[tf.Tensor]]:
-        if self._across is not None:
-            return self._across
-        # Asked of each group, as one mesh may have groups of GPUs and of CPUs.
-        return allreduce_collective if are_whole_gpus(leaders) else allreduce_ring
 
 
 def reduce_here(xs: Sequence[tf.Tensor], reduction: str) -> tf.Tensor:

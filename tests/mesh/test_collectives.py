@@ -10,7 +10,7 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import placement_mesh_impl as placement
-from mesh_tensorflow._mesh.placement import PlacedReducer
+from mesh_tensorflow.placement_mesh_impl import PlacedReducer
 from mesh_tensorflow.testing import harness
 
 SIZES = [1, 2, 3, 4, 5]

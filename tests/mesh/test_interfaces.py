@@ -8,11 +8,10 @@ from helpers.paths import EXAMPLES
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow._mesh.mesh_impl import Reducer
-from mesh_tensorflow._mesh.placement import PlacedReducer
 from mesh_tensorflow._mesh.program import Program, TfCollectives
 from mesh_tensorflow._mesh.replicate import SimdProgram
 from mesh_tensorflow._mesh.tpu_program import TpuCollectives, TpuProgram
-from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
+from mesh_tensorflow.placement_mesh_impl import PlacedReducer, PlacementMeshImpl
 from mesh_tensorflow.simd_mesh_impl import SimdMeshImpl
 
 sys.path.append(str(EXAMPLES))
