@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import weakref
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Optional
 
 import jax
@@ -30,7 +30,7 @@ from mesh_tensorflow.pjrt._programs import (
     current_programs,
 )
 from mesh_tensorflow.pjrt._store import form_of
-from mesh_tensorflow.pjrt._trace import Building, ValueOfVariable
+from mesh_tensorflow.pjrt._trace import Building, ValueOfVariable, operations_of
 
 if TYPE_CHECKING:
     from mesh_tensorflow._mesh.gspmd import GspmdMeshImpl
@@ -167,7 +167,7 @@ class CompiledPart:
     """The part of a function's graph that XLA compiles.
 
     Attributes:
-      graph_def: the operations.
+      graph_def: the operations, without those whose results are given.
       arguments: the tensors in it that the session gives.
       given: for each of them, the tensor of the session's graph.
       variables: the placeholders of the variables that it reads, by name.
@@ -236,7 +236,7 @@ def cut(
         else:
             arguments.append(inside)
             given.append(x)
-    kept = _operations(graph, needed, [*arguments, *read_here.values()])
+    kept = operations_of(graph.as_graph_def(), needed)
     return CompiledPart(kept, arguments, given, read_here, results, read, updates, new, assigned)
 
 
@@ -282,26 +282,6 @@ class _Updates:
                 for c in op.control_inputs
             )
         )
-
-
-def _operations(
-    graph: tf.Graph, needed: Collection[str], given: Sequence[tf.Tensor]
-) -> tf.GraphDef:
-    """Returns some of a graph's operations, with placeholders for the tensors that are given."""
-    whole = graph.as_graph_def()
-    # With the library, in which the bodies of loops and conditions are.
-    kept = tf.GraphDef(versions=whole.versions, library=whole.library)
-    for x in given:
-        node = kept.node.add(name=x.op.name, op="Placeholder")
-        node.attr["dtype"].type = x.dtype.as_datatype_enum
-        node.attr["shape"].shape.CopyFrom(x.shape.as_proto())
-    for node in whole.node:
-        if node.name in needed:
-            kept.node.append(node)
-            # Control inputs that are left to the session have no operations here.
-            left = [x for x in node.input if not x.startswith("^") or x[1:] in needed]
-            kept.node[-1].input[:] = left
-    return kept
 
 
 def _reached(
@@ -575,7 +555,7 @@ def _description(
     def axes(layout: Optional[TensorLayout]) -> Layout:
         return None if layout is None else layout.plain()
 
-    read = {name: x.name for name, x in part.variables.items()}
+    read = {name: x.op.name for name, x in part.variables.items()}
     variables = {
         name: VariableOfProgram(read.get(name), v.sizes, v.dtype.name, axes(v.form.layout))
         for name, v in building.variables.items()
@@ -584,7 +564,7 @@ def _description(
         mesh=[(d.name, d.size) for d in impl.shape],
         # By number, as another process has objects of its own for the same devices.
         devices=None if devices is None else [device.id for device in devices],
-        arguments=[x.name for x in part.arguments],
+        arguments=[x.op.name for x in part.arguments],
         layouts=[axes(building.layout(x)) for x in part.arguments],
         variables=variables,
         fetches=[y.name for y in [*part.computed, *part.new]],

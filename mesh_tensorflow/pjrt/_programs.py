@@ -46,7 +46,7 @@ from mesh_tensorflow.pjrt._devices import (
 )
 from mesh_tensorflow.pjrt._function import CompiledProgram
 from mesh_tensorflow.pjrt._store import own_specs, parts_to_write, read_array
-from mesh_tensorflow.pjrt._trace import Spec, Trace
+from mesh_tensorflow.pjrt._trace import Spec, Trace, imported
 
 if TYPE_CHECKING:
     from mesh_tensorflow.pjrt._chief import PeerProcesses
@@ -175,30 +175,18 @@ class _CompiledProgram:
 
     def _trace(self, arrays: Sequence[np.ndarray]) -> Trace:
         told = self.description
-        read = {name: v for name, v in told.variables.items() if v.placeholder is not None}
         # What is assigned to and not read has no placeholder, but memory to give away.
-        own = {**read, **{name: told.variables[name] for name in told.assigned}}
-        # Without a prefix, since the description has the names of tensors in the GraphDef.
-        wrapped = tf.wrap_function(
-            lambda: tf.graph_util.import_graph_def(self._graph_def, name=""), []
-        )
-        feeds = [*told.arguments, *(v.placeholder for v in read.values())]
-        pruned = wrapped.prune(
-            [wrapped.graph.as_graph_element(name) for name in feeds],
-            [wrapped.graph.as_graph_element(name) for name in told.fetches],
-        )
-        number = len(told.arguments)
-
-        def function(*values: Any) -> Any:
-            # All variables come, in the order of `own`; the graph takes those that it reads.
-            by_name = dict(zip(own, values[number:]))
-            return pruned(*values[:number], *(by_name[name] for name in read))
-
+        own = {
+            name: v
+            for name, v in told.variables.items()
+            if v.placeholder is not None or name in told.assigned
+        }
         # In several processes, each device has all of a result, so that any can read it.
         several = process_count() > 1
         results = [None if several or x is None else TensorLayout(x) for x in told.result_layouts]
+        feeds = [*told.arguments, *(v.placeholder or "" for v in own.values())]
         return Trace(
-            function,
+            imported(self._graph_def, feeds, told.fetches),
             [Spec(a.shape, tf.as_dtype(a.dtype)) for a in arrays],
             [None if x is None else TensorLayout(x) for x in told.layouts],
             results,

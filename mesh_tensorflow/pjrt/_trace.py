@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextvars
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Optional
 
 import tensorflow as tf2
@@ -281,33 +281,55 @@ class _Made:
 def _function_of(
     graph: tf.Graph, feeds: Sequence[tf.Tensor], fetches: Sequence[tf.Tensor]
 ) -> Callable[..., list[tf.Tensor]]:
-    """Returns a function of feeds that makes the operations of a graph in the default one.
-
-    `prune` of a function of TensorFlow copies operations one at a time, and takes as long for it
-    as it took to make them. A GraphDef is imported as a whole.
-    """
+    """Returns a function of feeds that makes the operations of a graph in the default one."""
     names = list(dict.fromkeys(fetch.op.name for fetch in fetches))
     with not_advised():
         # What no result depends on stays out, such as a function of Python, for which XLA has no
         # kernel.
         needed = tf.graph_util.extract_sub_graph(graph.as_graph_def(), names)
-    fed = {feed.op.name for feed in feeds} & {node.name for node in needed.node}
-    # From the end, so that a removal does not move nodes that are still to be seen.
-    for index in reversed(range(len(needed.node))):
-        node = needed.node[index]
-        if node.name in fed:
-            del needed.node[index]  # a placeholder, for which XLA has no kernel
-        elif any(name[:1] == "^" and name[1:] in fed for name in node.input):
+    fed = [feed.op.name for feed in feeds]
+    inside = {node.name for node in needed.node}.difference(fed)
+    return imported(operations_of(needed, inside), fed, [fetch.name for fetch in fetches])
+
+
+def operations_of(whole: tf.GraphDef, names: Collection[str]) -> tf.GraphDef:
+    """Returns some of a graph's operations.
+
+    Args:
+      whole: the graph.
+      names: the names of the operations. What they take from others has to be fed.
+    """
+    # With the library, in which the bodies of loops and conditions are.
+    kept = tf.GraphDef(versions=whole.versions, library=whole.library)
+    for node in whole.node:
+        if node.name in names:
+            kept.node.append(node)
             # What is fed is there when the program begins, and no operation to wait for.
-            kept = [name for name in node.input if name[:1] != "^" or name[1:] not in fed]
-            del node.input[:]
-            node.input.extend(kept)
+            inputs = [x for x in node.input if not x.startswith("^") or x[1:] in names]
+            kept.node[-1].input[:] = inputs
+    return kept
+
+
+def imported(
+    graph_def: tf.GraphDef, feeds: Sequence[str], fetches: Sequence[str]
+) -> Callable[..., list[tf.Tensor]]:
+    """Returns a function that makes the operations of a graph in the default one.
+
+    `prune` of a function of TensorFlow copies operations one at a time, and takes as long for it
+    as it took to make them. A GraphDef is imported as a whole.
+
+    Args:
+      graph_def: the operations, from `operations_of`.
+      feeds: the operations whose results the function takes, by name; "" for what is not used.
+      fetches: the names of the tensors that it returns.
+    """
+    # Without those that nothing depends on: an import refuses names that it does not find.
+    used = {name for node in graph_def.node for name in node.input}.intersection(feeds)
 
     def function(*values: Any) -> list[tf.Tensor]:
-        given = zip((feed.op.name for feed in feeds), values)
-        # Without those that nothing depends on: an import refuses names that it does not find.
-        inputs = {name: tf.convert_to_tensor(value) for name, value in given if name in fed}
-        return tf.import_graph_def(needed, inputs, [y.name for y in fetches], name="program")
+        given = zip(feeds, values)
+        inputs = {name: tf.convert_to_tensor(value) for name, value in given if name in used}
+        return tf.import_graph_def(graph_def, inputs, list(fetches), name="program")
 
     return function
 
