@@ -26,6 +26,7 @@ from mesh_tensorflow.pjrt._devices import driving, process_count
 from mesh_tensorflow.pjrt._programs import (
     Description,
     Layout,
+    Programs,
     VariableOfProgram,
     current_programs,
 )
@@ -55,20 +56,24 @@ class SessionVariable(ValueOfVariable):
         """
         super().__init__(variable, form)
         self._outside = outside
-        self._keeper: Optional[_SessionProgram] = None
+        self._kept: Optional[tuple[Programs, int]] = None
 
-    def is_kept_by(self, keeper: _SessionProgram) -> None:
-        """Notes the program that keeps the array.
+    def is_kept_by(self, programs: Programs, number: int) -> None:
+        """Notes what keeps the array.
 
         Args:
-          keeper: the program.
+          programs: the programs of sessions.
+          number: that of its own among them.
         """
-        self._keeper = keeper
+        self._kept = programs, number
 
     @property
     def array(self) -> Optional[jax.Array]:
         """The array, once it has a value."""
-        return None if self._keeper is None else self._keeper.array(self.variable.name)
+        if self._kept is None:
+            return None
+        programs, number = self._kept
+        return programs.array(number, self.variable.name)
 
     def apart(self, dtype: tf.DType) -> Optional[ShardedVariable]:
         """Returns how several processes save it in parts; None if there is one process.
@@ -76,7 +81,9 @@ class SessionVariable(ValueOfVariable):
         Args:
           dtype: its dtype in files.
         """
-        return None if self._keeper is None else self._keeper.apart(self.variable.name, dtype)
+        if self._kept is None or not self._kept[0].are_apart:
+            return None
+        return ShardedVariable(*self._kept, self.variable.name, dtype)
 
     @property
     def _is_outside(self) -> bool:
@@ -113,13 +120,15 @@ class SessionVariable(ValueOfVariable):
         return getattr(graph, "outer_graph", None) is self._outside
 
     def _get(self) -> np.ndarray:
-        assert self._keeper is not None
-        return self._keeper.value(self.variable.name)
+        assert self._kept is not None
+        programs, number = self._kept
+        return programs.value(number, self.variable.name)
 
     def _set(self, value: np.ndarray) -> np.bool_:
-        assert self._keeper is not None
+        assert self._kept is not None
+        programs, number = self._kept
         # The memory of `value` is TensorFlow's, which an array of JAX must not refer to.
-        self._keeper.assign(self.variable.name, np.array(value))
+        programs.assign(number, self.variable.name, np.array(value))
         return np.bool_(True)
 
     def _called(self, fn: Callable[..., Any], inputs: list[tf.Tensor], dtype: tf.DType) -> Any:
@@ -414,8 +423,7 @@ def in_session(
         )
     # The session increments a variable of TensorFlow only after the program has read it.
     read_before_increments([x.op for x in part.given])
-    program = _SessionProgram(part, building, devices)
-    results = iter(program.results())
+    results = iter(_results(part, _defined(part, building, devices)))
 
     def result_of(inside: Any) -> Any:
         """Returns what a session fetches for a result of the computation."""
@@ -475,76 +483,53 @@ class _Building(Building):
         return made
 
 
-class _SessionProgram:
-    """A program that a session calls."""
+def _defined(
+    part: CompiledPart, building: _Building, devices: Optional[Sequence[Any]]
+) -> Callable[..., list[np.ndarray]]:
+    """Defines a program in all processes; returns what does a step, in eager mode."""
+    impls = building.impls
+    if len(impls) != 1:
+        raise ValueError(
+            f"a program of mtf.pjrt.in_session runs on {len(impls)} meshes: lower it "
+            "with one mtf.GspmdMeshImpl"
+        )
+    programs = current_programs()
+    number = programs.define(_description(part, building, impls[0], devices), part.graph_def)
+    # Otherwise the arrays of a graph that is gone would stay on the devices.
+    weakref.finalize(building.outside, programs.forget, number)
+    for v in building.variables.values():
+        v.is_kept_by(programs, number)
+    return lambda *given: programs.run(number, [x.numpy() for x in given])
 
-    def __init__(self, part: CompiledPart, building: _Building, devices: Optional[Sequence[Any]]):
-        impls = building.impls
-        if len(impls) != 1:
-            raise ValueError(
-                f"a program of mtf.pjrt.in_session runs on {len(impls)} meshes: lower it "
-                "with one mtf.GspmdMeshImpl"
-            )
-        self._part, self._programs = part, current_programs()
-        description = _description(part, building, impls[0], devices)
-        self._number = self._programs.define(description, part.graph_def)
-        # Otherwise the arrays of a graph that is gone would stay on the devices.
-        weakref.finalize(self, self._programs.forget, self._number)
-        for v in building.variables.values():
-            v.is_kept_by(self)
 
-    def results(self) -> list[tf.Tensor]:
-        """Returns the results, as tensors of the session's graph."""
-        part = self._part
-        with tf.device("/cpu:0"):
-            # One operation for all results: whichever of them a session fetches, a step is done
-            # once.
-            made = tf.py_function(self._run, part.given, [y.dtype for y in part.computed])
-        made = [made] if isinstance(made, tf.Tensor) else list(made)
-        for result, y in zip(made, part.computed):
-            result.set_shape(y.shape)
-        count = len(made) - len(part.updates)
-        values = iter(made[:count])
-        with contextlib.ExitStack() as stack:
-            # Each is made within the dependencies on those before it, so they keep their order.
-            for update, value in zip(part.updates, made[count:]):
-                stack.enter_context(tf.control_dependencies([update.make(value)]))
-            return [self._result(i, y, values) for i, y in enumerate(part.results)]
+def _results(part: CompiledPart, run: Callable[..., list[np.ndarray]]) -> list[tf.Tensor]:
+    """Returns the results of a step, as tensors of the session's graph."""
+    with tf.device("/cpu:0"):
+        # One operation for all results: whichever of them a session fetches, a step is done once.
+        made = tf.py_function(run, part.given, [y.dtype for y in part.computed])
+    made = [made] if isinstance(made, tf.Tensor) else list(made)
+    for result, y in zip(made, part.computed):
+        result.set_shape(y.shape)
+    count = len(made) - len(part.updates)
+    values = iter(made[:count])
+    with contextlib.ExitStack() as stack:
+        # Each is made within the dependencies on those before it, so they keep their order.
+        for update, value in zip(part.updates, made[count:]):
+            stack.enter_context(tf.control_dependencies([update.make(value)]))
+        return [_result(part, i, values) for i in range(len(part.results))]
 
-    def _result(
-        self, i: int, computed: Optional[tf.Tensor], values: Iterator[tf.Tensor]
-    ) -> tf.Tensor:
-        """Returns a result, after the assignments of the session."""
-        if computed is not None:
-            value = next(values)
-            # Made within the control dependencies: a fetch of any result also does the assignments.
-            return tf.identity(value) if self._part.updates else value
-        handle = self._part.read[i]
-        dtype = tf.as_dtype(handle.op.get_attr("dtype"))
-        value = tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
-        value.set_shape(tf.TensorShape(handle.op.get_attr("shape")))
-        return value
 
-    def _run(self, *given: Any) -> list[np.ndarray]:
-        """Does a step; called in eager mode by the session."""
-        return self._programs.run(self._number, [x.numpy() for x in given])
-
-    def array(self, name: str) -> Optional[jax.Array]:
-        """Returns a variable, or None if it has no value yet."""
-        return self._programs.array(self._number, name)
-
-    def value(self, name: str) -> np.ndarray:
-        """Returns the whole value of a variable."""
-        return self._programs.value(self._number, name)
-
-    def assign(self, name: str, value: np.ndarray) -> None:
-        """Sets a variable."""
-        self._programs.assign(self._number, name, value)
-
-    def apart(self, name: str, dtype: tf.DType) -> Optional[ShardedVariable]:
-        """Returns how several processes save a variable; None if there is one process."""
-        programs = self._programs
-        return ShardedVariable(programs, self._number, name, dtype) if programs.are_apart else None
+def _result(part: CompiledPart, i: int, values: Iterator[tf.Tensor]) -> tf.Tensor:
+    """Returns a result, after the assignments of the session."""
+    if part.results[i] is not None:
+        value = next(values)
+        # Made within the control dependencies: a fetch of any result also does the assignments.
+        return tf.identity(value) if part.updates else value
+    handle = part.read[i]
+    dtype = tf.as_dtype(handle.op.get_attr("dtype"))
+    value = tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
+    value.set_shape(tf.TensorShape(handle.op.get_attr("shape")))
+    return value
 
 
 def _description(
