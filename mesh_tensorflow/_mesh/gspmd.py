@@ -63,9 +63,26 @@ Annotate = Callable[[tf.Tensor, Sequence], tf.Tensor]
 
 
 class _Cut:
-    """The sizes and axes of a value on the way from dimensions to their product."""
+    """The sizes and axes of a value on the way from dimensions to their product, and back."""
 
-    def __init__(self, tensor_shape: Shape, axes: Sequence[Optional[int]], mesh: Shape, count: int):
+    def __init__(
+        self,
+        tensor_shape: Shape,
+        axes: Sequence[Optional[int]],
+        mesh: Shape,
+        count: int,
+        annotate: Annotate,
+    ):
+        """Plans the way.
+
+        Args:
+          tensor_shape: the Shape of the value.
+          axes: for each dimension, the mesh axis that splits it, or None.
+          mesh: the Shape of the mesh.
+          count: how many dimensions become one.
+          annotate: annotates a value, given the mesh axes of each dimension.
+        """
+        self._annotate = annotate
         parts = [1 if axis is None else mesh[axis].size for axis in axes[:count]]
         sizes, rest = tensor_shape.to_integer_list, list(axes[count:])
         self.sizes = sizes
@@ -82,50 +99,24 @@ class _Cut:
         self.order = [*range(0, cut, 2), *range(1, cut, 2), *range(cut, len(self.cut_sizes))]
         self.ordered_sizes = [self.cut_sizes[i] for i in self.order]
         self.ordered_axes = [self.cut_axes[i] for i in self.order]
+
+    def merged(self, value: tf.Tensor) -> tf.Tensor:
+        """Returns a whole value with its first dimensions merged to one, parts of devices first."""
+        # Annotated after each step, so that the partitioner has no value whose sharding it must
+        # guess.
+        value = self._annotate(tf.reshape(value, self.cut_sizes), self.cut_axes)
+        value = self._annotate(tf.transpose(value, self.order), self.ordered_axes)
+        return self._annotate(tf.reshape(value, self.merged_sizes), self.merged_axes)
+
+    def split(self, value: tf.Tensor) -> tf.Tensor:
+        """Returns the whole value of a tensor from what `merged` returns."""
         # A permutation's inverse: inverse[order[k]] = k.
-        self.inverse = [self.order.index(i) for i in range(len(self.order))]
-
-
-def merge_parts(
-    value: tf.Tensor,
-    tensor_shape: Shape,
-    axes: Sequence[Optional[int]],
-    mesh_shape: Shape,
-    count: int,
-    annotate: Annotate,
-) -> tf.Tensor:
-    """Returns a whole value with its first dimensions merged to one, parts of devices first.
-
-    Args:
-      value: a whole value.
-      tensor_shape: its Shape.
-      axes: for each dimension, the mesh axis that splits it, or None.
-      mesh_shape: the Shape of the mesh.
-      count: how many dimensions become one.
-      annotate: annotates a value, given the mesh axes of each dimension.
-    """
-    cut = _Cut(tensor_shape, axes, mesh_shape, count)
-    # Annotated after each step, so that the partitioner has no value whose sharding it must guess.
-    value = annotate(tf.reshape(value, cut.cut_sizes), cut.cut_axes)
-    value = annotate(tf.transpose(value, cut.order), cut.ordered_axes)
-    return annotate(tf.reshape(value, cut.merged_sizes), cut.merged_axes)
-
-
-def split_parts(
-    value: tf.Tensor,
-    tensor_shape: Shape,
-    axes: Sequence[Optional[int]],
-    mesh_shape: Shape,
-    count: int,
-    annotate: Annotate,
-) -> tf.Tensor:
-    """Returns the whole value of a tensor from what `merge_parts` returns; arguments as there."""
-    cut = _Cut(tensor_shape, axes, mesh_shape, count)
-    # The steps of `merge_parts` in the opposite order, each annotated as there.
-    value = annotate(value, cut.merged_axes)
-    value = annotate(tf.reshape(value, cut.ordered_sizes), cut.ordered_axes)
-    value = annotate(tf.transpose(value, cut.inverse), cut.cut_axes)
-    return annotate(tf.reshape(value, cut.sizes), cut.axes)
+        inverse = [self.order.index(i) for i in range(len(self.order))]
+        # The steps of `merged` in the opposite order, each annotated as there.
+        value = self._annotate(value, self.merged_axes)
+        value = self._annotate(tf.reshape(value, self.ordered_sizes), self.ordered_axes)
+        value = self._annotate(tf.transpose(value, inverse), self.cut_axes)
+        return self._annotate(tf.reshape(value, self.sizes), self.axes)
 
 
 def matrix_product(equation: str, *values: tf.Tensor) -> Optional[tf.Tensor]:
@@ -588,11 +579,14 @@ class _WholeMeshImpl(ExecutedMeshImpl, GspmdMeshImpl):
         """Returns a value annotated by the layout on the requested mesh."""
         return self.requested.annotate(value, tensor_shape)
 
-    def _cuts(self, tensor_shape: Shape, count: int) -> bool:
-        """Whether annotations split another than the first of the dimensions to merge."""
-        mesh_impl = self.requested
+    def _cut(self, tensor_shape: Shape, count: int) -> Optional[_Cut]:
+        """Returns how dimensions are merged; None if annotations split none after the first."""
+        requested = self.requested
         # If only the first is split, its parts are contiguous in the product: a reshape keeps them.
-        return mesh_impl.annotates and bool(mesh_impl.splitting_axes(tensor_shape[1:count]))
+        if not requested.annotates or not requested.splitting_axes(tensor_shape[1:count]):
+            return None
+        axes = [None if requested.padding(d) else requested.splitting_axis(d) for d in tensor_shape]
+        return _Cut(tensor_shape, axes, requested.shape, count, requested.annotate_axes)
 
     def pinned(self, x: GspmdTensor, tensor_shape: Shape) -> GspmdTensor:
         """Returns a value with the annotation of the requested mesh; see MeshImpl."""
@@ -600,19 +594,10 @@ class _WholeMeshImpl(ExecutedMeshImpl, GspmdMeshImpl):
 
     def merge_dims(self, x: tf.Tensor, tensor_shape: Shape, count: int) -> tf.Tensor:
         """Merges dimensions such that devices keep their parts; see MeshImpl."""
-        if not self._cuts(tensor_shape, count):
-            return super().merge_dims(x, tensor_shape, count)
-        return self._requested_parts(merge_parts, x, tensor_shape, count)
+        cut = self._cut(tensor_shape, count)
+        return super().merge_dims(x, tensor_shape, count) if cut is None else cut.merged(x)
 
     def split_dims(self, x: tf.Tensor, tensor_shape: Shape, count: int) -> tf.Tensor:
         """Undoes `merge_dims`; see MeshImpl."""
-        if not self._cuts(tensor_shape, count):
-            return super().split_dims(x, tensor_shape, count)
-        return self._requested_parts(split_parts, x, tensor_shape, count)
-
-    def _requested_parts(
-        self, fn: Callable, x: tf.Tensor, tensor_shape: Shape, count: int
-    ) -> tf.Tensor:
-        mesh_impl = self.requested
-        axes = [None if mesh_impl.padding(d) else mesh_impl.splitting_axis(d) for d in tensor_shape]
-        return fn(x, tensor_shape, axes, mesh_impl.shape, count, mesh_impl.annotate_axes)
+        cut = self._cut(tensor_shape, count)
+        return super().split_dims(x, tensor_shape, count) if cut is None else cut.split(x)

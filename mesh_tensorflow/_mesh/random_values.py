@@ -277,32 +277,20 @@ def keep_where(bits: tf.Tensor, dtype: tf.DType, keep_prob: Number) -> tf.Tensor
     return tf.cast(keep, dtype) * tf.cast(1.0 / keep_prob, dtype)
 
 
-# By the function's name: tf.random.uniform and tf.compat.v1.random_uniform are one function.
-_GENERATORS: dict[str, tuple[Callable, tuple[str, ...], tuple]] = {
-    "random_uniform": (_uniform, ("minval", "maxval"), (0, None)),
-    "random_normal": (_normal, ("mean", "stddev"), (0.0, 1.0)),
-    "truncated_normal": (_truncated_normal, ("mean", "stddev"), (0.0, 1.0)),
-    "keep_mask": (_keep_mask, ("keep_prob",), (1.0,)),
+# By the id of a function: its values, and what its parameters are if they are not given.
+_DISTRIBUTIONS: dict[int, tuple[Callable, dict[str, Any]]] = {
+    id(tf.random.uniform): (_uniform, {"minval": 0, "maxval": None}),
+    id(tf.random.normal): (_normal, {"mean": 0.0, "stddev": 1.0}),
+    id(tf.random.truncated_normal): (_truncated_normal, {"mean": 0.0, "stddev": 1.0}),
+    id(keep_mask): (_keep_mask, {"keep_prob": 1.0}),
 }
-_FUNCTIONS = {
-    id(fn): name
-    for name, fns in {
-        "random_uniform": (tf.random.uniform, tf.random_uniform),
-        "random_normal": (tf.random.normal, tf.random_normal),
-        "truncated_normal": (tf.random.truncated_normal, tf.truncated_normal),
-        "keep_mask": (keep_mask,),
-    }.items()
-    for fn in fns
-}
-_EXACT = {
-    "random_uniform",
-    "keep_mask",
-}  # without functions whose vector form may differ in the last bit
+# Without functions whose vector form may differ in the last bit.
+_EXACT = (_uniform, _keep_mask)
 
 
 def is_known(tf_fn: Callable) -> bool:
     """Returns whether `random_slice` supports `tf_fn`."""
-    return id(tf_fn) in _FUNCTIONS
+    return id(tf_fn) in _DISTRIBUTIONS
 
 
 def random_slice(
@@ -326,19 +314,18 @@ def random_slice(
     Raises:
       ValueError: an unknown keyword argument.
     """
-    name = _FUNCTIONS[id(tf_fn)]
-    generator, parameters, defaults = _GENERATORS[name]
+    generator, parameters = _DISTRIBUTIONS[id(tf_fn)]
     unknown = set(kwargs) - {"dtype", "seed", "name", *parameters}
     if unknown:
         raise ValueError(
-            f"{name} does not take {', '.join(sorted(unknown))}; it takes dtype, seed, "
+            f"{tf_fn.__name__} does not take {', '.join(sorted(unknown))}; it takes dtype, seed, "
             f"{', '.join(parameters)}"
         )
     dtype = tf.as_dtype(kwargs.get("dtype", tf.float32))
     count = int(np.prod(slice_sizes, dtype=np.int64))
     index = _element_index(sizes, begin, slice_sizes)
     # A value must not depend on the size of the slice it is in, not even in its last bit.
-    padding = 0 if name in _EXACT else -count % _VECTOR
+    padding = 0 if generator in _EXACT else -count % _VECTOR
     if padding:
         index = tf.concat([index, tf.zeros([padding], tf.uint32)], 0)
     key_parts = tf.unstack(key)
@@ -347,7 +334,7 @@ def random_slice(
         # Each of the two streams has two words of the key, and so bits of its own for one element.
         return hash_bits(index, key_parts[2 * stream], key_parts[2 * stream + 1])
 
-    values = generator(bits_fn, dtype, *(kwargs.get(p, d) for p, d in zip(parameters, defaults)))
+    values = generator(bits_fn, dtype, *(kwargs.get(p, d) for p, d in parameters.items()))
     if padding:
         values = values[:count]
     return tf.reshape(values, slice_sizes)

@@ -45,43 +45,31 @@ class Piece:
     assign: Callable[[tf.Tensor], tf.Operation]
     apart: Optional[ShardedVariable] = None
 
-    @classmethod
-    def of_slice(
-        cls,
-        begin: tuple[int, ...],
-        sizes: Sequence[int],
-        whole: Sequence[int],
-        device: str,
-        read: Callable[[], tf.Tensor],
-        assign: Callable[[tf.Tensor], tf.Operation],
-        apart: Optional[ShardedVariable] = None,
-    ) -> Optional[Piece]:
-        """Returns the part of the whole that a slice has, without its padding.
+    def without_padding(self, whole: Sequence[int]) -> Optional[Piece]:
+        """Returns what is in the whole of a slice that may reach beyond its end.
 
         Args:
-          begin: the index of its first element along each dimension.
-          sizes: the shape of the slice.
           whole: the shape of the whole.
-          device: the device that reads it.
-          read: returns the slice.
-          assign: assigns a slice.
-          apart: as the attribute.
 
         Returns:
-          A Piece, or None if the slice is nothing but padding.
+          A Piece; None if the slice is nothing but padding.
         """
-        inside = tuple(max(0, min(n, size - b)) for b, n, size in zip(begin, sizes, whole))
-        if inside == tuple(sizes):
-            return cls(begin, inside, device, read, assign, apart)
+        inside = tuple(
+            max(0, min(n, size - b)) for b, n, size in zip(self.begin, self.sizes, whole)
+        )
+        if inside == self.sizes:
+            return self
         if 0 in inside:
             return None
 
-        def with_padding(value: tf.Tensor) -> tf.Operation:
-            for axis, (n, part) in enumerate(zip(sizes, inside)):
+        def assign_padded(value: tf.Tensor) -> tf.Operation:
+            for axis, (n, part) in enumerate(zip(self.sizes, inside)):
                 value = padded(value, axis, n - part)
-            return assign(value)
+            return self.assign(value)
 
-        return cls(begin, inside, device, lambda: cut_to(read(), inside), with_padding, apart)
+        return dataclasses.replace(
+            self, sizes=inside, read=lambda: cut_to(self.read(), inside), assign=assign_padded
+        )
 
     def slice_spec(self, whole: Sequence[int]) -> str:
         """Returns the slice in the notation of checkpoints; "" for the whole tensor.
@@ -447,12 +435,10 @@ class _InStore(VariableStorage):
 
     def pieces(self) -> list[Piece]:
         sizes, holders = self._store.parts(self._name)
-        whole = self._shape.to_integer_list
-        pieces = [
-            Piece.of_slice(
+        slices = [
+            Piece(
                 begin,
-                sizes,
-                whole,
+                tuple(sizes),
                 holders[begin][0].device,
                 # Bound as defaults: closures would all find the variables of the last piece.
                 lambda v=vs[0]: self._read(v),
@@ -460,6 +446,7 @@ class _InStore(VariableStorage):
             )
             for begin, vs in holders.items()
         ]
+        pieces = [piece.without_padding(self._shape.to_integer_list) for piece in slices]
         return [piece for piece in pieces if piece is not None]
 
     def _read(self, v: tf.Variable) -> tf.Tensor:

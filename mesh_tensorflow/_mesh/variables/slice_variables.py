@@ -101,7 +101,7 @@ class SliceStorage(VariableStorage):
         for pnum in self._placed.slices:
             # Copies of a slice on several devices begin at the same position; one of them is saved.
             holders.setdefault(tuple(impl.slice_begin(shape, pnum)), []).append(pnum)
-        sizes, whole = impl.slice_shape(shape), shape.to_integer_list
+        sizes, whole = tuple(impl.slice_shape(shape)), shape.to_integer_list
         # What is past the end has no place in files, and gets what the first slice does.
         empty = [
             pnum
@@ -110,11 +110,10 @@ class SliceStorage(VariableStorage):
             for pnum in pnums
         ]
         origin, *_ = holders
-        found = [
-            Piece.of_slice(
+        slices = [
+            Piece(
                 begin,
                 sizes,
-                whole,
                 impl.devices[pnums[0]],
                 # Bound as defaults: closures would all find the processors of the last piece.
                 lambda first=pnums[0]: self._read(first),
@@ -125,7 +124,8 @@ class SliceStorage(VariableStorage):
             )
             for begin, pnums in holders.items()
         ]
-        return [piece for piece in found if piece is not None]
+        pieces = [piece.without_padding(whole) for piece in slices]
+        return [piece for piece in pieces if piece is not None]
 
     def _apart(self, pnum: int) -> Optional[ShardedVariable]:
         """Returns how several processes save a slice; None if it is a variable of TensorFlow."""

@@ -9,9 +9,9 @@ found, too, if the layout is the same.
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import dataclasses
 import re
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Optional, Union
 
@@ -21,6 +21,7 @@ import tensorflow as tf2
 import tensorflow.compat.v1 as tf
 from tensorflow.python.ops.variable_scope import get_variable_scope_store
 
+from mesh_tensorflow._contexts import within
 from mesh_tensorflow._core.errors import WrongTypeError, did_you_mean, dims_text
 from mesh_tensorflow._core.graph import Graph
 from mesh_tensorflow._core.layout import TensorLayout, slice_coordinates
@@ -284,14 +285,10 @@ DeviceMeshImpl = Union["PlacementMeshImpl", "GspmdMeshImpl"]
 _SHOWN = 6  # names in a repr
 
 
-class _Active(threading.local):
-    """The active store scopes of a thread, innermost last."""
-
-    def __init__(self) -> None:
-        self.stores: list[VariableStore] = []
-
-
-_active = _Active()
+# The store of the innermost scope, in each thread.
+_active: contextvars.ContextVar[Optional[VariableStore]] = contextvars.ContextVar(
+    "store", default=None
+)
 
 
 def store_of(graph: Graph) -> VariableStore:
@@ -304,8 +301,9 @@ def store_of(graph: Graph) -> VariableStore:
       ValueError: the program is built in a tf.function, and no store is active.
     """
     # First the scope, which the user has asked for; the store of a graph is there by default.
-    if _active.stores:
-        return _active.stores[-1]
+    active = _active.get()
+    if active is not None:
+        return active
     if graph.variable_store is None:
         if not tf.executing_eagerly():
             raise ValueError(
@@ -326,7 +324,6 @@ class _Known:
     def __init__(self) -> None:
         self.forms: dict[str, Form] = {}
         self.saved = SavedVariables()
-        self.averages: dict[str, str] = {}  # the names of weights by those of their averages
         self.lowered: set[str] = set()  # variables that a Lowering has used
         self.in_functions: set[str] = set()  # variables whose slices a tf.function has captured
         self.values: Mapping[str, Any] = {}  # what variables that are made later begin with
@@ -374,13 +371,8 @@ class VariableStore(tf2.Module):
         Default names of layers are counted from the beginning, so that a program that is built
         again has the same variable names.
         """
-        # A stack, so that within the scope of another store each program finds the innermost.
-        _active.stores.append(self)
-        try:
-            with _new_default_names():
-                yield self
-        finally:
-            _active.stores.pop()
+        with within(_active, self), _new_default_names():
+            yield self
 
     def begin_with(self, values: Mapping[str, Any]) -> None:
         """Has variables that are made from now on begin with given values.
