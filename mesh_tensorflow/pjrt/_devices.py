@@ -352,3 +352,18 @@ def sharding(mesh: AnyMesh, layout: Optional[TensorLayout]) -> NamedSharding:
     # A name alone, and not in a tuple, is how JAX itself writes the split over one axis.
     parts = [of_dim if len(of_dim) > 1 else next(iter(of_dim), None) for of_dim in names]
     return NamedSharding(mesh, PartitionSpec(*parts))
+
+
+def described(
+    mesh: AnyMesh, sizes: Sequence[int], dtype: tf.DType, layout: Optional[TensorLayout]
+) -> jax.ShapeDtypeStruct:
+    """Returns the shape, dtype and sharding of an array.
+
+    Args:
+      mesh: a JAX mesh.
+      sizes: the shape.
+      dtype: the dtype.
+      layout: a TensorLayout; None if each device has all of it.
+    """
+    where = sharding(mesh, layout)
+    return jax.ShapeDtypeStruct(tuple(sizes), dtype.as_numpy_dtype, sharding=where)

@@ -19,7 +19,7 @@ import tensorflow as tf
 from jax import export as jax_export
 from jax.core import Tracer
 from jax.experimental import jax2tf
-from jax.sharding import AbstractMesh, NamedSharding
+from jax.sharding import AbstractMesh
 
 from mesh_tensorflow._core.layout import LayoutLike, pnum_to_processor_coordinates
 from mesh_tensorflow._core.shape import Dimension, Shape, ShapeLike
@@ -27,17 +27,15 @@ from mesh_tensorflow._mesh.gspmd import GspmdMeshImpl
 from mesh_tensorflow._mesh.variables.function import value_key
 from mesh_tensorflow._stop_signals import deferred
 from mesh_tensorflow.pjrt._devices import (
-    AnyMesh,
     all_dtypes,
     device_mesh,
     done_in_all,
     gathered,
     placed,
     run_step,
-    sharding,
 )
-from mesh_tensorflow.pjrt._store import ArrayStore, Needed
-from mesh_tensorflow.pjrt._trace import Spec, Trace, trace
+from mesh_tensorflow.pjrt._store import ArrayStore
+from mesh_tensorflow.pjrt._trace import Trace, trace
 
 # -- what XLA makes of a step
 
@@ -291,33 +289,24 @@ class CompiledProgram:
       trace: what it is made from.
       step: the compiled function. It takes a list of arguments, of keys, of the variables that it
         only reads, and of those that it assigns to, and returns results and values of the last.
-      arguments: the sharding of each argument.
-      results: the sharding of each result.
-      copied: the sharding of what each device has all of.
-      kept: the shardings of the variables that it only reads, by name.
-      assigned: the shardings of those that it assigns to, by name.
+      kept: the variables that it only reads, by name.
+      assigned: those that it assigns to, by name.
     """
 
-    def __init__(self, traced: Trace, mesh: AnyMesh):
+    def __init__(self, traced: Trace):
         self.trace = traced
-        self.copied = sharding(mesh, None)
-        self.arguments = [sharding(mesh, layout) for layout in traced.layouts]
-        self.results = [sharding(mesh, layout) for layout in traced.result_layouts]
-        # As variables are stored, which with ZeRO is in smaller parts than they are computed with.
-        where = {name: sharding(mesh, v.form.layout) for name, v in traced.variables.items()}
-        self.assigned = {name: where[name] for name in traced.assigned}
-        self.kept = {name: s for name, s in where.items() if name not in self.assigned}
+        self.assigned = {name: traced.variables[name] for name in traced.assigned}
+        self.kept = {n: v for n, v in traced.variables.items() if n not in self.assigned}
         # Of whole variables and of their parts, either of which may be passed as an argument.
         self._given_away = {
-            (sizes, np.dtype(traced.variables[name].dtype.as_numpy_dtype))
-            for name, s in self.assigned.items()
-            for whole in [tuple(traced.variables[name].sizes)]
-            for sizes in (whole, s.shard_shape(whole))
+            (sizes, v.dtype)
+            for v in self.assigned.values()
+            for sizes in (v.shape, v.sharding.shard_shape(v.shape))
         }
         self.step = jax.jit(
             self.call,
-            in_shardings=(self.arguments, self.copied, *map(_values, (self.kept, self.assigned))),
-            out_shardings=(self.results, _values(self.assigned)),
+            in_shardings=_shardings(self.abstract()),
+            out_shardings=(traced.results, _shardings(list(self.assigned.values()))),
             # The variables that get new values: XLA may compute these in their memory. Those that
             # are only read are apart from them, as what is donated is gone afterwards.
             donate_argnums=3,
@@ -329,19 +318,17 @@ class CompiledProgram:
         values = {**dict(zip(self.kept, kept)), **dict(zip(self.assigned, assigned))}
         variables = [values[name] for name in self.trace.variables]
         results = list(self._program_of_cpus.call(*arguments, *keys, *variables))
-        return results[: len(self.results)], results[len(self.results) :]
+        count = len(self.trace.results)
+        return results[:count], results[count:]
 
     @functools.cached_property
     def _program_of_cpus(self) -> jax_export.Exported:
         """The trace in StableHLO, as a function of arguments, keys and variables."""
         # New values of variables are results, so JAX may treat this as a function without effects.
         call = jax2tf.call_tf(self.trace.function, has_side_effects=False)
-        specs = [
-            *((spec.sizes, spec.dtype) for spec in self.trace.arguments),
-            *[((4,), tf.uint32)] * self.trace.num_keys,
-            *((tuple(v.sizes), v.dtype) for v in self.trace.variables.values()),
-        ]
-        shapes = [jax.ShapeDtypeStruct(sizes, d.as_numpy_dtype) for sizes, d in specs]
+        traced = self.trace
+        inputs = [*traced.arguments, *traced.keys, *traced.variables.values()]
+        shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in inputs]
         with all_dtypes():
             return jax_export.export(jax.jit(call), **ANY_PLATFORM)(*shapes)
 
@@ -357,26 +344,13 @@ class CompiledProgram:
 
     def abstract(self) -> tuple[list, list, list, list]:
         """Returns the arguments of `step` as shapes, dtypes and shardings."""
-        keys = [self._described((4,), np.uint32, self.copied)] * self.trace.num_keys
-        arguments = [
-            self._described(spec.sizes, spec.dtype.as_numpy_dtype, where)
-            for spec, where in zip(self.trace.arguments, self.arguments)
-        ]
-        kept, assigned = (
-            [
-                self._described(tuple(v.sizes), v.dtype.as_numpy_dtype, where)
-                for v, where in ((self.trace.variables[name], s) for name, s in group.items())
-            ]
-            for group in (self.kept, self.assigned)
-        )
-        return arguments, keys, kept, assigned
-
-    def _described(self, sizes: tuple[int, ...], dtype: Any, where: NamedSharding) -> Any:
-        return jax.ShapeDtypeStruct(sizes, dtype, sharding=where)
+        variables = list(self.kept.values()), list(self.assigned.values())
+        return self.trace.arguments, self.trace.keys, *variables
 
 
-def _values(shardings: dict[str, NamedSharding]) -> list[NamedSharding]:
-    return list(shardings.values())
+def _shardings(described: Any) -> Any:
+    """Returns the shardings of what arrays are described by, in a structure of any form."""
+    return jax.tree_util.tree_map(lambda x: x.sharding, described)
 
 
 class CompiledFunction:
@@ -427,7 +401,7 @@ class CompiledFunction:
         with self.store.lock:
             program, arrays = self._program(args, named)
             kept, assigned = self._variables(program)
-            arguments = program.not_given_away(_placed(arrays, program.arguments))
+            arguments = program.not_given_away(_placed(arrays, program.trace.arguments))
             with all_dtypes():
                 keys = program.trace.draw_keys()
                 # Between the two, the store has variables whose memory the step was given.
@@ -452,11 +426,8 @@ class CompiledFunction:
     def _variables(self, program: CompiledProgram) -> list[list[jax.Array]]:
         """Returns the variables that a program only reads, and those that it assigns to."""
         groups = program.kept, program.assigned
-        variables = program.trace.variables
         with self.store.lock:
-            self.store.prepare(
-                {name: Needed(variables[name], s) for group in groups for name, s in group.items()}
-            )
+            self.store.prepare(program.trace.values, {**program.kept, **program.assigned})
             return [[self.store.array(name) for name in group] for group in groups]
 
     def make_variables(self, *args: object, **named: object) -> None:
@@ -476,7 +447,7 @@ class CompiledFunction:
           **named: likewise.
         """
         program, arrays = self._program(args, named)
-        placed = iter(_placed(arrays, program.arguments))
+        placed = iter(_placed(arrays, program.trace.arguments))
         leaves, structure = jax.tree_util.tree_flatten((args, named))
         given = [next(placed) if _is_array(leaf) else leaf for leaf in leaves]
         return jax.tree_util.tree_unflatten(structure, given)
@@ -510,7 +481,7 @@ class CompiledFunction:
             # Under the lock, or two threads would both build it. It is kept when it is whole:
             # Ctrl-C leaves none with a part missing.
             if key not in self._programs:
-                self._programs[key] = CompiledProgram(self._trace(leaves, structure), self.mesh)
+                self._programs[key] = CompiledProgram(self._trace(leaves, structure))
             return self._programs[key], arrays
 
     def _trace(self, leaves: Sequence[Any], structure: Any) -> Trace:
@@ -521,18 +492,18 @@ class CompiledFunction:
             return self.fn(*args, **named)
 
         specs = [
-            Spec(tuple(leaf.shape), tf.as_dtype(leaf.dtype)) for leaf in leaves if _is_array(leaf)
+            tf.TensorSpec(leaf.shape, tf.as_dtype(leaf.dtype)) for leaf in leaves if _is_array(leaf)
         ]
-        return trace(program, specs, self.mesh_impl, self.store)
+        return trace(program, specs, self.mesh_impl, self.store, self.mesh)
 
 
-def _placed(arrays: Sequence[Any], shardings: Sequence[NamedSharding]) -> list[jax.Array]:
-    """Returns arrays as arrays of JAX, split by shardings."""
+def _placed(arrays: Sequence[Any], wanted: Sequence[jax.ShapeDtypeStruct]) -> list[jax.Array]:
+    """Returns arrays as arrays of JAX, split as is wanted."""
     with all_dtypes():
         return [
             # What `place` has put there is not copied again.
             a if isinstance(a, jax.Array) and a.committed and a.sharding == s else placed(a, s)
-            for a, s in zip(arrays, shardings)
+            for a, s in zip(arrays, _shardings(wanted))
         ]
 
 
@@ -644,7 +615,7 @@ def _on_one_device(function: CompiledFunction) -> CompiledFunction:
 
 def _check(program: CompiledProgram, function: CompiledFunction) -> None:
     """Raises a ValueError if a program is no function of its arguments and weights."""
-    if program.trace.num_keys:
+    if program.trace.keys:
         raise ValueError(
             f"{function!r} makes random values, whose keys are drawn outside of the program: only "
             "programs that are functions of their arguments and weights can be exported. Export "
@@ -660,16 +631,15 @@ def _serialized(program: CompiledProgram) -> bytes:
         results, new = program.call(arguments, [], kept, assigned)
         return (results, dict(zip(program.assigned, new))) if program.assigned else results
 
-    arguments, _, kept, assigned = program.abstract()
-    shapes = dict(zip([*program.kept, *program.assigned], [*kept, *assigned]))
-    results = (program.results, program.assigned) if program.assigned else program.results
+    arguments, weights = program.trace.arguments, {**program.kept, **program.assigned}
+    results = program.trace.results
     jitted = jax.jit(
         step,
-        in_shardings=(program.arguments, {**program.kept, **program.assigned}),
-        out_shardings=results,
+        in_shardings=_shardings((arguments, weights)),
+        out_shardings=(results, _shardings(program.assigned)) if program.assigned else results,
     )
     with all_dtypes():
-        exported = jax_export.export(jitted, **ANY_PLATFORM)(arguments, shapes)
+        exported = jax_export.export(jitted, **ANY_PLATFORM)(arguments, weights)
     return bytes(exported.serialize())
 
 

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union
 import jax
 import numpy as np
 import tensorflow.compat.v1 as tf
-from jax.sharding import NamedSharding
 
 from mesh_tensorflow._contexts import within
 from mesh_tensorflow._core.layout import TensorLayout
@@ -38,6 +37,7 @@ from mesh_tensorflow.pjrt._devices import (
     AnyMesh,
     all_dtypes,
     check_kept,
+    described,
     device_mesh,
     placed,
     process_count,
@@ -46,7 +46,7 @@ from mesh_tensorflow.pjrt._devices import (
 )
 from mesh_tensorflow.pjrt._function import CompiledProgram
 from mesh_tensorflow.pjrt._store import own_specs, parts_to_write, read_array
-from mesh_tensorflow.pjrt._trace import Spec, Trace, imported
+from mesh_tensorflow.pjrt._trace import Trace, imported
 
 if TYPE_CHECKING:
     from mesh_tensorflow.pjrt._chief import PeerProcesses
@@ -79,11 +79,6 @@ class VariableOfProgram:
     def layout(self) -> TensorLayout:
         """Its layout."""
         return TensorLayout(self.axes or [])
-
-    @property
-    def form(self) -> VariableOfProgram:
-        """What has its layout: itself."""
-        return self
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,8 +128,9 @@ class _CompiledProgram:
         self.arrays: dict[str, jax.Array] = {}
         shape = Shape([Dimension(*d) for d in description.mesh])
         self._mesh: AnyMesh = device_mesh(shape, _devices(description.devices))
-        self.shardings: dict[str, NamedSharding] = {
-            name: sharding(self._mesh, v.layout) for name, v in description.variables.items()
+        self.variables = {
+            name: described(self._mesh, v.sizes, v.dtype, v.layout)
+            for name, v in description.variables.items()
         }
         self._compiled: dict[Any, CompiledProgram] = {}
 
@@ -142,10 +138,10 @@ class _CompiledProgram:
         # XLA compiles for fixed shapes; the last batch of an epoch may be smaller.
         key = tuple(a.shape for a in arrays)
         if key not in self._compiled:
-            self._compiled[key] = CompiledProgram(self._trace(arrays), self._mesh)
+            self._compiled[key] = CompiledProgram(self._trace(arrays))
         program = self._compiled[key]
         with all_dtypes():
-            arguments = [placed(a, s) for a, s in zip(arrays, program.arguments)]
+            arguments = [placed(a, x.sharding) for a, x in zip(arrays, program.trace.arguments)]
             kept = [self.current(name) for name in program.kept]
             assigned = [self.current(name) for name in program.assigned]
             # Between the two, there are variables whose memory the step was given.
@@ -167,34 +163,35 @@ class _CompiledProgram:
 
     def assign(self, name: str, value: np.ndarray) -> None:
         with all_dtypes():
-            self.arrays[name] = placed(value, self.shardings[name])
-
-    def like(self, name: str) -> jax.ShapeDtypeStruct:
-        v = self.description.variables[name]
-        return jax.ShapeDtypeStruct(tuple(v.sizes), v.dtype.as_numpy_dtype)
+            self.arrays[name] = placed(value, self.variables[name].sharding)
 
     def _trace(self, arrays: Sequence[np.ndarray]) -> Trace:
         told = self.description
         # What is assigned to and not read has no placeholder, but memory to give away.
         own = {
-            name: v
+            name: v.placeholder or ""
             for name, v in told.variables.items()
             if v.placeholder is not None or name in told.assigned
         }
+
+        def layout_of(axes: Layout) -> Optional[TensorLayout]:
+            return None if axes is None else TensorLayout(axes)
+
         # In several processes, each device has all of a result, so that any can read it.
         several = process_count() > 1
-        results = [None if several or x is None else TensorLayout(x) for x in told.result_layouts]
-        feeds = [*told.arguments, *(v.placeholder or "" for v in own.values())]
         return Trace(
-            imported(self._graph_def, feeds, told.fetches),
-            [Spec(a.shape, tf.as_dtype(a.dtype)) for a in arrays],
-            [None if x is None else TensorLayout(x) for x in told.layouts],
-            results,
-            list,
-            0,
-            own,  # type: ignore[arg-type]  # what is used of ValueOfVariable
-            list(told.assigned),
-            None,
+            imported(self._graph_def, [*told.arguments, *own.values()], told.fetches),
+            [
+                described(self._mesh, a.shape, tf.as_dtype(a.dtype), layout_of(axes))
+                for a, axes in zip(arrays, told.layouts)
+            ],
+            [],
+            [
+                sharding(self._mesh, None if several else layout_of(axes))
+                for axes in told.result_layouts
+            ],
+            {name: self.variables[name] for name in own},
+            told.assigned,
         )
 
 
@@ -324,16 +321,15 @@ class Executor:
             for name, number, key, dtype in variables:
                 program = self.programs[number]
                 program.arrays[key] = read_array(
-                    reader, name, tf.as_dtype(dtype), program.like(key), program.shardings[key]
+                    reader, name, tf.as_dtype(dtype), program.variables[key]
                 )
         return _NOTHING
 
     def _faults(self, path: str, variables: Sequence[Saved]) -> Answer:
-        wanted = {}
-        for name, number, key, dtype in variables:
-            program = self.programs[number]
-            specs = own_specs(program.like(key).shape, program.shardings[key])
-            wanted[name] = tf.as_dtype(dtype), specs
+        wanted = {
+            name: (tf.as_dtype(dtype), own_specs(self.programs[number].variables[key]))
+            for name, number, key, dtype in variables
+        }
         return faults(path, wanted), ()
 
 

@@ -13,14 +13,14 @@ import itertools
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Optional
+from typing import TYPE_CHECKING, Any, Optional
 
 import jax
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf2
 import tensorflow.compat.v1 as tf
-from jax.sharding import NamedSharding, Sharding
+from jax.sharding import NamedSharding
 
 from mesh_tensorflow._core.layout import slice_coordinates
 from mesh_tensorflow._mesh.random_values import initial_value, program_seed
@@ -220,20 +220,6 @@ def _part(
 # -- parts in files
 
 
-class Restored(NamedTuple):
-    """A variable that is to be read from a checkpoint.
-
-    Attributes:
-      dtype: its dtype in files.
-      like: what has its shape, and its dtype on the devices.
-      where: its sharding.
-    """
-
-    dtype: tf.DType
-    like: Any
-    where: Sharding
-
-
 def spec_of(sizes: Sequence[int], index: Sequence[slice]) -> str:
     """Returns a part in the notation of checkpoints; "" for the whole.
 
@@ -265,49 +251,52 @@ def parts_to_write(array: jax.Array, name: str, dtype: tf.DType) -> list[Shard]:
     ]
 
 
-def own_specs(sizes: Sequence[int], where: Sharding) -> list[str]:
+def own_specs(variable: jax.ShapeDtypeStruct) -> list[str]:
     """Returns what `parts_to_write` would write of a variable, whether it has a value or not.
 
     Args:
-      sizes: the shape of the variable.
-      where: its sharding.
+      variable: its shape and sharding.
     """
     # The first device that has a part, whose copy is the one that JAX numbers with 0.
     first: dict[str, Any] = {}
-    for device, index in where.devices_indices_map(tuple(sizes)).items():
-        first.setdefault(spec_of(sizes, index), device)
+    for device, index in variable.sharding.devices_indices_map(variable.shape).items():
+        first.setdefault(spec_of(variable.shape, index), device)
     return [s for s, device in first.items() if device.process_index == jax.process_index()]
 
 
-def read_array(reader: Reader, name: str, dtype: tf.DType, like: Any, where: Sharding) -> jax.Array:
+def read_array(
+    reader: Reader, name: str, dtype: tf.DType, wanted: jax.ShapeDtypeStruct
+) -> jax.Array:
     """Returns a variable, of which this process reads the parts that its devices have.
 
     Args:
       reader: the Reader of a checkpoint.
       name: the name of the variable in the file.
       dtype: its dtype in the file.
-      like: what has its shape and dtype.
-      where: its sharding.
+      wanted: its shape, its dtype on the devices, and its sharding.
 
     Raises:
       OSError: it cannot be read.
     """
-    sizes = tuple(like.shape)
     read: dict[str, np.ndarray] = {}
 
     def part(index: Sequence[slice]) -> np.ndarray:
-        spec = spec_of(sizes, index)
+        spec = spec_of(wanted.shape, index)
         # Several devices of a process may have copies of one part.
         if spec not in read:
-            read[spec] = reader.read(name, spec, dtype).astype(like.dtype, copy=False)
+            read[spec] = reader.read(name, spec, dtype).astype(wanted.dtype, copy=False)
         return read[spec]
 
     make: Callable[..., jax.Array] = jax.make_array_from_callback
     with all_dtypes():
-        return make(sizes, where, part)
+        return make(wanted.shape, wanted.sharding, part)
 
 
-def check_together(path: str, variables: Mapping[str, Restored]) -> None:
+# Variables that are to be read from a checkpoint: their dtypes in files, and `wanted` as above.
+_Restored = Mapping[str, tuple[tf.DType, jax.ShapeDtypeStruct]]
+
+
+def check_together(path: str, variables: _Restored) -> None:
     """Raises an error in all processes if one of them cannot read its parts of a checkpoint.
 
     Args:
@@ -318,8 +307,8 @@ def check_together(path: str, variables: Mapping[str, Restored]) -> None:
       CheckpointError: there is no such checkpoint, it is damaged, or it lacks variables or has them
         in other shapes.
     """
-    wanted = {n: Wanted(tuple(v.like.shape), v.dtype) for n, v in variables.items()}
-    specs = {n: own_specs(v.like.shape, v.where) for n, v in variables.items()}
+    wanted = {n: Wanted(v.shape, dtype) for n, (dtype, v) in variables.items()}
+    specs = {n: own_specs(v) for n, (_, v) in variables.items()}
     if not done_in_all(lambda: check_checkpoint(path, wanted, specs)):
         raise CheckpointError(
             f"another process cannot read its parts of checkpoint {path}, and says why; no "
@@ -327,7 +316,7 @@ def check_together(path: str, variables: Mapping[str, Restored]) -> None:
         )
 
 
-def read_arrays(path: str, variables: Mapping[str, Restored]) -> Iterator[tuple[str, jax.Array]]:
+def read_arrays(path: str, variables: _Restored) -> Iterator[tuple[str, jax.Array]]:
     """Yields the name and the value of each variable; see `read_array`.
 
     Args:
@@ -335,8 +324,8 @@ def read_arrays(path: str, variables: Mapping[str, Restored]) -> Iterator[tuple[
       variables: the variables, by name.
     """
     with reading(path) as reader:
-        for name, v in variables.items():
-            yield name, read_array(reader, name, v.dtype, v.like, v.where)
+        for name, (dtype, wanted) in variables.items():
+            yield name, read_array(reader, name, dtype, wanted)
 
 
 # -- the store
@@ -357,18 +346,6 @@ def form_of(variable: Variable, mesh_impl: GspmdMeshImpl) -> Form:
         for pnum in range(mesh_impl.size)
     ]
     return Form(variable.shape, variable.slice_dtype, layout, mesh_impl.shape, owner, {})
-
-
-class Needed(NamedTuple):
-    """A variable as a program needs it.
-
-    Attributes:
-      traced: the variable in the program.
-      where: where it has its parts.
-    """
-
-    traced: ValueOfVariable
-    where: NamedSharding
 
 
 class _Shard:
@@ -460,55 +437,50 @@ class ArrayStore(VariableStore):
 
     # -- values
 
-    def prepare(self, needed: Mapping[str, Needed]) -> None:
+    def prepare(
+        self, values: Mapping[str, ValueOfVariable], needed: Mapping[str, jax.ShapeDtypeStruct]
+    ) -> None:
         """Makes variables that are not there yet, and moves those that are elsewhere.
 
         Args:
-          needed: the variables that a program needs, by name.
+          values: the variables in a program, by name.
+          needed: how the program needs them.
         """
         with self.lock:
-            self._make({name: n for name, n in needed.items() if name not in self._arrays})
-            for name, (traced, where) in needed.items():
+            new = {name: v for name, v in needed.items() if name not in self._arrays}
+            self._make({name: values[name] for name in new}, new)
+            for name, wanted in needed.items():
                 array = self.array(name)
                 # Functions of one store may have other layouts: each has the variable where its
                 # program needs it.
-                if array.sharding != where:
+                if array.sharding != wanted.sharding:
                     with all_dtypes():
-                        array = placed(array, where)
-                    self._set(traced, array)
+                        array = placed(array, wanted.sharding)
+                    self._set(values[name], array)
 
-    def _make(self, new: Mapping[str, Needed]) -> None:
+    def _make(
+        self, values: Mapping[str, ValueOfVariable], new: Mapping[str, jax.ShapeDtypeStruct]
+    ) -> None:
         """Gives variables their initial values, or those of a checkpoint that was read before."""
         # The first variables all have to be in the checkpoint; later ones may be new, as slots.
         read = new if not self._arrays else set(new) & self._names_there
-        made = self._read({n: new[n] for n in new if n in read})
-        for name, (traced, where) in new.items():
+        made: dict[str, jax.Array] = {}
+        if self._checkpoint is not None and read:
+            there = {n: (values[n].variable.master_dtype, new[n]) for n in new if n in read}
+            check_together(self._checkpoint, there)
+            made.update(read_arrays(self._checkpoint, there))
+        for name, wanted in new.items():
             if name not in made:
-                part: Any = part_function(traced.variable)
+                part: Any = part_function(values[name].variable)
                 with all_dtypes():
-                    made[name] = jax.make_array_from_callback(tuple(traced.sizes), where, part)
+                    made[name] = jax.make_array_from_callback(wanted.shape, wanted.sharding, part)
         # All values are there before the first is kept, so that an error leaves the store as it
         # was; a signal in between would leave arrays that savers do not know.
         with deferred():
-            for name, (traced, _) in new.items():
-                self._set(traced, made[name])
-                v = traced.variable
+            for name, value in values.items():
+                self._set(value, made[name])
+                v = value.variable
                 self._known.saved.add(self, name, v.shape, v.master_dtype, v.trainable)
-
-    def _read(self, new: Mapping[str, Needed]) -> dict[str, jax.Array]:
-        """Returns the values of new variables in the checkpoint that was read before."""
-        if not new or self._checkpoint is None:
-            return {}
-        wanted = {
-            name: Restored(
-                traced.variable.master_dtype,
-                jax.ShapeDtypeStruct(tuple(traced.sizes), traced.dtype.as_numpy_dtype),
-                where,
-            )
-            for name, (traced, where) in new.items()
-        }
-        check_together(self._checkpoint, wanted)
-        return dict(read_arrays(self._checkpoint, wanted))
 
     def _set(self, traced: ValueOfVariable, array: jax.Array) -> None:
         name = traced.variable.name
@@ -523,10 +495,10 @@ class ArrayStore(VariableStore):
         with self.lock:
             masters = self.masters
             wanted = {
-                name: Restored(
+                name: (
                     masters[name].dtype.base_dtype,
-                    jax.ShapeDtypeStruct(array.shape, array.dtype),  # without its memory
-                    array.sharding,
+                    # Without its memory.
+                    jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=array.sharding),
                 )
                 for name, array in self._arrays.items()
             }

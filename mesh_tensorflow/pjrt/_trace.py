@@ -11,14 +11,17 @@ import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Optional
 
+import jax
 import tensorflow as tf2
 import tensorflow.compat.v1 as tf
+from jax.sharding import NamedSharding
 
 from mesh_tensorflow._contexts import within
 from mesh_tensorflow._core.layout import TensorLayout
 from mesh_tensorflow._mesh.gspmd import Compilation, GspmdMeshImpl, annotating
 from mesh_tensorflow._mesh.random_values import key_is_of_step, new_key
 from mesh_tensorflow._quiet import not_advised
+from mesh_tensorflow.pjrt._devices import AnyMesh, described, sharding
 
 if TYPE_CHECKING:
     from mesh_tensorflow._mesh.variables.store import Form
@@ -144,16 +147,21 @@ def current_trace() -> _Building:
     return building
 
 
-@dataclasses.dataclass(frozen=True)
-class Spec:
-    """Shape and dtype of an argument."""
-
-    sizes: tuple[int, ...]
-    dtype: tf.DType
-
-
 class _Building(Building):
-    """What is found out about a program while it is built."""
+    """What is found out about a program while it is built.
+
+    Attributes:
+      mesh_impl: the mesh implementation.
+      store: where its variables are.
+      variables: the variables, by name.
+      seeds: those of the keys of random numbers.
+      keys: placeholders for these keys.
+      results: the tensors that the program returns.
+      structure: what it returns, with a number for each result.
+    """
+
+    results: list[tf.Tensor]
+    structure: Any
 
     def __init__(self, mesh_impl: GspmdMeshImpl, store: ArrayStore):
         super().__init__()
@@ -172,92 +180,14 @@ class _Building(Building):
         self.keys.append(tf.placeholder(tf.uint32, [4]))
         return self.keys[-1]
 
+    @property
+    def assigned(self) -> list[str]:
+        """The names of the variables that get new values."""
+        # By identity: a program that only reads a variable returns nothing for it, and its memory
+        # is not given away.
+        return [name for name, v in self.variables.items() if v.value is not v.first]
 
-@dataclasses.dataclass(frozen=True)
-class Trace:
-    """A program as a function of arrays.
-
-    Attributes:
-      function: takes the arguments, the keys and the values of the variables; returns the results
-        and the new values of variables.
-      arguments: the Spec of each argument.
-      layouts: the layout of each argument, or None.
-      result_layouts: the layout of each result, or None.
-      draw_keys: returns the keys of a step.
-      num_keys: how many keys there are.
-      variables: the variables by name.
-      assigned: the names of those that get new values.
-      structure: what the function returns, with a number for each result.
-    """
-
-    function: Callable[..., Any]
-    arguments: list[Spec]
-    layouts: list[Optional[TensorLayout]]
-    result_layouts: list[Optional[TensorLayout]]
-    draw_keys: Callable[[], Sequence[Any]]
-    num_keys: int
-    variables: Mapping[str, ValueOfVariable]
-    assigned: list[str]
-    structure: Any
-
-
-def trace(
-    program: Callable[..., Any], specs: Sequence[Spec], mesh_impl: GspmdMeshImpl, store: ArrayStore
-) -> Trace:
-    """Builds a program, and returns it as a function.
-
-    Args:
-      program: a function of a list of tf.Tensors.
-      specs: what the tensors are.
-      mesh_impl: the mesh implementation.
-      store: where its variables are.
-
-    Raises:
-      ValueError: the program uses a tf.Variable.
-    """
-    building = _Building(mesh_impl, store)
-    made = _Made()
-
-    def build() -> list[tf.Tensor]:
-        inputs = [tf.placeholder(spec.dtype, spec.sizes) for spec in specs]
-        with store.scope(), annotating(building):
-            returned = program(inputs)
-        return made.complete(building, inputs, returned)
-
-    with within(_current, building):
-        wrapped = tf.wrap_function(build, [])
-    _check_captures(wrapped.graph)
-    return Trace(
-        _function_of(wrapped.graph, made.feeds, wrapped.outputs),
-        list(specs),
-        [building.layout(x) for x in made.feeds[: len(specs)]],
-        [building.layout(y) for y in made.results],
-        _key_function(building.seeds),
-        len(building.seeds),
-        building.variables,
-        made.assigned,
-        made.structure,
-    )
-
-
-class _Made:
-    """What a program takes and returns, known when it has been built.
-
-    Attributes:
-      feeds: the placeholders of the arguments, of the keys and of the variables.
-      results: the tensors that it returns.
-      assigned: the names of the variables that get new values.
-      structure: what it returns, with a number for each result.
-    """
-
-    feeds: list[tf.Tensor]
-    results: list[tf.Tensor]
-    assigned: list[str]
-    structure: Any
-
-    def complete(
-        self, building: _Building, inputs: Sequence[tf.Tensor], returned: Any
-    ) -> list[tf.Tensor]:
+    def complete(self, returned: Any) -> list[tf.Tensor]:
         """Returns results and new values of variables, in the graph of the program."""
         flat = [_as_tensor(value) for value in tf2.nest.flatten(returned)]
         self.results = [value for value in flat if value is not None]
@@ -267,15 +197,85 @@ class _Made:
         self.structure = tf2.nest.pack_sequence_as(
             returned, [None if value is None else next(numbers) for value in flat]
         )
-        variables = building.variables
-        # By identity: a program that only reads a variable returns nothing for it, and its memory
-        # is not given away.
-        self.assigned = [name for name, v in variables.items() if v.value is not v.first]
-        # In the order in which the function of a Trace takes its values.
-        self.feeds = [*inputs, *building.keys, *(v.first for v in variables.values())]
-        fetches = [*self.results, *(variables[name].value for name in self.assigned)]
+        fetches = [*self.results, *(self.variables[name].value for name in self.assigned)]
         # An identity of each, since an argument that is returned cannot be fed as well.
         return [tf.identity(fetch) for fetch in fetches]
+
+
+@dataclasses.dataclass(frozen=True)
+class Trace:
+    """A program as a function of arrays.
+
+    Attributes:
+      function: takes the arguments, the keys and the values of the variables; returns the results
+        and the new values of variables.
+      arguments: the arguments.
+      keys: the keys of random numbers.
+      results: the sharding of each result.
+      variables: the variables by name.
+      assigned: the names of those that get new values.
+      draw_keys: returns the keys of a step.
+      values: the variables within the program, by name.
+      structure: what the function returns, with a number for each result.
+    """
+
+    function: Callable[..., Any]
+    arguments: list[jax.ShapeDtypeStruct]
+    keys: list[jax.ShapeDtypeStruct]
+    results: list[NamedSharding]
+    variables: Mapping[str, jax.ShapeDtypeStruct]
+    assigned: Sequence[str]
+    draw_keys: Callable[[], Sequence[Any]] = list
+    values: Mapping[str, ValueOfVariable] = dataclasses.field(default_factory=dict)
+    structure: Any = None
+
+
+def trace(
+    program: Callable[..., Any],
+    specs: Sequence[tf.TensorSpec],
+    mesh_impl: GspmdMeshImpl,
+    store: ArrayStore,
+    mesh: AnyMesh,
+) -> Trace:
+    """Builds a program, and returns it as a function.
+
+    Args:
+      program: a function of a list of tf.Tensors.
+      specs: what the tensors are.
+      mesh_impl: the mesh implementation.
+      store: where its variables are.
+      mesh: the mesh of devices.
+
+    Raises:
+      ValueError: the program uses a tf.Variable.
+    """
+    building = _Building(mesh_impl, store)
+    inputs: list[tf.Tensor] = []
+
+    def build() -> list[tf.Tensor]:
+        inputs.extend(tf.placeholder(spec.dtype, spec.shape) for spec in specs)
+        with store.scope(), annotating(building):
+            returned = program(inputs)
+        return building.complete(returned)
+
+    with within(_current, building):
+        wrapped = tf.wrap_function(build, [])
+    _check_captures(wrapped.graph)
+    variables = building.variables
+    # In the order in which the function of a Trace takes its values.
+    feeds = [*inputs, *building.keys, *(v.first for v in variables.values())]
+    return Trace(
+        _function_of(wrapped.graph, feeds, wrapped.outputs),
+        [described(mesh, x.shape, x.dtype, building.layout(x)) for x in inputs],
+        [described(mesh, [4], tf.uint32, None)] * len(building.keys),
+        [sharding(mesh, building.layout(y)) for y in building.results],
+        # As variables are stored, which with ZeRO is in smaller parts than they are computed with.
+        {n: described(mesh, v.sizes, v.dtype, v.form.layout) for n, v in variables.items()},
+        building.assigned,
+        _key_function(building.seeds),
+        variables,
+        building.structure,
+    )
 
 
 def _function_of(
