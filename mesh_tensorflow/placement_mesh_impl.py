@@ -213,8 +213,6 @@ class PlacedReducer(Reducer[Sequence[tf.Tensor]]):
     ) -> list[tf.Tensor]:
         """Reduces over the processors that differ along mesh axes.
 
-        Groups of the same memory domains and the same tensors are reduced once.
-
         Args:
           x: a tf.Tensor for each processor.
           mesh_axes: the mesh axes to reduce over.
@@ -223,27 +221,44 @@ class PlacedReducer(Reducer[Sequence[tf.Tensor]]):
         Returns:
           The reduced value for each processor.
         """
+        return self._by_group(x, mesh_axes, lambda group: self._reduce_group(x, group, reduction))
+
+    def _by_group(
+        self,
+        x: Sequence[tf.Tensor],
+        mesh_axes: Sequence[int],
+        reduce_group: Callable[[Sequence[int]], Sequence[tf.Tensor]],
+    ) -> list[tf.Tensor]:
+        """Returns the value of each processor, given a function of groups that has their values.
+
+        Groups of the same memory domains and the same tensors are reduced once.
+        """
         out: list[Any] = [None] * len(x)
         # By ids of tensors, which `x` holds until all groups are done.
-        done: dict[tuple, dict[str, tf.Tensor]] = {}
+        done: dict[tuple, Sequence[tf.Tensor]] = {}
         for group in processor_groups(self._mesh_shape, mesh_axes):
             key = tuple((self._domains[p], id(x[p])) for p in group)
             if key not in done:
-                done[key] = self._reduce_group(x, group, reduction)
-            for p in group:
-                out[p] = done[key][self._domains[p]]
+                done[key] = reduce_group(group)
+            for p, value in zip(group, done[key]):
+                out[p] = value
         return out
 
     def _reduce_group(
         self, slices: Sequence[tf.Tensor], group: Sequence[int], reduction: str
-    ) -> dict[str, tf.Tensor]:
-        """Returns the reduced value for each memory domain of the group."""
+    ) -> list[tf.Tensor]:
+        """Returns the reduced value of each member of a group."""
         # In memory first, so that only one value of each domain travels.
-        leaders, partial = self._reduced_in_memory(slices, group, reduction)
-        if len(partial) > 1:
-            reduced = self._method(list(leaders.values()))(partial, [*leaders.values()], reduction)
-            return dict(zip(leaders, reduced))
-        return dict(zip(leaders, partial))
+        leaders, reduced = self._reduced_in_memory(slices, group, reduction)
+        if len(reduced) > 1:
+            devices = list(leaders.values())
+            across = self._across
+            if across is None:
+                # Asked of each group, as one mesh may have groups of GPUs and of CPUs.
+                across = allreduce_collective if are_whole_gpus(devices) else allreduce_ring
+            reduced = across(reduced, devices, reduction)
+        by_domain = dict(zip(leaders, reduced))
+        return [by_domain[self._domains[p]] for p in group]
 
     def _reduced_in_memory(
         self, slices: Sequence[tf.Tensor], group: Sequence[int], reduction: str
@@ -281,16 +296,9 @@ class PlacedReducer(Reducer[Sequence[tf.Tensor]]):
         """
         if self._mesh_shape[mesh_axis].size == 1:
             return list(x)
-        out: list[Any] = [None] * len(x)
-        # As in `allreduce`: groups that have the same slices in the same memories are summed once.
-        done: dict[tuple, list[tf.Tensor]] = {}
-        for group in processor_groups(self._mesh_shape, [mesh_axis]):
-            key = tuple((self._domains[p], id(x[p])) for p in group)
-            if key not in done:
-                done[key] = self._scatter_group(x, group, split_axis)
-            for p, part in zip(group, done[key]):
-                out[p] = part
-        return out
+        return self._by_group(
+            x, [mesh_axis], lambda group: self._scatter_group(x, group, split_axis)
+        )
 
     def _scatter_group(
         self, slices: Sequence[tf.Tensor], group: Sequence[int], split_axis: int
@@ -308,12 +316,6 @@ class PlacedReducer(Reducer[Sequence[tf.Tensor]]):
             with tf.device(self._devices[p]):
                 parts.append(reduce_here(column, "SUM"))
         return parts
-
-    def _method(self, leaders: Sequence[str]) -> Callable[..., list[tf.Tensor]]:
-        if self._across is not None:
-            return self._across
-        # Asked of each group, as one mesh may have groups of GPUs and of CPUs.
-        return allreduce_collective if are_whole_gpus(leaders) else allreduce_ring
 
 
 # -- the mesh

@@ -538,11 +538,12 @@ def replicate(
     program = SimdProgram(devices, local)
     structure: list[Any] = []
     watched = bool(collectors())  # what is collected are further results
-    steps = GlobalSteps()
+    # Each process makes the variables of its program on a device of its own.
+    steps = GlobalSteps(_process(devices[local[0]]) or None)
 
     def traced(pnum: tf.Tensor, *arguments: tf.Tensor) -> list[tf.Tensor]:
         program.graph, program.pnum = tf.get_default_graph(), pnum
-        with tracing(program), steps.in_program(), tf.variable_creator_scope(_made_outside):
+        with tracing(program), steps.in_program():
             results = collecting(computation)(*arguments) if watched else computation(*arguments)
         structure.append(results)
         flat = [_as_tensor(result) for result in tf.nest.flatten(results)]
@@ -608,17 +609,6 @@ def _check_local(local: Sequence[int], devices: Sequence[str]) -> None:
             f"and at least one: those of the {len(devices)} processors ({', '.join(devices)}) that "
             f"this process runs. It is {local}; None means all"
         )
-
-
-def _made_outside(next_creator: Callable[..., tf.Variable], **arguments: object) -> tf.Variable:
-    """Makes a variable in the calling graph, on a device of this process."""
-    del next_creator
-    program = current_program()
-    assert program is not None
-    process = _process(program.devices[program.local[0]])
-    # Outside of the function that is traced, so that sessions initialize it and savers find it.
-    with tf.init_scope(), tf.device(process or None):
-        return tf.Variable(**{**arguments, "use_resource": True})
 
 
 def _as_tensor(result: object) -> tf.Tensor:

@@ -30,18 +30,36 @@ class GlobalSteps:
     since variables are made outside of it.
     """
 
-    def __init__(self) -> None:
-        """Notes those of the default graph, which calls the program."""
+    def __init__(self, device: Optional[str] = "") -> None:
+        """Notes those of the default graph, which calls the program.
+
+        Args:
+          device: where variables are made; "" for the device in force in the calling graph.
+        """
+        self._device = device
         self._outside = tf.get_collection_ref(tf.GraphKeys.GLOBAL_STEP)
         self._inside: list[tf.Variable] = []
 
     @contextlib.contextmanager
     def in_program(self) -> Iterator[None]:
-        """Copies the collection to that of the default graph, and back at the end."""
+        """Copies the collection to that of the default graph, and back at the end.
+
+        Variables of the program are made in the calling graph.
+        """
         self._inside = tf.get_collection_ref(tf.GraphKeys.GLOBAL_STEP)
         _add_new(self._outside, self._inside)
-        yield
+        with tf.variable_creator_scope(self._make_outside):
+            yield
         _add_new(self._inside, self._outside)
+
+    def _make_outside(
+        self, next_creator: Callable[..., tf.Variable], **arguments: object
+    ) -> tf.Variable:
+        del next_creator
+        # Outside of the function that is traced, so that sessions initialize it and savers find it;
+        # a resource, as functions know reads and assignments of variables by their handles.
+        with tf.init_scope(), tf.device(self._device):
+            return tf.Variable(**{**arguments, "use_resource": True})
 
     def made(self, next_creator: Callable[..., tf.Variable], **arguments: object) -> tf.Variable:
         """Makes a variable, and notes it if it is a global step; a variable creator.

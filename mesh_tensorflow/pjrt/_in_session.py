@@ -400,8 +400,7 @@ def in_session(
     steps = GlobalSteps()
 
     def traced(*arguments: tf.Tensor) -> list[tf.Tensor]:
-        made_outside = tf.variable_creator_scope(_made_outside)
-        with annotating(building), steps.in_program(), made_outside:
+        with annotating(building), steps.in_program():
             results = computation(*arguments)
         # Only tensors leave a function. The structure that they are in, and which are operations,
         # leave it by this list.
@@ -410,8 +409,8 @@ def in_session(
 
     tensors = [tf.convert_to_tensor(x) for x in inputs]
     specs = [tf2.TensorSpec(x.shape, x.dtype) for x in tensors]
-    # On the session's graph, where `_made_outside` makes variables: the program then knows a global
-    # step as soon as it is made.
+    # On the session's graph, where variables are made: the program then knows a global step as soon
+    # as it is made.
     with tf.variable_creator_scope(steps.made):
         concrete = tf2.function(traced, autograph=False).get_concrete_function(*specs)
     part = cut(concrete, tensors, building.variables)
@@ -434,14 +433,6 @@ def in_session(
         return y.op if isinstance(inside, tf.Operation) else y
 
     return tf.nest.map_structure(result_of, structure[-1])
-
-
-def _made_outside(next_creator: Callable[..., tf.Variable], **arguments: object) -> tf.Variable:
-    """Makes a variable in the calling graph."""
-    del next_creator
-    with tf.init_scope():
-        # A resource, since `cut` knows reads and assignments of variables by their handles.
-        return tf.Variable(**{**arguments, "use_resource": True})
 
 
 def _as_tensor(result: Any) -> tf.Tensor:
