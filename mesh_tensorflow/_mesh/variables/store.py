@@ -324,6 +324,7 @@ class _Known:
     def __init__(self) -> None:
         self.forms: dict[str, Form] = {}
         self.saved = SavedVariables()
+        self.averages: dict[str, str] = {}  # the names of weights by those of their averages
         self.lowered: set[str] = set()  # variables that a Lowering has used
         self.in_functions: set[str] = set()  # variables whose slices a tf.function has captured
         self.values: Mapping[str, Any] = {}  # what variables that are made later begin with
