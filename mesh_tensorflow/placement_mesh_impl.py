@@ -116,10 +116,8 @@ class PlacedVariable(SliceVariables):
             self.slices = self._make_slices()
         # After the slices, to which it binds the masters.
         super().__init__(variable)
-        self._reads: dict[int, tf.Tensor] = {}
-        for pnum, slice_var in self.slices.items():
-            # Made before the program assigns anything, since every assignment waits for this read.
-            self._reads[pnum] = _read_once(slice_var)
+        # Made before the program assigns anything, since every assignment waits for its read.
+        self._reads = {pnum: _read_once(slice_var) for pnum, slice_var in self.slices.items()}
 
     @property
     def slice_is_master(self) -> bool:
@@ -136,41 +134,6 @@ class PlacedVariable(SliceVariables):
             with tf.device(self.mesh_impl.devices[pnum]):
                 slices[pnum] = self._new_slice(pnum, sizes)
         return slices
-
-    def _spread(self, values: dict[int, Any]) -> Any:
-        return self.mesh_impl.LaidOutTensor([values[owner] for owner in self.owner])
-
-    @property
-    def laid_out_tensor(self) -> Any:
-        """A LaidOutTensor of the values at the beginning of the step."""
-        return self._spread(self._reads)
-
-    def read(self) -> Any:
-        """Returns a LaidOutTensor of the values at this point of the program."""
-        values = {}
-        for pnum, v in self.slices.items():
-            with tf.device(v.device):
-                values[pnum] = v.read_value()
-        return self._spread(values)
-
-    def assign_to_slices(self, assign_fn: Callable, values: Sequence[tf.Tensor]) -> tf.Operation:
-        """Assigns to the slices, after their values have been read.
-
-        Args:
-          assign_fn: takes the Variable, a slice variable and a value; returns a tf operation.
-          values: a tf.Tensor for each processor.
-
-        Returns:
-          A tf.Operation.
-        """
-        assignments = []
-        for pnum, v in self.slices.items():
-            # Otherwise gradients of one step could be of a mixture of old and new weights.
-            with tf.device(v.device), tf.control_dependencies([self._reads[pnum]]):
-                assignments.append(assign_fn(self._variable, v, values[pnum]))
-        # In eager code an assignment is done at once, and what it returns may be None.
-        made = [a for a in assignments if a is not None]
-        return made[0] if len(made) == 1 else tf.group(made)
 
 
 def _read_once(slice_var: tf.Variable) -> tf.Tensor:

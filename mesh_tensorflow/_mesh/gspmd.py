@@ -37,7 +37,6 @@ from mesh_tensorflow._core.interfaces import LaidOutLike
 from mesh_tensorflow._core.layout import (
     AS_COMPUTED,
     LayoutLike,
-    LayoutRules,
     TensorLayout,
     given_stored_layout,
     storing,
@@ -302,37 +301,12 @@ class GspmdVariable(SliceVariables):
             self.slices = {0: self._new_slice(0, variable.stored_shape.to_integer_list)}
         super().__init__(variable)
         # One read for the whole step, made before any assignment of the program.
-        self._value = self.slices[0].read_value() if own is None else own.first
+        self._reads = {0: self.slices[0].read_value() if own is None else own.first}
 
     @property
     def slice_is_master(self) -> bool:
         """Whether the slice is the master itself."""
         return self._is_master
-
-    @property
-    def laid_out_tensor(self) -> Any:
-        """A LaidOutTensor of the value at the beginning of the step."""
-        return self.mesh_impl.LaidOutTensor([self._value])
-
-    def read(self) -> Any:
-        """Returns a LaidOutTensor of the value at this point of the program."""
-        return self.mesh_impl.LaidOutTensor([self.slices[0].read_value()])
-
-    def assign_to_slices(self, assign_fn: Callable, values: Sequence[tf.Tensor]) -> tf.Operation:
-        """Assigns to the slice, after its value has been read.
-
-        Args:
-          assign_fn: takes the Variable, a slice variable and a value; returns a tf operation.
-          values: the whole value, as the only one.
-
-        Returns:
-          A tf.Operation.
-        """
-        [value] = values
-        # As on other meshes: an assignment waits for the one read of the step.
-        with tf.control_dependencies([self._value]):
-            made = assign_fn(self._variable, self.slices[0], value)
-        return tf.no_op() if made is None else made
 
 
 class GspmdMeshImpl(MeshImpl[GspmdTensor]):
@@ -384,14 +358,12 @@ class GspmdMeshImpl(MeshImpl[GspmdTensor]):
         self._annotate = annotate
         self.devices = [""]
         self.copy_master_to_slice_ops: list[tf.Operation] = []
-        # A class for each mesh: `of_shape` has no argument by which a value would find its mesh.
-        self.LaidOutTensor = type("GspmdTensor", (GspmdTensor,), {"mesh_impl": self})
 
-    def _of_layout(self, layout_rules: LayoutRules) -> MeshImpl:
-        """Returns a copy with values of its own, which it annotates; see MeshImpl."""
-        made: Any = super()._of_layout(layout_rules)
-        made.LaidOutTensor = type("GspmdTensor", (GspmdTensor,), {"mesh_impl": made})
-        return made
+    @functools.cached_property
+    def LaidOutTensor(self) -> Any:
+        """The class of the values of this mesh, which it annotates."""
+        # One for each mesh: `of_shape` has no argument by which a value would find its mesh.
+        return type("GspmdTensor", (GspmdTensor,), {"mesh_impl": self})
 
     @property
     def execution_impl(self) -> MeshImpl:

@@ -216,6 +216,9 @@ class SliceVariables(LaidOutVariable):
       slices: the slice variables, by the number of the processor that stores them.
     """
 
+    # The values at the beginning of the step, by the number of the processor that stores them.
+    _reads: dict[int, tf.Tensor]
+
     mesh_impl: Any
     owner: list[int]
     slices: Mapping[int, tf.Variable]
@@ -269,6 +272,47 @@ class SliceVariables(LaidOutVariable):
             use_resource=True,
         )
 
+    # -- reading and assigning
+
+    def _spread(self, values: dict[int, Any]) -> Any:
+        return self.mesh_impl.LaidOutTensor([values[owner] for owner in self.owner])
+
+    @property
+    def laid_out_tensor(self) -> Any:
+        """A LaidOutTensor of the values at the beginning of the step."""
+        return self._spread(self._reads)
+
+    def read(self) -> Any:
+        """Returns a LaidOutTensor of the values at this point of the program."""
+        return self._spread(self._read_slices())
+
+    def _read_slices(self) -> dict[int, tf.Tensor]:
+        """Returns the values of slice variables, each read where it is."""
+        values = {}
+        for pnum, v in self.slices.items():
+            with tf.device(v.device):
+                values[pnum] = v.read_value()
+        return values
+
+    def assign_to_slices(self, assign_fn: Callable, values: Sequence[tf.Tensor]) -> tf.Operation:
+        """Assigns to the slices, after their values have been read.
+
+        Args:
+          assign_fn: takes the Variable, a slice variable and a value; returns a tf operation.
+          values: a tf.Tensor for each processor.
+
+        Returns:
+          A tf.Operation.
+        """
+        assignments = []
+        for pnum, v in self.slices.items():
+            # Otherwise gradients of one step could be of a mixture of old and new weights.
+            with tf.device(v.device), tf.control_dependencies([self._reads[pnum]]):
+                assignments.append(assign_fn(self._variable, v, values[pnum]))
+        # In eager code an assignment is done at once, and what it returns may be None.
+        made = [a for a in assignments if a is not None]
+        return made[0] if len(made) == 1 else tf.group(made)
+
     # -- stacked variables
 
     def has_room(self, pnum: int) -> tf.Operation:
@@ -307,16 +351,10 @@ class SliceVariables(LaidOutVariable):
             kept = {pnum: in_own_memory(pieces[pnum], whole) for pnum in self.slices}
         return tf.group([v.assign(kept[pnum], read_value=False) for pnum, v in self.slices.items()])
 
-    def _master_to_slices_op(self) -> tf.Operation:
-        return self._set_slices(self._variable.read_master())
-
     def _slices_to_master_op(self) -> tf.Operation:
         variable = self._variable
         # Read where they are and joined where the master is, so that each value travels once.
-        values = {}
-        for pnum, v in self.slices.items():
-            with tf.device(v.device):
-                values[pnum] = v.read_value()
+        values = self._read_slices()
         with tf.device(variable.master_device):
             whole = self.mesh_impl.combine_slices(
                 [values[owner] for owner in self.owner],
@@ -345,7 +383,9 @@ class SliceVariables(LaidOutVariable):
     @property
     def copy_master_to_slices(self) -> tf.Operation:
         """A tf.Operation that copies the master to the slices."""
-        return self._copy("copy_master_to_slices", self._master_to_slices_op)
+        return self._copy(
+            "copy_master_to_slices", lambda: self._set_slices(self._variable.read_master())
+        )
 
     @property
     def copy_slices_to_master(self) -> tf.Operation:
