@@ -242,8 +242,19 @@ _OPERATORS = (
 class WholeVariable(tf2.__internal__.tracking.Trackable, abc.ABC):
     """The whole value of an mtf variable; has the interface of a tf.Variable.
 
-    A subclass defines the storage, the name, the device, the dtype and the shape.
+    A subclass defines the storage, and sets the attributes.
+
+    Attributes:
+      name: the name of the variable, with ":0".
+      device: the device of the variable.
+      dtype: the dtype of the variable, also in checkpoints.
+      shape: the shape of the variable, a tf.TensorShape.
     """
+
+    name: str
+    device: str
+    dtype: tf.DType
+    shape: tf.TensorShape
 
     # None, by which savers know that it is no part of a partitioned variable.
     _save_slice_info = None
@@ -265,28 +276,8 @@ class WholeVariable(tf2.__internal__.tracking.Trackable, abc.ABC):
     # -- properties of a tf.Variable
 
     @property
-    @abc.abstractmethod
-    def name(self) -> str:
-        """The name of the variable, with ":0"."""
-
-    @property
     def _shared_name(self) -> str:
         return self.name.partition(":")[0]
-
-    @property
-    @abc.abstractmethod
-    def device(self) -> str:
-        """The device of the variable."""
-
-    @property
-    @abc.abstractmethod
-    def dtype(self) -> tf.DType:
-        """The dtype of the variable, also in checkpoints."""
-
-    @property
-    @abc.abstractmethod
-    def shape(self) -> tf.TensorShape:
-        """The shape of the variable."""
 
     def get_shape(self) -> tf.TensorShape:
         """Returns the shape of the variable."""
@@ -503,8 +494,9 @@ class StoredMaster(WholeVariable):
         """
         super().__init__(trainable)
         self._variable_name = name
-        self._shape = shape
-        self._dtype = dtype
+        self.name = f"{name}:0"  # with an output number, as TensorFlow's variables have
+        self.dtype = dtype
+        self.shape = tf.TensorShape(shape.to_integer_list)
         self._store = store
         self._storage = _InStore(store, name, shape, dtype)
 
@@ -517,24 +509,9 @@ class StoredMaster(WholeVariable):
         return self._storage
 
     @property
-    def name(self) -> str:
-        """The variable's name, with an output number as TensorFlow's have."""
-        return f"{self._variable_name}:0"
-
-    @property
-    def device(self) -> str:
+    def device(self) -> str:  # type: ignore[override]
         """The device of the first piece."""
         return self._at_storage().pieces()[0].device
-
-    @property
-    def dtype(self) -> tf.DType:
-        """The dtype in which checkpoints have the variable."""
-        return self._dtype
-
-    @property
-    def shape(self) -> tf.TensorShape:
-        """The static shape of the whole variable."""
-        return tf.TensorShape(self._shape.to_integer_list)
 
     @property
     def initializer(self) -> None:
@@ -560,6 +537,8 @@ class MasterVariable(WholeVariable):
     to the slices, and values are copied between them.
     """
 
+    op: tf.Operation
+    graph: tf.Graph
     _in_graph_mode = True
     _should_act_as_resource_variable = True  # checked by tf.train.init_from_checkpoint
 
@@ -572,6 +551,8 @@ class MasterVariable(WholeVariable):
         """
         super().__init__(trainable)
         self._tf_variable = tf_variable
+        for name in ("name", "op", "graph", "device", "dtype", "shape"):
+            setattr(self, name, getattr(tf_variable, name))
         # Kept here too: slices are initialized from it once the tf variable is out of use.
         self._initial: Any = tf_variable.initial_value
         self._storage: VariableStorage = WholeStorage(tf_variable)
@@ -618,38 +599,8 @@ class MasterVariable(WholeVariable):
     # -- properties of a tf.Variable
 
     @property
-    def name(self) -> str:
-        """The name of the tf variable, with its output number."""
-        return self._tf_variable.name
-
-    @property
-    def op(self) -> tf.Operation:
-        """The tf.Operation of the tf variable."""
-        return self._tf_variable.op
-
-    @property
     def _shared_name(self) -> str:
         return self.op.name
-
-    @property
-    def graph(self) -> tf.Graph:
-        """The tf.Graph of the variable."""
-        return self._tf_variable.graph
-
-    @property
-    def device(self) -> str:
-        """The device of the tf variable."""
-        return self._tf_variable.device
-
-    @property
-    def dtype(self) -> tf.DType:
-        """The dtype of the tf variable."""
-        return self._tf_variable.dtype
-
-    @property
-    def shape(self) -> tf.TensorShape:
-        """The static shape of the tf variable."""
-        return self._tf_variable.shape
 
     def __getattr__(self, name: str) -> Any:
         # While a copy is made, __init__ has not run, and to look for the attribute would recurse.
