@@ -138,15 +138,12 @@ def _reads(
             source = _source(x)
             if source not in variables or op.type in _ASSIGNMENTS:
                 continue
-            if op.type in _ENTRANCES or _calls_functions(op):
+            calls = any(attr.type in ("func", "list(func)") for attr in op.op_def.attr)
+            if op.type in _ENTRANCES or calls:
                 yield from ((source, after) for after in _left(op, step))
             # The old kind is read by whatever takes its memory, except for what passes it on.
             elif op.type in _READS if source.type == "VarHandleOp" else not _is_alias(op):
                 yield source, op
-
-
-def _calls_functions(op: tf.Operation) -> bool:
-    return any(attr.type in ("func", "list(func)") for attr in op.op_def.attr)
 
 
 def uses_of(x: tf.Tensor) -> Iterator[tf.Operation]:

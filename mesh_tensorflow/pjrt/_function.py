@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import functools
 import json
@@ -160,8 +159,8 @@ def collectives_of(text: str, mesh_shape: Shape) -> list[Collectives]:
       text: a program of one device, in XLA's notation.
       mesh_shape: the Shape of the mesh; devices are numbered in row-major order.
     """
-    counts: collections.Counter[tuple] = collections.Counter()
-    sizes: collections.Counter[tuple] = collections.Counter()
+    # The number and the bytes of each kind along the same dimensions.
+    totals: dict[tuple[str, tuple[str, ...]], list[int]] = {}
     for line in text.splitlines():
         found = _LINE.search(line)
         if not found:
@@ -176,12 +175,10 @@ def collectives_of(text: str, mesh_shape: Shape) -> list[Collectives]:
         # The text has the type of the result, which is the part that one device keeps.
         if found["kind"] == "reduce-scatter":
             total *= len(groups[0])
-        counts[key] += 1
-        sizes[key] += total
-    return [
-        Collectives(kind, dims, counts[kind, dims], sizes[kind, dims])
-        for kind, dims in sorted(counts)
-    ]
+        of_kind = totals.setdefault(key, [0, 0])
+        of_kind[0] += 1
+        of_kind[1] += total
+    return [Collectives(*key, *totals[key]) for key in sorted(totals)]
 
 
 class Lowered:
@@ -222,9 +219,7 @@ class Lowered:
 
     def cost(self) -> dict[str, float]:
         """Returns what XLA knows of the cost on one device, such as "flops"."""
-        found = self.compiled.cost_analysis()
-        # Older releases of JAX return a list with the one dictionary.
-        return dict(found[0] if isinstance(found, list) else found or {})
+        return dict(self.compiled.cost_analysis() or {})
 
 
 # -- functions of programs
@@ -399,7 +394,7 @@ class CompiledFunction:
         # From the arrays that a step takes to those that it returns: a step of another thread would
         # be given memory that this one has given away.
         with self.store.lock:
-            program, arrays = self._program(args, named)
+            program, arrays = self.program(args, named)
             kept, assigned = self._variables(program)
             arguments = program.not_given_away(_placed(arrays, program.trace.arguments))
             with all_dtypes():
@@ -437,7 +432,7 @@ class CompiledFunction:
           *args: arrays, or what has their shape and dtype, such as a jax.ShapeDtypeStruct.
           **named: likewise.
         """
-        self._variables(self._program(args, named)[0])
+        self._variables(self.program(args, named)[0])
 
     def place(self, *args: object, **named: object) -> tuple[tuple, dict]:
         """Returns the arguments of a call with arrays on the devices, where the call needs them.
@@ -446,7 +441,7 @@ class CompiledFunction:
           *args: arguments of the function.
           **named: likewise.
         """
-        program, arrays = self._program(args, named)
+        program, arrays = self.program(args, named)
         placed = iter(_placed(arrays, program.trace.arguments))
         leaves, structure = jax.tree_util.tree_flatten((args, named))
         given = [next(placed) if _is_array(leaf) else leaf for leaf in leaves]
@@ -459,7 +454,7 @@ class CompiledFunction:
           *args: arrays, or what has their shape and dtype, such as a jax.ShapeDtypeStruct.
           **named: likewise.
         """
-        program, _ = self._program(args, named)
+        program, _ = self.program(args, named)
         with all_dtypes():
             # Of shapes alone: no variable has to be there, nor a device to have it on.
             traced = program.step.trace(*program.abstract())
@@ -467,11 +462,7 @@ class CompiledFunction:
             lowered = traced.lower(lowering_platforms=(jax.default_backend(),))
             return Lowered(lowered, self.mesh_impl.shape)
 
-    def program(self, *args: object, **named: object) -> CompiledProgram:
-        """Returns the program for such arguments."""
-        return self._program(args, named)[0]
-
-    def _program(self, args: tuple, named: dict) -> tuple[CompiledProgram, list[Any]]:
+    def program(self, args: tuple, named: dict) -> tuple[CompiledProgram, list[Any]]:
         """Returns the program for arguments, and those of them that are arrays."""
         leaves, structure = jax.tree_util.tree_flatten((args, named))
         arrays = [_array(leaf) for leaf in leaves if _is_array(leaf)]
@@ -575,7 +566,7 @@ def export(
         others raise a RuntimeError.
     """
     function.make_variables(*args, **named)
-    program = function.program(*args, **named)
+    program, _ = function.program(args, named)
     _check(program, function)
     # By collectives of all processes, if no process has all parts.
     weights = {name: gathered(function.store.array(name)) for name in program.trace.variables}
@@ -585,7 +576,7 @@ def export(
         # All contents are made before the first is written, so that an error leaves no part.
         contents = {"weights.safetensors": _safetensors(weights, function.mesh_impl.shape)}
         for one in (function, _on_one_device(function)):
-            made = _serialized(one.program(*args, **named))
+            made = _serialized(one.program(args, named)[0])
             contents[f"program_{one.mesh.size}.bin"] = made
         folder.mkdir(parents=True, exist_ok=True)
         # In the same directory, so that files are moved by renaming them: an export that ends

@@ -53,19 +53,23 @@ def open_reader(path: Path) -> tf.train.NewCheckpointReader:
     return tf.train.load_checkpoint(readable(path))
 
 
-def _listed(directory: Path) -> Optional[tuple[str, list[str]]]:
-    """Returns the latest checkpoint in the file `checkpoint` and all; None if it names none."""
+def listed(directory: Path) -> tuple[Optional[str], list[str]]:
+    """Returns what the file `checkpoint` names: the latest, if it names one, and all.
+
+    Args:
+      directory: the directory.
+    """
     try:
         state = tf.train.get_checkpoint_state(os.fspath(directory))
     except (ValueError, UnicodeDecodeError):  # it is empty, or of other bytes
-        return None
-    return state and (state.model_checkpoint_path, list(state.all_model_checkpoint_paths))
-
-
-def _here(directory: Path, path: str) -> Optional[str]:
-    """Returns the path of a checkpoint, whose directory may have been moved; None without files."""
+        state = None
+    if state is None:
+        return None, []
+    path = state.model_checkpoint_path
+    # The directory may have been moved since.
     moved = os.path.join(os.fspath(directory), os.path.basename(path))
-    return next((p for p in (path, moved) if exists(p)), None)
+    there = next((p for p in (path, moved) if exists(p)), path)
+    return there, list(state.all_model_checkpoint_paths)
 
 
 def latest(directory: Path) -> Optional[str]:
@@ -74,20 +78,8 @@ def latest(directory: Path) -> Optional[str]:
     Args:
       directory: the directory, whatever its name.
     """
-    known = _listed(directory)
-    return _here(directory, known[0]) if known else None
-
-
-def listed(directory: Path) -> tuple[Optional[str], list[str]]:
-    """Returns what the file `checkpoint` names: the latest, if it names one, and all.
-
-    Args:
-      directory: the directory.
-    """
-    known = _listed(directory)
-    if known is None:
-        return None, []
-    return _here(directory, known[0]) or known[0], known[1]
+    path, _ = listed(directory)
+    return path if path is not None and exists(path) else None
 
 
 def find(path: Path, what: str) -> str:

@@ -418,11 +418,8 @@ tf.register_tensor_conversion_function(WholeVariable, _convert)
 class _InStore(VariableStorage):
     """The current slices in a store; another Lowering may change their layout."""
 
-    def __init__(self, store: VariableStore, name: str, shape: Shape, dtype: tf.DType):
-        self._store = store
-        self._name = name
-        self._shape = shape
-        self._dtype = dtype
+    def __init__(self, store: VariableStore, name: str, sizes: Sequence[int], dtype: tf.DType):
+        self._store, self._name, self._sizes, self._dtype = store, name, sizes, dtype
 
     def pieces(self) -> list[Piece]:
         sizes, holders = self._store.parts(self._name)
@@ -437,7 +434,7 @@ class _InStore(VariableStorage):
             )
             for begin, vs in holders.items()
         ]
-        pieces = [piece.without_padding(self._shape.to_integer_list) for piece in slices]
+        pieces = [piece.without_padding(self._sizes) for piece in slices]
         return [piece for piece in pieces if piece is not None]
 
     def _read(self, v: tf.Variable) -> tf.Tensor:
@@ -456,7 +453,7 @@ class _InStore(VariableStorage):
         return tf.cast(self._store.value(self._name), self._dtype)
 
     def assign(self, value: tf.Tensor) -> tf.Operation:
-        value.shape.assert_is_compatible_with(tf.TensorShape(self._shape.to_integer_list))
+        value.shape.assert_is_compatible_with(tf.TensorShape(self._sizes))
         made = []
         for piece in self.pieces():
             part = value[tuple(slice(b, b + n) for b, n in zip(piece.begin, piece.sizes))]
@@ -498,7 +495,7 @@ class StoredMaster(WholeVariable):
         self.dtype = dtype
         self.shape = tf.TensorShape(shape.to_integer_list)
         self._store = store
-        self._storage = _InStore(store, name, shape, dtype)
+        self._storage = _InStore(store, name, shape.to_integer_list, dtype)
 
     def _at_storage(self) -> VariableStorage:
         if self._variable_name not in self._store.names:
