@@ -123,7 +123,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         nonlocal start
         found[name], start = time.perf_counter() - start, time.perf_counter()
 
-    compiled.program(ids)
+    compiled.program((ids,), {})
     lap("trace")
     if arguments.stop != "trace":
         lowered = compiled.lower(ids)

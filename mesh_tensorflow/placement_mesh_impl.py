@@ -273,12 +273,12 @@ class PlacedReducer(Reducer[Sequence[tf.Tensor]]):
             with tf.device(device):
                 # Cut where it was summed, so that only the parts that are needed elsewhere travel.
                 columns.append(tf.split(value, len(group), split_axis))
-        parts = []
+        sums = []
         # From a row of parts for each domain to a row of summands for each member.
         for p, column in zip(group, zip(*columns)):
             with tf.device(self._devices[p]):
-                parts.append(reduce_here(column, "SUM"))
-        return parts
+                sums.append(reduce_here(column, "SUM"))
+        return sums
 
 
 # -- the mesh

@@ -32,9 +32,9 @@ from mesh_tensorflow._core.shape import Shape, ShapeLike, convert_to_shape, list
 def default_devices() -> list[str]:
     """Returns the logical GPUs of this process, or its logical CPUs if there are none."""
     for kind in ("GPU", "CPU"):
-        found = tf.config.list_logical_devices(kind)
-        if found:
-            return [f"/device:{kind}:{i}" for i in range(len(found))]
+        logical = tf.config.list_logical_devices(kind)
+        if logical:
+            return [f"/device:{kind}:{i}" for i in range(len(logical))]
     return []
 
 
@@ -87,9 +87,9 @@ def _devices_here(in_session: bool) -> list[tuple[str, int]]:
         return sorted((s.device_type, s.device_index or 0) for s in map(device_spec, names))
     counts: collections.Counter = collections.Counter()
     for device in tf.config.get_visible_devices():
-        parts = tf.config.get_logical_device_configuration(device)
+        configured = tf.config.get_logical_device_configuration(device)
         # A device without a configuration of its own is one logical device.
-        counts[device.device_type] += len(parts or [None])
+        counts[device.device_type] += len(configured or [None])
     return sorted((kind, i) for kind, count in counts.items() for i in range(count))
 
 
@@ -305,9 +305,9 @@ def check_distinct_devices(devices: Sequence[str], mend: str) -> tf.Operation:
     scope = tf.get_default_graph()._get_control_flow_context()
     # Nothing outside of a loop can wait for what is in it, so each control flow context has its
     # own.
-    found = tf.get_collection_ref(f"mtf_apart/{getattr(scope, 'name', '')}/{devices}")
-    if found:
-        return found[0]
+    checks = tf.get_collection_ref(f"mtf_apart/{getattr(scope, 'name', '')}/{devices}")
+    if checks:
+        return checks[0]
     # Each writes its number; on one device these are one variable, which keeps a single number.
     handles, written, read = [], [], []
     for number, device in enumerate(devices):
@@ -332,8 +332,8 @@ def check_distinct_devices(devices: Sequence[str], mend: str) -> tf.Operation:
             "collectives between them would wait forever: it lacks some, and has "
             f"allow_soft_placement. Name devices of session.list_devices(), or {mend}"
         )
-        found.append(tf.raw_ops.Assert(condition=same, data=[text], summarize=1))
-    return found[0]
+        checks.append(tf.raw_ops.Assert(condition=same, data=[text], summarize=1))
+    return checks[0]
 
 
 def session_config(
@@ -415,10 +415,10 @@ def set_threads(
     # A mesh dimension that splits nothing adds copies, which one processor computes for all.
     names = mesh_shape.dimension_names
     splitting = {name for _, mesh_dim in rules.pairs for name in joined_names(mesh_dim, names)}
-    parts = list_product(d.size for d in mesh_shape if d.name in splitting)
+    slices = list_product(d.size for d in mesh_shape if d.name in splitting)
     cores = _cores()
     # Fewer parts than cores would leave cores idle if each operation had one thread.
-    if cores == 1 or min(parts, len(set(cpus))) < cores:
+    if cores == 1 or min(slices, len(set(cpus))) < cores:
         return None
     with contextlib.suppress(RuntimeError):  # which says that it has begun
         tf2.config.threading.set_intra_op_parallelism_threads(1)

@@ -485,8 +485,8 @@ class MeshImpl(Generic[SlicesT]):
         """Returns where the slice of processor `pnum` begins along each dimension."""
         layout, sizes = self.tensor_layout(tensor_shape), self.slice_shape(tensor_shape)
         # Slices have one size: the number of a part tells where it begins.
-        parts = slice_coordinates(layout, self._shape, pnum)
-        return [size * part for size, part in zip(sizes, parts)]
+        coordinates = slice_coordinates(layout, self._shape, pnum)
+        return [size * part for size, part in zip(sizes, coordinates)]
 
     def slice_size(self, tensor_shape: Shape) -> int:
         """Returns the number of elements of one processor's slice."""
@@ -586,8 +586,8 @@ class MeshImpl(Generic[SlicesT]):
         """Sums slices along a mesh axis, and keeps each processor's part, as `allsplit` does."""
         # Each processor receives only its own part of the others' summands, and adds. An allreduce
         # would also bring it all the parts that it does not keep.
-        parts = functools.partial(slice_functions.parts_of, split_axis, self.shape[mesh_axis].size)
-        received = self.alltoall(self.slicewise(parts, x), mesh_axis, 0, 0)
+        cut = functools.partial(slice_functions.parts_of, split_axis, self.shape[mesh_axis].size)
+        received = self.alltoall(self.slicewise(cut, x), mesh_axis, 0, 0)
         return self.slicewise(lambda t: tf.reduce_sum(t, 0), received)
 
     def allsplit(

@@ -168,11 +168,11 @@ def allconcat_ring(
 def _split_all(
     xs: Sequence[tf.Tensor], devices: Sequence[str], split_axis: int
 ) -> list[list[tf.Tensor]]:
-    parts = []
+    split = []
     for x, device in zip(xs, devices):
         with tf.device(device):
-            parts.append(tf.split(x, len(xs), split_axis))
-    return parts
+            split.append(tf.split(x, len(xs), split_axis))
+    return split
 
 
 def alltoall_pointtwise(

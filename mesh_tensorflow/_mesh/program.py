@@ -124,13 +124,13 @@ def numbering(mesh_shape: Shape, logical_to_physical: Sequence[int]) -> tuple[li
     Raises:
       ValueError: `logical_to_physical` is not a permutation.
     """
-    given = list(logical_to_physical)
-    if sorted(given) != list(range(mesh_shape.size)):
+    permutation = list(logical_to_physical)
+    if sorted(permutation) != list(range(mesh_shape.size)):
         raise ValueError(
             f"logical_to_physical must have each of 0 to {mesh_shape.size - 1} once, for the mesh "
-            f"{dims_text(mesh_shape)}; got {given}"
+            f"{dims_text(mesh_shape)}; got {permutation}"
         )
-    l2p = [int(p) for p in given]  # topologies have NumPy integers
+    l2p = [int(p) for p in permutation]  # topologies have NumPy integers
     # The inverse permutation: p2l[l2p[l]] = l.
     return l2p, [l2p.index(p) for p in range(mesh_shape.size)]
 

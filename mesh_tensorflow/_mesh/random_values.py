@@ -440,9 +440,9 @@ def checked_value(
     if value is not None and not tf.is_tensor(value):
         value = tf.convert_to_tensor(value, dtype)
     if value is None or value.shape != tf.TensorShape(sizes) or value.dtype != dtype:
-        found = "None" if value is None else f"{value.dtype.name} {value.shape}"
+        got = "None" if value is None else f"{value.dtype.name} {value.shape}"
         raise ValueError(
-            f"the initializer of variable {name!r} returned {found}; it must return the shape and "
+            f"the initializer of variable {name!r} returned {got}; it must return the shape and "
             f"dtype that it is called with, {dtype.name} {tf.TensorShape(sizes)}"
         )
     return value

@@ -389,8 +389,8 @@ def _wake_up(program: SimdProgram) -> list[tf.Operation]:
     apart = [check_distinct_devices(local, f"give {mend}")]
     alone = len(program.local) == len(program.devices)
     # One for all programs of the graph; with several processes, for those on the same devices.
-    found = tf.get_collection_ref(f"mtf_simd_wake_up/{'' if alone else program.devices}")
-    if not found:
+    collectives = tf.get_collection_ref(f"mtf_simd_wake_up/{'' if alone else program.devices}")
+    if not collectives:
         first = program.local[0]
         # A group of one is enough for a session to prepare, and waits for nobody.
         size, key = (
@@ -398,7 +398,7 @@ def _wake_up(program: SimdProgram) -> list[tf.Operation]:
         )
         for pnum in program.local[:1] if alone else program.local:
             with tf.device(program.devices[pnum]), tf.control_dependencies(apart):
-                found.append(
+                collectives.append(
                     tf.raw_ops.CollectiveReduceV2(
                         input=tf.zeros([1]),
                         group_size=size,
@@ -409,7 +409,7 @@ def _wake_up(program: SimdProgram) -> list[tf.Operation]:
                         final_op="Id",
                     ).op
                 )
-    return [*found, *apart]
+    return [*collectives, *apart]
 
 
 def _results_of(

@@ -217,8 +217,8 @@ def filled(size: int, axis: int, value: Any, t: tf.Tensor, coordinate: Any) -> t
         rows, places = tf.meshgrid(tf.range(before), tf.range(kept, part), indexing="ij")
         padding = tf.fill([before, part - kept, after], tf.cast(value, t.dtype))
         matrices = tf.reshape(t, [before, part, after])
-        found = tf.tensor_scatter_nd_update(matrices, tf.stack([rows, places], -1), padding)
-        return tf.reshape(found, sizes)
+        replaced = tf.tensor_scatter_nd_update(matrices, tf.stack([rows, places], -1), padding)
+        return tf.reshape(replaced, sizes)
     index = tf.range(part) + tf.cast(coordinate, tf.int32) * part
     inside = tf.reshape(index < size, [part if i == axis else 1 for i in range(len(sizes))])
     return tf.where_v2(inside, t, tf.cast(value, t.dtype))

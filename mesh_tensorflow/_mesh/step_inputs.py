@@ -114,9 +114,9 @@ def read_before_increments(steps: Optional[Iterable[tf.Operation]] = None, start
     if not _is_session_graph():
         return
     graph = tf.get_default_graph()
-    found = [*tf.global_variables(), *tf.local_variables()]
+    all_variables = [*tf.global_variables(), *tf.local_variables()]
     # Variables of the mesh are left out: their assignments wait for their own reads already.
-    variables = {v.op for v in found if not isinstance(v, WholeVariable)}
+    variables = {v.op for v in all_variables if not isinstance(v, WholeVariable)}
     if not variables:
         return
     inputs = getattr(graph, _ATTRIBUTE, None)

@@ -169,8 +169,8 @@ def _levels(logical: Sequence[int], physical: Sequence[int]) -> Optional[list[li
         else:
             return None
     # A level's sizes: how many of the next smaller tiles its own has along each dimension.
-    parts = [*tiles[1:], (1, 1, 1)]
-    return [[a // b for a, b in zip(tile, part)] for tile, part in zip(tiles, parts)]
+    inner_tiles = [*tiles[1:], (1, 1, 1)]
+    return [[a // b for a, b in zip(tile, part)] for tile, part in zip(tiles, inner_tiles)]
 
 
 # -- the public functions

@@ -242,12 +242,12 @@ def is_pjrt() -> bool:
     Raises:
       ValueError: the environment variable has a value that no launcher sets.
     """
-    found = os.environ.get(RUNTIME) or "tensorflow"
-    if found not in ("tensorflow", "pjrt"):
+    runtime = os.environ.get(RUNTIME) or "tensorflow"
+    if runtime not in ("tensorflow", "pjrt"):
         raise ValueError(
-            f'{RUNTIME} is {found!r}; it should be "tensorflow" or "pjrt", or not be set'
+            f'{RUNTIME} is {runtime!r}; it should be "tensorflow" or "pjrt", or not be set'
         )
-    return found == "pjrt"
+    return runtime == "pjrt"
 
 
 def task_of(index: int) -> tuple[str, int]:
@@ -517,5 +517,5 @@ def processes(environment: Optional[Mapping[str, str]] = None) -> Processes:
       ValueError: TF_CONFIG or the SLURM variables are malformed.
     """
     environment = os.environ if environment is None else environment
-    found = addresses_and_index(environment)
-    return Processes(*found) if found else Processes()
+    described = addresses_and_index(environment)
+    return Processes(*described) if described else Processes()

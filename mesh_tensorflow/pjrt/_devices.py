@@ -350,8 +350,8 @@ def sharding(mesh: AnyMesh, layout: Optional[TensorLayout]) -> NamedSharding:
     """
     names = [tuple(mesh.axis_names[a] for a in single_axes([axis])) for axis in layout or []]
     # A name alone, and not in a tuple, is how JAX itself writes the split over one axis.
-    parts = [of_dim if len(of_dim) > 1 else next(iter(of_dim), None) for of_dim in names]
-    return NamedSharding(mesh, PartitionSpec(*parts))
+    axes_of_dims = [of_dim if len(of_dim) > 1 else next(iter(of_dim), None) for of_dim in names]
+    return NamedSharding(mesh, PartitionSpec(*axes_of_dims))
 
 
 def described(

@@ -90,15 +90,15 @@ def _bytes(types: str) -> list[int]:
 
 def _elements(types: str) -> list[str]:
     """Returns the elements of a tuple in the text of a type; one of several arrays is a tuple."""
-    found, depth = [""], 0
+    elements, depth = [""], 0
     for character in types.strip()[1:-1]:
         # Sizes, layouts and inner tuples have commas of their own.
         depth += (character in "([{") - (character in ")]}")
         if character == "," and depth == 0:
-            found.append("")
+            elements.append("")
         else:
-            found[-1] += character
-    return found
+            elements[-1] += character
+    return elements
 
 
 def _order(text: str) -> np.ndarray:
@@ -162,18 +162,18 @@ def collectives_of(text: str, mesh_shape: Shape) -> list[Collectives]:
     # The number and the bytes of each kind along the same dimensions.
     totals: dict[tuple[str, tuple[str, ...]], list[int]] = {}
     for line in text.splitlines():
-        found = _LINE.search(line)
-        if not found:
+        match = _LINE.search(line)
+        if not match:
             continue
-        groups = _groups(found["rest"], mesh_shape.size)
-        key = found["kind"], _mesh_dims(groups, mesh_shape)
-        result = found["type"]
+        groups = _groups(match["rest"], mesh_shape.size)
+        key = match["kind"], _mesh_dims(groups, mesh_shape)
+        result = match["type"]
         # The type of a start has operands, too, but that of a sum, whose results are like them.
-        if found["start"] and found["kind"] != "all-reduce":
+        if match["start"] and match["kind"] != "all-reduce":
             result = [*_elements(result), "", ""][1]
         total = sum(_bytes(result))
         # The text has the type of the result, which is the part that one device keeps.
-        if found["kind"] == "reduce-scatter":
+        if match["kind"] == "reduce-scatter":
             total *= len(groups[0])
         of_kind = totals.setdefault(key, [0, 0])
         of_kind[0] += 1

@@ -229,14 +229,14 @@ def cut(
     firsts = {v.first.ref(): name for name, v in variables.items()}
     # A variable whose value is still its placeholder was only read.
     assigned = [name for name, v in variables.items() if v.value is not v.first]
-    found = _Updates(graph, outer)
-    read = {i: h for i, y in enumerate(graph.outputs) if (h := found.read_after(y)) is not None}
+    writes = _Updates(graph, outer)
+    read = {i: h for i, y in enumerate(graph.outputs) if (h := writes.read_after(y)) is not None}
     with graph.as_default():  # a result may be an argument, which cannot be fed as well
         results = [None if i in read else tf.identity(y) for i, y in enumerate(graph.outputs)]
-        updates = [dataclasses.replace(u, value=tf.identity(u.value)) for u in found.updates]
+        updates = [dataclasses.replace(u, value=tf.identity(u.value)) for u in writes.updates]
         new = [tf.identity(variables[name].value) for name in assigned]
     wanted = [*(y for y in results if y is not None), *(u.value for u in updates), *new]
-    pairs, needed = _reached(wanted, outer, found)
+    pairs, needed = _reached(wanted, outer, writes)
     arguments, given, read_here = [], [], {}
     for x, inside in pairs:
         name = firsts.get(x.ref())
@@ -297,7 +297,7 @@ def _reached(
     fetches: Sequence[tf.Tensor], outer: Mapping[Any, tf.Tensor], updates: _Updates
 ) -> tuple[list[tuple[tf.Tensor, tf.Tensor]], set[str]]:
     """Returns pairs (tensor of the session, tensor of the program), and names of operations."""
-    found: dict[Any, tuple[tf.Tensor, tf.Tensor]] = {}
+    inputs: dict[Any, tuple[tf.Tensor, tf.Tensor]] = {}
     needed: set[str] = set()
     # From the results backwards: what none of them uses, such as names of files, is not computed.
     todo = [y.op for y in fetches]
@@ -320,13 +320,13 @@ def _reached(
         for x in op.inputs:
             if stays(x.op):
                 handle = outer[x.op.inputs[0].ref()]
-                found.setdefault(x.ref(), (_value_before(x, handle, updates), x))
+                inputs.setdefault(x.ref(), (_value_before(x, handle, updates), x))
             elif x.ref() in outer:
                 _check_value(x, outer[x.ref()])
-                found.setdefault(x.ref(), (outer[x.ref()], x))
+                inputs.setdefault(x.ref(), (outer[x.ref()], x))
             else:
                 todo.append(x.op)
-    return list(found.values()), needed
+    return list(inputs.values()), needed
 
 
 def _value_before(x: tf.Tensor, handle: tf.Tensor, updates: _Updates) -> tf.Tensor:

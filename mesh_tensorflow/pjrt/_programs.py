@@ -442,8 +442,8 @@ class Programs:
             if array.is_fully_addressable or array.is_fully_replicated:
                 return np.asarray(array)
             own, answers = self._do(Message("read", [number, name]))
-            found = [own, *((a.values, a.arrays) for a in answers)]
-            return _joined(array, [part for begins, parts in found for part in zip(begins, parts)])
+            all_of = [own, *((a.values, a.arrays) for a in answers)]
+            return _joined(array, [part for begins, parts in all_of for part in zip(begins, parts)])
 
     # -- checkpoints of several processes, as `checkpoint_files.ShardHolders` says
 
@@ -478,15 +478,17 @@ class Programs:
           path: the path of a checkpoint.
           variables: the variables, by name in files.
         """
-        found = [Faults(*values) for values in self._do_with_files("faults", path, variables)]
+        of_processes = [
+            Faults(*values) for values in self._do_with_files("faults", path, variables)
+        ]
         # In the order of the answers: that of this process, then those of the others.
         peers = [] if self._peers is None else [self._peers.me, *self._peers.peers]
-        reasons = [f"{peer}: {f.why}" for peer, f in zip(peers, found) if f.damaged]
+        reasons = [f"{peer}: {f.why}" for peer, f in zip(peers, of_processes) if f.damaged]
         return Faults(
-            [name for f in found for name in f.damaged],
-            reasons[0] if reasons else found[0].why,
-            [name for f in found for name in f.not_numbers],
-            [name for f in found for name in f.infinite],
+            [name for f in of_processes for name in f.damaged],
+            reasons[0] if reasons else of_processes[0].why,
+            [name for f in of_processes for name in f.not_numbers],
+            [name for f in of_processes for name in f.infinite],
         )
 
     def _do_with_files(

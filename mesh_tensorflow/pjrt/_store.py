@@ -108,15 +108,15 @@ class _Flat:
         """Returns whether all operations are known, and at most one is random."""
         # Each operation has to have one value for all elements, or one for each, so that a range of
         # the result takes no more than the same range of its inputs.
-        found = list(_operations(self.tensor))
-        random = [op for op in found if op.type in _RANDOM]
-        shapes = [x.shape.as_list() for op in found for x in op.outputs]
+        ops = list(_operations(self.tensor))
+        random = [op for op in ops if op.type in _RANDOM]
+        shapes = [x.shape.as_list() for op in ops for x in op.outputs]
         return (
             # Two that have no seeds would be given the same ones, and so the same values.
             len(random) <= 1
             # A block of the generator has four values of float32, and two of float64.
             and all(op.outputs[0].dtype == tf.float32 for op in random)
-            and all(op.type in {*_RANDOM, *_ELEMENTWISE, "Cast", "Const", "Fill"} for op in found)
+            and all(op.type in {*_RANDOM, *_ELEMENTWISE, "Cast", "Const", "Fill"} for op in ops)
             and all(shape in ([], list(sizes)) for shape in shapes)
         )
 

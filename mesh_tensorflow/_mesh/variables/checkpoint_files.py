@@ -102,8 +102,8 @@ def find(path: Path, what: str) -> str:
             f"{what}: there is no checkpoint at {path}{others}. Give the path of one, such as "
             "model.ckpt-1000, without what follows the number, or a directory, for its latest"
         )
-    found = latest(path)
-    if found is None:
+    path_of_latest = latest(path)
+    if path_of_latest is None:
         there = _names_in(path)
         which = (
             f"one of those that are there: {', '.join(there[-8:])}"
@@ -114,7 +114,7 @@ def find(path: Path, what: str) -> str:
             f"{what}: there is no checkpoint in {path}: its file named 'checkpoint' lists none. "
             f"Give the path of {which}"
         )
-    return found
+    return path_of_latest
 
 
 def _names_in(directory: str) -> list[str]:
@@ -439,10 +439,10 @@ def faults(path: str, wanted: Mapping[str, tuple[tf.DType, Sequence[str]]]) -> F
     with reading(path) as reader:
         for name, (dtype, specs) in wanted.items():
             try:
-                found = [reader.kinds(name, spec, dtype) for spec in specs]  # reads them all
-                if any(nan for nan, _ in found):
+                kinds = [reader.kinds(name, spec, dtype) for spec in specs]  # reads them all
+                if any(nan for nan, _ in kinds):
                     not_numbers.append(name)
-                elif any(inf for _, inf in found):
+                elif any(inf for _, inf in kinds):
                     infinite.append(name)
             except OSError as e:
                 damaged.append(name)
@@ -502,12 +502,12 @@ def _groups(
     variables: Mapping[str, ShardedVariable],
 ) -> list[tuple[ShardHolders, dict[str, ShardedVariable]]]:
     """Returns variables by the processes that have them."""
-    found: dict[int, tuple[ShardHolders, dict[str, ShardedVariable]]] = {}
+    groups: dict[int, tuple[ShardHolders, dict[str, ShardedVariable]]] = {}
     for name, variable in variables.items():
         # The values hold what has these ids, so that none is used again.
         key = id(variable.processes)
-        found.setdefault(key, (variable.processes, {}))[1][name] = variable
-    return list(found.values())
+        groups.setdefault(key, (variable.processes, {}))[1][name] = variable
+    return list(groups.values())
 
 
 def _write(variables: Mapping[str, ShardedVariable], has_rest: bool, filename: bytes) -> np.bool_:

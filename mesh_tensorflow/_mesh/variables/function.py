@@ -160,8 +160,8 @@ def function(fn: Optional[Callable[..., Any]] = None, **kwargs: Any) -> Any:
     if fn is None:
         return functools.partial(function, **kwargs)
     # One for all traces of the function, so that a trace for other shapes has the same weights.
-    given = kwargs.pop("store", None)
-    store = VariableStore() if given is None else given
+    shared_store = kwargs.pop("store", None)
+    store = VariableStore() if shared_store is None else shared_store
     tables: list[NodeNames] = []  # of the traces, by which errors of steps are told
     # Programs are built by Python code, which autograph would rewrite, and take longer to trace.
     kwargs.setdefault("autograph", False)

@@ -368,8 +368,8 @@ class WholeVariable(tf2.__internal__.tracking.Trackable, abc.ABC):
             # TensorFlow adds further processes' keys to the name. In the file all are parts of one
             # tensor, which has the name without them.
             suffix = f"_{_key(process)}" if process else ""
-            given = (name or self._shared_name + suffix).removesuffix(suffix)
-            return PieceSaveable(self, pieces[process], self._name_in_file(given), given + suffix)
+            saved = (name or self._shared_name + suffix).removesuffix(suffix)
+            return PieceSaveable(self, pieces[process], self._name_in_file(saved), saved + suffix)
 
         return {
             _key(process): functools.partial(factory, process) for process in range(len(pieces))
