@@ -267,10 +267,7 @@ def _operator(name: str) -> Callable:
     return apply
 
 
-_ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul")
 # Set in the class, where Python looks operators up: a `__getattr__` would not be asked for them.
-for _name in (
-    *(f"__{_side}{_op}__" for _op in _ARITHMETIC for _side in ("", "r")),
-    *("__lt__", "__le__", "__gt__", "__ge__", "__neg__", "__abs__", "__getitem__"),
-):
+# == and != compare identity, as collections need.
+for _name in tf.Tensor.OVERLOADABLE_OPERATORS - {"__eq__", "__ne__"}:
     setattr(ReplicatedVariable, _name, _operator(_name))

@@ -56,6 +56,15 @@ def device_spec(device: str) -> tf.DeviceSpec:
         ) from None
 
 
+def host_cpu(device: str) -> str:
+    """Returns the first CPU of the process that has a device, where its host's values are.
+
+    Args:
+      device: a device string.
+    """
+    return device_spec(device).replace(device_type="CPU", device_index=0).to_string()
+
+
 def local_device(device: str) -> Optional[tuple[str, int]]:
     """Returns the kind and number of a device of this process, as in ("GPU", 0).
 
@@ -325,7 +334,7 @@ def check_distinct_devices(devices: Sequence[str], mend: str) -> tf.Operation:
             with tf.device(device):
                 read.append(tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float32))
     # Strings and Assert are for CPUs.
-    with tf.device(device_spec(devices[0]).replace(device_type="CPU", device_index=0).to_string()):
+    with tf.device(host_cpu(devices[0])):
         same = tf.reduce_all(tf.equal(tf.stack(read), list(map(float, range(len(devices))))))
         text = (
             f"the session has put several of the devices {', '.join(devices)} in one place, where "

@@ -26,6 +26,7 @@ from mesh_tensorflow._mesh.devices import (
     check_distinct_devices,
     default_devices,
     device_spec,
+    host_cpu,
     local_device,
 )
 from mesh_tensorflow._mesh.program import Program
@@ -263,8 +264,7 @@ def _number(pnum: int, device: str) -> tf.Tensor:
     # that do not select its result: the others would wait for them forever. What is drawn is never
     # folded, and there is one number to draw from. It needs a seed where
     # tf.config.experimental.enable_op_determinism() was called.
-    host = tf.DeviceSpec.from_string(device).replace(device_type="CPU", device_index=0)
-    with tf.device(host.to_string()):
+    with tf.device(host_cpu(device)):
         return tf.raw_ops.RandomUniformInt(
             shape=tf.zeros([0], tf.int32),
             minval=tf.constant(pnum),

@@ -15,6 +15,7 @@ import tensorflow.compat.v1 as tf
 from tensorflow.python.training.saving.saveable_object import SaveableObject, SaveSpec
 
 from mesh_tensorflow._core.shape import Shape
+from mesh_tensorflow._mesh.devices import host_cpu
 from mesh_tensorflow._mesh.slice_functions import cut_to, in_own_memory, padded
 from mesh_tensorflow._mesh.variables.checkpoint_files import ShardedVariable, slice_spec
 
@@ -219,10 +220,7 @@ def _reader(piece: Piece) -> Callable[[], tf.Tensor]:
 
     def read() -> tf.Tensor:
         value = piece.read()
-        cpu = tf.DeviceSpec.from_string(piece.device or "").replace(
-            device_type="CPU", device_index=0
-        )
-        with tf.device(cpu.to_string()):
+        with tf.device(host_cpu(piece.device or "")):
             return tf.identity(value)
 
     return read
@@ -232,11 +230,6 @@ def _reader(piece: Piece) -> Callable[[], tf.Tensor]:
 
 # The name under which a tf.Variable, as a Trackable, saves its value.
 _VARIABLE_VALUE = "VARIABLE_VALUE"
-
-_OPERATORS = (
-    "abs add and div floordiv ge getitem gt invert le lt matmul mod mul neg or pow radd rand "
-    "rdiv rfloordiv rmatmul rmod rmul ror rpow rsub rtruediv rxor sub truediv xor"
-)
 
 
 class WholeVariable(tf2.__internal__.tracking.Trackable, abc.ABC):
@@ -392,9 +385,9 @@ def _operator(name: str) -> Callable:
 
 
 # Set in the class, where Python looks operators up: `__getattr__` is not asked for them.
-for _name in (f"__{word}__" for word in _OPERATORS.split()):
-    if hasattr(tf.Tensor, _name):  # == and != compare identity, as collections need
-        setattr(WholeVariable, _name, _operator(_name))
+# == and != compare identity, as collections need.
+for _name in tf.Tensor.OVERLOADABLE_OPERATORS - {"__eq__", "__ne__"}:
+    setattr(WholeVariable, _name, _operator(_name))
 
 
 def _convert(
