@@ -19,7 +19,6 @@ import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
 from mesh_tensorflow._flags import FLAGS, define
 from mesh_tensorflow.experimental import data_aug_lib
-from mesh_tensorflow.experimental._scans import mapped, parse_scan, read_scans, scaled
 
 __all__ = [
     "FLAGS",
@@ -234,19 +233,21 @@ def get_dataset_creator(dataset_str: str) -> Callable[[], tf.data.Dataset]:
         return _in_blocks(image, label)
 
     def parsed(record: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        image, label = parse_scan(record, FLAGS.ct_resolution)
-        return (image, label) if is_training else (scaled(image), label)
+        image, label = data_aug_lib.parse_scan(record, FLAGS.ct_resolution)
+        return (image, label) if is_training else (data_aug_lib.scaled(image), label)
 
     def creator() -> tf.data.Dataset:
-        ds = read_scans(f"{dataset_str}_file_pattern", is_training, FLAGS.n_dataset_read_interleave)
-        ds = mapped(ds, parsed, FLAGS.n_dataset_processes)
+        ds = data_aug_lib.read_scans(
+            f"{dataset_str}_file_pattern", is_training, FLAGS.n_dataset_read_interleave
+        )
+        ds = data_aug_lib.mapped(ds, parsed, FLAGS.n_dataset_processes)
         if FLAGS.sampled_2d_slices:
             # Slices of a scan are alike and come in a row: hence the larger buffer below.
             ds = ds.flat_map(_slices)
         if is_training:
             # Before labels become one-hot, which takes `label_c` times the memory.
             ds = ds.shuffle(_SHUFFLED * (16 if FLAGS.sampled_2d_slices else 1))
-        return mapped(ds, prepared, FLAGS.n_dataset_processes)
+        return data_aug_lib.mapped(ds, prepared, FLAGS.n_dataset_processes)
 
     return creator
 
