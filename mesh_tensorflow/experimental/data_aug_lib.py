@@ -403,12 +403,7 @@ def intensity_shift(
     """
     lesions = clipped_normal(1.0 + per_class_intensity_shift, per_class_intensity_scale)
     others = clipped_normal(1.0 - per_class_intensity_shift, per_class_intensity_scale)
-    return image * tf.cast(
-        tf.where(
-            label > _LESIONS_ABOVE, lesions * tf.ones_like(label), others * tf.ones_like(label)
-        ),
-        image.dtype,
-    )
+    return image * tf.cast(tf.where_v2(label > _LESIONS_ABOVE, lesions, others), image.dtype)
 
 
 def maybe_add_noise(
@@ -466,7 +461,9 @@ def _with_other_lesions(
     fraction = tf.maximum(tf.random.normal([], *_FRACTION), min_fraction)
     lesions = tf.logical_and(random_mask(image.shape.as_list(), reso, fraction), liver)
     # Lesions are darker than the liver: adding the contrast hides one, subtracting it draws one.
-    image += contrast * (tf.cast(label > 1.5, image.dtype) - tf.cast(lesions, image.dtype))
+    image += contrast * (
+        tf.cast(label > _LESIONS_ABOVE, image.dtype) - tf.cast(lesions, image.dtype)
+    )
     return image, tf.cast(liver, label.dtype) + tf.cast(lesions, label.dtype)
 
 
@@ -494,7 +491,7 @@ def maybe_gen_fake_data_based_on_real_data(
     Returns:
       (image, label).
     """
-    lesion, tissue = label > 1.5, tf.logical_and(label > 0.5, label < 1.5)
+    lesion, tissue = label > _LESIONS_ABOVE, tf.logical_and(label > 0.5, label < _LESIONS_ABOVE)
     contrast = _CONTRAST * (_mean_where(image, tissue) - _mean_where(image, lesion))
     possible = tf.reduce_any(lesion) & tf.reduce_any(tissue) & (contrast > 0)
     wanted = tf.random.uniform([]) < gen_fake_probability
