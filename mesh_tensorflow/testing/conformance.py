@@ -5,8 +5,8 @@
 
 `make_impl(mesh_shape, layout)` returns the MeshImpl under test. If all processors run one program,
 it has an attribute `replicate(program, processors)` that runs a function on each of them and
-returns its results, as `simd` below does. Every case of the table is lowered in several layouts of
-the mesh "x:2,y:2". The suite compares:
+returns its results, as `simd` and `pjrt` below do. Every case of the table is lowered in several
+layouts of the mesh "x:2,y:2". The suite compares:
 
 - values with NumPy, gradients with finite differences, and each layout with the unsplit program;
 - the collectives in `lowering.collectives` with those that the cost model predicts;
@@ -34,7 +34,7 @@ from mesh_tensorflow.testing import harness
 from mesh_tensorflow.testing.cases import CASES, Case
 from mesh_tensorflow.testing.programs import TOLERANCE, Program, check_results
 
-__all__ = ["Result", "check", "gspmd", "main", "placement", "simd"]
+__all__ = ["Result", "check", "gspmd", "main", "pjrt", "placement", "simd"]
 
 MakeImpl: TypeAlias = Callable[[str, str], mtf.MeshImpl]
 
@@ -77,6 +77,21 @@ def simd(mesh_shape: str, layout: str) -> mtf.MeshImpl:
 simd.replicate = lambda program, processors: mtf.simd_mesh_impl.replicate(  # type: ignore[attr-defined]
     program, devices=[f"/cpu:{i}" for i in range(processors)]
 )
+
+
+def pjrt(mesh_shape: str, layout: str) -> mtf.MeshImpl:
+    """Returns a GspmdMeshImpl, for use in the program that `pjrt.replicate` runs by JAX."""
+    return mtf.GspmdMeshImpl(mesh_shape, layout)
+
+
+def _on_devices_of_jax(program: Callable[[], Sequence[Any]], processors: int) -> list[Any]:
+    """Returns what a program of a session returns that devices of JAX run."""
+    jax_devices: Any = mtf.pjrt  # imported when it is used, since it needs JAX
+    jax_devices._devices.make_cpus(max(4, processors))  # programs of other sizes may follow
+    return list(jax_devices.in_session(program))
+
+
+pjrt.replicate = _on_devices_of_jax  # type: ignore[attr-defined]
 
 
 def check(

@@ -348,13 +348,8 @@ def _joint(
             for rules in legal_layouts(graph, mesh, whole, 600, alike, joint=True)
             if any(isinstance(axis, JointAxis) for axis in rules.values())
         ]
-        random.Random(seed).shuffle(layouts)
-        # Those that split the most, of what can be split.
-        most = sorted(layouts, key=len, reverse=True)[:2]
-        found += [Placing(mesh, layout_text(rules, mesh)) for rules in most]
-    kinds = [p._replace(simd=True) for p in found[:2]]
-    kinds += [p._replace(apart=True) for p in found[1:2]]
-    return found + kinds + [p._replace(apart=True, merge="device", pairs=True) for p in found[-1:]]
+        found += _splitting_most(layouts, mesh, seed)
+    return _with_kinds(found, found[:2], found[1:2])
 
 
 def _uneven(
@@ -372,11 +367,24 @@ def _uneven(
             for rules in legal_layouts(graph, mesh, whole, 600, alike, joint=True, uneven=True)
             if any(d.size % mesh_shape[rules[d.name]].size for d in sizes if d.name in rules)
         ]
-        random.Random(seed).shuffle(layouts)
-        most = sorted(layouts, key=len, reverse=True)[:2]
-        found += [Placing(mesh, layout_text(rules, mesh, uneven=True)) for rules in most]
-    kinds = [p._replace(simd=True) for p in found[1:3]]
-    kinds += [p._replace(apart=True) for p in found[:1]]
+        found += _splitting_most(layouts, mesh, seed, uneven=True)
+    return _with_kinds(found, found[1:3], found[:1])
+
+
+def _splitting_most(
+    layouts: list[dict], mesh: str, seed: int, uneven: bool = False
+) -> list[Placing]:
+    """Returns placings in two of the layouts that split the most dimensions."""
+    random.Random(seed).shuffle(layouts)
+    most = sorted(layouts, key=len, reverse=True)[:2]
+    return [Placing(mesh, layout_text(rules, mesh, uneven)) for rules in most]
+
+
+def _with_kinds(
+    found: list[Placing], simd: Sequence[Placing], apart: Sequence[Placing]
+) -> list[Placing]:
+    """Returns placings, and some of them by SIMD, in separate memories, and merged."""
+    kinds = [p._replace(simd=True) for p in simd] + [p._replace(apart=True) for p in apart]
     return found + kinds + [p._replace(apart=True, merge="device", pairs=True) for p in found[-1:]]
 
 
