@@ -203,11 +203,8 @@ class LanguageModel:
             )
         return found.astype(np.int32)
 
-    def _mesh(self) -> mtf.Mesh:
-        return mtf.Mesh(mtf.Graph(), "mesh")
-
     def _lowered_logits(self, ids: tf.Tensor) -> tf.Tensor:
-        mesh = self._mesh()
+        mesh = mtf.Mesh(mtf.Graph(), "mesh")
         x = _imported(mesh, ids, "batch", "length")
         logits, _ = self.model.call_simple(
             x, None, compute_loss=False, mode="infer", variable_dtype=self._variable_dtype
@@ -224,7 +221,7 @@ class LanguageModel:
         top_k: int,
         stop: int,
     ) -> tf.Tensor:
-        mesh = self._mesh()
+        mesh = mtf.Mesh(mtf.Graph(), "mesh")
         found = self.model.sample_autoregressive(
             _imported(mesh, ids, "batch", "length"),
             stop_at_token=stop,

@@ -4,6 +4,7 @@ from unittest import mock
 
 import numpy as np
 import tensorflow.compat.v1 as tf
+from scipy import special
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow.testing.cases.table import FLOATS, case, dim, dims
@@ -28,16 +29,12 @@ def _with_weights(weights, fn, *args, **kwargs):
 # -- in NumPy; positions are the last axis but one, and weights are [heads, io, kv]
 
 
-def _softmax(x, extra=None):
-    # It cancels in the quotient, and keeps the exponentials from overflowing.
-    largest = np.maximum(x.max(-1, keepdims=True), -np.inf if extra is None else extra)
-    z = np.exp(x - largest).sum(-1, keepdims=True)
-    if extra is not None:
-        z = z + np.exp(extra - largest)
-    return np.exp(x - largest) / z
+def _softmax(x, extra=-np.inf):
+    # The extra logit is one more term of the sum, of whose quotient nothing is attended to.
+    return np.exp(x - np.logaddexp(special.logsumexp(x, -1, keepdims=True), extra))
 
 
-def attend(q, k, v, bias=0.0, extra=None):
+def attend(q, k, v, bias=0.0, extra=-np.inf):
     """Returns attention to values, in NumPy."""
     return _softmax(q @ np.swapaxes(k, -1, -2) + bias, extra) @ v
 
@@ -55,7 +52,7 @@ def _qkv(x, memory, qkvo):
     return _project(x, wq), _project(memory, wk), _project(memory, wv), wo
 
 
-def _multihead(x, memory, qkvo, bias=0.0, extra=None):
+def _multihead(x, memory, qkvo, bias=0.0, extra=-np.inf):
     q, k, v, wo = _qkv(x, memory, qkvo)
     return _output(attend(q, k, v, bias, extra), wo)
 
