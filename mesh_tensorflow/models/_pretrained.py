@@ -381,8 +381,8 @@ def from_pretrained(
         config.json, is not known; weights are missing, or have other shapes; or the layout or a
         device is wrong.
     """
-    what = "from_pretrained"
-    impl = _mesh_impl(what, mesh_shape, layout, devices, zero, zero_axis, uneven)
+    what, stored = "from_pretrained", {"zero": zero, "zero_axis": zero_axis, "uneven": uneven}
+    impl = _mesh_impl(what, mesh_shape, layout, devices, **stored)
     name = _dtype_name(what, dtype)
     path = os.fspath(path)
     if path.endswith(".gguf"):
@@ -422,8 +422,8 @@ def from_config(
     Raises:
       ValueError: the family, or a field, is not known; or the layout or a device is wrong.
     """
-    what = "from_config"
-    impl = _mesh_impl(what, mesh_shape, layout, devices, zero, zero_axis, uneven)
+    what, stored = "from_config", {"zero": zero, "zero_axis": zero_axis, "uneven": uneven}
+    impl = _mesh_impl(what, mesh_shape, layout, devices, **stored)
     name = _dtype_name(what, dtype)
     return LanguageModel(config, _form_of(what, config), {}, impl, name)
 
@@ -433,15 +433,11 @@ def _mesh_impl(
     mesh_shape: ShapeLike,
     layout: LayoutLike,
     devices: Optional[Sequence[str]],
-    zero: Optional[int],
-    zero_axis: Optional[str],
-    uneven: bool,
+    **stored: Any,
 ) -> PlacementMeshImpl:
     shape = convert_to_shape(mesh_shape)
     places = devices_of(shape, devices, what=what)
-    return PlacementMeshImpl(
-        shape, layout, places, zero=zero, zero_axis=zero_axis, uneven=uneven, strict_layout=True
-    )
+    return PlacementMeshImpl(shape, layout, places, strict_layout=True, **stored)
 
 
 def _dtype_name(what: str, dtype: Union[str, tf.DType]) -> str:

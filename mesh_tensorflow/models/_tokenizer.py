@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Optional
@@ -167,8 +168,4 @@ def of_gguf(metadata: Mapping[str, Any]) -> Optional[Tokenizer]:
 
 
 def _is_installed() -> bool:
-    try:
-        import tokenizers  # noqa: F401
-    except ImportError:
-        return False
-    return True
+    return importlib.util.find_spec("tokenizers") is not None
