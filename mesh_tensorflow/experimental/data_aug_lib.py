@@ -236,17 +236,6 @@ def maybe_flip(
     )
 
 
-def _quarter_turns(x: tf.Tensor, times: int, plane: Sequence[int]) -> tf.Tensor:
-    """Rotates a tensor in a plane, as numpy.rot90 does."""
-    if times == 2:
-        return tf.reverse(x, plane)
-    order = list(range(x.shape.rank))
-    order[plane[0]], order[plane[1]] = plane[1], plane[0]
-    # A turn by 90 or 270 degrees is a reversal of one axis and an exchange of both.
-    flipped = {0: x, 1: tf.reverse(x, [plane[1]]), 3: tf.reverse(x, [plane[0]])}[times]
-    return tf.identity(x) if times == 0 else tf.transpose(flipped, order)
-
-
 def maybe_rot180(
     image: tf.Tensor,
     label: tf.Tensor,
@@ -272,21 +261,21 @@ def maybe_rot180(
         raise ValueError(
             f"maybe_rot180: static_axis is {static_axis!r}, but a volume has the axes 0, 1 and 2"
         )
-    plane = _PLANES[static_axis]
     if rot180_k is None:
         rot180_k = 2 * tf.random.uniform([], 0, 2, tf.int32)
-
-    def turned(times: int) -> Callable:
-        return lambda: tuple(_quarter_turns(x, times, plane) for x in (image, label))
-
-    # By floormod, -2 turns are 2: for any negative index the last branch would be taken.
-    results = tf.switch_case(tf.math.floormod(rot180_k, 4), [turned(k) for k in range(4)])
-    for result, x in zip(results, (image, label)):
-        if x.shape[plane[0]] == x.shape[plane[1]]:
-            # A quarter turn exchanges the sizes of two axes, so the shape is known only if they are
-            # equal.
-            result.set_shape(x.shape)
-    return tuple(results)
+    first, second = _PLANES[static_axis]
+    order = [first, second, static_axis]
+    turned = []
+    for x in (image, label):
+        # TensorFlow's images have the axes of the plane first, and are turned as by numpy.rot90.
+        y = tf.image.rot90(tf.transpose(x, order), rot180_k)
+        y = tf.transpose(y, [order.index(axis) for axis in range(3)])
+        # A quarter turn exchanges the sizes of two axes, so the shape is known only if they are
+        # equal.
+        if x.shape[first] == x.shape[second]:
+            y.set_shape(x.shape)
+        turned.append(y)
+    return tuple(turned)
 
 
 def _random_transform(reso: int, translate: float, transform: float) -> tf.Tensor:

@@ -121,9 +121,8 @@ class MeshContext:
           ValueError: it is called elsewhere.
         """
         graph = mtf.Graph()
-        mesh = mtf.Mesh(graph, "my_mesh")
         self.mesh_impl = self._make_impl()
-        return graph, mesh, self.mesh_impl
+        return graph, mtf.Mesh(graph, "my_mesh"), self.mesh_impl
 
     def _make_impl(self) -> Any:
         if not self._use_tpu:
