@@ -47,12 +47,12 @@ def read_json(file: str) -> dict[str, Any]:
     """
     try:
         with open(file, encoding="utf-8") as f:
-            found = json.load(f)
+            content = json.load(f)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{file} is damaged, it is no JSON: {error}") from error
-    if not isinstance(found, dict):
-        raise ValueError(f"{file} is damaged: it holds {type(found).__name__}, not an object")
-    return found
+    if not isinstance(content, dict):
+        raise ValueError(f"{file} is damaged: it holds {type(content).__name__}, not an object")
+    return content
 
 
 def _shards(index: str) -> dict[str, list[str]]:

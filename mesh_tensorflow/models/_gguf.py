@@ -146,6 +146,7 @@ class GgufFile:
         """Returns the number of heads of a tensor whose channels are in another order."""
         if self.config["model_type"] != "llama":
             return None
+        # Only the converter of Llama's weights to GGUF changes their order.
         for projection, field in (
             ("self_attn.q_proj", "num_attention_heads"),
             ("self_attn.k_proj", "num_key_value_heads"),

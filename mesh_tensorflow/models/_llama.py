@@ -85,7 +85,7 @@ def form_of(config: Config) -> Form:
 def _window(config: Config) -> Optional[int]:
     """Returns how many positions a query sees, the last of them its own; None for all."""
     if str(config.get("model_type")).startswith("qwen"):
-        # Their window is for some of the layers.
+        # Their window is for some of the layers, and is known only where it is off.
         config.must_be("use_sliding_window", False)
         return None
     return None if config.get("sliding_window") is None else config.number("sliding_window")
@@ -153,7 +153,6 @@ def _model(
     )
 
 
-# PyTorch computes x W^T, and so stores [out, in]; kernels here are [in, out].
 _OUTER = [
     Weight("transformer/embedding", "vocab d_model", "model.embed_tokens.weight", "vocab d_model"),
     Weight("transformer/rms_norm/scale", "d_model", "model.norm.weight", "d_model"),
@@ -205,7 +204,7 @@ def _block(
             f"transformer/block_{number:03d}/{ours}",
             " ".join([*inputs, *outputs]),
             f"model.layers.{number}.{theirs}",
-            # Dimensions of heads are one in the file.
+            # PyTorch computes x W^T, and so stores [out, in], with heads and channels as one.
             " ".join("*".join(dims) for dims in (outputs, inputs) if dims),
         )
         for ours, theirs, inputs, outputs in rows

@@ -100,8 +100,9 @@ class LanguageModel:
         Raises:
           ValueError: an id is not in the vocabulary, or these are not such ids.
         """
-        found = self._checked("logits", ids)
-        return self._logits(tf.constant(self._filled_up(found)))[: len(found)]
+        rows = self._checked("logits", ids)
+        # The rows that only fill the batch up are left out again.
+        return self._logits(tf.constant(self._filled_up(rows)))[: len(rows)]
 
     def generate(
         self,
@@ -145,14 +146,14 @@ class LanguageModel:
             row[: len(prompt) - 1] = prompt[1:]
         first = np.array([row[0] for row in rows], np.int32)
         tensors = [tf.constant(self._filled_up(a)) for a in (ids, first, lengths - 1)]
-        found = self._continued(*tensors, max_new_tokens, temperature, top_k, ends[0]).numpy()
-        made = [
+        sampled = self._continued(*tensors, max_new_tokens, temperature, top_k, ends[0]).numpy()
+        continuations = [
             _up_to(ends, row[n - 1 : n - 1 + max_new_tokens].tolist())
-            for row, n in zip(found, lengths)
+            for row, n in zip(sampled, lengths)
         ]
         return [
             self.tokenizer.decode(row) if self.tokenizer and _is_text(prompt) else row
-            for row, prompt in zip(made, prompts)
+            for row, prompt in zip(continuations, prompts)
         ]
 
     def _ids(self, prompt: Prompt) -> Sequence[int]:
@@ -177,18 +178,18 @@ class LanguageModel:
 
     def _ends(self, stop: Optional[int]) -> list[int]:
         """Returns the ids that end a text; the first of them also ends the loop of steps."""
-        found = self.config.get("eos_token_id") if stop is None else stop
-        if isinstance(found, list):
-            return found or [_NO_ID]
-        return [_NO_ID if found is None else found]
+        ends = self.config.get("eos_token_id") if stop is None else stop
+        if isinstance(ends, list):
+            return ends or [_NO_ID]
+        return [_NO_ID if ends is None else ends]
 
     def _checked(self, what: str, ids: Any) -> np.ndarray:
-        found = np.asarray(ids)
+        rows = np.asarray(ids)
         vocab = self.model.input_vocab_dim.size
-        if found.ndim != 2 or not found.size or not np.issubdtype(found.dtype, np.integer):
+        if rows.ndim != 2 or not rows.size or not np.issubdtype(rows.dtype, np.integer):
             raise ValueError(
                 f"{what}: ids must be ints, [batch, length], and at least one, but have the shape "
-                f"{list(found.shape)} and dtype {found.dtype}"
+                f"{list(rows.shape)} and dtype {rows.dtype}"
             )
         if not tf.executing_eagerly():
             raise ValueError(
@@ -196,12 +197,13 @@ class LanguageModel:
                 "of sessions and of tf.disable_v2_behavior. There, the attribute `model` is the "
                 "Unitransformer to build programs of"
             )
-        wrong = found[(found < 0) | (found >= vocab)]
+        # The lookup of an embedding would give zeros for such an id, and no error.
+        wrong = rows[(rows < 0) | (rows >= vocab)]
         if wrong.size:
             raise ValueError(
                 f"{what}: the id {wrong[0]} is not in the vocabulary, 0 to {vocab - 1}"
             )
-        return found.astype(np.int32)
+        return rows.astype(np.int32)
 
     def _lowered_logits(self, ids: tf.Tensor) -> tf.Tensor:
         mesh = mtf.Mesh(mtf.Graph(), "mesh")
@@ -222,7 +224,7 @@ class LanguageModel:
         stop: int,
     ) -> tf.Tensor:
         mesh = mtf.Mesh(mtf.Graph(), "mesh")
-        found = self.model.sample_autoregressive(
+        sampled = self.model.sample_autoregressive(
             _imported(mesh, ids, "batch", "length"),
             stop_at_token=stop,
             max_steps=max_new_tokens,
@@ -232,7 +234,7 @@ class LanguageModel:
             bos_id=_imported(mesh, first, "batch"),
             num_given=_imported(mesh, num_given, "batch"),
         )
-        return self._exported(mesh, found)
+        return self._exported(mesh, sampled)
 
     def _exported(self, mesh: mtf.Mesh, x: mtf.Tensor) -> tf.Tensor:
         lowering = mtf.Lowering(mesh.graph, {mesh: self._mesh_impl})
@@ -293,12 +295,12 @@ class LanguageModel:
             raise ValueError(f"assign: the variables lack {few(missing)}; give all of the model's")
         values = {name: np.asarray(variables[name]) for name in self._names}
         for weight in self._form.weights:
-            sizes, found = [self._form.sizes[d] for d in weight.dims.split()], values[weight.ours]
-            if list(found.shape) != sizes:
-                raise ValueError(
-                    f"assign: {weight.ours} has shape {list(found.shape)} instead of {sizes}"
-                )
+            sizes = [self._form.sizes[d] for d in weight.dims.split()]
+            shape = list(values[weight.ours].shape)
+            if shape != sizes:
+                raise ValueError(f"assign: {weight.ours} has shape {shape} instead of {sizes}")
         self.weights = values
+        # The store has those variables alone that a call has made so far.
         self.store.begin_with(values)
         for name in self.store.names:
             self.store.assign(name, values[name])
@@ -322,6 +324,7 @@ class LanguageModel:
             )
         tensors = {}
         for weight in self._form.weights:
+            # Trained weights are float32, whatever the folder had.
             value = self.weights[weight.ours].astype(self._dtypes[weight.ours])
             tensors[weight.theirs] = turned_back(weight, value, self._form.sizes)
         write_folder(tensors, self.config, os.fspath(path))

@@ -157,9 +157,9 @@ def convolved(
     x = np.pad(x, [(0, 0), *pads, (0, 0)])
     axes = tuple(range(1, rank + 1))
     windows = np.lib.stride_tricks.sliding_window_view(x, f.shape[:rank], axis=axes)
-    windows = windows[(slice(None), *(slice(None, None, s) for s in strides))]
+    strided = (slice(None), *(slice(None, None, s) for s in strides))
     letters = "xyz"[:rank]
-    return np.einsum(f"n{letters}i{letters.upper()},{letters.upper()}io->n{letters}o", windows, f)
+    return np.einsum(f"n{letters}i{letters.upper()},{letters.upper()}io->n{letters}o", windows[strided], f)
 
 
 def on(fn: Callable, *specs: str) -> Callable:
