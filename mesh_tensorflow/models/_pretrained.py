@@ -308,8 +308,8 @@ class LanguageModel:
     def save_pretrained(self, path: Union[str, os.PathLike[str]]) -> None:
         """Writes the model, its weights in the dtypes that they were read in, and its tokenizer.
 
-        The files are `config.json` and `model.safetensors`, `tokenizer.json` and
-        `chat_template.jinja`.
+        The files are `config.json` and `model.safetensors`, `tokenizer.json`,
+        `chat_template.jinja` and, for the tokens that the template names, `tokenizer_config.json`.
 
         Args:
           path: a directory, which has no model yet; created if it does not exist.
