@@ -146,8 +146,9 @@ class MeshContext:
 def _learning_rate(step: tf.Tensor) -> tf.Tensor:
     """Returns the learning rate at a step."""
     # lr * lr_drop_rate^floor(step / lr_drop_steps).
-    drops = tf.floor(tf.cast(step, tf.float32) / FLAGS.lr_drop_steps)
-    return FLAGS.lr * tf.pow(tf.constant(FLAGS.lr_drop_rate), drops)
+    return tf.train.exponential_decay(
+        FLAGS.lr, step, FLAGS.lr_drop_steps, FLAGS.lr_drop_rate, staircase=True
+    )
 
 
 def _open_session(num_cores: int) -> tf.Session:

@@ -50,6 +50,7 @@ _PRODUCTS = [
     _einsum("outer", "a, b", "a,b->ba", "b a"),
     _einsum("elementwise", "a b, a b", "ab,ab->ab", "a b"),
     _einsum("dot", "a b, a b", "ab,ab->", ""),
+    # As in attention from a single position; of large matrices it is one product of a batch.
     _einsum("row_times_matrix", "n a:64 b:64, n a:64", "nab,na->nb", "n b:64", dtypes=ALL),
     _einsum("row_times_transposed", "n b:64, n a:64 b:64", "nb,nab->na", "n a:64", dtypes=FLOATS),
     _einsum("row_times_matrix_turned", "n b, a n b", "nb,anb->na", "n a"),
@@ -292,8 +293,10 @@ _TRANSFORMS = [
          lambda x: _fft.fftn(x, axes=[1, 2, 3]), dtypes=WIDE, thorough=False),
     case("ifft3d", "a n s/complex", lambda x: _signal.ifft3d(x, dims("s a n"), dims("w d f")),
          lambda x: _fft.ifftn(x)),
+    # TensorFlow's functions transform up to three dimensions at once.
     case("fftn_of_four", "w n k s/complex", lambda x: _signal.fftn(x, dims("w n k s")),
          lambda x: _fft.fftn(x), thorough=False),
+    # v has a size that no mesh divides: it is padded where it is split for the time of a transform.
     case("fft_padded", "a v n/complex", lambda x: _signal.fftn(x, dims("a n")),
          lambda x: _fft.fftn(x, axes=[0, 2])),
     case("fft_smooth", "a v s/complex", _smooth, _smooth_oracle),

@@ -67,6 +67,7 @@ _DENSE = [
          lambda x, w, b: _dense(x, w, b, dims("g"), reduced_dims=dims("w s"),
                                 activation=[mtf.sigmoid, mtf.square]),
          lambda x, w, b: special.expit(np.einsum("aws,wsg->ag", x, w) + b) ** 2, tolerance=3e-5),
+    # A kernel has no two dimensions of one name, so that of the input gets another.
     case("dense_same_dim", "a b, _b:16 b, b",
          lambda x, w, b: _dense(x, w, b, dims("b"), reduced_dims=dims("b")),
          lambda x, w, b: x @ w + b),
@@ -155,6 +156,7 @@ _LOSSES = [
     case("cross_entropy_of_vocabulary_first", "b a c, c a/below16",
          lambda x, t: _LAYERS.softmax_cross_entropy_with_logits(x, t, dim("b")),
          lambda x, t: _np_cross_entropy(np.moveaxis(x, 0, -1), np.eye(16)[t.T])),
+    # Targets that are no class have a row of zeros, in place of a one.
     case("cross_entropy_beyond", "a b, a/below40",
          lambda x, t: _LAYERS.softmax_cross_entropy_with_logits(x, t, dim("b"), 0.1),
          lambda x, t: _np_cross_entropy(x, np.eye(40)[t][:, :16], 0.1)),

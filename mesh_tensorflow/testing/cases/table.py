@@ -158,8 +158,8 @@ def convolved(
     axes = tuple(range(1, rank + 1))
     windows = np.lib.stride_tricks.sliding_window_view(x, f.shape[:rank], axis=axes)
     strided = (slice(None), *(slice(None, None, s) for s in strides))
-    letters = "xyz"[:rank]
-    return np.einsum(f"n{letters}i{letters.upper()},{letters.upper()}io->n{letters}o", windows[strided], f)
+    places, window = "xyz"[:rank], "XYZ"[:rank]
+    return np.einsum(f"n{places}i{window},{window}io->n{places}o", windows[strided], f)
 
 
 def on(fn: Callable, *specs: str) -> Callable:
