@@ -71,7 +71,7 @@ def _shards(index: str) -> dict[str, list[str]]:
     return shards
 
 
-class Folder(Mapping[str, np.ndarray]):
+class Folder:
     """The tensors of a model, by Hugging Face's names; each is read when it is asked for.
 
     Headers are read and checked at once, so that a file that is missing or cut is found first.
@@ -137,17 +137,9 @@ class Folder(Mapping[str, np.ndarray]):
         with _opened(self.file_of(name)) as opened:
             return opened.get_tensor(name)
 
-    def __contains__(self, name: object) -> bool:
-        """Returns whether there is a tensor, without reading it."""
-        return name in self._headers
-
     def __iter__(self) -> Iterator[str]:
         """Yields the names."""
         return iter(self._headers)
-
-    def __len__(self) -> int:
-        """Returns how many tensors there are."""
-        return len(self._headers)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Returns the sizes of a tensor, without reading it.

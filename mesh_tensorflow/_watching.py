@@ -282,13 +282,13 @@ class NodeNames:
           node: the name of a node; that of a function call may precede it, as in inlined functions.
         """
         # A control input is written ^name, and a tensor name:0.
-        parts = node.lstrip("^").split(":")[0].split("/")
-        for begin in range(len(parts)):
-            for end in range(len(parts), begin, -1):
+        names = node.lstrip("^").split(":")[0].split("/")
+        for begin in range(len(names)):
+            for end in range(len(names), begin, -1):
                 # The longest first: the scope of a loop begins those of what is in it.
-                found = self._operations.get("/".join(parts[begin:end]) + "/")
-                if found is not None:
-                    return found, "/".join(parts[end:])
+                operation = self._operations.get("/".join(names[begin:end]) + "/")
+                if operation is not None:
+                    return operation, "/".join(names[end:])
         return None
 
 
@@ -376,9 +376,9 @@ def _operation_of_error(
     tables = list(_tables_of(error) if tables is None else tables)
     for node in _nodes_of(error):
         for names in tables:
-            found = names.place(node)
-            if found is not None:
-                return found[0]
+            place = names.place(node)
+            if place is not None:
+                return place[0]
     return None
 
 

@@ -156,9 +156,9 @@ class Saver(tf.train.Saver):
           path: the path of a checkpoint that has all of them.
         """
         # The processes that have parts read what they are going to restore.
-        found = faults_apart(path, self._apart)
+        apart = faults_apart(path, self._apart)
         here = {name: w for name, w in self._wanted.items() if name not in self._apart}
-        return [*found, _faults(path, here)]
+        return [*apart, _faults(path, here)]
 
     def save(
         self,
@@ -349,11 +349,11 @@ def choose_initial(
     saved = checkpoint_files.open_reader(path).get_variable_to_shape_map()
     names = set(trained)
     trained = [name for name in variables if name in names]
-    found = {name: v for name, v in variables.items() if name in saved}
+    in_both = {name: v for name, v in variables.items() if name in saved}
     differs = [
         f"{name} has shape {list(saved[name])}, but {_saved_name(v) or name} in the model has "
         f"{list(v.shape)}"
-        for name, v in found.items()
+        for name, v in in_both.items()
         if list(saved[name]) != list(v.shape)
     ]
     if differs:
@@ -361,7 +361,9 @@ def choose_initial(
         raise ValueError(f"{what} {path}: {differs[0]}{more}{hint and '; '}{hint}")
     lacking = [name for name in variables if name not in saved]
     known = {*variables, *saved}
-    unused = [n for n in sorted(saved) if n not in found and n != _STEP and not _is_slot(n, known)]
+    unused = [
+        n for n in sorted(saved) if n not in variables and n != _STEP and not _is_slot(n, known)
+    ]
     lists = _list("In the model only", lacking) + _list("In the checkpoint only", unused)
     if not any(name in saved for name in trained):
         raise ValueError(
@@ -373,8 +375,8 @@ def choose_initial(
             f"{what} {path}: the checkpoint has other weights than the model, and strict asks for "
             f"the same{hint and '; '}{hint}.{lists}"
         )
-    tf.logging.info("Initializing %d variables from %s%s", len(found), path, lists)
-    return found
+    tf.logging.info("Initializing %d variables from %s%s", len(in_both), path, lists)
+    return in_both
 
 
 def _is_slot(name: str, known: Collection[str]) -> bool:
@@ -453,12 +455,12 @@ def fault_of(path: str, nan_too: bool = True) -> str:
     try:
         saved = _saved(path)
         _check_files(path)
-        found = _faults(path, saved)
-        _report_damage(path, [found])
+        faulty = _faults(path, saved)
+        _report_damage(path, [faulty])
     except CheckpointError as e:
         return str(e)
-    if nan_too and found.not_numbers:
-        return f"checkpoint {path} has values that are not numbers (NaN) in {found.not_numbers[0]}"
+    if nan_too and faulty.not_numbers:
+        return f"checkpoint {path} has values that are not numbers (NaN) in {faulty.not_numbers[0]}"
     return ""
 
 
@@ -541,10 +543,10 @@ def _check_files(path: str) -> None:
     expected = [f"{os.path.basename(path)}.data-{i:05d}-of-{count:05d}" for i in range(count)]
     directory = os.path.dirname(path) or "."
     try:
-        found = set(tf.io.gfile.listdir(directory))
+        present = set(tf.io.gfile.listdir(directory))
     except tf.errors.PermissionDeniedError:  # then files can still be opened by their names
-        found = {f for f in expected if tf.io.gfile.exists(os.path.join(directory, f))}
-    missing = [name for name in expected if name not in found]
+        present = {f for f in expected if tf.io.gfile.exists(os.path.join(directory, f))}
+    missing = [name for name in expected if name not in present]
     if missing:
         raise CheckpointError(
             f"checkpoint {path} has not all of its data files: {_some(missing)} "
@@ -556,12 +558,12 @@ def _remove_unfinished(path: str) -> None:
     """Removes the files of a failed save; a checkpoint with an index is complete."""
     directory, name = os.path.split(path)
     # Files that are not whole yet end in .tempstate and a number, or are in a folder _temp.
-    parts = re.compile(re.escape(name) + r"(\.data-\d{5}-of-\d{5}|_temp)(\.tempstate\d*|/)?")
+    unfinished = re.compile(re.escape(name) + r"(\.data-\d{5}-of-\d{5}|_temp)(\.tempstate\d*|/)?")
     with contextlib.suppress(tf.errors.OpError):  # no directory, or no permission to write
         if tf.io.gfile.exists(f"{path}.index"):
             return
         for file in tf.io.gfile.listdir(directory or "."):
-            if parts.fullmatch(file):
+            if unfinished.fullmatch(file):
                 tf.io.gfile.rmtree(os.path.join(directory, file))
 
 

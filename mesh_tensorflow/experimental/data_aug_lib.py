@@ -52,9 +52,10 @@ def parse_scan(record: tf.Tensor, reso: int) -> tuple[tf.Tensor, tf.Tensor]:
       reso: the size of a scan along each axis.
     """
     feature = tf.io.FixedLenFeature([], tf.string)
-    found = tf.io.parse_single_example(record, {IMAGE: feature, LABEL: feature})
+    fields = tf.io.parse_single_example(record, {IMAGE: feature, LABEL: feature})
     image, label = (
-        tf.reshape(tf.io.decode_raw(found[name], tf.float32), [reso] * 3) for name in (IMAGE, LABEL)
+        tf.reshape(tf.io.decode_raw(fields[name], tf.float32), [reso] * 3)
+        for name in (IMAGE, LABEL)
     )
     return image, label
 

@@ -64,8 +64,8 @@ def processors(count: int) -> list[str]:
     Args:
       count: the number of processors.
     """
-    found = default_devices()
-    kind = "GPU" if "GPU" in found[0] and len(found) >= count else "CPU"
+    devices = default_devices()
+    kind = "GPU" if "GPU" in devices[0] and len(devices) >= count else "CPU"
     return [f"/device:{kind}:{i}" for i in range(count)]
 
 
@@ -363,10 +363,10 @@ def _evaluate(model: Model, directory: str) -> Scores:
     if FLAGS.pred_output_dir:
         tf.io.gfile.makedirs(FLAGS.pred_output_dir)
     for _ in range(FLAGS.num_eval_iterations_per_loop):
-        found = model.run()
-        means.add({name: [value] for name, value in found["scores"].items()}, 1)
+        results = model.run()
+        means.add({name: [value] for name, value in results["scores"].items()}, 1)
         processor.record(
-            [*found["record"], found["scores"]["loss"], found["step"]], FLAGS.pred_output_dir
+            [*results["record"], results["scores"]["loss"], results["step"]], FLAGS.pred_output_dir
         )
     return {**means.result({}), **processor.finish()}
 

@@ -444,7 +444,7 @@ def lower_with(
     targets: Sequence[mtf.Tensor],
     make_impl: Callable[[], mtf.MeshImpl],
     placing: Placing,
-    run: Optional[Callable[[Callable], Any]] = None,
+    run: Callable[[Callable], Any],
 ) -> Lowered:
     """Lowers a program through a mesh implementation, and exports tensors.
 
@@ -454,8 +454,7 @@ def lower_with(
       targets: the Tensors to export.
       make_impl: a function that returns the MeshImpl.
       placing: the Placing to store in the result.
-      run: a function that runs its argument as the program of all processors; if None, the
-        program is called directly.
+      run: a function that runs its argument as the program of all processors.
     """
     lowerings = []
 
@@ -465,7 +464,7 @@ def lower_with(
 
     # Several lowerings share a tf graph: the slices that each one makes need names of their own.
     with tf.variable_scope(f"placing_{len(tf.get_default_graph().get_operations())}"):
-        exports = program() if run is None else run(program)
+        exports = run(program)
     [lowering] = lowerings
     impl = lowering.mesh_to_impl[mesh]
     counted = collectives_of((kind, Cost(collectives=(c,))) for kind, _, c in lowering.collectives)
