@@ -174,9 +174,8 @@ def _block(
     """
     q, kv, d_model = [*query, "d_kv"], [*memory, "d_kv"], ["d_model"]
     dense = "layer_001/DenseReluDense"
-    # Projections: from which dimensions to which.
-    projections = {name: (d_model, {"q": q, "k": kv, "v": kv}[name]) for name in "qkv"}
-    projections["o"] = (q, d_model)
+    # From which dimensions to which.
+    projections = {"q": (d_model, q), "k": (d_model, kv), "v": (d_model, kv), "o": (q, d_model)}
     # (our name, Hugging Face's name, dimensions of the input or none, dimensions of the output)
     rows: list[tuple[str, str, list[str], list[str]]] = [
         ("layer_000/rms_norm/scale", "input_layernorm.weight", [], d_model),
