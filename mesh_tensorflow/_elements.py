@@ -37,7 +37,6 @@ class Elements:
 
     Attributes:
       initializer: the tf.Operation that starts at the beginning of the dataset.
-      iterator: the iterator of the dataset.
       current: the current element, in the structure of the dataset.
     """
 
@@ -47,10 +46,10 @@ class Elements:
         Args:
           dataset: a tf.data.Dataset.
         """
-        self.iterator = tf.data.make_initializable_iterator(dataset)
-        self.initializer = self.iterator.initializer
+        iterator = tf.data.make_initializable_iterator(dataset)
+        self.initializer = iterator.initializer
         # An optional is a value also at the end of the dataset, where an element would be an error.
-        following = self.iterator.get_next_as_optional()
+        following = iterator.get_next_as_optional()
         [value] = tf.nest.flatten(following, expand_composites=True)
         # By raw operations, as a tf.Variable needs an initial value, and there is none at first.
         place = tf.raw_ops.VarHandleOp(

@@ -47,12 +47,12 @@ def read_json(file: str) -> dict[str, Any]:
     """
     try:
         with open(file, encoding="utf-8") as f:
-            found = json.load(f)
+            content = json.load(f)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{file} is damaged, it is no JSON: {error}") from error
-    if not isinstance(found, dict):
-        raise ValueError(f"{file} is damaged: it holds {type(found).__name__}, not an object")
-    return found
+    if not isinstance(content, dict):
+        raise ValueError(f"{file} is damaged: it holds {type(content).__name__}, not an object")
+    return content
 
 
 def _shards(index: str) -> dict[str, list[str]]:
@@ -71,7 +71,7 @@ def _shards(index: str) -> dict[str, list[str]]:
     return shards
 
 
-class Folder(Mapping[str, np.ndarray]):
+class Folder:
     """The tensors of a model, by Hugging Face's names; each is read when it is asked for.
 
     Headers are read and checked at once, so that a file that is missing or cut is found first.
@@ -96,9 +96,8 @@ class Folder(Mapping[str, np.ndarray]):
         safetensors_numpy()
         self.path = path
         self.config: dict[str, Any] = {}
-        self._file_of: dict[str, str] = {}
-        self._shapes: dict[str, tuple[int, ...]] = {}
-        self._dtypes: dict[str, str] = {}
+        # By name: the file, the sizes, and the dtype as headers of files have it.
+        self._headers: dict[str, tuple[str, tuple[int, ...], str]] = {}
         index, single, config = (os.path.join(path, n) for n in (_INDEX, _SINGLE, _CONFIG))
         if os.path.isfile(path):
             self._add(path, None)
@@ -126,10 +125,8 @@ class Folder(Mapping[str, np.ndarray]):
             missing = [name for name in wanted if name not in there]
             if not missing:
                 for name in wanted:
-                    self._file_of[name] = file
                     header = opened.get_slice(name)
-                    self._shapes[name] = tuple(header.get_shape())
-                    self._dtypes[name] = header.get_dtype()
+                    self._headers[name] = file, tuple(header.get_shape()), header.get_dtype()
         if missing:
             raise ValueError(
                 f"{file} has no {', '.join(missing)}, which the model's index has there"
@@ -137,20 +134,12 @@ class Folder(Mapping[str, np.ndarray]):
 
     def __getitem__(self, name: str) -> np.ndarray:
         """Reads a tensor."""
-        with _opened(self._file_of[name]) as opened:
+        with _opened(self.file_of(name)) as opened:
             return opened.get_tensor(name)
-
-    def __contains__(self, name: object) -> bool:
-        """Returns whether there is a tensor, without reading it."""
-        return name in self._file_of
 
     def __iter__(self) -> Iterator[str]:
         """Yields the names."""
-        return iter(self._file_of)
-
-    def __len__(self) -> int:
-        """Returns how many tensors there are."""
-        return len(self._file_of)
+        return iter(self._headers)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Returns the sizes of a tensor, without reading it.
@@ -158,7 +147,7 @@ class Folder(Mapping[str, np.ndarray]):
         Args:
           name: its name.
         """
-        return self._shapes[name]
+        return self._headers[name][1]
 
     def dtype(self, name: str) -> np.dtype:
         """Returns the dtype of a tensor, without reading it.
@@ -169,13 +158,12 @@ class Folder(Mapping[str, np.ndarray]):
         Raises:
           ValueError: weights have no such dtype.
         """
-        found = _DTYPES.get(self._dtypes[name])
-        if found is None:
+        file, _, dtype = self._headers[name]
+        if dtype not in _DTYPES:
             raise ValueError(
-                f"{self.file_of(name)}: {name} is of dtype {self._dtypes[name]}, but weights are "
-                f"of {', '.join(_DTYPES)}"
+                f"{file}: {name} is of dtype {dtype}, but weights are of {', '.join(_DTYPES)}"
             )
-        return tf.as_dtype(found).as_numpy_dtype
+        return tf.as_dtype(_DTYPES[dtype]).as_numpy_dtype
 
     def file_of(self, name: str) -> str:
         """Returns the path of the file that a tensor is in.
@@ -183,7 +171,7 @@ class Folder(Mapping[str, np.ndarray]):
         Args:
           name: its name.
         """
-        return self._file_of[name]
+        return self._headers[name][0]
 
 
 @contextlib.contextmanager

@@ -147,16 +147,6 @@ def _for_the_user(record: logging.LogRecord) -> bool:
     return not (of_tensorflow and "Instructions for updating" in str(record.msg))
 
 
-def _log_plainly(verbosity: int) -> None:
-    log = tf.get_logger()
-    log.propagate = False  # to absl's logger, which would print each line again
-    log.addFilter(_for_the_user)
-    for handler in log.handlers:
-        handler.setFormatter(_Plain())
-    tf.logging.set_verbosity(verbosity)
-    warnings.showwarning = _warn
-
-
 def _warn(
     message: Union[Warning, str],
     category: type[Warning],
@@ -176,7 +166,13 @@ def _as_tensorflow_1(verbosity: int) -> None:
     _quiet.set_log_level()
     tf.logging.set_verbosity(tf.logging.ERROR)  # disable_v2_behavior says that it is deprecated
     tf.disable_v2_behavior()
-    _log_plainly(verbosity)
+    log = tf.get_logger()
+    log.propagate = False  # to absl's logger, which would print each line again
+    log.addFilter(_for_the_user)
+    for handler in log.handlers:
+        handler.setFormatter(_Plain())
+    tf.logging.set_verbosity(verbosity)
+    warnings.showwarning = _warn
 
 
 def run_with_flags(main: Callable[[Sequence[str]], Any], program: str) -> NoReturn:
@@ -241,26 +237,22 @@ _INCLUDE = re.compile(r"""\s*include\s+['"]([^'"]+)""")
 _UNKNOWN_PARAMETER = re.compile(r"Configurable '([^']*)' doesn't have a parameter named '([^']*)'")
 
 
-def _registered() -> list[str]:
-    # gin has no public way to list what is registered.
-    return [name for name, _ in gin.config._REGISTRY.items()]
-
-
-def _nearest(name: str, known: Iterable[str]) -> str:
+def _nearest(name: str, known: Sequence[str]) -> str:
     names = {k: k for k in known}
     # A file may use only the end of a name.
     names.update({k.rsplit(".", 1)[-1]: k for k in known})
     found = difflib.get_close_matches(name.rsplit(".", 1)[-1], names, _MOST_NAMES, 0.6)
     # Whole paths have much in common, so they have to be nearer than ends are.
     found += difflib.get_close_matches(name, names, _MOST_NAMES, 0.75)
-    return ", ".join(dict.fromkeys(names[k] for k in found)) if found else ""
+    return ", ".join(dict.fromkeys(names[k] for k in found))
 
 
 def _advice(message: str) -> str:
     """Returns a sentence with the nearest known names to one that gin does not know, or ""."""
     selector = _UNKNOWN_SELECTOR.search(message)
     if selector:
-        near = _nearest(selector[1], _registered())
+        # gin has no public way to list what is registered.
+        near = _nearest(selector[1], [name for name, _ in gin.config._REGISTRY.items()])
         return (f"The nearest names are {near}." if near else "No name is near it.") + (
             " A module that registers it may have to be imported, by --module_import or by an "
             "`import` in the gin file."

@@ -88,19 +88,8 @@ def _has_stderr() -> bool:
     return True
 
 
-class _LaterLoader:
-    """Refuses to load a module, as if it was not installed."""
-
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> None:
-        """Creates the default module."""
-
-    def exec_module(self, module: ModuleType) -> None:
-        """Raises ImportError."""
-        raise ImportError(f"{module.__name__} is not imported while TensorFlow is")
-
-
-class _LaterFinder:
-    """Finds the modules to leave out, with a loader that refuses to load them."""
+class _Later:
+    """Finds the modules to leave out, and refuses to load them, as if they were not installed."""
 
     def find_spec(
         self, name: str, path: Optional[Sequence[str]] = None, target: Optional[ModuleType] = None
@@ -110,14 +99,21 @@ class _LaterFinder:
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, path, target)
         if spec is not None:
-            spec.loader = _LaterLoader()  # type: ignore[assignment]
+            spec.loader = self  # type: ignore[assignment]
         return spec
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> None:
+        """Creates the default module."""
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Raises ImportError."""
+        raise ImportError(f"{module.__name__} is not imported while TensorFlow is")
 
 
 @contextlib.contextmanager
 def _left_out() -> Iterator[None]:
     """Context in which Keras and JAX are not imported: a second and 200 MB for both."""
-    finder = _LaterFinder()
+    finder = _Later()
     sys.meta_path.insert(0, finder)
     try:
         yield

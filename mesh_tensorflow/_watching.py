@@ -42,16 +42,12 @@ class NonFiniteError(tf.errors.InvalidArgumentError, ArithmeticError):
     """
 
 
-def nonfinite_data(message: str) -> Optional[list[Any]]:
+def _nonfinite_data(error: BaseException) -> Optional[list[Any]]:
     """Returns the data of a failed check from the text of TensorFlow's error, or None.
 
-    Args:
-      message: the text of the error.
-
-    Returns:
-      Where it is, then for the output and for each input a label and its state, six numbers.
+    Where it is, then for the output and for each input a label and its state, six numbers.
     """
-    match = _DATA.search(message)
+    match = _DATA.search(str(getattr(error, "message", "")))
     if match is None:
         return None
     pieces = re.findall(r"\[([^\[\]]*)\]", match[1])
@@ -69,20 +65,16 @@ def nonfinite_message(operation: Operation, data: Sequence[Any]) -> str:
 
     Args:
       operation: the operation whose output it is.
-      data: as `nonfinite_data` returns it.
+      data: where it is, then for the output and for each input a label and its state.
     """
     where = data[0].decode() if isinstance(data[0], bytes) else str(data[0])
-    lines = [_kind(data[2]) + where.removeprefix("NaN or Inf")]
+    kinds = [kind for kind, n in zip(("NaN", "Inf"), data[2]) if n]
+    lines = [(" and ".join(kinds) or "NaN or Inf") + where.removeprefix("NaN or Inf")]
     for label, state in zip(data[1::2], data[2::2]):
         name = label.removeprefix(STATE).strip().rstrip(":")
         what = "its slice" if name == "the output" else f"input {name}"
         lines.append(f"  {what}: {_state_text(state)}")
     return "\n".join(lines)
-
-
-def _kind(state: Sequence[float]) -> str:
-    kinds = [kind for kind, n in (("NaN", state[0]), ("Inf", state[1])) if n]
-    return " and ".join(kinds) or "NaN or Inf"
 
 
 def _state_text(state: Sequence[float]) -> str:
@@ -290,13 +282,13 @@ class NodeNames:
           node: the name of a node; that of a function call may precede it, as in inlined functions.
         """
         # A control input is written ^name, and a tensor name:0.
-        parts = node.lstrip("^").split(":")[0].split("/")
-        for begin in range(len(parts)):
-            for end in range(len(parts), begin, -1):
+        names = node.lstrip("^").split(":")[0].split("/")
+        for begin in range(len(names)):
+            for end in range(len(names), begin, -1):
                 # The longest first: the scope of a loop begins those of what is in it.
-                found = self._operations.get("/".join(parts[begin:end]) + "/")
-                if found is not None:
-                    return found, "/".join(parts[end:])
+                operation = self._operations.get("/".join(names[begin:end]) + "/")
+                if operation is not None:
+                    return operation, "/".join(names[end:])
         return None
 
 
@@ -377,21 +369,16 @@ def _nodes_of(error: Any) -> Iterator[str]:
         yield next(filter(None, match.groups()))
 
 
-def operation_of_error(
-    error: BaseException, tables: Optional[Iterable[NodeNames]] = None
+def _operation_of_error(
+    error: BaseException, tables: Optional[Iterable[NodeNames]]
 ) -> Optional[Operation]:
-    """Returns the operation in which a step failed, or None.
-
-    Args:
-      error: an error of TensorFlow.
-      tables: NodeNames; those of all Lowerings that are in use if None.
-    """
+    """Returns the operation in which a step failed, or None; see `explain_run_error`."""
     tables = list(_tables_of(error) if tables is None else tables)
     for node in _nodes_of(error):
         for names in tables:
-            found = names.place(node)
-            if found is not None:
-                return found[0]
+            place = names.place(node)
+            if place is not None:
+                return place[0]
     return None
 
 
@@ -404,19 +391,12 @@ def explain_run_error(
       error: an error of TensorFlow.
       tables: NodeNames; those of all Lowerings that are in use if None.
     """
-    return _explained(error, tables)[0]
-
-
-def _explained(
-    error: BaseException, tables: Optional[Iterable[NodeNames]]
-) -> tuple[Optional[str], bool]:
-    """Returns the lines of `explain_run_error`, and whether the error is that of a check."""
-    operation = operation_of_error(error, tables)
+    operation = _operation_of_error(error, tables)
     if operation is None:
-        return None, False
-    data = nonfinite_data(str(getattr(error, "message", "")))
+        return None
+    data = _nonfinite_data(error)
     what = f"  while running {operation}" if data is None else nonfinite_message(operation, data)
-    return f"{what}\n{site_text(operation)}".rstrip(), data is not None
+    return f"{what}\n{site_text(operation)}".rstrip()
 
 
 def raise_for_user(error: BaseException, tables: Optional[Iterable[NodeNames]] = None) -> NoReturn:
@@ -434,8 +414,8 @@ def raise_for_user(error: BaseException, tables: Optional[Iterable[NodeNames]] =
     """
     # Contexts that tell may be nested, and the inner one has done it.
     if not getattr(error, _TOLD, False):
-        text, is_of_check = _explained(error, tables)
-        if is_of_check:
+        text = explain_run_error(error, tables)
+        if text is not None and _nonfinite_data(error) is not None:
             # Without its tf operation, whose stack trace is that of the Lowering.
             told = NonFiniteError(getattr(error, "node_def", None), None, text)
             setattr(told, _TOLD, True)

@@ -156,9 +156,9 @@ class Saver(tf.train.Saver):
           path: the path of a checkpoint that has all of them.
         """
         # The processes that have parts read what they are going to restore.
-        found = faults_apart(path, self._apart)
+        apart = faults_apart(path, self._apart)
         here = {name: w for name, w in self._wanted.items() if name not in self._apart}
-        return [*found, _faults(path, here)]
+        return [*apart, _faults(path, here)]
 
     def save(
         self,
@@ -349,11 +349,11 @@ def choose_initial(
     saved = checkpoint_files.open_reader(path).get_variable_to_shape_map()
     names = set(trained)
     trained = [name for name in variables if name in names]
-    found = {name: v for name, v in variables.items() if name in saved}
+    in_both = {name: v for name, v in variables.items() if name in saved}
     differs = [
         f"{name} has shape {list(saved[name])}, but {_saved_name(v) or name} in the model has "
         f"{list(v.shape)}"
-        for name, v in found.items()
+        for name, v in in_both.items()
         if list(saved[name]) != list(v.shape)
     ]
     if differs:
@@ -361,7 +361,9 @@ def choose_initial(
         raise ValueError(f"{what} {path}: {differs[0]}{more}{hint and '; '}{hint}")
     lacking = [name for name in variables if name not in saved]
     known = {*variables, *saved}
-    unused = [n for n in sorted(saved) if n not in found and n != _STEP and not _is_slot(n, known)]
+    unused = [
+        n for n in sorted(saved) if n not in variables and n != _STEP and not _is_slot(n, known)
+    ]
     lists = _list("In the model only", lacking) + _list("In the checkpoint only", unused)
     if not any(name in saved for name in trained):
         raise ValueError(
@@ -373,8 +375,8 @@ def choose_initial(
             f"{what} {path}: the checkpoint has other weights than the model, and strict asks for "
             f"the same{hint and '; '}{hint}.{lists}"
         )
-    tf.logging.info("Initializing %d variables from %s%s", len(found), path, lists)
-    return found
+    tf.logging.info("Initializing %d variables from %s%s", len(in_both), path, lists)
+    return in_both
 
 
 def _is_slot(name: str, known: Collection[str]) -> bool:
@@ -414,6 +416,15 @@ def check_checkpoint(
     if not isinstance(wanted, Mapping) or not all(isinstance(w, Wanted) for w in wanted.values()):
         wanted = _wanted(wanted)
     path = os.fspath(path)
+    # What costs most comes last: names are in the index, and the data, which is read, may be large.
+    _check_names(path, wanted, _saved(path))
+    _check_files(path)
+    if read:
+        _report(path, wanted, [_faults(path, wanted, None if read is True else read)])
+
+
+def _saved(path: str) -> dict[str, Wanted]:
+    """Returns the shape and dtype of each variable of a checkpoint, by name, from its index."""
     _check_is_prefix(path)
     if not checkpoint_files.exists(path):
         raise CheckpointError(f"there is no checkpoint {path}.{_others(path, 'Checkpoints')}")
@@ -421,13 +432,8 @@ def check_checkpoint(
         reader = checkpoint_files.open_reader(path)
         shapes, dtypes = reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
     except (tf.errors.OpError, ValueError, RuntimeError) as e:
-        others = _others(path, "Other checkpoints")
-        raise CheckpointError(f"{path}.index cannot be read: {reason(e)}.{others}") from e
-    # What costs most comes last: names are in the index, and the data, which is read, may be large.
-    _check_names(path, wanted, shapes, dtypes)
-    _check_files(path)
-    if read:
-        _report(path, wanted, [_faults(path, wanted, None if read is True else read)])
+        raise CheckpointError(f"{path}.index cannot be read: {reason(e)}.{_others(path)}") from e
+    return {name: Wanted(tuple(shapes[name]), dtypes[name]) for name in shapes}
 
 
 def fault_of(path: str, nan_too: bool = True) -> str:
@@ -447,17 +453,14 @@ def fault_of(path: str, nan_too: bool = True) -> str:
       nan_too: whether values that are not numbers are wrong.
     """
     try:
-        # Of no variables: it tells whether the checkpoint is there, with an index and all files.
-        check_checkpoint(path, {})
-        reader = checkpoint_files.open_reader(path)
-        shapes, dtypes = reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
-        wanted = {name: Wanted(tuple(shapes[name]), dtype) for name, dtype in dtypes.items()}
-        found = _faults(path, wanted)
-        _report_damage(path, [found])
+        saved = _saved(path)
+        _check_files(path)
+        faulty = _faults(path, saved)
+        _report_damage(path, [faulty])
     except CheckpointError as e:
         return str(e)
-    if nan_too and found.not_numbers:
-        return f"checkpoint {path} has values that are not numbers (NaN) in {found.not_numbers[0]}"
+    if nan_too and faulty.not_numbers:
+        return f"checkpoint {path} has values that are not numbers (NaN) in {faulty.not_numbers[0]}"
     return ""
 
 
@@ -503,21 +506,19 @@ def _check_is_prefix(path: str) -> None:
         raise CheckpointError(f"{path} is one of the files of a checkpoint. Its path is {prefix}")
 
 
-def _check_names(
-    path: str, wanted: Mapping[str, Wanted], shapes: Mapping[str, Any], dtypes: Mapping[str, Any]
-) -> None:
+def _check_names(path: str, wanted: Mapping[str, Wanted], saved: Mapping[str, Wanted]) -> None:
     """Raises an error if a variable is missing or has another shape or dtype."""
-    missing = [f"{n} {list(w.shape)}" for n, w in wanted.items() if n not in shapes]
+    missing = [f"{n} {list(w.shape)}" for n, w in wanted.items() if n not in saved]
     differs = [
-        f"{n}: {dtypes[n].name} {list(shapes[n])} in the file, "
+        f"{n}: {saved[n].dtype.name} {list(saved[n].shape)} in the file, "
         f"{w.dtype.name} {list(w.shape)} in the program"
         for n, w in wanted.items()
-        if n in shapes and (tuple(shapes[n]) != w.shape or dtypes[n] != w.dtype)
+        if n in saved and saved[n] != w
     ]
     if not missing and not differs:
         return
     # Named too, since a variable that was renamed is missing by one name and extra by the other.
-    extra = [f"{n} {list(shapes[n])}" for n in sorted(shapes) if n not in wanted]
+    extra = [f"{n} {list(saved[n].shape)}" for n in sorted(saved) if n not in wanted]
     raise CheckpointError(
         f"checkpoint {path} is not of this program; no variable was changed."
         + _list("Missing in the file", missing)
@@ -537,20 +538,19 @@ def _check_files(path: str) -> None:
     if count is None:
         raise CheckpointError(
             f"{path}.index cannot be read: it does not begin with the number of data files."
-            f"{_others(path, 'Other checkpoints')}"
+            f"{_others(path)}"
         )
     expected = [f"{os.path.basename(path)}.data-{i:05d}-of-{count:05d}" for i in range(count)]
     directory = os.path.dirname(path) or "."
     try:
-        found = set(tf.io.gfile.listdir(directory))
+        present = set(tf.io.gfile.listdir(directory))
     except tf.errors.PermissionDeniedError:  # then files can still be opened by their names
-        found = {f for f in expected if tf.io.gfile.exists(os.path.join(directory, f))}
-    missing = [name for name in expected if name not in found]
+        present = {f for f in expected if tf.io.gfile.exists(os.path.join(directory, f))}
+    missing = [name for name in expected if name not in present]
     if missing:
-        shown = ", ".join(missing[:_LONGEST_LIST]) + (", ..." if missing[_LONGEST_LIST:] else "")
         raise CheckpointError(
-            f"checkpoint {path} has not all of its data files: {shown} "
-            f"{'is' if len(missing) == 1 else 'are'} missing.{_others(path, 'Other checkpoints')}"
+            f"checkpoint {path} has not all of its data files: {_some(missing)} "
+            f"{'is' if len(missing) == 1 else 'are'} missing.{_others(path)}"
         )
 
 
@@ -558,22 +558,22 @@ def _remove_unfinished(path: str) -> None:
     """Removes the files of a failed save; a checkpoint with an index is complete."""
     directory, name = os.path.split(path)
     # Files that are not whole yet end in .tempstate and a number, or are in a folder _temp.
-    parts = re.compile(re.escape(name) + r"(\.data-\d{5}-of-\d{5}|_temp)(\.tempstate\d*|/)?")
+    unfinished = re.compile(re.escape(name) + r"(\.data-\d{5}-of-\d{5}|_temp)(\.tempstate\d*|/)?")
     with contextlib.suppress(tf.errors.OpError):  # no directory, or no permission to write
         if tf.io.gfile.exists(f"{path}.index"):
             return
         for file in tf.io.gfile.listdir(directory or "."):
-            if parts.fullmatch(file):
+            if unfinished.fullmatch(file):
                 tf.io.gfile.rmtree(os.path.join(directory, file))
 
 
 def _faults(
     path: str, wanted: Mapping[str, Wanted], parts: Optional[Mapping[str, Sequence[str]]] = None
 ) -> Faults:
-    def read(name: str) -> Sequence[str]:
-        return [""] if parts is None else parts[name]
-
-    return faults(path, {name: (dtype, read(name)) for name, (_, dtype) in wanted.items()})
+    """Reads the parts of the variables, the wholes if None, and returns what is wrong with them."""
+    return faults(
+        path, {n: (w.dtype, [""] if parts is None else parts[n]) for n, w in wanted.items()}
+    )
 
 
 def _report_damage(path: str, found: Sequence[Faults]) -> None:
@@ -584,7 +584,7 @@ def _report_damage(path: str, found: Sequence[Faults]) -> None:
         raise CheckpointError(
             f"the data of checkpoint {path} is damaged or cut short ({why}); no variable was "
             f"changed.{_list('Variables that cannot be read', damaged)}"
-            f"\n  {_others(path, 'Other checkpoints').strip()}"
+            f"\n  {_others(path).strip()}"
         )
 
 
@@ -593,13 +593,15 @@ def _report(path: str, wanted: Mapping[str, Wanted], found: Sequence[Faults]) ->
     _report_damage(path, found)
     not_numbers = list(dict.fromkeys(name for f in found for name in f.not_numbers))
     if not_numbers:
-        more = ", ..." if len(not_numbers) > _LONGEST_LIST else ""
         slip(
             f"checkpoint {path} has values that are not numbers (NaN) in {len(not_numbers)} of "
-            f"{len(wanted)} variables: {', '.join(not_numbers[:_LONGEST_LIST])}{more}. What is "
-            f"computed with them will be NaN too; go on from one before."
-            f"{_others(path, 'Other checkpoints')}"
+            f"{len(wanted)} variables: {_some(not_numbers)}. What is computed with them will be "
+            f"NaN too; go on from one before.{_others(path)}"
         )
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:_LONGEST_LIST]) + (", ..." if len(names) > _LONGEST_LIST else "")
 
 
 def _list(title: str, lines: list[str]) -> str:
@@ -610,7 +612,7 @@ def _list(title: str, lines: list[str]) -> str:
     return f"\n  {title} ({len(lines)}):{shown}"
 
 
-def _others(path: str, title: str) -> str:
+def _others(path: str, title: str = "Other checkpoints") -> str:
     """Returns a sentence about the other files of the directory."""
     directory, name = os.path.split(path)
     try:

@@ -17,22 +17,17 @@ __all__ = ["NumpyConverter"]
 
 
 class NumpyConverter:
-    """Converts NumPy arrays to Tensors of its own graph, and back."""
+    """Converts NumPy arrays to Tensors of its own graph, and back.
+
+    Attributes:
+      graph: the Graph.
+      mesh: its Mesh.
+    """
 
     def __init__(self) -> None:
-        self._graph = mtf.Graph()
-        self._mesh = mtf.Mesh(self._graph, "my_mesh")
+        self.graph = mtf.Graph()
+        self.mesh = mtf.Mesh(self.graph, "my_mesh")
         self._session: Optional[tf.Session] = None
-
-    @property
-    def graph(self) -> mtf.Graph:
-        """The Graph."""
-        return self._graph
-
-    @property
-    def mesh(self) -> mtf.Mesh:
-        """The Mesh."""
-        return self._mesh
 
     @property
     def session(self) -> tf.Session:
@@ -57,7 +52,7 @@ class NumpyConverter:
         x = np.asarray(x)
         names = [f"dim{i}" for i in range(x.ndim)] if dim_names is None else dim_names
         shape = mtf.Shape([mtf.Dimension(n, s) for n, s in zip(names, x.shape, strict=True)])
-        return mtf.import_tf_tensor(self._mesh, tf.constant(x, dtype=dtype), shape)
+        return mtf.import_tf_tensor(self.mesh, tf.constant(x, dtype=dtype), shape)
 
     def convert_mtf_tensor_to_np_array(self, x_mtf: mtf.Tensor) -> np.ndarray:
         """Returns the value of a Tensor, after initializing all variables."""
@@ -71,5 +66,5 @@ class NumpyConverter:
     def convert_mtf_tensor_to_tf_tensor(self, mtf_tensor: mtf.Tensor) -> tuple[Lowering, tf.Tensor]:
         """Returns (a Lowering of the graph, the Tensor's value as a tf.Tensor)."""
         mesh_impl = PlacementMeshImpl(shape=[], layout={}, devices=[""])
-        lowering = Lowering(self._graph, {self._mesh: mesh_impl})
+        lowering = Lowering(self.graph, {self.mesh: mesh_impl})
         return lowering, lowering.export_to_tf_tensor(mtf_tensor)

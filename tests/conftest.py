@@ -209,6 +209,12 @@ def same_random_values():
 
 
 @pytest.fixture
+def parsed_flags():
+    """Flags can be read, as after the start of a program."""
+    tf.flags.FLAGS(["test"])
+
+
+@pytest.fixture
 def tf_graph():
     """A fresh default tf graph, in which programs are built as with TensorFlow 1."""
     with tf.Graph().as_default() as graph:

@@ -1,16 +1,21 @@
-"""Random augmentation of scans and of their voxel labels, by TensorFlow operations only.
+"""Scans and the labels of their voxels: how files hold them, and their random augmentation.
 
-Images and labels are floating tensors [x, y, z] of the same static shape. Labels are 0
+Files are TFRecords of an image and a label for each voxel. Augmentation is by TensorFlow operations
+only. Images and labels are floating tensors [x, y, z] of the same static shape. Labels are 0
 outside of the liver, 1 in the liver and 2 in lesions of it.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
-from typing import Union
+from typing import Any, Optional, Union
 
 import numpy as np
+import tensorflow as tf2
 import tensorflow.compat.v1 as tf
+
+from mesh_tensorflow._mesh.variables import checkpoint_files
 
 __all__ = [
     "image_corruption",
@@ -21,6 +26,91 @@ __all__ = [
     "maybe_rot180",
     "projective_transform",
 ]
+
+# -- files
+
+COMPRESSION = "GZIP"
+IMAGE, LABEL = "image/ct_image", "image/label"  # features: bytes of float32 values
+_HOUNSFIELD = (-512.0, 512.0)  # mapped to 0 and 1
+
+
+def scaled(image: tf.Tensor) -> tf.Tensor:
+    """Scales intensities from [-512, 512] Hounsfield units to [0, 1], and clips them.
+
+    Args:
+      image: a tf.Tensor in Hounsfield units.
+    """
+    low, high = _HOUNSFIELD
+    return tf.clip_by_value((image - low) / (high - low), 0.0, 1.0)
+
+
+def parse_scan(record: tf.Tensor, reso: int) -> tuple[tf.Tensor, tf.Tensor]:
+    """Parses a serialized tf.train.Example to (image, label), both float32 [reso, reso, reso].
+
+    Args:
+      record: a string tf scalar.
+      reso: the size of a scan along each axis.
+    """
+    feature = tf.io.FixedLenFeature([], tf.string)
+    fields = tf.io.parse_single_example(record, {IMAGE: feature, LABEL: feature})
+    image, label = (
+        tf.reshape(tf.io.decode_raw(fields[name], tf.float32), [reso] * 3)
+        for name in (IMAGE, LABEL)
+    )
+    return image, label
+
+
+def mapped(
+    ds: tf.data.Dataset, fn: Callable[..., Any], at_a_time: Optional[int] = None
+) -> tf.data.Dataset:
+    """Returns a dataset with a function applied to its elements.
+
+    Args:
+      ds: a tf.data.Dataset.
+      fn: a function of an element; the graph seed may seed its random operations.
+      at_a_time: the number of elements to process in parallel; 1 if None.
+    """
+    with warnings.catch_warnings():
+        # Seeding by the graph is intended.
+        warnings.filterwarnings("ignore", message="Seed .* from outer graph")
+        return ds.map(fn, num_parallel_calls=at_a_time)
+
+
+def read_scans(flag: str, shuffled: bool, at_a_time: int) -> tf.data.Dataset:
+    """Returns a tf.data.Dataset of the records in files, repeated without end.
+
+    Args:
+      flag: the name of the flag with the file pattern.
+      shuffled: whether to read files in random order instead of by name.
+      at_a_time: the number of files to read in parallel.
+
+    Raises:
+      ValueError: no file matches the pattern.
+    """
+    pattern = getattr(tf.flags.FLAGS, flag)
+    files = checkpoint_files.matching(pattern) if pattern else []
+    if not files:
+        raise ValueError(
+            f"--{flag}={pattern!r} names no file; give a pattern such as /data/scan-*.tfrecords"
+        )
+    ds = tf2.data.Dataset.from_tensor_slices(files)
+    if shuffled:
+        # The buffer holds all names: the order of each pass is uniformly random, and a new one.
+        ds = ds.shuffle(len(files))
+    # One file after another in evaluation, so that the order of scans does not depend on timing.
+    options: dict[str, Any] = {"cycle_length": 1}
+    if shuffled:
+        options = {
+            "cycle_length": min(at_a_time, len(files)),
+            "num_parallel_calls": tf2.data.AUTOTUNE,
+            "deterministic": False,
+        }
+    return ds.interleave(
+        lambda path: tf2.data.TFRecordDataset(path, compression_type=COMPRESSION), **options
+    ).repeat()
+
+
+# -- random fields
 
 _SIGMAS = 2.0  # random factors are clipped to this many standard deviations
 _WIDTH = 1 / 16  # of the smoothing kernel, relative to the size of the image
@@ -112,6 +202,8 @@ def random_mask(sizes: Sequence[int], reso: int, fraction: Union[float, tf.Tenso
     return noise >= ordered[total - count]
 
 
+# -- augmentation
+
 _IDENTITY = (1.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0)
 _SHIFTS = (2, 5)  # indices of the translations among the eight parameters
 # By the fixed axis: the axes of the plane of rotation, from the first to the second.
@@ -145,17 +237,6 @@ def maybe_flip(
     )
 
 
-def _quarter_turns(x: tf.Tensor, times: int, plane: Sequence[int]) -> tf.Tensor:
-    """Rotates a tensor in a plane, as numpy.rot90 does."""
-    if times == 2:
-        return tf.reverse(x, plane)
-    order = list(range(x.shape.rank))
-    order[plane[0]], order[plane[1]] = plane[1], plane[0]
-    # A turn by 90 or 270 degrees is a reversal of one axis and an exchange of both.
-    flipped = {0: x, 1: tf.reverse(x, [plane[1]]), 3: tf.reverse(x, [plane[0]])}[times]
-    return tf.identity(x) if times == 0 else tf.transpose(flipped, order)
-
-
 def maybe_rot180(
     image: tf.Tensor,
     label: tf.Tensor,
@@ -181,21 +262,21 @@ def maybe_rot180(
         raise ValueError(
             f"maybe_rot180: static_axis is {static_axis!r}, but a volume has the axes 0, 1 and 2"
         )
-    plane = _PLANES[static_axis]
     if rot180_k is None:
         rot180_k = 2 * tf.random.uniform([], 0, 2, tf.int32)
-
-    def turned(times: int) -> Callable:
-        return lambda: tuple(_quarter_turns(x, times, plane) for x in (image, label))
-
-    # By floormod, -2 turns are 2: for any negative index the last branch would be taken.
-    results = tf.switch_case(tf.math.floormod(rot180_k, 4), [turned(k) for k in range(4)])
-    for result, x in zip(results, (image, label)):
-        if x.shape[plane[0]] == x.shape[plane[1]]:
-            # A quarter turn exchanges the sizes of two axes, so the shape is known only if they are
-            # equal.
-            result.set_shape(x.shape)
-    return tuple(results)
+    first, second = _PLANES[static_axis]
+    order = [first, second, static_axis]
+    turned = []
+    for x in (image, label):
+        # TensorFlow's images have the axes of the plane first, and are turned as by numpy.rot90.
+        y = tf.image.rot90(tf.transpose(x, order), rot180_k)
+        y = tf.transpose(y, [order.index(axis) for axis in range(3)])
+        # A quarter turn exchanges the sizes of two axes, so the shape is known only if they are
+        # equal.
+        if x.shape[first] == x.shape[second]:
+            y.set_shape(x.shape)
+        turned.append(y)
+    return tuple(turned)
 
 
 def _random_transform(reso: int, translate: float, transform: float) -> tf.Tensor:
@@ -312,12 +393,7 @@ def intensity_shift(
     """
     lesions = clipped_normal(1.0 + per_class_intensity_shift, per_class_intensity_scale)
     others = clipped_normal(1.0 - per_class_intensity_shift, per_class_intensity_scale)
-    return image * tf.cast(
-        tf.where(
-            label > _LESIONS_ABOVE, lesions * tf.ones_like(label), others * tf.ones_like(label)
-        ),
-        image.dtype,
-    )
+    return image * tf.cast(tf.where_v2(label > _LESIONS_ABOVE, lesions, others), image.dtype)
 
 
 def maybe_add_noise(
@@ -375,7 +451,9 @@ def _with_other_lesions(
     fraction = tf.maximum(tf.random.normal([], *_FRACTION), min_fraction)
     lesions = tf.logical_and(random_mask(image.shape.as_list(), reso, fraction), liver)
     # Lesions are darker than the liver: adding the contrast hides one, subtracting it draws one.
-    image += contrast * (tf.cast(label > 1.5, image.dtype) - tf.cast(lesions, image.dtype))
+    image += contrast * (
+        tf.cast(label > _LESIONS_ABOVE, image.dtype) - tf.cast(lesions, image.dtype)
+    )
     return image, tf.cast(liver, label.dtype) + tf.cast(lesions, label.dtype)
 
 
@@ -403,7 +481,7 @@ def maybe_gen_fake_data_based_on_real_data(
     Returns:
       (image, label).
     """
-    lesion, tissue = label > 1.5, tf.logical_and(label > 0.5, label < 1.5)
+    lesion, tissue = label > _LESIONS_ABOVE, tf.logical_and(label > 0.5, label < _LESIONS_ABOVE)
     contrast = _CONTRAST * (_mean_where(image, tissue) - _mean_where(image, lesion))
     possible = tf.reduce_any(lesion) & tf.reduce_any(tissue) & (contrast > 0)
     wanted = tf.random.uniform([]) < gen_fake_probability

@@ -73,10 +73,10 @@ def batched(
     return ds.prefetch(tf2.data.AUTOTUNE if prefetch_size < 0 else prefetch_size)
 
 
-def check_elements(
+def checked_iterator(
     ds: tf.data.Dataset, sizes: Sequence[Sequence[int]], shapes: Sequence[Shape]
-) -> list[tf.DType]:
-    """Checks the shapes of the elements of a dataset; returns the dtypes of the inputs.
+) -> Any:
+    """Returns an initializable iterator of a dataset whose elements have the right shapes.
 
     Args:
       ds: a tf.data.Dataset of batches.
@@ -86,6 +86,7 @@ def check_elements(
     Raises:
       ValueError: there are more or fewer inputs than shapes, or sizes differ.
     """
+    # A wrong shape would otherwise fail in a step, on some processor.
     specs = tf.nest.flatten(tf.data.get_output_shapes(ds))
     fits = len(specs) == len(sizes) and all(
         found.is_compatible_with(wanted) for found, wanted in zip(specs, sizes)
@@ -97,7 +98,7 @@ def check_elements(
             "read at a time. ds_creator must return single examples, of the same sizes without "
             "the batch"
         )
-    return tf.nest.flatten(tf.data.get_output_types(ds))
+    return tf.data.make_initializable_iterator(ds)
 
 
 def _host_id_to_tf_device(host_id: int, external_worker: bool) -> str:
@@ -112,15 +113,19 @@ def _host_id_to_tf_device(host_id: int, external_worker: bool) -> str:
     return f"{job}/task:{host_id}/device:CPU:0"
 
 
-def _host_of(device: str) -> str:
-    """Returns the CPU device in the process of a device."""
-    return tf.DeviceSpec.from_string(device).replace(device_type="CPU", device_index=0).to_string()
-
-
 class ProcessDevices:
     """The cores and hosts of the processors of a mesh, in order of logical processor number.
 
     On CPUs and GPUs, these are the devices of the program that is being replicated.
+
+    Attributes:
+      ordered_ordinals: the ordinal of each processor's core on its host.
+      ordered_tpus: the device of each processor.
+      ordered_hosts: the CPU device of each processor's host.
+      ordered_host_ids: the task number of each processor's host.
+      host_id_to_its_pnums: the processors of each host, by its task number.
+      num_cores: the number of processors.
+      num_hosts: the number of hosts of the mesh.
     """
 
     def __init__(self, simd_mesh_impl: SimdMeshImpl):
@@ -134,53 +139,25 @@ class ProcessDevices:
         numbers = [simd_mesh_impl.l2p(pnum) for pnum in range(simd_mesh_impl.size)]
         if simd_mesh_impl.program.has_infeed:
             assert assignment is not None  # a TPU program has one
-            self._tpus = [assignment.tpu_device(replica=n) for n in numbers]
-            self._hosts = [assignment.host_device(replica=n) for n in numbers]
-            self._ordinals = [assignment.tpu_ordinal(replica=n) for n in numbers]
+            self.ordered_tpus = [assignment.tpu_device(replica=n) for n in numbers]
+            self.ordered_hosts = [assignment.host_device(replica=n) for n in numbers]
+            self.ordered_ordinals = [assignment.tpu_ordinal(replica=n) for n in numbers]
         else:
-            self._tpus = [simd_mesh_impl.devices[n] for n in numbers]
-            self._hosts = [_host_of(device) for device in self._tpus]
-            specs = [tf.DeviceSpec.from_string(device) for device in self._tpus]
-            self._ordinals = [spec.device_index or 0 for spec in specs]
-        self._host_ids = [tf.DeviceSpec.from_string(host).task or 0 for host in self._hosts]
-        self._pnums_by_host: dict[int, list[int]] = collections.defaultdict(list)
-        for pnum, host_id in enumerate(self._host_ids):
-            self._pnums_by_host[host_id].append(pnum)
-
-    @property
-    def ordered_ordinals(self) -> list[int]:
-        """The ordinal of each processor's core on its host."""
-        return self._ordinals
-
-    @property
-    def ordered_tpus(self) -> list[str]:
-        """The device of each processor."""
-        return self._tpus
-
-    @property
-    def ordered_hosts(self) -> list[str]:
-        """The CPU device of each processor's host."""
-        return self._hosts
-
-    @property
-    def ordered_host_ids(self) -> list[int]:
-        """The task number of each processor's host."""
-        return self._host_ids
-
-    @property
-    def host_id_to_its_pnums(self) -> dict[int, list[int]]:
-        """The processors of each host, by its task number."""
-        return self._pnums_by_host
-
-    @property
-    def num_cores(self) -> int:
-        """The number of processors."""
-        return len(self._tpus)
-
-    @property
-    def num_hosts(self) -> int:
-        """The number of hosts of the mesh."""
-        return len(self._pnums_by_host)
+            self.ordered_tpus = [simd_mesh_impl.devices[n] for n in numbers]
+            specs = [tf.DeviceSpec.from_string(device) for device in self.ordered_tpus]
+            # The CPU in the process of a device.
+            self.ordered_hosts = [
+                spec.replace(device_type="CPU", device_index=0).to_string() for spec in specs
+            ]
+            self.ordered_ordinals = [spec.device_index or 0 for spec in specs]
+        self.ordered_host_ids = [
+            tf.DeviceSpec.from_string(host).task or 0 for host in self.ordered_hosts
+        ]
+        self.host_id_to_its_pnums: dict[int, list[int]] = collections.defaultdict(list)
+        for pnum, host_id in enumerate(self.ordered_host_ids):
+            self.host_id_to_its_pnums[host_id].append(pnum)
+        self.num_cores = len(self.ordered_tpus)
+        self.num_hosts = len(self.host_id_to_its_pnums)
 
     @property
     def num_cores_per_host(self) -> int:
@@ -189,7 +166,7 @@ class ProcessDevices:
         Raises:
           ValueError: hosts have different numbers of processors.
         """
-        counts = {host: len(pnums) for host, pnums in self._pnums_by_host.items()}
+        counts = {host: len(pnums) for host, pnums in self.host_id_to_its_pnums.items()}
         if len(set(counts.values())) > 1:
             raise ValueError(
                 f"num_cores_per_host: hosts have different numbers of processors, {counts}; "
@@ -199,7 +176,11 @@ class ProcessDevices:
 
 
 class SubBatchSlicer:
-    """Reads a part of each batch, and slices it for the processors that hold this part."""
+    """Reads a part of each batch, and slices it for the processors that hold this part.
+
+    Attributes:
+      initializer: the tf.Operation that starts reading at the beginning of the dataset.
+    """
 
     def __init__(
         self,
@@ -230,15 +211,13 @@ class SubBatchSlicer:
         self._impl = simd_mesh_impl
         self._shapes = convert_shapes(mtf_input_shapes)
         self._global_batch = global_batch
-        self._device = self._host_device(host_id, external_worker)
+        if simd_mesh_impl.program.has_infeed:
+            self._device = _host_id_to_tf_device(host_id, external_worker)
+        else:  # each process of CPUs and GPUs reads for its own
+            self._device = ProcessDevices(simd_mesh_impl).ordered_hosts[self._pnums[0][0]]
         with tf.device(self._device):
-            ds = sub_batch_ds_creator()
-            # A wrong shape would otherwise fail in a step, on some processor.
-            check_elements(ds, self._sizes(), self._shapes)
-            self._iterator = tf.data.make_initializable_iterator(ds)
-
-    def _host_device(self, host_id: int, external_worker: bool) -> str:
-        return _host_id_to_tf_device(host_id, external_worker)
+            self._iterator = checked_iterator(sub_batch_ds_creator(), self._sizes(), self._shapes)
+        self.initializer: tf.Operation = self._iterator.initializer
 
     def _sizes(self) -> list[list[int]]:
         """Returns the shape of this part of each input."""
@@ -250,11 +229,6 @@ class SubBatchSlicer:
             [self._impl.slice_shape(shape)[0], *whole[1:]]
             for shape, whole in zip(self._shapes, sizes)
         ]
-
-    @property
-    def initializer(self) -> tf.Operation:
-        """The tf.Operation that starts reading at the beginning of the dataset."""
-        return self._iterator.initializer
 
     def get_slices(self) -> Iterator[tuple[tf.Tensor, int, int]]:
         """Yields (slice, processor number, input number) for all inputs of one step."""
@@ -298,8 +272,8 @@ class PlacementMeshImplInputReader:
         self._shapes = convert_shapes(mtf_input_shapes)
         with tf.device("/cpu:0"):
             ds = batched(ds_creator, self._shapes[0][0].size, ds_prefetch_size)
-            check_elements(ds, [s.to_integer_list for s in self._shapes], self._shapes)
-            self._iterator = tf.data.make_initializable_iterator(ds)
+            sizes = [shape.to_integer_list for shape in self._shapes]
+            self._iterator = checked_iterator(ds, sizes, self._shapes)
 
     def initialize(self, sess: tf.Session) -> None:
         """Starts reading at the beginning of the dataset.
@@ -331,6 +305,8 @@ class Infeed:
     Attributes:
       tuple_types: the dtype of each input.
       tuple_shapes: the shape of one processor's slice of each input.
+      number_of_tuple_elements: the number of inputs.
+      number_of_shards: the number of processors.
     """
 
     def __init__(
@@ -338,7 +314,7 @@ class Infeed:
         tuple_types: Sequence[tf.DType],
         tuple_shapes: Sequence[Sequence[int]],
         number_of_shards: int,
-        dequeue: Optional[Callable[[], list[tf.Tensor]]] = None,
+        own: Optional[list[tf.Tensor]] = None,
     ):
         """Creates an Infeed.
 
@@ -346,22 +322,13 @@ class Infeed:
           tuple_types: the dtype of each input.
           tuple_shapes: the shape of one processor's slice of each input.
           number_of_shards: the number of processors.
-          dequeue: returns the slices within the program; if None, they come by the infeed of a TPU.
+          own: the slices within the program; if None, they come by the infeed of a TPU.
         """
         self.tuple_types = list(tuple_types)
         self.tuple_shapes = [tf.TensorShape(sizes) for sizes in tuple_shapes]
-        self._shards = number_of_shards
-        self._dequeue = dequeue or self._from_tpu
-
-    @property
-    def number_of_tuple_elements(self) -> int:
-        """The number of inputs."""
-        return len(self.tuple_types)
-
-    @property
-    def number_of_shards(self) -> int:
-        """The number of processors."""
-        return self._shards
+        self.number_of_tuple_elements = len(self.tuple_types)
+        self.number_of_shards = number_of_shards
+        self._own = own
 
     def set_number_of_shards(self, number_of_shards: int) -> None:
         """Checks the number of replicas, for tpu.replicate.
@@ -372,16 +339,12 @@ class Infeed:
         Raises:
           ValueError: the mesh has another number of processors.
         """
-        if number_of_shards != self._shards:
+        if number_of_shards != self.number_of_shards:
             raise ValueError(
-                f"the infeed is for the {self._shards} processors of its mesh, but the program has "
-                f"{number_of_shards} replicas. Replicate it over as many as the mesh has"
+                f"the infeed is for the {self.number_of_shards} processors of its mesh, but the "
+                f"program has {number_of_shards} replicas. Replicate it over as many as the mesh "
+                "has"
             )
-
-    def _from_tpu(self) -> list[tf.Tensor]:
-        return list(
-            tf.raw_ops.InfeedDequeueTuple(dtypes=self.tuple_types, shapes=self.tuple_shapes)
-        )
 
     def generate_dequeue_op(self, tpu_device: int = 0) -> list[tf.Tensor]:
         """Returns the processor's slices of the inputs of a step, within the program.
@@ -390,7 +353,11 @@ class Infeed:
           tpu_device: ignored; each replica has one core.
         """
         del tpu_device
-        return self._dequeue()
+        if self._own is not None:
+            return self._own
+        return list(
+            tf.raw_ops.InfeedDequeueTuple(dtypes=self.tuple_types, shapes=self.tuple_shapes)
+        )
 
     def enqueue(self, pieces: Sequence[tf.Tensor], host: str, ordinal: int) -> tf.Operation:
         """Returns a tf.Operation that sends a TPU core its slices of a step.
@@ -406,13 +373,6 @@ class Infeed:
             )
 
 
-class _LocalSlicer(SubBatchSlicer):
-    """Reads whole batches in this process, for the processors of this process."""
-
-    def _host_device(self, host_id: int, external_worker: bool) -> str:
-        return ProcessDevices(self._impl).ordered_hosts[self._pnums[0][0]]
-
-
 class SimdMeshImplInputReader:
     """Gives each processor of a SimdMeshImpl its slices of the batches of a dataset.
 
@@ -421,6 +381,9 @@ class SimdMeshImplInputReader:
     each part of the batch that processors share, from its own shard of the dataset. On CPUs and
     GPUs, create the reader within the function that is passed to `replicate`; there,
     `infeed_queue.generate_dequeue_op()` returns the slices.
+
+    Attributes:
+      infeed_queue: the Infeed from which the program takes its inputs.
     """
 
     def __init__(
@@ -461,11 +424,6 @@ class SimdMeshImplInputReader:
             with program.outside():
                 self._make_local(program)
 
-    @property
-    def infeed_queue(self) -> Infeed:
-        """The Infeed from which the program takes its inputs."""
-        return self._infeed
-
     # -- CPUs and GPUs
 
     def _make_local(self, program: Program) -> None:
@@ -473,7 +431,7 @@ class SimdMeshImplInputReader:
         l2p = [self._impl.l2p(pnum) for pnum in range(self._impl.size)]
         here = [pnum for pnum in range(self._impl.size) if l2p[pnum] in program.local]
         # One for all of them: within the program, each processor would read all batches again.
-        slicer = self._slicer(self._whole_batches, 0, here, True, _LocalSlicer)
+        slicer = self._slicer(self._whole_batches, 0, here, True)
         pieces: list[list[Any]] = [[None] * self._impl.size for _ in self._shapes]
         for piece, pnum, number in slicer.get_slices():
             # The layout counts logical processors, and the program its devices.
@@ -481,7 +439,7 @@ class SimdMeshImplInputReader:
         # One program is traced for all: within it, each of these is a processor's own piece.
         own = [program.own_tensor(parts) for parts in pieces]
         self._initializers = [slicer.initializer]
-        self._infeed = Infeed([x.dtype for x in own], self._sizes, self._impl.size, lambda: own)
+        self.infeed_queue = Infeed([x.dtype for x in own], self._sizes, self._impl.size, own)
 
     def _whole_batches(self) -> tf.data.Dataset:
         return batched(self._ds_creator, self._shapes[0][0].size, self._prefetch_size)
@@ -501,10 +459,10 @@ class SimdMeshImplInputReader:
         for slicer in slicers:
             for piece, pnum, number in slicer.get_slices():
                 pieces[pnum][number] = piece
-        self._infeed = Infeed([x.dtype for x in pieces[0]], self._sizes, self._impl.size)
+        self.infeed_queue = Infeed([x.dtype for x in pieces[0]], self._sizes, self._impl.size)
         # From each core's own host, also what another one read: ordinals count the cores of a host.
         self._enqueue = [
-            self._infeed.enqueue(own, host, ordinal)
+            self.infeed_queue.enqueue(own, host, ordinal)
             for own, host, ordinal in zip(
                 pieces, self._devices.ordered_hosts, self._devices.ordered_ordinals
             )
@@ -516,9 +474,8 @@ class SimdMeshImplInputReader:
         host_id: int,
         pnums: Sequence[int],
         global_batch: bool,
-        kind: type[SubBatchSlicer] = SubBatchSlicer,
     ) -> SubBatchSlicer:
-        return kind(
+        return SubBatchSlicer(
             creator,
             host_id,
             [pnums] * len(self._shapes),

@@ -64,13 +64,21 @@ def processors(count: int) -> list[str]:
     Args:
       count: the number of processors.
     """
-    found = default_devices()
-    kind = "GPU" if "GPU" in found[0] and len(found) >= count else "CPU"
+    devices = default_devices()
+    kind = "GPU" if "GPU" in devices[0] and len(devices) >= count else "CPU"
     return [f"/device:{kind}:{i}" for i in range(count)]
 
 
 class MeshContext:
-    """The processors and the mesh implementation of a mesh, in one session."""
+    """The processors and the mesh implementation of a mesh, in one session.
+
+    Attributes:
+      device_assignment: the tf DeviceAssignment of a TPU, or None.
+      num_hosts: the number of hosts of the TPU; 1 without a TPU.
+      num_cores: the number of processors of the mesh.
+      num_cores_per_host: the mean number of processors of a host, rounded down.
+      mesh_impl: the most recent mesh implementation, or None.
+    """
 
     def __init__(
         self,
@@ -91,43 +99,17 @@ class MeshContext:
         self._use_tpu = use_tpu
         self._shape = mtf.convert_to_shape(mesh_shape)
         self._rules = mtf.convert_to_layout_rules(layout_rules)
-        self._mesh_impl: Any = None
-        self._device_assignment: Any = None
-        self._topology: Any = None
+        self.mesh_impl: Optional[mtf.MeshImpl] = None
+        self.device_assignment: Any = None
+        self.num_hosts, self.num_cores = 1, self._shape.size
         if use_tpu and any(d.device_type == "TPU_SYSTEM" for d in sess.list_devices()):
-            self._join_tpu(sess.run(tf.tpu.initialize_system()))
-
-    def _join_tpu(self, topology: bytes) -> None:
-        """Assigns a core to each processor."""
-        self._topology = tf.tpu.experimental.Topology(serialized=topology)
-        self._device_assignment = tf.tpu.experimental.DeviceAssignment.build(
-            self._topology, num_replicas=self._shape.size
-        )
-
-    @property
-    def device_assignment(self) -> Any:
-        """The tf DeviceAssignment of a TPU, or None."""
-        return self._device_assignment
-
-    @property
-    def num_hosts(self) -> int:
-        """The number of hosts of the TPU; 1 without a TPU."""
-        return 1 if self._topology is None else self._topology.num_tasks
-
-    @property
-    def num_cores(self) -> int:
-        """The number of processors of the mesh."""
-        return self._shape.size
-
-    @property
-    def num_cores_per_host(self) -> int:
-        """The mean number of processors of a host, rounded down."""
-        return self.num_cores // self.num_hosts
-
-    @property
-    def mesh_impl(self) -> Optional[mtf.MeshImpl]:
-        """The most recent mesh implementation, or None."""
-        return self._mesh_impl
+            topology = sess.run(tf.tpu.initialize_system())
+            self._topology = tf.tpu.experimental.Topology(serialized=topology)
+            self.num_hosts = self._topology.num_tasks
+            self.device_assignment = tf.tpu.experimental.DeviceAssignment.build(
+                self._topology, num_replicas=self.num_cores
+            )
+        self.num_cores_per_host = self.num_cores // self.num_hosts
 
     def create_graph_mesh_and_mesh_impl(self) -> tuple[mtf.Graph, mtf.Mesh, Any]:
         """Returns a new (Graph, Mesh, MeshImpl).
@@ -139,9 +121,8 @@ class MeshContext:
           ValueError: it is called elsewhere.
         """
         graph = mtf.Graph()
-        mesh = mtf.Mesh(graph, "my_mesh")
-        self._mesh_impl = self._make_impl()
-        return graph, mesh, self._mesh_impl
+        self.mesh_impl = self._make_impl()
+        return graph, mtf.Mesh(graph, "my_mesh"), self.mesh_impl
 
     def _make_impl(self) -> Any:
         if not self._use_tpu:
@@ -149,26 +130,25 @@ class MeshContext:
             if len(devices) < self.num_cores:
                 devices = devices[:1] * self.num_cores
             return PlacementMeshImpl(self._shape, self._rules, devices[: self.num_cores])
-        if self._device_assignment is None:
+        assignment = self.device_assignment
+        if assignment is None:
             return SimdMeshImpl(self._shape, self._rules)
         order = auto_logical_to_physical_tpu(
             self._shape.to_integer_list,
             list(self._topology.mesh_shape),
-            device_assignment=self._device_assignment,
+            device_assignment=assignment,
         )
         return SimdMeshImpl(
-            self._shape,
-            self._rules,
-            device_assignment=self._device_assignment,
-            logical_to_physical=order,
+            self._shape, self._rules, device_assignment=assignment, logical_to_physical=order
         )
 
 
 def _learning_rate(step: tf.Tensor) -> tf.Tensor:
     """Returns the learning rate at a step."""
     # lr * lr_drop_rate^floor(step / lr_drop_steps).
-    drops = tf.floor(tf.cast(step, tf.float32) / FLAGS.lr_drop_steps)
-    return FLAGS.lr * tf.pow(tf.constant(FLAGS.lr_drop_rate), drops)
+    return tf.train.exponential_decay(
+        FLAGS.lr, step, FLAGS.lr_drop_steps, FLAGS.lr_drop_rate, staircase=True
+    )
 
 
 def _open_session(num_cores: int) -> tf.Session:
@@ -243,23 +223,28 @@ class Model:
     def _built(self, rate: tf.Tensor) -> dict[str, Any]:
         """Returns the results of a step, by name."""
         if not FLAGS.use_tpu:
-            return self._placed(rate)
+            parts = self._context.create_graph_mesh_and_mesh_impl()
+            self._make_reader(PlacementMeshImplInputReader, parts)
+            return self._reader.gpu_placement(lambda *slices: self._lowered(parts, slices, rate))
         # A replicated program returns flat tensors, so their structure leaves it by this list.
         structure: list[Any] = []
+        assignment = self._context.device_assignment
 
         def program(rate: tf.Tensor, *slices: tf.Tensor) -> list[tf.Tensor]:
-            results = self._simd(rate, [[x] for x in slices])
-            structure.append(results)
-            return tf.nest.flatten(results)
+            parts = self._context.create_graph_mesh_and_mesh_impl()
+            if assignment is None:
+                self._make_reader(SimdMeshImplInputReader, parts)
+                slices = self._reader.infeed_queue.generate_dequeue_op()
+            structure.append(self._lowered(parts, [[x] for x in slices], rate))
+            return tf.nest.flatten(structure[-1])
 
-        assignment = self._context.device_assignment
         count = self._context.num_cores
         if assignment is None:
             flat = replicate(program, [rate], devices=processors(count))
         else:
-            parts = self._context.create_graph_mesh_and_mesh_impl()
             # Outside of the program, as hosts enqueue what it dequeues; it makes a mesh of its own.
-            self._make_reader(SimdMeshImplInputReader, parts[-1], external_worker=FLAGS.on_gcp)
+            parts = self._context.create_graph_mesh_and_mesh_impl()
+            self._make_reader(SimdMeshImplInputReader, parts, external_worker=FLAGS.on_gcp)
             flat = tf.tpu.replicate(
                 program,
                 [[rate]] * count,
@@ -271,30 +256,16 @@ class Model:
     def _make_reader(
         self,
         kind: Callable[..., Union[PlacementMeshImplInputReader, SimdMeshImplInputReader]],
-        mesh_impl: mtf.MeshImpl,
+        parts: tuple[mtf.Graph, mtf.Mesh, mtf.MeshImpl],
         **options: object,
     ) -> None:
         self._reader = kind(
-            mesh_impl,
+            parts[-1],
             unet.get_dataset_creator(self._mode),
             unet.get_input_mtf_shapes(self._mode),
             is_eval_mode=not self._is_training,
             **options,
         )
-
-    def _placed(self, rate: tf.Tensor) -> dict[str, Any]:
-        """Builds the model on a PlacementMeshImpl."""
-        parts = self._context.create_graph_mesh_and_mesh_impl()
-        self._make_reader(PlacementMeshImplInputReader, parts[-1])
-        return self._reader.gpu_placement(lambda *slices: self._lowered(parts, slices, rate))
-
-    def _simd(self, rate: tf.Tensor, slices: Sequence[Any]) -> dict[str, Any]:
-        """Builds the model within the program that all processors run."""
-        parts = self._context.create_graph_mesh_and_mesh_impl()
-        if not slices:
-            self._make_reader(SimdMeshImplInputReader, parts[-1])
-            slices = [[x] for x in self._reader.infeed_queue.generate_dequeue_op()]
-        return self._lowered(parts, slices, rate)
 
     def _lowered(
         self,
@@ -392,10 +363,10 @@ def _evaluate(model: Model, directory: str) -> Scores:
     if FLAGS.pred_output_dir:
         tf.io.gfile.makedirs(FLAGS.pred_output_dir)
     for _ in range(FLAGS.num_eval_iterations_per_loop):
-        found = model.run()
-        means.add({name: [value] for name, value in found["scores"].items()}, 1)
+        results = model.run()
+        means.add({name: [value] for name, value in results["scores"].items()}, 1)
         processor.record(
-            [*found["record"], found["scores"]["loss"], found["step"]], FLAGS.pred_output_dir
+            [*results["record"], results["scores"]["loss"], results["step"]], FLAGS.pred_output_dir
         )
     return {**means.result({}), **processor.finish()}
 
@@ -450,32 +421,29 @@ def train_and_eval(report: Callable[[int, Scores, Scores], Any] = _log) -> Score
     """
     _check_flags()
     scores: Scores = {}
-    with tempfile.TemporaryDirectory() as scratch:
-        directory = FLAGS.checkpoint_dir or scratch
+    with contextlib.ExitStack() as stack:
+        directory = FLAGS.checkpoint_dir or stack.enter_context(tempfile.TemporaryDirectory())
         folder = FLAGS.summary_dir or FLAGS.checkpoint_dir
         writer = None
         if FLAGS.write_summary and folder:
             # TensorFlow makes no FileWriter in eager code.
             with tf.Graph().as_default():
-                writer = tf.summary.FileWriter(folder)
-        with contextlib.ExitStack() as stack:
-            if writer is not None:
-                stack.callback(writer.close)
-            training = stack.enter_context(contextlib.closing(Model("train")))
-            evaluating = stack.enter_context(contextlib.closing(Model("eval")))
-            step = training.restore(directory)
-            length = FLAGS.num_train_iterations_per_loop
-            total = FLAGS.num_training_loops * length
-            with Progress(total, "train", start=step, leave=step < total) as progress:
-                while step < total:
-                    # The next multiple, so that a run that goes on evaluates at the same steps.
-                    stop = (step // length + 1) * length
-                    trained = _train(training, step, stop, directory, progress)
-                    step = stop
-                    scores = _evaluate(evaluating, directory)
-                    _write(writer, step, "train", trained)
-                    _write(writer, step, "eval", scores)
-                    report(step, trained, scores)
+                writer = stack.enter_context(tf.summary.FileWriter(folder))
+        training = stack.enter_context(contextlib.closing(Model("train")))
+        evaluating = stack.enter_context(contextlib.closing(Model("eval")))
+        step = training.restore(directory)
+        length = FLAGS.num_train_iterations_per_loop
+        total = FLAGS.num_training_loops * length
+        with Progress(total, "train", start=step, leave=step < total) as progress:
+            while step < total:
+                # The next multiple, so that a run that goes on evaluates at the same steps.
+                stop = (step // length + 1) * length
+                trained = _train(training, step, stop, directory, progress)
+                step = stop
+                scores = _evaluate(evaluating, directory)
+                _write(writer, step, "train", trained)
+                _write(writer, step, "eval", scores)
+                report(step, trained, scores)
     return scores
 
 

@@ -22,15 +22,6 @@ from mesh_tensorflow._flags import FLAGS, define
 from mesh_tensorflow._programs import run_with_flags
 from mesh_tensorflow._progress import Progress
 from mesh_tensorflow.experimental import data_aug_lib
-from mesh_tensorflow.experimental._scans import (
-    COMPRESSION,
-    IMAGE,
-    LABEL,
-    mapped,
-    parse_scan,
-    read_scans,
-    scaled,
-)
 
 __all__ = ["FLAGS", "apply_data_aug", "main", "save_to_tfrecord"]
 
@@ -77,19 +68,19 @@ def save_to_tfrecord(
         name: tf.train.Feature(
             bytes_list=tf.train.BytesList(value=[np.ascontiguousarray(array, np.float32).tobytes()])
         )
-        for name, array in ((IMAGE, image), (LABEL, label))
+        for name, array in ((data_aug_lib.IMAGE, image), (data_aug_lib.LABEL, label))
     }
     example = tf.train.Example(features=tf.train.Features(feature=features))
     path = os.path.join(output_path, f"{output_file_prefix}-{process_no}-{idx}.tfrecords")
-    with tf.io.TFRecordWriter(path, COMPRESSION) as writer:
+    with tf.io.TFRecordWriter(path, data_aug_lib.COMPRESSION) as writer:
         writer.write(example.SerializeToString())
 
 
 def _augmented(record: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns a scan with synthetic lesions, rotated at random."""
-    image, label = parse_scan(record, FLAGS.ct_resolution)
+    image, label = data_aug_lib.parse_scan(record, FLAGS.ct_resolution)
     image, label = data_aug_lib.maybe_gen_fake_data_based_on_real_data(
-        scaled(image),
+        data_aug_lib.scaled(image),
         label,
         FLAGS.ct_resolution,
         FLAGS.min_fake_lesion_ratio,
@@ -120,9 +111,9 @@ def apply_data_aug() -> None:
     seed = tf.get_default_graph().seed
     with tf.Graph().as_default():
         tf.set_random_seed(seed)
+        ds = data_aug_lib.mapped(data_aug_lib.read_scans("input_file_pattern", True, 1), _augmented)
         # Another scan is augmented while one is written.
-        ds = mapped(read_scans("input_file_pattern", True, 1), _augmented).prefetch(1)
-        scan = tf.data.make_one_shot_iterator(ds).get_next()
+        scan = tf.data.make_one_shot_iterator(ds.prefetch(1)).get_next()
         with tf.Session() as session, Progress(FLAGS.num_data_aug, "augment", "scan") as progress:
             for idx in range(FLAGS.num_data_aug):
                 image, label = session.run(scan)

@@ -19,7 +19,6 @@ import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
 from mesh_tensorflow._flags import FLAGS, define
 from mesh_tensorflow.experimental import data_aug_lib
-from mesh_tensorflow.experimental._scans import mapped, parse_scan, read_scans, scaled
 
 __all__ = [
     "FLAGS",
@@ -234,19 +233,21 @@ def get_dataset_creator(dataset_str: str) -> Callable[[], tf.data.Dataset]:
         return _in_blocks(image, label)
 
     def parsed(record: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        image, label = parse_scan(record, FLAGS.ct_resolution)
-        return (image, label) if is_training else (scaled(image), label)
+        image, label = data_aug_lib.parse_scan(record, FLAGS.ct_resolution)
+        return (image, label) if is_training else (data_aug_lib.scaled(image), label)
 
     def creator() -> tf.data.Dataset:
-        ds = read_scans(f"{dataset_str}_file_pattern", is_training, FLAGS.n_dataset_read_interleave)
-        ds = mapped(ds, parsed, FLAGS.n_dataset_processes)
+        ds = data_aug_lib.read_scans(
+            f"{dataset_str}_file_pattern", is_training, FLAGS.n_dataset_read_interleave
+        )
+        ds = data_aug_lib.mapped(ds, parsed, FLAGS.n_dataset_processes)
         if FLAGS.sampled_2d_slices:
             # Slices of a scan are alike and come in a row: hence the larger buffer below.
             ds = ds.flat_map(_slices)
         if is_training:
             # Before labels become one-hot, which takes `label_c` times the memory.
             ds = ds.shuffle(_SHUFFLED * (16 if FLAGS.sampled_2d_slices else 1))
-        return mapped(ds, prepared, FLAGS.n_dataset_processes)
+        return data_aug_lib.mapped(ds, prepared, FLAGS.n_dataset_processes)
 
     return creator
 
@@ -256,15 +257,12 @@ def get_dataset_creator(dataset_str: str) -> Callable[[], tf.data.Dataset]:
 _MOMENTUM = 0.9  # of batch normalization
 _EPSILON = 1e-6
 _SLOPE = 0.1  # of leaky ReLU for negative inputs
-# By whether images are slices: the layer, and the number of its spatial dimensions.
-_CONVOLUTIONS: dict[bool, tuple[Any, int]] = {
-    True: (layers.conv2d_with_blocks, 2),
-    False: (layers.conv3d_with_blocks, 3),
-}
-_TRANSPOSED: dict[bool, tuple[Any, int]] = {
-    True: (layers.conv2d_transpose_with_blocks, 2),
-    False: (layers.conv3d_transpose_with_blocks, 3),
-}
+
+
+def _layer(name: str, sampled_2d_slices: bool) -> tuple[Callable[..., Any], int]:
+    """Returns a layer such as "conv{}d" for slices or volumes, and its spatial dimensions."""
+    size = 2 if sampled_2d_slices else 3
+    return getattr(layers, name.format(size)), size
 
 
 def conv_with_spatial_partition(
@@ -300,7 +298,7 @@ def conv_with_spatial_partition(
       (a Tensor with the shape of `x` but for the channels, operations that update the moving
       averages of batch normalization and have to run with the training step).
     """
-    conv, size = _CONVOLUTIONS[bool(sampled_2d_slices)]
+    conv, size = _layer("conv{}d_with_blocks", sampled_2d_slices)
     x = conv(
         x,
         mtf.Dimension(odim_name, n_filters),
@@ -348,7 +346,7 @@ def deconv_with_spatial_partition(
     Returns:
       A Tensor with the dimensions of `x`, with x, y and z twice as large and the new channels.
     """
-    deconv, size = _TRANSPOSED[bool(sampled_2d_slices)]
+    deconv, size = _layer("conv{}d_transpose_with_blocks", sampled_2d_slices)
     x = deconv(
         x,
         mtf.Dimension(odim_name, n_filters),
@@ -470,7 +468,7 @@ def results_to_record(logits: mtf.Tensor, labels: mtf.Tensor) -> list[mtf.Tensor
       labels: a Tensor of the same shape, one-hot.
     """
     classes = logits.shape.dims[-1]
-    pool, size = (layers.avg_pool2d, 2) if FLAGS.sampled_2d_slices else (layers.avg_pool3d, 3)
+    pool, size = _layer("avg_pool{}d", FLAGS.sampled_2d_slices)
     window = (FLAGS.pred_downsample,) * size
     p, of_lesions = mtf.softmax(logits, classes), mtf.slice(labels, LESION, 1, "label_c")
     p, of_lesions = pool(p, ksize=window), pool(of_lesions, ksize=window)
@@ -492,8 +490,7 @@ class PostProcessor:
 
     def __init__(self) -> None:
         """Creates a PostProcessor without results."""
-        self._area_int: list[np.ndarray] = []
-        self._area_sum: list[np.ndarray] = []
+        self._areas: list[np.ndarray] = []  # of each batch [2, batch]: common areas, and sums
         self._instance_i = 0
 
     def record(self, results: Sequence[np.ndarray], pred_output_dir: str) -> None:
@@ -505,7 +502,7 @@ class PostProcessor:
           pred_output_dir: a directory for the files pred_liver_STEP_I.npy, pred_lesion_STEP_I.npy
             and, with --output_ground_truth, label_STEP_I.npy of each image; "" to write none.
         """
-        *volumes, found, total, _, step = results
+        *volumes, common, total, _, step = results
         for images in zip(*volumes):
             for name, image in zip(_NAMES, images):
                 if not pred_output_dir or (name == "label" and not FLAGS.output_ground_truth):
@@ -514,8 +511,7 @@ class PostProcessor:
                 with tf.io.gfile.GFile(path, "wb") as f:
                     np.save(f, _joined(np.asarray(image, np.float32)))
             self._instance_i += 1
-        self._area_int.append(np.asarray(found, np.float32))
-        self._area_sum.append(np.asarray(total, np.float32))
+        self._areas.append(np.array([common, total], np.float32))
 
     def finish(self) -> dict[str, float]:
         """Returns and logs the Dice coefficients of lesions, and resets the results.
@@ -526,15 +522,15 @@ class PostProcessor:
         Raises:
           ValueError: nothing was recorded.
         """
-        if not self._area_int:
+        if not self._areas:
             raise ValueError("PostProcessor.finish: no results were recorded; call record before")
-        common, total = np.concatenate(self._area_int), np.concatenate(self._area_sum)
+        common, total = np.concatenate(self._areas, 1)
         scores = {
             "lesion_dice_per_case": float(np.mean(2.0 * common / (total + _EPSILON))),
             "lesion_dice_global": float(2.0 * common.sum() / (total.sum() + _EPSILON)),
         }
         tf.logging.info("Scores of %d images: %s", self._instance_i, scores)
-        self._area_int, self._area_sum, self._instance_i = [], [], 0
+        self._areas, self._instance_i = [], 0
         return scores
 
 
@@ -576,7 +572,7 @@ class _Network:
 
     def logits(self, x: mtf.Tensor) -> mtf.Tensor:
         """Returns the logits, with the dimension label_c in place of image_c."""
-        pool = layers.max_pool2d if FLAGS.sampled_2d_slices else layers.max_pool3d
+        pool, _ = _layer("max_pool{}d", FLAGS.sampled_2d_slices)
         kept = []
         for depth in range(FLAGS.network_depth):
             if depth:
@@ -602,7 +598,7 @@ class _Network:
             x = self._level(x, "up", depth)
         classes = mtf.Dimension("label_c", FLAGS.label_c)
         # Windows of 1 need nothing of neighboring blocks, so this is the layer without halos.
-        conv, size = (layers.conv2d, 2) if FLAGS.sampled_2d_slices else (layers.conv3d, 3)
+        conv, size = _layer("conv{}d", FLAGS.sampled_2d_slices)
         return conv(
             x,
             classes,
@@ -693,9 +689,8 @@ def unet_with_spatial_partition(
     Raises:
       ValueError: `dataset_str` is unknown, or flags are not compatible.
     """
-    check_dataset(dataset_str)
-    _check_settings()
     shapes = get_input_mtf_shapes(dataset_str)
+    _check_settings()
     x, labels = (_imported(mesh, mesh_impl, t, shape) for t, shape in zip((images, labels), shapes))
     _, nx_dim, ny_dim, *_ = x.shape.dims
     network = _Network(nx_dim, ny_dim, dataset_str == "train", x.dtype)

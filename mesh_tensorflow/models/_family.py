@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Optional, Protocol
+from typing import Any, NamedTuple, Optional, Union
 
 import numpy as np
 
+from mesh_tensorflow._huggingface import Folder
+from mesh_tensorflow.models._gguf import GgufFile
 from mesh_tensorflow.transformer.transformer import Unitransformer
 
 
@@ -92,28 +94,10 @@ class Config:
             )
 
 
-class Tensors(Protocol):
-    """What a file or a folder has, by Hugging Face's names."""
-
-    path: str
-
-    def __iter__(self) -> Iterator[str]:
-        """Yields the names."""
-
-    def __getitem__(self, name: str) -> np.ndarray:
-        """Reads a tensor."""
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Returns the sizes of a tensor, without reading it."""
-
-    def dtype(self, name: str) -> np.dtype:
-        """Returns the dtype of a tensor, without reading it."""
-
-
 class Weights(Mapping[str, np.ndarray]):
     """The weights of a folder by the names of variables; each is read when it is asked for."""
 
-    def __init__(self, folder: Tensors, form: Form) -> None:
+    def __init__(self, folder: Union[Folder, GgufFile], form: Form) -> None:
         """Checks that the folder has the weights of the model, in their shapes.
 
         Args:
@@ -126,10 +110,7 @@ class Weights(Mapping[str, np.ndarray]):
         self._folder = folder
         self._sizes = form.sizes
         self._weights = {weight.ours: weight for weight in form.weights}
-        self._check()
-
-    def _check(self) -> None:
-        there, expected = set(self._folder), {w.theirs: w for w in self._weights.values()}
+        there, expected = set(folder), {w.theirs: w for w in form.weights}
         problems = []
         missing, extra = sorted(expected.keys() - there), sorted(there - expected.keys())
         if missing:
@@ -137,16 +118,13 @@ class Weights(Mapping[str, np.ndarray]):
         if extra:
             problems.append(f"without a place in the model: {few(extra)}")
         for name in sorted(expected.keys() & there):
-            shape, sizes = (
-                list(self._folder.shape(name)),
-                _stored_sizes(expected[name], self._sizes),
-            )
+            shape, sizes = list(folder.shape(name)), _stored_sizes(expected[name], form.sizes)
             if shape != sizes:
                 text = ", ".join(f"{d}={n}" for d, n in zip(expected[name].stored.split(), sizes))
                 problems.append(f"{name} has shape {shape} instead of [{text}]")
         if problems:
             raise ValueError(
-                f"{self._folder.path}: the weights are not those that config.json describes. "
+                f"{folder.path}: the weights are not those that config.json describes. "
                 + "; ".join(problems)
             )
 

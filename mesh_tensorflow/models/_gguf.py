@@ -9,8 +9,8 @@ import numpy as np
 
 from mesh_tensorflow._core.errors import missing_package
 
-# By the names of architectures: the model types of config.json.
-_MODEL_TYPES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
+# The architectures, by their names, which are also the model types of config.json.
+_ARCHITECTURES = ("llama", "qwen2", "qwen3")
 # By the names of fields of config.json: those of metadata, after the name of the architecture.
 _FIELDS = {
     "hidden_size": "embedding_length",
@@ -23,7 +23,7 @@ _FIELDS = {
     "rope_theta": "rope.freq_base",
     "max_position_embeddings": "context_length",
 }
-_IDS = {"bos_token_id": "bos_token_id", "eos_token_id": "eos_token_id"}
+_IDS = ("bos_token_id", "eos_token_id")
 # By the names of tensors there: those of Hugging Face.
 _OUTER = {
     "token_embd.weight": "model.embed_tokens.weight",
@@ -82,13 +82,13 @@ class GgufFile:
 
     def _config(self, fields: dict[str, Any]) -> dict[str, Any]:
         architecture = fields.get("general.architecture")
-        if architecture not in _MODEL_TYPES:
+        if architecture not in _ARCHITECTURES:
             raise ValueError(
                 f"{self.path}: its architecture is {architecture!r}, which is none of "
-                f"{', '.join(_MODEL_TYPES)}"
+                f"{', '.join(_ARCHITECTURES)}"
             )
         config: dict[str, Any] = {
-            "model_type": _MODEL_TYPES[architecture],
+            "model_type": architecture,
             "tie_word_embeddings": "lm_head.weight" not in self._tensors,
             # No field tells it.
             "attention_bias": "model.layers.0.self_attn.o_proj.bias" in self._tensors,
@@ -96,12 +96,9 @@ class GgufFile:
         embedding = "model.embed_tokens.weight"
         if embedding in self._tensors:
             config["vocab_size"] = self.shape(embedding)[0]
-        for ours, theirs in _FIELDS.items():
-            if f"{architecture}.{theirs}" in fields:
-                config[ours] = fields[f"{architecture}.{theirs}"]
-        for ours, theirs in _IDS.items():
-            if f"tokenizer.ggml.{theirs}" in fields:
-                config[ours] = fields[f"tokenizer.ggml.{theirs}"]
+        names = {ours: f"{architecture}.{theirs}" for ours, theirs in _FIELDS.items()}
+        names |= {name: f"tokenizer.ggml.{name}" for name in _IDS}
+        config |= {ours: fields[theirs] for ours, theirs in names.items() if theirs in fields}
         scaling = f"{architecture}.rope.scaling"
         if fields.get(f"{scaling}.type", "none") != "none":
             config["rope_scaling"] = {
@@ -149,6 +146,7 @@ class GgufFile:
         """Returns the number of heads of a tensor whose channels are in another order."""
         if self.config["model_type"] != "llama":
             return None
+        # Only the converter of Llama's weights to GGUF changes their order.
         for projection, field in (
             ("self_attn.q_proj", "num_attention_heads"),
             ("self_attn.k_proj", "num_key_value_heads"),

@@ -60,8 +60,10 @@ def form_of(config: Config) -> Form:
         "combine_dims": False,
         "fold_scaling_into_initializer": False,
         "rotary": _rotary(config, key_size),
-        "biases": _biases(config),
+        "biases": "qkvo" if config.get("attention_bias") else "",
     }
+    if config.get("model_type") == "qwen2":
+        attention["biases"] = "qkv"  # no field of its config.json tells it
     if config.get("model_type") == "qwen3":
         attention["qk_norm_epsilon"] = config.get("rms_norm_eps", 1e-6)
     cls: Any = transformer_layers.SelfAttention
@@ -80,17 +82,10 @@ def form_of(config: Config) -> Form:
     return Form(make, weights, sizes)
 
 
-def _biases(config: Config) -> str:
-    """Returns the projections of attention that have biases."""
-    if config.get("model_type") == "qwen2":
-        return "qkv"
-    return "qkvo" if config.get("attention_bias") else ""
-
-
 def _window(config: Config) -> Optional[int]:
     """Returns how many positions a query sees, the last of them its own; None for all."""
     if str(config.get("model_type")).startswith("qwen"):
-        # Their window is for some of the layers.
+        # Their window is for some of the layers, and is known only where it is off.
         config.must_be("use_sliding_window", False)
         return None
     return None if config.get("sliding_window") is None else config.number("sliding_window")
@@ -158,7 +153,6 @@ def _model(
     )
 
 
-# PyTorch computes x W^T, and so stores [out, in]; kernels here are [in, out].
 _OUTER = [
     Weight("transformer/embedding", "vocab d_model", "model.embed_tokens.weight", "vocab d_model"),
     Weight("transformer/rms_norm/scale", "d_model", "model.norm.weight", "d_model"),
@@ -178,38 +172,39 @@ def _block(
       memory: the same of keys and values.
       attention: the arguments of its attention.
     """
-    q, kv = [*query, "d_kv"], [*memory, "d_kv"]
-    made = {"q": q, "k": kv, "v": kv, "o": ["d_model"]}
-    rows = [
-        ("layer_000/rms_norm/scale", ["d_model"], "input_layernorm", [["d_model"]]),
-        (f"layer_000/{layer}/q", ["d_model", *q], "self_attn.q_proj", [q, ["d_model"]]),
-        (f"layer_000/{layer}/k", ["d_model", *kv], "self_attn.k_proj", [kv, ["d_model"]]),
-        (f"layer_000/{layer}/v", ["d_model", *kv], "self_attn.v_proj", [kv, ["d_model"]]),
-        (f"layer_000/{layer}/o", [*q, "d_model"], "self_attn.o_proj", [["d_model"], q]),
-        ("layer_001/rms_norm/scale", ["d_model"], "post_attention_layernorm", [["d_model"]]),
+    q, kv, d_model = [*query, "d_kv"], [*memory, "d_kv"], ["d_model"]
+    dense = "layer_001/DenseReluDense"
+    # From which dimensions to which.
+    projections = {"q": (d_model, q), "k": (d_model, kv), "v": (d_model, kv), "o": (q, d_model)}
+    # (our name, Hugging Face's name, dimensions of the input or none, dimensions of the output)
+    rows: list[tuple[str, str, list[str], list[str]]] = [
+        ("layer_000/rms_norm/scale", "input_layernorm.weight", [], d_model),
         *(
-            (f"layer_001/DenseReluDense/{ours}/kernel", dims, f"mlp.{theirs}", [dims[1:], dims[:1]])
-            for ours, theirs, dims in [
-                ("wi_0", "gate_proj", ["d_model", "d_ff"]),
-                ("wi_1", "up_proj", ["d_model", "d_ff"]),
-                ("wo", "down_proj", ["d_ff", "d_model"]),
-            ]
+            (f"layer_000/{layer}/{name}", f"self_attn.{name}_proj.weight", *dims)
+            for name, dims in projections.items()
+        ),
+        ("layer_001/rms_norm/scale", "post_attention_layernorm.weight", [], d_model),
+        (f"{dense}/wi_0/kernel", "mlp.gate_proj.weight", d_model, ["d_ff"]),
+        (f"{dense}/wi_1/kernel", "mlp.up_proj.weight", d_model, ["d_ff"]),
+        (f"{dense}/wo/kernel", "mlp.down_proj.weight", ["d_ff"], d_model),
+        *(
+            (f"layer_000/{layer}/{name}_bias", f"self_attn.{name}_proj.bias", [], dims[1])
+            for name, dims in projections.items()
+            if name in attention["biases"]
         ),
     ]
-    ours, theirs = f"transformer/block_{number:03d}", f"model.layers.{number}"
-    found = [
-        Weight(f"{ours}/{name}", " ".join(dims), f"{theirs}.{other}.weight", _stored(axes))
-        for name, dims, other, axes in rows
-    ]
-    for name in attention["biases"]:
-        bias, other = f"{ours}/layer_000/{layer}/{name}_bias", f"self_attn.{name}_proj.bias"
-        found.append(Weight(bias, " ".join(made[name]), f"{theirs}.{other}", _stored([made[name]])))
     if "qk_norm_epsilon" in attention:
-        for name in "qk":
-            norm, other = f"{ours}/layer_000/{layer}/{name}_norm", f"self_attn.{name}_norm.weight"
-            found.append(Weight(norm, "d_kv", f"{theirs}.{other}", "d_kv"))
-    return found
-
-
-def _stored(axes: list[list[str]]) -> str:
-    return " ".join("*".join(axis) for axis in axes)
+        rows += [
+            (f"layer_000/{layer}/{name}_norm", f"self_attn.{name}_norm.weight", [], ["d_kv"])
+            for name in "qk"
+        ]
+    return [
+        Weight(
+            f"transformer/block_{number:03d}/{ours}",
+            " ".join([*inputs, *outputs]),
+            f"model.layers.{number}.{theirs}",
+            # PyTorch computes x W^T, and so stores [out, in], with heads and channels as one.
+            " ".join("*".join(dims) for dims in (outputs, inputs) if dims),
+        )
+        for ours, theirs, inputs, outputs in rows
+    ]

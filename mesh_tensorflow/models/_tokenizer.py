@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Optional
@@ -13,6 +15,9 @@ from mesh_tensorflow.transformer.vocabulary import Vocabulary
 # Control tokens, by llama.cpp's number of the type; texts have them by their names.
 _CONTROL = 3
 _TOKENIZER, _TEMPLATE = "tokenizer.json", "chat_template.jinja"
+_SETTINGS = "tokenizer_config.json"
+# Tokens that templates name, without knowing which they are.
+_NAMED = ("bos_token", "eos_token")
 
 
 class Tokenizer(Vocabulary):
@@ -21,17 +26,25 @@ class Tokenizer(Vocabulary):
     Attributes:
       tokenizer: a tokenizers.Tokenizer.
       chat_template: the template of conversations, in jinja2's language; or None.
+      named_tokens: what `bos_token` and `eos_token` are in the template.
     """
 
-    def __init__(self, tokenizer: Any, chat_template: Optional[str] = None) -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        chat_template: Optional[str] = None,
+        named_tokens: Optional[Mapping[str, str]] = None,
+    ) -> None:
         """Creates it; `of_folder` and `of_gguf` do so for users.
 
         Args:
           tokenizer: a tokenizers.Tokenizer.
           chat_template: the template of conversations, or None.
+          named_tokens: what `bos_token` and `eos_token` are in the template; nothing if None.
         """
         self.tokenizer = tokenizer
         self.chat_template = chat_template
+        self.named_tokens = dict(named_tokens or {})
 
     @property
     def vocab_size(self) -> int:
@@ -91,15 +104,15 @@ class Tokenizer(Vocabulary):
                 messages=list(messages),
                 add_generation_prompt=True,
                 raise_exception=refuse,
-                bos_token="",
-                eos_token="",
+                **{**dict.fromkeys(_NAMED, ""), **self.named_tokens},
             )
         except (jinja2.TemplateError, ValueError, TypeError) as e:
             raise ValueError(f"the model's template of conversations refuses these: {e}") from e
+        # Not `prompt`: the template itself says whether a conversation begins with `bos_token`.
         return self.encode(text)
 
     def save(self, path: str) -> None:
-        """Writes tokenizer.json, and the template of conversations, to a folder.
+        """Writes tokenizer.json, the template of conversations, and its tokens to a folder.
 
         Args:
           path: a directory.
@@ -108,6 +121,9 @@ class Tokenizer(Vocabulary):
         if self.chat_template is not None:
             with open(os.path.join(path, _TEMPLATE), "w", encoding="utf-8") as f:
                 f.write(self.chat_template)
+        if self.named_tokens:
+            with open(os.path.join(path, _SETTINGS), "w", encoding="utf-8") as f:
+                json.dump(self.named_tokens, f, indent=2)
 
 
 def of_folder(path: str) -> Optional[Tokenizer]:
@@ -117,7 +133,7 @@ def of_folder(path: str) -> Optional[Tokenizer]:
       path: a directory.
 
     Raises:
-      ValueError: tokenizer.json is damaged.
+      ValueError: tokenizer.json or tokenizer_config.json is damaged.
     """
     file = os.path.join(path, _TOKENIZER)
     if not os.path.isfile(file) or not _is_installed():
@@ -128,14 +144,17 @@ def of_folder(path: str) -> Optional[Tokenizer]:
         made = tokenizers.Tokenizer.from_file(file)
     except Exception as error:  # the package has none of its own
         raise ValueError(f"{file} is damaged: {error}") from error
-    template = None
-    alone, settings = (os.path.join(path, name) for name in (_TEMPLATE, "tokenizer_config.json"))
-    if os.path.isfile(alone):
-        with open(alone, encoding="utf-8") as f:
+    template_file, settings_file = (os.path.join(path, name) for name in (_TEMPLATE, _SETTINGS))
+    settings = read_json(settings_file) if os.path.isfile(settings_file) else {}
+    template = settings.get("chat_template")  # where older folders have it
+    if os.path.isfile(template_file):
+        with open(template_file, encoding="utf-8") as f:
             template = f.read()
-    elif os.path.isfile(settings):
-        template = read_json(settings).get("chat_template")
-    return Tokenizer(made, template if isinstance(template, str) else None)
+    tokens = {name: settings.get(name) for name in _NAMED}
+    # A token with settings of its own is an object there.
+    tokens = {name: t.get("content") if isinstance(t, dict) else t for name, t in tokens.items()}
+    named = {name: t for name, t in tokens.items() if isinstance(t, str)}
+    return Tokenizer(made, template if isinstance(template, str) else None, named)
 
 
 def of_gguf(metadata: Mapping[str, Any]) -> Optional[Tokenizer]:
@@ -163,12 +182,10 @@ def of_gguf(metadata: Mapping[str, Any]) -> Optional[Tokenizer]:
     made.decoder = decoders.ByteLevel()
     types = metadata.get("ggml.token_type", [])
     made.add_special_tokens([token for token, t in zip(tokens, types) if t == _CONTROL])
-    return Tokenizer(made, metadata.get("chat_template"))
+    ids = {name: metadata.get(f"ggml.{name}_id") for name in _NAMED}
+    named = {name: tokens[i] for name, i in ids.items() if i is not None}
+    return Tokenizer(made, metadata.get("chat_template"), named)
 
 
 def _is_installed() -> bool:
-    try:
-        import tokenizers  # noqa: F401
-    except ImportError:
-        return False
-    return True
+    return importlib.util.find_spec("tokenizers") is not None

@@ -134,7 +134,10 @@ def plan_of(problem: Problem) -> Plan:
             continue
         visited.add(state)
         for step in _moves(problem, state):
-            after, transforms = _transformed(problem, _after(state, step))
+            layout = list(state.layout)
+            layout[step.mesh_axis] = step.split
+            reached = state._replace(layout=tuple(layout))
+            after, transforms = _transformed(problem, reached)
             if after not in visited:
                 new = (*steps, step, *transforms)
                 total = moved + step.moved_bytes * _WEIGHTS.get(step.kind, 0)
@@ -159,12 +162,6 @@ def _laid_out_size(problem: Problem, state: _State) -> int:
             # Rounded up: slices have equal sizes, the last ones by their padding.
             sizes[axis] = -(-sizes[axis] // parts)
     return list_product(sizes) * list_product(problem.parts)
-
-
-def _after(state: _State, step: Step) -> _State:
-    layout = list(state.layout)
-    layout[step.mesh_axis] = step.split
-    return state._replace(layout=tuple(layout))
 
 
 def _transformed(problem: Problem, state: _State) -> tuple[_State, Plan]:

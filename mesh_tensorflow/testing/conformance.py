@@ -5,8 +5,8 @@
 
 `make_impl(mesh_shape, layout)` returns the MeshImpl under test. If all processors run one program,
 it has an attribute `replicate(program, processors)` that runs a function on each of them and
-returns its results, as `simd` below does. Every case of the table is lowered in several layouts of
-the mesh "x:2,y:2". The suite compares:
+returns its results, as `simd` and `pjrt` below do. Every case of the table is lowered in several
+layouts of the mesh "x:2,y:2". The suite compares:
 
 - values with NumPy, gradients with finite differences, and each layout with the unsplit program;
 - the collectives in `lowering.collectives` with those that the cost model predicts;
@@ -34,7 +34,7 @@ from mesh_tensorflow.testing import harness
 from mesh_tensorflow.testing.cases import CASES, Case
 from mesh_tensorflow.testing.programs import TOLERANCE, Program, check_results
 
-__all__ = ["Result", "check", "gspmd", "main", "placement", "simd"]
+__all__ = ["Result", "check", "gspmd", "main", "pjrt", "placement", "simd"]
 
 MakeImpl: TypeAlias = Callable[[str, str], mtf.MeshImpl]
 
@@ -79,6 +79,21 @@ simd.replicate = lambda program, processors: mtf.simd_mesh_impl.replicate(  # ty
 )
 
 
+def pjrt(mesh_shape: str, layout: str) -> mtf.MeshImpl:
+    """Returns a GspmdMeshImpl, for use in the program that `pjrt.replicate` runs by JAX."""
+    return mtf.GspmdMeshImpl(mesh_shape, layout)
+
+
+def _on_devices_of_jax(program: Callable[[], Sequence[Any]], processors: int) -> list[Any]:
+    """Returns what a program of a session returns that devices of JAX run."""
+    jax_devices: Any = mtf.pjrt  # imported when it is used, since it needs JAX
+    jax_devices._devices.make_cpus(max(4, processors))  # programs of other sizes may follow
+    return list(jax_devices.in_session(program))
+
+
+pjrt.replicate = _on_devices_of_jax  # type: ignore[attr-defined]
+
+
 def check(
     make_impl: MakeImpl, only: str = "", most_layouts: int = MOST_LAYOUTS
 ) -> Iterator[Result]:
@@ -114,11 +129,20 @@ def _lowered(
 ) -> harness.Lowered:
     """Lowers a program through the implementation under test."""
     placing = harness.Placing(mesh_shape, layout)
-    replicate = getattr(make_impl, "replicate", None)
-    run = None if replicate is None else lambda program: replicate(program, len(placing.cpus))
     return harness.lower_with(
-        mesh.graph, mesh, targets, lambda: make_impl(mesh_shape, layout), placing, run
+        mesh.graph,
+        mesh,
+        targets,
+        lambda: make_impl(mesh_shape, layout),
+        placing,
+        lambda program: _run(make_impl, program, len(placing.cpus)),
     )
+
+
+def _run(make_impl: MakeImpl, program: Callable[[], Any], processors: int) -> Any:
+    """Returns what a program returns, which each processor runs if the implementation says how."""
+    replicate = getattr(make_impl, "replicate", None)
+    return program() if replicate is None else replicate(program, processors)
 
 
 def _check_case(make_impl: MakeImpl, case: Case, most_layouts: int) -> None:
@@ -133,11 +157,11 @@ def _check_case(make_impl: MakeImpl, case: Case, most_layouts: int) -> None:
             _lowered(make_impl, _MESH, text, program.mesh, program.targets) for text in texts
         ]
         with harness.session() as session:
-            found = session.run([low.exports for low in lowered], program.feed)
-        check_results(program, case.dtypes[0], found[0])
+            results = session.run([low.exports for low in lowered], program.feed)
+        check_results(program, case.dtypes[0], results[0])
         tolerance = case.tolerance * TOLERANCE[case.dtypes[0]]
-        for low, values in zip(lowered, found):
-            for i, (value, expected) in enumerate(zip(values, found[0])):
+        for low, values in zip(lowered, results):
+            for i, (value, expected) in enumerate(zip(values, results[0])):
                 what = f"{case.name} in {low.placing.layout!r}, target {i}"
                 harness.assert_close(value, expected, tolerance, what)
             assert low.counted == low.predicted, (
@@ -146,61 +170,59 @@ def _check_case(make_impl: MakeImpl, case: Case, most_layouts: int) -> None:
             )
 
 
-class _Training:
-    """Two layers trained on random data by SGD."""
+def _training(make_impl: MakeImpl, layout: str) -> tuple[list[Any], tf.Operation, tf.Operation]:
+    """Returns a step of two layers, trained on random data by SGD, and the copies of masters.
 
-    def __init__(self, make_impl: MakeImpl, layout: str) -> None:
-        batch, d_in, hidden = (mtf.Dimension(n, 8) for n in ("batch", "d_in", "hidden"))
-        random = np.random.RandomState(0)
-        mesh = mtf.Mesh(mtf.Graph(), "mesh")
-        # Each layout has a tf graph of its own, in which initial weights have to be the same.
-        tf.set_random_seed(0)
-        x, target = (
-            mtf.import_tf_tensor(mesh, random.randn(8, 8).astype(np.float32), [batch, d_in])
-            for _ in range(2)
-        )
-        h = mtf.layers.dense(x, [hidden], reduced_dims=[d_in], activation=mtf.tanh, name="first")
-        y = mtf.layers.dense(h, [d_in], reduced_dims=[hidden], name="second")
-        loss = mtf.reduce_mean(mtf.square(y - target))
-        variables = mesh.graph.trainable_variables
-        grads = mtf.gradients([loss], [v.outputs[0] for v in variables])
-        updates = mtf.optimize.SgdOptimizer(0.5).apply_grads(grads, variables)
+    The step is its loss and its updates; the copies are to slices, and back.
+    """
+    batch, d_in, hidden = (mtf.Dimension(n, 8) for n in ("batch", "d_in", "hidden"))
+    random = np.random.RandomState(0)
+    mesh = mtf.Mesh(mtf.Graph(), "mesh")
+    # Each layout has a tf graph of its own, in which initial weights have to be the same.
+    tf.set_random_seed(0)
+    x, target = (
+        mtf.import_tf_tensor(mesh, random.randn(8, 8).astype(np.float32), [batch, d_in])
+        for _ in range(2)
+    )
+    h = mtf.layers.dense(x, [hidden], reduced_dims=[d_in], activation=mtf.tanh, name="first")
+    y = mtf.layers.dense(h, [d_in], reduced_dims=[hidden], name="second")
+    loss = mtf.reduce_mean(mtf.square(y - target))
+    variables = mesh.graph.trainable_variables
+    grads = mtf.gradients([loss], [v.outputs[0] for v in variables])
+    updates = mtf.optimize.SgdOptimizer(0.5).apply_grads(grads, variables)
+    # Taken from within: what runs it on all processors gives the Lowering to nobody.
+    copies: list[tf.Operation] = []
 
-        def program() -> list[Any]:
-            lowering = mtf.Lowering(mesh.graph, {mesh: make_impl(_MESH, layout)})
-            # Taken from within: what runs it on all processors gives the Lowering to nobody.
-            fetches.append(lowering.copy_masters_to_slices())
-            fetches.append(lowering.copy_slices_to_masters())
-            step = tf.group(*[lowering.lowered_operation(op) for op in updates])
-            return [lowering.export_to_tf_tensor(loss), step]
+    def program() -> list[Any]:
+        lowering = mtf.Lowering(mesh.graph, {mesh: make_impl(_MESH, layout)})
+        copies.extend([lowering.copy_masters_to_slices(), lowering.copy_slices_to_masters()])
+        step = tf.group(*[lowering.lowered_operation(op) for op in updates])
+        return [lowering.export_to_tf_tensor(loss), step]
 
-        fetches: list[Any] = []
-        replicate = getattr(make_impl, "replicate", None)
-        self._step = program() if replicate is None else replicate(program, 4)
-        self._to_slices, self._to_masters = fetches
-        self._saver = tf.train.Saver()
-
-    def losses(self, steps: int, restore: str = "", save: str = "") -> list[float]:
-        """Runs training steps and returns their losses; restores and saves named checkpoints."""
-        with harness.session() as session:
-            session.run(tf.global_variables_initializer())
-            if restore:
-                self._saver.restore(session, restore)
-            # Initializers and savers write masters, and steps read slices.
-            session.run(self._to_slices)
-            losses = [float(session.run(self._step)[0]) for _ in range(steps)]
-            if save:
-                session.run(self._to_masters)
-                self._saver.save(session, save, write_meta_graph=False)
-        return losses
+    return _run(make_impl, program, 4), *copies
 
 
 _LAYOUTS = ("", "batch:x", "batch:x,hidden:y", "d_in:x,hidden:y")
 
 
-def _losses(make_impl: MakeImpl, layout: str, steps: int, **files: str) -> list[float]:
+def _losses(
+    make_impl: MakeImpl, layout: str, steps: int, restore: str = "", save: str = ""
+) -> list[float]:
+    """Runs training steps and returns their losses; restores and saves named checkpoints."""
     with tf.Graph().as_default():
-        return _Training(make_impl, layout).losses(steps, **files)
+        step, to_slices, to_masters = _training(make_impl, layout)
+        saver = tf.train.Saver()
+        with harness.session() as session:
+            session.run(tf.global_variables_initializer())
+            if restore:
+                saver.restore(session, restore)
+            # Initializers and savers write masters, and steps read slices.
+            session.run(to_slices)
+            losses = [float(session.run(step)[0]) for _ in range(steps)]
+            if save:
+                session.run(to_masters)
+                saver.save(session, save, write_meta_graph=False)
+    return losses
 
 
 def _check_training(make_impl: MakeImpl) -> None:
@@ -208,8 +230,8 @@ def _check_training(make_impl: MakeImpl) -> None:
     # Losses that do not change would be equal in every layout, whatever updates do.
     assert expected[-1] < expected[0]
     for layout in _LAYOUTS:
-        found = _losses(make_impl, layout, 4)
-        np.testing.assert_allclose(found, expected, rtol=1e-5, err_msg=f"losses in {layout!r}")
+        losses = _losses(make_impl, layout, 4)
+        np.testing.assert_allclose(losses, expected, rtol=1e-5, err_msg=f"losses in {layout!r}")
 
 
 def _check_checkpoint(make_impl: MakeImpl) -> None:
@@ -220,9 +242,9 @@ def _check_checkpoint(make_impl: MakeImpl) -> None:
         _losses(make_impl, _LAYOUTS[2], 2, save=path)
         for layout in _LAYOUTS:
             # A checkpoint holds whole masters, whatever the layout that it was written in.
-            found = _losses(make_impl, layout, 2, restore=path)
+            losses = _losses(make_impl, layout, 2, restore=path)
             what = f"losses in {layout!r} after a checkpoint of {_LAYOUTS[2]!r}"
-            np.testing.assert_allclose(found, expected[2:], rtol=1e-5, err_msg=what)
+            np.testing.assert_allclose(losses, expected[2:], rtol=1e-5, err_msg=what)
 
 
 def _found(name: str) -> MakeImpl:
@@ -265,13 +287,13 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     Returns:
       0 if at least one check ran and none failed, else 1.
     """
-    given = _options(arguments)
+    options = _options(arguments)
     passed = failed = 0
-    for result in check(_found(given.make_impl), given.only, given.layouts):
+    for result in check(_found(options.make_impl), options.only, options.layouts):
         passed, failed = passed + (result.error is None), failed + (result.error is not None)
         if result.error is not None:
             print(f"FAILED {result.name}\n{result.error}", flush=True)
-    print(f"{given.make_impl}: {passed} passed, {failed} failed")
+    print(f"{options.make_impl}: {passed} passed, {failed} failed")
     return 1 if failed or not passed else 0
 
 

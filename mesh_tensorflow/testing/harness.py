@@ -170,11 +170,11 @@ def splittable(operations: Sequence[mtf.Operation], whole: Iterable[str] = ()) -
 
 def _together(operations: Iterable[mtf.Operation]) -> set[tuple]:
     """Returns tuples of dimensions of which a mesh axis may split one: those of each tensor."""
-    found = {tuple(t.shape) for op in operations for t in op.inputs + op.outputs}
+    together = {tuple(t.shape) for op in operations for t in op.inputs + op.outputs}
     for op in operations:
         if isinstance(op, _LOOKS_UP):
-            found.add(tuple(dict.fromkeys(d for t in op.inputs + op.outputs for d in t.shape)))
-    return found
+            together.add(tuple(dict.fromkeys(d for t in op.inputs + op.outputs for d in t.shape)))
+    return together
 
 
 def is_legal(
@@ -318,7 +318,7 @@ def placings(
       seed: an integer.
       alike: groups of names of dimensions, of which all are split over one mesh dimension or none.
     """
-    found = []
+    plain = []
     small = len(graph.operations) <= LARGE
     others = [OTHER_MESHES[seed % len(OTHER_MESHES)]] if small else []
     for mesh in [*MESHES, *others] if thorough else ["x:2,y:2"]:
@@ -326,21 +326,21 @@ def placings(
         chosen = chosen_layouts(layouts, 1, seed)
         if thorough and mesh in MESHES and small:
             chosen += [rules for rules in layouts if rules not in chosen][:MOST_LAYOUTS]
-        found += [Placing(mesh, layout_text(rules, mesh)) for rules in chosen]
-    kinds = _kinds(found)
+        plain += [Placing(mesh, layout_text(rules, mesh)) for rules in chosen]
+    kinds = _kinds(plain)
     special = _joint(graph, whole, alike, seed) + _uneven(graph, whole, alike, seed)
     if thorough:
-        return found + kinds + special
+        return plain + kinds + special
     # By the seed, so that programs with other seeds try the other kinds.
     kind = [kinds[seed % len(kinds)]] if kinds else []
-    return found[:1] + ([special[seed % len(special)]] if special else found[1:2]) + kind
+    return plain[:1] + ([special[seed % len(special)]] if special else plain[1:2]) + kind
 
 
 def _joint(
     graph: mtf.Graph, whole: Iterable[str], alike: Sequence[Sequence[str]], seed: int
 ) -> list[Placing]:
     """Returns placings in which two mesh axes split a dimension together."""
-    found = []
+    joint = []
     small = len(graph.operations) <= LARGE
     for mesh in ["x:2,y:2", "x:2,y:2,z:2"] if small else ["x:2,y:2"]:
         layouts = [
@@ -348,20 +348,15 @@ def _joint(
             for rules in legal_layouts(graph, mesh, whole, 600, alike, joint=True)
             if any(isinstance(axis, JointAxis) for axis in rules.values())
         ]
-        random.Random(seed).shuffle(layouts)
-        # Those that split the most, of what can be split.
-        most = sorted(layouts, key=len, reverse=True)[:2]
-        found += [Placing(mesh, layout_text(rules, mesh)) for rules in most]
-    kinds = [p._replace(simd=True) for p in found[:2]]
-    kinds += [p._replace(apart=True) for p in found[1:2]]
-    return found + kinds + [p._replace(apart=True, merge="device", pairs=True) for p in found[-1:]]
+        joint += _splitting_most(layouts, mesh, seed)
+    return _with_kinds(joint, joint[:2], joint[1:2])
 
 
 def _uneven(
     graph: mtf.Graph, whole: Iterable[str], alike: Sequence[Sequence[str]], seed: int
 ) -> list[Placing]:
     """Returns placings on meshes that do not divide some of the sizes that they split."""
-    found = []
+    uneven = []
     sizes = {
         d for op in with_inner_operations(graph.operations) for t in op.outputs for d in t.shape
     }
@@ -372,11 +367,24 @@ def _uneven(
             for rules in legal_layouts(graph, mesh, whole, 600, alike, joint=True, uneven=True)
             if any(d.size % mesh_shape[rules[d.name]].size for d in sizes if d.name in rules)
         ]
-        random.Random(seed).shuffle(layouts)
-        most = sorted(layouts, key=len, reverse=True)[:2]
-        found += [Placing(mesh, layout_text(rules, mesh, uneven=True)) for rules in most]
-    kinds = [p._replace(simd=True) for p in found[1:3]]
-    kinds += [p._replace(apart=True) for p in found[:1]]
+        uneven += _splitting_most(layouts, mesh, seed, uneven=True)
+    return _with_kinds(uneven, uneven[1:3], uneven[:1])
+
+
+def _splitting_most(
+    layouts: list[dict], mesh: str, seed: int, uneven: bool = False
+) -> list[Placing]:
+    """Returns placings in two of the layouts that split the most dimensions."""
+    random.Random(seed).shuffle(layouts)
+    most = sorted(layouts, key=len, reverse=True)[:2]
+    return [Placing(mesh, layout_text(rules, mesh, uneven)) for rules in most]
+
+
+def _with_kinds(
+    found: list[Placing], simd: Sequence[Placing], apart: Sequence[Placing]
+) -> list[Placing]:
+    """Returns placings, and some of them by SIMD, in separate memories, and merged."""
+    kinds = [p._replace(simd=True) for p in simd] + [p._replace(apart=True) for p in apart]
     return found + kinds + [p._replace(apart=True, merge="device", pairs=True) for p in found[-1:]]
 
 
@@ -436,7 +444,7 @@ def lower_with(
     targets: Sequence[mtf.Tensor],
     make_impl: Callable[[], mtf.MeshImpl],
     placing: Placing,
-    run: Optional[Callable[[Callable], Any]] = None,
+    run: Callable[[Callable], Any],
 ) -> Lowered:
     """Lowers a program through a mesh implementation, and exports tensors.
 
@@ -446,8 +454,7 @@ def lower_with(
       targets: the Tensors to export.
       make_impl: a function that returns the MeshImpl.
       placing: the Placing to store in the result.
-      run: a function that runs its argument as the program of all processors; if None, the
-        program is called directly.
+      run: a function that runs its argument as the program of all processors.
     """
     lowerings = []
 
@@ -457,7 +464,7 @@ def lower_with(
 
     # Several lowerings share a tf graph: the slices that each one makes need names of their own.
     with tf.variable_scope(f"placing_{len(tf.get_default_graph().get_operations())}"):
-        exports = program() if run is None else run(program)
+        exports = run(program)
     [lowering] = lowerings
     impl = lowering.mesh_to_impl[mesh]
     counted = collectives_of((kind, Cost(collectives=(c,))) for kind, _, c in lowering.collectives)

@@ -143,10 +143,10 @@ def check_gradients(program: Program, grads: Sequence[np.ndarray]) -> None:
         direction = [_normal(rng, g.shape, np.iscomplexobj(g)) for g in wide]
         # In float64, h^2 = 1e-12 and rounding by 1e-16 / h = 1e-10 are far below the tolerance.
         expected = _directional(program, direction, 1e-6)
-        found = sum(_product(g, v) for g, v in zip(wide, direction))
+        slope = sum(_product(g, v) for g, v in zip(wide, direction))
         # Along a normal direction, the derivative has the standard deviation |gradient|.
         scale = np.sqrt(sum(_product(g, g) for g in wide)) + 1e-3
-        assert abs(found - expected) < 2e-4 * scale, (found, expected)
+        assert abs(slope - expected) < 2e-4 * scale, (slope, expected)
 
 
 def check_results(program: Program, dtype: str, values: Sequence[np.ndarray]) -> None:

@@ -1,7 +1,6 @@
 """Flags of BERT's programs, and what is wrong with some."""
 
 import pytest
-import tensorflow.compat.v1 as tf
 from absl.testing import flagsaver
 from helpers import processes
 from helpers.bert import bert_data
@@ -11,9 +10,7 @@ from mesh_tensorflow.bert import run_classifier, run_pretraining, run_squad, tok
 PROGRAMS = {"classifier": run_classifier, "squad": run_squad, "pretraining": run_pretraining}
 
 
-@pytest.fixture(autouse=True)
-def parsed_flags():
-    tf.flags.FLAGS(["test"])
+pytestmark = pytest.mark.usefixtures("parsed_flags")
 
 
 @pytest.fixture

@@ -2,8 +2,7 @@
 
 import pytest
 
-from mesh_tensorflow.testing.conformance import check
-from mesh_tensorflow.testing.through_pjrt import split
+from mesh_tensorflow.testing.conformance import check, pjrt
 
 NOT_KNOWN = "XLA compiles the gradient of a loop for a known number of iterations at most"
 OF_XLA = "No registered 'Cumsum' OpKernel"  # for complex numbers
@@ -14,14 +13,14 @@ OF_XLA = "No registered 'Cumsum' OpKernel"  # for complex numbers
     "only", ["conv2d_stride", "gather_shared", "while_max", "complex_functions", "halo_exchange_4"]
 )
 def test_a_part_conforms(only):
-    results = list(check(split, only, 1))
+    results = list(check(pjrt, only, 1))
     assert results and not [r for r in results if r.error]
 
 
 @pytest.mark.every
 @pytest.mark.slow
 def test_all_that_xla_compiles_conforms():
-    results = list(check(split, "", 1))
+    results = list(check(pjrt, "", 1))
     errors = {r.name: r.error for r in results if r.error}
     loops = {name for name, error in errors.items() if NOT_KNOWN in error}
     assert len(results) > 500 and all("while" in name or "loop" in name for name in loops)

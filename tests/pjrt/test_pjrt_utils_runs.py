@@ -17,9 +17,7 @@ MESH = 'run.mesh_shape = "rows:2,cols:2"\nrun.mesh_impl = "pjrt"\n'
 runs.register(dataset)
 
 
-@pytest.fixture(autouse=True)
-def parsed_flags():
-    tf.flags.FLAGS(["test"])
+pytestmark = pytest.mark.usefixtures("parsed_flags")
 
 
 @pytest.mark.slow("lm*")

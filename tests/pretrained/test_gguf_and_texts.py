@@ -153,6 +153,39 @@ def test_texts_and_conversations(tmp_path):
     assert mtf.models.from_pretrained(folder).tokenizer.chat(chat) == ids
 
 
+def test_tokens_that_a_template_names(tmp_path):
+    """As Llama's templates do: a conversation begins with the token that begins texts."""
+    folder, settings = tmp_path / "model", {"eos_token": "<|end|>"}
+    shutil.copytree(FIXTURES / "llama", folder)
+    tokenizer = a_tokenizer()
+    tokenizer.chat_template = "{{ bos_token }}{{ messages[0].content }}{{ eos_token }}"
+    tokenizer.save(folder)
+    chat, ids = [{"role": "user", "content": "hi!"}], tokenizer.encode("<|start|>hi!<|end|>")
+    # Without them, they are empty.
+    assert tokenizer.chat(chat) == ids[1:-1] and not (folder / "tokenizer_config.json").exists()
+    for start in ("<|start|>", {"content": "<|start|>", "lstrip": False}):
+        text = json.dumps({**settings, "bos_token": start, "unk_token": None})
+        (folder / "tokenizer_config.json").write_text(text)
+        model = mtf.models.from_pretrained(folder)
+        assert model.tokenizer.chat(chat) == ids
+    model.save_pretrained(tmp_path / "again")
+    assert mtf.models.from_pretrained(tmp_path / "again").tokenizer.chat(chat) == ids
+
+
+def test_tokens_that_a_gguf_template_names():
+    tokens = ["a", "<s>", "</s>"]
+    metadata = {
+        "ggml.model": "gpt2",
+        "ggml.tokens": tokens,
+        "ggml.merges": [],
+        "ggml.token_type": [1, 3, 3],
+        "ggml.bos_token_id": 1,
+        "ggml.eos_token_id": 2,
+        "chat_template": "{{ bos_token }}a{{ eos_token }}",
+    }
+    assert _tokenizer.of_gguf(metadata).chat([]) == [1, 0, 2]
+
+
 def test_texts_that_are_refused(tmp_path):
     model = mtf.models.from_pretrained(FIXTURES / "llama")
     with pytest.raises(ValueError, match="no tokenizer, so prompts are lists of ids"):

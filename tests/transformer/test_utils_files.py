@@ -21,9 +21,7 @@ MODELS = json.loads((FIXTURES / "utils.json").read_text())["models"]
 runs.register(dataset)
 
 
-@pytest.fixture(autouse=True)
-def parsed_flags():
-    tf.flags.FLAGS(["test"])
+pytestmark = pytest.mark.usefixtures("parsed_flags")
 
 
 @pytest.fixture

@@ -21,9 +21,7 @@ from mesh_tensorflow.transformer.utils._settings import ProgramSettings, Setting
 FIXTURE = json.loads((FIXTURES / "utils.json").read_text())["functions"]
 
 
-@pytest.fixture(autouse=True)
-def parsed_flags():
-    tf.flags.FLAGS(["test"])
+pytestmark = pytest.mark.usefixtures("parsed_flags")
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -41,9 +41,7 @@ NOTED = (
 )
 
 
-@pytest.fixture(autouse=True)
-def parsed_flags():
-    tf.flags.FLAGS(["test"])
+pytestmark = pytest.mark.usefixtures("parsed_flags")
 
 
 def written(directory):

@@ -21,9 +21,7 @@ MESHES = {
 runs.register(dataset)
 
 
-@pytest.fixture(autouse=True)
-def parsed_flags():
-    tf.flags.FLAGS(["test"])
+pytestmark = pytest.mark.usefixtures("parsed_flags")
 
 
 @pytest.fixture

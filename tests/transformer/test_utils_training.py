@@ -25,9 +25,7 @@ RATES = []
 runs.register(dataset)
 
 
-@pytest.fixture(autouse=True)
-def parsed_flags():
-    tf.flags.FLAGS(["test"])
+pytestmark = pytest.mark.usefixtures("parsed_flags")
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from unittest import mock
 
 import numpy as np
 import tensorflow.compat.v1 as tf
+from scipy import special
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow.testing.cases.table import FLOATS, case, dim, dims
@@ -28,16 +29,12 @@ def _with_weights(weights, fn, *args, **kwargs):
 # -- in NumPy; positions are the last axis but one, and weights are [heads, io, kv]
 
 
-def _softmax(x, extra=None):
-    # It cancels in the quotient, and keeps the exponentials from overflowing.
-    largest = np.maximum(x.max(-1, keepdims=True), -np.inf if extra is None else extra)
-    z = np.exp(x - largest).sum(-1, keepdims=True)
-    if extra is not None:
-        z = z + np.exp(extra - largest)
-    return np.exp(x - largest) / z
+def _softmax(x, extra=-np.inf):
+    # The extra logit is one more term of the sum, of whose quotient nothing is attended to.
+    return np.exp(x - np.logaddexp(special.logsumexp(x, -1, keepdims=True), extra))
 
 
-def attend(q, k, v, bias=0.0, extra=None):
+def attend(q, k, v, bias=0.0, extra=-np.inf):
     """Returns attention to values, in NumPy."""
     return _softmax(q @ np.swapaxes(k, -1, -2) + bias, extra) @ v
 
@@ -55,7 +52,7 @@ def _qkv(x, memory, qkvo):
     return _project(x, wq), _project(memory, wk), _project(memory, wv), wo
 
 
-def _multihead(x, memory, qkvo, bias=0.0, extra=None):
+def _multihead(x, memory, qkvo, bias=0.0, extra=-np.inf):
     q, k, v, wo = _qkv(x, memory, qkvo)
     return _output(attend(q, k, v, bias, extra), wo)
 
@@ -156,47 +153,16 @@ def _from_padded(x, memory, ids, weights):
     return _layer("multihead_attention", x, memory, mask, *_KV_AND_HEADS, True, weights=weights)
 
 
-def _compressed_case(factor, masked):
-    def expected(x, qkvo):
-        n = x.shape[1]
-        memory = x.reshape(x.shape[0], n // factor, factor, -1).mean(2)
-        last = np.arange(n // factor) * factor + factor - 1
-        bias = hide(np.arange(n)[:, None] < last) if masked else 0.0
-        return _multihead(x, memory, qkvo, bias, 0.0)
-
-    return case(
-        f"attention_compressed_by_{factor}{'_masked' if masked else ''}",
-        f"batch:4 length:16 io:8, {_QKVO}",
-        lambda x, w: _layer("multihead_self_attention_memory_compressed", x, masked, factor,
-                            *_KV_AND_HEADS, True, weights=w),
-        expected)
+def _compressed(x, qkvo, factor, masked):
+    n = x.shape[1]
+    memory = x.reshape(x.shape[0], n // factor, factor, -1).mean(2)
+    # A query sees a mean once the last of its positions is not later.
+    last = np.arange(n // factor) * factor + factor - 1
+    bias = hide(np.arange(n)[:, None] < last) if masked else 0.0
+    return _multihead(x, memory, qkvo, bias, 0.0)
 
 
-def _local_case(window, per_split, block):
-    return case(
-        f"attention_local_{window}_in_blocks_of_{block}", f"batch:4 length:16 io:8, {_QKVO}",
-        lambda x, w: _layer("masked_local_attention_1d", x, *_KV_AND_HEADS, True, window,
-                            length_per_split=per_split, weights=w),
-        lambda x, w: _local(x, w, window, block))
-
-
-def _blocks_case(masked):
-    return case(
-        f"attention_blocks{'_masked' if masked else ''}", f"batch:4 blocks:4 w:4 io:8, {_QKVO}",
-        lambda x, w: _layer("local_self_attention_spatial_blocks", x, *_KV_AND_HEADS, True,
-                            mask_right=masked, weights=w),
-        lambda x, w: _blocks(x, w, masked))
-
-
-def _blocks_2d_case(masked):
-    return case(
-        f"attention_blocks_2d{'_masked' if masked else ''}",
-        f"h_blocks:2 w_blocks:4 h:2 w:3 io:4, {_QKVO.replace('io:8', 'io:4')}",
-        lambda x, w: _layer("local_2d_self_attention_spatial_blocks", x, *_KV_AND_HEADS, True,
-                            mask_right=masked, weights=w),
-        lambda x, w: _blocks_2d(x, w, masked))
-
-
+_LINE = f"batch:4 length:16 io:8, {_QKVO}"
 _STEP = "batch:4 io:8, batch:4 heads:4 {m}:8 kv:4, batch:4 heads:4 {m}:8 kv:4, " + _QKVO
 
 _WHOLE = [
@@ -232,15 +198,29 @@ _WHOLE = [
              attend(_project(x[:, None], wq), k, k, b[:, None, None]), wo)[:, 0]),
     case("compress_mean", "a length:16 e", lambda x: _LAYERS.compress_mean(x, x.shape.dims[1], 4),
          lambda x: x.reshape(8, 4, 4, 16).mean(2)),
-    _compressed_case(2, True),
-    _compressed_case(4, False),
-    _local_case(4, 4, 4),
-    _local_case(3, 8, 8),
-    _local_case(5, None, 16),
-    _blocks_case(False),
-    _blocks_case(True),
-    _blocks_2d_case(False),
-    _blocks_2d_case(True),
+    *(case(f"attention_compressed_by_{factor}{end}", _LINE,
+           lambda x, w, factor=factor, masked=masked: _layer(
+               "multihead_self_attention_memory_compressed", x, masked, factor, *_KV_AND_HEADS,
+               True, weights=w),
+           lambda x, w, factor=factor, masked=masked: _compressed(x, w, factor, masked))
+      for factor, masked, end in [(2, True, "_masked"), (4, False, "")]),
+    *(case(f"attention_local_{window}_in_blocks_of_{block}", _LINE,
+           lambda x, w, window=window, length=length: _layer(
+               "masked_local_attention_1d", x, *_KV_AND_HEADS, True, window,
+               length_per_split=length, weights=w),
+           lambda x, w, window=window, block=block: _local(x, w, window, block))
+      for window, length, block in [(4, 4, 4), (3, 8, 8), (5, None, 16)]),
+    *(case(name + ("_masked" if masked else ""), inputs,
+           lambda x, w, fn=fn, masked=masked: _layer(
+               fn, x, *_KV_AND_HEADS, True, mask_right=masked, weights=w),
+           lambda x, w, oracle=oracle, masked=masked: oracle(x, w, masked))
+      for name, inputs, fn, oracle in [
+          ("attention_blocks", f"batch:4 blocks:4 w:4 io:8, {_QKVO}",
+           "local_self_attention_spatial_blocks", _blocks),
+          ("attention_blocks_2d",
+           f"h_blocks:2 w_blocks:4 h:2 w:3 io:4, {_QKVO.replace('io:8', 'io:4')}",
+           "local_2d_self_attention_spatial_blocks", _blocks_2d)]
+      for masked in (False, True)),
     case("attention_halo_one_block", "a w c:2", lambda x: list(
         _LAYERS.local_1d_halo_exchange(x * 2, x * 3, None, dim("w"), True)),
         lambda x: [_padded(x * k, 4) for k in (2, 3)]),

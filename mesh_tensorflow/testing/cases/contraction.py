@@ -4,7 +4,16 @@ import numpy as np
 from scipy import special
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow.testing.cases.table import ALL, FLOATS, WIDE, case, dim, dims, shape
+from mesh_tensorflow.testing.cases.table import (
+    ALL,
+    FLOATS,
+    WIDE,
+    case,
+    convolved,
+    dim,
+    dims,
+    shape,
+)
 
 __all__ = ["CASES"]
 
@@ -41,6 +50,7 @@ _PRODUCTS = [
     _einsum("outer", "a, b", "a,b->ba", "b a"),
     _einsum("elementwise", "a b, a b", "ab,ab->ab", "a b"),
     _einsum("dot", "a b, a b", "ab,ab->", ""),
+    # As in attention from a single position; of large matrices it is one product of a batch.
     _einsum("row_times_matrix", "n a:64 b:64, n a:64", "nab,na->nb", "n b:64", dtypes=ALL),
     _einsum("row_times_transposed", "n b:64, n a:64 b:64", "nb,nab->na", "n a:64", dtypes=FLOATS),
     _einsum("row_times_matrix_turned", "n b, a n b", "nb,anb->na", "n a"),
@@ -67,13 +77,8 @@ _PRODUCTS = [
          lambda q, k, v: mtf.einsum(
              [mtf.softmax(mtf.einsum([q, k], shape("n a g")) * 0.25, dims("g")[0]), v],
              shape("n a c")),
-         lambda q, k, v: np.einsum("nag,ngc->nac", _softmax(q @ k.swapaxes(1, 2) * 0.25), v)),
+         lambda q, k, v: np.einsum("nag,ngc->nac", special.softmax(q @ k.swapaxes(1, 2) * 0.25, -1), v)),
 ]
-
-
-def _softmax(x):
-    e = np.exp(x - x.max(-1, keepdims=True))
-    return e / e.sum(-1, keepdims=True)
 
 
 _FNS = {
@@ -108,18 +113,11 @@ def _logsumexp_extra(x, e):
     return np.logaddexp(special.logsumexp(x, 1), e)
 
 
-def _log_softmax(x, axis):
-    return x - special.logsumexp(x, axis, keepdims=True)
-
-
 _SOFTMAX = [
     case(f"{fn.__name__}_{d}", "a b s",
          lambda x, fn=fn, d=d: fn(x, dim(d)),
-         lambda x, oracle=oracle, axis=axis: oracle(x, axis), dtypes=dtypes)
-    for fn, oracle, dtypes in [
-        (mtf.softmax, lambda x, axis: np.exp(_log_softmax(x, axis)), FLOATS),
-        (mtf.log_softmax, _log_softmax, FLOATS),
-    ]
+         lambda x, oracle=oracle, axis=axis: oracle(x, axis), dtypes=FLOATS)
+    for fn, oracle in [(mtf.softmax, special.softmax), (mtf.log_softmax, special.log_softmax)]
     for axis, d in enumerate(["a", "b"])
 ]
 
@@ -202,44 +200,25 @@ _REDUCTIONS = [c for name in _FNS for c in _reductions(name)] + _SOFTMAX + _TOP 
 # -- convolutions
 
 
-def _conv(x, f, stride=1):
-    """X [n, h, w, i], f [fh, fw, i, o]; no padding."""
-    fh, fw = f.shape[:2]
-    windows = np.lib.stride_tricks.sliding_window_view(x, (fh, fw), axis=(1, 2))
-    return np.einsum("nhwiab,abio->nhwo", windows[:, ::stride, ::stride], f)
-
-
-def _same(x, f):
-    return _conv(np.pad(x, [(0, 0), (1, 1), (1, 1), (0, 0)]), f)
-
-
-def _pooled(x, fn):
-    n, h, w, c = x.shape
-    return fn(x.reshape(n, h // 2, 2, w // 2, 2, c), (2, 4))
-
-
-_FILTER = "fh:3 fw:3 d f"
-
-
-def _pool(kind):
-    return lambda x: mtf.PoolOperation(x, (2, 2), (2, 2), kind).outputs[0]
-
+# (name, image, filter, stride, padding, zeros on each side)
+_CONV2D = [
+    ("same", "n h w d", "fh:3 fw:3 d f", 1, "SAME", 1),
+    ("valid", "n h w:5 d", "fh:3 fw:3 d f", 1, "VALID", 0),
+    ("stride", "n h:7 w:7 d", "fh:3 fw:3 d f", 2, "VALID", 0),
+    ("by_einsum", "n h w d", "fh:1 fw:1 d f", 1, "SAME", 0),
+]
 
 _CONVOLUTIONS = [
-    case("conv2d_same", f"n h w d, {_FILTER}",
-         lambda x, f: mtf.Conv2dOperation(x, f, [1, 1, 1, 1], "SAME").outputs[0], _same,
-         tolerance=3e-5),
-    case("conv2d_valid", f"n h w:5 d, {_FILTER}",
-         lambda x, f: mtf.Conv2dOperation(x, f, [1, 1, 1, 1], "VALID").outputs[0], _conv,
-         tolerance=3e-5),
-    case("conv2d_stride", f"n h:7 w:7 d, {_FILTER}",
-         lambda x, f: mtf.Conv2dOperation(x, f, [1, 2, 2, 1], "VALID").outputs[0],
-         lambda x, f: _conv(x, f, 2), tolerance=3e-5),
-    case("conv2d_by_einsum", "n h w d, fh:1 fw:1 d f",
-         lambda x, f: mtf.Conv2dOperation(x, f, [1, 1, 1, 1], "SAME").outputs[0], _conv,
-         tolerance=3e-5),
-    case("max_pool", "n h w d/distinct", _pool("MAX_2D"), lambda x: _pooled(x, np.max)),
-    case("avg_pool", "n h w d", _pool("AVG_2D"), lambda x: _pooled(x, np.mean)),
+    case(f"conv2d_{name}", [image, kernel],
+         lambda x, f, s=s, how=how: mtf.Conv2dOperation(x, f, [1, s, s, 1], how).outputs[0],
+         lambda x, f, s=s, n=n: convolved(x, f, (s, s), [(n, n), (n, n)]), tolerance=3e-5)
+    for name, image, kernel, s, how, n in _CONV2D
+] + [
+    case(f"{name}_pool", f"n h w d/{kind}",
+         lambda x, name=name: mtf.PoolOperation(
+             x, (2, 2), (2, 2), f"{name.upper()}_2D").outputs[0],
+         lambda x, fn=fn: fn(x.reshape(8, 3, 2, 2, 2, 8), (2, 4)))
+    for name, kind, fn in [("max", "distinct", np.max), ("avg", "", np.mean)]
 ]
 
 
@@ -314,8 +293,10 @@ _TRANSFORMS = [
          lambda x: _fft.fftn(x, axes=[1, 2, 3]), dtypes=WIDE, thorough=False),
     case("ifft3d", "a n s/complex", lambda x: _signal.ifft3d(x, dims("s a n"), dims("w d f")),
          lambda x: _fft.ifftn(x)),
+    # TensorFlow's functions transform up to three dimensions at once.
     case("fftn_of_four", "w n k s/complex", lambda x: _signal.fftn(x, dims("w n k s")),
          lambda x: _fft.fftn(x), thorough=False),
+    # v has a size that no mesh divides: it is padded where it is split for the time of a transform.
     case("fft_padded", "a v n/complex", lambda x: _signal.fftn(x, dims("a n")),
          lambda x: _fft.fftn(x, axes=[0, 2])),
     case("fft_smooth", "a v s/complex", _smooth, _smooth_oracle),

@@ -74,6 +74,7 @@ _ORDERED = [
     case("depend_on_lazy", "a b",
          lambda x: mtf.depend(x, [mtf.reduce_sum(x, output_shape=shape("b"))]) * 2.0,
          lambda x: x * 2),
+    # `at` is the input itself, which finite differences of the surrogate do not move.
     case("stop_gradient", "a b", lambda x: x * mtf.stop_gradient(mtf.exp(x)),
          lambda x: x * np.exp(x), surrogate=lambda x, at: x * np.exp(at[0])),
     case("stop_gradient_lazy", "a b",
@@ -148,6 +149,7 @@ _ORDERED = [
     case("constants", "a b", lambda x: x * mtf.constant(x.mesh, 3.0, shape("b")) + mtf.ones_like(x)
          + mtf.zeros(x.mesh, shape("a")) + mtf.ones(x.mesh, shape("a b")) * mtf.zeros_like(x),
          lambda x: 3 * x + 1),
+    # Nothing of it is written, as `first_n` is 0.
     case("print", "a b", lambda x: mtf.Print(x, [], "case ", first_n=0) * 2.0, lambda x: 2 * x),
     case("branches_share_a_value", "a b, b c",
          lambda x, w: (lambda y: [mtf.reduce_sum(y), mtf.reduce_max(y, output_shape=shape("c"))])(
@@ -193,6 +195,7 @@ def _np_with_sums(x, w):
 
 
 def _until(x):
+    # How often it iterates depends on values, which all processors have to agree on.
     return mtf.while_loop(
         lambda x: mtf.less(mtf.reduce_sum(x), 1000.0), lambda x: [x * 1.5 + 0.1], [x])
 

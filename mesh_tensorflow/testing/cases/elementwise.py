@@ -23,6 +23,7 @@ __all__ = ["CASES"]
 
 
 def _gelu(x):
+    # By tanh, as mtf.gelu is by default; "gelu_exact" below is by the normal distribution.
     return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
 
 
@@ -31,6 +32,7 @@ def _elu(x):
 
 
 def _selu(x):
+    # Klambauer et al., "Self-normalizing neural networks" (2017).
     scale, alpha = 1.0507009873554805, 1.6732632423543772
     return scale * np.where(x > 0, x, alpha * np.expm1(x))
 
@@ -40,6 +42,7 @@ def _leaky(alpha):
 
 
 def _bfloat16(x):
+    # Rounded to 8 bits, then back to what oracles compute in.
     return x.astype(tf.bfloat16.as_numpy_dtype).astype(np.float64)
 
 
@@ -86,6 +89,7 @@ _UNARY = [
     case("to_float_int", "a b/int", mtf.to_float, lambda x: x),
     case("to_float_bool", "a b/bool", mtf.to_float, lambda x: x),
     case("cast_same", "a b", lambda x: mtf.cast(x, x.dtype) * 2.0, lambda x: 2 * x, dtypes=FLOATS),
+    # Rounding makes steps of it, in which finite differences see no slope: no gradient is tried.
     case("to_bfloat16_and_back", "a b", lambda x: mtf.to_float(mtf.to_bfloat16(x)) * 2.0,
          lambda x: 2 * _bfloat16(x), surrogate=lambda x, at: 2 * x, grads=()),
     case("cast_int_to_bool", "a b/int", lambda x: mtf.cast(x, tf.bool), lambda x: x != 0),
@@ -95,7 +99,8 @@ _UNARY = [
 ]
 
 
-# name -> (dimensions of both inputs, of the output, output_shape as given)
+# name -> (dimensions of both inputs, of the output, output_shape as given); one input may have to be
+# broadcast, transposed, or both, at any place.
 _FORMS = {
     "same": ("a b", "a b", "a b", None),
     "suffix": ("a b", "b", "a b", None),
@@ -182,6 +187,7 @@ _NUMBERS = [
     ("maximum(x,0.5)", lambda x: mtf.maximum(x, 0.5), lambda x: np.maximum(x, 0.5), "", FLOATS),
     ("minimum(0.5,x)", lambda x: mtf.minimum(0.5, x), lambda x: np.minimum(0.5, x), "", FLOATS),
     ("x+numpy", lambda x: x + np.float32(1.5), lambda x: x + 1.5, "", FLOATS),
+    # Tensors of TensorFlow are not converted to another dtype, as numbers are.
     ("x*tf", lambda x: x * tf.constant(1.5), lambda x: x * 1.5, "", ("float32",)),
     ("x+tf", lambda x: x + tf.constant(1.5), lambda x: x + 1.5, "", ("float32",)),
     ("add_n", lambda x: mtf.add_n([x, x * 2, x * 3]), lambda x: 6 * x, "", ALL),
@@ -193,6 +199,7 @@ _BINARY = (
     + [case(name, [f"a b/{kind}"], build, oracle, dtypes=dtypes, thorough=name == "x+2")
        for name, build, oracle, kind, dtypes in _NUMBERS]
     + [
+        # Unsigned numbers wrap around at 0.
         case("sub_unsigned", "a b/below200, b/below200",
              lambda x, y: mtf.to_int32(mtf.cast(x, tf.uint8) - mtf.cast(y, tf.uint8)),
              lambda x, y: (x - y) % 256),
@@ -222,6 +229,7 @@ _BINARY = (
              on(np.arctan2, "a b", "b", "a b"), grads=()),
         case("binary_op_number", "a b", lambda x: mtf.binary_op_with_broadcasting(tf.pow, x, 2.0),
              np.square, grads=()),
+        # Sums over split dimensions may stay pending, and then be summed as one.
         case("sum_of_lazy_sums", "a b, a c",
              lambda x, y: mtf.reduce_sum(x, output_shape=shape("b"))
              + mtf.reduce_sum(mtf.reshape(y, shape("a c")) * 2.0, output_shape=shape("c")),

@@ -4,9 +4,10 @@ from unittest import mock
 
 import numpy as np
 import tensorflow.compat.v1 as tf
+from scipy import special
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow.testing.cases.table import FLOATS, case, dim, dims
+from mesh_tensorflow.testing.cases.table import FLOATS, case, convolved, dim, dims
 
 __all__ = ["CASES"]
 
@@ -59,24 +60,21 @@ def _np_dense_relu_dense(x, wi, wo):
     return np.maximum(x @ wi, 0.0) @ wo
 
 
-def _sigmoid(x):
-    return 1.0 / (1.0 + np.exp(-x))
-
-
 _DENSE = [
     case("dense", "a b, b g, g", lambda x, w, b: _dense(x, w, b, dim("g"), reduced_dims=dims("b")),
          lambda x, w, b: x @ w + b, dtypes=FLOATS),
     case("dense_two_dims", "a w s, w s g, g",
          lambda x, w, b: _dense(x, w, b, dims("g"), reduced_dims=dims("w s"),
                                 activation=[mtf.sigmoid, mtf.square]),
-         lambda x, w, b: _sigmoid(np.einsum("aws,wsg->ag", x, w) + b) ** 2, tolerance=3e-5),
+         lambda x, w, b: special.expit(np.einsum("aws,wsg->ag", x, w) + b) ** 2, tolerance=3e-5),
+    # A kernel has no two dimensions of one name, so that of the input gets another.
     case("dense_same_dim", "a b, _b:16 b, b",
          lambda x, w, b: _dense(x, w, b, dims("b"), reduced_dims=dims("b")),
          lambda x, w, b: x @ w + b),
     case("dense_experts", "a b c, a c g, a g", _experts,
          lambda x, w, b: np.einsum("abc,acg->abg", x, w) + b[:, None]),
     case("dense_product", "a b, b g, b g, g, g", _product,
-         lambda x, w, v, b, u: _sigmoid(x @ w + b) * (x @ v + u)),
+         lambda x, w, v, b, u: special.expit(x @ w + b) * (x @ v + u)),
     case("dense_relu_dense", "a b, b g, g b", _dense_relu_dense, _np_dense_relu_dense),
 ]
 
@@ -137,7 +135,7 @@ _NORMALIZATION = [
 
 
 def _np_cross_entropy(logits, probs, z_loss=0.0):
-    log_z = np.log(np.exp(logits).sum(-1))
+    log_z = special.logsumexp(logits, -1)
     # -sum of p log softmax(x), and z_loss * log(Z)^2, where Z is the sum of exp(x).
     return -((logits - log_z[..., None]) * probs).sum(-1) + z_loss * log_z**2
 
@@ -158,6 +156,7 @@ _LOSSES = [
     case("cross_entropy_of_vocabulary_first", "b a c, c a/below16",
          lambda x, t: _LAYERS.softmax_cross_entropy_with_logits(x, t, dim("b")),
          lambda x, t: _np_cross_entropy(np.moveaxis(x, 0, -1), np.eye(16)[t.T])),
+    # Targets that are no class have a row of zeros, in place of a one.
     case("cross_entropy_beyond", "a b, a/below40",
          lambda x, t: _LAYERS.softmax_cross_entropy_with_logits(x, t, dim("b"), 0.1),
          lambda x, t: _np_cross_entropy(x, np.eye(40)[t][:, :16], 0.1)),
@@ -191,17 +190,6 @@ _EMBEDDING = [case("embedding", "a s/below16, b d", _embedding, lambda ids, w: w
 
 def _kernel(fn, *args, **kwargs):
     return lambda x, k: _given(lambda: fn(x, *args, **kwargs), kernel=k)
-
-
-def _np_conv(x, f, strides, pads):
-    """X [n, spatial..., i], f [window..., i, o], padded with `pads` in each spatial dimension."""
-    rank = f.ndim - 2
-    x = np.pad(x, [(0, 0), *pads, (0, 0)])
-    axes = tuple(range(1, rank + 1))
-    windows = np.lib.stride_tricks.sliding_window_view(x, f.shape[:rank], axis=axes)
-    windows = windows[(slice(None), *(slice(None, None, s) for s in strides))]
-    letters = "xyz"[:rank]
-    return np.einsum(f"n{letters}i{letters.upper()},{letters.upper()}io->n{letters}o", windows, f)
 
 
 def _spread(f, rates):
@@ -246,8 +234,17 @@ def _cut(x, blocks):
     return x.reshape([x.shape[0], *sizes, x.shape[-1]]).transpose(order)
 
 
-def _np_blocks(fn, rank=2):
-    return lambda x, f: _cut(fn(_joined(x, rank), f), x.shape[1 : 1 + rank])
+def _np_blocks(fn):
+    return lambda x, f: _cut(fn(_joined(x, 2), f), x.shape[1:3])
+
+
+def _np_blocks3d(fn):
+    """Blocks along depth and height; the width is one block."""
+    def layer(x, f):
+        n, v, w, h, k, t, d = x.shape
+        return _cut(fn(_joined(x.reshape(n, v, w, 1, h, k, t, d), 3), f), (v, w, 1))[:, :, :, 0]
+
+    return layer
 
 
 def _blocks(fn, *args, **kwargs):
@@ -279,30 +276,31 @@ _IMAGE, _BLOCKS = "n h w d", "n v:2 w:4 h:4 k:4 d"
 _ONE = [(1, 1), (1, 1)]
 _CONVOLUTION = [
     case("conv2d", f"{_IMAGE}, fh:3 fw:3 d f", _kernel(_LAYERS.conv2d, _OUT),
-         lambda x, f: _np_conv(x, f, (1, 1), _ONE), tolerance=3e-5),
+         lambda x, f: convolved(x, f, (1, 1), _ONE), tolerance=3e-5),
     case("conv3d", "n h:4 w k:2 d, fd:3 fh:1 fw:2 d f", _kernel(_LAYERS.conv3d, _OUT, (3, 1, 2)),
-         lambda x, f: _np_conv(x, f, (1, 1, 1), [(1, 1), (0, 0), (0, 1)]), tolerance=3e-5),
+         lambda x, f: convolved(x, f, (1, 1, 1), [(1, 1), (0, 0), (0, 1)]), tolerance=3e-5),
     case("conv1d", "n h d, fh:1 fw:3 d f", _kernel(_LAYERS.conv1d, _OUT),
-         lambda x, f: _np_conv(x, f[0], (1,), [(1, 1)]), tolerance=3e-5),
+         lambda x, f: convolved(x, f[0], (1,), [(1, 1)]), tolerance=3e-5),
     case("conv1d_stride", "n h d, fh:1 fw:2 d f", _kernel(_LAYERS.conv1d, _OUT, 2, 2),
-         lambda x, f: _np_conv(x, f[0], (2,), [(0, 0)]), tolerance=3e-5),
+         lambda x, f: convolved(x, f[0], (2,), [(0, 0)]), tolerance=3e-5),
     case("separable_conv1d", "n b d, d, d f, d, f", _separable, _np_separable),
     case("separable_conv1d_dilated", "n b d, d, d f, d, f",
          lambda *xs: _separable(*xs, dilation=3), lambda *xs: _np_separable(*xs, dilation=3)),
     case("conv2d_dilated", f"{_IMAGE}, fh:2 fw:3 d f",
          _kernel(_LAYERS.conv2d, _OUT, (2, 3), dilations=(3, 1)),
-         lambda x, f: _np_conv(x, _spread(f, (3, 1)), (1, 1), [(1, 2), (1, 1)]), tolerance=3e-5),
+         lambda x, f: convolved(x, _spread(f, (3, 1)), (1, 1), [(1, 2), (1, 1)]), tolerance=3e-5),
     case("conv3d_dilated", "n h:4 w k:3 d, fd:2 fh:1 fw:2 d f",
          _kernel(_LAYERS.conv3d, _OUT, (2, 1, 2), (1, 2, 1), "VALID", dilations=(2, 5, 2)),
-         lambda x, f: _np_conv(x, _spread(f, (2, 1, 2)), (1, 2, 1), [(0, 0)] * 3), tolerance=3e-5),
+         lambda x, f: convolved(x, _spread(f, (2, 1, 2)), (1, 2, 1), [(0, 0)] * 3), tolerance=3e-5),
     case("conv1d_dilated", "n h d, fh:1 fw:3 d f", _kernel(_LAYERS.conv1d, _OUT, dilation=2),
-         lambda x, f: _np_conv(x, _spread(f[0], (2,)), (1,), [(2, 2)]), tolerance=3e-5),
+         lambda x, f: convolved(x, _spread(f[0], (2,)), (1,), [(2, 2)]), tolerance=3e-5),
     case("conv2d_with_blocks", f"{_BLOCKS}, fh:3 fw:5 d f",
          _blocks(_LAYERS.conv2d_with_blocks, _OUT, (3, 5)),
-         _np_blocks(lambda x, f: _np_conv(x, f, (1, 1), [(1, 1), (2, 2)])), tolerance=3e-5),
+         _np_blocks(lambda x, f: convolved(x, f, (1, 1), [(1, 1), (2, 2)])), tolerance=3e-5),
     case("conv3d_with_blocks", "n v:2 w:2 h:2 k:2 t:3 d:2, fd:3 fh:2 fw:3 d:2 f:2",
          _blocks(_LAYERS.conv3d_with_blocks, dim("f:2"), (3, 2, 3)),
-         lambda x, f: _np_conv3d_blocks(x, f), tolerance=3e-5),
+         _np_blocks3d(lambda x, f: convolved(x, f, (1, 1, 1), [(1, 1), (0, 1), (1, 1)])),
+         tolerance=3e-5),
     case("conv2d_transpose", f"{_IMAGE}, fh:2 fw:2 f d", _kernel(_LAYERS.conv2d_transpose, _OUT),
          lambda x, f: _np_transposed(x, f, (2, 2)), tolerance=3e-5),
     case("conv2d_transpose_wide", f"{_IMAGE}, fh:5 fw:1 f d",
@@ -322,26 +320,12 @@ _CONVOLUTION = [
     ),
     case("conv3d_transpose_with_blocks", "n v:2 w:2 h:2 k:2 t:3 d:2, fd:4 fh:2 fw:3 f:2 d:2",
          _blocks(_LAYERS.conv3d_transpose_with_blocks, dim("f:2"), (4, 2, 3), (2, 2, 1)),
-         lambda x, f: _np_transposed3d_blocks(x, f), tolerance=3e-5),
+         _np_blocks3d(lambda x, f: _np_transposed(x, f, (2, 2, 1))), tolerance=3e-5),
     case("max_pool2d", "n h w d/distinct", _LAYERS.max_pool2d,
          lambda x: x.reshape(8, 3, 2, 2, 2, 8).max((2, 4))),
     case("avg_pool3d", "n h w:2 t:4 d", lambda x: _LAYERS.avg_pool3d(x, (3, 1, 2)),
          lambda x: x.reshape(8, 2, 3, 2, 1, 2, 2, 8).mean((2, 4, 6))),
 ]
-
-
-def _np_blocks3d(x, fn):
-    """Blocks along depth and height; the width is one block."""
-    n, v, w, h, k, t, d = x.shape
-    return _cut(fn(_joined(x.reshape(n, v, w, 1, h, k, t, d), 3)), (v, w, 1))[:, :, :, 0]
-
-
-def _np_conv3d_blocks(x, f):
-    return _np_blocks3d(x, lambda y: _np_conv(y, f, (1, 1, 1), [(1, 1), (0, 1), (1, 1)]))
-
-
-def _np_transposed3d_blocks(x, f):
-    return _np_blocks3d(x, lambda y: _np_transposed(y, f, (2, 2, 1)))
 
 
 # -- reversible

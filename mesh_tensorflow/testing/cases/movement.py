@@ -17,6 +17,7 @@ def _reshape(name, inputs, new, **kwargs):
 
 
 _RESHAPES = [
+    # Each of these is another way for a layout: dimensions stay whole, are cut, or have to be gathered.
     _reshape("merge", "a b s", "p:128 s", dtypes=ALL),
     _reshape("merge_all", "a b s", "p:512"),
     _reshape("merge_keeps_first_name", "a b s", "a:128 s"),
@@ -120,6 +121,7 @@ _JOINS = [
          lambda x: np.argsort(x, 1, kind="stable"), grads=()),
     case("pad_one_side", "a b", lambda x: mtf.pad(x, [0, 5], "a"),
          lambda x: np.pad(x, [(0, 5), (0, 0)])),
+    # A slice of more than the padding, beginning in it.
     case("slice_of_pad", "a b", lambda x: mtf.slice(mtf.pad(x, [4, 4], "b"), 2, 20, "b"),
          lambda x: np.pad(x, [(0, 0), (2, 2)])),
 ]
@@ -184,6 +186,7 @@ _SHIFTS = [
     case("dynamic_shift_wrap", "a b, a/int",
          lambda x, o: mtf.dynamic_shift(x, o, dim("b"), wrap=True),
          lambda x, o: _dynamic(x, o, True)),
+    # One offset for all rows, known only when the program runs.
     case("dynamic_shift_scalar_tensor", "a b, /int",
          lambda x, o: mtf.dynamic_shift(x, o, dim("b"), wrap=True),
          lambda x, o: np.roll(x, int(o), 1)),

@@ -14,7 +14,7 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow as mtf
 
 __all__ = [
-    "ALL", "FLOATS", "INT", "SIZES", "WIDE", "Case", "aligned", "case", "dim", "dims", "input_data", "on", "shape", "wide",
+    "ALL", "FLOATS", "INT", "SIZES", "WIDE", "Case", "aligned", "case", "convolved", "dim", "dims", "input_data", "on", "shape", "wide",
 ]
 
 # Sizes of the dimensions that cases name by a letter; most are divisible by 8 processors.
@@ -147,6 +147,19 @@ def aligned(x: np.ndarray, names: str, out: str) -> np.ndarray:
     x = np.transpose(x, [have.index(n) for n in want if n in have])
     sizes = iter(x.shape)
     return np.reshape(x, [next(sizes) if n in have else 1 for n in want])
+
+
+def convolved(
+    x: np.ndarray, f: np.ndarray, strides: Sequence[int], pads: Sequence[tuple[int, int]]
+) -> np.ndarray:
+    """Returns x [n, spatial..., i] by f [window..., i, o], padded in each spatial dimension."""
+    rank = f.ndim - 2
+    x = np.pad(x, [(0, 0), *pads, (0, 0)])
+    axes = tuple(range(1, rank + 1))
+    windows = np.lib.stride_tricks.sliding_window_view(x, f.shape[:rank], axis=axes)
+    strided = (slice(None), *(slice(None, None, s) for s in strides))
+    places, window = "xyz"[:rank], "XYZ"[:rank]
+    return np.einsum(f"n{places}i{window},{window}io->n{places}o", windows[strided], f)
 
 
 def on(fn: Callable, *specs: str) -> Callable:
