@@ -18,12 +18,19 @@ import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow import estimator as mtf_estimator
 from mesh_tensorflow._contexts import within
-from mesh_tensorflow.transformer.utils._features import (
+from mesh_tensorflow.transformer.utils._data import (
     arrays_input_fn,
+    as_text,
     call_dataset_fn,
     call_with_known,
     combined_input_fn,
+    decode_ids,
+    encoded_inputs,
     examples_of,
+    get_inputs_from_file,
+    lines_text,
+    write_lines_to_file,
+    write_text,
 )
 from mesh_tensorflow.transformer.utils._settings import (
     MODULE,
@@ -34,15 +41,6 @@ from mesh_tensorflow.transformer.utils._settings import (
     inputs_length,
     inputs_vocabulary,
     targets_vocabulary,
-)
-from mesh_tensorflow.transformer.utils._text import (
-    as_text,
-    decode_ids,
-    encoded_inputs,
-    get_inputs_from_file,
-    lines_text,
-    write_lines_to_file,
-    write_text,
 )
 
 if TYPE_CHECKING:

@@ -12,13 +12,14 @@ import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow import estimator as mtf_estimator
 from mesh_tensorflow.transformer import dataset as transformer_dataset
-from mesh_tensorflow.transformer.utils._decode import decode, postprocessed, text_of_feature
-from mesh_tensorflow.transformer.utils._features import (
+from mesh_tensorflow.transformer.utils._data import (
     call_dataset_fn,
     combined_input_fn,
     examples_of,
     model_features,
+    write_lines_to_file,
 )
+from mesh_tensorflow.transformer.utils._decode import decode, postprocessed, text_of_feature
 from mesh_tensorflow.transformer.utils._score import score_with_estimator
 from mesh_tensorflow.transformer.utils._settings import (
     Lengths,
@@ -28,7 +29,6 @@ from mesh_tensorflow.transformer.utils._settings import (
     inputs_vocabulary,
     targets_vocabulary,
 )
-from mesh_tensorflow.transformer.utils._text import write_lines_to_file
 
 if TYPE_CHECKING:
     from mesh_tensorflow.transformer.dataset import EvalDataset

@@ -12,8 +12,9 @@ from mesh_tensorflow import estimator as mtf_estimator
 from mesh_tensorflow import layers
 from mesh_tensorflow.estimator import ModeKeys
 from mesh_tensorflow.transformer import transformer
-from mesh_tensorflow.transformer.utils._features import (
+from mesh_tensorflow.transformer.utils._data import (
     check_features,
+    clean_decodes,
     dynamic_text2self,
     import_features,
 )
@@ -35,7 +36,6 @@ from mesh_tensorflow.transformer.utils._settings import (
     length_of_feature,
     targets_vocabulary,
 )
-from mesh_tensorflow.transformer.utils._text import clean_decodes
 
 if TYPE_CHECKING:
     from mesh_tensorflow.transformer.dataset._features import Vocabularies

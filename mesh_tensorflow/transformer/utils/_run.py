@@ -20,9 +20,9 @@ from mesh_tensorflow.estimator import ModeKeys
 from mesh_tensorflow.estimator.processes import programs_over, shards_of_process
 from mesh_tensorflow.estimator.tpu import TPUEstimator
 from mesh_tensorflow.transformer.learning_rate_schedules import with_total_steps
+from mesh_tensorflow.transformer.utils._data import call_with_known
 from mesh_tensorflow.transformer.utils._decode import infer_model
 from mesh_tensorflow.transformer.utils._evaluation import eval_model, perplexity_eval
-from mesh_tensorflow.transformer.utils._features import call_with_known
 from mesh_tensorflow.transformer.utils._prediction import export_model, prediction_spec
 from mesh_tensorflow.transformer.utils._program import build_model, check_tiling, processor_devices
 from mesh_tensorflow.transformer.utils._score import score_from_dataset, score_from_strings

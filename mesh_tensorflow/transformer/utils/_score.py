@@ -13,11 +13,17 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow import estimator as mtf_estimator
-from mesh_tensorflow.transformer.utils._features import (
+from mesh_tensorflow.transformer.utils._data import (
     arrays_input_fn,
+    as_text,
     call_dataset_fn,
     call_with_known,
     combined_input_fn,
+    encoded_inputs,
+    encoded_pairs,
+    get_inputs_from_file,
+    temporary_name,
+    write_lines_to_file,
 )
 from mesh_tensorflow.transformer.utils._settings import (
     MODULE,
@@ -29,14 +35,6 @@ from mesh_tensorflow.transformer.utils._settings import (
     inputs_vocabulary,
     length_of_feature,
     targets_vocabulary,
-)
-from mesh_tensorflow.transformer.utils._text import (
-    as_text,
-    encoded_inputs,
-    encoded_pairs,
-    get_inputs_from_file,
-    temporary_name,
-    write_lines_to_file,
 )
 
 if TYPE_CHECKING:

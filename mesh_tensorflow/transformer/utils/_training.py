@@ -19,13 +19,15 @@ from mesh_tensorflow._paths import readable
 from mesh_tensorflow.estimator import ModeKeys
 from mesh_tensorflow.estimator.processes import SaverHook
 from mesh_tensorflow.transformer import learning_rate_schedules
-from mesh_tensorflow.transformer.utils._evaluation import token_metrics
-from mesh_tensorflow.transformer.utils._features import (
+from mesh_tensorflow.transformer.utils._data import (
     call_dataset_fn,
     check_features,
     in_vocabulary,
     model_features,
+    temporary_name,
+    write_text,
 )
+from mesh_tensorflow.transformer.utils._evaluation import token_metrics
 from mesh_tensorflow.transformer.utils._prediction import evaluated, imported
 from mesh_tensorflow.transformer.utils._program import (
     Outputs,
@@ -47,7 +49,6 @@ from mesh_tensorflow.transformer.utils._settings import (
     serialize_num_microbatches,
     targets_vocabulary,
 )
-from mesh_tensorflow.transformer.utils._text import temporary_name, write_text
 from mesh_tensorflow.visualize import print_training_report
 
 if TYPE_CHECKING:
