@@ -356,7 +356,3 @@ class EncDecAttentionFixup(transformer_layers.EncDecAttention):
         # Weights are those of EncDecAttention, as in the classic; the class lets gin bind its own
         # arguments.
         super().__init__(relative_attention_type=relative_attention_type, **kwargs)
-
-    def call(self, context: Context, x: mtf.Tensor, losses: Optional[list] = None) -> mtf.Tensor:
-        """Returns the output of the layer; see TransformerLayer.call."""
-        return super().call(context, x, losses)
