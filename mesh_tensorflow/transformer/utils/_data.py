@@ -202,50 +202,6 @@ def _rows(rows: Sequence[Sequence[int]], batch_size: int, length: int, what: str
     return result
 
 
-def encoded_inputs(
-    inputs: Sequence[str],
-    vocabulary: Vocabularies,
-    model_type: str,
-    batch_size: int,
-    length: int,
-    eos_id: int,
-    sources: Sequence[str],
-    prefixes: Optional[Sequence[str]] = None,
-) -> np.ndarray:
-    """Returns the ids of lines; see `encode_inputs`.
-
-    Args:
-      inputs: strings.
-      vocabulary: a Vocabulary, or a pair of them, the first of which is used.
-      model_type: no EOS is appended for "lm".
-      batch_size: the number of lines is padded to a multiple of it, with copies of the first one.
-      length: the length that lines are truncated or padded to.
-      eos_id: the id of EOS.
-      sources: the names in errors of the lines and of prefixes, such as file names.
-      prefixes: strings that are put before the lines with negative ids.
-
-    Returns:
-      An int32 array [lines, length].
-
-    Raises:
-      ValueError: there are no lines, or one cannot be encoded; the message has its number.
-    """
-    vocabulary = inputs_vocabulary(vocabulary)
-    prefixes = prefixes or [""] * len(inputs)
-    if len(prefixes) != len(inputs):
-        raise ValueError(
-            f"{sources[0]}: there are {len(inputs)} lines, but {len(prefixes)} of {sources[1]}"
-        )
-    end = [] if model_type == "lm" else [eos_id]
-    rows = []
-    for number, (line, prefix) in enumerate(zip(inputs, prefixes), 1):
-        before = _encode(vocabulary, prefix, number, sources[1]) if prefix else []
-        ids = _encode(vocabulary, line, number, sources[0])
-        # Negative ids are read and not predicted, so they have no score.
-        rows.append([-i for i in before] + ids + end)
-    return _rows(rows, batch_size, length, sources[0])
-
-
 def encode_inputs(
     inputs: Sequence[str],
     vocabulary: Vocabularies,
@@ -254,6 +210,7 @@ def encode_inputs(
     sequence_length: Lengths,
     eos_id: int = 1,
     unscored_prefix: Optional[Sequence[str]] = None,
+    sources: Sequence[str] = ("encode_inputs", "unscored_prefix"),
 ) -> np.ndarray:
     """Returns the ids of lines, padded with 0.
 
@@ -267,6 +224,7 @@ def encode_inputs(
       eos_id: the id of EOS.
       unscored_prefix: strings that are prepended to the lines with negative ids, which are inputs
         of the model but are not scored.
+      sources: what errors call the lines and the prefixes, such as the names of their files.
 
     Returns:
       An int32 array [lines, length].
@@ -274,39 +232,44 @@ def encode_inputs(
     Raises:
       ValueError: there are no lines, or one cannot be encoded; the message has its number.
     """
-    return encoded_inputs(
-        inputs,
-        vocabulary,
-        model_type,
-        batch_size,
-        inputs_length(sequence_length),
-        eos_id,
-        ("encode_inputs", "unscored_prefix"),
-        unscored_prefix,
-    )
+    vocabulary = inputs_vocabulary(vocabulary)
+    prefixes = unscored_prefix or [""] * len(inputs)
+    if len(prefixes) != len(inputs):
+        raise ValueError(
+            f"{sources[0]}: there are {len(inputs)} lines, but {len(prefixes)} of {sources[1]}"
+        )
+    end = [] if model_type == "lm" else [eos_id]
+    rows = []
+    for number, (line, prefix) in enumerate(zip(inputs, prefixes), 1):
+        before = _encode(vocabulary, prefix, number, sources[1]) if prefix else []
+        ids = _encode(vocabulary, line, number, sources[0])
+        # Negative ids are read and not predicted, so they have no score.
+        rows.append([-i for i in before] + ids + end)
+    return _rows(rows, batch_size, inputs_length(sequence_length), sources[0])
 
 
-def encoded_pairs(
+def encode_delimited_lm(
     inputs: Sequence[str],
     targets: Sequence[str],
     vocabulary: Vocabularies,
     batch_size: int,
-    length: int,
-    eos_id: int,
-    include_final_eos: bool,
-    sources: tuple[str, str],
+    sequence_length: Lengths,
+    eos_id: int = 1,
+    include_final_eos: bool = True,
+    sources: Sequence[str] = ("inputs", "targets"),
 ) -> np.ndarray:
-    """Returns the ids of pairs of lines; see `encode_delimited_lm`.
+    """Returns the ids of pairs of lines: inputs, EOS, targets, EOS.
 
     Args:
       inputs: strings.
       targets: strings, as many as inputs.
       vocabulary: a Vocabulary, or a pair of them.
       batch_size: the number of pairs is padded to a multiple of it, with copies of the first one.
-      length: the length that they are truncated or padded to.
+      sequence_length: the length that they are truncated or padded to; of a dictionary, the sum of
+        inputs and targets.
       eos_id: the id of EOS.
       include_final_eos: whether EOS follows the targets.
-      sources: the names of inputs and targets in errors, such as file names.
+      sources: what errors call inputs and targets, such as the names of their files.
 
     Returns:
       An int32 array [pairs, length].
@@ -329,51 +292,10 @@ def encoded_pairs(
         ]
         for n, (a, b) in enumerate(zip(inputs, targets), 1)
     ]
+    length = sequence_length
+    if not isinstance(length, int):
+        length = sum(length[key] for key in ("inputs", "targets"))
     return _rows(rows, batch_size, length, sources[1])
-
-
-def encode_delimited_lm(
-    inputs: Sequence[str],
-    targets: Sequence[str],
-    vocabulary: Vocabularies,
-    batch_size: int,
-    sequence_length: Lengths,
-    eos_id: int = 1,
-    include_final_eos: bool = True,
-) -> np.ndarray:
-    """Returns the ids of pairs of lines: inputs, EOS, targets, EOS.
-
-    Args:
-      inputs: strings.
-      targets: strings, as many as inputs.
-      vocabulary: a Vocabulary, or a pair of them.
-      batch_size: the number of pairs is padded to a multiple of it, with copies of the first one.
-      sequence_length: the length that they are truncated or padded to; of a dictionary, the sum of
-        inputs and targets.
-      eos_id: the id of EOS.
-      include_final_eos: whether EOS follows the targets.
-
-    Returns:
-      An int32 array [pairs, length].
-
-    Raises:
-      ValueError: there are no lines, or not as many inputs as targets, or one cannot be encoded.
-    """
-    length = (
-        sequence_length
-        if isinstance(sequence_length, int)
-        else sum(sequence_length[key] for key in ("inputs", "targets"))
-    )
-    return encoded_pairs(
-        inputs,
-        targets,
-        vocabulary,
-        batch_size,
-        length,
-        eos_id,
-        include_final_eos,
-        ("inputs", "targets"),
-    )
 
 
 # -- ids as texts

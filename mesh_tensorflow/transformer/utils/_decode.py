@@ -25,7 +25,7 @@ from mesh_tensorflow.transformer.utils._data import (
     call_with_known,
     combined_input_fn,
     decode_ids,
-    encoded_inputs,
+    encode_inputs,
     examples_of,
     get_inputs_from_file,
     lines_text,
@@ -38,7 +38,6 @@ from mesh_tensorflow.transformer.utils._settings import (
     Steps,
     get_checkpoint_iterator,
     get_step_from_checkpoint_path,
-    inputs_length,
     inputs_vocabulary,
     targets_vocabulary,
 )
@@ -314,8 +313,9 @@ def decode_from_file(
         raise ValueError(f"decode_from_file: there are no lines in {input_filename}")
     inputs = [line for line in lines for _ in range(repeats)]
     # Before the lines are repeated, so that errors have the line numbers of the file.
-    length = inputs_length(sequence_length)
-    ids = encoded_inputs(lines, vocabulary, model_type, 1, length, eos_id, [input_filename])
+    ids = encode_inputs(
+        lines, vocabulary, model_type, 1, sequence_length, eos_id, sources=[input_filename]
+    )
     ids = np.repeat(ids, repeats, axis=0)
     # A program has a fixed batch: copies of a line fill it up, and their outputs are dropped.
     ids = np.concatenate([ids, np.repeat(ids[:1], -len(ids) % batch_size, axis=0)])
