@@ -19,15 +19,18 @@ from mesh_tensorflow.transformer.utils._data import (
     model_features,
     write_lines_to_file,
 )
-from mesh_tensorflow.transformer.utils._decode import decode, postprocessed, text_of_feature
+from mesh_tensorflow.transformer.utils._decode import (
+    decode,
+    postprocessed,
+    postprocessed_targets,
+    texts_of_inputs,
+)
 from mesh_tensorflow.transformer.utils._score import score_with_estimator
 from mesh_tensorflow.transformer.utils._settings import (
     Lengths,
     Steps,
     get_checkpoint_iterator,
     get_step_from_checkpoint_path,
-    inputs_vocabulary,
-    targets_vocabulary,
 )
 
 if TYPE_CHECKING:
@@ -134,24 +137,11 @@ def _tasks(datasets: Iterable[Any], vocabulary: Vocabularies) -> list[_Task]:
     tasks = []
     for dataset in datasets:
         examples = list(examples_of(dataset.dataset_fn))
-        own = targets_vocabulary(vocabulary)
         if dataset.postprocess_fn is None:
             tf.logging.info("%s has no postprocess_fn: its metrics compare texts", dataset.name)
-        targets = [
-            postprocessed(dataset, text_of_feature(e, "targets", own), example=e, is_target=True)
-            for e in examples
-        ]
+        targets = postprocessed_targets(dataset, examples, vocabulary)
         tasks.append(_Task(dataset, examples, targets))
     return tasks
-
-
-def _write_examples(tasks: Sequence[_Task], directory: str, vocabulary: Vocabularies) -> None:
-    own = inputs_vocabulary(vocabulary)
-    for task in tasks:
-        name = os.path.join(directory, task.dataset.name)
-        write_lines_to_file(task.targets, f"{name}_targets")
-        inputs = [text_of_feature(e, "inputs", own) for e in task.examples if "inputs" in e]
-        write_lines_to_file(inputs, f"{name}_inputs")
 
 
 def _write_metrics(
@@ -278,7 +268,10 @@ def eval_model(
     # Once for all checkpoints, as examples and targets do not depend on weights.
     tasks = _tasks(datasets, vocabulary)
     if output_eval_examples:
-        _write_examples(tasks, directory, vocabulary)
+        for dataset, examples, targets in tasks:
+            name = os.path.join(directory, dataset.name)
+            write_lines_to_file(targets, f"{name}_targets")
+            write_lines_to_file(texts_of_inputs(examples, vocabulary), f"{name}_inputs")
     count = sum(len(task.examples) for task in tasks)
     # All data sets in one input, so that each checkpoint is restored only once.
     input_fn = combined_input_fn([d.dataset_fn for d in datasets], batch_size)

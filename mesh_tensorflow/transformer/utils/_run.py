@@ -324,25 +324,17 @@ def _is_batch_size(value: object) -> bool:
     return pair or _is_number(value)
 
 
+def _is_function(value: object) -> bool:
+    return value is None or callable(value)
+
+
 # What gin may have bound: arguments, whether a value is right, and what it should be.
 _KINDS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("train_steps", lambda v: callable(v) or _is_number(v), "a number of steps"),
     ("batch_size", _is_batch_size, 'a number or a pair such as ("tokens_per_batch", 4096)'),
-    (
-        "optimizer",
-        lambda v: v is None or callable(v),
-        "a class such as @optimize.AdafactorOptimizer, with @ and without ()",
-    ),
-    (
-        "train_dataset_fn",
-        lambda v: v is None or callable(v),
-        "a function such as @training_data, with @ and without ()",
-    ),
-    (
-        "eval_dataset_fn",
-        lambda v: v is None or callable(v),
-        "a function such as @evaluation_data, with @ and without ()",
-    ),
+    ("optimizer", _is_function, "a class such as @optimize.AdafactorOptimizer"),
+    ("train_dataset_fn", _is_function, "a function such as @training_data"),
+    ("eval_dataset_fn", _is_function, "a function such as @evaluation_data"),
 )
 
 
@@ -358,7 +350,8 @@ def _check_kinds(arguments: Mapping[str, Any]) -> None:
     for name, is_right, words in _KINDS:
         value = arguments[name]
         if not is_right(value):
-            raise WrongTypeError(f"utils.run: {name} is {value!r}; it should be {words}")
+            form = ", with @ and without ()" if is_right is _is_function else ""
+            raise WrongTypeError(f"utils.run: {name} is {value!r}; it should be {words}{form}")
 
 
 def _check(arguments: Mapping[str, Any]) -> None:
