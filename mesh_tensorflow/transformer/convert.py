@@ -14,12 +14,13 @@ for speculative decoding.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import re
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Optional, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Optional
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -47,7 +48,6 @@ __all__ = [
 
 
 Arrays = Mapping[str, np.ndarray]
-_Result = TypeVar("_Result")
 
 
 def read_checkpoint(path: str) -> dict[str, np.ndarray]:
@@ -60,37 +60,17 @@ def read_checkpoint(path: str) -> dict[str, np.ndarray]:
     Raises:
       ValueError: there is no checkpoint, or it is damaged.
     """
-    return _read(
-        path,
-        lambda reader: {
-            name: reader.get_tensor(name)
-            for name in sorted(weights_of(reader.get_variable_to_shape_map()))
-        },
-    )
+    with _reader(path) as reader:
+        names = sorted(weights_of(reader.get_variable_to_shape_map()))
+        return {name: reader.get_tensor(name) for name in names}
 
 
-def _read_step(path: str) -> int:
-    """Returns the global step of a TensorFlow checkpoint; 0 if it has none.
-
-    Args:
-      path: as that of `read_checkpoint`.
-
-    Raises:
-      ValueError: there is no checkpoint, or it is damaged.
-    """
-    return _read(
-        path,
-        lambda reader: (
-            int(reader.get_tensor("global_step")) if reader.has_tensor("global_step") else 0
-        ),
-    )
-
-
-def _read(path: str, function: Callable[[tf.train.NewCheckpointReader], _Result]) -> _Result:
-    """Calls a function with the reader of a checkpoint."""
+@contextlib.contextmanager
+def _reader(path: str) -> Iterator[tf.train.NewCheckpointReader]:
+    """Context that yields the reader of a checkpoint; errors of reading say that it is damaged."""
     found = checkpoint_files.find(path, "convert")
     try:
-        return function(checkpoint_files.open_reader(found))
+        yield checkpoint_files.open_reader(found)
     except (tf.errors.OpError, IndexError, RuntimeError, ValueError) as error:
         raise ValueError(f"the checkpoint {found} is damaged: {error}") from error
 
@@ -570,7 +550,9 @@ def with_draft(checkpoint: str, draft: str, directory: str) -> str:
         )
     # The scope in which decoding makes the variables of a draft.
     small = {f"draft/{name}": value for name, value in read_checkpoint(draft).items()}
-    return write_checkpoint({**variables, **small}, directory, _read_step(checkpoint))
+    with _reader(checkpoint) as reader:
+        step = int(reader.get_tensor("global_step")) if reader.has_tensor("global_step") else 0
+    return write_checkpoint({**variables, **small}, directory, step)
 
 
 # -- the command line

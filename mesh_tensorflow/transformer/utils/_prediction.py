@@ -24,7 +24,6 @@ from mesh_tensorflow.transformer.utils._program import (
     check_length,
     get_variable_dtype,
     is_unitransformer,
-    logits_and_loss,
     outside_program,
     run_on_mesh,
 )
@@ -161,54 +160,35 @@ def _scoring_program(
 # -- decoding
 
 
-def _continued(
-    settings: Settings, inputs: mtf.Tensor, variable_dtype: mtf.VariableDType
-) -> mtf.Tensor:
-    """Decodes a continuation with a language model."""
-    length = inputs.shape.dims[-1]
-    more = settings.joined_length - length.size
-    check_length(settings.transformer_model, settings.joined_length)
-    if more > 0:
-        # Decoding fills in zeros after the inputs, and so needs some.
-        inputs = mtf.pad(inputs, [0, more], length.name)
-    return settings.transformer_model.sample_autoregressive(
-        inputs, variable_dtype=variable_dtype, remove_partial_sequences=True
-    )
-
-
-def _aligned(
-    settings: Settings, inputs: mtf.Tensor, variable_dtype: mtf.VariableDType
-) -> mtf.Tensor:
-    """Returns the most likely id at each position."""
-    check_length(settings.transformer_model, inputs.shape.dims[-1].size)
-    logits, _ = logits_and_loss(
-        settings.transformer_model.call_simple(
-            inputs=inputs,
-            targets=None,
-            compute_loss=False,
-            mode=ModeKeys.PREDICT,
-            variable_dtype=variable_dtype,
-        )
-    )
-    return mtf.argmax(logits, logits.shape.dims[-1])
-
-
 def _decoding_program(
     settings: Settings, mesh: mtf.Mesh, features: Mapping[str, tf.Tensor]
 ) -> Outputs:
     mtf_features = imported(settings, mesh, features, ModeKeys.PREDICT)
     inputs, model = mtf_features["inputs"], settings.transformer_model
+    length = inputs.shape.dims[-1]
     variable_dtype = get_variable_dtype()
     if settings.predict_fn is not None:
         outputs = settings.predict_fn(
             model=model, features=mtf_features, variable_dtype=variable_dtype
         )
     elif settings.model_type == "aligned":
-        outputs = _aligned(settings, inputs, variable_dtype)
+        check_length(model, length.size)
+        logits, _ = call_model(
+            model, {"inputs": inputs}, ModeKeys.PREDICT, variable_dtype, compute_loss=False
+        )
+        # The most likely id at each position.
+        outputs = mtf.argmax(logits, logits.shape.dims[-1])
     elif is_unitransformer(model):
-        outputs = _continued(settings, inputs, variable_dtype)
+        check_length(model, settings.joined_length)
+        more, start = settings.joined_length - length.size, inputs
+        if more > 0:
+            # Decoding fills in zeros after the inputs, and so needs some.
+            start = mtf.pad(inputs, [0, more], length.name)
+        outputs = model.sample_autoregressive(
+            start, variable_dtype=variable_dtype, remove_partial_sequences=True
+        )
     else:
-        check_length(model, inputs.shape.dims[-1].size)
+        check_length(model, length.size)
         outputs = model.decode(inputs, variable_dtype=variable_dtype)
     return Outputs({"inputs": inputs, "outputs": outputs})
 

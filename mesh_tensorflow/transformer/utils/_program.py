@@ -138,15 +138,6 @@ def check_length(model: Any, length: int) -> None:
             )
 
 
-def logits_and_loss(returned: Any) -> tuple[mtf.Tensor, Optional[mtf.Tensor]]:
-    """Returns what `call_simple` returns as a pair.
-
-    Args:
-      returned: a pair; or the logits alone, as a StudentTeacher returns them without a loss.
-    """
-    return returned if isinstance(returned, tuple) else (returned, None)
-
-
 def call_model(
     model: Any,
     features: Mapping[str, mtf.Tensor],
@@ -159,7 +150,7 @@ def call_model(
 
     Args:
       model: a model.
-      features: Tensors by name.
+      features: Tensors by name; without targets, inputs are read and nothing is predicted.
       mode: a mode of the model, such as "train" or "score".
       variable_dtype: the dtypes of variables: in checkpoints, in memory and in computations.
       compute_loss: whether to compute the loss.
@@ -168,13 +159,14 @@ def call_model(
     Returns:
       (logits [batch..., length, vocab], loss), where the loss is None without `compute_loss`.
     """
-    inputs, targets = features.get("inputs"), features["targets"]
+    inputs, targets = features.get("inputs"), features.get("targets")
     segments, subsegments, positions = (
         features.get(f"targets_{name}") for name in ("segmentation", "subsegmentation", "position")
     )
     packing: dict[str, Optional[mtf.Tensor]]
     if is_unitransformer(model):
         if inputs is None:
+            assert targets is not None  # see `check_features`
             # Each target is predicted from those before it, so inputs are targets, shifted by one.
             inputs = transformer.autoregressive_inputs(targets, sequence_id=segments)
         packing = {"sequence_id": segments, "subsequence_id": subsegments, "position": positions}
@@ -186,17 +178,17 @@ def call_model(
             "decoder_subsequence_id": subsegments,
             "decoder_position": positions,
         }
-    return logits_and_loss(
-        model.call_simple(
-            inputs=inputs,
-            targets=targets,
-            **packing,
-            compute_loss=compute_loss,
-            mode=mode,
-            variable_dtype=variable_dtype,
-            num_microbatches=num_microbatches,
-        )
+    returned = model.call_simple(
+        inputs=inputs,
+        targets=targets,
+        **packing,
+        compute_loss=compute_loss,
+        mode=mode,
+        variable_dtype=variable_dtype,
+        num_microbatches=num_microbatches,
     )
+    # A StudentTeacher returns logits alone where there is no loss.
+    return returned if isinstance(returned, tuple) else (returned, None)
 
 
 # -- its variables

@@ -152,30 +152,22 @@ def should_load_variable(name: str, filter_fn: Optional[Callable[[str], bool]] =
     return True if filter_fn is None else filter_fn(name)
 
 
-_LAYER = re.compile(r"(?P<stack>.*?)/(?:block_(?P<block>\d+)/)?layer_(?P<layer>\d+)/(?P<rest>.*)")
+# Of a variable in a layer: its stack, the scope of the layer in it, and the rest of the name.
+_LAYER = re.compile(r"(.*?)/((?:block_\d+/)?layer_\d+)/(.*)")
 _STACKS = ("encoder", "decoder")
-
-
-def _layer_of(name: str) -> Optional[tuple[str, str, str]]:
-    """Splits a variable's name into (stack, layer scope, rest); None outside of layers."""
-    match = _LAYER.fullmatch(name)
-    if match is None:
-        return None
-    # What is in between: a block and a layer, or a layer alone.
-    scope = name[len(match["stack"]) + 1 : len(name) - len(match["rest"]) - 1]
-    return match["stack"], scope, match["rest"]
 
 
 def _layers_by_stack(names: Iterable[str]) -> dict[str, list[str]]:
     """Returns the layer scopes of each stack, in order."""
-    found: dict[str, set] = {}
-    for name in names:
-        parts = _layer_of(name)
-        if parts is not None:
-            # By numbers: as text, layer_1000 would come before layer_999.
-            numbers = tuple(map(int, re.findall(r"\d+", parts[1])))
-            found.setdefault(parts[0], set()).add((numbers, parts[1]))
-    return {stack: [scope for _, scope in sorted(layers)] for stack, layers in found.items()}
+    scopes_of: dict[str, set[str]] = {}
+    for match in filter(None, map(_LAYER.fullmatch, names)):
+        scopes_of.setdefault(match[1], set()).add(match[2])
+
+    def numbers(scope: str) -> list[int]:
+        # As text, layer_1000 would come before layer_999.
+        return [int(digits) for digits in re.findall(r"\d+", scope)]
+
+    return {stack: sorted(scopes, key=numbers) for stack, scopes in scopes_of.items()}
 
 
 def _scopes_in_checkpoint(
@@ -231,11 +223,9 @@ def flexible_ckpt_init_mapping(
     scopes = _scopes_in_checkpoint(model, saved, new)
     mapping = {}
     for name in model:
-        parts = _layer_of(name)
-        if parts is None:
-            there = name
-        else:
-            stack, scope, rest = parts
+        there = name
+        if match := _LAYER.fullmatch(name):
+            stack, scope, rest = match.groups()
             # A new layer has no scope there, and so a name that the checkpoint lacks.
             there = f"{stack}/{scopes.get((stack, scope), '')}/{rest}"
         if there in saved:
@@ -543,13 +533,6 @@ def _seen_batches(model_dir: str, init_step: int) -> int:
     return max(step - init_step, 0)
 
 
-def _vocab_sizes(vocabulary: Vocabularies) -> Mapping[str, int]:
-    return {
-        "inputs": inputs_vocabulary(vocabulary).vocab_size,
-        "targets": targets_vocabulary(vocabulary).vocab_size,
-    }
-
-
 def train_model(
     estimator: mtf_estimator.tpu.TPUEstimator,
     vocabulary: Vocabularies,
@@ -591,7 +574,9 @@ def train_model(
         dataset = call_dataset_fn(
             train_dataset_fn, "train_dataset_fn", sequence_length, vocabulary, dataset_split
         )
-        dataset = in_vocabulary(dataset.map(model_features), _vocab_sizes(vocabulary))
+        own = {"inputs": inputs_vocabulary(vocabulary), "targets": targets_vocabulary(vocabulary)}
+        sizes = {key: own_vocabulary.vocab_size for key, own_vocabulary in own.items()}
+        dataset = in_vocabulary(dataset.map(model_features), sizes)
         # Repeated first, or examples at the end that fill no batch would never be seen.
         dataset = dataset.repeat().batch(rows, drop_remainder=True)
         if skip_seen_data:
