@@ -243,22 +243,20 @@ def _layers(names: Iterable[str], pattern: str) -> int:
     return max(numbers, default=-1) + 1
 
 
-def _mesh_form(variables: Arrays) -> _Form:
-    return _Form(
-        _layers(variables, r"encoder/block_(\d+)/"),
-        _layers(variables, r"decoder/block_(\d+)/"),
-        any("/wi_0/" in name for name in variables),
-        # A softmax that is tied to the embedding has no weight of its own.
-        "decoder/logits/kernel" not in variables,
-    )
+def _form(names: Arrays, block: str, gate: str, head: str) -> _Form:
+    """Returns the form that the names of weights tell.
 
-
-def _huggingface_form(tensors: Arrays) -> _Form:
+    Args:
+      names: the names.
+      block: how a name in a block of a stack goes on after the stack, with its number as a group.
+      gate: what is in the names of feed-forward layers with two kernels.
+      head: the softmax's own weight, which a softmax that is tied to the embedding lacks.
+    """
     return _Form(
-        _layers(tensors, r"encoder\.block\.(\d+)\."),
-        _layers(tensors, r"decoder\.block\.(\d+)\."),
-        any(".wi_0." in name for name in tensors),
-        "lm_head.weight" not in tensors,
+        _layers(names, f"encoder{block}"),
+        _layers(names, f"decoder{block}"),
+        any(gate in name for name in names),
+        head not in names,
     )
 
 
@@ -367,7 +365,7 @@ def mesh_to_huggingface(
     """
     weights = {n: variables[n] for n in weights_of({n: np.shape(v) for n, v in variables.items()})}
     norm = "rms_norm" if "encoder/rms_norm/scale" in weights else "layer_norm"
-    form = _mesh_form(weights)
+    form = _form(weights, r"/block_(\d+)/", "/wi_0/", "decoder/logits/kernel")
     entries = _entries(form, norm)
     sizes = _check("the checkpoint", form, weights, {e.mesh: e.dims for e in entries})
     tensors = {e.huggingface: _turned(weights[e.mesh], e.transposed) for e in entries}
@@ -428,7 +426,7 @@ def huggingface_to_mesh(
     elif head is None and embedding is not None:
         # A file holds weights that are shared only once.
         weights["lm_head.weight"] = embedding
-    form = _huggingface_form(weights)._replace(tied=tied)
+    form = _form(weights, r"\.block\.(\d+)\.", ".wi_0.", "lm_head.weight")._replace(tied=tied)
     entries = _entries(form, norm_name)
     dims = {e.huggingface: e.dims[:: -1 if e.transposed else 1] for e in entries}
     sizes = _check("the Hugging Face model", form, weights, dims)

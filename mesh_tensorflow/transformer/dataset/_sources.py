@@ -332,14 +332,7 @@ def pretokenized_tfrecord_dataset(
     """
     del batch_size
     return _tfrecord_dataset(
-        filenames,
-        text2self,
-        eos_included,
-        sequence_length,
-        vocab_shift,
-        None,
-        repeat=repeat,
-        shuffle=False,
+        filenames, text2self, eos_included, sequence_length, vocab_shift, repeat=repeat
     )
 
 
@@ -349,9 +342,10 @@ def _tfrecord_dataset(
     eos_included: bool,
     sequence_length: Lengths,
     vocab_shift: int,
-    vocabulary: Optional[Vocabularies],
+    vocabulary: Optional[Vocabularies] = None,
+    *,
     repeat: bool,
-    shuffle: bool,
+    shuffle: bool = False,
 ) -> tf.data.Dataset:
     keys = ["targets"] if text2self else ["inputs", "targets"]
     # By records that are read here: in the pipeline a missing feature is an empty one, and packing

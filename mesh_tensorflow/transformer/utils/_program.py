@@ -118,22 +118,16 @@ def check_length(model: Any, length: int) -> None:
       ValueError: they do.
     """
     model = getattr(model, "student", model)
-    parts: list[Any] = (
-        [model]
-        if is_unitransformer(model)
-        else [getattr(model, name, None) for name in ("encoder", "decoder")]
-    )
-    for part in parts:
-        positions = getattr(part, "max_length_dim", None)
+    names = ("positional_embedding", "sinusoid_positional_embedding")
+    # A single stack has positions itself; other models have an encoder and a decoder with them.
+    for stack in (model, getattr(model, "encoder", None), getattr(model, "decoder", None)):
+        positions = getattr(stack, "max_length_dim", None)
         # A model with relative positions alone reads sequences of any length.
-        embedded = any(
-            getattr(part, name, False)
-            for name in ("positional_embedding", "sinusoid_positional_embedding")
-        )
+        embedded = any(getattr(stack, name, False) for name in names)
         if positions is not None and embedded and length > positions.size:
             raise ValueError(
                 f"a sequence of length {length} (utils.run.sequence_length) is longer than the "
-                f"{positions.size} positions of {part.name!r}; bind Unitransformer.max_length to "
+                f"{positions.size} positions of {stack.name!r}; bind Unitransformer.max_length to "
                 "a larger number, or make sequences shorter"
             )
 

@@ -314,21 +314,26 @@ def score_with_estimator_lazy(
             score_postprocess_fn(some, vocabulary, shard_idx=shard)
 
 
-def _printed(
+def _score(
+    score_fn: Callable[..., Any],
+    postprocess_fn: Optional[Callable[..., Any]],
     estimator: mtf_estimator.tpu.TPUEstimator,
     input_fn: Callable[..., Any],
     steps: Steps,
     model_dir: str,
     vocabulary: Vocabularies,
-    num_examples: Optional[int] = None,
-) -> list[float]:
-    """Prints and writes the scores of several checkpoints; returns those of the last one."""
+    **count: int,
+) -> Any:
+    """Calls a function that scores; without a `postprocess_fn` it prints, or has one of its own."""
+    if postprocess_fn is not None or score_fn is not score_with_estimator:
+        own = () if postprocess_fn is None else (postprocess_fn,)
+        return score_fn(estimator, input_fn, steps, model_dir, vocabulary, *own, **count)
     scores: list[float] = []
     for path in get_checkpoint_iterator(steps, model_dir):
-        filename = os.path.join(model_dir, f"scores_{get_step_from_checkpoint_path(path)}")
-        results = _checked(_scored(estimator, input_fn, path, num_examples))
+        results = _checked(_scored(estimator, input_fn, path, count.get("num_examples")))
         # Once for both uses below: `save_scores` keeps texts that are there.
         results = maybe_add_pretokenized_features(results, vocabulary)
+        filename = os.path.join(model_dir, f"scores_{get_step_from_checkpoint_path(path)}")
         save_scores(results, vocabulary, filename)
         scores = [float(r["scores"]) for r in results]
         for score, r in zip(scores, results):
@@ -336,18 +341,6 @@ def _printed(
             print(f"{score:.6g}\t{lines_text([r['targets_pretokenized']])}", end="")
         tf.logging.info("Scores are in %s.scores, and their texts beside it", filename)
     return scores
-
-
-def _score(
-    score_fn: Callable[..., Any],
-    postprocess_fn: Optional[Callable[..., Any]],
-    *args: Any,
-    **count: Any,
-) -> Any:
-    """Calls a function that scores; without a `postprocess_fn` it prints, or has one of its own."""
-    if postprocess_fn is not None:
-        return score_fn(*args, postprocess_fn, **count)
-    return (_printed if score_fn is score_with_estimator else score_fn)(*args, **count)
 
 
 # -- what is scored: pairs of lines, and data sets
