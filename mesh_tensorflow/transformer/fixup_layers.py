@@ -302,6 +302,7 @@ class AttentionParamsFixup(attention.AttentionParams):
                 self.mesh, name, shape, initializer=initializer, dtype=self.variable_dtype
             )
 
+        # Names of their own, as in the classic: weights of usual attention do not fit these layers.
         if not self.no_query:
             self.wq = make("q_fixup", self.q_shape)
         if self.shared_kv:

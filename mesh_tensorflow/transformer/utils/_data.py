@@ -601,10 +601,6 @@ def import_features(
 # -- inputs and targets in one sequence
 
 
-def _is_token(ids: mtf.Tensor) -> mtf.Tensor:
-    return mtf.cast(mtf.not_equal(ids, 0), tf.int32)
-
-
 def _rank(token: mtf.Tensor) -> mtf.Tensor:
     """Returns the number of tokens before each position of the row."""
     return mtf.cumsum(token, token.shape.dims[-1], exclusive=True)
@@ -626,7 +622,7 @@ def _part(features: Mapping[str, mtf.Tensor], key: str) -> _Segment:
     # Both are named `length`, with sizes that may differ, and stand in one product below.
     own = mtf.Dimension(f"{key}_length", length.size)
     ids = mtf.rename_dimension(ids, length.name, own.name)
-    token = _is_token(ids)
+    token = mtf.cast(mtf.not_equal(ids, 0), tf.int32)
     given = features.get(f"{key}_segmentation")
     # Without packing all tokens are of example 1, and padding of none.
     segment = token if given is None else mtf.rename_dimension(given, length.name, own.name)

@@ -120,7 +120,8 @@ def check_length(model: Any, length: int) -> None:
     model = getattr(model, "student", model)
     names = ("positional_embedding", "sinusoid_positional_embedding")
     # A single stack has positions itself; other models have an encoder and a decoder with them.
-    for stack in (model, getattr(model, "encoder", None), getattr(model, "decoder", None)):
+    stacks: list[Any] = [model, getattr(model, "encoder", None), getattr(model, "decoder", None)]
+    for stack in stacks:
         positions = getattr(stack, "max_length_dim", None)
         # A model with relative positions alone reads sequences of any length.
         embedded = any(getattr(stack, name, False) for name in names)

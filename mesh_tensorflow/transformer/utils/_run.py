@@ -282,6 +282,7 @@ def get_estimator(
     for name, unsaid in (("mesh_devices", None), ("score_in_predict_mode", False)):
         if arguments[name] == unsaid:
             del arguments[name]
+    # By its public name, so that gin binds the parameters that are no arguments here.
     model_fn = call_with_known(tpu_estimator_model_fn, transformer_model=model, **arguments)
     processes = max(1, len(programs_over(mtf_estimator.RunConfig().cluster_spec)))
     config = mtf_estimator.tpu.RunConfig(
@@ -338,13 +339,12 @@ _KINDS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
 )
 
 
-def _check_kinds(arguments: Mapping[str, Any]) -> None:
-    """Checks arguments of which gin files often bind something else.
-
-    Args:
-      arguments: the arguments of `utils.run`.
+def _check(arguments: Mapping[str, Any]) -> None:
+    """Checks arguments, first those for which gin files often bind something else.
 
     Raises:
+      RuntimeError: a TPU is named.
+      ValueError: the mode is unknown, or an argument that it needs is missing.
       WrongTypeError: an argument is of another kind.
     """
     for name, is_right, words in _KINDS:
@@ -352,9 +352,6 @@ def _check_kinds(arguments: Mapping[str, Any]) -> None:
         if not is_right(value):
             form = ", with @ and without ()" if is_right is _is_function else ""
             raise WrongTypeError(f"utils.run: {name} is {value!r}; it should be {words}{form}")
-
-
-def _check(arguments: Mapping[str, Any]) -> None:
     mode, tpu, split = (arguments[name] for name in ("mode", "tpu", "dataset_split"))
     if tpu:
         raise RuntimeError(
@@ -381,7 +378,6 @@ def _check(arguments: Mapping[str, Any]) -> None:
 
 def _completed(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the arguments of `run`, checked, with numbers in place of what determines them."""
-    _check_kinds(arguments)
     _check(arguments)
     lengths = arguments["sequence_length"]
     if isinstance(lengths, int):
@@ -565,5 +561,6 @@ def run(
     """
     # First, as further names would be among the arguments.
     arguments = _completed(locals())
+    # Without a TPU, which was refused above; the other arguments are those of modes.
     estimator = call_with_known(get_estimator, use_tpu=None, cluster=None, **arguments)
     return _run_in_chief(arguments, estimator)

@@ -330,7 +330,7 @@ def _score(
         return score_fn(estimator, input_fn, steps, model_dir, vocabulary, *own, **count)
     scores: list[float] = []
     for path in get_checkpoint_iterator(steps, model_dir):
-        results = _checked(_scored(estimator, input_fn, path, count.get("num_examples")))
+        results: Examples = _checked(_scored(estimator, input_fn, path, count.get("num_examples")))
         # Once for both uses below: `save_scores` keeps texts that are there.
         results = maybe_add_pretokenized_features(results, vocabulary)
         filename = os.path.join(model_dir, f"scores_{get_step_from_checkpoint_path(path)}")
