@@ -417,27 +417,21 @@ class UTLayerStack(transformer.TransformerLayer):
     def _start_index(
         self, context: Context, length: mtf.Dimension, step: Union[int, mtf.Tensor]
     ) -> Union[int, mtf.Tensor]:
-        def random() -> Union[int, mtf.Tensor]:
+        # Gin files of the classic may have 0 in place of None.
+        if self.position_start_index in (None, 0):
+            return 0
+        if self.position_start_index == "step":
+            return step * length.size // self.num_rec_steps
+        if self.position_start_index == "random":
             if not context.train:
                 return 0
             return mtf.random_uniform(
                 context.mesh, mtf.Shape([]), maxval=length.size, dtype=tf.int32
             )
-
-        # Functions, so that only the one that is chosen adds operations or draws a number.
-        starts = {
-            None: lambda: 0,
-            # Gin files of the classic may have it in place of None.
-            0: lambda: 0,
-            "step": lambda: step * length.size // self.num_rec_steps,
-            "random": random,
-        }
-        if self.position_start_index not in starts:
-            raise ValueError(
-                f"UTLayerStack: position_start_index={self.position_start_index!r} is none of "
-                "None, 'random', 'step'"
-            )
-        return starts[self.position_start_index]()
+        raise ValueError(
+            f"UTLayerStack: position_start_index={self.position_start_index!r} is none of "
+            "None, 'random', 'step'"
+        )
 
     def get_layer_timing_signal_learned_1d(
         self,

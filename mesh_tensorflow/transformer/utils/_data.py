@@ -66,18 +66,6 @@ def _numbers(numbers: Sequence[int]) -> str:
     return ", ".join(map(str, numbers[:_MOST_NUMBERS])) + more
 
 
-def _check_no_line_is_empty(input_filename: str, lines: Sequence[str]) -> None:
-    empty = [number for number, line in enumerate(lines, 1) if not line]
-    if not empty:
-        return
-    which = f"line {empty[0]} is" if len(empty) == 1 else f"lines {_numbers(empty)} are"
-    raise ValueError(
-        f"{input_filename}: {which} empty, but each line is a text with a result of its own. Fill "
-        f"or remove {'it' if len(empty) == 1 else 'them'}; or, if empty texts are meant, bind "
-        "utils.get_inputs_from_file.keep_empty_lines = True by gin, or pass keep_empty_lines=True"
-    )
-
-
 @gin.configurable(module=MODULE)
 def get_inputs_from_file(
     input_filename: str, ignore_comments: bool = False, keep_empty_lines: bool = False
@@ -110,8 +98,15 @@ def get_inputs_from_file(
                 f"{input_filename}: line {number} is no UTF-8 text ({error}); mend the line, or "
                 "convert the file"
             ) from error
-    if not keep_empty_lines:
-        _check_no_line_is_empty(input_filename, lines)
+    empty = [] if keep_empty_lines else [n for n, line in enumerate(lines, 1) if not line]
+    if empty:
+        which = f"line {empty[0]} is" if len(empty) == 1 else f"lines {_numbers(empty)} are"
+        raise ValueError(
+            f"{input_filename}: {which} empty, but each line is a text with a result of its own. "
+            f"Fill or remove {'it' if len(empty) == 1 else 'them'}; or, if empty texts are meant, "
+            "bind utils.get_inputs_from_file.keep_empty_lines = True by gin, or pass "
+            "keep_empty_lines=True"
+        )
     if lines and not lines[-1]:
         lines.pop()
     return [line for line in lines if not (ignore_comments and line.startswith("#"))]

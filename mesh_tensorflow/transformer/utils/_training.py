@@ -526,13 +526,6 @@ class _InputListener(tf.train.CheckpointSaverListener):
         self._input_checkpoints.save(session, global_step_value)
 
 
-def _seen_batches(model_dir: str, init_step: int) -> int:
-    """Returns the number of batches seen by a training that began at a step."""
-    latest = checkpoint_files.latest(model_dir)
-    step = get_step_from_checkpoint_path(latest) if latest else init_step
-    return max(step - init_step, 0)
-
-
 def train_model(
     estimator: mtf_estimator.tpu.TPUEstimator,
     vocabulary: Vocabularies,
@@ -582,7 +575,10 @@ def train_model(
         if skip_seen_data:
             # A saved state of the pipeline is that after the seen batches: no more are skipped.
             goes_on = input_checkpoints is not None and input_checkpoints.is_saved()
-            seen = 0 if goes_on else _seen_batches(estimator.model_dir, seen_data_init_step)
+            latest = checkpoint_files.latest(estimator.model_dir)
+            seen = 0
+            if latest and not goes_on:
+                seen = max(get_step_from_checkpoint_path(latest) - seen_data_init_step, 0)
             tf.logging.info("Skipping %d batches", seen)
             # Of batches, one of which is a step, and so after they are made.
             dataset = dataset.skip(seen)
