@@ -26,7 +26,7 @@ from mesh_tensorflow._programs import run_with_parser
 from mesh_tensorflow.estimator import ModeKeys
 from mesh_tensorflow.transformer import utils
 from mesh_tensorflow.transformer.learning_rate_schedules import training_for
-from mesh_tensorflow.transformer.utils._features import has_inputs_feature
+from mesh_tensorflow.transformer.utils._data import has_inputs_feature
 from mesh_tensorflow.transformer.utils._program import recorded_lowerings
 from mesh_tensorflow.transformer.utils._settings import length_of_feature
 

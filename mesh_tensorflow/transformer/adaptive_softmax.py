@@ -68,21 +68,18 @@ class AdaptiveSoftmaxVocabEmbedding:
           ValueError: the description of a cluster is malformed, or the token counts do not sum to
             the size of `vocab_dim`.
         """
-        vocab_embeddings.check_clusters("AdaptiveSoftmaxVocabEmbedding", clusters, vocab_dim)
         self._vocab_dim = vocab_dim
         self._output_dim = output_dim
-        self._clusters = vocab_embeddings.make_clusters(
-            mesh,
+        variables = vocab_embeddings.Variables(mesh, variable_dtype, name, ensemble_dim)
+        self._head, *self._tails = vocab_embeddings.make_clusters(
+            type(self).__name__,
+            variables,
             clusters,
             vocab_dim,
             output_dim,
-            variable_dtype,
-            name,
-            ensemble_dim,
             # One for each tail: the probability of all of its ids together.
-            extra_entries=len(clusters) - 1,
+            entries_of_tails=True,
         )
-        self._head, self._tails = self._clusters[0], self._clusters[1:]
 
     def ids_to_embedding(self, ids: mtf.Tensor, context: Context) -> mtf.Tensor:
         """Returns the embeddings of ids.

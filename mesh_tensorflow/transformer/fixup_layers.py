@@ -302,6 +302,7 @@ class AttentionParamsFixup(attention.AttentionParams):
                 self.mesh, name, shape, initializer=initializer, dtype=self.variable_dtype
             )
 
+        # Names of their own, as in the classic: weights of usual attention do not fit these layers.
         if not self.no_query:
             self.wq = make("q_fixup", self.q_shape)
         if self.shared_kv:
@@ -356,7 +357,3 @@ class EncDecAttentionFixup(transformer_layers.EncDecAttention):
         # Weights are those of EncDecAttention, as in the classic; the class lets gin bind its own
         # arguments.
         super().__init__(relative_attention_type=relative_attention_type, **kwargs)
-
-    def call(self, context: Context, x: mtf.Tensor, losses: Optional[list] = None) -> mtf.Tensor:
-        """Returns the output of the layer; see TransformerLayer.call."""
-        return super().call(context, x, losses)

@@ -26,15 +26,6 @@ _MODULE = "mesh_tensorflow.transformer.funnel_transformer"
 _POOLS = {"mean": mtf.reduce_mean, "max": mtf.reduce_max, "min": mtf.reduce_min}
 
 
-def _check_length(x: mtf.Tensor, dim: mtf.Dimension, size: int) -> None:
-    if dim.size % size:
-        raise ValueError(
-            f"FunnelTransformerLayerStack: pooling_size={size} does not divide {dim.name}="
-            f"{dim.size} of {x.name} {x.shape}; the length of the inputs must be a multiple of "
-            "pooling_size to the power of the number of blocks less one"
-        )
-
-
 def _first_of_windows(x: mtf.Tensor, dim_name: str, size: int) -> mtf.Tensor:
     """Returns the first entry of each window; `x` itself if it lacks the dimension."""
     if dim_name not in x.shape.dimension_names:
@@ -144,7 +135,12 @@ class FunnelTransformerLayerStack(transformer.LayerStack):
 
     def _pool(self, reduce: Callable, x: mtf.Tensor, dim_name: str) -> mtf.Tensor:
         dim = x.shape.get_dim_by_name(dim_name)
-        _check_length(x, dim, self.pooling_size)
+        if dim.size % self.pooling_size:
+            raise ValueError(
+                f"FunnelTransformerLayerStack: pooling_size={self.pooling_size} does not divide "
+                f"{dim.name}={dim.size} of {x.name} {x.shape}; the length of the inputs must be a "
+                "multiple of pooling_size to the power of the number of blocks less one"
+            )
         return mtf.pool_tensor_1d(x, dim, reduce, self.pooling_size)
 
     def update_context(self, context: Context, x: mtf.Tensor, pool_dim_name: str) -> None:

@@ -59,35 +59,14 @@ __all__ = ["FLAGS", "main"]
 
 DEFAULT_DIRECTORY = "/tmp/transformer_standalone"
 
+_MODULES = "Modules to import, such as those that register data with gin."
 define(
-    (
-        (
-            flags.DEFINE_string,
-            "tpu_job_name",
-            None,
-            "Name of the TPU's job, if it is not the default, tpu_worker.",
-        ),
-        (
-            flags.DEFINE_string,
-            "model_dir",
-            DEFAULT_DIRECTORY,
-            "Directory of checkpoints and what goes with them.",
-        ),
-        (
-            flags.DEFINE_string,
-            "tpu",
-            None,
-            'Name or grpc address of a TPU; "" or nothing without one.',
-        ),
-        (flags.DEFINE_string, "gcp_project", None, "The TPU's project."),
-        (flags.DEFINE_string, "tpu_zone", None, "The TPU's zone."),
-        (
-            flags.DEFINE_multi_string,
-            "module_import",
-            None,
-            "Modules to import, such as those that register data with gin.",
-        ),
-    )
+    [(flags.DEFINE_multi_string, "module_import", None, _MODULES)],
+    tpu_job_name=(None, "Name of the TPU's job, if it is not the default, tpu_worker."),
+    model_dir=(DEFAULT_DIRECTORY, "Directory of checkpoints and what goes with them."),
+    tpu=(None, 'Name or grpc address of a TPU; "" or nothing without one.'),
+    gcp_project=(None, "The TPU's project."),
+    tpu_zone=(None, "The TPU's zone."),
 )
 
 for _name in ("gin_file", "gin_param", "gin_location_prefix"):  # which --help lists, too

@@ -11,7 +11,6 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
-from mesh_tensorflow import layers as mtf_layers
 from mesh_tensorflow.transformer import transformer
 from mesh_tensorflow.transformer.transformer._context import Context, dropout_of, nonpadding_of
 
@@ -49,358 +48,8 @@ def concat_channels(xs: list[mtf.Tensor]) -> mtf.Tensor:
     return mtf.concat(whole, name)
 
 
-class TimingSignals:
-    """The methods of `UTLayerStack` that add position and step signals."""
-
-    num_rec_steps: int
-    position_start_index: Any
-    add_or_concat_timing_signal: str
-    step_timing_signal_type: str
-    add_position_timing_signal: bool
-    add_step_timing_signal: bool
-
-    def get_timing_signal_1d(
-        self,
-        context: Context,
-        length: mtf.Dimension,
-        channels: mtf.Dimension,
-        min_timescale: float = 1.0,
-        max_timescale: float = 1.0e4,
-        start_index: Union[int, mtf.Tensor] = 0,
-    ) -> mtf.Tensor:
-        """Returns sinusoids of different wavelengths for each position.
-
-        See Vaswani et al., "Attention is all you need" (2017), section 3.5.
-
-        Args:
-          context: the Context of this call of the model: its mode, positions, states and losses.
-          length: a Dimension.
-          channels: a Dimension.
-          min_timescale: a number, the shortest wavelength divided by 2 pi.
-          max_timescale: a number, the longest wavelength divided by 2 pi.
-          start_index: an integer or an integer Tensor, the first position.
-
-        Returns:
-          A float32 Tensor with dimensions [length, channels].
-        """
-        positions = mtf.range(context.mesh, length, tf.int32)
-        if isinstance(start_index, mtf.Tensor) or start_index:
-            positions = positions + start_index
-        return _sinusoids(positions, channels, min_timescale, max_timescale)
-
-    def add_position_timing_signal_func(
-        self, context: Context, x: mtf.Tensor, step: Union[int, mtf.Tensor]
-    ) -> mtf.Tensor:
-        """Adds or concatenates sinusoids of the positions to `x`.
-
-        With `position_start_index` "step", the positions are shifted by the step; with "random",
-        they begin at a random index in training.
-
-        Args:
-          context: the Context of this call of the model: its mode, positions, states and losses.
-          x: a Tensor with dimensions [batch..., length, channels]; no length in mode
-            "incremental".
-          step: an integer or an integer scalar, the number of the step.
-        """
-        channels, length = x.shape.dims[-1], context.length_dim
-        # A whole row has signals by the place in it, also behind other examples that are packed
-        # into it; a step of decoding has its own position.
-        start = self._start_index(context, length, step)
-        if length in x.shape:
-            signal = self.get_timing_signal_1d(context, length, channels, start_index=start)
-        else:
-            assert context.position is not None  # in mode "incremental"
-            signal = _sinusoids(context.position + start, channels, 1.0, 1.0e4)
-        return self._with_signal(x, signal)
-
-    def _start_index(
-        self, context: Context, length: mtf.Dimension, step: Union[int, mtf.Tensor]
-    ) -> Union[int, mtf.Tensor]:
-        def random() -> Union[int, mtf.Tensor]:
-            if not context.train:
-                return 0
-            return mtf.random_uniform(
-                context.mesh, mtf.Shape([]), maxval=length.size, dtype=tf.int32
-            )
-
-        # Functions, so that only the one that is chosen adds operations or draws a number.
-        starts = {
-            None: lambda: 0,
-            # Gin files of the classic may have it in place of None.
-            0: lambda: 0,
-            "step": lambda: step * length.size // self.num_rec_steps,
-            "random": random,
-        }
-        if self.position_start_index not in starts:
-            raise ValueError(
-                f"UTLayerStack: position_start_index={self.position_start_index!r} is none of "
-                "None, 'random', 'step'"
-            )
-        return starts[self.position_start_index]()
-
-    def get_layer_timing_signal_learned_1d(
-        self,
-        context: Context,
-        channels: mtf.Dimension,
-        layer: Union[int, mtf.Tensor],
-        num_layers: int,
-    ) -> mtf.Tensor:
-        """Returns a learned embedding of a step, from the variable `layer_embedding`.
-
-        Args:
-          context: the Context of this call of the model: its mode, positions, states and losses.
-          channels: a Dimension.
-          layer: an integer or an integer scalar, the number of the step; beyond the last one
-            the vector is 0.
-          num_layers: an integer, the number of steps.
-
-        Returns:
-          A Tensor with dimensions [channels].
-        """
-        layer_dim = mtf.Dimension("layer", num_layers)
-        table = mtf.get_variable(
-            context.mesh,
-            "layer_embedding",
-            mtf.Shape([layer_dim, channels]),
-            dtype=context.variable_dtype,
-            initializer=tf.random_normal_initializer(0, channels.size**-0.5),
-        )
-        # The factor gives the signal the variance 1.
-        return mtf.gather(table * channels.size**0.5, layer, layer_dim)
-
-    def _layer_timing_signal_sinusoid_1d(
-        self,
-        context: Context,
-        channels: mtf.Dimension,
-        layer: Union[int, mtf.Tensor],
-        num_layers: int,
-    ) -> mtf.Tensor:
-        del num_layers
-        if not isinstance(layer, mtf.Tensor):
-            layer = mtf.constant(context.mesh, layer, dtype=tf.int32)
-        return _sinusoids(layer, channels, 1.0, 1.0e4)
-
-    def add_step_timing_signal_func(
-        self, context: Context, x: mtf.Tensor, step: Union[int, mtf.Tensor]
-    ) -> mtf.Tensor:
-        """Adds or concatenates a signal of the step to `x`.
-
-        Args:
-          context: the Context of this call of the model: its mode, positions, states and losses.
-          x: a Tensor with dimensions [..., channels].
-          step: an integer or an integer scalar, the number of the step.
-        """
-        signals = {
-            "learned": self.get_layer_timing_signal_learned_1d,
-            "sinusoid": self._layer_timing_signal_sinusoid_1d,
-        }
-        if self.step_timing_signal_type not in signals:
-            raise ValueError(
-                f"UTLayerStack: step_timing_signal_type={self.step_timing_signal_type!r} is none "
-                f"of {', '.join(map(repr, signals))}"
-            )
-        make = signals[self.step_timing_signal_type]
-        return self._with_signal(x, make(context, x.shape.dims[-1], step, self.num_rec_steps))
-
-    def _with_signal(self, x: mtf.Tensor, signal: mtf.Tensor) -> mtf.Tensor:
-        signal = mtf.cast(signal, x.dtype)
-        if self.add_or_concat_timing_signal == "add":
-            return mtf.add(x, signal, output_shape=x.shape)
-        if self.add_or_concat_timing_signal == "concat":
-            signal = mtf.broadcast(signal, x.shape - x.shape.dims[-1] + signal.shape.dims[-1])
-            return concat_channels([x, signal])
-        raise ValueError(
-            f"UTLayerStack: add_or_concat_timing_signal={self.add_or_concat_timing_signal!r} is "
-            "none of 'add', 'concat'"
-        )
-
-    def step_preprocess(
-        self, context: Context, x: mtf.Tensor, step: Union[int, mtf.Tensor]
-    ) -> mtf.Tensor:
-        """Adds the configured position and step signals to the state.
-
-        Concatenated signals are projected back to the size of the state.
-
-        Args:
-          context: the Context of this call of the model: its mode, positions, states and losses.
-          x: a Tensor with dimensions [..., d_model], the state.
-          step: an integer or an integer scalar, the number of the step.
-        """
-        model_dim, shape = x.shape.dims[-1], x.shape
-        if self.add_position_timing_signal:
-            x = self.add_position_timing_signal_func(context, x, step)
-        if self.add_step_timing_signal:
-            x = self.add_step_timing_signal_func(context, x, step)
-        if x.shape == shape:
-            return x
-        # Signals that were concatenated are more channels than layers of the stack return.
-        return layers.dense(
-            x,
-            [model_dim],
-            reduced_dims=x.shape.dims[-1:],
-            use_bias=False,
-            variable_dtype=context.variable_dtype,
-            name="timing_projection",
-        )
-
-
-class Gates:
-    """The methods of `UTLayerStack` that compute gates."""
-
-    gate_ffn_layer: str
-    gating_type: str
-    _norm_epsilon: float
-
-    def _masked_norm(self, x: mtf.Tensor, mask: Union[mtf.Tensor, float]) -> mtf.Tensor:
-        """Returns the layer norm of `x` with padding masked; its variables are shared."""
-        return layers.layer_norm(x * mask, x.shape.dims[-1], self._norm_epsilon)
-
-    def ffn_layer_multi_inputs(
-        self,
-        context: Context,
-        mask: Union[mtf.Tensor, float],
-        inputs_list: list[mtf.Tensor],
-        ffn_layer_type: str = "dense",
-        kernel_initializer: Optional[Callable[..., tf.Tensor]] = None,
-        activation: Optional[Callable[[mtf.Tensor], mtf.Tensor]] = None,
-        preprocess: bool = False,
-        postprocess: bool = False,
-    ) -> mtf.Tensor:
-        """Applies a feed-forward layer to several inputs, concatenated.
-
-        Args:
-          context: the Context of this call of the model: its mode, positions, states and losses.
-          mask: a Tensor or a number, 0 at padding.
-          inputs_list: a list of Tensors with dimensions [..., d_model].
-          ffn_layer_type: "dense", or "dense_relu_dense" for one with a hidden layer of the
-            concatenated size.
-          kernel_initializer: a TensorFlow initializer, a DenseInitializer, or None.
-          activation: a function of a Tensor, or None.
-          preprocess: whether inputs are normalized.
-          postprocess: whether the output is normalized.
-
-        Returns:
-          A Tensor with dimensions [..., d_model].
-
-        Raises:
-          ValueError: there are no inputs, or the type is unknown.
-        """
-        if not inputs_list:
-            raise ValueError(
-                "UTLayerStack: a gate has no inputs; gates_inputs must have some of 's', 't', 'i'"
-            )
-        if ffn_layer_type not in ("dense", "dense_relu_dense"):
-            raise ValueError(
-                f"UTLayerStack: gate_ffn_layer={ffn_layer_type!r} is none of 'dense', "
-                "'dense_relu_dense'"
-            )
-        output_dim = inputs_list[0].shape.dims[-1]
-        if preprocess:
-            inputs_list = [self._masked_norm(x, mask) for x in inputs_list]
-        x = inputs_list[0] if len(inputs_list) == 1 else concat_channels(inputs_list)
-        arguments: dict[str, Any] = {
-            "variable_dtype": context.variable_dtype,
-            "kernel_initializer": kernel_initializer,
-        }
-        if ffn_layer_type == "dense_relu_dense":
-            # As many hidden units as inputs, whatever d_ff the layers have; a rule for d_ff splits
-            # these too.
-            hidden_dim = mtf.Dimension("d_ff", x.shape.dims[-1].size)
-            x = layers.dense(x, [hidden_dim], x.shape.dims[-1:], activation=mtf.relu, **arguments)
-        y = layers.dense(x, [output_dim], x.shape.dims[-1:], activation=activation, **arguments)
-        return self._masked_norm(y, mask) if postprocess else y
-
-    def _gate(
-        self, context: Context, mask: Union[mtf.Tensor, float], inputs_list: list[mtf.Tensor]
-    ) -> mtf.Tensor:
-        return self.ffn_layer_multi_inputs(
-            context,
-            mask,
-            inputs_list,
-            ffn_layer_type=self.gate_ffn_layer,
-            activation=mtf.sigmoid,
-            preprocess=True,
-        )
-
-    def gating(
-        self,
-        context: Context,
-        x: mtf.Tensor,
-        transformed_x: mtf.Tensor,
-        mask: Union[mtf.Tensor, float],
-    ) -> mtf.Tensor:
-        """Mixes a layer's input and output by gates computed from both.
-
-        Args:
-          context: the Context of this call of the model: its mode, positions, states and losses.
-          x: a Tensor with dimensions [..., d_model], the input.
-          transformed_x: a Tensor of the same shape, the output.
-          mask: a Tensor or a number, 0 at padding.
-
-        Raises:
-          ValueError: the stack's `gating_type` is unknown.
-        """
-        kinds = {"highway": self._highway_gating, "gru": self._gru_gating}
-        if self.gating_type not in kinds:
-            raise ValueError(
-                f"UTLayerStack: gating_type={self.gating_type!r} is none of "
-                f"{', '.join(map(repr, kinds))}"
-            )
-        return kinds[self.gating_type](context, x, transformed_x, mask)
-
-    def _highway_gating(
-        self,
-        context: Context,
-        x: mtf.Tensor,
-        transformed_x: mtf.Tensor,
-        mask: Union[mtf.Tensor, float],
-    ) -> mtf.Tensor:
-        transform, carry = self._two_gates(context, mask, [x])
-        # y = C(x) * x + T(x) * H(x), a highway (Srivastava et al., 2015).
-        return x * carry + transformed_x * transform
-
-    def _gru_gating(
-        self,
-        context: Context,
-        x: mtf.Tensor,
-        transformed_x: mtf.Tensor,
-        mask: Union[mtf.Tensor, float],
-    ) -> mtf.Tensor:
-        update, reset = self._two_gates(context, mask, [x, transformed_x])
-        # Not quite the GRU of Cho et al. (2014): its candidate has a tanh instead of the sigmoid,
-        # and what it is mixed with is the old state, here `transformed_x`.
-        candidate = self._gate(context, mask, [reset * x, transformed_x])
-        return (1.0 - update) * transformed_x + update * candidate
-
-    def _two_gates(
-        self, context: Context, mask: Union[mtf.Tensor, float], inputs_list: list[mtf.Tensor]
-    ) -> tuple[mtf.Tensor, mtf.Tensor]:
-        """Returns two gates; the second reads the normalized inputs of the first."""
-        # Kernels are numbered in the order of these calls, and checkpoints know them by the
-        # numbers.
-        first = self._gate(context, mask, inputs_list)
-        # The classic normalizes its list of inputs in place, so the second gate gets them
-        # normalized twice.
-        normalized = [self._masked_norm(x, mask) for x in inputs_list]
-        return first, self._gate(context, mask, normalized)
-
-    def _transform_and_carry(
-        self,
-        context: Context,
-        mask: Union[mtf.Tensor, float],
-        inputs_list: list[mtf.Tensor],
-        coupled: bool,
-    ) -> tuple[mtf.Tensor, mtf.Tensor]:
-        """Returns the transform and carry gates of a highway; coupled gates sum to 1."""
-        if not coupled:
-            return self._two_gates(context, mask, inputs_list)
-        # One gate for both: the new state is a weighted mean of the old one and its transform.
-        transform = self._gate(context, mask, inputs_list)
-        return transform, 1.0 - transform
-
-
 @gin.configurable(module="mesh_tensorflow.transformer.universal_transformer")
-class UTLayerStack(TimingSignals, Gates, transformer.TransformerLayer):
+class UTLayerStack(transformer.TransformerLayer):
     """Layers that are applied recurrently, with the same variables at each step, but for gates.
 
     Each step has its own gates of a highway, as in the classic.
@@ -545,7 +194,7 @@ class UTLayerStack(TimingSignals, Gates, transformer.TransformerLayer):
         # Layers normalize their inputs, so what they have added up is not normalized yet.
         # In the scope of the stack, where gates of a highway have their norms: it has their
         # variables.
-        x = mtf_layers.layer_norm(x, x.shape.dims[-1], self._norm_epsilon)
+        x = layers.layer_norm(x, x.shape.dims[-1], self._norm_epsilon)
         x = dropout_of(x, context, self._dropout_rate) * mask
         context.layer_outputs.append(x)
         return x
@@ -623,9 +272,13 @@ class UTLayerStack(TimingSignals, Gates, transformer.TransformerLayer):
             # Not in the order of `gates_inputs`: it would tell which rows of a kernel are whose.
             chosen = [x for letter, x in choices.items() if letter in self.gates_inputs]
             # Outside of the layers' scopes names are numbered on: each step has gates of its own.
-            transform, carry = self._transform_and_carry(
-                context, mask, chosen, self.couple_carry_transform_gates
-            )
+            if self.couple_carry_transform_gates:
+                # One gate for both: the new state is a weighted mean of the old one and its
+                # transform.
+                transform = self._gate(context, mask, chosen)
+                carry = 1.0 - transform
+            else:
+                transform, carry = self._two_gates(context, mask, chosen)
             state = state * carry + transformed * transform
             mtf.scalar_summary("highway_transform_gate_layer", mtf.reduce_mean(transform))
             mtf.scalar_summary("highway_carry_gate_layer", mtf.reduce_mean(carry))
@@ -686,7 +339,7 @@ class UTLayerStack(TimingSignals, Gates, transformer.TransformerLayer):
                 "'global', 'random'"
             )
         with tf.variable_scope("sigmoid_activation_for_pondering"):
-            p = mtf_layers.dense(
+            p = layers.dense(
                 x,
                 [mtf.Dimension("halting", 1)],
                 reduced_dims=x.shape.dims[-1:],
@@ -704,3 +357,292 @@ class UTLayerStack(TimingSignals, Gates, transformer.TransformerLayer):
         # A row of padding alone has no position to count.
         number = mtf.maximum(mtf.reduce_sum(counted, output_shape=rest), 1.0)
         return mtf.broadcast(total / number, shape)
+
+    # -- signals of positions and steps
+
+    def get_timing_signal_1d(
+        self,
+        context: Context,
+        length: mtf.Dimension,
+        channels: mtf.Dimension,
+        min_timescale: float = 1.0,
+        max_timescale: float = 1.0e4,
+        start_index: Union[int, mtf.Tensor] = 0,
+    ) -> mtf.Tensor:
+        """Returns sinusoids of different wavelengths for each position.
+
+        See Vaswani et al., "Attention is all you need" (2017), section 3.5.
+
+        Args:
+          context: the Context of this call of the model: its mode, positions, states and losses.
+          length: a Dimension.
+          channels: a Dimension.
+          min_timescale: a number, the shortest wavelength divided by 2 pi.
+          max_timescale: a number, the longest wavelength divided by 2 pi.
+          start_index: an integer or an integer Tensor, the first position.
+
+        Returns:
+          A float32 Tensor with dimensions [length, channels].
+        """
+        positions = mtf.range(context.mesh, length, tf.int32)
+        if isinstance(start_index, mtf.Tensor) or start_index:
+            positions = positions + start_index
+        return _sinusoids(positions, channels, min_timescale, max_timescale)
+
+    def add_position_timing_signal_func(
+        self, context: Context, x: mtf.Tensor, step: Union[int, mtf.Tensor]
+    ) -> mtf.Tensor:
+        """Adds or concatenates sinusoids of the positions to `x`.
+
+        With `position_start_index` "step", the positions are shifted by the step; with "random",
+        they begin at a random index in training.
+
+        Args:
+          context: the Context of this call of the model: its mode, positions, states and losses.
+          x: a Tensor with dimensions [batch..., length, channels]; no length in mode
+            "incremental".
+          step: an integer or an integer scalar, the number of the step.
+        """
+        channels, length = x.shape.dims[-1], context.length_dim
+        # A whole row has signals by the place in it, also behind other examples that are packed
+        # into it; a step of decoding has its own position.
+        start = self._start_index(context, length, step)
+        if length in x.shape:
+            signal = self.get_timing_signal_1d(context, length, channels, start_index=start)
+        else:
+            assert context.position is not None  # in mode "incremental"
+            signal = _sinusoids(context.position + start, channels, 1.0, 1.0e4)
+        return self._with_signal(x, signal)
+
+    def _start_index(
+        self, context: Context, length: mtf.Dimension, step: Union[int, mtf.Tensor]
+    ) -> Union[int, mtf.Tensor]:
+        # Gin files of the classic may have 0 in place of None.
+        if self.position_start_index in (None, 0):
+            return 0
+        if self.position_start_index == "step":
+            return step * length.size // self.num_rec_steps
+        if self.position_start_index == "random":
+            if not context.train:
+                return 0
+            return mtf.random_uniform(
+                context.mesh, mtf.Shape([]), maxval=length.size, dtype=tf.int32
+            )
+        raise ValueError(
+            f"UTLayerStack: position_start_index={self.position_start_index!r} is none of "
+            "None, 'random', 'step'"
+        )
+
+    def get_layer_timing_signal_learned_1d(
+        self,
+        context: Context,
+        channels: mtf.Dimension,
+        layer: Union[int, mtf.Tensor],
+        num_layers: int,
+    ) -> mtf.Tensor:
+        """Returns a learned embedding of a step, from the variable `layer_embedding`.
+
+        Args:
+          context: the Context of this call of the model: its mode, positions, states and losses.
+          channels: a Dimension.
+          layer: an integer or an integer scalar, the number of the step; beyond the last one
+            the vector is 0.
+          num_layers: an integer, the number of steps.
+
+        Returns:
+          A Tensor with dimensions [channels].
+        """
+        layer_dim = mtf.Dimension("layer", num_layers)
+        table = mtf.get_variable(
+            context.mesh,
+            "layer_embedding",
+            mtf.Shape([layer_dim, channels]),
+            dtype=context.variable_dtype,
+            initializer=tf.random_normal_initializer(0, channels.size**-0.5),
+        )
+        # The factor gives the signal the variance 1.
+        return mtf.gather(table * channels.size**0.5, layer, layer_dim)
+
+    def add_step_timing_signal_func(
+        self, context: Context, x: mtf.Tensor, step: Union[int, mtf.Tensor]
+    ) -> mtf.Tensor:
+        """Adds or concatenates a signal of the step to `x`.
+
+        Args:
+          context: the Context of this call of the model: its mode, positions, states and losses.
+          x: a Tensor with dimensions [..., channels].
+          step: an integer or an integer scalar, the number of the step.
+        """
+        channels = x.shape.dims[-1]
+        if self.step_timing_signal_type == "learned":
+            signal = self.get_layer_timing_signal_learned_1d(
+                context, channels, step, self.num_rec_steps
+            )
+        elif self.step_timing_signal_type == "sinusoid":
+            if not isinstance(step, mtf.Tensor):
+                step = mtf.constant(context.mesh, step, dtype=tf.int32)
+            signal = _sinusoids(step, channels, 1.0, 1.0e4)
+        else:
+            raise ValueError(
+                f"UTLayerStack: step_timing_signal_type={self.step_timing_signal_type!r} is none "
+                "of 'learned', 'sinusoid'"
+            )
+        return self._with_signal(x, signal)
+
+    def _with_signal(self, x: mtf.Tensor, signal: mtf.Tensor) -> mtf.Tensor:
+        signal = mtf.cast(signal, x.dtype)
+        if self.add_or_concat_timing_signal == "add":
+            return mtf.add(x, signal, output_shape=x.shape)
+        if self.add_or_concat_timing_signal == "concat":
+            signal = mtf.broadcast(signal, x.shape - x.shape.dims[-1] + signal.shape.dims[-1])
+            return concat_channels([x, signal])
+        raise ValueError(
+            f"UTLayerStack: add_or_concat_timing_signal={self.add_or_concat_timing_signal!r} is "
+            "none of 'add', 'concat'"
+        )
+
+    def step_preprocess(
+        self, context: Context, x: mtf.Tensor, step: Union[int, mtf.Tensor]
+    ) -> mtf.Tensor:
+        """Adds the configured position and step signals to the state.
+
+        Concatenated signals are projected back to the size of the state.
+
+        Args:
+          context: the Context of this call of the model: its mode, positions, states and losses.
+          x: a Tensor with dimensions [..., d_model], the state.
+          step: an integer or an integer scalar, the number of the step.
+        """
+        model_dim, shape = x.shape.dims[-1], x.shape
+        if self.add_position_timing_signal:
+            x = self.add_position_timing_signal_func(context, x, step)
+        if self.add_step_timing_signal:
+            x = self.add_step_timing_signal_func(context, x, step)
+        if x.shape == shape:
+            return x
+        # Signals that were concatenated are more channels than layers of the stack return.
+        return layers.dense(
+            x,
+            [model_dim],
+            reduced_dims=x.shape.dims[-1:],
+            use_bias=False,
+            variable_dtype=context.variable_dtype,
+            name="timing_projection",
+        )
+
+    # -- gates
+
+    def _masked_norm(self, x: mtf.Tensor, mask: Union[mtf.Tensor, float]) -> mtf.Tensor:
+        """Returns the layer norm of `x` with padding masked; its variables are shared."""
+        return layers.layer_norm(x * mask, x.shape.dims[-1], self._norm_epsilon)
+
+    def ffn_layer_multi_inputs(
+        self,
+        context: Context,
+        mask: Union[mtf.Tensor, float],
+        inputs_list: list[mtf.Tensor],
+        ffn_layer_type: str = "dense",
+        kernel_initializer: Optional[Callable[..., tf.Tensor]] = None,
+        activation: Optional[Callable[[mtf.Tensor], mtf.Tensor]] = None,
+        preprocess: bool = False,
+        postprocess: bool = False,
+    ) -> mtf.Tensor:
+        """Applies a feed-forward layer to several inputs, concatenated.
+
+        Args:
+          context: the Context of this call of the model: its mode, positions, states and losses.
+          mask: a Tensor or a number, 0 at padding.
+          inputs_list: a list of Tensors with dimensions [..., d_model].
+          ffn_layer_type: "dense", or "dense_relu_dense" for one with a hidden layer of the
+            concatenated size.
+          kernel_initializer: a TensorFlow initializer, a DenseInitializer, or None.
+          activation: a function of a Tensor, or None.
+          preprocess: whether inputs are normalized.
+          postprocess: whether the output is normalized.
+
+        Returns:
+          A Tensor with dimensions [..., d_model].
+
+        Raises:
+          ValueError: there are no inputs, or the type is unknown.
+        """
+        if not inputs_list:
+            raise ValueError(
+                "UTLayerStack: a gate has no inputs; gates_inputs must have some of 's', 't', 'i'"
+            )
+        if ffn_layer_type not in ("dense", "dense_relu_dense"):
+            raise ValueError(
+                f"UTLayerStack: gate_ffn_layer={ffn_layer_type!r} is none of 'dense', "
+                "'dense_relu_dense'"
+            )
+        output_dim = inputs_list[0].shape.dims[-1]
+        if preprocess:
+            inputs_list = [self._masked_norm(x, mask) for x in inputs_list]
+        x = inputs_list[0] if len(inputs_list) == 1 else concat_channels(inputs_list)
+        arguments: dict[str, Any] = {
+            "variable_dtype": context.variable_dtype,
+            "kernel_initializer": kernel_initializer,
+        }
+        if ffn_layer_type == "dense_relu_dense":
+            # As many hidden units as inputs, whatever d_ff the layers have; a rule for d_ff splits
+            # these too.
+            hidden_dim = mtf.Dimension("d_ff", x.shape.dims[-1].size)
+            x = layers.dense(x, [hidden_dim], x.shape.dims[-1:], activation=mtf.relu, **arguments)
+        y = layers.dense(x, [output_dim], x.shape.dims[-1:], activation=activation, **arguments)
+        return self._masked_norm(y, mask) if postprocess else y
+
+    def _gate(
+        self, context: Context, mask: Union[mtf.Tensor, float], inputs_list: list[mtf.Tensor]
+    ) -> mtf.Tensor:
+        return self.ffn_layer_multi_inputs(
+            context,
+            mask,
+            inputs_list,
+            ffn_layer_type=self.gate_ffn_layer,
+            activation=mtf.sigmoid,
+            preprocess=True,
+        )
+
+    def gating(
+        self,
+        context: Context,
+        x: mtf.Tensor,
+        transformed_x: mtf.Tensor,
+        mask: Union[mtf.Tensor, float],
+    ) -> mtf.Tensor:
+        """Mixes a layer's input and output by gates computed from both.
+
+        Args:
+          context: the Context of this call of the model: its mode, positions, states and losses.
+          x: a Tensor with dimensions [..., d_model], the input.
+          transformed_x: a Tensor of the same shape, the output.
+          mask: a Tensor or a number, 0 at padding.
+
+        Raises:
+          ValueError: the stack's `gating_type` is unknown.
+        """
+        if self.gating_type == "highway":
+            transform, carry = self._two_gates(context, mask, [x])
+            # y = C(x) * x + T(x) * H(x), a highway (Srivastava et al., 2015).
+            return x * carry + transformed_x * transform
+        if self.gating_type == "gru":
+            update, reset = self._two_gates(context, mask, [x, transformed_x])
+            # Not quite the GRU of Cho et al. (2014): its candidate has a tanh instead of the
+            # sigmoid, and what it is mixed with is the old state, here `transformed_x`.
+            candidate = self._gate(context, mask, [reset * x, transformed_x])
+            return (1.0 - update) * transformed_x + update * candidate
+        raise ValueError(
+            f"UTLayerStack: gating_type={self.gating_type!r} is none of 'highway', 'gru'"
+        )
+
+    def _two_gates(
+        self, context: Context, mask: Union[mtf.Tensor, float], inputs_list: list[mtf.Tensor]
+    ) -> tuple[mtf.Tensor, mtf.Tensor]:
+        """Returns two gates; the second reads the normalized inputs of the first."""
+        # Kernels are numbered in the order of these calls, and checkpoints know them by the
+        # numbers.
+        first = self._gate(context, mask, inputs_list)
+        # The classic normalizes its list of inputs in place, so the second gate gets them
+        # normalized twice.
+        normalized = [self._masked_norm(x, mask) for x in inputs_list]
+        return first, self._gate(context, mask, normalized)

@@ -6,13 +6,12 @@ Each is a class to be bound as `get_vocab_embedding_cls.cls`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union
+from typing import TYPE_CHECKING, NamedTuple, Optional, Union
 
 import gin
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
-from mesh_tensorflow import layers
 from mesh_tensorflow._core.errors import is_whole
 from mesh_tensorflow.transformer.transformer._context import dropout_of
 
@@ -29,104 +28,84 @@ __all__ = ["AdaptiveVocabEmbedding", "FactorizedVocabEmbedding", "Mixtape", "Mix
 WHOLE_CLUSTER = "whole_cluster"
 
 
-def ensemble_dims(
-    ensemble_dim: Union[mtf.Dimension, Sequence[mtf.Dimension], None],
-) -> list[mtf.Dimension]:
-    """Converts a Dimension, a list of them, or None to a list."""
-    if ensemble_dim is None:
-        return []
-    return [ensemble_dim] if isinstance(ensemble_dim, mtf.Dimension) else list(ensemble_dim)
+class Variables(NamedTuple):
+    """What the variables of an embedding have in common.
 
+    Attributes:
+      mesh: a Mesh.
+      variable_dtype: the dtypes of variables: in checkpoints, in memory and in computations.
+      name: a string, which their names begin with.
+      ensemble_dim: a Dimension, a list of them, or None.
+    """
 
-def weights(
-    mesh: mtf.Mesh,
-    name: str,
-    dims: Sequence[mtf.Dimension],
-    variable_dtype: mtf.VariableDType,
-    ensemble_dim: Union[mtf.Dimension, Sequence[mtf.Dimension], None],
-    initializer: Optional[Callable[..., tf.Tensor]] = None,
-) -> mtf.Tensor:
-    """Creates a variable with ensemble dimensions first; standard normal by default."""
-    return mtf.get_variable(
-        mesh,
-        name,
-        mtf.Shape([*ensemble_dims(ensemble_dim), *dims]),
-        dtype=variable_dtype,
-        initializer=tf.random_normal_initializer() if initializer is None else initializer,
-    )
+    mesh: mtf.Mesh
+    variable_dtype: mtf.VariableDType
+    name: str
+    ensemble_dim: Union[mtf.Dimension, Sequence[mtf.Dimension], None]
+
+    def make(
+        self,
+        suffix: str,
+        dims: Sequence[mtf.Dimension],
+        initializer: Optional[Callable[..., tf.Tensor]] = None,
+    ) -> mtf.Tensor:
+        """Creates a variable with ensemble dimensions first; standard normal by default."""
+        ensemble = self.ensemble_dim
+        before = [ensemble] if isinstance(ensemble, mtf.Dimension) else ensemble or ()
+        return mtf.get_variable(
+            self.mesh,
+            self.name + suffix,
+            mtf.Shape([*before, *dims]),
+            dtype=self.variable_dtype,
+            initializer=tf.random_normal_initializer() if initializer is None else initializer,
+        )
 
 
 class Table:
-    """An embedding table: a vector of the output dimension for each id."""
+    """An embedding table: a vector of the output dimension for each id.
+
+    With an inner size it is the product of two matrices: a vector of this size for each id, and a
+    projection of these.
+    """
 
     def __init__(
         self,
-        mesh: mtf.Mesh,
+        variables: Variables,
+        suffix: str,
         vocab_dim: mtf.Dimension,
         output_dim: mtf.Dimension,
-        variable_dtype: mtf.VariableDType,
-        name: str,
-        ensemble_dim: Union[mtf.Dimension, Sequence[mtf.Dimension], None],
+        inner_size: Optional[int] = None,
     ):
         self._vocab_dim = vocab_dim
-        self._output_dim = output_dim
-        self._weights = layers.embedding_weights(
-            mesh, vocab_dim, output_dim, variable_dtype, name, ensemble_dim
-        )
-
-    def embed(self, ids: mtf.Tensor, num_ids: Optional[int] = None) -> mtf.Tensor:
-        """Returns the embeddings of ids; 0 for ids outside the first `num_ids`."""
-        ids = _among_first(ids, num_ids)
-        shape = mtf.Shape([*ids.shape.dims, self._output_dim])
-        return mtf.gather(self._weights, ids, self._vocab_dim, output_shape=shape)
-
-    def logits(self, hidden: mtf.Tensor) -> mtf.Tensor:
-        """Returns logits: the products of `hidden` with the embeddings of all ids."""
-        shape = hidden.shape - self._output_dim + self._vocab_dim
-        return mtf.einsum([hidden, self._weights], output_shape=shape)
-
-
-class FactorizedTable:
-    """A table factorized into two matrices: a short vector for each id, and a projection."""
-
-    def __init__(
-        self,
-        mesh: mtf.Mesh,
-        vocab_dim: mtf.Dimension,
-        output_dim: mtf.Dimension,
-        variable_dtype: mtf.VariableDType,
-        name: str,
-        ensemble_dim: Union[mtf.Dimension, Sequence[mtf.Dimension], None],
-        inner_size: int,
-    ):
-        self._vocab_dim = vocab_dim
-        self._output_dim = output_dim
-        self._inner_dim = mtf.Dimension("inner_vocab", inner_size)
-        # The product of both has variance 1, like a Table.
+        self._output_dim = self._vector_dim = output_dim
+        self._projection: Optional[mtf.Tensor] = None
+        if inner_size is None:
+            self._vectors = variables.make(suffix, [vocab_dim, output_dim])
+            return
+        self._vector_dim = mtf.Dimension("inner_vocab", inner_size)
+        # The product of both has variance 1, like a whole table.
         initializer = tf.random_normal_initializer(stddev=inner_size**-0.25)
-
-        def factor(suffix: str, dim: mtf.Dimension, to_dim: mtf.Dimension) -> mtf.Tensor:
-            dims = [dim, to_dim]
-            return weights(mesh, name + suffix, dims, variable_dtype, ensemble_dim, initializer)
-
-        self._short = factor("1", vocab_dim, self._inner_dim)
-        self._map = factor("2", self._inner_dim, output_dim)
+        self._vectors = variables.make(f"{suffix}1", [vocab_dim, self._vector_dim], initializer)
+        self._projection = variables.make(f"{suffix}2", [self._vector_dim, output_dim], initializer)
 
     def embed(self, ids: mtf.Tensor, num_ids: Optional[int] = None) -> mtf.Tensor:
         """Returns the embeddings of ids; 0 for ids outside the first `num_ids`."""
         ids = _among_first(ids, num_ids)
-        shape = mtf.Shape([*ids.shape.dims, self._inner_dim])
-        # First the short vectors of the ids, so that only these are projected.
-        short = mtf.gather(self._short, ids, self._vocab_dim, output_shape=shape)
+        shape = mtf.Shape([*ids.shape.dims, self._vector_dim])
+        vectors = mtf.gather(self._vectors, ids, self._vocab_dim, output_shape=shape)
+        if self._projection is None:
+            return vectors
+        # After the lookup, so that only the vectors of these ids are projected.
         shape = mtf.Shape([*ids.shape.dims, self._output_dim])
-        return mtf.einsum([short, self._map], output_shape=shape)
+        return mtf.einsum([vectors, self._projection], output_shape=shape)
 
     def logits(self, hidden: mtf.Tensor) -> mtf.Tensor:
         """Returns logits: the products of `hidden` with the embeddings of all ids."""
         rest = hidden.shape - self._output_dim
-        # By way of the short vectors: the product of both matrices would be a whole table.
-        short = mtf.einsum([hidden, self._map], output_shape=rest + self._inner_dim)
-        return mtf.einsum([short, self._short], output_shape=rest + self._vocab_dim)
+        if self._projection is not None:
+            # By way of the short vectors: the product of both matrices would be a whole table.
+            hidden = mtf.einsum([hidden, self._projection], output_shape=rest + self._vector_dim)
+        return mtf.einsum([hidden, self._vectors], output_shape=rest + self._vocab_dim)
 
 
 def _among_first(ids: mtf.Tensor, number: Optional[int]) -> mtf.Tensor:
@@ -144,13 +123,13 @@ class Cluster(NamedTuple):
     Attributes:
       start: the first id.
       size: how many ids there are.
-      table: a Table or a FactorizedTable.
+      table: its Table.
       length_factor: the fraction of a sequence's positions that the loss has room for.
     """
 
     start: int
     size: int
-    table: Any
+    table: Table
     length_factor: float = 1
 
     @property
@@ -168,10 +147,27 @@ def _is_cluster(cluster: Mapping[str, float]) -> bool:
     )
 
 
-def check_clusters(
-    what: str, clusters: Sequence[Mapping[str, float]], vocab_dim: mtf.Dimension
-) -> None:
-    """Checks that clusters have positive sizes that sum to the vocabulary size."""
+def make_clusters(
+    what: str,
+    variables: Variables,
+    clusters: Sequence[dict],
+    vocab_dim: mtf.Dimension,
+    output_dim: mtf.Dimension,
+    entries_of_tails: bool = False,
+) -> list[Cluster]:
+    """Creates the tables of clusters.
+
+    Args:
+      what: the class that has them, for errors.
+      variables: Variables, whose names get the number of the cluster.
+      clusters: a list of dictionaries, one for each cluster.
+      vocab_dim: a Dimension; those of the tables have its name.
+      output_dim: a Dimension; a cluster with shorter or longer vectors is factorized.
+      entries_of_tails: whether the first table has an entry for each other cluster, too.
+
+    Raises:
+      ValueError: a cluster is malformed, or their sizes do not sum to the vocabulary size.
+    """
     for cluster in clusters:
         if not _is_cluster(cluster):
             raise ValueError(
@@ -186,43 +182,22 @@ def check_clusters(
             f"{vocab_dim.name}={vocab_dim.size}, which is the size of the vocabulary rounded up "
             "to a multiple of Unitransformer's vocab_divisor; enlarge the last cluster"
         )
-
-
-def make_clusters(
-    mesh: mtf.Mesh,
-    clusters: Sequence[dict],
-    vocab_dim: mtf.Dimension,
-    output_dim: mtf.Dimension,
-    variable_dtype: mtf.VariableDType,
-    name: str,
-    ensemble_dim: Union[mtf.Dimension, Sequence[mtf.Dimension], None],
-    extra_entries: int = 0,
-) -> list[Cluster]:
-    """Creates the tables of clusters.
-
-    Args:
-      mesh: a Mesh.
-      clusters: a list of dictionaries, as `check_clusters` requires.
-      vocab_dim: a Dimension; those of the tables have its name.
-      output_dim: a Dimension; a cluster with shorter or longer vectors is factorized.
-      variable_dtype: the dtypes of variables: in checkpoints, in memory and in computations.
-      name: a string, which the variable names begin with, followed by the number of the cluster.
-      ensemble_dim: a Dimension, a list of them, or None.
-      extra_entries: the number of additional entries of the first table.
-    """
-    made = []
-    start = 0
+    made: list[Cluster] = []
     for i, cluster in enumerate(clusters):
         size = cluster["token_count"]
         inner_size = cluster.get("embedding_size", output_dim.size)
         # Only the first table has entries besides those of its ids.
-        dim = mtf.Dimension(vocab_dim.name, size + (0 if i else extra_entries))
-        arguments = (mesh, dim, output_dim, variable_dtype, f"{name}_{i}", ensemble_dim)
-        # A projection between dimensions of one size would add parameters and no capacity.
-        whole = inner_size == output_dim.size
-        table = Table(*arguments) if whole else FactorizedTable(*arguments, inner_size)
+        extra = len(clusters) - 1 if entries_of_tails and not i else 0
+        table = Table(
+            variables,
+            f"_{i}",
+            mtf.Dimension(vocab_dim.name, size + extra),
+            output_dim,
+            # A projection between dimensions of one size would add parameters and no capacity.
+            None if inner_size == output_dim.size else inner_size,
+        )
+        start = made[-1].end if made else 0
         made.append(Cluster(start, size, table, cluster.get("length_projection_factor", 1)))
-        start += size
     return made
 
 
@@ -247,11 +222,6 @@ _MODULE = "mesh_tensorflow.transformer.vocab_embeddings"
 def _scaled(hidden: mtf.Tensor, output_dim: mtf.Dimension) -> mtf.Tensor:
     # Logits sum output_dim products with entries of variance 1.
     return hidden * output_dim.size**-0.5
-
-
-def _copy_of(dim: mtf.Dimension) -> mtf.Dimension:
-    # A name without a rule: where one splits the channels, a map of them is split on one side only.
-    return mtf.Dimension(f"_{dim.name}_copy", dim.size)
 
 
 @gin.configurable(module=_MODULE)
@@ -284,9 +254,8 @@ class FactorizedVocabEmbedding:
           inner_dimension_size: an integer, the size that both matrices share.
         """
         self._output_dim = output_dim
-        self._table = FactorizedTable(
-            mesh, vocab_dim, output_dim, variable_dtype, name, ensemble_dim, inner_dimension_size
-        )
+        variables = Variables(mesh, variable_dtype, name, ensemble_dim)
+        self._table = Table(variables, "", vocab_dim, output_dim, inner_dimension_size)
 
     def ids_to_embedding(self, ids: mtf.Tensor, context: Context) -> mtf.Tensor:
         """Returns the embeddings of ids: dimensions [...] become [..., output_dim]."""
@@ -333,11 +302,11 @@ class AdaptiveVocabEmbedding:
         Raises:
           ValueError: the token counts do not sum to the size of `vocab_dim`.
         """
-        check_clusters("AdaptiveVocabEmbedding", clusters, vocab_dim)
         self._vocab_dim = vocab_dim
         self._output_dim = output_dim
+        variables = Variables(mesh, variable_dtype, name, ensemble_dim)
         self._clusters = make_clusters(
-            mesh, clusters, vocab_dim, output_dim, variable_dtype, name, ensemble_dim
+            type(self).__name__, variables, clusters, vocab_dim, output_dim
         )
 
     def ids_to_embedding(self, ids: mtf.Tensor, context: Context) -> mtf.Tensor:
@@ -362,23 +331,13 @@ class _TableWithContexts:
     Variables: a table, and for each component a square projection of the hidden vector.
     """
 
-    def __init__(
-        self,
-        mesh: mtf.Mesh,
-        vocab_dim: mtf.Dimension,
-        output_dim: mtf.Dimension,
-        variable_dtype: mtf.VariableDType,
-        name: str,
-        ensemble_dim: Union[mtf.Dimension, Sequence[mtf.Dimension], None],
-    ):
-        self._mesh = mesh
+    def __init__(self, variables: Variables, vocab_dim: mtf.Dimension, output_dim: mtf.Dimension):
+        self._variables = variables
         self._vocab_dim = vocab_dim
         self._output_dim = output_dim
-        self._copy_output_dim = _copy_of(output_dim)
-        self._make = lambda suffix, dims, initializer=None: weights(
-            mesh, f"{name}_{suffix}", dims, variable_dtype, ensemble_dim, initializer
-        )
-        self._embedding_weights = self._make("embedding_weights", [vocab_dim, output_dim])
+        # A name without a rule: where one splits the channels, a map of them is split on one side.
+        self._copy_output_dim = mtf.Dimension(f"_{output_dim.name}_copy", output_dim.size)
+        self._embedding_weights = variables.make("_embedding_weights", [vocab_dim, output_dim])
 
     def ids_to_embedding(self, ids: mtf.Tensor, context: Context) -> mtf.Tensor:
         """Returns the embeddings of ids: dimensions [...] become [..., output_dim]."""
@@ -434,11 +393,14 @@ class MixtureOfSoftmaxes(_TableWithContexts):
           ensemble_dim: a Dimension, a list of them, or None.
           num_softmaxes: an integer.
         """
-        super().__init__(mesh, vocab_dim, output_dim, variable_dtype, name, ensemble_dim)
+        variables = Variables(mesh, variable_dtype, name, ensemble_dim)
+        super().__init__(variables, vocab_dim, output_dim)
         self._components_dim = mtf.Dimension("softmax_components", num_softmaxes)
-        self._mixture_weights = self._make("mixture_weights", [self._components_dim, output_dim])
-        self._context_weights = self._make(
-            "context_weights", [self._components_dim, self._copy_output_dim, output_dim]
+        self._mixture_weights = variables.make(
+            "_mixture_weights", [self._components_dim, output_dim]
+        )
+        self._context_weights = variables.make(
+            "_context_weights", [self._components_dim, self._copy_output_dim, output_dim]
         )
 
     def hidden_to_logits(self, hidden: mtf.Tensor, context: Context) -> mtf.Tensor:
@@ -509,7 +471,8 @@ class Mixtape(_TableWithContexts):
         Raises:
           ValueError: the fraction leaves no frequent token, or `extra_ids` are too many.
         """
-        super().__init__(mesh, vocab_dim, output_dim, variable_dtype, name, ensemble_dim)
+        variables = Variables(mesh, variable_dtype, name, ensemble_dim)
+        super().__init__(variables, vocab_dim, output_dim)
         frequent = int(vocab_dim.size * frequent_token_fraction)
         if not 1 <= frequent <= vocab_dim.size:
             raise ValueError(
@@ -529,21 +492,20 @@ class Mixtape(_TableWithContexts):
         self._pre_gates_dim = mtf.Dimension("gates", 3)
         self._gate_embedding_dim = mtf.Dimension("gate_embedding", gate_embedding_size)
         self._frequent_vocab_dim = mtf.Dimension(vocab_dim.name, frequent)
-        self._make_weights()
-
-    def _make_weights(self) -> None:
         gates, pre, vector = self._gates_dim, self._pre_gates_dim, self._gate_embedding_dim
-        output, frequent = self._output_dim, self._frequent_vocab_dim
-        zeros = tf.zeros_initializer()
-        make = self._make
-        self._context_weights = make("context_weights", [gates, self._copy_output_dim, output])
-        self._context_weights_bias = make("context_weights_bias", [gates, output], zeros)
-        self._prior_weights = make("prior_weights", [pre, vector, output])
-        self._prior_weights_bias = make("prior_weights_bias", [pre, vector], zeros)
-        self._prior_vocab_vector = make("prior_vocab_vector", [frequent, vector])
-        self._prior_gates_vector = make("prior_gates_vector", [pre, output])
+        most_frequent, zeros, make = (
+            self._frequent_vocab_dim,
+            tf.zeros_initializer(),
+            variables.make,
+        )
+        self._context_weights = make("_context_weights", [gates, self._copy_output_dim, output_dim])
+        self._context_weights_bias = make("_context_weights_bias", [gates, output_dim], zeros)
+        self._prior_weights = make("_prior_weights", [pre, vector, output_dim])
+        self._prior_weights_bias = make("_prior_weights_bias", [pre, vector], zeros)
+        self._prior_vocab_vector = make("_prior_vocab_vector", [most_frequent, vector])
+        self._prior_gates_vector = make("_prior_gates_vector", [pre, output_dim])
         # Random, unlike the other biases, as in the classic.
-        self._prior_bias = make("prior_bias", [frequent, pre])
+        self._prior_bias = make("_prior_bias", [most_frequent, pre])
 
     def hidden_to_logits(self, hidden: mtf.Tensor, context: Context) -> mtf.Tensor:
         """Returns logits.
@@ -599,7 +561,7 @@ class Mixtape(_TableWithContexts):
         if context.train and self._noise_std_dev:
             # Before the sigmoids, so that gates stay between 0 and 1 and still sum to 1.
             activations += mtf.random_normal(
-                self._mesh, own.shape, stddev=self._noise_std_dev, dtype=own.dtype
+                self._variables.mesh, own.shape, stddev=self._noise_std_dev, dtype=own.dtype
             )
         # A tree of decisions: the parts f s, f (1 - s), (1 - f) t and (1 - f) (1 - t) sum to 1.
         first, second, third = mtf.unstack(mtf.sigmoid(activations), self._pre_gates_dim)

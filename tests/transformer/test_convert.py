@@ -16,7 +16,6 @@ import mesh_tensorflow as mtf
 from mesh_tensorflow._programs import _said_in_its_message
 from mesh_tensorflow.optimize._base import weights_of
 from mesh_tensorflow.transformer import convert
-from mesh_tensorflow.transformer.convert import __main__ as command
 
 pytest.importorskip("safetensors", reason="the extra [transformer]")
 
@@ -418,7 +417,7 @@ def test_damaged_files_are_named_in_one_message(name, tmp_path):
     damage(tmp_path / "hf" / damaged)
     arguments = ["from-huggingface", str(tmp_path / "hf"), str(tmp_path / "out")]
     with pytest.raises(ValueError, match=text):
-        command.main(arguments)
+        convert.main(arguments)
     try:
         convert.from_huggingface(*arguments[1:])
     except ValueError as error:
@@ -499,7 +498,7 @@ def test_a_failed_write_leaves_nothing(tmp_path, monkeypatch):
 
 def test_command_line(tmp_path):
     mesh, back = str(tmp_path / "mesh"), str(tmp_path / "back")
-    command.main(
+    convert.main(
         [
             "from-huggingface",
             str(FIXTURES / "t5"),
@@ -517,7 +516,7 @@ def test_command_line(tmp_path):
     )
     shapes = dict(tf.train.list_variables(mesh))
     assert shapes["decoder/logits/kernel"] == [16, 256] and "decoder/rms_norm/scale" in shapes
-    command.main(
+    convert.main(
         [
             "to-huggingface",
             os.path.join(mesh, "model.ckpt-3"),
@@ -544,7 +543,7 @@ def test_a_checkpoint_with_a_draft(tmp_path):
         for name, variables, step in (("model", model, 7), ("draft", draft, 5))
     ]
     both = str(tmp_path / "both")
-    command.main(["with-draft", str(tmp_path / "model"), paths[1], both])
+    convert.main(["with-draft", str(tmp_path / "model"), paths[1], both])
     assert tf.train.latest_checkpoint(both) == f"{both}/model.ckpt-7"
     same(convert.read_checkpoint(both), {**model, "draft/decoder/a": draft["decoder/a"]})
     assert tf.train.load_checkpoint(both).get_tensor("global_step") == 7

@@ -13,7 +13,6 @@ from helpers.paths import TESTS
 from helpers.transformer import t5_models
 
 from mesh_tensorflow.transformer import convert
-from mesh_tensorflow.transformer.convert import __main__ as command
 
 # They are not imported here, but in a process of their own.
 MISSING = [
@@ -111,7 +110,7 @@ def conversions(tmp_path_factory):
                 "5",
             ]
         )
-        command.main(
+        convert.main(
             ["to-huggingface", model.ours, model.again, "--vocab_size", str(SIZES["vocab_size"])]
         )
     read = run_transformers(read=[model.again for model in models.values()])

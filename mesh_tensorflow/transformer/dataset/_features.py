@@ -47,15 +47,18 @@ def spec_text(spec: tf.TensorSpec) -> str:
     return f"{spec.shape} {spec.dtype.name}"
 
 
-def feature_specs(name: str, dataset: tf.data.Dataset) -> dict[str, Any]:
-    """Returns the specifications of the features of a data set.
+def mapped(dataset: tf.data.Dataset, function: Callable[..., Any]) -> tf.data.Dataset:
+    """Applies a function to the elements of a data set, to several at the same time."""
+    return dataset.map(function, num_parallel_calls=tf.data.AUTOTUNE)
 
-    Args:
-      name: a string, the name of the calling function.
-      dataset: a Dataset of dictionaries.
+
+def _feature_specs(
+    name: str, dataset: tf.data.Dataset, keys: Optional[Union[str, Iterable[str]]] = None
+) -> dict[str, Any]:
+    """Returns the specifications of the features to work on: those named by keys, or all of them.
 
     Raises:
-      ValueError: its elements are not dictionaries.
+      ValueError: the data set has no such feature, or its elements are not dictionaries.
     """
     specs = tf.data.experimental.get_structure(dataset)
     if not isinstance(specs, Mapping):
@@ -63,30 +66,17 @@ def feature_specs(name: str, dataset: tf.data.Dataset) -> dict[str, Any]:
             f"{name}: the elements of the data set must be dictionaries of features, and are "
             f"{specs}; supervised_to_dict makes them of pairs"
         )
-    return dict(specs)
-
-
-def chosen_keys(
-    name: str, specs: Mapping[str, Any], keys: Optional[Union[str, Iterable[str]]]
-) -> list[str]:
-    """Returns the names of the features to work on: those given, or all of them.
-
-    Raises:
-      ValueError: the data set has no such feature.
-    """
-    if keys is None:
-        return list(specs)
-    keys = [keys] if isinstance(keys, str) else list(keys)
+    keys = specs if keys is None else [keys] if isinstance(keys, str) else list(keys)
     missing = [k for k in keys if k not in specs]
     if missing:
         raise ValueError(
             f"{name}: the data set has no feature {', '.join(map(repr, missing))}; it has "
             f"{', '.join(map(repr, specs))}"
         )
-    return keys
+    return {k: specs[k] for k in keys}
 
 
-def length_of(name: str, length: Lengths, key: str) -> int:
+def _length_of(name: str, length: Lengths, key: str) -> int:
     """Returns the length of a feature.
 
     Raises:
@@ -145,15 +135,14 @@ def encode_dataset(dataset: tf.data.Dataset, vocabulary: Vocabularies) -> tf.dat
     Raises:
       ValueError: a feature is not a string.
     """
-    specs = feature_specs("encode_dataset", dataset)
-    for k, spec in specs.items():
+    for k, spec in _feature_specs("encode_dataset", dataset).items():
         _check_text("encode_dataset", k, spec)
-    return dataset.map(
+    return mapped(
+        dataset,
         lambda example: {
             k: vocabularies.vocabulary_of_feature(vocabulary, k).encode_tf(v)
             for k, v in example.items()
         },
-        num_parallel_calls=tf.data.AUTOTUNE,
     )
 
 
@@ -172,7 +161,7 @@ def encode_all_features(dataset: tf.data.Dataset, vocabulary: Vocabularies) -> t
     Raises:
       ValueError: no feature is a string, or one is several strings.
     """
-    specs = feature_specs("encode_all_features", dataset)
+    specs = _feature_specs("encode_all_features", dataset)
     keys = [k for k, spec in specs.items() if spec.dtype == tf.string]
     if not keys:
         raise ValueError(
@@ -189,7 +178,7 @@ def encode_all_features(dataset: tf.data.Dataset, vocabulary: Vocabularies) -> t
             encoded[k] = tf.concat([tf.cast(ids, tf.int64), [vocabularies.EOS_ID]], 0)
         return encoded
 
-    return dataset.map(encode, num_parallel_calls=tf.data.AUTOTUNE)
+    return mapped(dataset, encode)
 
 
 def _check_text(name: str, key: str, spec: tf.TensorSpec) -> None:
@@ -214,12 +203,10 @@ def ensure_dataset_eos(
     Raises:
       ValueError: there is no such feature, or it is not a vector of numbers.
     """
-    specs = feature_specs("ensure_dataset_eos", dataset)
-    fit = {k for k, s in specs.items() if s.shape.rank in (1, None) and s.dtype != tf.string}
-    keys = set(fit)
-    if feature_keys is not None:
-        keys = set(chosen_keys("ensure_dataset_eos", specs, feature_keys))
-    for k in keys - fit:
+    specs = _feature_specs("ensure_dataset_eos", dataset, feature_keys)
+    keys = {k for k, s in specs.items() if s.shape.rank in (1, None) and s.dtype != tf.string}
+    # By default other features are left as they are; named ones were expected to be sequences.
+    for k in specs.keys() - keys if feature_keys is not None else ():
         raise ValueError(
             f"ensure_dataset_eos: feature {k!r} {spec_text(specs[k])} is not a one-dimensional "
             "sequence of ids"
@@ -232,9 +219,8 @@ def ensure_dataset_eos(
         result.set_shape(ids.shape)
         return result
 
-    return dataset.map(
-        lambda example: {k: ended(v) if k in keys else v for k, v in example.items()},
-        num_parallel_calls=tf.data.AUTOTUNE,
+    return mapped(
+        dataset, lambda example: {k: ended(v) if k in keys else v for k, v in example.items()}
     )
 
 
@@ -259,13 +245,12 @@ def trim_and_pad_dataset(
     Raises:
       ValueError: there is no length for a feature, or it is a scalar, or there is no such feature.
     """
-    specs = feature_specs("trim_and_pad_dataset", dataset)
-    keys = chosen_keys("trim_and_pad_dataset", specs, feature_keys)
-    lengths = {k: length_of("trim_and_pad_dataset", length, k) for k in keys}
-    for k in keys:
-        if specs[k].shape.rank == 0:
+    specs = _feature_specs("trim_and_pad_dataset", dataset, feature_keys)
+    lengths = {k: _length_of("trim_and_pad_dataset", length, k) for k in specs}
+    for k, spec in specs.items():
+        if spec.shape.rank == 0:
             raise ValueError(
-                f"trim_and_pad_dataset: feature {k!r} {spec_text(specs[k])} has no length; name "
+                f"trim_and_pad_dataset: feature {k!r} {spec_text(spec)} has no length; name "
                 "the features to work on in `feature_keys`"
             )
 
@@ -277,9 +262,9 @@ def trim_and_pad_dataset(
         x.set_shape(shape)
         return x
 
-    return dataset.map(
+    return mapped(
+        dataset,
         lambda example: {k: fit(v, lengths[k]) if k in lengths else v for k, v in example.items()},
-        num_parallel_calls=tf.data.AUTOTUNE,
     )
 
 
@@ -309,16 +294,15 @@ def pack_or_pad(
     Raises:
       ValueError: see `pack_dataset` and `trim_and_pad_dataset`.
     """
-    specs = feature_specs("pack_or_pad", dataset)
-    keys = chosen_keys("pack_or_pad", specs, feature_keys)
-    lengths = {k: length_of("pack_or_pad", length, k) for k in keys}
+    keys = list(_feature_specs("pack_or_pad", dataset, feature_keys))
+    lengths = {k: _length_of("pack_or_pad", length, k) for k in keys}
     # Before anything is cut off, as only a whole sequence shows whether it is too long.
     if ensure_eos:
-        dataset = dataset.map(
+        dataset = mapped(
+            dataset,
             lambda example: {
                 k: _cut_with_eos(v, lengths[k]) if k in lengths else v for k, v in example.items()
             },
-            num_parallel_calls=tf.data.AUTOTUNE,
         )
     fixed = pack_dataset if pack else trim_and_pad_dataset
     return fixed(dataset, lengths, keys)
@@ -345,13 +329,10 @@ def pad_dataset_with_zeroed_out_examples(ds: tf.data.Dataset) -> tf.data.Dataset
     Returns:
       A Dataset of the same elements.
     """
-    zeros = ds.take(1).map(lambda *x: tf.nest.map_structure(tf.zeros_like, _only(x)))
+    # An element that is a tuple arrives as several arguments, any other one as one.
+    zeros = ds.take(1).map(lambda *x: tf.nest.map_structure(tf.zeros_like, x if x[1:] else x[0]))
     # Without the cache, the data would be read again for each example of zeros.
     return ds.concatenate(zeros.cache().repeat())
-
-
-def _only(elements: tuple) -> Any:
-    return elements[0] if len(elements) == 1 else elements
 
 
 def supervised_to_dict(dataset: tf.data.Dataset, text2self: bool) -> tf.data.Dataset:
@@ -377,7 +358,7 @@ def supervised_to_dict(dataset: tf.data.Dataset, text2self: bool) -> tf.data.Dat
     def named(inputs: tf.Tensor, targets: tf.Tensor) -> dict[str, tf.Tensor]:
         return {"targets": targets} if text2self else {"inputs": inputs, "targets": targets}
 
-    return dataset.map(named, num_parallel_calls=tf.data.AUTOTUNE)
+    return mapped(dataset, named)
 
 
 # -- several examples in a row
@@ -421,27 +402,23 @@ def pack_dataset(
       ValueError: there is no such feature, or no length for it, or it is not a vector of integers.
     """
     del use_custom_ops
-    specs = feature_specs("pack_dataset", dataset)
-    keys = chosen_keys("pack_dataset", specs, keys)
-    lengths = {k: length_of("pack_dataset", length, k) for k in keys}
-    for k in keys:
-        if specs[k].shape.rank not in (1, None) or not specs[k].dtype.is_integer:
+    specs = _feature_specs("pack_dataset", dataset, keys)
+    lengths = {k: _length_of("pack_dataset", length, k) for k in specs}
+    for k, spec in specs.items():
+        if spec.shape.rank not in (1, None) or not spec.dtype.is_integer:
             raise ValueError(
-                f"pack_dataset: feature {k!r} {spec_text(specs[k])} is not a one-dimensional "
+                f"pack_dataset: feature {k!r} {spec_text(spec)} is not a one-dimensional "
                 "sequence of integers; name the features to pack in `keys`"
             )
 
     def trim(example: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-        return {k: checked_int32("pack_dataset", k, example[k][: lengths[k]]) for k in keys}
+        return {k: checked_int32("pack_dataset", k, example[k][:n]) for k, n in lengths.items()}
 
-    dataset = dataset.map(trim, num_parallel_calls=tf.data.AUTOTUNE)
+    dataset = mapped(dataset, trim)
     # Examples of any length share a batch; its padding is told from tokens by the zeros.
     # As many at a time as a row has places: with a token each, they can fill one row at least.
-    dataset = dataset.padded_batch(max(lengths.values()), padded_shapes={k: [None] for k in keys})
-    dataset = dataset.map(
-        lambda batch: _packed(batch, lengths), num_parallel_calls=tf.data.AUTOTUNE
-    )
-    return dataset.unbatch()
+    dataset = dataset.padded_batch(max(lengths.values()), padded_shapes={k: [None] for k in specs})
+    return mapped(dataset, lambda batch: _packed(batch, lengths)).unbatch()
 
 
 def _packed(batch: Mapping[str, tf.Tensor], lengths: Mapping[str, int]) -> dict[str, tf.Tensor]:

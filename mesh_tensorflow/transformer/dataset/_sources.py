@@ -18,6 +18,7 @@ from mesh_tensorflow.transformer.dataset._features import (
     Vocabularies,
     checked_int32,
     encode_all_features,
+    mapped,
     pack_dataset,
     pack_or_pad,
     supervised_to_dict,
@@ -176,7 +177,7 @@ def packed_parallel_tsv_dataset(
             example[key] = tf.concat([ids, [eos_id]], 0) if append_eos else ids
         return example
 
-    dataset = dataset.map(encode, num_parallel_calls=tf.data.AUTOTUNE)
+    dataset = mapped(dataset, encode)
     if max_encoded_len:
         # Before packing, which would cut what is too long; EOS counts, as it has a place.
         dataset = dataset.filter(
@@ -186,20 +187,6 @@ def packed_parallel_tsv_dataset(
             )
         )
     return pack_dataset(dataset, sequence_length).prefetch(_PREFETCH)
-
-
-def load_tfds(name: str, *args: object, **kwargs: object) -> tf.data.Dataset:
-    """Returns the dataset of `tfds.load`.
-
-    Args:
-      name: a string, the name of the calling function.
-      *args: arguments of `tfds.load`.
-      **kwargs: keyword arguments of `tfds.load`.
-
-    Raises:
-      ImportError: tensorflow_datasets is not installed, or does not work.
-    """
-    return vocabularies.tfds_function(name, "load")(*args, **kwargs)
 
 
 @gin.configurable(module=MODULE)
@@ -236,8 +223,7 @@ def untokenized_tfds_dataset(
     del batch_size
     name = "untokenized_tfds_dataset"
     train = dataset_split == "train"
-    dataset = load_tfds(
-        name,
+    dataset = vocabularies.tfds_function(name, "load")(
         dataset_name,
         split=dataset_split,
         as_supervised=not text2self,
@@ -346,14 +332,7 @@ def pretokenized_tfrecord_dataset(
     """
     del batch_size
     return _tfrecord_dataset(
-        filenames,
-        text2self,
-        eos_included,
-        sequence_length,
-        vocab_shift,
-        None,
-        repeat=repeat,
-        shuffle=False,
+        filenames, text2self, eos_included, sequence_length, vocab_shift, repeat=repeat
     )
 
 
@@ -363,9 +342,10 @@ def _tfrecord_dataset(
     eos_included: bool,
     sequence_length: Lengths,
     vocab_shift: int,
-    vocabulary: Optional[Vocabularies],
+    vocabulary: Optional[Vocabularies] = None,
+    *,
     repeat: bool,
-    shuffle: bool,
+    shuffle: bool = False,
 ) -> tf.data.Dataset:
     keys = ["targets"] if text2self else ["inputs", "targets"]
     # By records that are read here: in the pipeline a missing feature is an empty one, and packing
@@ -392,7 +372,7 @@ def _tfrecord_dataset(
         ids = {k: v.values for k, v in found.items()}
         return _shifted(ids, vocab_shift, not eos_included, vocabulary, file)
 
-    dataset = dataset.map(parse, num_parallel_calls=tf.data.AUTOTUNE)
+    dataset = mapped(dataset, parse)
     return pack_dataset(dataset, sequence_length).prefetch(_PREFETCH_RECORDS)
 
 
@@ -497,8 +477,7 @@ def pretokenized_tfds_dataset(
     """
     del batch_size
     train = dataset_split == "train"
-    dataset = load_tfds(
-        "pretokenized_tfds_dataset",
+    dataset = vocabularies.tfds_function("pretokenized_tfds_dataset", "load")(
         dataset_name,
         split=dataset_split,
         as_supervised=True,
@@ -509,7 +488,5 @@ def pretokenized_tfds_dataset(
     if train:
         dataset = dataset.repeat().shuffle(_PREFETCH_RECORDS * 10)
     # Shifted as TFDSVocabulary shifts them: the encoder's first id is 1, which is EOS here.
-    dataset = dataset.map(
-        lambda example: _shifted(example, 1, True, vocabulary), num_parallel_calls=tf.data.AUTOTUNE
-    )
+    dataset = mapped(dataset, lambda example: _shifted(example, 1, True, vocabulary))
     return pack_dataset(dataset, sequence_length).prefetch(_PREFETCH_RECORDS)

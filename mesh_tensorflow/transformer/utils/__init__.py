@@ -1,6 +1,14 @@
 """Training, evaluating, decoding, scoring and exporting transformers, configured by gin."""
 
 from mesh_tensorflow._flags import FLAGS
+from mesh_tensorflow.transformer.utils._data import (
+    clean_decodes,
+    encode_delimited_lm,
+    encode_inputs,
+    get_inputs_from_file,
+    write_lines_to_file,
+)
+from mesh_tensorflow.transformer.utils._data import dynamic_text2self as _dynamic_text2self
 from mesh_tensorflow.transformer.utils._decode import (
     decode,
     decode_from_dataset,
@@ -8,7 +16,6 @@ from mesh_tensorflow.transformer.utils._decode import (
     infer_model,
 )
 from mesh_tensorflow.transformer.utils._evaluation import eval_model, metric_max, metric_sum
-from mesh_tensorflow.transformer.utils._features import dynamic_text2self as _dynamic_text2self
 from mesh_tensorflow.transformer.utils._prediction import export_model
 from mesh_tensorflow.transformer.utils._program import (
     build_model,
@@ -39,13 +46,6 @@ from mesh_tensorflow.transformer.utils._settings import (
     serialize_num_microbatches,
     targets_vocabulary,
     tpu_mesh_shape,
-)
-from mesh_tensorflow.transformer.utils._text import (
-    clean_decodes,
-    encode_delimited_lm,
-    encode_inputs,
-    get_inputs_from_file,
-    write_lines_to_file,
 )
 from mesh_tensorflow.transformer.utils._training import (
     flexible_ckpt_init_mapping,

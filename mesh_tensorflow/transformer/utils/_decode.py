@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import functools
 import hashlib
 import itertools
 import json
@@ -18,12 +19,19 @@ import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow import estimator as mtf_estimator
 from mesh_tensorflow._contexts import within
-from mesh_tensorflow.transformer.utils._features import (
+from mesh_tensorflow.transformer.utils._data import (
     arrays_input_fn,
+    as_text,
     call_dataset_fn,
     call_with_known,
     combined_input_fn,
+    decode_ids,
+    encode_inputs,
     examples_of,
+    get_inputs_from_file,
+    lines_text,
+    write_lines_to_file,
+    write_text,
 )
 from mesh_tensorflow.transformer.utils._settings import (
     MODULE,
@@ -31,18 +39,8 @@ from mesh_tensorflow.transformer.utils._settings import (
     Steps,
     get_checkpoint_iterator,
     get_step_from_checkpoint_path,
-    inputs_length,
     inputs_vocabulary,
     targets_vocabulary,
-)
-from mesh_tensorflow.transformer.utils._text import (
-    as_text,
-    decode_ids,
-    encoded_inputs,
-    get_inputs_from_file,
-    lines_text,
-    write_lines_to_file,
-    write_text,
 )
 
 if TYPE_CHECKING:
@@ -127,44 +125,37 @@ def _finished_parts(directory: str) -> list[str]:
     return lines
 
 
-def _batches(outputs: Iterator[str], batch_size: int, missing: int) -> Iterator[list[str]]:
-    """Yields outputs in batches; the last batch has only the missing ones.
-
-    Raises:
-      RuntimeError: there are too few.
-    """
-    batch: list[str] = []
-    while missing:
-        output = next(outputs, None)
-        if output is None:
-            raise RuntimeError(f"there were no outputs for the last {missing} inputs")
-        batch.append(as_text(output))
-        missing -= 1
-        # Parts consist of whole batches, so that a run that resumes begins where a batch does.
-        if len(batch) == batch_size or not missing:
-            yield batch
-            batch = []
-
-
 def _compute_missing(
     directory: str,
     inputs: Sequence[str],
     batch_size: int,
     outputs_from: Callable[[int], Iterator[str]],
 ) -> list[str]:
-    """Returns an output for each input; writes new ones to parts."""
+    """Returns an output for each input; writes new ones to parts.
+
+    Raises:
+      RuntimeError: there are too few.
+    """
     tf.io.gfile.makedirs(directory)
     lines = _finished_parts(directory)
     if lines:
         tf.logging.info("%d of %d lines were there already", len(lines), len(inputs))
-    missing = len(inputs) - len(lines)
+    outputs = outputs_from(len(lines)) if len(lines) < len(inputs) else iter(())
     part: list[str] = []
     since = time.monotonic()
-    for batch in _batches(outputs_from(len(lines)), batch_size, missing) if missing else ():
+    while missing := len(inputs) - len(lines) - len(part):
+        # Parts consist of whole batches, so that a run that resumes begins where a batch does.
+        batch = [as_text(x) for x in itertools.islice(outputs, min(batch_size, missing))]
+        if len(batch) < min(batch_size, missing):
+            missing -= len(batch)
+            raise RuntimeError(f"there were no outputs for the last {missing} inputs")
         part += batch
-        whole = len(lines) + len(part) == len(inputs)
         # Few files where decoding is fast, and little to compute again where it is slow.
-        if whole or len(part) >= _LEAST_ROWS or time.monotonic() - since > _MOST_SECONDS:
+        if (
+            missing == len(batch)
+            or len(part) >= _LEAST_ROWS
+            or time.monotonic() - since > _MOST_SECONDS
+        ):
             path = _part(directory, len(lines))
             # As JSON: outputs may have line breaks, and their number says where a run goes on.
             write_text(json.dumps(part), path, f"{path}.tmp")
@@ -316,8 +307,9 @@ def decode_from_file(
         raise ValueError(f"decode_from_file: there are no lines in {input_filename}")
     inputs = [line for line in lines for _ in range(repeats)]
     # Before the lines are repeated, so that errors have the line numbers of the file.
-    length = inputs_length(sequence_length)
-    ids = encoded_inputs(lines, vocabulary, model_type, 1, length, eos_id, [input_filename])
+    ids = encode_inputs(
+        lines, vocabulary, model_type, 1, sequence_length, eos_id, sources=[input_filename]
+    )
     ids = np.repeat(ids, repeats, axis=0)
     # A program has a fixed batch: copies of a line fill it up, and their outputs are dropped.
     ids = np.concatenate([ids, np.repeat(ids[:1], -len(ids) % batch_size, axis=0)])
@@ -377,29 +369,32 @@ def postprocessed(dataset: Any, text: Any, **about: Any) -> Any:
     return text if dataset.postprocess_fn is None else dataset.postprocess_fn(text, **about)
 
 
-def _examples_and_texts(
-    dataset: EvalDataset, sequence_length: Lengths, vocabulary: Vocabularies
-) -> tuple[list[Any], dict[str, list[str]]]:
-    """Returns the examples of a data set, and their inputs and targets as text."""
-    examples = list(examples_of(lambda: _dataset_of(dataset, sequence_length)))
-    inputs = [
-        text_of_feature(e, "inputs", inputs_vocabulary(vocabulary))
+def texts_of_inputs(examples: Iterable[Mapping], vocabulary: Vocabularies) -> list[str]:
+    """Returns the text of inputs of each example that has some.
+
+    Args:
+      examples: dictionaries of arrays.
+      vocabulary: a Vocabulary, or a pair of them.
+    """
+    own = inputs_vocabulary(vocabulary)
+    return [text_of_feature(e, "inputs", own) for e in examples if "inputs" in e]
+
+
+def postprocessed_targets(
+    dataset: EvalDataset, examples: Iterable[Mapping], vocabulary: Vocabularies
+) -> list[Any]:
+    """Returns the targets of examples, in the form in which metrics compare them.
+
+    Args:
+      dataset: the EvalDataset of the examples.
+      examples: dictionaries of arrays.
+      vocabulary: a Vocabulary, or a pair of them.
+    """
+    own = targets_vocabulary(vocabulary)
+    return [
+        postprocessed(dataset, text_of_feature(e, "targets", own), example=e, is_target=True)
         for e in examples
-        if "inputs" in e
     ]
-    targets = [
-        as_text(
-            postprocessed(
-                dataset,
-                text_of_feature(e, "targets", targets_vocabulary(vocabulary)),
-                example=e,
-                is_target=True,
-            )
-        )
-        for e in examples
-        if "targets" in e
-    ]
-    return examples, {k: v for k, v in (("inputs", inputs), ("targets", targets)) if v}
 
 
 @gin.configurable(module=MODULE)
@@ -445,7 +440,13 @@ def decode_from_dataset(
     about = [_weights_of(path), sequence_length, gin.config_str()]
     with finishing_together():
         for dataset in datasets:
-            examples, texts = _examples_and_texts(dataset, sequence_length, vocabulary)
+            examples = list(examples_of(functools.partial(_dataset_of, dataset, sequence_length)))
+            with_targets = [e for e in examples if "targets" in e]
+            targets = postprocessed_targets(dataset, with_targets, vocabulary)
+            texts = {
+                "inputs": texts_of_inputs(examples, vocabulary),
+                "targets": [as_text(t) for t in targets],
+            }
             for name, lines in texts.items():
                 write_lines_to_file(
                     lines, os.path.join(decode_output_dir, f"{dataset.name}_{name}")
@@ -463,7 +464,7 @@ def decode_from_dataset(
             write_resumably(
                 os.path.join(decode_output_dir, f"{dataset.name}_{step}_predictions"),
                 # By their texts the parts are those of these examples, and of no others.
-                ["\n".join(texts[name][i] for name in texts) for i in range(len(examples))],
+                ["\n".join(x[i] for x in texts.values() if x) for i in range(len(examples))],
                 batch_size,
                 outputs_from,
                 about,

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Optional
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Optional
 
 import numpy as np
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow import estimator as mtf_estimator
 from mesh_tensorflow.transformer import dataset as transformer_dataset
-from mesh_tensorflow.transformer.utils._decode import decode, postprocessed, text_of_feature
-from mesh_tensorflow.transformer.utils._features import (
+from mesh_tensorflow.transformer.utils._data import (
     call_dataset_fn,
     combined_input_fn,
     examples_of,
     model_features,
+    write_lines_to_file,
+)
+from mesh_tensorflow.transformer.utils._decode import (
+    decode,
+    postprocessed,
+    postprocessed_targets,
+    texts_of_inputs,
 )
 from mesh_tensorflow.transformer.utils._score import score_with_estimator
 from mesh_tensorflow.transformer.utils._settings import (
@@ -25,10 +31,7 @@ from mesh_tensorflow.transformer.utils._settings import (
     Steps,
     get_checkpoint_iterator,
     get_step_from_checkpoint_path,
-    inputs_vocabulary,
-    targets_vocabulary,
 )
-from mesh_tensorflow.transformer.utils._text import write_lines_to_file
 
 if TYPE_CHECKING:
     from mesh_tensorflow.transformer.dataset import EvalDataset
@@ -122,38 +125,6 @@ def token_metrics(tensors: Mapping[str, tf.Tensor]) -> dict[str, Metric]:
     }
 
 
-class _Task(NamedTuple):
-    """A data set to evaluate, its examples and the targets that metrics compare with."""
-
-    dataset: Any
-    examples: list[dict[str, Any]]
-    targets: list[Any]
-
-
-def _tasks(datasets: Iterable[Any], vocabulary: Vocabularies) -> list[_Task]:
-    tasks = []
-    for dataset in datasets:
-        examples = list(examples_of(dataset.dataset_fn))
-        own = targets_vocabulary(vocabulary)
-        if dataset.postprocess_fn is None:
-            tf.logging.info("%s has no postprocess_fn: its metrics compare texts", dataset.name)
-        targets = [
-            postprocessed(dataset, text_of_feature(e, "targets", own), example=e, is_target=True)
-            for e in examples
-        ]
-        tasks.append(_Task(dataset, examples, targets))
-    return tasks
-
-
-def _write_examples(tasks: Sequence[_Task], directory: str, vocabulary: Vocabularies) -> None:
-    own = inputs_vocabulary(vocabulary)
-    for task in tasks:
-        name = os.path.join(directory, task.dataset.name)
-        write_lines_to_file(task.targets, f"{name}_targets")
-        inputs = [text_of_feature(e, "inputs", own) for e in task.examples if "inputs" in e]
-        write_lines_to_file(inputs, f"{name}_inputs")
-
-
 def _write_metrics(
     writer: tf.summary.FileWriter, name: str, metrics: Mapping[str, float], step: int
 ) -> None:
@@ -170,30 +141,27 @@ def _write_metrics(
 
 
 def _evaluate_outputs(
-    tasks: Sequence[_Task],
+    tasks: Sequence[tuple[EvalDataset, list[dict[str, Any]], list[Any]]],
     outputs: list[Any],
     step: int,
     directory: str,
     scores: bool,
     write: bool,
 ) -> None:
-    """Calls the metric functions of each task with its part of the outputs."""
+    """Calls the metric functions of each data set with its targets and its part of the outputs."""
     with tf.Graph().as_default():  # FileWriter does not work in eager mode
         writer = tf.summary.FileWriterCache.get(directory)
     # Outputs of all data sets are in a row, as one input function has read them.
     rest = iter(outputs)
-    for task in tasks:
-        own = list(itertools.islice(rest, len(task.examples)))
+    for dataset, examples, targets in tasks:
+        own = list(itertools.islice(rest, len(examples)))
         if not scores:
-            own = [
-                postprocessed(task.dataset, output, example=e)
-                for output, e in zip(own, task.examples)
-            ]
+            own = [postprocessed(dataset, output, example=e) for output, e in zip(own, examples)]
         if write:
             kind = "scores" if scores else "predictions"
-            write_lines_to_file(own, os.path.join(directory, f"{task.dataset.name}_{step}_{kind}"))
-        for metric_fn in task.dataset.metric_fns:
-            _write_metrics(writer, task.dataset.name, metric_fn(task.targets, own), step)
+            write_lines_to_file(own, os.path.join(directory, f"{dataset.name}_{step}_{kind}"))
+        for metric_fn in dataset.metric_fns:
+            _write_metrics(writer, dataset.name, metric_fn(targets, own), step)
 
 
 def _scores_of(returned: Any, count: int) -> list[float]:
@@ -275,11 +243,19 @@ def eval_model(
         eval_summary_dir or os.path.join(model_dir, f"{dataset_split}_eval"), eval_dir_suffix
     )
     tf.io.gfile.makedirs(directory)
+    tasks = []
     # Once for all checkpoints, as examples and targets do not depend on weights.
-    tasks = _tasks(datasets, vocabulary)
-    if output_eval_examples:
-        _write_examples(tasks, directory, vocabulary)
-    count = sum(len(task.examples) for task in tasks)
+    for dataset in datasets:
+        examples = list(examples_of(dataset.dataset_fn))
+        if dataset.postprocess_fn is None:
+            tf.logging.info("%s has no postprocess_fn: its metrics compare texts", dataset.name)
+        targets = postprocessed_targets(dataset, examples, vocabulary)
+        tasks.append((dataset, examples, targets))
+        if output_eval_examples:
+            name = os.path.join(directory, dataset.name)
+            write_lines_to_file(targets, f"{name}_targets")
+            write_lines_to_file(texts_of_inputs(examples, vocabulary), f"{name}_inputs")
+    count = sum(len(examples) for _, examples, _ in tasks)
     # All data sets in one input, so that each checkpoint is restored only once.
     input_fn = combined_input_fn([d.dataset_fn for d in datasets], batch_size)
     for path in get_checkpoint_iterator(eval_checkpoint_step, model_dir):

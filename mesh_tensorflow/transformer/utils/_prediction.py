@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any, Optional
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
-from mesh_tensorflow import estimator, layers
 from mesh_tensorflow import estimator as mtf_estimator
+from mesh_tensorflow import layers
+from mesh_tensorflow.estimator import ModeKeys
 from mesh_tensorflow.transformer import transformer
-from mesh_tensorflow.transformer.utils._features import (
+from mesh_tensorflow.transformer.utils._data import (
     check_features,
+    clean_decodes,
     dynamic_text2self,
     import_features,
 )
@@ -22,19 +24,17 @@ from mesh_tensorflow.transformer.utils._program import (
     check_length,
     get_variable_dtype,
     is_unitransformer,
-    logits_and_loss,
     outside_program,
     run_on_mesh,
 )
 from mesh_tensorflow.transformer.utils._settings import (
     Lengths,
-    ProgramSettings,
+    Settings,
     inputs_length,
     inputs_vocabulary,
     length_of_feature,
     targets_vocabulary,
 )
-from mesh_tensorflow.transformer.utils._text import clean_decodes
 
 if TYPE_CHECKING:
     from mesh_tensorflow.transformer.dataset._features import Vocabularies
@@ -102,101 +102,93 @@ def evaluated(
 ROWS = "_rows"
 
 
-def _lengths(settings: ProgramSettings) -> Lengths:
-    """Returns the lengths of features; targets of a delimited language model include the inputs."""
-    if settings.score_in_predict_mode and settings.model_type == "delimited_lm":
-        return settings.joined_length
-    if isinstance(settings.sequence_length, Mapping) and "inputs" not in settings.sequence_length:
-        return {**settings.sequence_length, "inputs": settings.sequence_length["targets"]}
-    return settings.sequence_length
-
-
-def _imported(
-    settings: ProgramSettings, mesh: mtf.Mesh, features: Mapping[str, tf.Tensor]
+def imported(
+    settings: Settings, mesh: mtf.Mesh, features: Mapping[str, tf.Tensor], mode: str
 ) -> dict[str, mtf.Tensor]:
-    dims = settings.batch_dims(training=False).dims
-    if (
-        settings.score_in_predict_mode
-        and settings.model_type == "delimited_lm"
-        and "inputs" in features
-    ):
-        separate = import_features(mesh, features, dims, settings.sequence_length)
-        return dynamic_text2self(separate)
-    return import_features(mesh, features, dims, _lengths(settings))
+    """Imports features; joins those of a delimited language model to one sequence.
+
+    Args:
+      settings: the arguments of the model function.
+      mesh: a Mesh.
+      features: integer tf Tensors [rows, length] by name.
+      mode: a ModeKeys value.
+
+    Returns:
+      A dictionary of Tensors [batch..., length].
+
+    Raises:
+      ValueError: targets, or inputs with targets, are longer than the model's positions.
+    """
+    has_targets = mode != ModeKeys.PREDICT or settings.score_in_predict_mode
+    delimited = has_targets and settings.model_type == "delimited_lm"
+    joins = delimited and (mode != ModeKeys.PREDICT or "inputs" in features)
+    lengths = settings.sequence_length
+    if delimited and not joins:
+        # They were joined when they were encoded.
+        lengths = settings.joined_length
+    elif mode == ModeKeys.PREDICT and isinstance(lengths, Mapping):
+        lengths = {"inputs": inputs_length(lengths), **lengths}
+    mtf_features = import_features(mesh, features, settings.batch_dims(mode), lengths)
+    if joins:
+        mtf_features = dynamic_text2self(mtf_features)
+    elif has_targets and settings.model_type == "lm":
+        # A language model reads its targets, shifted by one, and would read these in their place.
+        mtf_features.pop("inputs", None)
+    if has_targets:
+        length = max(x.shape.dims[-1].size for x in mtf_features.values())
+        check_length(settings.transformer_model, length)
+    return mtf_features
 
 
 # -- scores
 
 
 def _scoring_program(
-    settings: ProgramSettings, mesh: mtf.Mesh, features: Mapping[str, tf.Tensor]
+    settings: Settings, mesh: mtf.Mesh, features: Mapping[str, tf.Tensor]
 ) -> Outputs:
-    mtf_features = _imported(settings, mesh, features)
-    # A language model would read inputs in place of its targets, shifted by one.
-    if settings.model_type == "lm":
-        mtf_features.pop("inputs", None)
+    mtf_features = imported(settings, mesh, features, ModeKeys.PREDICT)
     targets = mtf_features["targets"]
-    check_length(settings.transformer_model, targets.shape.dims[-1].size)
     logits, _ = call_model(
         settings.transformer_model, mtf_features, "score", get_variable_dtype(), compute_loss=False
     )
     scores = -negative_log_prob(logits, targets) * target_weights(targets, settings.model_type)
-    batch = settings.batch_dims(training=False).batch
+    batch = settings.batch_dims(ModeKeys.PREDICT)
     # log p(targets) of a row = the sum of log p(target | those before it) over its positions.
-    return Outputs({"scores": mtf.reduce_sum(scores, output_shape=[batch]), "targets": targets})
+    return Outputs({"scores": mtf.reduce_sum(scores, output_shape=batch), "targets": targets})
 
 
 # -- decoding
 
 
-def _continued(
-    settings: ProgramSettings, inputs: mtf.Tensor, variable_dtype: mtf.VariableDType
-) -> mtf.Tensor:
-    """Decodes a continuation with a language model."""
-    length = inputs.shape.dims[-1]
-    more = settings.joined_length - length.size
-    check_length(settings.transformer_model, settings.joined_length)
-    if more > 0:
-        # Decoding fills in zeros after the inputs, and so needs some.
-        inputs = mtf.pad(inputs, [0, more], length.name)
-    return settings.transformer_model.sample_autoregressive(
-        inputs, variable_dtype=variable_dtype, remove_partial_sequences=True
-    )
-
-
-def _aligned(
-    settings: ProgramSettings, inputs: mtf.Tensor, variable_dtype: mtf.VariableDType
-) -> mtf.Tensor:
-    """Returns the most likely id at each position."""
-    check_length(settings.transformer_model, inputs.shape.dims[-1].size)
-    logits, _ = logits_and_loss(
-        settings.transformer_model.call_simple(
-            inputs=inputs,
-            targets=None,
-            compute_loss=False,
-            mode=estimator.ModeKeys.PREDICT,
-            variable_dtype=variable_dtype,
-        )
-    )
-    return mtf.argmax(logits, logits.shape.dims[-1])
-
-
 def _decoding_program(
-    settings: ProgramSettings, mesh: mtf.Mesh, features: Mapping[str, tf.Tensor]
+    settings: Settings, mesh: mtf.Mesh, features: Mapping[str, tf.Tensor]
 ) -> Outputs:
-    mtf_features = _imported(settings, mesh, features)
+    mtf_features = imported(settings, mesh, features, ModeKeys.PREDICT)
     inputs, model = mtf_features["inputs"], settings.transformer_model
+    length = inputs.shape.dims[-1]
     variable_dtype = get_variable_dtype()
     if settings.predict_fn is not None:
         outputs = settings.predict_fn(
             model=model, features=mtf_features, variable_dtype=variable_dtype
         )
     elif settings.model_type == "aligned":
-        outputs = _aligned(settings, inputs, variable_dtype)
+        check_length(model, length.size)
+        logits, _ = call_model(
+            model, {"inputs": inputs}, ModeKeys.PREDICT, variable_dtype, compute_loss=False
+        )
+        # The most likely id at each position.
+        outputs = mtf.argmax(logits, logits.shape.dims[-1])
     elif is_unitransformer(model):
-        outputs = _continued(settings, inputs, variable_dtype)
+        check_length(model, settings.joined_length)
+        more, start = settings.joined_length - length.size, inputs
+        if more > 0:
+            # Decoding fills in zeros after the inputs, and so needs some.
+            start = mtf.pad(inputs, [0, more], length.name)
+        outputs = model.sample_autoregressive(
+            start, variable_dtype=variable_dtype, remove_partial_sequences=True
+        )
     else:
-        check_length(model, inputs.shape.dims[-1].size)
+        check_length(model, length.size)
         outputs = model.decode(inputs, variable_dtype=variable_dtype)
     return Outputs({"inputs": inputs, "outputs": outputs})
 
@@ -204,7 +196,7 @@ def _decoding_program(
 # -- the specification
 
 
-def _texts(settings: ProgramSettings, predictions: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+def _texts(settings: Settings, predictions: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
     """Replaces ids by text in predictions, if the vocabularies can decode in a graph."""
     targets = targets_vocabulary(settings.vocabulary)
     by_name = {
@@ -223,7 +215,7 @@ def _texts(settings: ProgramSettings, predictions: Mapping[str, tf.Tensor]) -> d
     return result
 
 
-def prediction_spec(settings: ProgramSettings, features: Mapping[str, tf.Tensor]) -> Any:
+def prediction_spec(settings: Settings, features: Mapping[str, tf.Tensor]) -> Any:
     """Builds the EstimatorSpec for prediction.
 
     Args:
@@ -234,7 +226,7 @@ def prediction_spec(settings: ProgramSettings, features: Mapping[str, tf.Tensor]
       An EstimatorSpec whose predictions are ids: "outputs" and their "inputs", or "scores" and
       their "targets". Exported models return text.
     """
-    mode = estimator.ModeKeys.PREDICT
+    mode = ModeKeys.PREDICT
     check_features(features, settings.model_type, mode, settings.score_in_predict_mode)
     program = _scoring_program if settings.score_in_predict_mode else _decoding_program
     results = run_on_mesh(settings, lambda mesh: program(settings, mesh, features))
@@ -247,14 +239,13 @@ def prediction_spec(settings: ProgramSettings, features: Mapping[str, tf.Tensor]
         # The batch of an exported model has a fixed size: rows that fill it up are left out.
         there = {name: x[: features[ROWS]] for name, x in predictions.items()}
         predictions = _texts(settings, there)
-        exported = {"serving_default": estimator.export.PredictOutput(predictions)}
+        exported = {"serving_default": mtf_estimator.export.PredictOutput(predictions)}
     with outside_program(settings):
         hooks = [mtf.MtfRestoreHook(results.lowering)]
-    if settings.context is not None:
-        return estimator.tpu.TPUEstimatorSpec(mode, predictions=predictions, prediction_hooks=hooks)
-    return estimator.EstimatorSpec(
+    spec = mtf_estimator.tpu.TPUEstimatorSpec(
         mode, predictions=predictions, export_outputs=exported, prediction_hooks=hooks
     )
+    return spec.as_estimator_spec() if settings.context is None else spec
 
 
 _EOS = 1

@@ -28,7 +28,7 @@ from mesh_tensorflow.simd_mesh_impl import (
 )
 from mesh_tensorflow.transformer import transformer
 from mesh_tensorflow.transformer.attention._dot_product import names_lent
-from mesh_tensorflow.transformer.utils._settings import MODULE, Filter, ProgramSettings
+from mesh_tensorflow.transformer.utils._settings import MODULE, Filter, Settings
 from mesh_tensorflow.utils import summaries_so_far, taken_summaries
 
 # By model type: how to build the model from (input_vocab_size, output_vocab_size, layout,
@@ -118,61 +118,19 @@ def check_length(model: Any, length: int) -> None:
       ValueError: they do.
     """
     model = getattr(model, "student", model)
-    parts: list[Any] = (
-        [model]
-        if is_unitransformer(model)
-        else [getattr(model, name, None) for name in ("encoder", "decoder")]
-    )
-    for part in parts:
-        positions = getattr(part, "max_length_dim", None)
+    names = ("positional_embedding", "sinusoid_positional_embedding")
+    # A single stack has positions itself; other models have an encoder and a decoder with them.
+    stacks: list[Any] = [model, getattr(model, "encoder", None), getattr(model, "decoder", None)]
+    for stack in stacks:
+        positions = getattr(stack, "max_length_dim", None)
         # A model with relative positions alone reads sequences of any length.
-        embedded = any(
-            getattr(part, name, False)
-            for name in ("positional_embedding", "sinusoid_positional_embedding")
-        )
+        embedded = any(getattr(stack, name, False) for name in names)
         if positions is not None and embedded and length > positions.size:
             raise ValueError(
                 f"a sequence of length {length} (utils.run.sequence_length) is longer than the "
-                f"{positions.size} positions of {part.name!r}; bind Unitransformer.max_length to "
+                f"{positions.size} positions of {stack.name!r}; bind Unitransformer.max_length to "
                 "a larger number, or make sequences shorter"
             )
-
-
-def _unitransformer_arguments(features: Mapping[str, mtf.Tensor]) -> dict[str, Any]:
-    targets = features["targets"]
-    segments = features.get("targets_segmentation")
-    inputs = features.get("inputs")
-    if inputs is None:
-        # Each target is predicted from those before it, so inputs are targets, shifted by one.
-        inputs = transformer.autoregressive_inputs(targets, sequence_id=segments)
-    return {
-        "inputs": inputs,
-        "targets": targets,
-        "sequence_id": segments,
-        "subsequence_id": features.get("targets_subsegmentation"),
-        "position": features.get("targets_position"),
-    }
-
-
-def _bitransformer_arguments(features: Mapping[str, mtf.Tensor]) -> dict[str, Any]:
-    return {
-        "inputs": features["inputs"],
-        "targets": features["targets"],
-        "encoder_sequence_id": features.get("inputs_segmentation"),
-        "decoder_sequence_id": features.get("targets_segmentation"),
-        "decoder_subsequence_id": features.get("targets_subsegmentation"),
-        "encoder_position": features.get("inputs_position"),
-        "decoder_position": features.get("targets_position"),
-    }
-
-
-def logits_and_loss(returned: Any) -> tuple[mtf.Tensor, Optional[mtf.Tensor]]:
-    """Returns what `call_simple` returns as a pair.
-
-    Args:
-      returned: a pair; or the logits alone, as a StudentTeacher returns them without a loss.
-    """
-    return returned if isinstance(returned, tuple) else (returned, None)
 
 
 def call_model(
@@ -187,7 +145,7 @@ def call_model(
 
     Args:
       model: a model.
-      features: Tensors by name.
+      features: Tensors by name; without targets, inputs are read and nothing is predicted.
       mode: a mode of the model, such as "train" or "score".
       variable_dtype: the dtypes of variables: in checkpoints, in memory and in computations.
       compute_loss: whether to compute the loss.
@@ -196,16 +154,36 @@ def call_model(
     Returns:
       (logits [batch..., length, vocab], loss), where the loss is None without `compute_loss`.
     """
-    arguments = _unitransformer_arguments if is_unitransformer(model) else _bitransformer_arguments
-    return logits_and_loss(
-        model.call_simple(
-            **arguments(features),
-            compute_loss=compute_loss,
-            mode=mode,
-            variable_dtype=variable_dtype,
-            num_microbatches=num_microbatches,
-        )
+    inputs, targets = features.get("inputs"), features.get("targets")
+    segments, subsegments, positions = (
+        features.get(f"targets_{name}") for name in ("segmentation", "subsegmentation", "position")
     )
+    packing: dict[str, Optional[mtf.Tensor]]
+    if is_unitransformer(model):
+        if inputs is None:
+            assert targets is not None  # see `check_features`
+            # Each target is predicted from those before it, so inputs are targets, shifted by one.
+            inputs = transformer.autoregressive_inputs(targets, sequence_id=segments)
+        packing = {"sequence_id": segments, "subsequence_id": subsegments, "position": positions}
+    else:
+        packing = {
+            "encoder_sequence_id": features.get("inputs_segmentation"),
+            "encoder_position": features.get("inputs_position"),
+            "decoder_sequence_id": segments,
+            "decoder_subsequence_id": subsegments,
+            "decoder_position": positions,
+        }
+    returned = model.call_simple(
+        inputs=inputs,
+        targets=targets,
+        **packing,
+        compute_loss=compute_loss,
+        mode=mode,
+        variable_dtype=variable_dtype,
+        num_microbatches=num_microbatches,
+    )
+    # A StudentTeacher returns logits alone where there is no loss.
+    return returned if isinstance(returned, tuple) else (returned, None)
 
 
 # -- its variables
@@ -402,7 +380,12 @@ def processor_devices(
             f"{', '.join(map(repr, MESH_IMPLS))}"
         )
     if mesh_impl == "pjrt":
-        _check_pjrt(mesh_devices)
+        pjrt()  # for its error without JAX
+        if mesh_devices is not None:
+            raise ValueError(
+                f"mesh_devices={list(mesh_devices)} names devices of TensorFlow, but mesh_impl "
+                "'pjrt' uses those of JAX, the first of jax.devices(). Leave mesh_devices out"
+            )
     if mesh_devices is not None:
         # The estimator's session has soft placement, but on a SIMD mesh.
         soft = True if mesh_impl == "placement" else None
@@ -417,16 +400,6 @@ def processor_devices(
     if not chooses and len(tf.config.list_physical_devices("GPU")) >= size:
         return [f"/device:GPU:{i}" for i in range(size)]
     return [f"/device:CPU:{i}" if mesh_impl == "simd" else "" for i in range(size)]
-
-
-def _check_pjrt(mesh_devices: Optional[Sequence[str]]) -> None:
-    """Raises an error if JAX is not installed, or devices of TensorFlow are named for it."""
-    pjrt()
-    if mesh_devices is not None:
-        raise ValueError(
-            f"mesh_devices={list(mesh_devices)} names devices of TensorFlow, but mesh_impl 'pjrt' "
-            "uses those of JAX, the first of jax.devices(). Leave mesh_devices out"
-        )
 
 
 def check_tiling(spec: Optional[Sequence[Any]], mesh_shape: mtf.Shape) -> None:
@@ -454,7 +427,7 @@ def check_tiling(spec: Optional[Sequence[Any]], mesh_shape: mtf.Shape) -> None:
 # -- its place in TensorFlow's graph, or in the program of a processor
 
 
-def outside_program(settings: ProgramSettings) -> contextlib.AbstractContextManager:
+def outside_program(settings: Settings) -> contextlib.AbstractContextManager:
     """Context in which operations are created on the host, outside the TPUEstimator's program.
 
     Args:
@@ -468,7 +441,7 @@ def outside_program(settings: ProgramSettings) -> contextlib.AbstractContextMana
     return mtf.utils.outside_all_rewrites()
 
 
-def _mesh_in_program(settings: ProgramSettings, layout_rules: mtf.LayoutRules) -> SimdMeshImpl:
+def _mesh_in_program(settings: Settings, layout_rules: mtf.LayoutRules) -> SimdMeshImpl:
     """Returns a mesh of the processors that run the TPUEstimator's program."""
     assignment = settings.context.device_assignment
     physical, spec = list(assignment.topology.mesh_shape), settings.hierarchical_tiling_spec
@@ -485,25 +458,8 @@ def _mesh_in_program(settings: ProgramSettings, layout_rules: mtf.LayoutRules) -
     )
 
 
-_ONE_PROGRAM: dict[str, Callable[[mtf.Shape, mtf.LayoutRules], Any]] = {
-    "simd": SimdMeshImpl,
-    "pjrt": mtf.GspmdMeshImpl,
-}
-
-
-def _program_runner(
-    settings: ProgramSettings, devices: Sequence[str]
-) -> Callable[[Callable[..., Any]], Any]:
-    """Returns a function that runs a program, and returns its results in the tf graph."""
-    if settings.context is not None or settings.mesh_impl == "placement":
-        return lambda program: program()
-    if settings.mesh_impl == "simd":
-        return lambda program: replicate(program, devices=devices)
-    return pjrt().in_session
-
-
 def run_on_mesh(
-    settings: ProgramSettings,
+    settings: Settings,
     build: Callable[[mtf.Mesh], Outputs],
     log_file: Optional[str] = None,
     summaries: bool = False,
@@ -525,7 +481,8 @@ def run_on_mesh(
         settings.mesh_impl, settings.mesh_shape, settings.mesh_devices, settings.config
     )
     # What runs a program on a mesh passes tensors on only, so the Lowering leaves it by this list.
-    lowerings = []
+    recorded = _recorded.get()
+    lowerings: list[mtf.Lowering] = [] if recorded is None else recorded
 
     def program() -> tuple[dict[str, tf.Tensor], list[tf.Operation], dict[str, tf.Tensor]]:
         graph = mtf.Graph()
@@ -540,8 +497,10 @@ def run_on_mesh(
             impl = _mesh_in_program(settings, rules)
         elif settings.mesh_impl == "placement":
             impl = PlacementMeshImpl(settings.mesh_shape, rules, devices)
+        elif settings.mesh_impl == "simd":
+            impl = SimdMeshImpl(settings.mesh_shape, rules)
         else:
-            impl = _ONE_PROGRAM[settings.mesh_impl](settings.mesh_shape, rules)
+            impl = mtf.GspmdMeshImpl(settings.mesh_shape, rules)
         # What layers assign is part of a step of training, besides what the optimizer does.
         graph.assigns = "all" if outputs.updates else "none"
         lowering = mtf.Lowering(
@@ -556,9 +515,10 @@ def run_on_mesh(
             taken_summaries(start) if summaries else {},
         )
 
-    run = _program_runner(settings, devices)
-    tensors, updates, scalars = run(program)
-    recorded = _recorded.get()
-    if recorded is not None:
-        recorded.append(lowerings[-1])
+    if settings.context is not None or settings.mesh_impl == "placement":
+        tensors, updates, scalars = program()
+    elif settings.mesh_impl == "simd":
+        tensors, updates, scalars = replicate(program, devices=devices)
+    else:
+        tensors, updates, scalars = pjrt().in_session(program)
     return Results(tensors, updates[0] if updates else None, lowerings[-1], scalars)

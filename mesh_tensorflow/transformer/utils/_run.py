@@ -20,9 +20,9 @@ from mesh_tensorflow.estimator import ModeKeys
 from mesh_tensorflow.estimator.processes import programs_over, shards_of_process
 from mesh_tensorflow.estimator.tpu import TPUEstimator
 from mesh_tensorflow.transformer.learning_rate_schedules import with_total_steps
+from mesh_tensorflow.transformer.utils._data import call_with_known
 from mesh_tensorflow.transformer.utils._decode import infer_model
 from mesh_tensorflow.transformer.utils._evaluation import eval_model, perplexity_eval
-from mesh_tensorflow.transformer.utils._features import call_with_known
 from mesh_tensorflow.transformer.utils._prediction import export_model, prediction_spec
 from mesh_tensorflow.transformer.utils._program import build_model, check_tiling, processor_devices
 from mesh_tensorflow.transformer.utils._score import score_from_dataset, score_from_strings
@@ -30,7 +30,6 @@ from mesh_tensorflow.transformer.utils._settings import (
     MODULE,
     Filter,
     Lengths,
-    ProgramSettings,
     Settings,
     Steps,
     auto_train_steps,
@@ -49,7 +48,7 @@ if TYPE_CHECKING:
     from mesh_tensorflow.transformer.dataset._features import Vocabularies
 
 
-_SPECS: dict[str, Callable[[ProgramSettings, Mapping[str, tf.Tensor]], Any]] = {
+_SPECS: dict[str, Callable[[Settings, Mapping[str, tf.Tensor]], Any]] = {
     ModeKeys.TRAIN: training_spec,
     ModeKeys.EVAL: evaluation_spec,
     ModeKeys.PREDICT: prediction_spec,
@@ -142,12 +141,19 @@ def tpu_estimator_model_fn(
     """
     if weight_decay_checkpoint:
         tf.logging.warning("weight_decay_checkpoint has no effect: optimizers decay towards zero")
+    arguments = locals()
     # By name, so that an argument is written once; a test checks that each has a field.
-    settings = ProgramSettings.of(locals(), mesh_impl=mesh_impl or "placement")
-    processor_devices(settings.mesh_impl, settings.mesh_shape, mesh_devices)
-    check_tiling(hierarchical_tiling_spec, settings.mesh_shape)
+    values = {
+        f.name: arguments[f.name] for f in dataclasses.fields(Settings) if f.name in arguments
+    }
+    values["mesh_shape"] = mesh_shape = mtf.convert_to_shape(mesh_shape)
+    values["layout_rules"] = mtf.convert_to_layout_rules(layout_rules)
+    values["mesh_impl"] = mesh_impl = mesh_impl or "placement"
+    settings = Settings(**values)
+    processor_devices(mesh_impl, mesh_shape, mesh_devices)
+    check_tiling(hierarchical_tiling_spec, mesh_shape)
     # For its error: a batch that cannot be divided is told before any data are read.
-    settings.batch_dims()
+    settings.batch_dims(ModeKeys.TRAIN)
 
     def my_model_fn(
         features: Mapping[str, tf.Tensor],
@@ -169,19 +175,24 @@ def tpu_estimator_model_fn(
 # -- the estimator
 
 
-def _session_config(settings: Settings, processes: int = 1) -> tf.ConfigProto:
+def _session_config(
+    mesh_impl: str,
+    mesh_shape: mtf.Shape,
+    layout_rules: mtf.LayoutRules,
+    mesh_devices: Optional[Sequence[str]],
+    processes: int = 1,
+) -> tf.ConfigProto:
     """Returns a session configuration with as many logical CPUs as the mesh needs."""
-    is_simd = settings.mesh_impl == "simd"
+    is_simd = mesh_impl == "simd"
     config = tf.ConfigProto(allow_soft_placement=not is_simd)
     # Soft placement would silently put all of them on the first.
-    named = [tf.DeviceSpec.from_string(device) for device in settings.mesh_devices or ()]
+    named = [tf.DeviceSpec.from_string(device) for device in mesh_devices or ()]
     cpus = [d.device_index or 0 for d in named if d.device_type == "CPU"]
-    if settings.mesh_devices is None and (is_simd or processes > 1):
+    if mesh_devices is None and (is_simd or processes > 1):
         # The number of the last one: each process counts its own CPUs from 0.
-        cpus.append(-(-settings.mesh_shape.size // processes) - 1)
+        cpus.append(-(-mesh_shape.size // processes) - 1)
     if cpus:
-        layout_rules = settings.layout_rules if processes == 1 else None
-        set_cpus(config, cpus, settings.mesh_shape, layout_rules)
+        set_cpus(config, cpus, mesh_shape, layout_rules if processes == 1 else None)
     return config
 
 
@@ -255,33 +266,31 @@ def get_estimator(
     Returns:
       A TPUEstimator.
     """
-    return _estimator_of(Settings.of(locals()), tpu_job_name, iterations_per_loop, cluster)
-
-
-def _estimator_of(
-    settings: Settings, tpu_job_name: Optional[str], iterations_per_loop: int, cluster: Any = None
-) -> TPUEstimator:
-    """Returns the estimator of a model; see `get_estimator`."""
-    use_tpu, batch_size = settings.use_tpu, settings.batch_size
-    settings = dataclasses.replace(settings, mesh_impl=_mesh_impl(settings.mesh_impl, use_tpu))
+    # First, as further names would be among the arguments.
+    arguments = dict(locals())
+    mesh_shape = mtf.convert_to_shape(mesh_shape)
+    layout_rules = mtf.convert_to_layout_rules(layout_rules)
+    arguments["mesh_impl"] = mesh_impl = _mesh_impl(mesh_impl, use_tpu)
     model = build_model(
-        model_type=settings.model_type,
-        input_vocab_size=inputs_vocabulary(settings.vocabulary).vocab_size,
-        output_vocab_size=targets_vocabulary(settings.vocabulary).vocab_size,
-        layout_rules=settings.layout_rules,
-        mesh_shape=settings.mesh_shape,
+        model_type=model_type,
+        input_vocab_size=inputs_vocabulary(vocabulary).vocab_size,
+        output_vocab_size=targets_vocabulary(vocabulary).vocab_size,
+        layout_rules=layout_rules,
+        mesh_shape=mesh_shape,
     )
-    given = settings.in_common()
     # A gin binding replaces a default, not an argument.
     for name, unsaid in (("mesh_devices", None), ("score_in_predict_mode", False)):
-        if given[name] == unsaid:
-            del given[name]
-    model_fn = tpu_estimator_model_fn(transformer_model=model, **given)
+        if arguments[name] == unsaid:
+            del arguments[name]
+    # By its public name, so that gin binds the parameters that are no arguments here.
+    model_fn = call_with_known(tpu_estimator_model_fn, transformer_model=model, **arguments)
     processes = max(1, len(programs_over(mtf_estimator.RunConfig().cluster_spec)))
     config = mtf_estimator.tpu.RunConfig(
         cluster=cluster,
-        model_dir=settings.model_dir,
-        session_config=_session_config(settings, processes),
+        model_dir=model_dir,
+        session_config=_session_config(
+            mesh_impl, mesh_shape, layout_rules, mesh_devices, processes
+        ),
         # The model function's own hook saves, once slices have been copied to masters.
         save_checkpoints_steps=None,
         save_checkpoints_secs=None,
@@ -290,7 +299,7 @@ def _estimator_of(
             iterations_per_loop=iterations_per_loop,
             tpu_job_name=tpu_job_name,
             # If a TPU is named, nothing else should stand in for it.
-            num_shards=settings.mesh_shape.size if not use_tpu or use_tpu is True else None,
+            num_shards=mesh_shape.size if not use_tpu or use_tpu is True else None,
         ),
     )
     return TPUEstimator(
@@ -298,7 +307,7 @@ def _estimator_of(
         config=config,
         use_tpu=bool(use_tpu),
         # In training, each member of an ensemble may have sequences of its own.
-        train_batch_size=batch_size * (settings.ensemble_inputs or 1),
+        train_batch_size=batch_size * (ensemble_inputs or 1),
         eval_batch_size=batch_size,
         predict_batch_size=batch_size,
     )
@@ -316,44 +325,33 @@ def _is_batch_size(value: object) -> bool:
     return pair or _is_number(value)
 
 
+def _is_function(value: object) -> bool:
+    return value is None or callable(value)
+
+
 # What gin may have bound: arguments, whether a value is right, and what it should be.
 _KINDS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("train_steps", lambda v: callable(v) or _is_number(v), "a number of steps"),
     ("batch_size", _is_batch_size, 'a number or a pair such as ("tokens_per_batch", 4096)'),
-    (
-        "optimizer",
-        lambda v: v is None or callable(v),
-        "a class such as @optimize.AdafactorOptimizer, with @ and without ()",
-    ),
-    (
-        "train_dataset_fn",
-        lambda v: v is None or callable(v),
-        "a function such as @training_data, with @ and without ()",
-    ),
-    (
-        "eval_dataset_fn",
-        lambda v: v is None or callable(v),
-        "a function such as @evaluation_data, with @ and without ()",
-    ),
+    ("optimizer", _is_function, "a class such as @optimize.AdafactorOptimizer"),
+    ("train_dataset_fn", _is_function, "a function such as @training_data"),
+    ("eval_dataset_fn", _is_function, "a function such as @evaluation_data"),
 )
 
 
-def _check_kinds(arguments: Mapping[str, Any]) -> None:
-    """Checks arguments of which gin files often bind something else.
-
-    Args:
-      arguments: the arguments of `utils.run`.
+def _check(arguments: Mapping[str, Any]) -> None:
+    """Checks arguments, first those for which gin files often bind something else.
 
     Raises:
+      RuntimeError: a TPU is named.
+      ValueError: the mode is unknown, or an argument that it needs is missing.
       WrongTypeError: an argument is of another kind.
     """
     for name, is_right, words in _KINDS:
         value = arguments[name]
         if not is_right(value):
-            raise WrongTypeError(f"utils.run: {name} is {value!r}; it should be {words}")
-
-
-def _check(arguments: Mapping[str, Any]) -> None:
+            form = ", with @ and without ()" if is_right is _is_function else ""
+            raise WrongTypeError(f"utils.run: {name} is {value!r}; it should be {words}{form}")
     mode, tpu, split = (arguments[name] for name in ("mode", "tpu", "dataset_split"))
     if tpu:
         raise RuntimeError(
@@ -380,21 +378,17 @@ def _check(arguments: Mapping[str, Any]) -> None:
 
 def _completed(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the arguments of `run`, checked, with numbers in place of what determines them."""
-    _check_kinds(arguments)
     _check(arguments)
-    mesh_shape = mtf.convert_to_shape(arguments["mesh_shape"])
-    assert mesh_shape is not None
-    layout_rules = mtf.convert_to_layout_rules(arguments["layout_rules"])
     lengths = arguments["sequence_length"]
     if isinstance(lengths, int):
         lengths = {"inputs": lengths, "targets": lengths}
-    batch_size = compute_batch_size(lengths, mesh_shape, layout_rules, arguments["batch_size"])
+    batch_size = compute_batch_size(
+        lengths, arguments["mesh_shape"], arguments["layout_rules"], arguments["batch_size"]
+    )
     steps = arguments["train_steps"]
     steps = steps(batch_size, lengths) if callable(steps) else steps
     completed = {
         **arguments,
-        "mesh_shape": mesh_shape,
-        "layout_rules": layout_rules,
         "sequence_length": lengths,
         "batch_size": batch_size,
         "train_steps": steps,
@@ -405,7 +399,8 @@ def _completed(arguments: Mapping[str, Any]) -> dict[str, Any]:
     }
     if arguments["mode"].startswith("export"):
         # An exported model must not need as many devices as the mesh here has processors.
-        completed.update(mesh_impl="placement", mesh_devices=[""] * mesh_shape.size)
+        size = mtf.convert_to_shape(arguments["mesh_shape"]).size
+        completed.update(mesh_impl="placement", mesh_devices=[""] * size)
     return completed
 
 
@@ -566,5 +561,6 @@ def run(
     """
     # First, as further names would be among the arguments.
     arguments = _completed(locals())
-    estimator = _estimator_of(Settings.of(arguments), tpu_job_name, iterations_per_loop)
+    # Without a TPU, which was refused above; the other arguments are those of modes.
+    estimator = call_with_known(get_estimator, use_tpu=None, cluster=None, **arguments)
     return _run_in_chief(arguments, estimator)

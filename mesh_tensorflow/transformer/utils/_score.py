@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -13,11 +12,18 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow import estimator as mtf_estimator
-from mesh_tensorflow.transformer.utils._features import (
+from mesh_tensorflow.transformer.utils._data import (
     arrays_input_fn,
+    as_text,
     call_dataset_fn,
     call_with_known,
     combined_input_fn,
+    encode_delimited_lm,
+    encode_inputs,
+    get_inputs_from_file,
+    lines_text,
+    temporary_name,
+    write_lines_to_file,
 )
 from mesh_tensorflow.transformer.utils._settings import (
     MODULE,
@@ -29,14 +35,6 @@ from mesh_tensorflow.transformer.utils._settings import (
     inputs_vocabulary,
     length_of_feature,
     targets_vocabulary,
-)
-from mesh_tensorflow.transformer.utils._text import (
-    as_text,
-    encoded_inputs,
-    encoded_pairs,
-    get_inputs_from_file,
-    temporary_name,
-    write_lines_to_file,
 )
 
 if TYPE_CHECKING:
@@ -94,16 +92,11 @@ def maybe_add_pretokenized_features(
     return result
 
 
-def _checked(results: Examples) -> list[Mapping[str, Any]]:
+def _checked(results: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     results = list(results)
     if not results:
         raise ValueError("No examples were scored.")
     return results
-
-
-def _in_one_line(text: object) -> str:
-    # A line break would shift all that follows against the lines of the other files.
-    return as_text(text).replace("\n", " ")
 
 
 @gin.configurable(module=MODULE)
@@ -145,37 +138,13 @@ def save_scores(
         results = maybe_add_pretokenized_features(results, vocabulary)
         for key in ("inputs", "targets"):
             if f"{key}_pretokenized" in results[0]:
-                texts.append([as_text(r[f"{key}_pretokenized"]) for r in results])
-                files[key] = [_in_one_line(text) for text in texts[-1]]
+                files[key] = [as_text(r[f"{key}_pretokenized"]) for r in results]
+                texts.append(files[key])
         files["lengths"] = [str(n) for n in lengths]
     if scores_filename:
         for name, lines in files.items():
             write_lines_to_file(lines, f"{scores_filename}.{name}")
     return (scores, *texts) if save_example_text else scores
-
-
-def print_and_save_scores(
-    results: Examples, vocabulary: Vocabularies, filename: str
-) -> list[float]:
-    """Prints a line for each example, its score and its target, and writes files.
-
-    See `save_scores` for the files.
-
-    Args:
-      results: dictionaries with "scores", "targets" and perhaps "inputs".
-      vocabulary: a Vocabulary, or a pair of them.
-      filename: the path of the files, without their suffixes.
-
-    Returns:
-      The scores.
-    """
-    # Once for both: `save_scores` keeps texts that are there.
-    results = maybe_add_pretokenized_features(_checked(results), vocabulary)
-    save_scores(results, vocabulary, filename)
-    for r in results:
-        print(f"{float(r['scores']):.6g}\t{_in_one_line(r['targets_pretokenized'])}")
-    tf.logging.info("Scores are in %s.scores, and their texts beside it", filename)
-    return [float(r["scores"]) for r in results]
 
 
 def _bytes_feature(text: object) -> tf.train.Feature:
@@ -345,33 +314,33 @@ def score_with_estimator_lazy(
             score_postprocess_fn(some, vocabulary, shard_idx=shard)
 
 
-def _printed(
+def _score(
+    score_fn: Callable[..., Any],
+    postprocess_fn: Optional[Callable[..., Any]],
     estimator: mtf_estimator.tpu.TPUEstimator,
     input_fn: Callable[..., Any],
     steps: Steps,
     model_dir: str,
     vocabulary: Vocabularies,
-    num_examples: Optional[int] = None,
-) -> list[float]:
-    """Prints and writes the scores of several checkpoints; returns those of the last one."""
-    scores: list[float] = []
-    for path in get_checkpoint_iterator(steps, model_dir):
-        filename = os.path.join(model_dir, f"scores_{get_step_from_checkpoint_path(path)}")
-        results = list(_scored(estimator, input_fn, path, num_examples))
-        scores = print_and_save_scores(results, vocabulary, filename)
-    return scores
-
-
-def _score(
-    score_fn: Callable[..., Any],
-    postprocess_fn: Optional[Callable[..., Any]],
-    *args: Any,
-    **count: Any,
+    **count: int,
 ) -> Any:
     """Calls a function that scores; without a `postprocess_fn` it prints, or has one of its own."""
-    if postprocess_fn is not None:
-        return score_fn(*args, postprocess_fn, **count)
-    return (_printed if score_fn is score_with_estimator else score_fn)(*args, **count)
+    if postprocess_fn is not None or score_fn is not score_with_estimator:
+        own = () if postprocess_fn is None else (postprocess_fn,)
+        return score_fn(estimator, input_fn, steps, model_dir, vocabulary, *own, **count)
+    scores: list[float] = []
+    for path in get_checkpoint_iterator(steps, model_dir):
+        results: Examples = _checked(_scored(estimator, input_fn, path, count.get("num_examples")))
+        # Once for both uses below: `save_scores` keeps texts that are there.
+        results = maybe_add_pretokenized_features(results, vocabulary)
+        filename = os.path.join(model_dir, f"scores_{get_step_from_checkpoint_path(path)}")
+        save_scores(results, vocabulary, filename)
+        scores = [float(r["scores"]) for r in results]
+        for score, r in zip(scores, results):
+            # A line of a file, which has its own end.
+            print(f"{score:.6g}\t{lines_text([r['targets_pretokenized']])}", end="")
+        tf.logging.info("Scores are in %s.scores, and their texts beside it", filename)
+    return scores
 
 
 # -- what is scored: pairs of lines, and data sets
@@ -438,24 +407,29 @@ def score_from_strings(
             f"score_from_strings: there are {len(inputs)} inputs, but {len(targets)} targets"
         )
     length = length_of_feature(sequence_length, "targets")
-    encoded = functools.partial(encoded_inputs, batch_size=batch_size, eos_id=eos_id)
-    of_targets = functools.partial(encoded, targets, targets_vocabulary(vocabulary), length=length)
+    own = targets_vocabulary(vocabulary)
     features: dict[str, np.ndarray] = {}
     if model_type == "lm":
         # One sequence: inputs are a prefix of negative ids, which are read and have no score.
         # Lines come first in `sources` and prefixes second, and here the targets are the lines.
-        features["targets"] = of_targets(model_type, sources=sources[::-1], prefixes=inputs)
+        features["targets"] = encode_inputs(
+            targets, own, model_type, batch_size, length, eos_id, inputs, sources[::-1]
+        )
     elif model_type == "delimited_lm":
         # Inputs and targets stand in one row, each with the end that delimits it.
         both = inputs_length(sequence_length) + length
-        features["targets"] = encoded_pairs(
+        features["targets"] = encode_delimited_lm(
             inputs, targets, vocabulary, batch_size, both, eos_id, score_eos, sources
         )
     else:
-        before = inputs_length(sequence_length)
-        features["inputs"] = encoded(inputs, vocabulary, model_type, length=before, sources=sources)
+        features["inputs"] = encode_inputs(
+            inputs, vocabulary, model_type, batch_size, sequence_length, eos_id, None, sources
+        )
         # The type by which no EOS is appended.
-        features["targets"] = of_targets(model_type if score_eos else "lm", sources=sources[1:])
+        kind = model_type if score_eos else "lm"
+        features["targets"] = encode_inputs(
+            targets, own, kind, batch_size, length, eos_id, None, sources[1:]
+        )
     input_fn = arrays_input_fn(features, batch_size)
     return _score(
         score_with_estimator_fn,

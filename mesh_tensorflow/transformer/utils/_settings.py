@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, NamedTuple, Optional, TypeVar, Union
+from typing import TYPE_CHECKING, Any, Optional, Union
 
 import gin
 import numpy as np
@@ -27,6 +27,7 @@ from mesh_tensorflow._flags import FLAGS, Flag, define
 from mesh_tensorflow._mesh.tpu_topology import flag_value
 from mesh_tensorflow._mesh.variables import checkpoint_files
 from mesh_tensorflow._programs import explained_errors
+from mesh_tensorflow.estimator import ModeKeys
 from mesh_tensorflow.simd_mesh_impl import HierarchicalTiling
 
 if TYPE_CHECKING:
@@ -413,26 +414,9 @@ Filter = Union[str, Callable[[mtf.Variable], bool], None]
 # -- settings of a program
 
 
-class BatchDims(NamedTuple):
-    """The dimensions of a batch: ensemble (if members have different inputs), outer and inner."""
-
-    ensemble: Optional[mtf.Dimension]
-    outer: Optional[mtf.Dimension]
-    batch: mtf.Dimension
-
-    @property
-    def dims(self) -> list[mtf.Dimension]:
-        """The list of dimensions, in order."""
-        return [d for d in self if d is not None]
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What a model is run with: arguments that `run` and the model function have in common.
-
-    Fields have the names of the arguments of `get_estimator`; see there. `run`, `get_estimator` and
-    `tpu_estimator_model_fn` make such a value of what they are given, and hand it on as a whole.
-    """
+    """The arguments of `tpu_estimator_model_fn`, see there; what its programs are made by."""
 
     model_type: str
     vocabulary: Vocabularies
@@ -451,41 +435,10 @@ class Settings:
     init_checkpoint: Optional[str]
     ensemble_inputs: Optional[int]
     mesh_devices: Optional[Sequence[str]]
-    mesh_impl: Optional[str]
-    use_tpu: Union[str, bool, None] = None
-    score_in_predict_mode: bool = False
-
-    @classmethod
-    def of(cls: type[AnySettings], arguments: Mapping[str, Any], **others: object) -> AnySettings:
-        """Returns the settings among the arguments of a function.
-
-        Args:
-          arguments: arguments by name, also such as are no settings; the mesh and the layout may be
-            strings.
-          **others: settings that take the place of arguments, or are none of them.
-        """
-        names = [field.name for field in dataclasses.fields(cls)]
-        given = {n: v for n, v in {**arguments, **others}.items() if n in names}
-        # Here alone, so that whatever has settings has a Shape and LayoutRules.
-        given["mesh_shape"] = mtf.convert_to_shape(given["mesh_shape"])
-        given["layout_rules"] = mtf.convert_to_layout_rules(given["layout_rules"])
-        return cls(**given)
-
-    def in_common(self) -> dict[str, Any]:
-        """Returns the settings of this class by name, without those that a subclass adds."""
-        # Not dataclasses.asdict, which would copy vocabularies and all else in them.
-        return {field.name: getattr(self, field.name) for field in dataclasses.fields(Settings)}
-
-
-AnySettings = TypeVar("AnySettings", bound=Settings)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ProgramSettings(Settings):
-    """The arguments of `tpu_estimator_model_fn`, see there; what its programs are made by."""
-
-    transformer_model: Any
     mesh_impl: str
+    use_tpu: Union[str, bool, None]
+    score_in_predict_mode: bool
+    transformer_model: Any
     outer_batch_size: int
     init_variable_filter: str
     init_checkpoint_strict: bool
@@ -497,21 +450,20 @@ class ProgramSettings(Settings):
     # The ReplicaContext, if the model function is called inside the program of a TPUEstimator.
     context: Any = None
 
-    def batch_dims(self, training: bool = True) -> BatchDims:
-        """Returns the dimensions of a batch; prediction has no outer_batch."""
-        ensemble = self.ensemble_inputs if training else None
-        outer = self.outer_batch_size if training else 1
-        batch, rest = divmod(self.batch_size, outer)
+    def batch_dims(self, mode: str) -> list[mtf.Dimension]:
+        """Returns the dimensions of a batch in a mode; the last one is `batch`."""
+        sizes = {
+            # Elsewhere all members of an ensemble get the same inputs.
+            "ensemble": (self.ensemble_inputs or None) if mode == ModeKeys.TRAIN else None,
+            "outer_batch": None if mode == ModeKeys.PREDICT else self.outer_batch_size,
+        }
+        sizes["batch"], rest = divmod(self.batch_size, sizes["outer_batch"] or 1)
         if rest:
             raise ValueError(
                 f"tpu_estimator_model_fn: batch_size={self.batch_size} is not divisible by "
-                f"outer_batch_size={outer}"
+                f"outer_batch_size={sizes['outer_batch']}"
             )
-        return BatchDims(
-            mtf.Dimension("ensemble", ensemble) if ensemble else None,
-            mtf.Dimension("outer_batch", outer) if training else None,
-            mtf.Dimension("batch", batch),
-        )
+        return [mtf.Dimension(name, size) for name, size in sizes.items() if size is not None]
 
     @property
     def joined_length(self) -> int:

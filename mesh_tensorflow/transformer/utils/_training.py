@@ -12,27 +12,27 @@ import gin
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
-from mesh_tensorflow import checkpoint, estimator
+from mesh_tensorflow import checkpoint
 from mesh_tensorflow import estimator as mtf_estimator
 from mesh_tensorflow._mesh.variables import checkpoint_files
 from mesh_tensorflow._paths import readable
+from mesh_tensorflow.estimator import ModeKeys
 from mesh_tensorflow.estimator.processes import SaverHook
 from mesh_tensorflow.transformer import learning_rate_schedules
-from mesh_tensorflow.transformer.utils._evaluation import token_metrics
-from mesh_tensorflow.transformer.utils._features import (
+from mesh_tensorflow.transformer.utils._data import (
     call_dataset_fn,
     check_features,
-    dynamic_text2self,
-    import_features,
     in_vocabulary,
     model_features,
+    temporary_name,
+    write_text,
 )
-from mesh_tensorflow.transformer.utils._prediction import evaluated
+from mesh_tensorflow.transformer.utils._evaluation import token_metrics
+from mesh_tensorflow.transformer.utils._prediction import evaluated, imported
 from mesh_tensorflow.transformer.utils._program import (
     Outputs,
     Results,
     call_model,
-    check_length,
     get_variable_dtype,
     is_recorded,
     outside_program,
@@ -42,14 +42,13 @@ from mesh_tensorflow.transformer.utils._program import (
 from mesh_tensorflow.transformer.utils._settings import (
     MODULE,
     Lengths,
-    ProgramSettings,
+    Settings,
     get_step_from_checkpoint_path,
     inputs_vocabulary,
     longest,
     serialize_num_microbatches,
     targets_vocabulary,
 )
-from mesh_tensorflow.transformer.utils._text import temporary_name, write_text
 from mesh_tensorflow.visualize import print_training_report
 
 if TYPE_CHECKING:
@@ -64,35 +63,16 @@ _OWN_TAGS = ("learning_rate", "loss")  # summaries that are always written
 # -- programs
 
 
-def _forward(
-    settings: ProgramSettings, mesh: mtf.Mesh, features: Mapping[str, tf.Tensor], mode: str
-) -> dict[str, mtf.Tensor]:
-    """Imports features; joins those of a delimited language model to one sequence."""
-    dims = settings.batch_dims(training=True)
-    if mode != estimator.ModeKeys.TRAIN:
-        # Elsewhere all members of an ensemble get the same inputs.
-        dims = dims._replace(ensemble=None)
-    mtf_features = import_features(mesh, features, dims.dims, settings.sequence_length)
-    if settings.model_type == "delimited_lm":
-        mtf_features = dynamic_text2self(mtf_features)
-    elif settings.model_type == "lm":
-        # A language model reads its targets, shifted by one, and would read these in their place.
-        mtf_features.pop("inputs", None)
-    length = max(x.shape.dims[-1].size for x in mtf_features.values())
-    check_length(settings.transformer_model, length)
-    return mtf_features
-
-
 def _training_program(
-    settings: ProgramSettings,
+    settings: Settings,
     mesh: mtf.Mesh,
     features: Mapping[str, tf.Tensor],
     learning_rate: Union[mtf.Tensor, float, None],
 ) -> Outputs:
     grads: Sequence[Any]
     variable_dtype = get_variable_dtype()
-    mtf_features = _forward(settings, mesh, features, estimator.ModeKeys.TRAIN)
-    batch_dim = settings.batch_dims().batch
+    mtf_features = imported(settings, mesh, features, ModeKeys.TRAIN)
+    batch_dim = settings.batch_dims(ModeKeys.TRAIN)[-1]
     number = serialize_num_microbatches(
         batch_dim, longest(settings.sequence_length), settings.mesh_shape, settings.layout_rules
     )
@@ -101,7 +81,7 @@ def _training_program(
         _, loss = call_model(
             settings.transformer_model,
             mtf_features,
-            estimator.ModeKeys.TRAIN,
+            ModeKeys.TRAIN,
             variable_dtype,
             compute_loss=True,
             num_microbatches=number,
@@ -126,10 +106,10 @@ def _training_program(
 
 
 def _evaluation_program(
-    settings: ProgramSettings, mesh: mtf.Mesh, features: Mapping[str, tf.Tensor]
+    settings: Settings, mesh: mtf.Mesh, features: Mapping[str, tf.Tensor]
 ) -> Outputs:
-    mode = estimator.ModeKeys.EVAL
-    mtf_features = _forward(settings, mesh, features, mode)
+    mode = ModeKeys.EVAL
+    mtf_features = imported(settings, mesh, features, mode)
     # Not in microbatches, which save the memory of activations that are kept for gradients.
     logits, loss = call_model(
         settings.transformer_model, mtf_features, mode, get_variable_dtype(), compute_loss=True
@@ -172,30 +152,22 @@ def should_load_variable(name: str, filter_fn: Optional[Callable[[str], bool]] =
     return True if filter_fn is None else filter_fn(name)
 
 
-_LAYER = re.compile(r"(?P<stack>.*?)/(?:block_(?P<block>\d+)/)?layer_(?P<layer>\d+)/(?P<rest>.*)")
+# Of a variable in a layer: its stack, the scope of the layer in it, and the rest of the name.
+_LAYER = re.compile(r"(.*?)/((?:block_\d+/)?layer_\d+)/(.*)")
 _STACKS = ("encoder", "decoder")
-
-
-def _layer_of(name: str) -> Optional[tuple[str, str, str]]:
-    """Splits a variable's name into (stack, layer scope, rest); None outside of layers."""
-    match = _LAYER.fullmatch(name)
-    if match is None:
-        return None
-    # What is in between: a block and a layer, or a layer alone.
-    scope = name[len(match["stack"]) + 1 : len(name) - len(match["rest"]) - 1]
-    return match["stack"], scope, match["rest"]
 
 
 def _layers_by_stack(names: Iterable[str]) -> dict[str, list[str]]:
     """Returns the layer scopes of each stack, in order."""
-    found: dict[str, set] = {}
-    for name in names:
-        parts = _layer_of(name)
-        if parts is not None:
-            # By numbers: as text, layer_1000 would come before layer_999.
-            numbers = tuple(map(int, re.findall(r"\d+", parts[1])))
-            found.setdefault(parts[0], set()).add((numbers, parts[1]))
-    return {stack: [scope for _, scope in sorted(layers)] for stack, layers in found.items()}
+    scopes_of: dict[str, set[str]] = {}
+    for match in filter(None, map(_LAYER.fullmatch, names)):
+        scopes_of.setdefault(match[1], set()).add(match[2])
+
+    def numbers(scope: str) -> list[int]:
+        # As text, layer_1000 would come before layer_999.
+        return [int(digits) for digits in re.findall(r"\d+", scope)]
+
+    return {stack: sorted(scopes, key=numbers) for stack, scopes in scopes_of.items()}
 
 
 def _scopes_in_checkpoint(
@@ -251,11 +223,9 @@ def flexible_ckpt_init_mapping(
     scopes = _scopes_in_checkpoint(model, saved, new)
     mapping = {}
     for name in model:
-        parts = _layer_of(name)
-        if parts is None:
-            there = name
-        else:
-            stack, scope, rest = parts
+        there = name
+        if match := _LAYER.fullmatch(name):
+            stack, scope, rest = match.groups()
             # A new layer has no scope there, and so a name that the checkpoint lacks.
             there = f"{stack}/{scopes.get((stack, scope), '')}/{rest}"
         if there in saved:
@@ -273,7 +243,7 @@ def flexible_ckpt_init_mapping(
     return mapped if return_mapping_fn else mapping.__contains__
 
 
-def _load_initial_checkpoint(settings: ProgramSettings) -> None:
+def _load_initial_checkpoint(settings: Settings) -> None:
     """Initializes variables from the initial checkpoint, if it has them."""
     path = settings.init_checkpoint
     if not path:
@@ -302,7 +272,7 @@ def _load_initial_checkpoint(settings: ProgramSettings) -> None:
 # -- hooks
 
 
-def _saver_hook(settings: ProgramSettings, results: Results) -> SaverHook:
+def _saver_hook(settings: Settings, results: Results) -> SaverHook:
     saver = checkpoint.Saver(
         tf.global_variables(),
         sharded=True,
@@ -368,7 +338,7 @@ class OperativeConfigHook(tf.train.SessionRunHook):
 # -- specifications of training and evaluation
 
 
-def _host_call(settings: ProgramSettings, scalars: Mapping[str, tf.Tensor]) -> Any:
+def _host_call(settings: Settings, scalars: Mapping[str, tf.Tensor]) -> Any:
     """Returns the host_call that writes scalar summaries."""
     key = mtf.utils.SCALAR_SUMMARIES_COLLECTION_KEY
     for name, value in scalars.items():
@@ -378,7 +348,7 @@ def _host_call(settings: ProgramSettings, scalars: Mapping[str, tf.Tensor]) -> A
     return host_call
 
 
-def training_spec(settings: ProgramSettings, features: Mapping[str, tf.Tensor]) -> Any:
+def training_spec(settings: Settings, features: Mapping[str, tf.Tensor]) -> Any:
     """Builds the EstimatorSpec for training.
 
     Args:
@@ -388,7 +358,7 @@ def training_spec(settings: ProgramSettings, features: Mapping[str, tf.Tensor]) 
     Returns:
       An EstimatorSpec, or a TPUEstimatorSpec inside the program of a TPUEstimator.
     """
-    check_features(features, settings.model_type, estimator.ModeKeys.TRAIN)
+    check_features(features, settings.model_type, ModeKeys.TRAIN)
     if settings.optimizer is None:
         raise ValueError(
             "training needs an optimizer: bind utils.run.optimizer to a class such as "
@@ -431,8 +401,8 @@ def training_spec(settings: ProgramSettings, features: Mapping[str, tf.Tensor]) 
             # It reads the step, and after the increment scalars get the number of the step that
             # made them.
             host_call = _host_call(settings, scalars) if settings.tpu_summaries else None
-        return estimator.tpu.TPUEstimatorSpec(
-            estimator.ModeKeys.TRAIN,
+        return mtf_estimator.tpu.TPUEstimatorSpec(
+            ModeKeys.TRAIN,
             loss=loss,
             train_op=train_op,
             training_hooks=hooks,
@@ -443,12 +413,12 @@ def training_spec(settings: ProgramSettings, features: Mapping[str, tf.Tensor]) 
         tf.add_to_collection(
             tf.GraphKeys.SUMMARIES, tf.raw_ops.ScalarSummary(tags=name, values=value)
         )
-    return estimator.EstimatorSpec(
-        estimator.ModeKeys.TRAIN, loss=loss, train_op=train_op, training_chief_hooks=hooks
+    return mtf_estimator.EstimatorSpec(
+        ModeKeys.TRAIN, loss=loss, train_op=train_op, training_chief_hooks=hooks
     )
 
 
-def evaluation_spec(settings: ProgramSettings, features: Mapping[str, tf.Tensor]) -> Any:
+def evaluation_spec(settings: Settings, features: Mapping[str, tf.Tensor]) -> Any:
     """Builds the EstimatorSpec for evaluation, with metrics of targets.
 
     Args:
@@ -458,7 +428,7 @@ def evaluation_spec(settings: ProgramSettings, features: Mapping[str, tf.Tensor]
     Returns:
       An EstimatorSpec.
     """
-    check_features(features, settings.model_type, estimator.ModeKeys.EVAL)
+    check_features(features, settings.model_type, ModeKeys.EVAL)
     results = run_on_mesh(settings, lambda mesh: _evaluation_program(settings, mesh, features))
     tensors = dict(results.tensors)
     loss = tensors.pop("loss")
@@ -469,8 +439,8 @@ def evaluation_spec(settings: ProgramSettings, features: Mapping[str, tf.Tensor]
     }
     with outside_program(settings):
         hooks = [mtf.MtfRestoreHook(results.lowering)]
-    spec = estimator.tpu.TPUEstimatorSpec(
-        estimator.ModeKeys.EVAL,
+    spec = mtf_estimator.tpu.TPUEstimatorSpec(
+        ModeKeys.EVAL,
         loss=loss,
         evaluation_hooks=hooks,
         eval_metrics=(lambda **rows: token_metrics(rows), rows),
@@ -556,20 +526,6 @@ class _InputListener(tf.train.CheckpointSaverListener):
         self._input_checkpoints.save(session, global_step_value)
 
 
-def _seen_batches(model_dir: str, init_step: int) -> int:
-    """Returns the number of batches seen by a training that began at a step."""
-    latest = checkpoint_files.latest(model_dir)
-    step = get_step_from_checkpoint_path(latest) if latest else init_step
-    return max(step - init_step, 0)
-
-
-def _vocab_sizes(vocabulary: Vocabularies) -> Mapping[str, int]:
-    return {
-        "inputs": inputs_vocabulary(vocabulary).vocab_size,
-        "targets": targets_vocabulary(vocabulary).vocab_size,
-    }
-
-
 def train_model(
     estimator: mtf_estimator.tpu.TPUEstimator,
     vocabulary: Vocabularies,
@@ -611,13 +567,18 @@ def train_model(
         dataset = call_dataset_fn(
             train_dataset_fn, "train_dataset_fn", sequence_length, vocabulary, dataset_split
         )
-        dataset = in_vocabulary(dataset.map(model_features), _vocab_sizes(vocabulary))
+        own = {"inputs": inputs_vocabulary(vocabulary), "targets": targets_vocabulary(vocabulary)}
+        sizes = {key: own_vocabulary.vocab_size for key, own_vocabulary in own.items()}
+        dataset = in_vocabulary(dataset.map(model_features), sizes)
         # Repeated first, or examples at the end that fill no batch would never be seen.
         dataset = dataset.repeat().batch(rows, drop_remainder=True)
         if skip_seen_data:
             # A saved state of the pipeline is that after the seen batches: no more are skipped.
             goes_on = input_checkpoints is not None and input_checkpoints.is_saved()
-            seen = 0 if goes_on else _seen_batches(estimator.model_dir, seen_data_init_step)
+            latest = checkpoint_files.latest(estimator.model_dir)
+            seen = 0
+            if latest and not goes_on:
+                seen = max(get_step_from_checkpoint_path(latest) - seen_data_init_step, 0)
             tf.logging.info("Skipping %d batches", seen)
             # Of batches, one of which is a step, and so after they are made.
             dataset = dataset.skip(seen)

@@ -1,13 +1,26 @@
-"""T5's weights by the names of this package and of Hugging Face, and the files of both."""
+"""Converts T5's weights between checkpoints of this package and files for Hugging Face's T5.
+
+    python -m mesh_tensorflow.transformer.convert to-huggingface MODEL_DIR OUTPUT_DIR
+    python -m mesh_tensorflow.transformer.convert from-huggingface INPUT_DIR MODEL_DIR
+    python -m mesh_tensorflow.transformer.convert with-draft MODEL_DIR DRAFT_DIR BOTH_DIR
+
+One side is a TensorFlow checkpoint with the variables of a Bitransformer of T5 layers; the other is
+a directory with `model.safetensors` and `config.json`, which T5ForConditionalGeneration reads and
+writes. Weights keep their values and dtypes, so a round trip is exact. Optimizer slots are dropped.
+T5: https://arxiv.org/abs/1910.10683. `with-draft` joins checkpoints of a model and of its draft,
+for speculative decoding.
+"""
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import os
 import re
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple, Optional, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Optional
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -15,13 +28,26 @@ import tensorflow.compat.v1 as tf
 from mesh_tensorflow._huggingface import Folder
 from mesh_tensorflow._huggingface import write_folder as write_huggingface
 from mesh_tensorflow._mesh.variables import checkpoint_files
+from mesh_tensorflow._programs import run_with_parser
 from mesh_tensorflow.optimize._base import weights_of
+
+__all__ = [
+    "from_huggingface",
+    "huggingface_to_mesh",
+    "main",
+    "mesh_to_huggingface",
+    "read_checkpoint",
+    "read_huggingface",
+    "to_huggingface",
+    "with_draft",
+    "write_checkpoint",
+    "write_huggingface",
+]
 
 # -- files
 
 
 Arrays = Mapping[str, np.ndarray]
-_Result = TypeVar("_Result")
 
 
 def read_checkpoint(path: str) -> dict[str, np.ndarray]:
@@ -34,42 +60,22 @@ def read_checkpoint(path: str) -> dict[str, np.ndarray]:
     Raises:
       ValueError: there is no checkpoint, or it is damaged.
     """
-    return _read(
-        path,
-        lambda reader: {
-            name: reader.get_tensor(name)
-            for name in sorted(weights_of(reader.get_variable_to_shape_map()))
-        },
-    )
+    with _reader(path) as reader:
+        names = sorted(weights_of(reader.get_variable_to_shape_map()))
+        return {name: reader.get_tensor(name) for name in names}
 
 
-def read_step(path: str) -> int:
-    """Returns the global step of a TensorFlow checkpoint; 0 if it has none.
-
-    Args:
-      path: as that of `read_checkpoint`.
-
-    Raises:
-      ValueError: there is no checkpoint, or it is damaged.
-    """
-    return _read(
-        path,
-        lambda reader: (
-            int(reader.get_tensor("global_step")) if reader.has_tensor("global_step") else 0
-        ),
-    )
-
-
-def _read(path: str, function: Callable[[tf.train.NewCheckpointReader], _Result]) -> _Result:
-    """Calls a function with the reader of a checkpoint."""
+@contextlib.contextmanager
+def _reader(path: str) -> Iterator[tf.train.NewCheckpointReader]:
+    """Context that yields the reader of a checkpoint; errors of reading say that it is damaged."""
     found = checkpoint_files.find(path, "convert")
     try:
-        return function(checkpoint_files.open_reader(found))
+        yield checkpoint_files.open_reader(found)
     except (tf.errors.OpError, IndexError, RuntimeError, ValueError) as error:
         raise ValueError(f"the checkpoint {found} is damaged: {error}") from error
 
 
-def check_weights(arrays: Arrays, file: str) -> None:
+def _check_weights(arrays: Arrays, file: str) -> None:
     """Checks that weights are finite floating-point numbers.
 
     Args:
@@ -156,7 +162,7 @@ def read_huggingface(path: str) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
 # A bias that old files contain but no model uses.
 _UNUSED = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
 # The names of the normalization before a layer and at the end of a stack.
-NORM_NAMES = {
+_NORM_NAMES = {
     "layer_norm": ("layer_norm", "final_layer_norm"),
     "rms_norm": ("rms_norm", "rms_norm"),
 }
@@ -206,7 +212,7 @@ def _layer_entries(
 
 def _entries(form: _Form, norm: str) -> list[_Entry]:
     """Returns all weights of a T5 model."""
-    norm, final_norm = NORM_NAMES[norm]
+    norm, final_norm = _NORM_NAMES[norm]
     entries = [_Entry("shared/embedding", "shared.weight", ("vocab", "d_model"), False)]
     stacks = {
         "encoder": (form.encoder_layers, ["SelfAttention", "DenseReluDense"]),
@@ -237,22 +243,20 @@ def _layers(names: Iterable[str], pattern: str) -> int:
     return max(numbers, default=-1) + 1
 
 
-def _mesh_form(variables: Arrays) -> _Form:
-    return _Form(
-        _layers(variables, r"encoder/block_(\d+)/"),
-        _layers(variables, r"decoder/block_(\d+)/"),
-        any("/wi_0/" in name for name in variables),
-        # A softmax that is tied to the embedding has no weight of its own.
-        "decoder/logits/kernel" not in variables,
-    )
+def _form(names: Arrays, block: str, gate: str, head: str) -> _Form:
+    """Returns the form that the names of weights tell.
 
-
-def _huggingface_form(tensors: Arrays) -> _Form:
+    Args:
+      names: the names.
+      block: how a name in a block of a stack goes on after the stack, with its number as a group.
+      gate: what is in the names of feed-forward layers with two kernels.
+      head: the softmax's own weight, which a softmax that is tied to the embedding lacks.
+    """
     return _Form(
-        _layers(tensors, r"encoder\.block\.(\d+)\."),
-        _layers(tensors, r"decoder\.block\.(\d+)\."),
-        any(".wi_0." in name for name in tensors),
-        "lm_head.weight" not in tensors,
+        _layers(names, f"encoder{block}"),
+        _layers(names, f"decoder{block}"),
+        any(gate in name for name in names),
+        head not in names,
     )
 
 
@@ -361,7 +365,7 @@ def mesh_to_huggingface(
     """
     weights = {n: variables[n] for n in weights_of({n: np.shape(v) for n, v in variables.items()})}
     norm = "rms_norm" if "encoder/rms_norm/scale" in weights else "layer_norm"
-    form = _mesh_form(weights)
+    form = _form(weights, r"/block_(\d+)/", "/wi_0/", "decoder/logits/kernel")
     entries = _entries(form, norm)
     sizes = _check("the checkpoint", form, weights, {e.mesh: e.dims for e in entries})
     tensors = {e.huggingface: _turned(weights[e.mesh], e.transposed) for e in entries}
@@ -396,8 +400,8 @@ def huggingface_to_mesh(
       ValueError: weights are missing, do not belong to T5, or have inconsistent shapes; the message
         names all of them.
     """
-    if norm_name not in NORM_NAMES:
-        raise ValueError(f"norm_name {norm_name!r} is none of {', '.join(NORM_NAMES)}")
+    if norm_name not in _NORM_NAMES:
+        raise ValueError(f"norm_name {norm_name!r} is none of {', '.join(_NORM_NAMES)}")
     weights = dict(tensors)
     weights.pop(_UNUSED, None)
     embedding = weights.get("shared.weight")
@@ -422,7 +426,7 @@ def huggingface_to_mesh(
     elif head is None and embedding is not None:
         # A file holds weights that are shared only once.
         weights["lm_head.weight"] = embedding
-    form = _huggingface_form(weights)._replace(tied=tied)
+    form = _form(weights, r"\.block\.(\d+)\.", ".wi_0.", "lm_head.weight")._replace(tied=tied)
     entries = _entries(form, norm_name)
     dims = {e.huggingface: e.dims[:: -1 if e.transposed else 1] for e in entries}
     sizes = _check("the Hugging Face model", form, weights, dims)
@@ -435,15 +439,15 @@ def _turned(array: np.ndarray, transposed: bool) -> np.ndarray:
     return np.ascontiguousarray(array.T if transposed else array)
 
 
-DTYPES = {"float32": tf.float32, "float16": tf.float16, "bfloat16": tf.bfloat16}
+_DTYPES = {"float32": tf.float32, "float16": tf.float16, "bfloat16": tf.bfloat16}
 
 
 def _cast(arrays: Arrays, dtype: Optional[str]) -> Arrays:
     if dtype is None:
         return arrays
     with np.errstate(over="ignore"):  # is told below
-        cast = {name: a.astype(DTYPES[dtype].as_numpy_dtype) for name, a in arrays.items()}
-    check_weights(cast, f"as {dtype}")
+        cast = {name: a.astype(_DTYPES[dtype].as_numpy_dtype) for name, a in arrays.items()}
+    _check_weights(cast, f"as {dtype}")
     return cast
 
 
@@ -469,7 +473,7 @@ def to_huggingface(
         already holds a model.
     """
     variables = read_checkpoint(checkpoint)
-    check_weights(variables, checkpoint)
+    _check_weights(variables, checkpoint)
     tensors, config = mesh_to_huggingface(variables, feed_forward, vocab_size)
     write_huggingface(_cast(tensors, dtype), config, directory)
 
@@ -506,7 +510,7 @@ def from_huggingface(
     tensors, config = {name: found[name] for name in found}, found.config
     # By file, so that the error names the one to get anew.
     for name, array in tensors.items():
-        check_weights({name: array}, found.file_of(name))
+        _check_weights({name: array}, found.file_of(name))
     if tied is None:
         # The newer field comes first; configurations of earlier releases have the other one alone.
         tied = config.get("scale_decoder_outputs", config.get("tie_word_embeddings"))
@@ -544,4 +548,65 @@ def with_draft(checkpoint: str, draft: str, directory: str) -> str:
         )
     # The scope in which decoding makes the variables of a draft.
     small = {f"draft/{name}": value for name, value in read_checkpoint(draft).items()}
-    return write_checkpoint({**variables, **small}, directory, read_step(checkpoint))
+    with _reader(checkpoint) as reader:
+        step = int(reader.get_tensor("global_step")) if reader.has_tensor("global_step") else 0
+    return write_checkpoint({**variables, **small}, directory, step)
+
+
+# -- the command line
+
+
+def _options(argv: Optional[Sequence[str]]) -> argparse.Namespace:
+    """Returns what the command line says."""
+    parser = argparse.ArgumentParser(
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        prog="python -m mesh_tensorflow.transformer.convert",
+        description="Converts checkpoints of T5 models to and from Hugging Face's format; joins "
+        "checkpoints of a model and its draft.",
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    there = commands.add_parser("to-huggingface", help="a checkpoint to model.safetensors")
+    there.add_argument("checkpoint", help="a checkpoint, or a directory: its latest")
+    there.add_argument("directory", help="where to write")
+    there.add_argument("--feed_forward", help="activation; by default relu or gated-gelu")
+    back = commands.add_parser("from-huggingface", help="model.safetensors to a checkpoint")
+    back.add_argument("path", help="a directory or a safetensors file")
+    back.add_argument("directory", help="the model directory, where to write")
+    back.add_argument("--step", type=int, default=0, help="the global step")
+    back.add_argument(
+        "--tied",
+        action=argparse.BooleanOptionalAction,
+        help="whether the softmax uses the embedding; by default what config.json says",
+    )
+    back.add_argument(
+        "--norm_name", choices=_NORM_NAMES, default="layer_norm", help="names of norms"
+    )
+    both = commands.add_parser("with-draft", help="two checkpoints to one, for decoding")
+    both.add_argument("checkpoint", help="a checkpoint, or a directory: its latest")
+    both.add_argument("draft", help="the same, of the draft")
+    both.add_argument("directory", help="the model directory, where to write")
+    for command in (there, back):
+        command.add_argument("--vocab_size", type=int, help="rows of the embedding")
+        command.add_argument("--dtype", choices=_DTYPES, help="by default unchanged")
+    return parser.parse_args(argv)
+
+
+def main(argv: Optional[Sequence[str]] = None) -> None:
+    """Runs the command line.
+
+    Args:
+      argv: a list of strings; by default, those of the process.
+    """
+    args = vars(_options(argv))
+    functions: dict[str, Callable[..., Any]] = {
+        "to-huggingface": to_huggingface,
+        "from-huggingface": from_huggingface,
+        "with-draft": with_draft,
+    }
+    functions[args.pop("command")](**args)
+    source = args.get("path") or args["checkpoint"]
+    print(f"converted {source}; the result is in {args['directory']}")
+
+
+if __name__ == "__main__":
+    run_with_parser(main, "mesh_tensorflow.transformer.convert")
