@@ -11,7 +11,6 @@ from mesh_tensorflow._processes.peers import PeerLostError as PeerLostError
 from mesh_tensorflow.estimator import experimental as experimental
 from mesh_tensorflow.estimator import export as export
 from mesh_tensorflow.estimator import tpu as tpu
-from mesh_tensorflow.estimator._cluster import run_cluster as run_cluster
 from mesh_tensorflow.estimator._estimator import Estimator as Estimator
 from mesh_tensorflow.estimator._estimator import EvalSpec as EvalSpec
 from mesh_tensorflow.estimator._estimator import TrainSpec as TrainSpec
@@ -31,6 +30,7 @@ from mesh_tensorflow.estimator._model import (
 from mesh_tensorflow.estimator._run_config import RunConfig as RunConfig
 from mesh_tensorflow.estimator._spec import EstimatorSpec as EstimatorSpec
 from mesh_tensorflow.estimator._spec import ModeKeys as ModeKeys
+from mesh_tensorflow.estimator.processes import run_cluster as run_cluster
 
 # tf.estimator exported these as well.
 CheckpointSaverHook = _tf.train.CheckpointSaverHook

@@ -17,7 +17,7 @@ from mesh_tensorflow._mesh.variables import checkpoint_files
 from mesh_tensorflow._paths import readable
 from mesh_tensorflow._processes.processes import several_of_jax
 from mesh_tensorflow.checkpoint import Saver
-from mesh_tensorflow.estimator._cluster import own_device, session_creator_for
+from mesh_tensorflow.estimator.processes import own_device, session_creator_for
 
 if TYPE_CHECKING:
     from mesh_tensorflow.estimator._run_config import RunConfig

@@ -17,7 +17,6 @@ from mesh_tensorflow._progress import duration
 from mesh_tensorflow._stop_signals import StopSignals
 from mesh_tensorflow._watching import told_to_user
 from mesh_tensorflow.checkpoint import Saver, check_checkpoint
-from mesh_tensorflow.estimator._cluster import in_cluster, session_creator_for
 from mesh_tensorflow.estimator._hooks import (
     NanLossHook,
     OtherWriterListener,
@@ -38,6 +37,7 @@ from mesh_tensorflow.estimator._model import (
     warm_start,
 )
 from mesh_tensorflow.estimator._spec import ModeKeys
+from mesh_tensorflow.estimator.processes import in_cluster, session_creator_for
 from mesh_tensorflow.utils import counted_steps
 
 if TYPE_CHECKING:

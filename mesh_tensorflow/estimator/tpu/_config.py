@@ -10,9 +10,9 @@ import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._mesh.simd.replicate import replicate
 from mesh_tensorflow._pjrt import pjrt
-from mesh_tensorflow.estimator._cluster import in_cluster, programs_over
 from mesh_tensorflow.estimator._run_config import RunConfig as _RunConfig
 from mesh_tensorflow.estimator._run_config import check_number
+from mesh_tensorflow.estimator.processes import devices_of, shards_of_process
 
 __all__ = ["InputPipelineConfig", "RunConfig", "TPUConfig"]
 
@@ -242,44 +242,6 @@ class ReplicaContext:
         """
         del host_id
         return "/cpu:0"
-
-
-def shards_of_process(config: Any) -> int:
-    """Returns the number of processors of the mesh in each process; 0 if it is not configured.
-
-    Args:
-      config: a tpu.RunConfig.
-
-    Raises:
-      ValueError: the number of processors is not divisible by the number of processes.
-    """
-    shards = config.tpu_config.num_shards or 0
-    processes = max(1, len(programs_over(config.cluster_spec)))
-    if shards % processes:
-        raise ValueError(
-            f"TPUConfig: num_shards is {shards}, which {processes} processes cannot share equally"
-        )
-    return shards // processes
-
-
-def devices_of(config: RunConfig) -> list[str]:
-    """Returns a device for each processor.
-
-    Args:
-      config: a tpu.RunConfig; `num_shards` of its TPUConfig is the number of processors.
-    """
-    count = shards_of_process(config)
-    # The other processes of a cluster are taken to have as many as this one.
-    gpus = tf.config.list_physical_devices("GPU")
-    kind = "GPU" if len(gpus) >= count else "CPU"
-    own = [f"/device:{kind}:{i}" for i in range(count)]
-    if not in_cluster():
-        return own
-    return [
-        f"/job:{peer.job}/task:{peer.task}{device}"
-        for peer in programs_over(config.cluster_spec)
-        for device in own
-    ]
 
 
 def runner_of(config: RunConfig) -> Callable[[Callable[..., Any], list[Any]], Any]:
