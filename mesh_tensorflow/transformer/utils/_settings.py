@@ -494,7 +494,7 @@ class ProgramSettings(Settings):
     hierarchical_tiling_spec: Optional[Sequence[Any]]
     # The RunConfig of the estimator that calls the model function, if it passes one.
     config: Any = None
-    # The ReplicaContext, if the model function is called inside the program of a TPUEstimator.
+    # The TPUContext, if the model function is called inside the program of a TPUEstimator.
     context: Any = None
 
     def batch_dims(self, training: bool = True) -> BatchDims:
