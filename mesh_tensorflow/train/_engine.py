@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Optional, Protocol
+from typing import TYPE_CHECKING, Any, Optional, Protocol
 
 import numpy as np
 import tensorflow as tf2
@@ -20,7 +20,6 @@ from mesh_tensorflow._stop_signals import StopSignals
 from mesh_tensorflow._watching import told_to_user
 from mesh_tensorflow.checkpoint import CheckpointError, Saver, check_checkpoint
 from mesh_tensorflow.train._data import Batch, Features, rows_of, with_dtype
-from mesh_tensorflow.train._initial import Initial
 from mesh_tensorflow.train._model import (
     Afters,
     LoweredModel,
@@ -29,6 +28,9 @@ from mesh_tensorflow.train._model import (
     check_names,
 )
 from mesh_tensorflow.train._placing import Agreement, Placing
+
+if TYPE_CHECKING:
+    from mesh_tensorflow.train._loop import Initial
 
 CHECKPOINT_NAME = "model.ckpt"
 
