@@ -500,8 +500,21 @@ class _SavedModelExporter(Exporter):
         serving_input_receiver_fn: Optional[Callable[[], Any]],
         assets_extra: Optional[Mapping[str, str]] = None,
         as_text: bool = False,
-        exports_to_keep: Optional[int] = None,
+        exports_to_keep: Optional[int] = 5,
     ) -> None:
+        """Creates an exporter.
+
+        Args:
+          name: the name of the export directory.
+          serving_input_receiver_fn: returns a ServingInputReceiver.
+          assets_extra: files to add, by their paths within "assets.extra".
+          as_text: whether to write text instead of binary protobufs.
+          exports_to_keep: the number of exports to keep, or None for all.
+
+        Raises:
+          TypeError: a function is not callable.
+          ValueError: the name is empty, or `exports_to_keep` is not positive.
+        """
         if not isinstance(name, str) or not name:
             raise ValueError(f"{type(self).__name__}: name is {name!r}; it should be a string")
         if exports_to_keep is not None and exports_to_keep <= 0:
@@ -575,28 +588,6 @@ class _SavedModelExporter(Exporter):
 class LatestExporter(_SavedModelExporter):
     """Exports after each evaluation, and keeps the latest exports."""
 
-    def __init__(
-        self,
-        name: str,
-        serving_input_receiver_fn: Callable[[], Any],
-        assets_extra: Optional[Mapping[str, str]] = None,
-        as_text: bool = False,
-        exports_to_keep: Optional[int] = 5,
-    ) -> None:
-        """Creates a LatestExporter.
-
-        Args:
-          name: the name of the export directory.
-          serving_input_receiver_fn: returns a ServingInputReceiver.
-          assets_extra: files to add, by their paths within "assets.extra".
-          as_text: whether to write text instead of binary protobufs.
-          exports_to_keep: the number of exports to keep, or None for all.
-
-        Raises:
-          ValueError: the name is empty, or `exports_to_keep` is not positive.
-        """
-        super().__init__(name, serving_input_receiver_fn, assets_extra, as_text, exports_to_keep)
-
 
 class FinalExporter(_SavedModelExporter):
     """Exports once, when training has ended."""
@@ -619,7 +610,7 @@ class FinalExporter(_SavedModelExporter):
         Raises:
           ValueError: the name is empty.
         """
-        super().__init__(name, serving_input_receiver_fn, assets_extra, as_text)
+        super().__init__(name, serving_input_receiver_fn, assets_extra, as_text, None)
 
     def _is_due(self, estimator: Estimator, path: str, metrics: Metrics, ended: bool) -> bool:
         return ended
@@ -690,23 +681,31 @@ class BestExporter(_SavedModelExporter):
         return better
 
     def _best_before(self, estimator: Estimator, step: int) -> Optional[Metrics]:
-        best: Optional[Metrics] = None
         assert self._pattern is not None
-        for path in sorted(
-            tf.io.gfile.glob(os.path.join(escaped(estimator.model_dir), self._pattern))
-        ):
-            for event in tf.train.summary_iterator(path):
-                values = {
-                    value.tag: value.simple_value
-                    for value in event.summary.value
-                    if value.HasField("simple_value")
-                }
-                # A run that went on from an earlier checkpoint leaves evaluations of later steps
-                # behind.
-                if not values or event.step >= step:
-                    continue
-                if best is None or self._compare_fn(
-                    best_eval_result=best, current_eval_result=values
-                ):
-                    best = values
+        best: Optional[Metrics] = None
+        pattern = os.path.join(escaped(estimator.model_dir), self._pattern)
+        for known_step, metrics in metrics_of_steps(pattern).items():
+            # A run that went on from an earlier checkpoint leaves evaluations of later steps
+            # behind.
+            if known_step < step and (
+                best is None or self._compare_fn(best_eval_result=best, current_eval_result=metrics)
+            ):
+                best = metrics
         return best
+
+
+def metrics_of_steps(pattern: str) -> dict[int, dict[str, float]]:
+    """Returns the metrics of evaluations by step, in order, as their summaries have them.
+
+    Args:
+      pattern: a pattern of the event files.
+    """
+    known: dict[int, dict[str, float]] = {}
+    for path in sorted(tf.io.gfile.glob(pattern)):
+        for event in tf.train.summary_iterator(path):
+            for value in event.summary.value:
+                if value.HasField("simple_value"):
+                    # Files are in the order of their times, so a later evaluation of a step
+                    # replaces an earlier one.
+                    known.setdefault(event.step, {})[value.tag] = value.simple_value
+    return dict(sorted(known.items()))
