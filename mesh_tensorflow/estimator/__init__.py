@@ -11,15 +11,10 @@ from mesh_tensorflow._processes.peers import PeerLostError as PeerLostError
 from mesh_tensorflow.estimator import experimental as experimental
 from mesh_tensorflow.estimator import export as export
 from mesh_tensorflow.estimator import tpu as tpu
-from mesh_tensorflow.estimator._cluster import run_cluster as run_cluster
 from mesh_tensorflow.estimator._estimator import Estimator as Estimator
 from mesh_tensorflow.estimator._estimator import EvalSpec as EvalSpec
 from mesh_tensorflow.estimator._estimator import TrainSpec as TrainSpec
 from mesh_tensorflow.estimator._estimator import train_and_evaluate as train_and_evaluate
-from mesh_tensorflow.estimator._export import BestExporter as BestExporter
-from mesh_tensorflow.estimator._export import Exporter as Exporter
-from mesh_tensorflow.estimator._export import FinalExporter as FinalExporter
-from mesh_tensorflow.estimator._export import LatestExporter as LatestExporter
 from mesh_tensorflow.estimator._hooks import NanLossError as NanLossError
 from mesh_tensorflow.estimator._hooks import ProfileHook as ProfileHook
 from mesh_tensorflow.estimator._install import install as install
@@ -31,6 +26,11 @@ from mesh_tensorflow.estimator._model import (
 from mesh_tensorflow.estimator._run_config import RunConfig as RunConfig
 from mesh_tensorflow.estimator._spec import EstimatorSpec as EstimatorSpec
 from mesh_tensorflow.estimator._spec import ModeKeys as ModeKeys
+from mesh_tensorflow.estimator.export import BestExporter as BestExporter
+from mesh_tensorflow.estimator.export import Exporter as Exporter
+from mesh_tensorflow.estimator.export import FinalExporter as FinalExporter
+from mesh_tensorflow.estimator.export import LatestExporter as LatestExporter
+from mesh_tensorflow.estimator.processes import run_cluster as run_cluster
 
 # tf.estimator exported these as well.
 CheckpointSaverHook = _tf.train.CheckpointSaverHook

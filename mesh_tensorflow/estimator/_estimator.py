@@ -14,8 +14,6 @@ import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._core.errors import is_whole
 from mesh_tensorflow._mesh.variables import checkpoint_files
-from mesh_tensorflow.estimator._cluster import in_cluster
-from mesh_tensorflow.estimator._export import Exporter, export_all
 from mesh_tensorflow.estimator._model import (
     Model,
     as_warm_start_settings,
@@ -28,6 +26,8 @@ from mesh_tensorflow.estimator._model import (
 from mesh_tensorflow.estimator._run import Request, run_evaluation, run_prediction, run_training
 from mesh_tensorflow.estimator._run_config import RunConfig, check_number
 from mesh_tensorflow.estimator._spec import ModeKeys, check_hooks
+from mesh_tensorflow.estimator.export import Exporter, export_all
+from mesh_tensorflow.estimator.processes import in_cluster
 
 if TYPE_CHECKING:
     from mesh_tensorflow.estimator._model import WarmStartSettings

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import io
 import os
 import sys
 import time
@@ -15,8 +16,6 @@ from tensorflow.python.client import timeline
 
 from mesh_tensorflow._mesh.variables import checkpoint_files
 from mesh_tensorflow._progress import Progress
-
-_SMOOTHING = 0.8  # of steps/s between reports
 
 
 class _LossHook(tf.train.SessionRunHook):
@@ -71,9 +70,8 @@ class ProgressHook(_LossHook):
         self._stream = sys.stderr if stream is None else stream
         self._live = bool(every_n_steps) and self._stream.isatty()
         self._line: Optional[Progress] = None
-        self._rate: Optional[float] = None
-        self._since: Optional[tuple[float, int]] = None  # time and step of the last report
-        self._first: Optional[int] = None
+        self._since = (0.0, 0)  # time and step of the last report
+        self._first = 0
 
     def after_run(
         self, run_context: tf.train.SessionRunContext, run_values: tf.train.SessionRunValues
@@ -87,10 +85,32 @@ class ProgressHook(_LossHook):
         if not self._every:
             return
         step, loss = int(run_values.results["step"]), float(run_values.results["loss"])
+        is_first = self._line is None
+        if self._line is None:
+            # The first report is after a step, and training may go on from a checkpoint.
+            stream = self._stream if self._live else io.StringIO()  # lines of a log are below
+            self._line = Progress(self._last_step, "train", stream=stream, start=step - 1)
+        # By the difference, as one run of the session may do several steps.
+        self._line.update(step - self._line.done, loss=loss)
         if self._live:
-            self._show(step, loss)
-        else:
-            self._log(step, loss)
+            return
+        now = time.monotonic()
+        if is_first:
+            # It has no report before it, from which its rate could be counted.
+            self._first, self._since = step, (now, step)
+            tf.logging.info("loss = %.7g, step = %d", loss, step)
+            return
+        since, reported = self._since
+        # A run may do several steps, so a multiple is passed rather than hit.
+        if (step - self._first) // self._every > (reported - self._first) // self._every:
+            self._since = (now, step)
+            rate = self._line.rate() or 0.0
+            rest = [f"{now - since:.3f} sec", f"{rate:.4g} steps/s"]
+            if self._last_step and rate:
+                left = max(0, self._last_step - step) / rate
+                rest.append(f"ETA {datetime.timedelta(seconds=round(left))}")
+            end = f" of {self._last_step}" if self._last_step else ""
+            tf.logging.info("loss = %.7g, step = %d%s (%s)", loss, step, end, ", ".join(rest))
 
     def end(self, session: tf.Session) -> None:
         """Ends the live line.
@@ -108,42 +128,6 @@ class ProgressHook(_LossHook):
         """
         if self._line is not None:
             self._line.close(stopped)
-
-    def _show(self, step: int, loss: float) -> None:
-        if self._line is None:
-            # The first report is after a step, and training may go on from a checkpoint.
-            self._line = Progress(self._last_step, "train", stream=self._stream, start=step - 1)
-        # By the difference, as one run of the session may do several steps.
-        self._line.update(step - self._line.done, loss=loss)
-
-    def _log(self, step: int, loss: float) -> None:
-        now = time.monotonic()
-        if self._since is None:
-            # The first step has no report before it, from which its rate could be counted.
-            self._first, self._since = step, (now, step)
-            tf.logging.info("loss = %.7g, step = %d", loss, step)
-            return
-        assert self._every is not None and self._first is not None
-        seconds, steps = now - self._since[0], step - self._since[1]
-        # A run may do several steps, so a multiple is passed rather than hit.
-        if (step - self._first) // self._every > (self._since[1] - self._first) // self._every:
-            self._since = (now, step)
-            # A coarse clock may stand still from one short step to the next: no division by 0.
-            self._update_rate(steps / max(seconds, 1e-9))
-            end = f" of {self._last_step}" if self._last_step else ""
-            rest = ", ".join([f"{seconds:.3f} sec", f"{self._rate:.4g} steps/s", *self._eta(step)])
-            tf.logging.info("loss = %.7g, step = %d%s (%s)", loss, step, end, rest)
-
-    def _update_rate(self, rate: float) -> None:
-        old = rate if self._rate is None else self._rate
-        # rate = 0.8 * rate + 0.2 * recent, so that one slow report does not make the ETA jump.
-        self._rate = _SMOOTHING * old + (1 - _SMOOTHING) * rate
-
-    def _eta(self, step: int) -> list[str]:
-        if not self._last_step or not self._rate:
-            return []
-        left = max(0, self._last_step - step) / self._rate
-        return [f"ETA {datetime.timedelta(seconds=round(left))}"]
 
 
 NAN_DIRECTORY = "nan"

@@ -17,7 +17,7 @@ from mesh_tensorflow._mesh.variables import checkpoint_files
 from mesh_tensorflow._paths import readable
 from mesh_tensorflow._processes.processes import several_of_jax
 from mesh_tensorflow.checkpoint import Saver
-from mesh_tensorflow.estimator._cluster import own_device, session_creator_for
+from mesh_tensorflow.estimator.processes import own_device, session_creator_for
 
 if TYPE_CHECKING:
     from mesh_tensorflow.estimator._run_config import RunConfig
@@ -628,35 +628,22 @@ class Model(NamedTuple):
 
         Returns:
           an EstimatorSpec.
+
+        Raises:
+          ValueError: it returns something else, or a spec of another mode.
         """
         with tf.device(self._device()):
             spec = self.call_model_fn(inputs.features, inputs.labels, mode)
-        return as_spec(spec, mode)
-
-
-def as_spec(spec: EstimatorSpec, mode: str) -> EstimatorSpec:
-    """Checks the result of a model function.
-
-    Args:
-      spec: the result.
-      mode: the mode of the call.
-
-    Returns:
-      an EstimatorSpec.
-
-    Raises:
-      ValueError: `spec` is not an EstimatorSpec, or has another mode.
-    """
-    if not hasattr(spec, "training_chief_hooks"):
-        raise ValueError(
-            f"model_fn returned {spec!r} in mode {mode!r}; it should return an EstimatorSpec"
-        )
-    if spec.mode != mode:
-        raise ValueError(
-            f"model_fn was called with mode {mode!r}, but returned an EstimatorSpec of mode "
-            f"{spec.mode!r}: pass mode on, as in EstimatorSpec(mode, ...)"
-        )
-    return spec
+        if not hasattr(spec, "training_chief_hooks"):
+            raise ValueError(
+                f"model_fn returned {spec!r} in mode {mode!r}; it should return an EstimatorSpec"
+            )
+        if spec.mode != mode:
+            raise ValueError(
+                f"model_fn was called with mode {mode!r}, but returned an EstimatorSpec of mode "
+                f"{spec.mode!r}: pass mode on, as in EstimatorSpec(mode, ...)"
+            )
+        return spec
 
 
 def session_creator(

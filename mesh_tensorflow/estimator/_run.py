@@ -17,7 +17,6 @@ from mesh_tensorflow._progress import duration
 from mesh_tensorflow._stop_signals import StopSignals
 from mesh_tensorflow._watching import told_to_user
 from mesh_tensorflow.checkpoint import Saver, check_checkpoint
-from mesh_tensorflow.estimator._cluster import in_cluster, session_creator_for
 from mesh_tensorflow.estimator._hooks import (
     NanLossHook,
     OtherWriterListener,
@@ -38,6 +37,7 @@ from mesh_tensorflow.estimator._model import (
     warm_start,
 )
 from mesh_tensorflow.estimator._spec import ModeKeys
+from mesh_tensorflow.estimator.processes import in_cluster, session_creator_for
 from mesh_tensorflow.utils import counted_steps
 
 if TYPE_CHECKING:
@@ -67,16 +67,13 @@ class _Step(NamedTuple):
     number: tf.Tensor
 
 
-def run_training(model: Model, input_fn: Callable[..., Any], request: Request) -> Optional[float]:
+def run_training(model: Model, input_fn: Callable[..., Any], request: Request) -> None:
     """Trains a model.
 
     Args:
       model: the model.
       input_fn: returns features and labels.
       request: the steps and hooks.
-
-    Returns:
-      the loss of the last step; None if there was no step.
 
     Raises:
       SystemExit: SIGTERM was received.
@@ -104,7 +101,7 @@ def run_training(model: Model, input_fn: Callable[..., Any], request: Request) -
         hooks = [random_step.follow(step.number), *_hooks(model, spec, step, request, inputs.hooks)]
         progress = next(h for h in hooks if isinstance(h, ProgressHook))
         try:
-            loss, number = _loop(model, spec, step, hooks, signals)
+            number = _loop(model, spec, step, hooks, signals)
         finally:
             progress.close(stopped=True)  # no more than an end that came before
         saved = checkpoint_files.latest(model.model_dir)
@@ -113,7 +110,6 @@ def run_training(model: Model, input_fn: Callable[..., Any], request: Request) -
             text = f"training stopped by {signals.received.name} after step {number}; {kept}"
             tf.logging.warning("%s", text)
             raise signals.error(text)
-    return loss
 
 
 def _say_that_it_stops(number: signal.Signals) -> None:
@@ -278,7 +274,8 @@ def _loop(
     step: _Step,
     hooks: Sequence[tf.train.SessionRunHook],
     signals: StopSignals,
-) -> tuple[Optional[float], Optional[int]]:
+) -> Optional[int]:
+    """Does the steps; returns the global step after the last one, or None if there was none."""
     config = model.config
     loss: Any = None
     number: Any = None
@@ -290,7 +287,7 @@ def _loop(
     if config.is_chief:
         # Hooks share this writer, which outlives their session, and not all of them flush it.
         tf.summary.FileWriterCache.get(model.model_dir).flush()
-    if loss is not None and number is not None:
+    if number is not None:
         tf.logging.info("Loss for final step: %s.", loss)
         if config.is_chief and model.model_dir:
             tf.logging.info(
@@ -299,10 +296,9 @@ def _loop(
                 number,
                 model.model_dir,
             )
-        return float(loss), int(number)
-    if signals.received is None:
+    elif signals.received is None:
         tf.logging.warning("input_fn gave no data: there was no training step.")
-    return None, None
+    return number
 
 
 def _session(

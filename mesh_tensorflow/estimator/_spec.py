@@ -366,6 +366,10 @@ class EstimatorSpec(_Fields):
             "prediction_hooks": prediction_hooks,
         }
         predictions = _checked_predictions(predictions, mode)
+        if scaffold is not None and not isinstance(scaffold, tf.train.Scaffold):
+            raise TypeError(
+                f"scaffold should be a tf.train.Scaffold, but is of type {type(scaffold).__name__}"
+            )
         return super().__new__(
             cls,
             mode=mode,
@@ -374,7 +378,7 @@ class EstimatorSpec(_Fields):
             train_op=_checked_train_op(train_op, mode),
             eval_metric_ops=_checked_metrics(eval_metric_ops),
             export_outputs=complete_export_outputs(export_outputs, predictions, mode),
-            scaffold=check_scaffold(scaffold),
+            scaffold=tf.train.Scaffold() if scaffold is None else scaffold,
             **{name: check_hooks(given, name) for name, given in hooks.items()},
         )
 
@@ -496,24 +500,3 @@ def check_hooks(
                 f"{type(hook).__name__}"
             )
     return hooks
-
-
-def check_scaffold(scaffold: Optional[tf.train.Scaffold]) -> tf.train.Scaffold:
-    """Returns a scaffold; creates one if it is None.
-
-    Args:
-      scaffold: a tf.train.Scaffold, or None.
-
-    Returns:
-      a tf.train.Scaffold.
-
-    Raises:
-      TypeError: `scaffold` has another type.
-    """
-    if scaffold is None:
-        return tf.train.Scaffold()
-    if not isinstance(scaffold, tf.train.Scaffold):
-        raise TypeError(
-            f"scaffold should be a tf.train.Scaffold, but is of type {type(scaffold).__name__}"
-        )
-    return scaffold

@@ -10,7 +10,10 @@ import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._paths import escaped
 from mesh_tensorflow.estimator._model import STEP_DONE
-from mesh_tensorflow.estimator.export import build_raw_supervised_input_receiver_fn
+from mesh_tensorflow.estimator.export import (
+    build_raw_supervised_input_receiver_fn,
+    metrics_of_steps,
+)
 
 if TYPE_CHECKING:
     from mesh_tensorflow.estimator._estimator import Estimator
@@ -34,15 +37,7 @@ def read_eval_metrics(eval_dir: str) -> dict[int, dict[str, float]]:
     Returns:
       a dict from step, in order, to metrics by name.
     """
-    found: dict[int, dict[str, float]] = {}
-    for path in sorted(tf.io.gfile.glob(os.path.join(escaped(eval_dir), "*.tfevents.*"))):
-        for event in tf.train.summary_iterator(path):
-            for value in event.summary.value:
-                if value.HasField("simple_value"):
-                    # Files are in the order of their times, so a later evaluation of a step
-                    # replaces an earlier one.
-                    found.setdefault(event.step, {})[value.tag] = value.simple_value
-    return dict(sorted(found.items()))
+    return metrics_of_steps(os.path.join(escaped(eval_dir), "*.tfevents.*"))
 
 
 class _StopHook(tf.train.SessionRunHook):

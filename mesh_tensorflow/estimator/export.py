@@ -1,19 +1,39 @@
-"""Inputs and outputs of exported models: receivers of inputs, and kinds of signatures."""
+"""Exports of a model as a SavedModel: receivers of inputs, kinds of signatures, and exporters."""
 
 from __future__ import annotations
 
+import abc
+import os
+import time
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Optional, Union
+from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union
 
 import tensorflow.compat.v1 as tf
 
+from mesh_tensorflow._paths import escaped, readable
+from mesh_tensorflow.estimator._model import (
+    Inputs,
+    Model,
+    find_checkpoint,
+    make_global_step,
+    with_latest,
+)
 from mesh_tensorflow.estimator._spec import (
+    DEFAULT_SIGNATURE,
+    STANDARD_MODES,
     ClassificationOutput,
     EvalOutput,
     ExportOutput,
+    ModeKeys,
     PredictOutput,
     RegressionOutput,
 )
+from mesh_tensorflow.ops import MtfRestoreHook
+from mesh_tensorflow.utils import outside_all_rewrites
+
+if TYPE_CHECKING:
+    from mesh_tensorflow.estimator._estimator import Estimator
+    from mesh_tensorflow.estimator._spec import EstimatorSpec
 
 __all__ = [
     "ClassificationOutput",
@@ -26,6 +46,8 @@ __all__ = [
     "build_parsing_serving_input_receiver_fn",
     "build_raw_serving_input_receiver_fn",
 ]
+
+# -- receivers of inputs
 
 _ONE_FEATURE = "feature"
 _ONE_LABEL = "label"
@@ -235,3 +257,455 @@ def build_raw_supervised_input_receiver_fn(
         return SupervisedInputReceiver(given[0], given[1], {**made[0], **made[1]})
 
     return supervised_input_receiver_fn
+
+
+# -- a SavedModel
+
+# By mode: the tag of the graph, and the fields of the spec with hooks.
+_TAGS = {
+    ModeKeys.TRAIN: "train",
+    ModeKeys.EVAL: "eval",
+    ModeKeys.PREDICT: tf.saved_model.tag_constants.SERVING,
+}
+_HOOKS = {
+    ModeKeys.TRAIN: ("training_hooks", "training_chief_hooks"),
+    ModeKeys.EVAL: ("evaluation_hooks",),
+    ModeKeys.PREDICT: ("prediction_hooks",),
+}
+_ATTEMPTS = 10
+
+
+def export_all(
+    model: Model,
+    export_dir_base: Union[str, bytes, os.PathLike[str]],
+    receiver_fns: Mapping[str, Callable[[], Any]],
+    assets_extra: Optional[Mapping[str, str]],
+    as_text: bool,
+    checkpoint_path: Optional[str],
+    strip_default_attrs: bool,
+) -> bytes:
+    """Writes a SavedModel with a graph for each mode.
+
+    Args:
+      model: the model.
+      export_dir_base: a directory, in which a new subdirectory is created.
+      receiver_fns: functions that return a receiver, by mode.
+      assets_extra: files to add, by their paths within "assets.extra".
+      as_text: whether to write text instead of binary protobufs.
+      checkpoint_path: a checkpoint, or None for the latest one.
+      strip_default_attrs: whether to omit attributes with default values.
+
+    Returns:
+      the new directory, as bytes.
+
+    Raises:
+      ValueError: there is no checkpoint, a mode is unknown, or no signature fits.
+    """
+    _check(receiver_fns)
+    path = find_checkpoint(model.model_dir, checkpoint_path, "export_saved_model")
+    if path is None:
+        raise ValueError(
+            f"export_saved_model: there is no checkpoint in {model.model_dir}: train first, or "
+            "pass checkpoint_path="
+        )
+    base = os.fspath(export_dir_base)
+    base = base.decode() if isinstance(base, bytes) else base
+    final = _new_directory(base)
+    # Servers watch for directories whose names are numbers, and must not load half a model.
+    temporary = os.path.join(base, f"temp-{os.path.basename(final)}")
+    modes = [mode for mode in STANDARD_MODES if mode in receiver_fns]
+
+    def write(path: str) -> None:
+        builder = tf.saved_model.Builder(temporary)
+        # Training is the first, whose graph has all variables: they are stored once, with the first
+        # graph.
+        for mode in modes:
+            receiver_fn, is_first = receiver_fns[mode], mode == modes[0]
+            _add_graph(builder, model, mode, receiver_fn, path, strip_default_attrs, is_first)
+        builder.save(as_text)
+        for name, source in (assets_extra or {}).items():
+            target = os.path.join(temporary, "assets.extra", name)
+            tf.io.gfile.makedirs(os.path.dirname(target))
+            tf.io.gfile.copy(source, target)
+
+    def write_all(path: str) -> None:
+        try:
+            write(path)
+        except BaseException:
+            # Also after an interrupt. A second attempt needs the path empty: a builder refuses a
+            # directory with files.
+            if tf.io.gfile.exists(temporary):
+                tf.io.gfile.rmtree(temporary)
+            raise
+
+    with_latest(path, model.model_dir if checkpoint_path is None else None, write_all)
+    tf.io.gfile.rename(temporary, final)
+    return final.encode()
+
+
+def _check(receiver_fns: Mapping[str, Callable[[], Any]]) -> None:
+    if not receiver_fns:
+        raise ValueError("export: there is no function for any mode")
+    for mode, function in receiver_fns.items():
+        if mode not in _TAGS:
+            raise ValueError(
+                f"export: the mode {mode!r} is not known; it should be one of "
+                f"{', '.join(map(repr, _TAGS))}"
+            )
+        if not callable(function):
+            raise TypeError(
+                "export: serving_input_receiver_fn should be a function that returns a "
+                f"ServingInputReceiver, but is {function!r}"
+            )
+
+
+def _new_directory(base: str) -> str:
+    for _ in range(_ATTEMPTS):
+        stamp = str(int(time.time()))
+        directory = os.path.join(base, stamp)
+        if not tf.io.gfile.exists(directory):
+            return directory
+        # Names are whole seconds, so the next one is free a second later.
+        time.sleep(1)
+    raise RuntimeError(f"export: found no unused name for a directory in {base}")
+
+
+def _add_graph(
+    builder: tf.saved_model.Builder,
+    model: Model,
+    mode: str,
+    receiver_fn: Callable[[], Any],
+    path: str,
+    strip_default_attrs: bool,
+    with_variables: bool,
+) -> None:
+    with tf.Graph().as_default() as graph:
+        tf.set_random_seed(model.config.effective_seed)
+        make_global_step(graph)
+        receiver = receiver_fn()
+        if not hasattr(receiver, "receiver_tensors"):
+            raise ValueError(
+                f"export: serving_input_receiver_fn returned {receiver!r}; it should return a "
+                "ServingInputReceiver"
+            )
+        # Only receivers for training and evaluation have labels.
+        inputs = Inputs(receiver.features, getattr(receiver, "labels", None), [], True)
+        spec = model.spec(inputs, mode)
+        signatures = _signatures(spec, receiver, mode)
+        main_op = _main_op(spec, mode)
+        # Made last, since a Saver saves the variables that are there when it is made.
+        saver = spec.scaffold.saver or tf.train.Saver(sharded=True)
+        with tf.Session(config=model.config.effective_session_config) as session:
+            saver.restore(session, readable(path))
+            arguments = {
+                "tags": [_TAGS[mode]],
+                "signature_def_map": signatures,
+                "assets_collection": tf.get_collection(tf.GraphKeys.ASSET_FILEPATHS),
+                "main_op": main_op,
+                "saver": saver,
+                "strip_default_attrs": strip_default_attrs,
+            }
+            if with_variables:
+                builder.add_meta_graph_and_variables(session, **arguments)
+            else:
+                builder.add_meta_graph(**arguments)
+
+
+def _main_op(spec: EstimatorSpec, mode: str) -> tf.Operation:
+    """Returns the operation that a loader runs after restoring the variables.
+
+    Hooks are not exported. This operation copies masters to slices as MtfRestoreHook does, since
+    files do not have slices.
+    """
+    operation = spec.scaffold.local_init_op
+    if operation is None:
+        operation = tf.group(tf.local_variables_initializer(), tf.tables_initializer())
+    hooks = [hook for name in _HOOKS[mode] for hook in getattr(spec, name)]
+    lowerings = [hook._lowering for hook in hooks if isinstance(hook, MtfRestoreHook)]
+    # A local_init_op of the user's own is taken as it is: it may copy masters itself.
+    if not lowerings or spec.scaffold.local_init_op is not None:
+        return operation
+    with outside_all_rewrites():
+        return tf.group(operation, *[lowering.copy_masters_to_slices() for lowering in lowerings])
+
+
+def _signatures(spec: EstimatorSpec, receiver: ServingInputReceiver, mode: str) -> dict[str, Any]:
+    if mode != ModeKeys.PREDICT:
+        output = EvalOutput(spec.loss, spec.predictions or None, spec.eval_metric_ops, mode)
+        name = {ModeKeys.TRAIN: "train", ModeKeys.EVAL: "eval"}[mode]
+        return {name: output.as_signature_def(receiver.receiver_tensors)}
+    made, refused = {}, {}
+    alternatives = receiver.receiver_tensors_alternatives or {}
+    for name, output in (spec.export_outputs or {}).items():
+        for other, tensors in [(None, receiver.receiver_tensors), *alternatives.items()]:
+            # The names that tf.estimator's exports have for signatures of further receivers.
+            key = name if other is None else f"{other}:{name}"
+            try:
+                made[key] = output.as_signature_def(tensors)
+            except ValueError as error:
+                # An output may fit some of the receiver's inputs alone, and only the default one
+                # has to.
+                refused[key] = str(error)
+    for name, reason in refused.items():
+        tf.logging.warning("export: the signature %r is left out: %s", name, reason)
+    if DEFAULT_SIGNATURE not in made:
+        raise ValueError(
+            f"export: no default signature: {refused.get(DEFAULT_SIGNATURE, 'none is given')}"
+        )
+    return made
+
+
+# -- exporters
+
+Metrics = Mapping[str, Any]
+
+
+class Exporter(abc.ABC):
+    """Exports a model during `train_and_evaluate`."""
+
+    @property
+    @abc.abstractmethod
+    def name(self) -> str:
+        """The name of the export directory."""
+
+    @abc.abstractmethod
+    def export(
+        self,
+        estimator: Estimator,
+        export_path: str,
+        checkpoint_path: str,
+        eval_result: Metrics,
+        is_the_final_export: bool,
+    ) -> Optional[bytes]:
+        """Exports the model, if this evaluation calls for it.
+
+        Args:
+          estimator: an Estimator.
+          export_path: the directory of exports.
+          checkpoint_path: the checkpoint that was evaluated.
+          eval_result: the metrics by name.
+          is_the_final_export: whether training has ended.
+
+        Returns:
+          the new directory as bytes; None if nothing was exported.
+        """
+
+
+class _SavedModelExporter(Exporter):
+    """Exports SavedModels, and removes old ones."""
+
+    def __init__(
+        self,
+        name: str,
+        serving_input_receiver_fn: Optional[Callable[[], Any]],
+        assets_extra: Optional[Mapping[str, str]] = None,
+        as_text: bool = False,
+        exports_to_keep: Optional[int] = 5,
+    ) -> None:
+        """Creates an exporter.
+
+        Args:
+          name: the name of the export directory.
+          serving_input_receiver_fn: returns a ServingInputReceiver.
+          assets_extra: files to add, by their paths within "assets.extra".
+          as_text: whether to write text instead of binary protobufs.
+          exports_to_keep: the number of exports to keep, or None for all.
+
+        Raises:
+          TypeError: a function is not callable.
+          ValueError: the name is empty, or `exports_to_keep` is not positive.
+        """
+        if not isinstance(name, str) or not name:
+            raise ValueError(f"{type(self).__name__}: name is {name!r}; it should be a string")
+        if exports_to_keep is not None and exports_to_keep <= 0:
+            raise ValueError(
+                f"{type(self).__name__}: exports_to_keep is {exports_to_keep}; it should be 1 or "
+                "more, or None for all"
+            )
+        if not callable(serving_input_receiver_fn):
+            raise TypeError(
+                f"{type(self).__name__}: serving_input_receiver_fn should be a function that "
+                f"returns a ServingInputReceiver, but is {serving_input_receiver_fn!r}"
+            )
+        self._name = name
+        self._receiver_fn = serving_input_receiver_fn
+        self._assets_extra = assets_extra
+        self._as_text = as_text
+        self._exports_to_keep = exports_to_keep
+
+    @property
+    def name(self) -> str:
+        """The name of the export directory."""
+        return self._name
+
+    def export(
+        self,
+        estimator: Estimator,
+        export_path: str,
+        checkpoint_path: str,
+        eval_result: Metrics,
+        is_the_final_export: bool,
+    ) -> Optional[bytes]:
+        """Exports the model, if this evaluation calls for it.
+
+        Args:
+          estimator: an Estimator.
+          export_path: the directory of exports.
+          checkpoint_path: the checkpoint that was evaluated.
+          eval_result: the metrics by name.
+          is_the_final_export: whether training has ended.
+
+        Returns:
+          the new directory as bytes; None if nothing was exported.
+        """
+        if not self._is_due(estimator, export_path, eval_result, is_the_final_export):
+            return None
+        path = estimator.export_saved_model(
+            export_path,
+            self._receiver_fn,
+            assets_extra=self._assets_extra,
+            as_text=self._as_text,
+            checkpoint_path=checkpoint_path,
+        )
+        # After the new one has been written: if that fails, the old ones are still there.
+        self._remove_old(export_path)
+        return path
+
+    def _is_due(self, estimator: Estimator, path: str, metrics: Metrics, ended: bool) -> bool:
+        """Returns whether an evaluation calls for an export."""
+        return True
+
+    def _remove_old(self, export_path: str) -> None:
+        if self._exports_to_keep is None:
+            return
+        names = [name.rstrip("/") for name in tf.io.gfile.listdir(export_path)]
+        # Exports are named by their times; directories with other names are left alone.
+        stamps = sorted(int(name) for name in names if name.isdigit())
+        for stamp in stamps[: -self._exports_to_keep]:
+            tf.io.gfile.rmtree(os.path.join(export_path, str(stamp)))
+
+
+class LatestExporter(_SavedModelExporter):
+    """Exports after each evaluation, and keeps the latest exports."""
+
+
+class FinalExporter(_SavedModelExporter):
+    """Exports once, when training has ended."""
+
+    def __init__(
+        self,
+        name: str,
+        serving_input_receiver_fn: Callable[[], Any],
+        assets_extra: Optional[Mapping[str, str]] = None,
+        as_text: bool = False,
+    ) -> None:
+        """Creates a FinalExporter.
+
+        Args:
+          name: the name of the export directory.
+          serving_input_receiver_fn: returns a ServingInputReceiver.
+          assets_extra: files to add, by their paths within "assets.extra".
+          as_text: whether to write text instead of binary protobufs.
+
+        Raises:
+          ValueError: the name is empty.
+        """
+        super().__init__(name, serving_input_receiver_fn, assets_extra, as_text, None)
+
+    def _is_due(self, estimator: Estimator, path: str, metrics: Metrics, ended: bool) -> bool:
+        return ended
+
+
+def _loss_smaller(best_eval_result: Metrics, current_eval_result: Metrics) -> bool:
+    for result in (best_eval_result, current_eval_result):
+        if not result or "loss" not in result:
+            raise ValueError(
+                f"BestExporter compares losses, but the evaluation gave {result!r}: give another "
+                "compare_fn"
+            )
+    # A NaN is smaller than nothing; any number is better than one.
+    best, current = best_eval_result["loss"], current_eval_result["loss"]
+    return bool(current < best or (best != best and current == current))
+
+
+class BestExporter(_SavedModelExporter):
+    """Exports when an evaluation is better than all before, including those of earlier runs."""
+
+    def __init__(
+        self,
+        name: str = "best_exporter",
+        serving_input_receiver_fn: Optional[Callable[[], Any]] = None,
+        event_file_pattern: Optional[str] = "eval/*.tfevents.*",
+        compare_fn: Callable[..., bool] = _loss_smaller,
+        assets_extra: Optional[Mapping[str, str]] = None,
+        as_text: bool = False,
+        exports_to_keep: Optional[int] = 5,
+    ) -> None:
+        """Creates a BestExporter.
+
+        Args:
+          name: the name of the export directory.
+          serving_input_receiver_fn: returns a ServingInputReceiver.
+          event_file_pattern: a file pattern, within the model directory, of the evaluations of
+            earlier runs; None to ignore them.
+          compare_fn: a function of `best_eval_result` and `current_eval_result` that returns
+            whether the current one is better; by default, whether its loss is smaller.
+          assets_extra: files to add, by their paths within "assets.extra".
+          as_text: whether to write text instead of binary protobufs.
+          exports_to_keep: the number of exports to keep, or None for all.
+
+        Raises:
+          TypeError: a function is not callable.
+          ValueError: the name is empty, or `exports_to_keep` is not positive.
+        """
+        super().__init__(name, serving_input_receiver_fn, assets_extra, as_text, exports_to_keep)
+        if not callable(compare_fn):
+            raise TypeError(f"BestExporter: compare_fn should be a function, but is {compare_fn!r}")
+        self._compare_fn = compare_fn
+        self._pattern = event_file_pattern
+        self._best: Optional[Metrics] = None
+        self._has_looked = False
+
+    def _is_due(self, estimator: Estimator, path: str, metrics: Metrics, ended: bool) -> bool:
+        # Event files contain this evaluation too; it must not be compared with itself.
+        # Without the directory, nothing was exported: this one is, whatever came before.
+        if not self._has_looked and self._pattern and tf.io.gfile.exists(path):
+            self._best = self._best_before(estimator, int(metrics["global_step"]))
+        # Once: after that, `_best` has what is to be beaten.
+        self._has_looked = True
+        better = self._best is None or self._compare_fn(
+            best_eval_result=self._best, current_eval_result=metrics
+        )
+        if better:
+            self._best = metrics
+        return better
+
+    def _best_before(self, estimator: Estimator, step: int) -> Optional[Metrics]:
+        assert self._pattern is not None
+        best: Optional[Metrics] = None
+        pattern = os.path.join(escaped(estimator.model_dir), self._pattern)
+        for known_step, metrics in metrics_of_steps(pattern).items():
+            # A run that went on from an earlier checkpoint leaves evaluations of later steps
+            # behind.
+            if known_step < step and (
+                best is None or self._compare_fn(best_eval_result=best, current_eval_result=metrics)
+            ):
+                best = metrics
+        return best
+
+
+def metrics_of_steps(pattern: str) -> dict[int, dict[str, float]]:
+    """Returns the metrics of evaluations by step, in order, as their summaries have them.
+
+    Args:
+      pattern: a pattern of the event files.
+    """
+    known: dict[int, dict[str, float]] = {}
+    for path in sorted(tf.io.gfile.glob(pattern)):
+        for event in tf.train.summary_iterator(path):
+            for value in event.summary.value:
+                if value.HasField("simple_value"):
+                    # Files are in the order of their times, so a later evaluation of a step
+                    # replaces an earlier one.
+                    known.setdefault(event.step, {})[value.tag] = value.simple_value
+    return dict(sorted(known.items()))

@@ -276,10 +276,22 @@ class Part:
         own = size // self.count
         return slice(self.index * own, (self.index + 1) * own)
 
-    def whole(self, arrays: Sequence[np.ndarray], size: int) -> Batch:
-        """Returns arrays of the whole batch, which are zero where other processes read."""
+    def only(self, batch: Batch) -> Batch:
+        """Returns a batch which is zero where other processes read."""
         if self.count == 1:
-            return list(arrays)
+            return batch
+        size = rows_of(batch)
+        return self.whole([array[self.rows(size)] for array in batch], size)
+
+    def whole(self, arrays: Batch, size: int) -> Batch:
+        """Returns arrays of the whole batch, which are zero where other processes read.
+
+        Args:
+          arrays: the rows of this part.
+          size: the number of rows of the whole batch.
+        """
+        if self.count == 1:
+            return arrays
         batch = []
         for array in arrays:
             # Programs take the whole batch as their input, and each processor cuts its rows out of
@@ -483,13 +495,9 @@ class Iterated(Source):
 
     def training(self, start: int) -> Iterator[Batch]:
         """Yields whole batches in the order of the iterable, from number `start` on."""
-        # What was trained on before is read and dropped: an iterable can begin nowhere else.
-        for batch in itertools.islice(self._endless(), start, None):
-            size = rows_of(batch)
-            rows = self._part.rows(size)
-            # An iterable cannot skip rows, so each process reads all of it and keeps its own.
-            own = batch if self._part.count == 1 else [array[rows] for array in batch]
-            yield self._part.whole(own, size)
+        # What was trained on before is read and dropped: an iterable can begin nowhere else. Nor
+        # can it skip rows, so each process reads all of it and keeps its own.
+        return map(self._part.only, itertools.islice(self._endless(), start, None))
 
     def once(self) -> Iterator[Batch]:
         """Yields all rows once; the last batch may be smaller."""
@@ -518,24 +526,13 @@ class Dataset(Source):
         # A dataset of a graph consists of operations there, which a session of it has to read.
         self._graph = None if tf.executing_eagerly() else tf.get_default_graph()
 
-    def _cut(self, *batch: Any) -> Any:
-        """Returns this process's rows of a batch: every n-th one."""
-        rows = slice(self._part.index, None, self._part.count)
-        # tf.data unpacks an element that is a tuple, also one of a single item.
-        whole = isinstance(self._dataset.element_spec, tuple)
-        return tf.nest.map_structure(lambda x: x[rows], batch if whole else batch[0])
-
     def training(self, start: int) -> Iterator[Batch]:
         """Yields whole batches in the order of the dataset, from number `start` on."""
         dataset = self._dataset
-        size = None
         if self._examples:
-            size = self._size
             # Whole batches are cut into parts: shards of an epoch that is no whole number of
             # batches would have different numbers of batches, and drift apart.
-            dataset = dataset.batch(size, drop_remainder=True)
-            if self._part.count > 1:
-                dataset = dataset.map(self._cut)
+            dataset = dataset.batch(self._size, drop_remainder=True)
         # In a graph it is a tensor, which equals no number: what repeats by itself is repeated, to
         # no effect.
         if dataset.cardinality() != tf.data.INFINITE_CARDINALITY:
@@ -548,10 +545,7 @@ class Dataset(Source):
         else:  # smaller batches are left out before batches are counted
             whole = self._whole(map(self._arrays, self._iterate(dataset.prefetch(2))))
             batches = itertools.islice(whole, start, None)
-        for batch in batches:
-            if size is None and self._part.count > 1:
-                batch = [array[self._part.rows(len(array))] for array in batch]
-            yield self._part.whole(batch, size or self._part.count * rows_of(batch))
+        return map(self._part.only, batches)
 
     def check_end(self, what: str) -> None:
         """Raises ValueError for a dataset that repeats itself."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Optional, Protocol
+from typing import TYPE_CHECKING, Any, Optional, Protocol
 
 import numpy as np
 import tensorflow as tf2
@@ -20,7 +20,6 @@ from mesh_tensorflow._stop_signals import StopSignals
 from mesh_tensorflow._watching import told_to_user
 from mesh_tensorflow.checkpoint import CheckpointError, Saver, check_checkpoint
 from mesh_tensorflow.train._data import Batch, Features, rows_of, with_dtype
-from mesh_tensorflow.train._initial import Initial
 from mesh_tensorflow.train._model import (
     Afters,
     LoweredModel,
@@ -29,6 +28,9 @@ from mesh_tensorflow.train._model import (
     check_names,
 )
 from mesh_tensorflow.train._placing import Agreement, Placing
+
+if TYPE_CHECKING:
+    from mesh_tensorflow.train._loop import Initial
 
 CHECKPOINT_NAME = "model.ckpt"
 
@@ -131,8 +133,7 @@ class _SessionProgram:
             free = [None] if padded else []
             feeds = [tf.placeholder(a.dtype, [*free, *a.shape[len(free) :]]) for a in batch]
             self._feeds = feeds
-            self._shapes = [array.shape for array in batch]
-            self._dtypes = [array.dtype for array in batch]
+            self._first = [(array.shape, array.dtype) for array in batch]
             self._features = features
 
             def program(*tensors: tf.Tensor) -> dict[str, Any]:
@@ -208,16 +209,13 @@ class _SessionProgram:
         self.session.run(self._to_slices)
 
     def fitted(self, batch: Batch) -> Batch:
-        """Returns a batch with the dtypes of the first one; raises ValueError if it can't have.
+        """Returns a batch with the dtypes of the first one, to which a session would cut it.
 
-        A session would cut what it is fed to the dtype of the first batch.
+        Raises:
+          ValueError: it has other shapes than the first one, or values that a dtype lacks.
         """
-        names = self._features.names
-        return [with_dtype(a, d, n) for a, d, n in zip(batch, self._dtypes, names)]
-
-    def check(self, batch: Batch) -> None:
-        """Raises ValueError for a batch of other shapes than the first one."""
-        for array, shape in zip(batch, self._shapes):
+        fitted = []
+        for name, array, (shape, dtype) in zip(self._features.names, batch, self._first):
             if array.shape != shape:
                 raise ValueError(
                     f"fit: a batch of the data has the shape {list(array.shape)}, but the first "
@@ -225,6 +223,8 @@ class _SessionProgram:
                     "one size: leave the last one of an epoch out, as batch(drop_remainder=True) "
                     "does, or give fit dims"
                 )
+            fitted.append(with_dtype(array, dtype, name))
+        return fitted
 
     def run(self, batch: Batch) -> dict[str, list[Any]]:
         """Runs the program on a batch; returns the parts of each output."""
@@ -369,7 +369,6 @@ class SessionEngine(Engine):
         """Does a step; returns the loss and the metrics."""
         assert self._training is not None
         self._features.check(batch)
-        self._training.check(batch)
         outputs = self._training.run(self._training.fitted(batch))
         outputs.pop("step")
         means = Means()

@@ -25,16 +25,20 @@ from mesh_tensorflow.ops import Precision
 from mesh_tensorflow.optimize import ExponentialMovingAverage
 from mesh_tensorflow.train._data import AnyDataset, Batch, Features, Part, Source, opened, source_of
 from mesh_tensorflow.train._engine import Engine, SessionEngine, StepEngine
-from mesh_tensorflow.train._initial import (
+from mesh_tensorflow.train._loop import (
     Found,
     Initial,
     InitialLike,
+    Loop,
+    Rates,
+    Result,
     Resume,
     damaged,
     find_checkpoint,
     opened_initial,
+    packed,
+    unpacked,
 )
-from mesh_tensorflow.train._loop import Loop, Rates, Result, packed, unpacked
 from mesh_tensorflow.train._model import Model, check_optimizer
 from mesh_tensorflow.train._placing import Given, Placing, placing_of
 from mesh_tensorflow.train.callbacks import Callback, Run, TensorBoard, has_board

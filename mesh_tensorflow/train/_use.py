@@ -21,7 +21,7 @@ from mesh_tensorflow.optimize import ExponentialMovingAverage
 from mesh_tensorflow.train._data import Features, source_of
 from mesh_tensorflow.train._engine import SessionEngine
 from mesh_tensorflow.train._fit import explained
-from mesh_tensorflow.train._initial import opened_initial
+from mesh_tensorflow.train._loop import opened_initial
 from mesh_tensorflow.train._model import Model, Output, call_model
 from mesh_tensorflow.train._placing import Given, Placing, placing_of
 

@@ -16,7 +16,7 @@ from helpers import paths
 
 from mesh_tensorflow import estimator
 from mesh_tensorflow._processes import peers
-from mesh_tensorflow.estimator import _cluster
+from mesh_tensorflow.estimator import processes
 
 PROGRAM = paths.WORKERS / "cluster_process.py"
 STEPS = 12
@@ -256,7 +256,7 @@ def test_no_session_in_place_of_one_of_a_lost_process(monkeypatch):
     peer = peers.Peer("worker", 0, f"127.0.0.1:{port}")
     watch = peers.Watch([peer], ME)
     made = []
-    creator = _cluster.WatchedSessionCreator(
+    creator = processes.WatchedSessionCreator(
         lambda: made.append(tf.Session(graph=tf.Graph())) or made[-1], watch
     )
     session = creator.create_session()

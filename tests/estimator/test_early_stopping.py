@@ -7,8 +7,8 @@ from helpers.estimator import estimator_models as models
 
 from mesh_tensorflow import estimator
 from mesh_tensorflow.estimator import experimental
-from mesh_tensorflow.estimator._export import _loss_smaller
 from mesh_tensorflow.estimator.experimental import _is_stale
+from mesh_tensorflow.estimator.export import _loss_smaller
 
 
 def model_fn(features, labels, mode, params):

@@ -17,7 +17,7 @@ from helpers.paths import FIXTURES, TESTS
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import optimize
-from mesh_tensorflow.estimator.tpu._config import ReplicaContext
+from mesh_tensorflow.estimator.tpu import TPUContext
 from mesh_tensorflow.simd_mesh_impl import SimdMeshImpl
 from mesh_tensorflow.transformer import dataset, utils
 from mesh_tensorflow.transformer.utils import _program
@@ -101,14 +101,14 @@ def test_a_program_of_a_tpu_estimator(estimator, tmp_path, monkeypatch):
             orders.append(kwargs["logical_to_physical"])
             super().__init__(*args, **kwargs)
 
-    class TwoByTwo(ReplicaContext):
+    class TwoByTwo(TPUContext):
         def __init__(self, num_replicas):
             super().__init__(num_replicas)
             topology = self.device_assignment.topology._replace(mesh_shape=(2, 2, 1, 1))
             self.device_assignment = self.device_assignment._replace(topology=topology)
 
     monkeypatch.setattr(_program, "SimdMeshImpl", Noting)
-    monkeypatch.setattr("mesh_tensorflow.estimator.tpu._estimator.ReplicaContext", TwoByTwo)
+    monkeypatch.setattr("mesh_tensorflow.estimator.tpu.TPUContext", TwoByTwo)
     tiled = f"tpu_estimator_model_fn.hierarchical_tiling_spec = {TILING}\n"
     found = {}
     for use_tpu in (None, True):

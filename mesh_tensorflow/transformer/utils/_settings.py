@@ -447,7 +447,7 @@ class Settings:
     hierarchical_tiling_spec: Optional[Sequence[Any]]
     # The RunConfig of the estimator that calls the model function, if it passes one.
     config: Any = None
-    # The ReplicaContext, if the model function is called inside the program of a TPUEstimator.
+    # The TPUContext, if the model function is called inside the program of a TPUEstimator.
     context: Any = None
 
     def batch_dims(self, mode: str) -> list[mtf.Dimension]:
