@@ -578,6 +578,8 @@ def attention(
       ValueError: a dimension is missing, dropout is out of range, there is a z-loss and no Context
         to add it to, or blocks are asked for and not possible.
     """
+    # This comes first: a later local would be taken for an argument.
+    arguments = dict(locals())
     tensors = {"q": q, "k": k, "v": v}
     check_operands("attention", tensors, memory_length_dim, key_dim, value_dim)
     if isinstance(dropout_rate, numbers.Real) and not 0.0 <= dropout_rate < 1.0:
@@ -590,20 +592,4 @@ def attention(
             "attention: z_loss_coeff adds to context.losses; give the Context of the model, or "
             "no z_loss_coeff"
         )
-    return attend(
-        q,
-        k,
-        v,
-        memory_length_dim,
-        key_dim,
-        value_dim,
-        bias=bias,
-        dropout_rate=dropout_rate,
-        dropout_broadcast_dims=dropout_broadcast_dims,
-        extra_logit=extra_logit,
-        context=context,
-        float32_logits=float32_logits,
-        z_loss_coeff=z_loss_coeff,
-        blocked=blocked,
-        ring=ring,
-    )
+    return attend(**arguments)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Optional, Union
@@ -316,79 +317,78 @@ def _first(x: mtf.Tensor, dim: mtf.Dimension) -> mtf.Tensor:
     return mtf.rename_dimension(part, "_" + dim.name, dim.name)
 
 
-def _random_logits(
-    context: Context,
-    q: Optional[mtf.Tensor],
-    heads_dim: mtf.Dimension,
-    key_dim: mtf.Dimension,
-    memory_length_dim: mtf.Dimension,
-    max_length: int,
-    factorized_dim: int,
-) -> mtf.Tensor:
-    """Returns learned logits that are the same for all sequences."""
-    rows = mtf.Dimension(context.length_dim.name, max_length)
-    columns = mtf.Dimension(memory_length_dim.name, max_length)
-    # For max_length positions whatever the length is: one variable serves all lengths up to it.
-    logits = mtf.get_variable(
-        context.mesh, "R", mtf.Shape([rows, heads_dim, columns]), dtype=context.variable_dtype
-    )
-    logits = _first(logits, memory_length_dim)
-    if context.mode == "incremental":
-        # A step has one query, so it takes one row of the logits.
-        return mtf.gather(logits, context.position, rows)
-    return _first(logits, context.length_dim)
+@dataclasses.dataclass(frozen=True)
+class _Made:
+    """Logits that are not products, and the sizes of their weights.
 
-
-def _factorized_logits(
-    context: Context,
-    q: Optional[mtf.Tensor],
-    heads_dim: mtf.Dimension,
-    key_dim: mtf.Dimension,
-    memory_length_dim: mtf.Dimension,
-    max_length: int,
-    factorized_dim: int,
-) -> mtf.Tensor:
-    """Returns a logit for each position of the memory, the same for all queries.
-
-    logits[h, m] = sum over t of R1[t, h, m] * R2[t, h, m]
+    Attributes:
+      context: the Context of this call of the model: its mode, positions, states and losses.
+      q: queries, a Tensor; None in modes without them.
+      heads_dim: a Dimension.
+      key_dim: the Dimension of channels of queries.
+      memory_length_dim: the Dimension of positions that are attended to.
+      max_length: the number of positions that there are weights for.
+      factorized_dim: the number of summands of `factorized`.
     """
-    columns = mtf.Dimension(memory_length_dim.name, max_length)
-    shape = mtf.Shape([mtf.Dimension("tmp", factorized_dim), heads_dim, columns])
-    factors = [
-        _first(
-            mtf.get_variable(context.mesh, name, shape, dtype=context.variable_dtype),
-            memory_length_dim,
+
+    context: Context
+    q: Optional[mtf.Tensor]
+    heads_dim: mtf.Dimension
+    key_dim: mtf.Dimension
+    memory_length_dim: mtf.Dimension
+    max_length: int
+    factorized_dim: int
+
+    @property
+    def columns(self) -> mtf.Dimension:
+        """The memory of the weights, which are for `max_length` positions whatever the length.
+
+        So one variable serves all lengths up to it.
+        """
+        return mtf.Dimension(self.memory_length_dim.name, self.max_length)
+
+    def _table(self, name: str, first: mtf.Dimension) -> mtf.Tensor:
+        """Returns a variable [first, heads, memory], cut to the length of the memory."""
+        shape = mtf.Shape([first, self.heads_dim, self.columns])
+        table = mtf.get_variable(self.context.mesh, name, shape, dtype=self.context.variable_dtype)
+        return _first(table, self.memory_length_dim)
+
+    def random(self) -> mtf.Tensor:
+        """Returns learned logits that are the same for all sequences."""
+        length_dim = self.context.length_dim
+        rows = mtf.Dimension(length_dim.name, self.max_length)
+        logits = self._table("R", rows)
+        if self.context.mode == "incremental":
+            # A step has one query, so it takes one row of the logits.
+            return mtf.gather(logits, self.context.position, rows)
+        return _first(logits, length_dim)
+
+    def factorized(self) -> mtf.Tensor:
+        """Returns a logit for each position of the memory, the same for all queries.
+
+        logits[h, m] = sum over t of R1[t, h, m] * R2[t, h, m]
+        """
+        summed = mtf.Dimension("tmp", self.factorized_dim)
+        factors = [self._table(name, summed) for name in ("R1", "R2")]
+        logits = mtf.einsum(factors, output_shape=[self.heads_dim, self.memory_length_dim])
+        if self.context.mode == "incremental":
+            return logits
+        # Without queries nothing else has the length, which weights and the output need.
+        return mtf.broadcast(logits, mtf.Shape([self.context.length_dim, *logits.shape]))
+
+    def dense(self) -> mtf.Tensor:
+        """Returns logits computed from each query by a dense layer that all heads share."""
+        assert self.q is not None
+        # pi relu(q), where q is already a projection of x: the two layers of Tay et al. (2020).
+        logits = layers.dense(
+            mtf.relu(self.q),
+            self.columns,
+            reduced_dims=[self.key_dim],
+            use_bias=False,
+            variable_dtype=self.context.variable_dtype,
+            name="pi",
         )
-        for name in ("R1", "R2")
-    ]
-    logits = mtf.einsum(factors, output_shape=[heads_dim, memory_length_dim])
-    if context.mode == "incremental":
-        return logits
-    # Without queries nothing else has the length, which weights and the output need.
-    return mtf.broadcast(logits, mtf.Shape([context.length_dim, *logits.shape]))
-
-
-def _dense_logits(
-    context: Context,
-    q: Optional[mtf.Tensor],
-    heads_dim: mtf.Dimension,
-    key_dim: mtf.Dimension,
-    memory_length_dim: mtf.Dimension,
-    max_length: int,
-    factorized_dim: int,
-) -> mtf.Tensor:
-    """Returns logits computed from each query by a dense layer that all heads share."""
-    assert q is not None
-    # pi relu(q), where q is already a projection of x: the two layers of Tay et al. (2020).
-    logits = layers.dense(
-        mtf.relu(q),
-        mtf.Dimension(memory_length_dim.name, max_length),
-        reduced_dims=[key_dim],
-        use_bias=False,
-        variable_dtype=context.variable_dtype,
-        name="pi",
-    )
-    return _first(logits, memory_length_dim)
+        return _first(logits, self.memory_length_dim)
 
 
 def _only(context: Context, products: Optional[mtf.Tensor], made: mtf.Tensor) -> mtf.Tensor:
@@ -417,13 +417,13 @@ _Mode = tuple[Callable[..., mtf.Tensor], Callable[..., mtf.Tensor]]
 
 # By mode: how logits are computed, and how they are combined with products.
 SYNTHESIZE_MODES: dict[str, _Mode] = {
-    "random": (_random_logits, _only),
-    "random_plus": (_random_logits, _plus),
-    "random_plus_alpha": (_random_logits, _plus_alpha),
-    "dense_minus": (_dense_logits, _only),
-    "dense_plus": (_dense_logits, _plus),
-    "dense_plus_alpha": (_dense_logits, _plus_alpha),
-    "factorized": (_factorized_logits, _only),
+    "random": (_Made.random, _only),
+    "random_plus": (_Made.random, _plus),
+    "random_plus_alpha": (_Made.random, _plus_alpha),
+    "dense_minus": (_Made.dense, _only),
+    "dense_plus": (_Made.dense, _plus),
+    "dense_plus_alpha": (_Made.dense, _plus_alpha),
+    "factorized": (_Made.factorized, _only),
 }
 # For so many positions are the weights in users' checkpoints, whatever max_length was: the classic
 # asks for it only in these two modes. Longer sequences, which it refuses, need a larger max_length.
@@ -532,8 +532,8 @@ def synthetic_attention(
             max_length = max(max_length, _LEAST_LENGTH)
         _check_lengths(max_length, memory_length_dim, context.length_dim)
         heads_dim = _heads_dim(q, v)
-        made = make(context, q, heads_dim, key_dim, memory_length_dim, max_length, factorized_dim)
-        logits = join(context, logits, made)
+        made = _Made(context, q, heads_dim, key_dim, memory_length_dim, max_length, factorized_dim)
+        logits = join(context, logits, make(made))
     assert logits is not None
     if bias is not None:
         logits = _masks.hide(logits + bias, bias)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Optional, Union
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Optional, Union
 
 import tensorflow.compat.v1 as tf
 
@@ -16,6 +17,19 @@ from mesh_tensorflow.transformer import moe
 
 if TYPE_CHECKING:
     from mesh_tensorflow.transformer.transformer._context import Context
+
+
+def arguments_of(function: Callable, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns those of `values`, such as the locals of a constructor, that a function takes.
+
+    A class with the arguments of another one, and some of its own, hands them on by this.
+
+    Args:
+      function: a function or a class.
+      values: a dictionary by names; call it before there are other locals with names of arguments.
+    """
+    names = inspect.signature(function).parameters
+    return {name: value for name, value in values.items() if name in names}
 
 
 def _replaced(x: mtf.Tensor, old: list[mtf.Dimension], new: list[mtf.Dimension]) -> mtf.Tensor:
@@ -483,27 +497,8 @@ class ExpertsAttentionParams(AttentionParams):
         # In mode "qkv", what `compute_q` has made for `compute_kv`; weights are made anew for each
         # call of the layer, so it is never that of another input.
         self._keys: Optional[mtf.Tensor] = None
-        super().__init__(
-            mesh,
-            query_input_dim=query_input_dim,
-            memory_input_dim=memory_input_dim,
-            output_dim=output_dim,
-            key_dim=key_dim,
-            value_dim=value_dim,
-            query_heads_dims=query_heads_dims,
-            memory_heads_dims=memory_heads_dims,
-            variable_dtype=variable_dtype,
-            shared_kv=shared_kv,
-            no_query=no_query,
-            combine_dims=combine_dims,
-            ensemble_dim=ensemble_dim,
-            keep_query_heads_dims=keep_query_heads_dims,
-            fold_scaling_into_initializer=fold_scaling_into_initializer,
-            # Only the output's weight: which of the others there are is decided below.
-            make_attention_vars=False,
-            biases=biases,
-            norm_epsilon=norm_epsilon,
-        )
+        # Only the output's weight: which of the others there are is decided below.
+        super().__init__(**arguments_of(AttentionParams, locals()), make_attention_vars=False)
         if not self._query_by_experts:
             # Without the factor key_dim ** -0.5, by which `scaled` multiplies in each call here.
             self.wq = self._weight("q", self.q_shape, query_input_dim.size**-0.5)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["concat_hyper_prompts_kv", "make_params_hyperprompt", "make_params_mtlprompt"]
 
 
-def _side() -> Optional[str]:
+def side_of_scope() -> Optional[str]:
     """Returns "encoder" or "decoder", from the variable scope; None in other models."""
     # A layer does not know which side it is on; the models open scopes of these names around it.
     parts = tf.get_variable_scope().name.split("/")
@@ -120,7 +120,7 @@ def make_params_mtlprompt(
     Raises:
       ValueError: the Context has no prompts or tasks.
     """
-    channels = _shared(context, _side(), "prompts").shape.dims[-1]
+    channels = _shared(context, side_of_scope(), "prompts").shape.dims[-1]
     hidden = mtf.Dimension("prefix_hidden", prefix_hidden_dim)
     # Without the dimension, the einsums of `_of_task` use the same weights for all tasks.
     tasks = [] if mtlprompt_share else [mtf.Dimension("task_num", task_num)]
@@ -141,7 +141,7 @@ def make_params_mtlprompt(
             ]
             for part in "kv"
         ]
-    prompts = _prompts(context, _side(), dropout_rate)
+    prompts = _prompts(context, side_of_scope(), dropout_rate)
     k, v = (_of_task(prompts, up, down, hidden, context, dropout_rate) for up, down in weights)
     return k, v
 
@@ -208,7 +208,7 @@ def make_params_hyperprompt(
     Raises:
       ValueError: the Context lacks one of those.
     """
-    scope = scope or _side()
+    scope = scope or side_of_scope()
     hidden = mtf.Dimension("prefix_hidden", prefix_hidden_dim)
     prompts = _prompts(context, scope, dropout_rate)
     embedding = _task_embedding(context, scope, dropout_rate)

@@ -19,7 +19,6 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
-from mesh_tensorflow import layers as mtf_layers
 from mesh_tensorflow.ops._random import drops
 from mesh_tensorflow.ops._variables.variable import widened
 from mesh_tensorflow.transformer.transformer._context import (
@@ -707,7 +706,7 @@ class ReversibleLayerStack(LayerStack):
             with tf.variable_scope(layer.name or ""):
                 # (a, b) becomes (b, a + f(b)), from which a can be computed again (Gomez et al.,
                 # 2017).
-                streams = mtf_layers.reversible_half_residual_and_swap(
+                streams = layers.reversible_half_residual_and_swap(
                     *streams,
                     f=lambda x, layer=layer: self._branch(context, layer, x),
                     recompute_grads=self._recomputes(context),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any, Optional
 
 import gin
@@ -11,6 +10,7 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow.transformer import attention, moe
 from mesh_tensorflow.transformer.attention import _dot_product, _other_weights
+from mesh_tensorflow.transformer.attention._params import arguments_of
 from mesh_tensorflow.transformer.transformer._context import Context, memory_length_of
 from mesh_tensorflow.transformer.transformer_layers import _parts
 from mesh_tensorflow.transformer.transformer_layers._enc_dec_attention import (
@@ -65,12 +65,7 @@ class LocalSelfAttention(SelfAttention):
           ValueError: the radius is below 1.
         """
         super().__init__(
-            num_heads=num_heads,
-            num_memory_heads=num_memory_heads,
-            key_value_size=key_value_size,
-            shared_kv=shared_kv,
-            dropout_rate=dropout_rate,
-            attention_kwargs=attention_kwargs,
+            **arguments_of(SelfAttention, locals()),
             # Options of SelfAttention that a window does not have are given, or gin would bind
             # them.
             relative_attention_type=None,
@@ -352,8 +347,7 @@ class ExpertsSelfAttention(SelfAttention):
         self.attend_to_memory = kwargs.pop("attend_to_memory", False)
         super().__init__(**kwargs)
         self.expert_computation = expert_computation
-        of_experts = inspect.signature(moe.MoE1D).parameters
-        self._hparams = moe.HParams(**{k: v for k, v in locals().items() if k in of_experts})
+        self._hparams = moe.HParams(**arguments_of(moe.MoE1D, locals()))
         if not self.attend_to_memory:
             tf.logging.log_first_n(
                 tf.logging.WARN,
@@ -516,22 +510,9 @@ class Synthesizer(SelfAttention):
           ValueError: `synthesize_mode` is unknown.
         """
         products = _other_weights.uses_products(synthesize_mode)
-        super().__init__(
-            num_heads=num_heads,
-            num_memory_heads=num_memory_heads,
-            key_value_size=key_value_size,
-            # Keys serve the products alone: without these, there is one weight, for values.
-            shared_kv=shared_kv or not products,
-            dropout_rate=dropout_rate,
-            attention_kwargs=attention_kwargs,
-            relative_attention_type=relative_attention_type,
-            relative_attention_num_buckets=relative_attention_num_buckets,
-            attention_func=attention_func,
-            combine_dims=combine_dims,
-            keep_query_heads_dims=keep_query_heads_dims,
-            fold_scaling_into_initializer=fold_scaling_into_initializer,
-            **kwargs,
-        )
+        # Keys serve the products alone: without these, there is one weight, for values.
+        shared_kv = shared_kv or not products
+        super().__init__(**arguments_of(SelfAttention, locals()), **kwargs)
         self.synthesize_mode = synthesize_mode
         self.no_query = not _other_weights.uses_queries(synthesize_mode)
 

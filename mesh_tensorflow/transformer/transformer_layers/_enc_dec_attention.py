@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Optional, Union
+from typing import TYPE_CHECKING, Any, Optional
 
 import gin
 import tensorflow.compat.v1 as tf
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from mesh_tensorflow.transformer.transformer._context import Context
 
 
-_KINDS = (None, "bias", "bias_shared")
+# The types of relative attention whose bias does not depend on the query.
+RELATIVE_KINDS = (None, "bias", "bias_shared")
 _NOT_SPLIT = {"bias": "None", "bias_shared": "None"}
 
 
@@ -64,13 +65,6 @@ def _sentinels_so_far(context: Context, is_sentinel: mtf.Tensor) -> mtf.Tensor:
     return mtf.cumsum(count, context.length_dim)
 
 
-def _numbered(
-    count: mtf.Tensor, sequence_id: Union[mtf.Tensor, int, None], length: int
-) -> mtf.Tensor:
-    """Returns counts offset by sequence id, so that packed examples do not share counts."""
-    return count if sequence_id is None else count + sequence_id * length
-
-
 @gin.configurable(module="mesh_tensorflow.transformer.transformer_layers")
 def relative_position_spans(context: Context, num_sentinels: int = gin.REQUIRED) -> mtf.Tensor:
     """Returns each encoder position relative to the one that the decoder position is aligned with.
@@ -101,8 +95,9 @@ def relative_position_spans(context: Context, num_sentinels: int = gin.REQUIRED)
     here = _sentinels_so_far(context, mtf.greater_equal(context.inputs, first))
     length = context.length_dim.size
     if context.sequence_id is not None and context.encoder_sequence_id is not None:
-        there = _numbered(there, context.encoder_sequence_id, length)
-        here = _numbered(here, context.sequence_id, length)
+        # Packed examples do not share counts.
+        there = there + context.encoder_sequence_id * length
+        here = here + context.sequence_id * length
     shape = mtf.Shape([*here.shape, memory])
     # Counts of the encoder never fall within an example, so the number of smaller ones is the index
     # of the sentinel that the query has reached.
@@ -110,16 +105,6 @@ def relative_position_spans(context: Context, num_sentinels: int = gin.REQUIRED)
         mtf.to_int32(mtf.less(there, here, output_shape=shape)), reduced_dim=memory
     )
     return mtf.sub(place, mtf.range(context.mesh, memory, tf.int32), output_shape=shape)
-
-
-def _visible(context: Context) -> Optional[mtf.Tensor]:
-    """Returns whether two positions belong to the same example; None without sequence ids."""
-    ids = (context.sequence_id, context.encoder_sequence_id)
-    # Two numbers say that on both sides there is one example without padding: nothing is hidden.
-    if any(x is None for x in ids) or not any(isinstance(x, mtf.Tensor) for x in ids):
-        return None
-    decoder, encoder = ids
-    return mtf.equal(decoder, encoder)
 
 
 @gin.configurable(module="mesh_tensorflow.transformer.transformer_layers")
@@ -145,17 +130,17 @@ def enc_dec_attention_bias(
       ValueError: the layer's relative_attention_type is not None, "bias" or "bias_shared".
     """
     kind = layer.relative_attention_type
-    _parts.check_type("enc_dec_attention_bias", kind, _KINDS)
+    _parts.check_type("enc_dec_attention_bias", kind, RELATIVE_KINDS)
     ids: Any = ("equal", context.sequence_id, context.encoder_sequence_id)
     of_positions = all(isinstance(x, mtf.Tensor) for x in ids[1:])
     dtype = context.activation_dtype
     # In a ring no Tensor may have both lengths: ids go along, and are compared part by part.
     if _parts.in_ring(layer, context, _NOT_SPLIT) and (of_positions or None in ids):
         return _masks.stand_in(context.mesh, [ids], dtype) if of_positions else None
-    visible = _visible(context)
     hidden = None
-    if visible is not None:
-        hidden = attention.visibility_mask_to_attention_bias(visible, dtype)
+    # Two numbers say that on both sides there is one example without padding: nothing is hidden.
+    if None not in ids and any(isinstance(x, mtf.Tensor) for x in ids[1:]):
+        hidden = attention.visibility_mask_to_attention_bias(mtf.equal(*ids[1:]), dtype)
         # Blocks compare two tensors of ids; with a number in place of one they read the mask.
         if of_positions:
             hidden = _masks.made_of(hidden, [ids])

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Optional
 
 import gin
@@ -14,6 +15,7 @@ from mesh_tensorflow.layers import _masks
 from mesh_tensorflow.layers._visibility import Buckets
 from mesh_tensorflow.transformer import attention, transformer
 from mesh_tensorflow.transformer.attention import _dot_product
+from mesh_tensorflow.transformer.attention._prompts import side_of_scope
 from mesh_tensorflow.transformer.transformer_layers import _parts
 
 if TYPE_CHECKING:
@@ -25,13 +27,6 @@ def query_position(context: Context) -> mtf.Tensor:
     if context.position is None:
         return mtf.range(context.mesh, context.length_dim, tf.int32)
     return context.position
-
-
-def _all_of(conditions: Sequence[mtf.Tensor]) -> Optional[mtf.Tensor]:
-    found = None
-    for condition in conditions:
-        found = condition if found is None else mtf.logical_and(found, condition)
-    return found
 
 
 def _conditions(
@@ -78,9 +73,9 @@ def _hidden(
     # The first ones are those of relative positions, which are there already, and with the
     # prompts subtracted.
     conditions += [_masks.COMPARISONS[name](x, y) for name, x, y in ids[len(conditions) :]]
-    visible = _all_of(conditions)
-    if visible is None:
+    if not conditions:
         return None
+    visible = functools.reduce(mtf.logical_and, conditions)
     hidden = attention.visibility_mask_to_attention_bias(visible, context.activation_dtype)
     # Prompts are seen by all queries. What the mask was made of has no prompts, so it is left out.
     if num_prompts:
@@ -134,7 +129,6 @@ def _distances(
 _NOT_IN_RINGS = {"contextual": "'bias_shared' or 'bias'"}
 
 
-_KINDS = (None, "bias", "bias_shared", "contextual")
 _ATTENTION_FUNCTIONS: dict[Optional[str], Callable[..., mtf.Tensor]] = {
     None: attention.attention,
     "hybrid": attention.hybrid_attention,
@@ -151,6 +145,8 @@ class SelfAttention(transformer.TransformerLayer):
     """
 
     no_query = False  # which only a Synthesizer may set
+    # The types of relative attention that the layer has.
+    _kinds: tuple[Optional[str], ...] = (None, "bias", "bias_shared", "contextual")
 
     def __init__(
         self,
@@ -236,7 +232,7 @@ class SelfAttention(transformer.TransformerLayer):
         self.rotary = rotary
         self.biases = biases
         self.qk_norm_epsilon = qk_norm_epsilon
-        _parts.check_type(type(self).__name__, relative_attention_type, _KINDS)
+        _parts.check_type(type(self).__name__, relative_attention_type, self._kinds)
         self._check_function()
 
     def _check_function(self) -> None:
@@ -457,11 +453,8 @@ class SelfAttention(transformer.TransformerLayer):
             "encoder": self.hyperprompt_length_encoder,
             "decoder": self.hyperprompt_length_decoder,
         }
-        # A layer is not told on which side it is, but the scope of its model has the side's name.
-        for part in tf.get_variable_scope().name.split("/"):
-            if part in lengths:
-                return part, lengths[part]
-        return None, None
+        side = side_of_scope()
+        return side, None if side is None else lengths[side]
 
     def compute_bias(
         self,

@@ -13,6 +13,7 @@ from mesh_tensorflow.layers import _masks
 from mesh_tensorflow.transformer.attention import _dot_product
 from mesh_tensorflow.transformer.transformer_layers import _parts
 from mesh_tensorflow.transformer.transformer_layers._enc_dec_attention import (
+    RELATIVE_KINDS,
     EncDecMixin,
     enc_dec_attention_bias,
 )
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
 _Dims = Sequence[Any]
 _HEADS = (("heads", 12),)
-_KINDS = (None, "bias", "bias_shared")
 
 # Arguments of SelfAttention for layers with weights and an attention function of their own.
 WITHOUT_OPTIONS: dict[str, Any] = {
@@ -105,6 +105,8 @@ class TalkingHeadsSelfAttention(SelfAttention):
       dynamic_projections_init_scale: a number.
     """
 
+    _kinds = RELATIVE_KINDS
+
     def __init__(
         self,
         key_heads_dims: _Dims = _HEADS,
@@ -139,7 +141,6 @@ class TalkingHeadsSelfAttention(SelfAttention):
         Raises:
           ValueError: `relative_attention_type` is unknown.
         """
-        _parts.check_type(type(self).__name__, relative_attention_type, _KINDS)
         self.key_heads_dims = as_dims(key_heads_dims)
         self.softmax_heads_dims = as_dims(softmax_heads_dims)
         self.value_heads_dims = as_dims(value_heads_dims)
@@ -372,6 +373,8 @@ class GeneralBilinearSelfAttention(SelfAttention):
       relative_attention_num_buckets: an integer.
     """
 
+    _kinds = RELATIVE_KINDS
+
     def __init__(
         self,
         heads_dims: Sequence[tuple[str, int]] = (("heads", 12),),
@@ -391,7 +394,6 @@ class GeneralBilinearSelfAttention(SelfAttention):
         Raises:
           ValueError: `relative_attention_type` is unknown.
         """
-        _parts.check_type(type(self).__name__, relative_attention_type, _KINDS)
         self.heads_dims = as_dims(heads_dims)
         # Options of SelfAttention that the layer does not have are given, or gin would bind them.
         super().__init__(
