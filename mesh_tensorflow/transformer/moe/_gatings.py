@@ -320,7 +320,7 @@ def gate(
     return dispatch, mtf.cast(combine, dtype), router.total_loss(loss)
 
 
-def _classic(gating: Gating) -> Callable[..., tuple[mtf.Tensor, mtf.Tensor, mtf.Tensor]]:
+def _classic(gating: str) -> Callable[..., tuple[mtf.Tensor, mtf.Tensor, mtf.Tensor]]:
     """Returns a gating as the function of tensors that it was in the classic release."""
 
     def gate_tokens(
@@ -332,7 +332,7 @@ def _classic(gating: Gating) -> Callable[..., tuple[mtf.Tensor, mtf.Tensor, mtf.
         train: bool,
         variable_dtype: mtf.VariableDType,
         importance: Optional[mtf.Tensor] = None,
-        name: str = f"{gating.name}_gating",
+        name: str = f"{gating}_gating",
         num_microbatches: Optional[int] = None,
         token_embeddings: Optional[mtf.Tensor] = None,
     ) -> tuple[mtf.Tensor, mtf.Tensor, mtf.Tensor]:
@@ -361,17 +361,17 @@ def _classic(gating: Gating) -> Callable[..., tuple[mtf.Tensor, mtf.Tensor, mtf.
             mixture, inputs, experts_dim, expert_capacity_dim, outer_expert_dims, importance, name,
             token_embeddings,
         )  # fmt: skip
-        return gate(router, gating)
+        return gate(router, GATINGS[gating])
 
-    gate_tokens.__name__ = gate_tokens.__qualname__ = f"_{gating.name}_gating"
+    gate_tokens.__name__ = gate_tokens.__qualname__ = f"_{gating}_gating"
     return gate_tokens
 
 
-_top_2_gating = _classic(GATINGS["top_2"])
-_top_n_gating = _classic(GATINGS["top_n"])
-_switch_gating = _classic(GATINGS["switch"])
-_ntlb_gating = _classic(GATINGS["ntlb"])
-_switch_max_gating = _classic(GATINGS["switch_max"])
+_top_2_gating = _classic("top_2")
+_top_n_gating = _classic("top_n")
+_switch_gating = _classic("switch")
+_ntlb_gating = _classic("ntlb")
+_switch_max_gating = _classic("switch_max")
 
 
 def _expert_selection_gating(
@@ -396,13 +396,14 @@ def _expert_selection_gating(
       normalize_by_num_experts_routed: whether a token's gates are divided by the number of experts
         that choose it.
     """
-    # The dimension of tokens is that before the channels of the inputs.
-    del group_size_dim
     send = functools.partial(
         _expert_selection, normalize_by_num_experts_routed=normalize_by_num_experts_routed
     )
-    gate_tokens = _classic(GATINGS["expert_selection"]._replace(send=send))
-    return gate_tokens(
-        inputs, outer_expert_dims, experts_dim, expert_capacity_dim, hparams, train,
-        variable_dtype, importance, name, num_microbatches, token_embeddings,
+    mixture = Mixture(hparams, train, variable_dtype, num_microbatches=num_microbatches)
+    router = Router(
+        mixture, inputs, experts_dim, expert_capacity_dim, outer_expert_dims, importance, name,
+        token_embeddings,
     )  # fmt: skip
+    # The classic's function takes this dimension as an argument.
+    router.group_dim = group_size_dim
+    return gate(router, GATINGS["expert_selection"]._replace(send=send))
