@@ -103,8 +103,8 @@ FAULTS = [
     ),
     Fault(
         "transformer/utils/_evaluation.py",
-        "own = list(itertools.islice(rest, len(task.examples)))",
-        "own = list(itertools.islice(outputs, len(task.examples)))",
+        "own = list(itertools.islice(rest, len(examples)))",
+        "own = list(itertools.islice(outputs, len(examples)))",
         "each task is evaluated on the outputs of the first one",
         "transformer/test_utils_files.py -k own_outputs",
     ),
