@@ -113,11 +113,19 @@ def _logsumexp_extra(x, e):
     return np.logaddexp(special.logsumexp(x, 1), e)
 
 
+def _log_softmax(x, axis):
+    # Not scipy's, which take a maximum, and so fail along dimensions of size 0.
+    return x - special.logsumexp(x, axis, keepdims=True)
+
+
 _SOFTMAX = [
     case(f"{fn.__name__}_{d}", "a b s",
          lambda x, fn=fn, d=d: fn(x, dim(d)),
          lambda x, oracle=oracle, axis=axis: oracle(x, axis), dtypes=FLOATS)
-    for fn, oracle in [(mtf.softmax, special.softmax), (mtf.log_softmax, special.log_softmax)]
+    for fn, oracle in [
+        (mtf.softmax, lambda x, axis: np.exp(_log_softmax(x, axis))),
+        (mtf.log_softmax, _log_softmax),
+    ]
     for axis, d in enumerate(["a", "b"])
 ]
 
