@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import collections
 import copy
+import itertools
 import math
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Optional
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple, Optional
 
 import numpy as np
 
@@ -19,7 +19,8 @@ from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow.auto_mtf import scheduler
 from mesh_tensorflow.auto_mtf._space import LayoutSpace
 from mesh_tensorflow.auto_mtf._stored import Storing, Updates, takes_again
-from mesh_tensorflow.auto_mtf.objective import NO_BLOCK, LiveMemory
+from mesh_tensorflow.auto_mtf.graph_interface import MemoryChange, live_names, memory_changes
+from mesh_tensorflow.auto_mtf.objective import NO_BLOCK, LiveMemory, bytes_over_time
 from mesh_tensorflow.ops._variables.assign import Assign
 from mesh_tensorflow.ops._variables.variable import Variable
 
@@ -237,14 +238,14 @@ class ResidentMemory(LiveMemory):
         self._stored = (
             None if updates is None else StoredItems(updates, storing.weights_too, candidates)
         )
-        self._blocks: dict[str, Block] = {}
-        self._variables = list(self._variable_blocks(graph.operations))
+        self._blocks = {b.name: b for b in self._variable_blocks(graph.operations)}
+        self._variables = list(self._blocks)
         self._root: dict[Tensor, str] = {}
         self._kinds = kinds_of(graph.operations)
         self._items = list(self._make_items(graph.operations))
         self._final = {self._root[t] for t in outputs if t in self._root}
         self._columns: dict[Column, int] = {}
-        for block in [*self._variables, *self._blocks.values()]:
+        for block in self._blocks.values():
             self._columns.setdefault(block.column, len(self._columns))
         self._inner: dict[str, list[list[Block]]] = {}
         for item in self._items:
@@ -262,8 +263,8 @@ class ResidentMemory(LiveMemory):
         orders = [as_listed, self._eager_order()]
         # By bytes before splitting: one order serves all layouts, so that memory is linear in their
         # assignments.
-        self._schedule, bytes_, self.at = min(
-            (self._run(list(order)) for order in orders), key=lambda run: run[1].sum(axis=1).max()
+        self._changes, bytes_, self.at = min(
+            map(self._run, orders), key=lambda run: run[1].sum(axis=1).max()
         )
         self.columns = list(self._columns)
         super().__init__([column.names(candidates) for column in self.columns], bytes_)
@@ -430,57 +431,26 @@ class ResidentMemory(LiveMemory):
     def _is_update(self, item: Item) -> bool:
         return isinstance(item.op, Assign) or self._kinds[item.op] == "updates"
 
-    def _lives(self, order: Sequence[int]) -> dict[str, tuple[int, int]]:
-        """Returns the (first, last) position of each block in an order."""
-        lives: dict[str, tuple[int, int]] = {}
-        for place, number in enumerate(order):
-            item = self._items[number]
-            # What nothing reads is in memory while it is made.
-            lives.update((name, (place, place)) for name in item.outputs)
-            lives.update((name, (lives[name][0], place)) for name in item.inputs)
-        end = len(order) - 1
-        lives.update((name, (lives[name][0], end)) for name in self._final)
-        return lives
-
-    def _in_use(
-        self,
-        order: Sequence[int],
-        key: Callable[[Block], Hashable],
-        size: Callable[[Block], int],
-    ) -> dict[Any, np.ndarray]:
-        """Returns, for the blocks of each key, the sum of their sizes at each time of an order."""
-        length = max(1, len(order))
+    def _run(self, order: Sequence[int]) -> tuple[list[MemoryChange], np.ndarray, list[str]]:
+        """Returns the changes in memory in an order; the bytes and the operation at each time."""
+        inputs, outputs = [i.inputs for i in self._items], [i.outputs for i in self._items]
+        changes = [*memory_changes(inputs, outputs, self._final, order)] or [MemoryChange([], [])]
         # Variables have no operation that makes them: they are in memory from one step to the next.
-        alive = [(block, 0, length - 1) for block in self._variables]
-        alive += [(self._blocks[n], first, last) for n, (first, last) in self._lives(order).items()]
-        change: dict[Hashable, np.ndarray]
-        change = collections.defaultdict(lambda: np.zeros(length + 1, np.int64))
-        for block, first, last in alive:
-            # Bytes in use are the running sum of what is allocated before an operation and freed
-            # after it.
-            row, held = change[key(block)], size(block)
-            row[first] += held
-            row[last + 1] -= held
-        return {k: np.cumsum(row)[:length] for k, row in change.items()}
-
-    def _run(self, order: list[int]) -> tuple[list[int], np.ndarray, list[str]]:
-        """Returns the order, the bytes in use and the operation at each time."""
-        in_use = self._in_use(order, lambda block: block.column, lambda block: block.bytes)
-        table = np.zeros([max(1, len(order)), len(self._columns)], np.int64)
-        for column, bytes_ in in_use.items():
-            table[:, self._columns[column]] = bytes_
-        rows = list(table)
+        changes[0].born[:0] = self._variables
+        column = {name: self._columns[block.column] for name, block in self._blocks.items()}
+        size = {name: block.bytes for name, block in self._blocks.items()}
+        rows = list(bytes_over_time(changes, column, size, len(self._columns)))
         at = [self._items[number].name for number in order] or [""]
-        for place, number in enumerate(order):
+        for place, name in enumerate(at[: len(changes)]):
             # Moments within loops come after those of the schedule, where `contents` looks for
             # them.
-            for moment in self._inner.get(self._items[number].name, []):
+            for moment in self._inner.get(name, []):
                 row = rows[place].copy()
                 for block in moment:
                     row[self._columns[block.column]] += block.bytes
                 rows.append(row)
-                at.append(self._items[number].name)
-        return order, np.array(rows), at
+                at.append(name)
+        return changes, np.array(rows), at
 
     # -- under a layout
 
@@ -523,25 +493,23 @@ class ResidentMemory(LiveMemory):
           layout: a dictionary from dimension names to mesh dimension names.
           mesh_sizes: a dictionary from mesh dimension names to sizes.
         """
-        found = self._in_use(
-            self._schedule,
-            lambda block: block.kind,
-            lambda block: self._held(block, layout, mesh_sizes),
-        )
-        held = {kind: bytes_ for kind, bytes_ in found.items() if bytes_.any()}
-        return dict(sorted(held.items(), key=lambda pair: -int(pair[1].min())))
+        held = {n: self._held(b, layout, mesh_sizes) for n, b in self._blocks.items()}
+        kind_of = {name: self._blocks[name].kind for born, _ in self._changes for name in born}
+        kinds = list(dict.fromkeys(kind_of.values()))
+        column = {name: kinds.index(kind) for name, kind in kind_of.items()}
+        rows = bytes_over_time(self._changes, column, held, len(kinds))
+        used = {kind: bytes_ for kind, bytes_ in zip(kinds, rows.T) if bytes_.any()}
+        return dict(sorted(used.items(), key=lambda pair: -int(pair[1].min())))
 
     def contents(
         self, time: int, layout: Mapping[str, str], mesh_sizes: Mapping[str, int]
     ) -> list[Held]:
         """Returns the live tensors at a time, largest first; see `in_use`."""
         # A moment within a loop has the name of the loop, and the place of that in the schedule.
-        place = self.at[: len(self._schedule)].index(self.at[time]) if self._schedule else 0
-        lives = self._lives(self._schedule)
-        blocks = list(self._variables)
-        blocks += [self._blocks[n] for n, (a, b) in lives.items() if a <= place <= b]
-        if time >= len(self._schedule) and self._schedule:
-            start = self.at.index(self.at[time], len(self._schedule))
-            blocks += self._inner[self.at[time]][time - start]
+        place, times = self.at.index(self.at[time]), len(self._changes)
+        live = next(itertools.islice(live_names(self._changes), place, None))
+        blocks = [self._blocks[name] for name in live]
+        if time >= times:
+            blocks += self._inner[self.at[time]][time - self.at.index(self.at[time], times)]
         held = [Held(b.name, b.kind, self._held(b, layout, mesh_sizes)) for b in blocks]
         return sorted((h for h in held if h.bytes), key=lambda h: (-h.bytes, h.name))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import collections
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Optional, TypeVar
 
 import tensorflow.compat.v1 as tf
@@ -25,6 +26,40 @@ class MemoryChange(NamedTuple):
 
     born: list[str]
     dead: list[str]
+
+
+def memory_changes(
+    inputs: Sequence[Sequence[str]],
+    outputs: Sequence[Sequence[str]],
+    final: Collection[str],
+    schedule: Iterable[int],
+) -> Iterator[MemoryChange]:
+    """Yields the change in memory at each operation of a schedule.
+
+    Args:
+      inputs: for each operation, the names of its inputs.
+      outputs: for each, the names of its outputs.
+      final: the names of the tensors that stay in memory until the end.
+      schedule: indices of operations, in execution order.
+    """
+    # How many operations have still to read each tensor. One that takes it twice is one reader.
+    readers = collections.Counter(name for names in inputs for name in set(names))
+    for number in schedule:
+        read, born = dict.fromkeys(inputs[number]), list(dict.fromkeys(outputs[number]))
+        readers.subtract(read.keys())
+        # Also of what is made here, if nothing reads it: it is live at this operation alone.
+        unread = (name for name in [*read, *born] if not readers[name])
+        yield MemoryChange(born, [name for name in unread if name not in final])
+
+
+def live_names(changes: Iterable[MemoryChange]) -> Iterator[set[str]]:
+    """Yields the names of the live tensors at each change: one set, which goes on changing."""
+    live: set[str] = set()
+    for born, dead in changes:
+        live.update(born)
+        # Before the dead ones leave: an operation has its inputs in memory while it runs.
+        yield live
+        live.difference_update(dead)
 
 
 class GraphInterface:
@@ -285,21 +320,10 @@ class GraphInterface:
         Args:
           schedule: indices of operations, in execution order.
         """
-        operations = list(self._operations)
-        # An operation that takes a tensor twice is one reader of it.
-        inputs = [list(dict.fromkeys(self.get_operation_input_names(name))) for name in operations]
-        # How many operations have still to read each tensor: at 0, it is dead.
-        readers = dict.fromkeys(self._tensors, 0)
-        for names in inputs:
-            for name in names:
-                readers[name] += 1
-        for number in schedule:
-            born = list(self.get_operation_output_names(operations[number]))
-            for name in inputs[number]:
-                readers[name] -= 1
-            # Also of what is made here, if nothing reads it: it is live at this operation alone.
-            done = (n for n in [*inputs[number], *born] if not readers[n])
-            yield MemoryChange(born, [n for n in done if n not in self._final])
+        names = list(self._operations)
+        inputs = [list(self.get_operation_input_names(name)) for name in names]
+        outputs = [list(self.get_operation_output_names(name)) for name in names]
+        yield from memory_changes(inputs, outputs, self._final, schedule)
 
     def compute_memory_contents_under_schedule(
         self, schedule: Iterable[int]
@@ -309,10 +333,5 @@ class GraphInterface:
         Args:
           schedule: indices of operations, in execution order.
         """
-        contents, live = [], set[str]()
-        for born, dead in self.memory_changes(schedule):
-            live.update(born)
-            # Before the dead ones leave: an operation has its inputs in memory while it runs.
-            contents.append(frozenset(live))
-            live.difference_update(dead)
-        return contents
+        changes = self.memory_changes(schedule)
+        return [frozenset(live) for live in live_names(changes)]

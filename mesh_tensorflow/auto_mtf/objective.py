@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import numpy as np
 
 from mesh_tensorflow.auto_mtf._space import LayoutSpace
-from mesh_tensorflow.auto_mtf.graph_interface import GraphInterface
+from mesh_tensorflow.auto_mtf.graph_interface import GraphInterface, MemoryChange
 
 __all__ = ["DimensionSet", "LiveMemory", "live_memory", "peak_memory"]
 
@@ -118,13 +118,32 @@ def peak_memory(
         name: graph.get_tensor_size(name, layout, mesh_sizes)
         for name in graph.get_all_tensor_names()
     }
-    now = peak = 0
-    for born, dead in graph.memory_changes(schedule):
-        now += sum(size[name] for name in born)
-        peak = max(peak, now)
-        # After the peak is noted: what an operation reads last is still there while it runs.
-        now -= sum(size[name] for name in dead)
-    return peak
+    column = dict.fromkeys(size, 0)
+    changes = graph.memory_changes(schedule)
+    return int(bytes_over_time(changes, column, size, 1).max(initial=0))
+
+
+def bytes_over_time(
+    changes: Iterable[MemoryChange], column: Mapping[str, int], size: Mapping[str, int], count: int
+) -> np.ndarray:
+    """Returns the bytes in use at each change in memory, an int64 array [changes, columns].
+
+    Args:
+      changes: MemoryChanges.
+      column: the column that each tensor counts in, by name.
+      size: the bytes of each tensor.
+      count: the number of columns.
+    """
+    now = np.zeros(count, np.int64)
+    rows = []
+    for born, dead in changes:
+        for name in born:
+            now[column[name]] += size[name]
+        # What an operation reads last is still there while it runs.
+        rows.append(now.copy())
+        for name in dead:
+            now[column[name]] -= size[name]
+    return np.array(rows, np.int64).reshape(len(rows), count)
 
 
 def live_memory(
@@ -146,16 +165,7 @@ def live_memory(
         for name in graph.get_all_tensor_names()
     }
     sets = sorted(set(kind.values()))
-    column = {dimension_set: place for place, dimension_set in enumerate(sets)}
+    column = {name: sets.index(dimension_set) for name, dimension_set in kind.items()}
     size = {name: graph.get_tensor_size(name) for name in kind}
-    now = np.zeros(len(sets), np.int64)
-    rows = []
-    for born, dead in graph.memory_changes(schedule):
-        for name in born:
-            now[column[kind[name]]] += size[name]
-        # Memory grows only where tensors are made, so the peak is at one of these times.
-        if born:
-            rows.append(now.copy())
-        for name in dead:
-            now[column[kind[name]]] -= size[name]
-    return LiveMemory(sets, maximal_rows(np.array(rows, np.int64).reshape(len(rows), len(sets))))
+    rows = bytes_over_time(graph.memory_changes(schedule), column, size, len(sets))
+    return LiveMemory(sets, maximal_rows(rows))

@@ -30,10 +30,6 @@ def minimize_peak_memory(graph: GraphInterface, scheduler_alg: str) -> Sequence[
     return _ALGORITHMS[scheduler_alg](graph)
 
 
-def _as_made(graph: GraphInterface) -> Sequence[int]:
-    return range(graph.get_num_operations())
-
-
 def _greedy(graph: GraphInterface) -> Sequence[int]:
     names = list(graph.get_all_operation_names())
     tensors = list(graph.get_all_tensor_names())
@@ -55,6 +51,8 @@ def list_schedule(
 ) -> list[int]:
     """Returns a greedy list schedule of operations, as a list of indices.
 
+    The ready operation that frees the most memory runs next.
+
     Args:
       names: the names of the operations.
       inputs: for each, the names of its inputs.
@@ -65,92 +63,64 @@ def list_schedule(
     Raises:
       ValueError: the operations depend on each other in a cycle.
     """
-    run = _ListSchedule(names, inputs, outputs, size, final)
-    while run.ready:
-        run.step()
-    if len(run.schedule) < len(names):
-        waiting = [n for number, n in enumerate(names) if run.missing[number]]
-        raise ValueError(f"operations wait for each other, in a loop: {', '.join(waiting[:10])}")
-    return run.schedule
+    # Operations that have not run yet, by what they read; the dictionaries serve as ordered sets.
+    readers: dict[str, dict[int, None]] = {t: {} for t in size}
+    for number, tensors in enumerate(inputs):
+        for t in tensors:
+            readers[t][number] = None
+    maker = {t: number for number, ts in enumerate(outputs) for t in ts}
+    missing = [{maker[t] for t in tensors} for tensors in inputs]
+    # The bytes that an operation is known to free minus those that it allocates: what nobody reads
+    # is freed at once, and does not count.
+    balance = [-sum(size[t] for t in ts if readers[t] or t in final) for ts in outputs]
+    ready: list[tuple[int, str, int]] = []
 
+    def offer(number: int) -> None:
+        # The largest balance runs next; ties are broken by name. A heap cannot change an entry, so
+        # each change adds one. Balances only grow, so the newest one is popped first, and the
+        # others are stale.
+        heapq.heappush(ready, (-balance[number], names[number], number))
 
-class _ListSchedule:
-    """The state of a list schedule.
+    def credit(t: str, counts_twice: bool) -> None:
+        # The last one that reads a tensor frees it.
+        (reader,) = readers[t]
+        balance[reader] += size[t] * (inputs[reader].count(t) if counts_twice else 1)
+        if not missing[reader]:
+            offer(reader)
 
-    Each operation has a balance: the bytes that it is known to free minus those that it
-    allocates. The ready operation with the largest balance runs next; ties are broken by name.
-    """
-
-    def __init__(
-        self,
-        names: Sequence[str],
-        inputs: Sequence[Sequence[str]],
-        outputs: Sequence[Sequence[str]],
-        size: Mapping[str, int],
-        final: Collection[str],
-    ):
-        self.names, self.inputs, self.outputs = names, inputs, outputs
-        self.size, self.final = size, final
-        # Operations that have not run yet; the dictionaries serve as ordered sets.
-        self.readers: dict[str, dict[int, None]] = {t: {} for t in size}
-        for number, tensors in enumerate(inputs):
-            for t in tensors:
-                self.readers[t][number] = None
-        maker = {t: number for number, ts in enumerate(outputs) for t in ts}
-        self.missing = [{maker[t] for t in tensors} for tensors in inputs]
-        # What nobody reads is freed at once, and does not count.
-        self.balance = [
-            -sum(size[t] for t in ts if self.readers[t] or t in final) for ts in outputs
-        ]
-        self.last_made_is_final = False
-        self.schedule: list[int] = []
-        self.done = [False] * len(names)
-        self.ready: list[tuple[int, str, int]] = []
-        for number, missing in enumerate(self.missing):
-            if not missing:
-                self._offer(number)
-
-    def _offer(self, number: int) -> None:
-        # A heap cannot change an entry, so each change adds one. Balances only grow, so the newest
-        # one is popped first, and the others are stale.
-        heapq.heappush(self.ready, (-self.balance[number], self.names[number], number))
-
-    def _credit(self, number: int, size: int) -> None:
-        self.balance[number] += size
-        if not self.missing[number]:
-            self._offer(number)
-
-    def step(self) -> None:
-        """Runs the next operation; skips stale entries of operations that have already run."""
-        _, _, number = heapq.heappop(self.ready)
-        if self.done[number]:
-            return
-        self.done[number] = True
-        self.schedule.append(number)
-        for t in self.outputs[number]:
-            self.last_made_is_final = t in self.final
-            if len(self.readers[t]) == 1 and not self.last_made_is_final:
+    for number in range(len(names)):
+        if not missing[number]:
+            offer(number)
+    last_made_is_final = False
+    schedule: dict[int, None] = {}
+    while ready:
+        _, _, number = heapq.heappop(ready)
+        if number in schedule:
+            continue
+        schedule[number] = None
+        for t in outputs[number]:
+            last_made_is_final = t in final
+            if len(readers[t]) == 1 and not last_made_is_final:
                 # An operation that reads a tensor twice counts it twice, as in the classic
                 # release, so that schedules and hence peak memory agree.
-                (reader,) = self.readers[t]
-                self._credit(reader, self.size[t] * self.inputs[reader].count(t))
+                credit(t, counts_twice=True)
         # An operation that takes a tensor twice is one reader of it.
-        for t in dict.fromkeys(self.inputs[number]):
-            del self.readers[t][number]
+        for t in dict.fromkeys(inputs[number]):
+            del readers[t][number]
             # For the same reason, the last created tensor is tested, not this one.
-            if len(self.readers[t]) == 1 and not self.last_made_is_final:
-                (reader,) = self.readers[t]
-                self._credit(reader, self.size[t])
-        self._release(number)
-
-    def _release(self, number: int) -> None:
-        for reader in dict.fromkeys(r for t in self.outputs[number] for r in self.readers[t]):
-            self.missing[reader].discard(number)
-            if not self.missing[reader]:
-                self._offer(reader)
+            if len(readers[t]) == 1 and not last_made_is_final:
+                credit(t, counts_twice=False)
+        for reader in dict.fromkeys(r for t in outputs[number] for r in readers[t]):
+            missing[reader].discard(number)
+            if not missing[reader]:
+                offer(reader)
+    if len(schedule) < len(names):
+        waiting = [n for number, n in enumerate(names) if missing[number]]
+        raise ValueError(f"operations wait for each other, in a loop: {', '.join(waiting[:10])}")
+    return list(schedule)
 
 
 _ALGORITHMS: dict[str, Callable[[GraphInterface], Sequence[int]]] = {
-    "NAIVE": _as_made,
+    "NAIVE": lambda graph: range(graph.get_num_operations()),
     "LIST": _greedy,
 }
