@@ -25,9 +25,9 @@ import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._core.shape import convert_to_shape
 from mesh_tensorflow._programs import explained_errors, run_with_parser
-from mesh_tensorflow.auto_mtf import api, explanation, models
+from mesh_tensorflow.auto_mtf import api, explanation
 from mesh_tensorflow.auto_mtf.layout_optimizer import SolverError
-from mesh_tensorflow.auto_mtf.step_time import MemoryLimitError
+from mesh_tensorflow.auto_mtf.step_time import MemoryLimitError, ProgramParts
 
 __all__ = ["main"]
 
@@ -55,13 +55,6 @@ def model_function(name: str) -> Callable[[], Any]:
             f"{DEFAULT_MODEL}"
         )
     return found
-
-
-def _program(made: Any) -> tuple[Any, Sequence[Any]]:
-    if isinstance(made, models.Program):
-        return made.graph, made.outputs
-    graph, outputs = made
-    return graph, outputs
 
 
 def _options(argv: Optional[Sequence[str]]) -> argparse.Namespace:
@@ -130,7 +123,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
 
 def _explained(build: Callable[[], Any], options: argparse.Namespace) -> explanation.Explanation:
-    graph, outputs = _program(build())
+    parts = ProgramParts.of(build())
     chosen = {
         "objective": options.objective,
         "memory_limit_bytes": options.memory_limit_bytes,
@@ -140,10 +133,19 @@ def _explained(build: Callable[[], Any], options: argparse.Namespace) -> explana
     mesh_shape = options.mesh_shape and convert_to_shape(options.mesh_shape)
     if mesh_shape is None:
         _, mesh_shape = api.layout_and_mesh_shape(
-            graph, options.processors, outputs, options.max_mesh_shape_dimensions, **chosen
+            parts.graph,
+            options.processors,
+            parts.outputs,
+            options.max_mesh_shape_dimensions,
+            **chosen,
         )
     explained = explanation.explain(
-        graph, mesh_shape, outputs, options.layout, alternatives=options.alternatives, **chosen
+        parts.graph,
+        mesh_shape,
+        parts.outputs,
+        options.layout,
+        alternatives=options.alternatives,
+        **chosen,
     )
     if options.plot:
         explained.plot(options.plot)

@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, Optional, Union
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Optional, Union
 
 from mesh_tensorflow._core.graph import Graph
 from mesh_tensorflow._core.layout import LayoutRules, StoredLayout
 from mesh_tensorflow._core.shape import Shape, convert_to_shape
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._units import bytes_text
-from mesh_tensorflow.auto_mtf import layout_optimizer, memory_estimator, step_time
+from mesh_tensorflow.auto_mtf import layout_optimizer, memory_estimator
 from mesh_tensorflow.auto_mtf._space import layout_text
+from mesh_tensorflow.auto_mtf._stored import stored_layouts
 from mesh_tensorflow.auto_mtf.hardware import Hardware, hardware_profile
-from mesh_tensorflow.auto_mtf.step_time import fastest, stored_estimators
+from mesh_tensorflow.auto_mtf.step_time import (
+    Estimate,
+    MemoryLimitError,
+    ProgramParts,
+    StepEstimator,
+    fastest,
+)
 
 __all__ = ["all_mesh_shapes", "layout", "layout_and_mesh_shape", "layout_and_stored_layout"]
-
-
-class _Choice(NamedTuple):
-    """A layout, and the minimized value: bytes or seconds."""
-
-    value: float
-    layout: LayoutRules
 
 
 def layout(
@@ -63,8 +63,8 @@ def layout(
       auto_mtf.step_time.MemoryLimitError: no layout fits in `memory_limit_bytes`.
       auto_mtf.layout_optimizer.SolverError: the solver did not find an optimum.
     """
-    choose = _objective(objective, mtf_graph, mtf_outputs, memory_limit_bytes, hardware, joint)
-    return choose(convert_to_shape(mesh_shape) or Shape([])).layout
+    shapes = [convert_to_shape(mesh_shape) or Shape([])]
+    return _best(shapes, mtf_graph, mtf_outputs, objective, memory_limit_bytes, hardware, joint)[0]
 
 
 def layout_and_stored_layout(
@@ -103,8 +103,12 @@ def layout_and_stored_layout(
       auto_mtf.step_time.MemoryLimitError: no layout fits in `memory_limit_bytes`.
       auto_mtf.layout_optimizer.SolverError: the solver did not find an optimum.
     """
-    estimators = stored_estimators(mtf_graph, mesh_shape, mtf_outputs, hardware, zero, joint=joint)
-    best = fastest(estimators, memory_limit_bytes)
+    shape, parts = convert_to_shape(mesh_shape) or Shape([]), ProgramParts(mtf_graph, mtf_outputs)
+    estimators = [
+        StepEstimator(mtf_graph, shape, parts.outputs, hardware, stored, parts, joint=joint)
+        for stored in stored_layouts(shape, zero, joint)
+    ]
+    _, best = _fastest(estimators, memory_limit_bytes)
     return LayoutRules(best.layout.items()), best.stored_layout
 
 
@@ -145,68 +149,66 @@ def layout_and_mesh_shape(
       auto_mtf.step_time.MemoryLimitError: no layout fits in `memory_limit_bytes`.
       auto_mtf.layout_optimizer.SolverError: the solver did not find an optimum.
     """
-    mesh_shapes = all_mesh_shapes(num_machines, max_mesh_shape_dimensions)
-    choose = _objective(objective, mtf_graph, mtf_outputs, memory_limit_bytes, hardware, joint)
-    found: list[tuple[_Choice, Shape]] = []
-    failures: list[step_time.MemoryLimitError] = []
-    for mesh_shape in mesh_shapes:
-        try:
-            found.append((choose(mesh_shape), mesh_shape))
-        except step_time.MemoryLimitError as e:
-            # A mesh on which nothing fits is an error only if there is no other one.
-            failures.append(e)
-    if not found:
-        raise min(failures, key=lambda e: e.missing_bytes)
-    best, mesh_shape = min(found, key=lambda pair: pair[0].value)  # in a tie, the first
-    return best.layout, mesh_shape
+    shapes = all_mesh_shapes(num_machines, max_mesh_shape_dimensions)
+    return _best(shapes, mtf_graph, mtf_outputs, objective, memory_limit_bytes, hardware, joint)
 
-
-# -- objectives
 
 _OBJECTIVES = ("memory", "time")
-_Chooser = Callable[[Shape], _Choice]
 
 
-def _objective(
-    name: str,
+def _best(
+    shapes: Sequence[Shape],
     graph: Graph,
     outputs: Iterable[Tensor],
+    objective: str,
     limit: Optional[float],
     hardware: Union[str, Hardware, None],
     joint: bool,
-) -> _Chooser:
-    """Returns a function that chooses the layout on a mesh."""
-    if name not in _OBJECTIVES:
-        raise ValueError(f"objective {name!r} is none of {', '.join(map(repr, _OBJECTIVES))}")
+) -> tuple[LayoutRules, Shape]:
+    """Returns the best layout on the best of some meshes; of equally good ones, the first."""
+    if objective not in _OBJECTIVES:
+        raise ValueError(f"objective {objective!r} is none of {', '.join(map(repr, _OBJECTIVES))}")
     if limit is not None and not limit > 0:
         raise ValueError(f"memory_limit_bytes={limit} must be more than 0, or None")
-    # Looked up at once, so that an unknown name is an error before any search.
-    profile, outputs = hardware_profile(hardware), list(outputs)
-
-    def least_memory(mesh_shape: Shape) -> _Choice:
+    # Looked up also for "memory", so that an unknown name is an error with each objective.
+    profile, parts = hardware_profile(hardware), ProgramParts(graph, outputs)
+    if objective == "time":
+        estimators = [
+            StepEstimator(graph, shape, parts.outputs, profile, parts=parts, joint=joint)
+            for shape in shapes
+        ]
+        estimator, best = _fastest(estimators, limit)
+        return LayoutRules(best.layout.items()), estimator.mesh_shape
+    smallest: list[tuple[float, Mapping[str, str], Shape]] = []
+    for shape in shapes:
         # The order of operations is that of the classic here, and slots do not count throughout.
-        estimator = memory_estimator.MemoryEstimator(graph, mesh_shape, outputs)
+        estimator = memory_estimator.MemoryEstimator(graph, shape, parts.outputs)
         optimizer = layout_optimizer.LayoutOptimizer(estimator, joint=joint)
-        found = optimizer.least_memory()
+        rules = optimizer.least_memory()
         # Evaluated anew: amounts in the integer program may be rounded to a common unit.
-        peak = optimizer.evaluate_layout(found)
-        if limit is not None and peak > limit:
-            text = layout_text(found) or "no splits"
-            raise step_time.MemoryLimitError(
-                f"no layout fits in {bytes_text(limit)}: {text!r}, which needs the least, takes "
-                f"{bytes_text(peak)}, {bytes_text(peak - limit)} too many. "
-                "mtf.auto_mtf.explain shows what is in memory; a larger mesh, a smaller batch, "
-                "mtf.recompute_grad and bfloat16 help",
-                peak - limit,
-            )
-        return _Choice(peak, LayoutRules(found.items()))
+        smallest.append((optimizer.evaluate_layout(rules), rules, shape))
+    peak, rules, shape = min(smallest, key=lambda one: one[0])
+    if limit is not None and peak > limit:
+        text = layout_text(rules) or "no splits"
+        raise MemoryLimitError(
+            f"no layout fits in {bytes_text(limit)}: {text!r}, which needs the least, takes "
+            f"{bytes_text(peak)}, {bytes_text(peak - limit)} too many. "
+            "mtf.auto_mtf.explain shows what is in memory; a larger mesh, a smaller batch, "
+            "mtf.recompute_grad and bfloat16 help",
+            peak - limit,
+        )
+    return LayoutRules(rules.items()), shape
 
-    def least_time(mesh_shape: Shape) -> _Choice:
-        estimator = step_time.StepEstimator(graph, mesh_shape, outputs, profile, joint=joint)
-        best = estimator.solve(limit)
-        return _Choice(best.seconds.total, LayoutRules(best.layout.items()))
 
-    return least_memory if name == "memory" else least_time
+def _fastest(
+    estimators: Sequence[StepEstimator], limit: Optional[float]
+) -> tuple[StepEstimator, Estimate]:
+    """Returns the fastest layout; if none fits, raises the error that misses by the least."""
+    best = fastest(estimators, limit)
+    if best is None:
+        errors = [estimator.does_not_fit(limit or 0) for estimator in estimators]
+        raise min(errors, key=lambda e: e.missing_bytes)
+    return best
 
 
 def all_mesh_shapes(num_machines: int, max_mesh_shape_dimensions: int) -> list[Shape]:

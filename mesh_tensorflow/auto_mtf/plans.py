@@ -8,28 +8,28 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, Optional, Protocol, Union
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple, Optional, Union
 
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._core.errors import dims_text, is_whole, text_table
-from mesh_tensorflow._core.graph import Graph
 from mesh_tensorflow._core.layout import LayoutRules, StoredLayout
 from mesh_tensorflow._core.operation import Operation
 from mesh_tensorflow._core.shape import Shape, convert_to_shape
-from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._units import bytes_text, ms_text
 from mesh_tensorflow.auto_mtf._seconds import CostModel
 from mesh_tensorflow.auto_mtf._stored import stored_layouts
 from mesh_tensorflow.auto_mtf.api import all_mesh_shapes
 from mesh_tensorflow.auto_mtf.hardware import Hardware, hardware_profile
 from mesh_tensorflow.auto_mtf.step_time import (
+    Built,
     Estimate,
     MemoryLimitError,
     ProgramParts,
     Seconds,
     StepEstimator,
+    fastest,
 )
 from mesh_tensorflow.layers import PipelineSchedule
 from mesh_tensorflow.ops._variables.variable import Variable
@@ -292,8 +292,8 @@ def plan_of(choice: Choice, estimator: StepEstimator, estimate: Estimate) -> Pla
     schedule = PipelineSchedule(choice.stages, choice.microbatches, choice.repeats)
     in_stages = recomputed = 0.0
     # Without the stored layout: what is stored in parts concerns updates, which are in no stage.
-    impl = CostModel(estimator.mesh_shape, estimator.hardware).impl(rules)
     model = CostModel(estimator.mesh_shape, estimator.hardware)
+    impl = model.impl(rules)
     updates = estimator.parts.updates.weight_of
     for op in estimator.parts.graph.operations:
         staged = choice.stages > 1 and op not in updates and _is_staged(op)
@@ -322,21 +322,6 @@ def _is_staged(op: Operation) -> bool:
     return not isinstance(op, Variable) and any(
         STAGES in y.shape.dimension_names for y in op.outputs
     )
-
-
-class HasGraph(Protocol):
-    """A program, such as a `models.Program`: a complete graph, and Tensors that stay in memory."""
-
-    @property
-    def graph(self) -> Graph:
-        """An mtf.Graph."""
-
-    @property
-    def outputs(self) -> Sequence[Tensor]:
-        """Tensors."""
-
-
-Built = Union[HasGraph, tuple[Graph, Sequence[Tensor]]]
 
 
 def plan(
@@ -414,14 +399,16 @@ def _shapes(processors: int, most: int, given: Optional[Iterable[Any]]) -> list[
 
 
 class _Found(NamedTuple):
-    """A family's best."""
+    """The best layout of a choice at a stage of ZeRO."""
 
+    choice: Choice
+    zero: int
     estimator: StepEstimator
     estimate: Estimate
 
 
 class _Search:
-    """The best plan so far, and what was lost."""
+    """The best layouts so far, and what has none."""
 
     def __init__(
         self,
@@ -433,24 +420,29 @@ class _Search:
     ):
         self._shapes, self._limit, self._hardware = shapes, limit, hardware
         self._within, self._joint = within, joint
-        self._best: Optional[Plan] = None
-        self._best_zero: Optional[int] = None
+        self._found: list[_Found] = []
         self._lost: list[Lost] = []
-        self._nearest: Optional[tuple[Choice, StepEstimator, Estimate]] = None
+        self._nearest: Optional[_Found] = None
+
+    @property
+    def _best(self) -> Optional[_Found]:
+        # Of equally fast plans, the first candidate's.
+        return min(self._found, key=lambda one: one.estimate.seconds.total, default=None)
 
     # -- adding a candidate
 
     def add(self, choice: Choice, build: Callable[[Choice], Built], zero: Sequence[int]) -> None:
         """Builds a candidate, and finds its best layouts at each stage of ZeRO."""
-        shapes = [s for s in self._shapes if _divides(s, choice.stages)]
+        # Stages that are not split compute in bubbles as well, and gain nothing.
+        shapes = [
+            shape
+            for shape in self._shapes
+            if choice.stages == 1 or any(d.size > 1 and choice.stages % d.size == 0 for d in shape)
+        ]
         if not shapes:
             sizes = sorted({d.size for shape in self._shapes for d in shape})
-            self._lost.append(
-                Lost(
-                    choice, None, f"no mesh dimension, of sizes {', '.join(map(str, sizes))}, "
-                    f"divides {choice.stages} stages",
-                )
-            )  # fmt: skip
+            why = f"no mesh dimension, of sizes {', '.join(map(str, sizes))}, divides"
+            self._lost.append(Lost(choice, None, f"{why} {choice.stages} stages"))
             return
         try:
             choice.check()
@@ -461,26 +453,19 @@ class _Search:
         except ValueError as e:
             self._lost.append(Lost(choice, None, f"cannot be built: {e}"))
             return
-        graph, outputs = (built.graph, built.outputs) if hasattr(built, "graph") else built  # type: ignore[union-attr]
-        # One that was built before has evaluated much already.
-        parts = built if isinstance(built, ProgramParts) else ProgramParts(graph, outputs)
+        parts = ProgramParts.of(built)
         for stage in zero:
-            self._family(choice, stage, [*self._estimators(parts, shapes, stage)])
-
-    def _estimators(
-        self, parts: ProgramParts, shapes: Sequence[Shape], zero: int
-    ) -> Iterator[StepEstimator]:
-        for shape in shapes:
-            seen = set()
-            for stored in stored_layouts(shape, [zero], self._joint):
-                # Of mesh dimensions with one size and equal links, one stands for all.
-                alike = self._alike(shape, stored)
-                if alike not in seen:
-                    seen.add(alike)
-                    yield StepEstimator(
-                        parts.graph, shape, parts.outputs, self._hardware, stored, parts,
-                        exchanges=True, joint=self._joint,
-                    )  # fmt: skip
+            estimators: dict[Any, StepEstimator] = {}
+            for shape in shapes:
+                for stored in stored_layouts(shape, [stage], self._joint):
+                    # Of mesh dimensions with one size and equal links, one stands for all.
+                    key = (*shape, self._alike(shape, stored))
+                    if key not in estimators:
+                        estimators[key] = StepEstimator(
+                            parts.graph, shape, parts.outputs, self._hardware, stored, parts,
+                            exchanges=True, joint=self._joint,
+                        )  # fmt: skip
+            self._find(choice, stage, estimators.values())
 
     def _alike(self, shape: Shape, stored: Optional[StoredLayout]) -> Any:
         """Returns what is equal for stored layouts that differ by a permutation of the mesh."""
@@ -491,75 +476,41 @@ class _Search:
         axis = shape.dimension_names.index(stored.mesh_dim)
         return shape[axis].size, tuple(map(tuple, self._hardware.links(shape, axis)))
 
-    def _family(self, choice: Choice, zero: int, estimators: list[StepEstimator]) -> None:
+    def _find(self, choice: Choice, zero: int, estimators: Iterable[StepEstimator]) -> None:
         """Finds the best layout of one program at one stage, over all meshes."""
-        found: Optional[_Found] = None
+        limit = math.inf if self._limit is None else self._limit
         floors = {e: e.least() for e in estimators}
-        # The most promising first: what it finds is below the lower bounds of many others.
-        for estimator in sorted(estimators, key=lambda e: floors[e][0]):
-            least_seconds, least_bytes = floors[estimator]
-            # A lower bound of all layouts: if it is too much, none of this mesh fits.
-            if self._limit is not None and least_bytes > self._limit:
-                continue
-            # What takes longer is lost in any case, and need not be found.
-            most = min(self._most(), math.inf if found is None else found.estimate.seconds.total)
-            if least_seconds >= most:
-                continue
-            better = estimator.faster_than(most, self._limit)
-            # It was asked for less than what is found so far takes, so it is the better one.
-            found = found if better is None else _Found(estimator, better)
+        # The most promising first: what it finds is below the lower bounds of many others. Where
+        # the lower bound of the memory is too much, no layout fits.
+        promising = sorted((e for e in floors if floors[e][1] <= limit), key=lambda e: floors[e][0])
+        # What takes longer is lost in any case, and need not be found.
+        best = self._best
+        most = math.inf if best is None else best.estimate.seconds.total * self._within
+        found = fastest(promising, self._limit, most)
         if found is not None:
-            self._keep(choice, zero, found)
+            self._found.append(_Found(choice, zero, *found))
             return
-        self._lost.append(self._why_none(choice, zero, floors))
-
-    def _why_none(
-        self, choice: Choice, zero: int, floors: dict[StepEstimator, tuple[float, int]]
-    ) -> Lost:
-        """Returns why a family has no layout that is fast enough and fits."""
-        # Only for a family that has none, since the least memory takes a search of its own.
-        least = self._least_memory({e: floor for e, (_, floor) in floors.items()})
-        if self._limit is None or least.estimate.peak_bytes <= self._limit:
-            why = f"takes more than {self._within:.3g} times as long as the best"
-            return Lost(choice, zero, why)
-        missing = least.estimate.peak_bytes - self._limit
-        # Of all families, for the error that is raised if none of them fits.
-        if self._nearest is None or least.estimate.peak_bytes < self._nearest[2].peak_bytes:
-            self._nearest = (choice, *least)
-        why = f"does not fit: {bytes_text(missing)} too many"
-        return Lost(choice, zero, why, None, least.estimator.mesh_shape, missing)
-
-    def _most(self) -> float:
-        return math.inf if self._best is None else self._best.seconds.total * self._within
-
-    def _least_memory(self, floors: dict[StepEstimator, int]) -> _Found:
-        """Returns the layout with the lowest peak; one that fits is low enough."""
+        # Only where none was found, since the least memory takes a search of its own.
         least: Optional[_Found] = None
-        for estimator in sorted(floors, key=lambda e: floors[e]):
-            if least is not None:
-                # Sorted by lower bounds, so none of the rest can need less than the least so far.
-                enough = self._limit is None or least.estimate.peak_bytes <= self._limit
-                if enough or floors[estimator] >= least.estimate.peak_bytes:
-                    break
+        for estimator in sorted(floors, key=lambda e: floors[e][1]):
+            # By lower bounds, so that none of the rest can need less than the least so far.
+            enough = max(limit, floors[estimator][1])
+            if least is not None and least.estimate.peak_bytes <= enough:
+                break
             estimate = estimator.least_memory()
             if least is None or estimate.peak_bytes < least.estimate.peak_bytes:
-                least = _Found(estimator, estimate)
+                least = _Found(choice, zero, estimator, estimate)
         assert least is not None
-        return least
-
-    def _keep(self, choice: Choice, zero: int, found: _Found) -> None:
-        """Keeps a family's best as the best of all, or as lost."""
-        # Less, not less or equal: of equally fast plans the first candidate stays.
-        if self._best is None or found.estimate.seconds.total < self._best.seconds.total:
-            if self._best is not None:
-                self._lose(self._best.choice, self._best_zero, self._best.estimate,
-                           self._best.mesh_shape)  # fmt: skip
-            self._best, self._best_zero = plan_of(choice, *found), zero
-        else:
-            self._lose(choice, zero, found.estimate, found.estimator.mesh_shape)
-
-    def _lose(self, choice: Choice, zero: Optional[int], estimate: Estimate, shape: Shape) -> None:
-        self._lost.append(Lost(choice, zero, "", estimate, shape))
+        if least.estimate.peak_bytes <= limit:
+            why = f"takes more than {self._within:.3g} times as long as the best"
+            self._lost.append(Lost(choice, zero, why))
+            return
+        # Of all candidates, for the error that is raised if none of them fits.
+        if self._nearest is None or least.estimate.peak_bytes < self._nearest.estimate.peak_bytes:
+            self._nearest = least
+        missing = least.estimate.peak_bytes - limit
+        why = f"does not fit: {bytes_text(missing)} too many"
+        self._lost.append(Lost(choice, zero, why, None, least.estimator.mesh_shape, missing))
 
     # -- results
 
@@ -569,25 +520,14 @@ class _Search:
         Raises:
           ValueError: there are none.
         """
-        if self._best is None:
+        best = self._best
+        if best is None:
             raise self._nothing(processors)
         # At the end, as the best plan, which they are compared with, was not known before.
-        lost = [self._told(lost) for lost in self._lost]
-        lost.sort(key=lambda one: one.best.seconds.total if one.best else math.inf)
-        return Plans(self._best, lost, self._hardware, self._limit)
-
-    def _told(self, lost: Lost) -> Lost:
-        """Says what takes longer than in the best plan."""
-        if lost.best is None or self._best is None:
-            return lost
-        ours, theirs = self._best.seconds, lost.best.seconds
-        parts = [
-            f"{what} {(b - a) * 1e3:+.3g} ms"
-            for what, a, b in zip(ours._fields, ours, theirs)
-            if abs(b - a) > 1e-3 * ours.total
-        ]
-        why = f"{theirs.total / ours.total:.2f} times as long: {', '.join(parts) or 'as fast'}"
-        return Lost(lost.choice, lost.zero, why, lost.best, lost.mesh_shape)
+        slower = [_slower(one, best.estimate.seconds) for one in self._found if one is not best]
+        slower.sort(key=lambda lost: lost.best.seconds.total if lost.best else math.inf)
+        plan = plan_of(best.choice, best.estimator, best.estimate)
+        return Plans(plan, [*slower, *self._lost], self._hardware, self._limit)
 
     def _nothing(self, processors: int) -> ValueError:
         if self._nearest is None or self._limit is None:
@@ -595,7 +535,7 @@ class _Search:
             return ValueError(
                 f"none of the candidates can be built:\n{reasons or '  there are none'}"
             )
-        choice, estimator, estimate = self._nearest
+        choice, _, estimator, estimate = self._nearest
         missing = estimate.peak_bytes - self._limit
         stored = "" if estimate.stored_layout is None else f"; {estimate.stored_layout}"
         lines = [
@@ -609,7 +549,14 @@ class _Search:
         return MemoryLimitError("\n".join(lines), missing)
 
 
-def _divides(shape: Shape, stages: int) -> bool:
-    """Returns whether a mesh dimension can split the stages."""
-    # Stages that are not split compute in bubbles as well, and gain nothing.
-    return stages == 1 or any(d.size > 1 and stages % d.size == 0 for d in shape)
+def _slower(found: _Found, best: Seconds) -> Lost:
+    """Returns what takes longer than in the best plan."""
+    seconds = found.estimate.seconds
+    differences = [
+        f"{what} {(theirs - ours) * 1e3:+.3g} ms"
+        for what, ours, theirs in zip(best._fields, best, seconds)
+        if abs(theirs - ours) > 1e-3 * best.total
+    ]
+    times = f"{seconds.total / best.total:.2f} times as long"
+    why = f"{times}: {', '.join(differences) or 'as fast'}"
+    return Lost(found.choice, found.zero, why, found.estimate, found.estimator.mesh_shape)

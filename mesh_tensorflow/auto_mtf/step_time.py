@@ -6,7 +6,7 @@ import functools
 import itertools
 import math
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Optional, Union
+from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union
 
 from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.graph import Graph
@@ -19,7 +19,7 @@ from mesh_tensorflow.auto_mtf._program import FastestLayouts, Tables
 from mesh_tensorflow.auto_mtf._resident import Held, ResidentMemory
 from mesh_tensorflow.auto_mtf._seconds import CostModel, Seconds
 from mesh_tensorflow.auto_mtf._space import layout_pairs, layout_space, layout_text
-from mesh_tensorflow.auto_mtf._stored import Storing, Updates, find_updates, stored_layouts
+from mesh_tensorflow.auto_mtf._stored import Storing, Updates, find_updates
 from mesh_tensorflow.auto_mtf._units import (
     SecondsOfUnits,
     StepTime,
@@ -30,9 +30,13 @@ from mesh_tensorflow.auto_mtf._units import (
 from mesh_tensorflow.auto_mtf.hardware import Hardware, hardware_profile
 from mesh_tensorflow.auto_mtf.valid_layouts import LayoutValidator
 
+if TYPE_CHECKING:
+    from mesh_tensorflow.auto_mtf.models import Program
+
 __all__ = ["Estimate", "Held", "MemoryLimitError", "Seconds", "StepEstimator"]
 
 AnyLayout = Union[str, LayoutRules, Mapping[str, str]]
+Built = Union["Program", "ProgramParts", tuple[Graph, Sequence[Tensor]]]
 
 _HINTS = {
     "weights": "more processors, or mesh dimensions whose sizes divide more of its dimensions; "
@@ -94,9 +98,22 @@ class ProgramParts:
         """
         self.graph = graph
         self.outputs = list(outputs)
-        self._units: dict[tuple[frozenset[str], bool], list[Unit]] = {}
+        # A cache of the instance: that of a decorated method would keep all programs alive.
+        self.units = functools.cache(self._units)
         self._known: dict[Hashable, SecondsOfUnits] = {}
         self._memory: dict[tuple[frozenset[str], int], ResidentMemory] = {}
+
+    @classmethod
+    def of(cls, built: Built) -> ProgramParts:
+        """Returns the parts of what a function has built; itself, if it is some already.
+
+        Args:
+          built: a Program, or another object with a graph and outputs; or a tuple of both.
+        """
+        if isinstance(built, ProgramParts):
+            return built
+        graph, outputs = (built.graph, built.outputs) if hasattr(built, "graph") else built  # type: ignore[union-attr]
+        return cls(graph, outputs)
 
     @functools.cached_property
     def updates(self) -> Updates:
@@ -111,19 +128,10 @@ class ProgramParts:
         """
         return self._known.setdefault(mesh, {})
 
-    def units(self, candidates: frozenset[str], stored: bool) -> list[Unit]:
-        """Returns the units of the program.
-
-        Args:
-          candidates: names of the dimensions that may be split.
-          stored: whether variables are stored in parts.
-        """
-        key = candidates, stored
-        if key not in self._units:
-            steps = program_steps(self.graph.operations, self.outputs)
-            updates = self.updates if stored else None
-            self._units[key] = program_units(steps, candidates, updates)
-        return self._units[key]
+    def _units(self, candidates: frozenset[str], stored: bool) -> list[Unit]:
+        """Returns the units of the program, of variables in parts if `stored`."""
+        steps = program_steps(self.graph.operations, self.outputs)
+        return program_units(steps, candidates, self.updates if stored else None)
 
     def memory(
         self, candidates: frozenset[str], storing: Storing, impl: Optional[MeshImpl] = None
@@ -140,12 +148,13 @@ class ProgramParts:
         # too.
         key = candidates, stored + storing.weights_too
         updates = self.updates if stored else None
+        make = functools.partial(
+            ResidentMemory, self.graph, self.outputs, candidates, storing, updates, impl
+        )
         if impl is not None:
-            return ResidentMemory(self.graph, self.outputs, candidates, storing, updates, impl)
+            return make()
         if key not in self._memory:
-            self._memory[key] = ResidentMemory(
-                self.graph, self.outputs, candidates, storing, updates
-            )
+            self._memory[key] = make()
         return self._memory[key].on(storing)
 
 
@@ -391,57 +400,21 @@ class StepEstimator:
         return dict(sorted(total.items(), key=lambda pair: -pair[1]))
 
 
-# -- variables stored in parts
-
-
-def stored_estimators(
-    graph: Graph,
-    mesh_shape: Any,
-    outputs: Iterable[Tensor],
-    hardware: Union[str, Hardware, None],
-    zero: Iterable[int],
-    parts: Optional[ProgramParts] = None,
-    joint: bool = False,
-) -> list[StepEstimator]:
-    """Returns a StepEstimator for each way to store variables.
+def fastest(
+    estimators: Iterable[StepEstimator], limit: Optional[float], seconds: float = math.inf
+) -> Optional[tuple[StepEstimator, Estimate]]:
+    """Returns the fastest layout of some estimators that fits, or None; in a tie, the first.
 
     Args:
-      graph: an mtf.Graph.
-      mesh_shape: a Shape, or what converts to one.
-      outputs: Tensors that stay in memory until the end.
-      hardware: see `hardware_profile`.
-      zero: stages of ZeRO.
-      parts: the ProgramParts of the graph, if there already are some.
-      joint: whether layouts, and how variables are stored, may join mesh dimensions.
-
-    Raises:
-      ValueError: a stage or the hardware is unknown.
-    """
-    shape = convert_to_shape(mesh_shape) or Shape([])
-    parts = parts or ProgramParts(graph, outputs)
-    return [
-        StepEstimator(graph, shape, parts.outputs, hardware, stored, parts, joint=joint)
-        for stored in stored_layouts(shape, zero, joint)
-    ]
-
-
-def fastest(estimators: Sequence[StepEstimator], limit: Optional[float]) -> Estimate:
-    """Returns the fastest Estimate that fits; of equally fast ones, the first.
-
-    Args:
-      estimators: StepEstimators, at least one.
+      estimators: StepEstimators.
       limit: the memory that a step may use on one processor, or None.
-
-    Raises:
-      auto_mtf.step_time.MemoryLimitError: none fits; that of the one that misses by the least.
+      seconds: a time; layouts that take as long or longer are not looked for.
     """
-    best: Optional[Estimate] = None
+    best: Optional[tuple[StepEstimator, Estimate]] = None
     for estimator in estimators:
         # The time to beat prunes most layouts of the next one, before its integer program is
         # solved.
-        most = math.inf if best is None else best.seconds.total
-        best = estimator.faster_than(most, limit) or best
-    if best is None:
-        errors = [estimator.does_not_fit(limit or 0) for estimator in estimators]
-        raise min(errors, key=lambda e: e.missing_bytes)
+        faster = estimator.faster_than(seconds, limit)
+        if faster is not None:
+            best, seconds = (estimator, faster), faster.seconds.total
     return best
