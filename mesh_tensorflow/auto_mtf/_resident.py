@@ -13,12 +13,12 @@ import numpy as np
 from mesh_tensorflow._core.graph import Graph
 from mesh_tensorflow._core.operation import Loop, Operation
 from mesh_tensorflow._core.placement import inner_mesh_impl
-from mesh_tensorflow._core.shape import Dimension, Shape
+from mesh_tensorflow._core.shape import Shape
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow.auto_mtf import scheduler
 from mesh_tensorflow.auto_mtf._space import LayoutSpace
-from mesh_tensorflow.auto_mtf._stored import Storing, Updates, takes_again
+from mesh_tensorflow.auto_mtf._stored import NO_UPDATES, Storing, Updates, Weight, takes_again
 from mesh_tensorflow.auto_mtf.graph_interface import MemoryChange, live_names, memory_changes
 from mesh_tensorflow.auto_mtf.objective import NO_BLOCK, LiveMemory, bytes_over_time
 from mesh_tensorflow.ops._variables.assign import Assign
@@ -37,7 +37,7 @@ class Column(NamedTuple):
     """
 
     dims: tuple[str, ...]
-    weight: Optional[tuple[Dimension, ...]] = None
+    weight: Optional[Weight] = None
     stored: tuple[str, ...] = ()
     sizes: tuple[int, ...] = ()
 
@@ -88,83 +88,6 @@ class Item(NamedTuple):
     op: Operation
     inputs: list[str]
     outputs: list[str]
-
-
-class StoredItems:
-    """What a stored layout adds to a program: copies of weights, and parts of gradients."""
-
-    def __init__(self, updates: Updates, weights_too: bool, candidates: frozenset[str]):
-        """Creates the StoredItems.
-
-        Args:
-          updates: the Updates of the program.
-          weights_too: whether weights are stored in parts, besides what optimizers keep.
-          candidates: names of the dimensions that may be split.
-        """
-        self._updates, self._weights_too = updates, weights_too
-        self._candidates = candidates
-        self._made: set[str] = set()
-
-    def column(self, op: Operation, dims: tuple[str, ...], shape: Shape) -> Column:
-        """Returns the Column of a variable, or of an output of an operation."""
-        weight = self._updates.weight_of.get(op)
-        # Below stage 3, weights are whole, and only slots and updates are in parts.
-        whole = isinstance(op, Variable) and op.trainable and not self._weights_too
-        if weight is None or whole:
-            return Column(dims)
-        return Column(dims, tuple(weight), tuple(sorted(shape.dimension_names)))
-
-    def inputs(
-        self, op: Operation, roots: Mapping[Tensor, str]
-    ) -> tuple[list[str], list[tuple[Item, Block]]]:
-        """Returns the names of an operation's inputs, and what is made before it.
-
-        Args:
-          op: an Operation.
-          roots: the names of the blocks of Tensors.
-        """
-        names, added = [], []
-        for i, x in enumerate(op.inputs):
-            name, root = self._instead(op, i, x), roots[x]
-            names.append(f"{root}{name}" if name else root)
-            # One copy serves all that read it.
-            if name and names[-1] not in self._made:
-                self._made.add(names[-1])
-                added.append(self._copy(op, i, x, root, names[-1]))
-        return names, added
-
-    def _instead(self, op: Operation, i: int, x: Tensor) -> str:
-        """Returns what is added to the name of an input, or nothing if it is used as it is."""
-        weight_of = self._updates.weight_of
-        if isinstance(op, Assign):
-            v = op.variables[i]
-            # An update in parts is gathered before it is assigned to a weight that is stored whole.
-            return "/whole" if self._whole(v) and x.operation in weight_of else ""
-        if op in weight_of:
-            # A gradient is split before the update reads it; what has no dimensions cannot be.
-            made_in_parts = x.operation in weight_of or not x.shape.ndims
-            return "" if made_in_parts else "/part"
-        if x in self._updates.gathers and self._weights_too:
-            # Gathered once more for the backward pass, so that no whole copy lives in between.
-            return "/again" if takes_again(op) else "/whole"
-        return ""
-
-    def _whole(self, v: Variable) -> bool:
-        return v in self._updates.weight_of and v.trainable and not self._weights_too
-
-    def _copy(self, op: Operation, i: int, x: Tensor, root: str, name: str) -> tuple[Item, Block]:
-        dims = tuple(sorted(set(x.shape.dimension_names) & self._candidates))
-        size = x.shape.size * x.dtype.size
-        if name.endswith("/part"):
-            weight = self._updates.weight_of[op]
-            column = Column(dims, tuple(weight), tuple(sorted(x.shape.dimension_names)))
-            return Item(name, op, [root], [name]), Block(name, "gradients", size, column)
-        if isinstance(op, Assign):
-            column = Column(dims, tuple(self._updates.weight_of[op.variables[i]]))
-            return Item(name, op, [root], [name]), Block(name, "updates", size, column)
-        column = Column(dims, tuple(self._updates.weight_of[x.operation]))
-        # Without inputs, as it is made of what is stored, which is in memory throughout.
-        return Item(name, op, [], [name]), Block(name, "gathered", size, column)
 
 
 def kinds_of(operations: Sequence[Operation]) -> dict[Operation, str]:
@@ -218,7 +141,7 @@ class ResidentMemory(LiveMemory):
         outputs: Sequence[Tensor],
         candidates: frozenset[str],
         storing: Storing,
-        updates: Optional[Updates] = None,
+        updates: Updates = NO_UPDATES,
         impl: Optional[MeshImpl] = None,
     ):
         """Creates a ResidentMemory.
@@ -228,16 +151,12 @@ class ResidentMemory(LiveMemory):
           outputs: Tensors that stay in memory until the end.
           candidates: names of the dimensions that may be split.
           storing: a Storing.
-          updates: the Updates of the program, if variables are stored in parts.
+          updates: the Updates of the program, if variables are stored in parts; or none.
           impl: a MeshImpl, to count what is held in its layout alone, too: padding, and what
             operations that need a dimension whole have in another layout.
         """
-        self._candidates = candidates
-        self._storing = storing
-        self._impl = impl
-        self._stored = (
-            None if updates is None else StoredItems(updates, storing.weights_too, candidates)
-        )
+        self._candidates, self._impl = candidates, impl
+        self._storing, self._updates = storing, updates
         self._blocks = {b.name: b for b in self._variable_blocks(graph.operations)}
         self._variables = list(self._blocks)
         self._root: dict[Tensor, str] = {}
@@ -276,12 +195,19 @@ class ResidentMemory(LiveMemory):
         return Block(t.name, kind, t.shape.size * t.dtype.size, column)
 
     def _column(self, op: Operation, shape: Shape) -> Column:
-        dims = tuple(sorted(set(shape.dimension_names) & self._candidates))
-        column = Column(dims) if self._stored is None else self._stored.column(op, dims, shape)
+        weight = self._updates.weight_of.get(op)
+        # Below stage 3, weights are whole, and only slots and updates are in parts.
+        if isinstance(op, Variable) and op.trainable and not self._storing.weights_too:
+            weight = None
+        stored = () if weight is None else tuple(sorted(shape.dimension_names))
+        column = Column(self._split(shape), weight, stored)
         if self._impl is None:
             return column
         sizes = {d.name: d.size for d in shape}
-        return column._replace(sizes=tuple(sizes[d] for d in dims))
+        return column._replace(sizes=tuple(sizes[d] for d in column.dims))
+
+    def _split(self, shape: Shape) -> tuple[str, ...]:
+        return tuple(sorted(set(shape.dimension_names) & self._candidates))
 
     def _moved(self, op: Operation) -> Optional[Block]:
         """Returns what an operation has in another layout than the program; None if nothing."""
@@ -316,13 +242,15 @@ class ResidentMemory(LiveMemory):
                 self._root[y] = y.name
                 block = self._block(y, self._kinds[op])
                 self._blocks[y.name] = block if op.takes_memory else block._replace(bytes=0)
-            if self._stored is None:
-                inputs = [self._root[t] for t in op.inputs]
-            else:
-                inputs, added = self._stored.inputs(op, self._root)
-                for item, block in added:
-                    self._blocks[block.name] = block
-                    yield item
+            copies = [self._copy(op, i) for i in range(len(op.inputs))]
+            inputs = [self._root[x] if c is None else c.name for x, c in zip(op.inputs, copies)]
+            for x, copy_ in zip(op.inputs, copies):
+                # One copy serves all that read it.
+                if copy_ is not None and copy_.name not in self._blocks:
+                    self._blocks[copy_.name] = copy_
+                    # A gathered weight is made of what is stored, which is in memory throughout.
+                    read = [] if copy_.kind == "gathered" else [self._root[x]]
+                    yield Item(copy_.name, op, read, [copy_.name])
             outputs = [y.name for y in op.outputs]
             if isinstance(op, Assign):
                 for i, name in enumerate(inputs):
@@ -342,6 +270,33 @@ class ResidentMemory(LiveMemory):
                 self._blocks[moved.name] = moved
                 outputs.append(moved.name)
             yield Item(op.name, op, inputs, outputs)
+
+    def _copy(self, op: Operation, i: int) -> Optional[Block]:
+        """Returns what an operation reads in place of an input, where variables are in parts."""
+        weight_of, x = self._updates.weight_of, op.inputs[i]
+        # What an update computes is in parts already, and what has no dimensions cannot be.
+        made_in_parts, stored = x.operation in weight_of, tuple[str, ...]()
+        if isinstance(op, Assign):
+            v = op.variables[i]
+            whole = v in weight_of and v.trainable and not self._storing.weights_too
+            if not (whole and made_in_parts):
+                return None
+            # An update in parts is gathered before it is assigned to a weight that is stored whole.
+            end, kind, weight = "/whole", "updates", weight_of[v]
+        elif op in weight_of:
+            if made_in_parts or not x.shape.ndims:
+                return None
+            # A gradient is split before the update reads it.
+            end, kind, weight = "/part", "gradients", weight_of[op]
+            stored = tuple(sorted(x.shape.dimension_names))
+        elif x in self._updates.gathers and self._storing.weights_too:
+            # Gathered once more for the backward pass, so that no whole copy lives in between.
+            end, kind = "/again" if takes_again(op) else "/whole", "gathered"
+            weight = weight_of[x.operation]
+        else:
+            return None
+        column = Column(self._split(x.shape), weight, stored)
+        return Block(f"{self._root[x]}{end}", kind, x.shape.size * x.dtype.size, column)
 
     def _make_tape(self, op: Operation, loop: Loop) -> list[str]:
         names = []
@@ -392,7 +347,10 @@ class ResidentMemory(LiveMemory):
         readers: dict[int, list[int]] = {}
         missing = [0] * len(inputs)
         for i, numbers in enumerate(inputs):
-            early.append(all(early[n] for n in numbers) and self._may_wait(self._items[i]))
+            item = self._items[i]
+            # What is made when it is needed, rather than when it can be.
+            waits = not item.inputs or (self._kinds[item.op] == "updates" and bool(item.outputs))
+            early.append(waits and all(early[n] for n in numbers))
             for number in numbers:
                 if not early[number]:
                     readers.setdefault(number, []).append(i)
@@ -420,16 +378,11 @@ class ResidentMemory(LiveMemory):
                 # The last one of a stack is next, so that the first reader runs first.
                 for reader in reversed(readers.get(number, [])):
                     missing[reader] -= 1
-                    if not missing[reader] and self._is_update(self._items[reader]):
+                    op = self._items[reader].op
+                    is_update = isinstance(op, Assign) or self._kinds[op] == "updates"
+                    if is_update and not missing[reader]:
                         ready.append(reader)
         return list(order)
-
-    def _may_wait(self, item: Item) -> bool:
-        """Whether to make it when it is needed, rather than when it can be made."""
-        return not item.inputs or (self._kinds[item.op] == "updates" and bool(item.outputs))
-
-    def _is_update(self, item: Item) -> bool:
-        return isinstance(item.op, Assign) or self._kinds[item.op] == "updates"
 
     def _run(self, order: Sequence[int]) -> tuple[list[MemoryChange], np.ndarray, list[str]]:
         """Returns the changes in memory in an order; the bytes and the operation at each time."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, Optional
@@ -12,10 +13,10 @@ from mesh_tensorflow._core.placement import cost_of
 from mesh_tensorflow._core.shape import Shape
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
-from mesh_tensorflow.auto_mtf._stored import Storing
+from mesh_tensorflow.auto_mtf._stored import Storing, Weight
 from mesh_tensorflow.auto_mtf.hardware import Hardware, Link
 
-__all__ = ["ZERO", "CostModel", "RecordingModel", "Seconds"]
+__all__ = ["ZERO", "CostModel", "Seconds"]
 
 
 class Seconds(NamedTuple):
@@ -53,6 +54,8 @@ class CostModel:
       mesh_shape: a Shape.
       hardware: a Hardware.
       storing: a Storing, how variables are stored.
+      recorded: pairs (Collective, its seconds), to which each one that moves something is added;
+        nothing is if None.
     """
 
     def __init__(
@@ -68,6 +71,7 @@ class CostModel:
         self.mesh_shape = mesh_shape
         self.hardware = hardware
         self.storing = Storing(mesh_shape, stored_layout)
+        self.recorded: Optional[list[tuple[Collective, float]]] = None
         self._impls: dict[frozenset, MeshImpl] = {}
 
     def impl(self, layout: Mapping[str, str]) -> MeshImpl:
@@ -81,15 +85,11 @@ class CostModel:
             self._impls[key] = MeshImpl(self.mesh_shape, LayoutRules(key))
         return self._impls[key]
 
-    def recording(self) -> RecordingModel:
-        """Returns the same model, which also records collectives."""
-        return RecordingModel(self.mesh_shape, self.hardware, self.storing.layout)
-
-    def in_parts(self, weight: Optional[Shape], impl: MeshImpl) -> MeshImpl:
+    def in_parts(self, weight: Optional[Weight], impl: MeshImpl) -> MeshImpl:
         """Returns the MeshImpl that splits a weight, and its update, as they are stored.
 
         Args:
-          weight: the Shape of a weight; or None, of what is not stored in parts.
+          weight: the dimensions of a weight; or None, of what is not stored in parts.
           impl: a MeshImpl with the layout of the weight's dimensions.
         """
         if weight is None or self.storing.layout is None:
@@ -149,7 +149,10 @@ class CostModel:
 
     def _parts(self, impl: MeshImpl, tensors: Iterable[Tensor]) -> int:
         """Returns the number of distinct slices of tensors."""
-        axes = {axis for x in tensors for axis in impl.splitting_axes(x.shape)}
+        return self._processors({axis for x in tensors for axis in impl.splitting_axes(x.shape)})
+
+    def _processors(self, axes: Iterable[int]) -> int:
+        """Returns the number of processors along some axes of the mesh together."""
         return math.prod(self.mesh_shape[axis].size for axis in axes)
 
     def collective(self, collective: Collective, parts: int = 1) -> float:
@@ -160,55 +163,38 @@ class CostModel:
           parts: the number of distinct slices; used only in one memory domain.
         """
         moved = collective.bytes / self.mesh_shape.size
+        count = self._processors(collective.mesh_axes)
         if self.hardware.one_memory:
-            return self._in_one_memory(collective, moved, parts)
-        levels = [
-            level
-            for axis in collective.mesh_axes
-            for level in self.hardware.links(self.mesh_shape, axis)
-            if level[0] > 1
-        ]
-        # Reducing over fast links first leaves less data for the slow ones.
-        levels.sort(key=lambda level: -level[1].bandwidth)
-        seconds = 0.0
-        for count, link in levels:
-            seconds += _COLLECTIVES[collective.kind](moved, count, link)
-            # Slow links come last in a reduction and first in a gather: both send parts over them.
-            if collective.kind in ("allreduce", "reduce_scatter", "allconcat"):
-                moved /= count
+            seconds = self._in_one_memory(collective.kind, moved, parts, count)
+        else:
+            seconds = 0.0
+            links = [self.hardware.links(self.mesh_shape, axis) for axis in collective.mesh_axes]
+            # Reducing over fast links first leaves less data for the slow ones.
+            levels = sorted(itertools.chain(*links), key=lambda level: -level[1].bandwidth)
+            for size, link in levels:
+                if size == 1:
+                    continue
+                seconds += _COLLECTIVES[collective.kind](moved, size, link)
+                # Slow links come last in a reduction and first in a gather: both send parts over
+                # them.
+                if collective.kind in ("allreduce", "reduce_scatter", "allconcat"):
+                    moved /= size
+        if self.recorded is not None and count > 1:
+            self.recorded.append((collective, seconds))
         return seconds
 
-    def _in_one_memory(self, collective: Collective, moved: float, parts: int) -> float:
+    def _in_one_memory(self, kind: str, moved: float, parts: int, count: int) -> float:
         """Returns the seconds in one memory domain.
 
         Processors read each other's slices, and equal slices are computed once.
         """
-        count = math.prod(self.mesh_shape[axis].size for axis in collective.mesh_axes)
         if count == 1:
             return 0.0
-        link, read = self.hardware.link, moved * parts
-        sums = collective.kind in ("allreduce", "reduce_scatter")
-        if sums:
+        link, read, copies = self.hardware.link, moved * parts, parts
+        if kind in ("allreduce", "reduce_scatter"):
             # A sum reads `count` slices and writes one.
-            read *= count + 1
-        copies = parts * count if sums else parts
+            read, copies = read * (count + 1), copies * count
         return read / link.bandwidth + copies * link.latency
-
-
-class RecordingModel(CostModel):
-    """A CostModel that records collectives with their seconds, but no empty ones."""
-
-    def __init__(self, *args: Any):
-        """Creates a RecordingModel; see CostModel."""
-        super().__init__(*args)
-        self.recorded: list[tuple[Collective, float]] = []
-
-    def collective(self, collective: Collective, parts: int = 1) -> float:
-        """Returns the seconds of a collective."""
-        seconds = super().collective(collective, parts)
-        if math.prod(self.mesh_shape[axis].size for axis in collective.mesh_axes) > 1:
-            self.recorded.append((collective, seconds))
-        return seconds
 
 
 def _allreduce(moved: float, count: int, link: Link) -> float:

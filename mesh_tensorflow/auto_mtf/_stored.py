@@ -72,7 +72,7 @@ class Storing:
         self.weights_too = layout is not None and layout.stage >= WEIGHTS_TOO
         self._known: dict[tuple, dict[str, str]] = {}
 
-    def rules(self, weight: Iterable[Dimension], layout: Mapping[str, str]) -> dict[str, str]:
+    def rules(self, weight: Weight, layout: Mapping[str, str]) -> dict[str, str]:
         """Returns the mesh dimensions that split dimensions of a weight where it is stored.
 
         Args:
@@ -81,20 +81,17 @@ class Storing:
         """
         if self.layout is None:
             return {}
-        weight = Shape(weight)
-        own = {d: layout[d] for d in weight.dimension_names if d in layout}
+        own = {d.name: layout[d.name] for d in weight if d.name in layout}
         # Asked once for each assignment of a table; only what splits the weight itself makes a
         # difference.
-        key = (tuple(weight), tuple(sorted(own.items())))
+        key = (weight, tuple(sorted(own.items())))
         if key not in self._known:
             impl: MeshImpl = MeshImpl(self._mesh_shape, LayoutRules(own.items()))
-            names = self.layout.names(weight, impl)
+            names = self.layout.names(Shape(weight), impl)
             self._known[key] = {d: name.mesh_dim for d, name in names.items()}
         return self._known[key]
 
-    def parts(
-        self, weight: Iterable[Dimension], dims: Iterable[str], layout: Mapping[str, str]
-    ) -> int:
+    def parts(self, weight: Weight, dims: Iterable[str], layout: Mapping[str, str]) -> int:
         """Returns how often a tensor of an update is split, beyond what the layout splits.
 
         Args:
@@ -112,6 +109,7 @@ class Storing:
 
 # -- updates
 
+Weight = tuple[Dimension, ...]  # what tells weights apart is how they may be split
 _DATA, _STORE = "data", "store"
 
 
@@ -121,13 +119,16 @@ class Updates:
 
     Attributes:
       weight_of: for each operation of an update, and each variable that may be stored in parts,
-        the Shape of the weight.
+        the dimensions of the weight.
       gathers: for each weight's value, how often it is gathered if it is stored in parts: once,
         and once more if the backward pass needs it.
     """
 
-    weight_of: dict[Operation, Shape]
-    gathers: dict[Tensor, int]
+    weight_of: Mapping[Operation, Weight]
+    gathers: Mapping[Tensor, int]
+
+
+NO_UPDATES = Updates({}, {})  # of a program whose variables are stored as they are computed with
 
 
 def find_updates(graph: Graph) -> Updates:
@@ -150,11 +151,11 @@ def find_updates(graph: Graph) -> Updates:
         impl.stored_layout = seen
         impls[mesh] = impl
     stored, updates = update_names(graph, impls)
-    weight_of: dict[Operation, Shape] = {}
+    weight_of: dict[Operation, Weight] = {}
     for op, names in [*stored.items(), *updates.items()]:
         # All dimensions of a weight have one name here, which tells its shape.
         for name in list(names.values())[:1]:
-            weight_of[op] = seen.shapes[name]
+            weight_of[op] = tuple(seen.shapes[name])
     return Updates(weight_of, _gathers(graph.operations, weight_of))
 
 
@@ -211,7 +212,9 @@ def takes_again(op: Operation) -> bool:
     return of is not None and not op.inner_operations
 
 
-def _gathers(operations: Iterable[Operation], weight_of: dict[Operation, Shape]) -> dict:
+def _gathers(
+    operations: Iterable[Operation], weight_of: Mapping[Operation, Weight]
+) -> dict[Tensor, int]:
     weights = {op.value: op for op in weight_of if isinstance(op, Variable) and op.trainable}
     found: dict[Tensor, set[bool]] = {}
     for op in operations:

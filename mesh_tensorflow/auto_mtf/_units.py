@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import functools
+import itertools
 import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -12,12 +14,11 @@ import numpy as np
 
 from mesh_tensorflow._core.operation import Collective, Cost, Operation
 from mesh_tensorflow._core.placement import Walk
-from mesh_tensorflow._core.shape import Shape
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow.auto_mtf._seconds import ZERO, CostModel, Seconds
 from mesh_tensorflow.auto_mtf._space import LayoutSpace
-from mesh_tensorflow.auto_mtf._stored import Updates
+from mesh_tensorflow.auto_mtf._stored import Updates, Weight
 from mesh_tensorflow.ops._variables.assign import Assign
 from mesh_tensorflow.ops._variables.variable import Variable
 
@@ -33,6 +34,9 @@ class Step(NamedTuple):
       passes: pairs (y, x), where y takes over the pending sum of x.
       times: the number of times that it occurs in a step of the program.
       layer: the name of the operation, or of the loop that contains it.
+      weight: the dimensions of the weight, if it is part of an update, which may be in parts.
+      assigned: whether what it needs becomes the value of the weight, which is in parts at stage 3
+        only.
     """
 
     op: Optional[Operation]
@@ -40,6 +44,8 @@ class Step(NamedTuple):
     passes: tuple[tuple[Tensor, Tensor], ...]
     times: float
     layer: str
+    weight: Optional[Weight] = None
+    assigned: bool = False
 
 
 def program_steps(
@@ -97,24 +103,19 @@ class Unit(NamedTuple):
 
 def dims_of(
     operations: Iterable[Operation],
-    weights: Iterable[Optional[Shape]],
+    weights: Iterable[Optional[Weight]],
     candidates: frozenset[str],
 ) -> frozenset[str]:
     """Returns the names of dimensions that the time of operations depends on.
 
     Args:
       operations: Operations.
-      weights: Shapes of weights whose update they are part of, or Nones.
+      weights: dimensions of weights whose update they are part of, or Nones.
       candidates: names of the dimensions that may be split.
     """
     shapes = [t.shape for op in operations for t in op.inputs + op.outputs]
-    shapes += [weight for weight in weights if weight is not None]
-    return frozenset(n for shape in shapes for n in shape.dimension_names) & candidates
-
-
-def weight_key(weight: Optional[Shape]) -> Hashable:
-    """Returns what tells Shapes of weights apart, or None."""
-    return None if weight is None else tuple(weight)
+    every = itertools.chain(*shapes, *(weight for weight in weights if weight is not None))
+    return frozenset(d.name for d in every) & candidates
 
 
 def signature(op: Operation) -> Hashable:
@@ -127,21 +128,6 @@ def signature(op: Operation) -> Hashable:
     return type(op), len(op.inputs), shapes, op.cost_key()
 
 
-class _Event(NamedTuple):
-    """An operation that begins or delays sums, or a value that is needed or passed on.
-
-    `weight` is the Shape of the weight, if it is part of an update, which may be in parts.
-    `assigned` says that it becomes the value of the weight, which is in parts at stage 3 only.
-    """
-
-    op: Optional[Operation]
-    need: Optional[Tensor]
-    passed: Optional[tuple[Tensor, Tensor]]
-    times: float
-    weight: Optional[Shape] = None
-    assigned: bool = False
-
-
 class _CountedSums(Walk):
     """A walk that records which pending sums were needed, in updates that may be in parts."""
 
@@ -150,7 +136,7 @@ class _CountedSums(Walk):
         self._model, self._whole = model, mesh_impl
         self._in_parts: dict[Tensor, MeshImpl] = {}
 
-    def visit(self, op: Operation, weight: Optional[Shape]) -> None:
+    def visit(self, op: Operation, weight: Optional[Weight]) -> None:
         """Visits an operation, after gradients have been split as the weight is stored."""
         impl = self._split(op.inputs, weight)
         # What a Walk counts has the sizes of this: of parts within an update, else of whole
@@ -162,7 +148,7 @@ class _CountedSums(Walk):
         if impl is not self._whole:
             self._in_parts.update(dict.fromkeys(op.outputs, impl))
 
-    def needed(self, x: Tensor, weight: Optional[Shape], assigned: bool) -> None:
+    def needed(self, x: Tensor, weight: Optional[Weight], assigned: bool) -> None:
         """Records that a value is needed, by an update if there is a weight."""
         if not assigned or self._model.storing.weights_too:
             self._split([x], weight)
@@ -175,7 +161,7 @@ class _CountedSums(Walk):
         self._mesh_impl = outer
         return asked
 
-    def _split(self, xs: Sequence[Tensor], weight: Optional[Shape]) -> MeshImpl:
+    def _split(self, xs: Sequence[Tensor], weight: Optional[Weight]) -> MeshImpl:
         """Sums and splits partial sums, as a reshape to stored dimensions does."""
         impl = self._model.in_parts(weight, self._whole)
         for x in xs if impl is not self._whole else ():
@@ -199,92 +185,81 @@ class _CountedSums(Walk):
 
 
 class _Sums:
-    """The operations that begin, delay and need a group of pending sums."""
+    """The steps that begin, delay and need a group of pending sums, with their places."""
 
     def __init__(self) -> None:
-        self.events: list[tuple[int, _Event]] = []
+        self.steps: list[tuple[int, Step]] = []
         self.layer = ""
 
-    def add(self, place: int, event: _Event) -> None:
-        self.events.append((place, event))
-
     def seconds(self, model: CostModel, impl: MeshImpl) -> Seconds:
-        # Which operation pays for a sum depends on the layout, so the events are walked for each
+        # Which operation pays for a sum depends on the layout, so the steps are walked for each
         # one.
         walk, total = _CountedSums(model, impl), 0.0
-        for _, event in self.events:
+        for _, step in self.steps:
             walk.asked.clear()
-            if event.op is not None:
-                walk.visit(event.op, event.weight)
-            elif event.need is not None:
-                walk.needed(event.need, event.weight, event.assigned)
-            elif event.passed is not None:
-                walk.same(*event.passed)
-            total += event.times * sum(model.pending_sum(x, c, impl) for x, c in walk.asked)
+            if step.op is not None:
+                walk.visit(step.op, step.weight)
+            for x in step.needs:
+                walk.needed(x, step.weight, step.assigned)
+            for y, x in step.passes:
+                walk.same(y, x)
+            total += step.times * sum(model.pending_sum(x, c, impl) for x, c in walk.asked)
         return Seconds(0.0, total)
 
     def apart(self, candidates: frozenset[str]) -> list[Unit]:
         """Returns units in which no sum is delayed: each is computed at once."""
         units = []
-        weights = {event.need: event.weight for _, event in self.events}
-        for place, event in self.events:
+        weights = {x: step.weight for _, step in self.steps for x in step.needs}
+        for place, step in self.steps:
             # What would delay a sum is given none here: each is computed where it begins.
-            if event.op is None or event.op.delays_sums:
+            if step.op is None or step.op.delays_sums:
                 continue
             part = _Sums()
             part.layer = self.layer
-            part.add(place, event)
-            for y in event.op.outputs:
-                part.add(place, _Event(None, y, None, event.times, weights.get(y)))
+            part.steps = [(place, step)]
+            for y in step.op.outputs:
+                needs = step._replace(op=None, needs=(y,), weight=weights.get(y))
+                part.steps.append((place, needs))
             units.append(part.unit(candidates)._replace(apart=None))
         return units
 
     def unit(self, candidates: frozenset[str]) -> Unit:
-        # Groups that were joined have their events one after the other, and a walk needs them in
+        # Groups that were joined have their steps one after the other, and a walk needs them in
         # the order of the program.
-        self.events.sort(key=lambda pair: pair[0])
-        number: dict[Tensor, int] = {}
-
+        self.steps.sort(key=lambda pair: pair[0])
         # By the order of appearance, so that groups of equal layers have equal keys.
-        def numbered(tensors: Iterable[Tensor]) -> tuple[int, ...]:
-            return tuple(number.setdefault(t, len(number)) for t in tensors)
-
+        number: dict[Tensor, int] = {}
         key: list[Hashable] = []
-        for _, event in self.events:
-            if event.op is not None:
-                tensors = numbered(event.op.inputs + event.op.outputs)
-                key.append((event.times, signature(event.op), tensors, weight_key(event.weight)))
-            else:
-                needed = event.passed or (event.need,)
-                tensors = numbered(needed)  # type: ignore[arg-type]
-                key.append((event.times, None, tensors, weight_key(event.weight), event.assigned))
-        events = [event for _, event in self.events]
-        operations = (event.op for event in events if event.op is not None)
-        dims = dims_of(operations, (event.weight for event in events), candidates)
+        for _, (op, needs, passes, times, _, weight, assigned) in self.steps:
+            used = [*needs, *itertools.chain(*passes), *(op.inputs + op.outputs if op else ())]
+            numbers = tuple(number.setdefault(x, len(number)) for x in used)
+            key.append((times, op and signature(op), numbers, weight, assigned))
+        operations = [step.op for _, step in self.steps if step.op is not None]
+        weights = [step.weight for _, step in self.steps if step.weight is not None]
+        dims = dims_of(operations, weights, candidates)
         apart = functools.partial(self.apart, candidates)
-        is_stored = any(event.weight is not None for event in events)
-        return Unit(tuple(key), dims, 1.0, self.layer, self.seconds, apart, is_stored)
+        return Unit(tuple(key), dims, 1.0, self.layer, self.seconds, apart, bool(weights))
 
 
 class SumFinder:
-    """Groups the pending sums of a program with the operations that delay or need them."""
+    """Groups the pending sums of a program with the operations that delay or need them.
 
-    def __init__(self, candidates: frozenset[str], updates: Optional[Updates] = None):
+    Attributes:
+      groups: the groups so far, each a _Sums; a dictionary as an ordered set.
+    """
+
+    def __init__(self, candidates: frozenset[str], updates: Updates):
         """Creates a SumFinder.
 
         Args:
           candidates: names of the dimensions that may be split.
-          updates: the Updates of the program, if variables may be stored in parts.
+          updates: the Updates of the program, or none unless variables may be stored in parts.
         """
         self._candidates = candidates
-        self._weight_of = {} if updates is None else updates.weight_of
+        self._weight_of = updates.weight_of
         self._sums: dict[Tensor, _Sums] = {}  # of a Tensor that may be pending
-        self._all: dict[_Sums, None] = {}
+        self.groups: dict[_Sums, None] = {}
         self._place = 0
-
-    def found(self) -> list[Unit]:
-        """Returns a Unit for each group of pending sums so far."""
-        return [sums.unit(self._candidates) for sums in self._all]
 
     def step(self, step: Step) -> None:
         """Visits the next step of the program.
@@ -294,78 +269,74 @@ class SumFinder:
         """
         self._place += 1
         for x in step.needs:
-            self._need(x, step.times)
+            self._need(x, step)
         # What a loop sums up over iterations is needed once after the loop, and not in each of
         # them.
         for y, x in step.passes:
             if x in self._sums:
                 sums = self._sums[y] = self._sums[x]
-                sums.add(self._place, _Event(None, None, (y, x), step.times))
+                sums.steps.append((self._place, step._replace(needs=(), passes=((y, x),))))
         if step.op is not None:
             self._operation(step.op, step)
 
     def _need(
-        self,
-        x: Tensor,
-        times: float,
-        weight: Optional[Shape] = None,
-        assigned: bool = False,
+        self, x: Tensor, step: Step, weight: Optional[Weight] = None, assigned: bool = False
     ) -> None:
-        if x in self._sums:
-            event = _Event(None, x, None, times, weight, assigned)
-            # The first that needs a sum pays for it, and the others find it computed.
-            self._sums.pop(x).add(self._place, event)
+        # The first that needs a sum pays for it, and the others find it computed.
+        sums = self._sums.pop(x, None)
+        if sums is not None:
+            needs = Step(None, (x,), (), step.times, step.layer, weight, assigned)
+            sums.steps.append((self._place, needs))
 
     def _operation(self, op: Operation, step: Step) -> None:
         if isinstance(op, Assign):
             for x, v in zip(op.inputs, op.variables):
-                self._need(x, step.times, self._weight_of.get(v), v.trainable)
+                self._need(x, step, self._weight_of.get(v), v.trainable)
         pending = [x for x in op.inputs if x in self._sums]
         weight, split = self._weight_of.get(op), self._candidates
         if weight is not None:  # whose dimensions may be split where it is stored
-            split = split | frozenset(weight.dimension_names)
+            split = split | frozenset(d.name for d in weight)
         if pending and not 0 < op.delays_sums <= len(pending):
             for x in pending:
-                self._need(x, step.times, weight)
+                self._need(x, step, weight)
             pending = []
         if not pending and not op.may_begin_sum(split):
             return
         sums = self._joined([self._sums[x] for x in pending])
         sums.layer = sums.layer or step.layer
-        sums.add(self._place, _Event(op, None, None, step.times, weight))
+        sums.steps.append((self._place, step._replace(weight=weight)))
         for y in op.outputs:
             self._sums[y] = sums
 
     def _joined(self, parts: Sequence[_Sums]) -> _Sums:
         if not parts:
             new = _Sums()
-            self._all[new] = None
+            self.groups[new] = None
             return new
         # Two sums that one operation adds are put off together or not at all, so their time cannot
         # be told apart.
         first, *others = dict.fromkeys(parts)
         for other in others:
-            first.events += other.events
-            del self._all[other]
+            first.steps += other.steps
+            del self.groups[other]
             for x in [x for x, sums in self._sums.items() if sums is other]:
                 self._sums[x] = first
         return first
 
 
 def program_units(
-    steps: Iterable[Step], candidates: frozenset[str], updates: Optional[Updates] = None
+    steps: Iterable[Step], candidates: frozenset[str], updates: Updates
 ) -> list[Unit]:
     """Returns the units of a program.
 
     Args:
       steps: Steps.
       candidates: names of the dimensions that may be split.
-      updates: the Updates of the program, if variables may be stored in parts; then the units
+      updates: the Updates of the program, if variables may be stored in parts, or none; the units
         are those of any stored layout, which is a part of the CostModel.
     """
     finder = SumFinder(candidates, updates)
-    gathers = {} if updates is None else updates.gathers
-    units = [_gather(x, times, candidates) for x, times in gathers.items()]
+    units = [_gather(x, times, candidates) for x, times in updates.gathers.items()]
     for step in steps:
         finder.step(step)
         # What is needed or passed on costs nothing but sums, which the finder has.
@@ -376,18 +347,17 @@ def program_units(
             pairs = zip(step.op.inputs, step.op.variables)
             units += [_assignment(x, v, step, candidates, updates) for x, v in pairs]
         else:
-            weight = None if updates is None else updates.weight_of.get(step.op)
-            units.append(_operation(step.op, weight, step, candidates))
-    return units + finder.found()
+            units.append(_operation(step.op, updates.weight_of.get(step.op), step, candidates))
+    return units + [sums.unit(candidates) for sums in finder.groups]
 
 
 def _operation(
-    op: Operation, weight: Optional[Shape], step: Step, candidates: frozenset[str]
+    op: Operation, weight: Optional[Weight], step: Step, candidates: frozenset[str]
 ) -> Unit:
     def seconds(model: CostModel, impl: MeshImpl) -> Seconds:
         return model.operation(op, model.in_parts(weight, impl))
 
-    key, dims = (signature(op), weight_key(weight)), dims_of([op], [weight], candidates)
+    key, dims = (signature(op), weight), dims_of([op], [weight], candidates)
     return Unit(key, dims, step.times, step.layer, seconds, is_stored=weight is not None)
 
 
@@ -395,13 +365,13 @@ def _gather(x: Tensor, times: int, candidates: frozenset[str]) -> Unit:
     """Returns the unit of a weight that is gathered for its uses, if it is stored in parts."""
 
     def seconds(model: CostModel, impl: MeshImpl) -> Seconds:
-        return _gathered(x, x.shape, model, impl) if model.storing.weights_too else ZERO
+        return _gathered(x, tuple(x.shape), model, impl) if model.storing.weights_too else ZERO
 
-    key, dims = ("gather", tuple(x.shape), x.dtype), dims_of([], [x.shape], candidates)
+    key, dims = ("gather", tuple(x.shape), x.dtype), dims_of([], [tuple(x.shape)], candidates)
     return Unit(key, dims, times, x.operation.name, seconds, is_stored=True)
 
 
-def _gathered(x: Tensor, weight: Shape, model: CostModel, impl: MeshImpl) -> Seconds:
+def _gathered(x: Tensor, weight: Weight, model: CostModel, impl: MeshImpl) -> Seconds:
     """Returns the seconds of an allgather of a tensor that is in parts as a weight is stored."""
     stored = model.in_parts(weight, impl)
     whole, elements = impl.laid_out_size(x.shape), stored.laid_out_size(x.shape)
@@ -422,12 +392,12 @@ def _assignment(
     variable: Variable,
     step: Step,
     candidates: frozenset[str],
-    updates: Optional[Updates],
+    updates: Updates,
 ) -> Unit:
     """Returns the unit of the assignment of a value to one variable."""
     size = variable.slice_dtype.size
-    weight = None if updates is None else updates.weight_of.get(variable)
-    gathers = updates is not None and variable.trainable and x.operation in updates.weight_of
+    weight = updates.weight_of.get(variable)
+    gathers = variable.trainable and x.operation in updates.weight_of
 
     def seconds(model: CostModel, impl: MeshImpl) -> Seconds:
         before = ZERO
@@ -440,8 +410,8 @@ def _assignment(
         cost = Cost(0, 2 * impl.laid_out_size(x.shape) * size)
         return before + model.seconds(cost, x.dtype.name, [x], impl)
 
-    key = (Assign, tuple(x.shape), x.dtype, size, weight_key(weight), gathers)
-    dims = dims_of([], [x.shape, weight], candidates)
+    key = (Assign, tuple(x.shape), x.dtype, size, weight, gathers)
+    dims = dims_of([], [tuple(x.shape), weight], candidates)
     return Unit(key, dims, step.times, step.layer, seconds, is_stored=weight is not None)
 
 
@@ -589,10 +559,11 @@ class StepTime:
         for kind in self._kinds.values():
             # The stored seconds do not say of which collectives they are, so they are computed
             # again.
-            model = self._model.recording()
+            model = copy.copy(self._model)
+            model.recorded = recorded = []
             own = {d: layout[d] for d in kind.dims if d in layout}
             kind.unit.seconds(model, model.impl(own))
-            for collective, seconds in model.recorded:
+            for collective, seconds in recorded:
                 for layer, times in kind.layers.items():
                     found.append(Sent(layer, collective, times, seconds * times))
         return found

@@ -19,7 +19,7 @@ from mesh_tensorflow.auto_mtf._program import FastestLayouts, Tables
 from mesh_tensorflow.auto_mtf._resident import Held, ResidentMemory
 from mesh_tensorflow.auto_mtf._seconds import CostModel, Seconds
 from mesh_tensorflow.auto_mtf._space import layout_pairs, layout_space, layout_text
-from mesh_tensorflow.auto_mtf._stored import Storing, Updates, find_updates
+from mesh_tensorflow.auto_mtf._stored import NO_UPDATES, Storing, Updates, find_updates
 from mesh_tensorflow.auto_mtf._units import (
     SecondsOfUnits,
     StepTime,
@@ -131,7 +131,7 @@ class ProgramParts:
     def _units(self, candidates: frozenset[str], stored: bool) -> list[Unit]:
         """Returns the units of the program, of variables in parts if `stored`."""
         steps = program_steps(self.graph.operations, self.outputs)
-        return program_units(steps, candidates, self.updates if stored else None)
+        return program_units(steps, candidates, self.updates if stored else NO_UPDATES)
 
     def memory(
         self, candidates: frozenset[str], storing: Storing, impl: Optional[MeshImpl] = None
@@ -147,7 +147,7 @@ class ProgramParts:
         # Rows do not depend on the mesh, so there are three: nothing in parts, slots, and weights
         # too.
         key = candidates, stored + storing.weights_too
-        updates = self.updates if stored else None
+        updates = self.updates if stored else NO_UPDATES
         make = functools.partial(
             ResidentMemory, self.graph, self.outputs, candidates, storing, updates, impl
         )
