@@ -110,11 +110,6 @@ class Table:
         self.seconds = np.zeros(len(rows))
         self.alive = np.ones(len(rows), bool)
 
-    def codes(self, dims: Iterable[str], base: int) -> np.ndarray:
-        """Returns a code for each row; equal codes mean equal assignments of some dimensions."""
-        columns = [self.dims.index(d) for d in dims]
-        return (self.rows[:, columns] + 1) @ (base ** np.arange(len(columns), dtype=np.int64))
-
 
 def holder(tables: Iterable[Table], dims: Iterable[str]) -> Table:
     """Returns the smallest table that covers some dimensions."""
@@ -145,12 +140,13 @@ class Tables:
           other_sets: further sets of dimensions that a single table must cover.
         """
         self.space = space
-        self._base = len(space.mesh_dims) + 1
         sets = maximal_sets([*seconds, *other_sets, *([d] for d in space.dims)])
         self.tables = [Table(dims, space.assignments(dims)) for dims in sets]
         for dims, column in seconds.items():
             table = holder(self.tables, dims)
-            table.seconds += column[space.rows_within(table.dims, dims, table.rows)]
+            of_code = dict(zip(space.codes(dims, dims, space.assignments(dims)).tolist(), column))
+            codes = space.codes(table.dims, dims, table.rows)
+            table.seconds += [of_code[code] for code in codes.tolist()]
         self._lookup = [dict(zip(map(tuple, t.rows.tolist()), t.seconds)) for t in self.tables]
 
     def total(self, layout: Mapping[str, str]) -> float:
@@ -188,11 +184,11 @@ class Tables:
     def _least(self, table: Table, other: Table) -> np.ndarray:
         """Returns, for each row of a table, the minimum seconds of compatible rows of another."""
         shared = [d for d in table.dims if d in other.dims]
-        least = np.full(self._base ** len(shared), np.inf)
-        codes = other.codes(shared, self._base)
+        least = np.full(self.space.base ** len(shared), np.inf)
+        codes = self.space.codes(other.dims, shared, other.rows)
         # Codes repeat, and `least[codes] = ...` would keep the last of them instead of the least.
         np.minimum.at(least, codes[other.alive], other.seconds[other.alive])
-        return least[table.codes(shared, self._base)]
+        return least[self.space.codes(table.dims, shared, table.rows)]
 
 
 # -- the integer program

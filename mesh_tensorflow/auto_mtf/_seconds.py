@@ -13,6 +13,7 @@ from mesh_tensorflow._core.placement import cost_of
 from mesh_tensorflow._core.shape import Shape
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
+from mesh_tensorflow._units import ms_text
 from mesh_tensorflow.auto_mtf._stored import Storing, Weight
 from mesh_tensorflow.auto_mtf.hardware import Hardware, Link
 
@@ -35,6 +36,10 @@ class Seconds(NamedTuple):
 
     def __radd__(self, other: Any) -> Seconds:
         return self if other == 0 else self + other
+
+    def __str__(self) -> str:
+        compute, communication = ms_text(self.compute), ms_text(self.communication)
+        return f"{ms_text(self.total)} ms: compute {compute}, communication {communication}"
 
     def times(self, count: float) -> Seconds:
         """Returns the time multiplied by a count."""

@@ -90,6 +90,7 @@ class LayoutSpace:
         self.dims = sorted({d for d, _ in self.pairs})
         # Joined ones last, so that the others have the numbers of their axes.
         self.mesh_dims = [*mesh_sizes, *sorted({m for _, m in self.pairs} - mesh_sizes.keys())]
+        self.base = len(self.mesh_dims) + 1  # of codes
         self._axes: dict[str, list[int]] = {d: [WHOLE] for d in self.dims}
         for d, m in self.pairs:
             self._axes[d].append(self.mesh_dims.index(m))
@@ -175,23 +176,17 @@ class LayoutSpace:
         sizes = np.array([*(self.mesh_sizes[m] for m in self.mesh_dims), 1], np.int64)
         return sizes[rows].prod(axis=1) if dims else np.ones(len(rows), np.int64)
 
-    def rows_within(
-        self, dims: Sequence[str], inner: Sequence[str], rows: np.ndarray
-    ) -> np.ndarray:
-        """Returns, for each assignment of `dims`, the index of its restriction to some of them.
+    def codes(self, dims: Sequence[str], inner: Sequence[str], rows: np.ndarray) -> np.ndarray:
+        """Returns a code for each assignment of `dims`, equal for equal assignments of `inner`.
 
         Args:
           dims: names of dimensions.
           inner: some of them.
           rows: assignments of `dims`.
         """
-        # A row as a number in this base, whose digits are axis + 1, since WHOLE is -1.
-        base = len(self.mesh_dims) + 1
-        weights = base ** np.arange(len(inner), dtype=np.int64)
         columns = [list(dims).index(d) for d in inner]
-        codes = (self.assignments(tuple(inner)) + 1) @ weights
-        order = np.argsort(codes)
-        return order[np.searchsorted(codes[order], (rows[:, columns] + 1) @ weights)]
+        # A row as a number whose digits are axis + 1, since WHOLE is -1.
+        return (rows[:, columns] + 1) @ (self.base ** np.arange(len(inner), dtype=np.int64))
 
 
 # -- the legal layouts of a program

@@ -107,10 +107,7 @@ class Explanation:
         """Bytes in use on one processor during each operation of the schedule."""
         rules = self.chosen.layout
         kinds = self.estimator.memory.by_kind(rules, self.estimator.space.mesh_sizes)
-        total = np.zeros(max((len(held) for held in kinds.values()), default=1), np.int64)
-        for held in kinds.values():
-            total += held
-        return total
+        return sum(kinds.values(), np.zeros(len(next(iter(kinds.values()), [0])), np.int64))
 
     # -- as text
 
@@ -133,8 +130,7 @@ class Explanation:
         lines = [
             f"layout  {self.chosen.text or 'no splits'}",
             f"mesh    {dims_text(estimator.mesh_shape)} of {estimator.hardware.name}",
-            f"step    {ms_text(seconds.total)} ms: compute {ms_text(seconds.compute)}, "
-            f"communication {ms_text(seconds.communication)} ({share:.0%})",
+            f"step    {seconds} ({share:.0%})",
         ]
         if estimator.stored_layout is not None:
             lines.insert(1, f"stored  {estimator.stored_layout}")

@@ -17,7 +17,7 @@ import functools
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Optional
 
 import numpy as np
@@ -65,30 +65,22 @@ def _median(run: Callable[[], Any], runs: int) -> float:
     return statistics.median(times)
 
 
-def _shared_step(program: models.Program, mesh_shape: Any, layout: str) -> Any:
-    devices = [f"cpu:{i}" for i in range(mesh_shape.size)]
-    impl = mtf.placement_mesh_impl.PlacementMeshImpl(mesh_shape, layout, devices)
-    return _lowered(program, impl)
-
-
-def _lowered(program: models.Program, impl: Any) -> list[Any]:
-    lowering = mtf.Lowering(program.graph, {program.mesh: impl})
-    outputs = [lowering.export_to_tf_tensor(y) for y in program.outputs]
-    return [*outputs, tf.group([lowering.lowered_operation(u) for u in program.updates])]
-
-
-def _simd_step(build: Callable[[], models.Program], mesh_shape: Any, layout: str) -> Any:
+def _fetches(
+    build: Callable[[], models.Program], mesh_shape: mtf.Shape, layout: str, placement: str
+) -> Any:
+    """Returns what a session runs for a step of a program, on logical CPUs."""
+    devices = [f"/cpu:{i}" for i in range(mesh_shape.size)]
     simd = mtf.simd_mesh_impl
-    return simd.replicate(
-        lambda: _lowered(build(), simd.SimdMeshImpl(mesh_shape, layout)),
-        devices=[f"/cpu:{i}" for i in range(mesh_shape.size)],
-    )
 
+    def lowered(impl: mtf.MeshImpl) -> list[Any]:
+        program = build()
+        lowering = mtf.Lowering(program.graph, {program.mesh: impl})
+        outputs = [lowering.export_to_tf_tensor(y) for y in program.outputs]
+        return [*outputs, tf.group([lowering.lowered_operation(u) for u in program.updates])]
 
-_PLACEMENTS: dict[str, Callable[..., Any]] = {
-    "simd": _simd_step,
-    "shared": lambda build, mesh_shape, layout: _shared_step(build(), mesh_shape, layout),
-}
+    if placement == "shared":
+        return lowered(mtf.placement_mesh_impl.PlacementMeshImpl(mesh_shape, layout, devices))
+    return simd.replicate(lambda: lowered(simd.SimdMeshImpl(mesh_shape, layout)), devices=devices)
 
 
 def step_seconds(
@@ -126,7 +118,7 @@ def step_seconds(
         for layout in layouts:
             with tf.Graph().as_default():
                 tf.set_random_seed(1)
-                fetches = _PLACEMENTS[placement](build, mesh_shape, layout)
+                fetches = _fetches(build, mesh_shape, layout, placement)
                 session = tf.Session(config=session_config(mesh_shape.size))
                 session.run(tf.global_variables_initializer())
                 # Unlike session.run, it does not look the fetches up again in each step.
@@ -172,38 +164,18 @@ def _seconds_of(make: Callable[[], tf.Tensor], processors: int, runs: int) -> fl
             return _median(session.make_callable(tf.group(results)), runs) / repeats
 
 
-def _rates(processors: int, runs: int, done: Callable[[], None]) -> dict[str, float]:
-    """Measures floating-point operations per second, by dtype and by operation class."""
-    flops, seconds = 0.0, 0.0
-    for a, b, c in _PRODUCTS:
-        flops += 2.0 * a * b * c
-
-        def product(a: int = a, b: int = b, c: int = c) -> tf.Tensor:
-            with tf.variable_scope("product", reuse=tf.AUTO_REUSE):
-                x = tf.get_variable("x", [a, b], initializer=tf.random_normal_initializer())
-                y = tf.get_variable("y", [b, c], initializer=tf.random_normal_initializer())
-            return tf.matmul(x.read_value(), y.read_value())
-
-        seconds += _seconds_of(product, processors, runs)
-        done()
-    rates = {"float32": flops / seconds}
-    for name, make in _KERNELS.items():
-        flops, seconds = 0.0, 0.0
-        for images, size, before, after in _CONVOLUTIONS:
-            out = size - _FILTER + 1
-            flops += 2.0 * images * out * out * _FILTER**2 * before * after
-            wide, weights = [images, size, size, before], [_FILTER, _FILTER, before, after]
-            narrow = [images, out, out, after]
-            make_it = functools.partial(_convolution, make, wide, weights, narrow)
-            seconds += _seconds_of(make_it, processors, max(2, runs // 3))
-            done()
-        rates[name] = flops / seconds
-    return rates
+def _product(a: int, b: int, c: int) -> tf.Tensor:
+    with tf.variable_scope("product", reuse=tf.AUTO_REUSE):
+        x = tf.get_variable("x", [a, b], initializer=tf.random_normal_initializer())
+        y = tf.get_variable("y", [b, c], initializer=tf.random_normal_initializer())
+    return tf.matmul(x.read_value(), y.read_value())
 
 
 def _convolution(
-    make: Callable[..., tf.Tensor], wide: list[int], weights: list[int], narrow: list[int]
+    make: Callable[..., tf.Tensor], images: int, size: int, before: int, after: int
 ) -> tf.Tensor:
+    wide, weights = [images, size, size, before], [_FILTER, _FILTER, before, after]
+    narrow = [images, size - _FILTER + 1, size - _FILTER + 1, after]
     x, w, y = (tf.fill(sizes, tf.constant(0.5)) for sizes in (wide, weights, narrow))
     return make(x, w, y, wide, weights)
 
@@ -219,14 +191,35 @@ _KERNELS: dict[str, Callable[..., tf.Tensor]] = {
 }
 
 
+def _rates(processors: int, runs: int, done: Callable[[], None]) -> dict[str, float]:
+    """Measures floating-point operations per second, by dtype and by operation class."""
+
+    def rate(runs: int, multiplied: Sequence[float], makes: Iterable[Callable[[], Any]]) -> float:
+        seconds = 0.0
+        for make in makes:
+            seconds += _seconds_of(make, processors, runs)
+            done()
+        return 2.0 * sum(multiplied) / seconds
+
+    products = (functools.partial(_product, *sizes) for sizes in _PRODUCTS)
+    rates = {"float32": rate(runs, [a * b * c for a, b, c in _PRODUCTS], products)}
+    multiplied = [
+        images * (size - _FILTER + 1) ** 2 * _FILTER**2 * before * after
+        for images, size, before, after in _CONVOLUTIONS
+    ]
+    for name, kernel in _KERNELS.items():
+        convolutions = (functools.partial(_convolution, kernel, *sizes) for sizes in _CONVOLUTIONS)
+        rates[name] = rate(max(2, runs // 3), multiplied, convolutions)
+    return rates
+
+
 def _bandwidth(processors: int, runs: int) -> float:
     """Measures the bytes per second that elementwise operations read and write."""
 
     def add() -> tf.Tensor:
         with tf.variable_scope("add", reuse=tf.AUTO_REUSE):
             x = tf.get_variable("x", [_ELEMENTS], initializer=tf.random_normal_initializer())
-        value = x.read_value()
-        return value * 2.0
+        return x.read_value() * 2.0
 
     # Of each element, four bytes are read and four are written.
     return 2 * 4 * _ELEMENTS / _seconds_of(add, processors, runs)
@@ -351,7 +344,7 @@ def _options(argv: Optional[Sequence[str]]) -> argparse.Namespace:
     parser.add_argument("--processors", type=int, default=4, help="processors of the mesh")
     parser.add_argument(
         "--placement",
-        choices=[*_PLACEMENTS],
+        choices=["simd", "shared"],
         default="simd",
         help="simd: a SIMD mesh; shared: processors placed on one device",
     )

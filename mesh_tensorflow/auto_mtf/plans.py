@@ -188,14 +188,12 @@ class Plan:
         return f"{self.choice}; {self.estimate.text or 'no splits'}{stored}"
 
     def __str__(self) -> str:
-        seconds = self.seconds
         lines = [
             f"program  {self.choice}",
             f"mesh     {dims_text(self.mesh_shape)}",
             f"layout   {self.estimate.text or 'no splits'}",
             f"stored   {self.stored_layout or 'as computed with'}",
-            f"step     {ms_text(seconds.total)} ms: compute {ms_text(seconds.compute)}, "
-            f"communication {ms_text(seconds.communication)}",
+            f"step     {self.seconds}",
         ]
         if self.recomputed_seconds:
             lines.append(f"         of computing, {ms_text(self.recomputed_seconds)} ms recompute")
