@@ -286,19 +286,23 @@ class Communication:
         """
         self.picture().save(path)
 
-    def _rows(self) -> list[list[str]]:
-        rows = [COLUMNS]
-        for layer, items in self.by_layer().items():
-            for i, item in enumerate(items):
-                rows.append([layer if i == 0 else "", *item.cells()])
-        for i, item in enumerate(self.by_collective()):
-            rows.append(["in all" if i == 0 else "", *item.cells()])
-        return rows
+    def layer_rows(self) -> list[list[str]]:
+        """Returns a row for each sum of each layer, under `COLUMNS`."""
+        layers = self.by_layer().items()
+        return [[layer, *item.cells()] for layer, items in layers for item in items]
+
+    def sum_rows(self) -> list[list[str]]:
+        """Returns a row for each sum over all layers, under `COLUMNS`."""
+        return [["in all", *item.cells()] for item in self.by_collective()]
 
     def __str__(self) -> str:
         if not self.items:
             return "no communication"
-        lines = text_table(self._rows(), left=(0, 1, 2))
+        rows, previous = [*self.layer_rows(), *self.sum_rows()], ""
+        for row in rows:
+            # A name stands in the first of its rows.
+            row[0], previous = "" if row[0] == previous else row[0], row[0]
+        lines = text_table([COLUMNS, *rows], left=(0, 1, 2))
         if self.has_loops:
             lines.append("The bodies of loops are counted once.")
         return "\n".join(lines)

@@ -13,7 +13,6 @@ from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow._units import bytes_text, count_text, counted
 from mesh_tensorflow.auto_mtf import explanation
 from mesh_tensorflow.auto_mtf.hardware import Hardware
-from mesh_tensorflow.auto_mtf.step_time import StepEstimator
 from mesh_tensorflow.ops._variables.variable import Variable
 from mesh_tensorflow.visualize._communication import COLUMNS, Communication, communication_of
 from mesh_tensorflow.visualize._memory import Memory, memory_of
@@ -87,15 +86,28 @@ def report(
     # A page without estimates has what is counted.
     estimates = None if subject.why_no_estimate else memory_of(subject, outputs, hardware)
     chosen = _largest(subject) if tensors is None else list(tensors)
+    layouts = None
+    if explain and estimates is not None:
+        impl = subject.impl
+        layouts = explanation.explain(
+            subject.graph,
+            impl.shape,
+            outputs,
+            impl.layout_rules,
+            hardware=hardware,
+            stored_layout=getattr(impl, "stored_layout", None),
+        )
     # All of it before the file is opened: an error leaves the last report as it was.
     text = template.render(
         title=title,
         facts=_facts(subject, summary, found, estimates and estimates[0]),
         variables=_variables(summary),
         tiles=_tiles(subject, chosen),
-        communication=_communication(found),
-        memory=estimates and _memory(*estimates),
-        layouts=_layouts(subject, outputs, hardware) if explain and estimates else None,
+        communication=found,
+        columns=COLUMNS,
+        memory=estimates and estimates[0],
+        hardware=estimates and estimates[1].hardware,
+        layouts=layouts,
         rows_shown=_ROWS_SHOWN,
         why_no_estimate=subject.why_no_estimate,
     )
@@ -121,6 +133,7 @@ def _template() -> Any:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters["bytes"] = bytes_text
     return environment.get_template("report.html.jinja")
 
 
@@ -213,7 +226,7 @@ def _distinct(
     found: dict[tuple, Union[Tensor, Variable]] = {}
     # The largest first; those of one shape and layout have one picture, so that one is enough.
     for x in sorted(candidates, key=lambda x: -x.shape.size):
-        impl = subject.impl_of(x.mesh)
+        impl = subject.impls[x.mesh]
         found.setdefault((tuple(x.shape), tuple(impl.shape), tuple(impl.tensor_layout(x.shape))), x)
         if len(found) == count:
             break
@@ -221,56 +234,8 @@ def _distinct(
 
 
 def _tiles(subject: Subject, chosen: Sequence[Union[Tensor, Variable]]) -> list[str]:
-    shardings = [visualize_sharding(x, subject.impl_of(x.mesh)) for x in chosen]
+    shardings = [visualize_sharding(x, subject.impls[x.mesh]) for x in chosen]
     return [sharding.picture().svg(inline=True) for sharding in shardings]
-
-
-# -- communication, memory and layouts
-
-
-def _communication(found: Communication) -> Optional[dict[str, Any]]:
-    if not found.items:
-        return None
-    layers = [[layer, *i.cells()] for layer, items in found.by_layer().items() for i in items]
-    return {
-        "has_loops": found.has_loops,
-        "svg": found.picture().svg(inline=True),
-        "header": COLUMNS,
-        "layers": layers,
-        "sums": [["in all", *item.cells()] for item in found.by_collective()],
-    }
-
-
-def _memory(memory: Memory, estimator: StepEstimator) -> dict[str, Any]:
-    limit = estimator.hardware.memory_bytes
-    return {
-        "hardware": estimator.hardware.name,
-        "limit": bytes_text(limit),
-        "svg": memory.picture(limit).svg(inline=True) if memory.over_time else "",
-        "rows": memory.rows(),
-        "peak_at": memory.peak_at,
-    }
-
-
-def _layouts(
-    subject: Subject, outputs: Sequence[Tensor], hardware: Union[str, Hardware, None]
-) -> dict[str, str]:
-    impl = subject.impl
-    explained = explanation.explain(
-        subject.graph,
-        impl.shape,
-        outputs,
-        impl.layout_rules,
-        hardware=hardware,
-        stored_layout=getattr(impl, "stored_layout", None),
-    )
-    parts = explained.sections()
-    layers = parts.pop("layers")
-    return {
-        "hardware": explained.estimator.hardware.name,
-        "shown": "\n\n".join(parts.values()),
-        "layers": layers,
-    }
 
 
 # -- what is printed when a training begins

@@ -6,8 +6,8 @@ import itertools
 import math
 import os
 import sys
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, Optional, Union
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple, Optional, Union
 
 from mesh_tensorflow._core.errors import WrongTypeError, dims_text
 from mesh_tensorflow._core.layout import pnum_to_processor_coordinates, slice_coordinates
@@ -363,21 +363,6 @@ def _fits(text: str, width: float) -> bool:
     return len(text) * _DIGIT + 4 <= width
 
 
-def _labeled(axes: Any, columns: Sequence[str], rows: Sequence[str], names: Sequence[str]) -> None:
-    """Labels a table: each column above it, each row at its left, with their dimensions."""
-    axes.set_xlim(0, len(columns))
-    axes.set_ylim(len(rows), 0)  # rows count downward
-    axes.xaxis.tick_top()
-    axes.xaxis.set_label_position("top")
-    axes.set_xticks([j + 0.5 for j, text in enumerate(columns) if text], [c for c in columns if c])
-    axes.set_yticks([i + 0.5 for i, text in enumerate(rows) if text], [r for r in rows if r])
-    style = {"color": INK, "fontsize": points(12)}
-    if len(names) > 1:
-        axes.set_ylabel(plain(names[0]), **style)
-    if names:
-        axes.set_xlabel(plain(names[-1]), **style)
-
-
 class _ShardingPicture:
     """The picture of a Sharding: tables of tiles, and at their right the processors."""
 
@@ -402,23 +387,6 @@ class _ShardingPicture:
         self._processors(x, y + 22)
         return self.picture
 
-    def _cell(self, axes: Any, place: tuple[int, int], tile: Tile, texts: tuple[str, str]) -> None:
-        """Draws a cell of a table, with a text if that fits in, and one that is shown on hover."""
-        from matplotlib.patches import Rectangle
-
-        (i, j), (text, title) = place, texts
-        fill = color_of(tile.number, len(self.sharding.tiles))
-        box = Rectangle((j, i), 1, 1, facecolor=fill, edgecolor=MUTED, linewidth=0.6, clip_on=False)
-        axes.add_patch(box)
-        parts = [f"{d.name} {_part(tile, n)}" for n, d in enumerate(self.sharding.shape)]
-        held = f"{', '.join(parts)}: processors {processors_text(tile.processors)}"
-        self.picture.title(box, f"{title}{held}")
-        if text:
-            axes.text(
-                j + 0.5, i + 0.5, text, ha="center", va="center", color=text_color(fill),
-                fontsize=points(12),
-            )  # fmt: skip
-
     def _tables(self, y: float) -> float:
         """Draws the tables of tiles one below the other; returns where the widest ends."""
         tables = list(others(self.sharding))
@@ -441,23 +409,20 @@ class _ShardingPicture:
         rows, columns = len(tiles), len(tiles[0])
         heads = [_part(t, shown[-1]) for t in tiles[0]] if shown else [""] * columns
         sides = [_part(line[0], shown[0]) for line in tiles] if len(shown) == 2 else [""] * rows
-        texts = [[processors_text(t.processors) for t in line] for line in tiles]
+        cells = {
+            (i, j): (tile, processors_text(tile.processors), "")
+            for i, line in enumerate(tiles)
+            for j, tile in enumerate(line)
+        }
         widest = max(map(len, heads)) * _DIGIT + 10
-        longest = max(len(text) for line in texts for text in line) * _DIGIT + 14
+        longest = max(len(text) for _, text, _ in cells.values()) * _DIGIT + 14
         # A few columns are as wide as their labels; many have none.
         least = widest if columns <= _LABELED else 3.0
         width, height = _cell_size(columns, max(64.0, widest, longest), least), _cell_size(rows, 44)
-        if height < _LEAST_LABELED:
-            sides = [""] * rows
-        left = max(map(len, sides)) * _DIGIT + 30 if len(shown) == 2 else 0.0
-        axes = self.picture.axes(left, top, columns * width, rows * height)
+        heads = [head if _fits(head, width) else "" for head in heads]
         names = [sharding.shape[i].name for i in shown]
-        _labeled(axes, [h if _fits(h, width) else "" for h in heads], sides, names)
-        for i, line in enumerate(tiles):
-            for j, tile in enumerate(line):
-                fits = _fits(texts[i][j], width) and height >= _LEAST_LABELED
-                self._cell(axes, (i, j), tile, (texts[i][j] if fits else "", ""))
-        return left + columns * width, rows * height
+        right = self._grid((0, top), (width, height), heads, sides, names, cells)
+        return right, rows * height
 
     def _processors(self, x: float, y: float) -> None:
         """Draws the mesh: its last dimension from left to right, the others downward."""
@@ -469,20 +434,71 @@ class _ShardingPicture:
         if len(mesh) and width >= _LEAST_LABELED:
             heads = [str(j) for j in range(columns)]
         leading = len(mesh) > 1
-        if leading and height >= _LEAST_LABELED:
-            sides = [
-                ",".join(map(str, pnum_to_processor_coordinates(mesh, i * columns)[:-1]))
-                for i in range(rows)
-            ]
-        left = x + (max(map(len, sides)) * _DIGIT + 30 if leading else 0)
-        axes = self.picture.axes(left, y + _HEADS, columns * width, rows * height)
+        if leading:
+            first = (pnum_to_processor_coordinates(mesh, i * columns)[:-1] for i in range(rows))
+            sides = [",".join(map(str, coordinates)) for coordinates in first]
         names = [", ".join(d.name for d in mesh[:-1])] * leading + [d.name for d in mesh[-1:]]
-        _labeled(axes, heads, sides, names)
-        for tile in self.sharding.tiles:
-            for p in tile.processors:
-                fits = _fits(str(p), width) and height >= _LEAST_LABELED
-                texts = str(p) if fits else "", f"processor {p}: "
-                self._cell(axes, divmod(p, columns), tile, texts)  # p = row * columns + column
+        cells = {
+            divmod(p, columns): (tile, str(p), f"processor {p}: ")  # p = row * columns + column
+            for tile in self.sharding.tiles
+            for p in tile.processors
+        }
+        self._grid((x, y + _HEADS), (width, height), heads, sides, names, cells)
+
+    def _grid(
+        self,
+        place: tuple[float, float],
+        size: tuple[float, float],
+        heads: Sequence[str],
+        sides: Sequence[str],
+        names: Sequence[str],
+        cells: Mapping[tuple[int, int], tuple[Tile, str, str]],
+    ) -> float:
+        """Draws a table; returns where it ends at the right.
+
+        Args:
+          place: its upper left corner.
+          size: the width and the height of a cell.
+          heads: what stands above the columns.
+          sides: what stands at the left of the rows, if they are high enough.
+          names: the dimension of the rows, if they have one, and that of the columns.
+          cells: by row and column a Tile, a text, and what begins the text that is shown on hover.
+        """
+        from matplotlib.patches import Rectangle
+
+        (left, top), (width, height) = place, size
+        is_high = height >= _LEAST_LABELED
+        sides = sides if is_high else [""] * len(sides)
+        if len(names) > 1:
+            left += max(map(len, sides)) * _DIGIT + 30
+        axes = self.picture.axes(left, top, len(heads) * width, len(sides) * height)
+        axes.set_xlim(0, len(heads))
+        axes.set_ylim(len(sides), 0)  # rows count downward
+        axes.xaxis.tick_top()
+        axes.xaxis.set_label_position("top")
+        axes.set_xticks([j + 0.5 for j, text in enumerate(heads) if text], [*filter(None, heads)])
+        axes.set_yticks([i + 0.5 for i, text in enumerate(sides) if text], [*filter(None, sides)])
+        style = {"color": INK, "fontsize": points(12)}
+        if len(names) > 1:
+            axes.set_ylabel(plain(names[0]), **style)
+        if names:
+            axes.set_xlabel(plain(names[-1]), **style)
+        for (i, j), (tile, text, title) in cells.items():
+            fill = color_of(tile.number, len(self.sharding.tiles))
+            box = Rectangle(
+                (j, i), 1, 1, facecolor=fill, edgecolor=MUTED, linewidth=0.6, clip_on=False
+            )
+            axes.add_patch(box)
+            parts = [f"{d.name} {_part(tile, n)}" for n, d in enumerate(self.sharding.shape)]
+            held = f"{', '.join(parts)}: processors {processors_text(tile.processors)}"
+            self.picture.title(box, f"{title}{held}")
+            # A text only where it fits in.
+            if is_high and _fits(text, width):
+                axes.text(
+                    j + 0.5, i + 0.5, text, ha="center", va="center", color=text_color(fill),
+                    fontsize=points(12),
+                )  # fmt: skip
+        return left + len(heads) * width
 
 
 # -- of what a user names

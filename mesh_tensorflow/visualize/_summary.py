@@ -41,10 +41,6 @@ class Subject(NamedTuple):
         """The MeshImpl of the first mesh."""
         return next(iter(self.impls.values()), MeshImpl("", ""))
 
-    def impl_of(self, mesh: Mesh) -> MeshImpl:
-        """Returns the MeshImpl of a Mesh."""
-        return self.impls[mesh]
-
     @property
     def why_no_estimate(self) -> str:
         """Why time and memory cannot be estimated, a sentence with what to do; "" if they can."""
@@ -238,7 +234,7 @@ def variable_rows(subject: Subject) -> list[VariableRow]:
     variables = [part for v in subject.graph.all_variables for part in v.parts]
     weights = {v.name: v.shape.to_integer_list for v in variables if v.trainable}
     stored = stored_shapes(subject.graph, subject.impls)
-    rows = [_row(v, stored[v], _kind(v, weights), subject.impl_of(v.mesh)) for v in variables]
+    rows = [_row(v, stored[v], _kind(v, weights), subject.impls[v.mesh]) for v in variables]
     # Variables that have been stacked are still known by name, in order of creation.
     made = {name: i for i, name in enumerate(subject.graph.name_to_variable)}
     return sorted(rows, key=lambda row: (list(KINDS).index(row.kind), made[row.name]))
