@@ -134,85 +134,61 @@ def _from_json(path: str) -> Hardware:
         ) from e
 
 
-def _tpu(
-    name: str, tera: float, memory: tuple[float, float], links: float, source: str
-) -> Hardware:
-    """Returns the profile of a TPU, whose processors are in a torus."""
-    return Hardware(
-        name,
-        {"float32": tera * TERA},
-        memory[0] * GB,
-        memory[1] * GIB,
-        Link(links * GB, 1e-6, "ring"),
-        operation_seconds=1e-6,
-        product_share=0.6,
-        source=source,
-    )
-
-
 # Tera operations per second, bandwidth and size of the memory, and bytes per second over the links
 # of a mesh axis. A processor of the first two is a core, which is half of a chip. A mesh axis lies
 # along one axis of the torus, so it uses two of the links of a chip.
 _CACM = "Jouppi et al., A domain-specific supercomputer for training deep neural networks, 2020"
 _ISCA = "Jouppi et al., TPU v4: an optically reconfigurable supercomputer, 2023"
-_TPU = [
-    _tpu("tpu_v2", 23, (350, 8), 62, _CACM),
-    _tpu("tpu_v3", 61.5, (450, 16), 82, _CACM),
-    _tpu("tpu_v4", 275, (1200, 32), 100, _ISCA),
-]
-
-
-def _gpu(
-    name: str,
-    tera: tuple[float, float],
-    memory: tuple[float, float],
-    nvlink: float,
-    infiniband: float,
-    source: str,
-) -> Hardware:
-    """Returns the profile of a GPU in nodes of eight."""
-    half, single = (t * TERA for t in tera)
-    return Hardware(
+_TPUS = [
+    Hardware(
         name,
-        {"float32": single, "bfloat16": half, "float16": half},
-        memory[0] * GB,
-        memory[1] * GB,
+        {"float32": tera * TERA},
+        bandwidth * GB,
+        size * GIB,
+        Link(links * GB, 1e-6, "ring"),
+        operation_seconds=1e-6,
+        product_share=0.6,
+        source=source,
+    )
+    for name, tera, bandwidth, size, links, source in [
+        ("tpu_v2", 23, 350, 8, 62, _CACM),
+        ("tpu_v3", 61.5, 450, 16, 82, _CACM),
+        ("tpu_v4", 275, 1200, 32, 100, _ISCA),
+    ]
+]
+# Tera operations per second in half and in single precision, bandwidth and size of the memory, and
+# bytes per second that a GPU sends over NVLink and over its share of the node's InfiniBand.
+_GPUS = [
+    Hardware(
+        name,
+        {"float32": single * TERA, "bfloat16": half * TERA, "float16": half * TERA},
+        bandwidth * GB,
+        size * GB,
         Link(infiniband * GB, 10e-6),
         node_link=Link(nvlink * GB, 3e-6),
         node_size=8,
         operation_seconds=5e-6,
         product_share=0.6,
-        source=source,
+        source=f"NVIDIA: {source}",
     )
+    for name, half, single, bandwidth, size, nvlink, infiniband, source in [
+        ("v100", 125, 15.7, 900, 32, 150, 6.25, "Tesla V100 SXM2 data sheet; DGX-1"),
+        ("a100", 312, 156, 2039, 80, 300, 25, "A100 80GB SXM data sheet; DGX A100"),
+        ("h100", 989, 495, 3350, 80, 450, 50,
+         "H100 SXM data sheet; DGX H100; shares of the peak and overheads measured"),
+    ]
+]  # fmt: skip
+# What differs from the other GPUs. Volta's tensor cores do not support bfloat16. Of the H100, by
+# benchmarks/on_accelerator.py on one H100 SXM: XLA joins what lies between products, so that an
+# operation costs less than the start of a kernel. Links were not measured.
+_DIFFERENT: dict[str, dict[str, Any]] = {
+    "v100": {"flops": {"float32": 15.7 * TERA, "float16": 125 * TERA}},
+    "h100": {"memory_bandwidth": 2660 * GB, "operation_seconds": 2e-6, "product_share": 0.77},
+}
 
-
-# Tera operations per second in half and in single precision, bandwidth and size of the memory, and
-# bytes per second that a GPU sends over NVLink and over its share of the node's InfiniBand.
-_GPUS = [
-    _gpu(
-        "v100", (125, 15.7), (900, 32), 150, 6.25, "NVIDIA: Tesla V100 SXM2 data sheet; DGX-1"
-    ).replace(
-        # Volta's tensor cores do not support bfloat16.
-        flops={"float32": 15.7 * TERA, "float16": 125 * TERA}
-    ),
-    _gpu("a100", (312, 156), (2039, 80), 300, 25, "NVIDIA: A100 80GB SXM data sheet; DGX A100"),
-    _gpu(
-        "h100",
-        (989, 495),
-        (3350, 80),
-        450,
-        50,
-        "NVIDIA: H100 SXM data sheet; DGX H100; shares of the peak and overheads measured",
-    ).replace(
-        # By benchmarks/on_accelerator.py on one H100 SXM; XLA joins what lies between products, so
-        # that an operation costs less than the start of a kernel. Links were not measured.
-        memory_bandwidth=2660 * GB,
-        operation_seconds=2e-6,
-        product_share=0.77,
-    ),
-]
-
-PROFILES: dict[str, Hardware] = {h.name: h for h in [*_TPU, *_GPUS]}
+PROFILES: dict[str, Hardware] = {
+    h.name: h.replace(**_DIFFERENT.get(h.name, {})) for h in [*_TPUS, *_GPUS]
+}
 DEFAULT = "tpu_v3"
 
 

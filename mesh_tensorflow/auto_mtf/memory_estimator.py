@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
-from typing import Any, Optional
+from typing import Any
 
 from mesh_tensorflow._core.graph import Graph
 from mesh_tensorflow._core.shape import convert_to_shape
@@ -34,21 +35,23 @@ class MemoryEstimator:
         self.mtf_graph = mtf_graph
         self.mesh_shape = convert_to_shape(mesh_shape)
         self.mtf_outputs = mtf_outputs
-        self._layout_validator: Optional[LayoutValidator] = None
-        self._graph_interface: Optional[GraphInterface] = None
+
+    @functools.cached_property
+    def _layout_validator(self) -> LayoutValidator:
+        return LayoutValidator(self.mtf_graph, self.mesh_shape)
+
+    @functools.cached_property
+    def _graph_interface(self) -> GraphInterface:
+        graph = GraphInterface(self.mtf_graph)
+        for tensor in self.mtf_outputs:
+            graph.set_tensor_final(tensor.name)
+        return graph
 
     def get_layout_validator(self) -> LayoutValidator:
         """Returns the LayoutValidator."""
-        if self._layout_validator is None:
-            self._layout_validator = LayoutValidator(self.mtf_graph, self.mesh_shape)
         return self._layout_validator
 
     def get_graph_interface(self) -> GraphInterface:
         """Returns the GraphInterface, with the outputs marked as final."""
         # Made once: a schedule refers to its operations by their numbers.
-        if self._graph_interface is None:
-            graph = GraphInterface(self.mtf_graph)
-            for tensor in self.mtf_outputs:
-                graph.set_tensor_final(tensor.name)
-            self._graph_interface = graph
         return self._graph_interface
