@@ -16,9 +16,8 @@ from mesh_tensorflow._core.operation import Collective, Cost, Operation
 from mesh_tensorflow._core.placement import Walk
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
-from mesh_tensorflow.auto_mtf._seconds import ZERO, CostModel, Seconds
-from mesh_tensorflow.auto_mtf._space import LayoutSpace
-from mesh_tensorflow.auto_mtf._stored import Updates, Weight
+from mesh_tensorflow.auto_mtf._space import LayoutSpace, Updates, Weight
+from mesh_tensorflow.auto_mtf.hardware import ZERO, CostModel, Seconds
 from mesh_tensorflow.ops._variables.assign import Assign
 from mesh_tensorflow.ops._variables.variable import Variable
 

@@ -11,8 +11,7 @@ from mesh_tensorflow._core.shape import Shape, convert_to_shape
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._units import bytes_text
 from mesh_tensorflow.auto_mtf import layout_optimizer, memory_estimator
-from mesh_tensorflow.auto_mtf._space import layout_text
-from mesh_tensorflow.auto_mtf._stored import stored_layouts
+from mesh_tensorflow.auto_mtf._space import layout_text, stored_layouts
 from mesh_tensorflow.auto_mtf.hardware import Hardware, hardware_profile
 from mesh_tensorflow.auto_mtf.step_time import (
     Estimate,

@@ -20,8 +20,7 @@ from mesh_tensorflow._core.layout import StoredLayout
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._units import bytes_text, ms_text
 from mesh_tensorflow.auto_mtf import api
-from mesh_tensorflow.auto_mtf._seconds import ZERO, Seconds
-from mesh_tensorflow.auto_mtf.hardware import Hardware
+from mesh_tensorflow.auto_mtf.hardware import ZERO, Hardware, Seconds
 from mesh_tensorflow.auto_mtf.step_time import AnyLayout, Estimate, StepEstimator
 
 __all__ = ["Alternative", "Explanation", "explain", "table"]

@@ -1,16 +1,45 @@
-"""Peak memory: exact for a layout, and as constraints of an integer program."""
+"""Peak memory: exact for a layout, and as constraints of an integer program.
+
+First the live tensors of a schedule, as in the classic release; then the memory that a processor
+needs at each point of a step, with variables, loops and what stored layouts add.
+"""
 
 from __future__ import annotations
 
+import copy
+import itertools
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple, Optional
 
 import numpy as np
 
-from mesh_tensorflow.auto_mtf._space import LayoutSpace
-from mesh_tensorflow.auto_mtf.graph_interface import GraphInterface, MemoryChange
+from mesh_tensorflow._core.graph import Graph
+from mesh_tensorflow._core.operation import Loop, Operation
+from mesh_tensorflow._core.placement import inner_mesh_impl
+from mesh_tensorflow._core.shape import Shape
+from mesh_tensorflow._core.tensor import Tensor
+from mesh_tensorflow._mesh.mesh_impl import MeshImpl
+from mesh_tensorflow.auto_mtf import scheduler
+from mesh_tensorflow.auto_mtf._space import (
+    NO_UPDATES,
+    LayoutSpace,
+    Storing,
+    Updates,
+    Weight,
+    takes_again,
+)
+from mesh_tensorflow.auto_mtf.graph_interface import (
+    GraphInterface,
+    MemoryChange,
+    live_names,
+    memory_changes,
+)
+from mesh_tensorflow.ops._variables.assign import Assign
+from mesh_tensorflow.ops._variables.variable import Variable
 
 __all__ = ["DimensionSet", "LiveMemory", "live_memory", "peak_memory"]
+
 
 DimensionSet = tuple[str, ...]
 
@@ -169,3 +198,446 @@ def live_memory(
     size = {name: graph.get_tensor_size(name) for name in kind}
     rows = bytes_over_time(graph.memory_changes(schedule), column, size, len(sets))
     return LiveMemory(sets, maximal_rows(rows))
+
+
+class Column(NamedTuple):
+    """What decides how a block is split.
+
+    Attributes:
+      dims: sorted names of its dimensions that may be split.
+      weight: the dimensions of the weight, if it belongs to an update and is stored in parts, or is
+        a whole copy of that; else None.
+      stored: names of the dimensions that may be stored in parts; empty for a whole copy.
+      sizes: the sizes of `dims` where slices may end in padding; else empty.
+    """
+
+    dims: tuple[str, ...]
+    weight: Optional[Weight] = None
+    stored: tuple[str, ...] = ()
+    sizes: tuple[int, ...] = ()
+
+    def names(self, candidates: frozenset[str]) -> tuple[str, ...]:
+        """Returns the sorted names of all dimensions that the number of parts depends on."""
+        if self.weight is None:
+            return self.dims
+        # Along which dimension a weight is stored in parts depends on how the layout splits the
+        # others.
+        return tuple(sorted({*self.dims, *(d.name for d in self.weight)} & candidates))
+
+    def parts(self, layout: Mapping[str, str], sizes: Mapping[str, int], storing: Storing) -> float:
+        """Returns the number of parts under a layout; less by the padding, if that counts.
+
+        Args:
+          layout: a dictionary from dimension names to mesh dimension names.
+          sizes: a dictionary from mesh dimension names to sizes.
+          storing: a Storing.
+        """
+        split: float = math.prod(sizes[layout[d]] for d in self.dims if d in layout)
+        for d, size in zip(self.dims, self.sizes):
+            if d in layout and size % sizes[layout[d]]:
+                # Of ten elements on four processors, each has three. A little less, so that what
+                # is divided by it is not rounded down by a whole byte.
+                n = sizes[layout[d]]
+                split *= size / (n * -(-size // n)) * (1 - 2**-40)
+        if self.weight is None:
+            return split
+        if self.stored:
+            return split * storing.parts(self.weight, self.stored, layout)
+        # A weight that is stored as it is computed with needs no whole copy beside it.
+        return split if storing.rules(self.weight, layout) else NO_BLOCK
+
+
+class Block(NamedTuple):
+    """A tensor, or another block of memory that is allocated and freed as one."""
+
+    name: str
+    kind: str
+    bytes: int
+    column: Column
+
+
+class Item(NamedTuple):
+    """An operation, or one assignment of an operation that has several."""
+
+    name: str
+    op: Operation
+    inputs: list[str]
+    outputs: list[str]
+
+
+def kinds_of(operations: Sequence[Operation]) -> dict[Operation, str]:
+    """Returns, for each operation, the kind of its output tensors."""
+    backward: Optional[int] = None
+    kinds = {}
+    for i, op in enumerate(operations):
+        if op.gradient_of is not None:
+            backward = i if backward is None else backward
+            kinds[op] = "recomputed" if op.original is not None else "gradients"
+        else:
+            # After the first gradient, what is not part of one is part of an update.
+            kinds[op] = "activations" if backward is None else "updates"
+    return kinds
+
+
+class Held(NamedTuple):
+    """A tensor or a variable in memory.
+
+    Attributes:
+      name: the name of the tensor or the variable.
+      kind: "weights", "slots", "activations", "recomputed", "gradients", "updates", "gathered"
+        (whole copies of weights that are stored in parts, and what an operation has in another
+        layout) or "loop tape".
+      bytes: its size on one processor.
+    """
+
+    name: str
+    kind: str
+    bytes: int
+
+
+class ResidentMemory(LiveMemory):
+    """The memory of a program on one processor over time, under any layout.
+
+    Variables, including optimizer slots, are in memory throughout. Other tensors are live from the
+    operation that creates them to the last one that reads them. Operations run in the order of
+    `scheduler`, or in order of creation with updates as early as possible, whichever has the lower
+    peak.
+
+    Attributes:
+      columns: the Columns, which decide how blocks are split.
+      dimension_sets: for each column, the names of the dimensions that its parts depend on.
+      bytes: an int64 array [times, columns], bytes before splitting.
+      at: for each time, the name of the operation that runs.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        outputs: Sequence[Tensor],
+        candidates: frozenset[str],
+        storing: Storing,
+        updates: Updates = NO_UPDATES,
+        impl: Optional[MeshImpl] = None,
+    ):
+        """Creates a ResidentMemory.
+
+        Args:
+          graph: an mtf.Graph.
+          outputs: Tensors that stay in memory until the end.
+          candidates: names of the dimensions that may be split.
+          storing: a Storing.
+          updates: the Updates of the program, if variables are stored in parts; or none.
+          impl: a MeshImpl, to count what is held in its layout alone, too: padding, and what
+            operations that need a dimension whole have in another layout.
+        """
+        self._candidates, self._impl = candidates, impl
+        self._storing, self._updates = storing, updates
+        self._blocks = {b.name: b for b in self._variable_blocks(graph.operations)}
+        self._variables = list(self._blocks)
+        self._root: dict[Tensor, str] = {}
+        self._kinds = kinds_of(graph.operations)
+        self._items = list(self._make_items(graph.operations))
+        self._final = {self._root[t] for t in outputs if t in self._root}
+        self._columns: dict[Column, int] = {}
+        for block in self._blocks.values():
+            self._columns.setdefault(block.column, len(self._columns))
+        self._inner: dict[str, list[list[Block]]] = {}
+        for item in self._items:
+            loop = item.op.loop
+            if loop is not None and item.name == item.op.name:
+                self._inner[item.name] = self._moments_of(loop)
+        as_listed = scheduler.list_schedule(
+            [item.name for item in self._items],
+            [item.inputs for item in self._items],
+            [item.outputs for item in self._items],
+            {name: block.bytes for name, block in self._blocks.items()},
+            self._final,
+        )
+        # Neither order is always better, and TensorFlow promises none.
+        orders = [as_listed, self._eager_order()]
+        # By bytes before splitting: one order serves all layouts, so that memory is linear in their
+        # assignments.
+        self._changes, bytes_, self.at = min(
+            map(self._run, orders), key=lambda run: run[1].sum(axis=1).max()
+        )
+        self.columns = list(self._columns)
+        super().__init__([column.names(candidates) for column in self.columns], bytes_)
+
+    # -- blocks of memory
+
+    def _block(self, t: Tensor, kind: str) -> Block:
+        column = self._column(t.operation, t.shape)
+        return Block(t.name, kind, t.shape.size * t.dtype.size, column)
+
+    def _column(self, op: Operation, shape: Shape) -> Column:
+        weight = self._updates.weight_of.get(op)
+        # Below stage 3, weights are whole, and only slots and updates are in parts.
+        if isinstance(op, Variable) and op.trainable and not self._storing.weights_too:
+            weight = None
+        stored = () if weight is None else tuple(sorted(shape.dimension_names))
+        column = Column(self._split(shape), weight, stored)
+        if self._impl is None:
+            return column
+        sizes = {d.name: d.size for d in shape}
+        return column._replace(sizes=tuple(sizes[d] for d in column.dims))
+
+    def _split(self, shape: Shape) -> tuple[str, ...]:
+        return tuple(sorted(set(shape.dimension_names) & self._candidates))
+
+    def _moved(self, op: Operation) -> Optional[Block]:
+        """Returns what an operation has in another layout than the program; None if nothing."""
+        outer = self._impl
+        inner = None if outer is None else inner_mesh_impl(op, outer)
+        if outer is None or inner is None:
+            return None
+        tensors = dict.fromkeys(x for x in op.inputs + op.outputs if x.mesh is op.mesh)
+        held = sum(
+            inner.slice_size(x.shape) * x.dtype.size
+            for x in tensors
+            if inner.tensor_layout(x.shape) != outer.tensor_layout(x.shape)
+        )
+        # Bytes of one processor as they are: in other layouts, something else would move.
+        return Block(f"{op.name}/moved", "gathered", held, Column(()))
+
+    def _variable_blocks(self, operations: Iterable[Operation]) -> Iterator[Block]:
+        for op in operations:
+            if isinstance(op, Variable):
+                kind = "weights" if op.trainable else "slots"
+                column = self._column(op, op.shape)
+                yield Block(op.name, kind, op.size * op.slice_dtype.size, column)
+
+    def _make_items(self, operations: Iterable[Operation]) -> Iterator[Item]:
+        for op in operations:
+            passed = op.passes_on(self._candidates)
+            # What passes its input on in every layout has no memory of its own.
+            self._root.update((y, self._root[x]) for y, x in passed.items())
+            if passed:
+                continue
+            for y in op.outputs:
+                self._root[y] = y.name
+                block = self._block(y, self._kinds[op])
+                self._blocks[y.name] = block if op.takes_memory else block._replace(bytes=0)
+            copies = [self._copy(op, i) for i in range(len(op.inputs))]
+            inputs = [self._root[x] if c is None else c.name for x, c in zip(op.inputs, copies)]
+            for x, copy_ in zip(op.inputs, copies):
+                # One copy serves all that read it.
+                if copy_ is not None and copy_.name not in self._blocks:
+                    self._blocks[copy_.name] = copy_
+                    # A gathered weight is made of what is stored, which is in memory throughout.
+                    read = [] if copy_.kind == "gathered" else [self._root[x]]
+                    yield Item(copy_.name, op, read, [copy_.name])
+            outputs = [y.name for y in op.outputs]
+            if isinstance(op, Assign):
+                for i, name in enumerate(inputs):
+                    # Each by itself, so that a new value is freed as soon as its variable is
+                    # assigned.
+                    yield Item(f"{op.name}/{i}", op, [name], [])
+                continue
+            loop = op.loop
+            if loop is not None:
+                # The tape is no input of the operation, but lives until the loop of the gradient
+                # has read it.
+                inputs += [name for name in self._tapes(loop) if name not in inputs]
+                outputs += self._make_tape(op, loop)
+            moved = self._moved(op)
+            if moved is not None:
+                # Nothing reads it, so that it is in memory while the operation runs.
+                self._blocks[moved.name] = moved
+                outputs.append(moved.name)
+            yield Item(op.name, op, inputs, outputs)
+
+    def _copy(self, op: Operation, i: int) -> Optional[Block]:
+        """Returns what an operation reads in place of an input, where variables are in parts."""
+        weight_of, x = self._updates.weight_of, op.inputs[i]
+        # What an update computes is in parts already, and what has no dimensions cannot be.
+        made_in_parts, stored = x.operation in weight_of, tuple[str, ...]()
+        if isinstance(op, Assign):
+            v = op.variables[i]
+            whole = v in weight_of and v.trainable and not self._storing.weights_too
+            if not (whole and made_in_parts):
+                return None
+            # An update in parts is gathered before it is assigned to a weight that is stored whole.
+            end, kind, weight = "/whole", "updates", weight_of[v]
+        elif op in weight_of:
+            if made_in_parts or not x.shape.ndims:
+                return None
+            # A gradient is split before the update reads it.
+            end, kind, weight = "/part", "gradients", weight_of[op]
+            stored = tuple(sorted(x.shape.dimension_names))
+        elif x in self._updates.gathers and self._storing.weights_too:
+            # Gathered once more for the backward pass, so that no whole copy lives in between.
+            end, kind = "/again" if takes_again(op) else "/whole", "gathered"
+            weight = weight_of[x.operation]
+        else:
+            return None
+        column = Column(self._split(x.shape), weight, stored)
+        return Block(f"{self._root[x]}{end}", kind, x.shape.size * x.dtype.size, column)
+
+    def _make_tape(self, op: Operation, loop: Loop) -> list[str]:
+        names = []
+        for t in loop.tape:
+            block = self._block(t, "loop tape")
+            name = f"{op.name}/tape/{t.name}"
+            # The gradient's loop reads the values of all iterations.
+            self._blocks[name] = block._replace(name=name, bytes=int(block.bytes * loop.iterations))
+            names.append(name)
+        return names
+
+    def _tapes(self, loop: Loop) -> list[str]:
+        if loop.tape_of is None:
+            return []
+        return [n for n in self._blocks if n.startswith(f"{loop.tape_of.name}/tape/")]
+
+    def _moments_of(self, loop: Loop) -> list[list[Block]]:
+        """Returns the tensors that are live during each operation of an iteration."""
+        last: dict[Tensor, int] = {}
+        for i, op in enumerate(loop.operations):
+            last.update(dict.fromkeys(op.outputs + op.inputs, i))
+        # What the next iteration takes over, and what is summed up, lives to the end of this one.
+        last.update(dict.fromkeys([*loop.needed, *(x for _, x in loop.sums)], len(loop.operations)))
+        live: dict[Tensor, Block] = {}
+        moments = []
+        for i, op in enumerate(loop.operations):
+            if op.takes_memory and not op.passes_on(self._candidates):
+                live.update((y, self._block(y, "activations")) for y in op.outputs)
+            below = [[]] if op.loop is None else self._moments_of(op.loop)
+            moved = self._moved(op)
+            now = [*live.values(), *([] if moved is None else [moved])]
+            moments += [[*now, *more] for more in below]
+            for block in now:
+                self._columns.setdefault(block.column, len(self._columns))
+            live = {t: block for t, block in live.items() if last[t] > i}
+        return moments
+
+    # -- lifetimes
+
+    def _eager_order(self) -> list[int]:
+        """Returns the order of creation, with updates as early as possible.
+
+        Operations that depend only on variables and constants run when they are first needed.
+        """
+        maker = {name: i for i, item in enumerate(self._items) for name in item.outputs}
+        inputs = [list(dict.fromkeys(maker[n] for n in item.inputs)) for item in self._items]
+        early: list[bool] = []  # whether an operation could be made before all others
+        readers: dict[int, list[int]] = {}
+        missing = [0] * len(inputs)
+        for i, numbers in enumerate(inputs):
+            item = self._items[i]
+            # What is made when it is needed, rather than when it can be.
+            waits = not item.inputs or (self._kinds[item.op] == "updates" and bool(item.outputs))
+            early.append(waits and all(early[n] for n in numbers))
+            for number in numbers:
+                if not early[number]:
+                    readers.setdefault(number, []).append(i)
+                    missing[i] += 1
+        order: dict[int, None] = {}
+
+        def with_inputs(number: int) -> None:
+            # A stack instead of a recursion, for which chains of operations may be too long.
+            waiting = [number]
+            while waiting:
+                needed = [n for n in inputs[waiting[-1]] if early[n] and n not in order]
+                if needed:
+                    waiting += needed
+                else:
+                    order[waiting.pop()] = None
+
+        # What could be made early, and nothing has needed, comes last.
+        for first in [i for i, it in enumerate(early) if not it] + list(range(len(inputs))):
+            ready = [first]
+            while ready:
+                number = ready.pop()
+                if number in order:
+                    continue
+                with_inputs(number)
+                # The last one of a stack is next, so that the first reader runs first.
+                for reader in reversed(readers.get(number, [])):
+                    missing[reader] -= 1
+                    op = self._items[reader].op
+                    is_update = isinstance(op, Assign) or self._kinds[op] == "updates"
+                    if is_update and not missing[reader]:
+                        ready.append(reader)
+        return list(order)
+
+    def _run(self, order: Sequence[int]) -> tuple[list[MemoryChange], np.ndarray, list[str]]:
+        """Returns the changes in memory in an order; the bytes and the operation at each time."""
+        inputs, outputs = [i.inputs for i in self._items], [i.outputs for i in self._items]
+        changes = [*memory_changes(inputs, outputs, self._final, order)] or [MemoryChange([], [])]
+        # Variables have no operation that makes them: they are in memory from one step to the next.
+        changes[0].born[:0] = self._variables
+        column = {name: self._columns[block.column] for name, block in self._blocks.items()}
+        size = {name: block.bytes for name, block in self._blocks.items()}
+        rows = list(bytes_over_time(changes, column, size, len(self._columns)))
+        at = [self._items[number].name for number in order] or [""]
+        for place, name in enumerate(at[: len(changes)]):
+            # Moments within loops come after those of the schedule, where `contents` looks for
+            # them.
+            for moment in self._inner.get(name, []):
+                row = rows[place].copy()
+                for block in moment:
+                    row[self._columns[block.column]] += block.bytes
+                rows.append(row)
+                at.append(name)
+        return changes, np.array(rows), at
+
+    # -- under a layout
+
+    def parts(self, layout: Mapping[str, str], mesh_sizes: Mapping[str, int]) -> np.ndarray:
+        """Returns the number of parts into which each column is split."""
+        return np.array([c.parts(layout, mesh_sizes, self._storing) for c in self.columns])
+
+    def parts_of_rows(
+        self, column: int, space: LayoutSpace, dims: Sequence[str], rows: np.ndarray
+    ) -> Sequence[int]:
+        """Returns the number of parts of a column for each assignment of some dimensions."""
+        one = self.columns[column]
+        if one.weight is None:
+            return super().parts_of_rows(column, space, dims, rows)
+        layouts = (space.layout(dims, row) for row in rows)
+        return [one.parts(layout, space.mesh_sizes, self._storing) for layout in layouts]
+
+    def on(self, storing: Storing) -> ResidentMemory:
+        """Returns the same memory with the same stage of storing, on another mesh.
+
+        Args:
+          storing: a Storing.
+        """
+        # Rows are bytes before splitting, so only the numbers of parts depend on the mesh.
+        other = copy.copy(self)
+        other._storing = storing
+        return other
+
+    def _held(self, block: Block, layout: Mapping[str, str], sizes: Mapping[str, int]) -> int:
+        return int(block.bytes // block.column.parts(layout, sizes, self._storing))
+
+    def by_kind(
+        self, layout: Mapping[str, str], mesh_sizes: Mapping[str, int]
+    ) -> dict[str, np.ndarray]:
+        """Returns, for each kind, the bytes in use during each operation, except inside loops.
+
+        Steady kinds come first: at the bottom of a chart, they leave even ground to the others.
+
+        Args:
+          layout: a dictionary from dimension names to mesh dimension names.
+          mesh_sizes: a dictionary from mesh dimension names to sizes.
+        """
+        held = {n: self._held(b, layout, mesh_sizes) for n, b in self._blocks.items()}
+        kind_of = {name: self._blocks[name].kind for born, _ in self._changes for name in born}
+        kinds = list(dict.fromkeys(kind_of.values()))
+        column = {name: kinds.index(kind) for name, kind in kind_of.items()}
+        rows = bytes_over_time(self._changes, column, held, len(kinds))
+        used = {kind: bytes_ for kind, bytes_ in zip(kinds, rows.T) if bytes_.any()}
+        return dict(sorted(used.items(), key=lambda pair: -int(pair[1].min())))
+
+    def contents(
+        self, time: int, layout: Mapping[str, str], mesh_sizes: Mapping[str, int]
+    ) -> list[Held]:
+        """Returns the live tensors at a time, largest first; see `in_use`."""
+        # A moment within a loop has the name of the loop, and the place of that in the schedule.
+        place, times = self.at.index(self.at[time]), len(self._changes)
+        live = next(itertools.islice(live_names(self._changes), place, None))
+        blocks = [self._blocks[name] for name in live]
+        if time >= times:
+            blocks += self._inner[self.at[time]][time - self.at.index(self.at[time], times)]
+        held = [Held(b.name, b.kind, self._held(b, layout, mesh_sizes)) for b in blocks]
+        return sorted((h for h in held if h.bytes), key=lambda h: (-h.bytes, h.name))

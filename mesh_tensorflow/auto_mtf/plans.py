@@ -18,10 +18,9 @@ from mesh_tensorflow._core.layout import LayoutRules, StoredLayout
 from mesh_tensorflow._core.operation import Operation
 from mesh_tensorflow._core.shape import Shape, convert_to_shape
 from mesh_tensorflow._units import bytes_text, ms_text
-from mesh_tensorflow.auto_mtf._seconds import CostModel
-from mesh_tensorflow.auto_mtf._stored import stored_layouts
+from mesh_tensorflow.auto_mtf._space import stored_layouts
 from mesh_tensorflow.auto_mtf.api import all_mesh_shapes
-from mesh_tensorflow.auto_mtf.hardware import Hardware, hardware_profile
+from mesh_tensorflow.auto_mtf.hardware import CostModel, Hardware, hardware_profile
 from mesh_tensorflow.auto_mtf.step_time import (
     Built,
     Estimate,

@@ -16,10 +16,15 @@ from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow._units import bytes_text
 from mesh_tensorflow.auto_mtf._program import FastestLayouts, Tables
-from mesh_tensorflow.auto_mtf._resident import Held, ResidentMemory
-from mesh_tensorflow.auto_mtf._seconds import CostModel, Seconds
-from mesh_tensorflow.auto_mtf._space import layout_pairs, layout_space, layout_text
-from mesh_tensorflow.auto_mtf._stored import NO_UPDATES, Storing, Updates, find_updates
+from mesh_tensorflow.auto_mtf._space import (
+    NO_UPDATES,
+    Storing,
+    Updates,
+    find_updates,
+    layout_pairs,
+    layout_space,
+    layout_text,
+)
 from mesh_tensorflow.auto_mtf._units import (
     SecondsOfUnits,
     StepTime,
@@ -27,7 +32,8 @@ from mesh_tensorflow.auto_mtf._units import (
     program_steps,
     program_units,
 )
-from mesh_tensorflow.auto_mtf.hardware import Hardware, hardware_profile
+from mesh_tensorflow.auto_mtf.hardware import CostModel, Hardware, Seconds, hardware_profile
+from mesh_tensorflow.auto_mtf.objective import Held, ResidentMemory
 from mesh_tensorflow.auto_mtf.valid_layouts import LayoutValidator
 
 if TYPE_CHECKING:

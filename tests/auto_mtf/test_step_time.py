@@ -12,8 +12,7 @@ import mesh_tensorflow as mtf
 from mesh_tensorflow._core.operation import Collective
 from mesh_tensorflow._core.placement import walk
 from mesh_tensorflow.auto_mtf import hardware, models
-from mesh_tensorflow.auto_mtf._seconds import CostModel
-from mesh_tensorflow.auto_mtf.hardware import Hardware, Link
+from mesh_tensorflow.auto_mtf.hardware import CostModel, Hardware, Link
 from mesh_tensorflow.auto_mtf.step_time import MemoryLimitError, StepEstimator
 from mesh_tensorflow.ops._variables.assign import Assign
 

@@ -9,7 +9,7 @@ from auto_mtf.test_step_time import SLOW, TINY, all_layouts
 import mesh_tensorflow as mtf
 from mesh_tensorflow._core.layout import stored_layout
 from mesh_tensorflow.auto_mtf import models
-from mesh_tensorflow.auto_mtf._stored import stored_layouts
+from mesh_tensorflow.auto_mtf._space import stored_layouts
 from mesh_tensorflow.auto_mtf.step_time import MemoryLimitError, ProgramParts, StepEstimator
 from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
 

@@ -88,14 +88,14 @@ FAULTS = [
         "auto_mtf/test_ring_layouts.py -k brute_force",
     ),
     Fault(
-        "auto_mtf/_resident.py",
-        "row[last + 1] -= held",
-        "row[last] -= held",
+        "auto_mtf/objective.py",
+        "rows.append(now.copy())\n        for name in dead:\n            now[column[name]] -= size[name]",
+        "for name in dead:\n            now[column[name]] -= size[name]\n        rows.append(now.copy())",
         "memory is free before the last operation that reads it",
         "auto_mtf/test_step_time.py -k loops_take_memory",
     ),
     Fault(
-        "auto_mtf/_seconds.py",
+        "auto_mtf/hardware.py",
         "ring = 2 * (count - 1) * (",
         "ring = (count - 1) * (",
         "an allreduce over a ring takes the time of one round of two",

@@ -8,8 +8,8 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import simd_mesh_impl
-from mesh_tensorflow.auto_mtf._resident import ResidentMemory
-from mesh_tensorflow.auto_mtf._stored import Storing
+from mesh_tensorflow.auto_mtf._space import Storing
+from mesh_tensorflow.auto_mtf.objective import ResidentMemory
 from mesh_tensorflow.testing import harness
 
 optimize = mtf.optimize
