@@ -14,9 +14,14 @@ from mesh_tensorflow._units import bytes_text, count_text, counted
 from mesh_tensorflow.auto_mtf import explanation
 from mesh_tensorflow.auto_mtf.hardware import Hardware
 from mesh_tensorflow.ops._variables.variable import Variable
-from mesh_tensorflow.visualize._communication import COLUMNS, Communication, communication_of
-from mesh_tensorflow.visualize._memory import Memory, memory_of
 from mesh_tensorflow.visualize._sharding import visualize_sharding
+from mesh_tensorflow.visualize._step import (
+    COLUMNS,
+    Communication,
+    Memory,
+    communication_of,
+    memory_of,
+)
 from mesh_tensorflow.visualize._summary import (
     KINDS,
     VARIABLE_COLUMNS,

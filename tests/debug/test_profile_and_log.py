@@ -7,7 +7,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow.debug._profile import trace_files
+from mesh_tensorflow.debug import trace_files
 from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
 
 A, B, C = mtf.Dimension("a", 64), mtf.Dimension("b", 64), mtf.Dimension("c", 128)

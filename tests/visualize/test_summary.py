@@ -9,7 +9,7 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow as mtf
 from mesh_tensorflow import _units as units
 from mesh_tensorflow.auto_mtf import models
-from mesh_tensorflow.visualize import _communication
+from mesh_tensorflow.visualize import _step
 
 TINY = {
     "batch": 8, "length": 8, "vocab": 16, "d_model": 16, "layers": 2, "heads": 4, "d_kv": 4,
@@ -225,8 +225,8 @@ def test_mistakes(tf_graph, call, message):
 
 def test_layers_are_as_fine_as_rows_allow():
     names = [f"model/block_{i}/layer_{j}/wi/einsum" for i in range(30) for j in range(2)]
-    items = [_communication.Item(name, "allreduce", "x=2", 1, 8, 32, 2) for name in names]
-    items += [_communication.Item(f"tiny_{i}/sum", "shift", "x=2", 1, 1, 1, 2) for i in range(9)]
+    items = [_step.Item(name, "allreduce", "x=2", 1, 8, 32, 2) for name in names]
+    items += [_step.Item(f"tiny_{i}/sum", "shift", "x=2", 1, 1, 1, 2) for i in range(9)]
     found = mtf.visualize.Communication(items)
     assert {"model/block_*/layer_*/wi", "tiny_*"} == set(found.by_layer())
     assert len(found.by_layer(depth=2)) == 30 + 9
@@ -234,5 +234,5 @@ def test_layers_are_as_fine_as_rows_allow():
     assert sum(i.bytes for sums in found.by_layer(most_layers=32).values() for i in sums) == (
         found.bytes
     )
-    assert _communication.layer_of("a/b/einsum/gradients/einsum_1") == "a/b"
-    assert _communication.layer_of("einsum_4/gradients/add") == "(no scope)"
+    assert _step.layer_of("a/b/einsum/gradients/einsum_1") == "a/b"
+    assert _step.layer_of("einsum_4/gradients/add") == "(no scope)"
