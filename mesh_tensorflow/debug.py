@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple, Optional, Union
+from typing import Optional, Union
 
 import tensorflow as tf
 
@@ -285,20 +286,6 @@ def nan_checks(
         yield
 
 
-class Event(NamedTuple):
-    """Something that took time.
-
-    Attributes:
-      name: as the profiler names it; "node:type" of what TensorFlow executes.
-      begin: seconds on the clock of the trace.
-      seconds: how long it took.
-    """
-
-    name: str
-    begin: float
-    seconds: float
-
-
 def trace_files(logdir: str) -> list[Path]:
     """Returns the trace files of the last profile in a directory.
 
@@ -319,8 +306,8 @@ def trace_files(logdir: str) -> list[Path]:
     return [file for file in files if file.parent == last]
 
 
-def read_events(path: Path) -> Iterator[Event]:
-    """Yields the events of a trace file.
+def read_events(path: Path) -> Iterator[tuple[str, float]]:
+    """Yields the events of a trace file: the name of each, "node:type" of nodes, and its seconds.
 
     Args:
       path: a file `*.xplane.pb`.
@@ -332,12 +319,7 @@ def read_events(path: Path) -> Iterator[Event]:
         names = {key: metadata.name for key, metadata in plane.event_metadata.items()}
         for line in plane.lines:
             for event in line.events:
-                # Events count in picoseconds from the beginning of their line.
-                yield Event(
-                    names.get(event.metadata_id, ""),
-                    line.timestamp_ns * 1e-9 + event.offset_ps * 1e-12,
-                    event.duration_ps * 1e-12,
-                )
+                yield names.get(event.metadata_id, ""), event.duration_ps * 1e-12
 
 
 _TRANSFERS = ("_Send", "_Recv", "_HostSend", "_HostRecv", "Send", "Recv")
@@ -392,7 +374,7 @@ class Profile:
           FileNotFoundError: the directory has no trace.
         """
         if self._times is None:
-            events = [e for path in trace_files(self.logdir) for e in read_events(path)]
+            events = itertools.chain(*map(read_events, trace_files(self.logdir)))
             self._times = _times(events, self.names)
         return list(self._times)
 
@@ -421,7 +403,13 @@ class Profile:
         for t in self.times():
             groups.setdefault((name_of(t), t.kind), []).append(t)
         rows = [
-            (name, kind, sum(t.executions for t in ts), sum(t.seconds for t in ts), _where(by, ts))
+            (
+                name,
+                kind,
+                sum(t.executions for t in ts),
+                sum(t.seconds for t in ts),
+                str(ts[0].site or "") if by == "operation" else "",
+            )
             for (name, kind), ts in groups.items()
         ]
         rows.sort(key=lambda row: -row[3])
@@ -442,19 +430,15 @@ class Profile:
         return self.table()
 
 
-def _where(by: str, times: Sequence[OperationTime]) -> str:
-    return str(times[0].site or "") if by == "operation" else ""
-
-
-def _times(events: Sequence[Event], tables: Sequence[NodeNames]) -> list[OperationTime]:
+def _times(events: Iterable[tuple[str, float]], tables: Sequence[NodeNames]) -> list[OperationTime]:
     """Returns the times of operations, the longest first."""
     found: dict[tuple[str, str], OperationTime] = {}
     known: dict[str, tuple[Optional[Operation], str]] = {}
-    for event in events:
-        if event.name not in known:
+    for node, seconds in events:
+        if node not in known:
             # Many events have one name, and looking it up tries all parts of it.
-            known[event.name] = _operation_of(event.name, tables)
-        op, kind = known[event.name]
+            known[node] = _operation_of(node, tables)
+        op, kind = known[node]
         if not kind:
             continue
         name = _OUTSIDE if op is None else op.name
@@ -463,7 +447,7 @@ def _times(events: Sequence[Event], tables: Sequence[NodeNames]) -> list[Operati
             time = found[name, kind] = OperationTime(
                 name, "" if op is None else type(op).__name__, kind, site=op.site if op else None
             )
-        time.seconds += event.seconds
+        time.seconds += seconds
         time.executions += 1
     return sorted(found.values(), key=lambda t: -t.seconds)
 

@@ -106,7 +106,8 @@ def report(
     text = template.render(
         title=title,
         facts=_facts(subject, summary, found, estimates and estimates[0]),
-        variables=_variables(summary),
+        summary=summary,
+        kinds=KINDS,
         tiles=_tiles(subject, chosen),
         communication=found,
         columns=COLUMNS,
@@ -138,7 +139,7 @@ def _template() -> Any:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["bytes"] = bytes_text
+    environment.filters.update(bytes=bytes_text, variable_table=_variable_table)
     return environment.get_template("report.html.jinja")
 
 
@@ -180,33 +181,6 @@ def _facts(
 def _variable_table(rows: Iterable[VariableRow]) -> list[list[str]]:
     table = [(VARIABLE_COLUMNS, "dtype"), *((row.cells(), row.dtype) for row in rows)]
     return [[*cells[:4], dtype, *cells[4:]] for cells, dtype in table]
-
-
-def _variables(summary: Summary) -> dict[str, Any]:
-    # Without the number of parameters in words, which is on top of the page.
-    totals = [
-        [*cells[:3], *cells[4:]]
-        for cells in summary.totals()
-        if cells[1] != "0" or cells[0] == "in all"
-    ]
-    kinds = []
-    for kind, label in KINDS.items():
-        found = summary.of_kind(kind)
-        # Others are folded: slots repeat the names of weights, once or more for each.
-        shown = found if kind == "weights" else []
-        is_long = len(shown) > _ROWS_SHOWN
-        if is_long:
-            shown = sorted(shown, key=lambda row: -row.parameters)[: _ROWS_SHOWN // 2]
-        kinds.append(
-            {
-                "label": label,
-                "count": len(found),
-                "largest": len(shown) if is_long else 0,
-                "shown": _variable_table(shown) if shown else None,
-                "all": _variable_table(found) if len(shown) < len(found) else None,
-            }
-        )
-    return {"totals": totals, "kinds": kinds}
 
 
 # -- tiles

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import itertools
 import os
 import re
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -90,10 +91,6 @@ def layer_of(operation: str, depth: int = _DEEPEST) -> str:
     # The last part is the name of the operation itself.
     kept = scopes[:-1][:depth]
     return "/".join(kept) or "(no scope)"
-
-
-def _at_depth(depth: int) -> Callable[[str], str]:
-    return functools.partial(layer_of, depth=depth)
 
 
 def _kind_of_layer(operation: str, depth: int) -> str:
@@ -223,20 +220,18 @@ class Communication:
 
     def _layers(self, most_layers: int) -> Callable[[str], str]:
         """Returns a function from operations to layers, as fine as so many layers allow."""
-        found: Callable[[str], str] = _at_depth(1)
-        for depth in range(2, _DEEPEST + 1):
-            finer = _at_depth(depth)
-            if self._needed(finer) > most_layers:
-                break
-            found = finer
+
+        def few(layer: Callable[[str], str]) -> bool:
+            return self._needed(layer) <= most_layers
+
+        scopes = [functools.partial(layer_of, depth=depth) for depth in range(1, _DEEPEST + 1)]
+        layer = [scopes[0], *itertools.takewhile(few, scopes[1:])][-1]
         # One or two names for nearly all bytes would say little of where they come from.
-        if self._needed(found) > 2:
-            return found
-        for depth in range(_DEEPEST, 1, -1):  # too many blocks for a row each: equal ones together
-            alike = functools.partial(_kind_of_layer, depth=depth)
-            if self._needed(alike) <= most_layers:
-                return alike
-        return found
+        if self._needed(layer) > 2:
+            return layer
+        # Too many blocks for a row each: equal ones together.
+        kinds = (functools.partial(_kind_of_layer, depth=d) for d in range(_DEEPEST, 1, -1))
+        return next(filter(few, kinds), layer)
 
     def by_layer(
         self, depth: Optional[int] = None, most_layers: int = _MOST_LAYERS
@@ -255,7 +250,10 @@ class Communication:
         Returns:
           A dictionary from layers, in the order of the program, to lists of Items.
         """
-        layer = self._layers(most_layers) if depth is None else _at_depth(depth)
+        if depth is None:
+            layer = self._layers(most_layers)
+        else:
+            layer = functools.partial(layer_of, depth=depth)
         found: dict[str, list[Item]] = {}
         for item in self.items:
             found.setdefault(layer(item.operation), []).append(item)
