@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
@@ -23,7 +24,6 @@ from mesh_tensorflow._core.layout import (
     StoredLayout,
     StoredName,
     joined_names,
-    mesh_axis_of_name,
     stored_layout,
 )
 from mesh_tensorflow._core.operation import Operation, with_inner_operations
@@ -390,7 +390,7 @@ class Storing:
           mesh_shape: a Shape.
           layout: a StoredLayout, or None.
         """
-        self._mesh_shape = mesh_shape
+        self._mesh_shape, self._sizes = mesh_shape, MeshSizes({d.name: d.size for d in mesh_shape})
         self.layout = layout
         self.weights_too = layout is not None and layout.stage >= WEIGHTS_TOO
         self._known: dict[tuple, dict[str, str]] = {}
@@ -422,12 +422,8 @@ class Storing:
           dims: names of the tensor's dimensions.
           layout: a dictionary from dimension names to mesh dimension names.
         """
-        rules, parts = self.rules(weight, layout), 1
-        for d in set(dims) & rules.keys():
-            axis = mesh_axis_of_name(rules[d], self._mesh_shape)
-            assert axis is not None  # the stored layout is of this mesh
-            parts *= self._mesh_shape[axis].size
-        return parts
+        rules = self.rules(weight, layout)
+        return math.prod(self._sizes[rules[d]] for d in set(dims) & rules.keys())
 
 
 # -- updates

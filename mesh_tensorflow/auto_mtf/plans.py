@@ -375,24 +375,20 @@ def plan(
         raise ValueError(f"memory_limit_bytes={memory_limit_bytes} must be more than 0, or None")
     if not within >= 1:
         raise ValueError(f"within={within} must be 1 or more: a multiple of the best plan's time")
-    shapes = _shapes(processors, max_mesh_shape_dimensions, mesh_shapes)
-    search = _Search(shapes, memory_limit_bytes, hardware_profile(hardware), within, joint)
-    for choice in choices() if candidates is None else candidates:
-        search.add(choice, build, list(zero))
-    return search.result(processors)
-
-
-def _shapes(processors: int, most: int, given: Optional[Iterable[Any]]) -> list[Shape]:
-    if given is None:
-        return all_mesh_shapes(processors, most)
-    shapes = [convert_to_shape(shape) for shape in given]
+    if mesh_shapes is None:
+        shapes = all_mesh_shapes(processors, max_mesh_shape_dimensions)
+    else:
+        shapes = [convert_to_shape(shape) for shape in mesh_shapes]
     for shape in shapes:
         if shape.size != processors:
             raise ValueError(
                 f"mesh shape {dims_text(shape)} has {shape.size} processors, but there are "
                 f"{processors}; its sizes must have that product"
             )
-    return shapes
+    search = _Search(shapes, memory_limit_bytes, hardware_profile(hardware), within, joint)
+    for choice in choices() if candidates is None else candidates:
+        search.add(choice, build, list(zero))
+    return search.result(processors)
 
 
 class _Found(NamedTuple):
@@ -404,27 +400,23 @@ class _Found(NamedTuple):
     estimate: Estimate
 
 
+@dataclasses.dataclass
 class _Search:
     """The best layouts so far, and what has none."""
 
-    def __init__(
-        self,
-        shapes: Sequence[Shape],
-        limit: Optional[float],
-        hardware: Hardware,
-        within: float,
-        joint: bool,
-    ):
-        self._shapes, self._limit, self._hardware = shapes, limit, hardware
-        self._within, self._joint = within, joint
-        self._found: list[_Found] = []
-        self._lost: list[Lost] = []
-        self._nearest: Optional[_Found] = None
+    shapes: Sequence[Shape]
+    limit: Optional[float]
+    hardware: Hardware
+    within: float
+    joint: bool
+    found: list[_Found] = dataclasses.field(default_factory=list)
+    lost: list[Lost] = dataclasses.field(default_factory=list)
+    nearest: Optional[_Found] = None
 
     @property
     def _best(self) -> Optional[_Found]:
         # Of equally fast plans, the first candidate's.
-        return min(self._found, key=lambda one: one.estimate.seconds.total, default=None)
+        return min(self.found, key=lambda one: one.estimate.seconds.total, default=None)
 
     # -- adding a candidate
 
@@ -433,13 +425,13 @@ class _Search:
         # Stages that are not split compute in bubbles as well, and gain nothing.
         shapes = [
             shape
-            for shape in self._shapes
+            for shape in self.shapes
             if choice.stages == 1 or any(d.size > 1 and choice.stages % d.size == 0 for d in shape)
         ]
         if not shapes:
-            sizes = sorted({d.size for shape in self._shapes for d in shape})
+            sizes = sorted({d.size for shape in self.shapes for d in shape})
             why = f"no mesh dimension, of sizes {', '.join(map(str, sizes))}, divides"
-            self._lost.append(Lost(choice, None, f"{why} {choice.stages} stages"))
+            self.lost.append(Lost(choice, None, f"{why} {choice.stages} stages"))
             return
         try:
             choice.check()
@@ -448,19 +440,19 @@ class _Search:
                 built = build(choice)
         # One that cannot be built is a result to tell, and does not end the search.
         except ValueError as e:
-            self._lost.append(Lost(choice, None, f"cannot be built: {e}"))
+            self.lost.append(Lost(choice, None, f"cannot be built: {e}"))
             return
         parts = ProgramParts.of(built)
         for stage in zero:
             estimators: dict[Any, StepEstimator] = {}
             for shape in shapes:
-                for stored in stored_layouts(shape, [stage], self._joint):
+                for stored in stored_layouts(shape, [stage], self.joint):
                     # Of mesh dimensions with one size and equal links, one stands for all.
                     key = (*shape, self._alike(shape, stored))
                     if key not in estimators:
                         estimators[key] = StepEstimator(
-                            parts.graph, shape, parts.outputs, self._hardware, stored, parts,
-                            exchanges=True, joint=self._joint,
+                            parts.graph, shape, parts.outputs, self.hardware, stored, parts,
+                            exchanges=True, joint=self.joint,
                         )  # fmt: skip
             self._find(choice, stage, estimators.values())
 
@@ -471,21 +463,21 @@ class _Search:
         if stored.mesh_dim not in shape.dimension_names:
             return stored.mesh_dim  # several, joined
         axis = shape.dimension_names.index(stored.mesh_dim)
-        return shape[axis].size, tuple(map(tuple, self._hardware.links(shape, axis)))
+        return shape[axis].size, tuple(map(tuple, self.hardware.links(shape, axis)))
 
     def _find(self, choice: Choice, zero: int, estimators: Iterable[StepEstimator]) -> None:
         """Finds the best layout of one program at one stage, over all meshes."""
-        limit = math.inf if self._limit is None else self._limit
+        limit = math.inf if self.limit is None else self.limit
         floors = {e: e.least() for e in estimators}
         # The most promising first: what it finds is below the lower bounds of many others. Where
         # the lower bound of the memory is too much, no layout fits.
         promising = sorted((e for e in floors if floors[e][1] <= limit), key=lambda e: floors[e][0])
         # What takes longer is lost in any case, and need not be found.
         best = self._best
-        most = math.inf if best is None else best.estimate.seconds.total * self._within
-        found = fastest(promising, self._limit, most)
+        most = math.inf if best is None else best.estimate.seconds.total * self.within
+        found = fastest(promising, self.limit, most)
         if found is not None:
-            self._found.append(_Found(choice, zero, *found))
+            self.found.append(_Found(choice, zero, *found))
             return
         # Only where none was found, since the least memory takes a search of its own.
         least: Optional[_Found] = None
@@ -499,15 +491,15 @@ class _Search:
                 least = _Found(choice, zero, estimator, estimate)
         assert least is not None
         if least.estimate.peak_bytes <= limit:
-            why = f"takes more than {self._within:.3g} times as long as the best"
-            self._lost.append(Lost(choice, zero, why))
+            why = f"takes more than {self.within:.3g} times as long as the best"
+            self.lost.append(Lost(choice, zero, why))
             return
         # Of all candidates, for the error that is raised if none of them fits.
-        if self._nearest is None or least.estimate.peak_bytes < self._nearest.estimate.peak_bytes:
-            self._nearest = least
+        if self.nearest is None or least.estimate.peak_bytes < self.nearest.estimate.peak_bytes:
+            self.nearest = least
         missing = least.estimate.peak_bytes - limit
         why = f"does not fit: {bytes_text(missing)} too many"
-        self._lost.append(Lost(choice, zero, why, None, least.estimator.mesh_shape, missing))
+        self.lost.append(Lost(choice, zero, why, None, least.estimator.mesh_shape, missing))
 
     # -- results
 
@@ -521,22 +513,22 @@ class _Search:
         if best is None:
             raise self._nothing(processors)
         # At the end, as the best plan, which they are compared with, was not known before.
-        slower = [_slower(one, best.estimate.seconds) for one in self._found if one is not best]
+        slower = [_slower(one, best.estimate.seconds) for one in self.found if one is not best]
         slower.sort(key=lambda lost: lost.best.seconds.total if lost.best else math.inf)
         plan = plan_of(best.choice, best.estimator, best.estimate)
-        return Plans(plan, [*slower, *self._lost], self._hardware, self._limit)
+        return Plans(plan, [*slower, *self.lost], self.hardware, self.limit)
 
     def _nothing(self, processors: int) -> ValueError:
-        if self._nearest is None or self._limit is None:
-            reasons = "\n".join(f"  {lost.choice}: {lost.why}" for lost in self._lost)
+        if self.nearest is None or self.limit is None:
+            reasons = "\n".join(f"  {lost.choice}: {lost.why}" for lost in self.lost)
             return ValueError(
                 f"none of the candidates can be built:\n{reasons or '  there are none'}"
             )
-        choice, _, estimator, estimate = self._nearest
-        missing = estimate.peak_bytes - self._limit
+        choice, _, estimator, estimate = self.nearest
+        missing = estimate.peak_bytes - self.limit
         stored = "" if estimate.stored_layout is None else f"; {estimate.stored_layout}"
         lines = [
-            f"no plan fits in {bytes_text(self._limit)} of each of {processors} processors. The "
+            f"no plan fits in {bytes_text(self.limit)} of each of {processors} processors. The "
             f"nearest is: {choice}; {estimate.text or 'no splits'}{stored}, on the mesh "
             f"{dims_text(estimator.mesh_shape)}, which takes {bytes_text(estimate.peak_bytes)}, "
             f"{bytes_text(missing)} too many. Of these are:"

@@ -207,12 +207,7 @@ class StepEstimator:
           joint: whether a search may split one dimension over several mesh dimensions together.
           also: further pairs (dimension name, mesh dimension name) that layouts may have.
         """
-        outputs = list(mtf_outputs)
-        self._arguments: tuple[Any, ...] = (
-            *(mtf_graph, mesh_shape, outputs, hardware, stored_layout),
-            *(parts, exchanges, joint),
-        )
-        self._also = frozenset(also)
+        self._exchanges, self._joint, self._also = exchanges, joint, frozenset(also)
         self.mesh_shape: Shape = convert_to_shape(mesh_shape) or Shape([])
         self.hardware = hardware_profile(hardware)
         self._validator = LayoutValidator(mtf_graph, self.mesh_shape)
@@ -220,7 +215,7 @@ class StepEstimator:
             mtf_graph.operations, self._validator, exchanges, joint, self._also
         )
         self.stored_layout = stored_layout
-        self.parts = parts = parts or ProgramParts(mtf_graph, outputs)
+        self.parts = parts = parts or ProgramParts(mtf_graph, mtf_outputs)
         model = CostModel(self.mesh_shape, self.hardware, stored_layout)
         candidates = frozenset(self.space.dims)
         # Meshes whose sizes divide the same dimensions have the same candidates and units.
@@ -264,7 +259,11 @@ class StepEstimator:
             raise ValueError(f"layout {layout!r}: {sorted(beyond)} cannot be split in this way")
         if not beyond:
             return self
-        return StepEstimator(*self._arguments, also=rules.items())
+        graph, outputs = self.parts.graph, self.parts.outputs
+        return StepEstimator(
+            graph, self.mesh_shape, outputs, self.hardware, self.stored_layout, self.parts,
+            self._exchanges, self._joint, rules.items(),
+        )  # fmt: skip
 
     def _rules(self, layout: AnyLayout) -> dict[str, str]:
         """Returns the rules of a layout that split something, after checking them."""
@@ -373,19 +372,17 @@ class StepEstimator:
           limit: bytes on one processor.
         """
         least = self.least_memory()
+        stored = "" if self.stored_layout is None else f" with {self.stored_layout}"
+        missing = least.peak_bytes - limit
         lines = [
             f"no layout fits in {bytes_text(limit)} of a processor of mesh "
-            f"{dims_text(self.mesh_shape)}{self._stored()}: {least.text or 'no splits'!r}, which "
-            f"needs the least, "
-            f"takes {bytes_text(least.peak_bytes)}, {bytes_text(least.peak_bytes - limit)} too "
-            "many. Of these are:"
+            f"{dims_text(self.mesh_shape)}{stored}: {least.text or 'no splits'!r}, which needs the "
+            f"least, takes {bytes_text(least.peak_bytes)}, {bytes_text(missing)} too many. Of "
+            "these are:"
         ]
         for kind, held in self.peak_by_kind(least.layout).items():
             lines.append(f"  {bytes_text(held):>10} {kind}; less with {_HINTS[kind]}")
-        return MemoryLimitError("\n".join(lines), least.peak_bytes - limit)
-
-    def _stored(self) -> str:
-        return "" if self.stored_layout is None else f" with {self.stored_layout}"
+        return MemoryLimitError("\n".join(lines), missing)
 
     def peak_contents(self, layout: AnyLayout) -> list[Held]:
         """Returns the live tensors at the peak, largest first.
