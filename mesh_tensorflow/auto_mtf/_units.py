@@ -559,7 +559,8 @@ class StepTime:
             # The stored seconds do not say of which collectives they are, so they are computed
             # again.
             model = copy.copy(self._model)
-            model.recorded = recorded = []
+            recorded: list[tuple[Collective, float]] = []
+            model.recorded = recorded
             own = {d: layout[d] for d in kind.dims if d in layout}
             kind.unit.seconds(model, model.impl(own))
             for collective, seconds in recorded:

@@ -181,8 +181,8 @@ def _best(
     smallest: list[tuple[float, Mapping[str, str], Shape]] = []
     for shape in shapes:
         # The order of operations is that of the classic here, and slots do not count throughout.
-        estimator = memory_estimator.MemoryEstimator(graph, shape, parts.outputs)
-        optimizer = layout_optimizer.LayoutOptimizer(estimator, joint=joint)
+        program = memory_estimator.MemoryEstimator(graph, shape, parts.outputs)
+        optimizer = layout_optimizer.LayoutOptimizer(program, joint=joint)
         rules = optimizer.least_memory()
         # Evaluated anew: amounts in the integer program may be rounded to a common unit.
         smallest.append((optimizer.evaluate_layout(rules), rules, shape))
@@ -235,28 +235,25 @@ def all_mesh_shapes(num_machines: int, max_mesh_shape_dimensions: int) -> list[S
 
 
 def _mesh_shape_iterator(
-    num_machines: int, max_mesh_shape_dimensions: Optional[int] = None
+    num_machines: int,
+    max_mesh_shape_dimensions: Optional[int] = None,
+    largest: Optional[int] = None,
 ) -> Iterator[list[int]]:
     """Yields the sizes of all meshes with a number of processors, largest dimensions first.
 
     Args:
       num_machines: the number of processors.
       max_mesh_shape_dimensions: the maximum number of mesh dimensions; unlimited if None.
+      largest: the largest size; unlimited if None.
     """
     # A mesh has a dimension at least, and the product of no sizes would have none.
     if num_machines == 1:
         yield [1]
-        return
-    yield from _factorings(num_machines, num_machines, max_mesh_shape_dimensions)
-
-
-def _factorings(n: int, largest: int, length: Optional[int]) -> Iterator[list[int]]:
-    if n == 1:
-        yield []
-    elif length is None or length > 0:
-        # Sizes that do not rise: otherwise each mesh would come once in every order of its
-        # dimensions.
-        for size in range(min(n, largest), 1, -1):
-            if n % size == 0:
-                rest = None if length is None else length - 1
-                yield from ([size, *tail] for tail in _factorings(n // size, size, rest))
+    most = max_mesh_shape_dimensions and max_mesh_shape_dimensions - 1
+    # Sizes that do not rise: otherwise each mesh would come once in every order of its dimensions.
+    for size in range(min(num_machines, largest or num_machines), 1, -1):
+        rest, remainder = divmod(num_machines, size)
+        if remainder == 0 and rest == 1:
+            yield [size]
+        elif remainder == 0 and most != 0:
+            yield from ([size, *tail] for tail in _mesh_shape_iterator(rest, most, size))

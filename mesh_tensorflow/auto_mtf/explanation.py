@@ -141,13 +141,11 @@ class Explanation:
         has = self.memory_limit_bytes or self.estimator.hardware.memory_bytes
         used = self.chosen.peak_bytes
         verdict = "fits in" if used <= has else "DOES NOT FIT in"
-        rules, sizes = self.chosen.layout, self.estimator.space.mesh_sizes
-        in_use = self.estimator.memory.in_use(rules, sizes)
-        at = self.estimator.memory.at[int(in_use.argmax())]
+        rules = self.chosen.layout
         lines = [
             f"memory  {bytes_text(used)} at the peak, {verdict} {bytes_text(has)}",
             f"        over the step, from nothing to the peak: {self._curve()}",
-            f"        the peak is at {at or 'the start'}:",
+            f"        the peak is at {self.estimator.peak_at(rules) or 'the start'}:",
         ]
         contents = self.estimator.peak_contents(rules)
         for kind, total in self.estimator.peak_by_kind(rules).items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 import itertools
 import math
@@ -397,10 +398,15 @@ class StepEstimator:
 
     def peak_by_kind(self, layout: AnyLayout) -> dict[str, int]:
         """Returns the bytes at the peak by kind, largest first; see `peak_contents`."""
-        total: dict[str, int] = {}
+        total: collections.Counter[str] = collections.Counter()
         for held in self.peak_contents(layout):
-            total[held.kind] = total.get(held.kind, 0) + held.bytes
-        return dict(sorted(total.items(), key=lambda pair: -pair[1]))
+            total[held.kind] += held.bytes
+        return dict(total.most_common())
+
+    def peak_at(self, layout: AnyLayout) -> str:
+        """Returns the name of the operation that runs at the peak; see `peak_contents`."""
+        in_use = self.memory.in_use(self.estimate(layout).layout, self.space.mesh_sizes)
+        return self.memory.at[int(in_use.argmax())]
 
 
 def fastest(

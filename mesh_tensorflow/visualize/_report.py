@@ -108,7 +108,7 @@ def report(
         facts=_facts(subject, summary, found, estimates and estimates[0]),
         summary=summary,
         kinds=KINDS,
-        tiles=_tiles(subject, chosen),
+        tiles=[visualize_sharding(x, subject.impls[x.mesh]).picture() for x in chosen],
         communication=found,
         columns=COLUMNS,
         memory=estimates and estimates[0],
@@ -212,11 +212,6 @@ def _distinct(
     return list(found.values())
 
 
-def _tiles(subject: Subject, chosen: Sequence[Union[Tensor, Variable]]) -> list[str]:
-    shardings = [visualize_sharding(x, subject.impls[x.mesh]) for x in chosen]
-    return [sharding.picture().svg(inline=True) for sharding in shardings]
-
-
 # -- what is printed when a training begins
 
 
@@ -226,15 +221,12 @@ _NAME = 15
 _printed: dict[str, str] = {}
 
 
-def _short_device(device: str) -> str:
-    """Returns "CPU:0" of "/job:localhost/.../device:CPU:0"."""
-    found = re.search(r"(?:device:)?([A-Za-z]+:\d+)$", device)
-    return found[1].upper() if found else device
-
-
 def _devices_text(impl: MeshImpl) -> str:
     found: Any = getattr(impl, "devices", None) or ()  # which not all kinds of meshes have
-    names = list(dict.fromkeys(map(_short_device, found)))
+    # "CPU:0" of "/job:localhost/.../device:CPU:0".
+    short = [re.search(r"(?:device:)?([A-Za-z]+:\d+)$", device) for device in found]
+    names = [match[1].upper() if match else device for match, device in zip(short, found)]
+    names = list(dict.fromkeys(names))
     if not names or names == [""]:
         return ""  # TensorFlow chooses the device
     if len(names) > 4:

@@ -390,11 +390,10 @@ class Memory:
           estimator: a StepEstimator.
           rules: the layout.
         """
-        layout = estimator.estimate(rules).layout
-        sizes = estimator.space.mesh_sizes
-        in_use = estimator.memory.in_use(layout, sizes)
-        self.peak_bytes = int(in_use.max())
-        self.peak_at = estimator.memory.at[int(in_use.argmax())]
+        estimate = estimator.estimate(rules)
+        layout, sizes = estimate.layout, estimator.space.mesh_sizes
+        self.peak_bytes = estimate.peak_bytes
+        self.peak_at = estimator.peak_at(layout)
         self.at_peak: dict[str, int] = estimator.peak_by_kind(layout)
         self.contents: list[Held] = estimator.peak_contents(layout)
         self.over_time: dict[str, np.ndarray] = estimator.memory.by_kind(layout, sizes)
