@@ -169,9 +169,9 @@ def _site_in_package(frame: Optional[FrameType]) -> Optional[Site]:
     return None
 
 
-# Of each thread: what one of them builds strictly must not make the slips of others errors.
 # -- slips
 
+# Of each thread: what one of them builds strictly must not make the slips of others errors.
 _strict: contextvars.ContextVar[bool | None] = contextvars.ContextVar("mtf_strict", default=None)
 _told: set[str] = set()
 _telling = threading.Lock()

@@ -10,7 +10,7 @@ import dataclasses
 import itertools
 import sys
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Optional
+from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Protocol
 
 from mesh_tensorflow._core.errors import Site, caller_site, tensors_text
 from mesh_tensorflow._core.shape import single_axes
@@ -18,10 +18,20 @@ from mesh_tensorflow._core.tensor import Tensor, check_tensors, is_differentiabl
 
 if TYPE_CHECKING:
     from mesh_tensorflow._core.graph import Graph, Mesh
-    from mesh_tensorflow._core.interfaces import LaidOutLike
     from mesh_tensorflow._core.shape import Dimension
     from mesh_tensorflow._lowering.lowering import Lowering
-    from mesh_tensorflow._mesh.mesh_impl import MeshImpl
+    from mesh_tensorflow._mesh.mesh_impl import LaidOutTensor, MeshImpl
+
+
+class LaidOutLike(Protocol):
+    """A value spread over a mesh: a LaidOutTensor, or a lazy value that makes one."""
+
+    @property
+    def slice_shape(self) -> list[int]:
+        """Sizes of one processor's slice."""
+
+    def to_laid_out_tensor(self) -> LaidOutTensor:
+        """Returns the slices, computed if need be."""
 
 
 # -- costs

@@ -47,21 +47,6 @@ if TYPE_CHECKING:
     from mesh_tensorflow._core.graph import Mesh
     from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 
-__all__ = [
-    "Factored",
-    "Move",
-    "Walk",
-    "collectives_of",
-    "cost_of",
-    "counterparts",
-    "factored",
-    "inner_mesh_impl",
-    "moves_between",
-    "moving",
-    "sums_of",
-    "walk",
-]
-
 
 # -- what moves between two layouts
 

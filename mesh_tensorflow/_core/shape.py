@@ -10,28 +10,6 @@ from typing import NamedTuple, Optional, TypeVar, Union, overload
 
 from mesh_tensorflow._core.errors import WrongTypeError, slip
 
-__all__ = [
-    "Dimension",
-    "JointAxis",
-    "Shape",
-    "ShapeLike",
-    "anonymous_shape",
-    "broadcast_shape",
-    "check_names_differ",
-    "check_sizes_of_names",
-    "combined_dimension",
-    "convert_to_dimension",
-    "convert_to_shape",
-    "is_subsequence",
-    "list_of_dimensions",
-    "list_product",
-    "single_axes",
-    "split_pairs",
-    "transpose_list_of_lists",
-    "verify_no_new_dims",
-]
-
-
 _EXAMPLES = {"shape": "rows:2,cols:4", "layout": "batch:rows,d_ff:cols"}
 _SEPARATORS = re.compile(r"[,.;\s]+")
 

@@ -53,10 +53,10 @@ from mesh_tensorflow._core.errors import (
     warn_once,
 )
 from mesh_tensorflow._core.graph import Graph, Mesh
-from mesh_tensorflow._core.interfaces import LaidOutLike
 from mesh_tensorflow._core.layout import LayoutRules, joined_names, plain_shape, uneven_names
 from mesh_tensorflow._core.operation import (
     Collective,
+    LaidOutLike,
     Operation,
     PendingSums,
     is_of_package,

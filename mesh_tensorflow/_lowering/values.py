@@ -19,8 +19,7 @@ import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._core.errors import NoValueError, slip
 from mesh_tensorflow._core.graph import Graph
-from mesh_tensorflow._core.interfaces import LaidOutLike
-from mesh_tensorflow._core.operation import Cost, Operation
+from mesh_tensorflow._core.operation import Cost, LaidOutLike, Operation
 from mesh_tensorflow._core.placement import cost_of
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._lowering.lowering import Lowering, all_of_package, check_impls

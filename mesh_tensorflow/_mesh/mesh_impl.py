@@ -43,7 +43,6 @@ from typing import TYPE_CHECKING, Any, Generic, Optional, Protocol, TypeVar, Uni
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._core.errors import dims_text
-from mesh_tensorflow._core.interfaces import LaidOutLike
 from mesh_tensorflow._core.layout import (
     LayoutLike,
     LayoutRules,
@@ -55,6 +54,7 @@ from mesh_tensorflow._core.layout import (
     shifted_sources,
     slice_coordinates,
 )
+from mesh_tensorflow._core.operation import LaidOutLike
 from mesh_tensorflow._core.shape import (
     Dimension,
     JointAxis,

@@ -11,8 +11,7 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops as mtf
 from mesh_tensorflow._core.errors import WrongTypeError, dims_text
 from mesh_tensorflow._core.graph import Mesh, leaves_no_node
-from mesh_tensorflow._core.interfaces import LaidOutLike
-from mesh_tensorflow._core.operation import Cost, Operation
+from mesh_tensorflow._core.operation import Cost, LaidOutLike, Operation
 from mesh_tensorflow._core.shape import (
     Dimension,
     Shape,

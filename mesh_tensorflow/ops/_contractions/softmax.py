@@ -11,9 +11,14 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops as mtf
 from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.graph import leaves_no_node
-from mesh_tensorflow._core.interfaces import LaidOutLike
 from mesh_tensorflow._core.layout import uneven_names
-from mesh_tensorflow._core.operation import Collective, Cost, Operation, gradient_of_output
+from mesh_tensorflow._core.operation import (
+    Collective,
+    Cost,
+    LaidOutLike,
+    Operation,
+    gradient_of_output,
+)
 from mesh_tensorflow._core.shape import Dimension
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl

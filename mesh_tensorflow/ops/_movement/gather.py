@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Optional
 
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow._core.interfaces import LaidOutLike
 from mesh_tensorflow._core.layout import uneven_names
 from mesh_tensorflow._core.operation import (
     Cost,
+    LaidOutLike,
     Operation,
     Partial,
     PartialSums,

@@ -30,8 +30,6 @@ from mesh_tensorflow._core.shape import Dimension, list_product
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow._mesh.slice_functions import cut
 
-__all__ = ["Halo", "halo", "halo_collectives", "halos_too_far"]
-
 
 @dataclasses.dataclass(frozen=True)
 class Halo:

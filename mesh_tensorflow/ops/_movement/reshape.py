@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, Optional, Union, overload
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._core.errors import dims_text, slip
-from mesh_tensorflow._core.interfaces import LaidOutLike
 from mesh_tensorflow._core.layout import padded_dims, uneven_names
 from mesh_tensorflow._core.operation import (
     Collective,
     Cost,
+    LaidOutLike,
     Operation,
     Partial,
     PartialSums,

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, Optional, Union
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._core.graph import leaves_no_node
-from mesh_tensorflow._core.interfaces import LaidOutLike
-from mesh_tensorflow._core.operation import Cost, Operation
+from mesh_tensorflow._core.operation import Cost, LaidOutLike, Operation
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow.ops._variables.variable import Variable
