@@ -59,6 +59,7 @@ from mesh_tensorflow._core.operation import (
     LaidOutLike,
     Operation,
     PendingSums,
+    allreduces,
     is_of_package,
     with_inner_operations,
 )
@@ -766,9 +767,7 @@ class Lowering:
           label: the label of the counter, such as "einsum_op".
         """
         requested = self.requested_impl(x)
-        elements = requested.laid_out_size(x.shape)
-        axes = tuple(sorted(mesh_axes))
-        collective = Collective("allreduce", axes, elements, elements * x.dtype.size)
+        [collective] = allreduces(requested, x.shape, x.dtype, sorted(mesh_axes))
         # Partial sums keep the function, and the Lowering keeps them: without a cycle, all of a
         # program is freed when its Lowering is.
         reference, op = weakref.ref(self), x.operation
@@ -776,7 +775,7 @@ class Lowering:
         def count() -> None:
             lowering = reference()
             if lowering is not None:
-                lowering.add_counter(f"allreduce/{list(mesh_axes)}/{label}", elements)
+                lowering.add_counter(f"allreduce/{list(mesh_axes)}/{label}", collective.elements)
                 lowering._count_collective(requested, collective, None, op)
 
         return count

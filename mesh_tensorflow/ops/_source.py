@@ -11,7 +11,7 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops as mtf
 from mesh_tensorflow._core.errors import WrongTypeError, dims_text
 from mesh_tensorflow._core.graph import Mesh, leaves_no_node
-from mesh_tensorflow._core.operation import Cost, LaidOutLike, Operation
+from mesh_tensorflow._core.operation import LaidOutLike, Operation
 from mesh_tensorflow._core.shape import (
     Dimension,
     Shape,
@@ -45,6 +45,7 @@ class Constant(Operation):
 
     works_by_name = True
     takes_padding = True
+    costs_nothing = True  # what uses the value makes it
 
     def __init__(
         self,
@@ -93,14 +94,6 @@ class Constant(Operation):
     def takes_memory(self) -> bool:
         """False: it is created where it is used."""
         return False
-
-    def cost_key(self) -> None:
-        """All cost nothing."""
-        return None
-
-    def cost(self, mesh_impl: MeshImpl) -> Cost:
-        """Free: each user makes the value."""
-        return Cost()
 
 
 def _constant_array(

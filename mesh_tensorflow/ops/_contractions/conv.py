@@ -18,9 +18,6 @@ from mesh_tensorflow._core.errors import dims_text, is_whole, table_lookup
 from mesh_tensorflow._core.operation import (
     Cost,
     Operation,
-    Partial,
-    PartialSums,
-    PendingSums,
     gradient_of_output,
 )
 from mesh_tensorflow._core.shape import Dimension, Shape, ShapeLike, convert_to_shape, list_product
@@ -543,12 +540,9 @@ class ConvNdOperation(Operation):
         """The kind of convolution, and which of its tensors is computed."""
         return self._form.kind, tuple(self._form.roles)
 
-    def partial_sums(self, mesh_impl: MeshImpl, pending: PendingSums) -> PartialSums:
+    def begun_sums(self, mesh_impl: MeshImpl) -> dict[Tensor, list[int]]:
         """The output is partial over the mesh axes that split summed dimensions."""
-        if pending:
-            return None
-        summed = self._summed_axes(mesh_impl)
-        return {self.outputs[0]: Partial(tuple(sorted(summed)))} if summed else {}
+        return {self.outputs[0]: self._summed_axes(mesh_impl)}
 
 
 class _ForwardConvOperation(ConvNdOperation):

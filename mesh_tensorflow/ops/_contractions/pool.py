@@ -152,6 +152,7 @@ class _Pooling(Operation):
     """Pooling and its gradient: what windows reach over where pooled dimensions are split."""
 
     takes_padding = True
+    costs_by = ("_pool_fn_string", "_ksize")
 
     _pool_fn_string: str
     _ksize: tuple[int, ...]
@@ -193,10 +194,6 @@ class _Pooling(Operation):
             self._moving_halos(mesh_impl), sizes, mesh_impl.size, image.dtype.size
         )
         return super().cost(mesh_impl) + Cost(collectives=moved * self._times_moved)
-
-    def cost_key(self) -> tuple:
-        """The kind of pooling, and its windows."""
-        return self._pool_fn_string, self._ksize
 
 
 class PoolOperation(_Pooling):

@@ -9,7 +9,7 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops as mtf
 from mesh_tensorflow._core.graph import leaves_no_node
-from mesh_tensorflow._core.operation import Cost, Operation, Partial, PartialSums, PendingSums
+from mesh_tensorflow._core.operation import Operation, Partial, PartialSums, PendingSums
 from mesh_tensorflow._core.tensor import Tensor, is_differentiable
 from mesh_tensorflow._mesh.mesh_impl import LazyAllreduceSum, MeshImpl
 from mesh_tensorflow.ops._variables.assign import Assign, ReadVariable, note_read
@@ -171,12 +171,33 @@ def depend(x: Tensor, dependencies: Sequence[Union[Tensor, Operation]]) -> Tenso
     return Depend(x, dependencies).outputs[0]
 
 
-class StopGradient(Operation):
+class _PassesOn(Operation):
+    """Outputs that are inputs, the last ones."""
+
+    takes_padding = True
+    costs_nothing = True
+    costs_by = ()
+    delays_sums = 1
+
+    def lower(self, lowering: mtf.Lowering) -> None:
+        """Passes the values on, as they are."""
+        for y, x in self.passes_on(()).items():
+            lowering.set_tensor_lowering(y, lowering.tensors[x])
+
+    def passes_on(self, split: Collection[str]) -> dict[Tensor, Tensor]:
+        """Each output is an input."""
+        return dict(zip(self.outputs, self.inputs[-len(self._outputs) :]))
+
+    def partial_sums(self, mesh_impl: MeshImpl, pending: PendingSums) -> PartialSums:
+        """An output is the partial sum that the input is: the first use of either is charged."""
+        pairs = self.passes_on(()).items()
+        return {y: Partial(pending[x], x) for y, x in pairs if x in pending}
+
+
+class StopGradient(_PassesOn):
     """The same value, without a gradient."""
 
     works_by_name = True
-    takes_padding = True
-    delays_sums = 1
 
     def __init__(self, x: Tensor, name: Optional[str] = None):
         """Creates the operation; see `stop_gradient`."""
@@ -187,28 +208,6 @@ class StopGradient(Operation):
     def has_gradient(self) -> bool:
         """False."""
         return False
-
-    def lower(self, lowering: mtf.Lowering) -> None:
-        """Passes the value on, as it is."""
-        lowering.set_tensor_lowering(self.outputs[0], lowering.tensors[self.inputs[0]])
-
-    def cost(self, mesh_impl: MeshImpl) -> Cost:
-        """Free: nothing is computed."""
-        return Cost()
-
-    def cost_key(self) -> None:
-        """All cost nothing."""
-        return None
-
-    def passes_on(self, split: Collection[str]) -> dict[Tensor, Tensor]:
-        """The output is the input."""
-        return {self.outputs[0]: self.inputs[0]}
-
-    def partial_sums(self, mesh_impl: MeshImpl, pending: PendingSums) -> PartialSums:
-        """The output is the partial sum that the input is: the first use of either is charged."""
-        return {
-            y: Partial(pending[x], x) for x, y in zip(self.inputs, self.outputs) if x in pending
-        }
 
 
 def stop_gradient(x: Tensor) -> Tensor:
@@ -222,11 +221,8 @@ def stop_gradient(x: Tensor) -> Tensor:
     return StopGradient(x).outputs[0]
 
 
-class CustomGradientOperation(Operation):
-    """The outputs of a function with a custom gradient."""
-
-    takes_padding = True
-    delays_sums = 1
+class CustomGradientOperation(_PassesOn):
+    """The outputs of a function with a custom gradient, whose operations stand in the graph."""
 
     def __init__(
         self,
@@ -289,11 +285,6 @@ class CustomGradientOperation(Operation):
         # Nothing flows into the function's own operations: what the user gave stands for all of it.
         return result + [None] * len(self._fn_outputs)
 
-    def lower(self, lowering: mtf.Lowering) -> None:
-        """Passes on what the function returned."""
-        for x, y in zip(self.inputs[len(self._all_inputs) :], self.outputs):
-            lowering.set_tensor_lowering(y, lowering.tensors[x])
-
     def cloned_from(self, original: Operation, mapping: Mapping[Tensor, Tensor]) -> None:
         """Replaces the forward operations by their copies; see Operation."""
         # What has no copy, such as a random operation, is shared with the original.
@@ -301,23 +292,6 @@ class CustomGradientOperation(Operation):
             mapping[op.outputs[0]].operation if op.outputs and op.outputs[0] in mapping else op
             for op in self._forward_operations
         ]
-
-    def cost(self, mesh_impl: MeshImpl) -> Cost:
-        """Free: the function's operations stand in the graph themselves."""
-        return Cost()
-
-    def cost_key(self) -> None:
-        """All cost nothing."""
-        return None
-
-    def passes_on(self, split: Collection[str]) -> dict[Tensor, Tensor]:
-        """Each output is what the function returned."""
-        return dict(zip(self.outputs, self.inputs[len(self._all_inputs) :]))
-
-    def partial_sums(self, mesh_impl: MeshImpl, pending: PendingSums) -> PartialSums:
-        """Each output is the partial sum that what the function returned is."""
-        inner = self.inputs[len(self._all_inputs) :]
-        return {y: Partial(pending[x], x) for x, y in zip(inner, self.outputs) if x in pending}
 
 
 def external_inputs(operations: Sequence[Operation], known: Sequence[Tensor]) -> list[Tensor]:

@@ -12,7 +12,6 @@ import mesh_tensorflow.ops as mtf
 from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.layout import LayoutRules, convert_to_layout_rules
 from mesh_tensorflow._core.operation import (
-    Cost,
     LaidOutLike,
     Operation,
     Partial,
@@ -163,6 +162,8 @@ class DelayOperation(Operation):
     """Inputs that wait for gradients, to delay recomputation."""
 
     takes_padding = True
+    costs_nothing = True
+    costs_by = ()
     delays_sums = 1
 
     def __init__(self, xs: Sequence[Tensor], after: Sequence[Tensor]):
@@ -173,14 +174,6 @@ class DelayOperation(Operation):
     def gradient(self, grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Optional[Tensor]]:
         """Passes gradients on; nothing flows to what is waited for."""
         return [*grad_ys, *[None] * (len(self.inputs) - self._num)]
-
-    def cost(self, mesh_impl: MeshImpl) -> Cost:
-        """Free: nothing is computed."""
-        return Cost()
-
-    def cost_key(self) -> None:
-        """All cost nothing."""
-        return None
 
     def partial_sums(self, mesh_impl: MeshImpl, pending: PendingSums) -> PartialSums:
         """Each output is partial as its input is, where control dependencies order operations."""

@@ -15,9 +15,6 @@ from mesh_tensorflow._core.operation import (
     Cost,
     Loop,
     Operation,
-    Partial,
-    PartialSums,
-    PendingSums,
     with_inner_operations,
 )
 from mesh_tensorflow._core.placement import sums_of, walk
@@ -210,14 +207,34 @@ class Tape:
         return [x for x, n in zip(self._tensors, self._state._counts) for _ in range(n)]
 
 
-class WhileGradientOperation(Operation):
+class _LoopOperation(Operation):
+    """What a loop and its gradient have in common."""
+
+    takes_padding = True
+
+    @property
+    def loop(self) -> Loop:
+        """Its contents; see Operation."""
+        raise NotImplementedError(f"{type(self).__name__} has no loop")
+
+    def cost(self, mesh_impl: MeshImpl) -> Cost:
+        """Returns the cost of one iteration; the number of iterations is unknown."""
+        inner = walk(self.loop.operations, mesh_impl, self.loop.needed).costs
+        return sum((cost for _, cost in inner), Cost())
+
+    def begun_sums(self, mesh_impl: MeshImpl) -> dict[Tensor, tuple[int, ...]]:
+        """What is summed over iterations is partial as it is within one."""
+        loop = self.loop
+        inner = sums_of(loop.operations, mesh_impl)
+        return {y: inner.pending_axes(x) for y, x in loop.sums}
+
+
+class WhileGradientOperation(_LoopOperation):
     """Propagates gradients of the loop variables backward, and sums those of other inputs.
 
     An iteration reads values from the forward loop's tape, recomputes the body and computes its
     gradient.
     """
-
-    takes_padding = True
 
     def __init__(self, forward: WhileLoopOperation, grad_ys: Sequence[Optional[Tensor]]):
         """Creates the operation.
@@ -330,20 +347,6 @@ class WhileGradientOperation(Operation):
         for y, value in zip(self.outputs, state.last(flat)):
             lowering.set_tensor_lowering(y, value)
 
-    def cost(self, mesh_impl: MeshImpl) -> Cost:
-        """Returns the cost of one iteration; the number of iterations is unknown."""
-        inner = walk(self._operations, mesh_impl, self._results[: len(self._carried)]).costs
-        return sum((cost for _, cost in inner), Cost())
-
-    def partial_sums(self, mesh_impl: MeshImpl, pending: PendingSums) -> PartialSums:
-        """Accumulated gradients are partial as they are within an iteration."""
-        if pending:
-            return None
-        inner = sums_of(self._operations, mesh_impl)
-        n = len(self._carried)
-        axes = {y: inner.pending_axes(x) for y, x in zip(self.outputs[n:], self._results[n:])}
-        return {y: Partial(a) for y, a in axes.items() if a}
-
 
 def _needed(
     body: Sequence[Operation],
@@ -372,14 +375,12 @@ def _needed(
     return found[::-1]
 
 
-class WhileLoopOperation(Operation):
+class WhileLoopOperation(_LoopOperation):
     """A loop whose condition and body are built once, as lists of operations.
 
     Attributes:
       keeps_tape: whether it keeps values of each iteration, for its gradient.
     """
-
-    takes_padding = True
 
     def __init__(
         self,
@@ -658,21 +659,6 @@ class WhileLoopOperation(Operation):
     def _enter(self, lowering: mtf.Lowering, values: Sequence[Any]) -> None:
         for placeholder, value in zip(self._placeholders, values):
             lowering.set_tensor_lowering(placeholder, value)
-
-    def cost(self, mesh_impl: MeshImpl) -> Cost:
-        """Returns the cost of one iteration; the number of iterations is unknown."""
-        inner = walk(self._cond_ops, mesh_impl, [self._cond_output]).costs
-        inner += walk(self._body_ops, mesh_impl, self._body_outputs[: self._num_vars]).costs
-        return sum((cost for _, cost in inner), Cost())
-
-    def partial_sums(self, mesh_impl: MeshImpl, pending: PendingSums) -> PartialSums:
-        """Accumulators are partial as they are within an iteration."""
-        if pending:
-            return None
-        inner = sums_of(self._body_ops, mesh_impl)
-        pairs = zip(self.outputs[self._num_vars :], self._body_outputs[self._num_vars :])
-        axes = {y: inner.pending_axes(x) for y, x in pairs}
-        return {y: Partial(a) for y, a in axes.items() if a}
 
 
 def _is_drawn_or_read(op: Operation) -> bool:

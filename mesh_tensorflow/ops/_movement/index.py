@@ -231,6 +231,7 @@ class TopKOperation(Operation):
     """The k largest elements along a dimension, with their indices."""
 
     takes_padding = True
+    costs_by = ("_reduced_dim",)
 
     def __init__(
         self, x: Tensor, reduced_dim: Dimension, k_dim: Dimension, name: Optional[str] = None
@@ -322,10 +323,6 @@ class TopKOperation(Operation):
             return best, tf.gather(i, places, batch_dims=last, axis=last)
 
         return mesh_impl.slicewise(choose, values, indices)
-
-    def cost_key(self) -> Dimension:
-        """The dimension that is searched."""
-        return self._reduced_dim
 
     def cost(self, mesh_impl: MeshImpl) -> Cost:
         """The search of each slice, and the gathers of candidates if the dimension is split."""

@@ -170,6 +170,7 @@ class ReshapeOperation(Operation):
 
     takes_padding = True
     delays_sums = 1
+    costs_by = ()
 
     def __init__(self, x: Tensor, new_shape: ShapeLike, name: Optional[str] = None):
         """Creates the operation.
@@ -256,10 +257,6 @@ class ReshapeOperation(Operation):
         elements, itemsize = old.slice_size * mesh_impl.size, x.dtype.size
         made = collectives_of(self._moves(mesh_impl), elements, itemsize, mesh_impl.shape)
         return Cost(0, moved, tuple(made))
-
-    def cost_key(self) -> None:
-        """Costs depend on the shapes alone."""
-        return None
 
     def passes_on(self, split: Collection[str]) -> dict[Tensor, Tensor]:
         """The output is the input if the same dimensions are split."""

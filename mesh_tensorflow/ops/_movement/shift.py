@@ -40,6 +40,7 @@ class ShiftOperation(Operation):
     """A Tensor shifted by a constant along a dimension, across processors if it is split."""
 
     takes_padding = True
+    costs_by = ("_offset", "_dim", "_wrap")
 
     def __init__(
         self, x: Tensor, offset: int, dim: Dimension, wrap: bool, name: Optional[str] = None
@@ -153,10 +154,6 @@ class ShiftOperation(Operation):
         paddings = [[0, 0] for _ in t.shape.as_list()]
         paddings[self._axis] = [size - kept, 0] if self._offset > 0 else [0, size - kept]
         return tf.pad(inside, paddings)
-
-    def cost_key(self) -> tuple:
-        """Offset, dimension, and whether it wraps around."""
-        return self._offset, self._dim, self._wrap
 
     def cost(self, mesh_impl: MeshImpl) -> Cost:
         """Bytes moved, and the pieces that go to other processors."""

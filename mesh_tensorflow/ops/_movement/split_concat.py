@@ -46,6 +46,7 @@ class _RangeOperation(Operation):
     """Elements of one dimension in their order, from a place that may be outside of it."""
 
     takes_padding = True
+    costs_by = ("_dim", "_first")
 
     _dim: Dimension
     _axis: int
@@ -83,10 +84,6 @@ class _RangeOperation(Operation):
         sizes = mesh_impl.slice_shape(x.shape)
         moved = halo_collectives([self._halo(mesh_impl)], sizes, mesh_impl.size, x.dtype.size)
         return super().cost(mesh_impl) + Cost(collectives=moved)
-
-    def cost_key(self) -> tuple:
-        """The dimension, and where the range begins."""
-        return self._dim, self._first
 
 
 class SliceOperation(_RangeOperation):

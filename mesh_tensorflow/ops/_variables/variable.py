@@ -268,6 +268,7 @@ class Variable(Operation):
     """A variable, whose output is its value; it has slices once it is lowered."""
 
     takes_padding = True
+    costs_by = ("slice_dtype", "activation_dtype")
 
     is_stacked = False
 
@@ -535,10 +536,6 @@ class Variable(Operation):
     def takes_memory(self) -> bool:
         """Whether its value is stored separately from its slices, because the dtypes differ."""
         return self.slice_dtype != self.activation_dtype
-
-    def cost_key(self) -> tuple:
-        """The dtypes of slices and activations."""
-        return self.slice_dtype, self.activation_dtype
 
     def cost(self, mesh_impl: MeshImpl) -> Cost:
         """Free, or a cast from the slice dtype to the activation dtype."""
