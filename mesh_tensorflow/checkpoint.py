@@ -550,7 +550,8 @@ def _check_files(path: str) -> None:
     if missing:
         raise CheckpointError(
             f"checkpoint {path} has not all of its data files: "
-            f"{first_names(missing, _LONGEST_LIST)} {'is' if len(missing) == 1 else 'are'} missing.{_others(path)}"
+            f"{first_names(missing, _LONGEST_LIST)} {'is' if len(missing) == 1 else 'are'} "
+            f"missing.{_others(path)}"
         )
 
 

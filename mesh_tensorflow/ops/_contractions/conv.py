@@ -530,10 +530,8 @@ class ConvNdOperation(Operation):
         """Two flops for each multiply-add of every processor, and halos of split images."""
         # Each pixel of the narrow image meets the whole window; those of the wide one need not.
         multiply_adds = self._multiply_adds(NARROW, mesh_impl.slice_shape) * mesh_impl.size
-        sizes = mesh_impl.slice_shape(self._form.shapes[WIDE])
-        collectives = halo_collectives(
-            self._halos(mesh_impl), sizes, mesh_impl.size, self._outputs[0].dtype.size
-        )
+        image, dtype = self._form.shapes[WIDE], self._outputs[0].dtype
+        collectives = halo_collectives(self._halos(mesh_impl), mesh_impl, image, dtype)
         return Cost(2 * multiply_adds, super().cost(mesh_impl).bytes, collectives)
 
     def cost_key(self) -> tuple:

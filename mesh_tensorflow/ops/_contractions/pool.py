@@ -188,11 +188,8 @@ class _Pooling(Operation):
 
     def cost(self, mesh_impl: MeshImpl) -> Cost:
         """Its work and bytes, and halos of split images."""
-        image = self._images[0]
-        sizes = mesh_impl.slice_shape(image.shape)
-        moved = halo_collectives(
-            self._moving_halos(mesh_impl), sizes, mesh_impl.size, image.dtype.size
-        )
+        image, halos = self._images[0], self._moving_halos(mesh_impl)
+        moved = halo_collectives(halos, mesh_impl, image.shape, image.dtype)
         return super().cost(mesh_impl) + Cost(collectives=moved * self._times_moved)
 
 

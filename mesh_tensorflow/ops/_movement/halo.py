@@ -20,15 +20,24 @@ rows past the end of the whole are what the caller has filled them with.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
-from typing import Any, Optional
+from collections.abc import Iterable
+from typing import Any, NamedTuple, Optional
 
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._core.operation import Collective
-from mesh_tensorflow._core.shape import Dimension, list_product
+from mesh_tensorflow._core.shape import Dimension, Shape, list_product
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow._mesh.slice_functions import cut
+
+
+class _Edge(NamedTuple):
+    """What a processor gets of another one's slice."""
+
+    offset: int  # how far the slice is shifted; to the right if positive
+    at: int  # where it begins in the other slice
+    begin: int  # where it begins in the slice with its halo
+    size: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,19 +99,20 @@ class Halo:
                 lambda t: self._cut(self._padded(t, self.left, self.right), self.begin, self.width),
                 x,
             )
-        pieces = [x]
-        for hop, n in self._hops(self.left):
-            edge = mesh_impl.slicewise(lambda t, n=n: self._cut(t, self.size - n, n), x)
-            pieces.insert(0, mesh_impl.shift_by_n_processors(edge, self.mesh_axis, hop, self.wrap))
-        for hop, n in self._hops(self.right):
-            edge = mesh_impl.slicewise(lambda t, n=n: self._cut(t, 0, n), x)
-            pieces.append(mesh_impl.shift_by_n_processors(edge, self.mesh_axis, -hop, self.wrap))
+        pieces = [(self.left, x)]
+        for offset, at, begin, n in self._edges():
+            edge = mesh_impl.slicewise(lambda t, at=at, n=n: self._cut(t, at, n), x)
+            moved = mesh_impl.shift_by_n_processors(edge, self.mesh_axis, offset, self.wrap)
+            pieces.append((begin, moved))
+        pieces.sort(key=lambda piece: piece[0])
 
         def joined(*parts: tf.Tensor) -> tf.Tensor:
             return parts[0] if len(parts) == 1 else tf.concat(parts, self.tensor_axis)
 
         return self._at_begin(
-            mesh_impl, lambda begin, *parts: self._cut(joined(*parts), begin, self.width), *pieces
+            mesh_impl,
+            lambda begin, *parts: self._cut(joined(*parts), begin, self.width),
+            *(piece for _, piece in pieces),
         )
 
     def scattered(self, mesh_impl: MeshImpl, x: Any) -> Any:
@@ -127,30 +137,27 @@ class Halo:
         own = mesh_impl.slicewise(lambda t: self._cut(t, self.left, self.size), whole)
         if self.mesh_axis is None:
             return own
-        begin = self.left
-        for hop, n in self._hops(self.left):
-            begin -= n
-            edge = mesh_impl.slicewise(lambda t, at=begin, n=n: self._cut(t, at, n), whole)
-            back = mesh_impl.shift_by_n_processors(edge, self.mesh_axis, -hop, self.wrap)
+        for offset, at, begin, n in self._edges():
+            edge = mesh_impl.slicewise(lambda t, b=begin, n=n: self._cut(t, b, n), whole)
+            back = mesh_impl.shift_by_n_processors(edge, self.mesh_axis, -offset, self.wrap)
             own = mesh_impl.slicewise(
-                lambda t, e, n=n: t + self._padded(e, self.size - n, 0), own, back
+                lambda t, e, at=at, n=n: t + self._padded(e, at, self.size - at - n), own, back
             )
-        begin = self.left + self.size
-        for hop, n in self._hops(self.right):
-            edge = mesh_impl.slicewise(lambda t, at=begin, n=n: self._cut(t, at, n), whole)
-            back = mesh_impl.shift_by_n_processors(edge, self.mesh_axis, hop, self.wrap)
-            own = mesh_impl.slicewise(
-                lambda t, e, n=n: t + self._padded(e, 0, self.size - n), own, back
-            )
-            begin += n
         return own
 
-    def _hops(self, elements: int) -> list[tuple[int, int]]:
-        """Returns (processors away, elements) of what is gathered from one side, nearest first."""
+    def _edges(self) -> list[_Edge]:
+        """Returns what is gathered from neighbors: of the left ones, then of the right ones."""
+        edges = []
         # Merged processors have slices that divide a dimension otherwise, and so may reach further
         # than those of the requested mesh do.
-        begins = range(0, elements, max(1, self.size))
-        return [(hop, min(self.size, elements - at)) for hop, at in enumerate(begins, 1)]
+        step = max(1, self.size)
+        for hop, before in enumerate(range(0, self.left, step), 1):
+            n = min(self.size, self.left - before)
+            edges.append(_Edge(hop, self.size - n, self.left - before - n, n))
+        for hop, before in enumerate(range(0, self.right, step), 1):
+            n = min(self.size, self.right - before)
+            edges.append(_Edge(-hop, 0, self.left + self.size + before, n))
+        return edges
 
     def _at_begin(self, mesh_impl: MeshImpl, fn: Any, *values: Any) -> Any:
         """Applies a function of where windows begin, and of slices."""
@@ -169,9 +176,13 @@ class Halo:
         return cut(t, self.tensor_axis, begin, size)
 
     def _padded(self, t: tf.Tensor, before: int, after: int) -> tf.Tensor:
-        paddings = [[0, 0] for _ in t.shape.as_list()]
-        paddings[self.tensor_axis] = [before, after]
+        paddings = paddings_along(len(t.shape), self.tensor_axis, before, after)
         return tf.pad(t, paddings) if before or after else t
+
+
+def paddings_along(rank: int, axis: int, before: int, after: int) -> list[list[int]]:
+    """Returns the argument of tf.pad that pads one axis of a tensor."""
+    return [[before, after] if i == axis else [0, 0] for i in range(rank)]
 
 
 def halos_too_far(mesh_impl: MeshImpl, halos: Iterable[Halo]) -> list[Halo]:
@@ -186,28 +197,28 @@ def halos_too_far(mesh_impl: MeshImpl, halos: Iterable[Halo]) -> list[Halo]:
 
 
 def halo_collectives(
-    halos: Iterable[Halo], slice_sizes: Sequence[int], processors: int, itemsize: int
+    halos: Iterable[Halo], mesh_impl: MeshImpl, shape: Shape, dtype: tf.DType
 ) -> tuple[Collective, ...]:
     """Returns the collectives of `gathered` of halos in turn, which are also those of `scattered`.
 
     Args:
       halos: Halos along different dimensions.
-      slice_sizes: the sizes of a slice, before the first one.
-      processors: the number of slices.
-      itemsize: the size of an element in bytes.
+      mesh_impl: a MeshImpl.
+      shape: the Shape of the tensor whose slices have halos.
+      dtype: its dtype.
     """
-    sizes, found = list(slice_sizes), []
+    sizes, moved = mesh_impl.slice_shape(shape), []
     for h in halos:
         sizes[h.tensor_axis] = 1
-        rows = list_product(sizes) * processors
+        rows = list_product(sizes) * mesh_impl.size
         if h.mesh_axis is not None:
-            found += [
-                Collective("shift", (h.mesh_axis,), rows * n, rows * n * itemsize)
-                for _, n in (*h._hops(h.left), *h._hops(h.right))
+            moved += [
+                Collective("shift", (h.mesh_axis,), rows * edge.size, rows * edge.size * dtype.size)
+                for edge in h._edges()
             ]
         # The next one sends corners, too.
         sizes[h.tensor_axis] = h.width
-    return tuple(found)
+    return tuple(moved)
 
 
 def halo(

@@ -16,7 +16,13 @@ from mesh_tensorflow._core.shape import Dimension
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow._mesh.slice_functions import cut
-from mesh_tensorflow.ops._movement.halo import Halo, halo, halo_collectives, halos_too_far
+from mesh_tensorflow.ops._movement.halo import (
+    Halo,
+    halo,
+    halo_collectives,
+    halos_too_far,
+    paddings_along,
+)
 from mesh_tensorflow.ops._source import check_dimension
 
 __all__ = [
@@ -116,7 +122,9 @@ class ShiftOperation(Operation):
         parts = []
         for piece in self._pieces(mesh_impl):
             # Cut before it is sent, so that only the elements that move are communicated.
-            part = mesh_impl.slicewise(lambda t, p=piece: self._cut(t, p.begin, p.size), value)
+            part = mesh_impl.slicewise(
+                lambda t, p=piece: cut(t, self._axis, p.begin, p.size), value
+            )
             if piece.processors:
                 part = mesh_impl.shift_by_n_processors(
                     part, mesh_axis, piece.processors, self._wrap
@@ -138,22 +146,18 @@ class ShiftOperation(Operation):
             lowering.add_counter(f"shift[{processors}]", elements)
         lowering.count_collectives(self, None)
 
-    def _cut(self, t: tf.Tensor, begin: int, size: int) -> tf.Tensor:
-        return cut(t, self._axis, begin, size)
-
     def _shift_whole(self, t: tf.Tensor) -> tf.Tensor:
         size = self._dim.size
         # TensorFlow has a kernel for shifts that wrap around, and none for those that do not.
         if self._wrap:
             return tf.roll(t, self._offset, self._axis)
         # An offset beyond the size shifts out all, and no more than that.
-        kept = size - min(abs(self._offset), size)
-        if kept == 0:
+        out = min(abs(self._offset), size)
+        if out == size:
             return tf.zeros_like(t)
-        inside = self._cut(t, 0 if self._offset > 0 else size - kept, kept)
-        paddings = [[0, 0] for _ in t.shape.as_list()]
-        paddings[self._axis] = [size - kept, 0] if self._offset > 0 else [0, size - kept]
-        return tf.pad(inside, paddings)
+        before, after = (out, 0) if self._offset > 0 else (0, out)
+        inside = cut(t, self._axis, after, size - out)
+        return tf.pad(inside, paddings_along(len(t.shape), self._axis, before, after))
 
     def cost(self, mesh_impl: MeshImpl) -> Cost:
         """Bytes moved, and the pieces that go to other processors."""
@@ -161,18 +165,17 @@ class ShiftOperation(Operation):
         mesh_axis = mesh_impl.mesh_axis(self._dim)
         if mesh_axis is None:
             return Cost(0, moved)
-        itemsize = self._outputs[0].dtype.size
+        y = self._outputs[0]
         if padded_dims(mesh_impl, [self._dim]):
-            sizes = mesh_impl.slice_shape(self._outputs[0].shape)
-            edges = halo_collectives([self._halo(mesh_impl)], sizes, mesh_impl.size, itemsize)
+            edges = halo_collectives([self._halo(mesh_impl)], mesh_impl, y.shape, y.dtype)
             return Cost(0, moved, edges)
-        found = [
-            Collective("shift", (mesh_axis,), elements, elements * itemsize)
+        shifts = [
+            Collective("shift", (mesh_axis,), elements, elements * y.dtype.size)
             for processors, elements in self._kept_pieces(mesh_impl, mesh_axis)
             # All the way around the mesh axis, a piece stays where it is.
             if processors % mesh_impl.shape[mesh_axis].size
         ]
-        return Cost(0, moved, tuple(found))
+        return Cost(0, moved, tuple(shifts))
 
 
 def shift(x: Tensor, offset: int, dim: Dimension, wrap: bool, name: Optional[str] = None) -> Tensor:
@@ -233,46 +236,47 @@ def dynamic_shift(x: Tensor, offset: Tensor, dim: Dimension, wrap: bool) -> Tens
     return mtf.einsum([source, permutation], output_shape=x.shape)
 
 
-def _margin(
+def _with_margins(
+    what: str,
     x: Tensor,
     blocks_dim: Optional[Dimension],
     block_size_dim: Dimension,
-    size: int,
+    halo_size: int,
     wrap: bool,
-    from_left: bool,
-) -> list[Tensor]:
-    """Returns the halo of `size` next to each block, as Tensors from left to right."""
-    margins: list[Tensor] = []
-    step = 1 if from_left else -1
-    blocks = 1
-    # A halo that is wider than a block reaches into blocks further away.
-    while size > 0:
-        width = min(size, block_size_dim.size)
-        edge = x
-        if width < block_size_dim.size:
-            begin = block_size_dim.size - width if from_left else 0
-            edge = mtf.mtf_slice(x, begin, width, block_size_dim.name)
-        if blocks_dim is not None:
-            # A left halo is the right edge of a block before, so that edges move to higher indices.
-            edge = shift(edge, step * blocks, blocks_dim, wrap)
-        # If it wraps around, a single block is its own neighbor, and its edge stays as it is.
-        elif not wrap:
-            edge = mtf.zeros_like(edge)
-        margins.append(edge)
-        size -= width
-        blocks += 1
-    # Collected from the nearest block outward; on the left, the nearest comes last.
-    return margins[::-1] if from_left else margins
-
-
-def _check_halo(
-    what: str, x: Tensor, blocks_dim: Optional[Dimension], block_size_dim: Dimension, size: int
-) -> None:
+    both: bool,
+) -> Tensor:
+    """Returns each block with what is next to it, on its left or on both sides."""
     check_dimension(what, x, block_size_dim)
     if blocks_dim is not None:
         check_dimension(what, x, blocks_dim)
-    if size < 0:
-        raise ValueError(f"{what}: halo_size must be 0 or more, got {size}")
+    if halo_size < 0:
+        raise ValueError(f"{what}: halo_size must be 0 or more, got {halo_size}")
+    if halo_size == 0:
+        return x
+    block = block_size_dim.size
+
+    def margins(from_left: bool) -> list[Tensor]:
+        """Returns the pieces of one margin, from the nearest block outward."""
+        pieces = []
+        # A halo that is wider than a block reaches into blocks further away.
+        for blocks, before in enumerate(range(0, halo_size, max(1, block)), 1):
+            width = min(halo_size - before, block)
+            edge = x
+            if width < block:
+                begin = block - width if from_left else 0
+                edge = mtf.mtf_slice(x, begin, width, block_size_dim.name)
+            if blocks_dim is not None:
+                # A left halo is the right edge of a block before: edges move to higher indices.
+                edge = shift(edge, blocks if from_left else -blocks, blocks_dim, wrap)
+            # If it wraps around, a single block is its own neighbor, and its edge stays as it is.
+            elif not wrap:
+                edge = mtf.zeros_like(edge)
+            pieces.append(edge)
+        return pieces
+
+    left = margins(from_left=True)[::-1]
+    right = margins(from_left=False) if both else []
+    return mtf.concat([*left, x, *right], block_size_dim.name)
 
 
 @leaves_no_node
@@ -299,12 +303,7 @@ def halo_exchange(
       wrap: whether the first and the last block are adjacent; otherwise their outer margins are
         zeros.
     """
-    _check_halo("halo_exchange", x, blocks_dim, block_size_dim, halo_size)
-    if halo_size == 0:
-        return x
-    left = _margin(x, blocks_dim, block_size_dim, halo_size, wrap, from_left=True)
-    right = _margin(x, blocks_dim, block_size_dim, halo_size, wrap, from_left=False)
-    return mtf.concat([*left, x, *right], block_size_dim.name)
+    return _with_margins("halo_exchange", x, blocks_dim, block_size_dim, halo_size, wrap, both=True)
 
 
 @leaves_no_node
@@ -323,8 +322,5 @@ def left_halo_exchange(
     [[0 1 2]
      [2 3 4]]
     """
-    _check_halo("left_halo_exchange", x, blocks_dim, block_size_dim, halo_size)
-    if halo_size == 0:
-        return x
-    left = _margin(x, blocks_dim, block_size_dim, halo_size, wrap, from_left=True)
-    return mtf.concat([*left, x], block_size_dim.name)
+    what = "left_halo_exchange"
+    return _with_margins(what, x, blocks_dim, block_size_dim, halo_size, wrap, both=False)
