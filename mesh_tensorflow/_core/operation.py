@@ -510,7 +510,12 @@ class Operation(metaclass=_LeavesNothingBehind):
         """
         return None
 
-    # -- inner operations, and rewriting
+    # -- inner operations, order, and rewriting
+
+    @property
+    def dependencies(self) -> Sequence[Tensor | Operation]:
+        """What it waits for besides its inputs; nothing by default."""
+        return ()
 
     @property
     def loop(self) -> Optional[Loop]:

@@ -201,12 +201,12 @@ def broadcast(x: Tensor, new_shape: ShapeLike) -> Tensor:
     return x if new_shape == x.shape else BroadcastOperation(x, new_shape).outputs[0]
 
 
-def _reduction_output_shape(
+def _kept_shape(
+    what: str,
     x: Tensor,
+    disable_positional_args: object,
     output_shape: Optional[ShapeLike],
     reduced_dim: Optional[Dimension],
-    disable_positional_args: object,
-    what: str,
 ) -> Shape:
     """Returns the output shape of a reduction, from either of two arguments."""
     assert disable_positional_args is None, (
@@ -260,9 +260,7 @@ def reduce_sum(
     Returns:
       A Tensor; `x` itself if it has the output's shape.
     """
-    shape = _reduction_output_shape(
-        x, output_shape, reduced_dim, disable_positional_args, "reduce_sum"
-    )
+    shape = _kept_shape("reduce_sum", x, disable_positional_args, output_shape, reduced_dim)
     return x if shape == x.shape else ReduceOperation(x, shape, "SUM", name=name).outputs[0]
 
 
@@ -280,9 +278,7 @@ def reduce_mean(
     >>> print(mtf.reduce_mean(x).numpy(), mtf.reduce_mean(x, output_shape="row:2").numpy())
     2.75 [1.5 4. ]
     """
-    shape = _reduction_output_shape(
-        x, output_shape, reduced_dim, disable_positional_args, "reduce_mean"
-    )
+    shape = _kept_shape("reduce_mean", x, disable_positional_args, output_shape, reduced_dim)
     with tf.variable_scope(name, default_name="reduce_mean"):
         if shape == x.shape:
             return x
@@ -328,9 +324,7 @@ def reduce_max(
     >>> print(mtf.reduce_max(x).numpy(), mtf.reduce_max(x, output_shape="row:2").numpy())
     5.0 [2. 5.]
     """
-    shape = _reduction_output_shape(
-        x, output_shape, reduced_dim, disable_positional_args, "reduce_max"
-    )
+    shape = _kept_shape("reduce_max", x, disable_positional_args, output_shape, reduced_dim)
     return _extreme(x, shape, "MAX", name, "reduce_max")
 
 
@@ -348,9 +342,7 @@ def reduce_min(
     >>> print(mtf.reduce_min(x).numpy(), mtf.reduce_min(x, output_shape="row:2").numpy())
     1.0 [1. 3.]
     """
-    shape = _reduction_output_shape(
-        x, output_shape, reduced_dim, disable_positional_args, "reduce_min"
-    )
+    shape = _kept_shape("reduce_min", x, disable_positional_args, output_shape, reduced_dim)
     return _extreme(x, shape, "MIN", name, "reduce_min")
 
 
@@ -368,9 +360,7 @@ def reduce_all(
     >>> print(mtf.reduce_all(x).numpy(), mtf.reduce_all(x, output_shape="row:2").numpy())
     False [False  True]
     """
-    shape = _reduction_output_shape(
-        x, output_shape, reduced_dim, disable_positional_args, "reduce_all"
-    )
+    shape = _kept_shape("reduce_all", x, disable_positional_args, output_shape, reduced_dim)
     # Collectives reduce numbers, not booleans.
     y = _extreme(mtf.to_float(x), shape, "MIN", name, "reduce_all")
     return mtf.cast(y, tf.bool)
@@ -390,9 +380,7 @@ def reduce_any(
     >>> print(mtf.reduce_any(x).numpy(), mtf.reduce_any(x, output_shape="row:2").numpy())
     True [ True  True]
     """
-    shape = _reduction_output_shape(
-        x, output_shape, reduced_dim, disable_positional_args, "reduce_any"
-    )
+    shape = _kept_shape("reduce_any", x, disable_positional_args, output_shape, reduced_dim)
     # The maximum of no numbers is -inf, which would be true; their minimum, inf, is right for all.
     if not x.size and shape.size:
         return mtf.cast(mtf.zeros(x.mesh, shape), tf.bool)

@@ -11,7 +11,7 @@ import mesh_tensorflow.ops as mtf
 from mesh_tensorflow._core.graph import leaves_no_node
 from mesh_tensorflow._core.operation import Operation, Partial, PartialSums, PendingSums
 from mesh_tensorflow._core.tensor import Tensor, is_differentiable
-from mesh_tensorflow._mesh.mesh_impl import LazyAllreduceSum, MeshImpl
+from mesh_tensorflow._mesh.mesh_impl import MeshImpl, summands_of
 from mesh_tensorflow.ops._variables.assign import Assign, ReadVariable, note_read
 from mesh_tensorflow.ops._variables.variable import Variable
 
@@ -92,10 +92,9 @@ class Depend(Operation):
             seen.add(op)
             if isinstance(op, Assign) and variable in op.variables:
                 return True
-            rest += [x.operation for x in op.inputs]
-            if isinstance(op, Depend):
-                # What it waits for comes before it, and is no input of it.
-                rest += [d.operation if isinstance(d, Tensor) else d for d in op._dependencies]
+            # What it waits for comes before it, too.
+            sources = (*op.inputs, *op.dependencies)
+            rest += [d.operation if isinstance(d, Tensor) else d for d in sources]
         return False
 
     def lower(self, lowering: mtf.Lowering) -> None:
@@ -114,14 +113,11 @@ class Depend(Operation):
                 if done is None or _can_be_waited_for(done):
                     waits.append(done)
             else:
-                value = lowering.tensors[d]
-                if isinstance(value, LazyAllreduceSum) and not value.is_summed:
-                    # Of a partial sum it waits for the summands: an order alone asks for no
-                    # allreduce; and one in a loop, of a sum from outside, would be of no use there.
-                    value = value.laid_out_input
+                # Of a partial sum it waits for the summands: an order alone asks for no allreduce;
+                # and one in a loop, of a sum from outside, would be of no use there.
                 # All slices, of all processors: a processor may not read a variable again while
                 # others still have to assign to theirs.
-                waits.extend(value.to_laid_out_tensor().all_slices)
+                waits.extend(summands_of(lowering.tensors[d]).all_slices)
         x, y = lowering.tensors[self.inputs[0]], self.outputs[0]
         variable = self.reads()
         with tf.control_dependencies(waits):
@@ -300,12 +296,7 @@ def external_inputs(operations: Sequence[Operation], known: Sequence[Tensor]) ->
     for op in operations:
         seen.update(op.outputs)
     # A dictionary, as the order of a set of objects differs from run to run.
-    found: dict[Tensor, None] = {}
-    for op in operations:
-        for x in op.inputs:
-            if x not in seen:
-                found[x] = None
-    return list(found)
+    return list(dict.fromkeys(x for op in operations for x in op.inputs if x not in seen))
 
 
 def distinct_tensors(xs: Sequence[Tensor]) -> list[Tensor]:

@@ -315,15 +315,7 @@ def slicewise(
         dtypes = [tf.as_dtype(t) for t in output_dtype]
     else:
         dtypes = [xs[0].dtype if output_dtype is None else tf.as_dtype(output_dtype)] * len(shapes)
-    op = SlicewiseOperation(
-        tf_fn,
-        xs,
-        shapes,
-        dtypes,
-        splittable_dims or [],
-        grad_function,
-        name,
-    )
+    op = SlicewiseOperation(tf_fn, xs, shapes, dtypes, splittable_dims or [], grad_function, name)
     return tuple(op.outputs) if len(op.outputs) > 1 else op.outputs[0]
 
 

@@ -39,7 +39,7 @@ from mesh_tensorflow._core.shape import (
     single_axes,
 )
 from mesh_tensorflow._core.tensor import Tensor, check_tensors, with_stages
-from mesh_tensorflow._mesh.mesh_impl import LazyAllreduceSum, MeshImpl
+from mesh_tensorflow._mesh.mesh_impl import MeshImpl, is_pending
 from mesh_tensorflow._mesh.slice_functions import constant, cut_to, padded
 from mesh_tensorflow.ops._contractions.einsum import EinsumOperation
 
@@ -227,10 +227,9 @@ class ReshapeOperation(Operation):
         # Merged processors may have what the requested ones move, or the other way round.
         requested, moves = self._moves(lowering.requested_impl(self)), self._moves(mesh_impl)
         source = value = lowering.tensors[x]
-        pending = isinstance(value, LazyAllreduceSum) and not value.is_summed
         # A gather or an exchange of summands would move as much as one of sums, and be summed after
         # that.
-        sums = value.mesh_axes if pending and _only_splits(requested) else []
+        sums = value.mesh_axes if is_pending(value) and _only_splits(requested) else []
         if requested:
             lowering.count_collectives(self, "reshape_op", {x: tuple(sums)} if sums else None)
         if requested or moves:
