@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Optional, Union
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow._core.errors import reason, slip
+from mesh_tensorflow._core.errors import first_names, reason, slip
 from mesh_tensorflow._mesh.variables import checkpoint_files
 from mesh_tensorflow._mesh.variables.checkpoint_files import (
     Faults,
@@ -549,8 +549,9 @@ def _check_files(path: str) -> None:
     missing = [name for name in expected if name not in present]
     if missing:
         raise CheckpointError(
-            f"checkpoint {path} has not all of its data files: {_some(missing)} "
-            f"{'is' if len(missing) == 1 else 'are'} missing.{_others(path)}"
+            f"checkpoint {path} has not all of its data files: "
+            f"{first_names(missing, _LONGEST_LIST)} {'is' if len(missing) == 1 else 'are'} "
+            f"missing.{_others(path)}"
         )
 
 
@@ -595,13 +596,9 @@ def _report(path: str, wanted: Mapping[str, Wanted], found: Sequence[Faults]) ->
     if not_numbers:
         slip(
             f"checkpoint {path} has values that are not numbers (NaN) in {len(not_numbers)} of "
-            f"{len(wanted)} variables: {_some(not_numbers)}. What is computed with them will be "
-            f"NaN too; go on from one before.{_others(path)}"
+            f"{len(wanted)} variables: {first_names(not_numbers, _LONGEST_LIST)}. What is computed "
+            f"with them will be NaN too; go on from one before.{_others(path)}"
         )
-
-
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:_LONGEST_LIST]) + (", ..." if len(names) > _LONGEST_LIST else "")
 
 
 def _list(title: str, lines: list[str]) -> str:

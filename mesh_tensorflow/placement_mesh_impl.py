@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Optional
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._core.errors import dims_text, table_lookup
-from mesh_tensorflow._core.interfaces import LaidOutLike
 from mesh_tensorflow._core.layout import (
     AS_COMPUTED,
     LayoutLike,
@@ -18,6 +17,7 @@ from mesh_tensorflow._core.layout import (
     processor_groups,
     storing,
 )
+from mesh_tensorflow._core.operation import LaidOutLike
 from mesh_tensorflow._core.shape import Shape, ShapeLike, single_axes
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh import random_values

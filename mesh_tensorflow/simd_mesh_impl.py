@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Optional
 import gin
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow._core.interfaces import LaidOutLike
 from mesh_tensorflow._core.layout import LayoutLike, given_stored_layout
+from mesh_tensorflow._core.operation import LaidOutLike
 from mesh_tensorflow._core.shape import Shape, ShapeLike, list_product, single_axes
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh import random_values

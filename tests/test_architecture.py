@@ -53,7 +53,7 @@ CORE_ORDER = [
     ["errors"],
     ["shape"],
     ["layout"],
-    ["tensor", "interfaces"],
+    ["tensor"],
     ["operation"],
     ["graph", "placement"],
 ]

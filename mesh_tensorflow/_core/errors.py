@@ -71,12 +71,11 @@ class Site:
     @property
     def line(self) -> int:
         """The number of the line, from 1."""
-        found = self._code.co_firstlineno
         for begin, end, line in self._code.co_lines():
             # Instructions that Python itself adds have a place in this table, but no line.
             if begin <= self._instruction < end and line is not None:
                 return line
-        return found
+        return self._code.co_firstlineno
 
     @property
     def function(self) -> str:
@@ -169,9 +168,9 @@ def _site_in_package(frame: Optional[FrameType]) -> Optional[Site]:
     return None
 
 
-# Of each thread: what one of them builds strictly must not make the slips of others errors.
 # -- slips
 
+# Of each thread: what one of them builds strictly must not make the slips of others errors.
 _strict: contextvars.ContextVar[bool | None] = contextvars.ContextVar("mtf_strict", default=None)
 _told: set[str] = set()
 _telling = threading.Lock()
@@ -280,6 +279,11 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Returns the end of a sentence: "; did you mean rows?" with the nearest name, or "."."""
     nearest = difflib.get_close_matches(name, sorted(known), n=1)
     return f"; did you mean {nearest[0]}?" if nearest else "."
+
+
+def first_names(names: Sequence[str], most: int) -> str:
+    """Returns the first names of a list, with dots if there are more of them than `most`."""
+    return ", ".join(names[:most]) + (", ..." if len(names) > most else "")
 
 
 def check_flag(function: str, name: str, value: object, instead: str) -> None:

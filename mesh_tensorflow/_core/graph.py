@@ -6,7 +6,17 @@ import contextlib
 import copy
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, Optional, TypeVar, Union
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Literal,
+    NamedTuple,
+    NoReturn,
+    Optional,
+    Protocol,
+    TypeVar,
+    Union,
+)
 
 import gin
 import tensorflow.compat.v1 as tf
@@ -16,16 +26,56 @@ from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._units import counted
 
 if TYPE_CHECKING:
-    from mesh_tensorflow._core.interfaces import StagesLike, VariablePlacer
     from mesh_tensorflow._core.operation import Operation
+    from mesh_tensorflow._core.shape import Dimension, Shape
     from mesh_tensorflow._mesh.mesh_impl import MeshImpl
     from mesh_tensorflow._mesh.variables.store import VariableStore
-    from mesh_tensorflow.ops._variables.variable import Variable
+    from mesh_tensorflow.ops._variables.variable import Variable, VariableDType
 
 __all__ = ["Graph", "Mesh", "leaves_no_node"]
 
 F = TypeVar("F", bound=Callable)
 T = TypeVar("T")
+
+
+class StagesLike(Protocol):
+    """Gives layers that are applied to all stages of a pipeline at once what they ask for.
+
+    Attributes:
+      dims: the dimensions of stages, which layers do not know of and never sum over.
+    """
+
+    dims: list[Dimension]
+
+    def variable(self, name: str, shape: Shape, dtype: VariableDType, **kwargs: Any) -> Tensor:
+        """Returns the values of a variable in all stages.
+
+        Args:
+          name: a string, relative to the variable scope.
+          shape: a Shape, that of one stage.
+          dtype: a VariableDType.
+          **kwargs: further arguments of mtf.get_variable.
+        """
+
+    def random(self, shape: Shape, tf_fn: Callable, **kwargs: Any) -> Tensor:
+        """Returns random values for all stages.
+
+        Args:
+          shape: a Shape.
+          tf_fn: a function of a shape, such as tf.random.uniform.
+          **kwargs: keyword arguments of `tf_fn`.
+        """
+
+
+class VariablePlacer(Protocol):
+    """Chooses the devices of variables, as `mtf.utils.BalancedVariablePlacer` does."""
+
+    def device_function(self, var: tf.Operation) -> str:
+        """Returns the device of a variable.
+
+        Args:
+          var: the tf operation that makes it.
+        """
 
 
 class _ByName(dict):

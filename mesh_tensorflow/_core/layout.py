@@ -323,9 +323,7 @@ class LayoutRules:
         # If one coordinate cut two dimensions, no processor would have blocks off the diagonal.
         for mesh_axis, mesh_dim in enumerate(mesh_shape):
             if single.count(mesh_axis) > 1:
-                dims = [
-                    d for d, axis in zip(tensor_shape, axes) if mesh_axis in single_axes([axis])
-                ]
+                dims = [d for d, a in zip(tensor_shape, axes) if mesh_axis in single_axes([a])]
                 raise ValueError(
                     f"Two Tensor Dimensions may not map to the same Mesh Dimension: "
                     f"{dims_text(dims)} of {tensor_shape} are both split over mesh dimension "
@@ -570,14 +568,12 @@ def shifted_sources(size: int, offset: int, wrap: bool) -> list[Optional[int]]:
       offset: the number of processors to shift by.
       wrap: whether to wrap around; otherwise the source of processors at the end is None.
     """
-    sources: list[Optional[int]] = []
-    for coordinate in range(size):
-        # A shift sends the slice of coordinate c to c + offset.
-        source = coordinate - offset
-        inside = 0 <= source < size
-        # Python's remainder is never negative, so shifts backward and beyond the axis wrap too.
-        sources.append(source % size if wrap or inside else None)
-    return sources
+    # A shift sends the slice of coordinate c to c + offset. Python's remainder is never negative,
+    # so shifts backward and beyond the axis wrap too.
+    return [
+        source % size if wrap or 0 <= source < size else None
+        for source in range(-offset, size - offset)
+    ]
 
 
 # -- how variables are stored, where that is not how they are computed with
@@ -670,12 +666,8 @@ class StoredLayout:
 
 def plain_shape(shape: Shape) -> Shape:
     """Returns a Shape with the dimensions' own names, without how they are stored."""
-    return Shape(
-        [
-            Dimension(d.name.plain if isinstance(d.name, StoredName) else d.name, d.size)
-            for d in shape
-        ]
-    )
+    names = (d.name.plain if isinstance(d.name, StoredName) else d.name for d in shape)
+    return Shape([Dimension(name, d.size) for name, d in zip(names, shape)])
 
 
 def storing(**options: Any) -> contextlib.AbstractContextManager[None]:

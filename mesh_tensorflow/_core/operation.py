@@ -10,18 +10,30 @@ import dataclasses
 import itertools
 import sys
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Optional
+from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Protocol
 
 from mesh_tensorflow._core.errors import Site, caller_site, tensors_text
 from mesh_tensorflow._core.shape import single_axes
 from mesh_tensorflow._core.tensor import Tensor, check_tensors, is_differentiable
 
 if TYPE_CHECKING:
+    import tensorflow.compat.v1 as tf
+
     from mesh_tensorflow._core.graph import Graph, Mesh
-    from mesh_tensorflow._core.interfaces import LaidOutLike
-    from mesh_tensorflow._core.shape import Dimension
+    from mesh_tensorflow._core.shape import Dimension, Shape
     from mesh_tensorflow._lowering.lowering import Lowering
-    from mesh_tensorflow._mesh.mesh_impl import MeshImpl
+    from mesh_tensorflow._mesh.mesh_impl import LaidOutTensor, MeshImpl
+
+
+class LaidOutLike(Protocol):
+    """A value spread over a mesh: a LaidOutTensor, or a lazy value that makes one."""
+
+    @property
+    def slice_shape(self) -> list[int]:
+        """Sizes of one processor's slice."""
+
+    def to_laid_out_tensor(self) -> LaidOutTensor:
+        """Returns the slices, computed if need be."""
 
 
 # -- costs
@@ -47,6 +59,23 @@ class Collective:
     def __post_init__(self) -> None:
         # Axis by axis: what is counted and what a network costs does not know which were joined.
         object.__setattr__(self, "mesh_axes", tuple(single_axes(self.mesh_axes)))
+
+
+def allreduces(
+    mesh_impl: MeshImpl, shape: Shape, dtype: tf.DType, axes: Sequence[int], times: int = 1
+) -> tuple[Collective, ...]:
+    """Returns the allreduces of a tensor over mesh axes; none if there are no axes.
+
+    Args:
+      mesh_impl: a MeshImpl.
+      shape: the Shape of the tensor.
+      dtype: its dtype.
+      axes: mesh axes.
+      times: how many tensors of this shape are reduced, one after another.
+    """
+    elements = mesh_impl.laid_out_size(shape)
+    one = Collective("allreduce", tuple(axes), elements, elements * dtype.size)
+    return (one,) * times if axes else ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,7 +140,7 @@ def with_inner_operations(operations: Iterable[Operation]) -> Iterator[Operation
 
 
 # The methods whose results `cost_key` stands for.
-_COSTS = frozenset(["cost", "partial_sums"])
+_COSTS = frozenset(["begun_sums", "cost", "partial_sums"])
 
 PendingSums = Mapping[Tensor, tuple[int, ...]]
 
@@ -196,17 +225,22 @@ class Operation(metaclass=_LeavesNothingBehind):
         sums over the same axes for its outputs to be partial sums, too.
       has_effect: whether it does something, such as print, and its outputs are its first inputs. It
         does so once a step, also where its function is computed again.
+      costs_nothing: whether it neither computes nor moves anything.
+      costs_by: the names of attributes that costs and partial sums depend on, besides shapes and
+        dtypes; None if that is not said, or `cost_key` says it.
     """
 
-    is_eager = works_by_name = has_effect = takes_padding = False
+    is_eager = works_by_name = has_effect = takes_padding = costs_nothing = False
     delays_sums = 0
+    costs_by: Optional[tuple[str, ...]] = None
 
     def __init_subclass__(cls, **kwargs: object) -> None:
         """Resets the cost key of a class that overrides costs or partial sums."""
         super().__init_subclass__(**kwargs)
         # An inherited key would give operations one cost whose class now tells them apart.
-        if "cost_key" not in vars(cls) and not _COSTS.isdisjoint(vars(cls)):
-            cls.cost_key = Operation.cost_key  # type: ignore[method-assign]
+        says = not vars(cls).keys().isdisjoint(("cost_key", "costs_by"))
+        if not says and not _COSTS.isdisjoint(vars(cls)):
+            cls.cost_key, cls.costs_by = Operation.cost_key, None  # type: ignore[method-assign]
 
     def __init__(
         self, inputs: Sequence[Tensor], mesh: Optional[Mesh] = None, name: Optional[str] = None
@@ -476,7 +510,12 @@ class Operation(metaclass=_LeavesNothingBehind):
         """
         return None
 
-    # -- inner operations, and rewriting
+    # -- inner operations, order, and rewriting
+
+    @property
+    def dependencies(self) -> Sequence[Tensor | Operation]:
+        """What it waits for besides its inputs; nothing by default."""
+        return ()
 
     @property
     def loop(self) -> Optional[Loop]:
@@ -526,6 +565,8 @@ class Operation(metaclass=_LeavesNothingBehind):
 
         It depends on shapes and the layout alone. The default is that of an elementwise function.
         """
+        if self.costs_nothing:
+            return Cost()
         return Cost(
             # One operation for each element of an output; all tensors are read or written once.
             flops=sum(mesh_impl.laid_out_size(t.shape) for t in self._outputs),
@@ -539,9 +580,12 @@ class Operation(metaclass=_LeavesNothingBehind):
         """Returns what its cost and partial sums depend on, besides class, shapes and dtypes.
 
         Operations of one class with equal keys, shapes and dtypes have the same cost under every
-        layout. The default is None; or, for a class that overrides costs or partial sums, the
-        operation itself, which equals no other.
+        layout. The default are the values of `costs_by`, None if that is empty; or, for a class
+        that overrides costs or partial sums without it, the operation itself, which equals no
+        other.
         """
+        if self.costs_by is not None:
+            return tuple(getattr(self, name) for name in self.costs_by) or None
         # Of a class that says nothing of its costs, shapes and dtypes determine the default ones.
         return self if any(map(self._has_own, _COSTS)) else None
 
@@ -574,7 +618,22 @@ class Operation(metaclass=_LeavesNothingBehind):
           pending: the inputs that are partial sums, each with the mesh axes to sum over. Without
             any, what is returned are the sums that begin here.
         """
-        return None if pending else {}
+        if pending:
+            return None
+        begun = self.begun_sums(mesh_impl)
+        # Sorted as in lowering, where sums over equal axes are added before they are communicated.
+        return {y: Partial(tuple(sorted(axes))) for y, axes in begun.items() if axes}
+
+    def begun_sums(self, mesh_impl: MeshImpl) -> Mapping[Tensor, Sequence[int]]:
+        """Returns the mesh axes to sum outputs over, of an operation that no partial sum enters.
+
+        Args:
+          mesh_impl: a MeshImpl.
+
+        Returns:
+          A dictionary from outputs to mesh axes; nothing by default.
+        """
+        return {}
 
     def may_begin_sum(self, split: Collection[str]) -> bool:
         """Returns whether an output may be a partial sum, under some layout, if no input is.
@@ -584,7 +643,8 @@ class Operation(metaclass=_LeavesNothingBehind):
         Args:
           split: names of the dimensions that a layout may split.
         """
-        if self.delays_sums or not self._has_own("partial_sums"):
+        begins = self._has_own("begun_sums") or self._has_own("partial_sums")
+        if self.delays_sums or not begins:
             return False
         # A sum is over what an output lacks; of loops, sums begin inside.
         return bool(self.inner_operations) or any(

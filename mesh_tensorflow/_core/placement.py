@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 
 from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.layout import TensorLayout, padded_dims, uneven_names
-from mesh_tensorflow._core.operation import Collective, Cost, Operation
+from mesh_tensorflow._core.operation import Collective, Cost, Operation, allreduces
 from mesh_tensorflow._core.shape import (
     JOIN,
     Dimension,
@@ -46,21 +46,6 @@ from mesh_tensorflow._core.tensor import Tensor
 if TYPE_CHECKING:
     from mesh_tensorflow._core.graph import Mesh
     from mesh_tensorflow._mesh.mesh_impl import MeshImpl
-
-__all__ = [
-    "Factored",
-    "Move",
-    "Walk",
-    "collectives_of",
-    "cost_of",
-    "counterparts",
-    "factored",
-    "inner_mesh_impl",
-    "moves_between",
-    "moving",
-    "sums_of",
-    "walk",
-]
 
 
 # -- what moves between two layouts
@@ -412,12 +397,11 @@ def _moved_cost(op: Operation, outer: MeshImpl, inner: MeshImpl) -> Cost:
     cost = op.cost(inner)
     sums = [
         # A sum that begins in the inner layout is summed there, and then moves.
-        Collective("allreduce", partial.axes, elements, elements * y.dtype.size)
+        allreduces(inner, y.shape, y.dtype, partial.axes)
         for y, partial in (op.partial_sums(inner, {}) or {}).items()
-        for elements in [inner.laid_out_size(y.shape)]
     ]
-    collectives = (*itertools.chain(*there), *cost.collectives, *sums, *itertools.chain(*back))
-    return Cost(cost.flops, cost.bytes, collectives)
+    collectives = itertools.chain(*there, cost.collectives, *sums, *back)
+    return Cost(cost.flops, cost.bytes, tuple(collectives))
 
 
 def cost_of(op: Operation, mesh_impl: MeshImpl) -> Cost:
@@ -468,8 +452,7 @@ class Walk:
             return []
         # A LazyAllreduceSum keeps its sum: only the first use of any of its Tensors pays.
         self._pending[x].summed = True
-        elements = self._mesh_impl.laid_out_size(x.shape)
-        return self._ask(x, [Collective("allreduce", axes, elements, elements * x.dtype.size)])
+        return self._ask(x, allreduces(self._mesh_impl, x.shape, x.dtype, axes))
 
     def _ask(self, x: Tensor, collectives: Sequence[Collective]) -> list[Collective]:
         self.asked += [(x, collective) for collective in collectives]

@@ -8,29 +8,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Optional, TypeVar, Union, overload
 
-from mesh_tensorflow._core.errors import WrongTypeError, slip
-
-__all__ = [
-    "Dimension",
-    "JointAxis",
-    "Shape",
-    "ShapeLike",
-    "anonymous_shape",
-    "broadcast_shape",
-    "check_names_differ",
-    "check_sizes_of_names",
-    "combined_dimension",
-    "convert_to_dimension",
-    "convert_to_shape",
-    "is_subsequence",
-    "list_of_dimensions",
-    "list_product",
-    "single_axes",
-    "split_pairs",
-    "transpose_list_of_lists",
-    "verify_no_new_dims",
-]
-
+from mesh_tensorflow._core.errors import WrongTypeError, dims_text, slip
 
 _EXAMPLES = {"shape": "rows:2,cols:4", "layout": "batch:rows,d_ff:cols"}
 _SEPARATORS = re.compile(r"[,.;\s]+")
@@ -248,7 +226,7 @@ class Shape:
             twice = sorted({d for d in self._dims if self._dims.count(d) > 1})
             raise ValueError(
                 f"Shape must not have repeated dimensions: {self} repeats "
-                f"{', '.join(f'{d.name}={d.size}' for d in twice)}. "
+                f"{dims_text(twice)}. "
                 "Rename one of them with mtf.rename_dimension"
             )
 
@@ -281,7 +259,7 @@ class Shape:
     @property
     def to_string(self) -> str:
         """The shape as "Shape[a=2, b=4]"."""
-        return "Shape[" + ", ".join(f"{d.name}={d.size}" for d in self._dims) + "]"
+        return f"Shape[{dims_text(self._dims)}]"
 
     @property
     def cumprod(self) -> list[int]:
@@ -450,10 +428,7 @@ def combined_dimension(dims: Sequence[Dimension], name: Optional[str] = None) ->
     """
     if not dims and not name:
         raise ValueError("cannot combine no dimensions without a name for the result")
-    return Dimension(
-        name or dims[0].name,
-        list_product(d.size for d in dims),
-    )
+    return Dimension(name or dims[0].name, list_product(d.size for d in dims))
 
 
 def anonymous_shape(shape: ShapeLike) -> Shape:
@@ -481,7 +456,7 @@ def verify_no_new_dims(input_shapes: Iterable[Shape], output_shape: Shape) -> No
     if new:
         raise ValueError(
             f"output shape {output_shape} has dimensions that no input has: "
-            f"{', '.join(f'{d.name}={d.size}' for d in new)}; the inputs are "
+            f"{dims_text(new)}; the inputs are "
             f"{', '.join(map(str, input_shapes))}. Use mtf.broadcast to add a dimension"
         )
 
@@ -562,7 +537,7 @@ def broadcast_shape(shape1: Shape, shape2: Shape, output_shape: Optional[Shape])
         if missing:
             raise ValueError(
                 f"cannot broadcast {shape1} and {shape2} to {output_shape}: it lacks "
-                f"{', '.join(f'{d.name}={d.size}' for d in missing)}"
+                f"{dims_text(missing)}"
             )
         return output_shape
     # Before appending, so that [d] + [batch, d] has the order of the larger one on either side.
@@ -571,5 +546,4 @@ def broadcast_shape(shape1: Shape, shape2: Shape, output_shape: Optional[Shape])
     if is_subsequence(shape2.dims, shape1.dims):
         return shape1
     # Dimensions are matched by name and size, so 1 is a size like any other and is not stretched.
-    joined = shape1.dims + [d for d in shape2 if d not in shape1]
-    return Shape(joined)
+    return shape1 + [d for d in shape2 if d not in shape1]

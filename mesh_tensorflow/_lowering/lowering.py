@@ -49,16 +49,18 @@ from mesh_tensorflow._core.errors import (
     NotInLoweringError,
     did_you_mean,
     dims_text,
+    first_names,
     slip,
     warn_once,
 )
 from mesh_tensorflow._core.graph import Graph, Mesh
-from mesh_tensorflow._core.interfaces import LaidOutLike
 from mesh_tensorflow._core.layout import LayoutRules, joined_names, plain_shape, uneven_names
 from mesh_tensorflow._core.operation import (
     Collective,
+    LaidOutLike,
     Operation,
     PendingSums,
+    allreduces,
     is_of_package,
     with_inner_operations,
 )
@@ -188,7 +190,8 @@ def _check_stored(
         if rule[0] not in known:
             slip(
                 f"variable_layout rule {':'.join(rule)} stores nothing in parts: no variable has "
-                f"{rule[0]!r}. Variables have {_shown(known)}{did_you_mean(rule[0], known)} "
+                f"{rule[0]!r}. Variables have {first_names(known, _SHOWN)}"
+                f"{did_you_mean(rule[0], known)} "
                 "Correct the rule or leave it out",
                 key=f"variable_layout/{rule}",
             )
@@ -211,13 +214,10 @@ def _faults(
     for name, whose, known in named:
         if name not in known:
             yield (
-                f"{name!r} is not there. The {whose} has {_shown(known) or 'no dimensions'}"
+                f"{name!r} is not there. The {whose} has "
+                f"{first_names(known, _SHOWN) or 'no dimensions'}"
                 f"{did_you_mean(name, known)} Correct the rule or leave it out"
             )
-
-
-def _shown(names: Sequence[str]) -> str:
-    return ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
 
 
 # A gather of less than this, of each processor, is not worth a word.
@@ -283,19 +283,6 @@ def check_impls(mesh_to_impl: object) -> None:
 
 
 # -- the Lowering
-
-
-def copy_in_sequence(variables: Iterable[Any]) -> tf.Operation:
-    """Returns a tf operation that copies masters to slices, one variable after another.
-
-    Args:
-      variables: LaidOutVariables.
-    """
-    done: list[tf.Operation] = []
-    for laid_out in variables:
-        with tf.control_dependencies(done[-1:]):
-            done.append(tf.group([laid_out.copy_master_to_slices]))
-    return done[-1] if done else tf.no_op()
 
 
 class Lowering:
@@ -443,7 +430,8 @@ class Lowering:
             if checks is not None:
                 check_outputs(self, op, checks)
         for y in op.outputs:
-            self._count_output(op, y)
+            self.add_counter(f"output/{type(op).__name__}", self.laid_out_size(y))
+            self.add_counter(f"output_unique/{type(op).__name__}", y.size)
         if logs:
             log_operation(self, op, communicated)
 
@@ -514,11 +502,6 @@ class Lowering:
         value = before.executed.pinned(value, x.shape)
         value = redistributed(impl, value, *steps, impl.slice_shape(x.shape))
         return impl.pinned(impl.LaidOutTensor.from_tensor_list(value.all_slices), x.shape)
-
-    def _count_output(self, op: Operation, y: Tensor) -> None:
-        kind = type(op).__name__
-        self.add_counter(f"output/{kind}", self.laid_out_size(y))
-        self.add_counter(f"output_unique/{kind}", y.size)
 
     def mesh_impl(self, m: Union[Mesh, Operation, Tensor]) -> MeshImpl:
         """Returns the executed MeshImpl of a Mesh, or of the Mesh of an Operation or Tensor.
@@ -692,9 +675,13 @@ class Lowering:
         """
         # A Lowering may be made within a program of processors, and these run outside of it.
         with outside_all_rewrites():
-            if os.environ.get("MTF_SEQUENCE_MODE", "") == "1":
-                return copy_in_sequence(self._copied())
-            return tf.group([v.copy_master_to_slices for v in self._copied()])
+            if os.environ.get("MTF_SEQUENCE_MODE", "") != "1":
+                return tf.group([v.copy_master_to_slices for v in self._copied()])
+            done: list[tf.Operation] = []
+            for laid_out in self._copied():
+                with tf.control_dependencies(done[-1:]):
+                    done.append(tf.group([laid_out.copy_master_to_slices]))
+            return done[-1] if done else tf.no_op()
 
     def _copied(self) -> list[Any]:
         """Returns the LaidOutVariables whose slices are stored separately from their masters."""
@@ -766,9 +753,7 @@ class Lowering:
           label: the label of the counter, such as "einsum_op".
         """
         requested = self.requested_impl(x)
-        elements = requested.laid_out_size(x.shape)
-        axes = tuple(sorted(mesh_axes))
-        collective = Collective("allreduce", axes, elements, elements * x.dtype.size)
+        [collective] = allreduces(requested, x.shape, x.dtype, sorted(mesh_axes))
         # Partial sums keep the function, and the Lowering keeps them: without a cycle, all of a
         # program is freed when its Lowering is.
         reference, op = weakref.ref(self), x.operation
@@ -776,7 +761,7 @@ class Lowering:
         def count() -> None:
             lowering = reference()
             if lowering is not None:
-                lowering.add_counter(f"allreduce/{list(mesh_axes)}/{label}", elements)
+                lowering.add_counter(f"allreduce/{list(mesh_axes)}/{label}", collective.elements)
                 lowering._count_collective(requested, collective, None, op)
 
         return count

@@ -552,7 +552,7 @@ class _Rewriter:
                     # What is in a loop is no part of an update: it takes the names of the model.
                     mapping[x] = self._under(x, {}, op)
         for inner in with_inner_operations([op]):
-            for d in inner.dependencies if isinstance(inner, Depend) else ():
+            for d in inner.dependencies:
                 if isinstance(d, Tensor) and d in self._weights:
                     # Waiting for a weight is waiting for its parts: nothing is gathered for that.
                     mapping.setdefault(d, self._weights[d])

@@ -11,18 +11,19 @@ from __future__ import annotations
 
 import contextvars
 from collections.abc import Iterable, Sequence
+from types import SimpleNamespace
 from typing import Any, Optional
 
 import numpy as np
 import numpy.typing as npt
 import tensorflow.compat.v1 as tf
 
+from mesh_tensorflow._contexts import within
 from mesh_tensorflow._core.errors import NoValueError, slip
 from mesh_tensorflow._core.graph import Graph
-from mesh_tensorflow._core.interfaces import LaidOutLike
 from mesh_tensorflow._core.operation import Cost, Operation
 from mesh_tensorflow._core.placement import cost_of
-from mesh_tensorflow._core.tensor import Tensor
+from mesh_tensorflow._core.tensor import Tensor, bind_methods
 from mesh_tensorflow._lowering.lowering import Lowering, all_of_package, check_impls
 from mesh_tensorflow.ops._variables.variable import Variable
 from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
@@ -147,7 +148,8 @@ class LookedAt(Lowering):
                 # Lowering the Variable itself would lay its stored slices out again, for this mesh.
                 # A look must not move the weights that a training Lowering works with.
                 value = self.mesh_impl(op).import_tf_tensor(op.value, self._read[op])
-                self.variables[op] = _PresentValue(value)
+                # Reads give it wherever they are: looking at values assigns nothing.
+                self.variables[op] = SimpleNamespace(read=lambda value=value: value)
                 self.set_tensor_lowering(op.value, value)
             else:
                 super().lower_operations([op])
@@ -158,20 +160,8 @@ class LookedAt(Lowering):
         Args:
           x: a Tensor of the graph.
         """
-        missing = self.missing(x)
-        self.lower_operations(missing)
+        self.lower_operations(self.missing(x))
         return self.mesh_impl(x).export_to_tf_tensor(x, self.tensors[x].to_laid_out_tensor())
-
-
-class _PresentValue:
-    """What reads of a variable give, wherever they are: looking at values assigns nothing."""
-
-    def __init__(self, value: LaidOutLike):
-        self._value = value
-
-    def read(self) -> LaidOutLike:
-        """Returns the laid-out value."""
-        return self._value
 
 
 def _before(op: Operation) -> list[Operation]:
@@ -261,18 +251,6 @@ def _number(self: Tensor, what: str) -> Any:
     return values.value(self).numpy().reshape(())[()]
 
 
-def _float(self: Tensor) -> float:
-    return float(_number(self, "float"))
-
-
-def _complex(self: Tensor) -> complex:
-    return complex(_number(self, "complex"))
-
-
-def _int(self: Tensor) -> int:
-    return int(_number(self, "int"))
-
-
 def _bool(self: Tensor) -> bool:
     if not (tf.executing_eagerly() and self.operation.is_eager):
         if self.dtype == tf.bool:
@@ -294,10 +272,6 @@ def _bool(self: Tensor) -> bool:
     return bool(_number(self, "bool"))
 
 
-def _format(self: Tensor, spec: str) -> str:
-    return format(_number(self, "format"), spec) if spec else str(self)
-
-
 def _cheap(values: LookedAt, x: Tensor) -> bool:
     """Returns whether a value may be computed without being asked for."""
     missing = [op for op in values.missing(x) if not isinstance(op, Variable)]
@@ -312,16 +286,14 @@ def _repr(self: Tensor) -> str:
     """Returns name, shape and dtype; in eager code the value too."""
     if _showing.get() or not (tf.executing_eagerly() and self.operation.is_eager):
         return self.to_string
-    token = _showing.set(True)
     try:
-        values = _looked_at(self)
-        if not _cheap(values, self):
-            return f"{self.to_string}, computed by x.numpy()"
-        value = values.value(self).numpy()
+        with within(_showing, True):
+            values = _looked_at(self)
+            if not _cheap(values, self):
+                return f"{self.to_string}, computed by x.numpy()"
+            value = values.value(self).numpy()
     except Exception as e:  # a debugger or a traceback shows what has no value, too
         return f"{self.to_string}, without a value: {e}"
-    finally:
-        _showing.reset(token)
     text = np.array2string(value, separator=" ")
     return f"{self.to_string} ={' ' if value.ndim < 2 else chr(10)}{text}"
 
@@ -329,20 +301,13 @@ def _repr(self: Tensor) -> str:
 _METHODS = {
     "numpy": _numpy,
     "__array__": _array,
-    "__float__": _float,
-    "__complex__": _complex,
-    "__int__": _int,
+    "__float__": lambda self: float(_number(self, "float")),
+    "__complex__": lambda self: complex(_number(self, "complex")),
+    "__int__": lambda self: int(_number(self, "int")),
     "__bool__": _bool,
-    "__format__": _format,
+    "__format__": lambda self, spec: format(_number(self, "format"), spec) if spec else str(self),
     "__repr__": _repr,
 }
 
 
-def bind_values() -> None:
-    """Sets the methods of Tensor that have to do with its value."""
-    for name, method in _METHODS.items():
-        method.__name__ = name
-        setattr(Tensor, name, method)
-
-
-bind_values()
+bind_methods(_METHODS)

@@ -8,7 +8,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union
+from typing import TYPE_CHECKING, NamedTuple, Optional, Union
 
 import tensorflow as tf2
 import tensorflow.compat.v1 as tf
@@ -20,9 +20,10 @@ from mesh_tensorflow._core.operation import Collective, Operation, with_inner_op
 from mesh_tensorflow._core.tensor import Tensor, is_differentiable
 from mesh_tensorflow._mesh.mesh_impl import (
     LaidOutTensor,
-    LazyAllreduceSum,
     LazyLaidOutTensor,
     MeshImpl,
+    is_pending,
+    summands_of,
 )
 from mesh_tensorflow._mesh.slice_functions import real_view
 from mesh_tensorflow._units import counted
@@ -367,7 +368,7 @@ def check_outputs(lowering: Lowering, op: Operation, checks: NanChecks) -> None:
         # itself.
         if value is None or not is_differentiable(y.dtype) or isinstance(value, LazyLaidOutTensor):
             continue
-        laid_out = _slices(value)
+        laid_out = summands_of(value)
         # A reshape or an identity passes its input's slices on, which need no second check.
         if not y.size or all(id(t) in lowering.checked for t in laid_out.all_slices):
             continue
@@ -379,10 +380,8 @@ def check_outputs(lowering: Lowering, op: Operation, checks: NanChecks) -> None:
         # Held, so that their ids are not used again.
         lowering.checked.update({id(t): t for t in new.all_slices})
         # The sum stays pending, so that a program with checks communicates what it does without.
-        if isinstance(value, LazyAllreduceSum) and not value.is_summed:
-            lowering.tensors[y] = LazyAllreduceSum(
-                value.mesh_impl, new, value.mesh_axes, value.add_counter_fn
-            )
+        if is_pending(value):
+            lowering.tensors[y] = value.with_summands(new)
         else:
             # With its shape, so that merged processors' values can be cut again if need be.
             lowering.tensors[y] = new.of_shape(y.shape)
@@ -402,7 +401,7 @@ def parted_at_assignments(
     for op in operations:
         inner = list(with_inner_operations([op]))
         assigned.update(v for each in inner if isinstance(each, Assign) for v in each.variables)
-        sources = [d for each in inner for d in _dependencies(each)]
+        sources = [d for each in inner for d in (*each.inputs, *each.dependencies)]
         if (
             any(isinstance(each, Assign) for each in inner)
             # A ReadVariable has no input that tells: what it reads is changed by assignments before
@@ -412,11 +411,6 @@ def parted_at_assignments(
         ):
             last[op] = None
     return [op for op in operations if op not in last], list(last)
-
-
-def _dependencies(op: Operation) -> list[Union[Tensor, Operation]]:
-    """Returns what an operation computes with, and what it waits for."""
-    return [*op.inputs, *getattr(op, "_dependencies", ()), *getattr(op, "_after", ())]
 
 
 def all_checks(lowering: Lowering) -> list[tf.Tensor]:
@@ -449,13 +443,6 @@ def _in_context() -> Callable[[tf.Tensor], bool]:
     return lambda t: t.graph is graph and t.op._get_control_flow_context() is context
 
 
-def _slices(value: Any) -> LaidOutTensor:
-    """Returns the slices of a value; the summands if it is a pending sum."""
-    if isinstance(value, LazyAllreduceSum) and not value.is_summed:
-        return value.laid_out_input
-    return value.to_laid_out_tensor()
-
-
 def _checked(
     lowering: Lowering, y: Tensor, laid_out: LaidOutTensor, checks: NanChecks
 ) -> LaidOutTensor:
@@ -464,7 +451,7 @@ def _checked(
     parts = _parts(y, mesh_impl, requested)
     known = [x for x in y.operation.inputs if x in lowering.tensors and is_differentiable(x.dtype)]
     inputs = known[:_MOST_INPUTS]
-    values = [_slices(lowering.tensors[x]) for x in inputs]
+    values = [summands_of(lowering.tensors[x]) for x in inputs]
     head = f"NaN or Inf in {_tensor_text(y)} of {type(y.operation).__name__} {y.operation.name}"
 
     def check(t: tf.Tensor, number: Union[int, tf.Tensor], *xs: tf.Tensor) -> tf.Tensor:

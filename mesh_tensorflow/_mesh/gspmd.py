@@ -33,7 +33,6 @@ import tensorflow.compat.v1 as tf
 from tensorflow.compiler.tf2xla.ops import gen_xla_ops
 
 from mesh_tensorflow._contexts import within
-from mesh_tensorflow._core.interfaces import LaidOutLike
 from mesh_tensorflow._core.layout import (
     AS_COMPUTED,
     LayoutLike,
@@ -41,6 +40,7 @@ from mesh_tensorflow._core.layout import (
     given_stored_layout,
     storing,
 )
+from mesh_tensorflow._core.operation import LaidOutLike
 from mesh_tensorflow._core.shape import Dimension, Shape, ShapeLike, list_product, single_axes
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh import random_values

@@ -38,12 +38,11 @@ import copy
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Generic, Optional, Protocol, TypeVar, Union
+from typing import TYPE_CHECKING, Any, Generic, Optional, Protocol, TypeGuard, TypeVar, Union
 
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._core.errors import dims_text
-from mesh_tensorflow._core.interfaces import LaidOutLike
 from mesh_tensorflow._core.layout import (
     LayoutLike,
     LayoutRules,
@@ -55,6 +54,7 @@ from mesh_tensorflow._core.layout import (
     shifted_sources,
     slice_coordinates,
 )
+from mesh_tensorflow._core.operation import LaidOutLike
 from mesh_tensorflow._core.shape import (
     Dimension,
     JointAxis,
@@ -189,6 +189,16 @@ class LazyAllreduceSum:
         # Of an addition, the one allreduce is counted under the label of the first sum, as in the
         # classic.
         return LazyAllreduceSum(self.mesh_impl, summands, self.mesh_axes, self.add_counter_fn)
+
+
+def is_pending(value: object) -> TypeGuard[LazyAllreduceSum]:
+    """Returns whether a value is a partial sum that has not been summed yet."""
+    return isinstance(value, LazyAllreduceSum) and not value.is_summed
+
+
+def summands_of(value: LaidOutLike) -> LaidOutTensor:
+    """Returns the slices of a value; of a sum that is pending, its summands."""
+    return value.laid_out_input if is_pending(value) else value.to_laid_out_tensor()
 
 
 class LazyLaidOutTensor:

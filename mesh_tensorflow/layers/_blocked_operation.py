@@ -15,9 +15,15 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
-from mesh_tensorflow._core.interfaces import LaidOutLike
 from mesh_tensorflow._core.layout import padded_dims
-from mesh_tensorflow._core.operation import Collective, Cost, Partial, PartialSums, PendingSums
+from mesh_tensorflow._core.operation import (
+    Collective,
+    Cost,
+    LaidOutLike,
+    Partial,
+    PartialSums,
+    PendingSums,
+)
 from mesh_tensorflow._core.shape import single_axes
 from mesh_tensorflow._core.tensor import is_differentiable
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl

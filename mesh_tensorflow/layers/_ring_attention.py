@@ -21,8 +21,7 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._core.errors import slip
-from mesh_tensorflow._core.interfaces import LaidOutLike
-from mesh_tensorflow._core.operation import Collective
+from mesh_tensorflow._core.operation import Collective, LaidOutLike
 from mesh_tensorflow._mesh.mesh_impl import LaidOutTensor, MeshImpl
 from mesh_tensorflow.layers._blocked_form import Dims
 

@@ -62,14 +62,13 @@ from mesh_tensorflow.ops._elementwise.unary import *
 from mesh_tensorflow.ops._gradients import *
 from mesh_tensorflow.ops._microbatches import *
 from mesh_tensorflow.ops._movement.gather import *
+from mesh_tensorflow.ops._movement.halo import *
 from mesh_tensorflow.ops._movement.index import *
 from mesh_tensorflow.ops._movement.reshape import *
-from mesh_tensorflow.ops._movement.shift import *
 from mesh_tensorflow.ops._movement.split_concat import *
 from mesh_tensorflow.ops._random import *
 from mesh_tensorflow.ops._source import *
 from mesh_tensorflow.ops._variables.assign import *
-from mesh_tensorflow.ops._variables.checkpoint import *
 from mesh_tensorflow.ops._variables.variable import *
 
 # Lowerings use operations, so they come after them.

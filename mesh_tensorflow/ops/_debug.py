@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any, Optional
 
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow._core.operation import Cost, Operation
+from mesh_tensorflow._core.operation import Operation
 from mesh_tensorflow._core.tensor import Tensor
-from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow.utils import SCALAR_SUMMARIES_COLLECTION_KEY
 
 if TYPE_CHECKING:
@@ -23,6 +22,7 @@ class PrintOperation(Operation):
 
     has_effect = True
     takes_padding = True
+    costs_nothing = True
 
     def __init__(
         self,
@@ -54,14 +54,6 @@ class PrintOperation(Operation):
         lowering.operations[self] = tf.group(value.all_slices)
         lowering.set_tensor_lowering(self.outputs[0], value)
 
-    def cost_key(self) -> None:
-        """All cost nothing."""
-        return None
-
-    def cost(self, mesh_impl: MeshImpl) -> Cost:
-        """Free: printing is not counted."""
-        return Cost()
-
 
 def Print(x: Tensor, data: Sequence[Tensor], message: str, **kwargs: Any) -> Tensor:
     """Returns `x`, and prints slices of `data` when it is computed, like tf.Print.
@@ -85,6 +77,7 @@ class ScalarSummaryOperation(Operation):
 
     has_effect = True
     takes_padding = True
+    costs_nothing = True
 
     def __init__(self, name: str, x: Tensor):
         """Creates the operation; see `scalar_summary`."""
@@ -110,14 +103,6 @@ class ScalarSummaryOperation(Operation):
     def gradient(self, grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Optional[Tensor]]:
         """Passes the gradient on."""
         return list(grad_ys)
-
-    def cost_key(self) -> None:
-        """All cost nothing."""
-        return None
-
-    def cost(self, mesh_impl: MeshImpl) -> Cost:
-        """Free: the value exists already."""
-        return Cost()
 
 
 def scalar_summary(name: str, x: Tensor) -> Operation:

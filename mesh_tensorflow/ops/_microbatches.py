@@ -254,13 +254,7 @@ class Kinds:
             # A mean over other dimensions of sums over the batch is such a sum.
             others = isinstance(source, ReduceOperation) and self[source.inputs[0]] is _SUM
             return _MEAN if op.is_mean and not others else _SUM
-        number = (
-            None
-            if factor is None
-            else tf.get_static_value(factor, partial=False)
-            if (tf.is_tensor(factor))
-            else factor
-        )
+        number = tf.get_static_value(factor, partial=False) if tf.is_tensor(factor) else factor
         if number is None or not self._may_be_size(number):
             return _SUM
         return Kind(
@@ -412,19 +406,18 @@ class InMicrobatches:
         self._kinds.add(op for op in operations if not isinstance(op, Variable))
         self._effects = [op for op in operations if isinstance(op, _EFFECTS)]
         self._check_inner(operations)
-        self._effects = [op for op in self._effects if self._can_be_made(op)]
+        # A summary that is not known for the whole batch stays in the loop.
+        self._effects = [
+            op
+            for op in self._effects
+            if isinstance(op, Assign) or self._kinds[op.inputs[0]].name not in ("unknown", "rows")
+        ]
         for op in self._effects:
+            text = f"the summary {op.name}"
+            if isinstance(op, Assign):
+                text = f"what is assigned to {', '.join(v.name for v in op.variables)}"
             for x in op.inputs:
-                self.want(x, self._value_text(op))
-
-    def _value_text(self, op: Operation) -> str:
-        if isinstance(op, Assign):
-            return f"what is assigned to {', '.join(v.name for v in op.variables)}"
-        return f"the summary {op.name}"
-
-    def _can_be_made(self, op: Operation) -> bool:
-        """Returns whether a summary is known for the whole batch; else it stays in the loop."""
-        return isinstance(op, Assign) or self._kinds[op.inputs[0]].name not in ("unknown", "rows")
+                self.want(x, text)
 
     def _check_inner(self, operations: Sequence[Operation]) -> None:
         """Raises ValueError for assignments in loops, and for reads after assignments."""
@@ -438,9 +431,8 @@ class InMicrobatches:
                     "in a loop within the model function, which microbatches cannot do. Carry the "
                     "value through the loop, and assign after it"
                 )
-            waits = [*getattr(op, "_dependencies", ()), *getattr(op, "_after", ())]
             reads = isinstance(op, ReadVariable) and op._var in assigned and not _is_first(op)
-            if reads or any(d in self._effects for d in waits):
+            if reads or any(d in self._effects for d in op.dependencies):
                 raise ValueError(
                     f"{self._what}: {op.name} reads a variable after an assignment to it. In "
                     "microbatches, assignments are done once, after all of them. Compute with the "
@@ -481,7 +473,8 @@ class InMicrobatches:
         while pending:
             y = pending.pop()
             op = self._made.get(y)
-            if op is not None and op.has_effect and not self._is_flat(op.inputs):
+            flat = op is None or all(self._kinds[x].name in _FLAT for x in op.inputs)
+            if op is not None and op.has_effect and not flat:
                 # It prints what only the loop has; outside, what it passes on stands for it.
                 self._passed[y] = op.inputs[op.outputs.index(y)]
                 pending.append(self._passed[y])
@@ -490,15 +483,9 @@ class InMicrobatches:
             if op is not None and op not in self._hoisted and not isinstance(op, Variable):
                 self._hoisted.add(op)
                 # A loop is moved as a whole, together with what its body reads.
-                inner = [x for each in with_inner_operations([op]) for x in each.inputs]
-                pending += [*op.inputs, *inner]
                 for each in with_inner_operations([op]):
-                    if isinstance(each, Depend):
-                        waits = [d for d in each.dependencies if isinstance(d, Tensor)]
-                        pending += [d for d in waits if self._kinds[d].name == "same"]
-
-    def _is_flat(self, xs: Iterable[Tensor]) -> bool:
-        return all(self._kinds[x].name in _FLAT for x in xs)
+                    waits = [d for d in each.dependencies if isinstance(d, Tensor)]
+                    pending += [*each.inputs, *(d for d in waits if self._kinds[d].name == "same")]
 
     def _compute_later(self, y: Tensor) -> None:
         """Computes a function of means and sums after the loop."""

@@ -11,8 +11,7 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops as mtf
 from mesh_tensorflow._core.errors import WrongTypeError, dims_text
 from mesh_tensorflow._core.graph import Mesh, leaves_no_node
-from mesh_tensorflow._core.interfaces import LaidOutLike
-from mesh_tensorflow._core.operation import Cost, Operation
+from mesh_tensorflow._core.operation import LaidOutLike, Operation
 from mesh_tensorflow._core.shape import (
     Dimension,
     Shape,
@@ -46,6 +45,7 @@ class Constant(Operation):
 
     works_by_name = True
     takes_padding = True
+    costs_nothing = True  # what uses the value makes it
 
     def __init__(
         self,
@@ -95,14 +95,6 @@ class Constant(Operation):
         """False: it is created where it is used."""
         return False
 
-    def cost_key(self) -> None:
-        """All cost nothing."""
-        return None
-
-    def cost(self, mesh_impl: MeshImpl) -> Cost:
-        """Free: each user makes the value."""
-        return Cost()
-
 
 def _constant_array(
     mesh: Mesh, value: ArrayLike, sizes: tf.TensorShape, shape: Shape, dtype: tf.DType
@@ -118,10 +110,6 @@ def _constant_array(
     # The dtype was asked for by name, so it is kept in any precision in force.
     value = tf.cast(value, dtype) if tf.is_tensor(value) else tf.constant(value, dtype)
     return import_unchanged(mesh, value, shape, name="constant")
-
-
-def _sizes(value: Any) -> tf.TensorShape:
-    return value.shape if tf.is_tensor(value) else tf.TensorShape(np.shape(value))
 
 
 def constant(
@@ -146,7 +134,8 @@ def constant(
     """
     shape = Shape([]) if shape is None else convert_to_shape(shape)
     if not isinstance(value, (int, float)):
-        sizes = _sizes(value)
+        array: Any = value
+        sizes = array.shape if tf.is_tensor(array) else tf.TensorShape(np.shape(array))
         if sizes.rank != 0:
             return _constant_array(mesh, value, sizes, shape, tf.as_dtype(dtype))
     return Constant(mesh, value, shape, dtype).outputs[0]
@@ -301,31 +290,6 @@ def _of_sizes(what: str, x: tf.Tensor, sizes: Sequence[int], shape: Shape) -> tf
     return checked
 
 
-def _as_tf_tensor(what: str, value: ArrayLike) -> tf.Tensor:
-    try:
-        return tf.convert_to_tensor(value)
-    except (TypeError, ValueError) as e:
-        text = repr(value)
-        raise ValueError(
-            f"{what}: {text if len(text) < 80 else text[:80] + '...'} is a {type(value).__name__} "
-            "from which no tf.Tensor can be made. Pass a tf.Tensor, an array, a number, or lists "
-            f"whose rows are of one length: {e}"
-        ) from e
-
-
-def _anonymous_if_none(tf_tensor: tf.Tensor, shape: Optional[ShapeLike]) -> Shape:
-    if shape is not None:
-        return convert_to_shape(shape)
-    if not tf_tensor.shape.is_fully_defined():
-        raise ValueError(
-            f"import_tf_tensor: the tf.Tensor has shape {tf_tensor.shape}, whose sizes are not all "
-            "known before it runs: give its shape, mtf.import_tf_tensor(mesh, x, shape)"
-        )
-    sizes = tf_tensor.shape.as_list()
-    # The names make a Shape of the sizes, and are replaced; without them, equal sizes would repeat.
-    return anonymous_shape(Shape([Dimension(f"d{i}", s) for i, s in enumerate(sizes)]))
-
-
 def import_tf_tensor(
     mesh: Mesh, tf_tensor: ArrayLike, shape: Optional[ShapeLike] = None, name: Optional[str] = None
 ) -> Tensor:
@@ -345,7 +309,15 @@ def import_tf_tensor(
     Raises:
       ValueError: the sizes do not fit `shape`, or are not known and there is none.
     """
-    tf_tensor = _as_tf_tensor("import_tf_tensor", tf_tensor)
+    try:
+        tf_tensor = tf.convert_to_tensor(tf_tensor)
+    except (TypeError, ValueError) as e:
+        text, kind = repr(tf_tensor), type(tf_tensor).__name__
+        raise ValueError(
+            f"import_tf_tensor: {text if len(text) < 80 else text[:80] + '...'} is a {kind} "
+            "from which no tf.Tensor can be made. Pass a tf.Tensor, an array, a number, or lists "
+            f"whose rows are of one length: {e}"
+        ) from e
     dtype = imported_dtype(tf_tensor.dtype)
     if dtype != tf_tensor.dtype:
         tf_tensor = tf.cast(tf_tensor, dtype)
@@ -356,8 +328,16 @@ def import_unchanged(
     mesh: Mesh, tf_tensor: tf.Tensor, shape: Optional[ShapeLike], name: Optional[str] = None
 ) -> Tensor:
     """Returns a Tensor that has the dtype of a tf.Tensor in any precision in force."""
-    whole = _anonymous_if_none(tf_tensor, shape)
-    return ImportOperation(mesh, tf_tensor, whole, name=name).outputs[0]
+    if shape is None:
+        if not tf_tensor.shape.is_fully_defined():
+            raise ValueError(
+                f"import_tf_tensor: the tf.Tensor has shape {tf_tensor.shape}, whose sizes are not "
+                "all known before it runs: give its shape, mtf.import_tf_tensor(mesh, x, shape)"
+            )
+        # These names are replaced; without them, equal sizes would repeat a dimension.
+        sizes = enumerate(tf_tensor.shape.as_list())
+        shape = anonymous_shape([(f"d{i}", size) for i, size in sizes])
+    return ImportOperation(mesh, tf_tensor, convert_to_shape(shape), name=name).outputs[0]
 
 
 @leaves_no_node

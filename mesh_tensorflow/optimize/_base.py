@@ -359,6 +359,11 @@ class StoredValue(mtf.ReadVariable):
         self._after = list(after)
         self._outputs = [mtf.Tensor(self, var.shape, var.slice_dtype)]
 
+    @property
+    def dependencies(self) -> Sequence[mtf.Operation]:
+        """The operations that it waits for."""
+        return self._after
+
     def lower(self, lowering: mtf.Lowering) -> None:
         """Reads the slices, or takes the values that were read at the beginning of the step."""
         laid_out = lowering.variables[self._var]

@@ -32,8 +32,13 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops as mtf
 from mesh_tensorflow._core.errors import WrongTypeError, dims_text, tensors_text
-from mesh_tensorflow._core.interfaces import LaidOutLike
-from mesh_tensorflow._core.operation import Collective, Cost, Operation, gradient_of_output
+from mesh_tensorflow._core.operation import (
+    Collective,
+    Cost,
+    LaidOutLike,
+    Operation,
+    gradient_of_output,
+)
 from mesh_tensorflow._core.shape import (
     Dimension,
     JointAxis,

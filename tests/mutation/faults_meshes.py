@@ -11,9 +11,9 @@ FAULTS = [
         "test_cases.py -k 'test_layouts and batch_norm'",
     ),
     Fault(
-        "_lowering/lowering.py",
-        "elements = requested.laid_out_size(x.shape)",
-        "elements = requested.slice_size(x.shape)",
+        "_core/operation.py",
+        "elements = mesh_impl.laid_out_size(shape)",
+        "elements = mesh_impl.slice_size(shape)",
         "allreduces are counted for one processor instead of for all",
         "mesh/test_counters.py",
     ),

@@ -22,7 +22,7 @@ import tensorflow.compat.v1 as tf
 from tensorflow.python.ops.variable_scope import get_variable_scope_store
 
 from mesh_tensorflow._contexts import within
-from mesh_tensorflow._core.errors import WrongTypeError, did_you_mean, dims_text
+from mesh_tensorflow._core.errors import WrongTypeError, did_you_mean, dims_text, first_names
 from mesh_tensorflow._core.graph import Graph
 from mesh_tensorflow._core.layout import TensorLayout, slice_coordinates
 from mesh_tensorflow._core.shape import Shape
@@ -358,7 +358,7 @@ class VariableStore(tf2.Module):
         parameters = sum(form.shape.size for form in forms.values())
         meshes = sorted({dims_text(form.mesh_shape) for form in forms.values() if form.mesh_shape})
         where = f", in slices on a mesh {' and '.join(meshes)}" if meshes else ""
-        shown = ", ".join(self.names[:_SHOWN]) + (", ..." if len(forms) > _SHOWN else "")
+        shown = first_names(self.names, _SHOWN)
         return (
             f"<VariableStore: {counted(len(forms), 'variable')}, "
             f"{counted(parameters, 'parameter')}{where}"

@@ -18,9 +18,6 @@ from mesh_tensorflow._core.errors import dims_text, is_whole, table_lookup
 from mesh_tensorflow._core.operation import (
     Cost,
     Operation,
-    Partial,
-    PartialSums,
-    PendingSums,
     gradient_of_output,
 )
 from mesh_tensorflow._core.shape import Dimension, Shape, ShapeLike, convert_to_shape, list_product
@@ -533,22 +530,17 @@ class ConvNdOperation(Operation):
         """Two flops for each multiply-add of every processor, and halos of split images."""
         # Each pixel of the narrow image meets the whole window; those of the wide one need not.
         multiply_adds = self._multiply_adds(NARROW, mesh_impl.slice_shape) * mesh_impl.size
-        sizes = mesh_impl.slice_shape(self._form.shapes[WIDE])
-        collectives = halo_collectives(
-            self._halos(mesh_impl), sizes, mesh_impl.size, self._outputs[0].dtype.size
-        )
+        image, dtype = self._form.shapes[WIDE], self._outputs[0].dtype
+        collectives = halo_collectives(self._halos(mesh_impl), mesh_impl, image, dtype)
         return Cost(2 * multiply_adds, super().cost(mesh_impl).bytes, collectives)
 
     def cost_key(self) -> tuple:
         """The kind of convolution, and which of its tensors is computed."""
         return self._form.kind, tuple(self._form.roles)
 
-    def partial_sums(self, mesh_impl: MeshImpl, pending: PendingSums) -> PartialSums:
+    def begun_sums(self, mesh_impl: MeshImpl) -> dict[Tensor, list[int]]:
         """The output is partial over the mesh axes that split summed dimensions."""
-        if pending:
-            return None
-        summed = self._summed_axes(mesh_impl)
-        return {self.outputs[0]: Partial(tuple(sorted(summed)))} if summed else {}
+        return {self.outputs[0]: self._summed_axes(mesh_impl)}
 
 
 class _ForwardConvOperation(ConvNdOperation):

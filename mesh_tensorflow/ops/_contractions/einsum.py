@@ -16,9 +16,6 @@ from mesh_tensorflow._core.operation import (
     Collective,
     Cost,
     Operation,
-    Partial,
-    PartialSums,
-    PendingSums,
     gradient_of_output,
 )
 from mesh_tensorflow._core.shape import (
@@ -84,6 +81,7 @@ class EinsumOperation(Operation):
 
     works_by_name = True
     takes_padding = True
+    costs_by = ()
 
     def __init__(
         self, inputs: Sequence[Tensor], output_shape: ShapeLike, name: Optional[str] = None
@@ -228,16 +226,9 @@ class EinsumOperation(Operation):
             elements *= -(-d.size // parts)
         return elements
 
-    def cost_key(self) -> None:
-        """Costs depend on the shapes alone."""
-        return None
-
-    def partial_sums(self, mesh_impl: MeshImpl, pending: PendingSums) -> PartialSums:
+    def begun_sums(self, mesh_impl: MeshImpl) -> dict[Tensor, list[int]]:
         """The output is partial over the mesh axes that split summed dimensions."""
-        if pending:
-            return None
-        _, summed = self._plan(mesh_impl)
-        return {self.outputs[0]: Partial(tuple(summed))} if summed else {}
+        return {self.outputs[0]: self._plan(mesh_impl)[1]}
 
 
 def product(xs: Sequence[Tensor], output_shape: Shape, name: Optional[str] = None) -> Tensor:

@@ -131,17 +131,6 @@ def _check_window(
     return tuple(ksize)
 
 
-def _warn_of_rest(what: str, x: Tensor, ksize: Sequence[int]) -> None:
-    spatial = x.shape[-len(ksize) - 1 : -1]
-    rest = [d for d, k in zip(spatial, ksize) if d.size % k]
-    if rest:
-        slip(
-            f"{what}: windows of {ksize} leave out the end of {dims_text(rest)} of {x.name} "
-            f"{x.shape}. Lengthen it with mtf.pad, or cut it with mtf.slice",
-            key=f"rest of {dims_text(rest)} by {ksize}",
-        )
-
-
 def _pooled_shape(shape: Shape, ksize: Sequence[int]) -> Shape:
     first = len(shape) - len(ksize) - 1
     pooled = [Dimension(d.name, d.size // k) for d, k in zip(shape[first:-1], ksize)]
@@ -152,6 +141,7 @@ class _Pooling(Operation):
     """Pooling and its gradient: what windows reach over where pooled dimensions are split."""
 
     takes_padding = True
+    costs_by = ("_pool_fn_string", "_ksize")
 
     _pool_fn_string: str
     _ksize: tuple[int, ...]
@@ -187,16 +177,9 @@ class _Pooling(Operation):
 
     def cost(self, mesh_impl: MeshImpl) -> Cost:
         """Its work and bytes, and halos of split images."""
-        image = self._images[0]
-        sizes = mesh_impl.slice_shape(image.shape)
-        moved = halo_collectives(
-            self._moving_halos(mesh_impl), sizes, mesh_impl.size, image.dtype.size
-        )
+        image, halos = self._images[0], self._moving_halos(mesh_impl)
+        moved = halo_collectives(halos, mesh_impl, image.shape, image.dtype)
         return super().cost(mesh_impl) + Cost(collectives=moved * self._times_moved)
-
-    def cost_key(self) -> tuple:
-        """The kind of pooling, and its windows."""
-        return self._pool_fn_string, self._ksize
 
 
 class PoolOperation(_Pooling):
@@ -230,7 +213,13 @@ class PoolOperation(_Pooling):
         what = name or type(self).__name__
         self._check_inputs([x], what)
         self._ksize = _check_window(what, pool_fn_string, x, ksize, strides)
-        _warn_of_rest(what, x, self._ksize)
+        spatial = x.shape[-len(self._ksize) - 1 : -1]
+        if rest := [d for d, k in zip(spatial, self._ksize) if d.size % k]:
+            slip(
+                f"{what}: windows of {self._ksize} leave out the end of {dims_text(rest)} of "
+                f"{x.name} {x.shape}. Lengthen it with mtf.pad, or cut it with mtf.slice",
+                key=f"rest of {dims_text(rest)} by {self._ksize}",
+            )
         self._pool_fn_string = pool_fn_string
         super().__init__([x], name=name or "pool")
         self._outputs = [Tensor(self, _pooled_shape(x.shape, self._ksize), x.dtype)]

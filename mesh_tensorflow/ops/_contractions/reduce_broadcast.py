@@ -11,15 +11,7 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops as mtf
 from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.graph import leaves_no_node
-from mesh_tensorflow._core.operation import (
-    Collective,
-    Cost,
-    Operation,
-    Partial,
-    PartialSums,
-    PendingSums,
-    gradient_of_output,
-)
+from mesh_tensorflow._core.operation import Cost, Operation, allreduces, gradient_of_output
 from mesh_tensorflow._core.shape import (
     Dimension,
     Shape,
@@ -62,6 +54,7 @@ class ReduceOperation(Operation):
 
     works_by_name = True
     takes_padding = True
+    costs_by = ("_reduction_fn_string",)
 
     def __init__(
         self,
@@ -138,47 +131,14 @@ class ReduceOperation(Operation):
     def cost(self, mesh_impl: MeshImpl) -> Cost:
         """One flop for each element, and an allreduce unless the sum stays partial."""
         x, y = self._inputs[0], self._outputs[0]
-        axes = self._reduced_mesh_axes(mesh_impl)
-        collectives: tuple[Collective, ...] = ()
         # A pending sum costs nothing here: what needs the total is charged for the allreduce.
-        if axes and not self._is_sum():
-            elements = mesh_impl.laid_out_size(y.shape)
-            collectives = (
-                Collective("allreduce", tuple(sorted(axes)), elements, elements * y.dtype.size),
-            )
-        moved = super().cost(mesh_impl).bytes
-        return Cost(mesh_impl.laid_out_size(x.shape), moved, collectives)
+        axes = [] if self._is_sum() else sorted(self._reduced_mesh_axes(mesh_impl))
+        collectives = allreduces(mesh_impl, y.shape, y.dtype, axes)
+        return Cost(mesh_impl.laid_out_size(x.shape), super().cost(mesh_impl).bytes, collectives)
 
-    def cost_key(self) -> str:
-        """The kind of reduction."""
-        return self._reduction_fn_string
-
-    def partial_sums(self, mesh_impl: MeshImpl, pending: PendingSums) -> PartialSums:
+    def begun_sums(self, mesh_impl: MeshImpl) -> dict[Tensor, list[int]]:
         """A sum is partial over the mesh axes that split reduced dimensions."""
-        if pending:
-            return None
-        axes = self._reduced_mesh_axes(mesh_impl) if self._is_sum() else []
-        # Sorted as in lowering, where sums over equal axes are added before they are communicated.
-        return {self._outputs[0]: Partial(tuple(sorted(axes)))} if axes else {}
-
-
-def cost_along(op: Operation, mesh_impl: MeshImpl, dim: Dimension, flops_per_element: int) -> Cost:
-    """Returns the cost of an operation that reduces twice along a dimension and keeps the shape.
-
-    Args:
-      op: an operation whose first output has the dimension.
-      mesh_impl: a MeshImpl.
-      dim: a Dimension.
-      flops_per_element: floating point operations for each element.
-    """
-    # That of the base class, since op.cost is what calls this function.
-    base, y = Operation.cost(op, mesh_impl), op.outputs[0]
-    mesh_axis = mesh_impl.mesh_axis(dim)
-    collectives: tuple[Collective, ...] = ()
-    if mesh_axis is not None:
-        n = mesh_impl.laid_out_size(y.shape - dim)
-        collectives = (Collective("allreduce", (mesh_axis,), n, n * y.dtype.size),) * 2
-    return Cost(base.flops * flops_per_element, base.bytes, collectives)
+        return {self._outputs[0]: self._reduced_mesh_axes(mesh_impl) if self._is_sum() else []}
 
 
 class BroadcastOperation(Operation):
@@ -241,12 +201,12 @@ def broadcast(x: Tensor, new_shape: ShapeLike) -> Tensor:
     return x if new_shape == x.shape else BroadcastOperation(x, new_shape).outputs[0]
 
 
-def _reduction_output_shape(
+def _kept_shape(
+    what: str,
     x: Tensor,
+    disable_positional_args: object,
     output_shape: Optional[ShapeLike],
     reduced_dim: Optional[Dimension],
-    disable_positional_args: object,
-    what: str,
 ) -> Shape:
     """Returns the output shape of a reduction, from either of two arguments."""
     assert disable_positional_args is None, (
@@ -300,9 +260,7 @@ def reduce_sum(
     Returns:
       A Tensor; `x` itself if it has the output's shape.
     """
-    shape = _reduction_output_shape(
-        x, output_shape, reduced_dim, disable_positional_args, "reduce_sum"
-    )
+    shape = _kept_shape("reduce_sum", x, disable_positional_args, output_shape, reduced_dim)
     return x if shape == x.shape else ReduceOperation(x, shape, "SUM", name=name).outputs[0]
 
 
@@ -320,9 +278,7 @@ def reduce_mean(
     >>> print(mtf.reduce_mean(x).numpy(), mtf.reduce_mean(x, output_shape="row:2").numpy())
     2.75 [1.5 4. ]
     """
-    shape = _reduction_output_shape(
-        x, output_shape, reduced_dim, disable_positional_args, "reduce_mean"
-    )
+    shape = _kept_shape("reduce_mean", x, disable_positional_args, output_shape, reduced_dim)
     with tf.variable_scope(name, default_name="reduce_mean"):
         if shape == x.shape:
             return x
@@ -368,9 +324,7 @@ def reduce_max(
     >>> print(mtf.reduce_max(x).numpy(), mtf.reduce_max(x, output_shape="row:2").numpy())
     5.0 [2. 5.]
     """
-    shape = _reduction_output_shape(
-        x, output_shape, reduced_dim, disable_positional_args, "reduce_max"
-    )
+    shape = _kept_shape("reduce_max", x, disable_positional_args, output_shape, reduced_dim)
     return _extreme(x, shape, "MAX", name, "reduce_max")
 
 
@@ -388,9 +342,7 @@ def reduce_min(
     >>> print(mtf.reduce_min(x).numpy(), mtf.reduce_min(x, output_shape="row:2").numpy())
     1.0 [1. 3.]
     """
-    shape = _reduction_output_shape(
-        x, output_shape, reduced_dim, disable_positional_args, "reduce_min"
-    )
+    shape = _kept_shape("reduce_min", x, disable_positional_args, output_shape, reduced_dim)
     return _extreme(x, shape, "MIN", name, "reduce_min")
 
 
@@ -408,9 +360,7 @@ def reduce_all(
     >>> print(mtf.reduce_all(x).numpy(), mtf.reduce_all(x, output_shape="row:2").numpy())
     False [False  True]
     """
-    shape = _reduction_output_shape(
-        x, output_shape, reduced_dim, disable_positional_args, "reduce_all"
-    )
+    shape = _kept_shape("reduce_all", x, disable_positional_args, output_shape, reduced_dim)
     # Collectives reduce numbers, not booleans.
     y = _extreme(mtf.to_float(x), shape, "MIN", name, "reduce_all")
     return mtf.cast(y, tf.bool)
@@ -430,9 +380,7 @@ def reduce_any(
     >>> print(mtf.reduce_any(x).numpy(), mtf.reduce_any(x, output_shape="row:2").numpy())
     True [ True  True]
     """
-    shape = _reduction_output_shape(
-        x, output_shape, reduced_dim, disable_positional_args, "reduce_any"
-    )
+    shape = _kept_shape("reduce_any", x, disable_positional_args, output_shape, reduced_dim)
     # The maximum of no numbers is -inf, which would be true; their minimum, inf, is right for all.
     if not x.size and shape.size:
         return mtf.cast(mtf.zeros(x.mesh, shape), tf.bool)

@@ -11,14 +11,18 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops as mtf
 from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.graph import leaves_no_node
-from mesh_tensorflow._core.interfaces import LaidOutLike
 from mesh_tensorflow._core.layout import uneven_names
-from mesh_tensorflow._core.operation import Collective, Cost, Operation, gradient_of_output
+from mesh_tensorflow._core.operation import (
+    Cost,
+    LaidOutLike,
+    Operation,
+    allreduces,
+    gradient_of_output,
+)
 from mesh_tensorflow._core.shape import Dimension
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow._mesh.slice_functions import add_entries, constant, within_part
-from mesh_tensorflow.ops._contractions.reduce_broadcast import cost_along
 from mesh_tensorflow.ops._source import check_dimension, coordinate_along
 from mesh_tensorflow.ops._variables.variable import computed_in_float32
 
@@ -54,14 +58,16 @@ class _AlongDimension(Operation):
 
     _flops_per_element = 8
     takes_padding = True
+    costs_by = ("_dim",)
 
     def filling(self, x: Tensor) -> tuple[Collection[Dimension], float]:
         """Returns its dimension, along which 0 adds nothing."""
         return [self._dim], 0
 
-    def _set_dimension(self, x: Tensor, dim: Dimension) -> None:
+    def __init__(self, xs: Sequence[Tensor], dim: Dimension, name: str):
+        super().__init__(xs, name=name)
         self._dim = dim
-        self._axis = x.shape.dims.index(dim)
+        self._axis = xs[0].shape.dims.index(dim)
 
     def _mean(self, mesh_impl: MeshImpl, value: LaidOutLike) -> LaidOutLike:
         mesh_axis = mesh_impl.splitting_axis(self._dim)
@@ -79,11 +85,12 @@ class _AlongDimension(Operation):
         )
         return mesh_impl.allreduce(local, [mesh_axis], "SUM")
 
-    def cost_key(self) -> Dimension:
-        return self._dim
-
     def cost(self, mesh_impl: MeshImpl) -> Cost:
-        return cost_along(self, mesh_impl, self._dim, self._flops_per_element)
+        """The elementwise work, and two allreduces if the dimension is split."""
+        base, y = super().cost(mesh_impl), self._outputs[0]
+        axes = mesh_impl.splitting_axes([self._dim])
+        moved = allreduces(mesh_impl, y.shape - self._dim, y.dtype, axes, times=2)
+        return Cost(base.flops * self._flops_per_element, base.bytes, moved)
 
 
 class SoftmaxOperation(_AlongDimension):
@@ -97,8 +104,7 @@ class SoftmaxOperation(_AlongDimension):
 
     def __init__(self, x: Tensor, reduced_dim: Dimension, log: bool, name: str):
         _check_floating(name, x, reduced_dim)
-        super().__init__([x], name=name)
-        self._set_dimension(x, reduced_dim)
+        super().__init__([x], reduced_dim, name)
         self._log = log
         self._outputs = [Tensor(self, x.shape, x.dtype)]
 
@@ -250,18 +256,13 @@ def softmax(
 _CROSS_ENTROPY_FLOPS_PER_ELEMENT = 4
 
 
-def _cost(op: Operation, mesh_impl: MeshImpl) -> Cost:
-    base = Operation.cost(op, mesh_impl)
-    # Of the logits: the base class counts outputs, and the outputs of the loss lack the vocabulary.
-    elements = mesh_impl.laid_out_size(op.inputs[0].shape)
-    return Cost(_CROSS_ENTROPY_FLOPS_PER_ELEMENT * elements, base.bytes)
-
-
 class _OfIds(Operation):
     """What operations on logits [..., vocab] and ids [...] have in common."""
 
     _dim: Dimension
+    _reductions = 0  # over the ids: how many numbers for each row
     takes_padding = True
+    costs_by = ("_dim",)
 
     def filling(self, x: Tensor) -> tuple[Collection[Dimension], float]:
         """Returns the dimension of ids of the logits, along which minus infinity has no share."""
@@ -286,6 +287,15 @@ class _OfIds(Operation):
         # By the whole vocabulary: `within_part` asks only for the slice of one processor.
         return tf.logical_and(ids >= 0, ids < constant(self._dim.size, ids.dtype))
 
+    def cost(self, mesh_impl: MeshImpl) -> Cost:
+        """The elementwise work, and allreduces of what is reduced, if the vocabulary is split."""
+        y, axes = self._outputs[0], mesh_impl.splitting_axes([self._dim])
+        moved = allreduces(mesh_impl, y.shape, y.dtype, axes, self._reductions)
+        # Of the logits: the base class counts outputs, and those of the loss lack the vocabulary.
+        elements = mesh_impl.laid_out_size(self._inputs[0].shape)
+        flops = _CROSS_ENTROPY_FLOPS_PER_ELEMENT * elements
+        return Cost(flops, super().cost(mesh_impl).bytes, moved)
+
 
 def _places(ids: tf.Tensor) -> tf.Tensor:
     """Returns the positions (row, id) of a matrix."""
@@ -298,6 +308,8 @@ class CrossEntropyOperation(_OfIds):
     The first output is 0 for ids out of range. Equal to `log_softmax` at the ids, but neither
     probabilities nor one-hots of the size of the logits are stored for the gradient.
     """
+
+    _reductions = 3  # the maximum, the sum, and the logit at the id
 
     def __init__(
         self, logits: Tensor, ids: Tensor, vocab_dim: Dimension, name: Optional[str] = None
@@ -368,22 +380,6 @@ class CrossEntropyOperation(_OfIds):
         # log(sum of exp(x)) = log(sum of exp(x - most)) + most.
         log_z = mesh_impl.slicewise(lambda t, m: tf.reshape(tf.log(t) + m, sizes), total, most)
         lowering.set_tensor_lowering(self.outputs[1], log_z)
-
-    def cost(self, mesh_impl: MeshImpl) -> Cost:
-        """The elementwise work, and three allreduces if the vocabulary is split."""
-        y = self._outputs[0]
-        axis = mesh_impl.mesh_axis(self._dim)
-        collectives: tuple[Collective, ...] = ()
-        if axis is not None:
-            n = mesh_impl.laid_out_size(y.shape)
-            # Of the maximum, of the sum, and of the logits at the ids.
-            collectives = (Collective("allreduce", (axis,), n, n * y.dtype.size),) * 3
-        base = _cost(self, mesh_impl)
-        return Cost(base.flops, base.bytes, collectives)
-
-    def cost_key(self) -> Dimension:
-        """The dimension of ids."""
-        return self._dim
 
 
 class CrossEntropyGradientOperation(_OfIds):
@@ -465,22 +461,13 @@ class CrossEntropyGradientOperation(_OfIds):
 
         self._lower_slices(lowering, fn, *coordinate_along(mesh_impl, self._dim))
 
-    def cost(self, mesh_impl: MeshImpl) -> Cost:
-        """The elementwise work."""
-        return _cost(self, mesh_impl)
-
-    def cost_key(self) -> Dimension:
-        """The dimension of ids."""
-        return self._dim
-
 
 class NormalizeOperation(_AlongDimension):
     """(x - mean) / sqrt(variance + epsilon); the second output is 1 / sqrt(variance + epsilon)."""
 
     def __init__(self, x: Tensor, dim: Dimension, epsilon: float):
         check_dimension("normalize", x, dim)
-        super().__init__([x], name="normalize")
-        self._set_dimension(x, dim)
+        super().__init__([x], dim, "normalize")
         self._epsilon = epsilon
         # Of size 1 in the place of the dimension, so that slices of the two broadcast by position.
         self._factor_dim = Dimension("_one", 1)
@@ -527,8 +514,7 @@ class NormalizeGradOperation(_AlongDimension):
     """factor * (dy - mean(dy) - y * mean(dy * y))."""
 
     def __init__(self, y: Tensor, factor: Tensor, dy: Tensor, dim: Dimension):
-        super().__init__([y, factor, dy], name="normalize_grad")
-        self._set_dimension(y, dim)
+        super().__init__([y, factor, dy], dim, "normalize_grad")
         self._outputs = [Tensor(self, y.shape, y.dtype)]
 
     def _unsplittable(self) -> Sequence[str]:

@@ -9,9 +9,9 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops as mtf
 from mesh_tensorflow._core.graph import leaves_no_node
-from mesh_tensorflow._core.operation import Cost, Operation, Partial, PartialSums, PendingSums
+from mesh_tensorflow._core.operation import Operation, Partial, PartialSums, PendingSums
 from mesh_tensorflow._core.tensor import Tensor, is_differentiable
-from mesh_tensorflow._mesh.mesh_impl import LazyAllreduceSum, MeshImpl
+from mesh_tensorflow._mesh.mesh_impl import MeshImpl, summands_of
 from mesh_tensorflow.ops._variables.assign import Assign, ReadVariable, note_read
 from mesh_tensorflow.ops._variables.variable import Variable
 
@@ -92,10 +92,9 @@ class Depend(Operation):
             seen.add(op)
             if isinstance(op, Assign) and variable in op.variables:
                 return True
-            rest += [x.operation for x in op.inputs]
-            if isinstance(op, Depend):
-                # What it waits for comes before it, and is no input of it.
-                rest += [d.operation if isinstance(d, Tensor) else d for d in op._dependencies]
+            # What it waits for comes before it, too.
+            sources = (*op.inputs, *op.dependencies)
+            rest += [d.operation if isinstance(d, Tensor) else d for d in sources]
         return False
 
     def lower(self, lowering: mtf.Lowering) -> None:
@@ -114,14 +113,11 @@ class Depend(Operation):
                 if done is None or _can_be_waited_for(done):
                     waits.append(done)
             else:
-                value = lowering.tensors[d]
-                if isinstance(value, LazyAllreduceSum) and not value.is_summed:
-                    # Of a partial sum it waits for the summands: an order alone asks for no
-                    # allreduce; and one in a loop, of a sum from outside, would be of no use there.
-                    value = value.laid_out_input
+                # Of a partial sum it waits for the summands: an order alone asks for no allreduce;
+                # and one in a loop, of a sum from outside, would be of no use there.
                 # All slices, of all processors: a processor may not read a variable again while
                 # others still have to assign to theirs.
-                waits.extend(value.to_laid_out_tensor().all_slices)
+                waits.extend(summands_of(lowering.tensors[d]).all_slices)
         x, y = lowering.tensors[self.inputs[0]], self.outputs[0]
         variable = self.reads()
         with tf.control_dependencies(waits):
@@ -171,12 +167,33 @@ def depend(x: Tensor, dependencies: Sequence[Union[Tensor, Operation]]) -> Tenso
     return Depend(x, dependencies).outputs[0]
 
 
-class StopGradient(Operation):
+class _PassesOn(Operation):
+    """Outputs that are inputs, the last ones."""
+
+    takes_padding = True
+    costs_nothing = True
+    costs_by = ()
+    delays_sums = 1
+
+    def lower(self, lowering: mtf.Lowering) -> None:
+        """Passes the values on, as they are."""
+        for y, x in self.passes_on(()).items():
+            lowering.set_tensor_lowering(y, lowering.tensors[x])
+
+    def passes_on(self, split: Collection[str]) -> dict[Tensor, Tensor]:
+        """Each output is an input."""
+        return dict(zip(self.outputs, self.inputs[-len(self._outputs) :]))
+
+    def partial_sums(self, mesh_impl: MeshImpl, pending: PendingSums) -> PartialSums:
+        """An output is the partial sum that the input is: the first use of either is charged."""
+        pairs = self.passes_on(()).items()
+        return {y: Partial(pending[x], x) for y, x in pairs if x in pending}
+
+
+class StopGradient(_PassesOn):
     """The same value, without a gradient."""
 
     works_by_name = True
-    takes_padding = True
-    delays_sums = 1
 
     def __init__(self, x: Tensor, name: Optional[str] = None):
         """Creates the operation; see `stop_gradient`."""
@@ -187,28 +204,6 @@ class StopGradient(Operation):
     def has_gradient(self) -> bool:
         """False."""
         return False
-
-    def lower(self, lowering: mtf.Lowering) -> None:
-        """Passes the value on, as it is."""
-        lowering.set_tensor_lowering(self.outputs[0], lowering.tensors[self.inputs[0]])
-
-    def cost(self, mesh_impl: MeshImpl) -> Cost:
-        """Free: nothing is computed."""
-        return Cost()
-
-    def cost_key(self) -> None:
-        """All cost nothing."""
-        return None
-
-    def passes_on(self, split: Collection[str]) -> dict[Tensor, Tensor]:
-        """The output is the input."""
-        return {self.outputs[0]: self.inputs[0]}
-
-    def partial_sums(self, mesh_impl: MeshImpl, pending: PendingSums) -> PartialSums:
-        """The output is the partial sum that the input is: the first use of either is charged."""
-        return {
-            y: Partial(pending[x], x) for x, y in zip(self.inputs, self.outputs) if x in pending
-        }
 
 
 def stop_gradient(x: Tensor) -> Tensor:
@@ -222,11 +217,8 @@ def stop_gradient(x: Tensor) -> Tensor:
     return StopGradient(x).outputs[0]
 
 
-class CustomGradientOperation(Operation):
-    """The outputs of a function with a custom gradient."""
-
-    takes_padding = True
-    delays_sums = 1
+class CustomGradientOperation(_PassesOn):
+    """The outputs of a function with a custom gradient, whose operations stand in the graph."""
 
     def __init__(
         self,
@@ -289,11 +281,6 @@ class CustomGradientOperation(Operation):
         # Nothing flows into the function's own operations: what the user gave stands for all of it.
         return result + [None] * len(self._fn_outputs)
 
-    def lower(self, lowering: mtf.Lowering) -> None:
-        """Passes on what the function returned."""
-        for x, y in zip(self.inputs[len(self._all_inputs) :], self.outputs):
-            lowering.set_tensor_lowering(y, lowering.tensors[x])
-
     def cloned_from(self, original: Operation, mapping: Mapping[Tensor, Tensor]) -> None:
         """Replaces the forward operations by their copies; see Operation."""
         # What has no copy, such as a random operation, is shared with the original.
@@ -302,23 +289,6 @@ class CustomGradientOperation(Operation):
             for op in self._forward_operations
         ]
 
-    def cost(self, mesh_impl: MeshImpl) -> Cost:
-        """Free: the function's operations stand in the graph themselves."""
-        return Cost()
-
-    def cost_key(self) -> None:
-        """All cost nothing."""
-        return None
-
-    def passes_on(self, split: Collection[str]) -> dict[Tensor, Tensor]:
-        """Each output is what the function returned."""
-        return dict(zip(self.outputs, self.inputs[len(self._all_inputs) :]))
-
-    def partial_sums(self, mesh_impl: MeshImpl, pending: PendingSums) -> PartialSums:
-        """Each output is the partial sum that what the function returned is."""
-        inner = self.inputs[len(self._all_inputs) :]
-        return {y: Partial(pending[x], x) for x, y in zip(inner, self.outputs) if x in pending}
-
 
 def external_inputs(operations: Sequence[Operation], known: Sequence[Tensor]) -> list[Tensor]:
     """Returns the inputs of operations that are neither their outputs nor in `known`."""
@@ -326,12 +296,7 @@ def external_inputs(operations: Sequence[Operation], known: Sequence[Tensor]) ->
     for op in operations:
         seen.update(op.outputs)
     # A dictionary, as the order of a set of objects differs from run to run.
-    found: dict[Tensor, None] = {}
-    for op in operations:
-        for x in op.inputs:
-            if x not in seen:
-                found[x] = None
-    return list(found)
+    return list(dict.fromkeys(x for op in operations for x in op.inputs if x not in seen))
 
 
 def distinct_tensors(xs: Sequence[Tensor]) -> list[Tensor]:

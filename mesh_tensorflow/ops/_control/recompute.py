@@ -4,29 +4,23 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any, Optional, TypeGuard, Union
+from typing import Any, Optional, Union
 
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops as mtf
 from mesh_tensorflow._core.errors import dims_text
-from mesh_tensorflow._core.interfaces import LaidOutLike
 from mesh_tensorflow._core.layout import LayoutRules, convert_to_layout_rules
 from mesh_tensorflow._core.operation import (
-    Cost,
     Operation,
     Partial,
     PartialSums,
     PendingSums,
     with_inner_operations,
 )
-from mesh_tensorflow._core.shape import Shape, convert_to_shape
+from mesh_tensorflow._core.shape import Dimension, Shape, convert_to_shape
 from mesh_tensorflow._core.tensor import Tensor, is_differentiable
-from mesh_tensorflow._mesh.mesh_impl import (
-    LazyAllreduceSum,
-    MeshImpl,
-    convert_args_to_laid_out_tensors,
-)
+from mesh_tensorflow._mesh.mesh_impl import MeshImpl, is_pending, summands_of
 from mesh_tensorflow.ops._control.control import custom_gradient, external_inputs
 from mesh_tensorflow.ops._control.while_loop import WhileLoopOperation
 
@@ -132,17 +126,14 @@ class RecomputeBudget:
         size = 1
         for dim in x.shape:
             axis = self._layout.mesh_axis(dim, self._mesh_shape)
-            if axis is None:
-                size *= dim.size
-                continue
-            parts = self._mesh_shape[axis].size
-            if dim.size % parts:
+            mesh_dim = Dimension("", 1) if axis is None else self._mesh_shape[axis]
+            if dim.size % mesh_dim.size:
                 raise ValueError(
                     f"RecomputeBudget: {dims_text([dim])} of {x.name} is split over "
-                    f"{dims_text([self._mesh_shape[axis]])}, which does not divide it; change the "
+                    f"{dims_text([mesh_dim])}, which does not divide it; change the "
                     "layout or the size"
                 )
-            size *= dim.size // parts
+            size *= dim.size // mesh_dim.size
         return size * x.dtype.size
 
 
@@ -163,6 +154,8 @@ class DelayOperation(Operation):
     """Inputs that wait for gradients, to delay recomputation."""
 
     takes_padding = True
+    costs_nothing = True
+    costs_by = ()
     delays_sums = 1
 
     def __init__(self, xs: Sequence[Tensor], after: Sequence[Tensor]):
@@ -173,14 +166,6 @@ class DelayOperation(Operation):
     def gradient(self, grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Optional[Tensor]]:
         """Passes gradients on; nothing flows to what is waited for."""
         return [*grad_ys, *[None] * (len(self.inputs) - self._num)]
-
-    def cost(self, mesh_impl: MeshImpl) -> Cost:
-        """Free: nothing is computed."""
-        return Cost()
-
-    def cost_key(self) -> None:
-        """All cost nothing."""
-        return None
 
     def partial_sums(self, mesh_impl: MeshImpl, pending: PendingSums) -> PartialSums:
         """Each output is partial as its input is, where control dependencies order operations."""
@@ -194,11 +179,8 @@ class DelayOperation(Operation):
         mesh_impl = lowering.mesh_impl(self)
         wait = mesh_impl.supports_control_dependencies
         values = [lowering.tensors[x] for x in self.inputs]
-        pending = [v if wait and _is_pending(v) else None for v in values]
-        slices = convert_args_to_laid_out_tensors(
-            v if p is None else p.laid_out_input for v, p in zip(values, pending)
-        )
-        xs, after = slices[: self._num], slices[self._num :]
+        slices = [summands_of(v) if wait else v.to_laid_out_tensor() for v in values]
+        after = slices[self._num :]
 
         def late(x: tf.Tensor, *dys: tf.Tensor) -> tf.Tensor:
             if wait:
@@ -211,16 +193,11 @@ class DelayOperation(Operation):
             never = tf.equal(total * 1e-30, 1e30)
             return tf.where_v2(never, tf.zeros([], x.dtype), x)
 
-        for y, x, p in zip(self.outputs, xs, pending):
-            value = mesh_impl.slicewise(late, x, *after)
-            if p is not None:
-                # Still pending: what reads the delayed value may add it to other partial sums.
-                value = LazyAllreduceSum(mesh_impl, value, p.mesh_axes, p.add_counter_fn)
-            lowering.set_tensor_lowering(y, value)
-
-
-def _is_pending(value: LaidOutLike) -> TypeGuard[LazyAllreduceSum]:
-    return isinstance(value, LazyAllreduceSum) and not value.is_summed
+        for y, x, value in zip(self.outputs, slices, values):
+            delayed = mesh_impl.slicewise(late, x, *after)
+            # Still pending: what reads the delayed value may add it to other partial sums.
+            pending = wait and is_pending(value)
+            lowering.set_tensor_lowering(y, value.with_summands(delayed) if pending else delayed)
 
 
 def wait_for(xs: Sequence[Tensor], after: Sequence[Tensor]) -> list[Tensor]:
@@ -232,15 +209,6 @@ def wait_for(xs: Sequence[Tensor], after: Sequence[Tensor]) -> list[Tensor]:
     """
     # Without gradients to wait for, an operation would only make copies.
     return DelayOperation(xs, after).outputs if xs and after else list(xs)
-
-
-def _after_others(
-    grads: Sequence[Optional[Tensor]], others: Sequence[Optional[Tensor]]
-) -> list[Optional[Tensor]]:
-    """Returns gradients that are computed only after others."""
-    after = [dx for dx in others if dx is not None]
-    late = iter(wait_for([dx for dx in grads if dx is not None], after))
-    return [None if dx is None else next(late) for dx in grads]
 
 
 def computed_again(
@@ -414,10 +382,12 @@ def recompute_grad(
         return in_order(computed_again(forward_operations, mapping, ys, all_inputs, given)[1])
 
     def in_order(grads: Sequence[Optional[Tensor]]) -> Sequence[Optional[Tensor]]:
-        num = len(explicit_inputs)
-        if control_dependencies:
-            # Preceding operations wait for these, so activations are not kept for weight gradients.
-            return [*_after_others(grads[:num], grads[num:]), *grads[num:]]
-        return grads
+        if not control_dependencies:
+            return grads
+        own, others = grads[: len(explicit_inputs)], grads[len(explicit_inputs) :]
+        # Preceding operations wait for these, so activations are not kept for weight gradients.
+        after = [dx for dx in others if dx is not None]
+        late = iter(wait_for([dx for dx in own if dx is not None], after))
+        return [*(None if dx is None else next(late) for dx in own), *others]
 
     return custom_gradient(fn, grad_fn, explicit_inputs)

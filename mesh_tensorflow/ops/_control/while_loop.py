@@ -15,15 +15,12 @@ from mesh_tensorflow._core.operation import (
     Cost,
     Loop,
     Operation,
-    Partial,
-    PartialSums,
-    PendingSums,
     with_inner_operations,
 )
 from mesh_tensorflow._core.placement import sums_of, walk
 from mesh_tensorflow._core.shape import Shape
 from mesh_tensorflow._core.tensor import Tensor, check_tensors, is_differentiable
-from mesh_tensorflow._mesh.mesh_impl import LazyAllreduceSum, MeshImpl
+from mesh_tensorflow._mesh.mesh_impl import LazyAllreduceSum, MeshImpl, is_pending
 from mesh_tensorflow._mesh.random_values import fold_key
 from mesh_tensorflow._mesh.slice_functions import inside_loop
 from mesh_tensorflow.ops._control.control import Depend, external_inputs
@@ -115,7 +112,7 @@ class LoopState:
             value = lowering.tensors[y]
             if self._summands[i]:
                 # Lowering has left pending what was predicted to be.
-                assert isinstance(value, LazyAllreduceSum) and not value.is_summed
+                assert is_pending(value)
                 self._partial[i] = (value.mesh_axes, value.add_counter_fn)
                 value = value.laid_out_input
             if i >= self._num_vars:
@@ -201,23 +198,44 @@ class Tape:
         """Sets the lowered values of the Tensors to those saved at `index`."""
         flat = [array.read(index) for array in arrays]
         # Their numbers are known since `write`: the forward loop is lowered before its gradient.
-        for t, x in zip(flat, self._flat_tensors(), strict=True):
+        flat_tensors = [x for x, n in zip(self._tensors, self._state._counts) for _ in range(n)]
+        for t, x in zip(flat, flat_tensors, strict=True):
             t.set_shape(self._mesh_impl.slice_shape(x.shape))
         for x, value in zip(self._tensors, self._state.unflatten(flat)):
             lowering.set_tensor_lowering(x, value)
 
-    def _flat_tensors(self) -> list[Tensor]:
-        return [x for x, n in zip(self._tensors, self._state._counts) for _ in range(n)]
+
+class _LoopOperation(Operation):
+    """What a loop and its gradient have in common."""
+
+    takes_padding = True
+
+    @property
+    def loop(self) -> Loop:
+        """Its contents; see Operation."""
+        raise NotImplementedError(f"{type(self).__name__} has no loop")
+
+    def cost(self, mesh_impl: MeshImpl) -> Cost:
+        """Returns the cost of one iteration; the number of iterations is unknown."""
+        inner = walk(self.loop.operations, mesh_impl, self.loop.needed).costs
+        return sum((cost for _, cost in inner), Cost())
+
+    def begun_sums(self, mesh_impl: MeshImpl) -> dict[Tensor, tuple[int, ...]]:
+        """What is summed over iterations is partial as it is within one."""
+        loop = self.loop
+        inner = sums_of(loop.operations, mesh_impl)
+        return {y: inner.pending_axes(x) for y, x in loop.sums}
 
 
-class WhileGradientOperation(Operation):
+class WhileGradientOperation(_LoopOperation):
     """Propagates gradients of the loop variables backward, and sums those of other inputs.
 
     An iteration reads values from the forward loop's tape, recomputes the body and computes its
     gradient.
-    """
 
-    takes_padding = True
+    Attributes:
+      input_gradients: the gradient of each input of the forward loop, or None.
+    """
 
     def __init__(self, forward: WhileLoopOperation, grad_ys: Sequence[Optional[Tensor]]):
         """Creates the operation.
@@ -256,14 +274,14 @@ class WhileGradientOperation(Operation):
         results = back + [g for _, g in summed]
         needed = _needed(forward.body_operations, grad_ops, results, set(forward.taped()))
         known = [*forward.taped(), *carried, *(y for op in needed for y in op.outputs)]
-        inputs = first + [dys[len(floating) + k] for k in range(len(sums))]
+        inputs = first + dys[len(floating) :]
         inputs += [x for x in external_inputs(needed + grad_ops, known) if x not in inputs]
         # Inputs that the tape depends on, so that a second gradient reaches this loop.
         inputs += [x for x in forward.inputs if x not in inputs]
         super().__init__(inputs, name="while_gradient")
         self._forward = forward
         self._carried = carried
-        self._results = back + [g for _, g in summed]
+        self._results = results
         self._operations = needed + grad_ops
         self._outputs = [
             Tensor(self, x.shape, x.dtype, index=i) for i, x in enumerate(self._results)
@@ -271,14 +289,10 @@ class WhileGradientOperation(Operation):
         sums_out = self._outputs[len(back) :]
         by_input: dict[Tensor, Tensor] = {x: y for (x, _), y in zip(summed, sums_out)}
         gradient_of_var = dict(zip(floating, self._outputs))
-        self._input_gradients: list[Optional[Tensor]] = [
-            gradient_of_var.get(i) for i in range(n)
-        ] + [by_input.get(x) for x in forward.inputs[n:]]
-
-    @property
-    def input_gradients(self) -> list[Optional[Tensor]]:
-        """The gradient of each input of the forward loop, or None."""
-        return self._input_gradients
+        self.input_gradients: list[Optional[Tensor]] = [
+            *(gradient_of_var.get(i) for i in range(n)),
+            *(by_input.get(x) for x in forward.inputs[n:]),
+        ]
 
     @property
     def loop(self) -> Loop:
@@ -330,20 +344,6 @@ class WhileGradientOperation(Operation):
         for y, value in zip(self.outputs, state.last(flat)):
             lowering.set_tensor_lowering(y, value)
 
-    def cost(self, mesh_impl: MeshImpl) -> Cost:
-        """Returns the cost of one iteration; the number of iterations is unknown."""
-        inner = walk(self._operations, mesh_impl, self._results[: len(self._carried)]).costs
-        return sum((cost for _, cost in inner), Cost())
-
-    def partial_sums(self, mesh_impl: MeshImpl, pending: PendingSums) -> PartialSums:
-        """Accumulated gradients are partial as they are within an iteration."""
-        if pending:
-            return None
-        inner = sums_of(self._operations, mesh_impl)
-        n = len(self._carried)
-        axes = {y: inner.pending_axes(x) for y, x in zip(self.outputs[n:], self._results[n:])}
-        return {y: Partial(a) for y, a in axes.items() if a}
-
 
 def _needed(
     body: Sequence[Operation],
@@ -366,20 +366,21 @@ def _needed(
         if op in loops or any(y in wanted for y in op.outputs):
             found.append(op)
             wanted.update(op.inputs)
-            if isinstance(op, Depend):
-                # What it waits for is of the forward loop else, which the gradient cannot wait for.
-                wanted.update(d for d in op.dependencies if isinstance(d, Tensor))
+            # What it waits for is of the forward loop else, which the gradient cannot wait for.
+            wanted.update(d for d in op.dependencies if isinstance(d, Tensor))
     return found[::-1]
 
 
-class WhileLoopOperation(Operation):
+class WhileLoopOperation(_LoopOperation):
     """A loop whose condition and body are built once, as lists of operations.
 
     Attributes:
+      num_vars: the number of loop variables.
+      placeholders: the loop variables inside the body.
+      body_outputs: the outputs of the body.
+      body_operations: the operations of the body.
       keeps_tape: whether it keeps values of each iteration, for its gradient.
     """
-
-    takes_padding = True
 
     def __init__(
         self,
@@ -424,11 +425,11 @@ class WhileLoopOperation(Operation):
         ]
         super().__init__(inputs + external, name=name)
         self._cond_ops = cond_ops
-        self._body_ops = body_ops
-        self._num_vars = len(inputs)
-        self._placeholders = placeholders
+        self.body_operations = body_ops
+        self.num_vars = len(inputs)
+        self.placeholders = placeholders
         self._cond_output = cond_output
-        self._body_outputs = outputs
+        self.body_outputs = outputs
         self._tf_kwargs = dict(tf_kwargs or {})
         # TensorFlow's own gradient of the lowered loop would keep all its values, and knows no
         # layouts.
@@ -437,33 +438,13 @@ class WhileLoopOperation(Operation):
         self._outputs = [Tensor(self, y.shape, y.dtype, index=i) for i, y in enumerate(outputs)]
 
     @property
-    def num_vars(self) -> int:
-        """Number of loop variables."""
-        return self._num_vars
-
-    @property
-    def placeholders(self) -> list[Tensor]:
-        """The loop variables inside the body."""
-        return self._placeholders
-
-    @property
-    def body_outputs(self) -> list[Tensor]:
-        """The outputs of the body."""
-        return self._body_outputs
-
-    @property
-    def body_operations(self) -> list[Operation]:
-        """The operations of the body."""
-        return self._body_ops
-
-    @property
     def loop(self) -> Loop:
         """The condition and the body; see Operation."""
-        n = self._num_vars
+        n = self.num_vars
         return Loop(
-            self._cond_ops + self._body_ops,
-            [self._cond_output, *self._body_outputs[:n]],
-            list(zip(self.outputs[n:], self._body_outputs[n:])),
+            self._cond_ops + self.body_operations,
+            [self._cond_output, *self.body_outputs[:n]],
+            list(zip(self.outputs[n:], self.body_outputs[n:])),
             self.iterations,
             self.taped() if self.keeps_tape else [],
             None,
@@ -476,11 +457,11 @@ class WhileLoopOperation(Operation):
         return max(1, int(most)) if isinstance(most, numbers.Integral) else 1
 
     def _dimension_names(self) -> frozenset[str]:
-        inner = (n for op in self._body_ops for n in op._dimension_names())
+        inner = (n for op in self.body_operations for n in op._dimension_names())
         return super()._dimension_names() | frozenset(inner)
 
     def _unsplittable(self) -> Sequence[str]:
-        return [n for op in self._body_ops for n in op.unsplittable_dims]
+        return [n for op in self.body_operations for n in op.unsplittable_dims]
 
     def needs_whole(self, mesh_impl: MeshImpl) -> Collection[str]:
         """Returns nothing: each of the inner operations is asked itself."""
@@ -488,18 +469,18 @@ class WhileLoopOperation(Operation):
 
     def cloned_from(self, original: Operation, mapping: Mapping[Tensor, Tensor]) -> None:
         """Replaces outer tensors in the body by their copies; see Operation."""
-        outer = {x: mapping[x] for x in original.inputs[self._num_vars :] if x in mapping}
+        outer = {x: mapping[x] for x in original.inputs[self.num_vars :] if x in mapping}
         if not outer:
             return
         # Copies are added to the graph, but these belong into the body: they are taken out again.
         (clones, mapped), _ = self.graph.take_operations(
-            lambda: self.graph.clone_operations(self._cond_ops + self._body_ops, outer)
+            lambda: self.graph.clone_operations(self._cond_ops + self.body_operations, outer)
         )
         clone_of = {clone.original: clone for clone in clones}
         self._cond_ops = [clone_of.get(op, op) for op in self._cond_ops]
-        self._body_ops = [clone_of.get(op, op) for op in self._body_ops]
+        self.body_operations = [clone_of.get(op, op) for op in self.body_operations]
         self._cond_output = mapped.get(self._cond_output, self._cond_output)
-        self._body_outputs = [mapped.get(y, y) for y in self._body_outputs]
+        self.body_outputs = [mapped.get(y, y) for y in self.body_outputs]
 
     # -- gradient
 
@@ -507,13 +488,13 @@ class WhileLoopOperation(Operation):
         """Returns the Tensors of each iteration that are saved for its gradient."""
         # The variables of an iteration determine all its other values but the random ones, and what
         # it read of variables that may have changed since, so these are enough to compute it again.
-        drawn = [y for op in self._body_ops if _is_drawn_or_read(op) for y in op.outputs]
-        return self._placeholders + drawn
+        drawn = [y for op in self.body_operations if _is_drawn_or_read(op) for y in op.outputs]
+        return self.placeholders + drawn
 
     def gradient(self, unused_grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Optional[Tensor]]:
         """Returns the gradients by a loop in reverse order, and has this one keep a tape."""
         # The tape has one value of a Tensor for each iteration, and an inner loop draws several.
-        for op in self._body_ops:
+        for op in self.body_operations:
             if isinstance(op, WhileLoopOperation) and op.random_operations():
                 raise NotImplementedError(
                     f"{self.name}: no gradient of a loop in a loop that makes random values; "
@@ -526,10 +507,10 @@ class WhileLoopOperation(Operation):
 
     def _check_inner_reads(self) -> None:
         """Raises NotImplementedError for reads in inner loops, which no tape keeps."""
-        everything = list(with_inner_operations([*self.graph.operations, *self._body_ops]))
+        everything = list(with_inner_operations([*self.graph.operations, *self.body_operations]))
         # What nothing assigns to has the same value in all iterations, and when it is read again.
         assigned = {v for op in everything if isinstance(op, Assign) for v in op.variables}
-        for loop in self._body_ops:
+        for loop in self.body_operations:
             for op in with_inner_operations(loop.inner_operations):
                 if isinstance(op, ReadVariable) and op.variable in assigned:
                     raise NotImplementedError(
@@ -543,15 +524,15 @@ class WhileLoopOperation(Operation):
     def lower(self, lowering: mtf.Lowering) -> None:
         """Lowers to a tf.while_loop over the slices of the loop variables."""
         mesh_impl = lowering.mesh_impl(self)
-        n = self._num_vars
+        n = self.num_vars
         inputs = [lowering.tensors[x].to_laid_out_tensor() for x in self.inputs[:n]]
         # Pending sums are computed before the loop: within, they would be in each iteration, and
         # uses after it would be given a tf.Tensor of the body.
         for x in self.inputs[n:]:
             lowering.tensors[x].to_laid_out_tensor()
-        sums = sums_of(self._body_ops, lowering.requested_impl(self))
-        partial = {y for y in self._body_outputs if sums.pending_axes(y)}
-        state = LoopState(mesh_impl, self._body_outputs, n, partial)
+        sums = sums_of(self.body_operations, lowering.requested_impl(self))
+        partial = {y for y in self.body_outputs if sums.pending_axes(y)}
+        state = LoopState(mesh_impl, self.body_outputs, n, partial)
         tape = Tape(mesh_impl, self.taped()) if self.keeps_tape else None
         keys = self._random_keys(lowering)
         # A copy, since lowering the body forgets these, and notes its own.
@@ -570,7 +551,7 @@ class WhileLoopOperation(Operation):
             lowering.assigned.clear()  # what is outside cannot wait for what is in here
             lowering.random_keys.update({op: fold_key(key, index) for op, key in keys.items()})
             with inside_loop():
-                lowering.lower_operations(self._body_ops)
+                lowering.lower_operations(self.body_operations)
                 flat = state.flatten(state.next(lowering, values))
                 if tape is not None:
                     arrays = tape.write(lowering, arrays, index)
@@ -608,17 +589,17 @@ class WhileLoopOperation(Operation):
 
     def _earlier_assignments(self, lowering: mtf.Lowering) -> list[tf.Operation]:
         """Returns what the loop waits for, if it assigns to variables, or reads them."""
-        found: dict[Variable, None] = {}
-        for op in with_inner_operations(self._cond_ops + self._body_ops):
+        used: dict[Variable, None] = {}
+        for op in with_inner_operations(self._cond_ops + self.body_operations):
             if isinstance(op, Assign):
-                found.update(dict.fromkeys(op.variables))
+                used.update(dict.fromkeys(op.variables))
             elif isinstance(op, ReadVariable):
-                found[op.variable] = None
-        return earlier_assignments(lowering, list(found)) if found else []
+                used[op.variable] = None
+        return earlier_assignments(lowering, list(used)) if used else []
 
     def _effects(self, lowering: mtf.Lowering) -> list[Operation]:
         """Returns the operations of the body that do something besides computing."""
-        return [op for op in self._body_ops if op in lowering.operations]
+        return [op for op in self.body_operations if op in lowering.operations]
 
     def _size_of_tape(self, mesh_impl: MeshImpl) -> Optional[int]:
         """Returns the most iterations, where a compiler must know it; None elsewhere."""
@@ -635,7 +616,7 @@ class WhileLoopOperation(Operation):
     def random_operations(self) -> list[RandomOperation]:
         """Returns the random operations of the body, including those of inner loops."""
         found = []
-        for op in self._body_ops:
+        for op in self.body_operations:
             if isinstance(op, RandomOperation):
                 found.append(op)
             elif isinstance(op, WhileLoopOperation):
@@ -656,23 +637,8 @@ class WhileLoopOperation(Operation):
         }
 
     def _enter(self, lowering: mtf.Lowering, values: Sequence[Any]) -> None:
-        for placeholder, value in zip(self._placeholders, values):
+        for placeholder, value in zip(self.placeholders, values):
             lowering.set_tensor_lowering(placeholder, value)
-
-    def cost(self, mesh_impl: MeshImpl) -> Cost:
-        """Returns the cost of one iteration; the number of iterations is unknown."""
-        inner = walk(self._cond_ops, mesh_impl, [self._cond_output]).costs
-        inner += walk(self._body_ops, mesh_impl, self._body_outputs[: self._num_vars]).costs
-        return sum((cost for _, cost in inner), Cost())
-
-    def partial_sums(self, mesh_impl: MeshImpl, pending: PendingSums) -> PartialSums:
-        """Accumulators are partial as they are within an iteration."""
-        if pending:
-            return None
-        inner = sums_of(self._body_ops, mesh_impl)
-        pairs = zip(self.outputs[self._num_vars :], self._body_outputs[self._num_vars :])
-        axes = {y: inner.pending_axes(x) for y, x in pairs}
-        return {y: Partial(a) for y, a in axes.items() if a}
 
 
 def _is_drawn_or_read(op: Operation) -> bool:

@@ -355,6 +355,7 @@ class AddOperation(BinaryOpWithBroadcasting):
     """The sum of two Tensors; it adds partial sums over the same mesh axes without an allreduce."""
 
     delays_sums = 2  # both summands
+    costs_by = ()
 
     def __init__(
         self, x1: Tensor, x2: Tensor, output_shape: Optional[ShapeLike], name: Optional[str] = None
@@ -394,10 +395,6 @@ class AddOperation(BinaryOpWithBroadcasting):
                     return total
         return values[0] + values[1] if pending else None
 
-    def cost_key(self) -> None:
-        """Costs depend on the shapes alone."""
-        return None
-
     def partial_sums(self, mesh_impl: MeshImpl, pending: PendingSums) -> PartialSums:
         """The sum of two partial sums over the same mesh axes is one, too."""
         # (sum over p of x1_p) + (sum over p of x2_p) = sum over p of (x1_p + x2_p), for the same
@@ -432,7 +429,9 @@ class MinMaxOperation(BinaryOpWithBroadcasting):
         return [_sum_to(dy * mtf.cast(mask, y.dtype), x) for x, mask in zip((x1, x2), masks)]
 
 
-def binary_arguments_to_tensors(x1: Operand, x2: Operand) -> tuple[Tensor, Tensor]:
+def binary_arguments_to_tensors(
+    x1: Operand, x2: Operand, what: str = "binary operation"
+) -> tuple[Tensor, Tensor]:
     """Imports the operand that is not a Tensor, in the dtype of the other operand.
 
     >>> x = mtf.constant(mesh, [1.0, 2.0], "d:2")
@@ -443,16 +442,12 @@ def binary_arguments_to_tensors(x1: Operand, x2: Operand) -> tuple[Tensor, Tenso
     Args:
       x1: a Tensor, a number or an array.
       x2: a Tensor, a number or an array; one of the two is a Tensor.
+      what: the operation, for error messages.
 
     Raises:
       ValueError: neither is a Tensor, or an array has another shape than the Tensor.
       TypeError: one is not a Tensor, a number or an array.
     """
-    return _both_tensors("binary operation", x1, x2)
-
-
-def _both_tensors(what: str, x1: Operand, x2: Operand) -> tuple[Tensor, Tensor]:
-    """Returns both as Tensors; `what` names the operation in errors."""
     if not isinstance(x1, Tensor) and not isinstance(x2, Tensor):
         raise ValueError(f"at least one of x1 and x2 must be a mtf.Tensor, got {x1!r} and {x2!r}")
     if isinstance(x1, Tensor):
@@ -497,7 +492,8 @@ def binary_op_with_broadcasting(
     Raises:
       ValueError: the dtypes differ, or the output shape lacks a dimension.
     """
-    x1, x2 = _both_tensors(getattr(tf_fn, "__name__", "binary operation"), x1, x2)
+    what = getattr(tf_fn, "__name__", "binary operation")
+    x1, x2 = binary_arguments_to_tensors(x1, x2, what)
     if tf_fn in _OF_REAL:
         check_real(_OF_REAL[tf_fn], [x1, x2])
     return BinaryOpWithBroadcasting(
@@ -528,7 +524,7 @@ def add(
     x2 = beside("add", x1, x2)  # type: ignore[arg-type]  # checks x1
     if not isinstance(x2, Tensor):
         return ScalarAddOperation(x1, x2).outputs[0]  # type: ignore[arg-type]  # checks x1
-    x1, x2 = _both_tensors("add", x1, x2)
+    x1, x2 = binary_arguments_to_tensors(x1, x2, "add")
     return AddOperation(x1, x2, output_shape, name=name).outputs[0]
 
 
@@ -576,7 +572,7 @@ def sub(
     x2 = beside("sub", x1, x2)  # type: ignore[arg-type]  # checks x1
     if not isinstance(x2, Tensor):
         return ScalarAddOperation(x1, _minus(x2)).outputs[0]  # type: ignore[arg-type]  # checks x1
-    x1, x2 = _both_tensors("sub", x1, x2)
+    x1, x2 = binary_arguments_to_tensors(x1, x2, "sub")
     check_dtypes(name or "sub", [x1, x2])
     # There are no negative numbers of these dtypes to add.
     if x2.dtype.is_unsigned:
@@ -606,7 +602,7 @@ def multiply(
     x2 = beside("multiply", x1, x2)  # type: ignore[arg-type]  # checks x1
     if not isinstance(x2, Tensor):
         return ScalarMultiplyOperation(x1, x2).outputs[0]  # type: ignore[arg-type]  # checks x1
-    x1, x2 = _both_tensors("multiply", x1, x2)
+    x1, x2 = binary_arguments_to_tensors(x1, x2, "multiply")
     if output_shape is None:
         output_shape = broadcast_shape(x1.shape, x2.shape, None)
     output_shape = convert_to_shape(output_shape)
@@ -631,7 +627,7 @@ def divide(
     if not isinstance(x2, Tensor):
         # As in the classic: a quotient may have another last digit than this product.
         return ScalarMultiplyOperation(x1, 1.0 / x2).outputs[0]  # type: ignore[arg-type]  # checks x1
-    x1, x2 = _both_tensors("divide", x1, x2)
+    x1, x2 = binary_arguments_to_tensors(x1, x2, "divide")
     # TensorFlow has no reciprocals of integers; XLA has, which are 0.
     if x1.dtype.is_integer and x2.dtype.is_integer:
         raise TypeError(
@@ -672,7 +668,7 @@ def minimum(
     >>> print(mtf.minimum(a, b).numpy())
     [1. 5. 6.]
     """
-    x1, x2 = _both_tensors("minimum", x1, x2)
+    x1, x2 = binary_arguments_to_tensors(x1, x2, "minimum")
     check_real("minimum", [x1, x2])
     return MinMaxOperation(tf.minimum, x1, x2, output_shape, name=name).outputs[0]
 
@@ -688,6 +684,6 @@ def maximum(
     >>> print(mtf.maximum(a, 2.0).numpy())
     [2. 5. 7.]
     """
-    x1, x2 = _both_tensors("maximum", x1, x2)
+    x1, x2 = binary_arguments_to_tensors(x1, x2, "maximum")
     check_real("maximum", [x1, x2])
     return MinMaxOperation(tf.maximum, x1, x2, output_shape, name=name).outputs[0]

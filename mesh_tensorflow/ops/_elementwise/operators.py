@@ -17,7 +17,7 @@ import mesh_tensorflow.ops as mtf
 from mesh_tensorflow._core.errors import WrongTypeError, dims_text, tensors_text
 from mesh_tensorflow._core.graph import leaves_no_node
 from mesh_tensorflow._core.shape import check_sizes_of_names
-from mesh_tensorflow._core.tensor import Operand, Tensor
+from mesh_tensorflow._core.tensor import Operand, Tensor, bind_methods
 
 __all__: list[str] = []
 
@@ -181,13 +181,4 @@ _OPERATORS = {
 }
 
 
-# From here, since `_core`, where the class is, imports no operations.
-def bind_operators() -> None:
-    """Sets the operators of Tensor."""
-    for name, method in _OPERATORS.items():
-        # Else a traceback would call most of them <lambda>.
-        method.__name__ = name
-        setattr(Tensor, name, method)
-
-
-bind_operators()
+bind_methods(_OPERATORS)

@@ -9,7 +9,7 @@ import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._core.errors import WrongTypeError, slip, tensors_text
 from mesh_tensorflow._core.layout import padded_dims
-from mesh_tensorflow._core.operation import Operation, Partial, PartialSums, PendingSums
+from mesh_tensorflow._core.operation import Operation
 from mesh_tensorflow._core.shape import Dimension, Shape, ShapeLike, convert_to_shape, list_product
 from mesh_tensorflow._core.tensor import Tensor, check_tensors, is_differentiable
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
@@ -135,6 +135,8 @@ class GenericGradOperation(Operation):
     """
 
     takes_padding = True
+    # How many inputs and outputs the function has, and which of these have gradients.
+    costs_by = ("_num_forward", "_given")
 
     def __init__(
         self,
@@ -151,7 +153,7 @@ class GenericGradOperation(Operation):
         """
         self._forward_op = forward_op
         self._grad_ys = list(grad_ys)
-        self._given = [i for i, dy in enumerate(grad_ys) if dy is not None]
+        self._given = tuple(i for i, dy in enumerate(grad_ys) if dy is not None)
         self._num_forward = (len(forward_op.inputs), len(forward_op.outputs))
         # The outputs are inputs here, as TensorFlow differentiates the very nodes that made them.
         inputs = forward_op.inputs + forward_op.outputs + [dy for dy in grad_ys if dy is not None]
@@ -221,16 +223,9 @@ class GenericGradOperation(Operation):
         equal = {axis for axes in summed for axis in axes} - self._split_over(mesh_impl, y.shape)
         return list_product(mesh_impl.shape[axis].size for axis in equal)
 
-    def cost_key(self) -> tuple:
-        """Which outputs of the function have gradients."""
-        return self._num_forward, tuple(self._given)
-
-    def partial_sums(self, mesh_impl: MeshImpl, pending: PendingSums) -> PartialSums:
+    def begun_sums(self, mesh_impl: MeshImpl) -> dict[Tensor, list[int]]:
         """Gradients of inputs that are replicated where an output is split are partial."""
-        if pending:
-            return None
-        axes = {y: tuple(self._summed_axes(mesh_impl, y)) for y in self._outputs}
-        return {y: Partial(a) for y, a in axes.items() if a}
+        return {y: self._summed_axes(mesh_impl, y) for y in self._outputs}
 
 
 def _tf_gradients(
@@ -320,15 +315,7 @@ def slicewise(
         dtypes = [tf.as_dtype(t) for t in output_dtype]
     else:
         dtypes = [xs[0].dtype if output_dtype is None else tf.as_dtype(output_dtype)] * len(shapes)
-    op = SlicewiseOperation(
-        tf_fn,
-        xs,
-        shapes,
-        dtypes,
-        splittable_dims or [],
-        grad_function,
-        name,
-    )
+    op = SlicewiseOperation(tf_fn, xs, shapes, dtypes, splittable_dims or [], grad_function, name)
     return tuple(op.outputs) if len(op.outputs) > 1 else op.outputs[0]
 
 

@@ -73,6 +73,7 @@ class ComplexOperation(BinaryOpWithBroadcasting):
     def __init__(self, real: Tensor, imag: Tensor, name: Optional[str] = None):
         """Creates the operation; see `mtf_complex`."""
         dtype = complex_dtype(name or "complex", real)
+        complex_dtype(name or "complex", imag)
         super().__init__(tf.complex, real, imag, None, dtype, name=name or "complex")
 
     def gradient(self, grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Tensor]:
@@ -101,8 +102,6 @@ def mtf_complex(real: Tensor, imag: Tensor, name: Optional[str] = "complex") -> 
       WrongTypeError: the dtype is another one.
       ValueError: the dtypes differ.
     """
-    complex_dtype(name or "complex", real)
-    complex_dtype(name or "complex", imag)
     return ComplexOperation(real, imag, name).outputs[0]
 
 
@@ -244,11 +243,8 @@ def sin(x: Tensor, name: Optional[str] = "sin") -> Tensor:
     >>> print(np.round(mtf.sin(x).numpy(), 3))
     [ 0.841  0.909 -0.757]
     """
-    return cwise(tf.sin, [x], name=name, grad_function=_from_input(_sin_grad, "sin_grad"))
-
-
-def _sin_grad(x: tf.Tensor, dy: tf.Tensor) -> tf.Tensor:
-    return dy * tf.cos(x)
+    kernel = _from_input(lambda x, dy: dy * tf.cos(x), "sin_grad")
+    return cwise(tf.sin, [x], name=name, grad_function=kernel)
 
 
 def cos(x: Tensor, name: Optional[str] = "cos") -> Tensor:
@@ -258,11 +254,8 @@ def cos(x: Tensor, name: Optional[str] = "cos") -> Tensor:
     >>> print(np.round(mtf.cos(x).numpy(), 3))
     [ 0.54  -0.416 -0.654]
     """
-    return cwise(tf.cos, [x], name=name, grad_function=_from_input(_cos_grad, "cos_grad"))
-
-
-def _cos_grad(x: tf.Tensor, dy: tf.Tensor) -> tf.Tensor:
-    return dy * -tf.sin(x)
+    kernel = _from_input(lambda x, dy: dy * -tf.sin(x), "cos_grad")
+    return cwise(tf.cos, [x], name=name, grad_function=kernel)
 
 
 def identity(x: Tensor, name: Optional[str] = "identity") -> Tensor:

@@ -7,14 +7,11 @@ from typing import TYPE_CHECKING, Optional
 
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow._core.interfaces import LaidOutLike
 from mesh_tensorflow._core.layout import uneven_names
 from mesh_tensorflow._core.operation import (
     Cost,
+    LaidOutLike,
     Operation,
-    Partial,
-    PartialSums,
-    PendingSums,
     gradient_of_output,
 )
 from mesh_tensorflow._core.shape import Dimension, Shape, single_axes
@@ -69,6 +66,8 @@ class _AlongTable(Operation):
 class GatherOperation(_AlongTable):
     """The entries of a table at indices along a dimension; zeros for indices out of range."""
 
+    costs_by = ("_dim",)
+
     def __init__(
         self,
         weights: Tensor,
@@ -96,18 +95,15 @@ class GatherOperation(_AlongTable):
         sums = GatherGradientOperation(dy, indices, self._dim, weights.shape)
         return [sums.outputs[0], None]
 
-    def _split_over(self, mesh_impl: MeshImpl) -> Optional[int]:
-        """Returns the mesh axis that splits the indexed dimension of the table, or None."""
-        _, indices = self._inputs
-        # Raises if the indices are split over the same axis.
-        mesh_impl.tensor_layout(indices.shape + self._dim)
-        return mesh_impl.mesh_axis(self._dim)
+    def _summed_axes(self, mesh_impl: MeshImpl) -> list[int]:
+        """Returns the mesh axes that split the indexed dimension of the table."""
+        # Raises if the indices are split over one of them.
+        return single_axes(mesh_impl.tensor_layout(self._inputs[1].shape + self._dim)[-1:])
 
     def lower(self, lowering: Lowering) -> None:
         """Looks up what is in each slice; leaves a partial sum if the table's rows are split."""
         mesh_impl = lowering.mesh_impl(self)
-        # Only for its check of the layout.
-        self._split_over(mesh_impl)
+        summed = self._summed_axes(mesh_impl)
         weights, indices = self.inputs
         output = self.outputs[0]
         axis = weights.shape.dims.index(self._dim)
@@ -132,11 +128,9 @@ class GatherOperation(_AlongTable):
             return y if order == sorted(order) else tf.transpose(y, order)
 
         result = mesh_impl.slicewise(take, *self._values(lowering))
-        mesh_axis = mesh_impl.mesh_axis(self._dim)
-        axes = single_axes([mesh_axis])
         # Each index is in the slice of one processor along the axis, and 0 on the others. The
         # counter is that of the product with a one-hot, which the classic has.
-        lowering.set_partial_sum(output, result, axes, "einsum_op")
+        lowering.set_partial_sum(output, result, summed, "einsum_op")
 
     def cost(self, mesh_impl: MeshImpl) -> Cost:
         """Bytes of indices and of found rows, and one flop for each element found."""
@@ -145,16 +139,9 @@ class GatherOperation(_AlongTable):
         read = mesh_impl.laid_out_size(indices.shape) * indices.dtype.size
         return Cost(written, 2 * written * output.dtype.size + read)
 
-    def cost_key(self) -> Dimension:
-        """The dimension that is looked up."""
-        return self._dim
-
-    def partial_sums(self, mesh_impl: MeshImpl, pending: PendingSums) -> PartialSums:
+    def begun_sums(self, mesh_impl: MeshImpl) -> dict[Tensor, list[int]]:
         """The output is partial over the mesh axis that splits the looked-up dimension."""
-        if pending:
-            return None
-        axes = sorted(single_axes([self._split_over(mesh_impl)]))
-        return {self.outputs[0]: Partial(tuple(axes))} if axes else {}
+        return {self.outputs[0]: self._summed_axes(mesh_impl)}
 
 
 # Types whose sums would lose small terms; a product with a one-hot sums them in float32 too.
@@ -167,6 +154,8 @@ class GatherGradientOperation(_AlongTable):
     Equal to `einsum([one_hot(indices, dim), dy], table_shape)`, but its time and memory grow with
     the size of dy and of the table instead of with the number of indices times the table's size.
     """
+
+    costs_by = ("_dim",)
 
     def __init__(
         self,
@@ -289,13 +278,6 @@ class GatherGradientOperation(_AlongTable):
         moved.append((mesh_impl.laid_out_size(table.shape), table))
         return Cost(rows, sum(count * x.dtype.size for count, x in moved))
 
-    def cost_key(self) -> Dimension:
-        """The dimension that is indexed."""
-        return self._dim
-
-    def partial_sums(self, mesh_impl: MeshImpl, pending: PendingSums) -> PartialSums:
+    def begun_sums(self, mesh_impl: MeshImpl) -> dict[Tensor, list[int]]:
         """The output is partial over the mesh axes that split the indices."""
-        if pending:
-            return None
-        axes = self._summed_axes(mesh_impl)
-        return {self.outputs[0]: Partial(tuple(axes))} if axes else {}
+        return {self.outputs[0]: self._summed_axes(mesh_impl)}

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from typing import Any, Optional, Union
+from collections.abc import Collection, Sequence
+from typing import Optional, Union
 
 import tensorflow.compat.v1 as tf
 
@@ -24,6 +24,7 @@ from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh.mesh_impl import LaidOutTensor, MeshImpl
 from mesh_tensorflow.ops._elementwise.slicewise import check_real
 from mesh_tensorflow.ops._movement import gather as _gather
+from mesh_tensorflow.ops._movement.split_concat import along_whole
 from mesh_tensorflow.ops._source import (
     check_dimension,
     coordinate_along,
@@ -231,6 +232,7 @@ class TopKOperation(Operation):
     """The k largest elements along a dimension, with their indices."""
 
     takes_padding = True
+    costs_by = ("_reduced_dim",)
 
     def __init__(
         self, x: Tensor, reduced_dim: Dimension, k_dim: Dimension, name: Optional[str] = None
@@ -318,14 +320,10 @@ class TopKOperation(Operation):
         def choose(v: tf.Tensor, i: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             # Candidates are in the order of processors, and so of indices: of equal ones the first
             # is chosen, as without a split.
-            best, places = _sorted_top_k(v, k)
+            best, places = tf.math.top_k(v, k)
             return best, tf.gather(i, places, batch_dims=last, axis=last)
 
         return mesh_impl.slicewise(choose, values, indices)
-
-    def cost_key(self) -> Dimension:
-        """The dimension that is searched."""
-        return self._reduced_dim
 
     def cost(self, mesh_impl: MeshImpl) -> Cost:
         """The search of each slice, and the gathers of candidates if the dimension is split."""
@@ -353,10 +351,6 @@ def _local_top_k(t: tf.Tensor, axis: int, k: int) -> tuple[tf.Tensor, tf.Tensor]
         return tf.reduce_max(t, -1, keepdims=True), tf.expand_dims(
             tf.argmax(t, -1, output_type=tf.int32), -1
         )
-    return _sorted_top_k(t, k)
-
-
-def _sorted_top_k(t: tf.Tensor, k: int) -> tuple[tf.Tensor, tf.Tensor]:
     values, indices = tf.math.top_k(t, k)  # ties are in the order of their indices
     return values, indices
 
@@ -457,13 +451,6 @@ def nth_smallest_element(
     return reverse(nth_largest_element(reverse(x), n, reduced_dim, name=name))
 
 
-def _ordered(what: str, fn: Callable, x: Tensor, dim: Dimension, **options: Any) -> Tensor:
-    """Returns what a function of TensorFlow makes of a dimension, which it needs whole."""
-    check_dimension(what, x, dim)
-    axis, others = x.shape.dims.index(dim), [d for d in x.shape if d != dim]
-    return mtf.slicewise(lambda t: fn(t, axis), [x], splittable_dims=others, name=what, **options)
-
-
 def reverse(x: Tensor, dim: Dimension, name: Optional[str] = None) -> Tensor:
     """Returns a Tensor in the opposite order along a dimension.
 
@@ -476,7 +463,7 @@ def reverse(x: Tensor, dim: Dimension, name: Optional[str] = None) -> Tensor:
       dim: a Dimension of it. Where a layout splits it, slices are exchanged before and after.
       name: a string or None.
     """
-    return _ordered(name or "reverse", lambda t, axis: tf.reverse(t, [axis]), x, dim)
+    return along_whole(name or "reverse", lambda t, axis: tf.reverse(t, [axis]), x, dim)
 
 
 def sort(x: Tensor, dim: Dimension, descending: bool = False, name: Optional[str] = None) -> Tensor:
@@ -493,7 +480,7 @@ def sort(x: Tensor, dim: Dimension, descending: bool = False, name: Optional[str
       name: a string or None.
     """
     order = "DESCENDING" if descending else "ASCENDING"
-    return _ordered(name or "sort", lambda t, axis: tf.sort(t, axis, order), x, dim)
+    return along_whole(name or "sort", lambda t, axis: tf.sort(t, axis, order), x, dim)
 
 
 def argsort(
@@ -518,4 +505,4 @@ def argsort(
     def indices(t: tf.Tensor, axis: int) -> tf.Tensor:
         return tf.argsort(t, axis, order, stable=True)
 
-    return _ordered(name or "argsort", indices, x, dim, output_dtype=tf.int32)
+    return along_whole(name or "argsort", indices, x, dim, dtype=tf.int32)

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, Optional, Union, overload
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._core.errors import dims_text, slip
-from mesh_tensorflow._core.interfaces import LaidOutLike
 from mesh_tensorflow._core.layout import padded_dims, uneven_names
 from mesh_tensorflow._core.operation import (
     Collective,
     Cost,
+    LaidOutLike,
     Operation,
     Partial,
     PartialSums,
@@ -39,7 +39,7 @@ from mesh_tensorflow._core.shape import (
     single_axes,
 )
 from mesh_tensorflow._core.tensor import Tensor, check_tensors, with_stages
-from mesh_tensorflow._mesh.mesh_impl import LazyAllreduceSum, MeshImpl
+from mesh_tensorflow._mesh.mesh_impl import MeshImpl, is_pending
 from mesh_tensorflow._mesh.slice_functions import constant, cut_to, padded
 from mesh_tensorflow.ops._contractions.einsum import EinsumOperation
 
@@ -170,6 +170,7 @@ class ReshapeOperation(Operation):
 
     takes_padding = True
     delays_sums = 1
+    costs_by = ()
 
     def __init__(self, x: Tensor, new_shape: ShapeLike, name: Optional[str] = None):
         """Creates the operation.
@@ -226,10 +227,9 @@ class ReshapeOperation(Operation):
         # Merged processors may have what the requested ones move, or the other way round.
         requested, moves = self._moves(lowering.requested_impl(self)), self._moves(mesh_impl)
         source = value = lowering.tensors[x]
-        pending = isinstance(value, LazyAllreduceSum) and not value.is_summed
         # A gather or an exchange of summands would move as much as one of sums, and be summed after
         # that.
-        sums = value.mesh_axes if pending and _only_splits(requested) else []
+        sums = value.mesh_axes if is_pending(value) and _only_splits(requested) else []
         if requested:
             lowering.count_collectives(self, "reshape_op", {x: tuple(sums)} if sums else None)
         if requested or moves:
@@ -256,10 +256,6 @@ class ReshapeOperation(Operation):
         elements, itemsize = old.slice_size * mesh_impl.size, x.dtype.size
         made = collectives_of(self._moves(mesh_impl), elements, itemsize, mesh_impl.shape)
         return Cost(0, moved, tuple(made))
-
-    def cost_key(self) -> None:
-        """Costs depend on the shapes alone."""
-        return None
 
     def passes_on(self, split: Collection[str]) -> dict[Tensor, Tensor]:
         """The output is the input if the same dimensions are split."""

@@ -16,7 +16,13 @@ from mesh_tensorflow._core.shape import Dimension, Shape, check_names_differ
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow.ops._elementwise.binary import check_dtypes
-from mesh_tensorflow.ops._movement.halo import Halo, halo, halo_collectives, halos_too_far
+from mesh_tensorflow.ops._movement.halo import (
+    Halo,
+    halo,
+    halo_collectives,
+    halos_too_far,
+    paddings_along,
+)
 from mesh_tensorflow.ops._source import check_dimension
 
 __all__ = [
@@ -46,10 +52,13 @@ class _RangeOperation(Operation):
     """Elements of one dimension in their order, from a place that may be outside of it."""
 
     takes_padding = True
+    costs_by = ("_dim", "_first")
 
-    _dim: Dimension
-    _axis: int
-    _first: int  # where the range begins, in the input
+    def __init__(self, x: Tensor, dim: Dimension, first: int, size: int, name: str):
+        super().__init__([x], name=name)
+        self._dim, self._first = dim, first  # where the range begins, in the input
+        self._axis = x.shape.dims.index(dim)
+        self._outputs = [Tensor(self, _resized(x.shape, self._axis, size), x.dtype)]
 
     def _unsplittable(self) -> Iterable[str]:
         # A search of layouts leaves it whole, as the classic's does.
@@ -80,13 +89,8 @@ class _RangeOperation(Operation):
     def cost(self, mesh_impl: MeshImpl) -> Cost:
         """Its bytes, and the rows that move between neighbors."""
         x = self._inputs[0]
-        sizes = mesh_impl.slice_shape(x.shape)
-        moved = halo_collectives([self._halo(mesh_impl)], sizes, mesh_impl.size, x.dtype.size)
+        moved = halo_collectives([self._halo(mesh_impl)], mesh_impl, x.shape, x.dtype)
         return super().cost(mesh_impl) + Cost(collectives=moved)
-
-    def cost_key(self) -> tuple:
-        """The dimension, and where the range begins."""
-        return self._dim, self._first
 
 
 class SliceOperation(_RangeOperation):
@@ -104,35 +108,44 @@ class SliceOperation(_RangeOperation):
                 f"{name or 'slice'}: {begin} .. {begin + size} is not within "
                 f"{dims_text([dim])} of {x.name} {x.shape}"
             )
-        super().__init__([x], name=name or "slice")
-        self._dim = dim
-        self._axis = x.shape.dims.index(dim)
-        self._begin = self._first = begin
-        self._size = size
-        self._outputs = [Tensor(self, _resized(x.shape, self._axis, size), x.dtype)]
+        super().__init__(x, dim, begin, size, name or "slice")
 
     def gradient(self, grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Tensor]:
         """Pads dy with zeros where nothing was taken."""
         # x[begin + i] is y[i], so dx is dy with zeros on both sides.
-        after = self._dim.size - self._begin - self._size
-        return [pad(gradient_of_output(grad_ys), [self._begin, after], self._dim.name)]
+        after = self._dim.size - self._first - self._outputs[0].shape[self._axis].size
+        return [pad(gradient_of_output(grad_ys), [self._first, after], self._dim.name)]
 
     def lower(self, lowering: mtf.Lowering) -> None:
         """Slices along the dimension."""
         # Of the slice: a processor takes all of its part of dimensions that are split.
         sizes = lowering.mesh_impl(self).slice_shape(self.outputs[0].shape)
-        begin = [self._begin if axis == self._axis else 0 for axis in range(len(sizes))]
+        begin = [self._first if axis == self._axis else 0 for axis in range(len(sizes))]
         self._lower_range(lowering, lambda t: tf.slice(t, begin, sizes))
 
 
-def _along(
-    what: str, tf_fn: Callable[[tf.Tensor, int], tf.Tensor], x: Tensor, dim_name: str, size: int
+def along_whole(
+    what: str,
+    tf_fn: Callable[[tf.Tensor, int], tf.Tensor],
+    x: Tensor,
+    dim: Dimension,
+    size: Optional[int] = None,
+    dtype: Optional[tf.DType] = None,
 ) -> Tensor:
-    """Returns what a function of a tensor and an axis makes of a dimension that it needs whole."""
-    dim = x.shape.get_dim_by_name(dim_name)
-    axis = x.shape.dims.index(dim)
-    shape, others = _resized(x.shape, axis, size), [d for d in x.shape if d != dim]
-    return mtf.slicewise(lambda t: tf_fn(t, axis), [x], shape, splittable_dims=others, name=what)
+    """Returns what a TensorFlow function makes of a dimension, which it needs whole.
+
+    Args:
+      what: the name of the operation.
+      tf_fn: a function of a tensor and an axis.
+      x: a Tensor.
+      dim: a Dimension of it.
+      size: the size that the dimension then has; as it was if None.
+      dtype: the dtype of the result; that of `x` if None.
+    """
+    check_dimension(what, x, dim)
+    axis, others = x.shape.dims.index(dim), [d for d in x.shape if d != dim]
+    shape = x.shape if size is None else _resized(x.shape, axis, size)
+    return mtf.slicewise(lambda t: tf_fn(t, axis), [x], shape, dtype, others, name=what)
 
 
 def mtf_slice(
@@ -172,12 +185,8 @@ def mtf_slice(
             f"{what}: {size} elements from {begin}, every {stride}, are not within "
             f"{dims_text([dim])} of {x.name} {x.shape}"
         )
-    return _along(
-        what,
-        lambda t, axis: t[(slice(None),) * axis + (slice(begin, end, stride),)],
-        x,
-        slice_dim_name,
-        size,
+    return along_whole(
+        what, lambda t, axis: t[(slice(None),) * axis + (slice(begin, end, stride),)], x, dim, size
     )
 
 
@@ -194,13 +203,8 @@ class PadOperation(_RangeOperation):
                 f"{name or 'pad'}: paddings must be two numbers [before, after] of 0 or more, "
                 f"got {paddings!r} for {dims_text([dim])} of {x.name} {x.shape}"
             )
-        super().__init__([x], name=name or "pad")
-        self._dim = dim
-        self._axis = x.shape.dims.index(dim)
-        self._paddings = list(paddings)
-        self._first = -paddings[0]
-        size = dim.size + sum(paddings)
-        self._outputs = [Tensor(self, _resized(x.shape, self._axis, size), x.dtype)]
+        before, after = self._paddings = list(paddings)
+        super().__init__(x, dim, -before, before + dim.size + after, name or "pad")
 
     def filling(self, x: Tensor) -> tuple[Collection[Dimension], float]:
         """Returns the dimension: past its end there are zeros."""
@@ -214,8 +218,7 @@ class PadOperation(_RangeOperation):
 
     def lower(self, lowering: mtf.Lowering) -> None:
         """Pads along the dimension."""
-        rank = self.outputs[0].shape.ndims
-        paddings = [self._paddings if axis == self._axis else [0, 0] for axis in range(rank)]
+        paddings = paddings_along(self.outputs[0].shape.ndims, self._axis, *self._paddings)
         self._lower_range(lowering, lambda t: tf.pad(t, paddings))
 
 
@@ -262,12 +265,11 @@ def pad(
         )
     before, after = paddings
     padded = functools.partial(fn, before, after)
-    return _along(what, padded, x, dim_name, dim.size + before + after)
+    return along_whole(what, padded, x, dim, before + dim.size + after)
 
 
 def _reflected(before: int, after: int, t: tf.Tensor, axis: int) -> tf.Tensor:
-    paddings = [[before, after] if i == axis else [0, 0] for i in range(t.shape.ndims)]
-    return tf.pad(t, paddings, mode="REFLECT")
+    return tf.pad(t, paddings_along(t.shape.ndims, axis, before, after), mode="REFLECT")
 
 
 def _with_edges(before: int, after: int, t: tf.Tensor, axis: int) -> tf.Tensor:
@@ -397,15 +399,9 @@ class SplitOperation(Operation):
         self._split_dim = split_dim
         self._output_sizes = sizes
         self._axis = x.shape.dims.index(split_dim)
-        dims = x.shape.dims
         self._outputs = [
-            Tensor(
-                self,
-                Shape(dims[: self._axis] + [Dimension(split_dim.name, s)] + dims[self._axis + 1 :]),
-                x.dtype,
-                index=i,
-            )
-            for i, s in enumerate(sizes)
+            Tensor(self, _resized(x.shape, self._axis, size), x.dtype, index=i)
+            for i, size in enumerate(sizes)
         ]
 
     def _unsplittable(self) -> Iterable[str]:

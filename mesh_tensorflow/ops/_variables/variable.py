@@ -20,8 +20,7 @@ import mesh_tensorflow.ops as mtf
 from mesh_tensorflow._contexts import within
 from mesh_tensorflow._core.errors import WrongTypeError, slip
 from mesh_tensorflow._core.graph import Mesh, leaves_no_node
-from mesh_tensorflow._core.interfaces import LaidOutLike
-from mesh_tensorflow._core.operation import Cost, Operation
+from mesh_tensorflow._core.operation import Cost, LaidOutLike, Operation
 from mesh_tensorflow._core.shape import Dimension, Shape, ShapeLike, convert_to_shape
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
@@ -82,11 +81,6 @@ _NO_FLOAT16 = (
     ". float16 would need a scale of the loss, which is not offered; bfloat16 has the range of "
     "float32, and needs none"
 )
-_ALLOWED = {
-    "activation_dtype": (tf.float32, tf.bfloat16),
-    "slice_dtype": (tf.float32, tf.bfloat16),
-    "master_dtype": (tf.float32, tf.bfloat16),
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,13 +102,12 @@ class Precision:
     master_dtype: Union[str, tf.DType] = "float32"
 
     def __post_init__(self) -> None:
-        for name, allowed in _ALLOWED.items():
-            given = getattr(self, name)
+        for name, given in vars(self).items():
             try:
                 dtype = tf.as_dtype(given)
             except TypeError:
                 dtype = None
-            if dtype not in allowed:
+            if dtype not in (tf.float32, tf.bfloat16):
                 why = _NO_FLOAT16 if dtype == tf.float16 else ""
                 raise ValueError(
                     f"Precision: {name} must be 'float32' or 'bfloat16', not {given!r}{why}"
@@ -129,11 +122,7 @@ class Precision:
 
     def variable_dtype(self) -> VariableDType:
         """Returns the dtypes of a trainable variable, a VariableDType."""
-        return VariableDType(
-            tf.as_dtype(self.master_dtype),
-            tf.as_dtype(self.slice_dtype),
-            tf.as_dtype(self.activation_dtype),
-        )
+        return VariableDType(self.master_dtype, self.slice_dtype, self.activation_dtype)
 
 
 _NAMES = {
@@ -145,25 +134,6 @@ _NAMES = {
 _current: contextvars.ContextVar[Optional[Precision]] = contextvars.ContextVar(
     "precision", default=None
 )
-
-
-def as_precision(given: Union[str, Precision]) -> Precision:
-    """Returns a Precision, or that of a name.
-
-    Args:
-      given: a Precision, "mixed_bfloat16", "bfloat16" (the same) or "float32".
-
-    Raises:
-      WrongTypeError: it is none of these.
-    """
-    if isinstance(given, Precision):
-        return given
-    if not isinstance(given, str) or given not in _NAMES:
-        why = _NO_FLOAT16 if "float16" in str(given) else ""
-        raise WrongTypeError(
-            f"precision: {given!r} is neither an mtf.Precision nor one of {sorted(_NAMES)}{why}"
-        )
-    return _NAMES[given]
 
 
 @contextlib.contextmanager
@@ -194,7 +164,12 @@ def precision(setting: Union[str, Precision]) -> Iterator[Precision]:
     Raises:
       WrongTypeError: the setting is none of these.
     """
-    chosen = as_precision(setting)
+    chosen = _NAMES.get(setting) if isinstance(setting, str) else setting
+    if not isinstance(chosen, Precision):
+        why = _NO_FLOAT16 if "float16" in str(setting) else ""
+        raise WrongTypeError(
+            f"precision: {setting!r} is neither an mtf.Precision nor one of {sorted(_NAMES)}{why}"
+        )
     with within(_current, chosen):
         yield chosen
 
@@ -269,6 +244,7 @@ class Variable(Operation):
     """A variable, whose output is its value; it has slices once it is lowered."""
 
     takes_padding = True
+    costs_by = ("slice_dtype", "activation_dtype")
 
     is_stacked = False
 
@@ -536,10 +512,6 @@ class Variable(Operation):
     def takes_memory(self) -> bool:
         """Whether its value is stored separately from its slices, because the dtypes differ."""
         return self.slice_dtype != self.activation_dtype
-
-    def cost_key(self) -> tuple:
-        """The dtypes of slices and activations."""
-        return self.slice_dtype, self.activation_dtype
 
     def cost(self, mesh_impl: MeshImpl) -> Cost:
         """Free, or a cast from the slice dtype to the activation dtype."""
