@@ -8,7 +8,7 @@ python -m mesh_tensorflow.bert.run_classifier --task_name=cola --data_dir=CoLA \
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Optional, Union
 
 import tensorflow.compat.v1 as tf
@@ -39,17 +39,15 @@ from mesh_tensorflow.bert._training import (
     MESH_FLAGS,
     TEXT_FLAGS,
     TRAINING_FLAGS,
-    ModelOutputs,
+    Features,
     evaluate,
     import_features,
-    lowered,
     make_estimator,
+    make_model_fn,
     predicted,
     read_config,
     require_flags,
-    training_program,
     training_records,
-    training_spec,
     training_steps,
 )
 from mesh_tensorflow.bert.bert import BertConfig, BertModel
@@ -173,60 +171,40 @@ def model_fn_builder(
       A function of features, labels, mode and params that returns a TPUEstimatorSpec.
     """
     modes = estimator.ModeKeys
-    num_labels_dim = mtf.Dimension("labels", num_labels)
 
-    def model_fn(
-        features: Mapping[str, tf.Tensor], labels: object, mode: str, params: object
-    ) -> estimator.tpu.TPUEstimatorSpec:
-        """Returns the TPUEstimatorSpec of a mode."""
-        del labels
-
-        def build(mesh: mtf.Mesh) -> ModelOutputs:
-            x = import_features(mesh, features)
-            loss, each, logits, probabilities = create_model(
-                bert_config,
-                mode == modes.TRAIN,
-                x.input_ids,
-                x.input_mask,
-                x.segment_ids,
-                x.of_each(features["label_ids"]),
-                num_labels_dim,
-                FLAGS.layout,
-                FLAGS.mesh_shape,
-            )
-            if mode == modes.TRAIN:
-                return training_program(
-                    loss,
-                    learning_rate,
-                    num_train_steps or 1,
-                    num_warmup_steps,
-                    FLAGS.max_optimized_variable_size,
-                )
-            if mode == modes.EVAL:
-                return ModelOutputs({"loss": loss, "each": each, "logits": logits})
-            return ModelOutputs({"probabilities": probabilities})
-
-        done = lowered(build, params if use_tpu else None)
-        tensors, hooks = done.tensors, [done.restore_hook]
-        if mode == modes.TRAIN:
-            return training_spec(done, init_checkpoint)
-        if mode == modes.EVAL:
-            real = tf.cast(features["is_real_example"], tf.float32)
-            return estimator.tpu.TPUEstimatorSpec(
-                mode,
-                # This mean includes padding examples; eval_loss is the one without them.
-                loss=tensors["loss"],
-                evaluation_hooks=hooks,
-                eval_metrics=(
-                    _metrics,
-                    [tensors["each"], features["label_ids"], tensors["logits"], real],
-                ),
-            )
-        return estimator.tpu.TPUEstimatorSpec(
-            mode, predictions={"probabilities": tensors["probabilities"]}, prediction_hooks=hooks
+    def build(mesh: mtf.Mesh, features: Features, mode: str) -> dict[str, mtf.Tensor]:
+        x = import_features(mesh, features)
+        loss, each, logits, probabilities = create_model(
+            bert_config,
+            mode == modes.TRAIN,
+            *x,
+            x.of_each(features["label_ids"]),
+            mtf.Dimension("labels", num_labels),
+            FLAGS.layout,
+            FLAGS.mesh_shape,
         )
+        if mode == modes.PREDICT:
+            return {"probabilities": probabilities}
+        return {"loss": loss, "each": each, "logits": logits}
 
-    return model_fn
+    def outputs(features: Features, mode: str, tensors: dict[str, tf.Tensor]) -> dict[str, Any]:
+        if mode == modes.PREDICT:
+            return {"predictions": tensors}
+        real = tf.cast(features["is_real_example"], tf.float32)
+        given = [tensors["each"], features["label_ids"], tensors["logits"], real]
+        # This mean includes padding examples; eval_loss is the one without them.
+        return {"loss": tensors["loss"], "eval_metrics": (_metrics, given)}
+
+    return make_model_fn(
+        build,
+        outputs,
+        init_checkpoint,
+        learning_rate,
+        num_train_steps or 1,
+        num_warmup_steps,
+        FLAGS.max_optimized_variable_size,
+        use_tpu,
+    )
 
 
 def _metrics(
