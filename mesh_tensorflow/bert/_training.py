@@ -183,19 +183,20 @@ def parsed_record(record: tf.Tensor, features: Mapping[str, Any]) -> dict[str, t
 
 
 def record_batches(
-    input_file: str, features: Mapping[str, Any], is_training: bool, drop_remainder: bool
+    input_file: str, shapes: Mapping[str, list[int]], is_training: bool, drop_remainder: bool
 ) -> Callable[[Any], Any]:
-    """Returns an input function that reads TFRecords.
+    """Returns an input function that reads TFRecords of integers.
 
     Args:
       input_file: the path of the file.
-      features: tf.io.FixedLenFeature by name.
+      shapes: the shape of each feature, by name.
       is_training: whether to shuffle and repeat the records.
       drop_remainder: whether to drop a last batch that is not full.
 
     Returns:
       A function of `params`, which contain "batch_size".
     """
+    features = {name: tf.io.FixedLenFeature(shape, tf.int64) for name, shape in shapes.items()}
 
     def input_fn(params: Mapping[str, Any]) -> tf.data.Dataset:
         data = training_order(tf.data.TFRecordDataset(input_file), is_training)
@@ -502,6 +503,20 @@ def read_config(max_seq_length: int) -> BertConfig:
             f"bert_config_file: there is no file {FLAGS.bert_config_file}; "
             "mesh_tensorflow/bert/config has several"
         ) from error
+    check_positions(config, max_seq_length)
+    return config
+
+
+def check_positions(config: BertConfig, max_seq_length: int) -> None:
+    """Checks that a model has positions for all of its sequences.
+
+    Args:
+      config: the configuration in --bert_config_file.
+      max_seq_length: the length of the sequences.
+
+    Raises:
+      ValueError: the model has fewer positions.
+    """
     positions = config.max_position_embeddings
     if config.position_signal == "embedding" and max_seq_length > positions:
         raise ValueError(
@@ -509,7 +524,6 @@ def read_config(max_seq_length: int) -> BertConfig:
             f"up to sequence length {positions} (max_position_embeddings of "
             f"{FLAGS.bert_config_file}): pass --max_seq_length={positions} or less"
         )
-    return config
 
 
 def make_estimator(model_fn: Callable[..., Any], *modes: str) -> estimator.tpu.TPUEstimator:

@@ -221,13 +221,6 @@ def _metrics(
 # -- the program
 
 
-def _padded(examples: Sequence[InputExample], batch_size: int) -> list[Any]:
-    """Appends padding examples to fill the last batch."""
-    # Shapes of a program are static, so examples that do not fill a batch would be dropped.
-    missing = -len(examples) % batch_size
-    return [*examples, *(PaddingInputExample() for _ in range(missing))]
-
-
 def _processor() -> DataProcessor:
     name = FLAGS.task_name.lower()
     if name not in PROCESSORS:
@@ -263,28 +256,30 @@ class _Task:
             examples, self.labels, FLAGS.max_seq_length, self.tokenizer, path
         )
 
-    def held_out(self, examples: Sequence[Any], name: str) -> Callable[[Any], Any]:
-        """Returns an input function of examples that are written to the output directory."""
+    def held_out(
+        self, examples: Sequence[Any], name: str, batch_size: int
+    ) -> tuple[Callable[[Any], Any], int]:
+        """Writes examples to the output directory; returns their input function and batches."""
+        # Shapes of a program are static: what does not fill the last batch would be dropped.
+        padding = [PaddingInputExample() for _ in range(-len(examples) % batch_size)]
         path = os.path.join(FLAGS.output_dir, name)
-        self.write(examples, path)
-        return file_based_input_fn_builder(path, FLAGS.max_seq_length, False, True)
+        self.write([*examples, *padding], path)
+        input_fn = file_based_input_fn_builder(path, FLAGS.max_seq_length, False, True)
+        return input_fn, -(-len(examples) // batch_size)
 
 
 def _evaluate(run: estimator.tpu.TPUEstimator, task: _Task) -> None:
     """Evaluates on the dev set, and writes eval_results.txt."""
     examples = task.processor.get_dev_examples(FLAGS.data_dir)
-    padded = _padded(examples, FLAGS.eval_batch_size)
     tf.logging.info("Evaluating %d examples", len(examples))
-    input_fn = task.held_out(padded, "eval.tf_record")
-    evaluate(run, input_fn, steps=len(padded) // FLAGS.eval_batch_size)
+    evaluate(run, *task.held_out(examples, "eval.tf_record", FLAGS.eval_batch_size))
 
 
 def _predict(run: estimator.tpu.TPUEstimator, task: _Task) -> None:
     """Writes the probabilities of labels of the test set to test_results.tsv."""
     examples = task.processor.get_test_examples(FLAGS.data_dir)
-    padded = _padded(examples, FLAGS.predict_batch_size)
     tf.logging.info("Predicting %d examples", len(examples))
-    input_fn = task.held_out(padded, "predict.tf_record")
+    input_fn, _ = task.held_out(examples, "predict.tf_record", FLAGS.predict_batch_size)
     with tf.io.gfile.GFile(os.path.join(FLAGS.output_dir, "test_results.tsv"), "w") as f:
         for prediction in predicted(run, input_fn, len(examples)):
             f.write("\t".join(map(str, prediction["probabilities"])) + "\n")

@@ -37,6 +37,7 @@ from mesh_tensorflow.bert._training import (
     TEXT_FLAGS,
     TRAINING_FLAGS,
     Features,
+    check_positions,
     import_features,
     make_estimator,
     make_model_fn,
@@ -212,12 +213,7 @@ def validate_flags_or_throw(bert_config: BertConfig) -> None:
     for mode, name in (("do_train", "train_file"), ("do_predict", "predict_file")):
         if getattr(FLAGS, mode) and not getattr(FLAGS, name):
             raise ValueError(f"If `{mode}` is True, then `{name}` must be specified: --{name}=FILE")
-    positions = bert_config.max_position_embeddings
-    if bert_config.position_signal == "embedding" and FLAGS.max_seq_length > positions:
-        raise ValueError(
-            f"Cannot use sequence length {FLAGS.max_seq_length} because the BERT model was only "
-            f"trained up to sequence length {positions}: pass --max_seq_length={positions} or less"
-        )
+    check_positions(bert_config, FLAGS.max_seq_length)
     if FLAGS.max_seq_length <= FLAGS.max_query_length + 3:
         raise ValueError(
             f"The max_seq_length ({FLAGS.max_seq_length}) must be greater than max_query_length "
