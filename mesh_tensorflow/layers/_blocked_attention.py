@@ -100,10 +100,8 @@ def _plain(
     logits = mtf.einsum([mtf.cast(q, dtype), mtf.cast(k, dtype)], output_shape=shape)
     # Terms in the order of `Block._with_terms`: logits that ids hide are set before biases are
     # added, which may hide more of them.
-    for buckets, values, here, there in terms.distances:
-        [dim] = [d for d in values.shape if d not in shape]
-        bias = distance_bias(Distances(buckets, values, dim, here, there))
-        logits = mtf.add(logits, mtf.cast(bias, dtype), output_shape=shape)
+    for d in terms.distances:
+        logits = mtf.add(logits, mtf.cast(distance_bias(d), dtype), output_shape=shape)
     hidden = unseen(terms.visible)
     if hidden is not None:
         logits = hide(logits, hidden_where(hidden, dtype))
@@ -237,7 +235,7 @@ def attention_and_log_sums(
     terms = Terms(
         [] if bias is None else [bias],
         list(visible),
-        [(d.buckets, d.values, d.here, d.there) for d in distances],
+        list(distances),
         noise,
         1.0 - dropout_rate,
         mtf.stop_gradient(extra_logit) if given else None,  # type: ignore[arg-type]
@@ -301,8 +299,9 @@ def blocked_attention(
         mesh dimension, processors pass parts of keys and values around (ring attention, Liu et al.,
         2023) instead of gathering them. Then the memory of each processor is that of its parts.
         Where `visible` is causal, and n processors divide the lengths by 2 n, they exchange halves
-        first, so that all have the same work; "zigzag" is an error if that is not possible,
-        "contiguous" leaves parts where they are.
+        first, so that all have the same work; "zigzag" does so with any masks, and warns where
+        there are no halves to exchange, "contiguous" leaves parts where they are. Results are the
+        same in each case.
 
     Returns:
       A Tensor with dimensions [dims of q without key_dim..., value_dim].

@@ -15,7 +15,8 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow.layers import _blocked_slices
-from mesh_tensorflow.layers._visibility import Buckets, Compared, sees_own_position
+from mesh_tensorflow.layers._masks import Distances
+from mesh_tensorflow.layers._visibility import Compared, sees_own_position
 
 # -- the form of operands
 
@@ -57,8 +58,7 @@ class Terms:
     Attributes:
       biases: Tensors that are added to logits.
       visible: triples of a comparison and two Tensors, ids of queries and of the memory.
-      distances: tuples of Buckets and of three Tensors: values with a dimension of buckets, which
-        is none of the logits', and positions of queries and of the memory.
+      distances: biases of distances, whose dimension of buckets is none of the logits'.
       noise: two keys of dropout for each row, and the indices of the memory; or an empty tuple.
       keep_prob: a number.
       extra: a Tensor, one more logit of each row, or None.
@@ -67,7 +67,7 @@ class Terms:
 
     biases: Sequence[mtf.Tensor] = ()
     visible: Sequence[tuple[str, mtf.Tensor, mtf.Tensor]] = ()
-    distances: Sequence[tuple[Buckets, mtf.Tensor, mtf.Tensor, mtf.Tensor]] = ()
+    distances: Sequence[Distances] = ()
     noise: Sequence[mtf.Tensor] = ()
     keep_prob: float = 1.0
     extra: Optional[mtf.Tensor] = None
@@ -77,7 +77,7 @@ class Terms:
     def tensors(self) -> list[mtf.Tensor]:
         """All Tensors, in the order in which operations have them as inputs."""
         ids = [x for _, rows, columns in self.visible for x in (rows, columns)]
-        distances = [x for _, *xs in self.distances for x in xs]
+        distances = [x for d in self.distances for x in (d.values, d.here, d.there)]
         return [
             *self.biases,
             *ids,
@@ -95,7 +95,10 @@ class Terms:
             self,
             biases=[next(left) for _ in self.biases],
             visible=[(name, next(left), next(left)) for name, _, _ in self.visible],
-            distances=[(b, next(left), next(left), next(left)) for b, *_ in self.distances],
+            distances=[
+                d._replace(values=next(left), here=next(left), there=next(left))
+                for d in self.distances
+            ],
             noise=[next(left) for _ in self.noise],
             extra=None if self.extra is None else next(left),
         )
@@ -146,7 +149,8 @@ class Form(NamedTuple):
     def weighted(self) -> list[int]:
         """The indices of the Tensors of the Terms that are added to logits."""
         # Of distances the values alone: positions are integers, and have no gradient.
-        return [*range(len(self.terms.biases)), *(i for _, i, *_ in self.terms.distances)]
+        indices: Any = [d.values for d in self.terms.distances]
+        return [*range(len(self.terms.biases)), *indices]
 
     @property
     def row(self) -> list[str]:
@@ -174,9 +178,9 @@ class Form(NamedTuple):
         sizes = x.shape.as_list()
         return tf.reshape(x, [mtf.list_product(sizes[:-2]), *sizes[-2:]])
 
-    def of_buckets(self, i: Any) -> list[str]:
+    def of_buckets(self, distances: Distances) -> list[str]:
         """Returns the order of values of distances: dimensions of rows, then that of buckets."""
-        return [*self.row[:-1], *(name for name in self.rest[i] if name not in self.row)]
+        return [*self.row[:-1], distances.buckets_dim.name]
 
     def front(self, q: tf.Tensor) -> list[int]:
         """Returns the sizes of the dimensions of logits before the length, from a slice of q."""
@@ -201,15 +205,13 @@ class Form(NamedTuple):
         return bool(terms.visible) and dims.length.size == dims.memory.size and not whole
 
     @property
-    def is_ordered(self) -> bool:
-        """Whether queries see only what is before them, or only what is after."""
-        return self.order is not None
-
-    @property
     def order(self) -> Optional[str]:
-        """The comparison of an order, as in causal attention, or None; of two, "greater_equal"."""
+        """The comparison by which blocks are left out, as in causal attention; None if none are.
+
+        Then queries see only what is before them, or only what is after; of both "greater_equal".
+        """
         # Of a window, which is bounded on both sides, costs count the blocks that one side hides.
-        names = [name for name, _, _ in self.terms.visible]
+        names = [name for name, _, _ in self.terms.visible] if self.may_skip else []
         return next((name for name in ("greater_equal", "less_equal") if name in names), None)
 
     def _laid(self, rest: Sequence[tf.Tensor], i: Any) -> tf.Tensor:
@@ -272,8 +274,11 @@ class Form(NamedTuple):
           parts: how many parts slices consist of that are not next to each other.
         """
 
-        def values(i: Any) -> tf.Tensor:
-            return _blocked_slices.arranged(rest[i], self.rest[i], self.of_buckets(i))
+        def laid(d: Distances) -> Distances:
+            i: Any = d.values
+            values = _blocked_slices.arranged(rest[i], self.rest[i], self.of_buckets(d))
+            here, there = self._laid(rest, d.here), self._laid(rest, d.there)
+            return d._replace(values=values, here=here, there=there)
 
         # By the names of q, so before q is arranged.
         front, terms = self.front(q), self.terms
@@ -300,10 +305,7 @@ class Form(NamedTuple):
             [self._laid(rest, i) for i, _ in enumerate(terms.biases)],
             self._compared(rest),
             skips,
-            [
-                _blocked_slices.Distances(b, values(i), self._laid(rest, j), self._laid(rest, m))
-                for b, i, j, m in terms.distances
-            ],
+            [laid(d) for d in terms.distances],
             noise,
             blocks,
         )

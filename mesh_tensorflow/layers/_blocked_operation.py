@@ -108,9 +108,9 @@ class Blocked(mtf.Operation):
 
     def _unsplittable(self) -> Collection[str]:
         """Channels are summed within a block; values of buckets belong together."""
-        form = self._form
-        buckets = [form.of_buckets(i)[-1] for _, i, *_ in form.terms.distances]
-        return [form.dims.key.name, form.dims.value.name, *buckets]
+        dims = self._form.dims
+        buckets = [d.buckets_dim for d in self._form.terms.distances]
+        return [d.name for d in (dims.key, dims.value, *buckets)]
 
     def needs_whole(self, mesh_impl: MeshImpl) -> Collection[str]:
         """Returns channels, buckets, and the length and the memory if they are padded."""
@@ -161,8 +161,8 @@ class Blocked(mtf.Operation):
         if axis is None or not _ring_attention.has_halves(mesh_impl, self._form.dims):
             return None
         # Where no order hides blocks, work is even already, and an exchange would be for nothing.
-        causal = self._form.may_skip and self._form.is_ordered
-        return axis if _ring_attention.is_exchanged(self._ring, causal) else None
+        wanted = self._ring == _ring_attention.ZIGZAG or self._form.order is not None
+        return axis if wanted and self._ring != _ring_attention.CONTIGUOUS else None
 
     @property
     def ring_dims(self) -> tuple[mtf.Dimension, ...]:
@@ -173,7 +173,7 @@ class Blocked(mtf.Operation):
     @property
     def parts_in_ring(self) -> int:
         """Into how many parts each processor of a ring cuts its part, at least."""
-        return _ring_attention.least_parts(self._ring)
+        return 2 if self._ring == _ring_attention.ZIGZAG else 1
 
     def _logits(self, mesh_impl: MeshImpl) -> mtf.Shape:
         """Returns the Shape of the logits; if the memory is gathered, no layout splits it."""
@@ -209,15 +209,9 @@ class Blocked(mtf.Operation):
         # Of the operands as they lie in the layout: a gathered or an exchanged memory is in another
         # place.
         skips = self._skips(mesh_impl, values)
-        gathered, exchanged = self._gathered_axis(mesh_impl), self._exchanged_axis(mesh_impl)
-        if exchanged is not None:
-            # All that has positions, also ids and biases: these go with the queries or the memory.
-            at = [self._position_axis(x) for x in self.inputs]
-            values = [
-                v if i is None else _ring_attention.exchanged(mesh_impl, exchanged, v, i)
-                for v, i in zip(values, at)
-            ]
-        elif gathered is not None and self._ring_axis(mesh_impl) is None:
+        values = self._exchanged(mesh_impl, self.inputs, values)
+        gathered = self._gathered_axis(mesh_impl)
+        if gathered is not None and self._ring_axis(mesh_impl) is None:
             at = [self._memory_axis(x) for x in self.inputs]
             values = [
                 v if i is None else mesh_impl.allconcat(v.to_laid_out_tensor(), gathered, i)
@@ -249,12 +243,15 @@ class Blocked(mtf.Operation):
         found = [self._memory_axis(x) is not None for x in tensors]
         return found + [False] * (len(values) - len(found))
 
-    def _restored(self, mesh_impl: MeshImpl, values: Sequence[Any]) -> list[Any]:
-        """Returns values of the outputs, with the halves that were exchanged where they belong."""
+    def _exchanged(
+        self, mesh_impl: MeshImpl, tensors: Sequence[mtf.Tensor], values: Sequence[Any]
+    ) -> list[Any]:
+        """Returns values of Tensors with their halves exchanged, or exchanged back, if they are."""
         axis = self._exchanged_axis(mesh_impl)
-        at = [self._position_axis(y) for y in self.outputs]
         if axis is None:
             return list(values)
+        # All that has positions, also ids and biases: these go with the queries or the memory.
+        at = [self._position_axis(x) for x in tensors]
         return [
             v if i is None else _ring_attention.exchanged(mesh_impl, axis, v, i)
             for v, i in zip(values, at)
@@ -287,13 +284,11 @@ class Blocked(mtf.Operation):
             for xs in (self.inputs, self.outputs)
         )
         if self._ring_axis(mesh_impl) is not None:
-            # Outputs take the same way back, in `_restored`.
+            # Outputs take the same way back.
             exchanged = [] if self._exchanged_axis(mesh_impl) is None else [
                 x for x in (*self.inputs, *self.outputs) if self._position_axis(x) is not None
             ]  # fmt: skip
-            return _ring_attention.exchanges(mesh_impl, axis, exchanged) + _ring_attention.shifts(
-                mesh_impl, axis, inputs, outputs
-            )
+            return _ring_attention.collectives(mesh_impl, axis, exchanged, inputs, outputs)
         found = []
         for xs, steps in ((inputs, [("allconcat", axis)]), (outputs, self._kept_part(mesh_impl))):
             for x in xs:
@@ -324,8 +319,9 @@ class Blocked(mtf.Operation):
     def _computed_pairs(self, mesh_impl: MeshImpl) -> Optional[int]:
         """Returns how many pairs of positions the busiest processor computes; None if all."""
         form, dims = self._form, self._form.dims
-        axis = mesh_impl.splitting_axis(dims.length)
-        if not self._skips_by_order(mesh_impl):
+        axis, split_memory = (mesh_impl.splitting_axis(d) for d in (dims.length, dims.memory))
+        # Of a memory that another axis splits, no blocks are left out: see `_skips`.
+        if form.order is None or split_memory not in (None, axis):
             return None
         [length] = mesh_impl.slice_shape(mtf.Shape([dims.length]))
         front = mtf.list_product(mesh_impl.slice_shape(mtf.Shape(dims.front)))
@@ -341,16 +337,11 @@ class Blocked(mtf.Operation):
             dims.length.size, count, memory, within, halves, form.order == "greater_equal"
         )
 
-    def _skips_by_order(self, mesh_impl: MeshImpl) -> bool:
-        dims = self._form.dims
-        length, memory = (mesh_impl.splitting_axis(d) for d in (dims.length, dims.memory))
-        return self._form.may_skip and self._form.is_ordered and memory in (None, length)
-
-    def _cost_key(self) -> tuple:
-        """Returns what costs depend on besides shapes."""
+    def cost_key(self) -> Hashable:
+        """The dimensions that are contracted, and which blocks are computed where."""
         form = self._form
         # All that `_flops` and `_moved` read: operations with equal keys share one cost.
-        return form.dims, self._ring, form.block_sizes, form.may_skip, form.order
+        return form.dims, self._ring, form.block_sizes, form.order
 
 
 # Matrix products of a block, with the gradients of queries, keys and values, and without.
@@ -427,13 +418,19 @@ class BlockedAttentionGradOperation(Blocked):
         if around is not None:
             moving = self._moving(self.inputs, operands)
             returned = self._moving(self.outputs, self.outputs)
-            values = _ring_attention.added_gradients(
-                mesh_impl, around, gradients_of, operands, moving, returned
+            values = _ring_attention.in_turns(
+                mesh_impl,
+                around,
+                gradients_of,
+                operands,
+                moving,
+                lambda old, new: [mesh_impl.slicewise(tf.add, x, y) for x, y in zip(old, new)],
+                returned,
             )
         else:
             values = mesh_impl.slicewise(gradients_of, *operands)
         lowering.count_collectives(self, "blocked_attention_op")
-        for y, value in zip(self.outputs, self._restored(mesh_impl, values)):
+        for y, value in zip(self.outputs, self._exchanged(mesh_impl, self.outputs, values)):
             at = self._memory_axis(y)
             if at is not None and around is None:
                 # Each processor has a gradient of the whole memory, of its own queries; of the sum
@@ -462,7 +459,7 @@ class BlockedAttentionGradOperation(Blocked):
         # et al., 2022, appendix B.2); dz is the gradient of log(weight) + largest.
         shift = (tf.reduce_sum(y * dy, -1, keepdims=True) - dz) / weight
         dy = dy / weight
-        indices: Any = [i for _, i, *_ in form.terms.distances]
+        indices: Any = [d.values for d in form.terms.distances]
         values = {i: n for n, i in enumerate(indices)}
         # Inputs 0 to 2 are q, k and v; those that follow are the Tensors of the Terms, in their
         # order.
@@ -484,7 +481,7 @@ class BlockedAttentionGradOperation(Blocked):
         for i, x, output in zip(self._wanted, found, self.outputs):
             before, order = orders.get(i, (None, [*form.row, form.dims.memory.name]))
             if i - 3 in values:
-                order = form.of_buckets(i - 3)
+                order = form.of_buckets(form.terms.distances[values[i - 3]])
             if before is not None:
                 x = tf.reshape(x, [*before, *x.shape.as_list()[-2:]])
             results.append(tf.cast(restored(x, order, output.shape.dimension_names), output.dtype))
@@ -505,7 +502,7 @@ class BlockedAttentionGradOperation(Blocked):
 
     def cost_key(self) -> Hashable:
         """The dimensions that are contracted, which blocks are computed where, and what of them."""
-        return self._cost_key(), tuple(self._wanted)
+        return super().cost_key(), tuple(self._wanted)
 
 
 _PRODUCTS = 2  # matrix products of a block
@@ -583,7 +580,15 @@ class BlockedAttentionOperation(Blocked):
         around = self._ring_axis(mesh_impl)
         if around is not None:
             moving = self._moving(self.inputs, values)
-            sums = _ring_attention.joined_sums(mesh_impl, around, sums_of, values, moving)
+            sums = _ring_attention.in_turns(
+                mesh_impl,
+                around,
+                sums_of,
+                values,
+                moving,
+                lambda old, new: mesh_impl.slicewise(_ring_attention.joined_sums, *old, *new),
+                [False] * 3,  # sums belong to rows
+            )
         else:
             sums = mesh_impl.slicewise(sums_of, *values)
         lowering.count_collectives(self, "blocked_attention_op")
@@ -604,7 +609,7 @@ class BlockedAttentionOperation(Blocked):
         last = len(self.inputs) - 1
         extra = [] if self._form.terms.extra is None else [values[last]]
         found = mesh_impl.slicewise(self._finished, *sums, *extra)
-        for y, value in zip(self.outputs, self._restored(mesh_impl, found)):
+        for y, value in zip(self.outputs, self._exchanged(mesh_impl, self.outputs, found)):
             lowering.set_tensor_lowering(y, value)
 
     def _joined_axis(self, mesh_impl: MeshImpl) -> Optional[int]:
@@ -642,10 +647,6 @@ class BlockedAttentionOperation(Blocked):
             collectives += [Collective("allreduce", (axis,), n, n * size) for n in (z, y, z)]
         flops = self._flops(mesh_impl, _PRODUCTS)
         return Cost(flops, super().cost(mesh_impl).bytes, tuple(collectives))
-
-    def cost_key(self) -> Hashable:
-        """The dimensions that are contracted, and which blocks are computed where."""
-        return self._cost_key()
 
 
 def _relative_to(x: tf.Tensor, largest: tf.Tensor, most: tf.Tensor) -> tf.Tensor:

@@ -15,10 +15,10 @@ from typing import Any, NamedTuple, Optional, Union
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._mesh import random_values
+from mesh_tensorflow.layers._masks import Distances
 from mesh_tensorflow.layers._visibility import (
     COMPARISONS,
     HIDDEN_LOGIT,
-    Buckets,
     Compared,
     bucket_of,
     looked_up,
@@ -154,22 +154,6 @@ class Noise(NamedTuple):
     keep_prob: float
 
 
-class Distances(NamedTuple):
-    """A bias of distances between positions.
-
-    Attributes:
-      buckets: how distances are put into buckets.
-      values: a value for each bucket, [*front, buckets], with 1 for dimensions that it lacks.
-      rows: positions of queries, arranged like a bias.
-      columns: those of the memory.
-    """
-
-    buckets: Buckets
-    values: tf.Tensor
-    rows: tf.Tensor
-    columns: tf.Tensor
-
-
 @dataclasses.dataclass(frozen=True)
 class Operands:
     """The slices of one processor, arranged.
@@ -184,7 +168,7 @@ class Operands:
       visible: triples (a comparison, ids of queries, ids of the memory), arranged in the same way.
       skips: a scalar bool tensor, whether blocks of which nothing is seen may be left out; None if
         never.
-      distances: biases of distances.
+      distances: biases of distances, arranged in the same way.
       noise: a Noise or None.
       blocks: the number of positions of queries and of the memory in a block.
     """
@@ -366,7 +350,7 @@ class Block:
 
     def buckets(self, of: Distances) -> tf.Tensor:
         """Returns the bucket of each pair of positions, [*front, rows, columns]."""
-        return bucket_of(self.term(of.columns) - self.term(of.rows), of.buckets)
+        return bucket_of(self.term(of.there) - self.term(of.here), of.buckets)
 
     def dropped(self, x: tf.Tensor, noise: Optional[Noise]) -> tf.Tensor:
         """Returns weights, or their gradients, with dropout."""

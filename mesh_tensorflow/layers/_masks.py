@@ -18,9 +18,11 @@ from mesh_tensorflow.ops._elementwise.compare import select
 class Distances(NamedTuple):
     """A bias of distances between positions.
 
+    In place of the Tensors there may be their slices, or what else stands for them.
+
     Attributes:
       buckets: how distances are put into buckets.
-      values: a Tensor with dimensions [heads..., buckets_dim].
+      values: a Tensor with dimensions [heads..., buckets_dim]; of slices, 1 for what it lacks.
       buckets_dim: a Dimension.
       here: the positions of queries, an int32 Tensor.
       there: those of the memory.
