@@ -15,8 +15,7 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow.layers import _blocked_slices
-from mesh_tensorflow.layers._masks import Distances
-from mesh_tensorflow.layers._visibility import Compared, sees_own_position
+from mesh_tensorflow.layers._masks import Compared, Distances, sees_own_position
 
 # -- the form of operands
 
@@ -192,7 +191,7 @@ class Form(NamedTuple):
         """Whether some blocks may be known to be left out: if each query has a position of its own.
 
         Biases and ids of both queries and memory say nothing about it. See
-        `_visibility.sees_own_position`.
+        `_masks.sees_own_position`.
         """
         dims, terms = self.dims, self.terms
         both = {dims.length.name, dims.memory.name}

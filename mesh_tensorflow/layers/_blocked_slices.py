@@ -15,11 +15,11 @@ from typing import Any, NamedTuple, Optional, Union
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._mesh import random_values
-from mesh_tensorflow.layers._masks import Distances
-from mesh_tensorflow.layers._visibility import (
+from mesh_tensorflow.layers._masks import (
     COMPARISONS,
     HIDDEN_LOGIT,
     Compared,
+    Distances,
     bucket_of,
     looked_up,
     sees_nothing,
@@ -486,7 +486,7 @@ def block_gradients(
     """
     of = operands
     _, _, length, memory = of.sizes
-    # Only values have a gradient of a row that sees nothing; see `_visibility`.
+    # Only values have a gradient of a row that sees nothing; see `_masks`.
     blind = largest < HIDDEN_LOGIT / 2
     seen, shift = (tf.where_v2(blind, tf.zeros_like(x), x) for x in (dy, shift))
     bias_shapes = [of.biases[i].shape.as_list() for i in biases]

@@ -12,7 +12,7 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
 from mesh_tensorflow.layers import _masks
-from mesh_tensorflow.layers._visibility import Buckets
+from mesh_tensorflow.layers._masks import Buckets
 from mesh_tensorflow.transformer import attention, transformer
 from mesh_tensorflow.transformer.attention import _dot_product
 from mesh_tensorflow.transformer.attention._prompts import side_of_scope
