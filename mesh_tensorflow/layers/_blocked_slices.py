@@ -400,7 +400,23 @@ def block_sums(operands: Operands) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
 
         def step(at: Start, columns: int, *state: tf.Tensor) -> list:
             block = Block(of, (start, at), (size, columns))
-            return _unless_left_out(block, lambda: _with_block(block, of, q, *state), state)
+            total, largest, weight = state
+
+            def with_block() -> list:
+                s = block.logits(q)
+                new = tf.maximum(largest, tf.reduce_max(s, -1, keepdims=True))
+                p = tf.exp(s - new)
+                # 0 at first: the largest so far is then the least number of the dtype, and there is
+                # no sum yet.
+                old = tf.exp(largest - new)
+                # What was summed relative to the old maximum is scaled to the new one (Milakov and
+                # Gimelshein, 2018, algorithm 3).
+                sums = weight * old + tf.reduce_sum(p, -1, keepdims=True)
+                # Dropout is of normalized weights: the sum above has those that are dropped, too.
+                values = total * old + tf.matmul(block.dropped(p, of.noise), block.memories(of.v))
+                return [values, new, sums]
+
+            return _unless_left_out(block, with_block, state)
 
         state = fold(memory, of.blocks[1], step, state)
         return [tf.reshape(x, [shared, others, size, x.shape.as_list()[2]]) for x in state]
@@ -418,27 +434,6 @@ def _unless_left_out(
         return compute()
     # strict: else a list of one gradient would come back without its list.
     return list(tf.cond(hidden, lambda: [tf.identity(x) for x in otherwise], compute, strict=True))
-
-
-def _with_block(
-    block: Block,
-    of: Operands,
-    q: tf.Tensor,
-    total: tf.Tensor,
-    largest: tf.Tensor,
-    weight: tf.Tensor,
-) -> list:
-    s = block.logits(q)
-    new = tf.maximum(largest, tf.reduce_max(s, -1, keepdims=True))
-    p = tf.exp(s - new)
-    # 0 at first: the largest so far is then the least number of the dtype, and there is no sum yet.
-    old = tf.exp(largest - new)
-    # What was summed relative to the old maximum is scaled to the new one (Milakov and Gimelshein,
-    # 2018, algorithm 3).
-    weight = weight * old + tf.reduce_sum(p, -1, keepdims=True)
-    # Dropout is of normalized weights: the sum above has those that are dropped, too.
-    total = total * old + tf.matmul(block.dropped(p, of.noise), block.memories(of.v))
-    return [total, new, weight]
 
 
 def finished(

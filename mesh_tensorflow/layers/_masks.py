@@ -382,20 +382,13 @@ def whole(bias: Optional[mtf.Tensor]) -> Optional[mtf.Tensor]:
     return bias
 
 
-# Those of `COMPARISONS`, as operations on Tensors: a mask and a block must agree.
-TENSOR_COMPARISONS = {
-    "equal": mtf.equal,
-    "less_equal": mtf.less_equal,
-    "greater_equal": mtf.greater_equal,
-}
-
-
 def unseen(visible: Sequence[tuple[str, mtf.Tensor, mtf.Tensor]]) -> Optional[mtf.Tensor]:
     """Returns where one of the comparisons is false, or None if there are none."""
     hidden = None
     for name, x, y in visible:
         # not (a and b) = (not a) or (not b): one comparison that is false hides the pair.
-        different = mtf.logical_not(TENSOR_COMPARISONS[name](x, y))
+        # Functions of mtf and of TensorFlow have these names: a mask and a block agree.
+        different = mtf.logical_not(getattr(mtf, name)(x, y))
         hidden = different if hidden is None else mtf.logical_or(hidden, different)
     return hidden
 

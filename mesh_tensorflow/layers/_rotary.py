@@ -134,17 +134,13 @@ class RotaryEmbedding:
 
     def _check_scaling(self) -> None:
         kind, given = self.scaling_type, set(self.scaling)
-        if kind is None:
-            needed: list[str] = []
-            known: list[str] = []
-        elif kind in _SCALINGS:
-            _, needed, further = _SCALINGS[kind]
-            known = [*needed, *further]
-        else:
+        if kind is not None and kind not in _SCALINGS:
             raise ValueError(
                 f"RotaryEmbedding: the scaling {kind!r} is none of {', '.join(_SCALINGS)}; "
                 "scaling=None leaves frequencies as they are"
             )
+        _, needed, further = _SCALINGS.get(kind, (None, [], []))
+        known = [*needed, *further]
         missing = [name for name in needed if name not in given]
         unknown = sorted(given - {*known})
         if missing or unknown:
