@@ -9,13 +9,19 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Optional, Union
+from typing import NamedTuple, Optional, Union
 
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
-from mesh_tensorflow.layers import _blocked_slices
-from mesh_tensorflow.layers._masks import Compared, Distances, sees_own_position
+from mesh_tensorflow.layers._blocked_slices import (
+    Noise,
+    Operands,
+    arranged,
+    default_block_sizes,
+    divided_alike,
+)
+from mesh_tensorflow.layers._masks import Distances, sees_own_position
 
 # -- the form of operands
 
@@ -88,7 +94,7 @@ class Terms:
     def with_tensors(self, xs: Sequence[mtf.Tensor]) -> Terms:
         """Returns the same with other Tensors, in the order of `tensors`."""
         # Arguments are evaluated as they are written, so their order has to be that of `tensors`.
-        # Any values may stand for the Tensors, such as their indices in a Form.
+        # Slices may stand for the Tensors.
         left = iter(xs)
         return dataclasses.replace(
             self,
@@ -102,54 +108,32 @@ class Terms:
             extra=None if self.extra is None else next(left),
         )
 
+    @property
+    def weighted(self) -> tuple[range, range]:
+        """The indices in `tensors` of biases, and of the values of distances."""
+        # Of distances the values alone: positions are integers, and have no gradient.
+        first = len(self.biases) + 2 * len(self.visible)
+        return range(len(self.biases)), range(first, first + 3 * len(self.distances), 3)
+
 
 class Form(NamedTuple):
     """What the slices of an operation mean.
 
     Attributes:
       dims: Dims.
-      q: the names of the dimensions of queries.
-      k: those of keys.
-      v: those of values.
-      rest: those of each Tensor of the Terms.
-      terms: the Terms, with the index of each Tensor in place of it.
+      q: queries, a Tensor.
+      k: keys.
+      v: values.
+      terms: the Terms.
       block_sizes: the numbers of positions of queries and of the memory in a block, or None.
     """
 
     dims: Dims
-    q: tuple[str, ...]
-    k: tuple[str, ...]
-    v: tuple[str, ...]
-    rest: tuple[tuple[str, ...], ...]
+    q: mtf.Tensor
+    k: mtf.Tensor
+    v: mtf.Tensor
     terms: Terms
     block_sizes: Optional[tuple[int, int]]
-
-    @classmethod
-    def of(
-        cls,
-        q: mtf.Tensor,
-        k: mtf.Tensor,
-        v: mtf.Tensor,
-        dims: Dims,
-        terms: Terms,
-        block_sizes: Optional[tuple[int, int]],
-    ) -> Form:
-        """Returns the form of an operation with the inputs q, k, v and those of `terms`."""
-        rest = terms.tensors
-        q_names, k_names, v_names, *others = (
-            tuple(x.shape.dimension_names) for x in (q, k, v, *rest)
-        )
-        # Indices instead of Tensors, since one Form describes Tensors as well as their slices.
-        indices: Any = range(len(rest))
-        indexed = terms.with_tensors(indices)
-        return cls(dims, q_names, k_names, v_names, tuple(others), indexed, block_sizes)
-
-    @property
-    def weighted(self) -> list[int]:
-        """The indices of the Tensors of the Terms that are added to logits."""
-        # Of distances the values alone: positions are integers, and have no gradient.
-        indices: Any = [d.values for d in self.terms.distances]
-        return [*range(len(self.terms.biases)), *indices]
 
     @property
     def row(self) -> list[str]:
@@ -161,44 +145,47 @@ class Form(NamedTuple):
         """The names of the dimensions of keys without the channels, in order."""
         return [d.name for d in (*self.dims.shared, self.dims.memory)]
 
-    def rows(self, x: tf.Tensor, names: Sequence[str], channel: str) -> tf.Tensor:
+    def rows(self, x: tf.Tensor, of: mtf.Tensor, channel: mtf.Dimension) -> tf.Tensor:
         """Returns what there is for each row as [shared, others, length, channels]."""
-        order = [*self.row, channel]
-        x = _blocked_slices.arranged(x, names, order)
+        x = arranged(x, of.shape.dimension_names, [*self.row, channel.name])
         sizes = x.shape.as_list()
         n = len(self.dims.shared)
         # Queries of `others` have the same keys, and so are further rows of one matrix product.
         joined = [mtf.list_product(sizes[:n]), mtf.list_product(sizes[n:-2])]
         return tf.reshape(x, [*joined, *sizes[-2:]])
 
-    def columns(self, x: tf.Tensor, names: Sequence[str], channel: str) -> tf.Tensor:
+    def columns(self, x: tf.Tensor, of: mtf.Tensor, channel: mtf.Dimension) -> tf.Tensor:
         """Returns keys or values as [shared, memory, channels]."""
-        x = _blocked_slices.arranged(x, names, [*self.column, channel])
+        x = arranged(x, of.shape.dimension_names, [*self.column, channel.name])
         sizes = x.shape.as_list()
         return tf.reshape(x, [mtf.list_product(sizes[:-2]), *sizes[-2:]])
 
-    def of_buckets(self, distances: Distances) -> list[str]:
-        """Returns the order of values of distances: dimensions of rows, then that of buckets."""
-        return [*self.row[:-1], distances.buckets_dim.name]
+    def arrangement(self, of: mtf.Tensor) -> list[str]:
+        """Returns the order of a term's dimensions: that of logits, or buckets after the front."""
+        order = self.dims.logits.dimension_names
+        buckets = [name for name in of.shape.dimension_names if name not in order]
+        return [*order[:-2], *buckets] if buckets else order
 
-    def front(self, q: tf.Tensor) -> list[int]:
-        """Returns the sizes of the dimensions of logits before the length, from a slice of q."""
-        sizes = dict(zip(self.q, q.shape.as_list()))
-        return [sizes[name] for name in self.row[:-1]]
+    def laid(self, x: tf.Tensor, of: mtf.Tensor) -> tf.Tensor:
+        """Returns a slice of one of the Terms' Tensors in its arrangement."""
+        return arranged(x, of.shape.dimension_names, self.arrangement(of))
+
+    def _laid_terms(self, terms: Terms, rest: Sequence[tf.Tensor]) -> Terms:
+        """Returns the first of the Terms with slices in place of Tensors."""
+        return terms.with_tensors([self.laid(x, of) for x, of in zip(rest, terms.tensors)])
 
     @property
     def may_skip(self) -> bool:
         """Whether some blocks may be known to be left out: if each query has a position of its own.
 
-        Biases and ids of both queries and memory say nothing about it. See
-        `_masks.sees_own_position`.
+        Biases and ids of both queries and memory say nothing about it. See `sees_own_position`.
         """
         dims, terms = self.dims, self.terms
         both = {dims.length.name, dims.memory.name}
-        ids: list[Any] = [i for _, *pair in terms.visible for i in pair]
+        ids = [x for _, *pair in terms.visible for x in pair]
         # Without ids no block is known to be hidden; without a position of its own, a query may see
         # nothing.
-        whole = any(both <= set(self.rest[i]) for i in [*range(len(terms.biases)), *ids])
+        whole = any(both <= set(x.shape.dimension_names) for x in [*terms.biases, *ids])
         # With equal sizes each query has a position of its number. Ids of pairs cannot be compared
         # at that position alone, hence not `whole`.
         return bool(terms.visible) and dims.length.size == dims.memory.size and not whole
@@ -213,14 +200,6 @@ class Form(NamedTuple):
         names = [name for name, _, _ in self.terms.visible] if self.may_skip else []
         return next((name for name in ("greater_equal", "less_equal") if name in names), None)
 
-    def _laid(self, rest: Sequence[tf.Tensor], i: Any) -> tf.Tensor:
-        return _blocked_slices.arranged(rest[i], self.rest[i], [*self.row, self.dims.memory.name])
-
-    def _compared(self, rest: Sequence[tf.Tensor]) -> list[Compared]:
-        return [
-            (name, self._laid(rest, i), self._laid(rest, j)) for name, i, j in self.terms.visible
-        ]
-
     def skips(
         self, rest: Sequence[tf.Tensor], length: int, start: Union[int, tf.Tensor]
     ) -> tf.Tensor:
@@ -231,8 +210,9 @@ class Form(NamedTuple):
           length: how many queries there are.
           start: which position of the slices of the memory is that of the first query.
         """
-        biases = [self._laid(rest, i) for i, _ in enumerate(self.terms.biases)]
-        return sees_own_position(self._compared(rest), biases, length, start)
+        terms = dataclasses.replace(self.terms, distances=(), noise=(), extra=None)
+        laid = self._laid_terms(terms, rest)
+        return sees_own_position(laid.visible, laid.biases, length, start)
 
     def blocks(self, rows: int, length: int, memory: int, parts: int) -> tuple[int, int]:
         """Returns block sizes such that few blocks, or none, are in two of several parts.
@@ -243,13 +223,12 @@ class Form(NamedTuple):
           memory: that of the memory.
           parts: how many parts each of them consists of.
         """
-        found = self.block_sizes or _blocked_slices.default_block_sizes(rows, length, memory)
+        found = self.block_sizes or default_block_sizes(rows, length, memory)
         if parts == 1:
             return found
         # Halves that were exchanged are far apart; a block of both would seldom be hidden whole.
         block, columns = (
-            _blocked_slices.divided_alike(size, n // parts)
-            for size, n in zip(found, (length, memory))
+            divided_alike(size, n // parts) for size, n in zip(found, (length, memory))
         )
         return block, columns
 
@@ -261,7 +240,7 @@ class Form(NamedTuple):
         rest: Sequence[tf.Tensor],
         skips: Optional[tf.Tensor] = None,
         parts: int = 1,
-    ) -> _blocked_slices.Operands:
+    ) -> Operands:
         """Returns the Operands made of slices.
 
         Args:
@@ -272,39 +251,26 @@ class Form(NamedTuple):
           skips: whether blocks may be left out, a scalar; or None.
           parts: how many parts slices consist of that are not next to each other.
         """
-
-        def laid(d: Distances) -> Distances:
-            i: Any = d.values
-            values = _blocked_slices.arranged(rest[i], self.rest[i], self.of_buckets(d))
-            here, there = self._laid(rest, d.here), self._laid(rest, d.there)
-            return d._replace(values=values, here=here, there=there)
-
-        # By the names of q, so before q is arranged.
-        front, terms = self.front(q), self.terms
+        # By the order of q's dimensions, so before q is arranged.
+        sizes = dict(zip(self.q.shape.dimension_names, q.shape.as_list()))
+        terms = dataclasses.replace(self.terms, noise=(), extra=None)
         noise = None
-        if terms.noise:
-            indices: Any = terms.noise
+        if self.terms.noise:
             # Dropout is a function of the position and not of the block, so that the gradient,
             # whose blocks come in another order, has the same mask.
-            key0, key1, columns = (self._laid(rest, i) for i in indices)
-            noise = _blocked_slices.Noise(key0, key1, columns, terms.keep_prob)
-        q = self.rows(q, self.q, self.dims.key.name)
-        k = self.columns(k, self.k, self.dims.key.name)
+            of_noise = zip(rest[len(terms.tensors) :], self.terms.noise)
+            noise = Noise(*(self.laid(x, of) for x, of in of_noise), terms.keep_prob)
+        q = self.rows(q, self.q, self.dims.key)
+        k = self.columns(k, self.k, self.dims.key)
         shared, others, length, _ = q.shape.as_list()
         # A pair of positions has a logit for each index of `shared` and `others`, and a block has
         # them all.
         blocks = self.blocks(shared * others, length, k.shape.as_list()[1], parts)
         if blocks[1] >= self.dims.memory.size:
             skips = None  # each block has the positions that queries see
-        return _blocked_slices.Operands(
-            front,
-            q,
-            k,
-            self.columns(v, self.v, self.dims.value.name),
-            [self._laid(rest, i) for i, _ in enumerate(terms.biases)],
-            self._compared(rest),
-            skips,
-            [laid(d) for d in terms.distances],
-            noise,
-            blocks,
+        v = self.columns(v, self.v, self.dims.value)
+        laid = self._laid_terms(terms, rest)
+        front = [sizes[name] for name in self.row[:-1]]
+        return Operands(
+            front, q, k, v, laid.biases, laid.visible, skips, laid.distances, noise, blocks
         )

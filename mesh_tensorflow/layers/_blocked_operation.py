@@ -23,7 +23,7 @@ from mesh_tensorflow._core.tensor import is_differentiable
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow.layers import _blocked_slices, _ring_attention
 from mesh_tensorflow.layers._blocked_form import Dims, Form, Terms
-from mesh_tensorflow.layers._blocked_slices import Operands, arranged, computed_in, restored
+from mesh_tensorflow.layers._blocked_slices import Operands, computed_in, restored
 
 
 def _positions(part: int, parts: int, size: int, halves: bool) -> list[tuple[int, int]]:
@@ -236,7 +236,7 @@ class Blocked(mtf.Operation):
             *rest, part = slices if begins else (*slices, 0)
             return form.skips(rest, size, part * size)
 
-        return [mesh_impl.slicewise(skips, *values[3 : 3 + len(form.rest)], *begins)]
+        return [mesh_impl.slicewise(skips, *values[3 : 3 + len(form.terms.tensors)], *begins)]
 
     def _moving(self, tensors: Sequence[mtf.Tensor], values: Sequence[Any]) -> list[bool]:
         """Returns which of values, of Tensors and others after them, belong to the memory."""
@@ -260,7 +260,7 @@ class Blocked(mtf.Operation):
     def _of_slices(self, compute: Callable, mesh_impl: MeshImpl) -> Callable:
         """Returns a function of slices of `_operands`; `compute` takes Operands and the slices."""
         parts = 1 if self._exchanged_axis(mesh_impl) is None else 2
-        count = 3 + len(self._form.rest)
+        count = 3 + len(self._form.terms.tensors)
 
         def computed(*values: tf.Tensor) -> tuple:
             # The gradient has inputs after those of the Form; only `compute` knows what they mean.
@@ -449,18 +449,15 @@ class BlockedAttentionGradOperation(Blocked):
     def _gradients(self, of: Operands, *inputs: tf.Tensor) -> tuple:
         form = self._form
         *_, y, largest, weight, dy, dz = inputs
-        value = form.dims.value.name
         # dy has the dimensions of y, and dz those of whatever there is once for each row.
-        names = self.inputs[-2].shape.dimension_names
-        row_names = self.inputs[-1].shape.dimension_names
-        y, dy = (tf.cast(form.rows(x, names, value), of.dtype) for x in (y, dy))
-        largest, weight, dz = (form.rows(x, row_names, value) for x in (largest, weight, dz))
+        of_y, of_row = self.inputs[-2:]
+        y, dy = (tf.cast(form.rows(x, of_y, form.dims.value), of.dtype) for x in (y, dy))
+        largest, weight, dz = (form.rows(x, of_row, form.dims.value) for x in (largest, weight, dz))
         # The sum over the memory of weight times its gradient is that of y * dy over channels (Dao
         # et al., 2022, appendix B.2); dz is the gradient of log(weight) + largest.
         shift = (tf.reduce_sum(y * dy, -1, keepdims=True) - dz) / weight
         dy = dy / weight
-        indices: Any = [d.values for d in form.terms.distances]
-        values = {i: n for n, i in enumerate(indices)}
+        _, values = form.terms.weighted
         # Inputs 0 to 2 are q, k and v; those that follow are the Tensors of the Terms, in their
         # order.
         more = [i - 3 for i in self._wanted if i >= 3]
@@ -471,17 +468,15 @@ class BlockedAttentionGradOperation(Blocked):
             dy,
             0 in self._wanted,
             [i for i in more if i not in values],
-            [values[i] for i in more if i in values],
+            [values.index(i) for i in more if i in values],
         )
         front, key = list(of.front), form.dims.key.name
         shared = front[: len(form.dims.shared)]
         orders = {0: (front, [*form.row, key]), 1: (shared, [*form.column, key]),
-                  2: (shared, [*form.column, value])}  # fmt: skip
+                  2: (shared, [*form.column, form.dims.value.name])}  # fmt: skip
         results = []
         for i, x, output in zip(self._wanted, found, self.outputs):
-            before, order = orders.get(i, (None, [*form.row, form.dims.memory.name]))
-            if i - 3 in values:
-                order = form.of_buckets(form.terms.distances[values[i - 3]])
+            before, order = orders.get(i, (None, form.arrangement(output)))
             if before is not None:
                 x = tf.reshape(x, [*before, *x.shape.as_list()[-2:]])
             results.append(tf.cast(restored(x, order, output.shape.dimension_names), output.dtype))
@@ -548,7 +543,7 @@ class BlockedAttentionOperation(Blocked):
         """
         super().__init__([q, k, v, *terms.tensors], name=name or "blocked_attention")
         self._ring = in_ring
-        self._form = Form.of(q, k, v, dims, terms, block_sizes)
+        self._form = Form(dims, q, k, v, terms, block_sizes)
         self.plain = plain
         rows = q.shape - dims.key
         self._outputs = [
@@ -562,7 +557,7 @@ class BlockedAttentionOperation(Blocked):
         y, log_z = self.outputs[:2]
         dy = mtf.zeros_like(y) if dy is None else dy
         dz = mtf.zeros_like(log_z) if dz is None else dz
-        biases = [3 + i for i in self._form.weighted]
+        biases = [3 + i for indices in self._form.terms.weighted for i in indices]
         learned = [i for i in biases if is_learned(self.inputs[i])]
         found: dict[int, mtf.Tensor] = {}
         # Two operations: TensorFlow leaves out the second, with its work, if nothing fetches it.
@@ -628,7 +623,7 @@ class BlockedAttentionOperation(Blocked):
         form, (y, z) = self._form, self.outputs[:2]
         more: Any = form.terms.extra_value
         if extra:
-            more = arranged(extra[0], form.rest[-1], [*form.row, form.dims.value.name])
+            more = form.laid(extra[0], form.terms.extra)
         mean, *rows = _blocked_slices.finished(total, largest, weight, more)
         order = [*form.row, form.dims.value.name]
         return (

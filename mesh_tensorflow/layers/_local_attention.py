@@ -407,11 +407,9 @@ def local_self_attention_spatial_blocks(
     Raises:
       ValueError: dimensions are missing, or the name of a memory dimension is taken.
     """
-    x, what = query_antecedent, "local_self_attention_spatial_blocks"
-    if len(x.shape) < 3:
-        raise ValueError(f"{what}: {x.name} {x.shape} must be [batch..., num_w_blocks, w, io]")
     how = (mask_right, kv_channels, heads, is_training, master_dtype, slice_dtype, name)
-    return _attend_to_blocks(what, x, [memory_w_dim], *how)
+    what = "local_self_attention_spatial_blocks"
+    return _attend_to_blocks(what, query_antecedent, ["w"], [memory_w_dim], *how)
 
 
 @trains_if_not_told
@@ -464,18 +462,15 @@ def local_2d_self_attention_spatial_blocks(
     Raises:
       ValueError: dimensions are missing, or the name of a memory dimension is taken.
     """
-    x, what = query_antecedent, "local_2d_self_attention_spatial_blocks"
-    if len(x.shape) < 5:
-        raise ValueError(
-            f"{what}: {x.name} {x.shape} must be [batch..., num_h_blocks, num_w_blocks, h, w, io]"
-        )
     how = (mask_right, kv_channels, heads, is_training, master_dtype, slice_dtype, name)
-    return _attend_to_blocks(what, x, [memory_h_dim, memory_w_dim], *how)
+    what, memory_dims = "local_2d_self_attention_spatial_blocks", [memory_h_dim, memory_w_dim]
+    return _attend_to_blocks(what, query_antecedent, ["h", "w"], memory_dims, *how)
 
 
 def _attend_to_blocks(
     what: str,
     x: mtf.Tensor,
+    names: Sequence[str],
     memory_dims: Sequence[Optional[mtf.Dimension]],
     mask_right: bool,
     kv_channels: mtf.Dimension,
@@ -490,6 +485,7 @@ def _attend_to_blocks(
     Args:
       what: the name of the layer.
       x: a Tensor with dimensions [batch..., blocks..., positions..., io].
+      names: what errors call the dimensions of positions.
       memory_dims: for each dimension of positions, the one that names it in the memory, or None.
       mask_right: whether later positions and blocks are hidden.
       kv_channels: a Dimension.
@@ -499,7 +495,10 @@ def _attend_to_blocks(
       slice_dtype: a dtype.
       name: the variable scope, or None.
     """
-    n = len(memory_dims)
+    n = len(names)
+    if len(x.shape) < 2 * n + 1:
+        dims = ", ".join([*(f"num_{name}_blocks" for name in names), *names])
+        raise ValueError(f"{what}: {x.name} {x.shape} must be [batch..., {dims}, io]")
     blocks, places = x.shape.dims[-2 * n - 1 : -n - 1], x.shape.dims[-n - 1 : -1]
     memory_places = [_memory_dim(what, x, d, given) for d, given in zip(places, memory_dims)]
     with tf.variable_scope(name, default_name="multihead_attention"):
