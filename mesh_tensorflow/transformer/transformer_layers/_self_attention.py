@@ -72,7 +72,7 @@ def _hidden(
     ids = _conditions(layer, context, memory_position)
     # The first ones are those of relative positions, which are there already, and with the
     # prompts subtracted.
-    conditions += [_masks.COMPARISONS[name](x, y) for name, x, y in ids[len(conditions) :]]
+    conditions += [getattr(mtf, name)(x, y) for name, x, y in ids[len(conditions) :]]
     if not conditions:
         return None
     visible = functools.reduce(mtf.logical_and, conditions)
