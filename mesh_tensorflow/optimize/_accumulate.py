@@ -6,6 +6,7 @@ In microbatches, activations take the memory of one microbatch. Results are thos
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Optional, Union
 
@@ -191,7 +192,7 @@ def accumulate_gradients(
     """
     names, values = _named(inputs)
     _check(values, batch_dim, num_microbatches)
-    step = _Microbatch(names, inputs, loss_fn, variables)
+    step = _Microbatch(names, isinstance(inputs, mtf.Tensor), loss_fn, variables)
     if num_microbatches == 1:
         return step.alone(values)
     return _in_loop(step, values, batch_dim, num_microbatches)
@@ -201,35 +202,34 @@ def _wide(x: mtf.Tensor) -> mtf.Tensor:
     return x if x.dtype.is_complex else mtf.to_float(x)
 
 
+@dataclasses.dataclass
 class _Microbatch:
     """Computes the loss and the gradients of one microbatch.
 
     Attributes:
-      variables: the Variables.
+      names: the keys of the inputs, if they are a dictionary.
+      single: whether there is one input, and no list.
+      loss_fn: a function of inputs.
+      chosen: the Variables of the gradients; all that are trainable if None.
+      variables: the same, once `loss` has been called.
     """
 
-    def __init__(
-        self,
-        names: Optional[list[str]],
-        inputs: Inputs,
-        loss_fn: Callable[[Any], Loss],
-        variables: Optional[Sequence[mtf.Variable]],
-    ):
-        self._names = names
-        self._single = isinstance(inputs, mtf.Tensor)
-        self._loss_fn = loss_fn
-        self._given = variables
-        self.variables: list[mtf.Variable] = []
+    names: Optional[list[str]]
+    single: bool
+    loss_fn: Callable[[Any], Loss]
+    chosen: Optional[Sequence[mtf.Variable]]
+    variables: list[mtf.Variable] = dataclasses.field(default_factory=list)
 
     def loss(self, values: list[mtf.Tensor]) -> tuple[mtf.Tensor, Optional[mtf.Tensor]]:
         """Returns the loss, and its weight or None."""
-        given: Any = values[0] if self._single else values
-        if self._names is not None:
-            given = dict(zip(self._names, values))
-        loss, weight = _checked(self._loss_fn(given))
+        inputs: Any = values[0] if self.single else values
+        if self.names is not None:
+            inputs = dict(zip(self.names, values))
+        loss, weight = _checked(self.loss_fn(inputs))
         # Asked after the call, as a model function may make its variables when it is called.
-        chosen = loss.graph.trainable_variables if self._given is None else self._given
-        self.variables = list(chosen)
+        self.variables = list(
+            loss.graph.trainable_variables if self.chosen is None else self.chosen
+        )
         return loss, weight
 
     def gradients(self, y: mtf.Tensor) -> list[Optional[mtf.Tensor]]:
@@ -243,11 +243,15 @@ class _Microbatch:
         grads = self.gradients(loss)
         if weight is None:
             return AccumulatedLoss(_wide(loss), grads, self.variables)
+        return self.quotient(_wide(loss), mtf.to_float(weight), grads)
+
+    def quotient(
+        self, loss: mtf.Tensor, weight: mtf.Tensor, grads: Sequence[Optional[mtf.Tensor]]
+    ) -> AccumulatedLoss:
+        """Returns the quotient of a sum of losses with these gradients, and their weight."""
         # With the loss S / W and fixed weights, dL/dv = dS/dv / W: nothing is differentiated by W.
-        share = mtf.reciprocal(mtf.to_float(weight))
-        return AccumulatedLoss(
-            _wide(loss) * share, [_times(share, g) for g in grads], self.variables
-        )
+        share = mtf.reciprocal(weight)
+        return AccumulatedLoss(loss * share, [_times(share, g) for g in grads], self.variables)
 
 
 def _checked(result: Loss) -> tuple[mtf.Tensor, Optional[mtf.Tensor]]:
@@ -327,10 +331,7 @@ def _in_loop(
     grads = [[next(totals) if there else None for there in each] for each in reached]
     whole.finish(list(totals), results[0].operation)
     if weight is not None:
-        share = mtf.reciprocal(pair[1])
-        return AccumulatedLoss(
-            pair[0] * share, [_times(share, g) for g in grads[0]], step.variables
-        )
+        return step.quotient(*pair, grads[0])
     value = whole.value(loss)
     if not whole.is_function(loss):
         share_of_loss = whole.share(loss)
