@@ -17,8 +17,6 @@ from mesh_tensorflow._core.errors import is_whole
 if TYPE_CHECKING:
     import mesh_tensorflow.ops_with_redefined_builtins as mtf
 
-__all__ = ["BertConfig"]
-
 # TF BERT's configuration keys, and ours.
 _TF_BERT_KEYS = {
     "hidden_size": "d_model",

@@ -324,46 +324,29 @@ def _best_span(spans: Sequence[_Span], position: int) -> int:
     )
 
 
-# -- examples
-
-
-class _Document(NamedTuple):
-    """The tokens of a paragraph."""
-
-    tokens: list[str]
-    word_of_token: list[int]
-    first_token_of_word: list[int]
-
-
-def _tokenized(words: Sequence[str], tokenizer: FullTokenizer) -> _Document:
-    document = _Document([], [], [])
-    for number, word in enumerate(words):
-        document.first_token_of_word.append(len(document.tokens))
-        pieces = tokenizer.tokenize(word)
-        document.tokens.extend(pieces)
-        document.word_of_token.extend([number] * len(pieces))
-    return document
-
-
 def _answer_tokens(
-    example: SquadExample, document: _Document, tokenizer: FullTokenizer
+    example: SquadExample, tokens: list[str], starts: Sequence[int], tokenizer: FullTokenizer
 ) -> tuple[int, int]:
     """Returns the first and the last token of the answer.
 
     Its words may contain more than the answer, such as "(1895-1943)." for "1895": the result is the
     longest range of their tokens that equals the answer's tokens, if there is one.
+
+    Args:
+      example: a SquadExample with an answer, or that is impossible.
+      tokens: the tokens of the paragraph.
+      starts: where the tokens of each word begin, and where those of the last one end.
+      tokenizer: a FullTokenizer.
     """
     if example.is_impossible:
         return -1, -1
     assert example.start_position is not None and example.end_position is not None
     assert example.orig_answer_text is not None
-    first = document.first_token_of_word[example.start_position]
-    # No word follows the last one, so the end of the document stands for it.
-    after = [*document.first_token_of_word, len(document.tokens)][example.end_position + 1]
+    first, after = starts[example.start_position], starts[example.end_position + 1]
     answer = tokenizer.tokenize(example.orig_answer_text)
     for start in range(first, after):
         for end in range(after - 1, start - 1, -1):
-            if document.tokens[start : end + 1] == answer:
+            if tokens[start : end + 1] == answer:
                 return start, end
     return first, after - 1
 
@@ -402,21 +385,25 @@ def convert_examples_to_features(
     for index, example in enumerate(examples):
         # Cut, as spans without room would never come to the end of the paragraph.
         query = tokenizer.tokenize(example.question_text)[:max_query_length]
-        document = _tokenized(example.doc_tokens, tokenizer)
-        answer = _answer_tokens(example, document, tokenizer) if is_training else None
-        spans = _spans(len(document.tokens), max_seq_length - len(query) - _MARKS, doc_stride)
+        # Answers are given by words, and spans and predictions are of tokens.
+        of_words = [tokenizer.tokenize(word) for word in example.doc_tokens]
+        document = [token for pieces in of_words for token in pieces]
+        word_of_token = [n for n, pieces in enumerate(of_words) for _ in pieces]
+        starts = list(itertools.accumulate(map(len, of_words), initial=0))
+        answer = _answer_tokens(example, document, starts, tokenizer) if is_training else None
+        spans = _spans(len(document), max_seq_length - len(query) - _MARKS, doc_stride)
         for number, span in enumerate(spans):
             tokens = ["[CLS]", *query, "[SEP]"]
             offset = len(tokens)
             places = range(span.start, span.end + 1)
-            tokens += [*(document.tokens[i] for i in places), "[SEP]"]
+            tokens += [*document[span.start : span.end + 1], "[SEP]"]
             padding = [0] * (max_seq_length - len(tokens))
             feature = InputFeatures(
                 next(unique_ids),
                 index,
                 number,
                 tokens,
-                {offset + i - span.start: document.word_of_token[i] for i in places},
+                {offset + i - span.start: word_of_token[i] for i in places},
                 {offset + i - span.start: _best_span(spans, i) == number for i in places},
                 tokenizer.convert_tokens_to_ids(tokens) + padding,
                 [1] * len(tokens) + padding,

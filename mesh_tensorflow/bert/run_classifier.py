@@ -221,32 +221,16 @@ def _metrics(
 # -- the program
 
 
-def _processor() -> DataProcessor:
-    name = FLAGS.task_name.lower()
-    if name not in PROCESSORS:
-        raise ValueError(
-            f"Task not found: {name}; --task_name should be one of {', '.join(PROCESSORS)}"
-        )
-    return PROCESSORS[name]()
-
-
-def _check_flags() -> None:
-    require_flags(
-        "run_classifier", ["data_dir", "task_name", "vocab_file", "bert_config_file", "output_dir"]
-    )
-    if not (FLAGS.do_train or FLAGS.do_eval or FLAGS.do_predict):
-        raise ValueError(
-            "At least one of `do_train`, `do_eval` or `do_predict` must be True: pass --do_train, "
-            "--do_eval or --do_predict"
-        )
-    tokenization.validate_case_matches_checkpoint(FLAGS.do_lower_case, FLAGS.init_checkpoint)
-
-
 class _Task:
     """A data set, and how it is converted to features."""
 
     def __init__(self) -> None:
-        self.processor = _processor()
+        name = FLAGS.task_name.lower()
+        if name not in PROCESSORS:
+            raise ValueError(
+                f"Task not found: {name}; --task_name should be one of {', '.join(PROCESSORS)}"
+            )
+        self.processor = PROCESSORS[name]()
         self.labels = self.processor.get_labels()
         self.tokenizer = tokenization.FullTokenizer(FLAGS.vocab_file, FLAGS.do_lower_case)
 
@@ -294,7 +278,15 @@ def main(_: Sequence[str]) -> None:
     Raises:
       ValueError: a flag is invalid, or a file is missing.
     """
-    _check_flags()
+    require_flags(
+        "run_classifier", ["data_dir", "task_name", "vocab_file", "bert_config_file", "output_dir"]
+    )
+    if not (FLAGS.do_train or FLAGS.do_eval or FLAGS.do_predict):
+        raise ValueError(
+            "At least one of `do_train`, `do_eval` or `do_predict` must be True: pass --do_train, "
+            "--do_eval or --do_predict"
+        )
+    tokenization.validate_case_matches_checkpoint(FLAGS.do_lower_case, FLAGS.init_checkpoint)
     config = read_config(FLAGS.max_seq_length)
     task = _Task()
     tf.io.gfile.makedirs(FLAGS.output_dir)

@@ -166,15 +166,6 @@ def _noise(
     return [*keys, mtf.range(mesh, memory, tf.int32)]
 
 
-def _check_visible(visible: Visible) -> None:
-    for name, _, _ in visible:
-        if name not in COMPARISONS:
-            raise ValueError(
-                f"{_WHAT}: visible compares by {name!r}, which is none of "
-                f"{', '.join(sorted(COMPARISONS))}"
-            )
-
-
 def added_terms(
     bias: Optional[mtf.Tensor], visible: Visible, distances: Sequence[Distances]
 ) -> list[mtf.Tensor]:
@@ -202,7 +193,12 @@ def attention_and_log_sums(
 ) -> tuple[mtf.Tensor, mtf.Tensor]:
     """Returns what `blocked_attention` does, and the logarithms of the softmax's denominators."""
     # All checks come before the first operation, so that an error leaves none in the graph.
-    _check_visible(visible)
+    for comparison, _, _ in visible:
+        if comparison not in COMPARISONS:
+            raise ValueError(
+                f"{_WHAT}: visible compares by {comparison!r}, which is none of "
+                f"{', '.join(sorted(COMPARISONS))}"
+            )
     if ring not in RINGS:
         raise ValueError(
             f"{_WHAT}: ring={ring!r} is none of {', '.join(map(repr, RINGS))}; True is for all"

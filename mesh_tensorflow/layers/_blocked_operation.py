@@ -589,13 +589,17 @@ class BlockedAttentionOperation(Blocked):
         lowering.count_collectives(self, "blocked_attention_op")
         axis = self._joined_axis(mesh_impl)
         if axis is not None:
+
+            def relative_to_most(x: tf.Tensor, largest: tf.Tensor, most: tf.Tensor) -> tf.Tensor:
+                return x * tf.exp(largest - most)
+
             total, largest, weight = sums
             # Sums of different processors are relative to different maxima and have to be scaled to
             # one before they are added, as blocks are.
             most = mesh_impl.allreduce(largest, [axis], "MAX")
             total, weight = (
                 mesh_impl.allreduce(
-                    mesh_impl.slicewise(_relative_to, x, largest, most), [axis], "SUM"
+                    mesh_impl.slicewise(relative_to_most, x, largest, most), [axis], "SUM"
                 )
                 for x in (total, weight)
             )
@@ -642,10 +646,6 @@ class BlockedAttentionOperation(Blocked):
             collectives += [Collective("allreduce", (axis,), n, n * size) for n in (z, y, z)]
         flops = self._flops(mesh_impl, _PRODUCTS)
         return Cost(flops, super().cost(mesh_impl).bytes, tuple(collectives))
-
-
-def _relative_to(x: tf.Tensor, largest: tf.Tensor, most: tf.Tensor) -> tf.Tensor:
-    return x * tf.exp(largest - most)
 
 
 def is_learned(x: mtf.Tensor) -> bool:

@@ -13,7 +13,6 @@ of models", 2024).
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Union
 
@@ -124,14 +123,10 @@ def exchanged(mesh_impl: MeshImpl, axis: int, x: LaidOutLike, at: int) -> LaidOu
       at: the axis of the slices that is halved.
     """
     n = mesh_impl.shape[axis].size
-    first, second = mesh_impl.slicewise(functools.partial(_halves, at), x)
+    first, second = mesh_impl.slicewise(lambda part: tuple(tf.split(part, 2, at)), x)
     # p receives the half 2 (n - 1 - p) + 1 = 2 n - 1 - 2 p, and two reversals give what there was.
     received = mesh_impl.receive(second, axis, list(reversed(range(n))))
     return mesh_impl.slicewise(lambda *halves: tf.concat(halves, at), first, received)
-
-
-def _halves(at: int, x: tf.Tensor) -> tuple[tf.Tensor, ...]:
-    return tuple(tf.split(x, 2, at))
 
 
 def _passed_on(

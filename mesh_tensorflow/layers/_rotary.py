@@ -13,8 +13,6 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._core.errors import dims_text
 
-__all__ = ["RotaryEmbedding"]
-
 # -- frequencies of longer sequences than a model was trained for
 #
 # Each function takes the frequencies, the base and the numbers of a scaling, and returns the new

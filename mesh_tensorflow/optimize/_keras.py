@@ -14,8 +14,6 @@ from tensorflow.python.eager import context
 from mesh_tensorflow._core.errors import WrongTypeError
 from mesh_tensorflow.optimize._adam import Change, ElementwiseOptimizer, ElementwiseStep, Rule
 
-__all__ = ["from_keras"]
-
 # The hyperparameters of an optimizer, by Keras' names.
 Config = Mapping[str, Any]
 
