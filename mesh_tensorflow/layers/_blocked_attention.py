@@ -108,7 +108,9 @@ def _plain(
     for x in terms.biases:
         bias = mtf.cast(x, dtype)
         logits = hide(mtf.add(logits, bias, output_shape=shape), x)
-    extra = terms.extra_value if terms.extra is None else mtf.cast(terms.extra, dtype)
+    extra = terms.extra
+    if isinstance(extra, mtf.Tensor):
+        extra = mtf.cast(extra, dtype)
     # With the extra logit, as blocks have only the sum with it.
     log_z = mtf.reduce_logsumexp(logits, dims.memory, extra_logit=extra)
     weights = mtf.softmax(logits, dims.memory, extra_logit=extra)
@@ -226,16 +228,16 @@ def attention_and_log_sums(
     dims = dims._replace(key=key, value=value)
     rows = q.shape - key
     noise = _noise(q.mesh, dims, rows, dropout_broadcast_dims or ()) if dropout_rate else ()
-    given = isinstance(extra_logit, mtf.Tensor)
-    # As in `mtf.softmax`, an extra logit gets no gradient.
+    if isinstance(extra_logit, mtf.Tensor):
+        # As in `mtf.softmax`, an extra logit gets no gradient.
+        extra_logit = mtf.stop_gradient(extra_logit)
     terms = Terms(
         [] if bias is None else [bias],
         list(visible),
         list(distances),
         noise,
         1.0 - dropout_rate,
-        mtf.stop_gradient(extra_logit) if given else None,  # type: ignore[arg-type]
-        None if given else extra_logit,  # type: ignore[arg-type]
+        extra_logit,
     )
     # `_plain` is handed over, since the module of the operation is imported by this one.
     op = BlockedAttentionOperation(q, k, v, dims, terms, _plain, block_sizes, name, ring)

@@ -66,8 +66,7 @@ class Terms:
       distances: biases of distances, whose dimension of buckets is none of the logits'.
       noise: two keys of dropout for each row, and the indices of the memory; or an empty tuple.
       keep_prob: a number.
-      extra: a Tensor, one more logit of each row, or None.
-      extra_value: the same as a number, or None.
+      extra: one more logit of each row, a Tensor or a number; or None.
     """
 
     biases: Sequence[mtf.Tensor] = ()
@@ -75,8 +74,7 @@ class Terms:
     distances: Sequence[Distances] = ()
     noise: Sequence[mtf.Tensor] = ()
     keep_prob: float = 1.0
-    extra: Optional[mtf.Tensor] = None
-    extra_value: Optional[float] = None
+    extra: Union[mtf.Tensor, float, None] = None
 
     @property
     def tensors(self) -> list[mtf.Tensor]:
@@ -88,7 +86,7 @@ class Terms:
             *ids,
             *distances,
             *self.noise,
-            *([] if self.extra is None else [self.extra]),
+            *([self.extra] if isinstance(self.extra, mtf.Tensor) else []),
         ]
 
     def with_tensors(self, xs: Sequence[mtf.Tensor]) -> Terms:
@@ -105,7 +103,7 @@ class Terms:
                 for d in self.distances
             ],
             noise=[next(left) for _ in self.noise],
-            extra=None if self.extra is None else next(left),
+            extra=next(left) if isinstance(self.extra, mtf.Tensor) else self.extra,
         )
 
     @property
@@ -259,7 +257,8 @@ class Form(NamedTuple):
             # Dropout is a function of the position and not of the block, so that the gradient,
             # whose blocks come in another order, has the same mask.
             of_noise = zip(rest[len(terms.tensors) :], self.terms.noise)
-            noise = Noise(*(self.laid(x, of) for x, of in of_noise), terms.keep_prob)
+            key0, key1, columns = (self.laid(x, of) for x, of in of_noise)
+            noise = Noise(key0, key1, columns, terms.keep_prob)
         q = self.rows(q, self.q, self.dims.key)
         k = self.columns(k, self.k, self.dims.key)
         shared, others, length, _ = q.shape.as_list()

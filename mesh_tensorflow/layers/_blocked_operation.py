@@ -606,7 +606,7 @@ class BlockedAttentionOperation(Blocked):
             sums = total, most, weight
         # The extra logit is the last of the Terms' Tensors.
         last = len(self.inputs) - 1
-        extra = [] if self._form.terms.extra is None else [values[last]]
+        extra = [values[last]] if isinstance(self._form.terms.extra, mtf.Tensor) else []
         found = mesh_impl.slicewise(self._finished, *sums, *extra)
         for y, value in zip(self.outputs, self._exchanged(mesh_impl, self.outputs, found)):
             lowering.set_tensor_lowering(y, value)
@@ -625,9 +625,9 @@ class BlockedAttentionOperation(Blocked):
         self, total: tf.Tensor, largest: tf.Tensor, weight: tf.Tensor, *extra: tf.Tensor
     ) -> tuple:
         form, (y, z) = self._form, self.outputs[:2]
-        more: Any = form.terms.extra_value
+        more: Any = form.terms.extra
         if extra:
-            more = form.laid(extra[0], form.terms.extra)
+            more = form.laid(extra[0], more)
         mean, *rows = _blocked_slices.finished(total, largest, weight, more)
         order = [*form.row, form.dims.value.name]
         return (

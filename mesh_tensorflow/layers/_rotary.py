@@ -137,7 +137,7 @@ class RotaryEmbedding:
                 f"RotaryEmbedding: the scaling {kind!r} is none of {', '.join(_SCALINGS)}; "
                 "scaling=None leaves frequencies as they are"
             )
-        _, needed, further = _SCALINGS.get(kind, (None, [], []))
+        _, needed, further = _SCALINGS[kind] if kind else (None, [], [])
         known = [*needed, *further]
         missing = [name for name in needed if name not in given]
         unknown = sorted(given - {*known})

@@ -331,7 +331,7 @@ def _in_loop(
     grads = [[next(totals) if there else None for there in each] for each in reached]
     whole.finish(list(totals), results[0].operation)
     if weight is not None:
-        return step.quotient(*pair, grads[0])
+        return step.quotient(pair[0], pair[1], grads[0])
     value = whole.value(loss)
     if not whole.is_function(loss):
         share_of_loss = whole.share(loss)

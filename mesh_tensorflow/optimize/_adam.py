@@ -175,7 +175,11 @@ class Rule(ElementwiseOptimizer):
         self.name = name
         self.slots = dict(slots)
         self.counts_steps = counts_steps
-        self.update = update  # type: ignore[method-assign]
+        self._update = update
+
+    def update(self, x: ElementwiseStep) -> Change:
+        """Calls the function."""
+        return self._update(x)
 
 
 def elementwise(
