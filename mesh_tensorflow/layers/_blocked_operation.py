@@ -238,11 +238,6 @@ class Blocked(mtf.Operation):
 
         return [mesh_impl.slicewise(skips, *values[3 : 3 + len(form.terms.tensors)], *begins)]
 
-    def _moving(self, tensors: Sequence[mtf.Tensor], values: Sequence[Any]) -> list[bool]:
-        """Returns which of values, of Tensors and others after them, belong to the memory."""
-        found = [self._memory_axis(x) is not None for x in tensors]
-        return found + [False] * (len(values) - len(found))
-
     def _exchanged(
         self, mesh_impl: MeshImpl, tensors: Sequence[mtf.Tensor], values: Sequence[Any]
     ) -> list[Any]:
@@ -257,20 +252,40 @@ class Blocked(mtf.Operation):
             for v, i in zip(values, at)
         ]
 
-    def _of_slices(self, compute: Callable, mesh_impl: MeshImpl) -> Callable:
-        """Returns a function of slices of `_operands`; `compute` takes Operands and the slices."""
+    def _computed(
+        self, lowering: mtf.Lowering, compute: Callable, join: Callable[[Any, Any], Any]
+    ) -> tuple[list[LaidOutLike], Sequence[Any]]:
+        """Returns the laid-out inputs, and what is computed of them, in a ring of all turns.
+
+        Args:
+          lowering: a Lowering.
+          compute: takes Operands and slices of the inputs; returns results.
+          join: takes laid-out results of two turns; returns both together.
+        """
+        mesh_impl = lowering.mesh_impl(self)
+        values = self._operands(lowering)
         parts = 1 if self._exchanged_axis(mesh_impl) is None else 2
         count = 3 + len(self._form.terms.tensors)
 
-        def computed(*values: tf.Tensor) -> tuple:
+        def of_slices(*slices: tf.Tensor) -> tuple:
             # The gradient has inputs after those of the Form; only `compute` knows what they mean.
-            inputs, [*skips] = values[: len(self.inputs)], values[len(self.inputs) :]
+            inputs, [*skips] = slices[: len(self.inputs)], slices[len(self.inputs) :]
             q, k, v, *rest = inputs[:count]
             [may_skip] = skips or [None]
-            of: Operands = self._form.operands(q, k, v, rest, may_skip, parts)
-            return compute(of, *inputs)
+            return compute(self._form.operands(q, k, v, rest, may_skip, parts), *inputs)
 
-        return computed
+        axis = self._ring_axis(mesh_impl)
+        if axis is None:
+            results = mesh_impl.slicewise(of_slices, *values)
+        else:
+            # What says whether blocks may be left out comes last, and belongs to no part.
+            moving = [*(self._memory_axis(x) is not None for x in self.inputs), False]
+            returned = [self._memory_axis(y) is not None for y in self.outputs]
+            results = _ring_attention.in_turns(
+                mesh_impl, axis, of_slices, values, moving, join, returned
+            )
+        lowering.count_collectives(self, "blocked_attention_op")
+        return values, results
 
     # -- costs
 
@@ -412,27 +427,14 @@ class BlockedAttentionGradOperation(Blocked):
     def lower(self, lowering: mtf.Lowering) -> None:
         """Computes gradients block by block; sums over processors are pending."""
         mesh_impl = lowering.mesh_impl(self)
-        around = self._ring_axis(mesh_impl)
-        operands = self._operands(lowering)
-        gradients_of = self._of_slices(self._gradients, mesh_impl)
-        if around is not None:
-            moving = self._moving(self.inputs, operands)
-            returned = self._moving(self.outputs, self.outputs)
-            values = _ring_attention.in_turns(
-                mesh_impl,
-                around,
-                gradients_of,
-                operands,
-                moving,
-                lambda old, new: [mesh_impl.slicewise(tf.add, x, y) for x, y in zip(old, new)],
-                returned,
-            )
-        else:
-            values = mesh_impl.slicewise(gradients_of, *operands)
-        lowering.count_collectives(self, "blocked_attention_op")
+        _, values = self._computed(
+            lowering,
+            self._gradients,
+            lambda old, new: [mesh_impl.slicewise(tf.add, x, y) for x, y in zip(old, new)],
+        )
         for y, value in zip(self.outputs, self._exchanged(mesh_impl, self.outputs, values)):
             at = self._memory_axis(y)
-            if at is not None and around is None:
+            if at is not None and self._ring_axis(mesh_impl) is None:
                 # Each processor has a gradient of the whole memory, of its own queries; of the sum
                 # it keeps its part.
                 for kind, axis in self._kept_part(mesh_impl):
@@ -570,23 +572,11 @@ class BlockedAttentionOperation(Blocked):
     def lower(self, lowering: mtf.Lowering) -> None:
         """Computes sums of blocks, joins those of a row, and divides."""
         mesh_impl = lowering.mesh_impl(self)
-        values = self._operands(lowering)
-        sums_of = self._of_slices(self._sums, mesh_impl)
-        around = self._ring_axis(mesh_impl)
-        if around is not None:
-            moving = self._moving(self.inputs, values)
-            sums = _ring_attention.in_turns(
-                mesh_impl,
-                around,
-                sums_of,
-                values,
-                moving,
-                lambda old, new: mesh_impl.slicewise(_ring_attention.joined_sums, *old, *new),
-                [False] * 3,  # sums belong to rows
-            )
-        else:
-            sums = mesh_impl.slicewise(sums_of, *values)
-        lowering.count_collectives(self, "blocked_attention_op")
+        values, sums = self._computed(
+            lowering,
+            self._sums,
+            lambda old, new: mesh_impl.slicewise(_ring_attention.joined_sums, *old, *new),
+        )
         axis = self._joined_axis(mesh_impl)
         if axis is not None:
 
