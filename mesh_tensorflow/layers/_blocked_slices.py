@@ -256,13 +256,6 @@ def restored(x: tf.Tensor, order: Sequence[str], names: Sequence[str]) -> tf.Ten
     return x if kept == list(names) else tf.transpose(x, [kept.index(name) for name in names])
 
 
-def _part(x: tf.Tensor, starts: Sequence[Optional[Start]], sizes: Sequence[int]) -> tf.Tensor:
-    """Slices the axes for which there is a start."""
-    if all(start is None for start in starts):
-        return x
-    return tf.slice(x, [0 if start is None else start for start in starts], sizes)
-
-
 class Block:
     """One block of logits."""
 
@@ -274,8 +267,8 @@ class Block:
         """Returns the queries of the block, or what there is for each: [shared, rows, ...]."""
         shared, others, length, channels = x.shape.as_list()
         if self._size[0] != length:
-            starts = [None, None, self._start[0], None]
-            x = _part(x, starts, [shared, others, self._size[0], channels])
+            sizes = [shared, others, self._size[0], channels]
+            x = tf.slice(x, [0, 0, self._start[0], 0], sizes)
         # Cast after the cut, so that no float32 copy of all queries is made.
         return tf.cast(tf.reshape(x, [shared, others * self._size[0], channels]), self._of.dtype)
 
@@ -283,21 +276,21 @@ class Block:
         """Returns the keys or values of the block."""
         shared, memory, channels = x.shape.as_list()
         if self._size[1] != memory:
-            x = _part(x, [None, self._start[1], None], [shared, self._size[1], channels])
+            x = tf.slice(x, [0, self._start[1], 0], [shared, self._size[1], channels])
         return tf.cast(x, self._of.dtype)
 
     def term(self, x: tf.Tensor) -> tf.Tensor:
         """Returns the part of a tensor that is arranged like a bias."""
         whole = self._of.sizes[2:]
         *front, rows, columns = x.shape.as_list()
-        starts: list[Optional[Start]] = [None] * len(front)
-        sizes = list(front)
-        for found, n, start, size in zip((rows, columns), whole, self._start, self._size):
-            # A term has each dimension whole or with size 1, and 1 stands for all positions alike.
-            cut = found == n != size
-            starts.append(start if cut else None)
-            sizes.append(size if cut else found)
-        return _part(x, starts, sizes)
+        # A term has each dimension whole or with size 1, and 1 stands for all positions alike.
+        held = (rows, columns)
+        cut = [n == all_ != size for n, all_, size in zip(held, whole, self._size)]
+        if not any(cut):
+            return x
+        starts = [start if c else 0 for c, start in zip(cut, self._start)]
+        sizes = [size if c else n for c, size, n in zip(cut, self._size, held)]
+        return tf.slice(x, [0] * len(front) + starts, front + sizes)
 
     def left_out(self) -> Optional[tf.Tensor]:
         """Returns whether the block may be left out, a scalar; None if it never is."""

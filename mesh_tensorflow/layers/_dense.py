@@ -454,14 +454,11 @@ def embedding_weights(
     Returns:
       A Tensor with dimensions [ensemble_dim..., vocab_dim, output_dim].
     """
-    if ensemble_dim is None:
-        ensemble_dim = []
-    elif isinstance(ensemble_dim, mtf.Dimension):
-        ensemble_dim = [ensemble_dim]
+    ensemble_dims = list_of_dimensions("embedding_weights: ensemble_dim", ensemble_dim or [])
     return mtf.get_variable(
         mesh,
         name,
-        mtf.Shape([*ensemble_dim, vocab_dim, output_dim]),
+        mtf.Shape([*ensemble_dims, vocab_dim, output_dim]),
         dtype=variable_dtype,
         # Of compat.v1, whose deviation is 1; in TensorFlow 2 the initializer of this name has 0.05.
         initializer=tf.random_normal_initializer() if initializer is None else initializer,
