@@ -233,6 +233,7 @@ PROCESSORS: dict[str, type[DataProcessor]] = {
 
 _SHOWN = 5
 _LOGGED_EVERY = 10000
+# What every model reads; labels and weights are added to them.
 _FEATURES = ("input_ids", "input_mask", "segment_ids")
 
 Example = Union[InputExample, PaddingInputExample]
@@ -289,6 +290,7 @@ def convert_single_example(
       ValueError: the label is unknown, or the length leaves no room for text.
     """
     if isinstance(example, PaddingInputExample):
+        # A real label id, since losses of padding are computed and then have the weight 0.
         zeros = [0] * max_seq_length
         return InputFeatures(zeros, list(zeros), list(zeros), 0, is_real_example=False)
     marks = 3 if example.text_b else 2
@@ -314,6 +316,7 @@ def convert_single_example(
     input_ids = tokenizer.convert_tokens_to_ids(tokens)
     padding = [0] * (max_seq_length - len(tokens))
     label_id = list(label_list).index(example.label)
+    # A few in the log show a user whether vocabulary, case and columns are the right ones.
     if ex_index < _SHOWN:
         text = " ".join(tokenization.printable_text(token) for token in tokens)
         tf.logging.debug(

@@ -66,11 +66,13 @@ def get_final_text(pred_text: str, orig_text: str, do_lower_case: bool) -> str:
     Returns:
       A part of `orig_text`; all of it if the prediction cannot be found in it.
     """
+    # The same rules as for the prediction, so that its words are found among those of the text.
     tokenizer = tokenization.BasicTokenizer(do_lower_case=do_lower_case)
     place = _place(pred_text, orig_text, " ".join(tokenizer.tokenize(orig_text)))
     return orig_text if place is None else orig_text[place[0] : place[1] + 1]
 
 
+# U+202F is a narrow space, which TF BERT takes for white space, too.
 _SPACES = " \t\r\n\u202f"
 
 
@@ -201,7 +203,7 @@ def read_squad_examples(input_file: str, is_training: bool) -> list[SquadExample
         ) from error
 
 
-_FIRST_ID = 1000000000
+_FIRST_ID = 1000000000  # as in TF BERT, so that no id is taken for an index
 _SHOWN = 20
 _MARKS = 3  # [CLS] and two [SEP]
 
@@ -513,6 +515,7 @@ def _best_answers(
     """Returns the best candidates as text, without duplicates."""
     found: dict[str, _Candidate] = {}
     for span in spans:
+        # Here and not before: texts of several spans may be the same one.
         if len(found) >= n_best_size:
             break
         text = _text(span, example, do_lower_case)

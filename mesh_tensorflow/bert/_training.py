@@ -141,6 +141,7 @@ def check_first_records(
             if name not in found:
                 there = ", ".join(sorted(found)) or "none"
                 raise ValueError(f"{path}: its records have no feature {name}; they have {there}")
+            # A feature that is read as another type is empty, and its length is told as 0.
             kind = "float_list" if feature.dtype.is_floating else "int64_list"
             count, wanted = len(getattr(found[name], kind).value), feature.shape[0]
             if count != wanted:
@@ -236,6 +237,7 @@ def get_assignment_map_from_checkpoint(
             f"init_checkpoint: {init_checkpoint} is no checkpoint, such as model.ckpt-1000: {error}"
         ) from error
     assignment: dict[str, str] = collections.OrderedDict()
+    # With the names of tensors, too: programs of TF BERT look for these.
     initialized: dict[str, int] = {}
     by_name = {v.name.removesuffix(":0"): v for v in tvars}
     weights = set(weights_of(saved))
@@ -284,7 +286,7 @@ def load_initial_checkpoint(init_checkpoint: Optional[str], strict: bool = False
     with outside_all_rewrites():
         # Initial values are read on the host, before any processor runs the program.
         checkpoint.init_from_checkpoint(
-            init_checkpoint, {v.op.name: v for v in tf.global_variables() if v.op.name in found}
+            init_checkpoint, {name: v for name, v in variables.items() if name in found}
         )
 
 
@@ -351,6 +353,7 @@ def _mesh_impl(params: object, graph: mtf.Graph) -> mtf.MeshImpl:
     layout = _layout(graph, shape)
     if _is_simd(params):
         return SimdMeshImpl(shape, layout)
+    # Fewer GPUs than processors: TensorFlow chooses the device of each operation.
     gpus = len(tf.config.list_physical_devices("GPU"))
     devices = [f"/device:GPU:{i}" if shape.size <= gpus else "" for i in range(shape.size)]
     return PlacementMeshImpl(shape, layout, devices)
@@ -392,6 +395,7 @@ def make_model_fn(
     ) -> estimator.tpu.TPUEstimatorSpec:
         """Returns the TPUEstimatorSpec of a mode."""
         del labels
+        # Without them the program is that of one process, whatever the estimator runs on.
         params = params if use_tpu else None
         graph = mtf.Graph()
         mesh = mtf.Mesh(graph, "bert_mesh")
@@ -568,6 +572,7 @@ def training_steps(count: int, what: str) -> int:
     Raises:
       ValueError: there is none.
     """
+    # Rounded down: a last batch that is not full makes no step.
     steps = math.floor(count / FLAGS.train_batch_size * FLAGS.num_train_epochs)
     if not steps:
         raise ValueError(

@@ -111,6 +111,7 @@ def input_fn_builder(
             num_parallel_calls=at_a_time if is_training else None,
         )
         if is_training:
+            # Not by `training_order`: the files are repeated already.
             data = data.shuffle(_SHUFFLE_BUFFER, seed=seed)
         data = data.map(functools.partial(parsed_record, features=features))
         return data.batch(params["batch_size"], drop_remainder=True)
@@ -188,6 +189,7 @@ def model_fn_builder(
         return {
             "loss": loss,
             "masked_losses": masked_losses,
+            # Of each hidden token the best id alone: logits have the size of the vocabulary.
             "masked_predictions": mtf.argmax(tokens, tokens.shape.dims[-1]),
             "next_losses": next_losses,
             "next_predictions": mtf.argmax(classes, classes.shape.dims[-1]),
