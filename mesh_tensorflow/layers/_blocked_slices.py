@@ -285,7 +285,7 @@ class Block:
         *front, rows, columns = x.shape.as_list()
         # A term has each dimension whole or with size 1, and 1 stands for all positions alike.
         held = (rows, columns)
-        cut = [n == all_ != size for n, all_, size in zip(held, whole, self._size)]
+        cut = [n == full != size for n, full, size in zip(held, whole, self._size)]
         if not any(cut):
             return x
         starts = [start if c else 0 for c, start in zip(cut, self._start)]
@@ -499,14 +499,50 @@ def block_gradients(
             outer.append(inner[-1])
         return inner, outer
 
+    def of_block(block: Block) -> list[tf.Tensor]:
+        q = block.queries(of.q)
+        rows = (largest, shift, seen, dy)
+        block_largest, block_shift, block_seen, block_dy = (block.queries(x) for x in rows)
+        # Not normalized: `dy` and `shift` are divided by the sums already, which takes a division
+        # for each row instead of one for each pair.
+        p = tf.exp(block.logits(q, block_largest))
+        v = block.memories(of.v)
+        if of.noise is None:
+            dp = product_minus(block_seen, v, block_shift)
+        else:
+            dp = block.dropped(tf.matmul(block_seen, v, transpose_b=True), of.noise) - block_shift
+        # The gradient of a softmax, p * (dp - sum(p * dp)); the sum over the memory is that of dy
+        # times the output of the row, which needs no logits (Dao et al., 2022, appendix B.2).
+        ds = p * dp
+        found = []
+        if qkv:
+            shared, others, _, channels = of.q.shape.as_list()
+            # dq = ds k, dk = ds^T q and dv = dropped(p)^T dy. Queries of `others` are rows here, so
+            # the latter two are summed over them as well.
+            dq = tf.matmul(ds, block.memories(of.k))
+            found = [
+                tf.reshape(dq, [shared, others, q.shape.as_list()[1] // others, channels]),
+                tf.matmul(ds, q, transpose_a=True),
+                tf.matmul(block.dropped(p, of.noise), block_dy, transpose_a=True),
+            ]
+        for shape in bias_shapes:
+            whole = tf.reshape(ds, block.shape)
+            # A bias was repeated along the dimensions that it lacks, so its gradient is the sum
+            # over them.
+            axes = [i for i, (a, b) in enumerate(zip(shape, block.shape)) if a == 1 != b]
+            found.append(tf.reduce_sum(whole, axes, keepdims=True) if axes else whole)
+        for d in chosen:
+            *heads, count = d.values.shape.as_list()
+            whole = tf.reshape(ds, block.shape)
+            found.append(sums_by_bucket(whole, block.buckets(d), heads, count))
+        return found
+
     def of_memory(at: Start, columns: int) -> list:
         def of_queries(start: Start, rows: int) -> list:
             block = Block(of, (start, at), (rows, columns))
             return _unless_left_out(
                 block,
-                lambda: _gradients_of_block(
-                    block, of, (largest, shift, seen, dy), qkv, bias_shapes, chosen
-                ),
+                lambda: of_block(block),
                 [tf.zeros(result.of_block(rows), of.dtype) for result in inner],
             )
 
@@ -517,48 +553,3 @@ def block_gradients(
 
     # The outer results are the same for any size of a block.
     return over_blocks(memory, of.blocks[1], of_memory, results(0)[1], of.dtype)
-
-
-def _gradients_of_block(
-    block: Block,
-    of: Operands,
-    rows: tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor],
-    qkv: bool,
-    bias_shapes: Sequence[list[int]],
-    distances: Sequence[Distances],
-) -> list[tf.Tensor]:
-    q = block.queries(of.q)
-    largest, shift, seen, dy = (block.queries(x) for x in rows)
-    # Not normalized: `dy` and `shift` are divided by the sums already, which takes a division for
-    # each row instead of one for each pair.
-    p = tf.exp(block.logits(q, largest))
-    v = block.memories(of.v)
-    if of.noise is None:
-        dp = product_minus(seen, v, shift)
-    else:
-        dp = block.dropped(tf.matmul(seen, v, transpose_b=True), of.noise) - shift
-    # The gradient of a softmax, p * (dp - sum(p * dp)); the sum over the memory is that of dy times
-    # the output of the row, which needs no logits (Dao et al., 2022, appendix B.2).
-    ds = p * dp
-    found = []
-    if qkv:
-        shared, others, _, channels = of.q.shape.as_list()
-        # dq = ds k, dk = ds^T q and dv = dropped(p)^T dy. Queries of `others` are rows here, so the
-        # latter two are summed over them as well.
-        dq = tf.matmul(ds, block.memories(of.k))
-        found = [
-            tf.reshape(dq, [shared, others, q.shape.as_list()[1] // others, channels]),
-            tf.matmul(ds, q, transpose_a=True),
-            tf.matmul(block.dropped(p, of.noise), dy, transpose_a=True),
-        ]
-    for shape in bias_shapes:
-        whole = tf.reshape(ds, block.shape)
-        # A bias was repeated along the dimensions that it lacks, so its gradient is the sum over
-        # them.
-        axes = [i for i, (a, b) in enumerate(zip(shape, block.shape)) if a == 1 != b]
-        found.append(tf.reduce_sum(whole, axes, keepdims=True) if axes else whole)
-    for d in distances:
-        *heads, count = d.values.shape.as_list()
-        whole = tf.reshape(ds, block.shape)
-        found.append(sums_by_bucket(whole, block.buckets(d), heads, count))
-    return found
