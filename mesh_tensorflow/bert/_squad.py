@@ -509,21 +509,6 @@ def _text(span: _Candidate, example: SquadExample, do_lower_case: bool) -> str:
     return get_final_text(joined, " ".join(example.doc_tokens[first : last + 1]), do_lower_case)
 
 
-def _best_answers(
-    spans: Sequence[_Candidate], example: SquadExample, n_best_size: int, do_lower_case: bool
-) -> list[_Candidate]:
-    """Returns the best candidates as text, without duplicates."""
-    found: dict[str, _Candidate] = {}
-    for span in spans:
-        # Here and not before: texts of several spans may be the same one.
-        if len(found) >= n_best_size:
-            break
-        text = _text(span, example, do_lower_case)
-        # The spans are sorted, so the first of equal texts has the highest score.
-        found.setdefault(text, span._replace(text=text))
-    return list(found.values())
-
-
 def _predicted(
     example: SquadExample,
     pieces: Sequence[tuple[InputFeatures, Any]],
@@ -548,7 +533,15 @@ def _predicted(
     if with_none:
         spans.append(null)
     spans.sort(key=lambda span: span.score, reverse=True)
-    answers = _best_answers(spans, example, n_best_size, do_lower_case)
+    by_text: dict[str, _Candidate] = {}
+    for span in spans:
+        # Here and not before: texts of several spans may be the same one.
+        if len(by_text) >= n_best_size:
+            break
+        text = _text(span, example, do_lower_case)
+        # The spans are sorted, so the first of equal texts has the highest score.
+        by_text.setdefault(text, span._replace(text=text))
+    answers = list(by_text.values())
     # The list may have been full before this answer came.
     if with_none and not any(answer.text == "" for answer in answers):
         answers.append(null)

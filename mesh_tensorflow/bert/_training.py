@@ -336,21 +336,17 @@ def _parameter(params: object, name: str) -> Any:
     return getattr(params, name, None) if get is None else get(name)
 
 
-def _layout(graph: mtf.Graph, mesh_shape: mtf.Shape) -> mtf.LayoutRules:
-    """Returns the rules of --layout, without default rules for other models."""
+def _mesh_impl(params: object, graph: mtf.Graph) -> mtf.MeshImpl:
+    shape = _mesh_shape()
+    # The default rules may be for dimensions of other models: those are left out.
     usual = mtf.convert_to_layout_rules(FLAGS["layout"].default or "").pairs
-    return rules_that_apply(
+    layout = rules_that_apply(
         mtf.convert_to_layout_rules(FLAGS.layout),
         graph.operations,
-        mesh_shape,
+        shape,
         {d for d, _ in usual},
         {m for _, m in usual},
     )
-
-
-def _mesh_impl(params: object, graph: mtf.Graph) -> mtf.MeshImpl:
-    shape = _mesh_shape()
-    layout = _layout(graph, shape)
     if _is_simd(params):
         return SimdMeshImpl(shape, layout)
     # Fewer GPUs than processors: TensorFlow chooses the device of each operation.

@@ -277,23 +277,14 @@ def main(_: Sequence[str]) -> None:
         return
     total = FLAGS.num_train_steps
     every = FLAGS.steps_per_eval if eval_files else total
-    step = _latest_step(FLAGS.output_dir)
+    latest = checkpoint_files.latest(FLAGS.output_dir)
+    step = int(checkpoint_files.open_reader(latest).get_tensor("global_step")) if latest else 0
     while step < total:
         # The next multiple, so that a run that goes on evaluates at the same steps.
         done, step = step, min(total, (step // every + 1) * every)
         run.train(_input_fn(train_files, True, seed=done), max_steps=step)
         if eval_files:
             evaluate(run, _input_fn(eval_files, False), FLAGS.max_eval_steps)
-
-
-def _latest_step(directory: str) -> int:
-    """Returns the step of the latest checkpoint in a directory; 0 if there is none.
-
-    Args:
-      directory: the path of the directory.
-    """
-    path = checkpoint_files.latest(directory)
-    return int(checkpoint_files.open_reader(path).get_tensor("global_step")) if path else 0
 
 
 if __name__ == "__main__":

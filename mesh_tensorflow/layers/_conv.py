@@ -200,22 +200,6 @@ def _margins(block: mtf.Dimension, size: int, stride: int, transposed: bool) -> 
     return _Margins(first, total - first)
 
 
-def with_margins(
-    x: mtf.Tensor,
-    blocks_dim: Optional[mtf.Dimension],
-    block: mtf.Dimension,
-    before: int,
-    after: int,
-) -> mtf.Tensor:
-    """Extends each block by margins from its neighbors, with zeros at the border."""
-    widest = max(before, after)
-    # A halo is equally wide on both sides; what the narrower margin does not need is cut off.
-    x = mtf.halo_exchange(x, blocks_dim, block, widest)
-    if before == after:
-        return x
-    return mtf.slice(x, widest - before, before + block.size + after, block.name)
-
-
 def _with_blocks(
     kind: str,
     x: mtf.Tensor,
@@ -256,7 +240,12 @@ def _with_blocks(
     # One dimension after another: the later margins include the earlier ones, and so the corners of
     # diagonal neighbors.
     for blocks_dim, block, margin in zip(blocks_dims, blocks, margins):
-        x = with_margins(x, blocks_dim, block, margin.before, margin.after)
+        widest = max(margin.before, margin.after)
+        # A halo is equally wide on both sides; what the narrower margin does not need is cut off.
+        x = mtf.halo_exchange(x, blocks_dim, block, widest)
+        if margin.before != margin.after:
+            size = margin.before + block.size + margin.after
+            x = mtf.slice(x, widest - margin.before, size, block.name)
     # The margins are the padding, with zeros at the border of the image. With "SAME", pixels of an
     # upsampled block would be cut off at the borders of blocks instead.
     y = conv(x, "VALID")
