@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Optional, Union
 
 import tensorflow.compat.v1 as tf
@@ -273,12 +273,6 @@ def _times(factor: Union[float, mtf.Tensor], x: Optional[mtf.Tensor]) -> Optiona
     return x * (mtf.cast(factor, x.dtype) if isinstance(factor, mtf.Tensor) else factor)
 
 
-def _sum(xs: Iterable[Optional[mtf.Tensor]]) -> Optional[mtf.Tensor]:
-    """Returns the sum of those that are not None; None if all are."""
-    there = [x for x in xs if x is not None]
-    return mtf.add_n(there) if there else None
-
-
 def _in_loop(
     step: _Microbatch, values: list[mtf.Tensor], batch_dim: mtf.Dimension, number: int
 ) -> AccumulatedLoss:
@@ -383,12 +377,13 @@ def _by_terms(
     for i in range(len(variables)):
         # dL/dv = sum_T dL/dT * share_T * sum_i dT_i/dv, over terms T and microbatches i, and then
         # what the loss takes of v directly.
-        parts = [
+        summands = [
             _times(whole.share(term), _times(_wide(d), each[i]))
             for term, d, each in zip(terms, outer, grads)
             if d is not None
         ]
-        found.append(_sum([*parts, direct[i]]))
+        there = [x for x in (*summands, direct[i]) if x is not None]
+        found.append(mtf.add_n(there) if there else None)
     return found
 
 
