@@ -102,7 +102,7 @@ def build(kind: str, length: int, form: str):
 
     import mesh_tensorflow as mtf
     from mesh_tensorflow.layers import _masks
-    from mesh_tensorflow.layers._visibility import Buckets
+    from mesh_tensorflow.layers._masks import Buckets
     from mesh_tensorflow.transformer import attention
 
     mesh = mtf.Mesh(mtf.Graph(), "mesh")

@@ -9,7 +9,7 @@ import gin
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow.layers._visibility import MASKED_LOGIT
+from mesh_tensorflow.layers._masks import MASKED_LOGIT
 
 __all__ = ["OPTIMIZERS", "Program", "language_model"]
 

@@ -6,7 +6,7 @@ import csv
 import dataclasses
 import io
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union
 
 import numpy as np
@@ -109,12 +109,13 @@ class _Split(NamedTuple):
     """A file of examples and its columns.
 
     Attributes:
-      file: its name in the directory.
+      file: its path in the directory.
       name: what guids begin with.
       header: whether its first line has column names.
       text_a, text_b, label, guid: column numbers, or None; without a guid column, guids have line
       numbers.
       constant_label: the label of examples with unknown labels.
+      language: the column that says the language of a line, or None if all are read.
     """
 
     file: str
@@ -125,11 +126,14 @@ class _Split(NamedTuple):
     label: Optional[int] = None
     constant_label: Optional[str] = None
     guid: Optional[int] = None
+    language: Optional[int] = None
 
 
 class _TableProcessor(DataProcessor):
     """A data set whose splits are files of tab-separated columns."""
 
+    language: Optional[str] = None
+    _synonyms: Mapping[Optional[str], str] = {}
     _labels: Sequence[str]
     _train: _Split
     _dev: _Split
@@ -148,13 +152,14 @@ class _TableProcessor(DataProcessor):
         return list(self._labels)
 
     def _examples(self, data_dir: str, split: _Split) -> list[InputExample]:
-        path = os.path.join(data_dir, split.file)
+        path = os.path.join(data_dir, split.file.format(language=self.language))
         examples = []
         for number, row in enumerate(self._read_tsv(path)):
             if split.header and number == 0:
                 continue
             try:
-                examples.append(self._example(number, row, split))
+                if split.language is None or row[split.language] == self.language:
+                    examples.append(self._example(number, row, split))
             except (IndexError, ValueError) as error:
                 raise ValueError(
                     f"{type(self).__name__}: line {number + 1} of {path} has {len(row)} columns, "
@@ -163,17 +168,14 @@ class _TableProcessor(DataProcessor):
         return examples
 
     def _example(self, number: int, row: Sequence[str], split: _Split) -> InputExample:
-        def text(column: Optional[int]) -> Optional[str]:
-            return None if column is None else tokenization.convert_to_unicode(row[column])
-
-        guid = number if split.guid is None else text(split.guid)
+        guid = number if split.guid is None else row[split.guid]
         # Test sets have no labels; their features need one, which no prediction depends on.
-        label = split.constant_label if split.label is None else text(split.label)
+        label = split.constant_label if split.label is None else row[split.label]
+        label = self._synonyms.get(label, label)
         if label not in self._labels:
             raise ValueError(f"the label is {label!r}, not one of {list(self._labels)}")
-        return InputExample(
-            f"{split.name}-{guid}", text(split.text_a) or "", text(split.text_b), label
-        )
+        text_b = None if split.text_b is None else row[split.text_b]
+        return InputExample(f"{split.name}-{guid}", row[split.text_a], text_b, label)
 
 
 class ColaProcessor(_TableProcessor):
@@ -203,42 +205,22 @@ class MnliProcessor(_TableProcessor):
     _test = _Split("test_matched.tsv", "test", True, 8, 9, constant_label="contradiction", guid=0)
 
 
-class XnliProcessor(DataProcessor):
-    """XNLI (Conneau et al., 2018), in one language.
+class XnliProcessor(_TableProcessor):
+    """XNLI (Conneau et al., 2018), in one language, with the translated MultiNLI to train on.
 
     Attributes:
       language: the language code.
     """
 
+    _labels = MnliProcessor._labels
+    _train = _Split("multinli/multinli.train.{language}.tsv", "train", True, 0, 1, label=2)
+    _dev = _Split("xnli.dev.tsv", "dev", True, 6, 7, label=1, language=0)
+    get_test_examples = DataProcessor.get_test_examples
+
     def __init__(self) -> None:
         self.language = "zh"
-
-    def get_train_examples(self, data_dir: str) -> list[InputExample]:
-        """Reads the translated MultiNLI training set of this language."""
-        path = os.path.join(data_dir, "multinli", f"multinli.train.{self.language}.tsv")
-        examples = []
-        for number, row in enumerate(self._read_tsv(path)):
-            if number == 0:
-                continue
-            text_a, text_b, label = map(tokenization.convert_to_unicode, row[:3])
-            # The translated training set has another word for it than the development set.
-            label = "contradiction" if label == "contradictory" else label
-            examples.append(InputExample(f"train-{number}", text_a, text_b, label))
-        return examples
-
-    def get_dev_examples(self, data_dir: str) -> list[InputExample]:
-        """Reads the rows of this language of XNLI's development set."""
-        examples = []
-        for number, row in enumerate(self._read_tsv(os.path.join(data_dir, "xnli.dev.tsv"))):
-            if number == 0 or tokenization.convert_to_unicode(row[0]) != self.language:
-                continue
-            text_a, text_b, label = (tokenization.convert_to_unicode(row[i]) for i in (6, 7, 1))
-            examples.append(InputExample(f"dev-{number}", text_a, text_b, label))
-        return examples
-
-    def get_labels(self) -> list[str]:
-        """Returns the three labels of natural language inference."""
-        return ["contradiction", "entailment", "neutral"]
+        # The translated training set has another word for it than the development set.
+        self._synonyms = {"contradictory": "contradiction"}
 
 
 PROCESSORS: dict[str, type[DataProcessor]] = {
@@ -251,6 +233,7 @@ PROCESSORS: dict[str, type[DataProcessor]] = {
 
 _SHOWN = 5
 _LOGGED_EVERY = 10000
+# What every model reads; labels and weights are added to them.
 _FEATURES = ("input_ids", "input_mask", "segment_ids")
 
 Example = Union[InputExample, PaddingInputExample]
@@ -307,6 +290,7 @@ def convert_single_example(
       ValueError: the label is unknown, or the length leaves no room for text.
     """
     if isinstance(example, PaddingInputExample):
+        # A real label id, since losses of padding are computed and then have the weight 0.
         zeros = [0] * max_seq_length
         return InputFeatures(zeros, list(zeros), list(zeros), 0, is_real_example=False)
     marks = 3 if example.text_b else 2
@@ -332,6 +316,7 @@ def convert_single_example(
     input_ids = tokenizer.convert_tokens_to_ids(tokens)
     padding = [0] * (max_seq_length - len(tokens))
     label_id = list(label_list).index(example.label)
+    # A few in the log show a user whether vocabulary, case and columns are the right ones.
     if ex_index < _SHOWN:
         text = " ".join(tokenization.printable_text(token) for token in tokens)
         tf.logging.debug(
@@ -356,14 +341,19 @@ def convert_examples_to_features(
       max_seq_length: the length.
       tokenizer: a FullTokenizer.
     """
-    features = []
+    return list(_converted(examples, label_list, max_seq_length, tokenizer))
+
+
+def _converted(
+    examples: Iterable[Example],
+    label_list: Sequence[str],
+    max_seq_length: int,
+    tokenizer: FullTokenizer,
+) -> Iterator[InputFeatures]:
     for number, example in enumerate(examples):
         if number and number % _LOGGED_EVERY == 0:
             tf.logging.info("Converting example %d", number)
-        features.append(
-            convert_single_example(number, example, label_list, max_seq_length, tokenizer)
-        )
-    return features
+        yield convert_single_example(number, example, label_list, max_seq_length, tokenizer)
 
 
 def file_based_convert_examples_to_features(
@@ -382,13 +372,9 @@ def file_based_convert_examples_to_features(
       tokenizer: a FullTokenizer.
       output_file: the path of the file.
     """
-    # One after the other, so that not all features are in memory at a time.
-    converted = (
-        convert_single_example(number, example, label_list, max_seq_length, tokenizer)
-        for number, example in enumerate(examples)
-    )
     write_records(
         output_file,
+        # One after the other, so that not all features are in memory at a time.
         (
             {
                 "input_ids": f.input_ids,
@@ -397,7 +383,7 @@ def file_based_convert_examples_to_features(
                 "label_ids": [f.label_id],
                 "is_real_example": [int(f.is_real_example)],
             }
-            for f in converted
+            for f in _converted(examples, label_list, max_seq_length, tokenizer)
         ),
     )
 
@@ -446,9 +432,4 @@ def file_based_input_fn_builder(
       A function of `params`, which contain "batch_size".
     """
     shapes = {**{name: [seq_length] for name in _FEATURES}, "label_ids": [], "is_real_example": []}
-    return record_batches(
-        input_file,
-        {n: tf.io.FixedLenFeature(s, tf.int64) for n, s in shapes.items()},
-        is_training,
-        drop_remainder,
-    )
+    return record_batches(input_file, shapes, is_training, drop_remainder)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import difflib
-import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Optional, Union
@@ -17,8 +16,6 @@ from mesh_tensorflow._core.errors import is_whole
 if TYPE_CHECKING:
     import mesh_tensorflow.ops_with_redefined_builtins as mtf
 
-__all__ = ["BertConfig"]
-
 # TF BERT's configuration keys, and ours.
 _TF_BERT_KEYS = {
     "hidden_size": "d_model",
@@ -29,7 +26,7 @@ _TF_BERT_KEYS = {
     "hidden_dropout_prob": "layer_output_dropout_prob",
     "layer_norm_eps": "layer_norm_epsilon",
 }
-_EPSILON = 1e-6
+_EPSILON = 1e-6  # as in the classic, whose configurations cannot say another one
 # Other keys in configuration files of TF BERT's published models; they do not affect the model.
 _WITHOUT_MEANING = {
     "directionality",
@@ -126,6 +123,7 @@ class BertConfig:
     def __post_init__(self) -> None:
         for name in _SIZES:
             _check_size(name, getattr(self, name))
+        # Text in JSON files of the classic; a list is what the model goes through.
         if isinstance(self.block_layers, str):
             self.block_layers = [name.strip() for name in self.block_layers.split(",")]
         self.block_layers = list(self.block_layers)
@@ -144,14 +142,10 @@ class BertConfig:
         Raises:
           ValueError: a key is unknown, or `vocab_size` is missing.
         """
-        known = list(inspect.signature(cls.__init__).parameters)[1:]
-        values = {
-            _TF_BERT_KEYS[key]: value for key, value in json_object.items() if key in _TF_BERT_KEYS
-        }
+        known = [field.name for field in dataclasses.fields(cls)]
         # Ours come second: where a file has both names of a value, ours is meant.
-        values.update(
-            {key: value for key, value in json_object.items() if key not in _TF_BERT_KEYS}
-        )
+        keys = sorted(json_object, key=lambda key: key not in _TF_BERT_KEYS)
+        values = {_TF_BERT_KEYS.get(key, key): json_object[key] for key in keys}
         unknown = [key for key in values if key not in known and key not in _WITHOUT_MEANING]
         if unknown:
             near = [
@@ -202,6 +196,7 @@ class BertConfig:
         Returns:
           A dictionary.
         """
+        # A copy, as the list of layers could otherwise be changed by way of the dictionary.
         values = copy.deepcopy(self.__dict__)
         if self.layer_norm_epsilon == _EPSILON:  # the classic's configurations have no such key
             del values["layer_norm_epsilon"]

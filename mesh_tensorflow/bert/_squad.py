@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import itertools
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -65,11 +66,13 @@ def get_final_text(pred_text: str, orig_text: str, do_lower_case: bool) -> str:
     Returns:
       A part of `orig_text`; all of it if the prediction cannot be found in it.
     """
+    # The same rules as for the prediction, so that its words are found among those of the text.
     tokenizer = tokenization.BasicTokenizer(do_lower_case=do_lower_case)
     place = _place(pred_text, orig_text, " ".join(tokenizer.tokenize(orig_text)))
     return orig_text if place is None else orig_text[place[0] : place[1] + 1]
 
 
+# U+202F is a narrow space, which TF BERT takes for white space, too.
 _SPACES = " \t\r\n\u202f"
 
 
@@ -102,17 +105,6 @@ class SquadExample:
     __repr__ = __str__
 
 
-class _Answer(NamedTuple):
-    """An answer, with the indices of its first and last word."""
-
-    text: Optional[str] = None
-    start: Optional[int] = None
-    end: Optional[int] = None
-
-
-_IMPOSSIBLE = _Answer("", -1, -1)
-
-
 def _words(text: str) -> tuple[list[str], list[int]]:
     """Returns the words of a text, and the word index of each character.
 
@@ -134,15 +126,17 @@ def _words(text: str) -> tuple[list[str], list[int]]:
     return words, of_char
 
 
-def _answer(question: Mapping[str, Any], words: list[str], of_char: list[int]) -> Optional[_Answer]:
-    """Returns the answer to train on; None if the words do not contain its text."""
-    found = question["answers"]
-    if len(found) != 1:
+def _answer(
+    question: Mapping[str, Any], words: list[str], of_char: list[int]
+) -> Optional[tuple[str, int, int]]:
+    """Returns the answer to train on, with its first and last word; None if it is not in them."""
+    answers = question["answers"]
+    if len(answers) != 1:
         raise ValueError(
             f"For training, each question should have exactly 1 answer, but {question['id']!r} has "
-            f"{len(found)}; with --version_2_with_negative it may be marked is_impossible"
+            f"{len(answers)}; with --version_2_with_negative it may be marked is_impossible"
         )
-    text, offset = found[0]["text"], found[0]["answer_start"]
+    text, offset = answers[0]["text"], answers[0]["answer_start"]
     start, end = of_char[offset], of_char[offset + len(text) - 1]
     there = " ".join(words[start : end + 1])
     # It need only be a part: the first and last word may have more, such as a full stop.
@@ -154,28 +148,24 @@ def _answer(question: Mapping[str, Any], words: list[str], of_char: list[int]) -
             question["id"],
         )
         return None
-    return _Answer(text, start, end)
+    return text, start, end
 
 
 def _questions(paragraph: Mapping[str, Any], is_training: bool) -> Iterator[SquadExample]:
     words, of_char = _words(paragraph["context"])
     for question in paragraph["qas"]:
-        impossible = False
-        answer: Optional[_Answer] = _Answer()
+        example = SquadExample(question["id"], question["question"], words)
         if is_training:
             # Files of SQuAD 1.1 have no such key, so the flag is asked first.
-            impossible = FLAGS.version_2_with_negative and bool(question["is_impossible"])
-            answer = _IMPOSSIBLE if impossible else _answer(question, words, of_char)
-        if answer is not None:
-            yield SquadExample(
-                question["id"],
-                question["question"],
-                words,
-                answer.text,
-                answer.start,
-                answer.end,
-                impossible,
+            example.is_impossible = FLAGS.version_2_with_negative and bool(
+                question["is_impossible"]
             )
+            no_answer = ("", -1, -1)
+            answer = no_answer if example.is_impossible else _answer(question, words, of_char)
+            if answer is None:
+                continue
+            example.orig_answer_text, example.start_position, example.end_position = answer
+        yield example
 
 
 def read_squad_examples(input_file: str, is_training: bool) -> list[SquadExample]:
@@ -213,7 +203,7 @@ def read_squad_examples(input_file: str, is_training: bool) -> list[SquadExample
         ) from error
 
 
-_FIRST_ID = 1000000000
+_FIRST_ID = 1000000000  # as in TF BERT, so that no id is taken for an index
 _SHOWN = 20
 _MARKS = 3  # [CLS] and two [SEP]
 
@@ -336,113 +326,31 @@ def _best_span(spans: Sequence[_Span], position: int) -> int:
     )
 
 
-# -- examples
-
-
-class _Document(NamedTuple):
-    """The tokens of a paragraph."""
-
-    tokens: list[str]
-    word_of_token: list[int]
-    first_token_of_word: list[int]
-
-
-def _tokenized(words: Sequence[str], tokenizer: FullTokenizer) -> _Document:
-    document = _Document([], [], [])
-    for number, word in enumerate(words):
-        document.first_token_of_word.append(len(document.tokens))
-        pieces = tokenizer.tokenize(word)
-        document.tokens.extend(pieces)
-        document.word_of_token.extend([number] * len(pieces))
-    return document
-
-
 def _answer_tokens(
-    example: SquadExample, document: _Document, tokenizer: FullTokenizer
+    example: SquadExample, tokens: list[str], starts: Sequence[int], tokenizer: FullTokenizer
 ) -> tuple[int, int]:
     """Returns the first and the last token of the answer.
 
     Its words may contain more than the answer, such as "(1895-1943)." for "1895": the result is the
     longest range of their tokens that equals the answer's tokens, if there is one.
+
+    Args:
+      example: a SquadExample with an answer, or that is impossible.
+      tokens: the tokens of the paragraph.
+      starts: where the tokens of each word begin, and where those of the last one end.
+      tokenizer: a FullTokenizer.
     """
     if example.is_impossible:
         return -1, -1
     assert example.start_position is not None and example.end_position is not None
     assert example.orig_answer_text is not None
-    first = document.first_token_of_word[example.start_position]
-    # No word follows the last one, so the end of the document stands for it.
-    after = [*document.first_token_of_word, len(document.tokens)][example.end_position + 1]
+    first, after = starts[example.start_position], starts[example.end_position + 1]
     answer = tokenizer.tokenize(example.orig_answer_text)
     for start in range(first, after):
         for end in range(after - 1, start - 1, -1):
-            if document.tokens[start : end + 1] == answer:
+            if tokens[start : end + 1] == answer:
                 return start, end
     return first, after - 1
-
-
-def _position(answer: tuple[int, int], span: _Span, offset: int) -> tuple[int, int]:
-    """Returns the answer's first and last token in a span; (0, 0) if it is not in the span."""
-    start, end = answer
-    # [CLS] at position 0 stands for no answer in this span.
-    if start < span.start or end > span.end:
-        return 0, 0
-    return start - span.start + offset, end - span.start + offset
-
-
-@dataclasses.dataclass
-class _Converter:
-    """Converts examples to features, and numbers them."""
-
-    tokenizer: FullTokenizer
-    length: int
-    stride: int
-    max_query_length: int
-    is_training: bool
-    next_id: int = _FIRST_ID
-
-    def features(self, index: int, example: SquadExample) -> Iterable[InputFeatures]:
-        """Yields the features of all spans of an example's paragraph."""
-        # Cut, as spans without room would never come to the end of the paragraph.
-        query = self.tokenizer.tokenize(example.question_text)[: self.max_query_length]
-        document = _tokenized(example.doc_tokens, self.tokenizer)
-        answer = _answer_tokens(example, document, self.tokenizer) if self.is_training else None
-        spans = _spans(len(document.tokens), self.length - len(query) - _MARKS, self.stride)
-        for number in range(len(spans)):
-            made = self._feature(query, document, spans, number)
-            made.example_index = index
-            if answer is not None:
-                made.start_position, made.end_position = (
-                    # In a sequence, a span comes after [CLS], the question and [SEP].
-                    _position(answer, spans[number], len(query) + 2)
-                    if not example.is_impossible
-                    else (0, 0)
-                )
-            made.is_impossible = example.is_impossible
-            yield made
-
-    def _feature(
-        self, query: list[str], document: _Document, spans: Sequence[_Span], number: int
-    ) -> InputFeatures:
-        span = spans[number]
-        tokens = ["[CLS]", *query, "[SEP]"]
-        offset = len(tokens)
-        positions = range(span.start, span.end + 1)
-        tokens += [*(document.tokens[i] for i in positions), "[SEP]"]
-        ids = self.tokenizer.convert_tokens_to_ids(tokens)
-        padding = [0] * (self.length - len(tokens))
-        # Results are matched with features by this number: a question may have several spans.
-        unique_id, self.next_id = self.next_id, self.next_id + 1
-        return InputFeatures(
-            unique_id,
-            0,
-            number,
-            tokens,
-            {offset + i - span.start: document.word_of_token[i] for i in positions},
-            {offset + i - span.start: _best_span(spans, i) == number for i in positions},
-            ids + padding,
-            [1] * len(tokens) + padding,
-            [0] * offset + [1] * (len(tokens) - offset) + padding,
-        )
 
 
 def convert_examples_to_features(
@@ -474,11 +382,44 @@ def convert_examples_to_features(
             f"max_seq_length ({max_seq_length}) must be greater than max_query_length "
             f"({max_query_length}) + {_MARKS}, and doc_stride ({doc_stride}) at least 1"
         )
-    converter = _Converter(tokenizer, max_seq_length, doc_stride, max_query_length, is_training)
+    # Results are matched with features by these numbers: a question may have several spans.
+    unique_ids = itertools.count(_FIRST_ID)
     for index, example in enumerate(examples):
-        for feature in converter.features(index, example):
+        # Cut, as spans without room would never come to the end of the paragraph.
+        query = tokenizer.tokenize(example.question_text)[:max_query_length]
+        # Answers are given by words, and spans and predictions are of tokens.
+        of_words = [tokenizer.tokenize(word) for word in example.doc_tokens]
+        document = [token for pieces in of_words for token in pieces]
+        word_of_token = [n for n, pieces in enumerate(of_words) for _ in pieces]
+        starts = list(itertools.accumulate(map(len, of_words), initial=0))
+        answer = _answer_tokens(example, document, starts, tokenizer) if is_training else None
+        spans = _spans(len(document), max_seq_length - len(query) - _MARKS, doc_stride)
+        for number, span in enumerate(spans):
+            tokens = ["[CLS]", *query, "[SEP]"]
+            offset = len(tokens)
+            places = range(span.start, span.end + 1)
+            tokens += [*document[span.start : span.end + 1], "[SEP]"]
+            padding = [0] * (max_seq_length - len(tokens))
+            feature = InputFeatures(
+                next(unique_ids),
+                index,
+                number,
+                tokens,
+                {offset + i - span.start: word_of_token[i] for i in places},
+                {offset + i - span.start: _best_span(spans, i) == number for i in places},
+                tokenizer.convert_tokens_to_ids(tokens) + padding,
+                [1] * len(tokens) + padding,
+                [0] * offset + [1] * (len(tokens) - offset) + padding,
+                is_impossible=example.is_impossible,
+            )
+            if answer is not None:
+                # [CLS] at position 0 stands for no answer in this span.
+                inside = span.start <= answer[0] and answer[1] <= span.end
+                feature.start_position, feature.end_position = (
+                    place - span.start + offset if inside else 0 for place in answer
+                )
             if feature.unique_id < _FIRST_ID + _SHOWN:
-                tf.logging.debug("Example %s: %s", example.qas_id, " ".join(feature.tokens))
+                tf.logging.debug("Example %s: %s", example.qas_id, " ".join(tokens))
             output_fn(feature)
 
 
@@ -501,12 +442,7 @@ def input_fn_builder(
         **{name: [seq_length] for name in ("input_ids", "input_mask", "segment_ids")},
         **({"start_positions": [], "end_positions": []} if is_training else {}),
     }
-    return record_batches(
-        input_file,
-        {n: tf.io.FixedLenFeature(s, tf.int64) for n, s in shapes.items()},
-        is_training,
-        drop_remainder,
-    )
+    return record_batches(input_file, shapes, is_training, drop_remainder)
 
 
 RawResult = collections.namedtuple("RawResult", ["unique_id", "start_logits", "end_logits"])
@@ -573,54 +509,39 @@ def _text(span: _Candidate, example: SquadExample, do_lower_case: bool) -> str:
     return get_final_text(joined, " ".join(example.doc_tokens[first : last + 1]), do_lower_case)
 
 
-def _best_answers(
-    spans: Sequence[_Candidate], example: SquadExample, n_best_size: int, do_lower_case: bool
-) -> list[_Candidate]:
-    """Returns the best candidates as text, without duplicates."""
-    found: dict[str, _Candidate] = {}
-    for span in spans:
-        if len(found) >= n_best_size:
-            break
-        text = _text(span, example, do_lower_case)
-        # The spans are sorted, so the first of equal texts has the highest score.
-        found.setdefault(text, span._replace(text=text))
-    return list(found.values())
-
-
-def _no_answer(pieces: Sequence[tuple[InputFeatures, Any]]) -> _Candidate:
-    """Returns the null score, the minimum over features of the sum of the logits of [CLS]."""
-    logits = [(result.start_logits[0], result.end_logits[0]) for _, result in pieces]
-    # A span that lacks the answer scores high, so there is none only if all spans say so.
-    return _Candidate(*min(logits, key=sum, default=(0.0, 0.0)))
-
-
-class _Predictions(NamedTuple):
-    """The predictions for one question."""
-
-    answer: str
-    nbest: list[dict[str, Any]]
-    score_difference: Optional[float]
-
-
 def _predicted(
     example: SquadExample,
     pieces: Sequence[tuple[InputFeatures, Any]],
     n_best_size: int,
     max_answer_length: int,
     do_lower_case: bool,
-) -> _Predictions:
-    """Returns the best answers to a question, from all spans of its paragraph."""
+) -> tuple[str, list[dict[str, Any]], Optional[float]]:
+    """Returns the answer to a question from all spans of its paragraph, the best ones, and a score.
+
+    The score is how much more speaks for no answer than for the best one.
+    """
     spans = [
         span
         for feature, result in pieces
         for span in _predicted_spans(feature, result, n_best_size, max_answer_length)
     ]
     with_none = FLAGS.version_2_with_negative
-    null = _no_answer(pieces)
+    # The null score is the least sum of the logits of [CLS]: a span that lacks the answer scores
+    # high, so there is none only if all spans say so.
+    of_none = [(result.start_logits[0], result.end_logits[0]) for _, result in pieces]
+    null = _Candidate(*min(of_none, key=sum, default=(0.0, 0.0)))
     if with_none:
         spans.append(null)
     spans.sort(key=lambda span: span.score, reverse=True)
-    answers = _best_answers(spans, example, n_best_size, do_lower_case)
+    by_text: dict[str, _Candidate] = {}
+    for span in spans:
+        # Here and not before: texts of several spans may be the same one.
+        if len(by_text) >= n_best_size:
+            break
+        text = _text(span, example, do_lower_case)
+        # The spans are sorted, so the first of equal texts has the highest score.
+        by_text.setdefault(text, span._replace(text=text))
+    answers = list(by_text.values())
     # The list may have been full before this answer came.
     if with_none and not any(answer.text == "" for answer in answers):
         answers.append(null)
@@ -637,15 +558,15 @@ def _predicted(
         for answer, probability in zip(answers, _softmax([a.score for a in answers]))
     ]
     if not with_none:
-        return _Predictions(answers[0].text, nbest, None)
+        return answers[0].text, nbest, None
     best = next((answer for answer in answers if answer.text), None)
     if best is None:
-        return _Predictions("", nbest, 0.0)
+        return "", nbest, 0.0
     # Devlin et al. (2019), section 4.3: an answer needs best >= null + tau, where tau is the
     # negative of this threshold.
     difference = null.score - best.score
     answer = "" if difference > FLAGS.null_score_diff_threshold else best.text
-    return _Predictions(answer, nbest, difference)
+    return answer, nbest, difference
 
 
 def _write(path: str, values: object) -> None:
@@ -698,9 +619,9 @@ def write_predictions(
         )
         for index, example in enumerate(all_examples)
     }
-    _write(output_prediction_file, {key: p.answer for key, p in predictions.items()})
-    _write(output_nbest_file, {key: p.nbest for key, p in predictions.items()})
+    _write(output_prediction_file, {key: answer for key, (answer, _, _) in predictions.items()})
+    _write(output_nbest_file, {key: nbest for key, (_, nbest, _) in predictions.items()})
     if FLAGS.version_2_with_negative:
         _write(
-            output_null_log_odds_file, {key: p.score_difference for key, p in predictions.items()}
+            output_null_log_odds_file, {key: score for key, (_, _, score) in predictions.items()}
         )

@@ -28,6 +28,9 @@ from mesh_tensorflow.simd_mesh_impl import SimdMeshImpl
 from mesh_tensorflow.utils import outside_all_rewrites
 from mesh_tensorflow.visualize import print_training_report
 
+# The features of a batch, by name.
+Features = Mapping[str, tf.Tensor]
+
 # -- flags that several programs have
 
 MESH_FLAGS: dict[str, Setting] = {
@@ -138,6 +141,7 @@ def check_first_records(
             if name not in found:
                 there = ", ".join(sorted(found)) or "none"
                 raise ValueError(f"{path}: its records have no feature {name}; they have {there}")
+            # A feature that is read as another type is empty, and its length is told as 0.
             kind = "float_list" if feature.dtype.is_floating else "int64_list"
             count, wanted = len(getattr(found[name], kind).value), feature.shape[0]
             if count != wanted:
@@ -180,19 +184,20 @@ def parsed_record(record: tf.Tensor, features: Mapping[str, Any]) -> dict[str, t
 
 
 def record_batches(
-    input_file: str, features: Mapping[str, Any], is_training: bool, drop_remainder: bool
+    input_file: str, shapes: Mapping[str, list[int]], is_training: bool, drop_remainder: bool
 ) -> Callable[[Any], Any]:
-    """Returns an input function that reads TFRecords.
+    """Returns an input function that reads TFRecords of integers.
 
     Args:
       input_file: the path of the file.
-      features: tf.io.FixedLenFeature by name.
+      shapes: the shape of each feature, by name.
       is_training: whether to shuffle and repeat the records.
       drop_remainder: whether to drop a last batch that is not full.
 
     Returns:
       A function of `params`, which contain "batch_size".
     """
+    features = {name: tf.io.FixedLenFeature(shape, tf.int64) for name, shape in shapes.items()}
 
     def input_fn(params: Mapping[str, Any]) -> tf.data.Dataset:
         data = training_order(tf.data.TFRecordDataset(input_file), is_training)
@@ -202,7 +207,7 @@ def record_batches(
     return input_fn
 
 
-# -- checkpoints, and the outputs of a program
+# -- initial checkpoints, and imported features
 
 
 def get_assignment_map_from_checkpoint(
@@ -232,6 +237,7 @@ def get_assignment_map_from_checkpoint(
             f"init_checkpoint: {init_checkpoint} is no checkpoint, such as model.ckpt-1000: {error}"
         ) from error
     assignment: dict[str, str] = collections.OrderedDict()
+    # With the names of tensors, too: programs of TF BERT look for these.
     initialized: dict[str, int] = {}
     by_name = {v.name.removesuffix(":0"): v for v in tvars}
     weights = set(weights_of(saved))
@@ -280,62 +286,24 @@ def load_initial_checkpoint(init_checkpoint: Optional[str], strict: bool = False
     with outside_all_rewrites():
         # Initial values are read on the host, before any processor runs the program.
         checkpoint.init_from_checkpoint(
-            init_checkpoint, {v.op.name: v for v in tf.global_variables() if v.op.name in found}
+            init_checkpoint, {name: v for name, v in variables.items() if name in found}
         )
 
 
-def checkpoint_hook(
-    model_dir: Optional[str], save_steps: int, listener: tf.train.CheckpointSaverListener
-) -> SaverHook:
-    """Returns a hook that saves checkpoints of the masters.
-
-    Args:
-      model_dir: the directory of checkpoints.
-      save_steps: the number of steps between checkpoints.
-      listener: a MtfCheckpointSaverListener.
-    """
-    saver = checkpoint.Saver(
-        tf.global_variables(),
-        sharded=True,
-        keep_checkpoint_every_n_hours=2,
-        save_relative_paths=True,
-    )
-    # A session restores by the saver that it finds here; it would make another one without.
-    tf.add_to_collection(tf.GraphKeys.SAVERS, saver)
-    return SaverHook(model_dir, save_steps=save_steps, saver=saver, listeners=[listener])
-
-
-class ModelOutputs(NamedTuple):
-    """The outputs of a program: Tensors by name, and operations that update variables."""
-
-    tensors: Mapping[str, mtf.Tensor]
-    updates: Sequence[mtf.Operation] = ()
-    learning_rate: Optional[tf.Tensor] = None
-
-
-class LoweredOutputs(NamedTuple):
-    """The lowered outputs, with the hook that copies restored masters to slices."""
-
-    tensors: dict[str, tf.Tensor]
-    update: tf.Operation
-    lowering: mtf.Lowering
-    restore_hook: Any
-
-
 class Imported(NamedTuple):
-    """Imported features of a batch: Tensors [batch, seq], and the batch dimension."""
+    """Imported features of a batch: Tensors [batch, seq], in the order of a model's arguments."""
 
     input_ids: mtf.Tensor
     input_mask: mtf.Tensor
     segment_ids: mtf.Tensor
-    batch_dim: mtf.Dimension
 
     def of_each(self, x: tf.Tensor, *dims: mtf.Dimension) -> mtf.Tensor:
         """Imports another feature as a Tensor [batch, dims...]."""
-        return mtf.import_tf_tensor(self.input_ids.mesh, x, mtf.Shape([self.batch_dim, *dims]))
+        batch_dim = self.input_ids.shape.dims[0]
+        return mtf.import_tf_tensor(self.input_ids.mesh, x, mtf.Shape([batch_dim, *dims]))
 
 
-def import_features(mesh: mtf.Mesh, features: Mapping[str, tf.Tensor]) -> Imported:
+def import_features(mesh: mtf.Mesh, features: Features) -> Imported:
     """Imports the features that all models use.
 
     Args:
@@ -344,12 +312,8 @@ def import_features(mesh: mtf.Mesh, features: Mapping[str, tf.Tensor]) -> Import
         shapes.
     """
     batch, length = features["input_ids"].shape.as_list()
-    batch_dim, seq_dim = mtf.Dimension("batch", batch), mtf.Dimension("seq", length)
-    input_ids, input_mask, segment_ids = (
-        mtf.import_tf_tensor(mesh, features[name], mtf.Shape([batch_dim, seq_dim]))
-        for name in ("input_ids", "input_mask", "segment_ids")
-    )
-    return Imported(input_ids, input_mask, segment_ids, batch_dim)
+    shape = mtf.Shape([mtf.Dimension("batch", batch), mtf.Dimension("seq", length)])
+    return Imported(*(mtf.import_tf_tensor(mesh, features[n], shape) for n in Imported._fields))
 
 
 # -- the mesh
@@ -372,111 +336,136 @@ def _parameter(params: object, name: str) -> Any:
     return getattr(params, name, None) if get is None else get(name)
 
 
-def _layout(graph: mtf.Graph, mesh_shape: mtf.Shape) -> mtf.LayoutRules:
-    """Returns the rules of --layout, without default rules for other models."""
+def _mesh_impl(params: object, graph: mtf.Graph) -> mtf.MeshImpl:
+    shape = _mesh_shape()
+    # The default rules may be for dimensions of other models: those are left out.
     usual = mtf.convert_to_layout_rules(FLAGS["layout"].default or "").pairs
-    return rules_that_apply(
+    layout = rules_that_apply(
         mtf.convert_to_layout_rules(FLAGS.layout),
         graph.operations,
-        mesh_shape,
+        shape,
         {d for d, _ in usual},
         {m for _, m in usual},
     )
-
-
-def _mesh_impl(params: object, graph: mtf.Graph) -> mtf.MeshImpl:
-    shape = _mesh_shape()
-    layout = _layout(graph, shape)
     if _is_simd(params):
         return SimdMeshImpl(shape, layout)
+    # Fewer GPUs than processors: TensorFlow chooses the device of each operation.
     gpus = len(tf.config.list_physical_devices("GPU"))
     devices = [f"/device:GPU:{i}" if shape.size <= gpus else "" for i in range(shape.size)]
     return PlacementMeshImpl(shape, layout, devices)
 
 
-def lowered(build: Callable[[mtf.Mesh], ModelOutputs], params: object) -> LoweredOutputs:
-    """Builds and lowers a program, with the mesh and layout given by flags.
-
-    Args:
-      build: a function of a Mesh that returns a ModelOutputs.
-      params: the parameters that an estimator passes to its model function.
-
-    Returns:
-      LoweredOutputs.
-    """
-    graph = mtf.Graph()
-    mesh = mtf.Mesh(graph, "bert_mesh")
-    program = build(mesh)
-    # What layers assign is part of a step of training, besides what the optimizer does.
-    graph.assigns = "all" if program.updates else "none"
-    lowering = mtf.Lowering(graph, {mesh: _mesh_impl(params, graph)})
-    tensors = {name: lowering.export_to_tf_tensor(x) for name, x in program.tensors.items()}
-    update = tf.group(lowering.effects if program.updates else [])
-    if program.learning_rate is not None and not _is_simd(params):
-        # A summary within the program that all processors run would not be written.
-        tf.summary.scalar("learning_rate", program.learning_rate)
-    with outside_all_rewrites():
-        restore = mtf.MtfRestoreHook(lowering)
-    return LoweredOutputs(tensors, update, lowering, restore)
+# -- model functions
 
 
-# -- training
-
-
-def training_program(
-    loss: mtf.Tensor,
+def make_model_fn(
+    build: Callable[[mtf.Mesh, Features, str], Mapping[str, mtf.Tensor]],
+    outputs: Callable[[Features, str, dict[str, tf.Tensor]], dict[str, Any]],
+    init_checkpoint: Optional[str],
     learning_rate: float,
     num_train_steps: int,
     num_warmup_steps: Optional[int],
     max_optimized_variable_size: Optional[float] = None,
-) -> ModelOutputs:
-    """Returns a training step, with the optimizer given by flags.
+    use_tpu: bool = True,
+) -> Callable[..., Any]:
+    """Returns a model function for a TPUEstimator, with mesh, layout and optimizer given by flags.
 
     Args:
-      loss: a scalar Tensor.
+      build: takes a Mesh, the features and the mode; returns the results, Tensors by name. In
+        training "loss" is one of them.
+      outputs: takes the features, the mode and the results as tf Tensors; returns arguments of a
+        TPUEstimatorSpec for evaluation and prediction.
+      init_checkpoint: a checkpoint to initialize variables from, or None.
       learning_rate: the peak learning rate.
       num_train_steps: the number of training steps.
       num_warmup_steps: the number of warmup steps.
       max_optimized_variable_size: larger variables are not trained.
+      use_tpu: whether the estimator may run one program on each processor.
+
+    Returns:
+      A function of features, labels, mode and params that returns a TPUEstimatorSpec.
     """
-    rate, updates = create_optimizer(
-        loss,
-        learning_rate,
-        num_train_steps,
-        num_warmup_steps,
-        max_optimized_variable_size,
-        FLAGS.optimizer,
-        FLAGS.clip_gradients,
-    )
-    return ModelOutputs({"loss": loss}, updates, rate)
+
+    def model_fn(
+        features: Features, labels: object, mode: str, params: object
+    ) -> estimator.tpu.TPUEstimatorSpec:
+        """Returns the TPUEstimatorSpec of a mode."""
+        del labels
+        # Without them the program is that of one process, whatever the estimator runs on.
+        params = params if use_tpu else None
+        graph = mtf.Graph()
+        mesh = mtf.Mesh(graph, "bert_mesh")
+        results = build(mesh, features, mode)
+        # What layers assign is part of a step of training, besides what the optimizer does.
+        graph.assigns = "none"
+        if mode == estimator.ModeKeys.TRAIN:
+            graph.assigns = "all"
+            # Others would be computed in each step.
+            results = {"loss": results["loss"]}
+            rate, _ = create_optimizer(
+                results["loss"],
+                learning_rate,
+                num_train_steps,
+                num_warmup_steps,
+                max_optimized_variable_size,
+                FLAGS.optimizer,
+                FLAGS.clip_gradients,
+            )
+        lowering = mtf.Lowering(graph, {mesh: _mesh_impl(params, graph)})
+        tensors = {name: lowering.export_to_tf_tensor(x) for name, x in results.items()}
+        if mode == estimator.ModeKeys.TRAIN:
+            if not _is_simd(params):
+                # A summary within the program that all processors run would not be written.
+                tf.summary.scalar("learning_rate", rate)
+            return _training_spec(lowering, tensors["loss"], init_checkpoint)
+        hooks = [_restore_hook(lowering)]
+        return estimator.tpu.TPUEstimatorSpec(
+            mode,
+            **outputs(features, mode, tensors),
+            evaluation_hooks=hooks,
+            prediction_hooks=hooks,
+        )
+
+    return model_fn
 
 
-def training_spec(
-    done: LoweredOutputs, init_checkpoint: Optional[str]
+def _restore_hook(lowering: mtf.Lowering) -> mtf.MtfRestoreHook:
+    """Returns a hook that copies restored masters to slices."""
+    with outside_all_rewrites():
+        return mtf.MtfRestoreHook(lowering)
+
+
+def _training_spec(
+    lowering: mtf.Lowering, loss: tf.Tensor, init_checkpoint: Optional[str]
 ) -> estimator.tpu.TPUEstimatorSpec:
-    """Builds the EstimatorSpec for training, with a hook that saves checkpoints.
-
-    Args:
-      done: the lowered program.
-      init_checkpoint: a checkpoint to initialize variables from, or None.
-    """
+    """Builds the spec for training, with a hook that saves checkpoints of the masters."""
+    update, restoring = tf.group(lowering.effects), _restore_hook(lowering)
     load_initial_checkpoint(init_checkpoint, FLAGS.init_checkpoint_strict)
-    print_training_report(done.lowering, places={"checkpoints": f"{FLAGS.output_dir}, with logs"})
+    print_training_report(lowering, places={"checkpoints": f"{FLAGS.output_dir}, with logs"})
     # After the update, whose learning rate reads the step.
-    with tf.control_dependencies([done.update]):
+    with tf.control_dependencies([update]):
         train_op = tf.assign_add(tf.train.get_or_create_global_step(), 1)
     with outside_all_rewrites():
-        saving = checkpoint_hook(
+        saver = checkpoint.Saver(
+            tf.global_variables(),
+            sharded=True,
+            keep_checkpoint_every_n_hours=2,
+            save_relative_paths=True,
+        )
+        # A session restores by the saver that it finds here; it would make another one without.
+        tf.add_to_collection(tf.GraphKeys.SAVERS, saver)
+        saving = SaverHook(
             FLAGS.output_dir,
-            FLAGS.save_checkpoints_steps,
-            mtf.MtfCheckpointSaverListener(done.lowering),
+            save_steps=FLAGS.save_checkpoints_steps,
+            saver=saver,
+            listeners=[mtf.MtfCheckpointSaverListener(lowering)],
         )
     return estimator.tpu.TPUEstimatorSpec(
         estimator.ModeKeys.TRAIN,
-        loss=done.tensors["loss"],
+        loss=loss,
         train_op=train_op,
         # The saver saves at once, from slices, which have to be copies of the masters by then.
-        training_hooks=[done.restore_hook, saving],
+        training_hooks=[restoring, saving],
     )
 
 
@@ -514,6 +503,20 @@ def read_config(max_seq_length: int) -> BertConfig:
             f"bert_config_file: there is no file {FLAGS.bert_config_file}; "
             "mesh_tensorflow/bert/config has several"
         ) from error
+    check_positions(config, max_seq_length)
+    return config
+
+
+def check_positions(config: BertConfig, max_seq_length: int) -> None:
+    """Checks that a model has positions for all of its sequences.
+
+    Args:
+      config: the configuration in --bert_config_file.
+      max_seq_length: the length of the sequences.
+
+    Raises:
+      ValueError: the model has fewer positions.
+    """
     positions = config.max_position_embeddings
     if config.position_signal == "embedding" and max_seq_length > positions:
         raise ValueError(
@@ -521,7 +524,6 @@ def read_config(max_seq_length: int) -> BertConfig:
             f"up to sequence length {positions} (max_position_embeddings of "
             f"{FLAGS.bert_config_file}): pass --max_seq_length={positions} or less"
         )
-    return config
 
 
 def make_estimator(model_fn: Callable[..., Any], *modes: str) -> estimator.tpu.TPUEstimator:
@@ -566,6 +568,7 @@ def training_steps(count: int, what: str) -> int:
     Raises:
       ValueError: there is none.
     """
+    # Rounded down: a last batch that is not full makes no step.
     steps = math.floor(count / FLAGS.train_batch_size * FLAGS.num_train_epochs)
     if not steps:
         raise ValueError(

@@ -168,6 +168,7 @@ class BertDims:
     @property
     def dense_initializer(self) -> Any:
         """The initializer of kernels."""
+        # Of a fixed deviation, as in TF BERT.
         if self.config.initializer_range:
             return tf.truncated_normal_initializer(stddev=self.config.initializer_range)
         return layers.VarianceScalingInitializer(scale=_SCALE)
@@ -479,6 +480,7 @@ class BertModel(BertDims):
         Returns:
           A Tensor of the shape of `x`.
         """
+        # Two dimensions, so that a layout can split the heads, of which each attends by itself.
         heads = [self.num_heads_dim, self.size_per_head_dim]
         # Under one name, queries and keys would be multiplied position by position, not all by all.
         memory = mtf.rename_dimension(x, self.seq_dim.name, self.memory_seq_dim.name)

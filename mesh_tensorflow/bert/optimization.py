@@ -53,8 +53,7 @@ def clip_by_global_norm(
         raise ValueError(
             "clip_by_global_norm: all gradients are None; the loss does not depend on the variables"
         )
-    # Squares are added up in float32: in bfloat16, a large sum would not grow by small ones.
-    norm = mtf.sqrt(mtf.add_n([mtf.reduce_sum(mtf.square(mtf.to_float(g))) for g in there]))
+    norm = optimize.global_norm(there)
     # min(1, clip_norm / norm), without 0 / 0 where all gradients are 0.
     factor = clip_norm / mtf.maximum(norm, clip_norm)
     clipped = [None if g is None else g * mtf.cast(factor, g.dtype) for g in grads]

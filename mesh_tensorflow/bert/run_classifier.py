@@ -8,7 +8,7 @@ python -m mesh_tensorflow.bert.run_classifier --task_name=cola --data_dir=CoLA \
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Optional, Union
 
 import tensorflow.compat.v1 as tf
@@ -39,17 +39,15 @@ from mesh_tensorflow.bert._training import (
     MESH_FLAGS,
     TEXT_FLAGS,
     TRAINING_FLAGS,
-    ModelOutputs,
+    Features,
     evaluate,
     import_features,
-    lowered,
     make_estimator,
+    make_model_fn,
     predicted,
     read_config,
     require_flags,
-    training_program,
     training_records,
-    training_spec,
     training_steps,
 )
 from mesh_tensorflow.bert.bert import BertConfig, BertModel
@@ -173,60 +171,40 @@ def model_fn_builder(
       A function of features, labels, mode and params that returns a TPUEstimatorSpec.
     """
     modes = estimator.ModeKeys
-    num_labels_dim = mtf.Dimension("labels", num_labels)
 
-    def model_fn(
-        features: Mapping[str, tf.Tensor], labels: object, mode: str, params: object
-    ) -> estimator.tpu.TPUEstimatorSpec:
-        """Returns the TPUEstimatorSpec of a mode."""
-        del labels
-
-        def build(mesh: mtf.Mesh) -> ModelOutputs:
-            x = import_features(mesh, features)
-            loss, each, logits, probabilities = create_model(
-                bert_config,
-                mode == modes.TRAIN,
-                x.input_ids,
-                x.input_mask,
-                x.segment_ids,
-                x.of_each(features["label_ids"]),
-                num_labels_dim,
-                FLAGS.layout,
-                FLAGS.mesh_shape,
-            )
-            if mode == modes.TRAIN:
-                return training_program(
-                    loss,
-                    learning_rate,
-                    num_train_steps or 1,
-                    num_warmup_steps,
-                    FLAGS.max_optimized_variable_size,
-                )
-            if mode == modes.EVAL:
-                return ModelOutputs({"loss": loss, "each": each, "logits": logits})
-            return ModelOutputs({"probabilities": probabilities})
-
-        done = lowered(build, params if use_tpu else None)
-        tensors, hooks = done.tensors, [done.restore_hook]
-        if mode == modes.TRAIN:
-            return training_spec(done, init_checkpoint)
-        if mode == modes.EVAL:
-            real = tf.cast(features["is_real_example"], tf.float32)
-            return estimator.tpu.TPUEstimatorSpec(
-                mode,
-                # This mean includes padding examples; eval_loss is the one without them.
-                loss=tensors["loss"],
-                evaluation_hooks=hooks,
-                eval_metrics=(
-                    _metrics,
-                    [tensors["each"], features["label_ids"], tensors["logits"], real],
-                ),
-            )
-        return estimator.tpu.TPUEstimatorSpec(
-            mode, predictions={"probabilities": tensors["probabilities"]}, prediction_hooks=hooks
+    def build(mesh: mtf.Mesh, features: Features, mode: str) -> dict[str, mtf.Tensor]:
+        x = import_features(mesh, features)
+        loss, each, logits, probabilities = create_model(
+            bert_config,
+            mode == modes.TRAIN,
+            *x,
+            x.of_each(features["label_ids"]),
+            mtf.Dimension("labels", num_labels),
+            FLAGS.layout,
+            FLAGS.mesh_shape,
         )
+        if mode == modes.PREDICT:
+            return {"probabilities": probabilities}
+        return {"loss": loss, "each": each, "logits": logits}
 
-    return model_fn
+    def outputs(features: Features, mode: str, tensors: dict[str, tf.Tensor]) -> dict[str, Any]:
+        if mode == modes.PREDICT:
+            return {"predictions": tensors}
+        real = tf.cast(features["is_real_example"], tf.float32)
+        given = [tensors["each"], features["label_ids"], tensors["logits"], real]
+        # This mean includes padding examples; eval_loss is the one without them.
+        return {"loss": tensors["loss"], "eval_metrics": (_metrics, given)}
+
+    return make_model_fn(
+        build,
+        outputs,
+        init_checkpoint,
+        learning_rate,
+        num_train_steps or 1,
+        num_warmup_steps,
+        FLAGS.max_optimized_variable_size,
+        use_tpu,
+    )
 
 
 def _metrics(
@@ -243,39 +221,16 @@ def _metrics(
 # -- the program
 
 
-def _padded(examples: Sequence[InputExample], batch_size: int) -> list[Any]:
-    """Appends padding examples to fill the last batch."""
-    # Shapes of a program are static, so examples that do not fill a batch would be dropped.
-    missing = -len(examples) % batch_size
-    return [*examples, *(PaddingInputExample() for _ in range(missing))]
-
-
-def _processor() -> DataProcessor:
-    name = FLAGS.task_name.lower()
-    if name not in PROCESSORS:
-        raise ValueError(
-            f"Task not found: {name}; --task_name should be one of {', '.join(PROCESSORS)}"
-        )
-    return PROCESSORS[name]()
-
-
-def _check_flags() -> None:
-    require_flags(
-        "run_classifier", ["data_dir", "task_name", "vocab_file", "bert_config_file", "output_dir"]
-    )
-    if not (FLAGS.do_train or FLAGS.do_eval or FLAGS.do_predict):
-        raise ValueError(
-            "At least one of `do_train`, `do_eval` or `do_predict` must be True: pass --do_train, "
-            "--do_eval or --do_predict"
-        )
-    tokenization.validate_case_matches_checkpoint(FLAGS.do_lower_case, FLAGS.init_checkpoint)
-
-
 class _Task:
     """A data set, and how it is converted to features."""
 
     def __init__(self) -> None:
-        self.processor = _processor()
+        name = FLAGS.task_name.lower()
+        if name not in PROCESSORS:
+            raise ValueError(
+                f"Task not found: {name}; --task_name should be one of {', '.join(PROCESSORS)}"
+            )
+        self.processor = PROCESSORS[name]()
         self.labels = self.processor.get_labels()
         self.tokenizer = tokenization.FullTokenizer(FLAGS.vocab_file, FLAGS.do_lower_case)
 
@@ -285,28 +240,30 @@ class _Task:
             examples, self.labels, FLAGS.max_seq_length, self.tokenizer, path
         )
 
-    def held_out(self, examples: Sequence[Any], name: str) -> Callable[[Any], Any]:
-        """Returns an input function of examples that are written to the output directory."""
+    def held_out(
+        self, examples: Sequence[Any], name: str, batch_size: int
+    ) -> tuple[Callable[[Any], Any], int]:
+        """Writes examples to the output directory; returns their input function and batches."""
+        # Shapes of a program are static: what does not fill the last batch would be dropped.
+        padding = [PaddingInputExample() for _ in range(-len(examples) % batch_size)]
         path = os.path.join(FLAGS.output_dir, name)
-        self.write(examples, path)
-        return file_based_input_fn_builder(path, FLAGS.max_seq_length, False, True)
+        self.write([*examples, *padding], path)
+        input_fn = file_based_input_fn_builder(path, FLAGS.max_seq_length, False, True)
+        return input_fn, -(-len(examples) // batch_size)
 
 
 def _evaluate(run: estimator.tpu.TPUEstimator, task: _Task) -> None:
     """Evaluates on the dev set, and writes eval_results.txt."""
     examples = task.processor.get_dev_examples(FLAGS.data_dir)
-    padded = _padded(examples, FLAGS.eval_batch_size)
     tf.logging.info("Evaluating %d examples", len(examples))
-    input_fn = task.held_out(padded, "eval.tf_record")
-    evaluate(run, input_fn, steps=len(padded) // FLAGS.eval_batch_size)
+    evaluate(run, *task.held_out(examples, "eval.tf_record", FLAGS.eval_batch_size))
 
 
 def _predict(run: estimator.tpu.TPUEstimator, task: _Task) -> None:
     """Writes the probabilities of labels of the test set to test_results.tsv."""
     examples = task.processor.get_test_examples(FLAGS.data_dir)
-    padded = _padded(examples, FLAGS.predict_batch_size)
     tf.logging.info("Predicting %d examples", len(examples))
-    input_fn = task.held_out(padded, "predict.tf_record")
+    input_fn, _ = task.held_out(examples, "predict.tf_record", FLAGS.predict_batch_size)
     with tf.io.gfile.GFile(os.path.join(FLAGS.output_dir, "test_results.tsv"), "w") as f:
         for prediction in predicted(run, input_fn, len(examples)):
             f.write("\t".join(map(str, prediction["probabilities"])) + "\n")
@@ -321,7 +278,15 @@ def main(_: Sequence[str]) -> None:
     Raises:
       ValueError: a flag is invalid, or a file is missing.
     """
-    _check_flags()
+    require_flags(
+        "run_classifier", ["data_dir", "task_name", "vocab_file", "bert_config_file", "output_dir"]
+    )
+    if not (FLAGS.do_train or FLAGS.do_eval or FLAGS.do_predict):
+        raise ValueError(
+            "At least one of `do_train`, `do_eval` or `do_predict` must be True: pass --do_train, "
+            "--do_eval or --do_predict"
+        )
+    tokenization.validate_case_matches_checkpoint(FLAGS.do_lower_case, FLAGS.init_checkpoint)
     config = read_config(FLAGS.max_seq_length)
     task = _Task()
     tf.io.gfile.makedirs(FLAGS.output_dir)

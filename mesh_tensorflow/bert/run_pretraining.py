@@ -22,18 +22,16 @@ from mesh_tensorflow._programs import run_with_flags
 from mesh_tensorflow.bert._training import (
     MESH_FLAGS,
     TRAINING_FLAGS,
-    ModelOutputs,
+    Features,
     check_first_records,
     evaluate,
     import_features,
-    lowered,
     make_estimator,
+    make_model_fn,
     parsed_record,
     read_config,
     require_flags,
     training_order,
-    training_program,
-    training_spec,
 )
 from mesh_tensorflow.bert.bert import BertConfig, BertModel
 
@@ -113,6 +111,7 @@ def input_fn_builder(
             num_parallel_calls=at_a_time if is_training else None,
         )
         if is_training:
+            # Not by `training_order`: the files are repeated already.
             data = data.shuffle(_SHUFFLE_BUFFER, seed=seed)
         data = data.map(functools.partial(parsed_record, features=features))
         return data.batch(params["batch_size"], drop_remainder=True)
@@ -121,18 +120,6 @@ def input_fn_builder(
 
 
 # -- the model
-
-
-def _evaluated(
-    masked: Sequence[mtf.Tensor], following: Sequence[mtf.Tensor]
-) -> dict[str, mtf.Tensor]:
-    """Returns the loss of each prediction, and the predicted targets."""
-    return {
-        "masked_losses": masked[1],
-        "masked_predictions": mtf.argmax(masked[2], masked[2].shape.dims[-1]),
-        "next_losses": following[1],
-        "next_predictions": mtf.argmax(following[2], following[2].shape.dims[-1]),
-    }
 
 
 def _metrics(
@@ -174,55 +161,56 @@ def model_fn_builder(
     """
     modes = estimator.ModeKeys
 
-    def model_fn(
-        features: Mapping[str, tf.Tensor], labels: object, mode: str, params: object
-    ) -> estimator.tpu.TPUEstimatorSpec:
-        """Returns the TPUEstimatorSpec of a mode."""
-        del labels
+    def build(mesh: mtf.Mesh, features: Features, mode: str) -> dict[str, mtf.Tensor]:
         if mode not in (modes.TRAIN, modes.EVAL):
             raise ValueError(f"Only TRAIN and EVAL modes are supported: {mode}")
-        next_labels = tf.reshape(features["next_sentence_labels"], [-1])
-
-        def build(mesh: mtf.Mesh) -> ModelOutputs:
-            x = import_features(mesh, features)
-            model = BertModel(
-                bert_config,
-                mode == modes.TRAIN,
-                x.input_ids,
-                x.input_mask,
-                x.segment_ids,
-                mesh_shape=FLAGS.mesh_shape,
-                layout=FLAGS.layout,
+        x = import_features(mesh, features)
+        model = BertModel(
+            bert_config,
+            mode == modes.TRAIN,
+            *x,
+            mesh_shape=FLAGS.mesh_shape,
+            layout=FLAGS.layout,
+        )
+        number = mtf.Dimension(_OF_PREDICTIONS, features["masked_lm_positions"].shape.as_list()[1])
+        masked_loss, masked_losses, tokens = model.get_masked_lm_output(
+            *(
+                x.of_each(features[f"masked_lm_{name}"], number)
+                for name in ("positions", "ids", "weights")
             )
-            number = mtf.Dimension(
-                _OF_PREDICTIONS, features["masked_lm_positions"].shape.as_list()[1]
-            )
-            masked = model.get_masked_lm_output(
-                *(
-                    x.of_each(features[f"masked_lm_{name}"], number)
-                    for name in ("positions", "ids", "weights")
-                )
-            )
-            following = model.get_next_sentence_output(x.of_each(next_labels))
-            # Devlin et al. (2019), appendix A.2: the sum of the mean losses of both tasks.
-            loss = masked[0] + following[0] + model.get_extra_loss()
-            if mode == modes.TRAIN:
-                return training_program(loss, learning_rate, num_train_steps, num_warmup_steps)
-            return ModelOutputs({"loss": loss, **_evaluated(masked, following)})
-
-        done = lowered(build, params)
+        )
+        next_loss, next_losses, classes = model.get_next_sentence_output(
+            x.of_each(_next_labels(features))
+        )
+        # Devlin et al. (2019), appendix A.2: the sum of the mean losses of both tasks.
+        loss = masked_loss + next_loss + model.get_extra_loss()
         if mode == modes.TRAIN:
-            return training_spec(done, init_checkpoint)
-        tensors = dict(done.tensors)
+            return {"loss": loss}
+        return {
+            "loss": loss,
+            "masked_losses": masked_losses,
+            # Of each hidden token the best id alone: logits have the size of the vocabulary.
+            "masked_predictions": mtf.argmax(tokens, tokens.shape.dims[-1]),
+            "next_losses": next_losses,
+            "next_predictions": mtf.argmax(classes, classes.shape.dims[-1]),
+        }
+
+    def outputs(features: Features, mode: str, tensors: dict[str, tf.Tensor]) -> dict[str, Any]:
         loss = tensors.pop("loss")
         tensors.update(
-            ids=features["masked_lm_ids"], weights=features["masked_lm_weights"], labels=next_labels
+            ids=features["masked_lm_ids"],
+            weights=features["masked_lm_weights"],
+            labels=_next_labels(features),
         )
-        return estimator.tpu.TPUEstimatorSpec(
-            mode, loss=loss, eval_metrics=(_metrics, tensors), evaluation_hooks=[done.restore_hook]
-        )
+        return {"loss": loss, "eval_metrics": (_metrics, tensors)}
 
-    return model_fn
+    return make_model_fn(
+        build, outputs, init_checkpoint, learning_rate, num_train_steps, num_warmup_steps
+    )
+
+
+def _next_labels(features: Features) -> tf.Tensor:
+    return tf.reshape(features["next_sentence_labels"], [-1])
 
 
 # -- the program
@@ -289,23 +277,14 @@ def main(_: Sequence[str]) -> None:
         return
     total = FLAGS.num_train_steps
     every = FLAGS.steps_per_eval if eval_files else total
-    step = _latest_step(FLAGS.output_dir)
+    latest = checkpoint_files.latest(FLAGS.output_dir)
+    step = int(checkpoint_files.open_reader(latest).get_tensor("global_step")) if latest else 0
     while step < total:
         # The next multiple, so that a run that goes on evaluates at the same steps.
         done, step = step, min(total, (step // every + 1) * every)
         run.train(_input_fn(train_files, True, seed=done), max_steps=step)
         if eval_files:
             evaluate(run, _input_fn(eval_files, False), FLAGS.max_eval_steps)
-
-
-def _latest_step(directory: str) -> int:
-    """Returns the step of the latest checkpoint in a directory; 0 if there is none.
-
-    Args:
-      directory: the path of the directory.
-    """
-    path = checkpoint_files.latest(directory)
-    return int(checkpoint_files.open_reader(path).get_tensor("global_step")) if path else 0
 
 
 if __name__ == "__main__":

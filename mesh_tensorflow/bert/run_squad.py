@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Optional
 
 import tensorflow.compat.v1 as tf
@@ -36,16 +36,15 @@ from mesh_tensorflow.bert._training import (
     MESH_FLAGS,
     TEXT_FLAGS,
     TRAINING_FLAGS,
-    ModelOutputs,
+    Features,
+    check_positions,
     import_features,
-    lowered,
     make_estimator,
+    make_model_fn,
     predicted,
     read_config,
     require_flags,
-    training_program,
     training_records,
-    training_spec,
     training_steps,
 )
 from mesh_tensorflow.bert.bert import BertConfig, BertModel
@@ -96,19 +95,6 @@ _SEED = 12345
 # -- the model
 
 
-def _span_logits(model: BertModel) -> tuple[mtf.Tensor, mtf.Tensor]:
-    class_dim = mtf.Dimension("class", 2)
-    logits = layers.dense(
-        model.get_sequence_output(),
-        [class_dim],
-        reduced_dims=[model.model_dim],
-        kernel_initializer=tf.truncated_normal_initializer(stddev=_DEVIATION),
-        name="cls/squad/output",
-    )
-    start, end = mtf.unstack(logits, class_dim)
-    return start, end
-
-
 def create_model(
     bert_config: BertConfig,
     is_training: bool,
@@ -128,25 +114,22 @@ def create_model(
     Returns:
       (start logits [batch, seq], end logits [batch, seq]).
     """
-    return _span_logits(_model(bert_config, is_training, input_ids, input_mask, segment_ids))
+    return _model_and_logits(bert_config, is_training, input_ids, input_mask, segment_ids)[1:]
 
 
-def _model(
-    bert_config: BertConfig,
-    is_training: bool,
-    input_ids: mtf.Tensor,
-    input_mask: mtf.Tensor,
-    segment_ids: mtf.Tensor,
-) -> BertModel:
-    return BertModel(
-        bert_config,
-        is_training,
-        input_ids,
-        input_mask,
-        segment_ids,
-        mesh_shape=FLAGS.mesh_shape,
-        layout=FLAGS.layout,
+def _model_and_logits(*args: Any) -> tuple[BertModel, mtf.Tensor, mtf.Tensor]:
+    """Returns a BertModel, and what `create_model` returns; takes the arguments of the latter."""
+    model = BertModel(*args, mesh_shape=FLAGS.mesh_shape, layout=FLAGS.layout)
+    class_dim = mtf.Dimension("class", 2)
+    logits = layers.dense(
+        model.get_sequence_output(),
+        [class_dim],
+        reduced_dims=[model.model_dim],
+        kernel_initializer=tf.truncated_normal_initializer(stddev=_DEVIATION),
+        name="cls/squad/output",
     )
+    start, end = mtf.unstack(logits, class_dim)
+    return model, start, end
 
 
 def _loss(logits: mtf.Tensor, positions: mtf.Tensor) -> mtf.Tensor:
@@ -180,51 +163,33 @@ def model_fn_builder(
     """
     modes = estimator.ModeKeys
 
-    def model_fn(
-        features: Mapping[str, tf.Tensor], labels: object, mode: str, params: object
-    ) -> estimator.tpu.TPUEstimatorSpec:
-        """Returns the TPUEstimatorSpec of a mode."""
-        del labels
+    def build(mesh: mtf.Mesh, features: Features, mode: str) -> dict[str, mtf.Tensor]:
         if mode not in (modes.TRAIN, modes.PREDICT):
             raise ValueError(
                 f"Only TRAIN and PREDICT modes are supported: {mode}; answers are compared by "
                 "SQuAD's evaluation script"
             )
+        x = import_features(mesh, features)
+        model, start, end = _model_and_logits(bert_config, mode == modes.TRAIN, *x)
+        if mode == modes.PREDICT:
+            return {"start_logits": start, "end_logits": end}
+        start_loss = _loss(start, x.of_each(features["start_positions"]))
+        end_loss = _loss(end, x.of_each(features["end_positions"]))
+        return {"loss": 0.5 * (start_loss + end_loss) + model.get_extra_loss()}
 
-        def build(mesh: mtf.Mesh) -> ModelOutputs:
-            x = import_features(mesh, features)
-            model = _model(
-                bert_config, mode == modes.TRAIN, x.input_ids, x.input_mask, x.segment_ids
-            )
-            start, end = _span_logits(model)
-            if mode == modes.PREDICT:
-                return ModelOutputs({"start_logits": start, "end_logits": end})
-            loss = (
-                0.5
-                * (
-                    _loss(start, x.of_each(features["start_positions"]))
-                    + _loss(end, x.of_each(features["end_positions"]))
-                )
-                + model.get_extra_loss()
-            )
-            return training_program(
-                loss,
-                learning_rate,
-                num_train_steps or 1,
-                num_warmup_steps,
-                FLAGS.max_optimized_variable_size,
-            )
+    def outputs(features: Features, mode: str, tensors: dict[str, tf.Tensor]) -> dict[str, Any]:
+        return {"predictions": {"unique_ids": features["unique_ids"], **tensors}}
 
-        done = lowered(build, params if use_tpu else None)
-        if mode == modes.TRAIN:
-            return training_spec(done, init_checkpoint)
-        return estimator.tpu.TPUEstimatorSpec(
-            mode,
-            predictions={"unique_ids": features["unique_ids"], **done.tensors},
-            prediction_hooks=[done.restore_hook],
-        )
-
-    return model_fn
+    return make_model_fn(
+        build,
+        outputs,
+        init_checkpoint,
+        learning_rate,
+        num_train_steps or 1,
+        num_warmup_steps,
+        FLAGS.max_optimized_variable_size,
+        use_tpu,
+    )
 
 
 # -- the program
@@ -248,12 +213,7 @@ def validate_flags_or_throw(bert_config: BertConfig) -> None:
     for mode, name in (("do_train", "train_file"), ("do_predict", "predict_file")):
         if getattr(FLAGS, mode) and not getattr(FLAGS, name):
             raise ValueError(f"If `{mode}` is True, then `{name}` must be specified: --{name}=FILE")
-    positions = bert_config.max_position_embeddings
-    if bert_config.position_signal == "embedding" and FLAGS.max_seq_length > positions:
-        raise ValueError(
-            f"Cannot use sequence length {FLAGS.max_seq_length} because the BERT model was only "
-            f"trained up to sequence length {positions}: pass --max_seq_length={positions} or less"
-        )
+    check_positions(bert_config, FLAGS.max_seq_length)
     if FLAGS.max_seq_length <= FLAGS.max_query_length + 3:
         raise ValueError(
             f"The max_seq_length ({FLAGS.max_seq_length}) must be greater than max_query_length "

@@ -230,16 +230,6 @@ def _cleaned(text: str) -> str:
     return "".join(" " if _is_space(c) else c for c in kept)
 
 
-def _without_accents(text: str) -> str:
-    # NFD makes each accent a character of its own, of the category Mn.
-    return "".join(c for c in unicodedata.normalize("NFD", text) if unicodedata.category(c) != "Mn")
-
-
-def _split_off_punctuation(word: str) -> str:
-    """Puts spaces around the punctuation of a word."""
-    return "".join(f" {c} " if _is_punctuation(c) else c for c in word)
-
-
 class BasicTokenizer:
     """Splits text at white space, punctuation and Chinese characters.
 
@@ -267,8 +257,10 @@ class BasicTokenizer:
         if preserve_token(word, self.vocab):
             return [word]
         if self.do_lower_case:
-            word = _without_accents(word.lower())
-        return whitespace_tokenize(_split_off_punctuation(word))
+            # NFD makes each accent a character of its own, of the category Mn.
+            chars = unicodedata.normalize("NFD", word.lower())
+            word = "".join(c for c in chars if unicodedata.category(c) != "Mn")
+        return "".join(f" {c} " if _is_punctuation(c) else c for c in word).split()
 
 
 class WordpieceTokenizer:

@@ -450,11 +450,6 @@ def _check_state(what: str, query: mtf.Tensor, prev_k: mtf.Tensor, prev_v: mtf.T
             )
 
 
-def _placed(new: mtf.Tensor, here: mtf.Tensor, state: mtf.Tensor) -> mtf.Tensor:
-    """Returns keys or values of one position at its index in the cache, and 0 elsewhere."""
-    return mtf.multiply(new, here, output_shape=state.shape)
-
-
 @leaves_no_node
 def multihead_self_attention_incremental(
     query_antecedent: mtf.Tensor,
@@ -505,7 +500,8 @@ def multihead_self_attention_incremental(
         def written(previous: mtf.Tensor, w: mtf.Tensor) -> mtf.Tensor:
             # An addition to zeros instead of an assignment: the cache is a loop variable that a
             # layout may split, also along the memory.
-            return previous + _placed(project(x, w, heads, kv_channels, 0), here, previous)
+            new = project(x, w, heads, kv_channels, 0)
+            return previous + mtf.multiply(new, here, output_shape=previous.shape)
 
         q = project(x, wq, heads, kv_channels, 0)
         # Before attention reads them, as a position sees itself.
@@ -619,7 +615,8 @@ def masked_local_attention_1d_incremental(
         )
 
         def replaced(previous: mtf.Tensor, w: mtf.Tensor) -> mtf.Tensor:
-            new = _placed(project(x, w, heads, kv_channels, 0), here, previous)
+            new = project(x, w, heads, kv_channels, 0)
+            new = mtf.multiply(new, here, output_shape=previous.shape)
             # Not 0 before, unlike in a whole memory: here is the position that leaves the window.
             return previous * (1.0 - here) + new
 

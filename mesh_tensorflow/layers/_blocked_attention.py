@@ -100,17 +100,17 @@ def _plain(
     logits = mtf.einsum([mtf.cast(q, dtype), mtf.cast(k, dtype)], output_shape=shape)
     # Terms in the order of `Block._with_terms`: logits that ids hide are set before biases are
     # added, which may hide more of them.
-    for buckets, values, here, there in terms.distances:
-        [dim] = [d for d in values.shape if d not in shape]
-        bias = distance_bias(Distances(buckets, values, dim, here, there))
-        logits = mtf.add(logits, mtf.cast(bias, dtype), output_shape=shape)
+    for d in terms.distances:
+        logits = mtf.add(logits, mtf.cast(distance_bias(d), dtype), output_shape=shape)
     hidden = unseen(terms.visible)
     if hidden is not None:
         logits = hide(logits, hidden_where(hidden, dtype))
     for x in terms.biases:
         bias = mtf.cast(x, dtype)
         logits = hide(mtf.add(logits, bias, output_shape=shape), x)
-    extra = terms.extra_value if terms.extra is None else mtf.cast(terms.extra, dtype)
+    extra = terms.extra
+    if isinstance(extra, mtf.Tensor):
+        extra = mtf.cast(extra, dtype)
     # With the extra logit, as blocks have only the sum with it.
     log_z = mtf.reduce_logsumexp(logits, dims.memory, extra_logit=extra)
     weights = mtf.softmax(logits, dims.memory, extra_logit=extra)
@@ -168,15 +168,6 @@ def _noise(
     return [*keys, mtf.range(mesh, memory, tf.int32)]
 
 
-def _check_visible(visible: Visible) -> None:
-    for name, _, _ in visible:
-        if name not in COMPARISONS:
-            raise ValueError(
-                f"{_WHAT}: visible compares by {name!r}, which is none of "
-                f"{', '.join(sorted(COMPARISONS))}"
-            )
-
-
 def added_terms(
     bias: Optional[mtf.Tensor], visible: Visible, distances: Sequence[Distances]
 ) -> list[mtf.Tensor]:
@@ -204,7 +195,12 @@ def attention_and_log_sums(
 ) -> tuple[mtf.Tensor, mtf.Tensor]:
     """Returns what `blocked_attention` does, and the logarithms of the softmax's denominators."""
     # All checks come before the first operation, so that an error leaves none in the graph.
-    _check_visible(visible)
+    for comparison, _, _ in visible:
+        if comparison not in COMPARISONS:
+            raise ValueError(
+                f"{_WHAT}: visible compares by {comparison!r}, which is none of "
+                f"{', '.join(sorted(COMPARISONS))}"
+            )
     if ring not in RINGS:
         raise ValueError(
             f"{_WHAT}: ring={ring!r} is none of {', '.join(map(repr, RINGS))}; True is for all"
@@ -232,16 +228,16 @@ def attention_and_log_sums(
     dims = dims._replace(key=key, value=value)
     rows = q.shape - key
     noise = _noise(q.mesh, dims, rows, dropout_broadcast_dims or ()) if dropout_rate else ()
-    given = isinstance(extra_logit, mtf.Tensor)
-    # As in `mtf.softmax`, an extra logit gets no gradient.
+    if isinstance(extra_logit, mtf.Tensor):
+        # As in `mtf.softmax`, an extra logit gets no gradient.
+        extra_logit = mtf.stop_gradient(extra_logit)
     terms = Terms(
         [] if bias is None else [bias],
         list(visible),
-        [(d.buckets, d.values, d.here, d.there) for d in distances],
+        list(distances),
         noise,
         1.0 - dropout_rate,
-        mtf.stop_gradient(extra_logit) if given else None,  # type: ignore[arg-type]
-        None if given else extra_logit,  # type: ignore[arg-type]
+        extra_logit,
     )
     # `_plain` is handed over, since the module of the operation is imported by this one.
     op = BlockedAttentionOperation(q, k, v, dims, terms, _plain, block_sizes, name, ring)
@@ -301,8 +297,9 @@ def blocked_attention(
         mesh dimension, processors pass parts of keys and values around (ring attention, Liu et al.,
         2023) instead of gathering them. Then the memory of each processor is that of its parts.
         Where `visible` is causal, and n processors divide the lengths by 2 n, they exchange halves
-        first, so that all have the same work; "zigzag" is an error if that is not possible,
-        "contiguous" leaves parts where they are.
+        first, so that all have the same work; "zigzag" does so with any masks, and warns where
+        there are no halves to exchange, "contiguous" leaves parts where they are. Results are the
+        same in each case.
 
     Returns:
       A Tensor with dimensions [dims of q without key_dim..., value_dim].

@@ -9,13 +9,19 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Optional, Union
+from typing import NamedTuple, Optional, Union
 
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
-from mesh_tensorflow.layers import _blocked_slices
-from mesh_tensorflow.layers._visibility import Buckets, Compared, sees_own_position
+from mesh_tensorflow.layers._blocked_slices import (
+    Noise,
+    Operands,
+    arranged,
+    default_block_sizes,
+    divided_alike,
+)
+from mesh_tensorflow.layers._masks import Distances, sees_own_position
 
 # -- the form of operands
 
@@ -57,48 +63,55 @@ class Terms:
     Attributes:
       biases: Tensors that are added to logits.
       visible: triples of a comparison and two Tensors, ids of queries and of the memory.
-      distances: tuples of Buckets and of three Tensors: values with a dimension of buckets, which
-        is none of the logits', and positions of queries and of the memory.
+      distances: biases of distances, whose dimension of buckets is none of the logits'.
       noise: two keys of dropout for each row, and the indices of the memory; or an empty tuple.
       keep_prob: a number.
-      extra: a Tensor, one more logit of each row, or None.
-      extra_value: the same as a number, or None.
+      extra: one more logit of each row, a Tensor or a number; or None.
     """
 
     biases: Sequence[mtf.Tensor] = ()
     visible: Sequence[tuple[str, mtf.Tensor, mtf.Tensor]] = ()
-    distances: Sequence[tuple[Buckets, mtf.Tensor, mtf.Tensor, mtf.Tensor]] = ()
+    distances: Sequence[Distances] = ()
     noise: Sequence[mtf.Tensor] = ()
     keep_prob: float = 1.0
-    extra: Optional[mtf.Tensor] = None
-    extra_value: Optional[float] = None
+    extra: Union[mtf.Tensor, float, None] = None
 
     @property
     def tensors(self) -> list[mtf.Tensor]:
         """All Tensors, in the order in which operations have them as inputs."""
         ids = [x for _, rows, columns in self.visible for x in (rows, columns)]
-        distances = [x for _, *xs in self.distances for x in xs]
+        distances = [x for d in self.distances for x in (d.values, d.here, d.there)]
         return [
             *self.biases,
             *ids,
             *distances,
             *self.noise,
-            *([] if self.extra is None else [self.extra]),
+            *([self.extra] if isinstance(self.extra, mtf.Tensor) else []),
         ]
 
     def with_tensors(self, xs: Sequence[mtf.Tensor]) -> Terms:
         """Returns the same with other Tensors, in the order of `tensors`."""
         # Arguments are evaluated as they are written, so their order has to be that of `tensors`.
-        # Any values may stand for the Tensors, such as their indices in a Form.
+        # Slices may stand for the Tensors.
         left = iter(xs)
         return dataclasses.replace(
             self,
             biases=[next(left) for _ in self.biases],
             visible=[(name, next(left), next(left)) for name, _, _ in self.visible],
-            distances=[(b, next(left), next(left), next(left)) for b, *_ in self.distances],
+            distances=[
+                d._replace(values=next(left), here=next(left), there=next(left))
+                for d in self.distances
+            ],
             noise=[next(left) for _ in self.noise],
-            extra=None if self.extra is None else next(left),
+            extra=next(left) if isinstance(self.extra, mtf.Tensor) else self.extra,
         )
+
+    @property
+    def weighted(self) -> tuple[range, range]:
+        """The indices in `tensors` of biases, and of the values of distances."""
+        # Of distances the values alone: positions are integers, and have no gradient.
+        first = len(self.biases) + 2 * len(self.visible)
+        return range(len(self.biases)), range(first, first + 3 * len(self.distances), 3)
 
 
 class Form(NamedTuple):
@@ -106,47 +119,19 @@ class Form(NamedTuple):
 
     Attributes:
       dims: Dims.
-      q: the names of the dimensions of queries.
-      k: those of keys.
-      v: those of values.
-      rest: those of each Tensor of the Terms.
-      terms: the Terms, with the index of each Tensor in place of it.
+      q: queries, a Tensor.
+      k: keys.
+      v: values.
+      terms: the Terms.
       block_sizes: the numbers of positions of queries and of the memory in a block, or None.
     """
 
     dims: Dims
-    q: tuple[str, ...]
-    k: tuple[str, ...]
-    v: tuple[str, ...]
-    rest: tuple[tuple[str, ...], ...]
+    q: mtf.Tensor
+    k: mtf.Tensor
+    v: mtf.Tensor
     terms: Terms
     block_sizes: Optional[tuple[int, int]]
-
-    @classmethod
-    def of(
-        cls,
-        q: mtf.Tensor,
-        k: mtf.Tensor,
-        v: mtf.Tensor,
-        dims: Dims,
-        terms: Terms,
-        block_sizes: Optional[tuple[int, int]],
-    ) -> Form:
-        """Returns the form of an operation with the inputs q, k, v and those of `terms`."""
-        rest = terms.tensors
-        q_names, k_names, v_names, *others = (
-            tuple(x.shape.dimension_names) for x in (q, k, v, *rest)
-        )
-        # Indices instead of Tensors, since one Form describes Tensors as well as their slices.
-        indices: Any = range(len(rest))
-        indexed = terms.with_tensors(indices)
-        return cls(dims, q_names, k_names, v_names, tuple(others), indexed, block_sizes)
-
-    @property
-    def weighted(self) -> list[int]:
-        """The indices of the Tensors of the Terms that are added to logits."""
-        # Of distances the values alone: positions are integers, and have no gradient.
-        return [*range(len(self.terms.biases)), *(i for _, i, *_ in self.terms.distances)]
 
     @property
     def row(self) -> list[str]:
@@ -158,67 +143,60 @@ class Form(NamedTuple):
         """The names of the dimensions of keys without the channels, in order."""
         return [d.name for d in (*self.dims.shared, self.dims.memory)]
 
-    def rows(self, x: tf.Tensor, names: Sequence[str], channel: str) -> tf.Tensor:
+    def rows(self, x: tf.Tensor, of: mtf.Tensor, channel: mtf.Dimension) -> tf.Tensor:
         """Returns what there is for each row as [shared, others, length, channels]."""
-        order = [*self.row, channel]
-        x = _blocked_slices.arranged(x, names, order)
+        x = arranged(x, of.shape.dimension_names, [*self.row, channel.name])
         sizes = x.shape.as_list()
         n = len(self.dims.shared)
         # Queries of `others` have the same keys, and so are further rows of one matrix product.
         joined = [mtf.list_product(sizes[:n]), mtf.list_product(sizes[n:-2])]
         return tf.reshape(x, [*joined, *sizes[-2:]])
 
-    def columns(self, x: tf.Tensor, names: Sequence[str], channel: str) -> tf.Tensor:
+    def columns(self, x: tf.Tensor, of: mtf.Tensor, channel: mtf.Dimension) -> tf.Tensor:
         """Returns keys or values as [shared, memory, channels]."""
-        x = _blocked_slices.arranged(x, names, [*self.column, channel])
+        x = arranged(x, of.shape.dimension_names, [*self.column, channel.name])
         sizes = x.shape.as_list()
         return tf.reshape(x, [mtf.list_product(sizes[:-2]), *sizes[-2:]])
 
-    def of_buckets(self, i: Any) -> list[str]:
-        """Returns the order of values of distances: dimensions of rows, then that of buckets."""
-        return [*self.row[:-1], *(name for name in self.rest[i] if name not in self.row)]
+    def arrangement(self, of: mtf.Tensor) -> list[str]:
+        """Returns the order of a term's dimensions: that of logits, or buckets after the front."""
+        order = self.dims.logits.dimension_names
+        buckets = [name for name in of.shape.dimension_names if name not in order]
+        return [*order[:-2], *buckets] if buckets else order
 
-    def front(self, q: tf.Tensor) -> list[int]:
-        """Returns the sizes of the dimensions of logits before the length, from a slice of q."""
-        sizes = dict(zip(self.q, q.shape.as_list()))
-        return [sizes[name] for name in self.row[:-1]]
+    def laid(self, x: tf.Tensor, of: mtf.Tensor) -> tf.Tensor:
+        """Returns a slice of one of the Terms' Tensors in its arrangement."""
+        return arranged(x, of.shape.dimension_names, self.arrangement(of))
+
+    def _laid_terms(self, terms: Terms, rest: Sequence[tf.Tensor]) -> Terms:
+        """Returns the first of the Terms with slices in place of Tensors."""
+        return terms.with_tensors([self.laid(x, of) for x, of in zip(rest, terms.tensors)])
 
     @property
     def may_skip(self) -> bool:
         """Whether some blocks may be known to be left out: if each query has a position of its own.
 
-        Biases and ids of both queries and memory say nothing about it. See
-        `_visibility.sees_own_position`.
+        Biases and ids of both queries and memory say nothing about it. See `sees_own_position`.
         """
         dims, terms = self.dims, self.terms
         both = {dims.length.name, dims.memory.name}
-        ids: list[Any] = [i for _, *pair in terms.visible for i in pair]
+        ids = [x for _, *pair in terms.visible for x in pair]
         # Without ids no block is known to be hidden; without a position of its own, a query may see
         # nothing.
-        whole = any(both <= set(self.rest[i]) for i in [*range(len(terms.biases)), *ids])
+        whole = any(both <= set(x.shape.dimension_names) for x in [*terms.biases, *ids])
         # With equal sizes each query has a position of its number. Ids of pairs cannot be compared
         # at that position alone, hence not `whole`.
         return bool(terms.visible) and dims.length.size == dims.memory.size and not whole
 
     @property
-    def is_ordered(self) -> bool:
-        """Whether queries see only what is before them, or only what is after."""
-        return self.order is not None
-
-    @property
     def order(self) -> Optional[str]:
-        """The comparison of an order, as in causal attention, or None; of two, "greater_equal"."""
+        """The comparison by which blocks are left out, as in causal attention; None if none are.
+
+        Then queries see only what is before them, or only what is after; of both "greater_equal".
+        """
         # Of a window, which is bounded on both sides, costs count the blocks that one side hides.
-        names = [name for name, _, _ in self.terms.visible]
+        names = [name for name, _, _ in self.terms.visible] if self.may_skip else []
         return next((name for name in ("greater_equal", "less_equal") if name in names), None)
-
-    def _laid(self, rest: Sequence[tf.Tensor], i: Any) -> tf.Tensor:
-        return _blocked_slices.arranged(rest[i], self.rest[i], [*self.row, self.dims.memory.name])
-
-    def _compared(self, rest: Sequence[tf.Tensor]) -> list[Compared]:
-        return [
-            (name, self._laid(rest, i), self._laid(rest, j)) for name, i, j in self.terms.visible
-        ]
 
     def skips(
         self, rest: Sequence[tf.Tensor], length: int, start: Union[int, tf.Tensor]
@@ -230,8 +208,9 @@ class Form(NamedTuple):
           length: how many queries there are.
           start: which position of the slices of the memory is that of the first query.
         """
-        biases = [self._laid(rest, i) for i, _ in enumerate(self.terms.biases)]
-        return sees_own_position(self._compared(rest), biases, length, start)
+        terms = dataclasses.replace(self.terms, distances=(), noise=(), extra=None)
+        laid = self._laid_terms(terms, rest)
+        return sees_own_position(laid.visible, laid.biases, length, start)
 
     def blocks(self, rows: int, length: int, memory: int, parts: int) -> tuple[int, int]:
         """Returns block sizes such that few blocks, or none, are in two of several parts.
@@ -242,13 +221,12 @@ class Form(NamedTuple):
           memory: that of the memory.
           parts: how many parts each of them consists of.
         """
-        found = self.block_sizes or _blocked_slices.default_block_sizes(rows, length, memory)
+        found = self.block_sizes or default_block_sizes(rows, length, memory)
         if parts == 1:
             return found
         # Halves that were exchanged are far apart; a block of both would seldom be hidden whole.
         block, columns = (
-            _blocked_slices.divided_alike(size, n // parts)
-            for size, n in zip(found, (length, memory))
+            divided_alike(size, n // parts) for size, n in zip(found, (length, memory))
         )
         return block, columns
 
@@ -260,7 +238,7 @@ class Form(NamedTuple):
         rest: Sequence[tf.Tensor],
         skips: Optional[tf.Tensor] = None,
         parts: int = 1,
-    ) -> _blocked_slices.Operands:
+    ) -> Operands:
         """Returns the Operands made of slices.
 
         Args:
@@ -271,39 +249,27 @@ class Form(NamedTuple):
           skips: whether blocks may be left out, a scalar; or None.
           parts: how many parts slices consist of that are not next to each other.
         """
-
-        def values(i: Any) -> tf.Tensor:
-            return _blocked_slices.arranged(rest[i], self.rest[i], self.of_buckets(i))
-
-        # By the names of q, so before q is arranged.
-        front, terms = self.front(q), self.terms
+        # By the order of q's dimensions, so before q is arranged.
+        sizes = dict(zip(self.q.shape.dimension_names, q.shape.as_list()))
+        terms = dataclasses.replace(self.terms, noise=(), extra=None)
         noise = None
-        if terms.noise:
-            indices: Any = terms.noise
+        if self.terms.noise:
             # Dropout is a function of the position and not of the block, so that the gradient,
             # whose blocks come in another order, has the same mask.
-            key0, key1, columns = (self._laid(rest, i) for i in indices)
-            noise = _blocked_slices.Noise(key0, key1, columns, terms.keep_prob)
-        q = self.rows(q, self.q, self.dims.key.name)
-        k = self.columns(k, self.k, self.dims.key.name)
+            of_noise = zip(rest[len(terms.tensors) :], self.terms.noise)
+            key0, key1, columns = (self.laid(x, of) for x, of in of_noise)
+            noise = Noise(key0, key1, columns, terms.keep_prob)
+        q = self.rows(q, self.q, self.dims.key)
+        k = self.columns(k, self.k, self.dims.key)
         shared, others, length, _ = q.shape.as_list()
         # A pair of positions has a logit for each index of `shared` and `others`, and a block has
         # them all.
         blocks = self.blocks(shared * others, length, k.shape.as_list()[1], parts)
         if blocks[1] >= self.dims.memory.size:
             skips = None  # each block has the positions that queries see
-        return _blocked_slices.Operands(
-            front,
-            q,
-            k,
-            self.columns(v, self.v, self.dims.value.name),
-            [self._laid(rest, i) for i, _ in enumerate(terms.biases)],
-            self._compared(rest),
-            skips,
-            [
-                _blocked_slices.Distances(b, values(i), self._laid(rest, j), self._laid(rest, m))
-                for b, i, j, m in terms.distances
-            ],
-            noise,
-            blocks,
+        v = self.columns(v, self.v, self.dims.value)
+        laid = self._laid_terms(terms, rest)
+        front = [sizes[name] for name in self.row[:-1]]
+        return Operands(
+            front, q, k, v, laid.biases, laid.visible, skips, laid.distances, noise, blocks
         )

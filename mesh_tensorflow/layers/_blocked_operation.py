@@ -29,7 +29,7 @@ from mesh_tensorflow._core.tensor import is_differentiable
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow.layers import _blocked_slices, _ring_attention
 from mesh_tensorflow.layers._blocked_form import Dims, Form, Terms
-from mesh_tensorflow.layers._blocked_slices import Operands, arranged, computed_in, restored
+from mesh_tensorflow.layers._blocked_slices import Operands, computed_in, restored
 
 
 def _positions(part: int, parts: int, size: int, halves: bool) -> list[tuple[int, int]]:
@@ -114,9 +114,9 @@ class Blocked(mtf.Operation):
 
     def _unsplittable(self) -> Collection[str]:
         """Channels are summed within a block; values of buckets belong together."""
-        form = self._form
-        buckets = [form.of_buckets(i)[-1] for _, i, *_ in form.terms.distances]
-        return [form.dims.key.name, form.dims.value.name, *buckets]
+        dims = self._form.dims
+        buckets = [d.buckets_dim for d in self._form.terms.distances]
+        return [d.name for d in (dims.key, dims.value, *buckets)]
 
     def needs_whole(self, mesh_impl: MeshImpl) -> Collection[str]:
         """Returns channels, buckets, and the length and the memory if they are padded."""
@@ -167,8 +167,8 @@ class Blocked(mtf.Operation):
         if axis is None or not _ring_attention.has_halves(mesh_impl, self._form.dims):
             return None
         # Where no order hides blocks, work is even already, and an exchange would be for nothing.
-        causal = self._form.may_skip and self._form.is_ordered
-        return axis if _ring_attention.is_exchanged(self._ring, causal) else None
+        wanted = self._ring == _ring_attention.ZIGZAG or self._form.order is not None
+        return axis if wanted and self._ring != _ring_attention.CONTIGUOUS else None
 
     @property
     def ring_dims(self) -> tuple[mtf.Dimension, ...]:
@@ -179,7 +179,7 @@ class Blocked(mtf.Operation):
     @property
     def parts_in_ring(self) -> int:
         """Into how many parts each processor of a ring cuts its part, at least."""
-        return _ring_attention.least_parts(self._ring)
+        return 2 if self._ring == _ring_attention.ZIGZAG else 1
 
     def _logits(self, mesh_impl: MeshImpl) -> mtf.Shape:
         """Returns the Shape of the logits; if the memory is gathered, no layout splits it."""
@@ -215,15 +215,9 @@ class Blocked(mtf.Operation):
         # Of the operands as they lie in the layout: a gathered or an exchanged memory is in another
         # place.
         skips = self._skips(mesh_impl, values)
-        gathered, exchanged = self._gathered_axis(mesh_impl), self._exchanged_axis(mesh_impl)
-        if exchanged is not None:
-            # All that has positions, also ids and biases: these go with the queries or the memory.
-            at = [self._position_axis(x) for x in self.inputs]
-            values = [
-                v if i is None else _ring_attention.exchanged(mesh_impl, exchanged, v, i)
-                for v, i in zip(values, at)
-            ]
-        elif gathered is not None and self._ring_axis(mesh_impl) is None:
+        values = self._exchanged(mesh_impl, self.inputs, values)
+        gathered = self._gathered_axis(mesh_impl)
+        if gathered is not None and self._ring_axis(mesh_impl) is None:
             at = [self._memory_axis(x) for x in self.inputs]
             values = [
                 v if i is None else mesh_impl.allconcat(v.to_laid_out_tensor(), gathered, i)
@@ -248,38 +242,56 @@ class Blocked(mtf.Operation):
             *rest, part = slices if begins else (*slices, 0)
             return form.skips(rest, size, part * size)
 
-        return [mesh_impl.slicewise(skips, *values[3 : 3 + len(form.rest)], *begins)]
+        return [mesh_impl.slicewise(skips, *values[3 : 3 + len(form.terms.tensors)], *begins)]
 
-    def _moving(self, tensors: Sequence[mtf.Tensor], values: Sequence[Any]) -> list[bool]:
-        """Returns which of values, of Tensors and others after them, belong to the memory."""
-        found = [self._memory_axis(x) is not None for x in tensors]
-        return found + [False] * (len(values) - len(found))
-
-    def _restored(self, mesh_impl: MeshImpl, values: Sequence[Any]) -> list[Any]:
-        """Returns values of the outputs, with the halves that were exchanged where they belong."""
+    def _exchanged(
+        self, mesh_impl: MeshImpl, tensors: Sequence[mtf.Tensor], values: Sequence[Any]
+    ) -> list[Any]:
+        """Returns values of Tensors with their halves exchanged, or exchanged back, if they are."""
         axis = self._exchanged_axis(mesh_impl)
-        at = [self._position_axis(y) for y in self.outputs]
         if axis is None:
             return list(values)
+        # All that has positions, also ids and biases: these go with the queries or the memory.
+        at = [self._position_axis(x) for x in tensors]
         return [
             v if i is None else _ring_attention.exchanged(mesh_impl, axis, v, i)
             for v, i in zip(values, at)
         ]
 
-    def _of_slices(self, compute: Callable, mesh_impl: MeshImpl) -> Callable:
-        """Returns a function of slices of `_operands`; `compute` takes Operands and the slices."""
-        parts = 1 if self._exchanged_axis(mesh_impl) is None else 2
-        count = 3 + len(self._form.rest)
+    def _computed(
+        self, lowering: mtf.Lowering, compute: Callable, join: Callable[[Any, Any], Any]
+    ) -> tuple[list[LaidOutLike], Sequence[Any]]:
+        """Returns the laid-out inputs, and what is computed of them, in a ring of all turns.
 
-        def computed(*values: tf.Tensor) -> tuple:
+        Args:
+          lowering: a Lowering.
+          compute: takes Operands and slices of the inputs; returns results.
+          join: takes laid-out results of two turns; returns both together.
+        """
+        mesh_impl = lowering.mesh_impl(self)
+        values = self._operands(lowering)
+        parts = 1 if self._exchanged_axis(mesh_impl) is None else 2
+        count = 3 + len(self._form.terms.tensors)
+
+        def of_slices(*slices: tf.Tensor) -> tuple:
             # The gradient has inputs after those of the Form; only `compute` knows what they mean.
-            inputs, [*skips] = values[: len(self.inputs)], values[len(self.inputs) :]
+            inputs, [*skips] = slices[: len(self.inputs)], slices[len(self.inputs) :]
             q, k, v, *rest = inputs[:count]
             [may_skip] = skips or [None]
-            of: Operands = self._form.operands(q, k, v, rest, may_skip, parts)
-            return compute(of, *inputs)
+            return compute(self._form.operands(q, k, v, rest, may_skip, parts), *inputs)
 
-        return computed
+        axis = self._ring_axis(mesh_impl)
+        if axis is None:
+            results = mesh_impl.slicewise(of_slices, *values)
+        else:
+            # What says whether blocks may be left out comes last, and belongs to no part.
+            moving = [*(self._memory_axis(x) is not None for x in self.inputs), False]
+            returned = [self._memory_axis(y) is not None for y in self.outputs]
+            results = _ring_attention.in_turns(
+                mesh_impl, axis, of_slices, values, moving, join, returned
+            )
+        lowering.count_collectives(self, "blocked_attention_op")
+        return values, results
 
     # -- costs
 
@@ -293,13 +305,11 @@ class Blocked(mtf.Operation):
             for xs in (self.inputs, self.outputs)
         )
         if self._ring_axis(mesh_impl) is not None:
-            # Outputs take the same way back, in `_restored`.
+            # Outputs take the same way back.
             exchanged = [] if self._exchanged_axis(mesh_impl) is None else [
                 x for x in (*self.inputs, *self.outputs) if self._position_axis(x) is not None
             ]  # fmt: skip
-            return _ring_attention.exchanges(mesh_impl, axis, exchanged) + _ring_attention.shifts(
-                mesh_impl, axis, inputs, outputs
-            )
+            return _ring_attention.collectives(mesh_impl, axis, exchanged, inputs, outputs)
         found = []
         for xs, steps in ((inputs, [("allconcat", axis)]), (outputs, self._kept_part(mesh_impl))):
             for x in xs:
@@ -330,8 +340,9 @@ class Blocked(mtf.Operation):
     def _computed_pairs(self, mesh_impl: MeshImpl) -> Optional[int]:
         """Returns how many pairs of positions the busiest processor computes; None if all."""
         form, dims = self._form, self._form.dims
-        axis = mesh_impl.splitting_axis(dims.length)
-        if not self._skips_by_order(mesh_impl):
+        axis, split_memory = (mesh_impl.splitting_axis(d) for d in (dims.length, dims.memory))
+        # Of a memory that another axis splits, no blocks are left out: see `_skips`.
+        if form.order is None or split_memory not in (None, axis):
             return None
         [length] = mesh_impl.slice_shape(mtf.Shape([dims.length]))
         front = mtf.list_product(mesh_impl.slice_shape(mtf.Shape(dims.front)))
@@ -347,16 +358,11 @@ class Blocked(mtf.Operation):
             dims.length.size, count, memory, within, halves, form.order == "greater_equal"
         )
 
-    def _skips_by_order(self, mesh_impl: MeshImpl) -> bool:
-        dims = self._form.dims
-        length, memory = (mesh_impl.splitting_axis(d) for d in (dims.length, dims.memory))
-        return self._form.may_skip and self._form.is_ordered and memory in (None, length)
-
-    def _cost_key(self) -> tuple:
-        """Returns what costs depend on besides shapes."""
+    def cost_key(self) -> Hashable:
+        """The dimensions that are contracted, and which blocks are computed where."""
         form = self._form
         # All that `_flops` and `_moved` read: operations with equal keys share one cost.
-        return form.dims, self._ring, form.block_sizes, form.may_skip, form.order
+        return form.dims, self._ring, form.block_sizes, form.order
 
 
 # Matrix products of a block, with the gradients of queries, keys and values, and without.
@@ -427,21 +433,14 @@ class BlockedAttentionGradOperation(Blocked):
     def lower(self, lowering: mtf.Lowering) -> None:
         """Computes gradients block by block; sums over processors are pending."""
         mesh_impl = lowering.mesh_impl(self)
-        around = self._ring_axis(mesh_impl)
-        operands = self._operands(lowering)
-        gradients_of = self._of_slices(self._gradients, mesh_impl)
-        if around is not None:
-            moving = self._moving(self.inputs, operands)
-            returned = self._moving(self.outputs, self.outputs)
-            values = _ring_attention.added_gradients(
-                mesh_impl, around, gradients_of, operands, moving, returned
-            )
-        else:
-            values = mesh_impl.slicewise(gradients_of, *operands)
-        lowering.count_collectives(self, "blocked_attention_op")
-        for y, value in zip(self.outputs, self._restored(mesh_impl, values)):
+        _, values = self._computed(
+            lowering,
+            self._gradients,
+            lambda old, new: [mesh_impl.slicewise(tf.add, x, y) for x, y in zip(old, new)],
+        )
+        for y, value in zip(self.outputs, self._exchanged(mesh_impl, self.outputs, values)):
             at = self._memory_axis(y)
-            if at is not None and around is None:
+            if at is not None and self._ring_axis(mesh_impl) is None:
                 # Each processor has a gradient of the whole memory, of its own queries; of the sum
                 # it keeps its part.
                 for kind, axis in self._kept_part(mesh_impl):
@@ -458,18 +457,15 @@ class BlockedAttentionGradOperation(Blocked):
     def _gradients(self, of: Operands, *inputs: tf.Tensor) -> tuple:
         form = self._form
         *_, y, largest, weight, dy, dz = inputs
-        value = form.dims.value.name
         # dy has the dimensions of y, and dz those of whatever there is once for each row.
-        names = self.inputs[-2].shape.dimension_names
-        row_names = self.inputs[-1].shape.dimension_names
-        y, dy = (tf.cast(form.rows(x, names, value), of.dtype) for x in (y, dy))
-        largest, weight, dz = (form.rows(x, row_names, value) for x in (largest, weight, dz))
+        of_y, of_row = self.inputs[-2:]
+        y, dy = (tf.cast(form.rows(x, of_y, form.dims.value), of.dtype) for x in (y, dy))
+        largest, weight, dz = (form.rows(x, of_row, form.dims.value) for x in (largest, weight, dz))
         # The sum over the memory of weight times its gradient is that of y * dy over channels (Dao
         # et al., 2022, appendix B.2); dz is the gradient of log(weight) + largest.
         shift = (tf.reduce_sum(y * dy, -1, keepdims=True) - dz) / weight
         dy = dy / weight
-        indices: Any = [i for _, i, *_ in form.terms.distances]
-        values = {i: n for n, i in enumerate(indices)}
+        _, values = form.terms.weighted
         # Inputs 0 to 2 are q, k and v; those that follow are the Tensors of the Terms, in their
         # order.
         more = [i - 3 for i in self._wanted if i >= 3]
@@ -480,17 +476,15 @@ class BlockedAttentionGradOperation(Blocked):
             dy,
             0 in self._wanted,
             [i for i in more if i not in values],
-            [values[i] for i in more if i in values],
+            [values.index(i) for i in more if i in values],
         )
         front, key = list(of.front), form.dims.key.name
         shared = front[: len(form.dims.shared)]
         orders = {0: (front, [*form.row, key]), 1: (shared, [*form.column, key]),
-                  2: (shared, [*form.column, value])}  # fmt: skip
+                  2: (shared, [*form.column, form.dims.value.name])}  # fmt: skip
         results = []
         for i, x, output in zip(self._wanted, found, self.outputs):
-            before, order = orders.get(i, (None, [*form.row, form.dims.memory.name]))
-            if i - 3 in values:
-                order = form.of_buckets(i - 3)
+            before, order = orders.get(i, (None, form.arrangement(output)))
             if before is not None:
                 x = tf.reshape(x, [*before, *x.shape.as_list()[-2:]])
             results.append(tf.cast(restored(x, order, output.shape.dimension_names), output.dtype))
@@ -511,7 +505,7 @@ class BlockedAttentionGradOperation(Blocked):
 
     def cost_key(self) -> Hashable:
         """The dimensions that are contracted, which blocks are computed where, and what of them."""
-        return self._cost_key(), tuple(self._wanted)
+        return super().cost_key(), tuple(self._wanted)
 
 
 _PRODUCTS = 2  # matrix products of a block
@@ -557,7 +551,7 @@ class BlockedAttentionOperation(Blocked):
         """
         super().__init__([q, k, v, *terms.tensors], name=name or "blocked_attention")
         self._ring = in_ring
-        self._form = Form.of(q, k, v, dims, terms, block_sizes)
+        self._form = Form(dims, q, k, v, terms, block_sizes)
         self.plain = plain
         rows = q.shape - dims.key
         self._outputs = [
@@ -571,7 +565,7 @@ class BlockedAttentionOperation(Blocked):
         y, log_z = self.outputs[:2]
         dy = mtf.zeros_like(y) if dy is None else dy
         dz = mtf.zeros_like(log_z) if dz is None else dz
-        biases = [3 + i for i in self._form.weighted]
+        biases = [3 + i for indices in self._form.terms.weighted for i in indices]
         learned = [i for i in biases if is_learned(self.inputs[i])]
         found: dict[int, mtf.Tensor] = {}
         # Two operations: TensorFlow leaves out the second, with its work, if nothing fetches it.
@@ -584,33 +578,33 @@ class BlockedAttentionOperation(Blocked):
     def lower(self, lowering: mtf.Lowering) -> None:
         """Computes sums of blocks, joins those of a row, and divides."""
         mesh_impl = lowering.mesh_impl(self)
-        values = self._operands(lowering)
-        sums_of = self._of_slices(self._sums, mesh_impl)
-        around = self._ring_axis(mesh_impl)
-        if around is not None:
-            moving = self._moving(self.inputs, values)
-            sums = _ring_attention.joined_sums(mesh_impl, around, sums_of, values, moving)
-        else:
-            sums = mesh_impl.slicewise(sums_of, *values)
-        lowering.count_collectives(self, "blocked_attention_op")
+        values, sums = self._computed(
+            lowering,
+            self._sums,
+            lambda old, new: mesh_impl.slicewise(_ring_attention.joined_sums, *old, *new),
+        )
         axis = self._joined_axis(mesh_impl)
         if axis is not None:
+
+            def relative_to_most(x: tf.Tensor, largest: tf.Tensor, most: tf.Tensor) -> tf.Tensor:
+                return x * tf.exp(largest - most)
+
             total, largest, weight = sums
             # Sums of different processors are relative to different maxima and have to be scaled to
             # one before they are added, as blocks are.
             most = mesh_impl.allreduce(largest, [axis], "MAX")
             total, weight = (
                 mesh_impl.allreduce(
-                    mesh_impl.slicewise(_relative_to, x, largest, most), [axis], "SUM"
+                    mesh_impl.slicewise(relative_to_most, x, largest, most), [axis], "SUM"
                 )
                 for x in (total, weight)
             )
             sums = total, most, weight
         # The extra logit is the last of the Terms' Tensors.
         last = len(self.inputs) - 1
-        extra = [] if self._form.terms.extra is None else [values[last]]
+        extra = [values[last]] if isinstance(self._form.terms.extra, mtf.Tensor) else []
         found = mesh_impl.slicewise(self._finished, *sums, *extra)
-        for y, value in zip(self.outputs, self._restored(mesh_impl, found)):
+        for y, value in zip(self.outputs, self._exchanged(mesh_impl, self.outputs, found)):
             lowering.set_tensor_lowering(y, value)
 
     def _joined_axis(self, mesh_impl: MeshImpl) -> Optional[int]:
@@ -627,9 +621,9 @@ class BlockedAttentionOperation(Blocked):
         self, total: tf.Tensor, largest: tf.Tensor, weight: tf.Tensor, *extra: tf.Tensor
     ) -> tuple:
         form, (y, z) = self._form, self.outputs[:2]
-        more: Any = form.terms.extra_value
+        more: Any = form.terms.extra
         if extra:
-            more = arranged(extra[0], form.rest[-1], [*form.row, form.dims.value.name])
+            more = form.laid(extra[0], more)
         mean, *rows = _blocked_slices.finished(total, largest, weight, more)
         order = [*form.row, form.dims.value.name]
         return (
@@ -648,14 +642,6 @@ class BlockedAttentionOperation(Blocked):
             collectives += [Collective("allreduce", (axis,), n, n * size) for n in (z, y, z)]
         flops = self._flops(mesh_impl, _PRODUCTS)
         return Cost(flops, super().cost(mesh_impl).bytes, tuple(collectives))
-
-    def cost_key(self) -> Hashable:
-        """The dimensions that are contracted, and which blocks are computed where."""
-        return self._cost_key()
-
-
-def _relative_to(x: tf.Tensor, largest: tf.Tensor, most: tf.Tensor) -> tf.Tensor:
-    return x * tf.exp(largest - most)
 
 
 def is_learned(x: mtf.Tensor) -> bool:

@@ -15,11 +15,11 @@ from typing import Any, NamedTuple, Optional, Union
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._mesh import random_values
-from mesh_tensorflow.layers._visibility import (
+from mesh_tensorflow.layers._masks import (
     COMPARISONS,
     HIDDEN_LOGIT,
-    Buckets,
     Compared,
+    Distances,
     bucket_of,
     looked_up,
     sees_nothing,
@@ -154,22 +154,6 @@ class Noise(NamedTuple):
     keep_prob: float
 
 
-class Distances(NamedTuple):
-    """A bias of distances between positions.
-
-    Attributes:
-      buckets: how distances are put into buckets.
-      values: a value for each bucket, [*front, buckets], with 1 for dimensions that it lacks.
-      rows: positions of queries, arranged like a bias.
-      columns: those of the memory.
-    """
-
-    buckets: Buckets
-    values: tf.Tensor
-    rows: tf.Tensor
-    columns: tf.Tensor
-
-
 @dataclasses.dataclass(frozen=True)
 class Operands:
     """The slices of one processor, arranged.
@@ -184,7 +168,7 @@ class Operands:
       visible: triples (a comparison, ids of queries, ids of the memory), arranged in the same way.
       skips: a scalar bool tensor, whether blocks of which nothing is seen may be left out; None if
         never.
-      distances: biases of distances.
+      distances: biases of distances, arranged in the same way.
       noise: a Noise or None.
       blocks: the number of positions of queries and of the memory in a block.
     """
@@ -272,13 +256,6 @@ def restored(x: tf.Tensor, order: Sequence[str], names: Sequence[str]) -> tf.Ten
     return x if kept == list(names) else tf.transpose(x, [kept.index(name) for name in names])
 
 
-def _part(x: tf.Tensor, starts: Sequence[Optional[Start]], sizes: Sequence[int]) -> tf.Tensor:
-    """Slices the axes for which there is a start."""
-    if all(start is None for start in starts):
-        return x
-    return tf.slice(x, [0 if start is None else start for start in starts], sizes)
-
-
 class Block:
     """One block of logits."""
 
@@ -290,8 +267,8 @@ class Block:
         """Returns the queries of the block, or what there is for each: [shared, rows, ...]."""
         shared, others, length, channels = x.shape.as_list()
         if self._size[0] != length:
-            starts = [None, None, self._start[0], None]
-            x = _part(x, starts, [shared, others, self._size[0], channels])
+            sizes = [shared, others, self._size[0], channels]
+            x = tf.slice(x, [0, 0, self._start[0], 0], sizes)
         # Cast after the cut, so that no float32 copy of all queries is made.
         return tf.cast(tf.reshape(x, [shared, others * self._size[0], channels]), self._of.dtype)
 
@@ -299,21 +276,21 @@ class Block:
         """Returns the keys or values of the block."""
         shared, memory, channels = x.shape.as_list()
         if self._size[1] != memory:
-            x = _part(x, [None, self._start[1], None], [shared, self._size[1], channels])
+            x = tf.slice(x, [0, self._start[1], 0], [shared, self._size[1], channels])
         return tf.cast(x, self._of.dtype)
 
     def term(self, x: tf.Tensor) -> tf.Tensor:
         """Returns the part of a tensor that is arranged like a bias."""
         whole = self._of.sizes[2:]
         *front, rows, columns = x.shape.as_list()
-        starts: list[Optional[Start]] = [None] * len(front)
-        sizes = list(front)
-        for found, n, start, size in zip((rows, columns), whole, self._start, self._size):
-            # A term has each dimension whole or with size 1, and 1 stands for all positions alike.
-            cut = found == n != size
-            starts.append(start if cut else None)
-            sizes.append(size if cut else found)
-        return _part(x, starts, sizes)
+        # A term has each dimension whole or with size 1, and 1 stands for all positions alike.
+        held = (rows, columns)
+        cut = [n == full != size for n, full, size in zip(held, whole, self._size)]
+        if not any(cut):
+            return x
+        starts = [start if c else 0 for c, start in zip(cut, self._start)]
+        sizes = [size if c else n for c, size, n in zip(cut, self._size, held)]
+        return tf.slice(x, [0] * len(front) + starts, front + sizes)
 
     def left_out(self) -> Optional[tf.Tensor]:
         """Returns whether the block may be left out, a scalar; None if it never is."""
@@ -366,7 +343,7 @@ class Block:
 
     def buckets(self, of: Distances) -> tf.Tensor:
         """Returns the bucket of each pair of positions, [*front, rows, columns]."""
-        return bucket_of(self.term(of.columns) - self.term(of.rows), of.buckets)
+        return bucket_of(self.term(of.there) - self.term(of.here), of.buckets)
 
     def dropped(self, x: tf.Tensor, noise: Optional[Noise]) -> tf.Tensor:
         """Returns weights, or their gradients, with dropout."""
@@ -416,7 +393,23 @@ def block_sums(operands: Operands) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
 
         def step(at: Start, columns: int, *state: tf.Tensor) -> list:
             block = Block(of, (start, at), (size, columns))
-            return _unless_left_out(block, lambda: _with_block(block, of, q, *state), state)
+            total, largest, weight = state
+
+            def with_block() -> list:
+                s = block.logits(q)
+                new = tf.maximum(largest, tf.reduce_max(s, -1, keepdims=True))
+                p = tf.exp(s - new)
+                # 0 at first: the largest so far is then the least number of the dtype, and there is
+                # no sum yet.
+                old = tf.exp(largest - new)
+                # What was summed relative to the old maximum is scaled to the new one (Milakov and
+                # Gimelshein, 2018, algorithm 3).
+                sums = weight * old + tf.reduce_sum(p, -1, keepdims=True)
+                # Dropout is of normalized weights: the sum above has those that are dropped, too.
+                values = total * old + tf.matmul(block.dropped(p, of.noise), block.memories(of.v))
+                return [values, new, sums]
+
+            return _unless_left_out(block, with_block, state)
 
         state = fold(memory, of.blocks[1], step, state)
         return [tf.reshape(x, [shared, others, size, x.shape.as_list()[2]]) for x in state]
@@ -434,27 +427,6 @@ def _unless_left_out(
         return compute()
     # strict: else a list of one gradient would come back without its list.
     return list(tf.cond(hidden, lambda: [tf.identity(x) for x in otherwise], compute, strict=True))
-
-
-def _with_block(
-    block: Block,
-    of: Operands,
-    q: tf.Tensor,
-    total: tf.Tensor,
-    largest: tf.Tensor,
-    weight: tf.Tensor,
-) -> list:
-    s = block.logits(q)
-    new = tf.maximum(largest, tf.reduce_max(s, -1, keepdims=True))
-    p = tf.exp(s - new)
-    # 0 at first: the largest so far is then the least number of the dtype, and there is no sum yet.
-    old = tf.exp(largest - new)
-    # What was summed relative to the old maximum is scaled to the new one (Milakov and Gimelshein,
-    # 2018, algorithm 3).
-    weight = weight * old + tf.reduce_sum(p, -1, keepdims=True)
-    # Dropout is of normalized weights: the sum above has those that are dropped, too.
-    total = total * old + tf.matmul(block.dropped(p, of.noise), block.memories(of.v))
-    return [total, new, weight]
 
 
 def finished(
@@ -502,7 +474,7 @@ def block_gradients(
     """
     of = operands
     _, _, length, memory = of.sizes
-    # Only values have a gradient of a row that sees nothing; see `_visibility`.
+    # Only values have a gradient of a row that sees nothing; see `_masks`.
     blind = largest < HIDDEN_LOGIT / 2
     seen, shift = (tf.where_v2(blind, tf.zeros_like(x), x) for x in (dy, shift))
     bias_shapes = [of.biases[i].shape.as_list() for i in biases]
@@ -527,14 +499,50 @@ def block_gradients(
             outer.append(inner[-1])
         return inner, outer
 
+    def of_block(block: Block) -> list[tf.Tensor]:
+        q = block.queries(of.q)
+        rows = (largest, shift, seen, dy)
+        block_largest, block_shift, block_seen, block_dy = (block.queries(x) for x in rows)
+        # Not normalized: `dy` and `shift` are divided by the sums already, which takes a division
+        # for each row instead of one for each pair.
+        p = tf.exp(block.logits(q, block_largest))
+        v = block.memories(of.v)
+        if of.noise is None:
+            dp = product_minus(block_seen, v, block_shift)
+        else:
+            dp = block.dropped(tf.matmul(block_seen, v, transpose_b=True), of.noise) - block_shift
+        # The gradient of a softmax, p * (dp - sum(p * dp)); the sum over the memory is that of dy
+        # times the output of the row, which needs no logits (Dao et al., 2022, appendix B.2).
+        ds = p * dp
+        found = []
+        if qkv:
+            shared, others, _, channels = of.q.shape.as_list()
+            # dq = ds k, dk = ds^T q and dv = dropped(p)^T dy. Queries of `others` are rows here, so
+            # the latter two are summed over them as well.
+            dq = tf.matmul(ds, block.memories(of.k))
+            found = [
+                tf.reshape(dq, [shared, others, q.shape.as_list()[1] // others, channels]),
+                tf.matmul(ds, q, transpose_a=True),
+                tf.matmul(block.dropped(p, of.noise), block_dy, transpose_a=True),
+            ]
+        for shape in bias_shapes:
+            whole = tf.reshape(ds, block.shape)
+            # A bias was repeated along the dimensions that it lacks, so its gradient is the sum
+            # over them.
+            axes = [i for i, (a, b) in enumerate(zip(shape, block.shape)) if a == 1 != b]
+            found.append(tf.reduce_sum(whole, axes, keepdims=True) if axes else whole)
+        for d in chosen:
+            *heads, count = d.values.shape.as_list()
+            whole = tf.reshape(ds, block.shape)
+            found.append(sums_by_bucket(whole, block.buckets(d), heads, count))
+        return found
+
     def of_memory(at: Start, columns: int) -> list:
         def of_queries(start: Start, rows: int) -> list:
             block = Block(of, (start, at), (rows, columns))
             return _unless_left_out(
                 block,
-                lambda: _gradients_of_block(
-                    block, of, (largest, shift, seen, dy), qkv, bias_shapes, chosen
-                ),
+                lambda: of_block(block),
                 [tf.zeros(result.of_block(rows), of.dtype) for result in inner],
             )
 
@@ -545,48 +553,3 @@ def block_gradients(
 
     # The outer results are the same for any size of a block.
     return over_blocks(memory, of.blocks[1], of_memory, results(0)[1], of.dtype)
-
-
-def _gradients_of_block(
-    block: Block,
-    of: Operands,
-    rows: tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor],
-    qkv: bool,
-    bias_shapes: Sequence[list[int]],
-    distances: Sequence[Distances],
-) -> list[tf.Tensor]:
-    q = block.queries(of.q)
-    largest, shift, seen, dy = (block.queries(x) for x in rows)
-    # Not normalized: `dy` and `shift` are divided by the sums already, which takes a division for
-    # each row instead of one for each pair.
-    p = tf.exp(block.logits(q, largest))
-    v = block.memories(of.v)
-    if of.noise is None:
-        dp = product_minus(seen, v, shift)
-    else:
-        dp = block.dropped(tf.matmul(seen, v, transpose_b=True), of.noise) - shift
-    # The gradient of a softmax, p * (dp - sum(p * dp)); the sum over the memory is that of dy times
-    # the output of the row, which needs no logits (Dao et al., 2022, appendix B.2).
-    ds = p * dp
-    found = []
-    if qkv:
-        shared, others, _, channels = of.q.shape.as_list()
-        # dq = ds k, dk = ds^T q and dv = dropped(p)^T dy. Queries of `others` are rows here, so the
-        # latter two are summed over them as well.
-        dq = tf.matmul(ds, block.memories(of.k))
-        found = [
-            tf.reshape(dq, [shared, others, q.shape.as_list()[1] // others, channels]),
-            tf.matmul(ds, q, transpose_a=True),
-            tf.matmul(block.dropped(p, of.noise), dy, transpose_a=True),
-        ]
-    for shape in bias_shapes:
-        whole = tf.reshape(ds, block.shape)
-        # A bias was repeated along the dimensions that it lacks, so its gradient is the sum over
-        # them.
-        axes = [i for i, (a, b) in enumerate(zip(shape, block.shape)) if a == 1 != b]
-        found.append(tf.reduce_sum(whole, axes, keepdims=True) if axes else whole)
-    for d in distances:
-        *heads, count = d.values.shape.as_list()
-        whole = tf.reshape(ds, block.shape)
-        found.append(sums_by_bucket(whole, block.buckets(d), heads, count))
-    return found

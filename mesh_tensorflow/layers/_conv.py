@@ -167,57 +167,37 @@ def conv3d(
     return convolution("conv3d", x, output_dim, *how)
 
 
-def check_blocks(
-    kind: str,
-    blocks_dims: Sequence[Optional[mtf.Dimension]],
-    filter_size: Sequence[int],
-    strides: Sequence[int],
-    padding: str,
-) -> None:
-    """Checks the arguments of a convolution on blocks.
+class _Margins(NamedTuple):
+    """What a block needs of its neighbors, along one dimension.
 
-    Raises:
-      ValueError: the padding is unknown, or "VALID" with several blocks; or `check_window` fails.
+    Attributes:
+      before, after: the number of pixels needed from the neighbor on either side.
+      cut: the number of pixels of the upsampled result that precede the upsampled block.
     """
-    what = f"{kind}_with_blocks"
-    check_window(kind, filter_size, strides)
-    if padding not in ("SAME", "VALID"):
-        raise ValueError(f'{what}: padding must be "SAME" or "VALID", not {padding!r}')
-    blocks = [d for d in blocks_dims if d is not None]
-    if padding == "VALID" and any(d.size > 1 for d in blocks):
-        raise ValueError(
-            f'{what}: with blocks {dims_text(blocks)} the padding must be "SAME"; "VALID" would '
-            "make blocks of different sizes"
-        )
+
+    before: int
+    after: int
+    cut: int = 0
 
 
-def _same_margins(block: mtf.Dimension, size: int, stride: int) -> tuple[int, int]:
-    """Returns the margins that "SAME" padding needs before and after each block."""
+def _margins(block: mtf.Dimension, size: int, stride: int, transposed: bool) -> _Margins:
+    """Returns the margins with which a block gives what "SAME" padding of the image gives."""
+    # The windows of n / stride outputs reach size - stride beyond n. TensorFlow's "SAME" puts the
+    # odd one at the end.
+    total = max(size - stride, 0)
+    first = total // 2
+    if transposed:
+        # Pixel i contributes to `size` pixels starting at i * stride - first: "SAME" cuts off so
+        # many at the beginning. Pixel -j reaches the block if size - 1 - j * stride - first >= 0;
+        # pixel n - 1 + j does if (n - 1 + j) * stride - first <= n * stride - 1.
+        before = max(size - 1 - first, 0) // stride
+        return _Margins(before, (stride - 1 + first) // stride, first + before * stride)
     if block.size % stride:
         raise ValueError(
             f"the block size {dims_text([block])} must be a multiple of the stride {stride}, so "
             "that each block makes a whole number of outputs"
         )
-    # The windows of n / stride outputs reach size - stride beyond n. TensorFlow's "SAME" puts the
-    # odd one at the end.
-    total = max(size - stride, 0)
-    return total // 2, total - total // 2
-
-
-def with_margins(
-    x: mtf.Tensor,
-    blocks_dim: Optional[mtf.Dimension],
-    block: mtf.Dimension,
-    before: int,
-    after: int,
-) -> mtf.Tensor:
-    """Extends each block by margins from its neighbors, with zeros at the border."""
-    widest = max(before, after)
-    # A halo is equally wide on both sides; what the narrower margin does not need is cut off.
-    x = mtf.halo_exchange(x, blocks_dim, block, widest)
-    if before == after:
-        return x
-    return mtf.slice(x, widest - before, before + block.size + after, block.name)
+    return _Margins(first, total - first)
 
 
 def _with_blocks(
@@ -230,90 +210,52 @@ def _with_blocks(
     padding: str,
     *others: Any,
 ) -> mtf.Tensor:
-    """Applies the `convolution` of a kind to blocks; `others` are its further arguments."""
-    check_blocks(kind, blocks_dims, filter_size, strides, padding)
+    """Applies the `convolution` of a kind to blocks with margins of their neighbors.
 
-    def conv(y: mtf.Tensor, pad: str) -> mtf.Tensor:
-        return convolution(kind, y, output_dim, filter_size, strides, pad, *others)
+    `others` are its further arguments.
+    """
+    what = f"{kind}_with_blocks"
+    check_window(kind, filter_size, strides)
+    if padding not in ("SAME", "VALID"):
+        raise ValueError(f'{what}: padding must be "SAME" or "VALID", not {padding!r}')
+    several = [d for d in blocks_dims if d is not None]
+    if padding == "VALID" and any(d.size > 1 for d in several):
+        raise ValueError(
+            f'{what}: with blocks {dims_text(several)} the padding must be "SAME"; "VALID" would '
+            "make blocks of different sizes"
+        )
 
-    by_block = _transpose_by_block if _KINDS[kind][1] else _conv_by_block
-    return by_block(x, blocks_dims, filter_size, strides, padding, conv)
+    def conv(y: mtf.Tensor, padding: str) -> mtf.Tensor:
+        return convolution(kind, y, output_dim, filter_size, strides, padding, *others)
 
-
-def _conv_by_block(
-    x: mtf.Tensor,
-    blocks_dims: Sequence[Optional[mtf.Dimension]],
-    filter_size: Sequence[int],
-    strides: Sequence[int],
-    padding: str,
-    conv: Callable[[mtf.Tensor, str], mtf.Tensor],
-) -> mtf.Tensor:
-    """Exchanges halos along the blocked dimensions, then convolves each block on its own."""
-    # As checked before, there is one block then, which has no neighbors.
+    # There is one block, which has no neighbors.
     if padding == "VALID":
-        return conv(x, "VALID")
-    spatial = x.shape.dims[-len(strides) - 1 : -1]
+        return conv(x, padding)
+    transposed = _KINDS[kind][1]
+    blocks = x.shape.dims[-len(strides) - 1 : -1]
+    margins = [_margins(*dim, transposed) for dim in zip(blocks, filter_size, strides)]
+    # Where no window reaches into another block, each block is upsampled like an image of its own.
+    if transposed and not any(m.before or m.after for m in margins):
+        return conv(x, padding)
     # One dimension after another: the later margins include the earlier ones, and so the corners of
     # diagonal neighbors.
-    for blocks_dim, block, size, stride in zip(blocks_dims, spatial, filter_size, strides):
-        x = with_margins(x, blocks_dim, block, *_same_margins(block, size, stride))
-    # The margins are the padding, with zeros at the border of the image.
-    return conv(x, "VALID")
-
-
-class _Reach(NamedTuple):
-    """The margins that the upsampled pixels of a block depend on, along one dimension.
-
-    Attributes:
-      before, after: the number of pixels needed from the neighbor on either side.
-      cut: the number of pixels of the upsampled result that precede the upsampled block.
-    """
-
-    before: int
-    after: int
-    cut: int
-
-
-def _reach(size: int, stride: int) -> _Reach:
-    """Returns the _Reach of a window.
-
-    Pixel i contributes to `size` pixels starting at i * stride - skipped, where skipped is the
-    number of pixels that "SAME" padding cuts off at the beginning.
-    """
-    # Pixel -j reaches the block if size - 1 - j * stride - skipped >= 0; pixel n - 1 + j does if
-    # (n - 1 + j) * stride - skipped <= n * stride - 1.
-    skipped = max(size - stride, 0) // 2
-    before = max(size - 1 - skipped, 0) // stride
-    after = (stride - 1 + skipped) // stride
-    return _Reach(before, after, skipped + before * stride)
-
-
-def _transpose_by_block(
-    x: mtf.Tensor,
-    blocks_dims: Sequence[Optional[mtf.Dimension]],
-    filter_size: Sequence[int],
-    strides: Sequence[int],
-    padding: str,
-    conv: Callable[[mtf.Tensor, str], mtf.Tensor],
-) -> mtf.Tensor:
-    """Upsamples blocks together with margins from their neighbors, then cuts the margins off."""
-    reaches = [_reach(size, stride) for size, stride in zip(filter_size, strides)]
-    # Where no window reaches into another block, each block is upsampled like an image of its own.
-    if padding == "VALID" or not any(r.before or r.after for r in reaches):
-        return conv(x, padding)
-    blocks = x.shape.dims[-len(strides) - 1 : -1]
-    # Margins of later dimensions include those of earlier ones, and so corners, as in
-    # `_conv_by_block`.
-    for blocks_dim, block, reach in zip(blocks_dims, blocks, reaches):
-        x = with_margins(x, blocks_dim, block, reach.before, reach.after)
-    # With "SAME", pixels would be cut off at the borders of blocks instead of that of the image.
+    for blocks_dim, block, margin in zip(blocks_dims, blocks, margins):
+        widest = max(margin.before, margin.after)
+        # A halo is equally wide on both sides; what the narrower margin does not need is cut off.
+        x = mtf.halo_exchange(x, blocks_dim, block, widest)
+        if margin.before != margin.after:
+            size = margin.before + block.size + margin.after
+            x = mtf.slice(x, widest - margin.before, size, block.name)
+    # The margins are the padding, with zeros at the border of the image. With "SAME", pixels of an
+    # upsampled block would be cut off at the borders of blocks instead.
     y = conv(x, "VALID")
-    for block, stride, reach in zip(blocks, strides, reaches):
-        # Windows of at most the stride do not overlap: such a dimension got no margin, and has its
-        # size.
-        enlarged = block.size * stride
-        if y.shape.get_dim_by_name(block.name).size != enlarged:
-            y = mtf.slice(y, reach.cut, enlarged, block.name)
+    if transposed:
+        for block, stride, margin in zip(blocks, strides, margins):
+            # Windows of at most the stride do not overlap: such a dimension got no margin, and has
+            # its size.
+            enlarged = block.size * stride
+            if y.shape.get_dim_by_name(block.name).size != enlarged:
+                y = mtf.slice(y, margin.cut, enlarged, block.name)
     return y
 
 

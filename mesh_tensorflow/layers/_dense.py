@@ -140,17 +140,6 @@ class VarianceScalingInitializer(DenseInitializer):
         return _DISTRIBUTIONS[self.distribution](variance)
 
 
-def _variable_dtype(
-    x: mtf.Tensor,
-    variable_dtype: Optional[mtf.VariableDType],
-    master_dtype: tf.DType,
-    slice_dtype: tf.DType,
-) -> mtf.VariableDType:
-    if variable_dtype is None:
-        return InputDType(master_dtype, slice_dtype, x.dtype)
-    return variable_dtype
-
-
 def get_dense_kernel_weights(
     x: mtf.Tensor,
     new_dims: Sequence[mtf.Dimension],
@@ -195,7 +184,7 @@ def get_dense_kernel_weights(
             "kernel",
             mtf.Shape([*(expert_dims or []), *reduced_dims, *new_dims]),
             initializer=kernel_initializer,
-            dtype=_variable_dtype(x, variable_dtype, master_dtype, slice_dtype),
+            dtype=variable_dtype or InputDType(master_dtype, slice_dtype, x.dtype),
         )
     # The caller's VariableDType may say another dtype of activations than that of `x`.
     return mtf.cast(kernel, x.dtype)
@@ -260,7 +249,12 @@ def dense(
     reduced_dims = list_of_dimensions("dense: reduced_dims", reduced_dims)
     # Of the dimensions as they are given: errors name them as the caller does.
     kept = _kept_dims(x, new_dims, reduced_dims, expert_dims)
-    x, inner = _without_clashes(x, reduced_dims, new_dims)
+    # Of one name, a reduced and a new dimension would be one to the einsum, multiplied elementwise
+    # and not summed.
+    inner = [mtf.Dimension("_" + d.name, d.size) if d in new_dims else d for d in reduced_dims]
+    for d, renamed in zip(reduced_dims, inner):
+        if d != renamed:
+            x = mtf.rename_dimension(x, d.name, renamed.name)
     if kernel_weights is None:
         # By way of the package, where programs and tests replace the function.
         kernel_weights = layers.get_dense_kernel_weights(
@@ -287,7 +281,7 @@ def dense(
                 "bias",
                 mtf.Shape(expert_dims + new_dims),
                 initializer=tf.zeros_initializer(),
-                dtype=_variable_dtype(x, variable_dtype, master_dtype, slice_dtype),
+                dtype=variable_dtype or InputDType(master_dtype, slice_dtype, x.dtype),
             )
             # Several dimensions of experts may be in another order than in `y`.
             y = mtf.add(y, mtf.cast(bias, y.dtype), output_shape=y.shape)
@@ -323,19 +317,6 @@ def _kept_dims(
         )
     # Those of an elementwise product are among the new ones, where the result has them once.
     return [d for d in kept if d not in new_dims]
-
-
-def _without_clashes(
-    x: mtf.Tensor, reduced_dims: Sequence[mtf.Dimension], new_dims: Sequence[mtf.Dimension]
-) -> tuple[mtf.Tensor, list[mtf.Dimension]]:
-    """Renames reduced dimensions that are also new ones; returns `x` and its reduced dimensions."""
-    # Of one name, the two would be one dimension to the einsum, multiplied elementwise and not
-    # summed.
-    inner = [mtf.Dimension("_" + d.name, d.size) if d in new_dims else d for d in reduced_dims]
-    for d, renamed in zip(reduced_dims, inner):
-        if d != renamed:
-            x = mtf.rename_dimension(x, d.name, renamed.name)
-    return x, inner
 
 
 def _activation(fn: Optional[Union[str, Callable]]) -> Optional[Callable]:
@@ -473,14 +454,11 @@ def embedding_weights(
     Returns:
       A Tensor with dimensions [ensemble_dim..., vocab_dim, output_dim].
     """
-    if ensemble_dim is None:
-        ensemble_dim = []
-    elif isinstance(ensemble_dim, mtf.Dimension):
-        ensemble_dim = [ensemble_dim]
+    ensemble_dims = list_of_dimensions("embedding_weights: ensemble_dim", ensemble_dim or [])
     return mtf.get_variable(
         mesh,
         name,
-        mtf.Shape([*ensemble_dim, vocab_dim, output_dim]),
+        mtf.Shape([*ensemble_dims, vocab_dim, output_dim]),
         dtype=variable_dtype,
         # Of compat.v1, whose deviation is 1; in TensorFlow 2 the initializer of this name has 0.05.
         initializer=tf.random_normal_initializer() if initializer is None else initializer,

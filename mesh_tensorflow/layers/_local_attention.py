@@ -407,26 +407,9 @@ def local_self_attention_spatial_blocks(
     Raises:
       ValueError: dimensions are missing, or the name of a memory dimension is taken.
     """
-    x, what = query_antecedent, "local_self_attention_spatial_blocks"
-    if len(x.shape) < 3:
-        raise ValueError(f"{what}: {x.name} {x.shape} must be [batch..., num_w_blocks, w, io]")
-    blocks, w_dim, io = x.shape.dims[-3:]
-    memory_w = _memory_dim(what, x, w_dim, memory_w_dim)
-    with tf.variable_scope(name, default_name="multihead_attention"):
-        wq, wk, wv, wo = multihead_attention_vars(
-            x.mesh, heads, io, kv_channels, master_dtype, slice_dtype, x.dtype
-        )
-        # Logits cross queries with the memory, so positions of the two need different names.
-        memory = mtf.rename_dimension(x, w_dim.name, memory_w.name)
-        q = project(x, wq, heads, kv_channels, 1)
-        k, v = (project(memory, w, heads, kv_channels, 1) for w in (wk, wv))
-        # Of projected blocks: neighbors would otherwise project each margin again.
-        k, v = local_1d_halo_exchange(k, v, blocks, memory_w, mask_right)
-        mask = None
-        if mask_right:
-            mask = mtf.cast(attention_bias_local_block(x.mesh, w_dim, memory_w), x.dtype)
-        o = dot_product_attention(q, k, v, mask, is_training)
-        return mtf.einsum([o, wo], output_shape=x.shape)
+    how = (mask_right, kv_channels, heads, is_training, master_dtype, slice_dtype, name)
+    what = "local_self_attention_spatial_blocks"
+    return _attend_to_blocks(what, query_antecedent, ["w"], [memory_w_dim], *how)
 
 
 @trains_if_not_told
@@ -479,38 +462,72 @@ def local_2d_self_attention_spatial_blocks(
     Raises:
       ValueError: dimensions are missing, or the name of a memory dimension is taken.
     """
-    x, what = query_antecedent, "local_2d_self_attention_spatial_blocks"
-    if len(x.shape) < 5:
-        raise ValueError(
-            f"{what}: {x.name} {x.shape} must be [batch..., num_h_blocks, num_w_blocks, h, w, io]"
-        )
-    h_blocks, w_blocks, h_dim, w_dim, io = x.shape.dims[-5:]
-    memory_h = _memory_dim(what, x, h_dim, memory_h_dim)
-    memory_w = _memory_dim(what, x, w_dim, memory_w_dim)
+    how = (mask_right, kv_channels, heads, is_training, master_dtype, slice_dtype, name)
+    what, memory_dims = "local_2d_self_attention_spatial_blocks", [memory_h_dim, memory_w_dim]
+    return _attend_to_blocks(what, query_antecedent, ["h", "w"], memory_dims, *how)
+
+
+def _attend_to_blocks(
+    what: str,
+    x: mtf.Tensor,
+    names: Sequence[str],
+    memory_dims: Sequence[Optional[mtf.Dimension]],
+    mask_right: bool,
+    kv_channels: mtf.Dimension,
+    heads: mtf.Dimension,
+    is_training: bool,
+    master_dtype: tf.DType,
+    slice_dtype: tf.DType,
+    name: Optional[str],
+) -> mtf.Tensor:
+    """Attends from each block to itself and its neighbors, along one or two dimensions.
+
+    Args:
+      what: the name of the layer.
+      x: a Tensor with dimensions [batch..., blocks..., positions..., io].
+      names: what errors call the dimensions of positions.
+      memory_dims: for each dimension of positions, the one that names it in the memory, or None.
+      mask_right: whether later positions and blocks are hidden.
+      kv_channels: a Dimension.
+      heads: a Dimension.
+      is_training: a bool.
+      master_dtype: a dtype.
+      slice_dtype: a dtype.
+      name: the variable scope, or None.
+    """
+    n = len(names)
+    if len(x.shape) < 2 * n + 1:
+        dims = ", ".join([*(f"num_{name}_blocks" for name in names), *names])
+        raise ValueError(f"{what}: {x.name} {x.shape} must be [batch..., {dims}, io]")
+    blocks, places = x.shape.dims[-2 * n - 1 : -n - 1], x.shape.dims[-n - 1 : -1]
+    memory_places = [_memory_dim(what, x, d, given) for d, given in zip(places, memory_dims)]
     with tf.variable_scope(name, default_name="multihead_attention"):
         wq, wk, wv, wo = multihead_attention_vars(
-            x.mesh, heads, io, kv_channels, master_dtype, slice_dtype, x.dtype
+            x.mesh, heads, x.shape.dims[-1], kv_channels, master_dtype, slice_dtype, x.dtype
         )
-        memory = mtf.rename_dimension(x, h_dim.name, memory_h.name)
-        memory = mtf.rename_dimension(memory, w_dim.name, memory_w.name)
-        q = project(x, wq, heads, kv_channels, 2)
-        k, v = (project(memory, w, heads, kv_channels, 2) for w in (wk, wv))
-        # Of projected blocks, as in one dimension.
-        k, v = local_2d_halo_exchange(k, v, h_blocks, memory_h, w_blocks, memory_w, mask_right)
+        # Logits cross queries with the memory, so positions of the two need different names.
+        memory = x
+        for dim, memory_dim in zip(places, memory_places):
+            memory = mtf.rename_dimension(memory, dim.name, memory_dim.name)
+        q = project(x, wq, heads, kv_channels, n)
+        k, v = (project(memory, w, heads, kv_channels, n) for w in (wk, wv))
+        # Of projected blocks: neighbors would otherwise project each margin again. The second
+        # exchange passes corners on; see `local_2d_halo_exchange`.
+        for blocks_dim, memory_dim in zip(blocks, memory_places):
+            k, v = local_1d_halo_exchange(k, v, blocks_dim, memory_dim, mask_right)
         # Without a mask, rows stay a dimension of keys that queries lack: logits are summed over
         # them, as in the classic.
         mask = None
         if mask_right:
-            mask = attention_bias_local_2d_block(x.mesh, h_dim, w_dim, memory_h, memory_w)
-            mask = mtf.cast(mask, x.dtype)
-            # A softmax is over one dimension, so rows and columns of the memory have to be one.
-            rows_and_columns = mask.shape.dims[-2:]
-            k, v, mask = (_joined_rows(t, rows_and_columns) for t in (k, v, mask))
+            bias = attention_bias_local_block if n == 1 else attention_bias_local_2d_block
+            mask = mtf.cast(bias(x.mesh, *places, *memory_places), x.dtype)
+            if n > 1:
+                # A softmax is over one dimension, so rows and columns of the memory have to be one.
+                both = mask.shape.dims[-2:]
+                joined = mtf.combined_dimension(both)
+                k, v, mask = (
+                    mtf.reshape(t, mtf.replace_dimensions(t.shape, both, joined))
+                    for t in (k, v, mask)
+                )
         o = dot_product_attention(q, k, v, mask, is_training)
         return mtf.einsum([o, wo], output_shape=x.shape)
-
-
-def _joined_rows(t: mtf.Tensor, rows_and_columns: Sequence[mtf.Dimension]) -> mtf.Tensor:
-    """Merges rows and columns of keys, values or a mask to one dimension of memory positions."""
-    joined = mtf.combined_dimension(rows_and_columns)
-    return mtf.reshape(t, mtf.replace_dimensions(t.shape, rows_and_columns, joined))

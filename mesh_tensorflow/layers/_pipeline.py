@@ -265,18 +265,19 @@ def pipeline(
         x.mesh,
         stages_dim,
         batch_dim,
+        repeats_dim,
         PipelineSchedule(stages_dim.size, num_microbatches, repeats),
     )
     sources = run.sources(x)
-    chosen = _Weights(weights, stages_dim, repeats_dim)
-    sides = _Weights([run.by_microbatch(side) for side in side_inputs], stages_dim, repeats_dim)
+    of_passes = run.of_passes(weights)
+    sides_of_passes = run.of_passes([run.by_microbatch(side) for side in side_inputs])
     returned: Any = None
 
     def apply(tick: int, state: mtf.Tensor) -> list[mtf.Tensor]:
         """Returns the activations of all stages, and what the tick adds to the losses."""
         nonlocal returned
-        of_tick = sides.at(run.schedule, tick)
-        inputs = [state, *chosen.at(run.schedule, tick), *(run.side(tick, s) for s in of_tick)]
+        sides = run.of_tick(tick, sides_of_passes)
+        inputs = [state, *run.of_tick(tick, of_passes), *(run.side(tick, s) for s in sides)]
         again = recompute and tick >= stages_dim.size - 1  # the ticks before are computed again
         fn = functools.partial(mtf.recompute_grad, stage_fn, inputs)
         fn = fn if again else functools.partial(stage_fn, *inputs)
@@ -303,11 +304,13 @@ class _Run:
         mesh: mtf.Mesh,
         stages_dim: mtf.Dimension,
         batch_dim: mtf.Dimension,
+        repeats_dim: Optional[mtf.Dimension],
         schedule: PipelineSchedule,
     ):
         self._mesh = mesh
         self._stages_dim = stages_dim
         self._batch_dim = batch_dim
+        self._repeats_dim = repeats_dim
         self._dim = mtf.Dimension(_MICROBATCHES, schedule.num_microbatches)
         self.schedule = schedule
 
@@ -323,14 +326,14 @@ class _Run:
         dims = [[d] if d != self._batch_dim else of_batch for d in x.shape]
         return mtf.reshape(x, mtf.Shape([d for part in dims for d in part]))
 
-    def _microbatch(self, x: mtf.Tensor, i: int) -> mtf.Tensor:
-        return mtf.reshape(mtf.slice(x, i, 1, self._dim.name), x.shape - self._dim)
-
     def sources(self, x: mtf.Tensor) -> list[mtf.Tensor]:
         """Returns the microbatches, each in all stages: their gradients are summed once."""
         x = self.by_microbatch(x)
         x = mtf.broadcast(x, mtf.Shape([self._stages_dim, *x.shape]))
-        return [self._microbatch(x, i) for i in range(self._dim.size)]
+        return [
+            mtf.reshape(mtf.slice(x, i, 1, self._dim.name), x.shape - self._dim)
+            for i in range(self._dim.size)
+        ]
 
     def ticks(
         self, apply: _Apply, sources: Sequence[mtf.Tensor]
@@ -475,41 +478,29 @@ class _Run:
         y = select(self._stage_is(self._stages_dim.size - 1), y, 0.0, output_shape=y.shape)
         return mtf.reshape(mtf.reduce_sum(y, reduced_dim=self._stages_dim), shape)
 
+    # -- weights, in a circular pipeline those of the pass that each stage is in
 
-class _Weights:
-    """The weights of the stages, in a circular pipeline of the pass that each stage is in."""
+    def of_passes(self, weights: Sequence[mtf.Tensor]) -> list[Sequence[mtf.Tensor]]:
+        """Returns the parts of weights for each pass; one part where all passes have the same."""
+        dim = self._repeats_dim
+        return [[w] if dim is None or dim not in w.shape else mtf.unstack(w, dim) for w in weights]
 
-    def __init__(
-        self,
-        weights: Sequence[mtf.Tensor],
-        stages_dim: mtf.Dimension,
-        repeats_dim: Optional[mtf.Dimension],
-    ):
-        self._stages_dim = stages_dim
-        self._of_repeats = [
-            [w]
-            if repeats_dim is None or repeats_dim not in w.shape
-            else mtf.unstack(w, repeats_dim)
-            for w in weights
-        ]
-
-    def at(self, schedule: PipelineSchedule, tick: int) -> list[mtf.Tensor]:
+    def of_tick(self, tick: int, of_passes: list[Sequence[mtf.Tensor]]) -> list[mtf.Tensor]:
         """Returns the weights of all stages at a tick."""
-        repeats = [schedule.clipped(tick, k)[0] for k in range(schedule.num_stages)]
-        return [self._choose(of_repeats, repeats) for of_repeats in self._of_repeats]
-
-    def _choose(self, of_repeats: Sequence[mtf.Tensor], repeats: Sequence[int]) -> mtf.Tensor:
-        if len(of_repeats) == 1:
-            return of_repeats[0]
+        passes = [self.schedule.clipped(tick, k)[0] for k in range(self._stages_dim.size)]
         # Passes do not rise with stages: that of the first is the latest, of the last the earliest.
-        first, last = of_repeats[repeats[0]], of_repeats[repeats[-1]]
-        if first is last:
-            return first
         # There are no fewer microbatches than stages: stages are in one pass, or in two.
-        stage = mtf.range(first.mesh, self._stages_dim, tf.int32)
-        return select(
-            mtf.less(stage, repeats.count(repeats[0])), first, last, output_shape=first.shape
-        )
+        number_of_first = passes.count(passes[0])
+        found = []
+        for parts in of_passes:
+            first, last = (parts[passes[k] if len(parts) > 1 else 0] for k in (0, -1))
+            if first is not last:
+                is_first = mtf.less(
+                    mtf.range(first.mesh, self._stages_dim, tf.int32), number_of_first
+                )
+                first = select(is_first, first, last, output_shape=first.shape)
+            found.append(first)
+        return found
 
 
 def _check(

@@ -13,7 +13,6 @@ of models", 2024).
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Union
 
@@ -25,23 +24,8 @@ from mesh_tensorflow._core.operation import Collective, LaidOutLike
 from mesh_tensorflow._mesh.mesh_impl import LaidOutTensor, MeshImpl
 from mesh_tensorflow.layers._blocked_form import Dims
 
-_CONTIGUOUS, _ZIGZAG = "contiguous", "zigzag"
-RINGS = (False, True, _CONTIGUOUS, _ZIGZAG)
-
-
-def is_exchanged(kind: Union[bool, str], is_worth_it: bool) -> bool:
-    """Returns whether halves are exchanged, where there are some.
-
-    Args:
-      kind: one of RINGS.
-      is_worth_it: whether it makes the work of processors even.
-    """
-    return {_ZIGZAG: True, _CONTIGUOUS: False}.get(kind, is_worth_it)  # type: ignore[arg-type]
-
-
-def least_parts(kind: Union[bool, str]) -> int:
-    """Returns into how many parts of the same size a processor has to cut its own; for RINGS."""
-    return 2 if kind == _ZIGZAG else 1
+CONTIGUOUS, ZIGZAG = "contiguous", "zigzag"
+RINGS = (False, True, CONTIGUOUS, ZIGZAG)
 
 
 def has_halves(mesh_impl: MeshImpl, dims: Dims) -> bool:
@@ -91,22 +75,41 @@ def tell(what: str, kind: Union[bool, str], mesh_impl: MeshImpl, dims: Dims) -> 
             key=f"ring/{length.name}/{memory.name}/{texts}",
         )
     # If neither is split, each processor has the whole memory, as on one processor.
-    elif kind == _ZIGZAG and over[0] is not None and not has_halves(mesh_impl, dims):
+    elif kind == ZIGZAG and over[0] is not None and not has_halves(mesh_impl, dims):
         parts = 2 * over[0].size
         d = next(d for d in (length, memory) if d.size % parts)
         slip(
             f"{what}: ring={kind!r} gives each of {over[0].name}={over[0].size} processors two "
             f"halves, and {d.name}={d.size} is not divisible by {parts}: parts are left as they "
-            f"are, as by ring={_CONTIGUOUS!r}. Pad it to {-(-d.size // parts) * parts}",
+            f"are, as by ring={CONTIGUOUS!r}. Pad it to {-(-d.size // parts) * parts}",
             key=f"zigzag/{d.name}={d.size}/{parts}",
         )
 
 
-def exchanges(mesh_impl: MeshImpl, axis: int, tensors: Sequence[mtf.Tensor]) -> list[Collective]:
-    """Returns the collectives of `exchanged`, for Tensors of positions."""
-    # The first half of each part stays where it is, so half of the elements are sent.
-    sizes = [(mesh_impl.laid_out_size(x.shape) // 2, x.dtype.size) for x in tensors]
-    return [Collective("shift", (axis,), n, n * size) for n, size in sizes]
+def collectives(
+    mesh_impl: MeshImpl,
+    axis: int,
+    exchanged: Sequence[mtf.Tensor],
+    inputs: Sequence[mtf.Tensor],
+    outputs: Sequence[mtf.Tensor],
+) -> list[Collective]:
+    """Returns the collectives of attention in a ring.
+
+    Args:
+      mesh_impl: a MeshImpl.
+      axis: the mesh axis around which parts are passed.
+      exchanged: the Tensors of positions whose halves are exchanged.
+      inputs: the Tensors whose parts are passed on in each turn but the last.
+      outputs: those whose parts are passed on in each turn, and so end where they began.
+    """
+    turns = mesh_impl.shape[axis].size
+    found = []
+    # In an exchange the first half of each part stays where it is: half of the elements are sent.
+    for tensors, share, times in ((exchanged, 2, 1), (inputs, 1, turns - 1), (outputs, 1, turns)):
+        for x in tensors:
+            n = mesh_impl.laid_out_size(x.shape) // share
+            found += [Collective("shift", (axis,), n, n * x.dtype.size)] * times
+    return found
 
 
 def exchanged(mesh_impl: MeshImpl, axis: int, x: LaidOutLike, at: int) -> LaidOutTensor:
@@ -119,34 +122,10 @@ def exchanged(mesh_impl: MeshImpl, axis: int, x: LaidOutLike, at: int) -> LaidOu
       at: the axis of the slices that is halved.
     """
     n = mesh_impl.shape[axis].size
-    first, second = mesh_impl.slicewise(functools.partial(_halves, at), x)
+    first, second = mesh_impl.slicewise(lambda part: tuple(tf.split(part, 2, at)), x)
     # p receives the half 2 (n - 1 - p) + 1 = 2 n - 1 - 2 p, and two reversals give what there was.
     received = mesh_impl.receive(second, axis, list(reversed(range(n))))
     return mesh_impl.slicewise(lambda *halves: tf.concat(halves, at), first, received)
-
-
-def _halves(at: int, x: tf.Tensor) -> tuple[tf.Tensor, ...]:
-    return tuple(tf.split(x, 2, at))
-
-
-def shifts(
-    mesh_impl: MeshImpl, axis: int, inputs: Sequence[mtf.Tensor], outputs: Sequence[mtf.Tensor]
-) -> list[Collective]:
-    """Returns the collectives of one turn around.
-
-    Args:
-      mesh_impl: a MeshImpl.
-      axis: the mesh axis around which parts are passed.
-      inputs: the Tensors whose parts are passed on in each turn but the last.
-      outputs: those whose parts are passed on in each turn, and so end where they began.
-    """
-    turns = mesh_impl.shape[axis].size
-    found = []
-    for tensors, times in ((inputs, turns - 1), (outputs, turns)):
-        for x in tensors:
-            n = mesh_impl.laid_out_size(x.shape)
-            found += [Collective("shift", (axis,), n, n * x.dtype.size)] * times
-    return found
 
 
 def _passed_on(
@@ -179,52 +158,49 @@ def _after(x: tf.Tensor, *earlier: tf.Tensor) -> tf.Tensor:
         return tf.identity(x)
 
 
-def _in_turn(
-    mesh_impl: MeshImpl, compute: Callable, values: Sequence[LaidOutLike], earlier: Any
-) -> Any:
-    """Returns what is computed from slices after the results of the turn before.
-
-    Else all turns would run at once, and the memory of their blocks would be that of all. The parts
-    of the next turn may arrive meanwhile.
-    """
-    if earlier is not None:
-        # To hold back one operand of the products is enough: what follows needs all of them.
-        first, *rest = values
-        values = [mesh_impl.slicewise(_after, first, *earlier), *rest]
-    return mesh_impl.slicewise(compute, *values)
-
-
-def joined_sums(
+def in_turns(
     mesh_impl: MeshImpl,
     axis: int,
-    sums_of: Callable,
+    compute: Callable,
     values: Sequence[LaidOutLike],
     moving: Sequence[bool],
+    join: Callable[[Any, Any], Any],
+    returned: Sequence[bool],
 ) -> Sequence[LaidOutTensor]:
-    """Returns the sums of whole rows: of values, the largest logits, and of exponentials.
+    """Returns the results of all turns together.
 
     Args:
       mesh_impl: a MeshImpl.
       axis: the mesh axis around which parts of the memory are passed.
-      sums_of: returns the sums of slices, which are relative to the largest logit.
+      compute: returns the results of slices.
       values: LaidOutTensors, its arguments.
       moving: for each of them, whether it belongs to the memory.
+      join: takes the results of the turns before and those of one; returns both together.
+      returned: for each result, whether it belongs to the memory, as its gradients do.
     """
     turns = mesh_impl.shape[axis].size
     found: Any = None
     # In turn t, processor p has the part of the memory that began at processor p - t.
     for turn in range(turns):
-        sums = _in_turn(mesh_impl, sums_of, values, found)
+        first, *rest = values
+        if found is not None:
+            # Else all turns would run at once, and the memory of their blocks would be that of all.
+            # To hold back one operand of the products is enough: what follows needs all of them.
+            first = mesh_impl.slicewise(_after, first, *found)
+        new = mesh_impl.slicewise(compute, first, *rest)
         # After the last turn no processor needs a part any more: what it began with is still in the
         # layout.
         if turn < turns - 1:
             # Parts travel in the turn before theirs, not earlier: a processor has two at most.
             values = _passed_on(mesh_impl, axis, values, moving, found)
-        found = sums if found is None else mesh_impl.slicewise(_joined, *found, *sums)
+        # What is returned has come here with the part of the memory that `new` belongs to.
+        new = new if found is None else join(found, new)
+        # Also after the last turn, unlike the parts: n steps bring each result back to its owner.
+        found = _passed_on(mesh_impl, axis, new, returned)
     return found
 
 
-def _joined(
+def joined_sums(
     total: tf.Tensor,
     largest: tf.Tensor,
     weight: tf.Tensor,
@@ -232,39 +208,8 @@ def _joined(
     new_largest: tf.Tensor,
     new_weight: tf.Tensor,
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Returns the sums of two parts of the memory together: of values, largest logits, weights."""
     most = tf.maximum(largest, new_largest)
     # As between two blocks: both sums are scaled to the larger of their maxima.
     old, new = tf.exp(largest - most), tf.exp(new_largest - most)
     return total * old + new_total * new, most, weight * old + new_weight * new
-
-
-def added_gradients(
-    mesh_impl: MeshImpl,
-    axis: int,
-    gradients_of: Callable,
-    values: Sequence[LaidOutLike],
-    moving: Sequence[bool],
-    returned: Sequence[bool],
-) -> Sequence[LaidOutTensor]:
-    """Returns sums of the gradients of all turns.
-
-    Args:
-      mesh_impl: a MeshImpl.
-      axis: the mesh axis around which parts of the memory are passed.
-      gradients_of: returns gradients of slices.
-      values: LaidOutTensors, its arguments.
-      moving: for each of them, whether it belongs to the memory.
-      returned: for each gradient, whether it belongs to the memory.
-    """
-    turns = mesh_impl.shape[axis].size
-    found: Any = None
-    for turn in range(turns):
-        new = _in_turn(mesh_impl, gradients_of, values, found)
-        if turn < turns - 1:
-            values = _passed_on(mesh_impl, axis, values, moving, found)
-        if found is not None:
-            # `found` has come here with the part of the memory that `new` is the gradient of.
-            new = [mesh_impl.slicewise(tf.add, x, y) for x, y in zip(found, new)]
-        # Also after the last turn, unlike the parts: n steps bring each gradient back to its owner.
-        found = _passed_on(mesh_impl, axis, new, returned)
-    return found

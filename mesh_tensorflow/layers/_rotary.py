@@ -13,8 +13,6 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._core.errors import dims_text
 
-__all__ = ["RotaryEmbedding"]
-
 # -- frequencies of longer sequences than a model was trained for
 #
 # Each function takes the frequencies, the base and the numbers of a scaling, and returns the new
@@ -134,17 +132,13 @@ class RotaryEmbedding:
 
     def _check_scaling(self) -> None:
         kind, given = self.scaling_type, set(self.scaling)
-        if kind is None:
-            needed: list[str] = []
-            known: list[str] = []
-        elif kind in _SCALINGS:
-            _, needed, further = _SCALINGS[kind]
-            known = [*needed, *further]
-        else:
+        if kind is not None and kind not in _SCALINGS:
             raise ValueError(
                 f"RotaryEmbedding: the scaling {kind!r} is none of {', '.join(_SCALINGS)}; "
                 "scaling=None leaves frequencies as they are"
             )
+        _, needed, further = _SCALINGS[kind] if kind else (None, [], [])
+        known = [*needed, *further]
         missing = [name for name in needed if name not in given]
         unknown = sorted(given - {*known})
         if missing or unknown:

@@ -6,7 +6,8 @@ In microbatches, activations take the memory of one microbatch. Results are thos
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Optional, Union
 
 import tensorflow.compat.v1 as tf
@@ -191,7 +192,7 @@ def accumulate_gradients(
     """
     names, values = _named(inputs)
     _check(values, batch_dim, num_microbatches)
-    step = _Microbatch(names, inputs, loss_fn, variables)
+    step = _Microbatch(names, isinstance(inputs, mtf.Tensor), loss_fn, variables)
     if num_microbatches == 1:
         return step.alone(values)
     return _in_loop(step, values, batch_dim, num_microbatches)
@@ -201,35 +202,34 @@ def _wide(x: mtf.Tensor) -> mtf.Tensor:
     return x if x.dtype.is_complex else mtf.to_float(x)
 
 
+@dataclasses.dataclass
 class _Microbatch:
     """Computes the loss and the gradients of one microbatch.
 
     Attributes:
-      variables: the Variables.
+      names: the keys of the inputs, if they are a dictionary.
+      single: whether there is one input, and no list.
+      loss_fn: a function of inputs.
+      chosen: the Variables of the gradients; all that are trainable if None.
+      variables: the same, once `loss` has been called.
     """
 
-    def __init__(
-        self,
-        names: Optional[list[str]],
-        inputs: Inputs,
-        loss_fn: Callable[[Any], Loss],
-        variables: Optional[Sequence[mtf.Variable]],
-    ):
-        self._names = names
-        self._single = isinstance(inputs, mtf.Tensor)
-        self._loss_fn = loss_fn
-        self._given = variables
-        self.variables: list[mtf.Variable] = []
+    names: Optional[list[str]]
+    single: bool
+    loss_fn: Callable[[Any], Loss]
+    chosen: Optional[Sequence[mtf.Variable]]
+    variables: list[mtf.Variable] = dataclasses.field(default_factory=list)
 
     def loss(self, values: list[mtf.Tensor]) -> tuple[mtf.Tensor, Optional[mtf.Tensor]]:
         """Returns the loss, and its weight or None."""
-        given: Any = values[0] if self._single else values
-        if self._names is not None:
-            given = dict(zip(self._names, values))
-        loss, weight = _checked(self._loss_fn(given))
+        inputs: Any = values[0] if self.single else values
+        if self.names is not None:
+            inputs = dict(zip(self.names, values))
+        loss, weight = _checked(self.loss_fn(inputs))
         # Asked after the call, as a model function may make its variables when it is called.
-        chosen = loss.graph.trainable_variables if self._given is None else self._given
-        self.variables = list(chosen)
+        self.variables = list(
+            loss.graph.trainable_variables if self.chosen is None else self.chosen
+        )
         return loss, weight
 
     def gradients(self, y: mtf.Tensor) -> list[Optional[mtf.Tensor]]:
@@ -243,11 +243,15 @@ class _Microbatch:
         grads = self.gradients(loss)
         if weight is None:
             return AccumulatedLoss(_wide(loss), grads, self.variables)
+        return self.quotient(_wide(loss), mtf.to_float(weight), grads)
+
+    def quotient(
+        self, loss: mtf.Tensor, weight: mtf.Tensor, grads: Sequence[Optional[mtf.Tensor]]
+    ) -> AccumulatedLoss:
+        """Returns the quotient of a sum of losses with these gradients, and their weight."""
         # With the loss S / W and fixed weights, dL/dv = dS/dv / W: nothing is differentiated by W.
-        share = mtf.reciprocal(mtf.to_float(weight))
-        return AccumulatedLoss(
-            _wide(loss) * share, [_times(share, g) for g in grads], self.variables
-        )
+        share = mtf.reciprocal(weight)
+        return AccumulatedLoss(loss * share, [_times(share, g) for g in grads], self.variables)
 
 
 def _checked(result: Loss) -> tuple[mtf.Tensor, Optional[mtf.Tensor]]:
@@ -267,12 +271,6 @@ def _times(factor: Union[float, mtf.Tensor], x: Optional[mtf.Tensor]) -> Optiona
     if x is None:
         return None
     return x * (mtf.cast(factor, x.dtype) if isinstance(factor, mtf.Tensor) else factor)
-
-
-def _sum(xs: Iterable[Optional[mtf.Tensor]]) -> Optional[mtf.Tensor]:
-    """Returns the sum of those that are not None; None if all are."""
-    there = [x for x in xs if x is not None]
-    return mtf.add_n(there) if there else None
 
 
 def _in_loop(
@@ -327,10 +325,7 @@ def _in_loop(
     grads = [[next(totals) if there else None for there in each] for each in reached]
     whole.finish(list(totals), results[0].operation)
     if weight is not None:
-        share = mtf.reciprocal(pair[1])
-        return AccumulatedLoss(
-            pair[0] * share, [_times(share, g) for g in grads[0]], step.variables
-        )
+        return step.quotient(pair[0], pair[1], grads[0])
     value = whole.value(loss)
     if not whole.is_function(loss):
         share_of_loss = whole.share(loss)
@@ -382,12 +377,13 @@ def _by_terms(
     for i in range(len(variables)):
         # dL/dv = sum_T dL/dT * share_T * sum_i dT_i/dv, over terms T and microbatches i, and then
         # what the loss takes of v directly.
-        parts = [
+        summands = [
             _times(whole.share(term), _times(_wide(d), each[i]))
             for term, d, each in zip(terms, outer, grads)
             if d is not None
         ]
-        found.append(_sum([*parts, direct[i]]))
+        there = [x for x in (*summands, direct[i]) if x is not None]
+        found.append(mtf.add_n(there) if there else None)
     return found
 
 

@@ -214,7 +214,10 @@ class AdafactorOptimizer(Optimizer):
         # Steps are relative to the size of the weights, max(epsilon2, RMS(X)) * rate; epsilon2 lets
         # those that begin as zeros move.
         if self._multiply_by_parameter_scale and not any(e in var.name for e in self._exclude):
-            update = update * mtf.to_float(self._parameter_scale(old))
+            # A scale for each index of stacked dimensions.
+            stacked = [d for d in old.shape if d.name in self._stacked_dim_names]
+            scale = mtf.maximum(reduce_rms(old, output_shape=mtf.Shape(stacked)), self._epsilon2)
+            update = update * mtf.to_float(scale)
         if self._beta1:
             m = self._slot(var, "m", var.shape)
             update = m + (1.0 - self._beta1) * (update - m)  # waits for it, as Adam's do
@@ -244,11 +247,6 @@ class AdafactorOptimizer(Optimizer):
         long_term_mean = mtf.reduce_mean(new_vr, reduced_dim=d0)
         row, column = mtf.rsqrt(new_vr / long_term_mean), mtf.rsqrt(new_vc)
         return grad * row * column, [mtf.assign(vr, new_vr), mtf.assign(vc, new_vc)]
-
-    def _parameter_scale(self, x: mtf.Tensor) -> mtf.Tensor:
-        """Returns the RMS of a variable, at least epsilon2; one for each index of stacked dims."""
-        stacked = [d for d in x.shape if d.name in self._stacked_dim_names]
-        return mtf.maximum(reduce_rms(x, output_shape=mtf.Shape(stacked)), self._epsilon2)
 
 
 _DECAY_RATES: dict[str, Callable[[Any], tf.Tensor]] = {

@@ -129,7 +129,15 @@ class ElementwiseOptimizer(Optimizer):
             # What the rule computes of slots alone would else be there from the step's beginning.
             with tf.control_dependencies([g]):
                 change, new = self.update(x)
-            return self._checked(g, [change, *(new[n] for n in names)], var)
+            values = [change, *(new[n] for n in names)]
+            for value in values:
+                if not g.shape.is_compatible_with(value.shape):
+                    raise ValueError(
+                        f"{self.name}: the update of {var.name} {var.shape} returned shape "
+                        f"{value.shape} for slices of shape {g.shape}; an elementwise rule "
+                        "returns the change and each slot in the shape of the gradient"
+                    )
+            return tuple(tf.cast(value, tf.float32) for value in values)
 
         # The rule is elementwise, so any dimension may be split: a slice of a result depends on the
         # same slices of the inputs.
@@ -151,26 +159,14 @@ class ElementwiseOptimizer(Optimizer):
     def _steps(self, var: mtf.Variable) -> mtf.Tensor:
         return slot_of_shape(var, f"{var.name}/{self.name}_t", mtf.Shape([]))
 
-    def _checked(
-        self, grad: tf.Tensor, values: Sequence[tf.Tensor], var: mtf.Variable
-    ) -> tuple[tf.Tensor, ...]:
-        for value in values:
-            if not grad.shape.is_compatible_with(value.shape):
-                raise ValueError(
-                    f"{self.name}: the update of {var.name} {var.shape} returned shape "
-                    f"{value.shape} for slices of shape {grad.shape}; an elementwise rule returns "
-                    "the change and each slot in the shape of the gradient"
-                )
-        return tuple(tf.cast(value, tf.float32) for value in values)
 
-
-class _Rule(ElementwiseOptimizer):
-    """An optimizer of a given function; see `elementwise`."""
+class Rule(ElementwiseOptimizer):
+    """An optimizer of a given function; see `elementwise` and `from_keras`."""
 
     def __init__(
         self,
         learning_rate: Rate,
-        function: Update,
+        update: Callable[[ElementwiseStep], Change],
         slots: Mapping[str, float],
         name: str,
         counts_steps: bool,
@@ -179,11 +175,11 @@ class _Rule(ElementwiseOptimizer):
         self.name = name
         self.slots = dict(slots)
         self.counts_steps = counts_steps
-        self._function = function
+        self._update = update
 
     def update(self, x: ElementwiseStep) -> Change:
         """Calls the function."""
-        return self._function(x.grad, x.state, x.value, x.learning_rate, x.step)
+        return self._update(x)
 
 
 def elementwise(
@@ -234,7 +230,13 @@ def elementwise(
             "counts_steps=False"
         )
     _try(update, slots, name, counts_steps)
-    return _Rule(learning_rate, update, slots, name, counts_steps)
+    return Rule(
+        learning_rate,
+        lambda x: update(x.grad, x.state, x.value, x.learning_rate, x.step),
+        slots,
+        name,
+        counts_steps,
+    )
 
 
 def _try(update: Update, slots: Mapping[str, float], name: str, counts_steps: bool) -> None:
@@ -276,21 +278,6 @@ def _try(update: Update, slots: Mapping[str, float], name: str, counts_steps: bo
                     "it differs from that part of it on the whole. A rule that needs a norm, a "
                     "mean or a product is a subclass of mtf.optimize.Optimizer, of mtf operations"
                 )
-
-
-def check_no_decay(function: str, given: object) -> None:
-    """Checks the argument exclude_from_weight_decay.
-
-    Raises:
-      WrongTypeError: it is neither None, nor a list of strings, nor a function.
-    """
-    # A string is no list here: of its letters as expressions, one would be in nearly every name.
-    is_list = isinstance(given, (list, tuple)) and all(isinstance(p, str) for p in given)
-    if given is not None and not is_list and not callable(given):
-        raise WrongTypeError(
-            f"{function}: exclude_from_weight_decay must be a list of regular expressions or a "
-            f"function of a variable, not {given!r}; write [{given!r}] for one expression"
-        )
 
 
 def decays(var: mtf.Variable, rate: float, excluded: NoDecay) -> bool:
@@ -404,23 +391,8 @@ class AdamWeightDecayOptimizer(Optimizer):
             return update + value * self.weight_decay_rate
 
 
-def _check_between(optimizer: str, **numbers: float) -> None:
-    """Checks decay rates of moving averages.
-
-    Raises:
-      ValueError: one is not in [0, 1).
-    """
-    for name, value in numbers.items():
-        if not 0 <= value < 1:
-            raise ValueError(
-                f"{optimizer}: {name} must be at least 0 and less than 1, not {value!r}"
-            )
-
-
 class _Decoupled(ElementwiseOptimizer):
     """What AdamW and Lion share: the weight decay, and the variables that have none."""
-
-    takes_complex = False
 
     def __init__(
         self,
@@ -432,8 +404,20 @@ class _Decoupled(ElementwiseOptimizer):
     ):
         super().__init__(learning_rate)
         kind = type(self).__name__
-        _check_between(kind, beta_1=beta_1, beta_2=beta_2)
-        check_no_decay(kind, exclude_from_weight_decay)
+        for name, value in (("beta_1", beta_1), ("beta_2", beta_2)):
+            if not 0 <= value < 1:
+                raise ValueError(
+                    f"{kind}: {name} must be at least 0 and less than 1, not {value!r}"
+                )
+        excluded = exclude_from_weight_decay
+        # A string is no list here: of its letters as expressions, one would be in nearly every
+        # name.
+        is_list = isinstance(excluded, (list, tuple)) and all(isinstance(p, str) for p in excluded)
+        if excluded is not None and not is_list and not callable(excluded):
+            raise WrongTypeError(
+                f"{kind}: exclude_from_weight_decay must be a list of regular expressions or a "
+                f"function of a variable, not {excluded!r}; write [{excluded!r}] for one expression"
+            )
         self.weight_decay_rate = weight_decay_rate
         self.beta_1 = beta_1
         self.beta_2 = beta_2

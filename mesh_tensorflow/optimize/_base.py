@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import contextvars
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Optional, TypeAlias, Union
@@ -68,16 +67,11 @@ def weights_of(shapes: Shapes) -> list[str]:
 # a schedule, which is called with the number of completed steps, a float32 tf scalar.
 Rate: TypeAlias = Union[float, tf.Tensor, mtf.Tensor, Callable[[Any], Any]]
 
-# The values of schedules during one call of apply_grads, which all variables share.
+# The values of schedules during one call of apply_grads, which all variables share; in a context
+# variable, as several threads may build programs at once.
 _values_now: contextvars.ContextVar[Optional[dict[Any, Any]]] = contextvars.ContextVar(
     "values_now", default=None
 )
-
-
-def _schedules_called_once() -> contextlib.AbstractContextManager[None]:
-    """Makes `rate_now` call each schedule once within."""
-    # In a context variable: each thread has its own, as several may build programs at once.
-    return within(_values_now, {})
 
 
 def rate_now(rate: Rate) -> Any:
@@ -255,23 +249,21 @@ class Optimizer:
                 key="apply_grads",
             )
         # Learning rates and slots are no activations.
-        with _schedules_called_once(), mtf.precision("float32"):
+        with within(_values_now, {}), mtf.precision("float32"):
             for grad, var in zip(grads, variables):
-                self._check_dtype(var)
+                if var.master_dtype.is_complex and not self.takes_complex:
+                    raise WrongTypeError(
+                        f"{type(self).__name__} has a rule for real numbers, and variable "
+                        f"{var.name!r} is {var.master_dtype.name}. Make variables of the two "
+                        "parts, which mtf.complex joins, or train it by mtf.optimize.SgdOptimizer, "
+                        "without momentum"
+                    )
                 assignments += self.apply_grad(grad, var)
         if not assignments:
             return []
         # One Assign per function and mesh, so that stacks of small variables are assigned to as a
         # whole.
         return variables[0].graph.combine_assignments(assignments)
-
-    def _check_dtype(self, var: mtf.Variable) -> None:
-        if var.master_dtype.is_complex and not self.takes_complex:
-            raise WrongTypeError(
-                f"{type(self).__name__} has a rule for real numbers, and variable {var.name!r} "
-                f"is {var.master_dtype.name}. Make variables of the two parts, which "
-                "mtf.complex joins, or train it by mtf.optimize.SgdOptimizer, without momentum"
-            )
 
     def apply_grad(self, grad: Optional[mtf.Tensor], var: mtf.Variable) -> list[mtf.Operation]:
         """Returns operations that update one variable.
@@ -398,11 +390,35 @@ def stored_value(var: mtf.Variable, after: Sequence[mtf.Operation] = ()) -> mtf.
     return mtf.to_float(StoredValue(var, after).outputs[0])
 
 
-@gin.configurable(module="mesh_tensorflow.optimize")
 # -- gradient descent
 
 
-class SgdOptimizer(Optimizer):
+class _Descent(Optimizer):
+    """What kinds of gradient descent share: their hyperparameters."""
+
+    def __init__(self, learning_rate: Rate, momentum: Rate):
+        """Creates the optimizer.
+
+        Args:
+          learning_rate: a number, a tf scalar, an mtf scalar Tensor or a schedule.
+          momentum: a number or a tf scalar, the decay of the sum of gradients.
+        """
+        self._lr = learning_rate
+        self._momentum = momentum
+
+    @property
+    def lr(self) -> Rate:
+        """The learning rate."""
+        return self._lr
+
+    @property
+    def momentum(self) -> Rate:
+        """The decay of the sum of gradients."""
+        return self._momentum
+
+
+@gin.configurable(module="mesh_tensorflow.optimize")
+class SgdOptimizer(_Descent):
     """Stochastic gradient descent, with or without momentum.
 
     Without momentum, it subtracts the learning rate times the gradient. With momentum, it subtracts
@@ -430,23 +446,12 @@ class SgdOptimizer(Optimizer):
         """
         write = f"SgdOptimizer({learning_rate!r}, momentum={{value}})"
         check_flag("SgdOptimizer", "nesterov", nesterov, write)
-        self._lr = learning_rate
-        self._momentum = momentum
+        super().__init__(learning_rate, momentum)
         self._nesterov = bool(nesterov)
         if nesterov and not self._has_momentum:
             raise ValueError(
                 "SgdOptimizer: nesterov=True needs a momentum, such as momentum=0.9, not 0"
             )
-
-    @property
-    def lr(self) -> Rate:
-        """The learning rate."""
-        return self._lr
-
-    @property
-    def momentum(self) -> Rate:
-        """The decay of the sum of gradients."""
-        return self._momentum
 
     @property
     def takes_complex(self) -> bool:  # type: ignore[override]
@@ -501,7 +506,7 @@ class SgdOptimizer(Optimizer):
 
 
 @gin.configurable(module="mesh_tensorflow.optimize")
-class MomentumOptimizer(Optimizer):
+class MomentumOptimizer(_Descent):
     """Gradient descent with momentum as in release 0.1.21.
 
     It subtracts the velocity from before the step, so gradients act one step later than with
@@ -513,26 +518,6 @@ class MomentumOptimizer(Optimizer):
     >>> print([v.name for v in graph.all_variables])
     ['w', 'w_momentum_v']
     """
-
-    def __init__(self, learning_rate: Rate, momentum: Rate):
-        """Creates the optimizer.
-
-        Args:
-          learning_rate: a number, a tf scalar, an mtf scalar Tensor or a schedule.
-          momentum: a number or a tf scalar, the decay of the velocity.
-        """
-        self._lr = learning_rate
-        self._momentum = momentum
-
-    @property
-    def lr(self) -> Rate:
-        """The learning rate."""
-        return self._lr
-
-    @property
-    def momentum(self) -> Rate:
-        """The decay of the velocity."""
-        return self._momentum
 
     def apply_grad(self, grad: Optional[mtf.Tensor], var: mtf.Variable) -> list[mtf.Operation]:
         """Returns operations that update one variable; see `Optimizer.apply_grad`."""

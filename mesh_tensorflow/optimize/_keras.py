@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Optional
@@ -11,10 +12,7 @@ import tensorflow.compat.v1 as tf
 from tensorflow.python.eager import context
 
 from mesh_tensorflow._core.errors import WrongTypeError
-from mesh_tensorflow.optimize._adam import Change, ElementwiseOptimizer, ElementwiseStep
-from mesh_tensorflow.optimize._base import Rate
-
-__all__ = ["from_keras"]
+from mesh_tensorflow.optimize._adam import Change, ElementwiseOptimizer, ElementwiseStep, Rule
 
 # The hyperparameters of an optimizer, by Keras' names.
 Config = Mapping[str, Any]
@@ -139,31 +137,22 @@ _OTHERS = {
 }
 
 
-class _KerasOptimizer(ElementwiseOptimizer):
-    """An optimizer with the rule of one of Keras'; see `from_keras`."""
-
-    takes_complex = False
-
-    def __init__(self, kind: _Kind, name: str, rate: Rate, config: Config, excluded: Any):
-        super().__init__(rate)
-        self.name = name
-        self.config = dict(config)
-        self.slots = kind.slots(self.config)
-        self.counts_steps = kind.counts_steps
-        self._rule = kind.rule
-        self._excluded = excluded
-
-    def update(self, x: ElementwiseStep) -> Change:
-        """Returns the change and the new slots of a slice; see `ElementwiseOptimizer`."""
-        clip, decay = self.config["clipvalue"], self.config["weight_decay"]
-        if clip is not None:
-            # Each element by itself, so it may be within the rule; a clipping by a norm may not.
-            x = x._replace(grad=tf.clip_by_value(x.grad, -clip, clip))
-        change, new = self._rule(x, self.config)
-        # Keras decays the value before its rule, which is the same, as no rule reads the value.
-        if decay and not (self._excluded is not None and re.search(self._excluded, x.var.name)):
-            change -= x.value * (decay * x.learning_rate)
-        return change, new
+def _update(
+    rule: Callable[[ElementwiseStep, Config], Change],
+    config: Config,
+    not_decayed: Optional[re.Pattern],
+    x: ElementwiseStep,
+) -> Change:
+    """Returns the change and the new slots of a slice by a rule; see `ElementwiseOptimizer`."""
+    clip, decay = config["clipvalue"], config["weight_decay"]
+    if clip is not None:
+        # Each element by itself, so it may be within the rule; a clipping by a norm may not.
+        x = x._replace(grad=tf.clip_by_value(x.grad, -clip, clip))
+    change, new = rule(x, config)
+    # Keras decays the value before its rule, which is the same, as no rule reads the value.
+    if decay and not (not_decayed is not None and re.search(not_decayed, x.var.name)):
+        change -= x.value * (decay * x.learning_rate)
+    return change, new
 
 
 def from_keras(optimizer: Any, name: Optional[str] = None) -> ElementwiseOptimizer:
@@ -228,4 +217,6 @@ def from_keras(optimizer: Any, name: Optional[str] = None) -> ElementwiseOptimiz
         # Keras' configuration has that of the schedule; one that is made of it can be called.
         rate = tf2.keras.optimizers.schedules.deserialize(rate)
     excluded = getattr(optimizer, "_exclude_from_weight_decay_pattern", None)
-    return _KerasOptimizer(_KINDS[kind], name or f"keras_{kind.lower()}", rate, config, excluded)
+    rule, slots, counts_steps = _KINDS[kind]
+    update = functools.partial(_update, rule, dict(config), excluded)
+    return Rule(rate, update, slots(config), name or f"keras_{kind.lower()}", counts_steps)

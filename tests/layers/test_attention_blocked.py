@@ -7,9 +7,9 @@ from helpers.layer_runs import dims, run
 from helpers.world import World
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow.layers import _masks, _visibility
+from mesh_tensorflow.layers import _masks
 from mesh_tensorflow.layers._blocked_attention import attention_and_log_sums
-from mesh_tensorflow.layers._visibility import Buckets
+from mesh_tensorflow.layers._masks import Buckets
 from mesh_tensorflow.testing.harness import WHOLE, Placing, assert_close
 from mesh_tensorflow.transformer import attention as A
 
@@ -99,7 +99,7 @@ def test_biases_of_distances(placing):
 def test_few_buckets(buckets, found):
     """Of so few, or for so short distances, that none is left for several distances."""
     relative = tf.constant([-9, -2, -1, 0, 1, 2, 9])
-    assert _visibility.bucket_of(relative, Buckets(*buckets)).numpy().tolist() == found
+    assert _masks.bucket_of(relative, Buckets(*buckets)).numpy().tolist() == found
 
 
 def test_extra_logit_of_each_head():

@@ -39,7 +39,7 @@ FAULTS = [
         "layers/test_norm.py -k what_training_learns",
     ),
     Fault(
-        "layers/_visibility.py",
+        "layers/_masks.py",
         "side * tf.cast(relative > 0, tf.int32)",
         "side * tf.cast(relative >= 0, tf.int32)",
         "a position is in a bucket of later ones for itself",

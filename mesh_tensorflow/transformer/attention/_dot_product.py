@@ -21,7 +21,7 @@ from mesh_tensorflow._core.errors import dims_text, slip
 from mesh_tensorflow._core.graph import leaves_no_node
 from mesh_tensorflow._core.shape import single_axes
 from mesh_tensorflow._core.tensor import without_stages
-from mesh_tensorflow.layers import _masks, _visibility
+from mesh_tensorflow.layers import _masks
 from mesh_tensorflow.layers._blocked_attention import (
     added_terms,
     attention_and_log_sums,
@@ -430,7 +430,7 @@ def _add_z_loss(
     """
     # Rows of padding often see nothing, and have the log of a sum of hidden pairs: its square would
     # be infinite, and then NaN times the mask below.
-    log_z = mtf.maximum(log_z, _visibility.MASKED_LOGIT)
+    log_z = mtf.maximum(log_z, _masks.MASKED_LOGIT)
     # With the dimensions from before a split, which the mask of padding has too.
     squares = mtf.square(mtf.reshape(log_z, rows_shape))
     nonpadding = context.nonpadding

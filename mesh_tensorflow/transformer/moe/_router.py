@@ -8,7 +8,7 @@ from typing import Any, Optional, TypeGuard, Union
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
-from mesh_tensorflow.layers._visibility import MASKED_LOGIT
+from mesh_tensorflow.layers._masks import MASKED_LOGIT
 from mesh_tensorflow.transformer.transformer._stack import joined_channels
 
 # What `set_default_moe_hparams` sets. All but the coefficient of the loss have to be

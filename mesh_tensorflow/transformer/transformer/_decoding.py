@@ -14,8 +14,7 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._core.errors import dims_text, tensors_text
-from mesh_tensorflow.layers._masks import hidden_where
-from mesh_tensorflow.layers._visibility import MASKED_LOGIT
+from mesh_tensorflow.layers._masks import MASKED_LOGIT, hidden_where
 from mesh_tensorflow.transformer.transformer._call import autoregressive_inputs
 from mesh_tensorflow.transformer.transformer._context import SPECULATED, Context, EncoderOutputs
 

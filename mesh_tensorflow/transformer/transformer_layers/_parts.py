@@ -12,7 +12,7 @@ import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._mesh.slice_functions import set_entries
 from mesh_tensorflow.layers import _masks
-from mesh_tensorflow.layers._visibility import Buckets
+from mesh_tensorflow.layers._masks import Buckets
 from mesh_tensorflow.transformer import attention
 from mesh_tensorflow.transformer.transformer._context import Context, memory_length_of
 

@@ -12,7 +12,7 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
 from mesh_tensorflow.layers import _masks
-from mesh_tensorflow.layers._visibility import Buckets
+from mesh_tensorflow.layers._masks import Buckets
 from mesh_tensorflow.transformer import attention, transformer
 from mesh_tensorflow.transformer.attention import _dot_product
 from mesh_tensorflow.transformer.attention._prompts import side_of_scope
@@ -72,7 +72,7 @@ def _hidden(
     ids = _conditions(layer, context, memory_position)
     # The first ones are those of relative positions, which are there already, and with the
     # prompts subtracted.
-    conditions += [_masks.COMPARISONS[name](x, y) for name, x, y in ids[len(conditions) :]]
+    conditions += [getattr(mtf, name)(x, y) for name, x, y in ids[len(conditions) :]]
     if not conditions:
         return None
     visible = functools.reduce(mtf.logical_and, conditions)
