@@ -20,16 +20,17 @@ from mesh_tensorflow._core.shape import ShapeLike, convert_to_shape
 from mesh_tensorflow._huggingface import Folder, write_folder
 from mesh_tensorflow._mesh.variables.function import function
 from mesh_tensorflow._mesh.variables.store import VariableStore
-from mesh_tensorflow.models import _llama, _tokenizer
-from mesh_tensorflow.models._family import Config, Form, Weights, few, turned_back
+from mesh_tensorflow.models import _gpt2, _llama, _tokenizer
+from mesh_tensorflow.models._family import Config, Form, few
 from mesh_tensorflow.models._gguf import GgufFile
 from mesh_tensorflow.models._tokenizer import Tokenizer
+from mesh_tensorflow.models._weights import Weights, tensors_of
 from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
 from mesh_tensorflow.train._placing import devices_of
 
 __all__ = ["LanguageModel", "Tokenizer", "from_config", "from_pretrained"]
 
-_FAMILIES = [_llama]
+_FAMILIES = [_llama, _gpt2]
 _FORMS: dict[str, Callable[[Config], Form]] = {
     model_type: family.form_of for family in _FAMILIES for model_type in family.MODEL_TYPES
 }
@@ -72,7 +73,7 @@ class LanguageModel:
         self.weights = weights
         self.store = VariableStore()
         self.store.begin_with(weights)
-        self._form = form
+        self._form = form = weights.form if isinstance(weights, Weights) else form
         self._names = [weight.ours for weight in form.weights]
         self._dtypes = {
             name: weights.dtype(name) if isinstance(weights, Weights) else np.dtype("float32")
@@ -327,11 +328,8 @@ class LanguageModel:
             raise ValueError(
                 "save_pretrained: the model has no weights yet; train it, and give them to `assign`"
             )
-        tensors = {}
-        for weight in self._form.weights:
-            # Trained weights are float32, whatever the folder had.
-            value = self.weights[weight.ours].astype(self._dtypes[weight.ours])
-            tensors[weight.theirs] = turned_back(weight, value, self._form.sizes)
+        values = {name: self.weights[name].astype(self._dtypes[name]) for name in self._names}
+        tensors = tensors_of(self._form.weights, values, self._form.sizes)
         write_folder(tensors, self.config, os.fspath(path))
         if self.tokenizer is not None:
             self.tokenizer.save(os.fspath(path))

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Optional, Union
 
-import numpy as np
-
-from mesh_tensorflow._huggingface import Folder
-from mesh_tensorflow.models._gguf import GgufFile
+import mesh_tensorflow.ops_with_redefined_builtins as mtf
+from mesh_tensorflow.transformer import transformer
 from mesh_tensorflow.transformer.transformer import Unitransformer
+
+# By Hugging Face's names of activations: functions of the language, or their names.
+ACTIVATIONS: dict[str, Any] = {
+    "gelu": functools.partial(mtf.gelu, approximate=False),
+    "gelu_new": "gelu",
+    "gelu_pytorch_tanh": "gelu",
+    "relu": "relu",
+    "silu": "silu",
+}
 
 
 class Weight(NamedTuple):
@@ -19,15 +26,55 @@ class Weight(NamedTuple):
     Attributes:
       ours: the name of the variable.
       dims: the names of its dimensions, in the variable's order, as in "d_model heads d_kv".
-      theirs: Hugging Face's name.
-      stored: the names of the dimensions in the file's order, those that are one dimension there
-        joined by "*", as in "heads*d_kv d_model".
+      theirs: Hugging Face's name. With "{}" in it, there is a tensor for each index of the first
+        dimension of `stored`, such as one for each expert.
+      stored: the axes of the tensors in the file's order. Dimensions that are one axis there are
+        joined by "*", as in "heads*d_kv d_model". Weights that lie behind each other in one tensor
+        are in brackets, as in "[heads*d_kv|heads*d_kv|heads*d_kv] d_model", or for each head, as
+        in "heads*[d_kv|d_kv|d_kv] d_model".
+      part: which of the weights in brackets it is.
     """
 
     ours: str
     dims: str
     theirs: str
     stored: str
+    part: int = 0
+
+
+def vector(ours: str, theirs: str, dims: str = "d_model") -> Weight:
+    """Returns a Weight that files have as one axis: a bias, or the scale of a norm.
+
+    Args:
+      ours: the name of the variable.
+      theirs: Hugging Face's name.
+      dims: the names of its dimensions, joined by "*".
+    """
+    return Weight(ours, dims.replace("*", " "), theirs, dims)
+
+
+def kernel(
+    ours: str,
+    theirs: str,
+    inputs: str,
+    outputs: Union[str, Sequence[str]],
+    part: int = 0,
+    transposed: bool = True,
+) -> Weight:
+    """Returns the Weight of a dense layer.
+
+    Args:
+      ours: the name of the variable, [inputs..., outputs...].
+      theirs: Hugging Face's name.
+      inputs: the names of the input's dimensions, joined by "*".
+      outputs: the same of the output; a list, for several layers in one tensor.
+      part: which of these it is.
+      transposed: whether files have [outputs, inputs], as PyTorch, which computes x W^T.
+    """
+    several = [outputs] if isinstance(outputs, str) else outputs
+    axis = several[0] if len(several) == 1 else f"[{'|'.join(several)}]"
+    stored = f"{axis} {inputs}" if transposed else f"{inputs} {axis}"
+    return Weight(ours, f"{inputs} {several[part]}".replace("*", " "), theirs, stored, part)
 
 
 class Form(NamedTuple):
@@ -37,11 +84,16 @@ class Form(NamedTuple):
       model: a function of a LayoutRules and a mesh Shape that returns the Unitransformer.
       weights: its Weights.
       sizes: the sizes of the dimensions that the Weights name.
+      prefix: how Hugging Face's names begin, or do not begin in some folders.
+      ignored: a regular expression of names that folders may have beside the weights: masks and
+        tables that are computed, and second copies.
     """
 
     model: Callable[[Any, Any], Unitransformer]
     weights: Sequence[Weight]
     sizes: Mapping[str, int]
+    prefix: str = ""
+    ignored: str = r"(?!)"
 
 
 class Config:
@@ -76,6 +128,24 @@ class Config:
             raise ValueError(f"{self.path}: config.json has {name}={value!r}, no positive integer")
         return value
 
+    def activation(self, name: str, default: str) -> Any:
+        """Returns the function that a field names, as feed-forward layers take it.
+
+        Args:
+          name: the name of the field.
+          default: the activation that is meant if it is missing.
+
+        Raises:
+          ValueError: it is not known.
+        """
+        activation = self.get(name, default)
+        if activation not in ACTIVATIONS:
+            raise ValueError(
+                f"{self.path}: config.json has {name}={activation!r}, which is none of "
+                f"{', '.join(ACTIVATIONS)}"
+            )
+        return ACTIVATIONS[activation]
+
     def must_be(self, name: str, expected: Any) -> None:
         """Checks a field of which the family knows one value.
 
@@ -94,98 +164,52 @@ class Config:
             )
 
 
-class Weights(Mapping[str, np.ndarray]):
-    """The weights of a folder by the names of variables; each is read when it is asked for."""
-
-    def __init__(self, folder: Union[Folder, GgufFile], form: Form) -> None:
-        """Checks that the folder has the weights of the model, in their shapes.
-
-        Args:
-          folder: a Folder or a GgufFile.
-          form: the Form of the model.
-
-        Raises:
-          ValueError: weights are missing or have other shapes, or there are further ones.
-        """
-        self._folder = folder
-        self._sizes = form.sizes
-        self._weights = {weight.ours: weight for weight in form.weights}
-        there, expected = set(folder), {w.theirs: w for w in form.weights}
-        problems = []
-        missing, extra = sorted(expected.keys() - there), sorted(there - expected.keys())
-        if missing:
-            problems.append(f"missing: {few(missing)}")
-        if extra:
-            problems.append(f"without a place in the model: {few(extra)}")
-        for name in sorted(expected.keys() & there):
-            shape, sizes = list(folder.shape(name)), _stored_sizes(expected[name], form.sizes)
-            if shape != sizes:
-                text = ", ".join(f"{d}={n}" for d, n in zip(expected[name].stored.split(), sizes))
-                problems.append(f"{name} has shape {shape} instead of [{text}]")
-        if problems:
-            raise ValueError(
-                f"{folder.path}: the weights are not those that config.json describes. "
-                + "; ".join(problems)
-            )
-
-    def __getitem__(self, name: str) -> np.ndarray:
-        """Reads a weight, in the dimensions of its variable."""
-        weight = self._weights[name]
-        return turned(weight, self._folder[weight.theirs], self._sizes)
-
-    def __contains__(self, name: object) -> bool:
-        """Returns whether there is a weight, without reading it."""
-        return name in self._weights
-
-    def __iter__(self) -> Iterator[str]:
-        """Yields the names."""
-        return iter(self._weights)
-
-    def __len__(self) -> int:
-        """Returns how many weights there are."""
-        return len(self._weights)
-
-    def dtype(self, name: str) -> np.dtype:
-        """Returns the dtype of a weight in its file.
-
-        Args:
-          name: the name of the variable.
-        """
-        return self._folder.dtype(self._weights[name].theirs)
-
-
-def turned(weight: Weight, value: np.ndarray, sizes: Mapping[str, int]) -> np.ndarray:
-    """Returns the value of a file, in the dimensions of the variable.
+def decoder(
+    layers: Sequence[Any],
+    blocks: int,
+    norm: Callable[..., Any],
+    sizes: Mapping[str, int],
+    max_length: int,
+    tied: bool,
+    learned_positions: bool,
+    layout: Any,
+    mesh_shape: Any,
+) -> Unitransformer:
+    """Returns a language model whose layers are normalized before, with a residual around each.
 
     Args:
-      weight: a Weight.
-      value: an array as Hugging Face has it.
-      sizes: the sizes of dimensions.
+      layers: those of a block, as `make_layer_stack` takes them.
+      blocks: the number of blocks.
+      norm: a sublayer.
+      sizes: the sizes of dimensions: those of "vocab" and "d_model" are read.
+      max_length: how many positions it has.
+      tied: whether the logits are of the embedding's variable.
+      learned_positions: whether each position has a vector.
+      layout: LayoutRules.
+      mesh_shape: a Shape.
     """
-    theirs = _stored_dims(weight)
-    whole = value.reshape([sizes[d] for d in theirs])
-    return whole.transpose([theirs.index(d) for d in weight.dims.split()])
-
-
-def turned_back(weight: Weight, value: np.ndarray, sizes: Mapping[str, int]) -> np.ndarray:
-    """Returns the value of a variable, as a file has it.
-
-    Args:
-      weight: a Weight.
-      value: an array in the dimensions of the variable.
-      sizes: the sizes of dimensions.
-    """
-    ours = weight.dims.split()
-    whole = value.transpose([ours.index(d) for d in _stored_dims(weight)])
-    return np.ascontiguousarray(whole.reshape(_stored_sizes(weight, sizes)))
-
-
-def _stored_dims(weight: Weight) -> list[str]:
-    return weight.stored.replace("*", " ").split()
-
-
-def _stored_sizes(weight: Weight, sizes: Mapping[str, int]) -> list[int]:
-    return [math.prod(sizes[d] for d in axis.split("*")) for axis in weight.stored.split()]
+    around = [norm, transformer.sublayer_call_layer, transformer.sublayer_residual]
+    stack = functools.partial(
+        transformer.LayerStack,
+        sublayers_initial=[],
+        sublayers_per_layer=around,
+        sublayers_final=[norm],
+    )
+    return Unitransformer(
+        transformer.make_layer_stack(layers=layers, layer_stack_cls=stack, num_layers=blocks),
+        d_model=sizes["d_model"],
+        input_vocab_size=sizes["vocab"],
+        output_vocab_size=sizes["vocab"],
+        autoregressive=True,
+        max_length=max_length,
+        shared_embedding_and_softmax_weights=tied,
+        positional_embedding=learned_positions,
+        vocab_divisor=1,
+        z_loss=0.0,
+        vocab_embedding_cls=transformer.UnscaledVocabEmbedding,
+        layout=layout,
+        mesh_shape=mesh_shape,
+    )
 
 
 _SHOWN = 6

@@ -2,8 +2,9 @@
 
 Touvron et al., "LLaMA: open and efficient foundation language models" (2023). Also SmolLM; Mistral
 (Jiang et al., "Mistral 7B", 2023), whose queries see a window of positions; Qwen 2 (Yang et al.,
-"Qwen2 technical report", 2024), with biases of queries, keys and values; and Qwen 3 ("Qwen3
-technical report", 2025), which normalizes queries and keys.
+"Qwen2 technical report", 2024), with biases of queries, keys and values; Qwen 3 ("Qwen3
+technical report", 2025), which normalizes queries and keys; and Phi 3 (Abdin et al., "Phi-3
+technical report", 2024), whose files have queries, keys and values in one tensor.
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ import functools
 from typing import Any, Optional
 
 from mesh_tensorflow.layers import RotaryEmbedding
-from mesh_tensorflow.models._family import Config, Form, Weight
+from mesh_tensorflow.models._family import Config, Form, Weight, decoder, kernel, vector
 from mesh_tensorflow.transformer import transformer, transformer_layers
 
-MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
-# By Hugging Face's names of activations: the functions of the two factors of gated units.
-_GATED = {"silu": ["silu", "linear"], "gelu_pytorch_tanh": ["gelu", "linear"]}
+MODEL_TYPES = ("llama", "mistral", "phi3", "qwen2", "qwen3")
+# Tables that older folders have, and what a tied model may have twice.
+_IGNORED = r"\.rotary_emb\.inv_freq$"
+_IGNORED_IF_TIED = rf"{_IGNORED}|^lm_head\.weight$"
 
 
 def form_of(config: Config) -> Form:
@@ -60,10 +62,8 @@ def form_of(config: Config) -> Form:
         "combine_dims": False,
         "fold_scaling_into_initializer": False,
         "rotary": _rotary(config, key_size),
-        "biases": "qkvo" if config.get("attention_bias") else "",
+        "biases": _biases(config),
     }
-    if config.get("model_type") == "qwen2":
-        attention["biases"] = "qkv"  # no field of its config.json tells it
     if config.get("model_type") == "qwen3":
         attention["qk_norm_epsilon"] = config.get("rms_norm_eps", 1e-6)
     cls: Any = transformer_layers.SelfAttention
@@ -73,19 +73,45 @@ def form_of(config: Config) -> Form:
         attention["radius"] = window
     tied = bool(config.get("tie_word_embeddings", False))
     blocks = config.number("num_hidden_layers")
-    make = functools.partial(_model, config, sizes, [cls, attention], blocks, tied)
+    feed_forward = {
+        "hidden_size": sizes["d_ff"],
+        "activation": [config.activation("hidden_act", "silu"), "linear"],
+    }
+    make = functools.partial(
+        decoder,
+        [[cls, attention], [transformer_layers.DenseReluDense, feed_forward]],
+        blocks,
+        functools.partial(
+            transformer.sublayer_rms_norm, epsilon=config.get("rms_norm_eps", 1e-6)
+        ),
+        sizes,
+        config.number("max_position_embeddings", 2048),
+        tied,
+        False,
+    )
+    block = functools.partial(
+        _block, layer=cls.__name__, query=query, memory=memory, attention=attention,
+        fused=config.get("model_type") == "phi3",
+    )  # fmt: skip
     weights = [
         *_OUTER,
         *([] if tied else [_LOGITS]),
-        *(w for i in range(blocks) for w in _block(i, cls.__name__, query, memory, attention)),
+        *(weight for number in range(blocks) for weight in block(number)),
     ]
-    return Form(make, weights, sizes)
+    return Form(make, weights, sizes, ignored=_IGNORED_IF_TIED if tied else _IGNORED)
+
+
+def _biases(config: Config) -> str:
+    """Returns the projections of attention that have biases."""
+    if config.get("model_type") == "qwen2":
+        return "qkv"
+    return "qkvo" if config.get("attention_bias") else ""
 
 
 def _window(config: Config) -> Optional[int]:
     """Returns how many positions a query sees, the last of them its own; None for all."""
     if str(config.get("model_type")).startswith("qwen"):
-        # Their window is for some of the layers, and is known only where it is off.
+        # Their window is for some of the layers.
         config.must_be("use_sliding_window", False)
         return None
     return None if config.get("sliding_window") is None else config.number("sliding_window")
@@ -107,61 +133,20 @@ def _rotary(config: Config, key_size: int) -> RotaryEmbedding:
         raise ValueError(f"{config.path}: config.json has unknown rotary positions. {e}") from e
 
 
-def _model(
-    config: Config,
-    sizes: dict[str, int],
-    attention: list[Any],
-    blocks: int,
-    tied: bool,
-    layout: Any,
-    mesh_shape: Any,
-) -> transformer.Unitransformer:
-    activation = config.get("hidden_act", "silu")
-    if activation not in _GATED:
-        raise ValueError(
-            f"{config.path}: config.json has hidden_act={activation!r}, which is none of "
-            f"{', '.join(_GATED)}"
-        )
-    feed_forward = {"hidden_size": sizes["d_ff"], "activation": _GATED[activation]}
-    epsilon = config.get("rms_norm_eps", 1e-6)
-    norm = functools.partial(transformer.sublayer_rms_norm, epsilon=epsilon)
-    around = [norm, transformer.sublayer_call_layer, transformer.sublayer_residual]
-    stack = transformer.make_layer_stack(
-        layers=[attention, [transformer_layers.DenseReluDense, feed_forward]],
-        layer_stack_cls=functools.partial(
-            transformer.LayerStack,
-            sublayers_initial=[],
-            sublayers_per_layer=around,
-            sublayers_final=[norm],
-        ),
-        num_layers=blocks,
-    )
-    return transformer.Unitransformer(
-        stack,
-        d_model=sizes["d_model"],
-        input_vocab_size=sizes["vocab"],
-        output_vocab_size=sizes["vocab"],
-        autoregressive=True,
-        max_length=config.number("max_position_embeddings", 2048),
-        shared_embedding_and_softmax_weights=tied,
-        positional_embedding=False,
-        vocab_divisor=1,
-        z_loss=0.0,
-        vocab_embedding_cls=transformer.UnscaledVocabEmbedding,
-        layout=layout,
-        mesh_shape=mesh_shape,
-    )
-
-
 _OUTER = [
     Weight("transformer/embedding", "vocab d_model", "model.embed_tokens.weight", "vocab d_model"),
-    Weight("transformer/rms_norm/scale", "d_model", "model.norm.weight", "d_model"),
+    vector("transformer/rms_norm/scale", "model.norm.weight"),
 ]
-_LOGITS = Weight("transformer/logits/kernel", "d_model vocab", "lm_head.weight", "vocab d_model")
+_LOGITS = kernel("transformer/logits/kernel", "lm_head.weight", "d_model", "vocab")
 
 
 def _block(
-    number: int, layer: str, query: list[str], memory: list[str], attention: dict[str, Any]
+    number: int,
+    layer: str,
+    query: list[str],
+    memory: list[str],
+    attention: dict[str, Any],
+    fused: bool,
 ) -> list[Weight]:
     """Returns the Weights of a block.
 
@@ -171,40 +156,43 @@ def _block(
       query: the dimensions of heads of queries.
       memory: the same of keys and values.
       attention: the arguments of its attention.
+      fused: whether files have queries, keys and values in one tensor, and both factors of the
+        gated units in another.
     """
-    q, kv, d_model = [*query, "d_kv"], [*memory, "d_kv"], ["d_model"]
-    dense = "layer_001/DenseReluDense"
-    # From which dimensions to which.
-    projections = {"q": (d_model, q), "k": (d_model, kv), "v": (d_model, kv), "o": (q, d_model)}
-    # (our name, Hugging Face's name, dimensions of the input or none, dimensions of the output)
-    rows: list[tuple[str, str, list[str], list[str]]] = [
-        ("layer_000/rms_norm/scale", "input_layernorm.weight", [], d_model),
-        *(
-            (f"layer_000/{layer}/{name}", f"self_attn.{name}_proj.weight", *dims)
-            for name, dims in projections.items()
-        ),
-        ("layer_001/rms_norm/scale", "post_attention_layernorm.weight", [], d_model),
-        (f"{dense}/wi_0/kernel", "mlp.gate_proj.weight", d_model, ["d_ff"]),
-        (f"{dense}/wi_1/kernel", "mlp.up_proj.weight", d_model, ["d_ff"]),
-        (f"{dense}/wo/kernel", "mlp.down_proj.weight", ["d_ff"], d_model),
-        *(
-            (f"layer_000/{layer}/{name}_bias", f"self_attn.{name}_proj.bias", [], dims[1])
-            for name, dims in projections.items()
-            if name in attention["biases"]
-        ),
+    ours, theirs = f"transformer/block_{number:03d}", f"model.layers.{number}"
+    attend, mlp = f"{ours}/layer_000/{layer}", f"{ours}/layer_001/DenseReluDense"
+    q, kv = "*".join([*query, "d_kv"]), "*".join([*memory, "d_kv"])
+    made = dict(zip("qkvo", [q, kv, kv, "d_model"]))
+    units = {"wi_0": "gate_proj", "wi_1": "up_proj"}
+    weights = [
+        vector(f"{ours}/layer_000/rms_norm/scale", f"{theirs}.input_layernorm.weight"),
+        vector(f"{ours}/layer_001/rms_norm/scale", f"{theirs}.post_attention_layernorm.weight"),
+        kernel(f"{attend}/o", f"{theirs}.self_attn.o_proj.weight", q, "d_model"),
+        kernel(f"{mlp}/wo/kernel", f"{theirs}.mlp.down_proj.weight", "d_ff", "d_model"),
     ]
+    if fused:
+        rows = {
+            "self_attn.qkv_proj": [(f"{attend}/{name}", made[name]) for name in "qkv"],
+            "mlp.gate_up_proj": [(f"{mlp}/{name}/kernel", "d_ff") for name in units],
+        }
+        for name, variables in rows.items():
+            outs = [out for _, out in variables]
+            weights += [
+                kernel(variable, f"{theirs}.{name}.weight", "d_model", outs, part)
+                for part, (variable, _) in enumerate(variables)
+            ]
+    else:
+        for name in "qkv":
+            other = f"{theirs}.self_attn.{name}_proj.weight"
+            weights.append(kernel(f"{attend}/{name}", other, "d_model", made[name]))
+        for name, other in units.items():
+            other = f"{theirs}.mlp.{other}.weight"
+            weights.append(kernel(f"{mlp}/{name}/kernel", other, "d_model", "d_ff"))
+    for name in attention["biases"]:
+        other = f"{theirs}.self_attn.{name}_proj.bias"
+        weights.append(vector(f"{attend}/{name}_bias", other, made[name]))
     if "qk_norm_epsilon" in attention:
-        rows += [
-            (f"layer_000/{layer}/{name}_norm", f"self_attn.{name}_norm.weight", [], ["d_kv"])
-            for name in "qk"
-        ]
-    return [
-        Weight(
-            f"transformer/block_{number:03d}/{ours}",
-            " ".join([*inputs, *outputs]),
-            f"model.layers.{number}.{theirs}",
-            # PyTorch computes x W^T, and so stores [out, in], with heads and channels as one.
-            " ".join("*".join(dims) for dims in (outputs, inputs) if dims),
-        )
-        for ours, theirs, inputs, outputs in rows
-    ]
+        for name in "qk":
+            other = f"{theirs}.self_attn.{name}_norm.weight"
+            weights.append(vector(f"{attend}/{name}_norm", other, "d_kv"))
+    return weights

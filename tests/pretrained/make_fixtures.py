@@ -8,6 +8,7 @@
 
 import os
 import pathlib
+import sys
 
 import numpy as np
 import torch
@@ -33,19 +34,25 @@ MODELS = {
     "mistral": ("Mistral", {"num_attention_heads": 4, "num_key_value_heads": 2, "sliding_window": 5}),
     "llama_biased": ("Llama", {"num_attention_heads": 4, "num_key_value_heads": 2, "attention_bias": True}),
     "qwen2": ("Qwen2", {"num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": True}),
+    "phi3": ("Phi3", {"num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0}),
+    "gpt2": ("GPT2", {"n_embd": 24, "n_layer": 2, "n_head": 4, "n_positions": 128}),
+    "gpt_neo": ("GPTNeo", {
+        "num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]], "window_size": 5,
+    }),
     "qwen3": ("Qwen3", {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}),
 }  # fmt: skip
 LENGTH, NEW = 24, 32
 PROMPTS = [[5, 9, 0, 33], [7], [1, 80, 81, 82, 83, 84, 85, 86, 87, 88, 89]]
 
 
-def main():
+def main(names):
     ids = np.random.RandomState(0).randint(0, SIZES["vocab_size"], [2, LENGTH])
-    for name, (family, kwargs) in MODELS.items():
+    for name in names or MODELS:
+        family, kwargs = MODELS[name]
         torch.manual_seed(0)
         config = getattr(transformers, f"{family}Config")(**SIZES, **kwargs)
         config._attn_implementation = "eager"
-        model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+        model = transformers.AutoModelForCausalLM.from_config(config).eval()
         with torch.no_grad():
             for p in model.parameters():
                 # Larger than initial weights, for logits that tell ids apart.
@@ -73,4 +80,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -9,7 +9,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow.models._family import turned
+from mesh_tensorflow.models._weights import turned
 
 FIXTURES = pathlib.Path(__file__).parent / "fixtures"
 NAMES = sorted(path.name for path in FIXTURES.iterdir())
@@ -68,7 +68,7 @@ def test_training_and_writing_back(name, place, tmp_path, request):
     np.testing.assert_allclose(result.losses[0], wanted["loss"], rtol=1e-5)
     for weight in model._form.weights:
         step = model.weights[weight.ours] - result.variables[weight.ours]
-        gradient = turned(weight, wanted[f"gradient/{weight.theirs}"], model._form.sizes)
+        gradient = turned(weight, [wanted[f"gradient/{weight.theirs}"]], model._form.sizes)
         close(step, gradient)
 
     model.save_pretrained(tmp_path / "same")
