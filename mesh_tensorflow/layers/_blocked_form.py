@@ -63,6 +63,7 @@ class Terms:
       keep_prob: a number.
       extra: a Tensor, one more logit of each row, or None.
       extra_value: the same as a number, or None.
+      soft_cap: the number that products of queries and keys are capped by, or None.
     """
 
     biases: Sequence[mtf.Tensor] = ()
@@ -72,6 +73,7 @@ class Terms:
     keep_prob: float = 1.0
     extra: Optional[mtf.Tensor] = None
     extra_value: Optional[float] = None
+    soft_cap: Optional[float] = None
 
     @property
     def tensors(self) -> list[mtf.Tensor]:
@@ -306,4 +308,5 @@ class Form(NamedTuple):
             ],
             noise,
             blocks,
+            terms.soft_cap,
         )

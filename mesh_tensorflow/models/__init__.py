@@ -20,7 +20,7 @@ from mesh_tensorflow._core.shape import ShapeLike, convert_to_shape
 from mesh_tensorflow._huggingface import Folder, write_folder
 from mesh_tensorflow._mesh.variables.function import function
 from mesh_tensorflow._mesh.variables.store import VariableStore
-from mesh_tensorflow.models import _gpt2, _llama, _tokenizer
+from mesh_tensorflow.models import _gemma, _gpt, _llama, _tokenizer
 from mesh_tensorflow.models._family import Config, Form, few
 from mesh_tensorflow.models._gguf import GgufFile
 from mesh_tensorflow.models._tokenizer import Tokenizer
@@ -30,7 +30,7 @@ from mesh_tensorflow.train._placing import devices_of
 
 __all__ = ["LanguageModel", "Tokenizer", "from_config", "from_pretrained"]
 
-_FAMILIES = [_llama, _gpt2]
+_FAMILIES: list[Any] = [_llama, _gemma, _gpt]
 _FORMS: dict[str, Callable[[Config], Form]] = {
     model_type: family.form_of for family in _FAMILIES for model_type in family.MODEL_TYPES
 }

@@ -2,22 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Optional, Union
+from typing import Any, NamedTuple, Optional
 
-import mesh_tensorflow.ops_with_redefined_builtins as mtf
-from mesh_tensorflow.transformer import transformer
 from mesh_tensorflow.transformer.transformer import Unitransformer
-
-# By Hugging Face's names of activations: functions of the language, or their names.
-ACTIVATIONS: dict[str, Any] = {
-    "gelu": functools.partial(mtf.gelu, approximate=False),
-    "gelu_new": "gelu",
-    "gelu_pytorch_tanh": "gelu",
-    "relu": "relu",
-    "silu": "silu",
-}
 
 
 class Weight(NamedTuple):
@@ -40,41 +28,6 @@ class Weight(NamedTuple):
     theirs: str
     stored: str
     part: int = 0
-
-
-def vector(ours: str, theirs: str, dims: str = "d_model") -> Weight:
-    """Returns a Weight that files have as one axis: a bias, or the scale of a norm.
-
-    Args:
-      ours: the name of the variable.
-      theirs: Hugging Face's name.
-      dims: the names of its dimensions, joined by "*".
-    """
-    return Weight(ours, dims.replace("*", " "), theirs, dims)
-
-
-def kernel(
-    ours: str,
-    theirs: str,
-    inputs: str,
-    outputs: Union[str, Sequence[str]],
-    part: int = 0,
-    transposed: bool = True,
-) -> Weight:
-    """Returns the Weight of a dense layer.
-
-    Args:
-      ours: the name of the variable, [inputs..., outputs...].
-      theirs: Hugging Face's name.
-      inputs: the names of the input's dimensions, joined by "*".
-      outputs: the same of the output; a list, for several layers in one tensor.
-      part: which of these it is.
-      transposed: whether files have [outputs, inputs], as PyTorch, which computes x W^T.
-    """
-    several = [outputs] if isinstance(outputs, str) else outputs
-    axis = several[0] if len(several) == 1 else f"[{'|'.join(several)}]"
-    stored = f"{axis} {inputs}" if transposed else f"{inputs} {axis}"
-    return Weight(ours, f"{inputs} {several[part]}".replace("*", " "), theirs, stored, part)
 
 
 class Form(NamedTuple):
@@ -128,23 +81,23 @@ class Config:
             raise ValueError(f"{self.path}: config.json has {name}={value!r}, no positive integer")
         return value
 
-    def activation(self, name: str, default: str) -> Any:
-        """Returns the function that a field names, as feed-forward layers take it.
+    def multiple(self, name: str, divisor: str) -> int:
+        """Returns a field that is a multiple of another one, both of them positive integers.
 
         Args:
-          name: the name of the field.
-          default: the activation that is meant if it is missing.
+          name: its name.
+          divisor: the name of the other one.
 
         Raises:
-          ValueError: it is not known.
+          ValueError: it is not, or one of them is missing.
         """
-        activation = self.get(name, default)
-        if activation not in ACTIVATIONS:
+        value, part = self.number(name), self.number(divisor)
+        if value % part:
             raise ValueError(
-                f"{self.path}: config.json has {name}={activation!r}, which is none of "
-                f"{', '.join(ACTIVATIONS)}"
+                f"{self.path}: config.json has {name}={value}, which is no multiple of "
+                f"{divisor}={part}"
             )
-        return ACTIVATIONS[activation]
+        return value
 
     def must_be(self, name: str, expected: Any) -> None:
         """Checks a field of which the family knows one value.
@@ -162,54 +115,6 @@ class Config:
                 f"{self.path}: config.json has {name}={value!r}, which is not known for this "
                 f"family: only {name}={expected!r} is"
             )
-
-
-def decoder(
-    layers: Sequence[Any],
-    blocks: int,
-    norm: Callable[..., Any],
-    sizes: Mapping[str, int],
-    max_length: int,
-    tied: bool,
-    learned_positions: bool,
-    layout: Any,
-    mesh_shape: Any,
-) -> Unitransformer:
-    """Returns a language model whose layers are normalized before, with a residual around each.
-
-    Args:
-      layers: those of a block, as `make_layer_stack` takes them.
-      blocks: the number of blocks.
-      norm: a sublayer.
-      sizes: the sizes of dimensions: those of "vocab" and "d_model" are read.
-      max_length: how many positions it has.
-      tied: whether the logits are of the embedding's variable.
-      learned_positions: whether each position has a vector.
-      layout: LayoutRules.
-      mesh_shape: a Shape.
-    """
-    around = [norm, transformer.sublayer_call_layer, transformer.sublayer_residual]
-    stack = functools.partial(
-        transformer.LayerStack,
-        sublayers_initial=[],
-        sublayers_per_layer=around,
-        sublayers_final=[norm],
-    )
-    return Unitransformer(
-        transformer.make_layer_stack(layers=layers, layer_stack_cls=stack, num_layers=blocks),
-        d_model=sizes["d_model"],
-        input_vocab_size=sizes["vocab"],
-        output_vocab_size=sizes["vocab"],
-        autoregressive=True,
-        max_length=max_length,
-        shared_embedding_and_softmax_weights=tied,
-        positional_embedding=learned_positions,
-        vocab_divisor=1,
-        z_loss=0.0,
-        vocab_embedding_cls=transformer.UnscaledVocabEmbedding,
-        layout=layout,
-        mesh_shape=mesh_shape,
-    )
 
 
 _SHOWN = 6

@@ -39,7 +39,7 @@ class Weights(Mapping[str, np.ndarray]):
     def _check(self) -> None:
         sizes = self.form.sizes
         expected = {
-            name: weight for weight in self._weights.values() for name in _names(weight, sizes)
+            name: weight for weight in self._weights.values() for name in names_of(weight, sizes)
         }
         there = {name for name in self._folder if not re.search(self.form.ignored, name)}
         problems = []
@@ -63,7 +63,7 @@ class Weights(Mapping[str, np.ndarray]):
     def __getitem__(self, name: str) -> np.ndarray:
         """Reads a weight, in the dimensions of its variable."""
         weight, sizes = self._weights[name], self.form.sizes
-        return turned(weight, [self._folder[n] for n in _names(weight, sizes)], sizes)
+        return turned(weight, [self._folder[n] for n in names_of(weight, sizes)], sizes)
 
     def __contains__(self, name: object) -> bool:
         """Returns whether there is a weight, without reading it."""
@@ -83,7 +83,7 @@ class Weights(Mapping[str, np.ndarray]):
         Args:
           name: the name of the variable.
         """
-        return self._folder.dtype(_names(self._weights[name], self.form.sizes)[0])
+        return self._folder.dtype(names_of(self._weights[name], self.form.sizes)[0])
 
 
 def _named_as_in(folder: Union[Folder, GgufFile], form: Form) -> Form:
@@ -139,8 +139,13 @@ def _is_numbered(weight: Weight) -> bool:
     return "{}" in weight.theirs
 
 
-def _names(weight: Weight, sizes: Mapping[str, int]) -> list[str]:
-    """Returns the names of the tensors of a Weight: one, or one for each expert."""
+def names_of(weight: Weight, sizes: Mapping[str, int]) -> list[str]:
+    """Returns the names of the tensors of a Weight: one, or one for each expert.
+
+    Args:
+      weight: a Weight.
+      sizes: the sizes of dimensions.
+    """
     if not _is_numbered(weight):
         return [weight.theirs]
     return [weight.theirs.format(i) for i in range(sizes[weight.stored.split()[0]])]
@@ -163,9 +168,7 @@ def _own(weight: Weight, tensor: np.ndarray, sizes: Mapping[str, int]) -> np.nda
     return split[tuple(rows for axis in axes for rows in axis.own)]
 
 
-def turned(
-    weight: Weight, tensors: Iterable[np.ndarray], sizes: Mapping[str, int]
-) -> np.ndarray:
+def turned(weight: Weight, tensors: Iterable[np.ndarray], sizes: Mapping[str, int]) -> np.ndarray:
     """Returns the value of a variable, of the tensors of a file.
 
     Args:
@@ -194,7 +197,7 @@ def tensors_of(
     for weight in weights:
         value, ours = values[weight.ours], weight.dims.split()
         whole = value.transpose([ours.index(d) for d in _dims(weight)])
-        names = _names(weight, sizes)
+        names = names_of(weight, sizes)
         for name, one in zip(names, whole if _is_numbered(weight) else [whole]):
             if name not in found:
                 found[name] = np.empty([axis.size for axis in _axes(weight, sizes)], value.dtype)

@@ -9,10 +9,12 @@
 import os
 import pathlib
 import sys
+import tempfile
 
 import numpy as np
 import torch
 import transformers
+from safetensors.numpy import load_file
 
 FOLDER = pathlib.Path(__file__).parent / "fixtures"
 SIZES = {
@@ -34,12 +36,34 @@ MODELS = {
     "mistral": ("Mistral", {"num_attention_heads": 4, "num_key_value_heads": 2, "sliding_window": 5}),
     "llama_biased": ("Llama", {"num_attention_heads": 4, "num_key_value_heads": 2, "attention_bias": True}),
     "qwen2": ("Qwen2", {"num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": True}),
-    "phi3": ("Phi3", {"num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0}),
+    "qwen3": ("Qwen3", {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}),
+    "phi3": ("Phi3", {"num_attention_heads": 4, "num_key_value_heads": 2}),
+    "olmo2": ("Olmo2", {"num_attention_heads": 4, "num_key_value_heads": 2}),
+    "mixtral": ("Mixtral", {
+        "num_attention_heads": 4, "num_key_value_heads": 2, "num_local_experts": 4,
+        "num_experts_per_tok": 2, "sliding_window": None,
+    }),
+    "qwen3_moe": ("Qwen3Moe", {
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "num_experts": 5,
+        "num_experts_per_tok": 3, "moe_intermediate_size": 12, "norm_topk_prob": True,
+    }),
+    "gemma": ("Gemma", {"num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 10}),
+    "gemma2": ("Gemma2", {
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "sliding_window": 5,
+        "query_pre_attn_scalar": 12, "attn_logit_softcapping": 5.0, "final_logit_softcapping": 8.0,
+    }),
+    "gemma3": ("Gemma3Text", {
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "sliding_window": 5,
+        "num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "query_pre_attn_scalar": 12,
+    }),
     "gpt2": ("GPT2", {"n_embd": 24, "n_layer": 2, "n_head": 4, "n_positions": 128}),
     "gpt_neo": ("GPTNeo", {
         "num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]], "window_size": 5,
     }),
-    "qwen3": ("Qwen3", {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}),
+    "gpt_neox": ("GPTNeoX", {"num_attention_heads": 2, "rotary_pct": 0.5}),
+    "gptj": ("GPTJ", {"n_embd": 24, "n_layer": 2, "n_head": 2, "n_positions": 128, "rotary_dim": 4}),
+    "opt": ("OPT", {"num_attention_heads": 4, "ffn_dim": 40, "word_embed_proj_dim": 24}),
 }  # fmt: skip
 LENGTH, NEW = 24, 32
 PROMPTS = [[5, 9, 0, 33], [7], [1, 80, 81, 82, 83, 84, 85, 86, 87, 88, 89]]
@@ -50,7 +74,9 @@ def main(names):
     for name in names or MODELS:
         family, kwargs = MODELS[name]
         torch.manual_seed(0)
-        config = getattr(transformers, f"{family}Config")(**SIZES, **kwargs)
+        # Without padding: its id would be hidden in prompts, and its embedding have no gradient.
+        sizes = {**SIZES, "pad_token_id": None, **kwargs}
+        config = getattr(transformers, f"{family}Config")(**sizes)
         config._attn_implementation = "eager"
         model = transformers.AutoModelForCausalLM.from_config(config).eval()
         with torch.no_grad():
@@ -60,7 +86,6 @@ def main(names):
         tensor = torch.tensor(ids)
         out = model(tensor, labels=tensor)
         out.loss.backward()
-        grads = {n: p.grad.numpy() for n, p in model.named_parameters()}
         with torch.no_grad():
             found = [
                 model.generate(torch.tensor([p]), max_new_tokens=NEW, do_sample=False)[
@@ -70,6 +95,12 @@ def main(names):
             ]
         model.save_pretrained(FOLDER / name)
         (FOLDER / name / "generation_config.json").unlink()
+        with torch.no_grad(), tempfile.TemporaryDirectory() as folder:
+            # Saved like weights, which have other names and shapes there than in the module.
+            for p in model.parameters():
+                p.copy_(torch.zeros_like(p) if p.grad is None else p.grad)
+            model.save_pretrained(folder)
+            grads = load_file(pathlib.Path(folder) / "model.safetensors")
         padded = np.array([row + [-1] * (NEW - len(row)) for row in found])
         np.savez_compressed(
             FOLDER / name / "expected.npz", ids=ids, logits=out.logits.detach().numpy(),
