@@ -140,11 +140,7 @@ class Decoder:
                 f"{self.config.path}: config.json has num_attention_heads={self.heads}, which is "
                 f"no multiple of num_key_value_heads={self.groups}"
             )
-        if self.activation not in _ACTIVATIONS:
-            raise ValueError(
-                f"{self.config.path}: config.json has the activation {self.activation!r}, which "
-                f"is none of {', '.join(_ACTIVATIONS)}"
-            )
+        activation_of(self.config, self.activation)
         ignored = self.ignored
         if self.tied:
             ignored += r"|^lm_head\.weight$"  # a second copy of the embedding
@@ -265,7 +261,7 @@ class Decoder:
         return arguments
 
     def _feed_forward(self) -> list[Any]:
-        activation: Any = _ACTIVATIONS[self.activation]
+        activation = activation_of(self.config, self.activation)
         if self.gated:
             activation = [activation, "linear"]
         if self.experts is None:
@@ -466,3 +462,21 @@ def _table(ours: str, rows: str, theirs: str) -> Weight:
 def _of_each_expert(weight: Weight) -> Weight:
     """Returns the Weight of all experts, made of that of one."""
     return weight._replace(dims=f"experts {weight.dims}", stored=f"experts {weight.stored}")
+
+
+def activation_of(config: Config, name: str) -> Any:
+    """Returns a function of the language, or its name, as feed-forward layers take it.
+
+    Args:
+      config: the Config, which the error names.
+      name: Hugging Face's name of it.
+
+    Raises:
+      ValueError: it is not known.
+    """
+    if name not in _ACTIVATIONS:
+        raise ValueError(
+            f"{config.path}: config.json has the activation {name!r}, which is none of "
+            f"{', '.join(_ACTIVATIONS)}"
+        )
+    return _ACTIVATIONS[name]

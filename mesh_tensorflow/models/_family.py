@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Optional
 
-from mesh_tensorflow.transformer.transformer import Unitransformer
-
 
 class Weight(NamedTuple):
     """A weight, by both names.
@@ -34,19 +32,24 @@ class Form(NamedTuple):
     """A model of a family, as its config.json says.
 
     Attributes:
-      model: a function of a LayoutRules and a mesh Shape that returns the Unitransformer.
+      model: a function of a LayoutRules and a mesh Shape that returns the Unitransformer; of an
+        encoder, the Encoder.
       weights: its Weights.
       sizes: the sizes of the dimensions that the Weights name.
       prefix: how Hugging Face's names begin, or do not begin in some folders.
       ignored: a regular expression of names that folders may have beside the weights: masks and
         tables that are computed, and second copies.
+      optional: one of names that folders may lack.
+      encodes: whether it is an encoder.
     """
 
-    model: Callable[[Any, Any], Unitransformer]
+    model: Callable[[Any, Any], Any]
     weights: Sequence[Weight]
     sizes: Mapping[str, int]
     prefix: str = ""
     ignored: str = r"(?!)"
+    optional: str = r"(?!)"
+    encodes: bool = False
 
 
 class Config:

@@ -32,7 +32,15 @@ class Weights(Mapping[str, np.ndarray]):
           ValueError: weights are missing or have other shapes, or there are further ones.
         """
         self._folder = folder
-        self.form = _named_as_in(folder, form)
+        form = _named_as_in(folder, form)
+        there = set(folder)
+        self.form = form._replace(
+            weights=[
+                w
+                for w in form.weights
+                if w.theirs in there or not re.search(form.optional, w.theirs)
+            ]
+        )
         self._weights = {weight.ours: weight for weight in self.form.weights}
         self._check()
 
