@@ -145,7 +145,9 @@ def _weights(blocks: int, prefix: str) -> list[Weight]:
             weights += _dense(f"{ours}/{layer}", f"{theirs}.{name}", inputs, outputs)
         for layer, name in _NORMS.items():
             weights += _norm(f"{ours}/{layer}", f"{theirs}.{name}")
-    return [*weights, *_dense("bert/pooler/dense", f"{prefix}pooler.dense", "_hidden", "hidden")]
+    kernel, bias = _dense("bert/pooler/dense", f"{prefix}pooler.dense", "_hidden", "hidden")
+    # Without a name of its own, a layer's bias is in a second scope.
+    return [*weights, kernel, bias._replace(ours="bert/pooler/dense_1/bias")]
 
 
 def _dense(ours: str, theirs: str, inputs: str, outputs: str) -> list[Weight]:

@@ -86,7 +86,7 @@ class Pretrained:
         self.weights = values
         # The store has those variables alone that a call has made so far.
         self.store.begin_with(values)
-        for name in self.store.names:
+        for name in values.keys() & self.store.names:
             self.store.assign(name, values[name])
 
     def save_pretrained(self, path: Union[str, os.PathLike[str]]) -> None:

