@@ -20,6 +20,7 @@ from mesh_tensorflow._huggingface import Folder
 from mesh_tensorflow._mesh.variables.function import function
 from mesh_tensorflow.models import _bert, _gemma, _gpt, _llama, _tokenizer
 from mesh_tensorflow.models._bert import Pooling, TextEncoder
+from mesh_tensorflow.models._decoder import Decoder, Experts
 from mesh_tensorflow.models._family import Config, Form
 from mesh_tensorflow.models._gguf import GgufFile
 from mesh_tensorflow.models._pretrained import Pretrained, check_eager, filled_up, imported
@@ -28,7 +29,18 @@ from mesh_tensorflow.models._weights import Weights
 from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
 from mesh_tensorflow.train._placing import devices_of
 
-__all__ = ["LanguageModel", "TextEncoder", "Tokenizer", "from_config", "from_pretrained"]
+__all__ = [
+    "Config",
+    "Decoder",
+    "Experts",
+    "Form",
+    "LanguageModel",
+    "TextEncoder",
+    "Tokenizer",
+    "from_config",
+    "from_pretrained",
+    "register_family",
+]
 
 _FAMILIES: list[Any] = [_llama, _gemma, _gpt, _bert]
 _FORMS: dict[str, Callable[[Config], Form]] = {
@@ -358,6 +370,22 @@ def _dtype_name(what: str, dtype: Union[str, tf.DType]) -> str:
     if name not in _DTYPES:
         raise ValueError(f"{what}: dtype={name!r} is none of {', '.join(_DTYPES)}")
     return name
+
+
+def register_family(model_type: str, form_of: Callable[[Config], Form]) -> None:
+    """Makes models of a family known to `from_pretrained` and `from_config`.
+
+    Args:
+      model_type: the `model_type` of their config.json.
+      form_of: a function of a Config that returns the Form, usually `Decoder(...).form`; a
+        ValueError that it raises is what users see of a config.json that does not fit.
+
+    Raises:
+      ValueError: there is such a family.
+    """
+    if model_type in _FORMS:
+        raise ValueError(f"register_family: model_type={model_type!r} is there already")
+    _FORMS[model_type] = form_of
 
 
 def _form_of(where: str, config: Mapping[str, Any]) -> Form:

@@ -156,13 +156,14 @@ def form_of(config: Config) -> Form:
     heads = config.number(fields["heads"])
     blocks = config.number(fields["blocks"])
     # Of those that have parts like the other ones' only by their config.json.
-    further: dict[str, Any] = {
+    options: dict[str, dict[str, Any]] = {
         "gpt2": {"biases": "qkvo", "transposed": False},
         "gpt_neo": {"biases": "o", "query_scale": 1.0},
         "gpt_neox": {"by_heads": True, "parallel": True},
         "gptj": {"logits_bias": True, "parallel": True},
         "opt": {"biases": "qkvo", "position_offset": 2},
-    }[kind]
+    }
+    further = options[kind]
     if kind == "gpt_neo":
         further["windows"] = _windows(config, blocks)
     if kind == "gpt_neox":

@@ -388,8 +388,8 @@ def _check_biases(biases: str, norm: Optional[QueryKeyNorm], lacks_some: bool) -
         raise ValueError(f"AttentionParams: biases={biases!r} has other letters than q, k, v and o")
     if lacks_some and (set(biases) - {"o"} or norm is not None):
         raise ValueError(
-            f"AttentionParams: biases={biases!r} and norm={norm} are for queries, "
-            "keys and values with weights of their own; leave them out with shared_kv, no_query, "
+            f"AttentionParams: biases={biases!r} and norm_epsilon={norm and norm.epsilon} are for "
+            "queries, keys and values with weights of their own; leave them out with shared_kv, no_query, "
             "or projections by experts"
         )
 

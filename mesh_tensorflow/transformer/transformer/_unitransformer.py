@@ -124,8 +124,9 @@ class Unitransformer:
         )
         self.autoregressive = autoregressive
         positions = positional_embedding or sinusoid_positional_embedding
-        rows = max_length + position_offset
-        self.max_length_dim = mtf.Dimension("max_length", rows) if positions else None
+        self.max_length_dim = (
+            mtf.Dimension("max_length", max_length + position_offset) if positions else None
+        )
         self.position_offset = position_offset
         self.logits_bias = logits_bias
         self.logits_soft_cap = logits_soft_cap
