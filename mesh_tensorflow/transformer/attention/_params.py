@@ -389,8 +389,8 @@ def _check_biases(biases: str, norm: Optional[QueryKeyNorm], lacks_some: bool) -
     if lacks_some and (set(biases) - {"o"} or norm is not None):
         raise ValueError(
             f"AttentionParams: biases={biases!r} and norm_epsilon={norm and norm.epsilon} are for "
-            "queries, keys and values with weights of their own; leave them out with shared_kv, no_query, "
-            "or projections by experts"
+            "queries, keys and values with weights of their own; leave them out with shared_kv, "
+            "no_query, or projections by experts"
         )
 
 
