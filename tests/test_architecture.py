@@ -45,8 +45,8 @@ ORDER = [
     ["visualize"],
     ["transformer"],
     ["train"],
-    ["models"],
     ["bert", "experimental", "testing", "report"],
+    ["models"],
     ["__main__"],
 ]
 CORE_ORDER = [

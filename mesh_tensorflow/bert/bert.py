@@ -85,6 +85,7 @@ class BertDims:
     """
 
     config: BertConfig
+    first_position: int = 0  # the row of the table of positions that the first one has
     _input_ids: mtf.Tensor
 
     @property
@@ -385,7 +386,8 @@ class BertModel(BertDims):
         )
         if self.config.position_signal == "embedding":
             positions = self._embeddings("position_embeddings", self.max_position_embeddings_dim)
-            used = mtf.slice(positions, 0, self.seq_dim.size, self.max_position_embeddings_dim.name)
+            rows = self.max_position_embeddings_dim.name
+            used = mtf.slice(positions, self.first_position, self.seq_dim.size, rows)
             # Under its own name, the dimension of positions would be a second one of the sum.
             y += mtf.replace_dimensions(used, used.shape.dims[0], self.seq_dim)
         return self._dropped(self.normalize(y), self.config.layer_output_dropout_prob)

@@ -90,6 +90,30 @@ def whole_dims(
     return Dims(shared, others, length, memory_length_dim, key_dim, value_dim)
 
 
+def check_soft_cap(what: str, soft_cap: Optional[float]) -> None:
+    """Checks a soft cap of logits, a positive number or None.
+
+    Args:
+      what: the name of the function, for the error.
+      soft_cap: what was given.
+
+    Raises:
+      ValueError: it is neither.
+    """
+    if soft_cap is not None and not soft_cap > 0:
+        raise ValueError(f"{what}: soft_cap={soft_cap} must be above 0; None caps nothing")
+
+
+def soft_capped(logits: mtf.Tensor, soft_cap: float) -> mtf.Tensor:
+    """Returns c tanh(x / c) of logits x: about x where it is small, and never beyond c.
+
+    Args:
+      logits: a floating-point Tensor.
+      soft_cap: the number c.
+    """
+    return mtf.tanh(logits / soft_cap) * soft_cap
+
+
 def _plain(
     q: mtf.Tensor, k: mtf.Tensor, v: mtf.Tensor, dims: Dims, terms: Terms
 ) -> list[mtf.Tensor]:
@@ -98,6 +122,8 @@ def _plain(
     rows = q.shape - dims.key
     shape = rows + dims.memory
     logits = mtf.einsum([mtf.cast(q, dtype), mtf.cast(k, dtype)], output_shape=shape)
+    if terms.soft_cap is not None:
+        logits = soft_capped(logits, terms.soft_cap)
     # Terms in the order of `Block._with_terms`: logits that ids hide are set before biases are
     # added, which may hide more of them.
     for d in terms.distances:
@@ -192,6 +218,7 @@ def attention_and_log_sums(
     name: Optional[str] = None,
     ring: Union[bool, str] = False,
     distances: Sequence[Distances] = (),
+    soft_cap: Optional[float] = None,
 ) -> tuple[mtf.Tensor, mtf.Tensor]:
     """Returns what `blocked_attention` does, and the logarithms of the softmax's denominators."""
     # All checks come before the first operation, so that an error leaves none in the graph.
@@ -201,6 +228,7 @@ def attention_and_log_sums(
                 f"{_WHAT}: visible compares by {comparison!r}, which is none of "
                 f"{', '.join(sorted(COMPARISONS))}"
             )
+    check_soft_cap(_WHAT, soft_cap)
     if ring not in RINGS:
         raise ValueError(
             f"{_WHAT}: ring={ring!r} is none of {', '.join(map(repr, RINGS))}; True is for all"
@@ -238,6 +266,7 @@ def attention_and_log_sums(
         noise,
         1.0 - dropout_rate,
         extra_logit,
+        soft_cap,
     )
     # `_plain` is handed over, since the module of the operation is imported by this one.
     op = BlockedAttentionOperation(q, k, v, dims, terms, _plain, block_sizes, name, ring)
@@ -261,6 +290,7 @@ def blocked_attention(
     block_sizes: Optional[tuple[int, int]] = None,
     name: Optional[str] = None,
     ring: Union[bool, str] = False,
+    soft_cap: Optional[float] = None,
 ) -> mtf.Tensor:
     """Dot-product attention by blocks, whose memory does not grow with the square of the length.
 
@@ -300,6 +330,7 @@ def blocked_attention(
         first, so that all have the same work; "zigzag" does so with any masks, and warns where
         there are no halves to exchange, "contiguous" leaves parts where they are. Results are the
         same in each case.
+      soft_cap: a number c, by which products x of queries and keys become c tanh(x / c); or None.
 
     Returns:
       A Tensor with dimensions [dims of q without key_dim..., value_dim].
@@ -309,5 +340,5 @@ def blocked_attention(
     """
     return attention_and_log_sums(
         q, k, v, memory_length_dim, key_dim, value_dim, bias, visible, dropout_rate,
-        dropout_broadcast_dims, extra_logit, block_sizes, name, ring,
+        dropout_broadcast_dims, extra_logit, block_sizes, name, ring, soft_cap=soft_cap,
     )[0]  # fmt: skip

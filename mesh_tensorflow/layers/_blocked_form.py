@@ -67,6 +67,7 @@ class Terms:
       noise: two keys of dropout for each row, and the indices of the memory; or an empty tuple.
       keep_prob: a number.
       extra: one more logit of each row, a Tensor or a number; or None.
+      soft_cap: the number that products of queries and keys are capped by, or None.
     """
 
     biases: Sequence[mtf.Tensor] = ()
@@ -75,6 +76,7 @@ class Terms:
     noise: Sequence[mtf.Tensor] = ()
     keep_prob: float = 1.0
     extra: Union[mtf.Tensor, float, None] = None
+    soft_cap: Optional[float] = None
 
     @property
     def tensors(self) -> list[mtf.Tensor]:
@@ -271,5 +273,15 @@ class Form(NamedTuple):
         laid = self._laid_terms(terms, rest)
         front = [sizes[name] for name in self.row[:-1]]
         return Operands(
-            front, q, k, v, laid.biases, laid.visible, skips, laid.distances, noise, blocks
+            front,
+            q,
+            k,
+            v,
+            laid.biases,
+            laid.visible,
+            skips,
+            laid.distances,
+            noise,
+            blocks,
+            terms.soft_cap,
         )

@@ -171,6 +171,7 @@ class Operands:
       distances: biases of distances, arranged in the same way.
       noise: a Noise or None.
       blocks: the number of positions of queries and of the memory in a block.
+      soft_cap: the number that products of queries and keys are capped by, or None.
     """
 
     front: Sequence[int]
@@ -183,6 +184,7 @@ class Operands:
     distances: Sequence[Distances]
     noise: Optional[Noise]
     blocks: tuple[int, int]
+    soft_cap: Optional[float] = None
 
     @property
     def dtype(self) -> tf.DType:
@@ -262,6 +264,7 @@ class Block:
     def __init__(self, operands: Operands, start: tuple[Start, Start], size: tuple[int, int]):
         self._of = operands
         self._start, self._size = start, size
+        self.capped: Optional[tf.Tensor] = None  # products, if they are capped
 
     def queries(self, x: tf.Tensor) -> tf.Tensor:
         """Returns the queries of the block, or what there is for each: [shared, rows, ...]."""
@@ -316,12 +319,26 @@ class Block:
         terms = bool(of.biases or of.visible or of.distances)
         # Terms select among logits, which has to be before the subtraction; without terms, one
         # product does both.
-        if not terms and shift is not None:
+        if not terms and of.soft_cap is None and shift is not None:
             return product_minus(q, self.memories(of.k), shift)
         s = tf.matmul(q, self.memories(of.k), transpose_b=True)
+        if of.soft_cap is not None:
+            # Before the terms: a bias is not capped, and a mask has to stay as large as it is.
+            s = of.soft_cap * tf.tanh(s / of.soft_cap)
+            self.capped = s
         if terms:
             s = self._with_terms(s)
         return s if shift is None else s - shift
+
+    def uncapped(self, ds: tf.Tensor) -> tf.Tensor:
+        """Returns the gradient of products of queries and keys, of that of the logits made of them.
+
+        `logits` has to be called before.
+        """
+        if self.capped is None:
+            return ds
+        # The derivative of y = c tanh(x / c) is 1 - (y / c)^2.
+        return ds * (1.0 - tf.square(self.capped / self._of.soft_cap))
 
     def _with_terms(self, s: tf.Tensor) -> tf.Tensor:
         of = self._of
@@ -519,10 +536,11 @@ def block_gradients(
             shared, others, _, channels = of.q.shape.as_list()
             # dq = ds k, dk = ds^T q and dv = dropped(p)^T dy. Queries of `others` are rows here, so
             # the latter two are summed over them as well.
-            dq = tf.matmul(ds, block.memories(of.k))
+            products = block.uncapped(ds)
+            dq = tf.matmul(products, block.memories(of.k))
             found = [
                 tf.reshape(dq, [shared, others, q.shape.as_list()[1] // others, channels]),
-                tf.matmul(ds, q, transpose_a=True),
+                tf.matmul(products, q, transpose_a=True),
                 tf.matmul(block.dropped(p, of.noise), block_dy, transpose_a=True),
             ]
         for shape in bias_shapes:

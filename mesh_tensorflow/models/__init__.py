@@ -5,7 +5,6 @@ Language models of families are made of a folder, called, continued, trained and
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Optional, Union
@@ -17,19 +16,33 @@ import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
 from mesh_tensorflow._core.layout import LayoutLike
 from mesh_tensorflow._core.shape import ShapeLike, convert_to_shape
-from mesh_tensorflow._huggingface import Folder, write_folder
+from mesh_tensorflow._huggingface import Folder
 from mesh_tensorflow._mesh.variables.function import function
-from mesh_tensorflow._mesh.variables.store import VariableStore
-from mesh_tensorflow.models import _llama, _tokenizer
-from mesh_tensorflow.models._family import Config, Form, Weights, few, turned_back
+from mesh_tensorflow.models import _bert, _gemma, _gpt, _llama, _tokenizer
+from mesh_tensorflow.models._bert import Pooling, TextEncoder
+from mesh_tensorflow.models._decoder import Decoder, Experts
+from mesh_tensorflow.models._family import Config, Form
 from mesh_tensorflow.models._gguf import GgufFile
+from mesh_tensorflow.models._pretrained import Pretrained, check_eager, filled_up, imported
 from mesh_tensorflow.models._tokenizer import Tokenizer
+from mesh_tensorflow.models._weights import Weights
 from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
 from mesh_tensorflow.train._placing import devices_of
 
-__all__ = ["LanguageModel", "Tokenizer", "from_config", "from_pretrained"]
+__all__ = [
+    "Config",
+    "Decoder",
+    "Experts",
+    "Form",
+    "LanguageModel",
+    "TextEncoder",
+    "Tokenizer",
+    "from_config",
+    "from_pretrained",
+    "register_family",
+]
 
-_FAMILIES = [_llama]
+_FAMILIES: list[Any] = [_llama, _gemma, _gpt, _bert]
 _FORMS: dict[str, Callable[[Config], Form]] = {
     model_type: family.form_of for family in _FAMILIES for model_type in family.MODEL_TYPES
 }
@@ -40,56 +53,23 @@ _LENGTHS = 64  # those of programs are multiples of it
 _NO_ID = -1  # which no id equals
 
 
-class LanguageModel:
+class LanguageModel(Pretrained):
     """A language model, whose weights are in parts on a mesh.
 
-    They are read when the model is first called, one by one, and stored in slices.
+    They are read when the model is first called, one by one, and stored in slices. Besides the
+    attributes of `Pretrained` it has:
 
     Attributes:
-      config: the contents of config.json.
       model: the Unitransformer.
-      tokenizer: the Tokenizer of the folder; None if it has none, or the package tokenizers is not
-        installed.
-      weights: the weights by the names of variables, as `init_checkpoint` of `mtf.train.fit` and
-        `directory` of `mtf.train.predict` take them. Those of a folder are read when they are asked
-        for. Empty if there are none yet: then variables begin with their initializers.
-      store: the VariableStore that calls keep weights in.
     """
 
-    def __init__(
-        self,
-        config: Mapping[str, Any],
-        form: Form,
-        weights: Mapping[str, np.ndarray],
-        mesh_impl: PlacementMeshImpl,
-        dtype: str,
-        tokenizer: Optional[Tokenizer] = None,
-    ) -> None:
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
         """Creates it; `from_pretrained` and `from_config` do so for users."""
-        self.config = dict(config)
-        self.model = form.model(mesh_impl.layout_rules, mesh_impl.shape)
-        self.tokenizer = tokenizer
-        self.weights = weights
-        self.store = VariableStore()
-        self.store.begin_with(weights)
-        self._form = form
-        self._names = [weight.ours for weight in form.weights]
-        self._dtypes = {
-            name: weights.dtype(name) if isinstance(weights, Weights) else np.dtype("float32")
-            for name in self._names
-        }
-        self._mesh_impl = mesh_impl
-        self._variable_dtype = mtf.VariableDType(*[tf.as_dtype(dtype)] * 3)
+        super().__init__(*args, **kwargs)
+        self.model = self._form.model(self._mesh_impl.layout_rules, self._mesh_impl.shape)
+        self._variable_dtype = mtf.VariableDType(*[tf.as_dtype(self._dtype)] * 3)
         self._logits = function(self._lowered_logits, store=self.store)
         self._continued = function(self._lowered_ids, store=self.store)
-
-    def __repr__(self) -> str:
-        """Says its family, its size, and how it is split."""
-        weights = sum(
-            math.prod(self._form.sizes[d] for d in w.dims.split()) for w in self._form.weights
-        )
-        family = self.config.get("model_type")
-        return f"<LanguageModel {family}: {weights:,} weights on {self._mesh_impl!r}>"
 
     # -- calls
 
@@ -107,7 +87,7 @@ class LanguageModel:
         """
         rows = self._checked("logits", ids)
         # The rows that only fill the batch up are left out again.
-        return self._logits(tf.constant(self._filled_up(rows)))[: len(rows)]
+        return self._logits(tf.constant(filled_up(rows, self._mesh_impl)))[: len(rows)]
 
     def generate(
         self,
@@ -150,7 +130,7 @@ class LanguageModel:
         for row, prompt in zip(ids, rows):
             row[: len(prompt) - 1] = prompt[1:]
         first = np.array([row[0] for row in rows], np.int32)
-        tensors = [tf.constant(self._filled_up(a)) for a in (ids, first, lengths - 1)]
+        tensors = [tf.constant(filled_up(a, self._mesh_impl)) for a in (ids, first, lengths - 1)]
         sampled = self._continued(*tensors, max_new_tokens, temperature, top_k, ends[0]).numpy()
         continuations = [
             _up_to(ends, row[n - 1 : n - 1 + max_new_tokens].tolist())
@@ -175,12 +155,6 @@ class LanguageModel:
             return self.tokenizer.prompt(prompt)
         return self.tokenizer.chat(prompt)  # type: ignore[arg-type]
 
-    def _filled_up(self, rows: np.ndarray) -> np.ndarray:
-        """Returns rows with the last one repeated, so many that the layout can split them."""
-        axis = self._mesh_impl.mesh_axis(mtf.Dimension("batch", len(rows)))
-        parts = 1 if axis is None else self._mesh_impl.shape[axis].size
-        return np.concatenate([rows, *[rows[-1:]] * (-len(rows) % parts)])
-
     def _ends(self, stop: Optional[int]) -> list[int]:
         """Returns the ids that end a text; the first of them also ends the loop of steps."""
         ends = self.config.get("eos_token_id") if stop is None else stop
@@ -196,12 +170,7 @@ class LanguageModel:
                 f"{what}: ids must be ints, [batch, length], and at least one, but have the shape "
                 f"{list(rows.shape)} and dtype {rows.dtype}"
             )
-        if not tf.executing_eagerly():
-            raise ValueError(
-                f"{what} returns values, so it needs eager code: call it outside of tf.function, "
-                "of sessions and of tf.disable_v2_behavior. There, the attribute `model` is the "
-                "Unitransformer to build programs of"
-            )
+        check_eager(what)
         # The lookup of an embedding would give zeros for such an id, and no error.
         wrong = rows[(rows < 0) | (rows >= vocab)]
         if wrong.size:
@@ -212,7 +181,7 @@ class LanguageModel:
 
     def _lowered_logits(self, ids: tf.Tensor) -> tf.Tensor:
         mesh = mtf.Mesh(mtf.Graph(), "mesh")
-        x = _imported(mesh, ids, "batch", "length")
+        x = imported(mesh, ids, "batch", "length")
         logits, _ = self.model.call_simple(
             x, None, compute_loss=False, mode="infer", variable_dtype=self._variable_dtype
         )
@@ -230,14 +199,14 @@ class LanguageModel:
     ) -> tf.Tensor:
         mesh = mtf.Mesh(mtf.Graph(), "mesh")
         sampled = self.model.sample_autoregressive(
-            _imported(mesh, ids, "batch", "length"),
+            imported(mesh, ids, "batch", "length"),
             stop_at_token=stop,
             max_steps=max_new_tokens,
             temperature=temperature,
             variable_dtype=self._variable_dtype,
             sampling_keep_top_k=top_k,
-            bos_id=_imported(mesh, first, "batch"),
-            num_given=_imported(mesh, num_given, "batch"),
+            bos_id=imported(mesh, first, "batch"),
+            num_given=imported(mesh, num_given, "batch"),
         )
         return self._exported(mesh, sampled)
 
@@ -283,64 +252,6 @@ class LanguageModel:
         total = mtf.reduce_sum(losses * mtf.cast(known, losses.dtype))
         return total / (losses.shape.size // length.size * (length.size - 1))
 
-    # -- weights
-
-    def assign(self, variables: Mapping[str, Any]) -> None:
-        """Sets the weights, such as to those of a training.
-
-        Args:
-          variables: arrays by the names of variables, such as `Result.variables` of
-            `mtf.train.fit`. Other names are ignored.
-
-        Raises:
-          ValueError: variables are missing, or have other shapes.
-        """
-        missing = [name for name in self._names if name not in variables]
-        if missing:
-            raise ValueError(f"assign: the variables lack {few(missing)}; give all of the model's")
-        values = {name: np.asarray(variables[name]) for name in self._names}
-        for weight in self._form.weights:
-            sizes = [self._form.sizes[d] for d in weight.dims.split()]
-            shape = list(values[weight.ours].shape)
-            if shape != sizes:
-                raise ValueError(f"assign: {weight.ours} has shape {shape} instead of {sizes}")
-        self.weights = values
-        # The store has those variables alone that a call has made so far.
-        self.store.begin_with(values)
-        for name in self.store.names:
-            self.store.assign(name, values[name])
-
-    def save_pretrained(self, path: Union[str, os.PathLike[str]]) -> None:
-        """Writes the model, its weights in the dtypes that they were read in, and its tokenizer.
-
-        The files are `config.json` and `model.safetensors`, `tokenizer.json`,
-        `chat_template.jinja` and, for the tokens that the template names, `tokenizer_config.json`.
-
-        Args:
-          path: a directory, which has no model yet; created if it does not exist.
-
-        Raises:
-          ImportError: safetensors is not installed.
-          ValueError: there are no weights yet, or the directory already holds a model.
-        """
-        if not self.weights:
-            raise ValueError(
-                "save_pretrained: the model has no weights yet; train it, and give them to `assign`"
-            )
-        tensors = {}
-        for weight in self._form.weights:
-            # Trained weights are float32, whatever the folder had.
-            value = self.weights[weight.ours].astype(self._dtypes[weight.ours])
-            tensors[weight.theirs] = turned_back(weight, value, self._form.sizes)
-        write_folder(tensors, self.config, os.fspath(path))
-        if self.tokenizer is not None:
-            self.tokenizer.save(os.fspath(path))
-
-
-def _imported(mesh: mtf.Mesh, x: tf.Tensor, *names: str) -> mtf.Tensor:
-    dims = [mtf.Dimension(name, size) for name, size in zip(names, x.shape.as_list())]
-    return mtf.import_tf_tensor(mesh, x, mtf.Shape(dims))
-
 
 def _is_text(prompt: Prompt) -> bool:
     """Returns whether a prompt is a text or a conversation, rather than ids."""
@@ -363,8 +274,8 @@ def from_pretrained(
     zero_axis: Optional[str] = None,
     uneven: bool = False,
     dtype: Union[str, tf.DType] = "float32",
-) -> LanguageModel:
-    """Returns the language model of a folder of Hugging Face, split over a mesh.
+) -> Union[LanguageModel, TextEncoder]:
+    """Returns the model of a folder of Hugging Face, split over a mesh: a LanguageModel usually.
 
     Dimensions that layouts may split are `batch`, `length`, `vocab`, `d_model`, `d_ff`, `d_kv`,
     `heads` (those of keys and values) and `query_heads` (how many queries share one of them).
@@ -399,7 +310,11 @@ def from_pretrained(
         return LanguageModel(file.config, form, Weights(file, form), impl, name, tokenizer)
     folder = Folder(path)
     form, tokenizer = _form_of(path, folder.config), _tokenizer.of_folder(path)
-    return LanguageModel(folder.config, form, Weights(folder, form), impl, name, tokenizer)
+    weights = Weights(folder, form)
+    if form.encodes:
+        pooling = Pooling.of_folder(path)
+        return TextEncoder(folder.config, form, weights, impl, name, tokenizer, pooling)
+    return LanguageModel(folder.config, form, weights, impl, name, tokenizer)
 
 
 def from_config(
@@ -412,8 +327,8 @@ def from_config(
     zero_axis: Optional[str] = None,
     uneven: bool = False,
     dtype: Union[str, tf.DType] = "float32",
-) -> LanguageModel:
-    """Returns a new language model of a family, to be trained from the beginning.
+) -> Union[LanguageModel, TextEncoder]:
+    """Returns a new model of a family, to be trained from the beginning.
 
     Args:
       config: what config.json of such a model says, such as {"model_type": "llama",
@@ -433,7 +348,9 @@ def from_config(
     what, stored = "from_config", {"zero": zero, "zero_axis": zero_axis, "uneven": uneven}
     impl = _mesh_impl(what, mesh_shape, layout, devices, **stored)
     name = _dtype_name(what, dtype)
-    return LanguageModel(config, _form_of(what, config), {}, impl, name)
+    form = _form_of(what, config)
+    cls = TextEncoder if form.encodes else LanguageModel
+    return cls(config, form, {}, impl, name)
 
 
 def _mesh_impl(
@@ -453,6 +370,22 @@ def _dtype_name(what: str, dtype: Union[str, tf.DType]) -> str:
     if name not in _DTYPES:
         raise ValueError(f"{what}: dtype={name!r} is none of {', '.join(_DTYPES)}")
     return name
+
+
+def register_family(model_type: str, form_of: Callable[[Config], Form]) -> None:
+    """Makes models of a family known to `from_pretrained` and `from_config`.
+
+    Args:
+      model_type: the `model_type` of their config.json.
+      form_of: a function of a Config that returns the Form, usually `Decoder(...).form`; a
+        ValueError that it raises is what users see of a config.json that does not fit.
+
+    Raises:
+      ValueError: there is such a family.
+    """
+    if model_type in _FORMS:
+        raise ValueError(f"register_family: model_type={model_type!r} is there already")
+    _FORMS[model_type] = form_of
 
 
 def _form_of(where: str, config: Mapping[str, Any]) -> Form:

@@ -2,15 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Optional, Union
-
-import numpy as np
-
-from mesh_tensorflow._huggingface import Folder
-from mesh_tensorflow.models._gguf import GgufFile
-from mesh_tensorflow.transformer.transformer import Unitransformer
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Optional
 
 
 class Weight(NamedTuple):
@@ -19,29 +12,44 @@ class Weight(NamedTuple):
     Attributes:
       ours: the name of the variable.
       dims: the names of its dimensions, in the variable's order, as in "d_model heads d_kv".
-      theirs: Hugging Face's name.
-      stored: the names of the dimensions in the file's order, those that are one dimension there
-        joined by "*", as in "heads*d_kv d_model".
+      theirs: Hugging Face's name. With "{}" in it, there is a tensor for each index of the first
+        dimension of `stored`, such as one for each expert.
+      stored: the axes of the tensors in the file's order. Dimensions that are one axis there are
+        joined by "*", as in "heads*d_kv d_model". Weights that lie behind each other in one tensor
+        are in brackets, as in "[heads*d_kv|heads*d_kv|heads*d_kv] d_model", or for each head, as
+        in "heads*[d_kv|d_kv|d_kv] d_model".
+      part: which of the weights in brackets it is.
     """
 
     ours: str
     dims: str
     theirs: str
     stored: str
+    part: int = 0
 
 
 class Form(NamedTuple):
     """A model of a family, as its config.json says.
 
     Attributes:
-      model: a function of a LayoutRules and a mesh Shape that returns the Unitransformer.
+      model: a function of a LayoutRules and a mesh Shape that returns the Unitransformer; of an
+        encoder, the Encoder.
       weights: its Weights.
       sizes: the sizes of the dimensions that the Weights name.
+      prefix: how Hugging Face's names begin, or do not begin in some folders.
+      ignored: a regular expression of names that folders may have beside the weights: masks and
+        tables that are computed, and second copies.
+      optional: one of names that folders may lack.
+      encodes: whether it is an encoder.
     """
 
-    model: Callable[[Any, Any], Unitransformer]
+    model: Callable[[Any, Any], Any]
     weights: Sequence[Weight]
     sizes: Mapping[str, int]
+    prefix: str = ""
+    ignored: str = r"(?!)"
+    optional: str = r"(?!)"
+    encodes: bool = False
 
 
 class Config:
@@ -76,6 +84,24 @@ class Config:
             raise ValueError(f"{self.path}: config.json has {name}={value!r}, no positive integer")
         return value
 
+    def multiple(self, name: str, divisor: str) -> int:
+        """Returns a field that is a multiple of another one, both of them positive integers.
+
+        Args:
+          name: its name.
+          divisor: the name of the other one.
+
+        Raises:
+          ValueError: it is not, or one of them is missing.
+        """
+        value, part = self.number(name), self.number(divisor)
+        if value % part:
+            raise ValueError(
+                f"{self.path}: config.json has {name}={value}, which is no multiple of "
+                f"{divisor}={part}"
+            )
+        return value
+
     def must_be(self, name: str, expected: Any) -> None:
         """Checks a field of which the family knows one value.
 
@@ -92,100 +118,6 @@ class Config:
                 f"{self.path}: config.json has {name}={value!r}, which is not known for this "
                 f"family: only {name}={expected!r} is"
             )
-
-
-class Weights(Mapping[str, np.ndarray]):
-    """The weights of a folder by the names of variables; each is read when it is asked for."""
-
-    def __init__(self, folder: Union[Folder, GgufFile], form: Form) -> None:
-        """Checks that the folder has the weights of the model, in their shapes.
-
-        Args:
-          folder: a Folder or a GgufFile.
-          form: the Form of the model.
-
-        Raises:
-          ValueError: weights are missing or have other shapes, or there are further ones.
-        """
-        self._folder = folder
-        self._sizes = form.sizes
-        self._weights = {weight.ours: weight for weight in form.weights}
-        there, expected = set(folder), {w.theirs: w for w in form.weights}
-        problems = []
-        missing, extra = sorted(expected.keys() - there), sorted(there - expected.keys())
-        if missing:
-            problems.append(f"missing: {few(missing)}")
-        if extra:
-            problems.append(f"without a place in the model: {few(extra)}")
-        for name in sorted(expected.keys() & there):
-            shape, sizes = list(folder.shape(name)), _stored_sizes(expected[name], form.sizes)
-            if shape != sizes:
-                text = ", ".join(f"{d}={n}" for d, n in zip(expected[name].stored.split(), sizes))
-                problems.append(f"{name} has shape {shape} instead of [{text}]")
-        if problems:
-            raise ValueError(
-                f"{folder.path}: the weights are not those that config.json describes. "
-                + "; ".join(problems)
-            )
-
-    def __getitem__(self, name: str) -> np.ndarray:
-        """Reads a weight, in the dimensions of its variable."""
-        weight = self._weights[name]
-        return turned(weight, self._folder[weight.theirs], self._sizes)
-
-    def __contains__(self, name: object) -> bool:
-        """Returns whether there is a weight, without reading it."""
-        return name in self._weights
-
-    def __iter__(self) -> Iterator[str]:
-        """Yields the names."""
-        return iter(self._weights)
-
-    def __len__(self) -> int:
-        """Returns how many weights there are."""
-        return len(self._weights)
-
-    def dtype(self, name: str) -> np.dtype:
-        """Returns the dtype of a weight in its file.
-
-        Args:
-          name: the name of the variable.
-        """
-        return self._folder.dtype(self._weights[name].theirs)
-
-
-def turned(weight: Weight, value: np.ndarray, sizes: Mapping[str, int]) -> np.ndarray:
-    """Returns the value of a file, in the dimensions of the variable.
-
-    Args:
-      weight: a Weight.
-      value: an array as Hugging Face has it.
-      sizes: the sizes of dimensions.
-    """
-    theirs = _stored_dims(weight)
-    whole = value.reshape([sizes[d] for d in theirs])
-    return whole.transpose([theirs.index(d) for d in weight.dims.split()])
-
-
-def turned_back(weight: Weight, value: np.ndarray, sizes: Mapping[str, int]) -> np.ndarray:
-    """Returns the value of a variable, as a file has it.
-
-    Args:
-      weight: a Weight.
-      value: an array in the dimensions of the variable.
-      sizes: the sizes of dimensions.
-    """
-    ours = weight.dims.split()
-    whole = value.transpose([ours.index(d) for d in _stored_dims(weight)])
-    return np.ascontiguousarray(whole.reshape(_stored_sizes(weight, sizes)))
-
-
-def _stored_dims(weight: Weight) -> list[str]:
-    return weight.stored.replace("*", " ").split()
-
-
-def _stored_sizes(weight: Weight, sizes: Mapping[str, int]) -> list[int]:
-    return [math.prod(sizes[d] for d in axis.split("*")) for axis in weight.stored.split()]
 
 
 _SHOWN = 6

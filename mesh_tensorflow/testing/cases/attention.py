@@ -1,5 +1,6 @@
 """Cases of attention: as layers, and by blocks."""
 
+import functools
 from unittest import mock
 
 import numpy as np
@@ -34,9 +35,12 @@ def _softmax(x, extra=-np.inf):
     return np.exp(x - np.logaddexp(special.logsumexp(x, -1, keepdims=True), extra))
 
 
-def attend(q, k, v, bias=0.0, extra=-np.inf):
+def attend(q, k, v, bias=0.0, extra=-np.inf, soft_cap=None):
     """Returns attention to values, in NumPy."""
-    return _softmax(q @ np.swapaxes(k, -1, -2) + bias, extra) @ v
+    logits = q @ np.swapaxes(k, -1, -2)
+    if soft_cap is not None:
+        logits = soft_cap * np.tanh(logits / soft_cap)
+    return _softmax(logits + bias, extra) @ v
 
 
 def _project(x, w):
@@ -255,9 +259,9 @@ def _ring_expected(q, k, v, bias, ids, memory_ids):
     return attend(q, k, v, bias[:, :, None] + hidden + causal(8), extra=0.5)
 
 
-def _causal_with_bias(q, k, v, bias):
+def _causal_with_bias(q, k, v, bias, **kwargs):
     seen = ("greater_equal", *_positions(q, k))
-    return _blocked(q, k, v, bias, visible=[seen], block_sizes=(3, 4))
+    return _blocked(q, k, v, bias, visible=[seen], block_sizes=(3, 4), **kwargs)
 
 
 def _one_head_of_keys(q, k, v, bias, ids, memory_ids):
@@ -278,6 +282,15 @@ _BLOCKED = [
          "batch:4 heads:4 length:8 k, batch:4 heads:4 memory:8 k, batch:4 heads:4 memory:8 channels:2, "
          "heads:4 length:8 memory:8", _causal_with_bias,
          lambda q, k, v, b: attend(q, k, v, b + causal(8)), dtypes=FLOATS),
+    case("attention_blocked_soft_cap",
+         "batch:4 heads:4 length:8 k, batch:4 heads:4 memory:8 k, batch:4 heads:4 memory:8 channels:2, "
+         "heads:4 length:8 memory:8", functools.partial(_causal_with_bias, soft_cap=1.5),
+         lambda q, k, v, b: attend(q, k, v, b + causal(8), soft_cap=1.5), dtypes=FLOATS),
+    case("attention_ring_soft_cap",
+         "batch:4 length:8 k, batch:4 memory:8 k, batch:4 memory:8 channels:2, batch:4 memory:8",
+         functools.partial(_causal_with_bias, soft_cap=1.5, ring=True),
+         lambda q, k, v, b: attend(q, k, v, b[:, None] + causal(8), soft_cap=1.5),
+         alike=[("length", "memory")]),
     case("attention_ring",
          "batch:4 heads:4 length:8 k, batch:4 heads:4 memory:8 k, batch:4 heads:4 memory:8 channels:2, "
          "batch:4 heads:4 memory:8, batch:4 length:8/below2, batch:4 memory:8/below2",

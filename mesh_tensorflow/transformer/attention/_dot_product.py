@@ -25,6 +25,8 @@ from mesh_tensorflow.layers import _masks
 from mesh_tensorflow.layers._blocked_attention import (
     added_terms,
     attention_and_log_sums,
+    check_soft_cap,
+    soft_capped,
     whole_dims,
 )
 from mesh_tensorflow.layers._masks import MadeOf
@@ -463,6 +465,7 @@ def attend(
     z_loss_coeff: Optional[float] = None,
     blocked: Optional[bool] = None,
     ring: Union[bool, str] = False,
+    soft_cap: Optional[float] = None,
 ) -> mtf.Tensor:
     """Computes `attention` without checking its operands."""
     # Of the queries before they are split again: the caller knows nothing of that.
@@ -494,6 +497,7 @@ def attend(
             extra_logit=extra_logit,
             ring=ring,
             distances=made_of.distances,
+            soft_cap=soft_cap,
         )
         if has_z_loss:
             _add_z_loss(log_z, rows_shape, z_loss_coeff, context, v.dtype)  # type: ignore[arg-type]
@@ -506,6 +510,8 @@ def attend(
         # Keys of a layer that does not attend to its memory lack that dimension: the bias gives it.
         output_shape=q.shape - key_dim + [d for d in [memory_length_dim] if d in k.shape],
     )
+    if soft_cap is not None:
+        logits = soft_capped(logits, soft_cap)
     if bias is not None:
         logits = _masks.hide(logits + mtf.cast(bias, dtype), bias)
     if has_z_loss:
@@ -537,6 +543,7 @@ def attention(
     z_loss_coeff: Optional[float] = None,
     blocked: Optional[bool] = None,
     ring: Union[bool, str] = False,
+    soft_cap: Optional[float] = None,
 ) -> mtf.Tensor:
     """Dot-product attention: means of values, weighted by the softmax of queries times keys.
 
@@ -570,6 +577,8 @@ def attention(
         queries and of the memory over one mesh dimension, to pass keys and values around its
         processors instead of gathering them; see `mtf.layers.blocked_attention`. Steps of decoding
         take no notice of it.
+      soft_cap: a number c, by which logits x become c tanh(x / c) before the bias is added, so that
+        none is larger, as in Gemma 2; or None.
 
     Returns:
       A Tensor with dimensions [dims of q without key_dim..., value_dim].
@@ -592,4 +601,5 @@ def attention(
             "attention: z_loss_coeff adds to context.losses; give the Context of the model, or "
             "no z_loss_coeff"
         )
+    check_soft_cap("attention", soft_cap)
     return attend(**arguments)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Optional, Union
+from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union
 
 import tensorflow.compat.v1 as tf
 
@@ -36,6 +36,21 @@ def _replaced(x: mtf.Tensor, old: list[mtf.Dimension], new: list[mtf.Dimension])
     return mtf.reshape(x, mtf.replace_dimensions(x.shape, old, new))
 
 
+class QueryKeyNorm(NamedTuple):
+    """How queries and keys are divided by their root mean squares, and scaled by a variable.
+
+    Attributes:
+      epsilon: what is added to the mean squares.
+      over_heads: whether a mean is over the channels of all heads, as in OLMo 2, rather than of
+        each head by itself.
+      unit_offset: whether they are multiplied by 1 plus the variable, as in Gemma 3.
+    """
+
+    epsilon: float
+    over_heads: bool = False
+    unit_offset: bool = False
+
+
 class AttentionParams:
     """Attention weights, and the projections that use them.
 
@@ -60,7 +75,8 @@ class AttentionParams:
         initializer of `wq` rather than applied in `compute_q`.
       make_attention_vars: whether there are weights for queries, keys and values.
       biases: which projections add a bias: letters of "qkvo".
-      norm_epsilon: that of the norms of queries and keys, or None.
+      norm: the QueryKeyNorm of queries and keys, or None.
+      query_scale: what queries are multiplied by, or None.
       q_shape: the Shape of `wq`; k_shape, v_shape and o_shape likewise.
       wq: a Tensor, or None; wk, wv, wkv and wo likewise.
     """
@@ -84,7 +100,8 @@ class AttentionParams:
         fold_scaling_into_initializer: bool = True,
         make_attention_vars: bool = True,
         biases: str = "",
-        norm_epsilon: Optional[float] = None,
+        norm: Optional[QueryKeyNorm] = None,
+        query_scale: Optional[float] = None,
     ) -> None:
         """Creates the variables, in the current variable scope.
 
@@ -107,15 +124,15 @@ class AttentionParams:
             the queries, is scaled.
           make_attention_vars: whether to create weights other than that of the output.
           biases: which projections add a bias: letters of "qkvo".
-          norm_epsilon: what is added to the mean squares by which queries and keys are normalized,
-            each head by itself, before they are scaled; None if they are not.
+          norm: how queries and keys are normalized before they are scaled; None if they are not.
+          query_scale: what queries are multiplied by; None for key_dim^-0.5, applied or folded.
 
         Raises:
           ValueError: `shared_kv` with keys and values of different dimensions,
             `keep_query_heads_dims` with `combine_dims`, `biases` of other letters, or biases or
             norms of what is not there.
         """
-        _check_biases(biases, norm_epsilon, shared_kv or no_query or not make_attention_vars)
+        _check_biases(biases, norm, shared_kv or no_query or not make_attention_vars)
         if shared_kv and key_dim != value_dim:
             raise ValueError(
                 f"AttentionParams: shared_kv makes values of keys, so key_dim "
@@ -142,7 +159,8 @@ class AttentionParams:
         self.fold_scaling_into_initializer = fold_scaling_into_initializer
         self.make_attention_vars = make_attention_vars
         self.biases = biases
-        self.norm_epsilon = norm_epsilon
+        self.norm = norm
+        self.query_scale = query_scale
         self._ensemble_dims = [ensemble_dim] if ensemble_dim else []
         front = [ensemble_dim] if ensemble_dim else []
         # Input dimensions come before output dimensions, as in T5's checkpoints.
@@ -227,22 +245,29 @@ class AttentionParams:
             self.mesh, name, shape, initializer=initializer, dtype=self.variable_dtype
         )
 
-    def _normalized(self, name: str, x: mtf.Tensor) -> mtf.Tensor:
-        """Divides each head of queries or keys by its root mean square, if there are norms.
+    def _normalized(self, name: str, x: mtf.Tensor, dims: list[mtf.Dimension]) -> mtf.Tensor:
+        """Divides queries or keys by their root mean square along `dims`, if there are norms.
 
         Henry et al., "Query-key normalization for transformers" (2020).
         """
-        if self.norm_epsilon is None:
+        if self.norm is None:
             return x
-        scale = self._vector(f"{name}_norm", [self.key_dim], tf.ones_initializer())
+        epsilon, over_heads, unit_offset = self.norm
+        dims = dims if over_heads else [self.key_dim]
+        begin = tf.zeros_initializer() if unit_offset else tf.ones_initializer()
+        scale = self._vector(f"{name}_norm", dims, begin)
+        if unit_offset:
+            scale += 1.0
         wide = widened(x)
-        mean_square = mtf.reduce_mean(mtf.square(wide), reduced_dim=self.key_dim)
-        return mtf.cast(wide * mtf.rsqrt(mean_square + self.norm_epsilon), x.dtype) * scale
+        mean_square = mtf.reduce_mean(mtf.square(wide), output_shape=x.shape - dims)
+        return mtf.cast(wide * mtf.rsqrt(mean_square + epsilon), x.dtype) * scale
 
     def scaled(self, q: mtf.Tensor) -> mtf.Tensor:
         """Scales queries, unless the scale is folded into the weights."""
+        if self.query_scale is not None:
+            return q if self.query_scale == 1.0 else q * self.query_scale
         # A norm undoes the scale of weights.
-        folded = self.fold_scaling_into_initializer and self.norm_epsilon is None
+        folded = self.fold_scaling_into_initializer and self.norm is None
         return q if folded else q * self.key_dim.size**-0.5
 
     def compute_q(self, query_antecedent: mtf.Tensor) -> mtf.Tensor:
@@ -260,7 +285,7 @@ class AttentionParams:
         if self.wq is None:
             raise ValueError("compute_q: there is no weight for queries, by no_query=True")
         q = self._project("q", query_antecedent, self.wq, self.query_input_dim, self.q_dims)
-        return self.scaled(self._normalized("q", q))
+        return self.scaled(self._normalized("q", q, self.q_dims))
 
     def compute_kv(self, memory_antecedent: mtf.Tensor) -> mtf.Tensor:
         """Returns keys that double as values.
@@ -293,7 +318,7 @@ class AttentionParams:
         if self.wk is None:
             raise ValueError("compute_k: there is no weight k, by shared_kv; use compute_kv")
         k = self._project("k", memory_antecedent, self.wk, self.memory_input_dim, self.k_dims)
-        return self._normalized("k", k)
+        return self._normalized("k", k, self.k_dims)
 
     def compute_v(self, memory_antecedent: mtf.Tensor) -> mtf.Tensor:
         """Returns values.
@@ -358,14 +383,14 @@ class AttentionParams:
         return [*self.query_heads_dims, self.value_dim]
 
 
-def _check_biases(biases: str, norm_epsilon: Optional[float], lacks_some: bool) -> None:
+def _check_biases(biases: str, norm: Optional[QueryKeyNorm], lacks_some: bool) -> None:
     if set(biases) - set("qkvo"):
         raise ValueError(f"AttentionParams: biases={biases!r} has other letters than q, k, v and o")
-    if lacks_some and (set(biases) - {"o"} or norm_epsilon is not None):
+    if lacks_some and (set(biases) - {"o"} or norm is not None):
         raise ValueError(
-            f"AttentionParams: biases={biases!r} and norm_epsilon={norm_epsilon} are for queries, "
-            "keys and values with weights of their own; leave them out with shared_kv, no_query, "
-            "or projections by experts"
+            f"AttentionParams: biases={biases!r} and norm_epsilon={norm and norm.epsilon} are for "
+            "queries, keys and values with weights of their own; leave them out with shared_kv, "
+            "no_query, or projections by experts"
         )
 
 
@@ -460,7 +485,8 @@ class ExpertsAttentionParams(AttentionParams):
         experts_hparams: object = None,
         expert_computation: str = "qkv",
         biases: str = "",
-        norm_epsilon: Optional[float] = None,
+        norm: Optional[QueryKeyNorm] = None,
+        query_scale: Optional[float] = None,
     ) -> None:
         """Creates the variables that do not belong to experts, in the current variable scope.
 
@@ -485,7 +511,8 @@ class ExpertsAttentionParams(AttentionParams):
           experts_hparams: an object with the arguments of MoE1D as attributes.
           expert_computation: "qkv", "q" or "kv": what the experts compute.
           biases: "o" for a bias of the output, or "".
-          norm_epsilon: must be None.
+          norm: must be None.
+          query_scale: what queries are multiplied by; key_dim^-0.5 if None.
 
         Raises:
           ValueError: an argument has a value that is not supported.
@@ -529,7 +556,8 @@ class ExpertsAttentionParams(AttentionParams):
     def scaled(self, q: mtf.Tensor) -> mtf.Tensor:
         """Returns the queries divided by the square root of the key size."""
         # Initializers of experts are those of any mixture, and do not hold this factor.
-        return q * self.key_dim.size**-0.5
+        scale = self.key_dim.size**-0.5 if self.query_scale is None else self.query_scale
+        return q * scale
 
     def compute_q(self, query_antecedent: mtf.Tensor) -> mtf.Tensor:
         """Returns queries; in mode "qkv" the experts compute the keys at the same time."""

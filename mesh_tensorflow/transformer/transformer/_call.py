@@ -15,6 +15,7 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
 from mesh_tensorflow._core.errors import dims_text, slip
+from mesh_tensorflow.layers._blocked_attention import soft_capped
 from mesh_tensorflow.layers._norm_and_loss import smoothed_cross_entropy
 from mesh_tensorflow.ops._contractions.reduce_broadcast import divided_sum
 from mesh_tensorflow.transformer.transformer._context import Context
@@ -203,18 +204,21 @@ def embedding_of_positions(
     Raises:
       ValueError: the length exceeds the model's maximum length.
     """
-    length = context.length_dim
+    length, offset = context.length_dim, model.position_offset
     if not context.position_is_default:
         # Positions of packed rows begin again with each example; a step of decoding has one.
-        return mtf.gather(weights, context.position, max_length_dim)
-    if length.size > max_length_dim.size:
+        position = context.position
+        assert position is not None
+        return mtf.gather(weights, position + offset if offset else position, max_length_dim)
+    if length.size + offset > max_length_dim.size:
+        room = mtf.Dimension(max_length_dim.name, max_length_dim.size - offset)
         raise ValueError(
             f"{model.name}: a sequence of {dims_text([length])} exceeds "
-            f"{dims_text([max_length_dim])}, for which the model has positional embeddings; make "
+            f"{dims_text([room])}, for which the model has positional embeddings; make "
             "the model with a larger max_length, or with positional_embedding=False"
         )
     # Default positions are the first rows in order, so that nothing has to be looked up.
-    used = mtf.slice(weights, 0, length.size, max_length_dim.name)
+    used = mtf.slice(weights, offset, length.size, max_length_dim.name)
     return mtf.rename_dimension(used, max_length_dim.name, length.name)
 
 
@@ -538,10 +542,12 @@ def call_model(
                 x,
                 vocab_dim,
                 reduced_dims=[model.model_dim],
-                use_bias=False,
+                use_bias=model.logits_bias,
                 variable_dtype=context.variable_dtype,
                 name="logits",
             )
+        if model.logits_soft_cap is not None:
+            logits = soft_capped(logits, model.logits_soft_cap)
         if targets is not None and context.losses is not None:
             loss_fn = model._loss_fn or loss_from_logits
             targets = _for_ensemble(model, targets)

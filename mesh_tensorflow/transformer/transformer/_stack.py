@@ -111,15 +111,20 @@ def sublayer_mask_padding(
     return x * nonpadding
 
 
-def _scale(context: Context, dims: list[mtf.Dimension]) -> mtf.Tensor:
-    """Returns a variable `scale`, initialized to ones, for each member of the ensemble."""
-    return mtf.get_variable(
+def _scale(context: Context, dims: list[mtf.Dimension], unit_offset: bool = False) -> mtf.Tensor:
+    """Returns ones at first, of a variable `scale` for each member of the ensemble.
+
+    With `unit_offset` the variable begins as zeros, to which 1 is added: weight decay then pulls
+    the scale to 1, not to 0.
+    """
+    scale = mtf.get_variable(
         context.mesh,
         "scale",
         mtf.Shape([*context.model.ensemble_dims, *dims]),
-        initializer=tf.ones_initializer(),
+        initializer=tf.zeros_initializer() if unit_offset else tf.ones_initializer(),
         dtype=context.variable_dtype,
     )
+    return scale + 1.0 if unit_offset else scale
 
 
 def _scaled_by_rms(
@@ -129,6 +134,7 @@ def _scaled_by_rms(
     name: str,
     scale_dims: Optional[list[mtf.Dimension]] = None,
     channels: Optional[int] = None,
+    unit_offset: bool = False,
 ) -> mtf.Tensor:
     """Divides by the root mean square along d_model, and multiplies by a variable.
 
@@ -139,12 +145,13 @@ def _scaled_by_rms(
       name: a string, the variable scope.
       scale_dims: the dimensions of the variable; d_model if None.
       channels: the number of channels in the mean, counted from the first; all if None.
+      unit_offset: whether the variable is what is added to a scale of 1.
     """
     model_dim = context.model.model_dim
     # In a mixed precision, a mean over d_model in bfloat16 would lose most of its digits.
     wide = widened(x)
     with tf.variable_scope(name):
-        scale = _scale(context, [model_dim] if scale_dims is None else scale_dims)
+        scale = _scale(context, [model_dim] if scale_dims is None else scale_dims, unit_offset)
         some, reduced = wide, model_dim.name
         if channels is not None:
             # Under a name without a rule, since the first channels may all be on one processor.
@@ -167,6 +174,7 @@ def sublayer_rms_norm(
     context: Context,
     epsilon: float = 1e-6,
     name: str = "rms_norm",
+    unit_offset: bool = False,
 ) -> mtf.Tensor:
     """Applies RMS normalization: without subtracting the mean, and without a bias.
 
@@ -179,9 +187,11 @@ def sublayer_rms_norm(
       context: the Context of this call of the model: its mode, positions, states and losses.
       epsilon: a number that is added to the mean square.
       name: a string, the variable scope.
+      unit_offset: whether vectors are multiplied by 1 plus the variable, which begins as zeros, as
+        in Gemma.
     """
     del layer_stack
-    return _scaled_by_rms(x, context, epsilon, name)
+    return _scaled_by_rms(x, context, epsilon, name, unit_offset=unit_offset)
 
 
 @gin.configurable(module=_MODULE)

@@ -65,6 +65,9 @@ class Unitransformer:
         loss_denominator: Optional[float] = None,
         token_dropout_rate: float = 0.0,
         vocab_embedding_cls: Optional[Callable[..., Any]] = None,
+        position_offset: int = 0,
+        logits_bias: bool = False,
+        logits_soft_cap: Optional[float] = None,
     ) -> None:
         """Creates the model; calls of it create the variables.
 
@@ -99,6 +102,11 @@ class Unitransformer:
           token_dropout_rate: the rate at which ids are set to 0 in training.
           vocab_embedding_cls: the class of the embedding; by default, that of
             `get_vocab_embedding_cls`.
+          position_offset: which row of the variable of positions is the first position, as in OPT
+            and RoBERTa, whose first rows are of padding; it has as many rows more than max_length.
+          logits_bias: whether logits that do not share the embedding's variable have a bias.
+          logits_soft_cap: a number c, by which logits x become c tanh(x / c), as in Gemma 2; None
+            for none.
 
         Raises:
           ValueError: there is no input vocabulary, an autoregressive model has no output
@@ -116,7 +124,12 @@ class Unitransformer:
         )
         self.autoregressive = autoregressive
         positions = positional_embedding or sinusoid_positional_embedding
-        self.max_length_dim = mtf.Dimension("max_length", max_length) if positions else None
+        self.max_length_dim = (
+            mtf.Dimension("max_length", max_length + position_offset) if positions else None
+        )
+        self.position_offset = position_offset
+        self.logits_bias = logits_bias
+        self.logits_soft_cap = logits_soft_cap
         self.shared_embedding_and_softmax_weights = shared_embedding_and_softmax_weights
         self.label_smoothing = label_smoothing
         self.z_loss = z_loss

@@ -58,8 +58,8 @@ class LocalSelfAttention(SelfAttention):
           shared_kv: a bool.
           dropout_rate: the share of elements that are dropped in training, from 0 to less than 1.
           attention_kwargs: a dictionary of further arguments of `attention`, or None.
-          **kwargs: `rotary`, `biases`, `qk_norm_epsilon`, `combine_dims` and
-            `fold_scaling_into_initializer` of `SelfAttention`.
+          **kwargs: `rotary`, `biases`, `query_scale`, those of norms of queries and keys,
+            `combine_dims` and `fold_scaling_into_initializer` of `SelfAttention`.
 
         Raises:
           ValueError: the radius is below 1.

@@ -88,7 +88,7 @@ class DenseReluDense(TransformerLayer):
 
 @gin.configurable(module="mesh_tensorflow.transformer.transformer_layers")
 class ParallelLayer(TransformerLayer):
-    """The sum of n layers of the same input, divided by sqrt(n).
+    """The sum of n layers of the same input, divided by sqrt(n) unless `divided` is false.
 
     Variables are in the scopes `parallel_layer_0`, `parallel_layer_1`, ...
     """
@@ -97,6 +97,8 @@ class ParallelLayer(TransformerLayer):
         self,
         layer_classes: Sequence[Any] = (DenseReluDense, SelfAttention),
         use_scope: bool = True,
+        divided: bool = True,
+        norm: Optional[Callable[..., mtf.Tensor]] = None,
     ) -> None:
         """Creates the layers.
 
@@ -104,9 +106,14 @@ class ParallelLayer(TransformerLayer):
           layer_classes: a list of layer classes, or of other callables without arguments.
           use_scope: whether each layer has its own variable scope; if not, variables of the same
             name are shared.
+          divided: whether the sum is divided by sqrt(n).
+          norm: a sublayer, such as `sublayer_rms_norm`, that each layer's input passes through in
+            the layer's scope, as in GPT-NeoX; None for none.
         """
         self.layer_classes = [cls() for cls in layer_classes]
         self.use_scope = use_scope
+        self.divided = divided
+        self.norm = norm
 
     def call(
         self, context: Context, x: mtf.Tensor, losses: Optional[list[mtf.Tensor]] = None
@@ -129,9 +136,11 @@ class ParallelLayer(TransformerLayer):
             if self.use_scope:
                 scope = tf.variable_scope(f"parallel_layer_{i}")
             with scope:
-                outputs.append(layer.call(context, x))
+                normalized = x if self.norm is None else self.norm(x, self, context)
+                outputs.append(layer.call(context, normalized))
+        total = mtf.add_n(outputs)
         # The sum of n independent outputs of variance 1 has the variance n.
-        return mtf.add_n(outputs) * (1.0 / math.sqrt(len(outputs)))
+        return total * (1.0 / math.sqrt(len(outputs))) if self.divided else total
 
 
 # -- convolutions along the length

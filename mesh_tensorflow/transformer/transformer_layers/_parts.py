@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Optional
 
@@ -122,6 +123,44 @@ def shared_bias_values(
     if cache_key is not None:
         context.cache[cache_key] = values
     return values
+
+
+def alibi(
+    context: Context,
+    heads_dims: list[mtf.Dimension],
+    here: mtf.Tensor,
+    there: mtf.Tensor,
+    both: bool,
+) -> _masks.Distances:
+    """Returns the bias of minus the distance, times a slope for each head.
+
+    Press et al., "Train short, test long: attention with linear biases" (2022).
+
+    Args:
+      context: the Context of this call of the model: its mode, positions, states and losses.
+      heads_dims: the Dimensions of heads.
+      here: the positions of queries, an int32 Tensor.
+      there: those of the memory.
+      both: whether queries see later positions.
+    """
+    # A bucket for each distance, so that it is a bias of buckets as others are.
+    length = there.shape.dims[-1].size
+    buckets_dim = mtf.Dimension("buckets", 2 * length if both else length)
+    distance = np.arange(buckets_dim.size) % length
+    sizes = [d.size for d in heads_dims]
+    values = -np.multiply.outer(_slopes(math.prod(sizes)).reshape(sizes), distance)
+    shape = mtf.Shape([*heads_dims, buckets_dim])
+    made = mtf.constant(context.mesh, values.astype(np.float32), shape, tf.float32)
+    return _masks.Distances(Buckets(buckets_dim.size, both, 0), made, buckets_dim, here, there)
+
+
+def _slopes(heads: int) -> np.ndarray:
+    # 2^(-8 i / n) for i = 1..n, where n is a power of 2; other numbers of heads have those of the
+    # next smaller power, and then every second one of twice as many.
+    n = 2 ** int(math.log2(heads))
+    first = 2.0 ** (-8.0 / n * np.arange(1, n + 1))
+    between = 2.0 ** (-4.0 / n * np.arange(1, 2 * n, 2))
+    return np.concatenate([first, between[: heads - n]])
 
 
 def params_arguments(

@@ -15,6 +15,7 @@ from mesh_tensorflow.layers import _masks
 from mesh_tensorflow.layers._masks import Buckets
 from mesh_tensorflow.transformer import attention, transformer
 from mesh_tensorflow.transformer.attention import _dot_product
+from mesh_tensorflow.transformer.attention._params import QueryKeyNorm
 from mesh_tensorflow.transformer.attention._prompts import side_of_scope
 from mesh_tensorflow.transformer.transformer_layers import _parts
 
@@ -95,6 +96,10 @@ def _distances(
     kind = layer.relative_attention_type
     if kind is None:
         return None
+    # Where later positions are hidden, all buckets are for distances back.
+    both = not context.model.fully_autoregressive
+    if kind == "alibi":
+        return _parts.alibi(context, heads_dims, here, there, both)
     buckets_dim = mtf.Dimension("buckets", layer.relative_attention_num_buckets)
     if kind == "contextual":
         assert q is not None
@@ -118,8 +123,6 @@ def _distances(
             # Layers with another window or other heads have another bias.
             ("self_attention_bias", *bounds, tuple(heads_dims)) if kind == "bias_shared" else None,
         )
-    # Where later positions are hidden, all buckets are for distances back.
-    both = not context.model.fully_autoregressive
     buckets = Buckets(buckets_dim.size, both, _parts.MAX_DISTANCE)
     values = _dot_product.matched(values, context)
     return _masks.Distances(buckets, values, buckets_dim, here, there)
@@ -146,7 +149,7 @@ class SelfAttention(transformer.TransformerLayer):
 
     no_query = False  # which only a Synthesizer may set
     # The types of relative attention that the layer has.
-    _kinds: tuple[Optional[str], ...] = (None, "bias", "bias_shared", "contextual")
+    _kinds: tuple[Optional[str], ...] = (None, "bias", "bias_shared", "contextual", "alibi")
 
     def __init__(
         self,
@@ -172,6 +175,9 @@ class SelfAttention(transformer.TransformerLayer):
         rotary: Optional[layers.RotaryEmbedding] = None,
         biases: str = "",
         qk_norm_epsilon: Optional[float] = None,
+        qk_norm_over_heads: bool = False,
+        qk_norm_unit_offset: bool = False,
+        query_scale: Optional[float] = None,
     ) -> None:
         """Creates the layer.
 
@@ -186,7 +192,8 @@ class SelfAttention(transformer.TransformerLayer):
           attention_kwargs: a dictionary of further arguments of the attention function, or None.
           relative_attention_type: None, "bias" for a learned bias for each head and distance,
             "bias_shared" for one that all layers share, "contextual" for one computed from the
-            query.
+            query, "alibi" for minus the distance times a fixed number for each head (Press et al.,
+            "Train short, test long: attention with linear biases", 2022).
           relative_attention_num_buckets: the number of buckets of relative positions.
           attention_func: None; "hybrid" for `hybrid_attention`; or "all_to_all", with which a
             length that is split is exchanged for heads, under the names `attention_length` and
@@ -206,6 +213,10 @@ class SelfAttention(transformer.TransformerLayer):
           biases: which projections add a bias: letters of "qkvo".
           qk_norm_epsilon: what is added to the mean squares by which queries and keys are
             normalized, each head by itself; None if they are not.
+          qk_norm_over_heads: whether one mean square is over the channels of all heads.
+          qk_norm_unit_offset: whether the scales of these norms are 1 plus a variable.
+          query_scale: what queries are multiplied by; None for key_value_size^-0.5, applied or
+            folded.
 
         Raises:
           ValueError: the options do not fit.
@@ -231,7 +242,10 @@ class SelfAttention(transformer.TransformerLayer):
         self.hyperprompt_task_num = hyperprompt_task_num
         self.rotary = rotary
         self.biases = biases
-        self.qk_norm_epsilon = qk_norm_epsilon
+        self.qk_norm = None
+        if qk_norm_epsilon is not None:
+            self.qk_norm = QueryKeyNorm(qk_norm_epsilon, qk_norm_over_heads, qk_norm_unit_offset)
+        self.query_scale = query_scale
         _parts.check_type(type(self).__name__, relative_attention_type, self._kinds)
         self._check_function()
 
@@ -373,7 +387,8 @@ class SelfAttention(transformer.TransformerLayer):
             "keep_query_heads_dims": self.keep_query_heads_dims,
             "fold_scaling_into_initializer": self.fold_scaling_into_initializer,
             "biases": self.biases,
-            "norm_epsilon": self.qk_norm_epsilon,
+            "norm": self.qk_norm,
+            "query_scale": self.query_scale,
         }
 
     def _keys_and_values(

@@ -44,6 +44,7 @@ WITHOUT_OPTIONS: dict[str, Any] = {
     "rotary": None,
     "biases": "",
     "qk_norm_epsilon": None,
+    "query_scale": None,
 }
 
 

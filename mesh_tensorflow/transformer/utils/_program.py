@@ -122,13 +122,14 @@ def check_length(model: Any, length: int) -> None:
     # A single stack has positions itself; other models have an encoder and a decoder with them.
     stacks: list[Any] = [model, getattr(model, "encoder", None), getattr(model, "decoder", None)]
     for stack in stacks:
-        positions = getattr(stack, "max_length_dim", None)
+        dim = getattr(stack, "max_length_dim", None)
+        positions = None if dim is None else dim.size - getattr(stack, "position_offset", 0)
         # A model with relative positions alone reads sequences of any length.
         embedded = any(getattr(stack, name, False) for name in names)
-        if positions is not None and embedded and length > positions.size:
+        if positions is not None and embedded and length > positions:
             raise ValueError(
                 f"a sequence of length {length} (utils.run.sequence_length) is longer than the "
-                f"{positions.size} positions of {stack.name!r}; bind Unitransformer.max_length to "
+                f"{positions} positions of {stack.name!r}; bind Unitransformer.max_length to "
                 "a larger number, or make sequences shorter"
             )
 

@@ -1,0 +1,482 @@
+"""Decoders: the model of a family and the table of its weights, made of one description.
+
+A family fills in a `Decoder` by the fields of its config.json. What is built of it is a
+`Unitransformer`, as gin files make it, with the variables that such a model has.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any, Optional
+
+import mesh_tensorflow.ops_with_redefined_builtins as mtf
+from mesh_tensorflow.layers import RotaryEmbedding
+from mesh_tensorflow.models._family import Config, Form, Weight
+from mesh_tensorflow.transformer import moe, transformer, transformer_layers
+
+# By Hugging Face's names of activations: functions of the language, or their names.
+_ACTIVATIONS: dict[str, Any] = {
+    "gelu": functools.partial(mtf.gelu, approximate=False),
+    "gelu_new": "gelu",
+    "gelu_pytorch_tanh": "gelu",
+    "relu": "relu",
+    "silu": "silu",
+}
+_LAYER_NORM = "true_layer_norm/layer_prepostprocess/layer_norm/layer_norm"
+# Tokens of a group are dispatched to experts together, each of which has room for all of them: the
+# table of who goes where grows with the square of this number.
+_GROUP = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class Experts:
+    """Feed-forward layers of which a router chooses some for each token.
+
+    Attributes:
+      number: how many there are.
+      per_token: how many of them a token goes to.
+      d_ff: the number of hidden units of each.
+      loss: the coefficient of the loss that balances them.
+    """
+
+    number: int
+    per_token: int
+    d_ff: int
+    loss: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Decoder:
+    """What a language model is built of.
+
+    Attributes:
+      config: the Config, which errors name.
+      names: Hugging Face's name of the module of each part, without ".weight" and ".bias": of
+        "embedding", "final_norm" and "logits" (also "positions"); and of the parts of a layer,
+        after `layer`: "norm" and "post_norm" of attention, "q", "k", "v" and "o", "q_norm" and
+        "k_norm"; "ff_norm" and "ff_post_norm", "wi" (gated: "wi_0" and "wi_1") and "wo". Norms are
+        there that have a name. "qkv" and "wi_0_1" are names of several in one tensor, "router" and
+        "experts" those of experts, of which "{}" is the number.
+      layer: how names of a layer begin, with "{}" for its number.
+      blocks: the number of blocks, each of attention and feed-forward.
+      d_model: the number of channels between layers.
+      d_ff: the number of hidden units.
+      d_kv: the number of channels of a head.
+      heads: the number of heads of queries.
+      groups: that of heads of keys and values, a divisor of `heads`.
+      vocab: the number of ids.
+      max_length: the number of positions that the model was made for.
+      activation: Hugging Face's name of the function.
+      gated: whether hidden units are products of two dense layers, one of them activated.
+      epsilon: that of norms.
+      rms: whether norms divide by the root mean square, rather than being layer norms with a bias.
+      unit_offset: whether scales of norms are 1 plus the variable.
+      qk_norm_over_heads: whether norms of queries and keys are over all heads.
+      parallel: whether attention and feed-forward of a block have the same input, and are added.
+      rotary: the RotaryEmbedding of each window, by the windows that blocks have; empty for none.
+      windows: how many positions the queries of each block see, their own the last; 0 for all.
+      biases: the projections of attention that have biases, letters of "qkvo".
+      ff_biases: whether feed-forward layers have biases.
+      logits_bias: whether the logits have one.
+      query_scale: what queries are multiplied by; d_kv ** -0.5 if None.
+      soft_cap: that of logits of attention, or None.
+      logits_soft_cap: that of the model's logits, or None.
+      scaled_embedding: whether embeddings are multiplied by the square root of d_model.
+      position_offset: the row of the first position in the table of positions.
+      tied: whether the logits are of the embedding's variable.
+      transposed: whether files have kernels as [outputs, inputs], as PyTorch, which computes x W^T.
+      by_heads: whether "qkv" has the three behind each other for each head, not as wholes.
+      experts: the Experts of each block in place of its feed-forward layer, or None.
+      prefix: how names begin, or do not begin in some folders.
+      ignored: a regular expression of names that folders may have beside the weights.
+    """
+
+    config: Config
+    names: Mapping[str, str]
+    layer: str
+    blocks: int
+    d_model: int
+    d_ff: int
+    d_kv: int
+    heads: int
+    groups: int
+    vocab: int
+    max_length: int
+    activation: str
+    gated: bool
+    epsilon: float
+    rms: bool = True
+    unit_offset: bool = False
+    qk_norm_over_heads: bool = False
+    parallel: bool = False
+    rotary: Mapping[int, RotaryEmbedding] = dataclasses.field(default_factory=dict)
+    windows: Sequence[int] = ()
+    biases: str = ""
+    ff_biases: bool = False
+    logits_bias: bool = False
+    query_scale: Optional[float] = None
+    soft_cap: Optional[float] = None
+    logits_soft_cap: Optional[float] = None
+    scaled_embedding: bool = False
+    position_offset: int = 0
+    tied: bool = False
+    transposed: bool = True
+    by_heads: bool = False
+    experts: Optional[Experts] = None
+    prefix: str = ""
+    ignored: str = r"(?!)"
+
+    @property
+    def form(self) -> Form:
+        """The Form of the model.
+
+        Raises:
+          ValueError: a field of config.json does not fit.
+        """
+        if self.heads % self.groups:
+            raise ValueError(
+                f"{self.config.path}: config.json has num_attention_heads={self.heads}, which is "
+                f"no multiple of num_key_value_heads={self.groups}"
+            )
+        activation_of(self.config, self.activation)
+        ignored = self.ignored
+        if self.tied:
+            ignored += r"|^lm_head\.weight$"  # a second copy of the embedding
+        return Form(
+            self._model, [*self._outer(), *self._of_blocks()], self._sizes, self.prefix, ignored
+        )
+
+    # -- the model
+
+    def _model(self, layout: Any, mesh_shape: Any) -> transformer.Unitransformer:
+        one = functools.partial(transformer.sublayer_call_layer)
+        norm, post = self._norm("rms_norm"), self._norm("post_rms_norm")
+        around: list[Any] = [one, transformer.sublayer_residual]
+        # In parallel, a layer norm for each of the two is within the layer; see `_layers`.
+        if "norm" in self.names and not self._two_norms:
+            around.insert(0, norm)
+        if "post_norm" in self.names:
+            around.insert(-1, post)
+        stack = functools.partial(
+            transformer.LayerStack,
+            sublayers_initial=[],
+            sublayers_per_layer=around,
+            sublayers_final=[norm],
+        )
+        period = self._period
+        layers = [layer for number in range(period) for layer in self._layers(number)]
+        cls: Any = transformer.UnscaledVocabEmbedding
+        if self.scaled_embedding:
+            cls = functools.partial(
+                transformer.VocabEmbedding, scale_variable_like_classifier_weights=True
+            )
+        return transformer.Unitransformer(
+            transformer.make_layer_stack(
+                layers=layers, layer_stack_cls=stack, num_layers=self.blocks // period
+            ),
+            d_model=self.d_model,
+            input_vocab_size=self.vocab,
+            output_vocab_size=self.vocab,
+            autoregressive=True,
+            max_length=self.max_length,
+            shared_embedding_and_softmax_weights=self.tied,
+            positional_embedding="positions" in self.names,
+            vocab_divisor=1,
+            z_loss=0.0,
+            vocab_embedding_cls=cls,
+            layout=layout,
+            mesh_shape=mesh_shape,
+            position_offset=self.position_offset,
+            logits_bias=self.logits_bias,
+            logits_soft_cap=self.logits_soft_cap,
+        )
+
+    def _norm(self, name: str) -> Any:
+        if not self.rms:
+            return functools.partial(transformer.sublayer_true_layer_norm, epsilon=self.epsilon)
+        return functools.partial(
+            transformer.sublayer_rms_norm,
+            epsilon=self.epsilon,
+            name=name,
+            unit_offset=self.unit_offset,
+        )
+
+    @property
+    def _two_norms(self) -> bool:
+        return self.parallel and "ff_norm" in self.names
+
+    @property
+    def _period(self) -> int:
+        """After how many blocks their windows repeat: these are one block of the model."""
+        windows = self._windows
+        return next(
+            n
+            for n in range(1, self.blocks + 1)
+            if self.blocks % n == 0 and windows == windows[:n] * (self.blocks // n)
+        )
+
+    @property
+    def _windows(self) -> list[int]:
+        return list(self.windows) or [0] * self.blocks
+
+    def _layers(self, number: int) -> list[Any]:
+        """Returns the layers of a block, as `make_layer_stack` takes them."""
+        first = [self._attention(number), self._attention_arguments(number)]
+        second = self._feed_forward()
+        if not self.parallel:
+            return [first, second]
+        both = {
+            "layer_classes": [functools.partial(cls, **kwargs) for cls, kwargs in (first, second)],
+            "divided": False,
+            "norm": self._norm("rms_norm") if self._two_norms else None,
+        }
+        return [[transformer_layers.ParallelLayer, both]]
+
+    def _attention(self, number: int) -> Any:
+        window = self._windows[number]
+        return transformer_layers.LocalSelfAttention if window else transformer_layers.SelfAttention
+
+    def _attention_arguments(self, number: int) -> dict[str, Any]:
+        window = self._windows[number]
+        arguments: dict[str, Any] = {
+            "num_heads": self.heads,
+            "num_memory_heads": 0 if self.groups == self.heads else self.groups,
+            "key_value_size": self.d_kv,
+            "combine_dims": False,
+            "fold_scaling_into_initializer": False,
+            "query_scale": self.query_scale,
+            "rotary": self.rotary.get(window),
+            "biases": self.biases,
+        }
+        if window:
+            arguments["radius"] = window
+        if self.soft_cap is not None:
+            arguments["attention_kwargs"] = {"soft_cap": self.soft_cap}
+        if "q_norm" in self.names:
+            arguments["qk_norm_epsilon"] = self.epsilon
+            arguments["qk_norm_over_heads"] = self.qk_norm_over_heads
+            arguments["qk_norm_unit_offset"] = self.unit_offset
+        return arguments
+
+    def _feed_forward(self) -> list[Any]:
+        activation = activation_of(self.config, self.activation)
+        if self.gated:
+            activation = [activation, "linear"]
+        if self.experts is None:
+            options: dict[str, Any] = {"hidden_size": self.d_ff, "use_bias": self.ff_biases}
+            return [transformer_layers.DenseReluDense, {**options, "activation": activation}]
+        number = self.experts.number
+        options = {
+            "num_experts": number,
+            "hidden_size": self.experts.d_ff,
+            "moe_gating": "top_n",
+            "top_n_num_experts_per_token": self.experts.per_token,
+            "loss_coef": self.experts.loss,
+            "group_size": _GROUP,
+            # Room for all tokens of a group at each expert, so that none is ever dropped.
+            "capacity_factor_train": float(number),
+            "capacity_factor_eval": float(number),
+            "second_policy_train": "all",
+            "second_policy_eval": "all",
+            "balance_padding": False,
+        }
+        return [moe.MoE1D, {**options, "activation": activation}]
+
+    # -- its weights
+
+    @property
+    def _sizes(self) -> dict[str, int]:
+        sizes = {
+            "vocab": self.vocab,
+            "d_model": self.d_model,
+            "d_ff": self.d_ff,
+            "d_kv": self.d_kv,
+            "heads": self.groups if 1 < self.groups < self.heads else self.heads,
+            "query_heads": self.heads // self.groups,
+            "max_length": self.max_length + self.position_offset,
+        }
+        if self.experts is not None:
+            sizes |= {"experts": self.experts.number, "expert_hidden": self.experts.d_ff}
+        return sizes
+
+    @property
+    def _heads(self) -> dict[str, str]:
+        """The dimensions of each projection of attention, beside d_model, joined by "*"."""
+        # As attention layers have them: queries that share a head of the keys are a dimension.
+        query, memory = "heads*query_heads*d_kv", "heads*d_kv"
+        if self.groups == self.heads:
+            query = memory
+        elif self.groups == 1:
+            query, memory = memory, "d_kv"
+        return {"q": query, "k": memory, "v": memory, "o": query}
+
+    def _outer(self) -> list[Weight]:
+        names = self.names
+        weights = [_table("transformer/embedding", "vocab", names["embedding"])]
+        if "positions" in names:
+            ours = "transformer/positional_embedding"
+            weights.append(_table(ours, "max_length", names["positions"]))
+        weights += self._norms("transformer", "rms_norm", names["final_norm"])
+        if not self.tied:
+            weights += self._dense(
+                "transformer/logits/kernel", names["logits"], "d_model", ["vocab"], always=True
+            )
+        if self.logits_bias:
+            ours = "transformer/logits/bias"
+            weights.append(_vector(ours, f"{names['logits']}.bias", "vocab"))
+        return weights
+
+    def _of_blocks(self) -> list[Weight]:
+        return [weight for number in range(self.blocks) for weight in self._of_block(number)]
+
+    def _of_block(self, number: int) -> list[Weight]:
+        period = self._period
+        per_block = 1 if self.parallel else 2
+        block = f"transformer/block_{number // period:03d}"
+        at = per_block * (number % period)
+        scopes = [f"{block}/layer_{at + i:03d}" for i in range(per_block)]
+        first, second = scopes[0], scopes[-1]
+        attention, mlp = (
+            f"{first}/{self._attention(number).__name__}",
+            f"{second}/{self._feed_forward()[0].__name__}",
+        )
+        norms = {"norm": first, "ff_norm": second}
+        if self.parallel:
+            parallel = f"{first}/ParallelLayer/parallel_layer"
+            attention, mlp = f"{parallel}_0", f"{parallel}_1"
+            if self._two_norms:
+                norms = {"norm": attention, "ff_norm": mlp}
+        begin = self.layer.format(number)
+        names = {part: begin + name for part, name in self.names.items()}
+        weights: list[Weight] = []
+        for part, scope in norms.items():
+            if part in names:
+                weights += self._norms(scope, "rms_norm", names[part])
+            post = part.replace("norm", "post_norm")
+            if post in names:
+                weights += self._norms(scope, "post_rms_norm", names[post])
+        weights += self._of_attention(attention, names)
+        weights += self._of_feed_forward(mlp, names)
+        return weights
+
+    def _norms(self, scope: str, name: str, theirs: str) -> list[Weight]:
+        if self.rms:
+            return [_vector(f"{scope}/{name}/scale", f"{theirs}.weight")]
+        return [
+            _vector(f"{scope}/{_LAYER_NORM}_{ours}", f"{theirs}.{kind}")
+            for ours, kind in (("scale", "weight"), ("bias", "bias"))
+        ]
+
+    def _of_attention(self, scope: str, names: Mapping[str, str]) -> list[Weight]:
+        heads = self._heads
+        weights: list[Weight] = []
+        if "qkv" in names:
+            outputs = [heads[name] for name in "qkv"]
+            for part, name in enumerate("qkv"):
+                ours = f"{scope}/{name}"
+                bias = f"{ours}_bias" if name in self.biases else None
+                weights += self._dense(ours, names["qkv"], "d_model", outputs, bias, part)
+        else:
+            for name in "qkv":
+                ours = f"{scope}/{name}"
+                bias = f"{ours}_bias" if name in self.biases else None
+                weights += self._dense(ours, names[name], "d_model", [heads[name]], bias)
+        bias = f"{scope}/o_bias" if "o" in self.biases else None
+        weights += self._dense(f"{scope}/o", names["o"], heads["o"], ["d_model"], bias)
+        for name in "qk":
+            if f"{name}_norm" in names:
+                dims = heads[name] if self.qk_norm_over_heads else "d_kv"
+                theirs = f"{names[f'{name}_norm']}.weight"
+                weights.append(_vector(f"{scope}/{name}_norm", theirs, dims))
+        return weights
+
+    def _of_feed_forward(self, scope: str, names: Mapping[str, str]) -> list[Weight]:
+        hidden = "d_ff" if self.experts is None else "expert_hidden"
+        # (the variable's scope, Hugging Face's name, inputs, outputs, which of these)
+        rows: list[tuple[str, str, str, list[str], int]] = []
+        if "wi_0_1" in names:
+            rows += [(f"wi_{i}", names["wi_0_1"], "d_model", [hidden] * 2, i) for i in range(2)]
+        else:
+            kinds = ["wi_0", "wi_1"] if self.gated else ["wi"]
+            rows += [(kind, names[kind], "d_model", [hidden], 0) for kind in kinds]
+        rows.append(("wo", names["wo"], hidden, ["d_model"], 0))
+        weights: list[Weight] = []
+        for kind, theirs, inputs, outputs, part in rows:
+            bias = f"{scope}/{kind}/bias" if self.ff_biases else None
+            weights += self._dense(f"{scope}/{kind}/kernel", theirs, inputs, outputs, bias, part)
+        if self.experts is None:
+            return weights
+        router = Weight(
+            f"{scope}/top_n_gating/kernel",
+            "d_model experts",
+            f"{names['router']}.weight",
+            "experts d_model",
+        )
+        return [router, *(_of_each_expert(weight) for weight in weights)]
+
+    def _dense(
+        self,
+        ours: str,
+        theirs: str,
+        inputs: str,
+        outputs: Sequence[str],
+        bias: Optional[str] = None,
+        part: int = 0,
+        always: bool = False,
+    ) -> list[Weight]:
+        """Returns the Weights of a dense layer.
+
+        Args:
+          ours: the name of its kernel, [inputs..., outputs...].
+          theirs: Hugging Face's name of the module.
+          inputs: the names of the input's dimensions, joined by "*".
+          outputs: the same of the outputs of all layers that are one tensor in the file.
+          bias: the name of its bias, or None.
+          part: which of these layers it is.
+          always: whether the kernel is [outputs, inputs] whatever `transposed` says.
+        """
+        axis = outputs[0] if len(outputs) == 1 else f"[{'|'.join(outputs)}]"
+        if len(outputs) > 1 and self.by_heads:
+            axis = f"heads*[{'|'.join(['d_kv'] * len(outputs))}]"
+        stored = f"{axis} {inputs}" if self.transposed or always else f"{inputs} {axis}"
+        dims = f"{inputs} {outputs[part]}".replace("*", " ")
+        weights = [Weight(ours, dims, f"{theirs}.weight", stored, part)]
+        if bias is not None:
+            dims = outputs[part].replace("*", " ")
+            weights.append(Weight(bias, dims, f"{theirs}.bias", axis, part))
+        return weights
+
+
+def _vector(ours: str, theirs: str, dims: str = "d_model") -> Weight:
+    """Returns a Weight that files have as one axis."""
+    return Weight(ours, dims.replace("*", " "), theirs, dims)
+
+
+def _table(ours: str, rows: str, theirs: str) -> Weight:
+    dims = f"{rows} d_model"
+    return Weight(ours, dims, f"{theirs}.weight", dims)
+
+
+def _of_each_expert(weight: Weight) -> Weight:
+    """Returns the Weight of all experts, made of that of one."""
+    return weight._replace(dims=f"experts {weight.dims}", stored=f"experts {weight.stored}")
+
+
+def activation_of(config: Config, name: str) -> Any:
+    """Returns a function of the language, or its name, as feed-forward layers take it.
+
+    Args:
+      config: the Config, which the error names.
+      name: Hugging Face's name of it.
+
+    Raises:
+      ValueError: it is not known.
+    """
+    if name not in _ACTIVATIONS:
+        raise ValueError(
+            f"{config.path}: config.json has the activation {name!r}, which is none of "
+            f"{', '.join(_ACTIVATIONS)}"
+        )
+    return _ACTIVATIONS[name]

@@ -1,0 +1,154 @@
+"""What models of all families have: weights by the names of variables, read and written back."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from typing import Any, Optional, Union
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+import mesh_tensorflow.ops_with_redefined_builtins as mtf
+from mesh_tensorflow._huggingface import write_folder
+from mesh_tensorflow._mesh.variables.store import VariableStore
+from mesh_tensorflow.models._family import Form, few
+from mesh_tensorflow.models._tokenizer import Tokenizer
+from mesh_tensorflow.models._weights import Weights, tensors_of
+from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
+
+
+class Pretrained:
+    """A model of a family, whose weights are in parts on a mesh.
+
+    Attributes:
+      config: the contents of config.json.
+      tokenizer: the Tokenizer of the folder; None if it has none, or the package tokenizers is not
+        installed.
+      weights: the weights by the names of variables, as `init_checkpoint` of `mtf.train.fit` and
+        `directory` of `mtf.train.predict` take them. Those of a folder are read when they are asked
+        for. Empty if there are none yet: then variables begin with their initializers.
+      store: the VariableStore that calls keep weights in.
+    """
+
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        form: Form,
+        weights: Mapping[str, np.ndarray],
+        mesh_impl: PlacementMeshImpl,
+        dtype: str,
+        tokenizer: Optional[Tokenizer] = None,
+    ) -> None:
+        """Creates it; `from_pretrained` and `from_config` do so for users."""
+        self.config = dict(config)
+        self.tokenizer = tokenizer
+        self.weights = weights
+        self.store = VariableStore()
+        self.store.begin_with(weights)
+        self._form = form = weights.form if isinstance(weights, Weights) else form
+        self._names = [weight.ours for weight in form.weights]
+        self._dtypes = {
+            name: weights.dtype(name) if isinstance(weights, Weights) else np.dtype("float32")
+            for name in self._names
+        }
+        self._mesh_impl = mesh_impl
+        self._dtype = dtype
+
+    def __repr__(self) -> str:
+        """Says its family, its size, and how it is split."""
+        weights = sum(
+            math.prod(self._form.sizes[d] for d in w.dims.split()) for w in self._form.weights
+        )
+        family = self.config.get("model_type")
+        return f"<{type(self).__name__} {family}: {weights:,} weights on {self._mesh_impl!r}>"
+
+    def assign(self, variables: Mapping[str, Any]) -> None:
+        """Sets the weights, such as to those of a training.
+
+        Args:
+          variables: arrays by the names of variables, such as `Result.variables` of
+            `mtf.train.fit`. Other names are ignored.
+
+        Raises:
+          ValueError: variables are missing, or have other shapes.
+        """
+        missing = [name for name in self._names if name not in variables]
+        if missing:
+            raise ValueError(f"assign: the variables lack {few(missing)}; give all of the model's")
+        values = {name: np.asarray(variables[name]) for name in self._names}
+        for weight in self._form.weights:
+            sizes = [self._form.sizes[d] for d in weight.dims.split()]
+            shape = list(values[weight.ours].shape)
+            if shape != sizes:
+                raise ValueError(f"assign: {weight.ours} has shape {shape} instead of {sizes}")
+        self.weights = values
+        # The store has those variables alone that a call has made so far.
+        self.store.begin_with(values)
+        for name in values.keys() & self.store.names:
+            self.store.assign(name, values[name])
+
+    def save_pretrained(self, path: Union[str, os.PathLike[str]]) -> None:
+        """Writes the model, its weights in the dtypes that they were read in, and its tokenizer.
+
+        The files are `config.json` and `model.safetensors`; of a tokenizer `tokenizer.json`,
+        `chat_template.jinja` and, for the tokens that the template names, `tokenizer_config.json`.
+
+        Args:
+          path: a directory, which has no model yet; created if it does not exist.
+
+        Raises:
+          ImportError: safetensors is not installed.
+          ValueError: there are no weights yet, or the directory already holds a model.
+        """
+        if not self.weights:
+            raise ValueError(
+                "save_pretrained: the model has no weights yet; train it, and give them to `assign`"
+            )
+        values = {name: self.weights[name].astype(self._dtypes[name]) for name in self._names}
+        tensors = tensors_of(self._form.weights, values, self._form.sizes)
+        write_folder(tensors, self.config, os.fspath(path))
+        if self.tokenizer is not None:
+            self.tokenizer.save(os.fspath(path))
+
+
+def check_eager(what: str) -> None:
+    """Checks that code which returns values is called where there are some.
+
+    Args:
+      what: the name of the method, for the error.
+
+    Raises:
+      ValueError: it is not.
+    """
+    if not tf.executing_eagerly():
+        raise ValueError(
+            f"{what} returns values, so it needs eager code: call it outside of tf.function, "
+            "of sessions and of tf.disable_v2_behavior. There, the attribute `model` is what "
+            "programs are built of"
+        )
+
+
+def filled_up(rows: np.ndarray, mesh_impl: PlacementMeshImpl) -> np.ndarray:
+    """Returns rows with the last one repeated, so many that the layout can split them.
+
+    Args:
+      rows: an array, [batch, ...].
+      mesh_impl: the mesh implementation.
+    """
+    axis = mesh_impl.mesh_axis(mtf.Dimension("batch", len(rows)))
+    parts = 1 if axis is None else mesh_impl.shape[axis].size
+    return np.concatenate([rows, *[rows[-1:]] * (-len(rows) % parts)])
+
+
+def imported(mesh: mtf.Mesh, x: tf.Tensor, *names: str) -> mtf.Tensor:
+    """Returns a tf.Tensor as a Tensor with dimensions of some names.
+
+    Args:
+      mesh: a Mesh.
+      x: a tf.Tensor of a known shape.
+      *names: a name for each dimension.
+    """
+    dims = [mtf.Dimension(name, size) for name, size in zip(names, x.shape.as_list())]
+    return mtf.import_tf_tensor(mesh, x, mtf.Shape(dims))
