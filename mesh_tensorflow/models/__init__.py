@@ -22,6 +22,15 @@ from mesh_tensorflow._mesh.variables.function import function
 from mesh_tensorflow._mesh.variables.store import VariableStore
 from mesh_tensorflow.models import _llama, _tokenizer
 from mesh_tensorflow.models._family import Config, Form, Weights, few, turned_back
+from mesh_tensorflow.models._generation import (
+    Generator,
+    Listener,
+    Sampling,
+    Stop,
+    ends_of,
+    filled_up,
+    imported,
+)
 from mesh_tensorflow.models._gguf import GgufFile
 from mesh_tensorflow.models._tokenizer import Tokenizer
 from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
@@ -36,8 +45,6 @@ _FORMS: dict[str, Callable[[Config], Form]] = {
 _DTYPES = ("float32", "bfloat16")
 # Ids, a text, or the messages of a conversation.
 Prompt = Union[Sequence[int], str, Sequence[Mapping[str, str]]]
-_LENGTHS = 64  # those of programs are multiples of it
-_NO_ID = -1  # which no id equals
 
 
 class LanguageModel:
@@ -81,7 +88,7 @@ class LanguageModel:
         self._mesh_impl = mesh_impl
         self._variable_dtype = mtf.VariableDType(*[tf.as_dtype(dtype)] * 3)
         self._logits = function(self._lowered_logits, store=self.store)
-        self._continued = function(self._lowered_ids, store=self.store)
+        self._generator = Generator(self.model, mesh_impl, self._variable_dtype, self.store)
 
     def __repr__(self) -> str:
         """Says its family, its size, and how it is split."""
@@ -107,7 +114,7 @@ class LanguageModel:
         """
         rows = self._checked("logits", ids)
         # The rows that only fill the batch up are left out again.
-        return self._logits(tf.constant(self._filled_up(rows)))[: len(rows)]
+        return self._logits(tf.constant(filled_up(rows, self._mesh_impl)))[: len(rows)]
 
     def generate(
         self,
@@ -115,9 +122,18 @@ class LanguageModel:
         max_new_tokens: int = 64,
         temperature: float = 0.0,
         top_k: int = -1,
-        stop: Optional[int] = None,
+        stop: Stop = None,
+        *,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
+        repetition_penalty: float = 1.0,
+        seed: Optional[int] = None,
     ) -> list[Any]:
         """Returns what the model continues prompts by, without the prompts.
+
+        The arguments that change the distribution have the meaning that those of these names have
+        in transformers, and are applied in its order: repetition_penalty, temperature, top_k,
+        top_p, min_p.
 
         Args:
           prompts: a list of lists of ids, of any lengths from 1; of texts; or of conversations,
@@ -126,7 +142,15 @@ class LanguageModel:
           temperature: 0.0 takes the id with the largest logit; 1.0 draws from the softmax.
           top_k: how many ids with the largest logits are drawn from; -1 for all.
           stop: the id at which a continuation ends, which it includes; the `eos_token_id` of
-            config.json, one or several, if None; and -1 for none.
+            config.json, one or several, if None; and -1 for none. A text, with which it ends too;
+            the id that completes the text is the last one. Or a list of ids and texts; without
+            ids in it, those of config.json count, too.
+          top_p: draws from the fewest ids whose probabilities have at least this sum.
+          min_p: draws from ids whose probability is at least this share of the largest one.
+          repetition_penalty: a number by which the logits of ids are divided that the prompt or
+            the continuation has, or multiplied if they are negative.
+          seed: with the same seed, the same ids are drawn, in every layout; None draws others in
+            each call, by the seed of `tf.random.set_seed` if there is one.
 
         Returns:
           A list of lists of ids; of texts, for prompts that are none.
@@ -136,26 +160,15 @@ class LanguageModel:
         """
         if isinstance(prompts, str):
             raise ValueError("generate: prompts is a list; write [text] for one")
-        if max_new_tokens < 1:
-            raise ValueError(f"generate: max_new_tokens={max_new_tokens} must be 1 or more")
+        sampling = Sampling(
+            max_new_tokens, temperature, top_k, top_p, min_p, repetition_penalty, seed
+        )
+        ends = ends_of(stop, self.config.get("eos_token_id"), self.tokenizer)
         rows = [self._checked("generate", [self._ids(prompt)])[0] for prompt in prompts]
         if not rows:
             return []
-        ends = self._ends(stop)
-        lengths = np.array([len(row) for row in rows], np.int32)
-        length = max(lengths) - 1 + max_new_tokens
-        # One program serves many lengths, as each is traced anew.
-        ids = np.zeros([len(rows), -(-length // _LENGTHS) * _LENGTHS], np.int32)
-        # Of a prompt the first id is what the first position is fed, and the others are given.
-        for row, prompt in zip(ids, rows):
-            row[: len(prompt) - 1] = prompt[1:]
-        first = np.array([row[0] for row in rows], np.int32)
-        tensors = [tf.constant(self._filled_up(a)) for a in (ids, first, lengths - 1)]
-        sampled = self._continued(*tensors, max_new_tokens, temperature, top_k, ends[0]).numpy()
-        continuations = [
-            _up_to(ends, row[n - 1 : n - 1 + max_new_tokens].tolist())
-            for row, n in zip(sampled, lengths)
-        ]
+        listener = Listener(len(rows), ends.texts, self.tokenizer) if ends.texts else None
+        continuations = self._generator.sample(rows, sampling, ends.ids, listener)
         return [
             self.tokenizer.decode(row) if self.tokenizer and _is_text(prompt) else row
             for row, prompt in zip(continuations, prompts)
@@ -174,19 +187,6 @@ class LanguageModel:
         if isinstance(prompt, str):
             return self.tokenizer.prompt(prompt)
         return self.tokenizer.chat(prompt)  # type: ignore[arg-type]
-
-    def _filled_up(self, rows: np.ndarray) -> np.ndarray:
-        """Returns rows with the last one repeated, so many that the layout can split them."""
-        axis = self._mesh_impl.mesh_axis(mtf.Dimension("batch", len(rows)))
-        parts = 1 if axis is None else self._mesh_impl.shape[axis].size
-        return np.concatenate([rows, *[rows[-1:]] * (-len(rows) % parts)])
-
-    def _ends(self, stop: Optional[int]) -> list[int]:
-        """Returns the ids that end a text; the first of them also ends the loop of steps."""
-        ends = self.config.get("eos_token_id") if stop is None else stop
-        if isinstance(ends, list):
-            return ends or [_NO_ID]
-        return [_NO_ID if ends is None else ends]
 
     def _checked(self, what: str, ids: Any) -> np.ndarray:
         rows = np.asarray(ids)
@@ -212,38 +212,12 @@ class LanguageModel:
 
     def _lowered_logits(self, ids: tf.Tensor) -> tf.Tensor:
         mesh = mtf.Mesh(mtf.Graph(), "mesh")
-        x = _imported(mesh, ids, "batch", "length")
+        x = imported(mesh, ids, "batch", "length")
         logits, _ = self.model.call_simple(
             x, None, compute_loss=False, mode="infer", variable_dtype=self._variable_dtype
         )
-        return self._exported(mesh, logits)
-
-    def _lowered_ids(
-        self,
-        ids: tf.Tensor,
-        first: tf.Tensor,
-        num_given: tf.Tensor,
-        max_new_tokens: int,
-        temperature: float,
-        top_k: int,
-        stop: int,
-    ) -> tf.Tensor:
-        mesh = mtf.Mesh(mtf.Graph(), "mesh")
-        sampled = self.model.sample_autoregressive(
-            _imported(mesh, ids, "batch", "length"),
-            stop_at_token=stop,
-            max_steps=max_new_tokens,
-            temperature=temperature,
-            variable_dtype=self._variable_dtype,
-            sampling_keep_top_k=top_k,
-            bos_id=_imported(mesh, first, "batch"),
-            num_given=_imported(mesh, num_given, "batch"),
-        )
-        return self._exported(mesh, sampled)
-
-    def _exported(self, mesh: mtf.Mesh, x: mtf.Tensor) -> tf.Tensor:
         lowering = mtf.Lowering(mesh.graph, {mesh: self._mesh_impl})
-        return lowering.export_to_tf_tensor(x)
+        return lowering.export_to_tf_tensor(logits)
 
     # -- training
 
@@ -337,20 +311,9 @@ class LanguageModel:
             self.tokenizer.save(os.fspath(path))
 
 
-def _imported(mesh: mtf.Mesh, x: tf.Tensor, *names: str) -> mtf.Tensor:
-    dims = [mtf.Dimension(name, size) for name, size in zip(names, x.shape.as_list())]
-    return mtf.import_tf_tensor(mesh, x, mtf.Shape(dims))
-
-
 def _is_text(prompt: Prompt) -> bool:
     """Returns whether a prompt is a text or a conversation, rather than ids."""
     return isinstance(prompt, str) or (len(prompt) > 0 and isinstance(prompt[0], Mapping))
-
-
-def _up_to(ends: Sequence[int], ids: list[int]) -> list[int]:
-    """Returns the ids up to the first that is an end, with that."""
-    at = next((i for i, id_ in enumerate(ids) if id_ in ends), len(ids))
-    return ids[: at + 1]
 
 
 def from_pretrained(

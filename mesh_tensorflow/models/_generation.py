@@ -1,0 +1,311 @@
+"""How rows of ids are continued: what is asked for, one program of all steps, and who listens."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import numbers
+import threading
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Optional, Union
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+import mesh_tensorflow.ops_with_redefined_builtins as mtf
+from mesh_tensorflow._mesh.variables.function import function
+from mesh_tensorflow._mesh.variables.store import VariableStore
+from mesh_tensorflow.models._tokenizer import Tokenizer
+from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
+from mesh_tensorflow.transformer.transformer import Unitransformer
+from mesh_tensorflow.transformer.transformer._decoding import check_numbers
+
+# An id, a text, or several of these; None for those of config.json.
+Stop = Union[int, str, Sequence[Union[int, str]], None]
+
+_LENGTHS = 64  # those of programs are multiples of it
+_ENDS = 4  # and the numbers of ids that end a row, of this
+_NO_ID = -1  # which no id equals
+
+
+# -- what is asked for
+
+
+@dataclasses.dataclass(frozen=True)
+class Sampling:
+    """How ids are chosen, and how many; the arguments of `LanguageModel.generate`."""
+
+    max_new_tokens: int
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repetition_penalty: float
+    seed: Optional[int]
+
+    def __post_init__(self) -> None:
+        check_whole("max_new_tokens", self.max_new_tokens)
+        if self.top_k != -1:
+            check_whole("top_k", self.top_k, ", or -1 for all ids")
+        if self.seed is not None:
+            check_whole("seed", self.seed, least=0)
+        names = ("temperature", "top_p", "min_p", "repetition_penalty")
+        check_numbers("generate", {name: getattr(self, name) for name in names})
+
+    def numbers(self) -> dict[str, float]:
+        """Returns those arguments that are inputs of a program; it has no trace of others."""
+        used = {"repetition_penalty": self.repetition_penalty} if self._penalizes else {}
+        if self.temperature:
+            used["temperature"] = self.temperature
+            if self.top_p < 1:
+                used["top_p"] = self.top_p
+            if self.min_p > 0:
+                used["min_p"] = self.min_p
+        return used
+
+    @property
+    def _penalizes(self) -> bool:
+        return self.repetition_penalty != 1
+
+
+def check_whole(name: str, value: object, otherwise: str = "", least: int = 1) -> None:
+    """Raises a ValueError if an argument of `generate` is no integer, or too small."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
+        raise ValueError(
+            f"generate: {name}={value!r} must be {least} or more{otherwise}; an integer"
+        )
+
+
+class Ends(NamedTuple):
+    """What ends a continuation: any of some ids, or of some texts."""
+
+    ids: list[int]
+    texts: list[str]
+
+
+def ends_of(stop: Stop, of_config: Stop, tokenizer: Optional[Tokenizer]) -> Ends:
+    """Returns what ends continuations.
+
+    Args:
+      stop: the argument of `generate`.
+      of_config: the `eos_token_id` of config.json, which counts if `stop` has no ids.
+      tokenizer: a Tokenizer, or None.
+
+    Raises:
+      ValueError: something is neither an id nor a text, or there are texts without a tokenizer.
+    """
+    ends = [stop] if isinstance(stop, str) or not isinstance(stop, Sequence) else stop
+    texts = [end for end in ends if isinstance(end, str)]
+    ids = [end for end in ends if end is not None and not isinstance(end, str)]
+    for end in ids:
+        if isinstance(end, bool) or not isinstance(end, numbers.Integral) or end < _NO_ID:
+            raise ValueError(
+                f"generate: stop={stop!r} has {end!r}, which is neither an id (-1 for none) nor a "
+                "text"
+            )
+    if "" in texts:
+        raise ValueError(f"generate: stop={stop!r} has an empty text, with which all begin")
+    if texts and tokenizer is None:
+        raise ValueError(
+            f"generate: stop={stop!r} has a text, and the model has no tokenizer; stop at ids"
+        )
+    if not ids:
+        ids = of_config if isinstance(of_config, list) else [of_config]
+    return Ends([int(end) for end in ids if end is not None], texts)
+
+
+class Listener:
+    """Follows rows on the host while they grow, and says which of them end by a text.
+
+    Several processors may tell it of the same step of a row, and at different times.
+    """
+
+    def __init__(self, rows: int, texts: Sequence[str], tokenizer: Optional[Tokenizer]) -> None:
+        """Creates it.
+
+        Args:
+          rows: how many rows are followed; later ones, which only fill a batch up, end at once.
+          texts: what ends a row.
+          tokenizer: a Tokenizer; None if there are no texts.
+        """
+        self._texts, self._tokenizer = texts, tokenizer
+        self._ids: list[list[int]] = [[] for _ in range(rows)]
+        self._ended: list[list[bool]] = [[] for _ in range(rows)]  # by row and step
+        self._lock = threading.Lock()
+
+    def hear(self, rows: np.ndarray, ids: np.ndarray, step: int) -> np.ndarray:
+        """Returns which rows end with this step.
+
+        Args:
+          rows: the numbers of rows.
+          ids: the ids that these got.
+          step: the number of the step.
+        """
+        with self._lock:
+            return np.array([self._of_row(row, id_, step) for row, id_ in zip(rows, ids)], bool)
+
+    def _of_row(self, row: int, id_: int, step: int) -> bool:
+        if row >= len(self._ids):
+            return True
+        known, ended = self._ids[row], self._ended[row]
+        if len(known) == step:
+            known.append(int(id_))
+            ended.append(self._ends(known))
+        return ended[step]
+
+    def _ends(self, ids: list[int]) -> bool:
+        if not self._texts:
+            return False
+        # With control tokens, as texts may be their names.
+        text = self._tokenizer.tokenizer.decode(ids, skip_special_tokens=False)
+        return any(end in text for end in self._texts)
+
+    def length(self, row: int) -> Optional[int]:
+        """Returns the number of ids of a row up to the text that ends it; None if none does."""
+        ended = self._ended[row]
+        return ended.index(True) + 1 if True in ended else None
+
+
+# -- programs
+
+
+class Generator:
+    """Continues rows of ids by a model on its mesh.
+
+    A program is traced for each number of rows, each length (a multiple of 64), and each set of
+    arguments that are in use; their values are its inputs.
+    """
+
+    def __init__(
+        self,
+        model: Unitransformer,
+        mesh_impl: PlacementMeshImpl,
+        variable_dtype: mtf.VariableDType,
+        store: VariableStore,
+    ) -> None:
+        self._model = model
+        self._mesh_impl = mesh_impl
+        self._variable_dtype = variable_dtype
+        self._sampled = function(self._lowered_samples, store=store)
+        # Traced programs know their listener by a number, which is an input.
+        self._listeners: dict[int, Listener] = {}
+        self._numbers = itertools.count()
+
+    def sample(
+        self,
+        rows: Sequence[np.ndarray],
+        sampling: Sampling,
+        ends: Sequence[int],
+        listener: Optional[Listener] = None,
+    ) -> list[list[int]]:
+        """Returns the continuation of each row.
+
+        Args:
+          rows: arrays of ids.
+          sampling: a Sampling.
+          ends: the ids that end a continuation.
+          listener: a Listener, or None.
+        """
+        seed = sampling.seed
+        if seed is None:
+            seed = tf.random.uniform([], maxval=2**60, dtype=tf.int64)
+        number = next(self._numbers)
+        if listener is not None:
+            self._listeners[number] = listener
+        ids, first, given = self._prompts(rows, sampling.max_new_tokens)
+        try:
+            sampled = self._sampled(
+                tf.constant(ids),
+                tf.constant(first),
+                tf.constant(given),
+                tf.constant(_padded(ends)),
+                tf.constant(sampling.max_new_tokens),
+                {n: tf.constant(x, tf.float32) for n, x in sampling.numbers().items()},
+                int(sampling.top_k) if sampling.temperature else -1,
+                tf.cast(seed, tf.int64),
+                None if listener is None else tf.constant(number, tf.int64),
+            ).numpy()
+        finally:
+            self._listeners.pop(number, None)
+        continuations = []
+        for i, start in enumerate(given[: len(rows)]):
+            new = _up_to(ends, sampled[i, start : start + sampling.max_new_tokens].tolist())
+            continuations.append(new if listener is None else new[: listener.length(i)])
+        return continuations
+
+    def _prompts(
+        self, rows: Sequence[np.ndarray], max_new_tokens: int
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Returns the ids given in each row, the id fed before them, and their number."""
+        given = np.array([len(row) - 1 for row in rows], np.int32)
+        # One program serves many lengths, as each is traced anew.
+        length = -(-(max(given) + max_new_tokens) // _LENGTHS) * _LENGTHS
+        ids = np.zeros([len(rows), length], np.int32)
+        # Of a prompt the first id is what the first position is fed, and the others are given.
+        for row, prompt in zip(ids, rows):
+            row[: len(prompt) - 1] = prompt[1:]
+        first = np.array([row[0] for row in rows], np.int32)
+        ids, first, given = (filled_up(a, self._mesh_impl) for a in (ids, first, given))
+        given[len(rows) :] = length  # full, so that no one waits for what is left out again
+        return ids, first, given
+
+    def _lowered_samples(
+        self,
+        ids: tf.Tensor,
+        first: tf.Tensor,
+        given: tf.Tensor,
+        ends: tf.Tensor,
+        max_new_tokens: tf.Tensor,
+        values: Mapping[str, tf.Tensor],
+        top_k: int,
+        seed: tf.Tensor,
+        listener: Optional[tf.Tensor],
+    ) -> tf.Tensor:
+        mesh = mtf.Mesh(mtf.Graph(), "mesh")
+
+        def each_step(rows: tf.Tensor, ids: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
+            ended = tf.numpy_function(self._hear, [listener, rows, ids, step], tf.bool)
+            return tf.ensure_shape(ended, rows.shape)
+
+        sampled = self._model.sample_autoregressive(
+            imported(mesh, ids, "batch", "length"),
+            stop_at_token=imported(mesh, ends, "ends"),
+            max_steps=imported(mesh, max_new_tokens),
+            variable_dtype=self._variable_dtype,
+            sampling_keep_top_k=top_k,
+            bos_id=imported(mesh, first, "batch"),
+            num_given=imported(mesh, given, "batch"),
+            seed=seed,
+            each_step=None if listener is None else each_step,
+            **{name: imported(mesh, value) for name, value in values.items()},
+        )
+        lowering = mtf.Lowering(mesh.graph, {mesh: self._mesh_impl})
+        return lowering.export_to_tf_tensor(sampled)
+
+    def _hear(self, number: int, rows: np.ndarray, ids: np.ndarray, step: int) -> np.ndarray:
+        return self._listeners[int(number)].hear(rows, ids, int(step))
+
+
+def imported(mesh: mtf.Mesh, x: tf.Tensor, *names: str) -> mtf.Tensor:
+    """Returns a Tensor with dimensions of these names."""
+    dims = [mtf.Dimension(name, size) for name, size in zip(names, x.shape.as_list())]
+    return mtf.import_tf_tensor(mesh, x, mtf.Shape(dims))
+
+
+def filled_up(rows: np.ndarray, mesh_impl: PlacementMeshImpl) -> np.ndarray:
+    """Returns rows with the last one repeated, so many that the layout can split them."""
+    axis = mesh_impl.mesh_axis(mtf.Dimension("batch", len(rows)))
+    parts = 1 if axis is None else mesh_impl.shape[axis].size
+    return np.concatenate([rows, *[rows[-1:]] * (-len(rows) % parts)])
+
+
+def _padded(ends: Sequence[int]) -> np.ndarray:
+    """Returns ids with such after them that no id equals, up to a multiple of their number."""
+    missing = -len(ends) % _ENDS if ends else _ENDS
+    return np.array([*ends, *[_NO_ID] * missing], np.int32)
+
+
+def _up_to(ends: Sequence[int], ids: list[int]) -> list[int]:
+    """Returns the ids up to the first that is an end, with that."""
+    at = next((i for i, id_ in enumerate(ids) if id_ in ends), len(ids))
+    return ids[: at + 1]
