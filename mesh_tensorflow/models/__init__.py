@@ -26,7 +26,9 @@ from mesh_tensorflow.models._generation import (
     Generator,
     Listener,
     Sampling,
+    Search,
     Stop,
+    check_search,
     ends_of,
     filled_up,
     imported,
@@ -127,6 +129,10 @@ class LanguageModel:
         top_p: float = 1.0,
         min_p: float = 0.0,
         repetition_penalty: float = 1.0,
+        num_beams: int = 1,
+        length_penalty: float = 1.0,
+        early_stopping: Union[bool, str] = False,
+        num_return_sequences: int = 1,
         seed: Optional[int] = None,
     ) -> list[Any]:
         """Returns what the model continues prompts by, without the prompts.
@@ -149,30 +155,54 @@ class LanguageModel:
           min_p: draws from ids whose probability is at least this share of the largest one.
           repetition_penalty: a number by which the logits of ids are divided that the prompt or
             the continuation has, or multiplied if they are negative.
+          num_beams: searches for the likeliest continuations, with so many of them kept in each
+            step, as transformers does; 1 for no search. Then nothing is drawn.
+          length_penalty: a search compares the log-probabilities of continuations divided by
+            length ** length_penalty.
+          early_stopping: whether a search ends at once when it has num_beams finished ones; if
+            not, it ends when no other is expected to be better than these (False), or can be
+            ("never").
+          num_return_sequences: how many continuations each prompt gets, drawn or found by the
+            search, best first.
           seed: with the same seed, the same ids are drawn, in every layout; None draws others in
             each call, by the seed of `tf.random.set_seed` if there is one.
 
         Returns:
-          A list of lists of ids; of texts, for prompts that are none.
+          A list of lists of ids; of texts, for prompts that are none. If num_return_sequences is
+          above 1, a list of lists of them, one for each prompt.
 
         Raises:
-          ValueError: an id is not in the vocabulary, a prompt is empty, or there is no tokenizer.
+          ValueError: an id is not in the vocabulary, a prompt is empty, there is no tokenizer, or
+            an argument is out of its range or does not go with another.
         """
         if isinstance(prompts, str):
             raise ValueError("generate: prompts is a list; write [text] for one")
         sampling = Sampling(
             max_new_tokens, temperature, top_k, top_p, min_p, repetition_penalty, seed
         )
+        search = Search(num_beams, length_penalty, early_stopping, num_return_sequences)
         ends = ends_of(stop, self.config.get("eos_token_id"), self.tokenizer)
+        check_search(search, sampling, ends)
         rows = [self._checked("generate", [self._ids(prompt)])[0] for prompt in prompts]
         if not rows:
             return []
-        listener = Listener(len(rows), ends.texts, self.tokenizer) if ends.texts else None
-        continuations = self._generator.sample(rows, sampling, ends.ids, listener)
-        return [
-            self.tokenizer.decode(row) if self.tokenizer and _is_text(prompt) else row
-            for row, prompt in zip(continuations, prompts)
+        if num_beams > 1:
+            found = self._generator.search(rows, search, max_new_tokens, ends.ids)
+            several = [[ids for ids, _ in beams] for beams in found]
+        else:
+            n = num_return_sequences
+            rows = [row for row in rows for _ in range(n)]
+            listener = Listener(len(rows), ends.texts, self.tokenizer) if ends.texts else None
+            drawn = self._generator.sample(rows, sampling, ends.ids, listener)
+            several = [drawn[i : i + n] for i in range(0, len(drawn), n)]
+        results = [
+            [
+                self.tokenizer.decode(row) if self.tokenizer and _is_text(prompt) else row
+                for row in of
+            ]
+            for of, prompt in zip(several, prompts)
         ]
+        return results if num_return_sequences > 1 else [of[0] for of in results]
 
     def _ids(self, prompt: Prompt) -> Sequence[int]:
         """Returns the ids of a prompt."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import numbers
 import threading
 from collections.abc import Mapping, Sequence
@@ -29,6 +30,30 @@ _NO_ID = -1  # which no id equals
 
 
 # -- what is asked for
+
+
+@dataclasses.dataclass(frozen=True)
+class Search:
+    """A beam search; the arguments of `LanguageModel.generate`."""
+
+    num_beams: int
+    length_penalty: float
+    early_stopping: Union[bool, str]
+    num_return_sequences: int
+
+    def __post_init__(self) -> None:
+        check_whole("num_beams", self.num_beams)
+        check_whole("num_return_sequences", self.num_return_sequences)
+        penalty = self.length_penalty
+        if not isinstance(penalty, numbers.Real) or not math.isfinite(penalty):
+            raise ValueError(
+                f"generate: length_penalty={penalty!r} must be a number; larger ones prefer longer "
+                "continuations, and 0.0 compares log-probabilities as they are"
+            )
+        if self.early_stopping not in (True, False, "never"):
+            raise ValueError(
+                f"generate: early_stopping={self.early_stopping!r} is none of True, False, 'never'"
+            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,6 +101,32 @@ def check_whole(name: str, value: object, otherwise: str = "", least: int = 1) -
         )
 
 
+def check_search(search: Search, sampling: Sampling, ends: Ends) -> None:
+    """Raises a ValueError if arguments do not go together."""
+    beams, number = f"num_beams={search.num_beams}", search.num_return_sequences
+    if search.num_beams > 1:
+        if sampling.temperature:
+            raise ValueError(
+                f"generate: {beams} searches and temperature={sampling.temperature} draws; set "
+                "temperature=0.0 or num_beams=1"
+            )
+        if sampling.repetition_penalty != 1 or ends.texts:
+            raise ValueError(
+                f"generate: {beams} knows no repetition_penalty, and no texts in stop, only ids; "
+                "leave them out or set num_beams=1"
+            )
+        if number > search.num_beams:
+            raise ValueError(
+                f"generate: {beams} finds so many continuations, not num_return_sequences={number}"
+                "; set num_beams to that, or more"
+            )
+    elif number > 1 and not sampling.temperature:
+        raise ValueError(
+            f"generate: num_return_sequences={number} would be equal at temperature=0.0; set a "
+            f"temperature, or num_beams={number}"
+        )
+
+
 class Ends(NamedTuple):
     """What ends a continuation: any of some ids, or of some texts."""
 
@@ -83,7 +134,9 @@ class Ends(NamedTuple):
     texts: list[str]
 
 
-def ends_of(stop: Stop, of_config: Stop, tokenizer: Optional[Tokenizer]) -> Ends:
+def ends_of(
+    stop: Stop, of_config: Union[int, list[int], None], tokenizer: Optional[Tokenizer]
+) -> Ends:
     """Returns what ends continuations.
 
     Args:
@@ -110,7 +163,7 @@ def ends_of(stop: Stop, of_config: Stop, tokenizer: Optional[Tokenizer]) -> Ends
             f"generate: stop={stop!r} has a text, and the model has no tokenizer; stop at ids"
         )
     if not ids:
-        ids = of_config if isinstance(of_config, list) else [of_config]
+        ids = list(of_config) if isinstance(of_config, list) else [of_config]
     return Ends([int(end) for end in ids if end is not None], texts)
 
 
@@ -154,7 +207,7 @@ class Listener:
         return ended[step]
 
     def _ends(self, ids: list[int]) -> bool:
-        if not self._texts:
+        if not self._texts or self._tokenizer is None:
             return False
         # With control tokens, as texts may be their names.
         text = self._tokenizer.tokenizer.decode(ids, skip_special_tokens=False)
@@ -187,6 +240,7 @@ class Generator:
         self._mesh_impl = mesh_impl
         self._variable_dtype = variable_dtype
         self._sampled = function(self._lowered_samples, store=store)
+        self._searched = function(self._lowered_search, store=store)
         # Traced programs know their listener by a number, which is an input.
         self._listeners: dict[int, Listener] = {}
         self._numbers = itertools.count()
@@ -281,6 +335,63 @@ class Generator:
         )
         lowering = mtf.Lowering(mesh.graph, {mesh: self._mesh_impl})
         return lowering.export_to_tf_tensor(sampled)
+
+    def search(
+        self, rows: Sequence[np.ndarray], search: Search, max_new_tokens: int, ends: Sequence[int]
+    ) -> list[list[tuple[list[int], float]]]:
+        """Returns the continuations found for each row, best first, with their scores.
+
+        Args:
+          rows: arrays of ids.
+          search: a Search.
+          max_new_tokens: how many ids are added at most.
+          ends: the ids that end a continuation.
+        """
+        ids, first, given = self._prompts(rows, max_new_tokens)
+        new = -(-max_new_tokens // _LENGTHS) * _LENGTHS
+        found, scores = self._searched(
+            tf.constant(ids),
+            tf.constant(first),
+            tf.constant(given),
+            tf.constant(_padded(ends)),
+            tf.constant(max_new_tokens),
+            (search.num_beams, new, float(search.length_penalty), search.early_stopping),
+        )
+        n = search.num_return_sequences
+        kept = found.numpy()[: len(rows), :n, :max_new_tokens].tolist()
+        return [
+            [(_up_to(ends, beam), score) for beam, score in zip(*both)]
+            for both in zip(kept, scores.numpy().tolist())
+        ]
+
+    def _lowered_search(
+        self,
+        ids: tf.Tensor,
+        first: tf.Tensor,
+        given: tf.Tensor,
+        ends: tf.Tensor,
+        max_new_tokens: tf.Tensor,
+        settings: tuple[int, int, float, Union[bool, str]],
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        beams, new, length_penalty, early_stopping = settings
+        mesh = mtf.Mesh(mtf.Graph(), "mesh")
+        partial = imported(mesh, ids, "batch", "length")
+        new_shape = mtf.Shape([partial.shape.dims[0], ("beam", beams), ("new_length", new)])
+        found = self._model.beam_search(
+            mtf.zeros(mesh, new_shape, tf.int32),
+            imported(mesh, max_new_tokens),
+            variable_dtype=self._variable_dtype,
+            bos_id=imported(mesh, first, "batch"),
+            partial_sequences=partial,
+            num_given=imported(mesh, given, "batch"),
+            all_beams=True,
+            eos_id=imported(mesh, ends, "ends"),
+            length_penalty=length_penalty,
+            early_stopping=early_stopping,
+        )
+        lowering = mtf.Lowering(mesh.graph, {mesh: self._mesh_impl})
+        both, scores = (lowering.export_to_tf_tensor(x) for x in found)
+        return both, scores
 
     def _hear(self, number: int, rows: np.ndarray, ids: np.ndarray, step: int) -> np.ndarray:
         return self._listeners[int(number)].hear(rows, ids, int(step))

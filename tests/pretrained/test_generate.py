@@ -166,6 +166,47 @@ def test_rows_and_steps_draw_anew():
     assert len(set(zip(*rows))) == 8
 
 
+# -- beams
+
+
+@pytest.mark.slow_but(6)
+@pytest.mark.parametrize("place", ["whole", "tensor"])
+@pytest.mark.parametrize("number", range(len(MODELS["llama"]["beams"])))
+@pytest.mark.parametrize("name", MODELS)
+def test_beams_are_those_of_transformers(name, number, place):
+    """In one batch, of prompts that differ in length."""
+    case = dict(MODELS[name]["beams"][number])
+    expected, ends = case.pop("found"), case.pop("ends") or -1
+    model = a_model(name, **PLACES[place])
+    case["num_return_sequences"] = case["num_beams"]
+    found = model.generate(PROMPTS, NEW, stop=ends, **case)
+    assert found == [row["ids"] for row in expected]
+    del case["num_return_sequences"]
+    assert model.generate(PROMPTS, NEW, stop=ends, **case) == [row["ids"][0] for row in expected]
+
+
+def test_a_search_that_never_stops_early_finds_the_best_of_all():
+    """By all continuations of two ids, where the beams hold all of the first ids."""
+    model = a_model("qwen3")
+    logits = model.logits([[*PROMPTS[0], i] for i in range(96)]).numpy()[:, -2:]
+    logits -= np.log(np.exp(logits).sum(-1, keepdims=True))
+    total = logits[0, 0][:, None] + logits[:, 1]
+    order = np.dstack(np.unravel_index(np.argsort(-total, None)[:5], total.shape))[0]
+    found = model.generate(
+        PROMPTS[:1], 2, num_beams=96, num_return_sequences=5, stop=-1, early_stopping="never"
+    )
+    assert found == [order.tolist()]
+
+
+def test_drawing_several_continuations():
+    model = a_model()
+    several = model.generate(PROMPTS, 6, temperature=1.0, stop=-1, seed=1, num_return_sequences=3)
+    assert [len(of) for of in several] == [3, 3, 3]
+    flat = [prompt for prompt in PROMPTS for _ in range(3)]
+    again = model.generate(flat, 6, temperature=1.0, stop=-1, seed=1)
+    assert [row for of in several for row in of] == again and again[0] != again[1]
+
+
 # -- ends
 
 
@@ -231,6 +272,15 @@ MISTAKES = {
     "stop=1.5 has 1.5, which is neither an id (-1 for none) nor a text": {"stop": 1.5},
     "stop=[-2] has -2, which is neither": {"stop": [-2]},
     "stop=['a', ''] has an empty text": {"stop": ["a", ""]},
+    "num_beams=0 must be 1 or more; an integer": {"num_beams": 0},
+    "num_beams=2 searches and temperature=1.0 draws; set": {"num_beams": 2, "temperature": 1.0},
+    "num_beams=2 knows no repetition_penalty, and no texts": {"num_beams": 2, "repetition_penalty": 2},
+    "num_beams=2 finds so many continuations, not num_return_sequences=3; set num_beams":
+        {"num_beams": 2, "num_return_sequences": 3},
+    "num_return_sequences=3 would be equal at temperature=0.0; set a temperature, or num_beams=3":
+        {"num_return_sequences": 3},
+    "length_penalty='long' must be a number; larger": {"num_beams": 2, "length_penalty": "long"},
+    "early_stopping='soon' is none of True, False, 'never'": {"early_stopping": "soon"},
     "stop='a' has a text, and the model has no tokenizer; stop at ids": {"stop": "a"},
 }  # fmt: skip
 

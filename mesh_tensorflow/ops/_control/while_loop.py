@@ -647,7 +647,8 @@ class WhileLoopOperation(Operation):
 
         Iterations run in parallel, so a key drawn inside would depend on their timing.
         """
-        mesh_impl, keys = lowering.mesh_impl(self), {}
+        mesh_impl = lowering.mesh_impl(self)
+        keys: dict[Operation, tf.Tensor] = {}
         for op in self.random_operations():
             key = lowering.random_keys.get(op)  # of a loop around this one
             key = op.key() if key is None else key

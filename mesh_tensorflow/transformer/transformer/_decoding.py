@@ -116,6 +116,20 @@ class IncrementalModel:
         # Then nothing needs what the first call computes of the ids, and TensorFlow leaves it out.
         return [mtf.zeros(x.mesh, x.shape, x.dtype) for x in self.states]
 
+    def widened(self, dim: mtf.Dimension) -> list[mtf.Tensor]:
+        """Returns the states for steps whose rows have one more dimension, such as beams.
+
+        Args:
+          dim: the Dimension, which follows those of the batch.
+        """
+        rows = self._arguments["batch_dims"]
+        self._arguments["batch_dims"] = [*rows, dim]
+        shapes = [
+            [y for d in x.shape for y in ([d, dim] if d == rows[-1] else [d])] for x in self.states
+        ]
+        self.states = [mtf.broadcast(x, shape) for x, shape in zip(self.states, shapes)]
+        return self.states
+
     def _context(self, **kwargs: Any) -> Context:
         return Context(**self._arguments, new_states=[], **kwargs)
 
@@ -327,7 +341,8 @@ class Choice:
             # A threshold keeps all ids of the vocabulary, so that two models can be compared. Of
             # those that are equal to it, which bfloat16 has often, only the first are kept: the
             # last id of `top_k`, and what is before it.
-            left_out, count = self._left_out(top, top_dim), top_dim.size
+            left_out = self._left_out(top, top_dim)
+            count: Union[int, mtf.Tensor] = top_dim.size
             if left_out is not None:
                 kept = mtf.to_int32(mtf.logical_not(left_out))
                 count = mtf.reduce_sum(kept, reduced_dim=top_dim)

@@ -22,6 +22,7 @@ from mesh_tensorflow.transformer.transformer._decoding import (
     Speculation,
     check_draft,
     draft_scope,
+    first_last,
 )
 
 if TYPE_CHECKING:
@@ -416,9 +417,15 @@ class Unitransformer:
         alpha: float = 0.6,
         shared_params: Optional[dict] = None,
         encoder_layer_outputs: Optional[list] = None,
-        bos_id: int = 0,
-    ) -> mtf.Tensor:
+        bos_id: Union[int, mtf.Tensor] = 0,
+        partial_sequences: Optional[mtf.Tensor] = None,
+        num_given: Optional[mtf.Tensor] = None,
+        all_beams: bool = False,
+        **search: Any,
+    ) -> Any:
         """Returns the best sequences found by a beam search; see `mtf.beam_search.beam_search`.
+
+        With `partial_sequences`, they are continuations of these.
 
         Args:
           inputs: an int32 Tensor with dimensions [batch..., beam, length], all zeros.
@@ -431,13 +438,22 @@ class Unitransformer:
           shared_params: a dictionary with an "embedding" and a "positional_embedding" to use
             instead of the model's own; or None.
           encoder_layer_outputs: a list of Tensors, or None.
-          bos_id: an int, the id that is fed before the first one.
+          bos_id: the id that is fed before the first one: an int, or with `partial_sequences` an
+            int32 Tensor with dimensions [batch...].
+          partial_sequences: an int32 Tensor with dimensions [batch..., length]: in each row the
+            given ids, then zeros, as many as may be added at least. The length has another name
+            than that of `inputs`.
+          num_given: an int32 Tensor with dimensions [batch...], the number of given ids.
+          all_beams: whether to return all beams with their scores, best first.
+          **search: further arguments of `mtf.beam_search.beam_search`.
 
         Returns:
-          A Tensor with dimensions [batch..., length].
+          A Tensor with dimensions [batch..., length]; with `all_beams`, a tuple of Tensors with
+          dimensions [batch..., beam, length] and [batch..., beam].
 
         Raises:
-          ValueError: the model is not autoregressive, or the inputs have no beams.
+          ValueError: the model is not autoregressive, the inputs have no beams, or only one of
+            `partial_sequences` and `num_given` is there.
         """
         if len(inputs.shape) < 3:
             raise ValueError(
@@ -453,30 +469,49 @@ class Unitransformer:
             encoder_layer_outputs=encoder_layer_outputs,
             shared_params=shared_params,
         )
-        # No ids are given: the first call makes variables, and tells the shapes of states.
-        start = mtf.zeros(mesh, mtf.Shape([*rows, beam_dim]), tf.int32)
-        model = IncrementalModel(self, inputs, start, variable_dtype, encoded, bos_id)
+        if (partial_sequences is None) != (num_given is None):
+            raise ValueError(
+                f"{self.name}: for a beam search, partial_sequences and num_given go together"
+            )
+        first: Union[int, mtf.Tensor] = bos_id  # what the first step is fed
+        if partial_sequences is None or num_given is None:
+            # No ids are given: the first call makes variables, and tells the shapes of states.
+            start = mtf.zeros(mesh, mtf.Shape([*rows, beam_dim]), tf.int32)
+            model = IncrementalModel(self, inputs, start, variable_dtype, encoded, bos_id)
+            states = [mtf.zeros(mesh, x.shape, x.dtype) for x in model.states]
+        else:
+            model = IncrementalModel(
+                self, partial_sequences, num_given, variable_dtype, encoded, bos_id
+            )
+            # Given ids are read once for all beams.
+            states = model.widened(beam_dim)
+            _, first = first_last(partial_sequences, num_given, bos_id)
 
         def logits_fn(
             step: mtf.Tensor, ids: mtf.Tensor, states: Sequence[mtf.Tensor]
         ) -> tuple[mtf.Tensor, list[mtf.Tensor]]:
             # Before the first step the index is -1, for which gather returns 0.
             last = mtf.gather(ids, step - 1, length_dim)
-            if bos_id:
-                last += mtf.to_int32(mtf.equal(step, 0)) * bos_id
-            return model.step(step, last, states)
+            if isinstance(first, mtf.Tensor) or first:
+                last += mtf.to_int32(mtf.equal(step, 0)) * first
+            if num_given is None:
+                return model.step(step, last, states)
+            return model.step(mtf.broadcast(num_given + step, last.shape), last, states)
 
-        ids, _ = mtf_beam_search.beam_search(
+        ids, scores = mtf_beam_search.beam_search(
             logits_fn,
             inputs,
             alpha,
-            states=[mtf.zeros(mesh, x.shape, x.dtype) for x in model.states],
+            states=states,
             decode_length=decode_length,
             # Scores add up log-probabilities of whole sequences, of which bfloat16 would lose
             # digits.
             dtype=tf.float32,
             layout=self.layout,
             mesh_shape=self.mesh_shape,
+            **search,
         )
+        if all_beams:
+            return ids, scores
         # Beams are sorted, the best one first.
         return mtf.gather(ids, mtf.constant(mesh, 0, dtype=tf.int32), beam_dim)
