@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Optional, Union
 
 import numpy as np
@@ -23,6 +23,7 @@ from mesh_tensorflow._mesh.variables.store import VariableStore
 from mesh_tensorflow.models import _llama, _tokenizer
 from mesh_tensorflow.models._family import Config, Form, Weights, few, turned_back
 from mesh_tensorflow.models._generation import (
+    Generated,
     Generator,
     Listener,
     Sampling,
@@ -38,7 +39,7 @@ from mesh_tensorflow.models._tokenizer import Tokenizer
 from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
 from mesh_tensorflow.train._placing import devices_of
 
-__all__ = ["LanguageModel", "Tokenizer", "from_config", "from_pretrained"]
+__all__ = ["Generated", "LanguageModel", "Tokenizer", "from_config", "from_pretrained"]
 
 _FAMILIES = [_llama]
 _FORMS: dict[str, Callable[[Config], Form]] = {
@@ -134,6 +135,7 @@ class LanguageModel:
         early_stopping: Union[bool, str] = False,
         num_return_sequences: int = 1,
         seed: Optional[int] = None,
+        details: bool = False,
     ) -> list[Any]:
         """Returns what the model continues prompts by, without the prompts.
 
@@ -166,6 +168,8 @@ class LanguageModel:
             search, best first.
           seed: with the same seed, the same ids are drawn, in every layout; None draws others in
             each call, by the seed of `tf.random.set_seed` if there is one.
+          details: whether to return Generated: ids, text, log-probabilities, and the score of a
+            search.
 
         Returns:
           A list of lists of ids; of texts, for prompts that are none. If num_return_sequences is
@@ -189,12 +193,13 @@ class LanguageModel:
         if num_beams > 1:
             found = self._generator.search(rows, search, max_new_tokens, ends.ids)
             several = [[ids for ids, _ in beams] for beams in found]
+            scores = [score for beams in found for _, score in beams]
         else:
-            n = num_return_sequences
-            rows = [row for row in rows for _ in range(n)]
-            listener = Listener(len(rows), ends.texts, self.tokenizer) if ends.texts else None
-            drawn = self._generator.sample(rows, sampling, ends.ids, listener)
-            several = [drawn[i : i + n] for i in range(0, len(drawn), n)]
+            each = [row for row in rows for _ in range(num_return_sequences)]
+            listener = Listener(len(each), ends.texts, self.tokenizer) if ends.texts else None
+            drawn = self._generator.sample(each, sampling, ends.ids, listener)
+            several = _grouped(drawn, num_return_sequences)
+            scores = [None] * len(drawn)
         results = [
             [
                 self.tokenizer.decode(row) if self.tokenizer and _is_text(prompt) else row
@@ -202,7 +207,69 @@ class LanguageModel:
             ]
             for of, prompt in zip(several, prompts)
         ]
+        if details:
+            wholes = [[*row, *ids] for row, of in zip(rows, several) for ids in of]
+            every = [ids for of in several for ids in of]
+            texts = [x if isinstance(x, str) else None for of in results for x in of]
+            log_probs = [
+                of_row[len(of_row) - len(ids) :]
+                for of_row, ids in zip(self._generator.log_probs(wholes), every)
+            ]
+            made = [Generated(*fields) for fields in zip(every, texts, log_probs, scores)]
+            results = _grouped(made, num_return_sequences)
         return results if num_return_sequences > 1 else [of[0] for of in results]
+
+    def stream(
+        self,
+        prompt: Prompt,
+        max_new_tokens: int = 64,
+        stop: Stop = None,
+        **sampling: Any,
+    ) -> Iterator[Any]:
+        """Returns an iterator of what the model continues a prompt by, piece by piece.
+
+        >>> for piece in model.stream("Once upon a time"):  # doctest: +SKIP
+        ...     print(piece, end="", flush=True)
+
+        The pieces are together what `generate` returns; the program and its trace are the same for
+        all of them. An iterator that is closed, as at a `break`, ends the program.
+
+        Args:
+          prompt: ids, a text, or a conversation, as in `generate`.
+          max_new_tokens: how many ids are added at most.
+          stop: what ends the continuation, as in `generate`.
+          **sampling: temperature, top_k, top_p, min_p, repetition_penalty and seed of `generate`.
+
+        Returns:
+          An iterator of texts; of ids, for a prompt of ids.
+
+        Raises:
+          ValueError: as `generate` raises.
+        """
+        settings = Sampling(max_new_tokens, **sampling)
+        ends = ends_of(stop, self.config.get("eos_token_id"), self.tokenizer)
+        rows = [self._checked("stream", [self._ids(prompt)])[0]]
+        listener = Listener(
+            1, ends.texts, self.tokenizer, tells="texts" if _is_text(prompt) else "ids"
+        )
+        return listener.pieces(lambda: self._generator.sample(rows, settings, ends.ids, listener))
+
+    def log_probs(self, prompts: Sequence[Prompt]) -> list[list[float]]:
+        """Returns the log-probability of each id but the first, given those before it.
+
+        They are the model's own, of no temperature and with nothing left out.
+
+        Args:
+          prompts: a list of lists of ids, of any lengths from 1; of texts; or of conversations.
+
+        Returns:
+          A list of lists of floats, each shorter by one than the ids.
+
+        Raises:
+          ValueError: an id is not in the vocabulary, a prompt is empty, or there is no tokenizer.
+        """
+        rows = [self._checked("log_probs", [self._ids(prompt)])[0] for prompt in prompts]
+        return self._generator.log_probs(rows) if rows else []
 
     def _ids(self, prompt: Prompt) -> Sequence[int]:
         """Returns the ids of a prompt."""
@@ -339,6 +406,10 @@ class LanguageModel:
         write_folder(tensors, self.config, os.fspath(path))
         if self.tokenizer is not None:
             self.tokenizer.save(os.fspath(path))
+
+
+def _grouped(rows: Sequence[Any], size: int) -> list[list[Any]]:
+    return [list(rows[i : i + size]) for i in range(0, len(rows), size)]
 
 
 def _is_text(prompt: Prompt) -> bool:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextvars
 import dataclasses
 import itertools
 import math
 import numbers
+import queue
 import threading
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Optional, Union
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Optional, Union
 
 import numpy as np
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
+from mesh_tensorflow import layers
 from mesh_tensorflow._mesh.variables.function import function
 from mesh_tensorflow._mesh.variables.store import VariableStore
 from mesh_tensorflow.models._tokenizer import Tokenizer
@@ -27,6 +30,7 @@ Stop = Union[int, str, Sequence[Union[int, str]], None]
 _LENGTHS = 64  # those of programs are multiples of it
 _ENDS = 4  # and the numbers of ids that end a row, of this
 _NO_ID = -1  # which no id equals
+_END = object()  # comes after the last piece
 
 
 # -- what is asked for
@@ -61,12 +65,12 @@ class Sampling:
     """How ids are chosen, and how many; the arguments of `LanguageModel.generate`."""
 
     max_new_tokens: int
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
-    repetition_penalty: float
-    seed: Optional[int]
+    temperature: float = 0.0
+    top_k: int = -1
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: Optional[int] = None
 
     def __post_init__(self) -> None:
         check_whole("max_new_tokens", self.max_new_tokens)
@@ -127,6 +131,25 @@ def check_search(search: Search, sampling: Sampling, ends: Ends) -> None:
         )
 
 
+@dataclasses.dataclass(frozen=True)
+class Generated:
+    """A continuation, with its log-probabilities.
+
+    Attributes:
+      ids: its ids.
+      text: its text; None for a prompt of ids.
+      log_probs: the log-probability of each id, by the model itself: of temperature 1, with nothing
+        left out, and without a penalty.
+      score: what a search of beams compares, the sum of log_probs divided by
+        length ** length_penalty; None without a search.
+    """
+
+    ids: list[int]
+    text: Optional[str]
+    log_probs: list[float]
+    score: Optional[float]
+
+
 class Ends(NamedTuple):
     """What ends a continuation: any of some ids, or of some texts."""
 
@@ -168,20 +191,26 @@ def ends_of(
 
 
 class Listener:
-    """Follows rows on the host while they grow, and says which of them end by a text.
+    """Follows rows on the host while they grow: says which end by a text, and tells one row.
 
     Several processors may tell it of the same step of a row, and at different times.
     """
 
-    def __init__(self, rows: int, texts: Sequence[str], tokenizer: Optional[Tokenizer]) -> None:
+    def __init__(
+        self, rows: int, texts: Sequence[str], tokenizer: Optional[Tokenizer], tells: str = ""
+    ) -> None:
         """Creates it.
 
         Args:
           rows: how many rows are followed; later ones, which only fill a batch up, end at once.
           texts: what ends a row.
           tokenizer: a Tokenizer; None if there are no texts.
+          tells: what `pieces` has of the first row, "ids" or "texts".
         """
-        self._texts, self._tokenizer = texts, tokenizer
+        self._texts, self._tokenizer, self._tells = texts, tokenizer, tells
+        self._told = ""
+        self._pieces: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._closed = False
         self._ids: list[list[int]] = [[] for _ in range(rows)]
         self._ended: list[list[bool]] = [[] for _ in range(rows)]  # by row and step
         self._lock = threading.Lock()
@@ -204,7 +233,8 @@ class Listener:
         if len(known) == step:
             known.append(int(id_))
             ended.append(self._ends(known))
-        return ended[step]
+            self._tell(known)
+        return ended[step] or self._closed
 
     def _ends(self, ids: list[int]) -> bool:
         if not self._texts or self._tokenizer is None:
@@ -212,6 +242,44 @@ class Listener:
         # With control tokens, as texts may be their names.
         text = self._tokenizer.tokenizer.decode(ids, skip_special_tokens=False)
         return any(end in text for end in self._texts)
+
+    def _tell(self, ids: list[int], last: bool = False) -> None:
+        """Puts what is new of the first row among the pieces."""
+        if self._tells == "ids" and not last:
+            self._pieces.put(ids[-1])
+        if self._tells == "texts" and self._tokenizer is not None:
+            text = self._tokenizer.decode(ids)
+            # A letter may be of several ids; until the last one this sign is in its place.
+            if len(text) > len(self._told) and (last or not text.endswith("\ufffd")):
+                self._pieces.put(text[len(self._told) :])
+                self._told = text
+
+    def pieces(self, grow: Callable[[], Any]) -> Iterator[Any]:
+        """Yields ids, or pieces of text, of the first row as they come.
+
+        Args:
+          grow: a function that returns when all rows have ended, called in a thread of its own.
+        """
+
+        def run() -> None:
+            try:
+                grow()
+                self._tell(self._ids[0], last=True)
+                self._pieces.put(_END)
+            except BaseException as error:  # whoever reads the pieces is told
+                self._pieces.put(error)
+
+        # With the contexts of the reader, such as those of mtf.debug.
+        thread = threading.Thread(target=contextvars.copy_context().run, args=(run,))
+        thread.start()
+        try:
+            while (piece := self._pieces.get()) is not _END:
+                if isinstance(piece, BaseException):
+                    raise piece
+                yield piece
+        finally:
+            self._closed = True
+            thread.join()
 
     def length(self, row: int) -> Optional[int]:
         """Returns the number of ids of a row up to the text that ends it; None if none does."""
@@ -241,13 +309,14 @@ class Generator:
         self._variable_dtype = variable_dtype
         self._sampled = function(self._lowered_samples, store=store)
         self._searched = function(self._lowered_search, store=store)
+        self._scored = function(self._lowered_log_probs, store=store)
         # Traced programs know their listener by a number, which is an input.
         self._listeners: dict[int, Listener] = {}
         self._numbers = itertools.count()
 
     def sample(
         self,
-        rows: Sequence[np.ndarray],
+        rows: Sequence[Sequence[int]],
         sampling: Sampling,
         ends: Sequence[int],
         listener: Optional[Listener] = None,
@@ -255,7 +324,7 @@ class Generator:
         """Returns the continuation of each row.
 
         Args:
-          rows: arrays of ids.
+          rows: ids.
           sampling: a Sampling.
           ends: the ids that end a continuation.
           listener: a Listener, or None.
@@ -288,7 +357,7 @@ class Generator:
         return continuations
 
     def _prompts(
-        self, rows: Sequence[np.ndarray], max_new_tokens: int
+        self, rows: Sequence[Sequence[int]], max_new_tokens: int
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Returns the ids given in each row, the id fed before them, and their number."""
         given = np.array([len(row) - 1 for row in rows], np.int32)
@@ -337,12 +406,16 @@ class Generator:
         return lowering.export_to_tf_tensor(sampled)
 
     def search(
-        self, rows: Sequence[np.ndarray], search: Search, max_new_tokens: int, ends: Sequence[int]
+        self,
+        rows: Sequence[Sequence[int]],
+        search: Search,
+        max_new_tokens: int,
+        ends: Sequence[int],
     ) -> list[list[tuple[list[int], float]]]:
         """Returns the continuations found for each row, best first, with their scores.
 
         Args:
-          rows: arrays of ids.
+          rows: ids.
           search: a Search.
           max_new_tokens: how many ids are added at most.
           ends: the ids that end a continuation.
@@ -392,6 +465,33 @@ class Generator:
         lowering = mtf.Lowering(mesh.graph, {mesh: self._mesh_impl})
         both, scores = (lowering.export_to_tf_tensor(x) for x in found)
         return both, scores
+
+    def log_probs(self, rows: Sequence[Sequence[int]]) -> list[list[float]]:
+        """Returns the log-probabilities of the ids of each row but its first.
+
+        Args:
+          rows: ids.
+        """
+        ids, first, given = self._prompts(rows, 1)
+        # Each position is fed the id before it.
+        fed = np.concatenate([first[:, None], ids[:, :-1]], 1)
+        found = self._scored(tf.constant(fed), tf.constant(ids)).numpy()
+        return [row[:n].tolist() for row, n in zip(found[: len(rows)], given)]
+
+    def _lowered_log_probs(self, fed: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
+        mesh = mtf.Mesh(mtf.Graph(), "mesh")
+        logits, _ = self._model.call_simple(
+            imported(mesh, fed, "batch", "length"),
+            None,
+            compute_loss=False,
+            mode="infer",
+            variable_dtype=self._variable_dtype,
+        )
+        losses = layers.softmax_cross_entropy_with_logits(
+            mtf.to_float(logits), imported(mesh, targets, "batch", "length"), logits.shape.dims[-1]
+        )
+        lowering = mtf.Lowering(mesh.graph, {mesh: self._mesh_impl})
+        return lowering.export_to_tf_tensor(mtf.negative(losses))
 
     def _hear(self, number: int, rows: np.ndarray, ids: np.ndarray, step: int) -> np.ndarray:
         return self._listeners[int(number)].hear(rows, ids, int(step))

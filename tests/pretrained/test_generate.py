@@ -3,6 +3,7 @@
 import json
 import pathlib
 import shutil
+import threading
 
 import numpy as np
 import pytest
@@ -181,6 +182,13 @@ def test_beams_are_those_of_transformers(name, number, place):
     case["num_return_sequences"] = case["num_beams"]
     found = model.generate(PROMPTS, NEW, stop=ends, **case)
     assert found == [row["ids"] for row in expected]
+    several = model.generate(PROMPTS, NEW, stop=ends, details=True, **case)
+    scores = [[one.score for one in of] for of in several]
+    np.testing.assert_allclose(scores, [row["scores"] for row in expected], atol=1e-4)
+    for of in several:
+        for one in of:
+            score = sum(one.log_probs) / len(one.ids) ** case["length_penalty"]
+            np.testing.assert_allclose(score, one.score, rtol=1e-4)
     del case["num_return_sequences"]
     assert model.generate(PROMPTS, NEW, stop=ends, **case) == [row["ids"][0] for row in expected]
 
@@ -253,6 +261,89 @@ def test_the_loop_ends_when_all_rows_have(tmp_path):
         assert max(steps) == 3
         model.generate(PROMPTS[:1], 12, stop=[-1, "never"])
         assert max(steps) == 11
+
+
+# -- log-probabilities, and pieces
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_log_probabilities(place):
+    model = a_model("qwen3", **PLACES[place])
+    found = model.log_probs([*PROMPTS, [4]])
+    assert found[-1] == [] and model.log_probs([]) == []
+    for prompt, row in zip(PROMPTS, found):
+        logits = model.logits([prompt]).numpy()[0].astype(np.float64)
+        logits -= np.log(np.exp(logits).sum(-1, keepdims=True))
+        expected = [logits[i, id_] for i, id_ in enumerate(prompt[1:])]
+        np.testing.assert_allclose(row, expected, atol=1e-4)
+
+
+def test_details(tmp_path):
+    model = with_texts(tmp_path)
+    text = model.tokenizer.tokenizer.decode(PROMPTS[0], skip_special_tokens=False)
+    arguments = {"temperature": 1.0, "seed": 2, "top_p": 0.9, "stop": -1}
+    plain = model.generate([text, PROMPTS[1]], 6, **arguments)
+    with_text, of_ids = model.generate([text, PROMPTS[1]], 6, details=True, **arguments)
+    assert (with_text.text, of_ids.text, of_ids.score) == (plain[0], None, None)
+    assert of_ids.ids == plain[1] and model.tokenizer.decode(with_text.ids) == plain[0]
+    whole = model.log_probs([PROMPTS[1] + of_ids.ids])[0]
+    np.testing.assert_allclose(of_ids.log_probs, whole[-6:], rtol=1e-6)
+    assert len(with_text.log_probs) == 6
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_streams_have_the_pieces_of_what_is_generated(place, tmp_path):
+    model = with_texts(tmp_path, **PLACES[place])
+    arguments = {"temperature": 1.0, "seed": 4, "max_new_tokens": 9}
+    chat = [{"role": "user", "content": "\xa5\xa9\xc0"}]
+    for prompt in (PROMPTS[0], chat[0]["content"], chat):
+        [whole] = model.generate([prompt], stop=-1, **arguments)
+        pieces = list(model.stream(prompt, stop=-1, **arguments))
+        assert len(pieces) > 5
+        assert pieces == whole if prompt is PROMPTS[0] else "".join(pieces) == whole
+    free = model.generate(PROMPTS[2:], 12, stop=-1)[0]
+    text = model.tokenizer.tokenizer.decode(free[2:4], skip_special_tokens=False)
+    assert list(model.stream(PROMPTS[2], 12, stop=[text, -1])) == free[:4]
+    assert list(model.stream(PROMPTS[2], 12, stop=free[5])) == free[: free.index(free[5]) + 1]
+    # Not traced anew for each of them.
+    assert model._generator._sampled.tf_function.experimental_get_tracing_count() <= 9
+
+
+def test_letters_of_several_ids_come_whole():
+    """Of a byte-level vocabulary, where é is two ids."""
+    listener = mtf.models._generation.Listener(1, [], a_byte_tokenizer(), tells="texts")
+
+    def grow():
+        for step, id_ in enumerate([*"aé\u20acz".encode(), 0xE2]):
+            listener.hear([0], [id_], step)
+
+    assert list(listener.pieces(grow)) == ["a", "é", "\u20ac", "z", "\ufffd"]
+
+
+def a_byte_tokenizer():
+    letters = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    order = [letter for letter in map(chr, range(33, 512)) if letter in letters]
+    # As GPT-2 numbers them: bytes that are no letters come after those that are.
+    printable = [b for b in range(256) if chr(b) in letters]
+    numbers = printable + [b for b in range(256) if b not in printable]
+    made = tokenizers.Tokenizer(models.BPE(dict(zip(order, numbers)), []))
+    made.decoder = decoders.ByteLevel()
+    return _tokenizer.Tokenizer(made)
+
+
+def test_a_stream_that_is_left_ends_its_program(tmp_path):
+    model, threads = with_texts(tmp_path), threading.active_count()
+    stream = model.stream(PROMPTS[0], 10_000, stop=-1)
+    assert [next(stream) for _ in range(3)] == model.generate(PROMPTS[:1], 3, stop=-1)[0]
+    stream.close()
+    assert threading.active_count() == threads
+    with pytest.raises(ValueError, match="generate: top_p=0 must be"):
+        model.stream(PROMPTS[0], top_p=0)
+    # What fails in the program is raised where the pieces are read.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(model._generator, "_prompts", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            list(model.stream(PROMPTS[0]))
 
 
 # -- mistakes
