@@ -46,7 +46,7 @@ ORDER = [
     ["transformer"],
     ["train"],
     ["models"],
-    ["bert", "experimental", "testing", "report"],
+    ["bert", "experimental", "testing", "report", "generate"],
     ["__main__"],
 ]
 CORE_ORDER = [

@@ -193,7 +193,7 @@ class LanguageModel:
         if num_beams > 1:
             found = self._generator.search(rows, search, max_new_tokens, ends.ids)
             several = [[ids for ids, _ in beams] for beams in found]
-            scores = [score for beams in found for _, score in beams]
+            scores: list[Optional[float]] = [score for beams in found for _, score in beams]
         else:
             each = [row for row in rows for _ in range(num_return_sequences)]
             listener = Listener(len(each), ends.texts, self.tokenizer) if ends.texts else None

@@ -186,8 +186,9 @@ def ends_of(
             f"generate: stop={stop!r} has a text, and the model has no tokenizer; stop at ids"
         )
     if not ids:
-        ids = list(of_config) if isinstance(of_config, list) else [of_config]
-    return Ends([int(end) for end in ids if end is not None], texts)
+        several = of_config if isinstance(of_config, list) else [of_config]
+        ids = [end for end in several if end is not None]
+    return Ends([int(end) for end in ids], texts)
 
 
 class Listener:

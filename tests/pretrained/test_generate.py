@@ -1,17 +1,22 @@
 """How models of folders continue texts, against what transformers does; see make_generated.py."""
 
+import io
 import json
 import pathlib
 import shutil
+import subprocess
+import sys
 import threading
 
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 import tokenizers
+from helpers.paths import environment
 from tokenizers import decoders, models
 
 import mesh_tensorflow as mtf
+from mesh_tensorflow import generate
 from mesh_tensorflow.models import _tokenizer
 from mesh_tensorflow.testing.harness import Placing
 from mesh_tensorflow.transformer.transformer import _decoding
@@ -344,6 +349,62 @@ def test_a_stream_that_is_left_ends_its_program(tmp_path):
         patch.setattr(model._generator, "_prompts", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             list(model.stream(PROMPTS[0]))
+
+
+# -- the command
+
+
+def test_the_command(tmp_path, capsys, monkeypatch):
+    model, letters = with_texts(tmp_path), "\xa5\xa9\xc0"
+    folder, lines = f"--model={tmp_path / 'model'}", tmp_path / "lines.txt"
+    lines.write_text(f"{letters}\n\n{letters[:2]}\n", encoding="utf-8")
+
+    def told(*arguments):
+        assert generate.main([folder, "--max_new_tokens=5", "--stop=-1", *arguments]) == 0
+        return capsys.readouterr().out
+
+    expected = model.generate([letters, letters[:2]], 5, stop=-1)
+    assert told(f"--prompt={letters}") == expected[0] + "\n"
+    found = [
+        json.loads(line) for line in told(f"--prompts_file={lines}", "--batch_size=1").splitlines()
+    ]
+    assert [one["text"] for one in found] == expected
+    assert [one["prompt"] for one in found] == [letters, letters[:2]]
+    drawn = ["--temperature=2.0", "--top_p=0.9", "--min_p=0.01", "--top_k=50", "--seed=3"]
+    drawn += ["--repetition_penalty=1.2", "--mesh_shape=x:2", "--layout=vocab:x"]
+    arguments = {"temperature": 2.0, "top_p": 0.9, "min_p": 0.01, "top_k": 50, "seed": 3}
+    [whole] = model.generate([letters], 5, stop=-1, repetition_penalty=1.2, **arguments)
+    assert told(f"--prompt={letters}", *drawn) == whole + "\n"
+    [beams] = model.generate([letters], 5, stop=-1, num_beams=3, length_penalty=0.5)
+    assert told(f"--prompt={letters}", "--num_beams=3", "--length_penalty=0.5") == beams + "\n"
+
+    monkeypatch.setattr("sys.stdin", io.StringIO(f"{letters}\n{letters[:1]}\n"))
+    chat, answers = [{"role": "system", "content": letters[1]}], []
+    for line in (letters, letters[:1]):
+        chat.append({"role": "user", "content": line})
+        answers += model.generate([chat], 5, stop=-1)
+        chat.append({"role": "assistant", "content": answers[-1]})
+    assert told("--chat", f"--system={letters[1]}") == "\n".join([*answers, ""])
+
+
+@pytest.mark.slow
+def test_mistakes_of_the_command(tmp_path):
+    with_texts(tmp_path)
+    command = [sys.executable, "-m", "mesh_tensorflow.generate", f"--model={tmp_path / 'model'}"]
+    for arguments, text in [
+        (["--prompt=\xa5", "--top_p=0"], "mesh_tensorflow.generate: generate: top_p=0.0 must be"),
+        (["--chat", "--prompt=a"], "not allowed with argument"),
+        (["--prompts_file=nothing.txt"], "nothing.txt"),
+    ]:
+        done = subprocess.run(
+            [*command, *arguments], capture_output=True, text=True, env=environment()
+        )
+        assert done.returncode == 2 and text in done.stderr and "Traceback" not in done.stderr
+    done = subprocess.run(
+        [*command, "--prompt=\xa5", "--max_new_tokens=3"], capture_output=True, text=True,
+        env=environment(), encoding="utf-8",
+    )  # fmt: skip
+    assert len(done.stdout) == 4 and not done.stderr
 
 
 # -- mistakes
