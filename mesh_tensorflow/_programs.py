@@ -161,11 +161,12 @@ def _warn(
     print(f"warning: {message}{place}", file=file or sys.stderr)
 
 
-def _as_tensorflow_1(verbosity: int) -> None:
-    """Selects graphs and sessions, and what is logged."""
+def _prepare(verbosity: int, eager: bool = False) -> None:
+    """Selects graphs and sessions, or eager code, and what is logged."""
     _quiet.set_log_level()
     tf.logging.set_verbosity(tf.logging.ERROR)  # disable_v2_behavior says that it is deprecated
-    tf.disable_v2_behavior()
+    if not eager:
+        tf.disable_v2_behavior()
     log = tf.get_logger()
     log.propagate = False  # to absl's logger, which would print each line again
     log.addFilter(_for_the_user)
@@ -185,7 +186,7 @@ def run_with_flags(main: Callable[[Sequence[str]], Any], program: str) -> NoRetu
     Raises:
       SystemExit: with 0 at the end, 2 after a mistake in flags, files or configuration.
     """
-    _as_tensorflow_1(tf.logging.INFO)
+    _prepare(tf.logging.INFO)
 
     def told(arguments: Sequence[str]) -> None:
         with mistakes_told(program):
@@ -212,17 +213,18 @@ def _parsed(arguments: Sequence[str], program: str) -> Sequence[str]:
     sys.exit(2)
 
 
-def run_with_parser(main: Callable[[], Any], program: str) -> NoReturn:
+def run_with_parser(main: Callable[[], Any], program: str, eager: bool = False) -> NoReturn:
     """Runs a program that parses its own command line, and ends the process.
 
     Args:
       main: a function that returns the exit code, or None.
       program: its name, as after `python -m`.
+      eager: whether its code is eager, in place of graphs and sessions.
 
     Raises:
       SystemExit: with the exit code, or 2 after a mistake in flags or files.
     """
-    _as_tensorflow_1(tf.logging.ERROR)
+    _prepare(tf.logging.ERROR, eager)
     with mistakes_told(program):
         code = main()
     sys.exit(code)

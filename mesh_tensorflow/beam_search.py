@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Optional, Union
+from typing import Any, NamedTuple, Optional, Union
 
 import gin
 import tensorflow.compat.v1 as tf
@@ -174,7 +174,7 @@ class _State(NamedTuple):
 
 
 class _Candidates(NamedTuple):
-    """The best continuations of the alive beams, twice the number of beams."""
+    """The best continuations of the alive beams, twice as many or, with several ends, more."""
 
     log_probs: mtf.Tensor  # [batch..., double_beam], best first
     origin: mtf.Tensor  # the index of the continued beam
@@ -190,21 +190,25 @@ class _Search:
         logits_fn: Callable,
         initial_ids: mtf.Tensor,
         alpha: float,
-        eos_id: int,
+        eos_id: Union[int, mtf.Tensor],
         decode_length: Optional[Union[int, mtf.Tensor]],
         dtype: tf.DType,
+        stop_early: bool,
     ):
         self._logits_fn = logits_fn
         self._mesh = initial_ids.mesh
         self._batch = initial_ids.shape.dims[:-2]
         self._beam, self._length = initial_ids.shape.dims[-2:]
-        # Of each beam at most one continuation ends the sequence, so at least half of these do not.
-        self._double = mtf.Dimension("double_beam", 2 * self._beam.size)
+        # Of each beam at most one continuation ends the sequence by each end, so of these at least
+        # as many do not as there are beams.
+        ends = eos_id.shape.size if isinstance(eos_id, mtf.Tensor) else 1
+        self._double = mtf.Dimension("double_beam", (1 + ends) * self._beam.size)
         # The sequences that had finished before a step, and the candidates of the step.
-        self._triple = mtf.Dimension("triple_beam", 3 * self._beam.size)
+        self._triple = mtf.Dimension("triple_beam", (2 + ends) * self._beam.size)
         self._alpha = alpha
         self._eos_id = eos_id
         self._dtype = dtype
+        self._stop_early = stop_early
         self._decode_length = self._limit(decode_length)
 
     def _limit(self, decode_length: Optional[Union[int, mtf.Tensor]]) -> mtf.Tensor:
@@ -238,10 +242,10 @@ class _Search:
             finished_flags=mtf.constant(self._mesh, False, rows, tf.bool),
         )
 
-    def goes_on(self, state: _State, stop_early: bool) -> mtf.Tensor:
+    def goes_on(self, state: _State) -> mtf.Tensor:
         """Returns whether to take another step, a boolean scalar."""
         room = mtf.less(state.step, self._decode_length)
-        if not stop_early:
+        if not self._stop_early:
             return room
         best_alive = mtf.reduce_max(state.alive_log_probs, reduced_dim=self._beam)
         # Log probabilities only decrease, so the penalty of the maximum length gives a bound; if
@@ -277,7 +281,13 @@ class _Search:
         log_probs = mtf.reshape(found + state.alive_log_probs, self._batch + [flat])
         ids = mtf.reshape(ids, self._batch + [flat])
         log_probs, place, ids = best(log_probs, flat, self._double, ids)
-        finished = mtf.equal(ids, self._eos_id)
+        if isinstance(self._eos_id, mtf.Tensor):
+            every = ids.shape + self._eos_id.shape
+            finished = mtf.reduce_any(
+                mtf.equal(ids, self._eos_id, output_shape=every), output_shape=ids.shape
+            )
+        else:
+            finished = mtf.equal(ids, self._eos_id)
         # A place is beam * some + number of the continuation.
         return _Candidates(log_probs, mtf.floordiv(place, some.size), ids, finished), new_states
 
@@ -344,11 +354,12 @@ class _Search:
             ]
         )  # fmt: skip
         # In the order that `origin` counts in: first those that had finished, then the alive ones.
+        both_dim = mtf.Dimension(self._double.name, 2 * self._beam.size)
         both = mtf.concat(
-            [_renamed(x, self._beam, self._double) for x in (state.finished_seq, state.alive_seq)],
-            self._double.name,
+            [_renamed(x, self._beam, both_dim) for x in (state.finished_seq, state.alive_seq)],
+            both_dim.name,
         )
-        return select(both, origin, self._double) + ids * here, scores, flags
+        return select(both, origin, both_dim) + ids * here, scores, flags
 
     def results(self, state: _State) -> tuple[mtf.Tensor, mtf.Tensor]:
         """Returns finished sequences and scores, or the alive ones if none has finished."""
@@ -357,6 +368,61 @@ class _Search:
             mtf.where(any_finished, state.finished_seq, state.alive_seq),
             mtf.where(any_finished, state.finished_scores, state.alive_log_probs),
         )
+
+
+class _SearchOfTransformers(_Search):
+    """The same as Hugging Face's transformers searches.
+
+    Scores are log probabilities divided by length ** length_penalty. A sequence finishes only if it
+    is among as many of the best candidates as there are beams; at the maximum length all of these
+    do. A row is closed once it has as many finished sequences as beams and its alive ones are not
+    expected to become better, or at once with `early_stopping`; then nothing changes in it.
+    """
+
+    def __init__(self, *args: Any, early_stopping: Union[bool, str], **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self._early_stopping = early_stopping
+
+    def _divided(self, log_probs: mtf.Tensor, length: mtf.Tensor) -> mtf.Tensor:
+        penalty = mtf.pow(mtf.to_float(length), self._alpha)
+        return log_probs / mtf.cast(penalty, self._dtype)
+
+    def _open(self, state: _State) -> mtf.Tensor:
+        """Returns which rows are not closed, [batch...]."""
+        # Those of closed rows are set to much less than those of beams that do not count.
+        best_alive = mtf.reduce_max(state.alive_log_probs, reduced_dim=self._beam)
+        return mtf.greater(best_alive, -1.5 * INF)
+
+    def goes_on(self, state: _State) -> mtf.Tensor:
+        room = mtf.less(state.step, self._decode_length)
+        return mtf.logical_and(room, mtf.reduce_any(self._open(state), output_shape=[]))
+
+    def step(self, state: _State, states: Sequence[mtf.Tensor]) -> tuple[_State, list[mtf.Tensor]]:
+        state, new_states = super().step(state, states)
+        full = mtf.reduce_all(state.finished_flags, reduced_dim=self._beam)
+        closed = full
+        if self._early_stopping is not True:
+            # Not a bound but a guess, that sequences end now; except for "never", which takes the
+            # maximum length where longer ones have better scores.
+            bounded = self._early_stopping == "never" and self._alpha > 0
+            length = self._decode_length if bounded else state.step
+            best_alive = mtf.reduce_max(state.alive_log_probs, reduced_dim=self._beam)
+            worst = mtf.reduce_min(state.finished_scores, reduced_dim=self._beam)
+            improves = mtf.greater(self._divided(best_alive, length), worst)
+            closed = mtf.logical_and(full, mtf.logical_not(improves))
+        lowered = mtf.where(closed, state.alive_log_probs - 2.0 * INF, state.alive_log_probs)
+        return state._replace(alive_log_probs=lowered), new_states
+
+    def _finished(
+        self, state: _State, candidates: _Candidates, ends: mtf.Tensor, here: mtf.Tensor
+    ) -> tuple[mtf.Tensor, mtf.Tensor, mtf.Tensor]:
+        places = mtf.range(self._mesh, self._double, tf.int32)
+        last = mtf.greater_equal(state.step + 1, self._decode_length)
+        finished = mtf.logical_or(candidates.finished, last)
+        finished = mtf.logical_and(finished, mtf.less(places, self._beam.size))
+        finished = mtf.logical_and(finished, self._open(state))
+        candidates = candidates._replace(finished=finished)
+        return super()._finished(state, candidates, mtf.cast(finished, self._dtype), here)
 
 
 def _renamed(x: mtf.Tensor, old: mtf.Dimension, new: mtf.Dimension) -> mtf.Tensor:
@@ -386,7 +452,7 @@ def beam_search(
     initial_ids: mtf.Tensor,
     alpha: float,
     states: Optional[Sequence[mtf.Tensor]] = None,
-    eos_id: int = EOS_ID,
+    eos_id: Union[int, mtf.Tensor] = EOS_ID,
     stop_early: bool = True,
     decode_length: Optional[Union[int, mtf.Tensor]] = None,
     use_tpu: bool = True,
@@ -394,6 +460,8 @@ def beam_search(
     layout: object = None,
     mesh_shape: object = None,
     num_prefilter: int = 2,
+    length_penalty: Optional[float] = None,
+    early_stopping: Union[bool, str] = False,
 ) -> tuple[mtf.Tensor, mtf.Tensor]:
     """Searches for the most probable sequences; returns them and their scores.
 
@@ -402,6 +470,11 @@ def beam_search(
     "Google's Neural Machine Translation System", arXiv:1609.08144, for this length penalty. If no
     sequence of a batch entry has finished, its alive sequences are returned, with their log
     probabilities.
+
+    With `length_penalty` the search is that of Hugging Face's transformers: a sequence has the
+    score log(probability) / length^length_penalty; it finishes if it ends and is among as many of
+    the best candidates of a step as there are beams, or at the maximum length; and a row ends by
+    `early_stopping`.
 
     The result does not depend on the mesh or the layout: if the vocabulary is split, each
     processor searches its own slice, and only the best entries of each slice are communicated. So
@@ -416,7 +489,8 @@ def beam_search(
       alpha: a number, the exponent of the length penalty; larger values prefer longer sequences.
       states: a list of Tensors, the first states for `logits_fn`; those with the dimension beam
         are reordered along with the beams.
-      eos_id: an int, the id that ends a sequence.
+      eos_id: an int, the id that ends a sequence; or an int32 Tensor of one dimension, the ids of
+        which any does.
       stop_early: whether to stop as soon as no alive sequence can become better than the finished
         ones.
       decode_length: the maximum length, an int or an int32 scalar Tensor; the full length if None.
@@ -425,6 +499,10 @@ def beam_search(
       layout: unused.
       mesh_shape: unused.
       num_prefilter: unused.
+      length_penalty: a number, which takes the place of `alpha` and `stop_early`; or None.
+      early_stopping: when a row of that search ends that has as many finished sequences as beams:
+        at once if it is True, and if no alive sequence would be better than the worst of them: if
+        it ended now (False), or at the best length that it may have ("never").
 
     Returns:
       A tuple (ids [batch..., beam, length], scores [batch..., beam]), best first.
@@ -434,12 +512,17 @@ def beam_search(
     """
     _check_ids(initial_ids)
     states = list(states or [])
-    search = _Search(logits_fn, initial_ids, alpha, eos_id, decode_length, dtype)
+    arguments = (eos_id, decode_length, dtype, stop_early)
+    search = _Search(logits_fn, initial_ids, alpha, *arguments)
+    if length_penalty is not None:
+        search = _SearchOfTransformers(
+            logits_fn, initial_ids, length_penalty, *arguments, early_stopping=early_stopping
+        )
     first = search.start(initial_ids)
     n = len(first)
 
     def cond_fn(*values: mtf.Tensor) -> mtf.Tensor:
-        return search.goes_on(_State(*values[:n]), stop_early)
+        return search.goes_on(_State(*values[:n]))
 
     def body_fn(*values: mtf.Tensor) -> list[mtf.Tensor]:
         state, new_states = search.step(_State(*values[:n]), values[n:])

@@ -47,6 +47,7 @@ ORDER = [
     ["train"],
     ["bert", "experimental", "testing", "report"],
     ["models"],
+    ["generate"],
     ["__main__"],
 ]
 CORE_ORDER = [

@@ -87,6 +87,21 @@ def new_key(seed: Optional[int] = None) -> tf.Tensor:
     return tf.bitcast(bits, tf.uint32)
 
 
+def key_of(seed: tf.Tensor, number: int) -> tf.Tensor:
+    """Returns the uint32 [4] key of an integer tf scalar as seed, the same in each execution.
+
+    Args:
+      seed: an integer tf scalar.
+      number: that of a random operation, each of which has a key of its own.
+    """
+    seed = tf.cast(seed, tf.int64)
+    key = tf.stack([_u32(_DEFAULT_SEED), _u32(number)])
+    # A key is folded by 30 bits, as an index has four numbers of 32.
+    for bits in (tf.bitwise.bitwise_and(seed, 2**30 - 1), tf.bitwise.right_shift(seed, 30)):
+        key = fold_key(key, bits)
+    return key
+
+
 def _u32(value: int) -> tf.Tensor:
     return tf.constant(value & 0xFFFFFFFF, tf.uint32)
 

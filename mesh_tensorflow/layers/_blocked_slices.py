@@ -468,6 +468,33 @@ def finished(
     return total / weight, largest + tf.log(weight), largest, weight
 
 
+def _sums_of_gradients(
+    of: Operands,
+    columns: int,
+    qkv: bool,
+    bias_shapes: Sequence[list[int]],
+    distances: Sequence[Distances],
+) -> tuple[list[Sum], list[Sum]]:
+    """Returns how gradients add up over blocks of queries, and over blocks of the memory."""
+    _, _, length, memory = of.sizes
+    inner, outer = [], []
+    if qkv:
+        q, k, v = (x.shape.as_list() for x in (of.q, of.k, of.v))
+        inner = [Sum(q, 2), Sum([k[0], columns, k[2]], None),
+                 Sum([v[0], columns, v[2]], None)]  # fmt: skip
+        outer = [Sum(q, None), Sum(k, 1), Sum(v, 1)]
+    for *front, rows, across in bias_shapes:
+        n = len(front)
+        # Gradients of blocks are summed where a bias lacks the dimension, and joined elsewhere.
+        wide = across if across == 1 != memory else columns
+        inner.append(Sum([*front, rows, wide], None if rows == 1 != length else n))
+        outer.append(Sum([*front, rows, across], None if across == 1 != memory else n + 1))
+    for d in distances:
+        inner.append(Sum(d.values.shape.as_list(), None))
+        outer.append(inner[-1])
+    return inner, outer
+
+
 def block_gradients(
     operands: Operands,
     largest: tf.Tensor,
@@ -497,25 +524,6 @@ def block_gradients(
     bias_shapes = [of.biases[i].shape.as_list() for i in biases]
     chosen = [of.distances[i] for i in distances]
 
-    def results(columns: int) -> tuple[list[Sum], list[Sum]]:
-        """Over blocks of queries, and over blocks of the memory."""
-        inner, outer = [], []
-        if qkv:
-            q, k, v = (x.shape.as_list() for x in (of.q, of.k, of.v))
-            inner = [Sum(q, 2), Sum([k[0], columns, k[2]], None),
-                     Sum([v[0], columns, v[2]], None)]  # fmt: skip
-            outer = [Sum(q, None), Sum(k, 1), Sum(v, 1)]
-        for *front, rows, across in bias_shapes:
-            n = len(front)
-            # Gradients of blocks are summed where a bias lacks the dimension, and joined elsewhere.
-            wide = across if across == 1 != memory else columns
-            inner.append(Sum([*front, rows, wide], None if rows == 1 != length else n))
-            outer.append(Sum([*front, rows, across], None if across == 1 != memory else n + 1))
-        for d in chosen:
-            inner.append(Sum(d.values.shape.as_list(), None))
-            outer.append(inner[-1])
-        return inner, outer
-
     def of_block(block: Block) -> list[tf.Tensor]:
         q = block.queries(of.q)
         rows = (largest, shift, seen, dy)
@@ -537,9 +545,10 @@ def block_gradients(
             # dq = ds k, dk = ds^T q and dv = dropped(p)^T dy. Queries of `others` are rows here, so
             # the latter two are summed over them as well.
             products = block.uncapped(ds)
-            dq = tf.matmul(products, block.memories(of.k))
             found = [
-                tf.reshape(dq, [shared, others, q.shape.as_list()[1] // others, channels]),
+                tf.reshape(
+                    tf.matmul(products, block.memories(of.k)), [shared, others, -1, channels]
+                ),
                 tf.matmul(products, q, transpose_a=True),
                 tf.matmul(block.dropped(p, of.noise), block_dy, transpose_a=True),
             ]
@@ -566,8 +575,9 @@ def block_gradients(
 
         # Over queries within a block of the memory: its keys and values get one sum each, and only
         # the gradient of queries is added up as a whole for every block.
-        inner = results(columns)[0]
+        inner = _sums_of_gradients(of, columns, qkv, bias_shapes, chosen)[0]
         return over_blocks(length, of.blocks[0], of_queries, inner, of.dtype)
 
-    # The outer results are the same for any size of a block.
-    return over_blocks(memory, of.blocks[1], of_memory, results(0)[1], of.dtype)
+    # Those over the memory are the same for any size of a block.
+    _, sums = _sums_of_gradients(of, 0, qkv, bias_shapes, chosen)
+    return over_blocks(memory, of.blocks[1], of_memory, sums, of.dtype)

@@ -6,7 +6,7 @@ Language models of families are made of a folder, called, continued, trained and
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Optional, Union
 
 import numpy as np
@@ -22,6 +22,16 @@ from mesh_tensorflow.models import _bert, _gemma, _gpt, _llama, _tokenizer
 from mesh_tensorflow.models._bert import Pooling, TextEncoder
 from mesh_tensorflow.models._decoder import Decoder, Experts
 from mesh_tensorflow.models._family import Config, Form
+from mesh_tensorflow.models._generation import (
+    Generated,
+    Generator,
+    Listener,
+    Sampling,
+    Search,
+    Stop,
+    check_search,
+    ends_of,
+)
 from mesh_tensorflow.models._gguf import GgufFile
 from mesh_tensorflow.models._pretrained import Pretrained, check_eager, filled_up, imported
 from mesh_tensorflow.models._tokenizer import Tokenizer
@@ -34,6 +44,7 @@ __all__ = [
     "Decoder",
     "Experts",
     "Form",
+    "Generated",
     "LanguageModel",
     "TextEncoder",
     "Tokenizer",
@@ -49,8 +60,6 @@ _FORMS: dict[str, Callable[[Config], Form]] = {
 _DTYPES = ("float32", "bfloat16")
 # Ids, a text, or the messages of a conversation.
 Prompt = Union[Sequence[int], str, Sequence[Mapping[str, str]]]
-_LENGTHS = 64  # those of programs are multiples of it
-_NO_ID = -1  # which no id equals
 
 
 class LanguageModel(Pretrained):
@@ -69,7 +78,7 @@ class LanguageModel(Pretrained):
         self.model = self._form.model(self._mesh_impl.layout_rules, self._mesh_impl.shape)
         self._variable_dtype = mtf.VariableDType(*[tf.as_dtype(self._dtype)] * 3)
         self._logits = function(self._lowered_logits, store=self.store)
-        self._continued = function(self._lowered_ids, store=self.store)
+        self._generator = Generator(self.model, self._mesh_impl, self._variable_dtype, self.store)
 
     # -- calls
 
@@ -95,9 +104,23 @@ class LanguageModel(Pretrained):
         max_new_tokens: int = 64,
         temperature: float = 0.0,
         top_k: int = -1,
-        stop: Optional[int] = None,
+        stop: Stop = None,
+        *,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
+        repetition_penalty: float = 1.0,
+        num_beams: int = 1,
+        length_penalty: float = 1.0,
+        early_stopping: Union[bool, str] = False,
+        num_return_sequences: int = 1,
+        seed: Optional[int] = None,
+        details: bool = False,
     ) -> list[Any]:
         """Returns what the model continues prompts by, without the prompts.
+
+        The arguments that change the distribution have the meaning that those of these names have
+        in transformers, and are applied in its order: repetition_penalty, temperature, top_k,
+        top_p, min_p.
 
         Args:
           prompts: a list of lists of ids, of any lengths from 1; of texts; or of conversations,
@@ -106,40 +129,126 @@ class LanguageModel(Pretrained):
           temperature: 0.0 takes the id with the largest logit; 1.0 draws from the softmax.
           top_k: how many ids with the largest logits are drawn from; -1 for all.
           stop: the id at which a continuation ends, which it includes; the `eos_token_id` of
-            config.json, one or several, if None; and -1 for none.
+            config.json, one or several, if None; and -1 for none. A text, with which it ends too;
+            the id that completes the text is the last one. Or a list of ids and texts; without
+            ids in it, those of config.json count, too.
+          top_p: draws from the fewest ids whose probabilities have at least this sum.
+          min_p: draws from ids whose probability is at least this share of the largest one.
+          repetition_penalty: a number by which the logits of ids are divided that the prompt or
+            the continuation has, or multiplied if they are negative.
+          num_beams: searches for the likeliest continuations, with so many of them kept in each
+            step, as transformers does; 1 for no search. Then nothing is drawn.
+          length_penalty: a search compares the log-probabilities of continuations divided by
+            length ** length_penalty.
+          early_stopping: whether a search ends at once when it has num_beams finished ones; if
+            not, it ends when no other is expected to be better than these (False), or can be
+            ("never").
+          num_return_sequences: how many continuations each prompt gets, drawn or found by the
+            search, best first.
+          seed: with the same seed, the same ids are drawn, in every layout; None draws others in
+            each call, by the seed of `tf.random.set_seed` if there is one.
+          details: whether to return Generated: ids, text, log-probabilities, and the score of a
+            search.
 
         Returns:
-          A list of lists of ids; of texts, for prompts that are none.
+          A list of lists of ids; of texts, for prompts that are none. If num_return_sequences is
+          above 1, a list of lists of them, one for each prompt.
+
+        Raises:
+          ValueError: an id is not in the vocabulary, a prompt is empty, there is no tokenizer, or
+            an argument is out of its range or does not go with another.
+        """
+        if isinstance(prompts, str):
+            raise ValueError("generate: prompts is a list; write [text] for one")
+        sampling = Sampling(
+            max_new_tokens, temperature, top_k, top_p, min_p, repetition_penalty, seed
+        )
+        search = Search(num_beams, length_penalty, early_stopping, num_return_sequences)
+        ends = ends_of(stop, self.config.get("eos_token_id"), self.tokenizer)
+        check_search(search, sampling, ends)
+        rows = [self._checked("generate", [self._ids(prompt)])[0] for prompt in prompts]
+        if not rows:
+            return []
+        if num_beams > 1:
+            found = self._generator.search(rows, search, max_new_tokens, ends.ids)
+            several = [[ids for ids, _ in beams] for beams in found]
+            scores: list[Optional[float]] = [score for beams in found for _, score in beams]
+        else:
+            each = [row for row in rows for _ in range(num_return_sequences)]
+            listener = Listener(len(each), ends.texts, self.tokenizer) if ends.texts else None
+            drawn = self._generator.sample(each, sampling, ends.ids, listener)
+            several = _grouped(drawn, num_return_sequences)
+            scores = [None] * len(drawn)
+        results = [
+            [
+                self.tokenizer.decode(row) if self.tokenizer and _is_text(prompt) else row
+                for row in of
+            ]
+            for of, prompt in zip(several, prompts)
+        ]
+        if details:
+            wholes = [[*row, *ids] for row, of in zip(rows, several) for ids in of]
+            every = [ids for of in several for ids in of]
+            texts = [x if isinstance(x, str) else None for of in results for x in of]
+            log_probs = [
+                of_row[len(of_row) - len(ids) :]
+                for of_row, ids in zip(self._generator.log_probs(wholes), every)
+            ]
+            made = [Generated(*fields) for fields in zip(every, texts, log_probs, scores)]
+            results = _grouped(made, num_return_sequences)
+        return results if num_return_sequences > 1 else [of[0] for of in results]
+
+    def stream(
+        self,
+        prompt: Prompt,
+        max_new_tokens: int = 64,
+        stop: Stop = None,
+        **sampling: Any,
+    ) -> Iterator[Any]:
+        """Returns an iterator of what the model continues a prompt by, piece by piece.
+
+        >>> for piece in model.stream("Once upon a time"):  # doctest: +SKIP
+        ...     print(piece, end="", flush=True)
+
+        The pieces are together what `generate` returns; the program and its trace are the same for
+        all of them. An iterator that is closed, as at a `break`, ends the program.
+
+        Args:
+          prompt: ids, a text, or a conversation, as in `generate`.
+          max_new_tokens: how many ids are added at most.
+          stop: what ends the continuation, as in `generate`.
+          **sampling: temperature, top_k, top_p, min_p, repetition_penalty and seed of `generate`.
+
+        Returns:
+          An iterator of texts; of ids, for a prompt of ids.
+
+        Raises:
+          ValueError: as `generate` raises.
+        """
+        settings = Sampling(max_new_tokens, **sampling)
+        ends = ends_of(stop, self.config.get("eos_token_id"), self.tokenizer)
+        rows = [self._checked("stream", [self._ids(prompt)])[0]]
+        listener = Listener(
+            1, ends.texts, self.tokenizer, tells="texts" if _is_text(prompt) else "ids"
+        )
+        return listener.pieces(lambda: self._generator.sample(rows, settings, ends.ids, listener))
+
+    def log_probs(self, prompts: Sequence[Prompt]) -> list[list[float]]:
+        """Returns the log-probability of each id but the first, given those before it.
+
+        They are the model's own, of no temperature and with nothing left out.
+
+        Args:
+          prompts: a list of lists of ids, of any lengths from 1; of texts; or of conversations.
+
+        Returns:
+          A list of lists of floats, each shorter by one than the ids.
 
         Raises:
           ValueError: an id is not in the vocabulary, a prompt is empty, or there is no tokenizer.
         """
-        if isinstance(prompts, str):
-            raise ValueError("generate: prompts is a list; write [text] for one")
-        if max_new_tokens < 1:
-            raise ValueError(f"generate: max_new_tokens={max_new_tokens} must be 1 or more")
-        rows = [self._checked("generate", [self._ids(prompt)])[0] for prompt in prompts]
-        if not rows:
-            return []
-        ends = self._ends(stop)
-        lengths = np.array([len(row) for row in rows], np.int32)
-        length = max(lengths) - 1 + max_new_tokens
-        # One program serves many lengths, as each is traced anew.
-        ids = np.zeros([len(rows), -(-length // _LENGTHS) * _LENGTHS], np.int32)
-        # Of a prompt the first id is what the first position is fed, and the others are given.
-        for row, prompt in zip(ids, rows):
-            row[: len(prompt) - 1] = prompt[1:]
-        first = np.array([row[0] for row in rows], np.int32)
-        tensors = [tf.constant(filled_up(a, self._mesh_impl)) for a in (ids, first, lengths - 1)]
-        sampled = self._continued(*tensors, max_new_tokens, temperature, top_k, ends[0]).numpy()
-        continuations = [
-            _up_to(ends, row[n - 1 : n - 1 + max_new_tokens].tolist())
-            for row, n in zip(sampled, lengths)
-        ]
-        return [
-            self.tokenizer.decode(row) if self.tokenizer and _is_text(prompt) else row
-            for row, prompt in zip(continuations, prompts)
-        ]
+        rows = [self._checked("log_probs", [self._ids(prompt)])[0] for prompt in prompts]
+        return self._generator.log_probs(rows) if rows else []
 
     def _ids(self, prompt: Prompt) -> Sequence[int]:
         """Returns the ids of a prompt."""
@@ -154,13 +263,6 @@ class LanguageModel(Pretrained):
         if isinstance(prompt, str):
             return self.tokenizer.prompt(prompt)
         return self.tokenizer.chat(prompt)  # type: ignore[arg-type]
-
-    def _ends(self, stop: Optional[int]) -> list[int]:
-        """Returns the ids that end a text; the first of them also ends the loop of steps."""
-        ends = self.config.get("eos_token_id") if stop is None else stop
-        if isinstance(ends, list):
-            return ends or [_NO_ID]
-        return [_NO_ID if ends is None else ends]
 
     def _checked(self, what: str, ids: Any) -> np.ndarray:
         rows = np.asarray(ids)
@@ -185,34 +287,8 @@ class LanguageModel(Pretrained):
         logits, _ = self.model.call_simple(
             x, None, compute_loss=False, mode="infer", variable_dtype=self._variable_dtype
         )
-        return self._exported(mesh, logits)
-
-    def _lowered_ids(
-        self,
-        ids: tf.Tensor,
-        first: tf.Tensor,
-        num_given: tf.Tensor,
-        max_new_tokens: int,
-        temperature: float,
-        top_k: int,
-        stop: int,
-    ) -> tf.Tensor:
-        mesh = mtf.Mesh(mtf.Graph(), "mesh")
-        sampled = self.model.sample_autoregressive(
-            imported(mesh, ids, "batch", "length"),
-            stop_at_token=stop,
-            max_steps=max_new_tokens,
-            temperature=temperature,
-            variable_dtype=self._variable_dtype,
-            sampling_keep_top_k=top_k,
-            bos_id=imported(mesh, first, "batch"),
-            num_given=imported(mesh, num_given, "batch"),
-        )
-        return self._exported(mesh, sampled)
-
-    def _exported(self, mesh: mtf.Mesh, x: mtf.Tensor) -> tf.Tensor:
         lowering = mtf.Lowering(mesh.graph, {mesh: self._mesh_impl})
-        return lowering.export_to_tf_tensor(x)
+        return lowering.export_to_tf_tensor(logits)
 
     # -- training
 
@@ -253,15 +329,13 @@ class LanguageModel(Pretrained):
         return total / (losses.shape.size // length.size * (length.size - 1))
 
 
+def _grouped(rows: Sequence[Any], size: int) -> list[list[Any]]:
+    return [list(rows[i : i + size]) for i in range(0, len(rows), size)]
+
+
 def _is_text(prompt: Prompt) -> bool:
     """Returns whether a prompt is a text or a conversation, rather than ids."""
     return isinstance(prompt, str) or (len(prompt) > 0 and isinstance(prompt[0], Mapping))
-
-
-def _up_to(ends: Sequence[int], ids: list[int]) -> list[int]:
-    """Returns the ids up to the first that is an end, with that."""
-    at = next((i for i, id_ in enumerate(ids) if id_ in ends), len(ids))
-    return ids[: at + 1]
 
 
 def from_pretrained(

@@ -53,6 +53,11 @@ class RandomOperation(Operation):
         self._number = self.graph.next_random_operation()
         self._outputs = [Tensor(self, convert_to_shape(shape), dtype)]
 
+    def key(self) -> Optional[tf.Tensor]:
+        """Returns its key if its seed is a tf scalar; None for one that is drawn."""
+        given = self._kwargs.get("seed")
+        return random_values.key_of(given, self._number) if tf.is_tensor(given) else None
+
     def seed(self) -> Optional[int]:
         """Returns its seed; None if neither the operation nor the program has one."""
         # Without any seed, it is None: each run of the program draws other values.
@@ -65,6 +70,8 @@ class RandomOperation(Operation):
         if self in lowering.random_keys and random_values.is_known(self._tf_fn):
             # In a loop: the key is derived from one that was drawn outside, and from the iteration.
             kwargs["key"] = lowering.random_keys[self]
+        elif (key := self.key()) is not None:
+            kwargs["key"] = key
         kwargs["seed"] = self.seed()
         y = self.outputs[0]
         value = lowering.mesh_impl(self).random(y.shape, self._tf_fn, kwargs)
@@ -91,7 +98,9 @@ def random_uniform(mesh: Mesh, shape: ShapeLike, **kwargs: object) -> Tensor:
     Args:
       mesh: a Mesh.
       shape: a Shape.
-      **kwargs: minval, maxval, dtype, seed and name, as for tf.random.uniform.
+      **kwargs: minval, maxval, dtype, seed and name, as for tf.random.uniform. With an integer
+        tf scalar as seed, the values are the same in each run, and in each program of equal
+        random operations.
     """
     return _random(mesh, shape, tf.random.uniform, **kwargs)
 
@@ -209,7 +218,11 @@ def dropout(
 
 @leaves_no_node
 def sample_with_temperature(
-    logits: Tensor, dim: Dimension, temperature: float = 1.0, name: Optional[str] = None
+    logits: Tensor,
+    dim: Dimension,
+    temperature: Union[float, Tensor] = 1.0,
+    name: Optional[str] = None,
+    seed: Union[int, tf.Tensor, None] = None,
 ) -> Tensor:
     """Samples indices from the softmax of logits / temperature, with the Gumbel trick.
 
@@ -220,17 +233,20 @@ def sample_with_temperature(
     Args:
       logits: a Tensor with dimensions [..., dim, ...].
       dim: the Dimension of the choices.
-      temperature: a number; 0.0 for the argmax.
+      temperature: a number; 0.0 for the argmax. Or a scalar Tensor, above 0.
       name: a string or None.
+      seed: an int, or an integer tf scalar, as of `random_uniform`; or None.
 
     Returns:
       An int32 Tensor without `dim`.
     """
     # The limit of small temperatures, without the noise, which would be multiplied by 0.
-    if temperature == 0.0:
+    if not isinstance(temperature, Tensor) and temperature == 0.0:
         return mtf.argmax(logits, dim, name=name)
     tiny = 1e-9  # avoids the logarithm of 0
-    u = random_uniform(logits.mesh, logits.shape, minval=tiny, maxval=1.0, dtype=tf.float32)
+    u = random_uniform(
+        logits.mesh, logits.shape, minval=tiny, maxval=1.0, dtype=tf.float32, seed=seed
+    )
     # The argmax of logits plus Gumbel noise is a sample of their softmax: it needs no
     # normalization, and in a layout that splits the choices no more than an argmax does.
     # In float32, also of bfloat16 logits: in that many sums would tie, and argmax takes the first.

@@ -44,6 +44,11 @@ PROGRAMS = {
         ["--process_no=0"],
         "--input_file_pattern, --output_folder must be given",
     ),
+    "generate": (
+        "--repetition_penalty",
+        ["--model=m", "--prompt=a", "--batch_size=0"],
+        "--batch_size is 0: it has to be 1 or more",
+    ),
     "launch": ("--runtime", ["--processes", "0", "x.py"], "--processes must be at least 1, got 0"),
     "report": (
         "--module_import",

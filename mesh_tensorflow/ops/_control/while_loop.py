@@ -629,12 +629,12 @@ class WhileLoopOperation(_LoopOperation):
         Iterations run in parallel, so a key drawn inside would depend on their timing.
         """
         mesh_impl = lowering.mesh_impl(self)
-        return {
-            op: lowering.random_keys[op]
-            if op in lowering.random_keys
-            else mesh_impl.random_key(op.seed())
-            for op in self.random_operations()
-        }
+        keys: dict[Operation, tf.Tensor] = {}
+        for op in self.random_operations():
+            key = lowering.random_keys.get(op)  # of a loop around this one
+            key = op.key() if key is None else key
+            keys[op] = mesh_impl.random_key(op.seed()) if key is None else key
+        return keys
 
     def _enter(self, lowering: mtf.Lowering, values: Sequence[Any]) -> None:
         for placeholder, value in zip(self.placeholders, values):

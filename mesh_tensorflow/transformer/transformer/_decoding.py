@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Sequence
+import functools
+import math
+import numbers
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Optional, Union
 
 import tensorflow.compat.v1 as tf
@@ -112,6 +115,20 @@ class IncrementalModel:
         # Then nothing needs what the first call computes of the ids, and TensorFlow leaves it out.
         return [mtf.zeros(x.mesh, x.shape, x.dtype) for x in self.states]
 
+    def widened(self, dim: mtf.Dimension) -> list[mtf.Tensor]:
+        """Returns the states for steps whose rows have one more dimension, such as beams.
+
+        Args:
+          dim: the Dimension, which follows those of the batch.
+        """
+        rows = self._arguments["batch_dims"]
+        self._arguments["batch_dims"] = [*rows, dim]
+        shapes = [
+            [y for d in x.shape for y in ([d, dim] if d == rows[-1] else [d])] for x in self.states
+        ]
+        self.states = [mtf.broadcast(x, shape) for x, shape in zip(self.states, shapes)]
+        return self.states
+
     def _context(self, **kwargs: Any) -> Context:
         return Context(**self._arguments, new_states=[], **kwargs)
 
@@ -166,6 +183,37 @@ def _check(model: Unitransformer, ids: mtf.Tensor) -> None:
         )
 
 
+Number = Union[float, mtf.Tensor]
+# What the numbers of sampling may be, and how that is said.
+_RANGES: dict[str, tuple[Callable[[float], bool], str]] = {
+    "temperature": (
+        lambda x: 0 <= x < math.inf,
+        "0 or more; 0.0 takes the best id, 1.0 draws from the model's own distribution",
+    ),
+    "top_p": (lambda x: 0 < x <= 1, "above 0 and at most 1; 1.0 draws from all ids"),
+    "min_p": (lambda x: 0 <= x <= 1, "between 0 and 1; 0.0 draws from all ids"),
+    "repetition_penalty": (
+        lambda x: 0 < x < math.inf,
+        "above 0; 1.0 changes nothing, and larger numbers make repetitions rarer",
+    ),
+}
+
+
+def check_numbers(what: str, values: Mapping[str, Number]) -> None:
+    """Raises a ValueError if a number of sampling is out of its range.
+
+    Args:
+      what: the name of the function that it is given to.
+      values: the numbers by name; those that are Tensors are not known yet.
+    """
+    for name, value in values.items():
+        test, text = _RANGES[name]
+        if isinstance(value, mtf.Tensor):
+            continue
+        if isinstance(value, bool) or not isinstance(value, numbers.Real) or not test(value):
+            raise ValueError(f"{what}: {name}={value!r} must be a number {text}")
+
+
 @dataclasses.dataclass(frozen=True)
 class Choice:
     """How an id is chosen from logits; see `Unitransformer.sample_autoregressive`.
@@ -173,16 +221,25 @@ class Choice:
     Attributes:
       temperature: a number; 0.0 takes the id with the largest logit.
       keep_top_k: an int, the number of ids with the largest logits to draw from; -1 for all.
-      stop_at_token: an int, the id that ends a sequence.
+      stop_at_token: an int, the id that ends a sequence; or a Tensor of one dimension, of several.
       never_end: whether `stop_at_token` is never chosen.
+      top_p: a number; the fewest ids with this probability together are drawn from; 1.0 for all.
+      min_p: a number; ids with this share of the largest probability are drawn from.
+      repetition_penalty: a number, by which the logits of ids that a row has are made smaller.
+      seed: a seed of the draws, or None.
     """
 
-    temperature: float
+    temperature: Number
     keep_top_k: int
-    stop_at_token: int
+    stop_at_token: Union[int, mtf.Tensor]
     never_end: bool
+    top_p: Number = 1.0
+    min_p: Number = 0.0
+    repetition_penalty: Number = 1.0
+    seed: Union[int, tf.Tensor, None] = None
 
     def __post_init__(self) -> None:
+        check_numbers("sample_autoregressive", {name: getattr(self, name) for name in _RANGES})
         if self.keep_top_k != -1 and self.keep_top_k < 1:
             raise ValueError(
                 "sampling_keep_top_k must either be -1, for all ids, or positive, not "
@@ -192,24 +249,86 @@ class Choice:
     def _allowed(self, logits: mtf.Tensor, vocab_dim: mtf.Dimension) -> mtf.Tensor:
         if not self.never_end:
             return logits
-        end = mtf.constant(logits.mesh, self.stop_at_token, dtype=tf.int32)
+        end = self.stop_at_token
+        if isinstance(end, mtf.Tensor):
+            ends = mtf.one_hot(end, vocab_dim, MASKED_LOGIT, 0.0, logits.dtype)
+            return logits + mtf.reduce_sum(ends, reduced_dim=end.shape.dims[0])
+        end = mtf.constant(logits.mesh, end, dtype=tf.int32)
         return logits + mtf.one_hot(end, vocab_dim, MASKED_LOGIT, 0.0, logits.dtype)
 
+    def is_end(self, ids: mtf.Tensor) -> mtf.Tensor:
+        """Returns whether ids end their rows."""
+        if not isinstance(self.stop_at_token, mtf.Tensor):
+            return mtf.equal(ids, self.stop_at_token)
+        every = ids.shape + self.stop_at_token.shape
+        equal = mtf.equal(ids, self.stop_at_token, output_shape=every)
+        return mtf.reduce_any(equal, output_shape=ids.shape)
+
+    def penalized(self, logits: mtf.Tensor, seen: mtf.Tensor) -> mtf.Tensor:
+        """Returns logits with those of ids that a row has made smaller.
+
+        Keskar et al., "CTRL: a conditional transformer language model" (2019), section 4.1; a
+        negative logit is multiplied instead of divided, as it would grow.
+
+        Args:
+          logits: a Tensor with dimensions [batch..., vocab].
+          seen: a boolean Tensor of the same shape.
+        """
+        logits, penalty = mtf.to_float(logits), self.repetition_penalty
+        smaller = mtf.where(mtf.less(logits, 0.0), logits * penalty, logits / penalty)
+        return mtf.where(seen, smaller, logits)
+
     def _top_dim(self, vocab_dim: mtf.Dimension) -> Optional[mtf.Dimension]:
-        """Returns the Dimension of the ids to draw from; None for all of them."""
+        """Returns the Dimension of the ids to draw from, best first; None for all, in any order."""
         # At temperature 0 the best id is chosen, which is among any number of best ones.
-        some = self.temperature != 0.0 and 0 < self.keep_top_k < vocab_dim.size
-        return mtf.Dimension("_top_k_", self.keep_top_k) if some else None
+        if self.temperature == 0.0:
+            return None
+        if 0 < self.keep_top_k < vocab_dim.size:
+            return mtf.Dimension("_top_k_", self.keep_top_k)
+        # What comes before an id counts, so all of them are put in order.
+        return None if self.top_p == 1.0 else mtf.Dimension("_top_k_", vocab_dim.size)
+
+    def _left_out(self, logits: mtf.Tensor, dim: mtf.Dimension) -> Optional[mtf.Tensor]:
+        """Returns which of the logits are not drawn from because of top_p and min_p, or None.
+
+        Args:
+          logits: a Tensor; in falling order along `dim`, its last one, if there is a top_p.
+          dim: the Dimension of the ids.
+        """
+        if self.temperature == 0.0 or (self.top_p == 1.0 and self.min_p == 0.0):
+            return None
+        scaled, left_out = self._divided(logits), []
+        if self.top_p != 1.0:
+            # Whatever is before the first is nothing, so that there always is one.
+            before = mtf.slicewise(
+                lambda p: tf.cumsum(p, p.shape.ndims - 1, exclusive=True),
+                [mtf.softmax(scaled, dim)],
+                splittable_dims=(logits.shape - dim).dims,
+                name="probability_before",
+            )
+            left_out.append(mtf.greater_equal(before, self.top_p))
+        if self.min_p != 0.0:
+            # p < min_p * max(p), by logarithms.
+            best, share = mtf.reduce_max(scaled, reduced_dim=dim), self.min_p
+            log = mtf.log(share) if isinstance(share, mtf.Tensor) else math.log(share)
+            left_out.append(mtf.less(scaled, best + log))
+        return functools.reduce(mtf.logical_or, left_out)
 
     def choose(self, logits: mtf.Tensor, vocab_dim: mtf.Dimension) -> mtf.Tensor:
         """Returns the int32 id chosen in each row of logits."""
         logits, top_dim = self._allowed(logits, vocab_dim), self._top_dim(vocab_dim)
-        if top_dim is None:
-            return mtf.sample_with_temperature(logits, vocab_dim, self.temperature)
-        # Random numbers are needed for the top ids only.
-        top, ids = mtf.top_k(logits, vocab_dim, top_dim)
-        drawn = mtf.sample_with_temperature(top, top_dim, self.temperature)
-        return mtf.gather(ids, drawn, top_dim)
+        ids, dim = None, top_dim or vocab_dim
+        if top_dim is not None:
+            # Random numbers are needed for the top ids only.
+            logits, ids = mtf.top_k(logits, vocab_dim, top_dim)
+        left_out = self._left_out(logits, dim)
+        if left_out is not None:
+            logits = mtf.to_float(logits) + hidden_where(left_out, tf.float32)
+        drawn = mtf.sample_with_temperature(logits, dim, self.temperature, seed=self.seed)
+        return drawn if ids is None else mtf.gather(ids, drawn, dim)
+
+    def _divided(self, logits: mtf.Tensor) -> mtf.Tensor:
+        return mtf.to_float(logits) * (1.0 / self.temperature)
 
     def scaled(self, logits: mtf.Tensor, vocab_dim: mtf.Dimension) -> mtf.Tensor:
         """Returns the logits of the distribution that is drawn from."""
@@ -221,46 +340,66 @@ class Choice:
             # A threshold keeps all ids of the vocabulary, so that two models can be compared. Of
             # those that are equal to it, which bfloat16 has often, only the first are kept: the
             # last id of `top_k`, and what is before it.
+            left_out = self._left_out(top, top_dim)
+            count: Union[int, mtf.Tensor] = top_dim.size
+            if left_out is not None:
+                kept = mtf.to_int32(mtf.logical_not(left_out))
+                count = mtf.reduce_sum(kept, reduced_dim=top_dim)
+                # In the place of what is left out, one that is no lowest.
+                best = mtf.reduce_max(top, reduced_dim=top_dim)
+                top = mtf.where(left_out, mtf.broadcast(best, top.shape), top)
             lowest = mtf.reduce_min(top, reduced_dim=top_dim)
-            last = mtf.gather(ids, top_dim.size - 1, top_dim)
+            last = mtf.gather(ids, count - 1, top_dim)
             every = mtf.range(logits.mesh, vocab_dim, tf.int32)
             after = mtf.greater(every, last, output_shape=logits.shape)
             ties = mtf.logical_and(mtf.equal(logits, lowest), after)
             left_out = mtf.logical_or(mtf.less(logits, lowest), ties)
+        else:
+            left_out = self._left_out(logits, vocab_dim)
+        if left_out is not None:
             logits += hidden_where(left_out, logits.dtype)
-        return mtf.to_float(logits) * (1.0 / self.temperature)
+        return self._divided(logits)
 
     def draw(self, scaled: mtf.Tensor, vocab_dim: mtf.Dimension) -> mtf.Tensor:
         """Returns the int32 ids drawn from scaled logits."""
         # Logits are divided already, but 0 still stands for the largest one.
-        temperature = 1.0 if self.temperature else 0.0
-        return mtf.sample_with_temperature(scaled, vocab_dim, temperature)
+        temperature = 0.0 if self.temperature == 0.0 else 1.0
+        return mtf.sample_with_temperature(scaled, vocab_dim, temperature, seed=self.seed)
 
 
 @dataclasses.dataclass(frozen=True)
 class Sampler:
     """The body and the condition of the sampling loop.
 
-    The loop variables are the number of steps, which rows are done, the last ids, all ids, and
-    the states of the model.
+    The loop variables are the number of steps, which rows are done, the last ids, all ids, which
+    ids of the vocabulary each row has if there is a penalty on them, and the states of the model.
     """
 
     model: IncrementalModel
     choice: Choice
     given: Optional[mtf.Tensor]  # the number of given ids in each row; None if there are none
-    limit: int
+    limit: Union[int, mtf.Tensor]
+    each_step: Optional[Callable[..., tf.Tensor]] = None
 
     def start(self, ids: mtf.Tensor, bos_id: Union[int, mtf.Tensor]) -> list[mtf.Tensor]:
         """Returns the initial values of the loop variables."""
         step = mtf.constant(ids.mesh, 0, dtype=tf.int32)
         states = self.model.first_states(self.given is not None)
-        return [step, *first_last(ids, self.given, bos_id), ids, *states]
+        done, last = first_last(ids, self.given, bos_id)
+        seen = []
+        if self._penalizes:
+            seen.append(seen_ids(ids, self.given, bos_id, self.model.vocab_dim))
+        return [step, done, last, ids, *seen, *states]
+
+    @property
+    def _penalizes(self) -> bool:
+        return self.choice.repetition_penalty != 1.0
 
     def goes_on(self, step: mtf.Tensor, done: mtf.Tensor, *_: mtf.Tensor) -> mtf.Tensor:
         """Returns whether to take another step, a boolean scalar."""
         more = mtf.less(step, self.limit)
         # Then no row is ever done, and no processor has to be asked.
-        if self.choice.never_end and self.given is None:
+        if self.choice.never_end and self.given is None and self.each_step is None:
             return more
         return mtf.logical_and(more, mtf.reduce_any(mtf.logical_not(done), output_shape=[]))
 
@@ -270,24 +409,83 @@ class Sampler:
         done: mtf.Tensor,
         last: mtf.Tensor,
         ids: mtf.Tensor,
-        *states: mtf.Tensor,
+        *rest: mtf.Tensor,
     ) -> list[mtf.Tensor]:
         """Returns the loop variables after a step."""
+        seen, states = rest[: self._penalizes], rest[self._penalizes :]
         # Without given ids all rows are at the same position, and masks need no batch dimension.
         position = step if self.given is None else step + self.given
         logits, new_states = self.model.step(position, last, states)
+        if seen:
+            logits = self.choice.penalized(logits, seen[0])
         last = self.choice.choose(logits, self.model.vocab_dim)
         if last.shape != done.shape:
             last = mtf.broadcast(last, done.shape)
         # Rows are 0 there so far; after their end the one-hot is 0, and changes nothing.
         ids += last * mtf.one_hot(position, self.model.length_dim, dtype=tf.int32)
+        if seen:
+            every = mtf.range(ids.mesh, self.model.vocab_dim, tf.int32)
+            new = mtf.equal(last, every, output_shape=seen[0].shape)
+            seen = (mtf.logical_or(seen[0], new),)
         if not self.choice.never_end:
-            done = mtf.logical_or(done, mtf.equal(last, self.choice.stop_at_token))
+            done = mtf.logical_or(done, self.choice.is_end(last))
+        if self.each_step is not None:
+            rows = mtf.range(ids.mesh, done.shape.dims[0], tf.int32)
+            ended = mtf.slicewise(
+                self.each_step,
+                [rows, last, step],
+                output_dtype=tf.bool,
+                splittable_dims=done.shape.dims,
+                name="each_step",
+            )
+            done = mtf.logical_or(done, ended)
         if self.given is not None:
             # Without given ids rows are full at once, and the limit of steps tells it.
             full = mtf.greater_equal(position + 1, self.model.length_dim.size)
             done = mtf.logical_or(done, full)
-        return [step + 1, done, last, ids, *new_states]
+        return [step + 1, done, last, ids, *seen, *new_states]
+
+
+def seen_ids(
+    ids: mtf.Tensor,
+    given: Optional[mtf.Tensor],
+    bos_id: Union[int, mtf.Tensor],
+    vocab_dim: mtf.Dimension,
+) -> mtf.Tensor:
+    """Returns which ids of the vocabulary each row has before the first step.
+
+    Args:
+      ids: an int32 Tensor with dimensions [batch..., length].
+      given: the number of given ids of each row, or None; see `first_last`.
+      bos_id: the id that is fed before the first one; see `first_last`.
+      vocab_dim: a Dimension.
+
+    Returns:
+      A boolean Tensor with dimensions [batch..., vocab].
+    """
+    rows = ids.shape.dims[:-1]
+    every = mtf.range(ids.mesh, vocab_dim, tf.int32)
+    shape = mtf.Shape([*rows, vocab_dim])
+    if isinstance(bos_id, int):
+        bos_id = mtf.constant(ids.mesh, bos_id, dtype=tf.int32)
+    seen = mtf.equal(mtf.broadcast(bos_id, rows), every, output_shape=shape)
+    if given is None:
+        return seen
+
+    def marked(ids: tf.Tensor, given: tf.Tensor) -> tf.Tensor:
+        # By sums of segments, as a one-hot of all positions would be as large as all logits.
+        sizes, length = ids.shape.as_list()[:-1], ids.shape.as_list()[-1]
+        count, vocab = math.prod(sizes), vocab_dim.size
+        flat = tf.reshape(ids, [count, length]) + tf.range(count)[:, None] * vocab
+        inside = tf.range(length) < tf.reshape(given, [count, 1])
+        places = tf.where_v2(inside, flat, -1)  # which the sums leave out
+        sums = tf.math.unsorted_segment_sum(tf.ones_like(places), places, count * vocab)
+        return tf.reshape(sums > 0, [*sizes, vocab])
+
+    among_given = mtf.slicewise(
+        marked, [ids, given], shape, tf.bool, splittable_dims=rows, name="seen_ids"
+    )
+    return mtf.logical_or(seen, among_given)
 
 
 def first_last(
@@ -372,7 +570,7 @@ class Speculation:
     choice: Choice
     several: mtf.Dimension  # the positions of a step, one more than the draft proposes
     given: Optional[mtf.Tensor]
-    limit: int
+    limit: Union[int, mtf.Tensor]
 
     def start(self, ids: mtf.Tensor, bos_id: Union[int, mtf.Tensor]) -> list[mtf.Tensor]:
         """Returns the initial values of the loop variables."""
@@ -413,7 +611,7 @@ class Speculation:
         )
         ends = None
         if not self.choice.never_end:
-            stops = mtf.equal(new, self.choice.stop_at_token)
+            stops = self.choice.is_end(new)
             # An end stays, and what was accepted after it does not.
             before = mtf.cumsum(mtf.to_int32(stops), self.several, exclusive=True)
             valid = mtf.logical_and(valid, mtf.equal(before, 0))

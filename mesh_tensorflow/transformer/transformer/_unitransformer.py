@@ -22,6 +22,7 @@ from mesh_tensorflow.transformer.transformer._decoding import (
     Speculation,
     check_draft,
     draft_scope,
+    first_last,
 )
 
 if TYPE_CHECKING:
@@ -280,9 +281,9 @@ class Unitransformer:
     def sample_autoregressive(
         self,
         partial_sequences: mtf.Tensor,
-        stop_at_token: int = 1,
-        max_steps: Optional[int] = None,
-        temperature: float = 0.0,
+        stop_at_token: Union[int, mtf.Tensor] = 1,
+        max_steps: Union[int, mtf.Tensor, None] = None,
+        temperature: Union[float, mtf.Tensor] = 0.0,
         variable_dtype: mtf.VariableDType = mtf.VariableDType(tf.float32),
         encoder_output: Optional[mtf.Tensor] = None,
         encoder_sequence_id: Optional[mtf.Tensor] = None,
@@ -297,6 +298,11 @@ class Unitransformer:
         draft_model: Union[Unitransformer, Draft, None] = None,
         num_draft_ids: int = 4,
         num_given: Optional[mtf.Tensor] = None,
+        top_p: Union[float, mtf.Tensor] = 1.0,
+        min_p: Union[float, mtf.Tensor] = 0.0,
+        repetition_penalty: Union[float, mtf.Tensor] = 1.0,
+        seed: Union[int, tf.Tensor, None] = None,
+        each_step: Optional[Callable[..., tf.Tensor]] = None,
     ) -> mtf.Tensor:
         """Returns sequences continued by the model, one id at a time.
 
@@ -307,15 +313,21 @@ class Unitransformer:
         Each row continues after its given ids. Sampling stops when every row has reached
         `stop_at_token` or is full; the ids after a row's first `stop_at_token` are meaningless.
 
-        For top-k sampling: Fan et al., "Hierarchical Neural Story Generation", arXiv:1805.04833.
+        What changes the distribution is done in the order of `repetition_penalty`, `temperature`,
+        `sampling_keep_top_k`, `top_p` and `min_p`. For top-k sampling: Fan et al., "Hierarchical
+        Neural Story Generation", arXiv:1805.04833; for top_p: Holtzman et al., "The Curious Case
+        of Neural Text Degeneration", arXiv:1904.09751; for min_p: Nguyen et al., "Turning up the
+        heat", arXiv:2407.01082; for the penalty: Keskar et al., "CTRL", arXiv:1909.05858.
 
         Args:
           partial_sequences: an int32 Tensor with dimensions [batch..., length]: in each row the
             given ids, then zeros.
-          stop_at_token: an int, the id that ends a sequence. It is ignored among the given ids.
-          max_steps: an int, the maximum number of added ids; None for as many as fit.
+          stop_at_token: an int, the id that ends a sequence; or an int32 Tensor of one dimension,
+            the ids of which any does. It is ignored among the given ids.
+          max_steps: the maximum number of added ids, an int or an int32 scalar Tensor; None for
+            as many as fit.
           temperature: a number; 0.0 takes the id with the largest logit, 1.0 samples from the
-            softmax.
+            softmax. Or a scalar Tensor above 0, as which a program takes any.
           variable_dtype: the dtypes of variables: in checkpoints, in memory and in computations.
           encoder_output: a Tensor with dimensions [batch..., memory_length, d_model], or None.
           encoder_sequence_id: a Tensor with dimensions [batch..., memory_length], or None.
@@ -336,21 +348,42 @@ class Unitransformer:
           num_draft_ids: an int, how many ids a Unitransformer as draft proposes in a step.
           num_given: an int32 Tensor with dimensions [batch...], the number of given ids; if None,
             of those that are not 0.
+          top_p: a number or a scalar Tensor; the fewest ids are sampled from whose probabilities
+            have at least this sum, 1.0 for all.
+          min_p: a number or a scalar Tensor; ids are sampled from whose probability is at least
+            this share of the largest one, 0.0 for all.
+          repetition_penalty: a number or a scalar Tensor; the logits of ids that a row has, given
+            or added, are divided by it, or multiplied if they are negative.
+          seed: an int, or an integer tf scalar, of the samples; see `mtf.random_uniform`.
+          each_step: a function of TensorFlow that is called in each step with three int32
+            tf.Tensors: the numbers of rows, the ids chosen for them, and the number of the step.
+            It returns which of these rows end. It is for sequences of one batch dimension, and
+            may be called for the same rows by several processors.
 
         Returns:
           A Tensor of the shape of `partial_sequences`.
 
         Raises:
           ValueError: the model is not autoregressive, `sampling_keep_top_k` is 0 or below -1,
-            `partial_sequences` is not such a Tensor, or the draft does not fit the model.
+            another number is out of its range, `partial_sequences` is not such a Tensor, or the
+            draft does not fit the model or has no meaning with a penalty or `each_step`.
         """
-        choice = Choice(temperature, sampling_keep_top_k, stop_at_token, never_end)
+        choice = Choice(
+            temperature, sampling_keep_top_k, stop_at_token, never_end,
+            top_p, min_p, repetition_penalty, seed,
+        )  # fmt: skip
         draft = draft_model
         if draft is not None:
             # A model by itself reads no encoder.
             if not isinstance(draft, Draft):
                 draft = Draft(draft, EncoderOutputs(), num_draft_ids)
             check_draft(self, draft)
+            if repetition_penalty != 1.0 or each_step is not None:
+                raise ValueError(
+                    "draft_model: several ids of a step are chosen at once, so that "
+                    "repetition_penalty and each_step, which follow one id after another, have no "
+                    "meaning; leave out either"
+                )
         encoded = EncoderOutputs(
             encoder_output=encoder_output,
             encoder_sequence_id=encoder_sequence_id,
@@ -365,8 +398,11 @@ class Unitransformer:
             number = mtf.reduce_sum(mtf.to_int32(mtf.not_equal(ids, 0)), reduced_dim=length_dim)
         model = IncrementalModel(self, ids, number, variable_dtype, encoded, bos_id)
         given = number if has_partial_sequences else None
-        limit = length_dim.size if max_steps is None else min(max_steps, length_dim.size)
-        loop: Union[Sampler, Speculation] = Sampler(model, choice, given, limit)
+        limit: Union[int, mtf.Tensor] = length_dim.size
+        if max_steps is not None:
+            least = mtf.minimum if isinstance(max_steps, mtf.Tensor) else min
+            limit = least(max_steps, limit)
+        loop: Union[Sampler, Speculation] = Sampler(model, choice, given, limit, each_step)
         if draft is not None:
             with draft_scope():
                 small = IncrementalModel(
@@ -394,9 +430,15 @@ class Unitransformer:
         alpha: float = 0.6,
         shared_params: Optional[dict] = None,
         encoder_layer_outputs: Optional[list] = None,
-        bos_id: int = 0,
-    ) -> mtf.Tensor:
+        bos_id: Union[int, mtf.Tensor] = 0,
+        partial_sequences: Optional[mtf.Tensor] = None,
+        num_given: Optional[mtf.Tensor] = None,
+        all_beams: bool = False,
+        **search: Any,
+    ) -> Any:
         """Returns the best sequences found by a beam search; see `mtf.beam_search.beam_search`.
+
+        With `partial_sequences`, they are continuations of these.
 
         Args:
           inputs: an int32 Tensor with dimensions [batch..., beam, length], all zeros.
@@ -409,13 +451,22 @@ class Unitransformer:
           shared_params: a dictionary with an "embedding" and a "positional_embedding" to use
             instead of the model's own; or None.
           encoder_layer_outputs: a list of Tensors, or None.
-          bos_id: an int, the id that is fed before the first one.
+          bos_id: the id that is fed before the first one: an int, or with `partial_sequences` an
+            int32 Tensor with dimensions [batch...].
+          partial_sequences: an int32 Tensor with dimensions [batch..., length]: in each row the
+            given ids, then zeros, as many as may be added at least. The length has another name
+            than that of `inputs`.
+          num_given: an int32 Tensor with dimensions [batch...], the number of given ids.
+          all_beams: whether to return all beams with their scores, best first.
+          **search: further arguments of `mtf.beam_search.beam_search`.
 
         Returns:
-          A Tensor with dimensions [batch..., length].
+          A Tensor with dimensions [batch..., length]; with `all_beams`, a tuple of Tensors with
+          dimensions [batch..., beam, length] and [batch..., beam].
 
         Raises:
-          ValueError: the model is not autoregressive, or the inputs have no beams.
+          ValueError: the model is not autoregressive, the inputs have no beams, or only one of
+            `partial_sequences` and `num_given` is there.
         """
         if len(inputs.shape) < 3:
             raise ValueError(
@@ -431,30 +482,49 @@ class Unitransformer:
             encoder_layer_outputs=encoder_layer_outputs,
             shared_params=shared_params,
         )
-        # No ids are given: the first call makes variables, and tells the shapes of states.
-        start = mtf.zeros(mesh, mtf.Shape([*rows, beam_dim]), tf.int32)
-        model = IncrementalModel(self, inputs, start, variable_dtype, encoded, bos_id)
+        if (partial_sequences is None) != (num_given is None):
+            raise ValueError(
+                f"{self.name}: for a beam search, partial_sequences and num_given go together"
+            )
+        first: Union[int, mtf.Tensor] = bos_id  # what the first step is fed
+        if partial_sequences is None or num_given is None:
+            # No ids are given: the first call makes variables, and tells the shapes of states.
+            start = mtf.zeros(mesh, mtf.Shape([*rows, beam_dim]), tf.int32)
+            model = IncrementalModel(self, inputs, start, variable_dtype, encoded, bos_id)
+            states = [mtf.zeros(mesh, x.shape, x.dtype) for x in model.states]
+        else:
+            model = IncrementalModel(
+                self, partial_sequences, num_given, variable_dtype, encoded, bos_id
+            )
+            # Given ids are read once for all beams.
+            states = model.widened(beam_dim)
+            _, first = first_last(partial_sequences, num_given, bos_id)
 
         def logits_fn(
             step: mtf.Tensor, ids: mtf.Tensor, states: Sequence[mtf.Tensor]
         ) -> tuple[mtf.Tensor, list[mtf.Tensor]]:
             # Before the first step the index is -1, for which gather returns 0.
             last = mtf.gather(ids, step - 1, length_dim)
-            if bos_id:
-                last += mtf.to_int32(mtf.equal(step, 0)) * bos_id
-            return model.step(step, last, states)
+            if isinstance(first, mtf.Tensor) or first:
+                last += mtf.to_int32(mtf.equal(step, 0)) * first
+            if num_given is None:
+                return model.step(step, last, states)
+            return model.step(mtf.broadcast(num_given + step, last.shape), last, states)
 
-        ids, _ = mtf_beam_search.beam_search(
+        ids, scores = mtf_beam_search.beam_search(
             logits_fn,
             inputs,
             alpha,
-            states=[mtf.zeros(mesh, x.shape, x.dtype) for x in model.states],
+            states=states,
             decode_length=decode_length,
             # Scores add up log-probabilities of whole sequences, of which bfloat16 would lose
             # digits.
             dtype=tf.float32,
             layout=self.layout,
             mesh_shape=self.mesh_shape,
+            **search,
         )
+        if all_beams:
+            return ids, scores
         # Beams are sorted, the best one first.
         return mtf.gather(ids, mtf.constant(mesh, 0, dtype=tf.int32), beam_dim)

@@ -1,0 +1,160 @@
+r"""Continues texts by a language model of a Hugging Face folder, split over a mesh.
+
+python -m mesh_tensorflow.generate --model=SmolLM2-135M --prompt="Once upon a time"
+python -m mesh_tensorflow.generate --model=SmolLM2-135M --chat --temperature=0.7 --top_p=0.9 \
+        --mesh_shape="all:4" --layout="vocab:all,d_ff:all,heads:all?"
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any, Optional
+
+from mesh_tensorflow import models
+from mesh_tensorflow._programs import run_with_parser
+
+__all__ = ["main"]
+
+# The arguments of `LanguageModel.generate` that are flags: type, default and help.
+_SAMPLING: dict[str, tuple[type, Any, str]] = {
+    "max_new_tokens": (int, 256, "how many ids are added at most"),
+    "temperature": (float, 0.0, "0.0 takes the best id, 1.0 draws from the model's distribution"),
+    "top_k": (int, -1, "draw from so many of the best ids; -1 for all"),
+    "top_p": (float, 1.0, "draw from the fewest ids with this probability together"),
+    "min_p": (float, 0.0, "draw from ids with this share of the best one's probability"),
+    "repetition_penalty": (float, 1.0, "divide the logits of ids that are there already"),
+    "seed": (int, None, "the same ids are drawn with the same seed"),
+}
+_SEARCH: dict[str, tuple[type, Any, str]] = {
+    "num_beams": (int, 1, "search with so many beams; then nothing is drawn"),
+    "length_penalty": (float, 1.0, "of a search: larger ones prefer longer texts"),
+}
+
+
+def _options(arguments: Optional[Sequence[str]]) -> argparse.Namespace:
+    """Returns what the command line says."""
+    parser = argparse.ArgumentParser(
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        prog="python -m mesh_tensorflow.generate",
+        description="Continues texts by a language model of a Hugging Face folder or GGUF file.",
+    )
+    parser.add_argument("--model", required=True, help="the folder, or the .gguf file")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--prompt", help="a text to continue")
+    what.add_argument("--chat", action="store_true", help="answer what is typed, line by line")
+    what.add_argument(
+        "--prompts_file", help="a text to continue in each line; the results are lines of JSON"
+    )
+    parser.add_argument("--system", help="what the model is told before a conversation")
+    parser.add_argument("--batch_size", type=int, default=8, help="lines of a file at once")
+    parser.add_argument("--mesh_shape", default="all:1", help='such as "rows:2,cols:4"')
+    parser.add_argument("--layout", default="", help='such as "batch:rows,d_ff:cols,vocab:cols"')
+    parser.add_argument("--zero", type=int, help="stage of ZeRO: 3 stores weights in parts")
+    parser.add_argument("--zero_axis", help="the mesh dimension of ZeRO")
+    parser.add_argument(
+        "--dtype", choices=("float32", "bfloat16"), default="float32", help="of the weights"
+    )
+    parser.add_argument(
+        "--stop", action="append", help="a text, or an id, that ends a text; may be repeated"
+    )
+    for name, (kind, default, text) in {**_SAMPLING, **_SEARCH}.items():
+        parser.add_argument(f"--{name}", type=kind, default=default, help=text)
+    options = parser.parse_args(arguments)
+    if options.batch_size < 1:
+        parser.error(f"--batch_size is {options.batch_size}: it has to be 1 or more")
+    return options
+
+
+def _arguments(options: argparse.Namespace) -> dict[str, Any]:
+    """Returns the arguments of `LanguageModel.generate`."""
+    found = {name: getattr(options, name) for name in _SAMPLING}
+    if options.stop:
+        found["stop"] = [int(x) if x.lstrip("-").isdigit() else x for x in options.stop]
+    if options.num_beams != 1:
+        found.update({name: getattr(options, name) for name in _SEARCH})
+    return found
+
+
+def _pieces(model: models.LanguageModel, prompt: Any, arguments: dict[str, Any]) -> Iterator[str]:
+    """Yields a continuation: as it comes, or at its end if it is searched for."""
+    if "num_beams" in arguments:
+        return iter(model.generate([prompt], **arguments))
+    return model.stream(prompt, **arguments)
+
+
+def _told(pieces: Iterator[str]) -> str:
+    """Writes a continuation, and returns it."""
+    text = ""
+    for piece in pieces:
+        print(piece, end="", flush=True)
+        text += piece
+    print(flush=True)
+    return text
+
+
+def _converse(
+    model: models.LanguageModel, system: Optional[str], arguments: dict[str, Any]
+) -> None:
+    """Answers each line of the standard input, up to its end."""
+    messages = [{"role": "system", "content": system}] if system else []
+    while True:
+        try:
+            line = input("> " if sys.stdin.isatty() else "")
+        except EOFError:
+            return
+        messages.append({"role": "user", "content": line})
+        answer = _told(_pieces(model, messages, arguments))
+        messages.append({"role": "assistant", "content": answer})
+
+
+def _continue_lines(
+    model: models.LanguageModel, path: str, batch_size: int, arguments: dict[str, Any]
+) -> None:
+    """Writes the continuation of each line of a file."""
+    with open(path, encoding="utf-8") as f:
+        prompts = [line.rstrip("\n") for line in f if line.strip()]
+    for i in range(0, len(prompts), batch_size):
+        batch = prompts[i : i + batch_size]
+        for prompt, text in zip(batch, model.generate(batch, **arguments)):
+            line = json.dumps({"prompt": prompt, "text": text}, ensure_ascii=False)
+            print(line, flush=True)
+
+
+def main(arguments: Optional[Sequence[str]] = None) -> int:
+    """Runs the command.
+
+    Args:
+      arguments: the command-line arguments; `sys.argv[1:]` if None.
+
+    Returns:
+      0.
+    """
+    options = _options(arguments)
+    model = models.from_pretrained(
+        options.model,
+        mesh_shape=options.mesh_shape,
+        layout=options.layout,
+        zero=options.zero,
+        zero_axis=options.zero_axis,
+        dtype=options.dtype,
+    )
+    if not isinstance(model, models.LanguageModel):
+        raise ValueError(
+            f"{options.model} has an encoder, which continues no texts; it makes vectors of them: "
+            "mtf.models.from_pretrained(...).embed(texts)"
+        )
+    asked = _arguments(options)
+    if options.chat:
+        _converse(model, options.system, asked)
+    elif options.prompts_file:
+        _continue_lines(model, options.prompts_file, options.batch_size, asked)
+    else:
+        _told(_pieces(model, options.prompt, asked))
+    return 0
+
+
+if __name__ == "__main__":
+    run_with_parser(main, "mesh_tensorflow.generate", eager=True)

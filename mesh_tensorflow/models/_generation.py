@@ -1,0 +1,511 @@
+"""How rows of ids are continued: what is asked for, one program of all steps, and who listens."""
+
+from __future__ import annotations
+
+import contextvars
+import dataclasses
+import itertools
+import math
+import numbers
+import queue
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Optional, Union
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+import mesh_tensorflow.ops_with_redefined_builtins as mtf
+from mesh_tensorflow import layers
+from mesh_tensorflow._mesh.variables.function import function
+from mesh_tensorflow._mesh.variables.store import VariableStore
+from mesh_tensorflow.models._pretrained import filled_up, imported
+from mesh_tensorflow.models._tokenizer import Tokenizer
+from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
+from mesh_tensorflow.transformer.transformer import Unitransformer
+from mesh_tensorflow.transformer.transformer._decoding import check_numbers
+
+# An id, a text, or several of these; None for those of config.json.
+Stop = Union[int, str, Sequence[Union[int, str]], None]
+
+_LENGTHS = 64  # those of programs are multiples of it
+_ENDS = 4  # and the numbers of ids that end a row, of this
+_NO_ID = -1  # which no id equals
+_END = object()  # comes after the last piece
+
+
+# -- what is asked for
+
+
+@dataclasses.dataclass(frozen=True)
+class Search:
+    """A beam search; the arguments of `LanguageModel.generate`."""
+
+    num_beams: int
+    length_penalty: float
+    early_stopping: Union[bool, str]
+    num_return_sequences: int
+
+    def __post_init__(self) -> None:
+        check_whole("num_beams", self.num_beams)
+        check_whole("num_return_sequences", self.num_return_sequences)
+        penalty = self.length_penalty
+        if not isinstance(penalty, numbers.Real) or not math.isfinite(penalty):
+            raise ValueError(
+                f"generate: length_penalty={penalty!r} must be a number; larger ones prefer longer "
+                "continuations, and 0.0 compares log-probabilities as they are"
+            )
+        if self.early_stopping not in (True, False, "never"):
+            raise ValueError(
+                f"generate: early_stopping={self.early_stopping!r} is none of True, False, 'never'"
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class Sampling:
+    """How ids are chosen, and how many; the arguments of `LanguageModel.generate`."""
+
+    max_new_tokens: int
+    temperature: float = 0.0
+    top_k: int = -1
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: Optional[int] = None
+
+    def __post_init__(self) -> None:
+        check_whole("max_new_tokens", self.max_new_tokens)
+        if self.top_k != -1:
+            check_whole("top_k", self.top_k, ", or -1 for all ids")
+        if self.seed is not None:
+            check_whole("seed", self.seed, least=0)
+        names = ("temperature", "top_p", "min_p", "repetition_penalty")
+        check_numbers("generate", {name: getattr(self, name) for name in names})
+
+    def numbers(self) -> dict[str, float]:
+        """Returns those arguments that are inputs of a program; it has no trace of others."""
+        used = {"repetition_penalty": self.repetition_penalty} if self._penalizes else {}
+        if self.temperature:
+            used["temperature"] = self.temperature
+            if self.top_p < 1:
+                used["top_p"] = self.top_p
+            if self.min_p > 0:
+                used["min_p"] = self.min_p
+        return used
+
+    @property
+    def _penalizes(self) -> bool:
+        return self.repetition_penalty != 1
+
+
+def check_whole(name: str, value: object, otherwise: str = "", least: int = 1) -> None:
+    """Raises a ValueError if an argument of `generate` is no integer, or too small."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
+        raise ValueError(
+            f"generate: {name}={value!r} must be {least} or more{otherwise}; an integer"
+        )
+
+
+def check_search(search: Search, sampling: Sampling, ends: Ends) -> None:
+    """Raises a ValueError if arguments do not go together."""
+    beams, number = f"num_beams={search.num_beams}", search.num_return_sequences
+    if search.num_beams > 1:
+        if sampling.temperature:
+            raise ValueError(
+                f"generate: {beams} searches and temperature={sampling.temperature} draws; set "
+                "temperature=0.0 or num_beams=1"
+            )
+        if sampling.repetition_penalty != 1 or ends.texts:
+            raise ValueError(
+                f"generate: {beams} knows no repetition_penalty, and no texts in stop, only ids; "
+                "leave them out or set num_beams=1"
+            )
+        if number > search.num_beams:
+            raise ValueError(
+                f"generate: {beams} finds so many continuations, not num_return_sequences={number}"
+                "; set num_beams to that, or more"
+            )
+    elif number > 1 and not sampling.temperature:
+        raise ValueError(
+            f"generate: num_return_sequences={number} would be equal at temperature=0.0; set a "
+            f"temperature, or num_beams={number}"
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Generated:
+    """A continuation, with its log-probabilities.
+
+    Attributes:
+      ids: its ids.
+      text: its text; None for a prompt of ids.
+      log_probs: the log-probability of each id, by the model itself: of temperature 1, with nothing
+        left out, and without a penalty.
+      score: what a search of beams compares, the sum of log_probs divided by
+        length ** length_penalty; None without a search.
+    """
+
+    ids: list[int]
+    text: Optional[str]
+    log_probs: list[float]
+    score: Optional[float]
+
+
+class Ends(NamedTuple):
+    """What ends a continuation: any of some ids, or of some texts."""
+
+    ids: list[int]
+    texts: list[str]
+
+
+def ends_of(
+    stop: Stop, of_config: Union[int, list[int], None], tokenizer: Optional[Tokenizer]
+) -> Ends:
+    """Returns what ends continuations.
+
+    Args:
+      stop: the argument of `generate`.
+      of_config: the `eos_token_id` of config.json, which counts if `stop` has no ids.
+      tokenizer: a Tokenizer, or None.
+
+    Raises:
+      ValueError: something is neither an id nor a text, or there are texts without a tokenizer.
+    """
+    ends = [stop] if isinstance(stop, str) or not isinstance(stop, Sequence) else stop
+    texts = [end for end in ends if isinstance(end, str)]
+    ids = [end for end in ends if end is not None and not isinstance(end, str)]
+    for end in ids:
+        if isinstance(end, bool) or not isinstance(end, numbers.Integral) or end < _NO_ID:
+            raise ValueError(
+                f"generate: stop={stop!r} has {end!r}, which is neither an id (-1 for none) nor a "
+                "text"
+            )
+    if "" in texts:
+        raise ValueError(f"generate: stop={stop!r} has an empty text, with which all begin")
+    if texts and tokenizer is None:
+        raise ValueError(
+            f"generate: stop={stop!r} has a text, and the model has no tokenizer; stop at ids"
+        )
+    if not ids:
+        several = of_config if isinstance(of_config, list) else [of_config]
+        ids = [end for end in several if end is not None]
+    return Ends([int(end) for end in ids], texts)
+
+
+class Listener:
+    """Follows rows on the host while they grow: says which end by a text, and tells one row.
+
+    Several processors may tell it of the same step of a row, and at different times.
+    """
+
+    def __init__(
+        self, rows: int, texts: Sequence[str], tokenizer: Optional[Tokenizer], tells: str = ""
+    ) -> None:
+        """Creates it.
+
+        Args:
+          rows: how many rows are followed; later ones, which only fill a batch up, end at once.
+          texts: what ends a row.
+          tokenizer: a Tokenizer; None if there are no texts.
+          tells: what `pieces` has of the first row, "ids" or "texts".
+        """
+        self._texts, self._tokenizer, self._tells = texts, tokenizer, tells
+        self._told = ""
+        self._pieces: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._closed = False
+        self._ids: list[list[int]] = [[] for _ in range(rows)]
+        self._ended: list[list[bool]] = [[] for _ in range(rows)]  # by row and step
+        self._lock = threading.Lock()
+
+    def hear(self, rows: np.ndarray, ids: np.ndarray, step: int) -> np.ndarray:
+        """Returns which rows end with this step.
+
+        Args:
+          rows: the numbers of rows.
+          ids: the ids that these got.
+          step: the number of the step.
+        """
+        with self._lock:
+            return np.array([self._of_row(row, id_, step) for row, id_ in zip(rows, ids)], bool)
+
+    def _of_row(self, row: int, id_: int, step: int) -> bool:
+        if row >= len(self._ids):
+            return True
+        known, ended = self._ids[row], self._ended[row]
+        if len(known) == step:
+            known.append(int(id_))
+            ended.append(self._ends(known))
+            self._tell(known)
+        return ended[step] or self._closed
+
+    def _ends(self, ids: list[int]) -> bool:
+        if not self._texts or self._tokenizer is None:
+            return False
+        # With control tokens, as texts may be their names.
+        text = self._tokenizer.tokenizer.decode(ids, skip_special_tokens=False)
+        return any(end in text for end in self._texts)
+
+    def _tell(self, ids: list[int], last: bool = False) -> None:
+        """Puts what is new of the first row among the pieces."""
+        if self._tells == "ids" and not last:
+            self._pieces.put(ids[-1])
+        if self._tells == "texts" and self._tokenizer is not None:
+            text = self._tokenizer.decode(ids)
+            # A letter may be of several ids; until the last one this sign is in its place.
+            if len(text) > len(self._told) and (last or not text.endswith("\ufffd")):
+                self._pieces.put(text[len(self._told) :])
+                self._told = text
+
+    def pieces(self, grow: Callable[[], Any]) -> Iterator[Any]:
+        """Yields ids, or pieces of text, of the first row as they come.
+
+        Args:
+          grow: a function that returns when all rows have ended, called in a thread of its own.
+        """
+
+        def run() -> None:
+            try:
+                grow()
+                self._tell(self._ids[0], last=True)
+                self._pieces.put(_END)
+            except BaseException as error:  # whoever reads the pieces is told
+                self._pieces.put(error)
+
+        # With the contexts of the reader, such as those of mtf.debug.
+        thread = threading.Thread(target=contextvars.copy_context().run, args=(run,))
+        thread.start()
+        try:
+            while (piece := self._pieces.get()) is not _END:
+                if isinstance(piece, BaseException):
+                    raise piece
+                yield piece
+        finally:
+            self._closed = True
+            thread.join()
+
+    def length(self, row: int) -> Optional[int]:
+        """Returns the number of ids of a row up to the text that ends it; None if none does."""
+        ended = self._ended[row]
+        return ended.index(True) + 1 if True in ended else None
+
+
+# -- programs
+
+
+class Generator:
+    """Continues rows of ids by a model on its mesh.
+
+    A program is traced for each number of rows, each length (a multiple of 64), and each set of
+    arguments that are in use; their values are its inputs.
+    """
+
+    def __init__(
+        self,
+        model: Unitransformer,
+        mesh_impl: PlacementMeshImpl,
+        variable_dtype: mtf.VariableDType,
+        store: VariableStore,
+    ) -> None:
+        self._model = model
+        self._mesh_impl = mesh_impl
+        self._variable_dtype = variable_dtype
+        self._sampled = function(self._lowered_samples, store=store)
+        self._searched = function(self._lowered_search, store=store)
+        self._scored = function(self._lowered_log_probs, store=store)
+        # Traced programs know their listener by a number, which is an input.
+        self._listeners: dict[int, Listener] = {}
+        self._numbers = itertools.count()
+
+    def sample(
+        self,
+        rows: Sequence[Sequence[int]],
+        sampling: Sampling,
+        ends: Sequence[int],
+        listener: Optional[Listener] = None,
+    ) -> list[list[int]]:
+        """Returns the continuation of each row.
+
+        Args:
+          rows: ids.
+          sampling: a Sampling.
+          ends: the ids that end a continuation.
+          listener: a Listener, or None.
+        """
+        seed = sampling.seed
+        if seed is None:
+            seed = tf.random.uniform([], maxval=2**60, dtype=tf.int64)
+        number = next(self._numbers)
+        if listener is not None:
+            self._listeners[number] = listener
+        ids, first, given = self._prompts(rows, sampling.max_new_tokens)
+        try:
+            sampled = self._sampled(
+                tf.constant(ids),
+                tf.constant(first),
+                tf.constant(given),
+                tf.constant(_padded(ends)),
+                tf.constant(sampling.max_new_tokens),
+                {n: tf.constant(x, tf.float32) for n, x in sampling.numbers().items()},
+                int(sampling.top_k) if sampling.temperature else -1,
+                tf.cast(seed, tf.int64),
+                None if listener is None else tf.constant(number, tf.int64),
+            ).numpy()
+        finally:
+            self._listeners.pop(number, None)
+        continuations = []
+        for i, start in enumerate(given[: len(rows)]):
+            new = _up_to(ends, sampled[i, start : start + sampling.max_new_tokens].tolist())
+            continuations.append(new if listener is None else new[: listener.length(i)])
+        return continuations
+
+    def _prompts(
+        self, rows: Sequence[Sequence[int]], max_new_tokens: int
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Returns the ids given in each row, the id fed before them, and their number."""
+        given = np.array([len(row) - 1 for row in rows], np.int32)
+        # One program serves many lengths, as each is traced anew.
+        length = -(-(max(given) + max_new_tokens) // _LENGTHS) * _LENGTHS
+        ids = np.zeros([len(rows), length], np.int32)
+        # Of a prompt the first id is what the first position is fed, and the others are given.
+        for row, prompt in zip(ids, rows):
+            row[: len(prompt) - 1] = prompt[1:]
+        first = np.array([row[0] for row in rows], np.int32)
+        ids, first, given = (filled_up(a, self._mesh_impl) for a in (ids, first, given))
+        given[len(rows) :] = length  # full, so that no one waits for what is left out again
+        return ids, first, given
+
+    def _lowered_samples(
+        self,
+        ids: tf.Tensor,
+        first: tf.Tensor,
+        given: tf.Tensor,
+        ends: tf.Tensor,
+        max_new_tokens: tf.Tensor,
+        values: Mapping[str, tf.Tensor],
+        top_k: int,
+        seed: tf.Tensor,
+        listener: Optional[tf.Tensor],
+    ) -> tf.Tensor:
+        mesh = mtf.Mesh(mtf.Graph(), "mesh")
+
+        def each_step(rows: tf.Tensor, ids: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
+            ended = tf.numpy_function(self._hear, [listener, rows, ids, step], tf.bool)
+            return tf.ensure_shape(ended, rows.shape)
+
+        sampled = self._model.sample_autoregressive(
+            imported(mesh, ids, "batch", "length"),
+            stop_at_token=imported(mesh, ends, "ends"),
+            max_steps=imported(mesh, max_new_tokens),
+            variable_dtype=self._variable_dtype,
+            sampling_keep_top_k=top_k,
+            bos_id=imported(mesh, first, "batch"),
+            num_given=imported(mesh, given, "batch"),
+            seed=seed,
+            each_step=None if listener is None else each_step,
+            **{name: imported(mesh, value) for name, value in values.items()},
+        )
+        lowering = mtf.Lowering(mesh.graph, {mesh: self._mesh_impl})
+        return lowering.export_to_tf_tensor(sampled)
+
+    def search(
+        self,
+        rows: Sequence[Sequence[int]],
+        search: Search,
+        max_new_tokens: int,
+        ends: Sequence[int],
+    ) -> list[list[tuple[list[int], float]]]:
+        """Returns the continuations found for each row, best first, with their scores.
+
+        Args:
+          rows: ids.
+          search: a Search.
+          max_new_tokens: how many ids are added at most.
+          ends: the ids that end a continuation.
+        """
+        ids, first, given = self._prompts(rows, max_new_tokens)
+        new = -(-max_new_tokens // _LENGTHS) * _LENGTHS
+        found, scores = self._searched(
+            tf.constant(ids),
+            tf.constant(first),
+            tf.constant(given),
+            tf.constant(_padded(ends)),
+            tf.constant(max_new_tokens),
+            (search.num_beams, new, float(search.length_penalty), search.early_stopping),
+        )
+        n = search.num_return_sequences
+        kept = found.numpy()[: len(rows), :n, :max_new_tokens].tolist()
+        return [
+            [(_up_to(ends, beam), score) for beam, score in zip(*both)]
+            for both in zip(kept, scores.numpy().tolist())
+        ]
+
+    def _lowered_search(
+        self,
+        ids: tf.Tensor,
+        first: tf.Tensor,
+        given: tf.Tensor,
+        ends: tf.Tensor,
+        max_new_tokens: tf.Tensor,
+        settings: tuple[int, int, float, Union[bool, str]],
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        beams, new, length_penalty, early_stopping = settings
+        mesh = mtf.Mesh(mtf.Graph(), "mesh")
+        partial = imported(mesh, ids, "batch", "length")
+        new_shape = mtf.Shape([partial.shape.dims[0], ("beam", beams), ("new_length", new)])
+        found = self._model.beam_search(
+            mtf.zeros(mesh, new_shape, tf.int32),
+            imported(mesh, max_new_tokens),
+            variable_dtype=self._variable_dtype,
+            bos_id=imported(mesh, first, "batch"),
+            partial_sequences=partial,
+            num_given=imported(mesh, given, "batch"),
+            all_beams=True,
+            eos_id=imported(mesh, ends, "ends"),
+            length_penalty=length_penalty,
+            early_stopping=early_stopping,
+        )
+        lowering = mtf.Lowering(mesh.graph, {mesh: self._mesh_impl})
+        both, scores = (lowering.export_to_tf_tensor(x) for x in found)
+        return both, scores
+
+    def log_probs(self, rows: Sequence[Sequence[int]]) -> list[list[float]]:
+        """Returns the log-probabilities of the ids of each row but its first.
+
+        Args:
+          rows: ids.
+        """
+        ids, first, given = self._prompts(rows, 1)
+        # Each position is fed the id before it.
+        fed = np.concatenate([first[:, None], ids[:, :-1]], 1)
+        found = self._scored(tf.constant(fed), tf.constant(ids)).numpy()
+        return [row[:n].tolist() for row, n in zip(found[: len(rows)], given)]
+
+    def _lowered_log_probs(self, fed: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
+        mesh = mtf.Mesh(mtf.Graph(), "mesh")
+        logits, _ = self._model.call_simple(
+            imported(mesh, fed, "batch", "length"),
+            None,
+            compute_loss=False,
+            mode="infer",
+            variable_dtype=self._variable_dtype,
+        )
+        losses = layers.softmax_cross_entropy_with_logits(
+            mtf.to_float(logits), imported(mesh, targets, "batch", "length"), logits.shape.dims[-1]
+        )
+        lowering = mtf.Lowering(mesh.graph, {mesh: self._mesh_impl})
+        return lowering.export_to_tf_tensor(mtf.negative(losses))
+
+    def _hear(self, number: int, rows: np.ndarray, ids: np.ndarray, step: int) -> np.ndarray:
+        return self._listeners[int(number)].hear(rows, ids, int(step))
+
+
+def _padded(ends: Sequence[int]) -> np.ndarray:
+    """Returns ids with such after them that no id equals, up to a multiple of their number."""
+    missing = -len(ends) % _ENDS if ends else _ENDS
+    return np.array([*ends, *[_NO_ID] * missing], np.int32)
+
+
+def _up_to(ends: Sequence[int], ids: list[int]) -> list[int]:
+    """Returns the ids up to the first that is an end, with that."""
+    at = next((i for i, id_ in enumerate(ids) if id_ in ends), len(ids))
+    return ids[: at + 1]
