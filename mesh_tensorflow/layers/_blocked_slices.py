@@ -545,10 +545,9 @@ def block_gradients(
             # dq = ds k, dk = ds^T q and dv = dropped(p)^T dy. Queries of `others` are rows here, so
             # the latter two are summed over them as well.
             products = block.uncapped(ds)
+            dq = tf.matmul(products, block.memories(of.k))
             found = [
-                tf.reshape(
-                    tf.matmul(products, block.memories(of.k)), [shared, others, -1, channels]
-                ),
+                tf.reshape(dq, [shared, others, q.shape.as_list()[1] // others, channels]),
                 tf.matmul(products, q, transpose_a=True),
                 tf.matmul(block.dropped(p, of.noise), block_dy, transpose_a=True),
             ]
