@@ -284,7 +284,7 @@ def grid(sharding: Sharding, index: Sequence[int]) -> list[list[Tile]]:
     """
     shown = list(sharding.shown)
     rows, columns = shown if len(shown) == 2 else (None, *shown) if shown else (None, None)
-    found = []
+    lines = []
     for i in range(1 if rows is None else sharding.parts[rows]):
         line = []
         for j in range(1 if columns is None else sharding.parts[columns]):
@@ -294,8 +294,8 @@ def grid(sharding: Sharding, index: Sequence[int]) -> list[list[Tile]]:
             if columns is not None:
                 at[columns] = j
             line.append(sharding.tile_at(at))
-        found.append(line)
-    return found
+        lines.append(line)
+    return lines
 
 
 def _table(sharding: Sharding, index: Sequence[int], color: bool) -> list[str]:
@@ -489,8 +489,8 @@ class _ShardingPicture:
                 (j, i), 1, 1, facecolor=fill, edgecolor=MUTED, linewidth=0.6, clip_on=False
             )
             axes.add_patch(box)
-            parts = [f"{d.name} {_part(tile, n)}" for n, d in enumerate(self.sharding.shape)]
-            held = f"{', '.join(parts)}: processors {processors_text(tile.processors)}"
+            ranges = [f"{d.name} {_part(tile, n)}" for n, d in enumerate(self.sharding.shape)]
+            held = f"{', '.join(ranges)}: processors {processors_text(tile.processors)}"
             self.picture.title(box, f"{title}{held}")
             # A text only where it fits in.
             if is_high and _fits(text, width):

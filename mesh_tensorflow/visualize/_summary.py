@@ -62,9 +62,9 @@ class Subject(NamedTuple):
     def text(self, of: Callable[[MeshImpl], str]) -> str:
         """Returns what a function says of the mesh; of each by its name, where they differ."""
         # Pairs, and not by name, which several meshes may have in common.
-        found = [(mesh.name, of(impl)) for mesh, impl in self.impls.items()]
-        if len({text for _, text in found}) > 1:
-            return "; ".join(f"{name} {text}" for name, text in found)
+        texts = [(mesh.name, of(impl)) for mesh, impl in self.impls.items()]
+        if len({text for _, text in texts}) > 1:
+            return "; ".join(f"{name} {text}" for name, text in texts)
         return of(self.impl)
 
 
@@ -313,7 +313,7 @@ class Summary:
 
     def totals(self) -> list[list[str]]:
         """Returns a table: of each kind, how many there are, and their sizes; and of all."""
-        found = [["", "variables", "parameters", "", "whole", "per processor"]]
+        table = [["", "variables", "parameters", "", "whole", "per processor"]]
         for kind, label in [*KINDS.items(), (None, "in all")]:
             count = len(self.rows if kind is None else self.of_kind(kind))
             if not count and kind in ("slots", "others"):
@@ -322,8 +322,8 @@ class Summary:
             words = f"({count_text(parameters)})" if parameters >= 1000 else ""
             sizes = self.bytes(kind), self.bytes_per_processor(kind)
             cells = [str(count), f"{parameters:,}", words, *map(bytes_text, sizes)]
-            found.append([label, *cells])
-        return found
+            table.append([label, *cells])
+        return table
 
     def _totals(self) -> list[str]:
         header, *rows = self.totals()
