@@ -84,6 +84,7 @@ def report(
     >>> "d_out over all in 2 parts of 512" in open(path, encoding="utf-8").read()
     True
     """
+    # First of all: without jinja2 nothing need be estimated.
     template = _template()
     subject = subject_of("mtf.visualize.report", program, mesh_impl)
     summary = Summary(subject)
@@ -229,6 +230,7 @@ def _devices_text(impl: MeshImpl) -> str:
     names = list(dict.fromkeys(names))
     if not names or names == [""]:
         return ""  # TensorFlow chooses the device
+    # Of a large mesh, the ends say which devices it has.
     if len(names) > 4:
         names = [names[0], names[1], "...", names[-1]]
     return f" on {', '.join(names)}"
@@ -322,6 +324,7 @@ def print_training_report(
       places: see `training_report`.
     """
     text = training_report(program, mesh_impl, places)
+    # By the places, so that two trainings in one process do not hide each other's.
     key = repr(sorted((places or {}).items()))
     if _printed.get(key) != text:
         _printed[key] = text

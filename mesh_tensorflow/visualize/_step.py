@@ -163,6 +163,7 @@ def sum_of(items: Iterable[Item], key: Callable[[Item], Hashable]) -> list[Item]
         if k not in sums:
             sums[k] = item
             continue
+        # The name stays that of the first: a sum has no single operation.
         s = sums[k]
         sums[k] = s._replace(
             times=s.times + item.times,
@@ -324,7 +325,9 @@ class Communication:
 
 def communication_of(subject: Subject, outputs: Sequence[Tensor] = ()) -> Communication:
     """Returns the Communication of a Subject; see `communication`."""
+    # Also loops within loops, whose bodies are counted once, too.
     loops = any(op.loop is not None for op in with_inner_operations(subject.graph.operations))
+    # What a Lowering has counted is exact; before it, costs predict the same.
     lowering = subject.lowering
     if lowering is None:
         return Communication(_predicted(subject, outputs), loops)
@@ -424,6 +427,7 @@ class Memory:
         """Returns a table: for each kind its bytes at the peak, and its largest tensors."""
         table = [["at the peak", "bytes", "largest"]]
         for kind, count in self.at_peak.items():
+            # In the order of `contents`, so that the first ones are the largest.
             some = [h for h in self.contents if h.kind == kind]
             named = [f"{shortened(h.name, _NAME)} {bytes_text(h.bytes)}" for h in some[:2]]
             more = f", and {len(some) - 2} more" if len(some) > 2 else ""
@@ -452,6 +456,7 @@ def memory_of(
         )
     stored = getattr(impl, "stored_layout", None)  # a mesh implementation from elsewhere has none
     estimator = StepEstimator(subject.graph, impl.shape, outputs, hardware, stored)
+    # A layout of the user's may split what no search would.
     estimator = estimator.reaching(impl.layout_rules)
     return Memory(estimator, impl.layout_rules), estimator
 
