@@ -120,13 +120,13 @@ def patterns_of(what: str, patterns: Union[str, Sequence[str]]) -> tuple[str, ..
     Raises:
       WrongTypeError: they are neither a string nor strings.
     """
-    found = (patterns,) if isinstance(patterns, str) else patterns
-    if not isinstance(found, (list, tuple)) or not all(isinstance(p, str) for p in found):
+    several = (patterns,) if isinstance(patterns, str) else patterns
+    if not isinstance(several, (list, tuple)) or not all(isinstance(p, str) for p in several):
         raise WrongTypeError(
             f'{what}: patterns of names are a string such as "encoder/*", or a list of strings, '
             f"not {patterns!r}"
         )
-    return tuple(found)
+    return tuple(several)
 
 
 def inspect(x: Tensor, name: str) -> Tensor:
@@ -432,7 +432,7 @@ class Profile:
 
 def _times(events: Iterable[tuple[str, float]], tables: Sequence[NodeNames]) -> list[OperationTime]:
     """Returns the times of operations, the longest first."""
-    found: dict[tuple[str, str], OperationTime] = {}
+    times: dict[tuple[str, str], OperationTime] = {}
     known: dict[str, tuple[Optional[Operation], str]] = {}
     for node, seconds in events:
         if node not in known:
@@ -442,34 +442,34 @@ def _times(events: Iterable[tuple[str, float]], tables: Sequence[NodeNames]) -> 
         if not kind:
             continue
         name = _OUTSIDE if op is None else op.name
-        time = found.get((name, kind))
+        time = times.get((name, kind))
         if time is None:
-            time = found[name, kind] = OperationTime(
+            time = times[name, kind] = OperationTime(
                 name, "" if op is None else type(op).__name__, kind, site=op.site if op else None
             )
         time.seconds += seconds
         time.executions += 1
-    return sorted(found.values(), key=lambda t: -t.seconds)
+    return sorted(times.values(), key=lambda t: -t.seconds)
 
 
 def _operation_of(name: str, tables: Sequence[NodeNames]) -> tuple[Optional[Operation], str]:
     """Returns the operation of an event, or None, and its kind; the kind is "" if it is no part."""
     if name.startswith(EAGER_EVENT):
         node, kind = name.removeprefix(EAGER_EVENT), "compute"
-        found = next(filter(None, (t.place(f"{node}/") for t in tables)), None)
-        return (found[0], kind) if found else (None, "")
+        place = next(filter(None, (t.place(f"{node}/") for t in tables)), None)
+        return (place[0], kind) if place else (None, "")
     # What TensorFlow executes is called node:type; the trace has other events, too.
     node, colon, tf_type = name.rpartition(":")
     # A double colon is that of a function of C++, and none between a node and its type.
     if not colon or node.endswith(":") or not tf_type.lstrip("_").isidentifier() or " " in node:
         return None, ""
-    found = next(filter(None, (t.place(node) for t in tables)), None)
+    place = next(filter(None, (t.place(node) for t in tables)), None)
     if tf_type in _TRANSFERS:
         kind = "transfer"
     else:
-        rest = found[1].split("/") if found else []
+        rest = place[1].split("/") if place else []
         kind = next((c for c in COLLECTIVES if any(_is(part, c) for part in rest)), "compute")
-    return (found[0] if found else None), kind
+    return (place[0] if place else None), kind
 
 
 def _is(part: str, collective: str) -> bool:

@@ -46,15 +46,15 @@ def model_function(name: str) -> Callable[[], Any]:
     """
     module, colon, function = name.partition(":")
     try:
-        found = getattr(importlib.import_module(module), function, None) if colon else None
+        imported = getattr(importlib.import_module(module), function, None) if colon else None
     except ImportError as e:
         raise ValueError(f"--model={name}: {e}") from e
-    if not callable(found):
+    if not callable(imported):
         raise ValueError(
             f"--model={name} is no function: write it as package.module:function, such as "
             f"{DEFAULT_MODEL}"
         )
-    return found
+    return imported
 
 
 def _options(argv: Optional[Sequence[str]]) -> argparse.Namespace:

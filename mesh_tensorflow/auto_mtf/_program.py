@@ -207,8 +207,8 @@ def global_var_name(splittable_dimension: str, mesh_dimension: str) -> str:
 def local_var_name(splittable_dimensions: Iterable[str], assignment: Mapping[str, str]) -> str:
     """Returns the name of the variable for an assignment of a set of dimensions."""
     names = sorted(splittable_dimensions)
-    parts = (f"{d}:{assignment[d]}" if d in assignment else d for d in names)
-    return f"y_({','.join(parts)})"
+    pairs = (f"{d}:{assignment[d]}" if d in assignment else d for d in names)
+    return f"y_({','.join(pairs)})"
 
 
 class LayoutProgram:
@@ -590,7 +590,7 @@ class FastestLayouts:
         """Returns the layouts that differ from one only by a permutation of mesh dimensions."""
         sizes = self._space.mesh_sizes
         seconds, peak = self._tables.total(layout), self.peak(layout)
-        found = {}
+        layouts = {}
         for order in itertools.permutations(sizes):
             name = dict(zip(sizes, order))
             if any(sizes[a] != sizes[b] for a, b in name.items()):
@@ -602,9 +602,9 @@ class FastestLayouts:
             same = abs(self._tables.total(other) - seconds) <= _SAME * seconds
             if same and self.peak(other) == peak:
                 mesh_dims = self._space.mesh_dims
-                found[tuple(mesh_dims.index(m) for _, m in sorted(other.items()))] = other
+                layouts[tuple(mesh_dims.index(m) for _, m in sorted(other.items()))] = other
         # In an order of its own: which of them stands for all does not depend on the solver.
-        return [found[key] for key in sorted(found)]
+        return [layouts[key] for key in sorted(layouts)]
 
     def _renamed(self, mesh_dim: str, name: Mapping[str, str]) -> str:
         """Returns a mesh dimension, or the joined ones of the space, under other names."""

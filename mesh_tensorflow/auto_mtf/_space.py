@@ -56,13 +56,13 @@ def maximal_sets(sets: Iterable[Iterable[str]]) -> list[tuple[str, ...]]:
 
 def _joined(groups: Iterable[Iterable[str]]) -> list[frozenset[str]]:
     """Returns groups, with those that have a name in common joined."""
-    found: list[frozenset[str]] = []
+    joined: list[frozenset[str]] = []
     for group in map(frozenset, groups):
         # Groups found so far have no name in common, and stay so: what meets a new one becomes part
         # of it.
-        apart = [other for other in found if not other & group]
-        found = [*apart, group.union(*(other for other in found if other & group))]
-    return found
+        apart = [other for other in joined if not other & group]
+        joined = [*apart, group.union(*(other for other in joined if other & group))]
+    return joined
 
 
 class LayoutSpace:
@@ -300,15 +300,15 @@ def _together(
     tensors = [frozenset(t.shape.dimension_names) for t in [*op.inputs, *op.outputs]]
     if isinstance(op, apart):
         return tensors
-    found = [frozenset().union(*tensors)]
+    sets = [frozenset().union(*tensors)]
     if isinstance(op, _EXCHANGES):
         for group in alike:
             # Names of a group may share a mesh dimension, so each set has only one of them at a
             # time.
-            found = [s - group | kept for s in found for kept in _one_of(s & group)]
+            sets = [s - group | kept for s in sets for kept in _one_of(s & group)]
         # What exchanges dimensions may split two of them alike, but not two of one tensor.
-        found += tensors
-    return found
+        sets += tensors
+    return sets
 
 
 def _one_of(names: Set[str]) -> list[Set[str]]:
@@ -362,17 +362,17 @@ def stored_layouts(
     Raises:
       ValueError: a stage is unknown.
     """
-    found: list[Optional[StoredLayout]] = []
+    layouts: list[Optional[StoredLayout]] = []
     for stage in zero:
         if stage == 0:
-            found.append(None)
+            layouts.append(None)
             continue
         # Dimensions of one processor store nothing in parts; a mesh of nothing else still gets each
         # stage.
         names = [d.name for d in mesh_shape if d.size > 1] or mesh_shape.dimension_names[:1]
         names += joint_names({d.name: d.size for d in mesh_shape}) if joint else ()
-        found += [stored_layout(mesh_shape, zero=stage, zero_axis=name) for name in names]
-    return found
+        layouts += [stored_layout(mesh_shape, zero=stage, zero_axis=name) for name in names]
+    return layouts
 
 
 class Storing:
@@ -535,7 +535,7 @@ def _gathers(
     operations: Iterable[Operation], weight_of: Mapping[Operation, Weight]
 ) -> dict[Tensor, int]:
     weights = {op.value: op for op in weight_of if isinstance(op, Variable) and op.trainable}
-    found: dict[Tensor, set[bool]] = {}
+    readers: dict[Tensor, set[bool]] = {}
     for op in operations:
         # Updates work on the parts, and need no whole weight.
         if op in weight_of or isinstance(op, Assign):
@@ -544,5 +544,5 @@ def _gathers(
         for x in {*op.inputs, *(x for each in inner for x in each.inputs)}:
             if x in weights:
                 # A set: one gather serves all readers of the forward pass, and one of the backward.
-                found.setdefault(x, set()).add(takes_again(op))
-    return {x: len(kinds) for x, kinds in found.items()}
+                readers.setdefault(x, set()).add(takes_again(op))
+    return {x: len(kinds) for x, kinds in readers.items()}

@@ -541,12 +541,12 @@ class StepTime:
         Args:
           layout: a dictionary from dimension names to mesh dimension names.
         """
-        found: dict[str, Seconds] = {}
+        layers: dict[str, Seconds] = {}
         for kind in self._kinds.values():
             seconds = self._seconds(kind, layout)
             for layer, times in kind.layers.items():
-                found[layer] = found.get(layer, ZERO) + seconds.times(times)
-        return dict(sorted(found.items(), key=lambda pair: -pair[1].total))
+                layers[layer] = layers.get(layer, ZERO) + seconds.times(times)
+        return dict(sorted(layers.items(), key=lambda pair: -pair[1].total))
 
     def sent(self, layout: Mapping[str, str]) -> list[Sent]:
         """Returns the collectives of a step, without those of a mesh dimension of one processor.
@@ -554,7 +554,7 @@ class StepTime:
         Args:
           layout: a dictionary from dimension names to mesh dimension names.
         """
-        found = []
+        collectives = []
         for kind in self._kinds.values():
             # The stored seconds do not say of which collectives they are, so they are computed
             # again.
@@ -565,12 +565,12 @@ class StepTime:
             kind.unit.seconds(model, model.impl(own))
             for collective, seconds in recorded:
                 for layer, times in kind.layers.items():
-                    found.append(Sent(layer, collective, times, seconds * times))
-        return found
+                    collectives.append(Sent(layer, collective, times, seconds * times))
+        return collectives
 
     def tables(self) -> dict[tuple[str, ...], np.ndarray]:
         """Returns, for each set of dimensions, the seconds of each assignment in the space."""
-        found: dict[tuple[str, ...], np.ndarray] = {}
+        seconds_of: dict[tuple[str, ...], np.ndarray] = {}
         for kind in self._kinds.values():
             rows = self._space.assignments(kind.dims)
             seconds = [
@@ -578,8 +578,8 @@ class StepTime:
             ]
             column = np.array(seconds) * kind.times
             # One column for all kinds of the same dimensions: the search asks only for their sum.
-            found[kind.dims] = found.get(kind.dims, 0.0) + column
-        return found
+            seconds_of[kind.dims] = seconds_of.get(kind.dims, 0.0) + column
+        return seconds_of
 
     def __len__(self) -> int:
         """The number of kinds of units."""

@@ -249,11 +249,13 @@ def _mesh_shape_iterator(
     # A mesh has a dimension at least, and the product of no sizes would have none.
     if num_machines == 1:
         yield [1]
-    most = max_mesh_shape_dimensions and max_mesh_shape_dimensions - 1
+    if max_mesh_shape_dimensions == 0:
+        return
+    most = None if max_mesh_shape_dimensions is None else max_mesh_shape_dimensions - 1
     # Sizes that do not rise: otherwise each mesh would come once in every order of its dimensions.
     for size in range(min(num_machines, largest or num_machines), 1, -1):
-        rest, remainder = divmod(num_machines, size)
-        if remainder == 0 and rest == 1:
+        if size == num_machines:
             yield [size]
-        elif remainder == 0 and most != 0:
-            yield from ([size, *tail] for tail in _mesh_shape_iterator(rest, most, size))
+        elif num_machines % size == 0:
+            rest = _mesh_shape_iterator(num_machines // size, most, size)
+            yield from ([size, *tail] for tail in rest)

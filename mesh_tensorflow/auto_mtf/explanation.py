@@ -83,7 +83,7 @@ class Explanation:
             return f"does not fit: {bytes_text(other.peak_bytes - limit)} too many"
         ours = self.estimator.times.by_layer(self.chosen.layout)
         theirs = self.estimator.times.by_layer(other.layout)
-        parts = []
+        differences = []
         for i, what in enumerate(Seconds._fields):
             more = other.seconds[i] - self.chosen.seconds[i]
             if abs(more) <= _NEAR * self.chosen.seconds.total:
@@ -96,10 +96,10 @@ class Explanation:
             # most.
             sign = 1 if more > 0 else -1
             layer = max(by_layer, key=lambda name: sign * by_layer[name])
-            parts.append(
+            differences.append(
                 f"{what} {more * 1e3:+.3g} ms, of which {layer} {by_layer[layer] * 1e3:+.3g}"
             )
-        return "; ".join(parts) or "as fast"
+        return "; ".join(differences) or "as fast"
 
     @property
     def memory_over_time(self) -> np.ndarray:
@@ -112,13 +112,13 @@ class Explanation:
 
     def sections(self) -> dict[str, str]:
         """Returns the text of each part that has one: "step", "memory", "layers", "others"."""
-        found = {
+        texts = {
             "step": self._heading(),
             "memory": self._memory(),
             "layers": self._times(),
             "others": self._others(),
         }
-        return {name: "\n".join(lines) for name, lines in found.items() if lines}
+        return {name: "\n".join(lines) for name, lines in texts.items() if lines}
 
     def __str__(self) -> str:
         return "\n\n".join(self.sections().values())
@@ -296,13 +296,13 @@ def _distinct(
     estimator: StepEstimator, count: int, memory_limit_bytes: Optional[float]
 ) -> list[Estimate]:
     """Returns the fastest layouts, and of nearly equally fast ones only the first."""
-    found: list[Estimate] = []
+    kept: list[Estimate] = []
     # Each try excludes a layout, and many in a row may be as fast as the last one that is shown.
     tries = itertools.islice(estimator.fastest(memory_limit_bytes), 1 + count * _TRIES)
     for estimate in tries:
         # They come fastest first, so the last one that was kept is the nearest.
-        if not found or estimate.seconds.total > found[-1].seconds.total * (1 + _NEAR):
-            found.append(estimate)
-        if len(found) >= count:
+        if not kept or estimate.seconds.total > kept[-1].seconds.total * (1 + _NEAR):
+            kept.append(estimate)
+        if len(kept) >= count:
             break
-    return found
+    return kept

@@ -117,8 +117,8 @@ class Hardware:
         # A node has node_size // stride of them in a row.
         # A common divisor: of 6 in a row and nodes of 4, no node cuts groups of 2.
         within = math.gcd(dim.size, max(1, self.node_size // stride))
-        parts = [(within, self.node_link), (dim.size // within, self.link)]
-        return [(size, link) for size, link in parts if size > 1]
+        levels = [(within, self.node_link), (dim.size // within, self.link)]
+        return [(size, link) for size, link in levels if size > 1]
 
     def replace(self, **changes: Any) -> Hardware:
         """Returns a copy with some attributes changed."""

@@ -281,13 +281,13 @@ def _fit(columns: np.ndarray, target: np.ndarray) -> list[float]:
         # Calls and bytes differ by orders of magnitude, so columns are scaled to 1, for the solver
         # and for the comparison below.
         scale = columns[:, kept].max(axis=0)
-        found = np.linalg.lstsq(columns[:, kept] / scale, target, rcond=None)[0] / scale
-        if (found >= 0).all():
-            factors[kept] = found
+        fitted = np.linalg.lstsq(columns[:, kept] / scale, target, rcond=None)[0] / scale
+        if (fitted >= 0).all():
+            factors[kept] = fitted
             break
         # Nothing takes negative time: without the most negative factor, the others are fitted
         # again.
-        kept.pop(int((found * scale).argmin()))
+        kept.pop(int((fitted * scale).argmin()))
     return factors.tolist()
 
 

@@ -110,12 +110,12 @@ class LiveMemory:
         Args:
           space: a LayoutSpace.
         """
-        parts = [
+        most_parts = [
             # Each column as small as in any layout: no layout needs less, though none may reach it.
             max(self.parts_of_rows(i, space, dims, space.assignments(dims)))
             for i, dims in enumerate(self.dimension_sets)
         ]
-        return int((self._highest // np.array(parts)).sum(axis=1).max(initial=0))
+        return int((self._highest // np.array(most_parts)).sum(axis=1).max(initial=0))
 
 
 def maximal_rows(rows: np.ndarray) -> np.ndarray:

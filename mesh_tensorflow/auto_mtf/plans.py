@@ -65,17 +65,17 @@ class Choice(NamedTuple):
     sequence_parallel: bool = False
 
     def __str__(self) -> str:
-        parts = []
+        phrases = []
         if self.stages > 1:
             again = f", {self.repeats} times" if self.repeats > 1 else ""
-            parts.append(f"{self.stages} stages{again}, {self.microbatches} microbatches")
+            phrases.append(f"{self.stages} stages{again}, {self.microbatches} microbatches")
         if self.recompute:
-            parts.append("layers recomputed")
+            phrases.append("layers recomputed")
         if self.attention != "whole":
-            parts.append(f"attention {self.attention}")
+            phrases.append(f"attention {self.attention}")
         if self.sequence_parallel:
-            parts.append("residuals by length")
-        return "; ".join(parts) or "layers in a row"
+            phrases.append("residuals by length")
+        return "; ".join(phrases) or "layers in a row"
 
     def check(self) -> None:
         """Checks the numbers.
@@ -123,7 +123,7 @@ def choices(
     Raises:
       ValueError: see `Choice.check`.
     """
-    found: dict[Choice, None] = {}
+    combinations: dict[Choice, None] = {}
     combined = itertools.product(
         stages, microbatches, repeats, recompute, attention, sequence_parallel
     )
@@ -136,8 +136,8 @@ def choices(
         elif choice.repeats > 1 and choice.microbatches < choice.stages:
             continue
         choice.check()
-        found[choice] = None
-    return list(found)
+        combinations[choice] = None
+    return list(combinations)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -475,9 +475,9 @@ class _Search:
         # What takes longer is lost in any case, and need not be found.
         best = self._best
         most = math.inf if best is None else best.estimate.seconds.total * self.within
-        found = fastest(promising, self.limit, most)
-        if found is not None:
-            self.found.append(_Found(choice, zero, *found))
+        fast = fastest(promising, self.limit, most)
+        if fast is not None:
+            self.found.append(_Found(choice, zero, *fast))
             return
         # Only where none was found, since the least memory takes a search of its own.
         least: Optional[_Found] = None
@@ -538,9 +538,9 @@ class _Search:
         return MemoryLimitError("\n".join(lines), missing)
 
 
-def _slower(found: _Found, best: Seconds) -> Lost:
+def _slower(slow: _Found, best: Seconds) -> Lost:
     """Returns what takes longer than in the best plan."""
-    seconds = found.estimate.seconds
+    seconds = slow.estimate.seconds
     differences = [
         f"{what} {(theirs - ours) * 1e3:+.3g} ms"
         for what, ours, theirs in zip(best._fields, best, seconds)
@@ -548,4 +548,4 @@ def _slower(found: _Found, best: Seconds) -> Lost:
     ]
     times = f"{seconds.total / best.total:.2f} times as long"
     why = f"{times}: {', '.join(differences) or 'as fast'}"
-    return Lost(found.choice, found.zero, why, found.estimate, found.estimator.mesh_shape)
+    return Lost(slow.choice, slow.zero, why, slow.estimate, slow.estimator.mesh_shape)

@@ -314,9 +314,9 @@ class StepEstimator:
           SolverError: the solver did not find an optimum.
         """
         layout = self.program(memory_limit_bytes).next_best(seconds)
-        found = None if layout is None else self.estimate(layout)
+        estimate = None if layout is None else self.estimate(layout)
         # The program does not tell times apart that differ by a millionth.
-        return found if found is not None and found.seconds.total < seconds else None
+        return estimate if estimate is not None and estimate.seconds.total < seconds else None
 
     def best(self, count: int, memory_limit_bytes: Optional[float] = None) -> list[Estimate]:
         """Returns the fastest layouts, fastest first.

@@ -84,10 +84,11 @@ def report(
     >>> "d_out over all in 2 parts of 512" in open(path, encoding="utf-8").read()
     True
     """
+    # First of all: without jinja2 nothing need be estimated.
     template = _template()
     subject = subject_of("mtf.visualize.report", program, mesh_impl)
     summary = Summary(subject)
-    found = communication_of(subject, outputs)
+    sent = communication_of(subject, outputs)
     # A page without estimates has what is counted.
     estimates = None if subject.why_no_estimate else memory_of(subject, outputs, hardware)
     chosen = _largest(subject) if tensors is None else list(tensors)
@@ -105,11 +106,11 @@ def report(
     # All of it before the file is opened: an error leaves the last report as it was.
     text = template.render(
         title=title,
-        facts=_facts(subject, summary, found, estimates and estimates[0]),
+        facts=_facts(subject, summary, sent, estimates and estimates[0]),
         summary=summary,
         kinds=KINDS,
         tiles=[visualize_sharding(x, subject.impls[x.mesh]).picture() for x in chosen],
-        communication=found,
+        communication=sent,
         columns=COLUMNS,
         memory=estimates and estimates[0],
         hardware=estimates and estimates[1].hardware,
@@ -144,7 +145,7 @@ def _template() -> Any:
 
 
 def _facts(
-    subject: Subject, summary: Summary, found: Communication, memory: Optional[Memory]
+    subject: Subject, summary: Summary, sent: Communication, memory: Optional[Memory]
 ) -> list[tuple[str, str, str]]:
     """Returns the labeled numbers on top: triples (label, number, a smaller line)."""
     slots = summary.bytes_per_processor("slots")
@@ -168,8 +169,8 @@ def _facts(
         ),
         (
             "communication of a step",
-            bytes_text(found.bytes_per_processor),
-            f"of each processor, in {counted(sum(i.times for i in found.items), 'collective')}",
+            bytes_text(sent.bytes_per_processor),
+            f"of each processor, in {counted(sum(i.times for i in sent.items), 'collective')}",
         ),
         ("operations", f"{len(subject.graph.operations):,}", "of the program"),
     ]
@@ -202,14 +203,14 @@ def _largest(subject: Subject) -> list[Union[Tensor, Variable]]:
 def _distinct(
     subject: Subject, candidates: Sequence[Union[Tensor, Variable]], count: int
 ) -> list[Union[Tensor, Variable]]:
-    found: dict[tuple, Union[Tensor, Variable]] = {}
+    apart: dict[tuple, Union[Tensor, Variable]] = {}
     # The largest first; those of one shape and layout have one picture, so that one is enough.
     for x in sorted(candidates, key=lambda x: -x.shape.size):
         impl = subject.impls[x.mesh]
-        found.setdefault((tuple(x.shape), tuple(impl.shape), tuple(impl.tensor_layout(x.shape))), x)
-        if len(found) == count:
+        apart.setdefault((tuple(x.shape), tuple(impl.shape), tuple(impl.tensor_layout(x.shape))), x)
+        if len(apart) == count:
             break
-    return list(found.values())
+    return list(apart.values())
 
 
 # -- what is printed when a training begins
@@ -222,25 +223,26 @@ _printed: dict[str, str] = {}
 
 
 def _devices_text(impl: MeshImpl) -> str:
-    found: Any = getattr(impl, "devices", None) or ()  # which not all kinds of meshes have
+    devices: Any = getattr(impl, "devices", None) or ()  # which not all kinds of meshes have
     # "CPU:0" of "/job:localhost/.../device:CPU:0".
-    short = [re.search(r"(?:device:)?([A-Za-z]+:\d+)$", device) for device in found]
-    names = [match[1].upper() if match else device for match, device in zip(short, found)]
+    short = [re.search(r"(?:device:)?([A-Za-z]+:\d+)$", device) for device in devices]
+    names = [match[1].upper() if match else device for match, device in zip(short, devices)]
     names = list(dict.fromkeys(names))
     if not names or names == [""]:
         return ""  # TensorFlow chooses the device
+    # Of a large mesh, the ends say which devices it has.
     if len(names) > 4:
         names = [names[0], names[1], "...", names[-1]]
     return f" on {', '.join(names)}"
 
 
 def _memory_text(summary: Summary) -> str:
-    parts = [
+    amounts = [
         f"{label} {bytes_text(summary.bytes_per_processor(kind))}"
         for kind, label in {**KINDS, "weights": "weights"}.items()
         if summary.of_kind(kind)
     ]
-    return ", ".join(parts) or "no variables"
+    return ", ".join(amounts) or "no variables"
 
 
 def _parameters_text(summary: Summary) -> str:
@@ -249,8 +251,8 @@ def _parameters_text(summary: Summary) -> str:
     return f"{count:,}{words} in {counted(variables, 'variable')}"
 
 
-def _communication_lines(found: Communication) -> list[str]:
-    items = found.by_collective()
+def _communication_lines(sent: Communication) -> list[str]:
+    items = sent.by_collective()
     lines = [
         f"{item.collective} over {item.mesh_axes}: {item.times} time{'s' * (item.times > 1)}, "
         f"{bytes_text(item.bytes_per_processor)} of each processor"
@@ -258,7 +260,7 @@ def _communication_lines(found: Communication) -> list[str]:
     ]
     if len(items) > _MOST_COLLECTIVES:
         lines.append(f"and {len(items) - _MOST_COLLECTIVES} more kinds")
-    if lines and found.has_loops:
+    if lines and sent.has_loops:
         lines.append("the bodies of loops are counted once")
     return lines or ["nothing"]
 
@@ -292,12 +294,12 @@ def training_report(
     logs            /data/run1
     """
     subject = subject_of("mtf.visualize.training_report", program, mesh_impl)
-    found = Summary(subject)
+    summary = Summary(subject)
     lines: list[tuple[str, str]] = [
         ("mesh", subject.text(lambda impl: mesh_text(impl) + _devices_text(impl))),
-        ("layout", found.layout),
-        ("parameters", _parameters_text(found)),
-        ("per processor", _memory_text(found)),
+        ("layout", summary.layout),
+        ("parameters", _parameters_text(summary)),
+        ("per processor", _memory_text(summary)),
     ]
     sums = _communication_lines(communication_of(subject))
     lines += [("communication" if i == 0 else "", text) for i, text in enumerate(sums)]
@@ -322,6 +324,7 @@ def print_training_report(
       places: see `training_report`.
     """
     text = training_report(program, mesh_impl, places)
+    # By the places, so that two trainings in one process do not hide each other's.
     key = repr(sorted((places or {}).items()))
     if _printed.get(key) != text:
         _printed[key] = text

@@ -235,6 +235,7 @@ def processors_text(numbers: Sequence[int], most: int = _MOST_NUMBERS) -> str:
     ('0, 2', '4-7', '0, 8, ..., 56')
     """
     numbers = list(numbers)
+    # Without gaps, as the first and the last tell: increasing numbers are all different.
     if len(numbers) > 2 and numbers[-1] - numbers[0] == len(numbers) - 1:
         return f"{numbers[0]}-{numbers[-1]}"
     if len(numbers) > most:
@@ -251,6 +252,7 @@ def kept(count: int, most: int = _MOST_PARTS) -> list[int]:
     """
     if count <= most:
         return list(range(count))
+    # The last one says where the dimension ends.
     return [*range(most - 2), -1, count - 1]
 
 
@@ -265,6 +267,7 @@ def others(sharding: Sharding) -> Iterator[tuple[str, tuple[int, ...]]]:
       sharding: a Sharding.
     """
     ranges = [range(1) if i in sharding.shown else range(n) for i, n in enumerate(sharding.parts)]
+    # One table for each combination of parts of the dimensions that tables do not show.
     for index in itertools.product(*ranges):
         tile = sharding.tile_at(index)
         names = [
@@ -284,7 +287,7 @@ def grid(sharding: Sharding, index: Sequence[int]) -> list[list[Tile]]:
     """
     shown = list(sharding.shown)
     rows, columns = shown if len(shown) == 2 else (None, *shown) if shown else (None, None)
-    found = []
+    lines = []
     for i in range(1 if rows is None else sharding.parts[rows]):
         line = []
         for j in range(1 if columns is None else sharding.parts[columns]):
@@ -294,8 +297,8 @@ def grid(sharding: Sharding, index: Sequence[int]) -> list[list[Tile]]:
             if columns is not None:
                 at[columns] = j
             line.append(sharding.tile_at(at))
-        found.append(line)
-    return found
+        lines.append(line)
+    return lines
 
 
 def _table(sharding: Sharding, index: Sequence[int], color: bool) -> list[str]:
@@ -312,6 +315,7 @@ def _table(sharding: Sharding, index: Sequence[int], color: bool) -> list[str]:
         [processors_text(tiles[i][j].processors) if min(i, j) >= 0 else "..." for j in columns]
         for i in rows
     ]
+    # One width for all, so that rules and cells of all rows meet.
     width = max(len(text) for text in [*heads, *itertools.chain(*cells)]) + 2
     side = max(map(len, sides)) + 1
     margin = " " * (side + 1)
@@ -356,6 +360,7 @@ _MOST_NAME = 90
 
 
 def _cell_size(count: int, wanted: float, least: float = 3.0) -> float:
+    # So that a table of many cells is no larger than `_SIDE`, as long as a cell can be seen.
     return max(least, min(wanted, _SIDE / max(1, count)))
 
 
@@ -381,6 +386,7 @@ class _ShardingPicture:
             self.picture.words(0, y, text, color=MUTED)
         y += 34
         self.picture.words(0, y, _TILES, 13, weight="bold")
+        # The processors stand beside the widest table.
         right = self._tables(y + 22)
         x = max(right, len(_TILES) * _DIGIT * 1.1) + 56
         self.picture.words(x, y, "processors, in the color of their tile", 13, weight="bold")
@@ -474,6 +480,7 @@ class _ShardingPicture:
         axes = self.picture.axes(left, top, len(heads) * width, len(sides) * height)
         axes.set_xlim(0, len(heads))
         axes.set_ylim(len(sides), 0)  # rows count downward
+        # As a matrix is written, with the names of columns above it.
         axes.xaxis.tick_top()
         axes.xaxis.set_label_position("top")
         axes.set_xticks([j + 0.5 for j, text in enumerate(heads) if text], [*filter(None, heads)])
@@ -489,8 +496,8 @@ class _ShardingPicture:
                 (j, i), 1, 1, facecolor=fill, edgecolor=MUTED, linewidth=0.6, clip_on=False
             )
             axes.add_patch(box)
-            parts = [f"{d.name} {_part(tile, n)}" for n, d in enumerate(self.sharding.shape)]
-            held = f"{', '.join(parts)}: processors {processors_text(tile.processors)}"
+            ranges = [f"{d.name} {_part(tile, n)}" for n, d in enumerate(self.sharding.shape)]
+            held = f"{', '.join(ranges)}: processors {processors_text(tile.processors)}"
             self.picture.title(box, f"{title}{held}")
             # A text only where it fits in.
             if is_high and _fits(text, width):

@@ -107,9 +107,9 @@ class _NamedSums(Walk):
 
     def named(self) -> list[tuple[str, Collective]]:
         """Returns what was summed since the last call, under the names of what began the sums."""
-        found = [(self._begun_by[x], collective) for x, collective in self.asked]
+        sums = [(self._begun_by[x], collective) for x, collective in self.asked]
         self.asked.clear()
-        return found
+        return sums
 
     def sum_inputs(self, op: Operation) -> list[Collective]:
         """Visits the sums of one operation; those that it delays keep their names."""
@@ -128,17 +128,17 @@ def _predicted(subject: Subject, outputs: Sequence[Tensor]) -> list[Item]:
     items = []
     for mesh, impl in subject.impls.items():
         walk = _NamedSums(impl)
-        found: list[tuple[str, Collective]] = []
+        sent: list[tuple[str, Collective]] = []
         for op in subject.graph.operations:
             if op.mesh is mesh:
                 # As in lowering: what it needs is summed before it communicates.
                 walk.sum_inputs(op)
-                found += [*walk.named(), *((op.name, c) for c in cost_of(op, impl).collectives)]
+                sent += [*walk.named(), *((op.name, c) for c in cost_of(op, impl).collectives)]
         for x in outputs:
             if x.mesh is mesh:
                 # A partial sum that nothing in the step has read is still to be summed.
                 walk.need(x)
-        items += [_item(name, impl, c) for name, c in [*found, *walk.named()]]
+        items += [_item(name, impl, c) for name, c in [*sent, *walk.named()]]
     return items
 
 
@@ -163,6 +163,7 @@ def sum_of(items: Iterable[Item], key: Callable[[Item], Hashable]) -> list[Item]
         if k not in sums:
             sums[k] = item
             continue
+        # The name stays that of the first: a sum has no single operation.
         s = sums[k]
         sums[k] = s._replace(
             times=s.times + item.times,
@@ -254,18 +255,18 @@ class Communication:
             layer = self._layers(most_layers)
         else:
             layer = functools.partial(layer_of, depth=depth)
-        found: dict[str, list[Item]] = {}
+        layers: dict[str, list[Item]] = {}
         for item in self.items:
-            found.setdefault(layer(item.operation), []).append(item)
-        if depth is None and len(found) > most_layers:
-            by_size = sorted(found, key=lambda name: -sum(item.bytes for item in found[name]))
+            layers.setdefault(layer(item.operation), []).append(item)
+        if depth is None and len(layers) > most_layers:
+            by_size = sorted(layers, key=lambda name: -sum(item.bytes for item in layers[name]))
             # One of the rows is that of the others.
             small = by_size[most_layers - 1 :]
-            rest = [item for name in small for item in found.pop(name)]
-            found[f"{len(small)} others"] = rest
+            rest = [item for name in small for item in layers.pop(name)]
+            layers[f"{len(small)} others"] = rest
         return {
             name: sum_of(items, lambda item: (item.collective, item.mesh_axes))
-            for name, items in found.items()
+            for name, items in layers.items()
         }
 
     def picture(self, depth: Optional[int] = None) -> Picture:
@@ -324,7 +325,9 @@ class Communication:
 
 def communication_of(subject: Subject, outputs: Sequence[Tensor] = ()) -> Communication:
     """Returns the Communication of a Subject; see `communication`."""
+    # Also loops within loops, whose bodies are counted once, too.
     loops = any(op.loop is not None for op in with_inner_operations(subject.graph.operations))
+    # What a Lowering has counted is exact; before it, costs predict the same.
     lowering = subject.lowering
     if lowering is None:
         return Communication(_predicted(subject, outputs), loops)
@@ -424,6 +427,7 @@ class Memory:
         """Returns a table: for each kind its bytes at the peak, and its largest tensors."""
         table = [["at the peak", "bytes", "largest"]]
         for kind, count in self.at_peak.items():
+            # In the order of `contents`, so that the first ones are the largest.
             some = [h for h in self.contents if h.kind == kind]
             named = [f"{shortened(h.name, _NAME)} {bytes_text(h.bytes)}" for h in some[:2]]
             more = f", and {len(some) - 2} more" if len(some) > 2 else ""
@@ -452,6 +456,7 @@ def memory_of(
         )
     stored = getattr(impl, "stored_layout", None)  # a mesh implementation from elsewhere has none
     estimator = StepEstimator(subject.graph, impl.shape, outputs, hardware, stored)
+    # A layout of the user's may split what no search would.
     estimator = estimator.reaching(impl.layout_rules)
     return Memory(estimator, impl.layout_rules), estimator
 

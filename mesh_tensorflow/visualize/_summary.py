@@ -62,9 +62,9 @@ class Subject(NamedTuple):
     def text(self, of: Callable[[MeshImpl], str]) -> str:
         """Returns what a function says of the mesh; of each by its name, where they differ."""
         # Pairs, and not by name, which several meshes may have in common.
-        found = [(mesh.name, of(impl)) for mesh, impl in self.impls.items()]
-        if len({text for _, text in found}) > 1:
-            return "; ".join(f"{name} {text}" for name, text in found)
+        texts = [(mesh.name, of(impl)) for mesh, impl in self.impls.items()]
+        if len({text for _, text in texts}) > 1:
+            return "; ".join(f"{name} {text}" for name, text in texts)
         return of(self.impl)
 
 
@@ -115,6 +115,7 @@ def subject_of(what: str, program: Program, mesh_impl: Impls = None) -> Subject:
             f"{what}: mesh_impl is a mesh implementation such as "
             f"mtf.placement_mesh_impl.PlacementMeshImpl(shape, layout), not {mesh_impl!r}"
         )
+    # Without one, the program is described as on a mesh of one processor.
     impl = MeshImpl("", "") if mesh_impl is None else mesh_impl
     return Subject(program, dict.fromkeys(meshes, impl), None)
 
@@ -128,6 +129,7 @@ def mesh_text(impl: MeshImpl) -> str:
 def layout_text(impl: MeshImpl) -> str:
     """Returns "batch:rows, d_ff:cols", or "no splits"; with how variables are stored."""
     rules = ", ".join(f"{t}:{m}" for t, m in impl.layout_rules.written) or "no splits"
+    # A mesh implementation from elsewhere has none.
     stored = getattr(impl, "stored_layout", None)
     return rules if stored is None else f"{rules}; stored with {stored}"
 
@@ -306,6 +308,7 @@ class Summary:
     def _table(self) -> list[str]:
         rows = [row.cells() for row in self.rows if self.slots or row.kind != "slots"]
         widths = [max(map(len, column)) for column in list(zip(VARIABLE_COLUMNS, *rows))[1:]]
+        # Names alone are shortened; each other column has two spaces before it.
         room = max(_MIN_NAME, self._width() - sum(widths) - 2 * len(widths))
         names = shortened_apart([row[0] for row in rows], room)
         rows = [[name, *row[1:]] for name, row in zip(names, rows)]
@@ -313,17 +316,18 @@ class Summary:
 
     def totals(self) -> list[list[str]]:
         """Returns a table: of each kind, how many there are, and their sizes; and of all."""
-        found = [["", "variables", "parameters", "", "whole", "per processor"]]
+        table = [["", "variables", "parameters", "", "whole", "per processor"]]
         for kind, label in [*KINDS.items(), (None, "in all")]:
             count = len(self.rows if kind is None else self.of_kind(kind))
+            # That there is nothing to train is worth a row.
             if not count and kind in ("slots", "others"):
                 continue
             parameters = self.parameters(kind)
             words = f"({count_text(parameters)})" if parameters >= 1000 else ""
             sizes = self.bytes(kind), self.bytes_per_processor(kind)
             cells = [str(count), f"{parameters:,}", words, *map(bytes_text, sizes)]
-            found.append([label, *cells])
-        return found
+            table.append([label, *cells])
+        return table
 
     def _totals(self) -> list[str]:
         header, *rows = self.totals()

@@ -68,8 +68,8 @@ FAULTS = [
     ),
     Fault(
         "auto_mtf/_space.py",
-        "found = [frozenset().union(*tensors)]",
-        "found = tensors",
+        "sets = [frozenset().union(*tensors)]",
+        "sets = tensors",
         "two dimensions of an einsum that meet in no tensor are split alike",
         "auto_mtf/test_layout_optimizer.py -k 'brute_force or evaluate'",
     ),
