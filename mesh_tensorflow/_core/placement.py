@@ -144,20 +144,17 @@ def counterparts(old_shape: Shape, new_shape: Shape) -> list[tuple[int, int]]:
       old_shape: a Shape.
       new_shape: a Shape of the same size.
     """
-    found: list[tuple[int, int]] = []
-    before, begins = 1, []
-    for d in new_shape:
-        begins.append((before, d.size))
-        before *= d.size
-    before, first = 1, 0
-    for i, d in enumerate(old_shape):
-        # An element's place is its number, by the size of what is behind, modulo the dimension's.
-        if (before, d.size) in begins[first:]:
-            j = begins.index((before, d.size), first)
-            found.append((i, j))
+    pairs: list[tuple[int, int]] = []
+    # An element's place is its number, by the size of what is behind, modulo the dimension's.
+    old = zip(old_shape.cumprod, old_shape.to_integer_list)
+    new = list(zip(new_shape.cumprod, new_shape.to_integer_list))
+    first = 0
+    for i, place in enumerate(old):
+        if place in new[first:]:
+            j = new.index(place, first)
+            pairs.append((i, j))
             first = j + 1
-        before *= d.size
-    return found
+    return pairs
 
 
 def factored(

@@ -59,11 +59,9 @@ def pretty_print_counters(counters: Iterable[tuple[str, int]]) -> str:
         parts = name.split("/")
         for depth in range(1, len(parts) + 1):
             totals["/".join(parts[:depth])] += value
+    # Below a million, the six digits of `g` show every integer in full.
     return "\n".join(
-        # Below a million, the six digits of `g` show every integer in full.
-        f"{' ' * name.count('/')}{name}: {total:.3g}"
-        if total >= 1e6
-        else f"{' ' * name.count('/')}{name}: {total:g}"
+        f"{' ' * name.count('/')}{name}: {total:{'.3g' if total >= 1e6 else 'g'}}"
         for name, total in sorted(totals.items())
     )
 
@@ -136,9 +134,7 @@ def communication_table(collectives: Iterable[tuple[str, MeshImpl, Collective]])
     """Returns a table of communication by operation, collective and mesh axes."""
     groups: dict[tuple[str, str, str], list[int]] = {}
     for kind, mesh_impl, collective in collectives:
-        axes = ", ".join(
-            f"{mesh_impl.shape[a].name}={mesh_impl.shape[a].size}" for a in collective.mesh_axes
-        )
+        axes = dims_text(mesh_impl.shape[a] for a in collective.mesh_axes)
         total = groups.setdefault((kind, collective.kind, axes), [0, 0, 0])
         total[0] += 1
         total[1] += collective.elements

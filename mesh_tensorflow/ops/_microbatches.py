@@ -681,10 +681,7 @@ def serialize_training_step(
     graph = mesh.graph
     small_dim = Dimension(batch_dim.name, batch_dim.size // num_splits)
     micro_dim = Dimension("microbatch", num_splits)
-    names: list[str] = []
-    batched: list[bool] = []
-    dtypes: list[tf.DType] = []
-
+    built: dict[str, Tensor] = {}  # what the model function returned for a microbatch
     prepared = {
         key: split_microbatches(x, batch_dim, small_dim, micro_dim) for key, x in features.items()
     }
@@ -716,11 +713,9 @@ def serialize_training_step(
                 f"serialize_training_step: no gradient reaches the trainable variables {missing}; "
                 "make them with trainable=False, or use them in the loss"
             )
-        # In lists from outside, as a loop takes nothing but Tensors from its body.
-        names[:] = list(outputs)
-        batched[:] = [small_dim in y.shape for y in outputs.values()]
-        dtypes[:] = [y.dtype for y in outputs.values()]
-        results = [to_whole(y, index) if b else y for y, b in zip(outputs.values(), batched)]
+        # In a dictionary from outside, as a loop takes nothing but Tensors from its body.
+        built.update(outputs)
+        results = [to_whole(y, index) if small_dim in y.shape else y for y in built.values()]
         return [index + 1, *results, *grads, *whole.results()]
 
     results = mtf.while_loop(
@@ -734,8 +729,8 @@ def serialize_training_step(
     # The first one is the number of microbatches that were counted.
     results = results[1:count]
     outputs = {}
-    for name, is_batched, dtype, y in zip(names, batched, dtypes, results):
-        if is_batched:
+    for (name, small), y in zip(built.items(), results):
+        if small_dim in small.shape:
             y = mtf.reshape(y, mtf.replace_dimensions(y.shape, [small_dim, micro_dim], batch_dim))
-        outputs[name] = mtf.cast(y, dtype)
-    return list(results[len(names) :]), outputs
+        outputs[name] = mtf.cast(y, small.dtype)
+    return list(results[len(built) :]), outputs

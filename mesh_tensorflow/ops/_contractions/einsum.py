@@ -6,6 +6,7 @@ from which most communication of a program comes.
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Collection, Sequence
 from typing import Optional
 
@@ -50,10 +51,7 @@ def einsum_output_shape(
       ValueError: both are given and disagree, or a reduced dimension is in no input.
     """
     # Its order is that of first appearance, which the result has.
-    counts: dict[Dimension, int] = {}
-    for shape in input_shapes:
-        for d in shape:
-            counts[d] = counts.get(d, 0) + 1
+    counts = collections.Counter(d for shape in input_shapes for d in shape)
     if reduced_dims is not None:
         missing = [d for d in reduced_dims if d not in counts]
         if missing:

@@ -615,13 +615,8 @@ class WhileLoopOperation(_LoopOperation):
 
     def random_operations(self) -> list[RandomOperation]:
         """Returns the random operations of the body, including those of inner loops."""
-        found = []
-        for op in self.body_operations:
-            if isinstance(op, RandomOperation):
-                found.append(op)
-            elif isinstance(op, WhileLoopOperation):
-                found += op.random_operations()
-        return found
+        inner = with_inner_operations(self.body_operations)
+        return [op for op in inner if isinstance(op, RandomOperation)]
 
     def _random_keys(self, lowering: mtf.Lowering) -> dict[Operation, tf.Tensor]:
         """Returns keys created outside the loop, which each iteration derives its own keys from.
