@@ -257,7 +257,7 @@ def collectives_of(
       itemsize: the size of an element in bytes.
       mesh_shape: the Shape of the mesh.
     """
-    found = []
+    collectives = []
     # In the order of the moves: each changes how much the next ones move.
     for move in moves:
         parts = mesh_shape[move.mesh_axis].size
@@ -266,8 +266,8 @@ def collectives_of(
             continue
         if move.kind == "allconcat":
             elements *= parts
-        found.append(Collective(move.kind, (move.mesh_axis,), elements, elements * itemsize))
-    return found
+        collectives.append(Collective(move.kind, (move.mesh_axis,), elements, elements * itemsize))
+    return collectives
 
 
 # -- the layout that an operation works in
@@ -460,9 +460,9 @@ class Walk:
         if inner_mesh_impl(op, self._mesh_impl) is not None:
             # What moves to another layout is summed before, and what begins there is summed there.
             return [c for x in op.inputs for c in self.need(x)]
-        given = {x: self.pending_axes(x) for x in op.inputs if self.pending_axes(x)}
+        pending = {x: self.pending_axes(x) for x in op.inputs if self.pending_axes(x)}
         asked: list[Collective] = []
-        made = op.partial_sums(self._mesh_impl, given)
+        made = op.partial_sums(self._mesh_impl, pending)
         # All inputs or none: an addition can put off two sums over the same axes, but not one of
         # them.
         if made is None:
@@ -472,7 +472,7 @@ class Walk:
         for y, partial in made.items():
             # What is scattered is summed and split. It stays pending: each processor got its part
             # of the sum, and a later use that needs all of it pays for that.
-            asked += self._ask(next(iter(given), y), partial.scattered)
+            asked += self._ask(next(iter(pending), y), partial.scattered)
             # The same object for a Tensor that is the same sum, so that the first use of either is
             # charged.
             same = partial.same_as

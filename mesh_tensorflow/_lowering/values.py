@@ -84,13 +84,13 @@ class LookedAt(Lowering):
           NoValueError: an operation is not of the eager program.
         """
         there = set(map(id, self.graph.operations))
-        found: list[Operation] = []
+        needed: list[Operation] = []
         seen: set[int] = set()
         stack = [(x.operation, False)]
         while stack:
             op, inputs_done = stack.pop()
             if inputs_done:
-                found.append(op)
+                needed.append(op)
             elif id(op) not in seen:
                 seen.add(id(op))
                 _check_eager(op, x, id(op) in there)
@@ -98,8 +98,8 @@ class LookedAt(Lowering):
                 # calls.
                 stack.append((op, True))
                 stack += [(before, False) for before in _before(op)]
-        self._forget_changed([op for op in found if isinstance(op, Variable)])
-        return self._without_value(found)
+        self._forget_changed([op for op in needed if isinstance(op, Variable)])
+        return self._without_value(needed)
 
     def _without_value(self, operations: Sequence[Operation]) -> list[Operation]:
         """Returns the operations that have no value, or that read one that is to be computed."""
@@ -166,10 +166,10 @@ class LookedAt(Lowering):
 
 def _before(op: Operation) -> list[Operation]:
     """Returns the operations whose results an operation reads."""
-    found = [x.operation for x in op.inputs]
+    read = [x.operation for x in op.inputs]
     if op.loop is not None and op.loop.tape_of is not None:
-        found.append(op.loop.tape_of)
-    return found
+        read.append(op.loop.tape_of)
+    return read
 
 
 def _check_eager(op: Operation, x: Tensor, in_graph: bool) -> None:

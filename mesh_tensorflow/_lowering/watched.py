@@ -421,15 +421,15 @@ def all_checks(lowering: Lowering) -> list[tf.Tensor]:
     # Nothing outside of a loop or a function can wait for what is inside of it.
     is_here = _in_context()
     done = [t for t in lowering.checked.values() if is_here(t)]
-    found = list(done)
+    passed = list(done)
     for impl in {id(impl): impl for impl in lowering.executed_impls}.values():
         pnums = impl.laid_out_pnum()
         if len(pnums.all_slices) < impl.size and impl.supports_control_dependencies:
             # Each processor knows of its own checks; the sum is there once all have passed.
             with tf.control_dependencies(done):
                 one = impl.slicewise(lambda pnum: tf.ones_like(pnum, tf.float32), pnums)
-                found += impl.allreduce(one, range(impl.shape.ndims), "SUM").all_slices
-    return found
+                passed += impl.allreduce(one, range(impl.shape.ndims), "SUM").all_slices
+    return passed
 
 
 def _in_context() -> Callable[[tf.Tensor], bool]:

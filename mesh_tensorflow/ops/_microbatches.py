@@ -506,7 +506,7 @@ class InMicrobatches:
         """Returns the Tensors of a microbatch whose gradients make that of a wanted scalar."""
         if self._kinds[y].name != "function":
             return [y]
-        found: dict[Tensor, None] = {}
+        terms: dict[Tensor, None] = {}
         pending, seen = [y], set()
         while pending:
             op = self._made[pending.pop()]
@@ -516,10 +516,10 @@ class InMicrobatches:
             for x in op.inputs:
                 # dy/dw is the sum over these terms S of dy/dS dS/dw; the loop sums dS/dw.
                 if x in self._summed:
-                    found[x] = None
+                    terms[x] = None
                 elif self._kinds[x].name == "function":
                     pending.append(x)
-        return [x for x in found if is_differentiable(x.dtype)]
+        return [x for x in terms if is_differentiable(x.dtype)]
 
     @property
     def num_results(self) -> int:
@@ -701,9 +701,9 @@ def serialize_training_step(
 
     def body(index: Tensor) -> list[Any]:
         whole.begin()
-        given = {key: take_microbatch(x, index, micro_dim) for key, x in prepared.items()}
-        outputs = model_fn(dict(given))
-        whole.effects_are_built(list(given.values()))
+        small = {key: take_microbatch(x, index, micro_dim) for key, x in prepared.items()}
+        outputs = model_fn(dict(small))
+        whole.effects_are_built(list(small.values()))
         trainable = [v.value for v in graph.trainable_variables]
         # The loop sums them: they stay partial sums, which take one allreduce for all microbatches.
         grads = mtf.gradients([outputs["loss"]], trainable)

@@ -193,7 +193,7 @@ class EinsumOperation(Operation):
 
     def _gathers(self, mesh_impl: MeshImpl) -> list[Collective]:
         gathered, _ = self._plan(mesh_impl)
-        found = []
+        gathers = []
         for x in self.inputs:
             elements = mesh_impl.laid_out_size(x.shape)
             for d in x.shape:
@@ -201,10 +201,10 @@ class EinsumOperation(Operation):
                     axis = gathered[d]
                     # What is gathered along one axis is gathered along the next one as a whole.
                     elements *= mesh_impl.shape[axis].size
-                    found.append(
+                    gathers.append(
                         Collective("allconcat", (axis,), elements, elements * x.dtype.size)
                     )
-        return found
+        return gathers
 
     def cost(self, mesh_impl: MeshImpl) -> Cost:
         """Two flops for each multiply-add, and the gathers of dimensions that would clash."""

@@ -50,9 +50,9 @@ def earlier_assignments(lowering: Lowering, variables: Sequence[Variable]) -> li
     # Where only what is asked for runs, to wait for an assignment would carry it out unasked.
     if graph.assigns != "all" or not lowering.mesh_impl(variables[0]).supports_control_dependencies:
         return []  # a program of a compiler is in order by itself
-    found = [lowering.assigned.get(v) for v in variables]
+    last = [lowering.assigned.get(v) for v in variables]
     # One operation may be the last assignment to several variables.
-    return list(dict.fromkeys(op for op in found if op is not None))
+    return list(dict.fromkeys(op for op in last if op is not None))
 
 
 def note_read(lowering: Lowering, variable: Variable, value: LaidOutLike) -> None:
