@@ -51,8 +51,6 @@ class Dimension(_NameAndSize):
 
 
 @overload
-def convert_to_dimension(d: None) -> None: ...
-@overload
 def convert_to_dimension(d: Union[Dimension, tuple[str, int]]) -> Dimension: ...
 @overload
 def convert_to_dimension(
@@ -367,8 +365,6 @@ class Shape:
 ShapeLike = Union[Shape, str, Iterable[Union[Dimension, tuple[str, int]]]]
 
 
-@overload
-def convert_to_shape(x: None) -> None: ...
 @overload
 def convert_to_shape(x: ShapeLike) -> Shape: ...
 @overload
