@@ -286,14 +286,15 @@ def _repr(self: Tensor) -> str:
     """Returns name, shape and dtype; in eager code the value too."""
     if _showing.get() or not (tf.executing_eagerly() and self.operation.is_eager):
         return self.to_string
-    try:
-        with within(_showing, True):
+    # Around the error, too, whose text may show the Tensor itself.
+    with within(_showing, True):
+        try:
             values = _looked_at(self)
             if not _cheap(values, self):
                 return f"{self.to_string}, computed by x.numpy()"
             value = values.value(self).numpy()
-    except Exception as e:  # a debugger or a traceback shows what has no value, too
-        return f"{self.to_string}, without a value: {e}"
+        except Exception as e:  # a debugger or a traceback shows what has no value, too
+            return f"{self.to_string}, without a value: {e}"
     text = np.array2string(value, separator=" ")
     return f"{self.to_string} ={' ' if value.ndim < 2 else chr(10)}{text}"
 
