@@ -117,10 +117,10 @@ def is_users(frame: FrameType) -> bool:
       frame: a Python frame.
     """
     file = frame.f_code.co_filename
-    found = _is_users.get(file)
-    if found is None:
-        found = _is_users[file] = not _is_between(file, frame.f_globals.get("__name__", ""))
-    return found
+    users = _is_users.get(file)
+    if users is None:
+        users = _is_users[file] = not _is_between(file, frame.f_globals.get("__name__", ""))
+    return users
 
 
 def _is_between(file: str, module: object) -> bool:

@@ -6,17 +6,7 @@ import contextlib
 import copy
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    Literal,
-    NamedTuple,
-    NoReturn,
-    Optional,
-    Protocol,
-    TypeVar,
-    Union,
-)
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, Optional, Protocol, TypeVar
 
 import gin
 import tensorflow.compat.v1 as tf
@@ -460,7 +450,7 @@ class Mesh:
         return self._name
 
     @property
-    def variable_placer_fn(self) -> Union[str, Callable[[tf.Operation], str]]:
+    def variable_placer_fn(self) -> str | Callable[[tf.Operation], str]:
         """The argument of `tf.device` for masters: a device, or a function that returns one."""
         if self._variable_placer is None:
             return "cpu:0"

@@ -204,10 +204,10 @@ class LayoutRules:
         """
         written = [(tensor_dim, mesh_dim) for tensor_dim, mesh_dim in pairs]
         self.uneven = frozenset(t for t, m in written if m.endswith(UNEVEN))
-        given = [(t, m.removesuffix(UNEVEN)) for t, m in written]
-        self._pairs = set(given)
+        plain = [(t, m.removesuffix(UNEVEN)) for t, m in written]
+        self._pairs = set(plain)
         self._mesh_dims: dict[str, list[str]] = {}
-        for tensor_dim, mesh_dim in dict.fromkeys(given):
+        for tensor_dim, mesh_dim in dict.fromkeys(plain):
             self._mesh_dims.setdefault(tensor_dim, []).append(mesh_dim)
             joined = mesh_dim.split(JOIN) if JOIN in mesh_dim else []
             if len(joined) > 1 and ("" in joined or len(set(joined)) < len(joined)):
@@ -215,11 +215,11 @@ class LayoutRules:
                     f"layout rule {tensor_dim}:{mesh_dim} joins mesh dimensions by {JOIN!r}: write "
                     "each of them once, as in batch:rows+cols"
                 )
-        twice = sorted({f"{t}:{m}" for t, m in given if given.count((t, m)) > 1})
+        twice = sorted({f"{t}:{m}" for t, m in plain if plain.count((t, m)) > 1})
         if twice:
             slip(
                 f"layout rule {', '.join(twice)} is given more than once in "
-                f"{','.join(f'{t}:{m}' for t, m in given)}. Once is enough; is one of them meant "
+                f"{','.join(f'{t}:{m}' for t, m in plain)}. Once is enough; is one of them meant "
                 "to be another rule?"
             )
 
@@ -492,15 +492,15 @@ def slice_coordinates(
 ) -> tuple[int, ...]:
     """Returns, for each tensor axis, the number of the part that processor `pnum` holds."""
     coordinates = pnum_to_processor_coordinates(mesh_shape, pnum)
-    found = []
+    numbers = []
     for axis in layout:
         if isinstance(axis, JointAxis):
             sizes = [mesh_shape[a].size for a in axis.axes]
             part = processor_coordinates_to_pnum(sizes, [coordinates[a] for a in axis.axes])
         else:
             part = 0 if axis is None else coordinates[axis]
-        found.append(part)
-    return tuple(found)
+        numbers.append(part)
+    return tuple(numbers)
 
 
 def coordinate_of(mesh_shape: Shape, pnum: int, mesh_axis: int) -> int:
@@ -635,7 +635,7 @@ class StoredLayout:
         """
         # No two dimensions of a tensor may be split over one mesh axis, and some are by the layout.
         taken = set(mesh_impl.splitting_axes(shape))
-        found: dict[str, StoredName] = {}
+        stored: dict[str, StoredName] = {}
         for d, mesh_dim in self._wanted(shape):
             # Of joined mesh dimensions, those that the layout has left: with ZeRO over all of a
             # mesh, what one of its dimensions splits is stored over the others.
@@ -645,12 +645,12 @@ class StoredLayout:
             split = mesh_impl.mesh_axis(d) is not None
             # A kernel may have one name with two sizes. What is renamed by it would be both.
             twice = shape.dimension_names.count(d.name) > 1
-            if parts == 1 or split or twice or d.name in found or d.size % parts:
+            if parts == 1 or split or twice or d.name in stored or d.size % parts:
                 continue
             taken.update(axes)
             over = JOIN.join(mesh_impl.shape[axis].name for axis in axes)
-            found[d.name] = StoredName(d.name, over)
-        return found
+            stored[d.name] = StoredName(d.name, over)
+        return stored
 
     def _wanted(self, shape: Shape) -> Iterator[tuple[Dimension, str]]:
         """Yields dimensions with the mesh dimensions to split them over, the best first."""

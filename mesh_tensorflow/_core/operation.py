@@ -494,10 +494,10 @@ class Operation(metaclass=_LeavesNothingBehind):
           *more: further laid-out values.
         """
         values = [lowering.tensors[x] for x in self._inputs]
-        found = lowering.mesh_impl(self).slicewise(fn, *values, *more)
+        results = lowering.mesh_impl(self).slicewise(fn, *values, *more)
         # A function with one output may return it in a tuple or as it is.
-        several = len(self._outputs) > 1 or isinstance(found, tuple)
-        for y, value in zip(self._outputs, found if several else (found,)):
+        several = len(self._outputs) > 1 or isinstance(results, tuple)
+        for y, value in zip(self._outputs, results if several else (results,)):
             lowering.set_tensor_lowering(y, value)
 
     def _added_to(self, value: LaidOutLike, lowering: Lowering) -> Optional[LaidOutLike]:

@@ -144,20 +144,17 @@ def counterparts(old_shape: Shape, new_shape: Shape) -> list[tuple[int, int]]:
       old_shape: a Shape.
       new_shape: a Shape of the same size.
     """
-    found: list[tuple[int, int]] = []
-    before, begins = 1, []
-    for d in new_shape:
-        begins.append((before, d.size))
-        before *= d.size
-    before, first = 1, 0
-    for i, d in enumerate(old_shape):
-        # An element's place is its number, by the size of what is behind, modulo the dimension's.
-        if (before, d.size) in begins[first:]:
-            j = begins.index((before, d.size), first)
-            found.append((i, j))
+    pairs: list[tuple[int, int]] = []
+    # An element's place is its number, by the size of what is behind, modulo the dimension's.
+    old = zip(old_shape.cumprod, old_shape.to_integer_list)
+    new = list(zip(new_shape.cumprod, new_shape.to_integer_list))
+    first = 0
+    for i, place in enumerate(old):
+        if place in new[first:]:
+            j = new.index(place, first)
+            pairs.append((i, j))
             first = j + 1
-        before *= d.size
-    return found
+    return pairs
 
 
 def factored(
@@ -260,7 +257,7 @@ def collectives_of(
       itemsize: the size of an element in bytes.
       mesh_shape: the Shape of the mesh.
     """
-    found = []
+    collectives = []
     # In the order of the moves: each changes how much the next ones move.
     for move in moves:
         parts = mesh_shape[move.mesh_axis].size
@@ -269,8 +266,8 @@ def collectives_of(
             continue
         if move.kind == "allconcat":
             elements *= parts
-        found.append(Collective(move.kind, (move.mesh_axis,), elements, elements * itemsize))
-    return found
+        collectives.append(Collective(move.kind, (move.mesh_axis,), elements, elements * itemsize))
+    return collectives
 
 
 # -- the layout that an operation works in
@@ -463,9 +460,9 @@ class Walk:
         if inner_mesh_impl(op, self._mesh_impl) is not None:
             # What moves to another layout is summed before, and what begins there is summed there.
             return [c for x in op.inputs for c in self.need(x)]
-        given = {x: self.pending_axes(x) for x in op.inputs if self.pending_axes(x)}
+        pending = {x: self.pending_axes(x) for x in op.inputs if self.pending_axes(x)}
         asked: list[Collective] = []
-        made = op.partial_sums(self._mesh_impl, given)
+        made = op.partial_sums(self._mesh_impl, pending)
         # All inputs or none: an addition can put off two sums over the same axes, but not one of
         # them.
         if made is None:
@@ -475,7 +472,7 @@ class Walk:
         for y, partial in made.items():
             # What is scattered is summed and split. It stays pending: each processor got its part
             # of the sum, and a later use that needs all of it pays for that.
-            asked += self._ask(next(iter(given), y), partial.scattered)
+            asked += self._ask(next(iter(pending), y), partial.scattered)
             # The same object for a Tensor that is the same sum, so that the first use of either is
             # charged.
             same = partial.same_as

@@ -51,8 +51,6 @@ class Dimension(_NameAndSize):
 
 
 @overload
-def convert_to_dimension(d: None) -> None: ...
-@overload
 def convert_to_dimension(d: Union[Dimension, tuple[str, int]]) -> Dimension: ...
 @overload
 def convert_to_dimension(
@@ -194,11 +192,11 @@ def single_axes(mesh_axes: Iterable[Optional[int]]) -> list[int]:
     Args:
       mesh_axes: mesh axes, JointAxes or None.
     """
-    found: list[int] = []
+    single: list[int] = []
     for axis in mesh_axes:
         if axis is not None:
-            found += axis.axes if isinstance(axis, JointAxis) else [axis]
-    return found
+            single += axis.axes if isinstance(axis, JointAxis) else [axis]
+    return single
 
 
 class Shape:
@@ -368,8 +366,6 @@ ShapeLike = Union[Shape, str, Iterable[Union[Dimension, tuple[str, int]]]]
 
 
 @overload
-def convert_to_shape(x: None) -> None: ...
-@overload
 def convert_to_shape(x: ShapeLike) -> Shape: ...
 @overload
 def convert_to_shape(x: Optional[ShapeLike]) -> Optional[Shape]: ...
@@ -480,13 +476,13 @@ def check_sizes_of_names(what: str, shapes: Iterable[Shape]) -> None:
         own: dict[str, set[int]] = {}
         for d in shape:
             own.setdefault(d.name, set()).add(d.size)
-        for name, found in own.items():
-            before = sizes.setdefault(name, found)
-            if before.isdisjoint(found):
-                two = sorted([min(before), min(found)])
+        for name, now in own.items():
+            before = sizes.setdefault(name, now)
+            if before.isdisjoint(now):
+                two = sorted([min(before), min(now)])
                 slip(
                     f"{what}: the name {name!r} has two sizes in one operation, "
-                    f"{min(before)} and {min(found)}: "
+                    f"{min(before)} and {min(now)}: "
                     f"{', '.join(map(str, shapes))}. These are different dimensions, and are not "
                     "matched with each other. Give them one size if they should be, else give one "
                     "of them another name with mtf.rename_dimension",
@@ -494,7 +490,7 @@ def check_sizes_of_names(what: str, shapes: Iterable[Shape]) -> None:
                     key=f"sizes/{name}/{two}",
                 )
             # A later shape may match any of the sizes so far, such as one of a kernel's two.
-            sizes[name] = before | found
+            sizes[name] = before | now
 
 
 def check_names_differ(what: str, result: Shape, *given: Shape) -> None:

@@ -271,11 +271,11 @@ def check_impls(mesh_to_impl: object) -> None:
     for impl in impls:
         # Only what surely is none: a mesh implementation of the user's own need not be a MeshImpl.
         if impl is None or isinstance(impl, str):
-            found = repr(mesh_to_impl if impl is None else impl)
+            got = repr(mesh_to_impl if impl is None else impl)
             raise TypeError(
                 "Lowering: mesh_to_impl must be a dictionary from mtf.Mesh to a MeshImpl, as "
                 '{mesh: mtf.placement_mesh_impl.PlacementMeshImpl("all:1", "", [""])}, and not '
-                f"{found}"
+                f"{got}"
             )
     for impl in impls:
         if isinstance(impl, MeshImpl):
@@ -442,12 +442,12 @@ class Lowering:
             op.lower(self)
             return
         pairs = {**outer, **inner}
-        given = {x: self.tensors[x] for x in op.inputs}
+        outside = {x: self.tensors[x] for x in op.inputs}
         if inner:
             warn_of_gather(op, outer, inner)
         try:
-            for x in given:
-                value = self._moved(op, x, outer, inner) if x.mesh in inner else given[x]
+            for x in outside:
+                value = self._moved(op, x, outer, inner) if x.mesh in inner else outside[x]
                 self.tensors[x] = self._filled(op, x, value, pairs[x.mesh].executed)
             self._pairs, self.in_other_layout = pairs, bool(inner)
             op.lower(self)
@@ -455,7 +455,7 @@ class Lowering:
         finally:
             # Whatever else uses the inputs finds them as they are laid out.
             self._pairs, self.in_other_layout = outer, False
-            self.tensors.update(given)
+            self.tensors.update(outside)
         for y, value in made.items():
             self.set_tensor_lowering(y, value)
 
@@ -576,11 +576,11 @@ class Lowering:
             expected = self.mesh_impl(tensor).slice_shape(tensor.shape)
         except ValueError as e:
             raise ValueError(f"{tensor.name}: {e}") from e
-        found = laid_out_tensor.slice_shape
-        if found != expected:
+        sizes = laid_out_tensor.slice_shape
+        if sizes != expected:
             raise ValueError(
                 f"slices of {tensor.name} {tensor.shape} must have shape {expected} in this "
-                f"layout, but have {found}"
+                f"layout, but have {sizes}"
             )
 
     def laid_out_size(self, tensor: Tensor) -> int:

@@ -384,13 +384,13 @@ class _Finder:
             return
         whole = v.trainable and impl.stored_layout.stage < WEIGHTS_TOO  # type: ignore[union-attr]
         self.stored[v] = {} if whole else names
-        found = [x.operation for x in self._assigned.get(v, ())]
+        nearby = [x.operation for x in self._assigned.get(v, ())]
         beyond: list[Operation] = []  # found through values without dimensions, such as norms
         seen: set[Operation] = set()
-        while found or beyond:
+        while nearby or beyond:
             # Near ones first: what is reached in both ways is then judged as a near one.
-            near = bool(found)
-            op = (found or beyond).pop()
+            near = bool(nearby)
+            op = (nearby or beyond).pop()
             if op in seen:
                 continue
             seen.add(op)
@@ -399,7 +399,7 @@ class _Finder:
                     self.stored[op] = {n: names[n] for n in names if n in op.shape.dimension_names}
                     # A slot is updated by operations that the weight's own assignment need not
                     # depend on.
-                    found += [x.operation for x in self._assigned[op]]
+                    nearby += [x.operation for x in self._assigned[op]]
                 continue
             dims = {d for t in op.inputs + op.outputs for d in t.shape}
             if not dims:
@@ -409,7 +409,7 @@ class _Finder:
                 beyond += [x.operation for x in op.inputs]
             elif self._is_update(op, v, names) and (near or dims == set(v.shape)):
                 self.updates[op] = names
-                (found if near else beyond).extend(x.operation for x in op.inputs)
+                (nearby if near else beyond).extend(x.operation for x in op.inputs)
 
     def _may_be_slot(self, op: Variable, v: Variable) -> bool:
         taken = op in self.stored or op in self._in_loops
@@ -496,13 +496,13 @@ class _Rewriter:
 
     def _gradients(self) -> dict[Tensor, list[Names]]:
         """Returns the gradients that updates take in parts, with the names that they have there."""
-        found: dict[Tensor, list[Names]] = {}
+        gradients: dict[Tensor, list[Names]] = {}
         for op, names in self._updates.items():
             for x in op.inputs:
                 is_gradient = x.operation.gradient_of is not None
                 if op.mesh in self._early_on and is_gradient and x.operation not in self._updates:
-                    found.setdefault(x, []).append(names)
-        return found
+                    gradients.setdefault(x, []).append(names)
+        return gradients
 
     def rewrite(self) -> None:
         """Rewrites the operations of the graph."""

@@ -84,13 +84,13 @@ class LookedAt(Lowering):
           NoValueError: an operation is not of the eager program.
         """
         there = set(map(id, self.graph.operations))
-        found: list[Operation] = []
+        needed: list[Operation] = []
         seen: set[int] = set()
         stack = [(x.operation, False)]
         while stack:
             op, inputs_done = stack.pop()
             if inputs_done:
-                found.append(op)
+                needed.append(op)
             elif id(op) not in seen:
                 seen.add(id(op))
                 _check_eager(op, x, id(op) in there)
@@ -98,8 +98,8 @@ class LookedAt(Lowering):
                 # calls.
                 stack.append((op, True))
                 stack += [(before, False) for before in _before(op)]
-        self._forget_changed([op for op in found if isinstance(op, Variable)])
-        return self._without_value(found)
+        self._forget_changed([op for op in needed if isinstance(op, Variable)])
+        return self._without_value(needed)
 
     def _without_value(self, operations: Sequence[Operation]) -> list[Operation]:
         """Returns the operations that have no value, or that read one that is to be computed."""
@@ -166,10 +166,10 @@ class LookedAt(Lowering):
 
 def _before(op: Operation) -> list[Operation]:
     """Returns the operations whose results an operation reads."""
-    found = [x.operation for x in op.inputs]
+    read = [x.operation for x in op.inputs]
     if op.loop is not None and op.loop.tape_of is not None:
-        found.append(op.loop.tape_of)
-    return found
+        read.append(op.loop.tape_of)
+    return read
 
 
 def _check_eager(op: Operation, x: Tensor, in_graph: bool) -> None:
@@ -286,14 +286,15 @@ def _repr(self: Tensor) -> str:
     """Returns name, shape and dtype; in eager code the value too."""
     if _showing.get() or not (tf.executing_eagerly() and self.operation.is_eager):
         return self.to_string
-    try:
-        with within(_showing, True):
+    # Around the error, too, whose text may show the Tensor itself.
+    with within(_showing, True):
+        try:
             values = _looked_at(self)
             if not _cheap(values, self):
                 return f"{self.to_string}, computed by x.numpy()"
             value = values.value(self).numpy()
-    except Exception as e:  # a debugger or a traceback shows what has no value, too
-        return f"{self.to_string}, without a value: {e}"
+        except Exception as e:  # a debugger or a traceback shows what has no value, too
+            return f"{self.to_string}, without a value: {e}"
     text = np.array2string(value, separator=" ")
     return f"{self.to_string} ={' ' if value.ndim < 2 else chr(10)}{text}"
 

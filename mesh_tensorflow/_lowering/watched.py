@@ -59,11 +59,9 @@ def pretty_print_counters(counters: Iterable[tuple[str, int]]) -> str:
         parts = name.split("/")
         for depth in range(1, len(parts) + 1):
             totals["/".join(parts[:depth])] += value
+    # Below a million, the six digits of `g` show every integer in full.
     return "\n".join(
-        # Below a million, the six digits of `g` show every integer in full.
-        f"{' ' * name.count('/')}{name}: {total:.3g}"
-        if total >= 1e6
-        else f"{' ' * name.count('/')}{name}: {total:g}"
+        f"{' ' * name.count('/')}{name}: {total:{'.3g' if total >= 1e6 else 'g'}}"
         for name, total in sorted(totals.items())
     )
 
@@ -136,9 +134,7 @@ def communication_table(collectives: Iterable[tuple[str, MeshImpl, Collective]])
     """Returns a table of communication by operation, collective and mesh axes."""
     groups: dict[tuple[str, str, str], list[int]] = {}
     for kind, mesh_impl, collective in collectives:
-        axes = ", ".join(
-            f"{mesh_impl.shape[a].name}={mesh_impl.shape[a].size}" for a in collective.mesh_axes
-        )
+        axes = dims_text(mesh_impl.shape[a] for a in collective.mesh_axes)
         total = groups.setdefault((kind, collective.kind, axes), [0, 0, 0])
         total[0] += 1
         total[1] += collective.elements
@@ -425,15 +421,15 @@ def all_checks(lowering: Lowering) -> list[tf.Tensor]:
     # Nothing outside of a loop or a function can wait for what is inside of it.
     is_here = _in_context()
     done = [t for t in lowering.checked.values() if is_here(t)]
-    found = list(done)
+    passed = list(done)
     for impl in {id(impl): impl for impl in lowering.executed_impls}.values():
         pnums = impl.laid_out_pnum()
         if len(pnums.all_slices) < impl.size and impl.supports_control_dependencies:
             # Each processor knows of its own checks; the sum is there once all have passed.
             with tf.control_dependencies(done):
                 one = impl.slicewise(lambda pnum: tf.ones_like(pnum, tf.float32), pnums)
-                found += impl.allreduce(one, range(impl.shape.ndims), "SUM").all_slices
-    return found
+                passed += impl.allreduce(one, range(impl.shape.ndims), "SUM").all_slices
+    return passed
 
 
 def _in_context() -> Callable[[tf.Tensor], bool]:

@@ -506,7 +506,7 @@ class InMicrobatches:
         """Returns the Tensors of a microbatch whose gradients make that of a wanted scalar."""
         if self._kinds[y].name != "function":
             return [y]
-        found: dict[Tensor, None] = {}
+        terms: dict[Tensor, None] = {}
         pending, seen = [y], set()
         while pending:
             op = self._made[pending.pop()]
@@ -516,10 +516,10 @@ class InMicrobatches:
             for x in op.inputs:
                 # dy/dw is the sum over these terms S of dy/dS dS/dw; the loop sums dS/dw.
                 if x in self._summed:
-                    found[x] = None
+                    terms[x] = None
                 elif self._kinds[x].name == "function":
                     pending.append(x)
-        return [x for x in found if is_differentiable(x.dtype)]
+        return [x for x in terms if is_differentiable(x.dtype)]
 
     @property
     def num_results(self) -> int:
@@ -681,10 +681,7 @@ def serialize_training_step(
     graph = mesh.graph
     small_dim = Dimension(batch_dim.name, batch_dim.size // num_splits)
     micro_dim = Dimension("microbatch", num_splits)
-    names: list[str] = []
-    batched: list[bool] = []
-    dtypes: list[tf.DType] = []
-
+    built: dict[str, Tensor] = {}  # what the model function returned for a microbatch
     prepared = {
         key: split_microbatches(x, batch_dim, small_dim, micro_dim) for key, x in features.items()
     }
@@ -704,9 +701,9 @@ def serialize_training_step(
 
     def body(index: Tensor) -> list[Any]:
         whole.begin()
-        given = {key: take_microbatch(x, index, micro_dim) for key, x in prepared.items()}
-        outputs = model_fn(dict(given))
-        whole.effects_are_built(list(given.values()))
+        small = {key: take_microbatch(x, index, micro_dim) for key, x in prepared.items()}
+        outputs = model_fn(dict(small))
+        whole.effects_are_built(list(small.values()))
         trainable = [v.value for v in graph.trainable_variables]
         # The loop sums them: they stay partial sums, which take one allreduce for all microbatches.
         grads = mtf.gradients([outputs["loss"]], trainable)
@@ -716,11 +713,9 @@ def serialize_training_step(
                 f"serialize_training_step: no gradient reaches the trainable variables {missing}; "
                 "make them with trainable=False, or use them in the loss"
             )
-        # In lists from outside, as a loop takes nothing but Tensors from its body.
-        names[:] = list(outputs)
-        batched[:] = [small_dim in y.shape for y in outputs.values()]
-        dtypes[:] = [y.dtype for y in outputs.values()]
-        results = [to_whole(y, index) if b else y for y, b in zip(outputs.values(), batched)]
+        # In a dictionary from outside, as a loop takes nothing but Tensors from its body.
+        built.update(outputs)
+        results = [to_whole(y, index) if small_dim in y.shape else y for y in built.values()]
         return [index + 1, *results, *grads, *whole.results()]
 
     results = mtf.while_loop(
@@ -734,8 +729,8 @@ def serialize_training_step(
     # The first one is the number of microbatches that were counted.
     results = results[1:count]
     outputs = {}
-    for name, is_batched, dtype, y in zip(names, batched, dtypes, results):
-        if is_batched:
+    for (name, small), y in zip(built.items(), results):
+        if small_dim in small.shape:
             y = mtf.reshape(y, mtf.replace_dimensions(y.shape, [small_dim, micro_dim], batch_dim))
-        outputs[name] = mtf.cast(y, dtype)
-    return list(results[len(names) :]), outputs
+        outputs[name] = mtf.cast(y, small.dtype)
+    return list(results[len(built) :]), outputs

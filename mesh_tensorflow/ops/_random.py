@@ -61,8 +61,8 @@ class RandomOperation(Operation):
     def seed(self) -> Optional[int]:
         """Returns its seed; None if neither the operation nor the program has one."""
         # Without any seed, it is None: each run of the program draws other values.
-        given = self._kwargs.get("seed")
-        return self._number if given is None and program_seed() is not None else given
+        own = self._kwargs.get("seed")
+        return self._number if own is None and program_seed() is not None else own
 
     def lower(self, lowering: mtf.Lowering) -> None:
         """Makes each slice of a random tensor that does not depend on the layout."""

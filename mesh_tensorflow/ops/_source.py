@@ -275,15 +275,15 @@ def _of_sizes(what: str, x: tf.Tensor, sizes: Sequence[int], shape: Shape) -> tf
     """
     if not tf.is_tensor(x) or x.shape.is_fully_defined():
         return x
-    found = tf.shape(x)
+    own = tf.shape(x)
     # Equal numbers of sizes first: one size would be compared with each of several.
     fits = tf.logical_and(
-        tf.equal(tf.size(found), len(sizes)),
-        tf.reduce_all(tf.raw_ops.Equal(x=found, y=sizes, incompatible_shape_error=False)),
+        tf.equal(tf.size(own), len(sizes)),
+        tf.reduce_all(tf.raw_ops.Equal(x=own, y=sizes, incompatible_shape_error=False)),
     )
     must = "" if list(sizes) == shape.to_integer_list else f" in slices of {list(sizes)}"
     message = f"{what}: {x.name} must fit {shape}{must}; its sizes are"
-    with tf.control_dependencies([tf.Assert(fits, [message, found])]):
+    with tf.control_dependencies([tf.Assert(fits, [message, own])]):
         checked = tf.identity(x)
     # Not tf.ensure_shape, which may run before the assertion, and does not know the operation.
     checked.set_shape(sizes)

@@ -366,14 +366,14 @@ class ConvNdOperation(Operation):
         """Returns what windows need of the wide image, for each spatial dimension."""
         kind, _, _, shapes = self._form
         wide, narrow = self._spatial(WIDE), self._spatial(NARROW)
-        found = []
+        halos = []
         for i, (w, n, k, s) in enumerate(zip(wide, narrow, shapes[FILTER], kind.strides)):
             # As TensorFlow pads: the odd one comes after.
             padding = max(0, (n.size - 1) * s + k.size - w.size) if kind.padding == "SAME" else 0
             axis = len(shapes[WIDE]) - kind.rank - 1 + i
-            found.append(halo(mesh_impl, axis, w, n, k.size, s, padding // 2))
+            halos.append(halo(mesh_impl, axis, w, n, k.size, s, padding // 2))
         # Padding last, so that no neighbor is sent zeros.
-        return sorted(found, key=lambda h: h.mesh_axis is None)
+        return sorted(halos, key=lambda h: h.mesh_axis is None)
 
     # -- gradient
 
@@ -394,15 +394,15 @@ class ConvNdOperation(Operation):
             images = tensors[kind.input_role], shapes[FILTER], tensors[kind.output_role]
             op = Conv2or3dBackpropFilterOperation(rank, transposed, *images, *movement)
             return op.outputs[0]
-        given = NARROW if role == WIDE else WIDE
-        usual = kind.image_shape(role, shapes[given], shapes[FILTER])
+        known_image = NARROW if role == WIDE else WIDE
+        usual = kind.image_shape(role, shapes[known_image], shapes[FILTER])
         if role == kind.output_role and usual == shapes[role]:
             cls = _FORWARD[rank, transposed]
-            return cls(tensors[given], tensors[FILTER], *movement).outputs[0]
+            return cls(tensors[known_image], tensors[FILTER], *movement).outputs[0]
         # A wide image that has not the default size of a transposed convolution needs its shape.
         # The operation computes an input, which of a transposed convolution is the narrow image.
         return Conv2or3dBackpropInputOperation(
-            rank, role == NARROW, shapes[role], tensors[FILTER], tensors[given], *movement
+            rank, role == NARROW, shapes[role], tensors[FILTER], tensors[known_image], *movement
         ).outputs[0]
 
     # -- lowering
@@ -465,12 +465,12 @@ class ConvNdOperation(Operation):
             for h in reversed(halos):
                 result = h.scattered(mesh_impl, result)
             return result
-        given = [v.to_laid_out_tensor() for v in values]
+        operands = [v.to_laid_out_tensor() for v in values]
         place = roles.index(WIDE)
         for h in halos:
             # One after another, so that corners come with the edges of the second one.
-            given[place] = h.gathered(mesh_impl, given[place])
-        return mesh_impl.slicewise(self._slice_fn(mesh_impl, form), *given)
+            operands[place] = h.gathered(mesh_impl, operands[place])
+        return mesh_impl.slicewise(self._slice_fn(mesh_impl, form), *operands)
 
     def _has_copies(self, mesh_impl: MeshImpl) -> bool:
         """Returns whether several processors compute the same products."""

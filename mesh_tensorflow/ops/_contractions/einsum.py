@@ -6,6 +6,7 @@ from which most communication of a program comes.
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Collection, Sequence
 from typing import Optional
 
@@ -50,10 +51,7 @@ def einsum_output_shape(
       ValueError: both are given and disagree, or a reduced dimension is in no input.
     """
     # Its order is that of first appearance, which the result has.
-    counts: dict[Dimension, int] = {}
-    for shape in input_shapes:
-        for d in shape:
-            counts[d] = counts.get(d, 0) + 1
+    counts = collections.Counter(d for shape in input_shapes for d in shape)
     if reduced_dims is not None:
         missing = [d for d in reduced_dims if d not in counts]
         if missing:
@@ -195,7 +193,7 @@ class EinsumOperation(Operation):
 
     def _gathers(self, mesh_impl: MeshImpl) -> list[Collective]:
         gathered, _ = self._plan(mesh_impl)
-        found = []
+        gathers = []
         for x in self.inputs:
             elements = mesh_impl.laid_out_size(x.shape)
             for d in x.shape:
@@ -203,10 +201,10 @@ class EinsumOperation(Operation):
                     axis = gathered[d]
                     # What is gathered along one axis is gathered along the next one as a whole.
                     elements *= mesh_impl.shape[axis].size
-                    found.append(
+                    gathers.append(
                         Collective("allconcat", (axis,), elements, elements * x.dtype.size)
                     )
-        return found
+        return gathers
 
     def cost(self, mesh_impl: MeshImpl) -> Cost:
         """Two flops for each multiply-add, and the gathers of dimensions that would clash."""

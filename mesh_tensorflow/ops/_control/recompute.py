@@ -285,16 +285,16 @@ class Gradients:
         if not ys:
             return
         # They are complete: parts come from the last to the first, so all that use these were here.
-        given = [self._found.pop(y) for y in ys]
+        dys = [self._found.pop(y) for y in ys]
         used = external_inputs(operations, [])
         xs = [x for x in used if is_differentiable(x.dtype)]
         xs += [y for y in made if y in self._inputs]
         if again:
             # Not before their gradients are known: until then, values would only take memory.
-            again = dict(zip(again, wait_for(list(again.values()), given)))
-            grads = computed_again(operations, again, ys, xs, given)[1]
+            again = dict(zip(again, wait_for(list(again.values()), dys)))
+            grads = computed_again(operations, again, ys, xs, dys)[1]
         else:
-            grads = mtf.gradients(ys, xs, grad_ys=given, operations=list(operations))
+            grads = mtf.gradients(ys, xs, grad_ys=dys, operations=list(operations))
         for x, dx in zip(xs, grads):
             self._add(x, dx)
 

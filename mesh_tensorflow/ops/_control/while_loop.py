@@ -356,7 +356,7 @@ def _needed(
     wanted = set(results) | {x for op in users for x in op.inputs}
     # The gradient of an inner loop reads the tape of the inner loop.
     loops = {op._forward for op in users if isinstance(op, WhileGradientOperation)}
-    found = []
+    needed = []
     # Backward, so that what an operation reads is known to be wanted when its maker's turn comes.
     for op in reversed(body):
         # Random values and reads are on the tape: made here, they would not be those of the forward
@@ -364,11 +364,11 @@ def _needed(
         if any(y in taped for y in op.outputs):
             continue
         if op in loops or any(y in wanted for y in op.outputs):
-            found.append(op)
+            needed.append(op)
             wanted.update(op.inputs)
             # What it waits for is of the forward loop else, which the gradient cannot wait for.
             wanted.update(d for d in op.dependencies if isinstance(d, Tensor))
-    return found[::-1]
+    return needed[::-1]
 
 
 class WhileLoopOperation(_LoopOperation):
@@ -615,13 +615,8 @@ class WhileLoopOperation(_LoopOperation):
 
     def random_operations(self) -> list[RandomOperation]:
         """Returns the random operations of the body, including those of inner loops."""
-        found = []
-        for op in self.body_operations:
-            if isinstance(op, RandomOperation):
-                found.append(op)
-            elif isinstance(op, WhileLoopOperation):
-                found += op.random_operations()
-        return found
+        inner = with_inner_operations(self.body_operations)
+        return [op for op in inner if isinstance(op, RandomOperation)]
 
     def _random_keys(self, lowering: mtf.Lowering) -> dict[Operation, tf.Tensor]:
         """Returns keys created outside the loop, which each iteration derives its own keys from.

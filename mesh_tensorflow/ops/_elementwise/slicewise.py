@@ -258,8 +258,8 @@ def _tf_gradients(
             values = iter(copies)
             again = fn(*[next(values) if is_differentiable(x.dtype) else x for x in xs])
         again = again if isinstance(again, tuple) else (again,)
-        found = iter(tape.gradient([again[i] for i in given], copies, list(dys)))
-        again_grads = [next(found) if is_differentiable(x.dtype) else None for x in xs]
+        of_copies = iter(tape.gradient([again[i] for i in given], copies, list(dys)))
+        again_grads = [next(of_copies) if is_differentiable(x.dtype) else None for x in xs]
         grads = [a if g is None else g for a, g in zip(again_grads, grads)]
     return [tf.zeros_like(x) if g is None else g for x, g in zip(xs, grads)]
 

@@ -109,9 +109,9 @@ class GatherOperation(_AlongTable):
         axis = weights.shape.dims.index(self._dim)
         part = self._part(mesh_impl, weights.shape)
         # tf.gather puts the dimensions of the indices in the place of the one that is looked up.
-        found = weights.shape.dims
-        found[axis : axis + 1] = indices.shape.dims
-        order = [found.index(d) for d in output.shape]
+        looked_up = weights.shape.dims
+        looked_up[axis : axis + 1] = indices.shape.dims
+        order = [looked_up.index(d) for d in output.shape]
         sizes_out = mesh_impl.slice_shape(output.shape)
 
         def take(w: tf.Tensor, i: tf.Tensor, *coordinate: tf.Tensor) -> tf.Tensor:
@@ -120,7 +120,7 @@ class GatherOperation(_AlongTable):
             inside, is_here = within_part(i, part, coordinate)
             if i.shape.ndims:
                 # One choice for each index, which is the same for all of a row.
-                sizes = [1] * len(found)
+                sizes = [1] * len(looked_up)
                 sizes[axis : axis + i.shape.ndims] = i.shape.as_list()
                 is_here = tf.reshape(is_here, constant(sizes))
             # What an index out of range finds is left out: a product with 0 would keep its Inf.

@@ -128,7 +128,7 @@ def _only_splits(moves: Sequence[Move]) -> bool:
 
 def _scattering(moves: Sequence[Move], sum_axes: Sequence[int]) -> list[Move]:
     """Returns the moves of a partial sum, of which those along axes of the sum also sum it."""
-    found = []
+    scattering = []
     for move in moves:
         axes = single_axes([move.mesh_axis])
         # Axes that split together do so one by one if some are of the sum and others are not: each
@@ -138,8 +138,8 @@ def _scattering(moves: Sequence[Move], sum_axes: Sequence[int]) -> list[Move]:
             # To keep a part of a sum, only that part of the summands has to be added up.
             summed = {*single_axes([mesh_axis])} <= {*sum_axes}
             kind = "reduce_scatter" if summed else move.kind
-            found.append(move._replace(kind=kind, mesh_axis=mesh_axis))
-    return found
+            scattering.append(move._replace(kind=kind, mesh_axis=mesh_axis))
+    return scattering
 
 
 def _left(moves: Sequence[Move], sum_axes: Sequence[int]) -> tuple[int, ...]:

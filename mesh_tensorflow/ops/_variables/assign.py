@@ -12,7 +12,6 @@ from mesh_tensorflow._core.operation import Cost, LaidOutLike, Operation
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow.ops._variables.variable import Variable
-from mesh_tensorflow.utils import outside_all_rewrites
 
 if TYPE_CHECKING:
     from mesh_tensorflow._lowering.lowering import Lowering
@@ -51,9 +50,9 @@ def earlier_assignments(lowering: Lowering, variables: Sequence[Variable]) -> li
     # Where only what is asked for runs, to wait for an assignment would carry it out unasked.
     if graph.assigns != "all" or not lowering.mesh_impl(variables[0]).supports_control_dependencies:
         return []  # a program of a compiler is in order by itself
-    found = [lowering.assigned.get(v) for v in variables]
+    last = [lowering.assigned.get(v) for v in variables]
     # One operation may be the last assignment to several variables.
-    return list(dict.fromkeys(op for op in found if op is not None))
+    return list(dict.fromkeys(op for op in last if op is not None))
 
 
 def note_read(lowering: Lowering, variable: Variable, value: LaidOutLike) -> None:
@@ -297,7 +296,7 @@ class MtfRestoreHook(tf.train.SessionRunHook):
 
     def begin(self) -> None:
         """Creates the copy operation, before the graph is finalized."""
-        with tf.name_scope("mtf_restore_hook"), outside_all_rewrites():
+        with tf.name_scope("mtf_restore_hook"):
             self._copy = self._lowering.copy_masters_to_slices()
 
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
@@ -320,11 +319,7 @@ class MtfCheckpointSaverListener(tf.train.CheckpointSaverListener):
         Args:
           lowering: a Lowering.
         """
-        with outside_all_rewrites():
-            self._copy = lowering.copy_slices_to_masters()
-
-    def begin(self) -> None:
-        """Does nothing."""
+        self._copy = lowering.copy_slices_to_masters()
 
     def before_save(self, session: tf.Session, global_step_value: int) -> None:
         """Copies slices to masters.
@@ -336,9 +331,3 @@ class MtfCheckpointSaverListener(tf.train.CheckpointSaverListener):
         # Savers know the masters alone, and training updates the slices.
         session.run(self._copy)
         tf.logging.info("copied slices to masters at step %d", global_step_value)
-
-    def after_save(self, session: tf.Session, global_step_value: int) -> None:
-        """Does nothing."""
-
-    def end(self, session: tf.Session, global_step_value: int) -> None:
-        """Does nothing."""
