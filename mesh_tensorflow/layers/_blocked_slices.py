@@ -451,6 +451,33 @@ def finished(
     return total / weight, largest + tf.log(weight), largest, weight
 
 
+def _gradient_sums(
+    of: Operands,
+    qkv: bool,
+    bias_shapes: Sequence[list[int]],
+    distances: Sequence[Distances],
+    columns: int,
+) -> tuple[list[Sum], list[Sum]]:
+    """Returns how gradients are made over blocks of queries, and over blocks of the memory."""
+    length, memory = of.sizes[2:]
+    inner, outer = [], []
+    if qkv:
+        q, k, v = (x.shape.as_list() for x in (of.q, of.k, of.v))
+        inner = [Sum(q, 2), Sum([k[0], columns, k[2]], None),
+                 Sum([v[0], columns, v[2]], None)]  # fmt: skip
+        outer = [Sum(q, None), Sum(k, 1), Sum(v, 1)]
+    for *front, rows, across in bias_shapes:
+        n = len(front)
+        # Gradients of blocks are summed where a bias lacks the dimension, and joined elsewhere.
+        wide = across if across == 1 != memory else columns
+        inner.append(Sum([*front, rows, wide], None if rows == 1 != length else n))
+        outer.append(Sum([*front, rows, across], None if across == 1 != memory else n + 1))
+    for d in distances:
+        inner.append(Sum(d.values.shape.as_list(), None))
+        outer.append(inner[-1])
+    return inner, outer
+
+
 def block_gradients(
     operands: Operands,
     largest: tf.Tensor,
@@ -479,25 +506,6 @@ def block_gradients(
     seen, shift = (tf.where_v2(blind, tf.zeros_like(x), x) for x in (dy, shift))
     bias_shapes = [of.biases[i].shape.as_list() for i in biases]
     chosen = [of.distances[i] for i in distances]
-
-    def results(columns: int) -> tuple[list[Sum], list[Sum]]:
-        """Over blocks of queries, and over blocks of the memory."""
-        inner, outer = [], []
-        if qkv:
-            q, k, v = (x.shape.as_list() for x in (of.q, of.k, of.v))
-            inner = [Sum(q, 2), Sum([k[0], columns, k[2]], None),
-                     Sum([v[0], columns, v[2]], None)]  # fmt: skip
-            outer = [Sum(q, None), Sum(k, 1), Sum(v, 1)]
-        for *front, rows, across in bias_shapes:
-            n = len(front)
-            # Gradients of blocks are summed where a bias lacks the dimension, and joined elsewhere.
-            wide = across if across == 1 != memory else columns
-            inner.append(Sum([*front, rows, wide], None if rows == 1 != length else n))
-            outer.append(Sum([*front, rows, across], None if across == 1 != memory else n + 1))
-        for d in chosen:
-            inner.append(Sum(d.values.shape.as_list(), None))
-            outer.append(inner[-1])
-        return inner, outer
 
     def of_block(block: Block) -> list[tf.Tensor]:
         q = block.queries(of.q)
@@ -548,8 +556,9 @@ def block_gradients(
 
         # Over queries within a block of the memory: its keys and values get one sum each, and only
         # the gradient of queries is added up as a whole for every block.
-        inner = results(columns)[0]
+        inner, _ = _gradient_sums(of, qkv, bias_shapes, chosen, columns)
         return over_blocks(length, of.blocks[0], of_queries, inner, of.dtype)
 
-    # The outer results are the same for any size of a block.
-    return over_blocks(memory, of.blocks[1], of_memory, results(0)[1], of.dtype)
+    # The outer ones are the same for any size of a block.
+    _, outer = _gradient_sums(of, qkv, bias_shapes, chosen, 0)
+    return over_blocks(memory, of.blocks[1], of_memory, outer, of.dtype)
