@@ -145,7 +145,8 @@ class LocalSelfAttention(SelfAttention):
 
     def _state_dim(self, context: Context) -> mtf.Dimension:
         """Returns the Dimension of the states: at most as long as the sequence."""
-        window, length = self.window_dim, context.states_length or context.length_dim.size
+        window, length = self.window_dim, getattr(context, "states_length", None)
+        length = context.length_dim.size if length is None else length
         return mtf.Dimension(window.name, min(window.size, length))
 
     def _last_positions(self, context: Context, x: mtf.Tensor) -> mtf.Tensor:

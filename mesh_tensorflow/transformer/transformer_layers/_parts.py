@@ -398,8 +398,9 @@ def states_so_far(
         return updated_states(context, new, dim)
     if context.mode == "first_part":
         kept = new if keep is None else [keep(x, dim) for x in new]
-        if context.states_length is not None:
-            missing = context.states_length - context.length_dim.size
+        length = getattr(context, "states_length", None)  # which a user's context may lack
+        if length is not None:
+            missing = length - context.length_dim.size
             kept = [mtf.pad(x, [0, missing], dim.name) for x in kept]
         context.record_new_states(kept)
     return new
