@@ -28,8 +28,9 @@ from mesh_tensorflow.transformer.transformer._decoding import check_numbers
 # An id, a text, or several of these; None for those of config.json.
 Stop = Union[int, str, Sequence[Union[int, str]], None]
 
-_LENGTHS = 64  # those of programs are multiples of it
-_ENDS = 4  # and the numbers of ids that end a row, of this
+_SHORTEST = 64  # lengths of programs are this times a power of two
+_FEWEST_GIVEN = 16  # and the numbers of given ids, this
+_ENDS = 4  # the numbers of ids that end a row are multiples of this
 _NO_ID = -1  # which no id equals
 _END = object()  # comes after the last piece
 
@@ -295,8 +296,8 @@ class Listener:
 class Generator:
     """Continues rows of ids by a model on its mesh.
 
-    A program is traced for each number of rows, each length (a multiple of 64), and each set of
-    arguments that are in use; their values are its inputs.
+    A program is traced for each number of rows, for lengths of prompts and of rows (up to a power
+    of two), and for each set of arguments that are in use; their values are its inputs.
     """
 
     def __init__(
@@ -347,6 +348,7 @@ class Generator:
                 tf.constant(sampling.max_new_tokens),
                 {n: tf.constant(x, tf.float32) for n, x in sampling.numbers().items()},
                 int(sampling.top_k) if sampling.temperature else -1,
+                _most_given(rows),
                 tf.cast(seed, tf.int64),
                 None if listener is None else tf.constant(number, tf.int64),
             ).numpy()
@@ -363,8 +365,8 @@ class Generator:
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Returns the ids given in each row, the id fed before them, and their number."""
         given = np.array([len(row) - 1 for row in rows], np.int32)
-        # One program serves many lengths, as each is traced anew.
-        length = -(-(max(given) + max_new_tokens) // _LENGTHS) * _LENGTHS
+        # One program serves many lengths, as tracing takes longer than what they have too much.
+        length = _at_least(max(given) + max_new_tokens, _SHORTEST)
         ids = np.zeros([len(rows), length], np.int32)
         # Of a prompt the first id is what the first position is fed, and the others are given.
         for row, prompt in zip(ids, rows):
@@ -383,6 +385,7 @@ class Generator:
         max_new_tokens: tf.Tensor,
         values: Mapping[str, tf.Tensor],
         top_k: int,
+        max_given: int,
         seed: tf.Tensor,
         listener: Optional[tf.Tensor],
     ) -> tf.Tensor:
@@ -400,6 +403,7 @@ class Generator:
             sampling_keep_top_k=top_k,
             bos_id=imported(mesh, first, "batch"),
             num_given=imported(mesh, given, "batch"),
+            max_given=max_given,
             seed=seed,
             each_step=None if listener is None else each_step,
             **{name: imported(mesh, value) for name, value in values.items()},
@@ -423,13 +427,14 @@ class Generator:
           ends: the ids that end a continuation.
         """
         ids, first, given = self._prompts(rows, max_new_tokens)
-        new = -(-max_new_tokens // _LENGTHS) * _LENGTHS
+        new = _at_least(max_new_tokens, _SHORTEST)
         found, scores = self._searched(
             tf.constant(ids),
             tf.constant(first),
             tf.constant(given),
             tf.constant(_padded(ends)),
             tf.constant(max_new_tokens),
+            _most_given(rows),
             (search.num_beams, new, float(search.length_penalty), search.early_stopping),
         )
         n = search.num_return_sequences
@@ -446,6 +451,7 @@ class Generator:
         given: tf.Tensor,
         ends: tf.Tensor,
         max_new_tokens: tf.Tensor,
+        max_given: int,
         settings: tuple[int, int, float, Union[bool, str]],
     ) -> tuple[tf.Tensor, tf.Tensor]:
         beams, new, length_penalty, early_stopping = settings
@@ -459,6 +465,7 @@ class Generator:
             bos_id=imported(mesh, first, "batch"),
             partial_sequences=partial,
             num_given=imported(mesh, given, "batch"),
+            max_given=max_given,
             all_beams=True,
             eos_id=imported(mesh, ends, "ends"),
             length_penalty=length_penalty,
@@ -497,6 +504,18 @@ class Generator:
 
     def _hear(self, number: int, rows: np.ndarray, ids: np.ndarray, step: int) -> np.ndarray:
         return self._listeners[int(number)].hear(rows, ids, int(step))
+
+
+def _at_least(number: int, first: int) -> int:
+    """Returns the least of first, 2 * first, 4 * first, ... that is no less than a number."""
+    while first < number:
+        first *= 2
+    return first
+
+
+def _most_given(rows: Sequence[Sequence[int]]) -> int:
+    """Returns the most ids that a prompt has after its first, rounded up as programs are."""
+    return _at_least(max(len(row) for row in rows) - 1, _FEWEST_GIVEN)
 
 
 def _padded(ends: Sequence[int]) -> np.ndarray:

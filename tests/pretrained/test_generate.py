@@ -62,7 +62,7 @@ def of_arguments(top_k=-1, temperature=1.0, **kwargs):
     return _decoding.Choice(temperature, top_k, -1, False, **kwargs)
 
 
-@pytest.mark.slow_but(6)
+@pytest.mark.slow_but(4)
 @pytest.mark.parametrize("layout", ["", "vocab:x", "batch:x"])
 @pytest.mark.parametrize("number", range(len(GENERATED["distributions"])))
 def test_the_distribution_is_that_of_transformers(number, layout):
@@ -175,7 +175,7 @@ def test_rows_and_steps_draw_anew():
 # -- beams
 
 
-@pytest.mark.slow_but(6)
+@pytest.mark.slow_but(4)
 @pytest.mark.parametrize("place", ["whole", "tensor"])
 @pytest.mark.parametrize("number", range(len(MODELS["llama"]["beams"])))
 @pytest.mark.parametrize("name", MODELS)
@@ -218,6 +218,31 @@ def test_drawing_several_continuations():
     flat = [prompt for prompt in PROMPTS for _ in range(3)]
     again = model.generate(flat, 6, temperature=1.0, stop=-1, seed=1)
     assert [row for of in several for row in of] == again and again[0] != again[1]
+
+
+# -- lengths
+
+
+@pytest.mark.slow_but(1)
+@pytest.mark.parametrize("place", [*PLACES, "length"])
+@pytest.mark.parametrize("name", ["qwen3", "mistral"])
+def test_prompts_of_all_lengths(name, place):
+    """Where what is computed at once is as long as the row or shorter, and than a window."""
+    kwargs = PLACES.get(place, {"mesh_shape": "x:2,y:2", "layout": "length:x,d_ff:y"})
+    model, whole, rows = (
+        a_model(name, **kwargs),
+        a_model(name),
+        np.random.RandomState(0).randint(3, 96, [4, 70]),
+    )
+    for lengths in ([1, 2], [15, 17], [18, 3, 60], [70, 33, 16, 1]):
+        prompts = [row[:n].tolist() for row, n in zip(rows, lengths)]
+        found = model.generate(prompts, 5, stop=-1)
+        beams = model.generate(prompts, 5, stop=-1, num_beams=2)
+        for prompt, new, of_beams in zip(prompts, found, beams):
+            logits = whole.logits([prompt + new]).numpy()[0]
+            assert logits.argmax(-1)[len(prompt) - 1 : -1].tolist() == new
+            total = [sum(whole.log_probs([prompt + ids])[0][-5:]) for ids in (new, of_beams)]
+            assert total[1] >= total[0] - 1e-4
 
 
 # -- ends

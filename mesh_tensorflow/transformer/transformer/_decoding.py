@@ -48,6 +48,7 @@ class IncrementalModel:
         variable_dtype: mtf.VariableDType,
         encoded: EncoderOutputs,
         bos_id: Union[int, mtf.Tensor] = 0,
+        max_given: Optional[int] = None,
     ) -> None:
         """Makes the first call of the model.
 
@@ -59,6 +60,7 @@ class IncrementalModel:
           encoded: the EncoderOutputs that the model reads.
           bos_id: the input of the first position: an int, or an int32 Tensor with dimensions
             [batch...].
+          max_given: an int, the most given ids that a row has; the length if None.
 
         Raises:
           ValueError: the model is not autoregressive, or the ids are not such a Tensor.
@@ -69,13 +71,22 @@ class IncrementalModel:
         *batch_dims, length_dim = ids.shape.dims
         self.length_dim, self.vocab_dim = length_dim, model.output_vocab_dim
         mesh = ids.mesh
-        positions = mtf.range(mesh, length_dim, tf.int32)
-        write_priority = positions
-        if model.input_full_attention:
+
+        def priorities(length_dim: mtf.Dimension) -> tuple[mtf.Tensor, mtf.Tensor]:
+            positions = mtf.range(mesh, length_dim, tf.int32)
+            if not model.input_full_attention:
+                return positions, positions
             # The given ids all see each other. The position after them is fed the last of them.
             later = mtf.greater(positions, initial_position)
             # One priority for all given ids: a position sees what has at most its own.
-            write_priority = positions * mtf.to_int32(later)
+            return positions, positions * mtf.to_int32(later)
+
+        if max_given is not None and max_given < length_dim.size:
+            # The first call is for given ids; those that are added get their states in steps.
+            ids = mtf.slice(ids, 0, max_given, length_dim.name)
+        length_dim = ids.shape.dims[-1]
+        shorter = length_dim != self.length_dim
+        positions, write_priority = priorities(length_dim)
         self._arguments = {
             "model": model,
             "mesh": mesh,
@@ -104,8 +115,12 @@ class IncrementalModel:
             read_priority=write_priority,
             # What the model is fed, as in training: a step is fed the last given id, not this call.
             inputs=inputs,
+            states_length=self.length_dim.size if shorter else None,
         )
         model._call_internal(context, inputs)
+        if shorter:
+            self._arguments["length_dim"] = self.length_dim
+            self._arguments["write_priority"] = priorities(self.length_dim)[1]
         self.states: list[mtf.Tensor] = context.new_states or []
 
     def first_states(self, given: bool) -> list[mtf.Tensor]:

@@ -303,6 +303,7 @@ class Unitransformer:
         repetition_penalty: Union[float, mtf.Tensor] = 1.0,
         seed: Union[int, tf.Tensor, None] = None,
         each_step: Optional[Callable[..., tf.Tensor]] = None,
+        max_given: Optional[int] = None,
     ) -> mtf.Tensor:
         """Returns sequences continued by the model, one id at a time.
 
@@ -359,6 +360,8 @@ class Unitransformer:
             tf.Tensors: the numbers of rows, the ids chosen for them, and the number of the step.
             It returns which of these rows end. It is for sequences of one batch dimension, and
             may be called for the same rows by several processors.
+          max_given: an int, the most given ids that a row has; then the first call of the model is
+            for so many positions instead of all.
 
         Returns:
           A Tensor of the shape of `partial_sequences`.
@@ -396,7 +399,7 @@ class Unitransformer:
         number = num_given
         if number is None:
             number = mtf.reduce_sum(mtf.to_int32(mtf.not_equal(ids, 0)), reduced_dim=length_dim)
-        model = IncrementalModel(self, ids, number, variable_dtype, encoded, bos_id)
+        model = IncrementalModel(self, ids, number, variable_dtype, encoded, bos_id, max_given)
         given = number if has_partial_sequences else None
         limit: Union[int, mtf.Tensor] = length_dim.size
         if max_steps is not None:
@@ -406,7 +409,7 @@ class Unitransformer:
         if draft is not None:
             with draft_scope():
                 small = IncrementalModel(
-                    draft.model, ids, number, variable_dtype, draft.encoded, bos_id
+                    draft.model, ids, number, variable_dtype, draft.encoded, bos_id, max_given
                 )
             several = mtf.Dimension(SPECULATED, draft.num_ids + 1)
             loop = Speculation(model, small, choice, several, given, limit)
@@ -433,6 +436,7 @@ class Unitransformer:
         bos_id: Union[int, mtf.Tensor] = 0,
         partial_sequences: Optional[mtf.Tensor] = None,
         num_given: Optional[mtf.Tensor] = None,
+        max_given: Optional[int] = None,
         all_beams: bool = False,
         **search: Any,
     ) -> Any:
@@ -457,6 +461,7 @@ class Unitransformer:
             given ids, then zeros, as many as may be added at least. The length has another name
             than that of `inputs`.
           num_given: an int32 Tensor with dimensions [batch...], the number of given ids.
+          max_given: an int, the most of these that a row has; the length if None.
           all_beams: whether to return all beams with their scores, best first.
           **search: further arguments of `mtf.beam_search.beam_search`.
 
@@ -494,7 +499,7 @@ class Unitransformer:
             states = [mtf.zeros(mesh, x.shape, x.dtype) for x in model.states]
         else:
             model = IncrementalModel(
-                self, partial_sequences, num_given, variable_dtype, encoded, bos_id
+                self, partial_sequences, num_given, variable_dtype, encoded, bos_id, max_given
             )
             # Given ids are read once for all beams.
             states = model.widened(beam_dim)

@@ -145,8 +145,9 @@ class LocalSelfAttention(SelfAttention):
 
     def _state_dim(self, context: Context) -> mtf.Dimension:
         """Returns the Dimension of the states: at most as long as the sequence."""
-        window = self.window_dim
-        return mtf.Dimension(window.name, min(window.size, context.length_dim.size))
+        window, length = self.window_dim, getattr(context, "states_length", None)
+        length = context.length_dim.size if length is None else length
+        return mtf.Dimension(window.name, min(window.size, length))
 
     def _last_positions(self, context: Context, x: mtf.Tensor) -> mtf.Tensor:
         """Returns keys or values of the last positions before decoding begins.

@@ -436,7 +436,12 @@ def states_so_far(
     if context.mode == "incremental":
         return updated_states(context, new, dim)
     if context.mode == "first_part":
-        context.record_new_states(new if keep is None else [keep(x, dim) for x in new])
+        kept = new if keep is None else [keep(x, dim) for x in new]
+        length = getattr(context, "states_length", None)  # which a user's context may lack
+        if length is not None:
+            missing = length - context.length_dim.size
+            kept = [mtf.pad(x, [0, missing], dim.name) for x in kept]
+        context.record_new_states(kept)
     return new
 
 
