@@ -21,6 +21,7 @@ from mesh_tensorflow._mesh.variables.function import function
 from mesh_tensorflow.models import _bert, _gemma, _gpt, _llama, _tokenizer
 from mesh_tensorflow.models._bert import Pooling, TextEncoder
 from mesh_tensorflow.models._decoder import Decoder, Experts
+from mesh_tensorflow.models._examples import Examples, rows_of
 from mesh_tensorflow.models._family import Config, Form
 from mesh_tensorflow.models._generation import (
     Generated,
@@ -292,8 +293,13 @@ class LanguageModel(Pretrained):
 
     # -- training
 
-    def loss(self, mesh: mtf.Mesh, ids: mtf.Tensor, training: bool = True) -> mtf.Tensor:
-        """Returns the mean loss of each id but the first, given those before it.
+    def loss(
+        self,
+        mesh: mtf.Mesh,
+        features: Union[mtf.Tensor, Mapping[str, mtf.Tensor]],
+        training: bool = True,
+    ) -> mtf.Tensor:
+        """Returns the mean loss of ids, given those before them.
 
         It is a model function of `mtf.train.fit`:
         `fit(model.loss, ids, dims="batch:8,length:128", init_checkpoint=model.weights, ...)`. Then
@@ -301,7 +307,9 @@ class LanguageModel(Pretrained):
 
         Args:
           mesh: a Mesh.
-          ids: an int32 Tensor with dimensions [batch, length].
+          features: an int32 Tensor with dimensions [batch, length], ids, of which each but the
+            first counts; or what `examples` returns, as Tensors: "ids", "weights", "sequence_id"
+            and "position".
           training: whether weights are updated.
 
         Returns:
@@ -310,6 +318,12 @@ class LanguageModel(Pretrained):
         Raises:
           ValueError: the length is 1.
         """
+        ids, further = features, {}
+        weights: Optional[mtf.Tensor] = None
+        if isinstance(features, Mapping):
+            ids, weights = features["ids"], features["weights"]
+            further = {name: features[name] for name in ("sequence_id", "position")}
+        assert isinstance(ids, mtf.Tensor)
         length = ids.shape.dims[-1]
         if length.size < 2:
             raise ValueError(f"loss: rows of one id predict nothing, got {ids.name} {ids.shape}")
@@ -319,14 +333,45 @@ class LanguageModel(Pretrained):
             compute_loss=False,
             mode="train" if training else "eval",
             variable_dtype=mtf.VariableDType(tf.float32),
+            **further,
         )
         vocab = logits.shape.dims[-1]
         targets = mtf.one_hot(mtf.shift(ids, -1, length, wrap=False), vocab, dtype=logits.dtype)
         losses = layers.softmax_cross_entropy_with_logits(logits, targets, vocab)
+        if weights is not None:
+            # As the targets: by where the id before each is. First ids of examples weigh nothing.
+            weights = mtf.cast(mtf.shift(weights, -1, length, wrap=False), losses.dtype)
+            total = mtf.reduce_sum(losses * weights)
+            return total / mtf.maximum(mtf.reduce_sum(weights), 1e-6)
         # The last position has no id behind it.
         known = mtf.less(mtf.range(mesh, length, tf.int32), length.size - 1)
         total = mtf.reduce_sum(losses * mtf.cast(known, losses.dtype))
         return total / (losses.shape.size // length.size * (length.size - 1))
+
+    def examples(self, examples: Examples, length: int, pack: bool = True) -> dict[str, np.ndarray]:
+        """Returns texts as rows of ids to train on.
+
+        `rows = model.examples("train.jsonl", 512)`, and then
+        `fit(model.loss, rows, dims=dict.fromkeys(rows, "batch:8,length:512"), ...)` trains on them.
+
+        Args:
+          examples: the path of a JSONL file, or dictionaries such as its lines are. Of
+            {"text": ...} all ids count; of {"prompt": ..., "completion": ...} those of the
+            completion; of {"messages": [...]}, with "role" and "content", those of what the
+            assistant says; and {"ids": [...]} may have "weights". Texts and completions end with
+            the first `eos_token_id`.
+          length: the number of ids of a row; longer examples are cut, with a warning.
+          pack: whether a row may have several examples, which do not see each other.
+
+        Returns:
+          Arrays of [rows, length]: "ids"; "weights" of the loss of each id; "sequence_id", 0 at
+          padding and the number of the example elsewhere; "position", from 0 in each example.
+
+        Raises:
+          ValueError: there are none, one is of no such form, or there is no tokenizer.
+        """
+        ends = ends_of(None, self.config.get("eos_token_id"), self.tokenizer).ids
+        return rows_of(examples, self.tokenizer, ends[0] if ends else None, length, pack)
 
 
 def _grouped(rows: Sequence[Any], size: int) -> list[list[Any]]:

@@ -79,11 +79,12 @@ class Tokenizer(Vocabulary):
             encoding.truncate(max(0, max_length - self.tokenizer.num_special_tokens_to_add(False)))
         return self.tokenizer.post_process(encoding).ids
 
-    def chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        """Returns the ids of a conversation that the model is to answer.
+    def chat(self, messages: Sequence[Mapping[str, str]], answers: bool = True) -> list[int]:
+        """Returns the ids of a conversation.
 
         Args:
           messages: dictionaries with "role" ("system", "user" or "assistant") and "content".
+          answers: whether the model is to answer: then its answer is begun.
 
         Raises:
           ImportError: jinja2 is not installed.
@@ -106,7 +107,7 @@ class Tokenizer(Vocabulary):
             template = environment.from_string(self.chat_template)
             text = template.render(
                 messages=list(messages),
-                add_generation_prompt=True,
+                add_generation_prompt=answers,
                 raise_exception=refuse,
                 **{**dict.fromkeys(_NAMED, ""), **self.named_tokens},
             )

@@ -1,0 +1,159 @@
+"""Texts, prompts with completions, and conversations as rows of ids to train on."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Optional, Union
+
+import numpy as np
+
+from mesh_tensorflow._core.errors import warn_once
+from mesh_tensorflow.models._tokenizer import Tokenizer
+
+# A JSONL file, or its lines.
+Examples = Union[str, "os.PathLike[str]", Iterable[Mapping[str, Any]]]
+_KINDS = '{"text": ...}, {"prompt": ..., "completion": ...}, {"messages": [...]} or {"ids": [...]}'
+
+
+class _Example(NamedTuple):
+    """Ids, and the weight of the loss of each."""
+
+    ids: list[int]
+    weights: list[float]
+
+
+def rows_of(
+    examples: Examples,
+    tokenizer: Optional[Tokenizer],
+    end: Optional[int],
+    length: int,
+    pack: bool,
+) -> dict[str, np.ndarray]:
+    """Returns the features of `LanguageModel.loss`; see `LanguageModel.examples`.
+
+    Args:
+      examples: the path of a JSONL file, or dictionaries.
+      tokenizer: a Tokenizer; None if all examples are ids.
+      end: the id that ends a text, or None.
+      length: the number of ids of a row.
+      pack: whether a row may have several examples.
+
+    Raises:
+      ValueError: there are no examples, or one is of no such form.
+    """
+    if length < 2:
+        raise ValueError(f"examples: length={length} must be 2 or more")
+    rows: list[list[_Example]] = []
+    room = number_cut = 0
+    for where, example in _read(examples):
+        found = _example_of(where, example, tokenizer, end)
+        number_cut += len(found.ids) > length
+        found = _Example(found.ids[:length], found.weights[:length])
+        if not pack or not rows or len(found.ids) > room:
+            rows.append([])
+            room = length
+        rows[-1].append(found)
+        room -= len(found.ids)
+    if not rows:
+        raise ValueError(f"examples: {_name_of(examples)} has none")
+    if number_cut:
+        warn_once(
+            f"examples: {number_cut} are longer than length={length}, and are cut; a larger length "
+            "keeps all of them"
+        )
+    return _features(rows, length)
+
+
+def _features(rows: Sequence[Sequence[_Example]], length: int) -> dict[str, np.ndarray]:
+    shape = [len(rows), length]
+    made = {name: np.zeros(shape, np.int32) for name in ("ids", "sequence_id", "position")}
+    made["weights"] = np.zeros(shape, np.float32)
+    for i, row in enumerate(rows):
+        begin = 0
+        for number, (ids, weights) in enumerate(row, 1):
+            here = slice(begin, begin + len(ids))
+            made["ids"][i, here] = ids
+            made["weights"][i, here] = weights
+            made["sequence_id"][i, here] = number
+            # Each example begins at position 0, wherever in the row it is.
+            made["position"][i, here] = range(len(ids))
+            # Nothing of it comes before the first id.
+            made["weights"][i, begin] = 0.0
+            begin += len(ids)
+    return made
+
+
+def _name_of(examples: Examples) -> str:
+    return os.fspath(examples) if isinstance(examples, (str, os.PathLike)) else "the list"
+
+
+def _read(examples: Examples) -> Iterator[tuple[str, Any]]:
+    """Yields where each example is, and the example."""
+    name = _name_of(examples)
+    if not isinstance(examples, (str, os.PathLike)):
+        for i, example in enumerate(examples):
+            yield f"example {i} of {name}", example
+        return
+    with open(examples, encoding="utf-8") as f:
+        for i, line in enumerate(f, 1):
+            if not line.strip():
+                continue
+            try:
+                yield f"{name}, line {i}", json.loads(line)
+            except ValueError as error:
+                raise ValueError(f"examples: {name}, line {i} is no JSON: {error}") from error
+
+
+def _example_of(
+    where: str, example: Any, tokenizer: Optional[Tokenizer], end: Optional[int]
+) -> _Example:
+    fields = set(example) if isinstance(example, Mapping) else set()
+    if fields in ({"ids"}, {"ids", "weights"}):
+        ids = [int(i) for i in example["ids"]]
+        weights = example.get("weights", [1.0] * len(ids))
+        if len(weights) != len(ids):
+            raise ValueError(f"examples: {where} has {len(ids)} ids, but {len(weights)} weights")
+        return _not_empty(where, _Example(ids, [float(x) for x in weights]))
+    if not any(fields == known for known in ({"text"}, {"prompt", "completion"}, {"messages"})):
+        text = json.dumps(example, ensure_ascii=False, default=str)[:80]
+        raise ValueError(f"examples: {where} is none of {_KINDS}: {text}")
+    if tokenizer is None:
+        raise ValueError(
+            f"examples: {where} is of texts, and the model has no tokenizer; give ids, or a folder "
+            "with tokenizer.json (pip install tokenizers)"
+        )
+    if "messages" in fields:
+        return _not_empty(where, _of_conversation(example["messages"], tokenizer))
+    ends = [] if end is None else [end]
+    if "text" in fields:
+        ids = tokenizer.prompt(example["text"]) + ends
+        return _not_empty(where, _Example(ids, [1.0] * len(ids)))
+    prompt = tokenizer.prompt(example["prompt"])
+    completion = tokenizer.encode(example["completion"]) + ends
+    weights = [0.0] * len(prompt) + [1.0] * len(completion)
+    return _not_empty(where, _Example(prompt + completion, weights))
+
+
+def _not_empty(where: str, example: _Example) -> _Example:
+    if not example.ids:
+        raise ValueError(f"examples: {where} has no ids; leave it out")
+    return example
+
+
+def _of_conversation(messages: Sequence[Mapping[str, str]], tokenizer: Tokenizer) -> _Example:
+    """Returns a whole conversation; what the assistant says has a weight."""
+    ids = tokenizer.chat(messages, answers=False)
+    weights = [0.0] * len(ids)
+    for i, message in enumerate(messages):
+        if message.get("role") != "assistant":
+            continue
+        # From where the model would begin to answer, to the end of the message.
+        asked = tokenizer.chat(messages[:i])
+        answered = tokenizer.chat(messages[: i + 1], answers=False)
+        begin = next((n for n, (a, b) in enumerate(zip(asked, ids)) if a != b), len(asked))
+        # Some templates leave out, of earlier answers, what the model thought.
+        finish = next((n for n, (a, b) in enumerate(zip(answered, ids)) if a != b), len(answered))
+        weights[begin:finish] = [1.0] * max(0, finish - begin)
+    return _Example(ids, weights)
