@@ -141,6 +141,7 @@ class Decoder:
                 f"no multiple of num_key_value_heads={self.groups}"
             )
         activation_of(self.config, self.activation)
+        self._check()
         ignored = self.ignored
         if self.tied:
             ignored += r"|^lm_head\.weight$"  # a second copy of the embedding
@@ -148,12 +149,30 @@ class Decoder:
             self._model, [*self._outer(), *self._of_blocks()], self._sizes, self.prefix, ignored
         )
 
+    def _check(self) -> None:
+        """Checks what no config.json can say, but whoever adds a family."""
+        without = [
+            str(w) for w in sorted(set(self._windows)) if self.rotary and w not in self.rotary
+        ]
+        mistakes = {
+            f"windows has {len(self._windows)} entries for blocks={self.blocks}": (
+                len(self._windows) != self.blocks
+            ),
+            f"rotary has none for the windows {', '.join(without)}": bool(without),
+            "logits_bias is for logits that are not tied": self.tied and self.logits_bias,
+            "layer norms stand before a layer or behind it, not both; leave one of them out": (
+                not self.rms and "norm" in self.names and "post_norm" in self.names
+            ),
+        }
+        found = [text for text, wrong in mistakes.items() if wrong]
+        if found:
+            raise ValueError(f"Decoder of {self.config.path}: {'; '.join(found)}")
+
     # -- the model
 
     def _model(self, layout: Any, mesh_shape: Any) -> transformer.Unitransformer:
-        one = functools.partial(transformer.sublayer_call_layer)
         norm, post = self._norm("rms_norm"), self._norm("post_rms_norm")
-        around: list[Any] = [one, transformer.sublayer_residual]
+        around: list[Any] = [transformer.sublayer_call_layer, transformer.sublayer_residual]
         # In parallel, a layer norm for each of the two is within the layer; see `_layers`.
         if "norm" in self.names and not self._two_norms:
             around.insert(0, norm)

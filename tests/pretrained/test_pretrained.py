@@ -216,6 +216,35 @@ def test_a_config_that_does_not_fit(name, tmp_path):
         mtf.models.from_pretrained(a_copy(tmp_path, **fields))
 
 
+SMALL = {
+    "names": {"norm": "n", "post_norm": "p"}, "layer": "l.{}.", "blocks": 2, "d_model": 8, "d_ff": 8,
+    "d_kv": 4, "heads": 2, "groups": 2, "vocab": 9, "max_length": 8, "activation": "relu",
+    "gated": False, "epsilon": 1e-6,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "fields, text",
+    [
+        ({"windows": [0]}, "windows has 1 entries for blocks=2"),
+        (
+            {"windows": [0, 5], "rotary": {0: mtf.layers.RotaryEmbedding()}},
+            "rotary has none for the windows 5",
+        ),
+        ({"tied": True, "logits_bias": True}, "logits_bias is for logits that are not tied"),
+        ({"rms": False}, "layer norms stand before a layer or behind it, not both"),
+    ],
+)
+def test_a_decoder_that_there_is_not(fields, text):
+    with pytest.raises(ValueError, match=f"Decoder of there: {text}"):
+        mtf.models.Decoder(mtf.models.Config("there", {}), **{**SMALL, **fields}).form  # noqa: B018
+
+
+def test_a_family_is_registered_once():
+    with pytest.raises(ValueError, match="model_type='llama' is there already"):
+        mtf.models.register_family("llama", lambda config: None)
+
+
 def test_files_that_are_missing_or_cut(tmp_path):
     with pytest.raises(ValueError, match=r"no model\.safetensors in .*safe_serialization=True"):
         mtf.models.from_pretrained(tmp_path)
