@@ -631,6 +631,8 @@ class BlockedAttentionOperation(Blocked):
             *(restored(x, order, z.shape.dimension_names) for x in rows),
         )
 
+    cost_key = Blocked.cost_key  # also of the costs of this class
+
     def cost(self, mesh_impl: MeshImpl) -> Cost:
         """Two matrix products; three allreduces if the memory is split, or the gathering of it."""
         collectives = self._moved(mesh_impl)

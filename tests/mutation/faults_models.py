@@ -61,7 +61,7 @@ FAULTS = [
     ),
     Fault(
         "transformer/transformer/_decoding.py",
-        "return mtf.gather(ids, drawn, top_dim)",
+        "return drawn if ids is None else mtf.gather(ids, drawn, dim)",
         "return drawn",
         "sampling among the k best gives the rank instead of the id",
         "transformer/test_sampling.py -k frequencies",
