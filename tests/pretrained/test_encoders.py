@@ -41,6 +41,7 @@ def pooled(name, mode):
     return (hidden * mask).sum(1) / mask.sum(1)
 
 
+@pytest.mark.slow_but(2)
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("name", NAMES)
 def test_vectors(name, place):

@@ -51,6 +51,7 @@ def loss_and_gradients(model, features, **options):
 
 
 @pytest.mark.slips
+@pytest.mark.slow_but(1)
 @pytest.mark.parametrize("name", ["llama", "gpt2", "mixtral", "gemma2"])
 def test_packed_examples_are_alone(name):
     """Windows, learned positions and experts, too."""

@@ -142,6 +142,7 @@ def test_penalties_give_the_ids_of_transformers(name, place):
 # -- seeds
 
 
+@pytest.mark.slow
 def test_a_seed_gives_the_same_ids_in_every_layout():
     arguments = {"temperature": 1.5, "top_p": 0.9, "stop": -1, "top_k": 40}
     found = {}
@@ -223,7 +224,7 @@ def test_drawing_several_continuations():
 # -- lengths
 
 
-@pytest.mark.slow_but(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("place", [*PLACES, "length"])
 @pytest.mark.parametrize("name", ["qwen3", "mistral"])
 def test_prompts_of_all_lengths(name, place):
@@ -265,6 +266,7 @@ def test_ends_by_ids_and_texts(tmp_path):
         assert text not in tokenizer.decode(found[:-1], skip_special_tokens=False)
 
 
+@pytest.mark.slow_but(1)
 @pytest.mark.parametrize("place", PLACES)
 def test_texts_end_rows_in_every_layout(place, tmp_path):
     model = with_texts(tmp_path, **PLACES[place])
@@ -296,6 +298,7 @@ def test_the_loop_ends_when_all_rows_have(tmp_path):
 # -- log-probabilities, and pieces
 
 
+@pytest.mark.slow_but(1)
 @pytest.mark.parametrize("place", PLACES)
 def test_log_probabilities(place):
     model = a_model("qwen3", **PLACES[place])
@@ -321,6 +324,7 @@ def test_details(tmp_path):
     assert len(with_text.log_probs) == 6
 
 
+@pytest.mark.slow_but(1)
 @pytest.mark.parametrize("place", PLACES)
 def test_streams_have_the_pieces_of_what_is_generated(place, tmp_path):
     model = with_texts(tmp_path, **PLACES[place])
@@ -379,6 +383,7 @@ def test_a_stream_that_is_left_ends_its_program(tmp_path):
 # -- the command
 
 
+@pytest.mark.slow
 def test_the_command(tmp_path, capsys, monkeypatch):
     model, letters = with_texts(tmp_path), "\xa5\xa9\xc0"
     folder, lines = f"--model={tmp_path / 'model'}", tmp_path / "lines.txt"
