@@ -12,33 +12,19 @@ from typing import Any
 
 from mesh_tensorflow.models._decoder import Decoder
 from mesh_tensorflow.models._family import Config, Form
-from mesh_tensorflow.models._llama import rotary
+from mesh_tensorflow.models._llama import NAMES, QK_NORM, rotary
 
 MODEL_TYPES = ("gemma", "gemma2", "gemma3_text")
-_NAMES = {
-    "embedding": "model.embed_tokens",
-    "final_norm": "model.norm",
-    "logits": "lm_head",
-    "norm": "input_layernorm",
-    "q": "self_attn.q_proj",
-    "k": "self_attn.k_proj",
-    "v": "self_attn.v_proj",
-    "o": "self_attn.o_proj",
-    "ff_norm": "post_attention_layernorm",
-    "wi_0": "mlp.gate_proj",
-    "wi_1": "mlp.up_proj",
-    "wo": "mlp.down_proj",
-}
 _LATER = {
-    **_NAMES,
+    **NAMES,
     "post_norm": "post_attention_layernorm",
     "ff_norm": "pre_feedforward_layernorm",
     "ff_post_norm": "post_feedforward_layernorm",
 }
 _NAMES_OF = {
-    "gemma": _NAMES,
+    "gemma": NAMES,
     "gemma2": _LATER,
-    "gemma3_text": {**_LATER, "q_norm": "self_attn.q_norm", "k_norm": "self_attn.k_norm"},
+    "gemma3_text": {**_LATER, **QK_NORM},
 }
 _WINDOW, _WHOLE = "sliding_attention", "full_attention"  # the types of layers
 

@@ -17,7 +17,8 @@ from mesh_tensorflow.layers import RotaryEmbedding
 from mesh_tensorflow.models._decoder import Decoder, Experts
 from mesh_tensorflow.models._family import Config, Form
 
-_NAMES = {
+# Hugging Face's names of the parts.
+NAMES = {
     "embedding": "model.embed_tokens",
     "final_norm": "model.norm",
     "logits": "lm_head",
@@ -31,7 +32,7 @@ _NAMES = {
     "wi_1": "mlp.up_proj",
     "wo": "mlp.down_proj",
 }
-_QK_NORM = {"q_norm": "self_attn.q_norm", "k_norm": "self_attn.k_norm"}
+QK_NORM = {"q_norm": "self_attn.q_norm", "k_norm": "self_attn.k_norm"}
 # By model type, what names there are beside these, or instead; None where there is no such part.
 _NAMES_OF: dict[str, dict[str, Any]] = {
     "llama": {},
@@ -43,7 +44,7 @@ _NAMES_OF: dict[str, dict[str, Any]] = {
         "wo": "block_sparse_moe.experts.{}.w2",
     },
     "olmo2": {
-        **_QK_NORM,
+        **QK_NORM,
         "norm": None,
         "ff_norm": None,
         "post_norm": "post_attention_layernorm",
@@ -51,9 +52,9 @@ _NAMES_OF: dict[str, dict[str, Any]] = {
     },
     "phi3": {"qkv": "self_attn.qkv_proj", "wi_0_1": "mlp.gate_up_proj"},
     "qwen2": {},
-    "qwen3": _QK_NORM,
+    "qwen3": QK_NORM,
     "qwen3_moe": {
-        **_QK_NORM,
+        **QK_NORM,
         "router": "mlp.gate",
         "wi_0": "mlp.experts.{}.gate_proj",
         "wi_1": "mlp.experts.{}.up_proj",
@@ -79,7 +80,7 @@ def form_of(config: Config) -> Form:
     key_size = config.number("head_dim", max(1, d_model // heads))
     blocks = config.number("num_hidden_layers")
     window = _window(config)
-    names = {**_NAMES, **_NAMES_OF[kind]}
+    names = {**NAMES, **_NAMES_OF[kind]}
     return Decoder(
         config,
         {part: name for part, name in names.items() if name is not None},
