@@ -39,7 +39,7 @@ def where(name, place, places=PLACES):
     """Returns the arguments of a place; experts have no `d_ff`."""
     options = dict(places[place])
     if name in EXPERTS and "layout" in options:
-        options["layout"] = options["layout"].replace("d_ff:y", "experts:y")
+        options["layout"] = options["layout"].replace("d_ff:y", "experts:y?")
     return options
 
 
