@@ -62,7 +62,7 @@ def of_arguments(top_k=-1, temperature=1.0, **kwargs):
     return _decoding.Choice(temperature, top_k, -1, False, **kwargs)
 
 
-@pytest.mark.slow_but(4)
+@pytest.mark.slow_but(1)
 @pytest.mark.parametrize("layout", ["", "vocab:x", "batch:x"])
 @pytest.mark.parametrize("number", range(len(GENERATED["distributions"])))
 def test_the_distribution_is_that_of_transformers(number, layout):
@@ -102,7 +102,7 @@ def chi_squared(counts, p):
     return freedom
 
 
-@pytest.mark.slow_but(4)
+@pytest.mark.slow_but(1)
 @pytest.mark.parametrize("number", range(len(GENERATED["distributions"])))
 def test_what_is_drawn_has_that_distribution(number):
     arguments = {"temperature": 1.0, **GENERATED["distributions"][number]}
@@ -130,7 +130,7 @@ def test_later_ids_are_drawn_from_their_own_distribution():
     assert chi_squared(counts, mtf.softmax(scaled, x.shape.dims[1]).numpy()[0]) > 1
 
 
-@pytest.mark.slow_but(4)
+@pytest.mark.slow_but(1)
 @pytest.mark.parametrize("place", ["whole", "tensor"])
 @pytest.mark.parametrize("name", MODELS)
 def test_penalties_give_the_ids_of_transformers(name, place):
@@ -176,7 +176,7 @@ def test_rows_and_steps_draw_anew():
 # -- beams
 
 
-@pytest.mark.slow_but(4)
+@pytest.mark.slow_but(1)
 @pytest.mark.parametrize("place", ["whole", "tensor"])
 @pytest.mark.parametrize("number", range(len(MODELS["llama"]["beams"])))
 @pytest.mark.parametrize("name", MODELS)
@@ -324,7 +324,7 @@ def test_details(tmp_path):
     assert len(with_text.log_probs) == 6
 
 
-@pytest.mark.slow_but(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("place", PLACES)
 def test_streams_have_the_pieces_of_what_is_generated(place, tmp_path):
     model = with_texts(tmp_path, **PLACES[place])

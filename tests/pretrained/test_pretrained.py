@@ -57,7 +57,7 @@ def close(found, wanted):
 
 
 @pytest.mark.slips  # a model with as many keys as queries has no dimension query_heads
-@pytest.mark.slow_but(4)
+@pytest.mark.slow_but(2)
 @pytest.mark.parametrize("name, place", cells(PLACES))
 def test_logits_and_ids(name, place):
     wanted = expected(name)
@@ -70,7 +70,7 @@ def test_logits_and_ids(name, place):
 
 
 @pytest.mark.slips
-@pytest.mark.slow_but(4)
+@pytest.mark.slow_but(2)
 @pytest.mark.parametrize("name, place", cells(TRAINED))
 def test_training_and_writing_back(name, place, tmp_path, request):
     if place == "pjrt":
@@ -107,6 +107,7 @@ def test_training_and_writing_back(name, place, tmp_path, request):
     assert np.abs(after - before).max() > 0.1
 
 
+@pytest.mark.slow
 def test_a_new_model(tmp_path):
     config = json.loads((FIXTURES / "qwen3" / "config.json").read_text())
     model = mtf.models.from_config(config, mesh_shape="x:2", layout="batch:x")
@@ -134,6 +135,7 @@ def test_sampling():
     assert model.generate(PROMPTS, 8, temperature=1.0, top_k=1) == model.generate(PROMPTS, 8)
 
 
+@pytest.mark.slow
 def test_ends_of_texts(tmp_path):
     """The ids of config.json, one or several, of which any ends a text."""
     free = mtf.models.from_pretrained(FIXTURES / "llama").generate(PROMPTS, 12, stop=-1)
