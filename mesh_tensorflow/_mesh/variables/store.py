@@ -122,6 +122,32 @@ def given_parts(values: Mapping[str, Any], name: str) -> PartFunction:
     return lambda index: whole[index]
 
 
+def given_shape(values: Mapping[str, Any], name: str) -> tuple[int, ...]:
+    """Returns the shape of a given value, without reading it if `values` has a method `parts`.
+
+    Args:
+      values: arrays by name, as `given_parts` takes them.
+      name: a name in it.
+    """
+    return values.shape(name) if hasattr(values, "parts") else np.shape(values[name])  # type: ignore[attr-defined]
+
+
+def fitting_part(
+    name: str, form: Form, part: PartFunction, begin: Sequence[int], sizes: Sequence[int]
+) -> tf.Tensor:
+    """Returns a part of a value that is assigned to a variable, in its dtype; see `fitting`.
+
+    Args:
+      name: the full name of the variable.
+      form: its Form.
+      part: returns parts of the value.
+      begin: the index of the first element along each dimension.
+      sizes: the shape of the part.
+    """
+    index = tuple(slice(b, b + n) for b, n in zip(begin, sizes))
+    return fitting(name, form, _turned(part(index)), sizes)
+
+
 def fitting(
     name: str, form: Form, value: npt.ArrayLike, sizes: Optional[Sequence[int]] = None
 ) -> tf.Tensor:
@@ -600,9 +626,8 @@ class VariableStore(tf2.Module):
                 max(begin, min(b + size, n))
                 for begin, b, size, n in zip(begins, form.begin(pnum), form.sizes, sizes)
             ]
-            value = part(tuple(map(slice, begins, ends)))
             inside = [end - begin for begin, end in zip(begins, ends)]
-            found = fitting(variable.name, form, _turned(value), inside)
+            found = fitting_part(variable.name, form, part, begins, inside)
             for axis, (size, there) in enumerate(zip(form.sizes, inside)):
                 found = padded(found, axis, size - there)
             return found
