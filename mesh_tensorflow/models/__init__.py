@@ -432,7 +432,9 @@ def from_pretrained(
     weights = Weights(folder, form)
     if form.encodes:
         pooling = Pooling.of_folder(path)
-        return TextEncoder(folder.config, form, weights, impl, name, tokenizer, pooling)
+        return TextEncoder(
+            folder.config, form, weights, impl, name, tokenizer, pooling=pooling
+        )
     return LanguageModel(folder.config, form, weights, impl, name, tokenizer)
 
 

@@ -1,0 +1,211 @@
+"""Low-rank adapters: W + s A B in place of a kernel W, with A and B of few channels between them.
+
+Hu et al., "LoRA: low-rank adaptation of large language models" (2021). Only A and B are trained; the
+dimension between them is `lora`, which layouts may split like others. Their product is added to the
+kernel when it is read, so that no layer knows of it, and any layout serves both.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Union
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+import mesh_tensorflow.ops_with_redefined_builtins as mtf
+from mesh_tensorflow._huggingface import Folder, read_json, safetensors_numpy
+from mesh_tensorflow.models._family import Form, Weight
+from mesh_tensorflow.ops._variables.variable import VariableDType
+
+_A, _B = "_lora_a", "_lora_b"
+_CONFIG, _TENSORS = "adapter_config.json", "adapter_model.safetensors"
+_PREFIX = "base_model.model."
+
+
+def part_of(weight: Weight) -> str:
+    """Returns which part of a layer a kernel is, such as "q" or "wi_0"; "" for other weights."""
+    if not _inputs(weight):
+        return ""
+    return weight.ours.removesuffix("/kernel").rpartition("/")[2]
+
+
+def _inputs(weight: Weight) -> list[str]:
+    """Returns the dimensions of a kernel's input; none if it is none, or shares its tensor."""
+    axes = weight.stored.split()
+    if len(axes) != 2 or "[" in weight.stored or "{}" in weight.theirs:
+        return []
+    dims = weight.dims.split()
+    return next(
+        (names for axis in axes if dims[: len(names := axis.split("*"))] == names), []
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Lora:
+    """Adapters of some of a model's kernels.
+
+    Attributes:
+      rank: the size of the dimension `lora`.
+      alpha: the products are multiplied by alpha / rank.
+      inputs: the dimensions of the input of each adapted kernel, by its variable's name.
+    """
+
+    rank: int
+    alpha: float
+    inputs: Mapping[str, Sequence[str]]
+
+    @classmethod
+    def of(cls, text: str, form: Form) -> Lora:
+        """Returns what "q,v:8" says: the parts, the rank, and perhaps alpha, as in "q,v:8:16".
+
+        Args:
+          text: a string.
+          form: the Form of the model.
+
+        Raises:
+          ValueError: it is no such text, or the model has no such part.
+        """
+        match = re.fullmatch(r"([\w,]+):([1-9]\d*)(?::(\d+(?:\.\d+)?))?", text.replace(" ", ""))
+        if match is None:
+            raise ValueError(
+                f"lora={text!r} is no list of parts with a rank, such as 'q,v:8', and perhaps "
+                "alpha, as in 'q,v:8:16'"
+            )
+        parts, rank = match[1].split(","), int(match[2])
+        known = {part for weight in form.weights if (part := part_of(weight))}
+        unknown = [part for part in parts if part not in known]
+        if unknown:
+            raise ValueError(
+                f"lora={text!r}: the model has no {', '.join(unknown)}; it has "
+                f"{', '.join(sorted(known))}"
+            )
+        inputs = {w.ours: _inputs(w) for w in form.weights if part_of(w) in parts}
+        return cls(rank, float(match[3] or 2 * rank), inputs)
+
+    @property
+    def scale(self) -> float:
+        """What products are multiplied by."""
+        return self.alpha / self.rank
+
+    # -- as `Adapters` of variables
+
+    def trains(self, name: str) -> bool:
+        """Returns False: nothing but adapters is trained."""
+        return False
+
+    def adapted(
+        self, full_name: str, name: str, value: mtf.Tensor, dtype: VariableDType
+    ) -> mtf.Tensor:
+        """Returns the kernel with its adapter, or another variable as it is."""
+        inputs = self.inputs.get(full_name)
+        if inputs is None:
+            return value
+        dims, rank = value.shape.dims, mtf.Dimension("lora", self.rank)
+        before = [d for d in dims if d.name in inputs]
+        behind = [d for d in dims if d.name not in inputs]
+        size = mtf.Shape(before).size
+        a = mtf.get_variable(
+            value.mesh, name + _A, mtf.Shape([*before, rank]), dtype,
+            initializer=tf.random_normal_initializer(stddev=size**-0.5),
+        )  # fmt: skip
+        # As zeros, so that training begins with the model as it is.
+        b = mtf.get_variable(
+            value.mesh, name + _B, mtf.Shape([rank, *behind]), dtype,
+            initializer=tf.zeros_initializer(),
+        )  # fmt: skip
+        product = mtf.einsum([a, b], output_shape=value.shape)
+        return value + mtf.cast(product * self.scale, value.dtype)
+
+    # -- of arrays
+
+    def merged(
+        self, weights: Mapping[str, np.ndarray], variables: Mapping[str, Any]
+    ) -> dict[str, np.ndarray]:
+        """Returns all weights of the model, with the adapters added to those that have some.
+
+        Args:
+          weights: arrays by the names of the model's variables.
+          variables: arrays by the names of variables, those of adapters among them.
+        """
+        merged = {name: np.asarray(weights[name]) for name in weights}
+        for name in self.inputs:
+            a, b = (np.asarray(variables[name + x], np.float32) for x in (_A, _B))
+            product = np.tensordot(a, b, 1) * self.scale
+            merged[name] = merged[name] + product.astype(merged[name].dtype)
+        return merged
+
+    def save(
+        self, form: Form, variables: Mapping[str, Any], path: Union[str, os.PathLike[str]]
+    ) -> None:
+        """Writes the adapters as the package PEFT has them.
+
+        Args:
+          form: the Form of the model.
+          variables: arrays by the names of variables, those of adapters among them.
+          path: a directory; created if it does not exist.
+        """
+        tensors: dict[str, np.ndarray] = {}
+        for weight in form.weights:
+            if weight.ours not in self.inputs:
+                continue
+            module = weight.theirs.removesuffix(".weight")
+            for name, suffix in (("lora_A", _A), ("lora_B", _B)):
+                value = np.asarray(variables[weight.ours + suffix], np.float32)
+                # [rank, inputs] and [outputs, rank] there.
+                flat = value.reshape([-1, self.rank] if name == "lora_A" else [self.rank, -1])
+                tensors[f"{_PREFIX}{module}.{name}.weight"] = np.ascontiguousarray(flat.T)
+        modules = sorted({n.rsplit(".", 3)[1] for n in tensors})
+        config = {
+            "peft_type": "LORA", "task_type": "CAUSAL_LM", "r": self.rank,
+            "lora_alpha": self.alpha, "lora_dropout": 0.0, "bias": "none", "target_modules": modules,
+        }  # fmt: skip
+        os.makedirs(path, exist_ok=True)
+        with open(os.path.join(path, _CONFIG), "w", encoding="utf-8") as f:
+            json.dump(config, f, indent=2)
+        safetensors_numpy().save_file(tensors, os.path.join(path, _TENSORS))
+
+
+def read(
+    form: Form, path: Union[str, os.PathLike[str]]
+) -> tuple[Lora, dict[str, np.ndarray]]:
+    """Reads adapters that PEFT or `Lora.save` wrote.
+
+    Args:
+      form: the Form of the model.
+      path: a directory.
+
+    Returns:
+      (the Lora, arrays by the names of the adapters' variables).
+
+    Raises:
+      ValueError: a file is damaged, the adapters are of another kind, or not of this model.
+    """
+    path = os.fspath(path)
+    config = read_json(os.path.join(path, _CONFIG))
+    if config.get("peft_type") != "LORA" or config.get("use_dora") or config.get("use_rslora"):
+        raise ValueError(f"{path}: {_CONFIG} is of no plain LoRA, which alone is known")
+    file = Folder(os.path.join(path, _TENSORS))
+    rank = int(config["r"])
+    by_module = {w.theirs.removesuffix(".weight"): w for w in form.weights if part_of(w)}
+    inputs: dict[str, list[str]] = {}
+    values: dict[str, np.ndarray] = {}
+    for tensor in file:
+        module, _, kind = tensor.removesuffix(".weight").removeprefix(_PREFIX).rpartition(".")
+        weight = by_module.get(module)
+        if weight is None or kind not in ("lora_A", "lora_B"):
+            raise ValueError(f"{path}: {tensor} has no place in the model")
+        names = _inputs(weight)
+        before = [form.sizes[d] for d in names]
+        behind = [form.sizes[d] for d in weight.dims.split()[len(names) :]]
+        inputs[weight.ours] = names
+        value = file[tensor].T
+        shape = [*before, rank] if kind == "lora_A" else [rank, *behind]
+        if value.size != np.prod(shape):
+            raise ValueError(f"{path}: {tensor} has the shape {list(value.T.shape)}, not {shape}")
+        values[weight.ours + (_A if kind == "lora_A" else _B)] = value.reshape(shape)
+    return Lora(rank, float(config.get("lora_alpha", rank)), inputs), values
