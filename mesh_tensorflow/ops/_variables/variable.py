@@ -698,9 +698,7 @@ class Adapters(Protocol):
     def trains(self, name: str) -> bool:
         """Returns whether a variable is trained, by its full name."""
 
-    def adapted(
-        self, full_name: str, name: str, value: Tensor, dtype: VariableDType
-    ) -> Tensor:
+    def adapted(self, full_name: str, name: str, value: Tensor, dtype: VariableDType) -> Tensor:
         """Returns what is computed with in place of a variable.
 
         Args:
@@ -716,6 +714,10 @@ _adapters: contextvars.ContextVar[Optional[Adapters]] = contextvars.ContextVar(
 )
 
 
-def adapting(adapters: Adapters) -> contextlib.AbstractContextManager[None]:
-    """Returns a context in which what `get_variable` returns is adapted."""
+def adapting(adapters: Optional[Adapters]) -> contextlib.AbstractContextManager[None]:
+    """Returns a context in which what `get_variable` returns is adapted.
+
+    Args:
+      adapters: the Adapters; None for variables as they are.
+    """
     return within(_adapters, adapters)
