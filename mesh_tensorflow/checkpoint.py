@@ -343,7 +343,8 @@ def choose_initial(
       hint: what to do about an error.
 
     Raises:
-      ValueError: the checkpoint has no variable of the model, or one of another shape; or `strict`.
+      ValueError: the checkpoint has no trained variable of the model, or one of another shape; or
+        `strict`.
     """
     saved = checkpoint_files.open_reader(path).get_variable_to_shape_map()
     names = set(trained)
@@ -364,8 +365,7 @@ def choose_initial(
         n for n in sorted(saved) if n not in variables and n != _STEP and not _is_slot(n, known)
     ]
     lists = _list("In the model only", lacking) + _list("In the checkpoint only", unused)
-    # Weights that are there may be frozen, and what is trained begin anew, as adapters do.
-    if not in_both.keys() - {_STEP}:
+    if not any(name in saved for name in trained):
         raise ValueError(
             f"{what} {path}: none of the model's weights is there, so that training would begin "
             f"with random ones{hint and '; '}{hint}.{lists}"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import math
 import os
 import re
-from typing import TYPE_CHECKING, Any, Optional, Union
+from typing import TYPE_CHECKING, Any, Optional, Union, cast
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow.models import _lora
@@ -37,7 +38,7 @@ def finetune(
     pack: bool = True,
     eval_examples: Optional[Examples] = None,
     exact_match: bool = False,
-    lora: Union[Path, None] = None,
+    lora: Optional[Path] = None,
     save_adapters: Optional[Path] = None,
     freeze: Optional[str] = None,
     recompute: bool = False,
@@ -78,7 +79,7 @@ def finetune(
     Raises:
       ValueError: there are no examples, or an argument does not fit the model or another one.
     """
-    adapters, begin = _adapters_of(model._form, lora, freeze)
+    adapters, begin = _adapters_of(model._form, lora, freeze, options.get("seed", 0))
     if save_adapters is not None:
         if not isinstance(adapters, Lora):
             raise ValueError("finetune: save_adapters is for adapters; give lora, such as 'q,v:8'")
@@ -121,7 +122,9 @@ def finetune(
         dims=dict.fromkeys(rows, f"batch:{batch_size},length:{length}"),
         learning_rate=learning_rate,
         eval_data=eval_rows,
-        init_checkpoint={**model.weights, **begin} if begin else model.weights,
+        init_checkpoint=collections.ChainMap(begin, cast(Any, model.weights))
+        if begin
+        else model.weights,
         **{**defaults, **options},
     )
     if isinstance(adapters, Lora):
@@ -158,9 +161,9 @@ class _Frozen:
 
 
 def _adapters_of(
-    form: Form, lora: Union[Path, None], freeze: Optional[str]
+    form: Form, lora: Optional[Path], freeze: Optional[str], seed: Optional[int]
 ) -> tuple[Optional[Adapters], dict[str, Any]]:
-    """Returns what variables are trained as, and the first values of adapters that are read."""
+    """Returns what variables are trained as, and the first values of adapters."""
     if lora is not None and freeze is not None:
         raise ValueError(
             "finetune: lora trains adapters alone, and freezes all weights; leave freeze out"
@@ -168,7 +171,8 @@ def _adapters_of(
     if lora is not None:
         if _lora.is_folder(lora):
             return _lora.read(form, lora)
-        return Lora.of(os.fspath(lora), form), {}
+        made = Lora.of(os.fspath(lora), form)
+        return made, made.begin(form, seed)
     if freeze is None:
         return None, {}
     names = [weight.ours for weight in form.weights]

@@ -13,12 +13,13 @@ import math
 import os
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Union
+from typing import Any, Optional, Union
 
 import numpy as np
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
+from mesh_tensorflow._core.errors import is_whole
 from mesh_tensorflow._huggingface import Folder, read_json, safetensors_numpy
 from mesh_tensorflow.models._family import Form, Weight, few
 from mesh_tensorflow.ops._variables.variable import VariableDType
@@ -42,6 +43,13 @@ def _inputs(weight: Weight) -> list[str]:
         return []
     # Kernels have their inputs first, which are one axis of the file, the first or the second.
     return next(names for axis in axes if dims[: len(names := axis.split("*"))] == names)
+
+
+def _sizes(weight: Weight, form: Form) -> tuple[list[int], list[int]]:
+    """Returns the sizes of the dimensions of a kernel's input, and of the others."""
+    sizes = [form.sizes[d] for d in weight.dims.split()]
+    number = len(_inputs(weight))
+    return sizes[:number], sizes[number:]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,22 +116,39 @@ class Lora:
         if inputs is None:
             return value
         dims, rank = value.shape.dims, mtf.Dimension("lora", self.rank)
-        before = [d for d in dims if d.name in inputs]
-        behind = [d for d in dims if d.name not in inputs]
-        size = mtf.Shape(before).size
-        a = mtf.get_variable(
-            value.mesh, name + _A, mtf.Shape([*before, rank]), dtype,
-            initializer=tf.random_normal_initializer(stddev=size**-0.5),
-        )  # fmt: skip
-        # As zeros, so that training begins with the model as it is.
-        b = mtf.get_variable(
-            value.mesh, name + _B, mtf.Shape([rank, *behind]), dtype,
-            initializer=tf.zeros_initializer(),
-        )  # fmt: skip
-        product = mtf.einsum([a, b], output_shape=value.shape)
+        shapes = {
+            _A: mtf.Shape([*(d for d in dims if d.name in inputs), rank]),
+            _B: mtf.Shape([rank, *(d for d in dims if d.name not in inputs)]),
+        }
+        # What they begin with is given to `fit`, as the kernels are: see `begin`.
+        zeros = tf.zeros_initializer()
+        factors = [
+            mtf.get_variable(value.mesh, name + suffix, shape, dtype, initializer=zeros)
+            for suffix, shape in shapes.items()
+        ]
+        product = mtf.einsum(factors, output_shape=value.shape)
         return value + mtf.cast(product * self.scale, value.dtype)
 
     # -- of arrays
+
+    def begin(self, form: Form, seed: Optional[int]) -> dict[str, np.ndarray]:
+        """Returns what adapters begin with, by the names of variables.
+
+        Args:
+          form: the Form of the model.
+          seed: that of the random values; None for others in each run.
+        """
+        generator = np.random.default_rng(seed)
+        values: dict[str, np.ndarray] = {}
+        for weight in form.weights:
+            if weight.ours not in self.inputs:
+                continue
+            before, behind = _sizes(weight, form)
+            normal = generator.standard_normal([*before, self.rank], np.float32)
+            values[weight.ours + _A] = normal * np.float32(math.prod(before) ** -0.5)
+            # Zeros, so that training begins with the model as it is.
+            values[weight.ours + _B] = np.zeros([self.rank, *behind], np.float32)
+        return values
 
     def check_saved(self, form: Form) -> None:
         """Checks that PEFT can say these adapters.
@@ -249,7 +274,9 @@ def read(form: Form, path: Union[str, os.PathLike[str]]) -> tuple[Lora, dict[str
             "which alone is known"
         )
     file = Folder(os.path.join(path, _TENSORS))
-    rank = config.get("r")
+    rank: Any = config.get("r")
+    if not is_whole(rank):
+        raise ValueError(f"{path}: {_CONFIG} has r={rank!r}, no positive integer")
     by_module = {
         w.theirs.removesuffix(".weight"): w
         for w in form.weights
@@ -265,10 +292,8 @@ def read(form: Form, path: Union[str, os.PathLike[str]]) -> tuple[Lora, dict[str
                 f"{path}: {tensor} has no place in the model; adapters are of "
                 f"{few(sorted(by_module))}"
             )
-        names = _inputs(weight)
-        before = [form.sizes[d] for d in names]
-        behind = [form.sizes[d] for d in weight.dims.split()[len(names) :]]
-        inputs[weight.ours] = names
+        before, behind = _sizes(weight, form)
+        inputs[weight.ours] = _inputs(weight)
         value = file[tensor].astype(np.float32).T
         shape = [*before, rank] if kind == "lora_A" else [rank, *behind]
         flat = [math.prod(before), rank] if kind == "lora_A" else [rank, math.prod(behind)]
@@ -281,4 +306,4 @@ def read(form: Form, path: Union[str, os.PathLike[str]]) -> tuple[Lora, dict[str
     lacking = [n + x for n in inputs for x in (_A, _B) if n + x not in values]
     if lacking or not inputs:
         raise ValueError(f"{path}: {_TENSORS} has not both parts of each adapter: {few(lacking)}")
-    return Lora(rank, float(config.get("lora_alpha", rank)), inputs), values
+    return Lora(rank, float(config.get("lora_alpha") or rank), inputs), values

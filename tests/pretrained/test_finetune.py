@@ -207,6 +207,7 @@ def test_damaged_adapters(tmp_path):
 
     refused("has use_dora, and is of no plain LoRA", use_dora=True)
     refused(r"lora_A.weight has the shape \[2, 24\] instead of \[3, 24\], with the rank r=3", r=3)
+    refused("adapter_config.json has r='2', no positive integer", r="2")
     (tmp_path / "adapter_config.json").write_text(json.dumps(config))
     with pytest.raises(ValueError, match="has no place in the model; adapters are of"):
         model_of("gpt2").merge(tmp_path)
