@@ -12,11 +12,10 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._huggingface import write_folder
-from mesh_tensorflow._mesh.variables.store import VariableStore
 from mesh_tensorflow.models._family import Form, few
+from mesh_tensorflow.models._place import Place
 from mesh_tensorflow.models._tokenizer import Tokenizer
 from mesh_tensorflow.models._weights import Weights, tensors_of
-from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
 
 
 class Pretrained:
@@ -37,7 +36,7 @@ class Pretrained:
         config: Mapping[str, Any],
         form: Form,
         weights: Mapping[str, np.ndarray],
-        mesh_impl: PlacementMeshImpl,
+        place: Place,
         dtype: str,
         tokenizer: Optional[Tokenizer] = None,
     ) -> None:
@@ -45,7 +44,7 @@ class Pretrained:
         self.config = dict(config)
         self.tokenizer = tokenizer
         self.weights = weights
-        self.store = VariableStore()
+        self.store = place.new_store()
         self.store.begin_with(weights)
         self._form = form = weights.form if isinstance(weights, Weights) else form
         self._names = [weight.ours for weight in form.weights]
@@ -53,7 +52,7 @@ class Pretrained:
             name: weights.dtype(name) if isinstance(weights, Weights) else np.dtype("float32")
             for name in self._names
         }
-        self._mesh_impl = mesh_impl
+        self._place, self._mesh_impl = place, place.mesh_impl
         self._dtype = dtype
 
     def __repr__(self) -> str:
@@ -128,18 +127,6 @@ def check_eager(what: str) -> None:
             "of sessions and of tf.disable_v2_behavior. There, the attribute `model` is what "
             "programs are built of"
         )
-
-
-def filled_up(rows: np.ndarray, mesh_impl: PlacementMeshImpl) -> np.ndarray:
-    """Returns rows with the last one repeated, so many that the layout can split them.
-
-    Args:
-      rows: an array, [batch, ...].
-      mesh_impl: the mesh implementation.
-    """
-    axis = mesh_impl.mesh_axis(mtf.Dimension("batch", len(rows)))
-    parts = 1 if axis is None else mesh_impl.shape[axis].size
-    return np.concatenate([rows, *[rows[-1:]] * (-len(rows) % parts)])
 
 
 def imported(mesh: mtf.Mesh, x: tf.Tensor, *names: str) -> mtf.Tensor:
