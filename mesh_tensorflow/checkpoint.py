@@ -32,6 +32,7 @@ from mesh_tensorflow._mesh.variables.store import (
     whole_form,
 )
 from mesh_tensorflow._paths import readable
+from mesh_tensorflow._progress import Progress
 
 __all__ = [
     "CheckpointError",
@@ -324,7 +325,11 @@ def init_from_checkpoint(path: str, variables: Mapping[str, Any]) -> None:
             variable._initial_value = tf.ensure_shape(value, variable.shape)
 
 
-def init_from_values(values: Mapping[str, Any], variables: Iterable[tuple[str, Any]]) -> None:
+def init_from_values(
+    values: Mapping[str, Any],
+    variables: Iterable[tuple[str, Any]],
+    progress: Optional[Progress] = None,
+) -> None:
     """Makes variables be initialized with given values, of which each part is read by itself.
 
     One part is read when that before it is assigned, so that no more than one is in memory beside
@@ -333,6 +338,7 @@ def init_from_values(values: Mapping[str, Any], variables: Iterable[tuple[str, A
     Args:
       values: arrays by name, as `VariableStore.begin_with` takes them.
       variables: pairs of a name there, and a tf variable of that shape.
+      progress: counts the parts that are read.
 
     Raises:
       ValueError: an element is no number of the variable's dtype.
@@ -341,6 +347,8 @@ def init_from_values(values: Mapping[str, Any], variables: Iterable[tuple[str, A
     last: dict[str, list[tf.Operation]] = {}
     for name, variable in variables:
         part = given_parts(values, name)
+        if progress is not None:
+            part = _counted(part, progress)
         if tf.executing_eagerly():
             for piece in _pieces(variable):
                 piece.assign(_value_of(variable, part, piece.begin, piece.sizes))
@@ -360,6 +368,14 @@ def init_from_values(values: Mapping[str, Any], variables: Iterable[tuple[str, A
             variable.begin_by_parts(whole, groups)
         else:
             variable._initial_value, variable._initializer_op = whole, tf.group(*groups.values())
+
+
+def _counted(part: PartFunction, progress: Progress) -> PartFunction:
+    def counted(index: tuple[slice, ...]) -> np.ndarray:
+        progress.update()
+        return part(index)
+
+    return counted
 
 
 def _pieces(variable: Any) -> list[Piece]:

@@ -78,8 +78,8 @@ class LanguageModel(Pretrained):
         super().__init__(*args, **kwargs)
         self.model = self._form.model(self._mesh_impl.layout_rules, self._mesh_impl.shape)
         self._variable_dtype = mtf.VariableDType(*[tf.as_dtype(self._dtype)] * 3)
-        self._logits = self._place.function(self._lowered_logits, self.store)
-        self._generator = Generator(self.model, self._place, self._variable_dtype, self.store)
+        self._logits = self._function(self._lowered_logits)
+        self._generator = Generator(self.model, self._place, self._variable_dtype, self._function)
 
     # -- calls
 
@@ -452,6 +452,7 @@ def from_pretrained(
     uneven: bool = False,
     dtype: Union[str, tf.DType] = "float32",
     mesh_impl: Optional[str] = None,
+    progress: bool = True,
 ) -> Union[LanguageModel, TextEncoder]:
     """Returns the model of a folder of Hugging Face, split over a mesh: a LanguageModel usually.
 
@@ -473,6 +474,8 @@ def from_pretrained(
       dtype: "float32" or "bfloat16", of the weights in memory, and of activations.
       mesh_impl: "pjrt" to compute on devices of JAX, of all processes if there are several, which
         then all make the same calls; "placement", or None, on those of TensorFlow.
+      progress: whether to show on the standard error stream how far the reading of weights is,
+        once it takes longer than a moment.
 
     Raises:
       ImportError: safetensors, or for GGUF files gguf, is not installed.
@@ -481,7 +484,7 @@ def from_pretrained(
         device is wrong.
     """
     what, stored = "from_pretrained", {"zero": zero, "zero_axis": zero_axis, "uneven": uneven}
-    place = place_of(what, mesh_shape, layout, devices, mesh_impl, **stored)
+    place = place_of(what, mesh_shape, layout, devices, mesh_impl, **stored, shows=progress)
     name = _dtype_name(what, dtype)
     path = os.fspath(path)
     if path.endswith(".gguf"):

@@ -287,7 +287,7 @@ class TextEncoder(Pretrained):
         if self._dtype != "float32":
             raise ValueError(f"encoders compute in float32; leave dtype={self._dtype!r} out")
         self.model = self._form.model(self._mesh_impl.layout_rules, self._mesh_impl.shape)
-        self._encoded = self._place.function(self._lowered, self.store)
+        self._encoded = self._function(self._lowered)
 
     def encode(self, ids: Any, mask: Any = None, types: Any = None) -> tf.Tensor:
         """Returns the vectors of all tokens.

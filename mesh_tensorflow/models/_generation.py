@@ -17,7 +17,6 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
-from mesh_tensorflow._mesh.variables.store import VariableStore
 from mesh_tensorflow.models._place import Place
 from mesh_tensorflow.models._pretrained import imported
 from mesh_tensorflow.models._tokenizer import Tokenizer
@@ -304,14 +303,14 @@ class Generator:
         model: Unitransformer,
         place: Place,
         variable_dtype: mtf.VariableDType,
-        store: VariableStore,
+        compiled: Callable[[Callable[..., Any]], Callable[..., Any]],
     ) -> None:
         self._model = model
         self._place = place
         self._variable_dtype = variable_dtype
-        self._sampled = place.function(self._lowered_samples, store)
-        self._searched = place.function(self._lowered_search, store)
-        self._scored = place.function(self._lowered_log_probs, store)
+        self._sampled = compiled(self._lowered_samples)
+        self._searched = compiled(self._lowered_search)
+        self._scored = compiled(self._lowered_log_probs)
         # Traced programs know their listener by a number, which is an input.
         self._listeners: dict[int, Listener] = {}
         self._numbers = itertools.count()

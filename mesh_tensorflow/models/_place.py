@@ -31,10 +31,12 @@ class Place:
     Attributes:
       mesh_impl: the mesh implementation.
       of_jax: on devices of JAX, the arguments of `mtf.pjrt.function`; else None.
+      shows: whether to show how far the reading of weights is.
     """
 
     mesh_impl: Union[PlacementMeshImpl, GspmdMeshImpl]
     of_jax: Optional[Mapping[str, Any]] = None
+    shows: bool = True
 
     def new_store(self) -> VariableStore:
         """Returns a store for the variables of functions."""
@@ -101,6 +103,7 @@ def place_of(
     zero: Optional[int],
     zero_axis: Optional[str],
     uneven: bool,
+    shows: bool = True,
 ) -> Place:
     """Returns the Place that the arguments of `from_pretrained` describe.
 
@@ -113,6 +116,7 @@ def place_of(
       zero: likewise.
       zero_axis: likewise.
       uneven: likewise.
+      shows: see Place.
 
     Raises:
       ValueError: the mesh implementation is not known, or the devices are not there.
@@ -128,7 +132,7 @@ def place_of(
         impl = PlacementMeshImpl(
             shape, layout, places, strict_layout=True, uneven=uneven, **stored
         )
-        return Place(impl)
+        return Place(impl, shows=shows)
     if devices is not None:
         raise ValueError(
             f"{what}: devices are those of TensorFlow, but mesh_impl='pjrt' runs on the first of "
@@ -145,4 +149,4 @@ def place_of(
     rules = rules.allowing_uneven() if uneven else rules
     pjrt()  # an error without JAX
     of_jax = {"mesh_shape": shape, "layout": rules, **stored}
-    return Place(GspmdMeshImpl(shape, rules, **stored), of_jax)
+    return Place(GspmdMeshImpl(shape, rules, **stored), of_jax, shows)

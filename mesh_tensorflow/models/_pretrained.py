@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Optional, Union
 
 import numpy as np
@@ -12,6 +13,7 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._huggingface import write_folder
+from mesh_tensorflow._progress import Progress
 from mesh_tensorflow.models._family import Form, few
 from mesh_tensorflow.models._place import Place
 from mesh_tensorflow.models._tokenizer import Tokenizer
@@ -54,6 +56,30 @@ class Pretrained:
         }
         self._place, self._mesh_impl = place, place.mesh_impl
         self._dtype = dtype
+
+    def _function(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns a function compiled, whose first call reads weights and shows how far it is."""
+        compiled = self._place.function(fn, self.store)
+
+        def call(*args: Any) -> Any:
+            with self._shown():
+                return compiled(*args)
+
+        return call
+
+    @contextlib.contextmanager
+    def _shown(self) -> Iterator[None]:
+        weights = self.weights
+        if not self._place.shows or not isinstance(weights, Weights):
+            yield
+            return
+        # Without a last line: small models are read before there is a first.
+        with Progress(len(weights), "read weights", unit="weight", leave=False) as progress:
+            weights.progress = progress
+            try:
+                yield
+            finally:
+                weights.progress = None
 
     def __repr__(self) -> str:
         """Says its family, its size, and how it is split."""

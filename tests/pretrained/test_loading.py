@@ -3,6 +3,7 @@
 import itertools
 import json
 import pathlib
+import shutil
 import subprocess
 import sys
 
@@ -10,9 +11,10 @@ import numpy as np
 import pytest
 from helpers.paths import environment
 from helpers.pretrained import two_processes
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 import mesh_tensorflow as mtf
+from mesh_tensorflow import _progress
 from mesh_tensorflow.models._weights import names_of, turned
 
 FIXTURES = pathlib.Path(__file__).parent / "fixtures"
@@ -138,3 +140,132 @@ def test_an_encoder_on_devices_of_jax(eight_devices):
     found = model.encode(wanted["ids"], wanted["mask"], wanted["types"]).numpy()
     tokens = wanted["mask"].astype(bool)
     np.testing.assert_allclose(found[tokens], wanted["hidden"][tokens], atol=1e-3)
+
+
+def a_copy(tmp_path, **fields):
+    folder = tmp_path / "model"
+    shutil.copytree(FIXTURES / "llama", folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **fields}))
+    return folder
+
+
+def in_shards(folder):
+    """Writes the tensors to two files, with an index."""
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    names = sorted(tensors)
+    shards = {"one.safetensors": names[::2], "two.safetensors": names[1::2]}
+    for shard, own in shards.items():
+        save_file({name: tensors[name] for name in own}, folder / shard)
+    file.unlink()
+    weight_map = {name: shard for shard, own in shards.items() for name in own}
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": weight_map}))
+    return index, weight_map
+
+
+def a_missing_shard(folder):
+    in_shards(folder)
+    (folder / "two.safetensors").unlink()
+
+
+def a_tensor_in_the_other_shard(folder):
+    index, weight_map = in_shards(folder)
+    weight_map["model.norm.weight"] = "one.safetensors"
+    weight_map["model.embed_tokens.weight"] = "two.safetensors"
+    index.write_text(json.dumps({"weight_map": weight_map}))
+
+
+def a_file_outside(name):
+    def make(folder):
+        index, weight_map = in_shards(folder)
+        weight_map["model.norm.weight"] = name
+        index.write_text(json.dumps({"weight_map": weight_map}))
+
+    return make
+
+
+def an_index_without_a_map(folder):
+    index, _ = in_shards(folder)
+    index.write_text(json.dumps({"weight_map": []}))
+
+
+def cut(folder):
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1000])
+
+
+def a_header_of(size):
+    def make(folder):
+        file = folder / "model.safetensors"
+        file.write_bytes(size.to_bytes(8, "little") + file.read_bytes()[8:])
+
+    return make
+
+
+def of_pytorch(folder):
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+
+
+def of_another_shape(folder):
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.norm.weight"] = np.ones([25], np.float32)
+    save_file(tensors, folder / "model.safetensors")
+
+
+def of_integers(folder):
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.norm.weight"] = np.ones([24], np.int32)
+    save_file(tensors, folder / "model.safetensors")
+
+
+def no_json(folder):
+    (folder / "config.json").write_text("{")
+
+
+# What is done to a folder: the text of the error.
+BAD_FOLDERS = {
+    "missing_shard": (a_missing_shard, r"two\.safetensors: there is no such file, but the model's"),
+    "wrong_shard": (a_tensor_in_the_other_shard, r"safetensors has no model\..*which the model's"),
+    "outside": (a_file_outside("../two.safetensors"), "'../two.safetensors' for model.norm.weight"),
+    "absolute": (a_file_outside("/etc/passwd"), "'/etc/passwd' for model.norm.weight, no file n"),
+    "no_map": (an_index_without_a_map, "it has no weight_map of names to files"),
+    "cut": (cut, "model.safetensors is no whole safetensors file"),
+    "large_header": (a_header_of(2**62), "model.safetensors is no whole safetensors file"),
+    "short_header": (a_header_of(3), "model.safetensors is no whole safetensors file"),
+    "pytorch": (of_pytorch, r"pytorch_model\.bin, a pickle .* python -c .import transformers"),
+    "shape": (of_another_shape, r"model\.norm\.weight has shape \[25\] instead of \[d_model=24\]"),
+    "integers": (of_integers, r"model\.norm\.weight is of dtype I32, but weights are of F64"),
+    "json": (no_json, "config.json is damaged, it is no JSON"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_FOLDERS)
+def test_a_folder_that_is_damaged(name, tmp_path):
+    folder = a_copy(tmp_path)
+    spoil, text = BAD_FOLDERS[name]
+    spoil(folder)
+    with pytest.raises(ValueError, match=text):
+        mtf.models.from_pretrained(folder)
+
+
+def test_a_folder_that_is_not_there():
+    with pytest.raises(ValueError, match="there is no folder 'nowhere'. Models are read from this"):
+        mtf.models.from_pretrained("nowhere")
+
+
+def test_shards_are_read(tmp_path):
+    folder = a_copy(tmp_path)
+    in_shards(folder)
+    model, whole = (mtf.models.from_pretrained(f) for f in (folder, FIXTURES / "llama"))
+    assert all(np.array_equal(model.weights[n], whole.weights[n]) for n in whole.weights)
+
+
+def test_progress(monkeypatch, capsys):
+    """It is shown once reading takes a while, and not if the user says so."""
+    monkeypatch.setattr(_progress, "_SILENT_SECONDS", 0.0)
+    mtf.models.from_pretrained(FIXTURES / "llama").logits([[1]])
+    assert "read weights: 1/20 weights" in capsys.readouterr().err
+    mtf.models.from_pretrained(FIXTURES / "llama", progress=False).logits([[1]])
+    assert "read weights" not in capsys.readouterr().err
