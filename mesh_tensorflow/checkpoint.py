@@ -112,7 +112,9 @@ class Saver(tf.train.Saver):
         self._apart: dict[str, ShardedVariable] = {}
         if kwargs.get("builder") is None:
             version: Any = kwargs.get("write_version", tf.train.SaverDef.V2)
-            kwargs["builder"] = builder = ShardSaverBuilder(version)
+            kwargs["builder"] = ShardSaverBuilder(version)
+        builder = kwargs["builder"]
+        if isinstance(builder, ShardSaverBuilder):
             self._apart = builder.apart
         # Last: it calls `build`, which asks for `_wanted`, and where the builder fills `_apart`.
         super().__init__(var_list, **kwargs)

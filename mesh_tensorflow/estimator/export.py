@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union
 
 import tensorflow.compat.v1 as tf
 
+from mesh_tensorflow._better import is_better
 from mesh_tensorflow._paths import escaped, readable
 from mesh_tensorflow.estimator._model import (
     Inputs,
@@ -623,9 +624,7 @@ def _loss_smaller(best_eval_result: Metrics, current_eval_result: Metrics) -> bo
                 f"BestExporter compares losses, but the evaluation gave {result!r}: give another "
                 "compare_fn"
             )
-    # A NaN is smaller than nothing; any number is better than one.
-    best, current = best_eval_result["loss"], current_eval_result["loss"]
-    return bool(current < best or (best != best and current == current))
+    return is_better(current_eval_result["loss"], best_eval_result["loss"])
 
 
 class BestExporter(_SavedModelExporter):

@@ -14,7 +14,7 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._mesh.random_values import keys_by_step
 from mesh_tensorflow._mesh.variables import checkpoint_files
-from mesh_tensorflow._mesh.variables.checkpoint_files import Faults, faults
+from mesh_tensorflow._mesh.variables.checkpoint_files import Faults, ShardSaverBuilder, faults
 from mesh_tensorflow._quiet import not_advised
 from mesh_tensorflow._stop_signals import StopSignals
 from mesh_tensorflow._watching import told_to_user
@@ -56,8 +56,14 @@ class Engine(Protocol):
     def evaluate(self, batches: Iterator[Batch]) -> dict[str, float]:
         """Returns the means of the loss and the metrics of some batches."""
 
-    def save(self, directory: str, step: int) -> tuple[str, list[str]]:
-        """Writes a checkpoint; returns its path, and what in it is not a number, or infinite."""
+    def save(
+        self, directory: str, step: int, when_read: Optional[Callable[[], None]] = None
+    ) -> tuple[str, list[str]]:
+        """Writes a checkpoint; returns its path, and what in it is not a number, or infinite.
+
+        It may call `when_read`, if it is not None in the first call either, before it writes: from
+        then on, variables may change.
+        """
 
     def stops(self, step: int, wanted: bool, signals: StopSignals) -> bool:
         """Returns whether to stop after this step; notes the signals of other processes."""
@@ -329,6 +335,7 @@ class SessionEngine(Engine):
         self._path: Optional[str] = None  # of the weights of evaluations, without training
         self._evaluations: dict[tuple, _SessionProgram] = {}
         self._made_saver: Optional[Saver] = None
+        self._when_read: Optional[Callable[[], None]] = None
         self._container = placing.cluster.next_container() if placing.cluster else ""
 
     def prepare(self, batch: Batch, checkpoint: Optional[str], initial: Optional[Initial]) -> None:
@@ -358,7 +365,8 @@ class SessionEngine(Engine):
         if self._made_saver is None:
             with self._training.graph.as_default():
                 # Sharded, so that each process writes the slices that it has.
-                self._made_saver = Saver(sharded=True)
+                tell = None if self._when_read is None else lambda: self._when_read()
+                self._made_saver = Saver(sharded=True, builder=ShardSaverBuilder(when_read=tell))
         return self._made_saver
 
     def use(self, path: str) -> None:
@@ -487,9 +495,12 @@ class SessionEngine(Engine):
             program.initialize()
         return program
 
-    def save(self, directory: str, step: int) -> tuple[str, list[str]]:
+    def save(
+        self, directory: str, step: int, when_read: Optional[Callable[[], None]] = None
+    ) -> tuple[str, list[str]]:
         """Writes a checkpoint; returns its path, and what in it is not a number, or infinite."""
         assert self._training is not None
+        self._when_read = when_read
         saver = self._saver()
         # A step changes slices; masters with values of their own are what is saved.
         self._training.session.run(self._training._to_masters)
@@ -664,12 +675,16 @@ class StepEngine(Engine):
             means.add({name: [value] for name, value in values.items()}, rows_of(batch))
         return means.result({})
 
-    def save(self, directory: str, step: int) -> tuple[str, list[str]]:
+    def save(
+        self, directory: str, step: int, when_read: Optional[Callable[[], None]] = None
+    ) -> tuple[str, list[str]]:
         """Writes a checkpoint; returns its path, and what in it is not a number, or infinite."""
         path = os.path.join(directory, f"{CHECKPOINT_NAME}-{step}")
         # Whole values under their own names, as a Saver of sessions writes them, so that any
         # program reads these files.
         values = {**self.values(), _STEP: np.int64(step)}
+        if when_read is not None:
+            when_read()
         tf.raw_ops.SaveV2(
             prefix=path,
             tensor_names=list(values),

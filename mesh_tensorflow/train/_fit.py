@@ -41,6 +41,7 @@ from mesh_tensorflow.train._loop import (
 )
 from mesh_tensorflow.train._model import Model, check_optimizer
 from mesh_tensorflow.train._placing import Given, Placing, placing_of
+from mesh_tensorflow.train._saving import Best, Checkpoints
 from mesh_tensorflow.train.callbacks import Callback, Run, TensorBoard, has_board
 from mesh_tensorflow.visualize import training_report
 
@@ -187,7 +188,9 @@ def fit(
     store: Optional[VariableStore] = None,
     directory: Optional[str] = None,
     save_every: int = 1000,
+    save_in_background: bool = False,
     keep: int = 5,
+    keep_best: Optional[str] = None,
     resume: Resume = True,
     init_checkpoint: Optional[InitialLike] = None,
     init_strict: bool = False,
@@ -278,7 +281,14 @@ def fit(
       store: the VariableStore of a step function that is not an @mtf.function.
       directory: where to save checkpoints; None saves none.
       save_every: the number of steps between checkpoints. There is one at the end, too.
-      keep: the number of checkpoints to keep.
+      save_in_background: whether steps go on while a checkpoint is written. It is listed, and
+        callbacks are told, once its files are whole, some steps later. It takes the memory of one
+        copy of the variables on their hosts. On devices of JAX in several processes, steps wait.
+      keep: the number of the last checkpoints to keep.
+      keep_best: a metric of evaluations, whose best checkpoint is kept besides the last ones:
+        "loss", of which less is better, or another one with ":max" or ":min", such as
+        "accuracy:max". An evaluation that is the best so far is saved, whatever `save_every` is.
+        `Result.best` is its path.
       resume: whether to go on from the last checkpoint in `directory`, with the next batch of the
         data. Data that are read in the same order give the losses of an uninterrupted run. If that
         checkpoint is damaged, it is an error, and "last_good" goes on from the last whole one.
@@ -323,6 +333,7 @@ def fit(
     check_optimizer(optimizer, learning_rate)
     callbacks = check_callbacks(callbacks)
     check_seed(seed)
+    best = None if keep_best is None else _best_of(keep_best, directory, eval_data)
     model = Model(model_fn, optimizer, learning_rate, clip_norm, microbatches, average, precision)
     stored = variable_layout, zero, zero_axis
     mesh = Given(mesh_shape, layout, devices, simd, mesh_impl, *stored, uneven)
@@ -350,17 +361,15 @@ def fit(
     # One that the user gives without a directory writes to this one, too.
     if logdir and not has_board(callbacks, logdir):
         callbacks = [*callbacks, TensorBoard(logdir)]
-    # All rows in each process: what the layout cannot split equally, all processors compute.
-    eval_source = None if eval_data is None else source_of(eval_data, features)
-    if eval_source is not None:
-        eval_source.check_end("fit: eval_data")
     loop = Loop(
         engine=engine,
         run=Run(steps, directory, logdir),
         source=source,
-        eval_source=eval_source,
-        saves=chief,
-        keep=keep,
+        eval_source=_eval_source(eval_data, features),
+        checkpoints=Checkpoints(engine, directory, keep, save_in_background, best)
+        if directory is not None and chief
+        else None,
+        best=best,
         alone=cluster is None,
         eval_every=eval_every,
         save_every=save_every,
@@ -407,6 +416,17 @@ def _check_unused(which: str, given: Mapping[str, Any]) -> None:
         )
 
 
+def _best_of(keep_best: str, directory: Optional[str], eval_data: Any) -> Best:
+    """Returns the best checkpoint of a run, which needs checkpoints and evaluations."""
+    best = Best(keep_best)
+    if directory is None or eval_data is None:
+        raise ValueError(
+            f"fit: keep_best={keep_best!r} chooses among the checkpoints of a directory by "
+            "evaluations: give fit directory and eval_data, and eval_every to have several"
+        )
+    return best
+
+
 def _check_several(placing: Placing, average: Any, seed: Optional[int]) -> None:
     """Raises ValueError for arguments that several processes can't have."""
     if placing.cluster is not None and average is not None:
@@ -443,6 +463,16 @@ def _features_and_source(
     return features, source_of(data, features, part, shuffle, seed)
 
 
+def _eval_source(eval_data: Any, features: Features) -> Optional[Source]:
+    """Returns the source of evaluations, or None."""
+    if eval_data is None:
+        return None
+    # All rows in each process: what the layout cannot split equally, all processors compute.
+    source = source_of(eval_data, features)
+    source.check_end("fit: eval_data")
+    return source
+
+
 def _prepare(
     engine: Engine, batch: Batch, last: Optional[Found], initial: Optional[Initial]
 ) -> None:
@@ -477,7 +507,7 @@ def _run(loop: Loop, resume: Resume, initial: Optional[Initial]) -> Result:
             loop.say(last.note)
     done = run.step >= run.steps  # then a batch is needed for its shape only
     # A finished run writes nothing there, and need not be able to.
-    if run.directory is not None and loop.saves and not done:
+    if run.directory is not None and loop.checkpoints is not None and not done:
         # Told before the first step, not at the first checkpoint, when those until then are lost.
         checkpoint_files.check_writable(run.directory, "fit: directory")
     # From the batch after the last step that is done, so that a resumed run sees each batch once,
@@ -503,5 +533,11 @@ def _run(loop: Loop, resume: Resume, initial: Optional[Initial]) -> Result:
     # The first batch was read for its shape and its dtypes; it is trained on, too.
     loop.train(itertools.chain([first], batches))
     return Result(
-        run.step, loop.history, loop.evaluations, run.stopped, run.checkpoint, engine.values()
+        run.step,
+        loop.history,
+        loop.evaluations,
+        run.stopped,
+        run.checkpoint,
+        engine.values(),
+        loop.best and loop.best.checkpoint,
     )

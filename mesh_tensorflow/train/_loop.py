@@ -14,7 +14,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Optional, Union
 
 import numpy as np
-import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._mesh.variables import checkpoint_files
 from mesh_tensorflow._mesh.variables.checkpoint_files import Shard, reading, write_parts
@@ -31,6 +30,7 @@ from mesh_tensorflow.checkpoint import (
 )
 from mesh_tensorflow.train._data import Batch, Features, Source
 from mesh_tensorflow.train._engine import Engine
+from mesh_tensorflow.train._saving import Best, Checkpoints, not_a_number
 from mesh_tensorflow.train.callbacks import Callback, Run
 from mesh_tensorflow.train.metrics import flops_per_step, model_flops_utilization
 
@@ -284,6 +284,7 @@ class Result:
       stopped: why the run ended before its last step, or None.
       checkpoint: the path of the last checkpoint, or None.
       variables: the final value of each variable by name, as NumPy arrays.
+      best: the path of the best checkpoint with `fit(keep_best=...)`, or None.
     """
 
     step: int
@@ -292,6 +293,7 @@ class Result:
     stopped: Optional[str]
     checkpoint: Optional[str]
     variables: dict[str, np.ndarray]
+    best: Optional[str] = None
 
     @property
     def final(self) -> dict[str, float]:
@@ -397,17 +399,6 @@ class Rates:
         return found
 
 
-_NAMED = 6  # variables in a message
-
-
-class NotANumberError(ValueError, ArithmeticError):
-    """The loss, or weights that would be saved, are not numbers, or infinite.
-
-    >>> issubclass(mtf.train.NotANumberError, ValueError)
-    True
-    """
-
-
 @dataclasses.dataclass
 class Loop:
     """A run, and what it needs.
@@ -417,8 +408,8 @@ class Loop:
       run: the state that callbacks see.
       source: the training data.
       eval_source: the evaluation data, or None.
-      saves: whether this process saves checkpoints.
-      keep: the number of checkpoints to keep.
+      checkpoints: what saves checkpoints; None if nothing, or another process, does.
+      best: the best checkpoint of `run.directory`, whoever saves; or None.
       alone: whether there is one process.
       eval_every: steps between evaluations, or None: only at the end.
       save_every: steps between checkpoints.
@@ -434,8 +425,8 @@ class Loop:
     run: Run
     source: Source
     eval_source: Optional[Source]
-    saves: bool
-    keep: int
+    checkpoints: Optional[Checkpoints]
+    best: Optional[Best]
     alone: bool
     eval_every: Optional[int]
     save_every: int
@@ -445,8 +436,7 @@ class Loop:
     rates: Callable[[int, float], Mapping[str, float]]
     history: list[dict[str, float]] = dataclasses.field(default_factory=list)
     evaluations: list[dict[str, float]] = dataclasses.field(default_factory=list)
-    # The step of the last checkpoint, that of the last log, and when that was.
-    _saved: Optional[int] = dataclasses.field(default=None, init=False)
+    # The step of the last log, and when that was.
     _logged: int = dataclasses.field(default=0, init=False)
     _since: float = dataclasses.field(default=0.0, init=False)
 
@@ -472,7 +462,10 @@ class Loop:
         """
         run = self.run
         # The checkpoint that a run goes on from is not written again if no step follows.
-        self._saved = run.step if run.checkpoint else None
+        if self.checkpoints is not None and run.checkpoint is not None:
+            self.checkpoints.last, self.checkpoints.step = run.checkpoint, run.step
+        if self.best is not None and run.directory is not None:
+            self.best.begin(run.directory, run.step)
         # Before callbacks begin, any of which may look at the variables then.
         run.reads(self.engine.values)
         begun: list[Callback] = []
@@ -488,6 +481,7 @@ class Loop:
                         asked = self._steps(batches, signals, progress)
                 # Saved before the evaluation, so that nothing is lost if that fails.
                 self._save()
+                self._end_save()
                 # A run that is stopped at its last step is done, and evaluated like any other.
                 evaluated = self.evaluations and self.evaluations[-1]["step"] == run.step
                 if (not asked or run.step >= run.steps) and not evaluated:
@@ -495,8 +489,14 @@ class Loop:
                 # Only one process saves, and others may be here first; afterwards the checkpoint is
                 # there for all.
                 self.engine.settle(run.step)
-                if run.directory is not None and not self.saves:
+                if run.directory is not None and self.checkpoints is None:
                     run.checkpoint = checkpoint_files.latest(run.directory)
+                    if self.best is not None:
+                        self.best.begin(run.directory, run.step)
+        except Exception:
+            # Of a step before the error. A signal that ends the run at once does not wait for it.
+            self._end_save()
+            raise
         finally:
             # Also after an error, such as of another one's beginning: callbacks may hold files or
             # processes that have to be closed.
@@ -531,7 +531,8 @@ class Loop:
             # Before callbacks and checkpoints see the step: nothing after a NaN is of use.
             loss = values.get("loss", 0.0)
             if not math.isfinite(loss):
-                raise self._not_a_number(f"the loss is {loss} at step {run.step}")
+                self._end_save()
+                raise not_a_number(f"the loss is {loss} at step {run.step}", run.checkpoint)
             self.call("on_step", values)
             # After callbacks, any of which may have asked for it.
             asked = self._asked_to_stop(signals)
@@ -546,6 +547,7 @@ class Loop:
                 asked = self._asked_to_stop(signals)
             if not last and not asked and run.step % self.save_every == 0:
                 self._save()
+            self._end_save(wait=False)
         # The data may have ended between two logs.
         if self._logged < run.step:
             self._log(values, progress)
@@ -559,18 +561,6 @@ class Loop:
         if asked:
             self.run.stop(signals.name or "another process was asked to stop")
         return asked
-
-    def _not_a_number(self, what: str) -> NotANumberError:
-        return NotANumberError(
-            f"{what}. "
-            + (
-                f"The last checkpoint is {self.run.checkpoint}; no weights were saved since then. "
-                if self.run.checkpoint
-                else ""
-            )
-            + "Run the step within mtf.debug.nan_checks() to see which operation made the first "
-            "value that is not a number; often a smaller learning rate or clip_norm helps"
-        )
 
     def _log(self, values: Mapping[str, float], progress: Progress) -> None:
         now = time.monotonic()
@@ -611,6 +601,8 @@ class Loop:
             text = ", ".join(f"{name} {value:.4g}" for name, value in values.items())
             self.say(f"step {self.run.step}: evaluation: {text}")
             self.call("on_evaluation", values)
+        if self.checkpoints is not None and self.best is not None and self.best.is_beaten(values):
+            self._save(values)
 
     def _evaluation(self, batches: Iterator[Batch], signals: StopSignals) -> dict[str, float]:
         stream = None if self.show else io.StringIO()
@@ -625,26 +617,33 @@ class Loop:
 
             return self.engine.evaluate(counted())
 
-    def _save(self) -> None:
-        """Saves a checkpoint of a new step, if there is a directory."""
-        if self.run.directory is None or not self.saves or self._saved == self.run.step:
+    def _save(self, best: Optional[Mapping[str, float]] = None) -> None:
+        """Saves a checkpoint of a new step, if there is a directory.
+
+        Args:
+          best: the means of the evaluation of this step, if it was the best.
+        """
+        if self.checkpoints is None:
+            return
+        # One at a time, so that there is one copy of the variables.
+        self._end_save()
+        if self.checkpoints.step == self.run.step:
+            if best is not None:
+                self.checkpoints.record_best(best)
             return
         with self._not_timed():
-            tf.gfile.MakeDirs(self.run.directory)
-            path, wrong = self.engine.save(self.run.directory, self.run.step)
-            # Removed, and not listed: a run that is resumed would go on from weights that are lost.
-            if wrong:
-                checkpoint_files.remove(path)
-                raise self._not_a_number(
-                    f"after step {self.run.step}, whose loss was a finite number, "
-                    f"{', '.join(wrong[:_NAMED])}{', ...' if wrong[_NAMED:] else ''} are not "
-                    "numbers, or infinite"
-                )
-            # Only now, as this removes the oldest: the new one might have been of no use.
-            checkpoint_files.record(path, self.keep)
+            self._saved_as(self.checkpoints.begin(self.run.step, best))
+
+    def _end_save(self, wait: bool = True) -> None:
+        """Ends a save that a thread does, if it is done or is to be waited for."""
+        if self.checkpoints is not None:
+            with self._not_timed():
+                self._saved_as(self.checkpoints.ended(wait))
+
+    def _saved_as(self, path: Optional[str]) -> None:
+        if path is not None:
             self.run.checkpoint = path
-            self._saved = self.run.step
-            self.call("on_checkpoint", self.run.checkpoint)
+            self.call("on_checkpoint", path)
 
     def _how_to_go_on(self, name: str) -> str:
         run = self.run

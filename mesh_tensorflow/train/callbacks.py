@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Optional
@@ -13,6 +12,7 @@ from typing import Any, Optional
 import numpy as np
 import tensorflow.compat.v1 as tf
 
+from mesh_tensorflow._better import MODES, is_better
 from mesh_tensorflow._mesh.variables.checkpoint_files import check_writable
 
 __all__ = ["Callback", "CsvLog", "EarlyStopping", "JsonLinesLog", "Run", "TensorBoard"]
@@ -159,7 +159,7 @@ class EarlyStopping(Callback):
         Raises:
           ValueError: `patience` is less than 1, or `mode` is unknown.
         """
-        if patience < 1 or mode not in ("min", "max"):
+        if patience < 1 or mode not in MODES:
             raise ValueError(
                 f'EarlyStopping: patience is at least 1, and mode "min" or "max"; got {patience} '
                 f"and {mode!r}"
@@ -173,7 +173,7 @@ class EarlyStopping(Callback):
         """Begins anew, or goes on from what the evaluations of a resumed run have shown."""
         self.best, self.waited, self._judged = None, 0, []
         # A run that begins anew does not count what an earlier one in its directory has judged.
-        known = _read_json(_state_path(run)).get(self._key, []) if run.step else []
+        known = read_json(_state_path(run)).get(self._key, []) if run.step else []
         for step, value in known:
             if step <= run.step:  # the others came after the checkpoint
                 # Judged anew and not restored, as `patience` or `min_delta` may have been changed
@@ -182,23 +182,19 @@ class EarlyStopping(Callback):
 
     def on_evaluation(self, run: Run, values: Mapping[str, float]) -> None:
         """Stops the run if the metric has not improved for `patience` evaluations."""
-        if self.metric not in values:
-            raise ValueError(
-                f"EarlyStopping: an evaluation has no {self.metric!r}, only "
-                f"{', '.join(values) or 'nothing'}"
-            )
-        this = run.step, values[self.metric]
+        value = metric_of(values, self.metric, "EarlyStopping")
+        this = run.step, value
         # A finished run is evaluated again.
         if run.step >= run.steps and any(
             np.array_equal(this, known, equal_nan=True) for known in self._judged
         ):
             return
-        self._judge(run, run.step, values[self.metric])
+        self._judge(run, run.step, value)
         path = _state_path(run)
         if path is not None:
             tf.gfile.MakeDirs(os.path.dirname(path))
             # Callbacks for other metrics keep their values in the same file.
-            _write_whole(path, json.dumps({**_read_json(path), self._key: self._judged}))
+            write_whole(path, json.dumps({**read_json(path), self._key: self._judged}))
 
     @property
     def _key(self) -> str:
@@ -207,11 +203,7 @@ class EarlyStopping(Callback):
 
     def _judge(self, run: Run, step: int, value: float) -> None:
         self._judged.append((step, value))
-        # The improvement is best - value for "min", and value - best for "max".
-        sign = 1 if self.mode == "min" else -1
-        # A first value that is NaN would stay the best, as no comparison with it is true.
-        is_first = self.best is None and not math.isnan(value)
-        if is_first or (self.best is not None and sign * (self.best - value) > self.min_delta):
+        if is_better(value, self.best, self.mode, self.min_delta):
             self.best, self.waited = value, 0
         else:
             self.waited += 1
@@ -225,15 +217,43 @@ def _state_path(run: Run) -> Optional[str]:
     return run.directory and os.path.join(run.directory, "early_stopping.json")
 
 
-def _read_json(path: Optional[str]) -> dict[str, Any]:
+def metric_of(values: Mapping[str, float], metric: str, who: str) -> float:
+    """Returns a metric of an evaluation.
+
+    Args:
+      values: the means of the evaluation.
+      metric: its name.
+      who: what needs it, for the error.
+
+    Raises:
+      ValueError: the evaluation lacks it.
+    """
+    if metric not in values:
+        raise ValueError(
+            f"{who}: an evaluation has no {metric!r}, only {', '.join(values) or 'nothing'}"
+        )
+    return values[metric]
+
+
+def read_json(path: Optional[str]) -> dict[str, Any]:
+    """Returns what a file has; nothing if there is none.
+
+    Args:
+      path: the path of the file, or None.
+    """
     if path is None or not tf.gfile.Exists(path):
         return {}
     with tf.gfile.GFile(path) as file:
         return json.loads(file.read())
 
 
-def _write_whole(path: str, text: str) -> None:
-    """Writes a file that a process which is killed leaves as it was before, or whole."""
+def write_whole(path: str, text: str) -> None:
+    """Writes a file that a process which is killed leaves as it was before, or whole.
+
+    Args:
+      path: the path of the file.
+      text: its content.
+    """
     with tf.gfile.GFile(path + ".new", "w") as file:
         file.write(text)
     tf.gfile.Rename(path + ".new", path, overwrite=True)
@@ -425,7 +445,7 @@ class JsonLinesLog(_FileLog):
     _name = "log.jsonl"
 
     def _begin(self, records: list[dict[str, Any]]) -> None:
-        _write_whole(self._open, "".join(json.dumps(record) + "\n" for record in records))
+        write_whole(self._open, "".join(json.dumps(record) + "\n" for record in records))
 
     def _add(self, record: dict[str, Any]) -> None:
         self._append(json.dumps(record) + "\n")
@@ -457,7 +477,7 @@ class CsvLog(_FileLog):
     def _begin(self, records: list[dict[str, Any]]) -> None:
         self._records = records
         self._columns = dict.fromkeys(name for record in records for name in record)
-        _write_whole(self._open, self._text(records, header=True))
+        write_whole(self._open, self._text(records, header=True))
 
     def _add(self, record: dict[str, Any]) -> None:
         self._records.append(record)
