@@ -22,6 +22,7 @@ from mesh_tensorflow.optimize import (
     Optimizer,
     accumulate_gradients,
     clip_by_global_norm,
+    global_norm,
 )
 from mesh_tensorflow.train._data import Features
 from mesh_tensorflow.train.metrics import Metric
@@ -206,6 +207,7 @@ class Model:
       microbatches: the number of parts of a batch that are computed one after the other.
       average: moving averages of the weights, or their decay; or None.
       precision: the precision of activations and variables, or None.
+      norms: whether to report the norms of gradients and of weights.
     """
 
     fn: Callable[..., Any]
@@ -215,6 +217,7 @@ class Model:
     microbatches: int = 1
     average: Union[float, ExponentialMovingAverage, None] = None
     precision: Union[str, mtf.Precision, None] = None
+    norms: bool = False
 
     def build(
         self,
@@ -356,6 +359,10 @@ class Model:
         # One norm over all gradients: clipping changes a step's length, and not its direction.
         if self.clip_norm is not None:
             grads, extra["gradient_norm"] = clip_by_global_norm(grads, self.clip_norm)
+        elif self.norms:
+            extra["gradient_norm"] = global_norm(grads)
+        if self.norms:
+            extra["weight_norm"] = global_norm([v.value for v in variables])
         return optimizer.apply_grads(grads, variables), extra
 
     def _make_optimizer(self, step: tf.Tensor) -> tuple[Optimizer, dict[str, Any]]:

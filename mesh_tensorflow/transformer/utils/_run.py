@@ -88,6 +88,8 @@ def tpu_estimator_model_fn(
     weight_decay_checkpoint: Optional[str] = None,
     mesh_impl: Optional[str] = None,
     init_checkpoint_strict: bool = False,
+    init_checkpoint_resize: Union[str, Sequence[str]] = (),
+    init_checkpoint_shrink: bool = False,
 ) -> Callable[..., Any]:
     """Returns a model function for an estimator.
 
@@ -130,6 +132,9 @@ def tpu_estimator_model_fn(
         program that every processor runs, or "pjrt" for devices of JAX; "placement" if None.
       init_checkpoint_strict: whether `init_checkpoint` has to have exactly the weights of the
         model; by default the names on one side only are logged.
+      init_checkpoint_resize: names of dimensions that may be larger in the model than there, such
+        as "vocab"; what is beyond the values there begins as the initializer says.
+      init_checkpoint_shrink: whether these dimensions may be smaller, too.
 
     Returns:
       A function of features, labels, mode and params that returns an EstimatorSpec; for a
