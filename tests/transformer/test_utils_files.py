@@ -217,8 +217,10 @@ def test_a_prediction_of_ones_own(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["export_infer", "export_score"])
 @pytest.mark.parametrize("model_type", ["bitransformer", "lm"])
-def test_exported_models_take_texts(call, tmp_path, model_type, mode):
+@pytest.mark.parametrize("any_batch", [False, True])
+def test_exported_models_take_texts(call, tmp_path, model_type, mode, any_batch):
     further = f'run.export_path = "{tmp_path}/exported"\nrun.mesh_impl = "simd"\n'
+    further += f"run.export_any_batch = {any_batch}\n"
     [path] = call(model_type, mode, f'{further}run.mesh_shape = "rows:2"\n')
     texts = {"inputs": runs.INPUTS[:3]}
     if mode == "export_score":
@@ -229,8 +231,16 @@ def test_exported_models_take_texts(call, tmp_path, model_type, mode):
     else:
         lines = [text.decode().split(" 0")[0] for text in found["outputs"]]
         assert lines == MODELS[model_type]["decoded"][:3]
+    twice = {name: lines * 2 for name, lines in texts.items()}
+    if any_batch:
+        for name, x in served(path.decode(), twice).items():
+            same = (
+                np.testing.assert_allclose if x.dtype.kind == "f" else np.testing.assert_array_equal
+            )
+            same(x, np.concatenate([found[name]] * 2))
+        return
     with pytest.raises(tf.errors.InvalidArgumentError, match="exported for 4 texts at a time"):
-        served(path.decode(), {name: lines * 2 for name, lines in texts.items()})
+        served(path.decode(), twice)
 
 
 def test_checkpoints_to_come(tmp_path):
