@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import inspect
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NoReturn, Optional, Union
 
@@ -357,10 +358,11 @@ class Model:
         """Returns the updates of the weights, and further scalars to report, by name."""
         optimizer, extra = self._make_optimizer(step)
         # One norm over all gradients: clipping changes a step's length, and not its direction.
-        if self.clip_norm is not None:
-            grads, extra["gradient_norm"] = clip_by_global_norm(grads, self.clip_norm)
-        elif self.norms:
-            extra["gradient_norm"] = global_norm(grads)
+        if self.clip_norm is not None or self.norms:
+            # Infinity only measures. It is a part of the update, which ZeRO computes of parts of
+            # the gradients: a norm beside it would need them whole.
+            largest = math.inf if self.clip_norm is None else self.clip_norm
+            grads, extra["gradient_norm"] = clip_by_global_norm(grads, largest)
         if self.norms:
             extra["weight_norm"] = global_norm([v.value for v in variables])
         return optimizer.apply_grads(grads, variables), extra

@@ -656,7 +656,16 @@ class MLflow(_Tracker):
                 mlflow.set_tracking_uri(self._uri)
             if self._experiment is not None:
                 mlflow.set_experiment(self._experiment)
-            active = mlflow.start_run(**{"run_id": known, **self._start_run})
+            try:
+                active = mlflow.start_run(**{"run_id": known, **self._start_run})
+            except mlflow.exceptions.MlflowException as e:
+                if known is None:
+                    raise
+                raise ValueError(
+                    f"mtf.train.MLflow: this training goes on in the run {known}, which cannot be "
+                    f"resumed at {mlflow.get_tracking_uri()}: {e}. Give the tracking_uri that it "
+                    "had, or remove mlflow_run.json from the directory to begin another run"
+                ) from e
         given = {_key(name): str(value) for name, value in config.items()}
         there = active.data.params
         mlflow.log_params({n: v for n, v in given.items() if n not in there})

@@ -173,7 +173,7 @@ def _references(
             f"metrics.{what}: there are {len(targets)} targets and {len(predictions)} predictions; "
             "give one prediction for each target, and at least one"
         )
-    references = [t if isinstance(t, (list, tuple)) else [t] for t in targets]
+    references: list[Sequence[Any]] = [t if isinstance(t, (list, tuple)) else [t] for t in targets]
     if not all(references):
         raise ValueError(
             f"metrics.{what}: a target is an empty list, so that nothing would be right. Leave it "

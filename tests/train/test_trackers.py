@@ -78,7 +78,7 @@ def wandb_records(folder):
 
 @pytest.mark.slow
 def test_wandb(tmp_path, monkeypatch):
-    pytest.importorskip("wandb", reason="wandb is not installed")
+    wandb = pytest.importorskip("wandb", reason="wandb is not installed")
     monkeypatch.setenv("WANDB_SILENT", "true")
 
     def tracker():
@@ -118,6 +118,11 @@ def test_wandb(tmp_path, monkeypatch):
             config[item.key or "/".join(item.nested_key)] = json.loads(item.value_json)
     assert {"steps": 5, "inputs": 6, "layout": "batch:rows"}.items() <= config.items()
     assert config["optimizer"] == "MomentumOptimizer"
+    # A run that the program begins is used, and left open.
+    with wandb.init(mode="offline", dir=str(tmp_path), project="own") as own:
+        train(2, mtf.train.WandB(), tmp_path / "other")
+        assert wandb.run is own and own.summary["step"] == 2
+        assert json.loads((tmp_path / "other" / "wandb_run.json").read_text())["id"] == own.id
 
 
 @pytest.mark.slow
@@ -155,6 +160,9 @@ def test_mlflow(tmp_path, monkeypatch):
         train(2, mtf.train.MLflow(), tmp_path / "other", mtf.train.EarlyStopping(patience=1))
         assert mlflow.active_run().info.run_id == own.info.run_id
     assert "train/loss" in client.get_run(own.info.run_id).data.metrics
+    elsewhere = mtf.train.MLflow("lines", tracking_uri=(tmp_path / "others").as_uri())
+    with pytest.raises(ValueError, match=rf"in the run {first}, which cannot be resumed at file:"):
+        train(6, elsewhere, model, model_fn=model_fn)
 
 
 LAYOUTS = [

@@ -15,7 +15,7 @@ from helpers.oracle.utils_cases import Numbers
 from helpers.paths import FIXTURES
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow.transformer import dataset, utils
+from mesh_tensorflow.transformer import dataset, metrics, utils
 
 MODELS = json.loads((FIXTURES / "utils.json").read_text())["models"]
 runs.register(dataset)
@@ -212,6 +212,20 @@ def test_a_prediction_of_ones_own(tmp_path):
         str(tmp_path / "out"),
     )
     assert read(tmp_path / f"out-{runs.STEP}") == ["10 12", "14"]
+
+    def tasks(**kwargs):
+        def dataset_fn(sequence_length=None):
+            ids = {"inputs": [[5, 6], [7, 8]], "targets": [[10, 12], [14, 9]]}
+            return dataset.trim_and_pad_dataset(tf.data.Dataset.from_tensor_slices(ids), 8)
+
+        functions = [metrics.exact_match, metrics.f1]
+        return [dataset.EvalDataset("doubled", dataset_fn, None, functions)]
+
+    utils.eval_model(
+        estimator, Numbers(), 8, 2, "validation", str(tmp_path), tasks, None, runs.STEP
+    )
+    found = runs.summaries(str(tmp_path / "validation_eval"))
+    assert found == {"eval/doubled/exact_match": 50.0, "eval/doubled/f1": 75.0}
 
 
 @pytest.mark.slow
