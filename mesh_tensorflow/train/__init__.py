@@ -10,8 +10,10 @@ from mesh_tensorflow.train.callbacks import (
     CsvLog,
     EarlyStopping,
     JsonLinesLog,
+    MLflow,
     Run,
     TensorBoard,
+    WandB,
 )
 
 __all__ = [
@@ -19,10 +21,12 @@ __all__ = [
     "CsvLog",
     "EarlyStopping",
     "JsonLinesLog",
+    "MLflow",
     "NotANumberError",
     "Result",
     "Run",
     "TensorBoard",
+    "WandB",
     "evaluate",
     "export",
     "fit",

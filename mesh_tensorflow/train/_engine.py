@@ -19,6 +19,7 @@ from mesh_tensorflow._quiet import not_advised
 from mesh_tensorflow._stop_signals import StopSignals
 from mesh_tensorflow._watching import told_to_user
 from mesh_tensorflow.checkpoint import CheckpointError, Saver, check_checkpoint
+from mesh_tensorflow.estimator.pieces import any_batch
 from mesh_tensorflow.train._data import Batch, Features, rows_of, with_dtype
 from mesh_tensorflow.train._model import (
     Afters,
@@ -128,6 +129,7 @@ class _SessionProgram:
         """Builds a program; `padded` ones take fewer rows than the batch has, too."""
         self.graph = tf.Graph()
         self._cluster = placing.cluster
+        self._is_on_one_device = len(set(placing.devices)) == 1
         lowered: list[LoweredModel] = []
         # Servers of several processes keep variables by name, and outlive a session: a container of
         # its own keeps those of an earlier run from this one.
@@ -180,7 +182,8 @@ class _SessionProgram:
         averages = {w: self.variables[a] for w, a in found.averages.items() if a in self.variables}
         own = {name: self.variables[name] for name in found.own if name in self.variables}
         trained = {part.name for v in found.graph.trainable_variables for part in v.parts}
-        initial.load(own, trained, averages)
+        dims = {p.name: p.shape.dimension_names for v in found.graph.all_variables for p in v.parts}
+        initial.load(own, trained, averages, dims)
 
     def _runner(self, fetches: list[tf.Tensor], feeds: list[tf.Tensor]) -> Callable[..., list[Any]]:
         """Returns a function of the values of `feeds` that returns those of `fetches`."""
@@ -242,9 +245,10 @@ class _SessionProgram:
             outputs.setdefault(name.rpartition("/")[0] or name, []).append(value)
         return outputs
 
-    def export(self, directory: str) -> None:
-        """Writes a SavedModel of a padded program with one device, whose outputs have the batch
-        dimension.
+    def export(self, directory: str, rows_at_a_time: Optional[int]) -> None:
+        """Writes a SavedModel of a padded program, whose outputs have the batch dimension.
+
+        If `rows_at_a_time` is given, it takes any number of rows.
         """
         with self.graph.as_default(), not_advised():
             # The model also computes the rows of padding; the caller gets as many as it gave.
@@ -258,13 +262,15 @@ class _SessionProgram:
                 {name.replace(" ", "_"): x for name, x in zip(self._features.names, self._feeds)},
                 outputs,
             )
+            if rows_at_a_time is not None:
+                signature = any_batch(signature, rows_at_a_time, "export")
             builder = tf.saved_model.Builder(directory)
             builder.add_meta_graph_and_variables(
                 self.session,
                 [tf.saved_model.tag_constants.SERVING],
                 {tf.saved_model.signature_constants.DEFAULT_SERVING_SIGNATURE_DEF_KEY: signature},
-                # Whoever loads it may have other devices.
-                clear_devices=True,
+                # Whoever loads it may have other devices, unless there is a mesh of them.
+                clear_devices=self._is_on_one_device,
             )
             builder.save()
 
@@ -399,11 +405,13 @@ class SessionEngine(Engine):
             for _, outputs, _ in self._outputs(batches)
         ]
 
-    def export(self, batch: Batch, directory: str) -> None:
-        """Writes a SavedModel that predicts for as many rows as a batch has, or fewer."""
+    def export(self, batch: Batch, directory: str, any_rows: bool) -> None:
+        """Writes a SavedModel that predicts for as many rows as a batch has, or fewer; or for any
+        number.
+        """
         program = self._evaluation(batch, padded=True)
         program.assign(self._values_for(program))
-        program.export(directory)
+        program.export(directory, rows_of(batch) if any_rows else None)
 
     def _outputs(
         self, batches: Iterator[Batch]
@@ -622,7 +630,8 @@ class StepEngine(Engine):
         own = {n: v for n, v in masters.items() if n in trained or not n.startswith(roots)}
         found = self._store._known.averages
         averages = {weight: masters[a] for a, weight in found.items() if a in masters}
-        initial.load(own, trained, averages)
+        dims = {n: form.shape.dimension_names for n, form in self._store._known.forms.items()}
+        initial.load(own, trained, averages, dims)
 
     def _make_variables(self, batch: Batch) -> None:
         """Traces a function, of TensorFlow or of JAX, which makes its variables."""

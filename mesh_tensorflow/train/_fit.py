@@ -20,7 +20,7 @@ from mesh_tensorflow._mesh.variables import checkpoint_files
 from mesh_tensorflow._mesh.variables.store import VariableStore
 from mesh_tensorflow._pjrt import pjrt
 from mesh_tensorflow.auto_mtf.hardware import Hardware
-from mesh_tensorflow.checkpoint import CheckpointError, fault_of
+from mesh_tensorflow.checkpoint import CheckpointError, Resize, fault_of
 from mesh_tensorflow.ops import Precision
 from mesh_tensorflow.optimize import ExponentialMovingAverage
 from mesh_tensorflow.train._data import AnyDataset, Batch, Features, Part, Source, opened, source_of
@@ -105,6 +105,22 @@ def explained(function: F) -> F:
     return cast(F, called)
 
 
+# Arguments that are data, or say nothing about what is trained.
+_NOT_TOLD = ("data", "eval_data", "dims", "store", "init_checkpoint", "callbacks", "progress")
+
+
+def _told(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what trackers show of the arguments of `fit`: numbers, strings and names."""
+    told = {}
+    for name, value in arguments.items():
+        if value is None or name in _NOT_TOLD:
+            continue
+        if name == "optimizer" or callable(value):
+            value = getattr(value, "__name__", type(value).__name__)
+        told[name] = value if isinstance(value, (bool, int, float)) else str(value)
+    return told
+
+
 def learning_rate_of(rate: Any) -> Any:
     """Returns a learning rate, of an eager tf.Tensor its value.
 
@@ -125,11 +141,12 @@ def learning_rate_of(rate: Any) -> Any:
     return float(rate) if hasattr(rate, "numpy") else rate
 
 
-def check_callbacks(callbacks: Any) -> list[Callback]:
-    """Returns callbacks as a list; raises TypeError for what are none.
+def check_callbacks(callbacks: Any, logdir: Optional[str]) -> list[Callback]:
+    """Returns callbacks as a list, with one that writes logs; raises TypeError for what are none.
 
     Args:
       callbacks: objects of class Callback.
+      logdir: where a TensorBoard is to write, or None.
     """
     if isinstance(callbacks, (Callback, type)) or not isinstance(callbacks, Iterable):
         raise TypeError(f"fit: callbacks is a list of callbacks, but is {callbacks!r}")
@@ -144,7 +161,9 @@ def check_callbacks(callbacks: Any) -> list[Callback]:
                 + ", ".join(events)
             )
             raise TypeError(f"fit: {callback!r} among the callbacks is none. {mend}")
-    return callbacks
+    # One that the user gives without a directory writes to this one, too.
+    board = [TensorBoard(logdir)] if logdir and not has_board(callbacks, logdir) else []
+    return callbacks + board
 
 
 def check_seed(seed: Optional[int]) -> None:
@@ -170,6 +189,7 @@ def fit(
     dims: Any = None,
     learning_rate: Any = None,
     clip_norm: Optional[float] = None,
+    norms: bool = False,
     microbatches: int = 1,
     average: Union[float, ExponentialMovingAverage, None] = None,
     precision: Union[str, Precision, None] = None,
@@ -194,6 +214,8 @@ def fit(
     resume: Resume = True,
     init_checkpoint: Optional[InitialLike] = None,
     init_strict: bool = False,
+    init_resize: Union[str, Sequence[str]] = (),
+    init_shrink: bool = False,
     callbacks: Sequence[Callback] = (),
     log_every: int = 10,
     logdir: Optional[str] = None,
@@ -250,6 +272,9 @@ def fit(
       learning_rate: a number, or a function of the step, an integer tf scalar.
       clip_norm: the largest Euclidean norm of all gradients together; larger ones are scaled down.
         The norm is reported as "gradient_norm", with float("inf") without scaling.
+      norms: whether to report "gradient_norm" and "weight_norm", the Euclidean norms of all
+        gradients and of all trained weights before the step, each over whole variables in every
+        layout. Histograms are written by `TensorBoard(histograms_every=...)`.
       microbatches: the number of equal parts of a batch that are computed one after the other, with
         the memory of one; the loss and its gradients are those of the whole batch. Only the loss is
         reported. A scalar loss is a mean or a sum over the batch, or computed of such, as the
@@ -298,6 +323,10 @@ def fit(
         Optimizers begin anew, and steps at 0. A run that goes on from `directory` ignores it. What
         is only in the model or only in the checkpoint is logged.
       init_strict: whether it is an error if weights are in one of the two only.
+      init_resize: names of dimensions that may be larger in the model than there, such as "vocab":
+        the first values of a variable are those of `init_checkpoint`, the others begin as its
+        initializer says. The log has the variables.
+      init_shrink: whether these dimensions may be smaller, too: the last values there are left out.
       callbacks: objects of class mtf.train.Callback.
       log_every: the number of steps between records of `Result.history`.
       logdir: where to write logs for TensorBoard; None writes none.
@@ -319,6 +348,8 @@ def fit(
       NotANumberError: the loss is not a number, or weights that would be saved are not.
       KeyboardInterrupt: the user pressed Ctrl-C; a checkpoint is saved first.
     """
+    told = _told(locals())
+    resize = Resize.of("fit: init_resize", init_resize, init_shrink)
     # What can be checked alone comes before data are opened and the program is built, which may
     # take minutes.
     _check_numbers(
@@ -331,10 +362,12 @@ def fit(
     )
     learning_rate = learning_rate_of(learning_rate)
     check_optimizer(optimizer, learning_rate)
-    callbacks = check_callbacks(callbacks)
+    callbacks = check_callbacks(callbacks, logdir)
     check_seed(seed)
     best = None if keep_best is None else _best_of(keep_best, directory, eval_data)
-    model = Model(model_fn, optimizer, learning_rate, clip_norm, microbatches, average, precision)
+    model = Model(
+        model_fn, optimizer, learning_rate, clip_norm, microbatches, average, precision, norms
+    )
     stored = variable_layout, zero, zero_axis
     mesh = Given(mesh_shape, layout, devices, simd, mesh_impl, *stored, uneven)
     # Before the data, as it says which rows of each batch this process reads.
@@ -358,12 +391,9 @@ def fit(
     cluster = placing.cluster
     # The others would write the same messages, logs and checkpoints once more.
     chief = cluster is None or cluster.processes.is_chief
-    # One that the user gives without a directory writes to this one, too.
-    if logdir and not has_board(callbacks, logdir):
-        callbacks = [*callbacks, TensorBoard(logdir)]
     loop = Loop(
         engine=engine,
-        run=Run(steps, directory, logdir),
+        run=Run(steps, directory, logdir, told),
         source=source,
         eval_source=_eval_source(eval_data, features),
         checkpoints=Checkpoints(engine, directory, keep, save_in_background, best)
@@ -382,7 +412,7 @@ def fit(
         naming = (
             contextlib.nullcontext() if cluster is None else cluster.processes.naming_lost_peers()
         )
-        with naming, opened_initial(init_checkpoint, init_strict) as initial:
+        with naming, opened_initial(init_checkpoint, init_strict, resize=resize) as initial:
             run = _run_in_chief if placing.pjrt else _run
             return run(loop, resume, initial)
     finally:
@@ -463,12 +493,12 @@ def _features_and_source(
     return features, source_of(data, features, part, shuffle, seed)
 
 
-def _eval_source(eval_data: Any, features: Features) -> Optional[Source]:
-    """Returns the source of evaluations, or None."""
-    if eval_data is None:
+def _eval_source(data: Any, features: Features) -> Optional[Source]:
+    """Returns the source of evaluation data, or None."""
+    if data is None:
         return None
     # All rows in each process: what the layout cannot split equally, all processors compute.
-    source = source_of(eval_data, features)
+    source = source_of(data, features)
     source.check_end("fit: eval_data")
     return source
 

@@ -22,6 +22,7 @@ from mesh_tensorflow._stop_signals import StopSignals
 from mesh_tensorflow.auto_mtf.hardware import Hardware, hardware_profile
 from mesh_tensorflow.checkpoint import (
     CheckpointError,
+    Resize,
     check_checkpoint,
     choose_initial,
     fault_of,
@@ -49,11 +50,13 @@ class Initial(NamedTuple):
       names: the names there, by those in the model, which the others have there too; None for a
         variable that is not there. Or a function of the name.
       strict: whether the file has to have exactly the weights of the model.
+      resize: which dimensions may have another size than in the file, or None.
     """
 
     path: str
     names: Names
     strict: bool
+    resize: Optional[Resize] = None
 
     def name_of(self, name: str) -> Optional[str]:
         """Returns the name of a variable in the file; None if it is not taken from there.
@@ -68,6 +71,7 @@ class Initial(NamedTuple):
         variables: Mapping[str, Any],
         trained: Collection[str],
         averages: Mapping[str, Any],
+        dims: Mapping[str, Sequence[str]],
     ) -> None:
         """Has variables initialized with their values in the file; those in eager code are set.
 
@@ -75,6 +79,7 @@ class Initial(NamedTuple):
           variables: the tf variables of the model, without slots and the like, by name.
           trained: the names of those that are trained.
           averages: the moving averages of weights, which begin as these, by their names.
+          dims: the names of the dimensions of each variable, by its name.
         """
         unknown = set() if callable(self.names) else set(self.names) - set(variables)
         # One that is mistyped would be ignored otherwise, and its variable begin anew.
@@ -91,16 +96,20 @@ class Initial(NamedTuple):
             [other for n, other in there.items() if n in trained],
             self.strict,
             "give a pair (path, {name in the model: name in the checkpoint}), with None for "
-            "what is to begin anew",
+            "what is to begin anew, or name dimensions that may have other sizes by init_resize "
+            "and init_shrink",
+            resize=self.resize,
+            dims={other: dims[n] for n, other in there.items() if n in dims},
         )
-        init_from_checkpoint(self.path, found)
+        can_resize = self.resize is not None
+        init_from_checkpoint(self.path, found, resize=can_resize)
         for n, other in there.items():  # one value for several variables takes several calls
             same = [variables[n]] if variables[n] is not found.get(other) else []
             # Evaluations use the averages, which would otherwise begin with the initial values that
             # the weights no longer have.
             for variable in [*same, *([averages[n]] if n in averages else [])]:
                 if other in found:
-                    init_from_checkpoint(self.path, {other: variable})
+                    init_from_checkpoint(self.path, {other: variable}, resize=can_resize)
 
 
 def _has_text(given: Mapping[str, Any]) -> bool:
@@ -109,7 +118,10 @@ def _has_text(given: Mapping[str, Any]) -> bool:
 
 @contextlib.contextmanager
 def opened_initial(
-    given: Optional[InitialLike], strict: bool = False, what: str = "fit: init_checkpoint"
+    given: Optional[InitialLike],
+    strict: bool = False,
+    what: str = "fit: init_checkpoint",
+    resize: Optional[Resize] = None,
 ) -> Iterator[Any]:
     """Context with an Initial, or None; files of arrays are removed at its end.
 
@@ -117,6 +129,7 @@ def opened_initial(
       given: what the user gave.
       strict: see Initial.
       what: what it is, for errors.
+      resize: see Initial.
 
     Raises:
       ValueError: there is no checkpoint, or it is something else.
@@ -127,14 +140,14 @@ def opened_initial(
     if given is None:
         yield None
     elif isinstance(given, (str, os.PathLike)):
-        yield Initial(checkpoint_files.find(given, what), names, strict)
+        yield Initial(checkpoint_files.find(given, what), names, strict, resize)
     elif isinstance(given, Mapping) and given and not _has_text(given):
         # As a checkpoint of their own: then there is one way to load, part by part and with the
         # same checks.
         with tempfile.TemporaryDirectory(prefix="mesh_tensorflow-arrays-") as directory:
             path = os.path.join(directory, "model.ckpt-0")
             write_parts(path, [Shard(n, "", np.asarray(v)) for n, v in given.items()])
-            yield Initial(path, names, strict)
+            yield Initial(path, names, strict, resize)
     else:
         raise ValueError(
             f"{what} is the path of a checkpoint or of its directory, arrays by name "
@@ -493,9 +506,11 @@ class Loop:
                     run.checkpoint = checkpoint_files.latest(run.directory)
                     if self.best is not None:
                         self.best.begin(run.directory, run.step)
-        except Exception:
+        except BaseException as e:
+            run.error = e  # for callbacks, which show a run as failed
             # Of a step before the error. A signal that ends the run at once does not wait for it.
-            self._end_save()
+            if isinstance(e, Exception):
+                self._end_save()
             raise
         finally:
             # Also after an error, such as of another one's beginning: callbacks may hold files or
