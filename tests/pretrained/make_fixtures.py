@@ -49,6 +49,10 @@ MODELS = {
         "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "num_experts": 5,
         "num_experts_per_tok": 3, "moe_intermediate_size": 12, "norm_topk_prob": True,
     }),
+    "qwen2_moe": ("Qwen2Moe", {
+        "num_attention_heads": 4, "num_key_value_heads": 2, "num_experts": 5,
+        "num_experts_per_tok": 3, "moe_intermediate_size": 12, "shared_expert_intermediate_size": 16,
+    }),
     "gemma": ("Gemma", {"num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 10}),
     "gemma2": ("Gemma2", {
         "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "sliding_window": 5,

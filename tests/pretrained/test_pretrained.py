@@ -27,7 +27,7 @@ TRAINED = {
 }
 # Each family is computed split by tensors; these in all places.
 EVERYWHERE = ("gemma2", "gpt_neox", "llama", "mixtral")
-EXPERTS = ("mixtral", "qwen3_moe")
+EXPERTS = ("mixtral", "qwen2_moe", "qwen3_moe")
 
 
 def cells(places):
@@ -36,10 +36,11 @@ def cells(places):
 
 
 def where(name, place, places=PLACES):
-    """Returns the arguments of a place; experts have no `d_ff`."""
+    """Returns the arguments of a place; of experts, only one that all tokens go to has `d_ff`."""
     options = dict(places[place])
     if name in EXPERTS and "layout" in options:
-        options["layout"] = options["layout"].replace("d_ff:y", "experts:y?")
+        rules = "experts:y?,d_ff:y" if name == "qwen2_moe" else "experts:y?"
+        options["layout"] = options["layout"].replace("d_ff:y", rules)
     return options
 
 
@@ -208,6 +209,14 @@ CONFIGS = {
     "fewer": ({"num_hidden_layers": 1}, "without a place in the model: model.layers.1.input_lay"),
     "untied": ({"tie_word_embeddings": False}, "missing: lm_head.weight"),
     "window": ({"model_type": "qwen2", "use_sliding_window": True}, "use_sliding_window=True"),
+    "sparse": (
+        {"model_type": "qwen2_moe", "decoder_sparse_step": 2},
+        "decoder_sparse_step=2, .* only decoder_sparse_step=1 is",
+    ),
+    "mlp_only": (
+        {"model_type": "qwen2_moe", "mlp_only_layers": [1]},
+        r"mlp_only_layers=\[1\], which is not known for this family",
+    ),
 }
 
 

@@ -344,6 +344,7 @@ ERRORS = {
     "top_n": ({"moe_gating": "top_n", "top_n_num_experts_per_token": 0}, {}, r"top_n_num_experts_per_token=0 must be at least 1"),
     "ntlb": ({"moe_gating": "ntlb", "ntlb_top_k": 0}, {}, r"ntlb_top_k=0 must be at least 1"),
     "batch": ({}, {"shape": "d_model:8"}, r"needs a dimension of the batch"),
+    "shared": ({"shared_hidden_size": 8, "use_experts_attention": True}, {}, r"shared_hidden_size=8 is for feed-forward experts"),
 }  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union
 
 import gin
+import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
@@ -282,7 +283,8 @@ def transformer_moe_layer_v1(
     layer" (2017), and "Mesh-TensorFlow" (2018). Tokens are dispatched in groups; an expert takes at
     most `expert_capacity` tokens of a group and drops the others. The number of groups is a
     multiple of the number of processors that the batch is split over, so results depend on the
-    layout if groups would be larger otherwise.
+    layout if groups would be larger otherwise. With `moe_shared_hidden_size`, the output of a
+    further expert is added, which all tokens go to.
 
     Args:
       inputs: a Tensor with dimensions [outer_batch (or not), batch, ..., d_model].
@@ -320,7 +322,45 @@ def transformer_moe_layer_v1(
         ]
         return outputs if for_attention else outputs[0]
 
-    return dispatched(mixture, experts, inputs, nonpadding, token_embeddings)
+    y, loss = dispatched(mixture, experts, inputs, nonpadding, token_embeddings)
+    if mixture.hparam("shared_hidden_size"):
+        y += shared_output(mixture, inputs, output_dim, activation)
+    return y, loss
+
+
+def shared_output(
+    mixture: Mixture,
+    inputs: mtf.Tensor,
+    output_dim: mtf.Dimension,
+    activation: Union[Callable, str, list, None],
+) -> mtf.Tensor:
+    """Returns the output of the expert that all tokens go to.
+
+    Dai et al., "DeepSeekMoE" (2024), section 3.2; with a gate of its own, as in Qwen 2.
+
+    Args:
+      mixture: the Mixture; its hyperparameter `shared_gate` says whether there is a gate.
+      inputs: a Tensor with dimensions [..., d_model].
+      output_dim: a Dimension.
+      activation: as for `mtf.layers.dense_product`.
+    """
+    # The name of feed-forward layers without experts, so that layouts split both alike.
+    hidden_dim = mtf.Dimension("d_ff", mixture.hparam("shared_hidden_size"))
+    with tf.variable_scope("shared"):
+        h = expert_hidden(mixture, inputs, [], hidden_dim, activation)
+        y = expert_output(mixture, h, [], hidden_dim, output_dim)
+        if not mixture.hparam("shared_gate"):
+            return y
+        one = mtf.Dimension("shared_gate", 1)
+        gate = layers.dense(
+            inputs,
+            one,
+            reduced_dims=inputs.shape.dims[-1:],
+            use_bias=False,
+            variable_dtype=mixture.variable_dtype,
+            name="gate",
+        )
+    return y * mtf.sigmoid(mtf.reduce_sum(gate, reduced_dim=one))
 
 
 def call_moe(
@@ -376,7 +416,8 @@ def call_moe(
 class MoE1D(TransformerLayer):
     """A mixture of feed-forward experts; see `transformer_moe_layer_v1`.
 
-    Variables are `<gating>_gating/kernel`, `wi/kernel` and `wo/kernel`.
+    Variables are `<gating>_gating/kernel`, `wi/kernel` and `wo/kernel`; of a shared expert
+    `shared/wi/kernel`, `shared/wo/kernel` and `shared/gate/kernel`.
     """
 
     def __init__(
@@ -410,6 +451,10 @@ class MoE1D(TransformerLayer):
         use_second_place_expert_prob_temp: Optional[float] = None,
         top_n_num_experts_per_token: int = 3,
         balance_padding: bool = True,
+        *,
+        top_n_normalized: Optional[bool] = None,
+        shared_hidden_size: int = 0,
+        shared_gate: bool = False,
     ) -> None:
         """Creates the layer.
 
@@ -452,8 +497,19 @@ class MoE1D(TransformerLayer):
             padding too, so that it is smaller the more padding there is. It is so in the classic
             release, and so for its programs and files; set False in new models, for a mean over
             tokens.
+          top_n_normalized: whether "top_n" divides the gates of a token's experts by their sum; if
+            None, where there are several.
+          shared_hidden_size: an integer, the number of hidden units (`d_ff`) of an expert that all
+            tokens go to, whose output is added; 0 for none.
+          shared_gate: whether its output is multiplied by the sigmoid of a dense layer with one
+            output.
         """
-        # This comes first: a later local with the name of a hyperparameter would be taken for one.
+        if shared_hidden_size and use_experts_attention:
+            raise ValueError(
+                f"MoE1D: shared_hidden_size={shared_hidden_size} is for feed-forward experts, not "
+                "for use_experts_attention; leave one of them out"
+            )
+        # No local may come before: one with the name of a hyperparameter would be taken for it.
         self._hparams = hparams_of(locals())
         self._activation = activation
 

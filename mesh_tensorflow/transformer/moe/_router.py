@@ -49,6 +49,9 @@ _LATER: dict[str, Any] = {
     "use_second_place_expert_prob": None,
     "use_second_place_expert_prob_temp": None,
     "num_layers": 1,
+    "top_n_normalized": None,
+    "shared_hidden_size": 0,
+    "shared_gate": False,
     "heterogeneous_mask_info": None,
 }
 
