@@ -22,6 +22,7 @@ from mesh_tensorflow.models import _bert, _gemma, _gpt, _llama, _tokenizer
 from mesh_tensorflow.models._bert import Pooling, TextEncoder
 from mesh_tensorflow.models._decoder import Decoder, Experts
 from mesh_tensorflow.models._examples import Examples, rows_of
+from mesh_tensorflow.models._experts import balance_loss, coefficient_of, figures_of
 from mesh_tensorflow.models._family import Config, Form
 from mesh_tensorflow.models._generation import (
     Generated,
@@ -37,6 +38,7 @@ from mesh_tensorflow.models._gguf import GgufFile
 from mesh_tensorflow.models._pretrained import Pretrained, check_eager, filled_up, imported
 from mesh_tensorflow.models._tokenizer import Tokenizer
 from mesh_tensorflow.models._weights import Weights
+from mesh_tensorflow.ops._contractions.reduce_broadcast import divided_sum
 from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
 from mesh_tensorflow.train._placing import devices_of
 
@@ -298,7 +300,10 @@ class LanguageModel(Pretrained):
         mesh: mtf.Mesh,
         features: Union[mtf.Tensor, Mapping[str, mtf.Tensor]],
         training: bool = True,
-    ) -> mtf.Tensor:
+        *,
+        balance: Optional[float] = None,
+        figures: bool = False,
+    ) -> Union[mtf.Tensor, dict[str, mtf.Tensor]]:
         """Returns the mean loss of ids, given those before them.
 
         It is a model function of `mtf.train.fit`:
@@ -311,13 +316,22 @@ class LanguageModel(Pretrained):
             first counts; or what `examples` returns, as Tensors: "ids", "weights", "sequence_id"
             and "position".
           training: whether weights are updated.
+          balance: what the loss that balances experts is multiplied by before it is added, as in
+            `functools.partial(model.loss, balance=0.01)`. None for what transformers does: the
+            `router_aux_loss_coef` of config.json if its `output_router_logits` is true, and 0 if
+            not.
+          figures: whether to return metrics of the experts, too.
 
         Returns:
-          A scalar.
+          A scalar. With `figures`, a dictionary of scalars: "loss"; "balance_loss", without its
+          factor; "busiest_expert", the share of choices that went to the expert with the most, a
+          mean over layers; and "dropped", the share of choices without a place.
 
         Raises:
-          ValueError: the length is 1.
+          ValueError: the length is 1, or the model has no experts and is asked for them.
         """
+        coefficient = coefficient_of(self.config, balance)
+        routings: Optional[list] = [] if coefficient or figures else None
         ids, further = features, {}
         weights: Optional[mtf.Tensor] = None
         if isinstance(features, Mapping):
@@ -333,8 +347,14 @@ class LanguageModel(Pretrained):
             compute_loss=False,
             mode="train" if training else "eval",
             variable_dtype=mtf.VariableDType(tf.float32),
+            routings=routings,
             **further,
         )
+        if routings == []:
+            raise ValueError(
+                f"loss: balance={balance} and figures={figures} are for models with experts, and "
+                f"{self.config.get('model_type')!r} has none"
+            )
         vocab = logits.shape.dims[-1]
         targets = mtf.one_hot(mtf.shift(ids, -1, length, wrap=False), vocab, dtype=logits.dtype)
         losses = layers.softmax_cross_entropy_with_logits(logits, targets, vocab)
@@ -342,11 +362,15 @@ class LanguageModel(Pretrained):
             # As the targets: by where the id before each is. First ids of examples weigh nothing.
             weights = mtf.cast(mtf.shift(weights, -1, length, wrap=False), losses.dtype)
             total = mtf.reduce_sum(losses * weights)
-            return total / mtf.maximum(mtf.reduce_sum(weights), 1e-6)
-        # The last position has no id behind it.
-        known = mtf.less(mtf.range(mesh, length, tf.int32), length.size - 1)
-        total = mtf.reduce_sum(losses * mtf.cast(known, losses.dtype))
-        return total / (losses.shape.size // length.size * (length.size - 1))
+            loss = total / mtf.maximum(mtf.reduce_sum(weights), 1e-6)
+        else:
+            # The last position has no id behind it.
+            known = mtf.less(mtf.range(mesh, length, tf.int32), length.size - 1)
+            total = mtf.reduce_sum(losses * mtf.cast(known, losses.dtype))
+            loss = divided_sum(total, losses.shape.size // length.size * (length.size - 1))
+        if coefficient and routings:
+            loss += coefficient * mtf.cast(balance_loss(routings), loss.dtype)
+        return {"loss": loss, **figures_of(routings)} if figures and routings else loss
 
     def examples(self, examples: Examples, length: int, pack: bool = True) -> dict[str, np.ndarray]:
         """Returns texts as rows of ids to train on.

@@ -303,6 +303,8 @@ class Decoder:
             "shared_gate": True,
             "loss_coef": self.experts.loss,
             "group_size": _GROUP,
+            # Weights may be trained on another mesh than the model's.
+            "groups_in_rows": True,
             # Room for all tokens of a group at each expert, so that none is ever dropped.
             "capacity_factor_train": float(number),
             "capacity_factor_eval": float(number),

@@ -127,6 +127,22 @@ def minilm():
     np.save(FOLDER.parent / "minilm.npy", torch.nn.functional.normalize(means, dim=1).numpy())
 
 
+def balance(folder, ids):
+    """Writes the loss that balances experts, of rows and of rows with padding behind, as it is."""
+    found = {}
+    for name, lengths in [("whole", [LENGTH, LENGTH]), ("padded", [LENGTH, 13])]:
+        model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+        mask = (torch.arange(LENGTH) < torch.tensor(lengths)[:, None]).long()
+        out = model(ids, attention_mask=mask, output_router_logits=True)
+        out.aux_loss.backward()
+        [router] = [
+            p.grad for n, p in model.named_parameters() if n.endswith("s.0.mlp.gate.weight")
+        ]
+        found[name] = out.aux_loss.item()
+        found[f"{name}/lengths"], found[f"{name}/gradient"] = lengths, router
+    np.savez_compressed(folder / "balance.npz", **found)
+
+
 def main(names):
     ids = np.random.RandomState(0).randint(0, SIZES["vocab_size"], [2, LENGTH])
     if "minilm" in names or not names:
@@ -168,6 +184,8 @@ def main(names):
             loss=out.loss.item(), generated=padded,
             **{f"gradient/{n}": g for n, g in grads.items()},
         )  # fmt: skip
+        if "router_aux_loss_coef" in config.to_dict():
+            balance(FOLDER / name, tensor)
         print(name, float(out.loss), [len(row) for row in found], os.listdir(FOLDER / name))
 
 

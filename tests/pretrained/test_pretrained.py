@@ -1,5 +1,6 @@
 """Models of Hugging Face folders, against what transformers computed for them."""
 
+import functools
 import json
 import pathlib
 import shutil
@@ -106,6 +107,78 @@ def test_training_and_writing_back(name, place, tmp_path, request):
     after = again.logits(wanted["ids"]).numpy()
     np.testing.assert_allclose(model.logits(wanted["ids"]), after, atol=1e-4)
     assert np.abs(after - before).max() > 0.1
+
+
+def a_step(model, loss, rows, **options):
+    dims = dict.fromkeys(rows, SHAPE) if isinstance(rows, dict) else SHAPE
+    return mtf.train.fit(
+        loss, rows, steps=1, dims=dims, progress=False,
+        optimizer=mtf.optimize.SgdOptimizer(1.0), init_checkpoint=model.weights, **options,
+    )  # fmt: skip
+
+
+def padded_rows(name, lengths):
+    """Returns the rows of a fixture as `examples` does, those behind the lengths being padding."""
+    there = (np.arange(24) < np.array(lengths)[:, None]).astype(np.int32)
+    places = np.tile(np.arange(24, dtype=np.int32), [2, 1])
+    ids = expected(name)["ids"].astype(np.int32)
+    return {"ids": ids, "weights": there.astype("f"), "sequence_id": there, "position": places}
+
+
+@pytest.mark.slow_but(1)
+@pytest.mark.parametrize("place", ["whole", "tensor", "sequence"])
+@pytest.mark.parametrize("rows", ["padded", "whole"])
+@pytest.mark.parametrize("name", EXPERTS)
+def test_balance_of_experts(name, rows, place):
+    """Over tokens that are no padding, on other meshes than that of the model, too."""
+    wanted = np.load(FIXTURES / name / "balance.npz")
+    model = mtf.models.from_pretrained(FIXTURES / name)
+    loss = functools.partial(model.loss, figures=True)
+    data, options = padded_rows(name, wanted[f"{rows}/lengths"]), where(name, place)
+    without, added = (
+        a_step(model, functools.partial(loss, balance=balance), data, **options)
+        for balance in (None, 1.0)
+    )
+    [figures] = added.history
+    np.testing.assert_allclose(figures["balance_loss"], wanted[rows], rtol=1e-5)
+    np.testing.assert_allclose(added.losses[0] - without.losses[0], wanted[rows], rtol=1e-5)
+    layer = "transformer/block_000/layer_001/MoE1D/top_n_gating/kernel"
+    gradient = without.variables[layer] - added.variables[layer]
+    close(gradient, wanted[f"{rows}/gradient"].T)
+    experts = gradient.shape[1]
+    assert figures["dropped"] == 0 and 1 / experts < figures["busiest_expert"] < 1
+    assert len(without.history) == 1 and without.history[0].keys() == figures.keys()
+
+
+@pytest.mark.slow
+def test_balance_in_microbatches():
+    """It is the mean of the microbatches', of which each balances its own tokens."""
+    model = mtf.models.from_pretrained(FIXTURES / "mixtral")
+    rows = padded_rows("mixtral", [24, 24])
+    loss = functools.partial(model.loss, balance=1.0, figures=True)
+    halves = [
+        a_step(model, loss, {n: np.tile(a[i : i + 1], [2, 1]) for n, a in rows.items()})
+        for i in range(2)
+    ]
+    both = a_step(model, loss, rows, microbatches=2)
+    np.testing.assert_allclose(both.losses[0], np.mean([h.losses[0] for h in halves]), rtol=1e-5)
+    for name in model.weights:
+        means = np.mean([half.variables[name] for half in halves], axis=0)
+        close(model.weights[name] - both.variables[name], model.weights[name] - means)
+    plain = a_step(model, model.loss, rows["ids"], microbatches=2)
+    np.testing.assert_allclose(plain.losses[0], expected("mixtral")["loss"], rtol=1e-5)
+
+
+def test_balance_where_it_is_asked_for(tmp_path):
+    """As in transformers, config.json may ask for it."""
+    asked = a_copy(tmp_path, "mixtral", output_router_logits=True, router_aux_loss_coef=0.5)
+    model = mtf.models.from_pretrained(asked)
+    losses = a_step(model, model.loss, padded_rows("mixtral", [24, 24])["ids"]).losses
+    wanted = np.load(FIXTURES / "mixtral" / "balance.npz")["whole"]
+    np.testing.assert_allclose(losses[0], expected("mixtral")["loss"] + 0.5 * wanted, rtol=1e-5)
+    dense = mtf.models.from_pretrained(FIXTURES / "llama")
+    with pytest.raises(ValueError, match=r"balance=0.5 and figures=False .* 'llama' has none"):
+        a_step(dense, functools.partial(dense.loss, balance=0.5), padded_rows("llama", [24, 24]))
 
 
 @pytest.mark.slow

@@ -319,6 +319,8 @@ def gate(
     # Of the float32 gates: float16 rounds small ones to 0, and their tokens would not be sent.
     dtype = router.inputs.dtype
     dispatch = mtf.cast(mtf.not_equal(combine, 0.0), dtype)
+    if router.mixture.routings is not None and (routing := router.routing(dispatch)) is not None:
+        router.mixture.routings.append(routing)
     return dispatch, mtf.cast(combine, dtype), router.total_loss(loss)
 
 

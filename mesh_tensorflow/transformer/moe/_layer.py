@@ -16,7 +16,7 @@ from mesh_tensorflow import layers
 from mesh_tensorflow._core.tensor import without_stages
 from mesh_tensorflow.ops._random import drops
 from mesh_tensorflow.transformer.moe._gatings import GATINGS, gate
-from mesh_tensorflow.transformer.moe._router import Mixture, Router, hparams_of
+from mesh_tensorflow.transformer.moe._router import Mixture, Router, Routing, hparams_of
 from mesh_tensorflow.transformer.transformer import TransformerLayer
 
 if TYPE_CHECKING:
@@ -108,8 +108,12 @@ def in_groups(mixture: Mixture, tokens: mtf.Shape, group_name: str = "group") ->
             f"mixture of experts: the input {tokens} needs a dimension of the batch before the "
             "channels"
         )
+    # A step of decoding has one token of a row.
+    within = mixture.hparam("groups_in_rows") and len(dims) > 1
     num_groups, group_size = _split_into_groups(
-        mtf.Shape(dims).size, mixture.hparam("group_size"), mixture.slices(dims[0])
+        mtf.Shape(dims).size,
+        mixture.hparam("group_size"),
+        dims[0].size if within else mixture.slices(dims[0]),
     )
     return Groups(
         outer or mtf.Dimension("outer_batch", 1),
@@ -276,6 +280,8 @@ def transformer_moe_layer_v1(
     activation: Union[Callable, str, list, None] = mtf.relu,
     num_microbatches: Optional[int] = None,
     token_embeddings: Optional[mtf.Tensor] = None,
+    *,
+    routings: Optional[list[Routing]] = None,
 ) -> tuple[Any, mtf.Tensor]:
     """Applies a mixture of feed-forward experts, which a router chooses for each token.
 
@@ -300,6 +306,7 @@ def transformer_moe_layer_v1(
       activation: as for `mtf.layers.dense_product`.
       num_microbatches: an integer that the loss is divided by, or None.
       token_embeddings: a Tensor of the shape of the inputs for `moe_word_embed_mode`, or None.
+      routings: a list that a Routing is appended to, if tokens choose experts; or None.
 
     Returns:
       (a Tensor with dimensions [outer_batch (or not), batch, ..., output_dim], a scalar to add
@@ -310,7 +317,9 @@ def transformer_moe_layer_v1(
       ValueError: the gating or its policy is unknown, a hyperparameter is missing, or the tokens
         cannot be split evenly among the processors.
     """
-    mixture = Mixture(hparams, train, variable_dtype, layout, mesh_shape, num_microbatches)
+    mixture = Mixture(
+        hparams, train, variable_dtype, layout, mesh_shape, num_microbatches, routings
+    )
     hidden_dim = mtf.Dimension("expert_hidden", mixture.hparam("hidden_size"))
     for_attention = mixture.hparam("use_experts_attention")
     names = ["q_wo", "k_wo"] if for_attention else ["wo"]
@@ -455,6 +464,7 @@ class MoE1D(TransformerLayer):
         top_n_normalized: Optional[bool] = None,
         shared_hidden_size: int = 0,
         shared_gate: bool = False,
+        groups_in_rows: bool = False,
     ) -> None:
         """Creates the layer.
 
@@ -503,6 +513,8 @@ class MoE1D(TransformerLayer):
             tokens go to, whose output is added; 0 for none.
           shared_gate: whether its output is multiplied by the sigmoid of a dense layer with one
             output.
+          groups_in_rows: whether tokens of a group are of one row of the batch (in decoding, they
+            are not), so that groups are the same in each layout.
         """
         if shared_hidden_size and use_experts_attention:
             raise ValueError(
@@ -539,6 +551,7 @@ class MoE1D(TransformerLayer):
             x,
             activation=self._activation,
             token_embeddings=context.input_embeddings,
+            routings=getattr(context, "routings", None),  # a user's own context class may lack it
         )
 
 
