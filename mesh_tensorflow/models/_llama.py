@@ -175,11 +175,26 @@ def rotary(config: Config, key_size: int, **given: Any) -> RotaryEmbedding:
         fraction = scaling.pop("partial_rotary_factor", None)
         if fraction is None:
             fraction = config.get("partial_rotary_factor", 1.0)
-        if scaling.get("rope_type", scaling.get("type")) == "yarn":
-            length = config.number("max_position_embeddings")
-            scaling.setdefault("original_max_position_embeddings", length)
+        _complete(config, scaling)
         made = RotaryEmbedding(base, fraction, scaling=scaling)
-        made.frequencies(int(key_size * fraction))  # numbers that are none are found here
+        for length in (0, 2**40):  # numbers that are none are found here
+            made.frequencies(int(key_size * fraction), length=length)
         return made
     except (TypeError, ValueError) as e:
         raise ValueError(f"{config.path}: config.json has unknown rotary positions. {e}") from e
+
+
+def _complete(config: Config, scaling: dict[str, Any]) -> None:
+    """Adds what numbers of a scaling follow from other fields of config.json."""
+    kind = scaling.pop("rope_type", None) or scaling.pop("type", None)
+    scaling.pop("type", None)
+    if kind == "su" or (kind == "yarn" and config.get("model_type") == "phi3"):
+        kind = "longrope"  # older names of it in Phi's folders
+    if kind in ("yarn", "longrope"):
+        length = config.number("max_position_embeddings")
+        original = "original_max_position_embeddings"
+        scaling.setdefault(original, config.get(original, length))
+        if kind == "longrope" and scaling.get("factor") is None:
+            scaling["factor"] = length / scaling[original]
+    if kind is not None:
+        scaling["rope_type"] = kind

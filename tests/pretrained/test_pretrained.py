@@ -109,6 +109,23 @@ def test_training_and_writing_back(name, place, tmp_path, request):
     assert np.abs(after - before).max() > 0.1
 
 
+@pytest.mark.slow_but(1)
+@pytest.mark.parametrize("place", ["whole", "tensor"])
+def test_positions_beyond_those_of_training(place):
+    """Of longrope, which has other frequencies for them."""
+    wanted = np.load(FIXTURES / "phi3_long" / "beyond.npz")
+    model = mtf.models.from_pretrained(FIXTURES / "phi3_long", **where("phi3_long", place))
+    close(model.logits(wanted["ids"]).numpy(), wanted["logits"])
+    found = model.generate(wanted["ids"].tolist(), max_new_tokens=16, stop=-1)
+    assert found == wanted["generated"].tolist()
+    # What passes the border is of one kind from its beginning, as states are kept.
+    begin = wanted["ids"][:1, :60]
+    [added] = model.generate(begin.tolist(), max_new_tokens=8, stop=-1)
+    whole = np.concatenate([begin[0], added, wanted["ids"][0, :12]])
+    best = model.logits(whole[None]).numpy()[0, 59:67].argmax(-1)
+    assert added == best.tolist()
+
+
 def a_step(model, loss, rows, **options):
     dims = dict.fromkeys(rows, SHAPE) if isinstance(rows, dict) else SHAPE
     return mtf.train.fit(
@@ -271,6 +288,10 @@ CONFIGS = {
     ),
     "rope_of_text": ({"rope_parameters": "linear"}, "unknown rotary positions"),
     "rope_base": ({"rope_parameters": {"rope_theta": "large"}}, "unknown rotary positions"),
+    "long_rope": (
+        {"rope_parameters": {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [2.0]}},
+        r"short_factor has the shape \[1\], but there are 3 frequencies",
+    ),
     "rope_factor": ({"rope_parameters": {"rope_type": "linear", "factor": "4"}}, "unknown rotary"),
     "heads": ({"num_key_value_heads": 3}, "num_attention_heads=4, which is no multiple of .*=3"),
     "number": ({"hidden_size": "24"}, "hidden_size='24', no positive integer"),
