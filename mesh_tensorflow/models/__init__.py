@@ -450,7 +450,9 @@ def from_pretrained(
     if path.endswith(".gguf"):
         file = GgufFile(path)
         form, tokenizer = _form_of(path, file.config), _tokenizer.of_gguf(file.metadata)
-        return LanguageModel(file.config, form, Weights(file, form), impl, name, tokenizer)
+        return LanguageModel(
+            file.config, form, Weights(file.named_by(form), form), impl, name, tokenizer
+        )
     folder = Folder(path)
     form, tokenizer = _form_of(path, folder.config), _tokenizer.of_folder(path)
     weights = Weights(folder, form)
