@@ -22,6 +22,7 @@ from mesh_tensorflow.models import _bert, _gemma, _gpt, _llama, _lora, _tokenize
 from mesh_tensorflow.models._bert import Pooling, TextEncoder
 from mesh_tensorflow.models._decoder import Decoder, Experts
 from mesh_tensorflow.models._examples import Examples, questions_of, rows_of
+from mesh_tensorflow.models._experts import balance_loss, coefficient_of, figures_of
 from mesh_tensorflow.models._family import Config, Form
 from mesh_tensorflow.models._finetune import finetune
 from mesh_tensorflow.models._generation import (
@@ -38,6 +39,7 @@ from mesh_tensorflow.models._gguf import GgufFile
 from mesh_tensorflow.models._pretrained import Pretrained, check_eager, filled_up, imported
 from mesh_tensorflow.models._tokenizer import Tokenizer
 from mesh_tensorflow.models._weights import Weights
+from mesh_tensorflow.ops._contractions.reduce_broadcast import divided_sum
 from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
 from mesh_tensorflow.train._placing import devices_of
 
@@ -300,7 +302,10 @@ class LanguageModel(Pretrained):
         mesh: mtf.Mesh,
         features: Union[mtf.Tensor, Mapping[str, mtf.Tensor]],
         training: bool = True,
-    ) -> mtf.Tensor:
+        *,
+        balance: Optional[float] = None,
+        figures: bool = False,
+    ) -> Union[mtf.Tensor, dict[str, mtf.Tensor]]:
         """Returns the mean loss of ids, given those before them.
 
         It is a model function of `mtf.train.fit`:
@@ -313,25 +318,39 @@ class LanguageModel(Pretrained):
             first counts; or what `examples` returns, as Tensors: "ids", "weights", "sequence_id"
             and "position".
           training: whether weights are updated.
+          balance: what the loss that balances experts is multiplied by before it is added, as in
+            `functools.partial(model.loss, balance=0.01)`. None for what transformers does: the
+            `router_aux_loss_coef` of config.json if its `output_router_logits` is true, and 0 if
+            not.
+          figures: whether to return metrics of the experts, too.
 
         Returns:
-          A scalar.
+          A scalar. With `figures`, a dictionary of scalars: "loss"; "balance_loss", without its
+          factor; "busiest_expert", the share of choices that went to the expert with the most, a
+          mean over layers; and "dropped", the share of choices without a place.
 
         Raises:
-          ValueError: the length is 1.
+          ValueError: the length is 1, or the model has no experts and is asked for them.
         """
-        losses, weights = self._losses(mesh, features, training)
+        coefficient = coefficient_of(self.config, balance)
+        routings: Optional[list] = [] if coefficient or figures else None
+        losses, weights = self._losses(mesh, features, training, routings)
         total = mtf.reduce_sum(losses * weights)
         if isinstance(features, Mapping):
-            return total / mtf.maximum(mtf.reduce_sum(weights), 1e-6)
-        length = losses.shape.dims[-1]
-        return total / (losses.shape.size // length.size * (length.size - 1))
+            loss = total / mtf.maximum(mtf.reduce_sum(weights), 1e-6)
+        else:
+            length = losses.shape.dims[-1]
+            loss = divided_sum(total, losses.shape.size // length.size * (length.size - 1))
+        if coefficient and routings:
+            loss += coefficient * mtf.cast(balance_loss(routings), loss.dtype)
+        return {"loss": loss, **figures_of(routings)} if figures and routings else loss
 
     def _losses(
         self,
         mesh: mtf.Mesh,
         features: Union[mtf.Tensor, Mapping[str, mtf.Tensor]],
         training: bool,
+        routings: Optional[list],
     ) -> tuple[mtf.Tensor, mtf.Tensor]:
         """Returns the loss at each position of the id behind it, and the weight of each."""
         ids, further = features, {}
@@ -349,8 +368,14 @@ class LanguageModel(Pretrained):
             compute_loss=False,
             mode="train" if training else "eval",
             variable_dtype=mtf.VariableDType(tf.float32),
+            routings=routings,
             **further,
         )
+        if routings == []:
+            raise ValueError(
+                f"loss: balance={balance} and figures={figures} are for models with experts, and "
+                f"{self.config.get('model_type')!r} has none"
+            )
         vocab = logits.shape.dims[-1]
         targets = mtf.one_hot(mtf.shift(ids, -1, length, wrap=False), vocab, dtype=logits.dtype)
         losses = layers.softmax_cross_entropy_with_logits(logits, targets, vocab)
@@ -484,7 +509,9 @@ def from_pretrained(
     if path.endswith(".gguf"):
         file = GgufFile(path)
         form, tokenizer = _form_of(path, file.config), _tokenizer.of_gguf(file.metadata)
-        return LanguageModel(file.config, form, Weights(file, form), impl, name, tokenizer)
+        return LanguageModel(
+            file.config, form, Weights(file.named_by(form), form), impl, name, tokenizer
+        )
     folder = Folder(path)
     form, tokenizer = _form_of(path, folder.config), _tokenizer.of_folder(path)
     weights = Weights(folder, form)

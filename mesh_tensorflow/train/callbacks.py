@@ -557,11 +557,11 @@ class _Tracker(Callback):
         """Begins a run there, or goes on in that of a resumed run."""
         where = run.directory or run.logdir
         path = where and os.path.join(where, f"{self._name}_run.json")
-        known = _read_json(path).get("id") if run.step else None
+        known = read_json(path).get("id") if run.step else None
         found = self._begin(run, known, {**run.arguments, **self._config})
         if path is not None and found != known:
             tf.gfile.MakeDirs(where)
-            _write_whole(path, json.dumps({"id": found}))
+            write_whole(path, json.dumps({"id": found}))
 
     def on_log(self, run: Run, values: Mapping[str, float]) -> None:
         """Adds the values of a step."""
