@@ -1,19 +1,30 @@
-"""Ways to split a model of a family over processors, by their names."""
+"""Ways to split a model of a family over processors, by their names, and a search for the best."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
-from typing import Any, NamedTuple, Union
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple, Optional, Union
 
+import tensorflow.compat.v1 as tf
+
+import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._core.layout import UNEVEN
 from mesh_tensorflow._core.shape import JOIN
 from mesh_tensorflow._huggingface import read_json
+from mesh_tensorflow.auto_mtf.hardware import Hardware, hardware_profile
+from mesh_tensorflow.auto_mtf.models import Program
+from mesh_tensorflow.auto_mtf.plans import Choice, Plans
+from mesh_tensorflow.auto_mtf.plans import plan as search_plans
 from mesh_tensorflow.models._family import Form, form_of
 from mesh_tensorflow.models._gguf import GgufFile
+from mesh_tensorflow.optimize import AdamWOptimizer, accumulate_gradients
 
-__all__ = ["WAYS", "Way", "of"]
+__all__ = ["WAYS", "Way", "of", "plan"]
+
+# A path, as `from_pretrained` takes it, or what config.json says.
+Model = Union[str, os.PathLike[str], Mapping[str, Any]]
 
 
 class Way(NamedTuple):
@@ -39,9 +50,7 @@ WAYS: dict[str, Way] = {
 }
 
 
-def of(
-    model: Union[str, os.PathLike[str], Mapping[str, Any]], ways: str
-) -> dict[str, Union[str, int]]:
+def of(model: Model, ways: str) -> dict[str, Union[str, int]]:
     """Returns the arguments that split a model over a mesh in ways that have names.
 
     >>> from mesh_tensorflow.models import layouts
@@ -101,6 +110,84 @@ def of(
     return found
 
 
+def plan(
+    model: Model,
+    processors: int,
+    batch: int,
+    length: int,
+    *,
+    hardware: Union[str, Hardware, None] = None,
+    memory_limit_bytes: Optional[float] = None,
+    microbatches: Iterable[int] = (1, 4, 16),
+    recompute: Iterable[bool] = (False, True),
+    **options: Any,
+) -> Plans:
+    """Returns the fastest way to train a decoder on a number of processors, by estimates.
+
+    The step is that of `mtf.train.fit` with AdamW in mixed precision: activations in bfloat16,
+    weights and slots in float32. Nothing is computed, and there are no weights.
+
+    >>> from mesh_tensorflow.models import layouts
+    >>> config = {"model_type": "llama", "vocab_size": 64, "hidden_size": 32,
+    ...           "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    >>> plans = layouts.plan(config, 4, batch=8, length=16, microbatches=[1], recompute=[False])
+    >>> plans.best.arguments["mesh_shape"]
+    'mesh_0:4'
+
+    Args:
+      model: a path, as `from_pretrained` takes it; or what config.json says.
+      processors: the number of processors.
+      batch: the number of rows of a step.
+      length: the number of ids of a row.
+      hardware: see `mtf.auto_mtf.layout`.
+      memory_limit_bytes: the memory that a step may use on one processor; by default all that the
+        hardware has.
+      microbatches: numbers of microbatches to choose from, as `microbatches` of `fit`.
+      recompute: whether layers are recomputed for the gradient, to choose from; a model does so by
+        `model.model.layer_stack.recompute_grads = True`.
+      **options: `zero`, `mesh_shapes`, `max_mesh_shape_dimensions`, `within` and `joint` of
+        `mtf.auto_mtf.plan`.
+
+    Returns:
+      Plans, whose `best.arguments` are arguments of `fit`, and `best.choice` says whether to
+      recompute and in how many microbatches.
+
+    Raises:
+      ValueError: the model is an encoder, or an argument is invalid; see `mtf.auto_mtf.plan`.
+      auto_mtf.step_time.MemoryLimitError: no plan fits; the error names the nearest.
+    """
+    form, profile = _form(model), hardware_profile(hardware)
+    if form.encodes:
+        raise ValueError("layouts.plan: the model is an encoder; plan is for language models")
+    candidates = [Choice(microbatches=m, recompute=again) for again in recompute for m in microbatches]
+    limit = profile.memory_bytes if memory_limit_bytes is None else memory_limit_bytes
+    return search_plans(
+        lambda choice: _step(form, choice, batch, length), processors, candidates,
+        memory_limit_bytes=limit, hardware=profile, **options,
+    )  # fmt: skip
+
+
+def _step(form: Form, choice: Choice, batch: int, length: int) -> Program:
+    """Returns the training step of a language model."""
+    tf.train.get_or_create_global_step()
+    mesh = mtf.Mesh(mtf.Graph(), "mesh")
+    # Groups of tokens, for experts, are smaller than what a processor has in any layout.
+    made = form.model(mtf.convert_to_layout_rules(""), mtf.Shape([]))
+    made.layer_stack.recompute_grads = choice.recompute
+    rows = mtf.convert_to_shape(f"batch:{batch},length:{length}")
+    ids = mtf.import_tf_tensor(mesh, tf.zeros(rows.to_integer_list, tf.int32), rows, name="ids")
+
+    def loss_of(ids: mtf.Tensor) -> mtf.Tensor:
+        inputs = mtf.shift(ids, 1, ids.shape.dims[-1], wrap=False)
+        with mtf.precision("mixed_bfloat16"):
+            _, loss = made.call_simple(inputs, ids, compute_loss=True, mode="train")
+        return loss
+
+    found = accumulate_gradients(loss_of, ids, rows.dims[0], choice.microbatches)
+    updates = AdamWOptimizer(1e-4).apply_grads(found.grads, found.variables)
+    return Program(mesh.graph, mesh, [found.loss], updates)
+
+
 def _parsed(ways: str) -> dict[str, int]:
     """Returns the numbers of processors by the names of ways."""
     mesh: dict[str, int] = {}
@@ -115,7 +202,7 @@ def _parsed(ways: str) -> dict[str, int]:
     return mesh
 
 
-def _form(model: Union[str, os.PathLike[str], Mapping[str, Any]]) -> Form:
+def _form(model: Model) -> Form:
     if isinstance(model, Mapping):
         return form_of("layouts.of", model)
     path = os.fspath(model)

@@ -100,3 +100,33 @@ def test_rules(name, ways, wanted):
 def test_mistakes(name, ways, text):
     with pytest.raises(ValueError, match=text):
         layouts.of(FOLDERS[name], ways)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name, again, parts", [("llama", False, 2), ("mixtral", True, 1)])
+def test_a_plan_is_what_fit_takes(name, again, parts):
+    """The best plan of a mesh of four trains as one device does, in microbatches or recomputed."""
+    wanted, options = expected(name), {"microbatches": [parts], "recompute": [again], "zero": [3]}
+    best = layouts.plan(FOLDERS[name], 4, batch=8, length=24, **options).best
+    # What is in the loop over microbatches counts as often as it runs.
+    assert sum(best.communication.values()) == pytest.approx(best.seconds.communication)
+    assert bool(best.recomputed_seconds) == best.choice.recompute == again
+    model = mtf.models.from_pretrained(FOLDERS[name], **best.arguments)
+    model.model.layer_stack.recompute_grads = again
+    rows = model.examples([{"ids": row} for row in np.tile(wanted["ids"], [4, 1]).tolist()], 24)
+    result = mtf.train.fit(
+        model.loss, rows, steps=1, dims=dict.fromkeys(rows, "batch:8,length:24"), progress=False,
+        microbatches=best.choice.microbatches, optimizer=mtf.optimize.AdamWOptimizer(1e-3),
+        init_checkpoint=model.weights, **best.arguments,
+    )  # fmt: skip
+    np.testing.assert_allclose(result.losses[0], wanted["loss"], rtol=1e-5)
+
+
+def test_plans_that_there_are_not():
+    with pytest.raises(ValueError, match="the model is an encoder; plan is for language models"):
+        layouts.plan(FOLDERS["bert"], 4, batch=8, length=24)
+    with pytest.raises(ValueError, match=r"no plan fits in 1 KiB .* The nearest is: 4 microbatc"):
+        layouts.plan(
+            FOLDERS["llama"], 2, batch=8, length=24, memory_limit_bytes=1024, microbatches=[4],
+            recompute=[False], zero=[0],
+        )  # fmt: skip
