@@ -3,11 +3,11 @@
     python benchmarks/parallelism_plans.py
     python benchmarks/parallelism_plans.py --today
 
-Tables are in Markdown. Nothing is computed: programs are built, and their layouts searched by estimated time, for 8, 64 and
-512 processors with 16 and 80 GB each. The model has 4.9e9 weights (Shazeer et al.,
-"Mesh-TensorFlow: deep learning for supercomputers", 2018: d_model 1024, six layers, 256 heads, d_ff
-262144). With --today: Llama 3 8B and 70B and Mixtral 8x7B, made of what their config.json says, on
-8, 64 and 256 H100 and TPU v4.
+Tables are in Markdown. Nothing is computed: programs are built, and their layouts searched by
+estimated time, for 8, 64 and 512 processors with 16 and 80 GB each. The model has 4.9e9 weights
+(Shazeer et al., "Mesh-TensorFlow: deep learning for supercomputers", 2018: d_model 1024, six
+layers, 256 heads, d_ff 262144). With --today: Llama 3 8B and 70B and Mixtral 8x7B, made of what
+their config.json says, on 8, 64 and 256 H100 and TPU v4.
 """
 
 import argparse
@@ -68,7 +68,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=256, help="sequences of 256 tokens")
     parser.add_argument("--explain", action="store_true", help="print all that is known of a plan")
     parser.add_argument("--today", action="store_true", help="models of today instead")
-    parser.add_argument("--models", nargs="+", default=list(TODAY), choices=list(TODAY), help="of --today")
+    parser.add_argument(
+        "--models", nargs="+", default=list(TODAY), choices=list(TODAY), help="of --today"
+    )
     parser.add_argument("--hardware", nargs="+", default=["h100", "tpu_v4"], help="of --today")
     arguments = parser.parse_args()
     if arguments.processors is None:

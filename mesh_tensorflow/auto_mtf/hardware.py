@@ -350,9 +350,7 @@ class CostModel:
         communication = sum(self.collective(c, calls) for c in cost.collectives)
         return Seconds(compute, communication)
 
-    def pending_sum(
-        self, x: Tensor, collective: Collective, impl: MeshImpl, times: float
-    ) -> float:
+    def pending_sum(self, x: Tensor, collective: Collective, impl: MeshImpl, times: float) -> float:
         """Returns the seconds of the allreduces of a Tensor.
 
         Args:

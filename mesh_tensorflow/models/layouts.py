@@ -159,7 +159,9 @@ def plan(
     form, profile = _form(model), hardware_profile(hardware)
     if form.encodes:
         raise ValueError("layouts.plan: the model is an encoder; plan is for language models")
-    candidates = [Choice(microbatches=m, recompute=again) for again in recompute for m in microbatches]
+    candidates = [
+        Choice(microbatches=m, recompute=again) for again in recompute for m in microbatches
+    ]
     limit = profile.memory_bytes if memory_limit_bytes is None else memory_limit_bytes
     return search_plans(
         lambda choice: _step(form, choice, batch, length), processors, candidates,
