@@ -18,12 +18,12 @@ from mesh_tensorflow._core.layout import LayoutLike
 from mesh_tensorflow._core.shape import ShapeLike, convert_to_shape
 from mesh_tensorflow._huggingface import Folder
 from mesh_tensorflow._mesh.variables.function import function
-from mesh_tensorflow.models import _bert, _gemma, _gpt, _llama, _lora, _tokenizer
+from mesh_tensorflow.models import _bert, _gemma, _gpt, _llama, _lora, _tokenizer, layouts
 from mesh_tensorflow.models._bert import Pooling, TextEncoder
 from mesh_tensorflow.models._decoder import Decoder, Experts
 from mesh_tensorflow.models._examples import Examples, questions_of, rows_of
 from mesh_tensorflow.models._experts import balance_loss, coefficient_of, figures_of
-from mesh_tensorflow.models._family import Config, Form
+from mesh_tensorflow.models._family import FORMS, Config, Form, form_of
 from mesh_tensorflow.models._finetune import finetune
 from mesh_tensorflow.models._generation import (
     Generated,
@@ -55,13 +55,12 @@ __all__ = [
     "finetune",
     "from_config",
     "from_pretrained",
+    "layouts",
     "register_family",
 ]
 
 _FAMILIES: list[Any] = [_llama, _gemma, _gpt, _bert]
-_FORMS: dict[str, Callable[[Config], Form]] = {
-    model_type: family.form_of for family in _FAMILIES for model_type in family.MODEL_TYPES
-}
+FORMS.update({kind: family.form_of for family in _FAMILIES for kind in family.MODEL_TYPES})
 _DTYPES = ("float32", "bfloat16")
 # Ids, a text, or the messages of a conversation.
 Prompt = Union[Sequence[int], str, Sequence[Mapping[str, str]]]
@@ -508,12 +507,12 @@ def from_pretrained(
     path = os.fspath(path)
     if path.endswith(".gguf"):
         file = GgufFile(path)
-        form, tokenizer = _form_of(path, file.config), _tokenizer.of_gguf(file.metadata)
+        form, tokenizer = form_of(path, file.config), _tokenizer.of_gguf(file.metadata)
         return LanguageModel(
             file.config, form, Weights(file.named_by(form), form), impl, name, tokenizer
         )
     folder = Folder(path)
-    form, tokenizer = _form_of(path, folder.config), _tokenizer.of_folder(path)
+    form, tokenizer = form_of(path, folder.config), _tokenizer.of_folder(path)
     weights = Weights(folder, form)
     if form.encodes:
         pooling = Pooling.of_folder(path)
@@ -552,7 +551,7 @@ def from_config(
     what, stored = "from_config", {"zero": zero, "zero_axis": zero_axis, "uneven": uneven}
     impl = _mesh_impl(what, mesh_shape, layout, devices, **stored)
     name = _dtype_name(what, dtype)
-    form = _form_of(what, config)
+    form = form_of(what, config)
     cls = TextEncoder if form.encodes else LanguageModel
     return cls(config, form, {}, impl, name)
 
@@ -587,17 +586,6 @@ def register_family(model_type: str, form_of: Callable[[Config], Form]) -> None:
     Raises:
       ValueError: there is such a family.
     """
-    if model_type in _FORMS:
+    if model_type in FORMS:
         raise ValueError(f"register_family: model_type={model_type!r} is there already")
-    _FORMS[model_type] = form_of
-
-
-def _form_of(where: str, config: Mapping[str, Any]) -> Form:
-    model_type = config.get("model_type")
-    if model_type not in _FORMS:
-        raise ValueError(
-            f"{where}: config.json has model_type={model_type!r}, which is none of "
-            f"{', '.join(_FORMS)}. T5's weights are converted by "
-            "`python -m mesh_tensorflow.transformer.convert`"
-        )
-    return _FORMS[model_type](Config(where, config))
+    FORMS[model_type] = form_of
