@@ -137,6 +137,17 @@ class Folder:
         with _opened(self.file_of(name)) as opened:
             return opened.get_tensor(name)
 
+    def part(self, name: str, index: tuple[slice, ...]) -> np.ndarray:
+        """Reads a part of a tensor, and nothing else of its file.
+
+        Args:
+          name: its name.
+          index: the range of the part along each axis.
+        """
+        with _opened(self.file_of(name)) as opened:
+            # A scalar has no slices. Else also for the whole, as this copies once less.
+            return opened.get_slice(name)[index] if index else opened.get_tensor(name)
+
     def __iter__(self) -> Iterator[str]:
         """Yields the names."""
         return iter(self._headers)

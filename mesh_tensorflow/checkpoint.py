@@ -14,6 +14,8 @@ import tensorflow as tf2
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._core.errors import did_you_mean, first_names, reason, slip
+from mesh_tensorflow._core.shape import Shape
+from mesh_tensorflow._mesh.devices import host_cpu
 from mesh_tensorflow._mesh.variables import checkpoint_files
 from mesh_tensorflow._mesh.variables.checkpoint_files import (
     Faults,
@@ -22,6 +24,14 @@ from mesh_tensorflow._mesh.variables.checkpoint_files import (
     faults,
     faults_apart,
     number_of_files,
+)
+from mesh_tensorflow._mesh.variables.master import MasterVariable, Piece, StoredMaster, WholeStorage
+from mesh_tensorflow._mesh.variables.store import (
+    PartFunction,
+    fitting_part,
+    given_parts,
+    given_shape,
+    whole_form,
 )
 from mesh_tensorflow._paths import readable
 
@@ -400,6 +410,83 @@ class Resize(NamedTuple):
         return ""
 
 
+def init_from_values(values: Mapping[str, Any], variables: Iterable[tuple[str, Any]]) -> None:
+    """Makes variables be initialized with given values, of which each part is read by itself.
+
+    One part is read when that before it is assigned, so that no more than one is in memory beside
+    the variables. In eager code they get the values at once.
+
+    Args:
+      values: arrays by name, as `VariableStore.begin_with` takes them.
+      variables: pairs of a name there, and a tf variable. One of another shape gets the values
+        from its beginning on, as far as both reach, and keeps the others of its own.
+
+    Raises:
+      ValueError: an element is no number of the variable's dtype.
+    """
+    # What a process has read last: the next part there waits for it, and for no other process.
+    last: dict[str, list[tf.Operation]] = {}
+    for name, variable in variables:
+        part = given_parts(values, name)
+        if list(given_shape(values, name)) != variable.shape.as_list():
+            _lay_over(variable, np.asarray(values[name]))
+            continue
+        if tf.executing_eagerly():
+            for piece in _pieces(variable):
+                piece.assign(_value_of(variable, part, piece.begin, piece.sizes))
+            continue
+        by_parts: dict[str, list[tf.Operation]] = {}
+        for piece in _pieces(variable):
+            host = host_cpu(piece.device or "")
+            with tf.control_dependencies(last.get(host, [])), tf.device(host):
+                done = piece.assign(_read_later(variable, part, piece.begin, piece.sizes))
+            last[host] = [done]
+            by_parts.setdefault(host, []).append(done)
+        with tf.device("/device:CPU:0"):
+            sizes = variable.shape.as_list()
+            whole = _read_later(variable, part, [0] * len(sizes), sizes)
+        groups = {host: tf.group(*ops) for host, ops in by_parts.items()}
+        if isinstance(variable, MasterVariable):
+            variable.begin_by_parts(whole, groups)
+        else:
+            variable._initial_value, variable._initializer_op = whole, tf.group(*groups.values())
+
+
+def _lay_over(variable: Any, value: np.ndarray) -> None:
+    """Makes a variable of other sizes begin with an array, as far as both reach."""
+    if tf.executing_eagerly():
+        variable.assign(_laid_over(variable.value(), value))
+        return
+    read = tf.py_function(lambda: value, [], variable.dtype.base_dtype)
+    whole = _laid_over(variable.initial_value, tf.ensure_shape(read, value.shape))
+    variable._initial_value = whole
+    if len(variable._gather_saveables_for_checkpoint()) == 1:
+        variable._initializer_op = variable.assign(whole, read_value=False)
+
+
+def _pieces(variable: Any) -> list[Piece]:
+    known = isinstance(variable, (MasterVariable, StoredMaster))
+    return (variable._at_storage() if known else WholeStorage(variable)).pieces()
+
+
+def _value_of(
+    variable: Any, part: PartFunction, begin: Sequence[int], sizes: Sequence[int]
+) -> tf.Tensor:
+    dims = [(f"axis_{i}", n) for i, n in enumerate(variable.shape.as_list())]
+    form = whole_form(Shape(dims), variable.dtype.base_dtype)
+    return fitting_part(variable.name.partition(":")[0], form, part, begin, sizes)
+
+
+def _read_later(
+    variable: Any, part: PartFunction, begin: Sequence[int], sizes: Sequence[int]
+) -> tf.Tensor:
+    """Returns a tensor of a graph that is read when a session runs it."""
+    value = tf.py_function(
+        lambda: _value_of(variable, part, begin, sizes), [], variable.dtype.base_dtype
+    )
+    return tf.ensure_shape(value, sizes)
+
+
 def choose_initial(
     what: str,
     path: str,
@@ -410,6 +497,7 @@ def choose_initial(
     *,
     resize: Optional[Resize] = None,
     dims: Mapping[str, Sequence[str]] = MappingProxyType({}),
+    values: Optional[Mapping[str, Any]] = None,
 ) -> dict[str, Any]:
     """Returns the variables that are in a checkpoint, to begin with their values there.
 
@@ -434,12 +522,16 @@ def choose_initial(
         out. Pass `resize=True` to `init_from_checkpoint`, too.
       dims: the names of the dimensions of each variable, by its name in the checkpoint, for
         `resize`.
+      values: arrays by name, in place of a checkpoint; then `path` says what they are.
 
     Raises:
       ValueError: the checkpoint has no trained variable of the model, or one of another shape; or
         `strict`.
     """
-    saved = checkpoint_files.open_reader(path).get_variable_to_shape_map()
+    if values is None:
+        saved = checkpoint_files.open_reader(path).get_variable_to_shape_map()
+    else:
+        saved = {name: given_shape(values, name) for name in values}
     names = set(trained)
     trained = [name for name in variables if name in names]
     in_both = {name: v for name, v in variables.items() if name in saved}

@@ -480,11 +480,20 @@ class Processes:
         )
         # The chief alone sets slices: a slower process would overwrite what a step has changed.
         mine = [v for v in variables if self.is_chief or not getattr(v, "is_bound", False)]
-        new = [v for v in mine if v.op.name not in saved]
+        # What begins with given parts, each process sets in its own slices; steps begin when all
+        # have done so.
+        by_parts = {v: found for v in variables if (found := getattr(v, "by_parts", {}))}
+        own = [
+            op
+            for found in by_parts.values()
+            for device, op in found.items()
+            if (tf.DeviceSpec.from_string(device).task or 0) == self.index
+        ]
+        new = [v for v in mine if v.op.name not in saved and v not in by_parts]
         restored = [v for v in mine if v.op.name in saved]
         # Of all variables, not only of `mine`, so that the others wait for what the chief sets.
         missing = tf.report_uninitialized_variables(variables)
-        initializer = tf.variables_initializer(new + tf.local_variables())
+        initializer = tf.group(tf.variables_initializer(new + tf.local_variables()), *own)
         saver = tf.train.Saver(restored) if restored else None
         graph = tf.get_default_graph()
 

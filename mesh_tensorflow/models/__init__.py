@@ -334,6 +334,11 @@ class LanguageModel(Pretrained):
         coefficient = coefficient_of(self.config, balance)
         routings: Optional[list] = [] if coefficient or figures else None
         losses, weights = self._losses(mesh, features, training, routings)
+        if routings == []:
+            raise ValueError(
+                f"loss: balance={balance} and figures={figures} are for models with experts, and "
+                f"{self.config.get('model_type')!r} has none"
+            )
         total = mtf.reduce_sum(losses * weights)
         if isinstance(features, Mapping):
             loss = total / mtf.maximum(mtf.reduce_sum(weights), 1e-6)
@@ -370,11 +375,6 @@ class LanguageModel(Pretrained):
             routings=routings,
             **further,
         )
-        if routings == []:
-            raise ValueError(
-                f"loss: balance={balance} and figures={figures} are for models with experts, and "
-                f"{self.config.get('model_type')!r} has none"
-            )
         vocab = logits.shape.dims[-1]
         targets = mtf.one_hot(mtf.shift(ids, -1, length, wrap=False), vocab, dtype=logits.dtype)
         losses = layers.softmax_cross_entropy_with_logits(logits, targets, vocab)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from typing import NamedTuple, Union
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple, Optional, Union
 
 import numpy as np
 
@@ -16,6 +16,8 @@ from mesh_tensorflow.models._gguf import GgufFile
 
 class Weights(Mapping[str, np.ndarray]):
     """The weights of a folder by the names of variables; each is read when it is asked for.
+
+    `parts` reads them in slices, as processors store them.
 
     Attributes:
       form: the Form, with the names of this folder.
@@ -70,8 +72,39 @@ class Weights(Mapping[str, np.ndarray]):
 
     def __getitem__(self, name: str) -> np.ndarray:
         """Reads a weight, in the dimensions of its variable."""
-        weight, sizes = self._weights[name], self.form.sizes
-        return turned(weight, [self._folder[n] for n in names_of(weight, sizes)], sizes)
+        return self.parts(name)(tuple(slice(0, size) for size in self.shape(name)))
+
+    def parts(self, name: str) -> Callable[[tuple[slice, ...]], np.ndarray]:
+        """Returns a function of the ranges of a part, which reads that part of a weight.
+
+        What a tensor of the file has beside the part is read only where they lie in between each
+        other: a part of a dimension that is joined with one before it.
+
+        Args:
+          name: the name of the variable.
+        """
+        weight, sizes, last = self._weights[name], self.form.sizes, dict[tuple, np.ndarray]()
+
+        def read(tensor: str, index: tuple[slice, ...]) -> np.ndarray:
+            # Parts that are cut out of the same rows follow each other.
+            key = tensor, *((s.start, s.stop) for s in index)
+            if key not in last:
+                last.clear()
+                if isinstance(self._folder, Folder):
+                    last[key] = self._folder.part(tensor, index)
+                else:
+                    last[key] = self._folder[tensor][index]
+            return last[key]
+
+        return lambda index: _part(weight, read, sizes, index)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Returns the sizes of a variable, without reading it.
+
+        Args:
+          name: its name.
+        """
+        return tuple(self.form.sizes[d] for d in self._weights[name].dims.split())
 
     def __contains__(self, name: object) -> bool:
         """Returns whether there is a weight, without reading it."""
@@ -108,13 +141,17 @@ class _Axis(NamedTuple):
 
     Attributes:
       text: what the Weight calls it.
+      dims: the names of the Weight's own dimensions in it.
       sizes: the sizes of its dimensions. With brackets, the last is that of all of their weights.
       own: where the Weight's own rows are along each of `sizes`.
+      begin: with brackets, where the Weight begins along the last of `sizes`; None without.
     """
 
     text: str
+    dims: list[str]
     sizes: list[int]
     own: list[slice]
+    begin: Optional[int] = None
 
     @property
     def size(self) -> int:
@@ -133,12 +170,15 @@ def _axes(weight: Weight, sizes: Mapping[str, int]) -> list[_Axis]:
     for text in texts[1:] if _is_numbered(weight) else texts:
         outside, _, inside = text.partition("[")
         names = [name for name in outside.split("*") if name]
-        axis = _Axis(text, [sizes[name] for name in names], [slice(None) for _ in names])
+        axis = _Axis(text, names, [sizes[name] for name in names], [slice(None) for _ in names])
         if inside:
-            parts = [size_of(part) for part in inside.rstrip("]").split("|")]
+            texts = inside.rstrip("]").split("|")
+            parts = [size_of(part) for part in texts]
             begin = sum(parts[: weight.part])
+            axis.dims.extend(texts[weight.part].split("*"))
             axis.sizes.append(sum(parts))
             axis.own.append(slice(begin, begin + parts[weight.part]))
+            axis = axis._replace(begin=begin)
         found.append(axis)
     return found
 
@@ -159,14 +199,10 @@ def names_of(weight: Weight, sizes: Mapping[str, int]) -> list[str]:
     return [weight.theirs.format(i) for i in range(sizes[weight.stored.split()[0]])]
 
 
-def _dims(weight: Weight) -> list[str]:
+def _dims(weight: Weight, sizes: Mapping[str, int]) -> list[str]:
     """Returns the names of a Weight's dimensions, in the file's order."""
-    found = []
-    for text in weight.stored.split():
-        outside, _, inside = text.partition("[")
-        own = inside.rstrip("]").split("|")[weight.part] if inside else ""
-        found += [name for name in f"{outside}*{own}".split("*") if name]
-    return found
+    first = weight.stored.split()[:1] if _is_numbered(weight) else []
+    return [*first, *(name for axis in _axes(weight, sizes) for name in axis.dims)]
 
 
 def _own(weight: Weight, tensor: np.ndarray, sizes: Mapping[str, int]) -> np.ndarray:
@@ -184,11 +220,85 @@ def turned(weight: Weight, tensors: Iterable[np.ndarray], sizes: Mapping[str, in
       tensors: arrays as Hugging Face has them.
       sizes: the sizes of dimensions.
     """
-    values = [_own(weight, tensor, sizes) for tensor in tensors]
+    named = dict(zip(names_of(weight, sizes), tensors))
+    whole = tuple(slice(0, sizes[d]) for d in weight.dims.split())
+    return _part(weight, lambda name, index: named[name][index], sizes, whole)
+
+
+class _Rows(NamedTuple):
+    """Ranges of the dimensions that one axis is made of: rows that hold them, and where there.
+
+    Attributes:
+      read: the rows of the axis.
+      sizes: the sizes of these rows, by dimension.
+      own: the ranges of the dimensions in them.
+    """
+
+    read: slice
+    sizes: list[int]
+    own: list[slice]
+
+
+def _rows(sizes: Sequence[int], ranges: Sequence[slice]) -> _Rows:
+    """Returns the least whole rows of an axis, of dimensions of some sizes, that hold ranges."""
+    outer = 0  # so many dimensions have one index each, within which the others lie
+    while outer < len(sizes) - 1 and ranges[outer].stop - ranges[outer].start == 1:
+        outer += 1
+    below, at = math.prod(sizes[outer + 1 :]), 0
+    for size, own in zip(sizes[: outer + 1], ranges):
+        at = at * size + own.start
+    number = ranges[outer].stop - ranges[outer].start
+    return _Rows(
+        slice(at * below, (at + number) * below),
+        [*[1] * outer, number, *sizes[outer + 1 :]],
+        [*[slice(None)] * (outer + 1), *ranges[outer + 1 :]],
+    )
+
+
+def _part(
+    weight: Weight,
+    read: Callable[[str, tuple[slice, ...]], np.ndarray],
+    sizes: Mapping[str, int],
+    index: Sequence[slice],
+) -> np.ndarray:
+    """Returns a part of a variable.
+
+    Args:
+      weight: a Weight.
+      read: a function that returns a part of a tensor of the file, of its name and its ranges.
+      sizes: the sizes of dimensions.
+      index: the range of the part along each dimension.
+    """
+    ranges, theirs = dict(zip(weight.dims.split(), index)), _dims(weight, sizes)
+    names = names_of(weight, sizes)
+    if _is_numbered(weight):
+        names = names[ranges[theirs[0]]]
+    # First the rows of whole axes; then, within them, those of the dimensions in brackets.
+    steps = list(zip(*(_rows_of(axis, sizes, ranges) for axis in _axes(weight, sizes))))
+    values = []
+    for name in names:
+        value = read(name, tuple(rows.read for rows in steps[0]))
+        for step in steps:
+            split = value.reshape([size for rows in step for size in rows.sizes])
+            value = split[tuple(own for rows in step for own in rows.own)]
+        values.append(value)
     value = np.stack(values) if _is_numbered(weight) else values[0]
-    theirs = _dims(weight)
-    whole = value.reshape([sizes[d] for d in theirs])
-    return whole.transpose([theirs.index(d) for d in weight.dims.split()])
+    return value.transpose([theirs.index(d) for d in weight.dims.split()])
+
+
+def _rows_of(
+    axis: _Axis, sizes: Mapping[str, int], ranges: Mapping[str, slice]
+) -> tuple[_Rows, _Rows]:
+    """Returns the rows of an axis that hold ranges of dimensions, and where these are in them."""
+    own = [ranges[d] for d in axis.dims]
+    n = len(own) if axis.begin is None else len(axis.sizes) - 1
+    numbers, every = [r.stop - r.start for r in own[:n]], [slice(None)] * n
+    if axis.begin is None:
+        return _rows(axis.sizes, own), _Rows(slice(None), numbers, every)
+    inside = _rows([sizes[d] for d in axis.dims[n:]], own[n:])
+    last = slice(axis.begin + inside.read.start, axis.begin + inside.read.stop)
+    outside = _rows(axis.sizes, [*own[:n], last])
+    return outside, _Rows(inside.read, [*numbers, *inside.sizes], [*every, *inside.own])
 
 
 def tensors_of(
@@ -204,7 +314,7 @@ def tensors_of(
     found: dict[str, np.ndarray] = {}
     for weight in weights:
         value, ours = values[weight.ours], weight.dims.split()
-        whole = value.transpose([ours.index(d) for d in _dims(weight)])
+        whole = value.transpose([ours.index(d) for d in _dims(weight, sizes)])
         names = names_of(weight, sizes)
         for name, one in zip(names, whole if _is_numbered(weight) else [whole]):
             if name not in found:

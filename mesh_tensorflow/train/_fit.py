@@ -35,7 +35,7 @@ from mesh_tensorflow.train._loop import (
     Resume,
     damaged,
     find_checkpoint,
-    opened_initial,
+    initial_of,
     packed,
     unpacked,
 )
@@ -412,9 +412,9 @@ def fit(
         naming = (
             contextlib.nullcontext() if cluster is None else cluster.processes.naming_lost_peers()
         )
-        with naming, opened_initial(init_checkpoint, init_strict, resize=resize) as initial:
+        with naming:
             run = _run_in_chief if placing.pjrt else _run
-            return run(loop, resume, initial)
+            return run(loop, resume, initial_of(init_checkpoint, init_strict, resize=resize))
     finally:
         engine.close()
 

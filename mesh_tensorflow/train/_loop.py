@@ -27,6 +27,7 @@ from mesh_tensorflow.checkpoint import (
     choose_initial,
     fault_of,
     init_from_checkpoint,
+    init_from_values,
     last_good,
 )
 from mesh_tensorflow.train._data import Batch, Features, Source
@@ -43,20 +44,22 @@ InitialLike = Union[str, "os.PathLike[str]", tuple[Any, Names], Mapping[str, Any
 
 
 class Initial(NamedTuple):
-    """Weights in a file.
+    """Weights to begin with: in a file, or arrays.
 
     Attributes:
-      path: the path of the checkpoint.
+      path: the path of the checkpoint; of arrays, what they are.
       names: the names there, by those in the model, which the others have there too; None for a
         variable that is not there. Or a function of the name.
       strict: whether the file has to have exactly the weights of the model.
       resize: which dimensions may have another size than in the file, or None.
+      values: arrays by name, in place of a file.
     """
 
     path: str
     names: Names
     strict: bool
     resize: Optional[Resize] = None
+    values: Optional[Mapping[str, Any]] = None
 
     def name_of(self, name: str) -> Optional[str]:
         """Returns the name of a variable in the file; None if it is not taken from there.
@@ -100,8 +103,14 @@ class Initial(NamedTuple):
             "and init_shrink",
             resize=self.resize,
             dims={other: dims[n] for n, other in there.items() if n in dims},
+            values=self.values,
         )
         can_resize = self.resize is not None
+        if self.values is not None:
+            each = [(other, (variables[n], averages.get(n))) for n, other in there.items()]
+            pairs = [(other, v) for other, vs in each for v in vs if v is not None]
+            init_from_values(self.values, [pair for pair in pairs if pair[0] in found])
+            return
         init_from_checkpoint(self.path, found, resize=can_resize)
         for n, other in there.items():  # one value for several variables takes several calls
             same = [variables[n]] if variables[n] is not found.get(other) else []
@@ -116,14 +125,13 @@ def _has_text(given: Mapping[str, Any]) -> bool:
     return any(v is None or isinstance(v, str) for v in given.values())
 
 
-@contextlib.contextmanager
-def opened_initial(
+def initial_of(
     given: Optional[InitialLike],
     strict: bool = False,
     what: str = "fit: init_checkpoint",
     resize: Optional[Resize] = None,
-) -> Iterator[Any]:
-    """Context with an Initial, or None; files of arrays are removed at its end.
+) -> Optional[Initial]:
+    """Returns the Initial of what the user gave; None if that is None.
 
     Args:
       given: what the user gave.
@@ -138,22 +146,33 @@ def opened_initial(
     if isinstance(given, tuple) and len(given) == 2:
         given, names = given
     if given is None:
-        yield None
+        return None
     elif isinstance(given, (str, os.PathLike)):
-        yield Initial(checkpoint_files.find(given, what), names, strict, resize)
+        return Initial(checkpoint_files.find(given, what), names, strict, resize)
     elif isinstance(given, Mapping) and given and not _has_text(given):
-        # As a checkpoint of their own: then there is one way to load, part by part and with the
-        # same checks.
-        with tempfile.TemporaryDirectory(prefix="mesh_tensorflow-arrays-") as directory:
-            path = os.path.join(directory, "model.ckpt-0")
-            write_parts(path, [Shard(n, "", np.asarray(v)) for n, v in given.items()])
-            yield Initial(path, names, strict, resize)
+        return Initial("(arrays)", names, strict, resize, given)
     else:
         raise ValueError(
             f"{what} is the path of a checkpoint or of its directory, arrays by name "
             "such as Result.variables, or a pair (path, {name in the model: name in the "
             f"checkpoint}}), but is {given!r}"
         )
+
+
+@contextlib.contextmanager
+def in_a_file(initial: Initial) -> Iterator[str]:
+    """Context with the path of a checkpoint; one of arrays is written, and removed at its end.
+
+    Args:
+      initial: an Initial.
+    """
+    if initial.values is None:
+        yield initial.path
+        return
+    with tempfile.TemporaryDirectory(prefix="mesh_tensorflow-arrays-") as directory:
+        path = os.path.join(directory, "model.ckpt-0")
+        write_parts(path, [Shard(n, "", np.asarray(v)) for n, v in initial.values.items()])
+        yield path
 
 
 LAST_GOOD = "last_good"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Optional
 
 import numpy as np
@@ -525,6 +525,10 @@ class MasterVariable(WholeVariable):
     Lowering binds the MasterVariable to the slices: from then on it reads, assigns, saves and
     restores the slices, and the tf variable takes no memory. Otherwise the tf variable stays next
     to the slices, and values are copied between them.
+
+    Attributes:
+      by_parts: what assigns parts of the initial value, by the device of a part, if
+        `begin_by_parts` has set it.
     """
 
     op: tf.Operation
@@ -547,6 +551,7 @@ class MasterVariable(WholeVariable):
         self._initial: Any = tf_variable.initial_value
         self._storage: VariableStorage = WholeStorage(tf_variable)
         self._in_use = False
+        self.by_parts: Mapping[str, tf.Operation] = {}
 
     # -- where the value is stored
 
@@ -617,7 +622,7 @@ class MasterVariable(WholeVariable):
 
     @_initial_value.setter
     def _initial_value(self, value: tf.Tensor) -> None:
-        self._initial = value
+        self._initial, self.by_parts = value, {}
         if not self.is_bound:
             self._in_use = True
             self._tf_variable._initial_value = value
@@ -636,7 +641,20 @@ class MasterVariable(WholeVariable):
     @property
     def initializer(self) -> tf.Operation:
         """A tf.Operation that assigns the initial value."""
+        if self.by_parts:
+            return tf.group(*self.by_parts.values())
         return self._at_storage().initializer(self._initial)
+
+    def begin_by_parts(self, value: tf.Tensor, by_parts: Mapping[str, tf.Operation]) -> None:
+        """Gives it an initial value that is assigned part by part.
+
+        Args:
+          value: the whole of it.
+          by_parts: the operations that assign the parts, by the device of each part.
+        """
+        self._initial_value = value
+        self._initializer_op = tf.group(*by_parts.values())
+        self.by_parts = by_parts if self.is_bound else {}
 
     def initialized_value(self) -> tf.Tensor:
         """Returns the value, or the initial value if the variable is not initialized."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import dataclasses
+import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Optional, Union
@@ -31,6 +32,7 @@ from mesh_tensorflow._mesh.slice_functions import (
     combine_slices,
     in_own_memory,
     make_slices,
+    padded,
 )
 from mesh_tensorflow._mesh.variables.master import (
     PieceSaveable,
@@ -101,7 +103,54 @@ def differs(name: str, known: Form, form: Form, same: bool) -> str:
     return f"variable {name!r} is stored as {known}, but is asked for as {form}. {why}"
 
 
-def fitting(name: str, form: Form, value: npt.ArrayLike) -> tf.Tensor:
+# A function of the range of a part along each dimension, which returns the part.
+PartFunction = Callable[[tuple[slice, ...]], np.ndarray]
+
+
+def given_parts(values: Mapping[str, Any], name: str) -> PartFunction:
+    """Returns a function that returns parts of a given value.
+
+    Args:
+      values: arrays by name. If it has a method `parts`, that returns the function for a name, and
+        so need not have the whole of an array.
+      name: a name in it.
+    """
+    parts = getattr(values, "parts", None)
+    if parts is not None:
+        return parts(name)
+    whole = np.asarray(values[name])
+    return lambda index: whole[index]
+
+
+def given_shape(values: Mapping[str, Any], name: str) -> tuple[int, ...]:
+    """Returns the shape of a given value, without reading it if `values` has a method `parts`.
+
+    Args:
+      values: arrays by name, as `given_parts` takes them.
+      name: a name in it.
+    """
+    return values.shape(name) if hasattr(values, "parts") else np.shape(values[name])  # type: ignore[attr-defined]
+
+
+def fitting_part(
+    name: str, form: Form, part: PartFunction, begin: Sequence[int], sizes: Sequence[int]
+) -> tf.Tensor:
+    """Returns a part of a value that is assigned to a variable, in its dtype; see `fitting`.
+
+    Args:
+      name: the full name of the variable.
+      form: its Form.
+      part: returns parts of the value.
+      begin: the index of the first element along each dimension.
+      sizes: the shape of the part.
+    """
+    index = tuple(slice(b, b + n) for b, n in zip(begin, sizes))
+    return fitting(name, form, _turned(part(index)), sizes)
+
+
+def fitting(
+    name: str, form: Form, value: npt.ArrayLike, sizes: Optional[Sequence[int]] = None
+) -> tf.Tensor:
     """Returns a value that is assigned to a variable, in its dtype.
 
     Floats are rounded to it. Nothing else of the value may be lost.
@@ -110,6 +159,7 @@ def fitting(name: str, form: Form, value: npt.ArrayLike) -> tf.Tensor:
       name: the full name of the variable.
       form: its Form.
       value: an array of its shape.
+      sizes: the shape of the value, if that is a part of the variable.
 
     Raises:
       ValueError: the value has another shape, or an element is no number of the dtype.
@@ -127,14 +177,16 @@ def fitting(name: str, form: Form, value: npt.ArrayLike) -> tf.Tensor:
             f"{what} cannot be assigned {given.dtype.name} values, such as "
             f"{_element(given, np.zeros(given.shape.rank or 0, int))}. Convert them first"
         )
-    if not given.shape.is_compatible_with(form.shape.to_integer_list):
+    wanted = form.shape.to_integer_list if sizes is None else list(sizes)
+    if not given.shape.is_compatible_with(wanted):
         raise ValueError(
-            f"{what} cannot be assigned a value of shape {given.shape}: give one of "
-            f"{form.shape.to_integer_list}"
+            f"{what} cannot be assigned a value of shape {given.shape}: give one of {wanted}"
         )
     if given.dtype == form.dtype:
         return given
     cast = tf.cast(given, form.dtype)
+    if (given.dtype, form.dtype) in _WIDENED:
+        return cast
     # In a function there are no values to look at yet, so only the dtypes can tell.
     if tf.is_symbolic_tensor(cast):
         if given.dtype.is_floating and not (form.dtype.is_floating or form.dtype.is_complex):
@@ -158,6 +210,28 @@ def fitting(name: str, form: Form, value: npt.ArrayLike) -> tf.Tensor:
             "Round or clip the values first"
         )
     return cast
+
+
+def _turned(array: np.ndarray) -> npt.ArrayLike:
+    """Returns an array; if it is a view with axes in another order, a tf.Tensor.
+
+    NumPy would copy its elements one by one, which are far apart; TensorFlow goes by blocks.
+    """
+    order = sorted(range(array.ndim), key=lambda axis: -array.strides[axis])
+    straight = array.transpose(order)
+    if order == sorted(order) or not straight.flags.c_contiguous:
+        return array
+    return tf.transpose(tf.constant(straight), np.argsort(order))
+
+
+# Pairs of dtypes of which the second has all numbers of the first.
+_WIDENED = {
+    (few, more)
+    for few, more in itertools.product(
+        (tf.bfloat16, tf.float16, tf.float32), (tf.float32, tf.float64)
+    )
+    if few.size < more.size
+}
 
 
 def _element(x: tf.Tensor, index: np.ndarray) -> str:
@@ -388,8 +462,10 @@ class VariableStore(tf2.Module):
 
         Args:
           values: arrays of the whole variables, by the variables' full names. Each is asked for
-            when its variable is made, so that a mapping may read them from files, one by one.
-            Variables without a value begin with their initializers.
+            when its variable is made, so that a mapping may read them from files, one by one. If
+            the mapping has a method `parts`, which for a name returns a function from a range
+            along each dimension to that part, each slice is asked for alone. Variables without a
+            value begin with their initializers.
         """
         self._known.values = values
 
@@ -502,8 +578,11 @@ class VariableStore(tf2.Module):
         if known is None:
             # Outside of a function that is traced: its variables outlive the trace.
             with tf.init_scope():
-                whole = self._first_value(variable, form)
-                self._lay_out(variable, form, mesh_impl, whole, {})
+                if name in self._known.values:
+                    pieces = self._given_pieces(variable, form, mesh_impl)
+                else:
+                    pieces = _pieces(variable, mesh_impl, self._first_value(variable, form))
+                self._lay_out(variable, form, mesh_impl, pieces, {})
         elif known != form or not all(
             mesh_impl.same_memory(device, form.devices[pnum])
             for pnum, device in known.devices.items()
@@ -518,7 +597,8 @@ class VariableStore(tf2.Module):
                 raise ValueError(differs(name, known, form, same))
             # Outside of the function that is traced, which would capture the old slices otherwise.
             with tf.init_scope():
-                self._lay_out(variable, form, mesh_impl, self.value(name), self._slices_of(name))
+                pieces = _pieces(variable, mesh_impl, self.value(name))
+                self._lay_out(variable, form, mesh_impl, pieces, self._slices_of(name))
         # From now on a Variable that is made again leaves the value as it is.
         self._known.lowered.add(name)
         return self._used(name)
@@ -531,6 +611,28 @@ class VariableStore(tf2.Module):
             variable.initializer, name, variable.shape.to_integer_list, variable.master_dtype
         )
         return tf.cast(made, form.dtype)
+
+    def _given_pieces(
+        self, variable: Variable, form: Form, mesh_impl: DeviceMeshImpl
+    ) -> Callable[[int], tf.Tensor]:
+        """Returns a function of a processor that returns its slice of a given value."""
+        mesh_impl.slice_shape(variable.stored_shape)  # checks that it can be split
+        part, sizes = given_parts(self._known.values, variable.name), form.shape.to_integer_list
+
+        def piece(pnum: int) -> tf.Tensor:
+            # Behind the end there are copies of the last element.
+            begins = [max(0, min(b, n - 1)) for b, n in zip(form.begin(pnum), sizes)]
+            ends = [
+                max(begin, min(b + size, n))
+                for begin, b, size, n in zip(begins, form.begin(pnum), form.sizes, sizes)
+            ]
+            inside = [end - begin for begin, end in zip(begins, ends)]
+            found = fitting_part(variable.name, form, part, begins, inside)
+            for axis, (size, there) in enumerate(zip(form.sizes, inside)):
+                found = padded(found, axis, size - there)
+            return found
+
+        return piece
 
     def _slices_of(self, name: str) -> dict[int, tf.Variable]:
         return {int(pnum): v for pnum, v in self._by_name[name].items()}
@@ -546,11 +648,10 @@ class VariableStore(tf2.Module):
         variable: Variable,
         form: Form,
         mesh_impl: DeviceMeshImpl,
-        whole: tf.Tensor,
+        piece: Callable[[int], tf.Tensor],
         old: dict[int, tf.Variable],
     ) -> None:
-        """Stores a whole value in slices; keeps slices that exist already."""
-        pieces = mesh_impl.make_slices(whole, variable.stored_shape)
+        """Stores a value in slices, a function of the processor; keeps those that exist already."""
         there = self._known.forms[variable.name] if old else None
         made: dict[int, tf.Variable] = {}
         for pnum, device in sorted(form.devices.items()):
@@ -569,8 +670,7 @@ class VariableStore(tf2.Module):
                 continue
             with tf.device(device), tf.name_scope(None):
                 number = None if len(form.devices) == 1 else pnum
-                piece = in_own_memory(pieces[pnum], whole)
-                made[pnum] = _slice_variable(variable, piece, number)
+                made[pnum] = _slice_variable(variable, piece(pnum), number)
         self._keep(variable, form, made)
 
     def _keep(self, variable: Variable, form: Form, made: dict[int, tf.Variable]) -> None:
@@ -637,6 +737,14 @@ class VariableStore(tf2.Module):
             there = f"it has {few}{did_you_mean(name, known)}" if known else "it is empty"
             raise KeyError(f"no variable {name!r} in the store: {there}")
         return self._known.forms[name]
+
+
+def _pieces(
+    variable: Variable, mesh_impl: DeviceMeshImpl, whole: tf.Tensor
+) -> Callable[[int], tf.Tensor]:
+    """Returns a function of a processor that returns its slice of a whole value."""
+    pieces = mesh_impl.make_slices(whole, variable.stored_shape)
+    return lambda pnum: in_own_memory(pieces[pnum], whole)
 
 
 @contextlib.contextmanager

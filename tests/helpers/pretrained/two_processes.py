@@ -1,0 +1,51 @@
+"""Trains a model of a folder in several processes, each of which reads its slices."""
+
+import json
+import sys
+
+import numpy as np
+
+import mesh_tensorflow as mtf
+from mesh_tensorflow import launch
+from mesh_tensorflow._huggingface import Folder
+
+__all__ = ["main", "train"]
+
+
+def train(folder, **place):
+    """Returns the model, and the Result of three steps from its weights."""
+    model = mtf.models.from_pretrained(folder)
+    ids = np.arange(2 * 24).reshape(2, 24).astype(np.int32) % 90
+    result = mtf.train.fit(
+        model.loss, ids, steps=3, dims="batch:2,length:24", progress=False, seed=0,
+        optimizer=mtf.optimize.AdamWOptimizer(learning_rate=0.01), init_checkpoint=model.weights,
+        **place,
+    )  # fmt: skip
+    return model, result
+
+
+def main(folder, output):
+    """Each process writes what it has, and how many numbers it has read of the file."""
+    part, read = Folder.part, []
+
+    def counted(self, name, index):
+        found = part(self, name, index)
+        read.append(found.size)
+        return found
+
+    Folder.part = counted
+    model, result = train(folder, mesh_shape="x:4", layout="batch:x?", simd=True, zero=3)
+    total = sum(read)
+    model.assign(result.variables)
+    record = {
+        "losses": result.losses,
+        "norms": {n: float(np.abs(v).sum()) for n, v in result.variables.items()},
+        "ids": model.generate([[5, 9, 0]], 8),
+        "read": total,
+    }
+    with open(f"{output}.{launch.processes().index}", "w") as file:
+        json.dump(record, file)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
