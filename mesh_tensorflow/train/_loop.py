@@ -284,6 +284,7 @@ class Result:
       stopped: why the run ended before its last step, or None.
       checkpoint: the path of the last checkpoint, or None.
       variables: the final value of each variable by name, as NumPy arrays.
+      layout: the layout rules, such as "batch:rows;hidden:cols"; None of a step function.
     """
 
     step: int
@@ -292,6 +293,7 @@ class Result:
     stopped: Optional[str]
     checkpoint: Optional[str]
     variables: dict[str, np.ndarray]
+    layout: Optional[str] = None
 
     @property
     def final(self) -> dict[str, float]:
