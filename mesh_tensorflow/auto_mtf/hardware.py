@@ -205,6 +205,38 @@ PROFILES: dict[str, Hardware] = {
 DEFAULT = "tpu_v3"
 
 
+def named_like(kind: str) -> Optional[Hardware]:
+    """Returns the profile of devices whose maker calls them so; None if there is none.
+
+    Args:
+      kind: such as "NVIDIA H100 80GB HBM3" or "TPU v4".
+    """
+    words = kind.lower()
+    return next((h for name, h in PROFILES.items() if name.replace("_", " ") in words), None)
+
+
+def local_cpus(processors: int, one_memory: bool) -> Hardware:
+    """Returns a rough profile of logical CPUs of this machine, which was not measured.
+
+    Args:
+      processors: how many there are.
+      one_memory: whether they share slices; otherwise each has its share of the machine.
+    """
+    cores = os.cpu_count() or 1
+    share = 1 if one_memory else processors
+    bandwidth = 10 * GB / share
+    return Hardware(
+        "logical CPUs",
+        {"float32": 0.03 * TERA * cores / share},
+        bandwidth,
+        os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / share,
+        Link(bandwidth, 20e-6),
+        operation_seconds=10e-6,
+        one_memory=one_memory,
+        source="a guess for any machine; python -m mesh_tensorflow.auto_mtf.measure measures one",
+    )
+
+
 def hardware_profile(hardware: Union[str, Hardware, None] = None) -> Hardware:
     """Looks up or loads a hardware profile.
 

@@ -31,6 +31,7 @@ from mesh_tensorflow.train._model import (
 from mesh_tensorflow.train._placing import Agreement, Placing
 
 if TYPE_CHECKING:
+    from mesh_tensorflow.train._auto_layout import AutoLayout
     from mesh_tensorflow.train._loop import Initial
 
 CHECKPOINT_NAME = "model.ckpt"
@@ -41,9 +42,11 @@ class Engine(Protocol):
 
     Attributes:
       lowered: the lowered training program, once there is one; None if others lower it.
+      layout: the layout rules as a string, once they are known; None if others know them.
     """
 
     lowered: Optional[LoweredModel] = None
+    layout: Optional[str] = None
 
     def prepare(self, batch: Batch, checkpoint: Optional[str], initial: Optional[Initial]) -> None:
         """Gets ready for batches like this one, with new variables or those of a checkpoint.
@@ -324,6 +327,7 @@ class SessionEngine(Engine):
         placing: Placing,
         features: Features,
         seed: Optional[int],
+        choosing: Optional[AutoLayout] = None,
     ):
         """Creates an engine.
 
@@ -333,7 +337,9 @@ class SessionEngine(Engine):
           placing: where programs run.
           features: the features of a training batch.
           seed: the seed of initial values and of random operations.
+          choosing: what chooses the layout by the first batch; None if `placing` has it.
         """
+        self._choosing = choosing
         self._model, self._eval_model = model, eval_model
         self._placing, self._features = placing, features
         self._seed = seed
@@ -347,6 +353,14 @@ class SessionEngine(Engine):
     def prepare(self, batch: Batch, checkpoint: Optional[str], initial: Optional[Initial]) -> None:
         """Builds the training program, and initializes or restores its variables."""
         self._features.check(batch)
+        if self._choosing is not None:
+            model, features = self._model, self._features
+
+            def engine_of(placing: Placing) -> SessionEngine:
+                return SessionEngine(model, model, placing, features, self._seed)
+
+            self._placing = self._choosing.placing(model, self._placing, features, batch, engine_of)
+        self.layout = ";".join(f"{d}:{m}" for d, m in self._placing.rules.pairs)
         self._training = _SessionProgram(
             self._model,
             self._placing,

@@ -20,9 +20,11 @@ from mesh_tensorflow._mesh.variables import checkpoint_files
 from mesh_tensorflow._mesh.variables.store import VariableStore
 from mesh_tensorflow._pjrt import pjrt
 from mesh_tensorflow.auto_mtf.hardware import Hardware
+from mesh_tensorflow.auto_mtf.measured import Auto
 from mesh_tensorflow.checkpoint import CheckpointError, Resize, fault_of
 from mesh_tensorflow.ops import Precision
 from mesh_tensorflow.optimize import ExponentialMovingAverage
+from mesh_tensorflow.train._auto_layout import AutoLayout
 from mesh_tensorflow.train._data import AnyDataset, Batch, Features, Part, Source, opened, source_of
 from mesh_tensorflow.train._engine import Engine, SessionEngine, StepEngine
 from mesh_tensorflow.train._loop import (
@@ -194,7 +196,7 @@ def fit(
     average: Union[float, ExponentialMovingAverage, None] = None,
     precision: Union[str, Precision, None] = None,
     mesh_shape: ShapeLike = "all:1",
-    layout: LayoutLike = "",
+    layout: Union[LayoutLike, Auto] = "",
     devices: Optional[Sequence[str]] = None,
     simd: bool = False,
     mesh_impl: Union[MeshImpl, str, None] = None,
@@ -285,7 +287,9 @@ def fit(
       precision: "mixed_bfloat16" or an mtf.Precision; see mtf.precision. If None, that of a `with
         mtf.precision(...)` around the call, if there is one.
       mesh_shape: the shape of the mesh, such as "rows:2,cols:2".
-      layout: the layout rules, such as "batch:rows,hidden:cols".
+      layout: the layout rules, such as "batch:rows,hidden:cols". Or "auto", or an
+        mtf.auto_mtf.Auto: then steps are run under those that the cost model prefers, for a minute
+        at most, and the fastest is taken; it is the `layout` of the Result.
       devices: a device for each processor, which are all there, unless the program has called
         tf.config.set_soft_device_placement(True). If None, the GPUs; or the logical CPUs, if there
         are enough of them; or one CPU for all processors.
@@ -369,10 +373,11 @@ def fit(
         model_fn, optimizer, learning_rate, clip_norm, microbatches, average, precision, norms
     )
     stored = variable_layout, zero, zero_axis
+    layout, auto = _layout_or_auto(layout, mesh_impl)
     mesh = Given(mesh_shape, layout, devices, simd, mesh_impl, *stored, uneven)
     # Before the data, as it says which rows of each batch this process reads.
     placing = placing_of(mesh)
-    _check_several(placing, average, seed)
+    _check_several(placing, average, seed, auto)
     features, source = _features_and_source(data, dims, placing, shuffle, seed)
     if optimizer is None:
         _check_unused(
@@ -385,9 +390,8 @@ def fit(
             "only a step function, without an optimizer, can have",
             {} if store is None else {"store": store},
         )
-        # Another function, with the precision and the averages that the weights are trained with.
-        eval_model = model if eval_fn is None else dataclasses.replace(model, fn=eval_fn)
-        engine = SessionEngine(model, eval_model, placing, features, seed)
+        choosing = None if auto is None else AutoLayout(auto, show=progress)
+        engine = _session_engine(model, eval_fn, placing, features, seed, choosing)
     cluster = placing.cluster
     # The others would write the same messages, logs and checkpoints once more.
     chief = cluster is None or cluster.processes.is_chief
@@ -417,6 +421,15 @@ def fit(
             return run(loop, resume, initial_of(init_checkpoint, init_strict, resize=resize))
     finally:
         engine.close()
+
+
+def _session_engine(
+    model: Model, eval_fn: Optional[Callable[..., Any]], *where: Any
+) -> SessionEngine:
+    """Returns the engine of a model; `where` has the other arguments of SessionEngine."""
+    # Another function, with the precision and the averages that the weights are trained with.
+    eval_model = model if eval_fn is None else dataclasses.replace(model, fn=eval_fn)
+    return SessionEngine(model, eval_model, *where)
 
 
 def _check_numbers(**numbers: Any) -> None:
@@ -457,8 +470,30 @@ def _best_of(keep_best: str, directory: Optional[str], eval_data: Any) -> Best:
     return best
 
 
-def _check_several(placing: Placing, average: Any, seed: Optional[int]) -> None:
+def _layout_or_auto(
+    layout: Union[LayoutLike, Auto], mesh_impl: Any
+) -> tuple[LayoutLike, Optional[Auto]]:
+    """Returns the layout rules to begin with, and the Auto that will choose others, or None."""
+    auto = Auto() if layout == "auto" else layout
+    if not isinstance(auto, Auto):
+        return auto, None
+    if mesh_impl is not None and not isinstance(mesh_impl, str):
+        raise ValueError(
+            f"fit: layout={layout!r} is given besides mesh_impl, which has a layout. Give "
+            'mesh_shape, and the name "placement", "simd" or "pjrt"'
+        )
+    return "", auto
+
+
+def _check_several(
+    placing: Placing, average: Any, seed: Optional[int], auto: Optional[Auto]
+) -> None:
     """Raises ValueError for arguments that several processes can't have."""
+    if placing.cluster is not None and auto is not None:
+        raise ValueError(
+            'fit: layout="auto" tries layouts in one process only. Let one process choose it, on a '
+            "mesh of this shape (Result.layout), or mtf.auto_mtf.layout without running anything"
+        )
     if placing.cluster is not None and average is not None:
         raise ValueError(
             "fit: average is offered in one process only: several have one copy of the weights, "
@@ -570,4 +605,5 @@ def _run(loop: Loop, resume: Resume, initial: Optional[Initial]) -> Result:
         run.checkpoint,
         engine.values(),
         loop.best and loop.best.checkpoint,
+        engine.layout,
     )

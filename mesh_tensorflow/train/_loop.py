@@ -317,6 +317,7 @@ class Result:
       checkpoint: the path of the last checkpoint, or None.
       variables: the final value of each variable by name, as NumPy arrays.
       best: the path of the best checkpoint with `fit(keep_best=...)`, or None.
+      layout: the layout rules, such as "batch:rows;hidden:cols"; None of a step function.
     """
 
     step: int
@@ -326,6 +327,7 @@ class Result:
     checkpoint: Optional[str]
     variables: dict[str, np.ndarray]
     best: Optional[str] = None
+    layout: Optional[str] = None
 
     @property
     def final(self) -> dict[str, float]:
