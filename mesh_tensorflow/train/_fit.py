@@ -379,19 +379,14 @@ def fit(
     placing = placing_of(mesh)
     _check_several(placing, average, seed, auto)
     features, source = _features_and_source(data, dims, placing, shuffle, seed)
+    _check_kind(model, mesh, auto, store)
     if optimizer is None:
-        _check_unused(
-            "only a model function, with an optimizer, can have",
-            {**_changed(model), **_changed(mesh)},
-        )
         engine: Engine = StepEngine(model_fn, eval_fn, store, features, seed)
     else:
-        _check_unused(
-            "only a step function, without an optimizer, can have",
-            {} if store is None else {"store": store},
-        )
+        # Another function, with the precision and the averages that the weights are trained with.
+        eval_model = model if eval_fn is None else dataclasses.replace(model, fn=eval_fn)
         choosing = None if auto is None else AutoLayout(auto, show=progress)
-        engine = _session_engine(model, eval_fn, placing, features, seed, choosing)
+        engine = SessionEngine(model, eval_model, placing, features, seed, choosing)
     cluster = placing.cluster
     # The others would write the same messages, logs and checkpoints once more.
     chief = cluster is None or cluster.processes.is_chief
@@ -423,15 +418,6 @@ def fit(
         engine.close()
 
 
-def _session_engine(
-    model: Model, eval_fn: Optional[Callable[..., Any]], *where: Any
-) -> SessionEngine:
-    """Returns the engine of a model; `where` has the other arguments of SessionEngine."""
-    # Another function, with the precision and the averages that the weights are trained with.
-    eval_model = model if eval_fn is None else dataclasses.replace(model, fn=eval_fn)
-    return SessionEngine(model, eval_model, *where)
-
-
 def _check_numbers(**numbers: Any) -> None:
     """Raises ValueError for a number that is less than one."""
     for name, value in numbers.items():
@@ -448,6 +434,19 @@ def _changed(settings: Any) -> dict[str, Any]:
         and (value := getattr(settings, field.name)) is not field.default
         and value != field.default
     }
+
+
+def _check_kind(
+    model: Model, mesh: Given, auto: Optional[Auto], store: Optional[VariableStore]
+) -> None:
+    """Raises ValueError for arguments that are for the other kind of function to train."""
+    if model.optimizer is None:
+        of_mesh = {**_changed(mesh), **({} if auto is None else {"layout": auto})}
+        _check_unused(
+            "only a model function, with an optimizer, can have", {**_changed(model), **of_mesh}
+        )
+    elif store is not None:
+        _check_unused("only a step function, without an optimizer, can have", {"store": store})
 
 
 def _check_unused(which: str, given: Mapping[str, Any]) -> None:
