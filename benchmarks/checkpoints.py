@@ -183,24 +183,31 @@ def train(way: str, arguments: argparse.Namespace, directory: str) -> dict[str, 
         callbacks=[times],
         **WAYS[way],
     )
-    # From the end of the step that is saved first.
-    return {"seconds": times.moments[-1] - times.moments[every - 1]}
+    import resource
+
+    return {
+        # From the end of the step that is saved first.
+        "seconds": times.moments[-1] - times.moments[every - 1],
+        "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10,
+    }
 
 
 def fit(arguments: argparse.Namespace) -> None:
     """Prints how long steps take, in turns."""
-    rounds: dict[str, list[float]] = {way: [] for way in WAYS}
+    rounds: dict[str, list[dict[str, float]]] = {way: [] for way in WAYS}
     for turn in range(arguments.rounds):
         ways = list(WAYS)
         for way in ways[turn % 3 :] + ways[: turn % 3]:
-            rounds[way].append(run(way, arguments, "--train")["seconds"])
+            rounds[way].append(run(way, arguments, "--train"))
     steps = arguments.save_every * SAVES - 1
     print(f"{arguments.mib} MiB of variables; {SAVES} saves in {steps} steps; medians")
-    for way, seconds in rounds.items():
-        ratios = [s / alone for s, alone in zip(seconds, rounds["no saves"])]
+    for way, found in rounds.items():
+        seconds = [one["seconds"] for one in found]
+        ratios = [s / alone["seconds"] for s, alone in zip(seconds, rounds["no saves"])]
         print(
             f"{way:12}{statistics.median(seconds) / steps * 1000:8.1f} ms a step"
             f"{statistics.median(ratios):8.3f} ({min(ratios):.3f}-{max(ratios):.3f})"
+            f"{statistics.median(one['peak'] for one in found):8.0f} MiB at the peak"
         )
 
 

@@ -603,6 +603,6 @@ def _run(loop: Loop, resume: Resume, initial: Optional[Initial]) -> Result:
         run.stopped,
         run.checkpoint,
         engine.values(),
-        loop.best and loop.best.checkpoint,
+        None if loop.best is None else loop.best.checkpoint,
         engine.layout,
     )

@@ -345,7 +345,8 @@ class Result:
     def __repr__(self) -> str:
         values = [f"{n}={v:.4g}" for n, v in self.final.items() if n != "step"]
         stopped = [f"stopped={self.stopped!r}"] if self.stopped else []
-        parts = [f"step={self.step}", *values, f"checkpoint={self.checkpoint!r}", *stopped]
+        best = [f"best={self.best!r}"] if self.best else []
+        parts = [f"step={self.step}", *values, f"checkpoint={self.checkpoint!r}", *best, *stopped]
         return f"Result({', '.join(parts)})"
 
 

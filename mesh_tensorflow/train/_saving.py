@@ -259,5 +259,6 @@ class Checkpoints:
         if values is not None and self.best is not None:
             self.best.record(path, step, values)
         # Last, as this removes the oldest: the new one might have been of no use.
-        checkpoint_files.record(path, self._keep, self.best and self.best.checkpoint)
+        best = None if self.best is None else self.best.checkpoint
+        checkpoint_files.record(path, self._keep, best)
         return path

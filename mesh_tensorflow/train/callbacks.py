@@ -145,7 +145,7 @@ class Callback:
         """Is called after a checkpoint has been saved.
 
         Args:
-          run: the Run.
+          run: the Run; with `fit(save_in_background=True)`, it may be some steps further.
           path: the path of the checkpoint.
         """
 

@@ -8,8 +8,9 @@ import sys
 import time
 
 import pytest
+import tensorflow.compat.v1 as tf
 from helpers.paths import environment
-from helpers.train import linear, restarted
+from helpers.train import linear, preempted, restarted
 
 from mesh_tensorflow import launch
 
@@ -126,6 +127,34 @@ def test_what_asks_the_launcher_to_end_is_passed_on_once(name, times, passed_on,
         f"{passed_on or name} is passed on to all processes, which have 60 s"
         in started.stderr.read()
     )
+
+
+@pytest.mark.slow
+def test_a_training_saves_when_the_launcher_is_asked_to_end(tmp_path):
+    command = [
+        sys.executable,
+        "-m",
+        "mesh_tensorflow.launch",
+        "--processes",
+        "2",
+        "--restarts",
+        "2",
+    ]
+    with open(tmp_path / "errors", "w") as errors:
+        started = subprocess.Popen(
+            [*command, preempted.__file__, str(tmp_path), "simd"], env=environment(), stderr=errors
+        )
+    steps = tmp_path / "steps"
+    deadline = time.monotonic() + 200
+    while not steps.exists() or len(steps.read_text().splitlines()) < 3:
+        assert time.monotonic() < deadline and started.poll() is None
+        time.sleep(0.05)
+    started.terminate()
+    assert started.wait(60) == 143
+    done = len(steps.read_text().splitlines())
+    text = (tmp_path / "errors").read_text()
+    assert f"SIGTERM: stopped at step {done} of 1000000, saved as" in text and "again:" not in text
+    assert tf.train.latest_checkpoint(str(tmp_path / "model")).endswith(f"model.ckpt-{done}")
 
 
 @pytest.mark.slow
