@@ -18,6 +18,7 @@ from mesh_tensorflow._core.errors import missing_package
 
 # Of weights, by the names in files.
 _DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+_OF_PYTORCH = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 _INDEX, _SINGLE, _CONFIG = "model.safetensors.index.json", "model.safetensors", "config.json"
 
 
@@ -53,6 +54,26 @@ def read_json(file: str) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ValueError(f"{file} is damaged: it holds {type(content).__name__}, not an object")
     return content
+
+
+def _missing(path: str) -> str:
+    """Returns the error for a folder without safetensors files."""
+    if not os.path.isdir(path):
+        return f"there is no folder {path!r}. Models are read from this machine: bring one here first"
+    there = [name for name in _OF_PYTORCH if os.path.isfile(os.path.join(path, name))]
+    if not there:
+        return (
+            f"no model.safetensors in {path!r}; files of PyTorch (.bin) are written anew with "
+            "`save_pretrained(..., safe_serialization=True)`"
+        )
+    # Such a file is a program, which may do anything where it is read.
+    return (
+        f"no model.safetensors in {path!r}, but {there[0]}, a pickle that is not opened here, as it "
+        "could run any code. If you trust it, convert it where PyTorch and transformers are "
+        'installed: python -c "import transformers as t; p = '
+        f"{path!r}; t.AutoModelForCausalLM.from_pretrained(p, dtype='auto').save_pretrained(p, "
+        'safe_serialization=True)"'
+    )
 
 
 def _shards(index: str) -> dict[str, list[str]]:
@@ -108,10 +129,7 @@ class Folder:
             for file, names in sorted(_shards(index).items()):
                 self._add(file, names)
         else:
-            raise ValueError(
-                f"no model.safetensors in {path!r}; files of PyTorch (.bin) are written anew with "
-                "`save_pretrained(..., safe_serialization=True)`"
-            )
+            raise ValueError(_missing(path))
         if os.path.isfile(config):
             self.config = read_json(config)
 

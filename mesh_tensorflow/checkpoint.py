@@ -34,6 +34,7 @@ from mesh_tensorflow._mesh.variables.store import (
     whole_form,
 )
 from mesh_tensorflow._paths import readable
+from mesh_tensorflow._progress import Progress
 
 __all__ = [
     "CheckpointError",
@@ -410,7 +411,11 @@ class Resize(NamedTuple):
         return ""
 
 
-def init_from_values(values: Mapping[str, Any], variables: Iterable[tuple[str, Any]]) -> None:
+def init_from_values(
+    values: Mapping[str, Any],
+    variables: Iterable[tuple[str, Any]],
+    progress: Optional[Progress] = None,
+) -> None:
     """Makes variables be initialized with given values, of which each part is read by itself.
 
     One part is read when that before it is assigned, so that no more than one is in memory beside
@@ -420,6 +425,7 @@ def init_from_values(values: Mapping[str, Any], variables: Iterable[tuple[str, A
       values: arrays by name, as `VariableStore.begin_with` takes them.
       variables: pairs of a name there, and a tf variable. One of another shape gets the values
         from its beginning on, as far as both reach, and keeps the others of its own.
+      progress: counts the parts that are read.
 
     Raises:
       ValueError: an element is no number of the variable's dtype.
@@ -431,6 +437,8 @@ def init_from_values(values: Mapping[str, Any], variables: Iterable[tuple[str, A
         if list(given_shape(values, name)) != variable.shape.as_list():
             _lay_over(variable, np.asarray(values[name]))
             continue
+        if progress is not None:
+            part = _counted(part, progress)
         if tf.executing_eagerly():
             for piece in _pieces(variable):
                 piece.assign(_value_of(variable, part, piece.begin, piece.sizes))
@@ -462,6 +470,14 @@ def _lay_over(variable: Any, value: np.ndarray) -> None:
     variable._initial_value = whole
     if len(variable._gather_saveables_for_checkpoint()) == 1:
         variable._initializer_op = variable.assign(whole, read_value=False)
+
+
+def _counted(part: PartFunction, progress: Progress) -> PartFunction:
+    def counted(index: tuple[slice, ...]) -> np.ndarray:
+        progress.update()
+        return part(index)
+
+    return counted
 
 
 def _pieces(variable: Any) -> list[Piece]:

@@ -15,9 +15,8 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
 from mesh_tensorflow._core.layout import LayoutLike
-from mesh_tensorflow._core.shape import ShapeLike, convert_to_shape
+from mesh_tensorflow._core.shape import ShapeLike
 from mesh_tensorflow._huggingface import Folder
-from mesh_tensorflow._mesh.variables.function import function
 from mesh_tensorflow.models import _bert, _gemma, _gpt, _llama, _lora, _tokenizer, layouts
 from mesh_tensorflow.models._bert import Pooling, TextEncoder
 from mesh_tensorflow.models._decoder import Decoder, Experts
@@ -36,12 +35,11 @@ from mesh_tensorflow.models._generation import (
     ends_of,
 )
 from mesh_tensorflow.models._gguf import GgufFile
-from mesh_tensorflow.models._pretrained import Pretrained, check_eager, filled_up, imported
+from mesh_tensorflow.models._place import place_of
+from mesh_tensorflow.models._pretrained import Pretrained, check_eager, imported
 from mesh_tensorflow.models._tokenizer import Tokenizer
 from mesh_tensorflow.models._weights import Weights
 from mesh_tensorflow.ops._contractions.reduce_broadcast import divided_sum
-from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
-from mesh_tensorflow.train._placing import devices_of
 
 __all__ = [
     "Config",
@@ -81,8 +79,8 @@ class LanguageModel(Pretrained):
         super().__init__(*args, **kwargs)
         self.model = self._form.model(self._mesh_impl.layout_rules, self._mesh_impl.shape)
         self._variable_dtype = mtf.VariableDType(*[tf.as_dtype(self._dtype)] * 3)
-        self._logits = function(self._lowered_logits, store=self.store)
-        self._generator = Generator(self.model, self._mesh_impl, self._variable_dtype, self.store)
+        self._logits = self._function(self._lowered_logits)
+        self._generator = Generator(self.model, self._place, self._variable_dtype, self._function)
 
     # -- calls
 
@@ -100,7 +98,7 @@ class LanguageModel(Pretrained):
         """
         rows = self._checked("logits", ids)
         # The rows that only fill the batch up are left out again.
-        return self._logits(tf.constant(filled_up(rows, self._mesh_impl)))[: len(rows)]
+        return self._logits(tf.constant(self._place.filled_up(rows)))[: len(rows)]
 
     def generate(
         self,
@@ -179,6 +177,8 @@ class LanguageModel(Pretrained):
             scores: list[Optional[float]] = [score for beams in found for _, score in beams]
         else:
             each = [row for row in rows for _ in range(num_return_sequences)]
+            if ends.texts:
+                self._place.check_can_listen("generate")
             listener = Listener(len(each), ends.texts, self.tokenizer) if ends.texts else None
             drawn = self._generator.sample(each, sampling, ends.ids, listener)
             several = _grouped(drawn, num_return_sequences)
@@ -229,6 +229,7 @@ class LanguageModel(Pretrained):
         Raises:
           ValueError: as `generate` raises.
         """
+        self._place.check_can_listen("stream")
         settings = Sampling(max_new_tokens, **sampling)
         ends = ends_of(stop, self.config.get("eos_token_id"), self.tokenizer)
         rows = [self._checked("stream", [self._ids(prompt)])[0]]
@@ -291,8 +292,7 @@ class LanguageModel(Pretrained):
         logits, _ = self.model.call_simple(
             x, None, compute_loss=False, mode="infer", variable_dtype=self._variable_dtype
         )
-        lowering = mtf.Lowering(mesh.graph, {mesh: self._mesh_impl})
-        return lowering.export_to_tf_tensor(logits)
+        return self._place.lower(mesh).export_to_tf_tensor(logits)
 
     # -- training
 
@@ -475,6 +475,8 @@ def from_pretrained(
     zero_axis: Optional[str] = None,
     uneven: bool = False,
     dtype: Union[str, tf.DType] = "float32",
+    mesh_impl: Optional[str] = None,
+    progress: bool = True,
 ) -> Union[LanguageModel, TextEncoder]:
     """Returns the model of a folder of Hugging Face, split over a mesh: a LanguageModel usually.
 
@@ -494,6 +496,10 @@ def from_pretrained(
       uneven: whether all rules allow sizes that the mesh does not divide, as those do that end in
         "?", such as "heads:all?".
       dtype: "float32" or "bfloat16", of the weights in memory, and of activations.
+      mesh_impl: "pjrt" to compute on devices of JAX, of all processes if there are several, which
+        then all make the same calls; "placement", or None, on those of TensorFlow.
+      progress: whether to show on the standard error stream how far the reading of weights is,
+        once it takes longer than a moment.
 
     Raises:
       ImportError: safetensors, or for GGUF files gguf, is not installed.
@@ -502,22 +508,22 @@ def from_pretrained(
         device is wrong.
     """
     what, stored = "from_pretrained", {"zero": zero, "zero_axis": zero_axis, "uneven": uneven}
-    impl = _mesh_impl(what, mesh_shape, layout, devices, **stored)
+    place = place_of(what, mesh_shape, layout, devices, mesh_impl, **stored, shows=progress)
     name = _dtype_name(what, dtype)
     path = os.fspath(path)
     if path.endswith(".gguf"):
         file = GgufFile(path)
         form, tokenizer = form_of(path, file.config), _tokenizer.of_gguf(file.metadata)
         return LanguageModel(
-            file.config, form, Weights(file.named_by(form), form), impl, name, tokenizer
+            file.config, form, Weights(file.named_by(form), form), place, name, tokenizer
         )
     folder = Folder(path)
     form, tokenizer = form_of(path, folder.config), _tokenizer.of_folder(path)
     weights = Weights(folder, form)
     if form.encodes:
         pooling = Pooling.of_folder(path)
-        return TextEncoder(folder.config, form, weights, impl, name, tokenizer, pooling=pooling)
-    return LanguageModel(folder.config, form, weights, impl, name, tokenizer)
+        return TextEncoder(folder.config, form, weights, place, name, tokenizer, pooling=pooling)
+    return LanguageModel(folder.config, form, weights, place, name, tokenizer)
 
 
 def from_config(
@@ -530,6 +536,7 @@ def from_config(
     zero_axis: Optional[str] = None,
     uneven: bool = False,
     dtype: Union[str, tf.DType] = "float32",
+    mesh_impl: Optional[str] = None,
 ) -> Union[LanguageModel, TextEncoder]:
     """Returns a new model of a family, to be trained from the beginning.
 
@@ -544,28 +551,17 @@ def from_config(
       zero_axis: the mesh dimension of ZeRO, or several joined by "+".
       uneven: whether all rules allow sizes that the mesh does not divide.
       dtype: "float32" or "bfloat16".
+      mesh_impl: "pjrt", "placement" or None.
 
     Raises:
       ValueError: the family, or a field, is not known; or the layout or a device is wrong.
     """
     what, stored = "from_config", {"zero": zero, "zero_axis": zero_axis, "uneven": uneven}
-    impl = _mesh_impl(what, mesh_shape, layout, devices, **stored)
+    place = place_of(what, mesh_shape, layout, devices, mesh_impl, **stored)
     name = _dtype_name(what, dtype)
     form = form_of(what, config)
     cls = TextEncoder if form.encodes else LanguageModel
-    return cls(config, form, {}, impl, name)
-
-
-def _mesh_impl(
-    what: str,
-    mesh_shape: ShapeLike,
-    layout: LayoutLike,
-    devices: Optional[Sequence[str]],
-    **stored: Any,
-) -> PlacementMeshImpl:
-    shape = convert_to_shape(mesh_shape)
-    places = devices_of(shape, devices, what=what)
-    return PlacementMeshImpl(shape, layout, places, strict_layout=True, **stored)
+    return cls(config, form, {}, place, name)
 
 
 def _dtype_name(what: str, dtype: Union[str, tf.DType]) -> str:

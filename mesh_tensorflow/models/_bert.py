@@ -19,11 +19,10 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._huggingface import read_json
-from mesh_tensorflow._mesh.variables.function import function
 from mesh_tensorflow.bert.bert import BertConfig, BertModel
 from mesh_tensorflow.models._decoder import activation_of
 from mesh_tensorflow.models._family import Config, Form, Weight
-from mesh_tensorflow.models._pretrained import Pretrained, check_eager, filled_up, imported
+from mesh_tensorflow.models._pretrained import Pretrained, check_eager, imported
 
 MODEL_TYPES = ("bert", "roberta")
 # By ours, from the layer on: Hugging Face's names.
@@ -288,7 +287,7 @@ class TextEncoder(Pretrained):
         if self._dtype != "float32":
             raise ValueError(f"encoders compute in float32; leave dtype={self._dtype!r} out")
         self.model = self._form.model(self._mesh_impl.layout_rules, self._mesh_impl.shape)
-        self._encoded = function(self._lowered, store=self.store)
+        self._encoded = self._function(self._lowered)
 
     def encode(self, ids: Any, mask: Any = None, types: Any = None) -> tf.Tensor:
         """Returns the vectors of all tokens.
@@ -396,7 +395,7 @@ class TextEncoder(Pretrained):
         return [array.astype(np.int32) for array in arrays.values()]
 
     def _filled_up(self, arrays: Sequence[np.ndarray]) -> list[tf.Tensor]:
-        return [tf.constant(filled_up(array, self._mesh_impl)) for array in arrays]
+        return [tf.constant(self._place.filled_up(array)) for array in arrays]
 
     def _lowered(
         self,
@@ -416,8 +415,7 @@ class TextEncoder(Pretrained):
             if normalize:
                 square = mtf.reduce_sum(mtf.square(x), reduced_dim=hidden)
                 x *= mtf.rsqrt(mtf.maximum(square, 1e-24))
-        lowering = mtf.Lowering(mesh.graph, {mesh: self._mesh_impl})
-        return lowering.export_to_tf_tensor(x)
+        return self._place.lower(mesh).export_to_tf_tensor(x)
 
     def save_pretrained(self, path: Union[str, os.PathLike[str]]) -> None:
         """Writes the model, as `Pretrained.save_pretrained` does, and what says how it pools.

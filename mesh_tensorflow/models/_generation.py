@@ -17,11 +17,9 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
-from mesh_tensorflow._mesh.variables.function import function
-from mesh_tensorflow._mesh.variables.store import VariableStore
-from mesh_tensorflow.models._pretrained import filled_up, imported
+from mesh_tensorflow.models._place import Place
+from mesh_tensorflow.models._pretrained import imported
 from mesh_tensorflow.models._tokenizer import Tokenizer
-from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
 from mesh_tensorflow.transformer.transformer import Unitransformer
 from mesh_tensorflow.transformer.transformer._decoding import check_numbers
 
@@ -303,16 +301,16 @@ class Generator:
     def __init__(
         self,
         model: Unitransformer,
-        mesh_impl: PlacementMeshImpl,
+        place: Place,
         variable_dtype: mtf.VariableDType,
-        store: VariableStore,
+        compiled: Callable[[Callable[..., Any]], Callable[..., Any]],
     ) -> None:
         self._model = model
-        self._mesh_impl = mesh_impl
+        self._place = place
         self._variable_dtype = variable_dtype
-        self._sampled = function(self._lowered_samples, store=store)
-        self._searched = function(self._lowered_search, store=store)
-        self._scored = function(self._lowered_log_probs, store=store)
+        self._sampled = compiled(self._lowered_samples)
+        self._searched = compiled(self._lowered_search)
+        self._scored = compiled(self._lowered_log_probs)
         # Traced programs know their listener by a number, which is an input.
         self._listeners: dict[int, Listener] = {}
         self._numbers = itertools.count()
@@ -372,7 +370,7 @@ class Generator:
         for row, prompt in zip(ids, rows):
             row[: len(prompt) - 1] = prompt[1:]
         first = np.array([row[0] for row in rows], np.int32)
-        ids, first, given = (filled_up(a, self._mesh_impl) for a in (ids, first, given))
+        ids, first, given = (self._place.filled_up(a) for a in (ids, first, given))
         given[len(rows) :] = length  # full, so that no one waits for what is left out again
         return ids, first, given
 
@@ -408,7 +406,7 @@ class Generator:
             each_step=None if listener is None else each_step,
             **{name: imported(mesh, value) for name, value in values.items()},
         )
-        lowering = mtf.Lowering(mesh.graph, {mesh: self._mesh_impl})
+        lowering = self._place.lower(mesh)
         return lowering.export_to_tf_tensor(sampled)
 
     def search(
@@ -471,7 +469,7 @@ class Generator:
             length_penalty=length_penalty,
             early_stopping=early_stopping,
         )
-        lowering = mtf.Lowering(mesh.graph, {mesh: self._mesh_impl})
+        lowering = self._place.lower(mesh)
         both, scores = (lowering.export_to_tf_tensor(x) for x in found)
         return both, scores
 
@@ -499,7 +497,7 @@ class Generator:
         losses = layers.softmax_cross_entropy_with_logits(
             mtf.to_float(logits), imported(mesh, targets, "batch", "length"), logits.shape.dims[-1]
         )
-        lowering = mtf.Lowering(mesh.graph, {mesh: self._mesh_impl})
+        lowering = self._place.lower(mesh)
         return lowering.export_to_tf_tensor(mtf.negative(losses))
 
     def _hear(self, number: int, rows: np.ndarray, ids: np.ndarray, step: int) -> np.ndarray:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Optional, Union
 
 import numpy as np
@@ -12,11 +13,11 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._huggingface import write_folder
-from mesh_tensorflow._mesh.variables.store import VariableStore
+from mesh_tensorflow._progress import Progress
 from mesh_tensorflow.models._family import Form, few
+from mesh_tensorflow.models._place import Place
 from mesh_tensorflow.models._tokenizer import Tokenizer
 from mesh_tensorflow.models._weights import Weights, tensors_of
-from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
 
 
 class Pretrained:
@@ -37,7 +38,7 @@ class Pretrained:
         config: Mapping[str, Any],
         form: Form,
         weights: Mapping[str, np.ndarray],
-        mesh_impl: PlacementMeshImpl,
+        place: Place,
         dtype: str,
         tokenizer: Optional[Tokenizer] = None,
     ) -> None:
@@ -45,7 +46,7 @@ class Pretrained:
         self.config = dict(config)
         self.tokenizer = tokenizer
         self.weights = weights
-        self.store = VariableStore()
+        self.store = place.new_store()
         self.store.begin_with(weights)
         self._form = form = weights.form if isinstance(weights, Weights) else form
         self._names = [weight.ours for weight in form.weights]
@@ -53,8 +54,32 @@ class Pretrained:
             name: weights.dtype(name) if isinstance(weights, Weights) else np.dtype("float32")
             for name in self._names
         }
-        self._mesh_impl = mesh_impl
+        self._place, self._mesh_impl = place, place.mesh_impl
         self._dtype = dtype
+
+    def _function(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns a function compiled, whose first call reads weights and shows how far it is."""
+        compiled = self._place.function(fn, self.store)
+
+        def call(*args: Any) -> Any:
+            with self._shown():
+                return compiled(*args)
+
+        return call
+
+    @contextlib.contextmanager
+    def _shown(self) -> Iterator[None]:
+        weights = self.weights
+        if not self._place.shows or not isinstance(weights, Weights):
+            yield
+            return
+        # Without a last line: small models are read before there is a first.
+        with Progress(len(weights), "read weights", unit="weight", leave=False) as progress:
+            weights.progress = progress
+            try:
+                yield
+            finally:
+                weights.progress = None
 
     def __repr__(self) -> str:
         """Says its family, its size, and how it is split."""
@@ -128,18 +153,6 @@ def check_eager(what: str) -> None:
             "of sessions and of tf.disable_v2_behavior. There, the attribute `model` is what "
             "programs are built of"
         )
-
-
-def filled_up(rows: np.ndarray, mesh_impl: PlacementMeshImpl) -> np.ndarray:
-    """Returns rows with the last one repeated, so many that the layout can split them.
-
-    Args:
-      rows: an array, [batch, ...].
-      mesh_impl: the mesh implementation.
-    """
-    axis = mesh_impl.mesh_axis(mtf.Dimension("batch", len(rows)))
-    parts = 1 if axis is None else mesh_impl.shape[axis].size
-    return np.concatenate([rows, *[rows[-1:]] * (-len(rows) % parts)])
 
 
 def imported(mesh: mtf.Mesh, x: tf.Tensor, *names: str) -> mtf.Tensor:

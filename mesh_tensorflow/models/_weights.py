@@ -10,6 +10,7 @@ from typing import NamedTuple, Optional, Union
 import numpy as np
 
 from mesh_tensorflow._huggingface import Folder
+from mesh_tensorflow._progress import Progress
 from mesh_tensorflow.models._family import Form, Weight, few
 from mesh_tensorflow.models._gguf import GgufFile
 
@@ -21,7 +22,10 @@ class Weights(Mapping[str, np.ndarray]):
 
     Attributes:
       form: the Form, with the names of this folder.
+      progress: what counts the weights that `parts` is asked for; or None.
     """
+
+    progress: Optional[Progress] = None
 
     def __init__(self, folder: Union[Folder, GgufFile], form: Form) -> None:
         """Checks that the folder has the weights of the model, in their shapes.
@@ -84,6 +88,8 @@ class Weights(Mapping[str, np.ndarray]):
           name: the name of the variable.
         """
         weight, sizes, last = self._weights[name], self.form.sizes, dict[tuple, np.ndarray]()
+        if self.progress is not None:
+            self.progress.update()
 
         def read(tensor: str, index: tuple[slice, ...]) -> np.ndarray:
             # Parts that are cut out of the same rows follow each other.

@@ -15,6 +15,7 @@ except ImportError as e:
 
 from mesh_tensorflow.pjrt._chief import run_in_chief
 from mesh_tensorflow.pjrt._devices import device_kind as device_kind
+from mesh_tensorflow.pjrt._devices import gathered
 from mesh_tensorflow.pjrt._function import Collectives, Lowered, export, function
 from mesh_tensorflow.pjrt._in_session import in_session
 from mesh_tensorflow.pjrt._store import ArrayStore, restore, save
@@ -26,6 +27,7 @@ __all__ = [
     "Lowered",
     "export",
     "function",
+    "gathered",
     "in_session",
     "mesh_impl",
     "restore",

@@ -250,7 +250,11 @@ def gathered(array: jax.Array) -> np.ndarray:
     """Returns the whole value of an array; with several processes, all have to call it.
 
     Args:
-      array: an array of JAX, with parts in any processes.
+      array: an array of JAX, with parts in any processes, such as a function of
+        `mtf.pjrt.function` returns.
+
+    Returns:
+      A NumPy array.
     """
     if array.is_fully_addressable or array.is_fully_replicated:
         return np.asarray(array)

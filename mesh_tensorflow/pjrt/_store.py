@@ -33,7 +33,14 @@ from mesh_tensorflow._mesh.variables.checkpoint_files import (
     slice_spec,
     write_parts,
 )
-from mesh_tensorflow._mesh.variables.store import Form, VariableStore, differs, fitting
+from mesh_tensorflow._mesh.variables.store import (
+    Form,
+    VariableStore,
+    differs,
+    fitting,
+    fitting_part,
+    given_parts,
+)
 from mesh_tensorflow._quiet import not_advised
 from mesh_tensorflow._stop_signals import deferred
 from mesh_tensorflow.checkpoint import CheckpointError, Wanted, check_checkpoint
@@ -471,7 +478,8 @@ class ArrayStore(VariableStore):
             made.update(read_arrays(self._checkpoint, there))
         for name, wanted in new.items():
             if name not in made:
-                part: Any = part_function(values[name].variable)
+                part: Any = self._given_part(values[name])
+                part = part or part_function(values[name].variable)
                 with all_dtypes():
                     made[name] = jax.make_array_from_callback(wanted.shape, wanted.sharding, part)
         # All values are there before the first is kept, so that an error leaves the store as it
@@ -481,6 +489,22 @@ class ArrayStore(VariableStore):
                 self._set(value, made[name])
                 v = value.variable
                 self._known.saved.add(self, name, v.shape, v.master_dtype, v.trainable)
+
+    def _given_part(
+        self, traced: ValueOfVariable
+    ) -> Optional[Callable[[tuple[slice, ...]], np.ndarray]]:
+        """Returns a function that returns a part of what `begin_with` was given; None for none."""
+        name, values, form = traced.variable.name, self._known.values, traced.form
+        if name not in values:
+            return None
+        part, sizes = given_parts(values, name), form.shape.to_integer_list
+
+        def fitted(index: tuple[slice, ...]) -> np.ndarray:
+            ranges = [s.indices(size)[:2] for s, size in zip(index, sizes)]
+            begin, shape = [b for b, _ in ranges], [e - b for b, e in ranges]
+            return fitting_part(name, form, part, begin, shape).numpy()
+
+        return fitted
 
     def _set(self, traced: ValueOfVariable, array: jax.Array) -> None:
         name = traced.variable.name

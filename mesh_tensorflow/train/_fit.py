@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import inspect
+import io
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Optional, TypeVar, Union, cast
@@ -19,6 +20,7 @@ from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow._mesh.variables import checkpoint_files
 from mesh_tensorflow._mesh.variables.store import VariableStore
 from mesh_tensorflow._pjrt import pjrt
+from mesh_tensorflow._progress import Progress
 from mesh_tensorflow.auto_mtf.hardware import Hardware
 from mesh_tensorflow.auto_mtf.measured import Auto
 from mesh_tensorflow.checkpoint import CheckpointError, Resize, fault_of
@@ -584,7 +586,10 @@ def _run(loop: Loop, resume: Resume, initial: Optional[Initial]) -> Result:
             + (f" after step {run.step}, where this run goes on" if run.step else "")
             + ": there are too few examples, or the data can be read only once"
         )
-    _prepare(engine, first, last, initial)
+    stream = None if loop.show else io.StringIO()
+    # Without a last line: small models are read before there is a first.
+    with Progress(None, "read weights", unit="part", stream=stream, leave=False) as progress:
+        _prepare(engine, first, last, initial and initial._replace(progress=progress))
     # The report goes over the whole program, which takes a while for a large one.
     if engine.lowered is not None and loop.show:
         places = {"checkpoints": run.directory, "logs": run.logdir}

@@ -53,6 +53,7 @@ class Initial(NamedTuple):
       strict: whether the file has to have exactly the weights of the model.
       resize: which dimensions may have another size than in the file, or None.
       values: arrays by name, in place of a file.
+      progress: counts what is read of them; or None.
     """
 
     path: str
@@ -60,6 +61,7 @@ class Initial(NamedTuple):
     strict: bool
     resize: Optional[Resize] = None
     values: Optional[Mapping[str, Any]] = None
+    progress: Optional[Progress] = None
 
     def name_of(self, name: str) -> Optional[str]:
         """Returns the name of a variable in the file; None if it is not taken from there.
@@ -109,7 +111,7 @@ class Initial(NamedTuple):
         if self.values is not None:
             each = [(other, (variables[n], averages.get(n))) for n, other in there.items()]
             pairs = [(other, v) for other, vs in each for v in vs if v is not None]
-            init_from_values(self.values, [pair for pair in pairs if pair[0] in found])
+            init_from_values(self.values, [p for p in pairs if p[0] in found], self.progress)
             return
         init_from_checkpoint(self.path, found, resize=can_resize)
         for n, other in there.items():  # one value for several variables takes several calls
@@ -122,7 +124,8 @@ class Initial(NamedTuple):
 
 
 def _has_text(given: Mapping[str, Any]) -> bool:
-    return any(v is None or isinstance(v, str) for v in given.values())
+    # What is read from a file part by part has none, and would be read as a whole here.
+    return not hasattr(given, "parts") and any(v is None or isinstance(v, str) for v in given.values())
 
 
 def initial_of(

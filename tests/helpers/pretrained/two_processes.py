@@ -9,7 +9,7 @@ import mesh_tensorflow as mtf
 from mesh_tensorflow import launch
 from mesh_tensorflow._huggingface import Folder
 
-__all__ = ["main", "train"]
+__all__ = ["main", "on_jax", "train"]
 
 
 def train(folder, **place):
@@ -22,6 +22,24 @@ def train(folder, **place):
         **place,
     )  # fmt: skip
     return model, result
+
+
+def on_jax(folder, output):
+    """Each process makes the same calls, on the devices of all, and gets all values."""
+    place = {"mesh_shape": "x:4", "layout": "batch:x", "zero": 3, "mesh_impl": "pjrt"}
+    model = mtf.models.from_pretrained(folder, **place)
+    ids = np.arange(4 * 24).reshape(4, 24).astype(np.int32) % 90
+    record = {
+        "logits": model.logits(ids).numpy().tolist(),
+        "ids": model.generate([[5, 9, 0], [7]], 8),
+        "log_probs": model.log_probs([[5, 9, 0]]),
+        "losses": mtf.train.fit(
+            model.loss, ids, steps=2, dims="batch:4,length:24", progress=False, seed=0,
+            optimizer=mtf.optimize.SgdOptimizer(0.1), init_checkpoint=model.weights, **place,
+        ).losses,
+    }  # fmt: skip
+    with open(f"{output}.{launch.processes().index}", "w") as file:
+        json.dump(record, file)
 
 
 def main(folder, output):
@@ -48,4 +66,4 @@ def main(folder, output):
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    {"tensorflow": main, "pjrt": on_jax}[sys.argv[1]](*sys.argv[2:])

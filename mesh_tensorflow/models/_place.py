@@ -1,0 +1,152 @@
+"""Where the calls of a model compute: on devices of TensorFlow, or on those of JAX."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Optional, Union
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+import mesh_tensorflow.ops_with_redefined_builtins as mtf
+from mesh_tensorflow._core.layout import LayoutLike, convert_to_layout_rules
+from mesh_tensorflow._core.shape import ShapeLike, convert_to_shape
+from mesh_tensorflow._mesh.gspmd import GspmdMeshImpl
+from mesh_tensorflow._mesh.variables.function import function
+from mesh_tensorflow._mesh.variables.store import VariableStore
+from mesh_tensorflow._pjrt import pjrt
+from mesh_tensorflow._processes.processes import check_described, is_pjrt, processes
+from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
+from mesh_tensorflow.train._placing import devices_of
+
+_IMPLS = ("placement", "pjrt")
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where a model computes.
+
+    Attributes:
+      mesh_impl: the mesh implementation.
+      of_jax: on devices of JAX, the arguments of `mtf.pjrt.function`; else None.
+      shows: whether to show how far the reading of weights is.
+    """
+
+    mesh_impl: Union[PlacementMeshImpl, GspmdMeshImpl]
+    of_jax: Optional[Mapping[str, Any]] = None
+    shows: bool = True
+
+    def new_store(self) -> VariableStore:
+        """Returns a store for the variables of functions."""
+        return VariableStore() if self.of_jax is None else pjrt().ArrayStore()
+
+    def function(self, fn: Callable[..., Any], store: VariableStore) -> Callable[..., Any]:
+        """Returns a function compiled, with arguments and results of TensorFlow.
+
+        Args:
+          fn: a function of tf.Tensors that lowers a program by `lower`.
+          store: where its variables are.
+        """
+        if self.of_jax is None:
+            return function(fn, store=store)
+        compiled = pjrt().function(fn, store=store, **self.of_jax)
+
+        def call(*args: Any) -> Any:
+            # A process has parts of an array alone; asked for in all of them, it has all of it.
+            found = compiled(*args)
+            return tf.nest.map_structure(lambda x: tf.constant(pjrt().gathered(x)), found)
+
+        return call
+
+    def lower(self, mesh: mtf.Mesh) -> mtf.Lowering:
+        """Returns the Lowering of a program of such a function.
+
+        Args:
+          mesh: the Mesh.
+        """
+        impl = self.mesh_impl if self.of_jax is None else pjrt().mesh_impl()
+        return mtf.Lowering(mesh.graph, {mesh: impl})
+
+    def check_can_listen(self, what: str) -> None:
+        """Raises ValueError where no function of Python can follow a program.
+
+        Args:
+          what: what would follow it.
+        """
+        if self.of_jax is not None:
+            raise ValueError(
+                f"{what}: mesh_impl='pjrt' compiles all steps into one program, which tells nothing "
+                "before its end: no pieces, and no texts in stop. Stop at ids, or leave mesh_impl "
+                "out of from_pretrained"
+            )
+
+    def filled_up(self, rows: np.ndarray) -> np.ndarray:
+        """Returns rows with the last one repeated, so many that the layout can split them.
+
+        Args:
+          rows: an array, [batch, ...].
+        """
+        axis = self.mesh_impl.mesh_axis(mtf.Dimension("batch", len(rows)))
+        parts = 1 if axis is None else self.mesh_impl.shape[axis].size
+        return np.concatenate([rows, *[rows[-1:]] * (-len(rows) % parts)])
+
+
+def place_of(
+    what: str,
+    mesh_shape: ShapeLike,
+    layout: LayoutLike,
+    devices: Optional[Sequence[str]],
+    mesh_impl: Optional[str],
+    *,
+    zero: Optional[int],
+    zero_axis: Optional[str],
+    uneven: bool,
+    shows: bool = True,
+) -> Place:
+    """Returns the Place that the arguments of `from_pretrained` describe.
+
+    Args:
+      what: the function that was called, for errors.
+      mesh_shape: see `from_pretrained`, as for the others.
+      layout: likewise.
+      devices: likewise.
+      mesh_impl: likewise.
+      zero: likewise.
+      zero_axis: likewise.
+      uneven: likewise.
+      shows: see Place.
+
+    Raises:
+      ValueError: the mesh implementation is not known, or the devices are not there.
+    """
+    shape, stored = convert_to_shape(mesh_shape), dict[str, Any]({"zero": zero, "zero_axis": zero_axis})
+    if mesh_impl not in (None, *_IMPLS):
+        raise ValueError(
+            f"{what}: mesh_impl={mesh_impl!r} is none of {', '.join(map(repr, _IMPLS))}. "
+            "Trainings take others: give them to mtf.train.fit(model.loss, ...)"
+        )
+    if mesh_impl != "pjrt":
+        places = devices_of(shape, devices, what=what)
+        impl = PlacementMeshImpl(
+            shape, layout, places, strict_layout=True, uneven=uneven, **stored
+        )
+        return Place(impl, shows=shows)
+    if devices is not None:
+        raise ValueError(
+            f"{what}: devices are those of TensorFlow, but mesh_impl='pjrt' runs on the first of "
+            "jax.devices(). Leave them out"
+        )
+    check_described(os.environ)
+    if processes().count > 1 and not is_pjrt():
+        raise ValueError(
+            f"{what}: there are {processes().count} processes, and mesh_impl='pjrt' runs on the "
+            "devices of all if JAX connects them: start them with python -m mesh_tensorflow.launch "
+            "--runtime pjrt, or set MTF_RUNTIME=pjrt in each"
+        )
+    rules = convert_to_layout_rules(layout)
+    rules = rules.allowing_uneven() if uneven else rules
+    pjrt()  # an error without JAX
+    of_jax = {"mesh_shape": shape, "layout": rules, **stored}
+    return Place(GspmdMeshImpl(shape, rules, **stored), of_jax, shows)
