@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple, Optional, Union
 
@@ -408,6 +408,7 @@ def choose_initial(
     *,
     resize: Optional[Resize] = None,
     dims: Mapping[str, Sequence[str]] = MappingProxyType({}),
+    say: Optional[Callable[[str], None]] = None,
 ) -> dict[str, Any]:
     """Returns the variables that are in a checkpoint, to begin with their values there.
 
@@ -432,6 +433,7 @@ def choose_initial(
         out. Pass `resize=True` to `init_from_checkpoint`, too.
       dims: the names of the dimensions of each variable, by its name in the checkpoint, for
         `resize`.
+      say: is called with what is logged, for users who see no logs; or None.
 
     Raises:
       ValueError: the checkpoint has no trained variable of the model, or one of another shape; or
@@ -444,7 +446,7 @@ def choose_initial(
     known = {*variables, *saved}
     if resize is not None:
         _check_dims(what, resize, dims)
-    differs, resized, slots = [], [], []
+    differs, resized, slots = [], {}, []
     for name, v in in_both.items():
         there, here = list(saved[name]), list(v.shape)
         if there == here:
@@ -458,7 +460,7 @@ def choose_initial(
                 f"{why and ': '}{why}"
             )
         else:
-            resized.append(f"{name} {there} to {here}")
+            resized[name] = f"{name} {there} to {here}"
     if differs:
         more = f" ({len(differs) - 1} more differ)" if differs[1:] else ""
         raise ValueError(f"{what} {path}: {differs[0]}{more}{hint and '; '}{hint}")
@@ -469,7 +471,8 @@ def choose_initial(
         n for n in sorted(saved) if n not in variables and n != _STEP and not _is_slot(n, known)
     ]
     lists = (
-        _list("Resized", resized)
+        _list("As they are there", [n for n in in_both if resized and n not in resized])
+        + _list("Resized", list(resized.values()))
         + _list("Begun anew, as slots of other sizes", slots)
         + _list("In the model only", lacking)
         + _list("In the checkpoint only", unused)
@@ -484,7 +487,10 @@ def choose_initial(
             f"{what} {path}: the checkpoint has other weights than the model, and strict asks for "
             f"the same{hint and '; '}{hint}.{lists}"
         )
-    tf.logging.info("Initializing %d variables from %s%s", len(in_both), path, lists)
+    told = f"Initializing {len(in_both)} variables from {path}{lists}"
+    tf.logging.info("%s", told)
+    if say is not None:
+        say(told)
     return in_both
 
 

@@ -51,12 +51,14 @@ class Initial(NamedTuple):
         variable that is not there. Or a function of the name.
       strict: whether the file has to have exactly the weights of the model.
       resize: which dimensions may have another size than in the file, or None.
+      say: is told which variables are loaded, resized and so on; or None.
     """
 
     path: str
     names: Names
     strict: bool
     resize: Optional[Resize] = None
+    say: Optional[Callable[[str], None]] = None
 
     def name_of(self, name: str) -> Optional[str]:
         """Returns the name of a variable in the file; None if it is not taken from there.
@@ -100,6 +102,7 @@ class Initial(NamedTuple):
             "and init_shrink",
             resize=self.resize,
             dims={other: dims[n] for n, other in there.items() if n in dims},
+            say=self.say,
         )
         can_resize = self.resize is not None
         init_from_checkpoint(self.path, found, resize=can_resize)
