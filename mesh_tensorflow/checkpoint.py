@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple, Optional, Union
 
@@ -514,6 +514,7 @@ def choose_initial(
     resize: Optional[Resize] = None,
     dims: Mapping[str, Sequence[str]] = MappingProxyType({}),
     values: Optional[Mapping[str, Any]] = None,
+    say: Optional[Callable[[str], None]] = None,
 ) -> dict[str, Any]:
     """Returns the variables that are in a checkpoint, to begin with their values there.
 
@@ -539,6 +540,7 @@ def choose_initial(
       dims: the names of the dimensions of each variable, by its name in the checkpoint, for
         `resize`.
       values: arrays by name, in place of a checkpoint; then `path` says what they are.
+      say: is called with what is logged, for users who see no logs; or None.
 
     Raises:
       ValueError: the checkpoint has no trained variable of the model, or one of another shape; or
@@ -554,7 +556,7 @@ def choose_initial(
     known = {*variables, *saved}
     if resize is not None:
         _check_dims(what, resize, dims)
-    differs, resized, slots = [], [], []
+    differs, resized, slots = [], {}, []
     for name, v in in_both.items():
         there, here = list(saved[name]), list(v.shape)
         if there == here:
@@ -568,7 +570,7 @@ def choose_initial(
                 f"{why and ': '}{why}"
             )
         else:
-            resized.append(f"{name} {there} to {here}")
+            resized[name] = f"{name} {there} to {here}"
     if differs:
         more = f" ({len(differs) - 1} more differ)" if differs[1:] else ""
         raise ValueError(f"{what} {path}: {differs[0]}{more}{hint and '; '}{hint}")
@@ -579,7 +581,8 @@ def choose_initial(
         n for n in sorted(saved) if n not in variables and n != _STEP and not _is_slot(n, known)
     ]
     lists = (
-        _list("Resized", resized)
+        _list("As they are there", [n for n in in_both if resized and n not in resized])
+        + _list("Resized", list(resized.values()))
         + _list("Begun anew, as slots of other sizes", slots)
         + _list("In the model only", lacking)
         + _list("In the checkpoint only", unused)
@@ -594,7 +597,10 @@ def choose_initial(
             f"{what} {path}: the checkpoint has other weights than the model, and strict asks for "
             f"the same{hint and '; '}{hint}.{lists}"
         )
-    tf.logging.info("Initializing %d variables from %s%s", len(in_both), path, lists)
+    told = f"Initializing {len(in_both)} variables from {path}{lists}"
+    tf.logging.info("%s", told)
+    if say is not None:
+        say(told)
     return in_both
 
 

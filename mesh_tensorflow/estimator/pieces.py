@@ -23,7 +23,7 @@ def any_batch(signature: Any, rows: int, what: str) -> Any:
       what: what is exported, for errors.
 
     Raises:
-      ValueError: an input or an output has not so many rows.
+      ValueError: an input or an output has not so many rows, or there is a loop of TensorFlow 1.
     """
     graph = tf.get_default_graph()
     named = [
@@ -40,7 +40,7 @@ def any_batch(signature: Any, rows: int, what: str) -> Any:
                 f"{what}: {n!r} has the shape {x.shape}, but a model that takes any number of "
                 f"rows, {rows} at a time, has them first in each input and output"
             )
-    program = _Program(graph, inputs, outputs)
+    program = _Program(graph, inputs, outputs, what)
     free = {n: tf.placeholder(x.dtype, [None, *x.shape[1:]], n) for n, x in inputs.items()}
 
     @tf2.function(autograph=False)
@@ -58,12 +58,21 @@ class _Program:
     """What a graph computes, to be computed again within functions of the same graph."""
 
     def __init__(
-        self, graph: tf.Graph, inputs: Mapping[str, tf.Tensor], outputs: Mapping[str, tf.Tensor]
+        self,
+        graph: tf.Graph,
+        inputs: Mapping[str, tf.Tensor],
+        outputs: Mapping[str, tf.Tensor],
+        what: str,
     ) -> None:
         self.inputs, self.outputs = inputs, list(outputs.values())
         self._nodes = tf.graph_util.extract_sub_graph(
             graph.as_graph_def(), [x.op.name for x in self.outputs]
         )
+        if any(node.op == "Enter" for node in self._nodes.node):
+            raise ValueError(
+                f"{what}: the model has loops of TensorFlow 1, which cannot be computed in pieces. "
+                "Call tf.compat.v1.enable_control_flow_v2() at the beginning of the program"
+            )
         self._names = {node.name for node in self._nodes.node}
         # Variables and tables stay in the graph, where those who load it look for them.
         self._held = [

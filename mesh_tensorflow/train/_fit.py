@@ -331,7 +331,7 @@ def fit(
       init_strict: whether it is an error if weights are in one of the two only.
       init_resize: names of dimensions that may be larger in the model than there, such as "vocab":
         the first values of a variable are those of `init_checkpoint`, the others begin as its
-        initializer says. The log has the variables.
+        initializer says. What is loaded, resized, begun anew and left out is written.
       init_shrink: whether these dimensions may be smaller, too: the last values there are left out.
       callbacks: objects of class mtf.train.Callback.
       log_every: the number of steps between records of `Result.history`.
@@ -586,6 +586,8 @@ def _run(loop: Loop, resume: Resume, initial: Optional[Initial]) -> Result:
             + (f" after step {run.step}, where this run goes on" if run.step else "")
             + ": there are too few examples, or the data can be read only once"
         )
+    if initial is not None and initial.resize is not None:
+        initial = initial._replace(say=loop.say)
     stream = None if loop.show else io.StringIO()
     # Without a last line: small models are read before there is a first.
     with Progress(None, "read weights", unit="part", stream=stream, leave=False) as progress:

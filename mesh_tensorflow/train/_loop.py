@@ -54,6 +54,7 @@ class Initial(NamedTuple):
       resize: which dimensions may have another size than in the file, or None.
       values: arrays by name, in place of a file.
       progress: counts what is read of them; or None.
+      say: is told which variables are loaded, resized and so on; or None.
     """
 
     path: str
@@ -62,6 +63,7 @@ class Initial(NamedTuple):
     resize: Optional[Resize] = None
     values: Optional[Mapping[str, Any]] = None
     progress: Optional[Progress] = None
+    say: Optional[Callable[[str], None]] = None
 
     def name_of(self, name: str) -> Optional[str]:
         """Returns the name of a variable in the file; None if it is not taken from there.
@@ -106,6 +108,7 @@ class Initial(NamedTuple):
             resize=self.resize,
             dims={other: dims[n] for n, other in there.items() if n in dims},
             values=self.values,
+            say=self.say,
         )
         can_resize = self.resize is not None
         if self.values is not None:

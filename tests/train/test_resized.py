@@ -1,7 +1,5 @@
 """Beginning with weights of another vocabulary: larger, smaller, on every layout; what is told."""
 
-import logging
-
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
@@ -33,12 +31,16 @@ def loss(mesh, ids, words):
 
 def begin(words, given, **arguments):
     """Returns the weights that a model with so many words begins with."""
-    arguments = {"optimizer": mtf.optimize.AdamWeightDecayOptimizer(0.0), **arguments}
-    fit = arguments.pop("fit", mtf.train.fit)
-    return fit(
-        lambda mesh, ids: loss(mesh, ids, words), IDS, 1, dims=[BATCH], progress=False,
-        init_checkpoint=given, **arguments,
-    ).variables  # fmt: skip
+    adam = mtf.optimize.AdamWeightDecayOptimizer(0.0)
+    arguments = {"optimizer": adam, "progress": False, **arguments}
+    return mtf.train.fit(
+        lambda mesh, ids: loss(mesh, ids, words),
+        IDS,
+        1,
+        dims=[BATCH],
+        init_checkpoint=given,
+        **arguments,
+    ).variables
 
 
 def weights(words):
@@ -51,27 +53,15 @@ def weights(words):
     }
 
 
-@pytest.fixture
-def log():
-    """What is logged."""
-    found = []
-    handler = logging.Handler()
-    handler.emit = lambda record: found.append(record.getMessage())
-    tf.get_logger().addHandler(handler)
-    tf.logging.set_verbosity(tf.logging.INFO)
-    yield found
-    tf.get_logger().removeHandler(handler)
-
-
 SLOW = [name for name in PLACES if name not in ("plain", "simd")]
 
 
 @pytest.mark.slow(*[f"*{name}*" for name in SLOW])
 @pytest.mark.parametrize("place", PLACES)
-def test_a_vocabulary_that_has_grown(place, log):
+def test_a_vocabulary_that_has_grown(place, capsys):
     if place == "pjrt":
         pytest.importorskip("jax", reason="JAX is not installed")
-    arguments = {"average": 0.5, **PLACES[place]}
+    arguments = {"average": 0.5, "progress": True, **PLACES[place]}
     given = weights(6)
     own = begin(10, None, **PLACES["plain"])
     found = begin(10, given, init_resize="vocab", **arguments)
@@ -81,7 +71,8 @@ def test_a_vocabulary_that_has_grown(place, log):
         np.testing.assert_array_equal(found[f"{name}/ExponentialMovingAverage"], found[name])
         assert set(found[f"{name}/adam_m"].shape) == set(found[name].shape)
     np.testing.assert_array_equal(found["scale"], given["scale"])
-    [told] = [line for line in log if line.startswith("Initializing 3 variables from")]
+    told = capsys.readouterr().err
+    assert "Initializing 3 variables from" in told and "As they are there (1):\n    scale" in told
     assert "Resized (2):\n    embedding [6, 6] to [10, 6]\n    logits/bias [6] to [10]" in told
     assert "In the checkpoint only (1):\n    old" in told
 
