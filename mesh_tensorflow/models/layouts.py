@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 from collections.abc import Iterable, Mapping
@@ -120,6 +121,7 @@ def plan(
     memory_limit_bytes: Optional[float] = None,
     microbatches: Iterable[int] = (1, 4, 16),
     recompute: Iterable[bool] = (False, True),
+    sequence_parallel: Iterable[bool] = (False,),
     **options: Any,
 ) -> Plans:
     """Returns the fastest way to train a decoder on a number of processors, by estimates.
@@ -145,6 +147,8 @@ def plan(
       microbatches: numbers of microbatches to choose from, as `microbatches` of `fit`.
       recompute: whether layers are recomputed for the gradient, to choose from; a model does so by
         `model.model.layer_stack.recompute_grads = True`.
+      sequence_parallel: whether residuals may be split by length where heads are, to choose from; a
+        model does so by `model.model.layer_stack.sequence_parallel = True`.
       **options: `zero`, `mesh_shapes`, `max_mesh_shape_dimensions`, `within` and `joint` of
         `mtf.auto_mtf.plan`.
 
@@ -160,7 +164,8 @@ def plan(
     if form.encodes:
         raise ValueError("layouts.plan: the model is an encoder; plan is for language models")
     candidates = [
-        Choice(microbatches=m, recompute=again) for again in recompute for m in microbatches
+        Choice(microbatches=parts, recompute=again, sequence_parallel=apart)
+        for apart, again, parts in itertools.product(sequence_parallel, recompute, microbatches)
     ]
     limit = profile.memory_bytes if memory_limit_bytes is None else memory_limit_bytes
     return search_plans(
@@ -176,6 +181,7 @@ def _step(form: Form, choice: Choice, batch: int, length: int) -> Program:
     # Groups of tokens, for experts, are smaller than what a processor has in any layout.
     made = form.model(mtf.convert_to_layout_rules(""), mtf.Shape([]))
     made.layer_stack.recompute_grads = choice.recompute
+    made.layer_stack.sequence_parallel = choice.sequence_parallel
     rows = mtf.convert_to_shape(f"batch:{batch},length:{length}")
     ids = mtf.import_tf_tensor(mesh, tf.zeros(rows.to_integer_list, tf.int32), rows, name="ids")
 

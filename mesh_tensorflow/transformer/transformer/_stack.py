@@ -498,7 +498,7 @@ class LayerStack(TransformerLayer):
         self._layers = list(layers)
         self.recompute_grads = recompute_grads
         self._recompute_budget = recompute_budget
-        self._sequence_parallel = sequence_parallel
+        self.sequence_parallel = sequence_parallel
         self.dropout_rate = dropout_rate
         self.norm_epsilon = norm_epsilon
         if dropout_rate is not None:
@@ -546,7 +546,7 @@ class LayerStack(TransformerLayer):
         return self._layers
 
     def _begin(self, context: Context, x: mtf.Tensor) -> mtf.Tensor:
-        if self._sequence_parallel:
+        if self.sequence_parallel:
             # First, so that the sublayers work on each processor's part of the stream.
             x = to_residual_length(x, context.length_dim.name)
         x = self._with_sublayers("sublayers_initial", context, x)
@@ -557,7 +557,7 @@ class LayerStack(TransformerLayer):
         x = self._with_sublayers("sublayers_final", context, x)
         # While the stream still has the name of its own, so that each processor masks its part.
         x = sublayer_mask_padding(x, self, context)
-        if self._sequence_parallel:
+        if self.sequence_parallel:
             x = to_length(x, context.length_dim.name)
         context.layer_outputs.append(x)
         return x
