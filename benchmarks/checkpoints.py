@@ -1,10 +1,12 @@
 """Measures the memory of variables, and how fast checkpoints are saved and restored.
 
     python benchmarks/checkpoints.py --oracle_python VENV/bin/python --json results.json
+    python benchmarks/checkpoints.py --fit
 
 Each system has variables of the same total size: Mesh TensorFlow on a 2x2 mesh of logical CPUs,
 each matrix split over both dimensions; the classic release likewise; and plain TensorFlow. Each
-run is a new process, and the systems take turns. See README.md.
+run is a new process, and the systems take turns. With `--fit`, it measures how much longer the
+steps of `mtf.train.fit` take that saves: at once, or in the background. See README.md.
 """
 
 import argparse
@@ -125,7 +127,91 @@ def work(system: str, mib: int, directory: str) -> dict[str, float]:
     return found
 
 
-def run(system: str, arguments: argparse.Namespace) -> dict[str, float]:
+# -- what a training waits for
+
+WAYS: dict[str, dict[str, Any]] = {
+    "no saves": {},
+    "at once": {"save_in_background": False},
+    "background": {"save_in_background": True},
+}
+SAVES = 3  # in the steps of one run
+
+
+def train(way: str, arguments: argparse.Namespace, directory: str) -> dict[str, float]:
+    """The seconds of some steps of a training, those before the first save left out."""
+    quiet.import_tensorflow()
+    import numpy as np
+
+    import mesh_tensorflow as mtf
+
+    size = 1024
+    batch, *dims = (mtf.Dimension("batch", arguments.rows), mtf.Dimension("d0", size))
+    # With the two slots of Adam, each matrix takes three times its own bytes.
+    for i in range(arguments.mib * 2**20 // (3 * 4 * size * size)):
+        dims.append(mtf.Dimension(f"d{i + 1}", size))
+
+    def model_fn(mesh: Any, x: Any) -> Any:
+        for i, d in enumerate(dims[1:]):
+            x = mtf.layers.dense(
+                x, [d], reduced_dims=[dims[i]], use_bias=False, activation=mtf.relu, name=f"w{i}"
+            )
+        return mtf.reduce_mean(mtf.square(x))
+
+    class Times(mtf.train.Callback):
+        """The moment of each step."""
+
+        def __init__(self) -> None:
+            self.moments: list[float] = []
+
+        def on_step(self, run: Any, values: Any) -> None:
+            self.moments.append(time.perf_counter())
+
+    times, every = Times(), arguments.save_every
+    os.sync()  # what others wrote before does not slow this down
+    mtf.train.fit(
+        model_fn,
+        np.random.RandomState(0).randn(arguments.rows, size).astype("float32"),
+        steps=every * (SAVES + 1) - 1,
+        dims=[batch, dims[0]],
+        optimizer=mtf.optimize.AdamWOptimizer(1e-4),
+        mesh_shape="rows:2",
+        layout="batch:rows",
+        directory=None if way == "no saves" else directory,
+        save_every=every,
+        keep=1,
+        progress=False,
+        callbacks=[times],
+        **WAYS[way],
+    )
+    import resource
+
+    return {
+        # From the end of the step that is saved first.
+        "seconds": times.moments[-1] - times.moments[every - 1],
+        "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10,
+    }
+
+
+def fit(arguments: argparse.Namespace) -> None:
+    """Prints how long steps take, in turns."""
+    rounds: dict[str, list[dict[str, float]]] = {way: [] for way in WAYS}
+    for turn in range(arguments.rounds):
+        ways = list(WAYS)
+        for way in ways[turn % 3 :] + ways[: turn % 3]:
+            rounds[way].append(run(way, arguments, "--train"))
+    steps = arguments.save_every * SAVES - 1
+    print(f"{arguments.mib} MiB of variables; {SAVES} saves in {steps} steps; medians")
+    for way, found in rounds.items():
+        seconds = [one["seconds"] for one in found]
+        ratios = [s / alone["seconds"] for s, alone in zip(seconds, rounds["no saves"])]
+        print(
+            f"{way:12}{statistics.median(seconds) / steps * 1000:8.1f} ms a step"
+            f"{statistics.median(ratios):8.3f} ({min(ratios):.3f}-{max(ratios):.3f})"
+            f"{statistics.median(one['peak'] for one in found):8.0f} MiB at the peak"
+        )
+
+
+def run(system: str, arguments: argparse.Namespace, worker: str = "--worker") -> dict[str, float]:
     """Starts a process and returns what it measured."""
     python = arguments.oracle_python if system == "classic" else sys.executable
     environment = dict(os.environ, **ALLOCATOR)
@@ -133,7 +219,8 @@ def run(system: str, arguments: argparse.Namespace) -> dict[str, float]:
         environment.pop("PYTHONPATH", None)
     with tempfile.TemporaryDirectory() as directory:
         done = subprocess.run(
-            [python, __file__, "--worker", system, directory, "--mib", str(arguments.mib)],
+            [python, __file__, worker, system, directory, "--mib", str(arguments.mib)]
+            + ["--save_every", str(arguments.save_every), "--rows", str(arguments.rows)],
             env=environment,
             capture_output=True,
             text=True,
@@ -184,6 +271,10 @@ def main() -> None:
     parser.add_argument(
         "--worker", nargs=2, metavar=("SYSTEM", "DIRECTORY"), help=argparse.SUPPRESS
     )
+    parser.add_argument("--train", nargs=2, metavar=("WAY", "DIRECTORY"), help=argparse.SUPPRESS)
+    parser.add_argument("--fit", action="store_true", help="measure the steps of mtf.train.fit")
+    parser.add_argument("--save_every", type=int, default=30, help="steps, for --fit")
+    parser.add_argument("--rows", type=int, default=64, help="of a batch, for --fit")
     parser.add_argument("--mib", type=int, default=1024, help="size of all variables")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", default="", help="write everything to this file")
@@ -193,6 +284,12 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.worker:
         print(json.dumps(work(arguments.worker[0], arguments.mib, arguments.worker[1])))
+        return
+    if arguments.train:
+        print(json.dumps(train(arguments.train[0], arguments, arguments.train[1])))
+        return
+    if arguments.fit:
+        fit(arguments)
         return
     names = [s for s in SYSTEMS if s != "classic" or arguments.oracle_python]
     rounds: dict[str, list[dict[str, float]]] = {name: [] for name in names}

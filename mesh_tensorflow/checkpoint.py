@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple, Optional, Union
 
 import numpy as np
+import tensorflow as tf2
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow._core.errors import first_names, reason, slip
+from mesh_tensorflow._core.errors import did_you_mean, first_names, reason, slip
 from mesh_tensorflow._core.shape import Shape
 from mesh_tensorflow._mesh.devices import host_cpu
 from mesh_tensorflow._mesh.variables import checkpoint_files
@@ -36,6 +38,7 @@ from mesh_tensorflow._progress import Progress
 
 __all__ = [
     "CheckpointError",
+    "Resize",
     "Saver",
     "check_checkpoint",
     "choose_initial",
@@ -123,7 +126,9 @@ class Saver(tf.train.Saver):
         self._apart: dict[str, ShardedVariable] = {}
         if kwargs.get("builder") is None:
             version: Any = kwargs.get("write_version", tf.train.SaverDef.V2)
-            kwargs["builder"] = builder = ShardSaverBuilder(version)
+            kwargs["builder"] = ShardSaverBuilder(version)
+        builder = kwargs["builder"]
+        if isinstance(builder, ShardSaverBuilder):
             self._apart = builder.apart
         # Last: it calls `build`, which asks for `_wanted`, and where the builder fills `_apart`.
         super().__init__(var_list, **kwargs)
@@ -276,7 +281,7 @@ def _saved_name(v: tf.Variable) -> Optional[str]:
     return getattr(getattr(v, "op", None), "name", None) or getattr(v, "_shared_name", None)
 
 
-def init_from_checkpoint(path: str, variables: Mapping[str, Any]) -> None:
+def init_from_checkpoint(path: str, variables: Mapping[str, Any], *, resize: bool = False) -> None:
     """Makes variables be initialized with the values in a checkpoint.
 
     Like `tf.train.init_from_checkpoint`, but also for variables with slices in several processes.
@@ -293,36 +298,117 @@ def init_from_checkpoint(path: str, variables: Mapping[str, Any]) -> None:
       path: the path of a checkpoint, as returned by `Saver.save`; or a directory, for its latest
         checkpoint.
       variables: tf variables by name in the checkpoint.
+      resize: whether a variable may have other sizes than in the checkpoint. Then it gets the
+        values there from its beginning on, as far as both reach, and keeps the others of its own.
 
     Raises:
       ValueError: there is no checkpoint, it lacks a variable, or a variable has another shape.
     """
     path = checkpoint_files.find(path, "init_from_checkpoint")
+    wanted, other = _wanted(variables), {}
+    if resize:
+        shapes = checkpoint_files.open_reader(path).get_variable_to_shape_map()
+        sizes = {n: tuple(shapes[n]) for n in variables if n in shapes}
+        other = {n: sizes[n] for n in sizes if sizes[n] != wanted[n].shape}
+        wanted.update({n: wanted[n]._replace(shape=there) for n, there in other.items()})
     # In eager code values are assigned right away, so damage has to be found before the first one.
-    check_checkpoint(path, variables, read=tf.executing_eagerly())
+    check_checkpoint(path, wanted, read=tf.executing_eagerly())
     if tf.executing_eagerly():  # they are initialized already
         reader = checkpoint_files.open_reader(path)
         values = {name: reader.get_tensor(name) for name in variables}  # all, before any is changed
         for name, variable in variables.items():
-            variable.assign(values[name])
+            value = values[name]
+            variable.assign(_laid_over(variable.value(), value) if name in other else value)
         return
-    several = {
-        name: v for name, v in variables.items() if len(v._gather_saveables_for_checkpoint()) > 1
-    }
-    one = {name: v for name, v in variables.items() if name not in several}
+    # TensorFlow's function allows a variable only one part, and the shape of the file.
+    several = {n for n, v in variables.items() if len(v._gather_saveables_for_checkpoint()) > 1}
+    one = {name: v for name, v in variables.items() if name not in {*several, *other}}
     if one:
         tf.train.init_from_checkpoint(readable(path), one)
-    for name, variable in several.items():
+    for name in [n for n in variables if n not in one]:
+        variable = variables[name]
         with tf.device("/device:CPU:0"), tf.name_scope("init_from_checkpoint"):
-            # TensorFlow's function allows a variable only one part. As the initial value, the whole
-            # is cut to parts by the initializer.
             [value] = tf.raw_ops.RestoreV2(
                 prefix=readable(path),
                 tensor_names=[name],
                 shape_and_slices=[""],
                 dtypes=[variable.dtype.base_dtype],
             )
-            variable._initial_value = tf.ensure_shape(value, variable.shape)
+            value = tf.ensure_shape(value, wanted[name].shape)
+            if name in other:
+                value = _laid_over(variable.initial_value, value)
+        # As the initial value, the whole is cut to parts by the initializer of slices.
+        variable._initial_value = value
+        if name not in several:
+            variable._initializer_op = variable.assign(value, read_value=False)
+
+
+def _laid_over(below: Any, value: Any) -> tf.Tensor:
+    """Returns a tensor with another one's values from its beginning on, as far as both reach."""
+    below, value = tf.convert_to_tensor(below), tf.convert_to_tensor(value)
+    common = [min(sizes) for sizes in zip(below.shape.as_list(), value.shape.as_list())]
+    added = [[0, size - n] for size, n in zip(below.shape.as_list(), common)]
+    inside = tf.pad(tf.ones(common, tf.bool), added)
+    return tf2.where(inside, tf.pad(value[tuple(slice(n) for n in common)], added), below)
+
+
+class Resize(NamedTuple):
+    """Which dimensions of variables may be larger in a model than in the checkpoint it begins with.
+
+    >>> mtf.checkpoint.Resize.of("my program", "vocab,length")
+    Resize(names=('vocab', 'length'), smaller=False)
+
+    Attributes:
+      names: the names of these dimensions.
+      smaller: whether they may be smaller, too, so that the last values there are left out.
+    """
+
+    names: tuple[str, ...]
+    smaller: bool = False
+
+    @classmethod
+    def of(
+        cls, what: str, names: Union[str, Sequence[str]], smaller: bool = False
+    ) -> Optional[Resize]:
+        """Returns the Resize for names of dimensions; None if there are none.
+
+        Args:
+          what: what asks for it, for errors.
+          names: names, or a string of them with commas between.
+          smaller: whether these dimensions may be smaller in the model, too.
+
+        Raises:
+          ValueError: a name is no string or empty, or `smaller` is given without names.
+        """
+        given = names.split(",") if isinstance(names, str) and names else list(names)
+        if not all(isinstance(name, str) and name for name in given):
+            raise ValueError(
+                f"{what}: what may be resized are names of dimensions, such as 'vocab', but is "
+                f"{names!r}"
+            )
+        if smaller and not given:
+            raise ValueError(
+                f"{what}: dimensions may be smaller than in the checkpoint, but none is named as "
+                "one that may be resized"
+            )
+        return cls(tuple(given), smaller) if given else None
+
+    def refusal(self, there: Sequence[int], here: Sequence[int], dims: Sequence[str]) -> str:
+        """Returns why a variable may not have these sizes; "" if it may.
+
+        Args:
+          there: its shape in the checkpoint.
+          here: its shape in the model.
+          dims: the names of its dimensions.
+        """
+        if len(there) != len(here) or len(dims) != len(here):
+            return "these are other dimensions"
+        for old, new, name in zip(there, here, dims):
+            if old != new and name not in self.names:
+                return f"{name} is none of the dimensions that may be resized"
+            if new < old and not self.smaller:
+                return f"the last {old - new} of {name} would be lost, which has to be asked for"
+        return ""
 
 
 def init_from_values(
@@ -337,7 +423,8 @@ def init_from_values(
 
     Args:
       values: arrays by name, as `VariableStore.begin_with` takes them.
-      variables: pairs of a name there, and a tf variable of that shape.
+      variables: pairs of a name there, and a tf variable. One of another shape gets the values
+        from its beginning on, as far as both reach, and keeps the others of its own.
       progress: counts the parts that are read.
 
     Raises:
@@ -347,6 +434,9 @@ def init_from_values(
     last: dict[str, list[tf.Operation]] = {}
     for name, variable in variables:
         part = given_parts(values, name)
+        if list(given_shape(values, name)) != variable.shape.as_list():
+            _lay_over(variable, np.asarray(values[name]))
+            continue
         if progress is not None:
             part = _counted(part, progress)
         if tf.executing_eagerly():
@@ -368,6 +458,18 @@ def init_from_values(
             variable.begin_by_parts(whole, groups)
         else:
             variable._initial_value, variable._initializer_op = whole, tf.group(*groups.values())
+
+
+def _lay_over(variable: Any, value: np.ndarray) -> None:
+    """Makes a variable of other sizes begin with an array, as far as both reach."""
+    if tf.executing_eagerly():
+        variable.assign(_laid_over(variable.value(), value))
+        return
+    read = tf.py_function(lambda: value, [], variable.dtype.base_dtype)
+    whole = _laid_over(variable.initial_value, tf.ensure_shape(read, value.shape))
+    variable._initial_value = whole
+    if len(variable._gather_saveables_for_checkpoint()) == 1:
+        variable._initializer_op = variable.assign(whole, read_value=False)
 
 
 def _counted(part: PartFunction, progress: Progress) -> PartFunction:
@@ -409,12 +511,15 @@ def choose_initial(
     strict: bool = False,
     hint: str = "",
     *,
+    resize: Optional[Resize] = None,
+    dims: Mapping[str, Sequence[str]] = MappingProxyType({}),
     values: Optional[Mapping[str, Any]] = None,
+    say: Optional[Callable[[str], None]] = None,
 ) -> dict[str, Any]:
     """Returns the variables that are in a checkpoint, to begin with their values there.
 
     What is only in the checkpoint, and what is only in the model, is logged: a model that gets a
-    part of its weights trains all the same, and worse.
+    part of its weights trains all the same, and worse. So is what is resized.
 
     >>> old = mtf.get_variable(mesh, "old", "d:2").operation.get_master()
     >>> path = mtf.checkpoint.Saver([old]).save(None, "model.ckpt")
@@ -430,7 +535,12 @@ def choose_initial(
         lacks, is an error. Slots of optimizers, whose names begin with those of weights, and the
         global step may be on one side only.
       hint: what to do about an error.
+      resize: which dimensions may have another size than in the checkpoint; slots that do are left
+        out. Pass `resize=True` to `init_from_checkpoint`, too.
+      dims: the names of the dimensions of each variable, by its name in the checkpoint, for
+        `resize`.
       values: arrays by name, in place of a checkpoint; then `path` says what they are.
+      say: is called with what is logged, for users who see no logs; or None.
 
     Raises:
       ValueError: the checkpoint has no trained variable of the model, or one of another shape; or
@@ -443,21 +553,40 @@ def choose_initial(
     names = set(trained)
     trained = [name for name in variables if name in names]
     in_both = {name: v for name, v in variables.items() if name in saved}
-    differs = [
-        f"{name} has shape {list(saved[name])}, but {_saved_name(v) or name} in the model has "
-        f"{list(v.shape)}"
-        for name, v in in_both.items()
-        if list(saved[name]) != list(v.shape)
-    ]
+    known = {*variables, *saved}
+    if resize is not None:
+        _check_dims(what, resize, dims)
+    differs, resized, slots = [], {}, []
+    for name, v in in_both.items():
+        there, here = list(saved[name]), list(v.shape)
+        if there == here:
+            continue
+        why = "" if resize is None else resize.refusal(there, here, dims.get(name, ()))
+        if resize is not None and name not in names and _is_slot(name, known):
+            slots.append(name)
+        elif resize is None or why:
+            differs.append(
+                f"{name} has shape {there}, but {_saved_name(v) or name} in the model has {here}"
+                f"{why and ': '}{why}"
+            )
+        else:
+            resized[name] = f"{name} {there} to {here}"
     if differs:
         more = f" ({len(differs) - 1} more differ)" if differs[1:] else ""
         raise ValueError(f"{what} {path}: {differs[0]}{more}{hint and '; '}{hint}")
+    for name in slots:
+        del in_both[name]
     lacking = [name for name in variables if name not in saved]
-    known = {*variables, *saved}
     unused = [
         n for n in sorted(saved) if n not in variables and n != _STEP and not _is_slot(n, known)
     ]
-    lists = _list("In the model only", lacking) + _list("In the checkpoint only", unused)
+    lists = (
+        _list("As they are there", [n for n in in_both if resized and n not in resized])
+        + _list("Resized", list(resized.values()))
+        + _list("Begun anew, as slots of other sizes", slots)
+        + _list("In the model only", lacking)
+        + _list("In the checkpoint only", unused)
+    )
     if not any(name in saved for name in trained):
         raise ValueError(
             f"{what} {path}: none of the model's weights is there, so that training would begin "
@@ -468,8 +597,22 @@ def choose_initial(
             f"{what} {path}: the checkpoint has other weights than the model, and strict asks for "
             f"the same{hint and '; '}{hint}.{lists}"
         )
-    tf.logging.info("Initializing %d variables from %s%s", len(in_both), path, lists)
+    told = f"Initializing {len(in_both)} variables from {path}{lists}"
+    tf.logging.info("%s", told)
+    if say is not None:
+        say(told)
     return in_both
+
+
+def _check_dims(what: str, resize: Resize, dims: Mapping[str, Sequence[str]]) -> None:
+    """Raises ValueError for a name that no variable has, which would have no effect."""
+    there = {dim for names in dims.values() for dim in names}
+    for name in resize.names:
+        if name not in there:
+            raise ValueError(
+                f"{what}: {name!r} is to be resized, but no variable has this dimension"
+                f"{did_you_mean(name, there)}"
+            )
 
 
 def _is_slot(name: str, known: Collection[str]) -> bool:

@@ -6,6 +6,10 @@
 starts four processes of a script on this machine. Within the script, `processes()` returns all
 processes and the index of this one; on a cluster with another launcher, it reads TF_CONFIG or the
 variables of SLURM.
+
+With `--restarts 3`, a process that is lost does not end the program: all processes are ended and
+started again, up to three times, and go on from the last checkpoint, as `mtf.train.fit` does. With
+`--min_processes 2`, there are fewer of them after two losses.
 """
 
 from __future__ import annotations
@@ -23,7 +27,8 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from typing import Optional
+from types import FrameType
+from typing import NamedTuple, Optional
 
 from mesh_tensorflow._processes.peers import POLL_SECONDS
 from mesh_tensorflow._processes.processes import Processes, processes, task_of, variables_for
@@ -31,6 +36,8 @@ from mesh_tensorflow._processes.processes import Processes, processes, task_of, 
 __all__ = ["Processes", "main", "processes"]
 
 _LAST_LINES = 25
+_LOSSES = 2  # of as many processes, before there are fewer
+_END_SECONDS = 10.0  # for the other processes, when one has failed
 
 
 # Makes Linux kill the process when the launcher ends, for any reason, then executes the command.
@@ -82,6 +89,9 @@ class _Child:
             env={**os.environ, **variables_for(addresses, index, runtime)},
             stdout=None if shown else subprocess.PIPE,
             stderr=None if shown else subprocess.STDOUT,
+            # A terminal sends Ctrl-C to all processes of a session: with one of its own, this one
+            # gets it once, from the launcher. A second one would end it before it has saved.
+            start_new_session=True,
         )
         self.lines: collections.deque[str] = collections.deque(maxlen=_LAST_LINES)
         self._reader: Optional[threading.Thread] = None
@@ -94,16 +104,6 @@ class _Child:
         assert self.process.stdout is not None
         for line in self.process.stdout:
             self.lines.append(line.decode(errors="replace").rstrip("\n"))
-
-    def end(self) -> None:
-        """Terminates the process, and kills it if that fails."""
-        if self.process.poll() is None:
-            self.process.terminate()
-            try:
-                self.process.wait(10)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-                self.process.wait()
 
     def how_it_ended(self) -> str:
         """Returns a sentence about how the process ended, with its last lines of output."""
@@ -144,25 +144,68 @@ def _free_addresses(count: int) -> list[str]:
             s.close()
 
 
-def run(
-    command: Sequence[str], count: int, show_all: bool = False, runtime: str = "tensorflow"
-) -> int:
-    """Runs a command in several processes that know each other's addresses.
+class Options(NamedTuple):
+    """How processes are run.
 
-    If one fails, the others are terminated, and its last lines of output are shown.
-
-    Args:
-      command: a list of strings.
-      count: the number of processes.
-      show_all: whether to show the output of all processes; by default only of the first.
+    Attributes:
+      processes: their number.
+      show_all: whether to show the output of all of them; by default only of the first.
       runtime: what connects the processes: "tensorflow", or "pjrt" for JAX.
-
-    Returns:
-      0, or 1 if a process failed.
+      restarts: how often they are started again after one has failed.
+      min_processes: how few there may be then; None for as many as at first.
+      grace_seconds: how long they may take to end when the launcher is asked to.
     """
-    addresses = _free_addresses(count)
-    children = [_Child(command, i, addresses, show_all or i == 0, runtime) for i in range(count)]
+
+    processes: int
+    show_all: bool = False
+    runtime: str = "tensorflow"
+    restarts: int = 0
+    min_processes: Optional[int] = None
+    grace_seconds: float = 60.0
+
+
+class _Stopped(SystemExit):
+    """The launcher was asked to end.
+
+    Attributes:
+      number: the signal to pass on.
+    """
+
+    def __init__(self, number: signal.Signals):
+        super().__init__(128 + number)
+        self.number = number
+
+
+def _stop(number: int, frame: Optional[FrameType]) -> None:
+    # As an exception, so that `_run_once` ends its processes in order; a second one kills them.
+    raise _Stopped(signal.SIGINT if number == signal.SIGINT else signal.SIGTERM)
+
+
+def _end(children: Sequence[_Child], number: signal.Signals, seconds: float) -> None:
+    """Sends a signal to processes, and kills those that have not ended after some seconds."""
+    deadline = time.monotonic() + seconds
     try:
+        for child in children:
+            child.process.send_signal(number)  # which does nothing to one that has ended
+        for child in children:
+            child.process.wait(max(deadline - time.monotonic(), 0.0))
+    except subprocess.TimeoutExpired:
+        pass  # they are killed
+    finally:
+        for child in children:
+            child.process.kill()
+            child.process.wait()
+
+
+def _run_once(command: Sequence[str], options: Options, count: int) -> bool:
+    """Runs a command in several processes; returns whether all succeed. If one fails, ends all."""
+    addresses = _free_addresses(count)
+    children: list[_Child] = []
+    number, seconds = signal.SIGTERM, _END_SECONDS
+    try:
+        for i in range(count):
+            shown = options.show_all or i == 0
+            children.append(_Child(command, i, addresses, shown, options.runtime))
         while True:
             statuses = [child.process.poll() for child in children]
             # A process that was killed comes first: others may have failed because of it.
@@ -170,25 +213,60 @@ def run(
                 (status, child.index) for status, child in zip(statuses, children) if status
             )
             if failed:
-                sys.stdout.flush()
                 first = children[failed[0][1]]
-                print(
-                    f"mesh_tensorflow.launch: {first.how_it_ended()}\n"
-                    f"Ending the other {count - 1}.",
-                    file=sys.stderr,
-                    flush=True,
-                )
-                return 1
+                _say(f"{first.how_it_ended()}\nEnding the other {count - 1}.")
+                return False
             if all(status == 0 for status in statuses):
-                return 0
+                return True
             time.sleep(POLL_SECONDS)
+    except _Stopped as stopped:
+        number, seconds = stopped.number, options.grace_seconds
+        _say(f"{number.name} is passed on to all processes, which have {seconds:g} s to end.")
+        raise
     finally:
-        for child in children:
-            child.end()
+        _end(children, number, seconds)
 
 
-def _options(arguments: Optional[Sequence[str]]) -> argparse.Namespace:
-    """Returns what the command line says."""
+def _say(text: str) -> None:
+    sys.stdout.flush()
+    print(f"mesh_tensorflow.launch: {text}", file=sys.stderr, flush=True)
+
+
+def run(command: Sequence[str], options: Options) -> int:
+    """Runs a command in several processes that know each other's addresses.
+
+    If one fails, the others are terminated, and its last lines of output are shown. All are started
+    again, as often as `options` say.
+
+    Args:
+      command: a list of strings.
+      options: how they are run.
+
+    Returns:
+      0, or 1 if a process failed, and no restart was left.
+    """
+    count, losses = options.processes, 0
+    least = count if options.min_processes is None else options.min_processes
+    for restart in range(1, options.restarts + 2):
+        if _run_once(command, options, count):
+            return 0
+        if restart > options.restarts:
+            break
+        losses += 1
+        before = count
+        if losses == _LOSSES and count > least:
+            # Halved, as sizes that a mesh divides by one number it mostly divides by half of it.
+            count, losses = max(count // 2, least), 0
+        fewer = f"{count} process{'es' if count > 1 else ''} in place of {before}"
+        which = f"all {count} again" if count == before else fewer
+        _say(f"Starting {which}: restart {restart} of {options.restarts}.")
+    if options.restarts:
+        _say(f"No restart is left of {options.restarts}.")
+    return 1
+
+
+def _parsed(arguments: Optional[Sequence[str]]) -> tuple[list[str], Options]:
+    """Returns the command of each process, and how they are run, as the command line says."""
     parser = argparse.ArgumentParser(
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
         prog="python -m mesh_tensorflow.launch",
@@ -208,6 +286,23 @@ def _options(arguments: Optional[Sequence[str]]) -> argparse.Namespace:
         help="what connects them: TensorFlow's servers, or JAX, for mesh_tensorflow.pjrt",
     )
     parser.add_argument(
+        "--restarts",
+        type=int,
+        default=0,
+        help="how often all are started again after one has failed",
+    )
+    parser.add_argument(
+        "--min_processes",
+        type=int,
+        help="after two failures of as many processes, start half of them, but not fewer than this",
+    )
+    parser.add_argument(
+        "--grace_seconds",
+        type=float,
+        default=Options._field_defaults["grace_seconds"],
+        help="how long processes may take to save and end after SIGTERM or Ctrl-C",
+    )
+    parser.add_argument(
         "-m",
         dest="module",
         nargs=argparse.REMAINDER,
@@ -216,24 +311,36 @@ def _options(arguments: Optional[Sequence[str]]) -> argparse.Namespace:
     )
     parser.add_argument("script", nargs="?", help="a Python file")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's arguments")
-    options = parser.parse_args(arguments)
-    if options.processes < 1:
-        parser.error(f"--processes must be at least 1, got {options.processes}")
-    if not options.script and not options.module:
+    given = parser.parse_args(arguments)
+    if given.processes < 1:
+        parser.error(f"--processes must be at least 1, got {given.processes}")
+    if given.restarts < 0:
+        parser.error(f"--restarts must be at least 0, got {given.restarts}")
+    if given.min_processes is not None and not 1 <= given.min_processes <= given.processes:
+        parser.error(
+            f"--min_processes must be 1 to {given.processes}, the number of processes, got "
+            f"{given.min_processes}"
+        )
+    if given.min_processes is not None and not given.restarts:
+        parser.error("--min_processes has no effect without --restarts")
+    if not given.script and not given.module:
         parser.error("name a script, or a module by -m")
-    if options.script and not os.path.exists(options.script):
-        parser.error(f"there is no script {options.script}")
-    return options
+    if given.script and not os.path.exists(given.script):
+        parser.error(f"there is no script {given.script}")
+    named = [given.script, *given.arguments] if given.script else ["-m", *given.module]
+    options = Options(**{name: getattr(given, name) for name in Options._fields})
+    return [sys.executable, *named], options
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
     """Runs the command line; see the module docstring."""
-    parsed = _options(arguments)
-    # As an exception, so that `run` ends its processes in order; the default ends this one at once.
-    signal.signal(signal.SIGTERM, lambda *unused: sys.exit(143))
-    named = [parsed.script, *parsed.arguments] if parsed.script else ["-m", *parsed.module]
-    command = [sys.executable, *named]
-    return run(command, parsed.processes, parsed.show_all, parsed.runtime)
+    command, options = _parsed(arguments)
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+        number = getattr(signal, name, None)
+        # What is ignored, as SIGHUP by nohup, stays so.
+        if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _stop)
+    return run(command, options)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ ORDER = [
         "_paths",
         "_progress",
         "_elements",
+        "_better",
         "_stop_signals",
         "_units",
         "_pjrt",

@@ -226,11 +226,14 @@ class Operation(metaclass=_LeavesNothingBehind):
       has_effect: whether it does something, such as print, and its outputs are its first inputs. It
         does so once a step, also where its function is computed again.
       costs_nothing: whether it neither computes nor moves anything.
+      is_of_microbatch: whether the value of a batch is, by definition, the mean of those of its
+        microbatches.
       costs_by: the names of attributes that costs and partial sums depend on, besides shapes and
         dtypes; None if that is not said, or `cost_key` says it.
     """
 
     is_eager = works_by_name = has_effect = takes_padding = costs_nothing = False
+    is_of_microbatch = False
     delays_sums = 0
     costs_by: Optional[tuple[str, ...]] = None
 

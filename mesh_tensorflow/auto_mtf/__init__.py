@@ -15,9 +15,11 @@ from mesh_tensorflow.auto_mtf import (
 )
 from mesh_tensorflow.auto_mtf.api import layout, layout_and_mesh_shape, layout_and_stored_layout
 from mesh_tensorflow.auto_mtf.explanation import explain
+from mesh_tensorflow.auto_mtf.measured import Auto
 from mesh_tensorflow.auto_mtf.plans import Choice, choices, plan
 
 __all__ = [
+    "Auto",
     "Choice",
     "api",
     "choices",

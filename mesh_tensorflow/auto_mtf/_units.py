@@ -202,7 +202,7 @@ class _Sums:
                 walk.needed(x, step.weight, step.assigned)
             for y, x in step.passes:
                 walk.same(y, x)
-            total += step.times * sum(model.pending_sum(x, c, impl) for x, c in walk.asked)
+            total += sum(model.pending_sum(x, c, impl, step.times) for x, c in walk.asked)
         return Seconds(0.0, total)
 
     def apart(self, candidates: frozenset[str]) -> list[Unit]:
@@ -559,13 +559,13 @@ class StepTime:
             # The stored seconds do not say of which collectives they are, so they are computed
             # again.
             model = copy.copy(self._model)
-            recorded: list[tuple[Collective, float]] = []
+            recorded: list[tuple[Collective, float, float]] = []
             model.recorded = recorded
             own = {d: layout[d] for d in kind.dims if d in layout}
             kind.unit.seconds(model, model.impl(own))
-            for collective, seconds in recorded:
+            for collective, often, seconds in recorded:
                 for layer, times in kind.layers.items():
-                    collectives.append(Sent(layer, collective, times, seconds * times))
+                    collectives.append(Sent(layer, collective, often * times, seconds * times))
         return collectives
 
     def tables(self) -> dict[tuple[str, ...], np.ndarray]:

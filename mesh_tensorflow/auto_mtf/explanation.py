@@ -273,7 +273,7 @@ def explain(
     outputs = list(mtf_outputs)
     estimator = StepEstimator(mtf_graph, mesh_shape, outputs, hardware, stored_layout, joint=joint)
     # One more than is shown, as the layout that is chosen is usually the first of them.
-    ranked = _distinct(estimator, alternatives + 1, memory_limit_bytes)
+    ranked = distinct(estimator, alternatives + 1, memory_limit_bytes)
     if layout is None and objective == "time":
         # The search for the alternatives has found it, too; `api.layout` would search once more.
         layout = ranked[0].layout
@@ -284,7 +284,7 @@ def explain(
     chosen = estimator.estimate(layout)
     others = [e for e in ranked if e.layout != chosen.layout][:alternatives]
     if memory_limit_bytes is not None and alternatives:  # that would be next if they fitted
-        large = _distinct(estimator, alternatives, None)
+        large = distinct(estimator, alternatives, None)
         # Those that fit are in `ranked` already.
         others += [e for e in large if e.peak_bytes > memory_limit_bytes]
         others = [e for e in others if e.layout != chosen.layout]
@@ -292,7 +292,7 @@ def explain(
     return Explanation(estimator.reaching(layout), chosen, others, memory_limit_bytes)
 
 
-def _distinct(
+def distinct(
     estimator: StepEstimator, count: int, memory_limit_bytes: Optional[float]
 ) -> list[Estimate]:
     """Returns the fastest layouts, and of nearly equally fast ones only the first."""

@@ -205,6 +205,38 @@ PROFILES: dict[str, Hardware] = {
 DEFAULT = "tpu_v3"
 
 
+def named_like(kind: str) -> Optional[Hardware]:
+    """Returns the profile of devices whose maker calls them so; None if there is none.
+
+    Args:
+      kind: such as "NVIDIA H100 80GB HBM3" or "TPU v4".
+    """
+    words = kind.lower()
+    return next((h for name, h in PROFILES.items() if name.replace("_", " ") in words), None)
+
+
+def local_cpus(processors: int, one_memory: bool) -> Hardware:
+    """Returns a rough profile of logical CPUs of this machine, which was not measured.
+
+    Args:
+      processors: how many there are.
+      one_memory: whether they share slices; otherwise each has its share of the machine.
+    """
+    cores = os.cpu_count() or 1
+    share = 1 if one_memory else processors
+    bandwidth = 10 * GB / share
+    return Hardware(
+        "logical CPUs",
+        {"float32": 0.03 * TERA * cores / share},
+        bandwidth,
+        os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / share,
+        Link(bandwidth, 20e-6),
+        operation_seconds=10e-6,
+        one_memory=one_memory,
+        source="a guess for any machine; python -m mesh_tensorflow.auto_mtf.measure measures one",
+    )
+
+
 def hardware_profile(hardware: Union[str, Hardware, None] = None) -> Hardware:
     """Looks up or loads a hardware profile.
 
@@ -268,8 +300,8 @@ class CostModel:
       mesh_shape: a Shape.
       hardware: a Hardware.
       storing: a Storing, how variables are stored.
-      recorded: pairs (Collective, its seconds), to which each one that moves something is added;
-        nothing is if None.
+      recorded: triples (Collective, how often, the seconds of all), to which each one that moves
+        something is added; nothing is if None.
     """
 
     def __init__(
@@ -285,7 +317,7 @@ class CostModel:
         self.mesh_shape = mesh_shape
         self.hardware = hardware
         self.storing = Storing(mesh_shape, stored_layout)
-        self.recorded: Optional[list[tuple[Collective, float]]] = None
+        self.recorded: Optional[list[tuple[Collective, float, float]]] = None
         self._impls: dict[frozenset, MeshImpl] = {}
 
     def impl(self, layout: Mapping[str, str]) -> MeshImpl:
@@ -350,16 +382,17 @@ class CostModel:
         communication = sum(self.collective(c, calls) for c in cost.collectives)
         return Seconds(compute, communication)
 
-    def pending_sum(self, x: Tensor, collective: Collective, impl: MeshImpl) -> float:
-        """Returns the seconds of the allreduce of a Tensor.
+    def pending_sum(self, x: Tensor, collective: Collective, impl: MeshImpl, times: float) -> float:
+        """Returns the seconds of the allreduces of a Tensor.
 
         Args:
           x: a Tensor.
           collective: its Collective.
           impl: a MeshImpl.
+          times: how often it is summed, as in the iterations of a loop.
         """
         # By the slices of the sum: in one memory, processors that have the same slice share one.
-        return self.collective(collective, self._parts(impl, [x]))
+        return self.collective(collective, self._parts(impl, [x]), times)
 
     def _parts(self, impl: MeshImpl, tensors: Iterable[Tensor]) -> int:
         """Returns the number of distinct slices of tensors."""
@@ -369,12 +402,13 @@ class CostModel:
         """Returns the number of processors along some axes of the mesh together."""
         return math.prod(self.mesh_shape[axis].size for axis in axes)
 
-    def collective(self, collective: Collective, parts: int = 1) -> float:
+    def collective(self, collective: Collective, parts: int = 1, times: float = 1.0) -> float:
         """Returns the seconds of a collective.
 
         Args:
           collective: a Collective.
           parts: the number of distinct slices; used only in one memory domain.
+          times: how often it occurs.
         """
         moved = collective.bytes / self.mesh_shape.size
         count = self._processors(collective.mesh_axes)
@@ -393,8 +427,9 @@ class CostModel:
                 # them.
                 if collective.kind in ("allreduce", "reduce_scatter", "allconcat"):
                     moved /= size
+        seconds *= times
         if self.recorded is not None and count > 1:
-            self.recorded.append((collective, seconds))
+            self.recorded.append((collective, times, seconds))
         return seconds
 
     def _in_one_memory(self, kind: str, moved: float, parts: int, count: int) -> float:

@@ -19,6 +19,7 @@ from mesh_tensorflow._core.operation import Operation
 from mesh_tensorflow._core.shape import Shape, convert_to_shape
 from mesh_tensorflow._units import bytes_text, ms_text
 from mesh_tensorflow.auto_mtf._space import stored_layouts
+from mesh_tensorflow.auto_mtf._units import program_steps
 from mesh_tensorflow.auto_mtf.api import all_mesh_shapes
 from mesh_tensorflow.auto_mtf.hardware import CostModel, Hardware, hardware_profile
 from mesh_tensorflow.auto_mtf.step_time import (
@@ -48,7 +49,8 @@ class Choice(NamedTuple):
 
     Attributes:
       stages: the number of stages of a pipeline; 1 for none.
-      microbatches: the number of microbatches of a pipeline.
+      microbatches: the number of microbatches of a pipeline; with one stage, of a batch whose
+        gradients are accumulated, as by `mtf.optimize.accumulate_gradients`.
       repeats: how often each microbatch passes all stages, in a circular pipeline.
       recompute: whether layers are recomputed for the gradient.
       attention: "whole" if keys and values of all positions are on each processor; "ring" or
@@ -69,6 +71,8 @@ class Choice(NamedTuple):
         if self.stages > 1:
             again = f", {self.repeats} times" if self.repeats > 1 else ""
             phrases.append(f"{self.stages} stages{again}, {self.microbatches} microbatches")
+        elif self.microbatches > 1:
+            phrases.append(f"{self.microbatches} microbatches")
         if self.recompute:
             phrases.append("layers recomputed")
         if self.attention != "whole":
@@ -174,6 +178,21 @@ class Plan:
     def stored_layout(self) -> Optional[StoredLayout]:
         """How variables are stored; its `stage` and `mesh_dim` are arguments of meshes."""
         return self.estimate.stored_layout
+
+    @property
+    def arguments(self) -> dict[str, Union[str, int]]:
+        """The mesh and the layout as arguments of `mtf.train.fit` and of mesh implementations."""
+        shape = ",".join(f"{d.name}:{d.size}" for d in self.mesh_shape)
+        found: dict[str, Union[str, int]] = {
+            "mesh_shape": shape,
+            "layout": self.estimate.text.replace(";", ","),
+        }
+        stored = self.stored_layout
+        if stored is not None and stored.stage:
+            found["zero"] = stored.stage
+            if stored.mesh_dim is not None:
+                found["zero_axis"] = stored.mesh_dim
+        return found
 
     @property
     def seconds(self) -> Seconds:
@@ -292,13 +311,16 @@ def plan_of(choice: Choice, estimator: StepEstimator, estimate: Estimate) -> Pla
     model = CostModel(estimator.mesh_shape, estimator.hardware)
     impl = model.impl(rules)
     updates = estimator.parts.updates.weight_of
-    for op in estimator.parts.graph.operations:
+    for step in program_steps(estimator.parts.graph.operations):
+        op = step.op
+        if op is None:
+            continue
         staged = choice.stages > 1 and op not in updates and _is_staged(op)
         # What is computed again is a copy, and knows the operation that it is a copy of.
         again = op.original is not None
         if staged or again:
             # Without communication: both numbers are told as parts of the time of computing.
-            seconds = model.operation(op, impl).compute
+            seconds = model.operation(op, impl).compute * step.times
             in_stages += staged * seconds
             recomputed += again * seconds
     return Plan(

@@ -329,6 +329,8 @@ class Estimator:
         as_text: bool = False,
         checkpoint_path: Optional[str] = None,
         experimental_mode: str = ModeKeys.PREDICT,
+        *,
+        rows_at_a_time: Optional[int] = None,
     ) -> bytes:
         """Writes a SavedModel.
 
@@ -339,19 +341,26 @@ class Estimator:
           as_text: whether to write text instead of binary protobufs.
           checkpoint_path: a checkpoint; the latest one by default.
           experimental_mode: the mode in which to export the model, a ModeKeys value.
+          rows_at_a_time: the number of rows that the model function computes at a time, as the
+            receiver gives them; the exported model then takes any number, and computes them in
+            pieces. None exports the model function as it is. Only for predictions.
 
         Returns:
           the new directory, as bytes.
 
         Raises:
-          ValueError: there is no checkpoint, or no signature fits the receiver.
+          ValueError: there is no checkpoint, or no signature fits the receiver; or, with
+            `rows_at_a_time`, an input or an output of a signature has not so many rows.
         """
-        return self.experimental_export_all_saved_models(
+        return export_all(
+            self._exported_model(),
             export_dir_base,
             {experimental_mode: serving_input_receiver_fn},
             assets_extra,
             as_text,
             checkpoint_path,
+            strip_default_attrs=True,
+            rows_at_a_time=rows_at_a_time,
         )
 
     def export_savedmodel(

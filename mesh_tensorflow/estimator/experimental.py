@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Optional
 
 import tensorflow.compat.v1 as tf
 
+from mesh_tensorflow._better import is_better
 from mesh_tensorflow._paths import escaped
 from mesh_tensorflow.estimator._model import STEP_DONE
 from mesh_tensorflow.estimator.export import (
@@ -203,12 +204,11 @@ def stop_if_lower_hook(
     )
 
 
-def _is_stale(values: list[tuple[int, float]], most_steps: int, sign: int) -> bool:
+def _is_stale(values: list[tuple[int, float]], most_steps: int, mode: str) -> bool:
     """Whether the best value is `most_steps` old; the first of equal values is the best."""
     best_step, best = values[0]
     for step, value in values:
-        # Nothing compares with a NaN, so any number is better than one.
-        if sign * value > sign * best or (best != best and value == value):
+        if is_better(value, best, mode):
             best_step, best = step, value
     return values[-1][0] - best_step >= most_steps
 
@@ -243,7 +243,7 @@ def stop_if_no_increase_hook(
         min_steps,
         run_every_secs,
         run_every_steps,
-        lambda values: _is_stale(values, max_steps_without_increase, 1),
+        lambda values: _is_stale(values, max_steps_without_increase, "max"),
     )
 
 
@@ -277,5 +277,5 @@ def stop_if_no_decrease_hook(
         min_steps,
         run_every_secs,
         run_every_steps,
-        lambda values: _is_stale(values, max_steps_without_decrease, -1),
+        lambda values: _is_stale(values, max_steps_without_decrease, "min"),
     )

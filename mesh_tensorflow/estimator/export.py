@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union
 
 import tensorflow.compat.v1 as tf
 
+from mesh_tensorflow._better import is_better
+from mesh_tensorflow._core.errors import is_whole
 from mesh_tensorflow._paths import escaped, readable
 from mesh_tensorflow.estimator._model import (
     Inputs,
@@ -28,6 +30,7 @@ from mesh_tensorflow.estimator._spec import (
     PredictOutput,
     RegressionOutput,
 )
+from mesh_tensorflow.estimator.pieces import any_batch
 from mesh_tensorflow.ops import MtfRestoreHook
 from mesh_tensorflow.utils import outside_all_rewrites
 
@@ -283,6 +286,7 @@ def export_all(
     as_text: bool,
     checkpoint_path: Optional[str],
     strip_default_attrs: bool,
+    rows_at_a_time: Optional[int] = None,
 ) -> bytes:
     """Writes a SavedModel with a graph for each mode.
 
@@ -294,6 +298,8 @@ def export_all(
       as_text: whether to write text instead of binary protobufs.
       checkpoint_path: a checkpoint, or None for the latest one.
       strip_default_attrs: whether to omit attributes with default values.
+      rows_at_a_time: the number of rows of the model function, if the exported model is to take any
+        number; or None.
 
     Returns:
       the new directory, as bytes.
@@ -301,7 +307,7 @@ def export_all(
     Raises:
       ValueError: there is no checkpoint, a mode is unknown, or no signature fits.
     """
-    _check(receiver_fns)
+    _check(receiver_fns, rows_at_a_time)
     path = find_checkpoint(model.model_dir, checkpoint_path, "export_saved_model")
     if path is None:
         raise ValueError(
@@ -321,7 +327,8 @@ def export_all(
         # graph.
         for mode in modes:
             receiver_fn, is_first = receiver_fns[mode], mode == modes[0]
-            _add_graph(builder, model, mode, receiver_fn, path, strip_default_attrs, is_first)
+            settings = strip_default_attrs, is_first, rows_at_a_time
+            _add_graph(builder, model, mode, receiver_fn, path, *settings)
         builder.save(as_text)
         for name, source in (assets_extra or {}).items():
             target = os.path.join(temporary, "assets.extra", name)
@@ -343,7 +350,7 @@ def export_all(
     return final.encode()
 
 
-def _check(receiver_fns: Mapping[str, Callable[[], Any]]) -> None:
+def _check(receiver_fns: Mapping[str, Callable[[], Any]], rows_at_a_time: Optional[int]) -> None:
     if not receiver_fns:
         raise ValueError("export: there is no function for any mode")
     for mode, function in receiver_fns.items():
@@ -357,6 +364,17 @@ def _check(receiver_fns: Mapping[str, Callable[[], Any]]) -> None:
                 "export: serving_input_receiver_fn should be a function that returns a "
                 f"ServingInputReceiver, but is {function!r}"
             )
+    if rows_at_a_time is None:
+        return
+    if not is_whole(rows_at_a_time):
+        raise ValueError(
+            f"export: rows_at_a_time is a number of rows, at least 1, but is {rows_at_a_time!r}"
+        )
+    if list(receiver_fns) != [ModeKeys.PREDICT]:
+        raise ValueError(
+            "export: rows_at_a_time is for predictions alone, as a loss is that of a whole batch. "
+            "Leave it out"
+        )
 
 
 def _new_directory(base: str) -> str:
@@ -378,6 +396,7 @@ def _add_graph(
     path: str,
     strip_default_attrs: bool,
     with_variables: bool,
+    rows_at_a_time: Optional[int],
 ) -> None:
     with tf.Graph().as_default() as graph:
         tf.set_random_seed(model.config.effective_seed)
@@ -392,6 +411,11 @@ def _add_graph(
         inputs = Inputs(receiver.features, getattr(receiver, "labels", None), [], True)
         spec = model.spec(inputs, mode)
         signatures = _signatures(spec, receiver, mode)
+        if rows_at_a_time is not None:
+            signatures = {
+                name: any_batch(signature, rows_at_a_time, f"export: the signature {name!r}")
+                for name, signature in signatures.items()
+            }
         main_op = _main_op(spec, mode)
         # Made last, since a Saver saves the variables that are there when it is made.
         saver = spec.scaffold.saver or tf.train.Saver(sharded=True)
@@ -623,9 +647,7 @@ def _loss_smaller(best_eval_result: Metrics, current_eval_result: Metrics) -> bo
                 f"BestExporter compares losses, but the evaluation gave {result!r}: give another "
                 "compare_fn"
             )
-    # A NaN is smaller than nothing; any number is better than one.
-    best, current = best_eval_result["loss"], current_eval_result["loss"]
-    return bool(current < best or (best != best and current == current))
+    return is_better(current_eval_result["loss"], best_eval_result["loss"])
 
 
 class BestExporter(_SavedModelExporter):

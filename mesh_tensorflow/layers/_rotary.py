@@ -65,6 +65,25 @@ def _yarn(frequencies: np.ndarray, base: float, numbers: Mapping[str, Any]) -> _
 
 
 _LENGTH = "original_max_position_embeddings"
+
+
+def _longrope(frequencies: np.ndarray, base: float, numbers: Mapping[str, Any]) -> _Scaled:
+    # Each frequency has a divisor that was searched for; Ding et al., "LongRoPE: extending LLM
+    # context window beyond 2 million tokens" (2024).
+    original, length = numbers[_LENGTH], numbers["length"]
+    name = "long_factor" if length is not None and length > original else "short_factor"
+    divisors = np.asarray(numbers[name], np.float64)
+    if divisors.shape != frequencies.shape:
+        raise ValueError(
+            f"RotaryEmbedding: {name} has the shape {list(divisors.shape)}, but there are "
+            f"{len(frequencies)} frequencies, one for each pair of channels"
+        )
+    attention, factor = numbers.get("attention_factor"), numbers.get("factor", 1.0)
+    if attention is None:
+        attention = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+    return frequencies / divisors, attention
+
+
 # By the name of the type: the function, the numbers that it needs, and those that it may have.
 _SCALINGS: dict[str, tuple[Callable[..., _Scaled], list[str], list[str]]] = {
     "linear": (_linear, ["factor"], []),
@@ -74,6 +93,11 @@ _SCALINGS: dict[str, tuple[Callable[..., _Scaled], list[str], list[str]]] = {
         _yarn,
         ["factor", _LENGTH],
         ["beta_fast", "beta_slow", "attention_factor", "truncate"],
+    ),
+    "longrope": (
+        _longrope,
+        ["short_factor", "long_factor", _LENGTH],
+        ["factor", "attention_factor"],
     ),
 }
 
@@ -110,8 +134,8 @@ class RotaryEmbedding:
             of the turned ones apart, as in GPT-NeoX and Llama.
           scaling: how longer sequences than those of training are reached, as in `rope_scaling` of
             Hugging Face's configurations: "rope_type", one of "linear", "ntk" (a larger base),
-            "llama3" and "yarn", and its numbers, such as {"rope_type": "linear", "factor": 4.0}.
-            None for no scaling.
+            "llama3", "yarn" and "longrope", and its numbers, such as {"rope_type": "linear",
+            "factor": 4.0}. None for no scaling.
 
         Raises:
           ValueError: the scaling is of an unknown type, or lacks numbers; or a number is out of
@@ -153,11 +177,12 @@ class RotaryEmbedding:
                 )
             )
 
-    def frequencies(self, size: int) -> tuple[np.ndarray, float]:
+    def frequencies(self, size: int, *, length: Optional[int] = None) -> tuple[np.ndarray, float]:
         """Returns the radians a position of each pair, and the factor of sines and cosines.
 
         Args:
           size: the number of channels that are turned, an even number.
+          length: how many positions there are, for "longrope"; None for few.
 
         Returns:
           (a float64 array of size / 2, a number, 1.0 unless the scaling says otherwise).
@@ -166,15 +191,25 @@ class RotaryEmbedding:
         if self.scaling_type is None:
             return plain, 1.0
         scaled, _, _ = _SCALINGS[self.scaling_type]
-        return scaled(plain, self.base, self.scaling)
+        return scaled(plain, self.base, {**self.scaling, "length": length})
 
-    def __call__(self, x: mtf.Tensor, position: mtf.Tensor, dim: mtf.Dimension) -> mtf.Tensor:
+    def __call__(
+        self,
+        x: mtf.Tensor,
+        position: mtf.Tensor,
+        dim: mtf.Dimension,
+        *,
+        length: Optional[int] = None,
+    ) -> mtf.Tensor:
         """Returns queries or keys, turned.
 
         Args:
           x: a floating-point Tensor with dimensions [..., dim].
           position: an integer Tensor with dimensions of `x`, from 0.
           dim: the Dimension of the channels of `x`.
+          length: how many positions the program has, in decoding those of all steps. The scaling
+            "longrope" has other frequencies for more than `original_max_position_embeddings`; None
+            for few.
 
         Returns:
           A Tensor of the shape and dtype of `x`.
@@ -194,7 +229,7 @@ class RotaryEmbedding:
         inside = number < turned
         first = inside & (number // apart % 2 == 0)
         pair = number // 2 if self.interleaved else number % apart
-        frequencies, factor = self.frequencies(turned)
+        frequencies, factor = self.frequencies(turned, length=length)
         radians = np.where(inside, frequencies[np.where(inside, pair, 0)], 0.0)
         # In float32, since bfloat16 has no 257; the tables are small.
         angle = mtf.to_float(position) * self._of_channels(x, radians, dim)

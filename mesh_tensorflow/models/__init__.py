@@ -17,11 +17,12 @@ from mesh_tensorflow import layers
 from mesh_tensorflow._core.layout import LayoutLike
 from mesh_tensorflow._core.shape import ShapeLike
 from mesh_tensorflow._huggingface import Folder
-from mesh_tensorflow.models import _bert, _gemma, _gpt, _llama, _lora, _tokenizer
+from mesh_tensorflow.models import _bert, _gemma, _gpt, _llama, _lora, _tokenizer, layouts
 from mesh_tensorflow.models._bert import Pooling, TextEncoder
 from mesh_tensorflow.models._decoder import Decoder, Experts
 from mesh_tensorflow.models._examples import Examples, questions_of, rows_of
-from mesh_tensorflow.models._family import Config, Form
+from mesh_tensorflow.models._experts import balance_loss, coefficient_of, figures_of
+from mesh_tensorflow.models._family import FORMS, Config, Form, form_of
 from mesh_tensorflow.models._finetune import finetune
 from mesh_tensorflow.models._generation import (
     Generated,
@@ -38,6 +39,7 @@ from mesh_tensorflow.models._place import place_of
 from mesh_tensorflow.models._pretrained import Pretrained, check_eager, imported
 from mesh_tensorflow.models._tokenizer import Tokenizer
 from mesh_tensorflow.models._weights import Weights
+from mesh_tensorflow.ops._contractions.reduce_broadcast import divided_sum
 
 __all__ = [
     "Config",
@@ -51,13 +53,12 @@ __all__ = [
     "finetune",
     "from_config",
     "from_pretrained",
+    "layouts",
     "register_family",
 ]
 
 _FAMILIES: list[Any] = [_llama, _gemma, _gpt, _bert]
-_FORMS: dict[str, Callable[[Config], Form]] = {
-    model_type: family.form_of for family in _FAMILIES for model_type in family.MODEL_TYPES
-}
+FORMS.update({kind: family.form_of for family in _FAMILIES for kind in family.MODEL_TYPES})
 _DTYPES = ("float32", "bfloat16")
 # Ids, a text, or the messages of a conversation.
 Prompt = Union[Sequence[int], str, Sequence[Mapping[str, str]]]
@@ -300,7 +301,10 @@ class LanguageModel(Pretrained):
         mesh: mtf.Mesh,
         features: Union[mtf.Tensor, Mapping[str, mtf.Tensor]],
         training: bool = True,
-    ) -> mtf.Tensor:
+        *,
+        balance: Optional[float] = None,
+        figures: bool = False,
+    ) -> Union[mtf.Tensor, dict[str, mtf.Tensor]]:
         """Returns the mean loss of ids, given those before them.
 
         It is a model function of `mtf.train.fit`:
@@ -313,25 +317,44 @@ class LanguageModel(Pretrained):
             first counts; or what `examples` returns, as Tensors: "ids", "weights", "sequence_id"
             and "position".
           training: whether weights are updated.
+          balance: what the loss that balances experts is multiplied by before it is added, as in
+            `functools.partial(model.loss, balance=0.01)`. None for what transformers does: the
+            `router_aux_loss_coef` of config.json if its `output_router_logits` is true, and 0 if
+            not.
+          figures: whether to return metrics of the experts, too.
 
         Returns:
-          A scalar.
+          A scalar. With `figures`, a dictionary of scalars: "loss"; "balance_loss", without its
+          factor; "busiest_expert", the share of choices that went to the expert with the most, a
+          mean over layers; and "dropped", the share of choices without a place.
 
         Raises:
-          ValueError: the length is 1.
+          ValueError: the length is 1, or the model has no experts and is asked for them.
         """
-        losses, weights = self._losses(mesh, features, training)
+        coefficient = coefficient_of(self.config, balance)
+        routings: Optional[list] = [] if coefficient or figures else None
+        losses, weights = self._losses(mesh, features, training, routings)
+        if routings == []:
+            raise ValueError(
+                f"loss: balance={balance} and figures={figures} are for models with experts, and "
+                f"{self.config.get('model_type')!r} has none"
+            )
         total = mtf.reduce_sum(losses * weights)
         if isinstance(features, Mapping):
-            return total / mtf.maximum(mtf.reduce_sum(weights), 1e-6)
-        length = losses.shape.dims[-1]
-        return total / (losses.shape.size // length.size * (length.size - 1))
+            loss = total / mtf.maximum(mtf.reduce_sum(weights), 1e-6)
+        else:
+            length = losses.shape.dims[-1]
+            loss = divided_sum(total, losses.shape.size // length.size * (length.size - 1))
+        if coefficient and routings:
+            loss += coefficient * mtf.cast(balance_loss(routings), loss.dtype)
+        return {"loss": loss, **figures_of(routings)} if figures and routings else loss
 
     def _losses(
         self,
         mesh: mtf.Mesh,
         features: Union[mtf.Tensor, Mapping[str, mtf.Tensor]],
         training: bool,
+        routings: Optional[list],
     ) -> tuple[mtf.Tensor, mtf.Tensor]:
         """Returns the loss at each position of the id behind it, and the weight of each."""
         ids, further = features, {}
@@ -349,6 +372,7 @@ class LanguageModel(Pretrained):
             compute_loss=False,
             mode="train" if training else "eval",
             variable_dtype=mtf.VariableDType(tf.float32),
+            routings=routings,
             **further,
         )
         vocab = logits.shape.dims[-1]
@@ -489,10 +513,12 @@ def from_pretrained(
     path = os.fspath(path)
     if path.endswith(".gguf"):
         file = GgufFile(path)
-        form, tokenizer = _form_of(path, file.config), _tokenizer.of_gguf(file.metadata)
-        return LanguageModel(file.config, form, Weights(file, form), place, name, tokenizer)
+        form, tokenizer = form_of(path, file.config), _tokenizer.of_gguf(file.metadata)
+        return LanguageModel(
+            file.config, form, Weights(file.named_by(form), form), place, name, tokenizer
+        )
     folder = Folder(path)
-    form, tokenizer = _form_of(path, folder.config), _tokenizer.of_folder(path)
+    form, tokenizer = form_of(path, folder.config), _tokenizer.of_folder(path)
     weights = Weights(folder, form)
     if form.encodes:
         pooling = Pooling.of_folder(path)
@@ -533,7 +559,7 @@ def from_config(
     what, stored = "from_config", {"zero": zero, "zero_axis": zero_axis, "uneven": uneven}
     place = place_of(what, mesh_shape, layout, devices, mesh_impl, **stored)
     name = _dtype_name(what, dtype)
-    form = _form_of(what, config)
+    form = form_of(what, config)
     cls = TextEncoder if form.encodes else LanguageModel
     return cls(config, form, {}, place, name)
 
@@ -556,17 +582,6 @@ def register_family(model_type: str, form_of: Callable[[Config], Form]) -> None:
     Raises:
       ValueError: there is such a family.
     """
-    if model_type in _FORMS:
+    if model_type in FORMS:
         raise ValueError(f"register_family: model_type={model_type!r} is there already")
-    _FORMS[model_type] = form_of
-
-
-def _form_of(where: str, config: Mapping[str, Any]) -> Form:
-    model_type = config.get("model_type")
-    if model_type not in _FORMS:
-        raise ValueError(
-            f"{where}: config.json has model_type={model_type!r}, which is none of "
-            f"{', '.join(_FORMS)}. T5's weights are converted by "
-            "`python -m mesh_tensorflow.transformer.convert`"
-        )
-    return _FORMS[model_type](Config(where, config))
+    FORMS[model_type] = form_of

@@ -39,12 +39,17 @@ class Experts:
       per_token: how many of them a token goes to.
       d_ff: the number of hidden units of each.
       loss: the coefficient of the loss that balances them.
+      normalized: whether the gates of a token's experts are divided by their sum.
+      shared: the number of hidden units of a further expert, which all tokens go to, times the
+        sigmoid of a gate; 0 for none.
     """
 
     number: int
     per_token: int
     d_ff: int
     loss: float
+    normalized: bool = True
+    shared: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,8 +62,9 @@ class Decoder:
         "embedding", "final_norm" and "logits" (also "positions"); and of the parts of a layer,
         after `layer`: "norm" and "post_norm" of attention, "q", "k", "v" and "o", "q_norm" and
         "k_norm"; "ff_norm" and "ff_post_norm", "wi" (gated: "wi_0" and "wi_1") and "wo". Norms are
-        there that have a name. "qkv" and "wi_0_1" are names of several in one tensor, "router" and
-        "experts" those of experts, of which "{}" is the number.
+        there that have a name. "qkv" and "wi_0_1" are names of several in one tensor. With
+        experts "{}" is their number in "wi_0", "wi_1" and "wo", and there are "router" and, of an
+        expert that all tokens go to, "shared_wi_0", "shared_wi_1", "shared_wo" and "shared_gate".
       layer: how names of a layer begin, with "{}" for its number.
       blocks: the number of blocks, each of attention and feed-forward.
       d_model: the number of channels between layers.
@@ -292,8 +298,13 @@ class Decoder:
             "hidden_size": self.experts.d_ff,
             "moe_gating": "top_n",
             "top_n_num_experts_per_token": self.experts.per_token,
+            "top_n_normalized": self.experts.normalized,
+            "shared_hidden_size": self.experts.shared,
+            "shared_gate": True,
             "loss_coef": self.experts.loss,
             "group_size": _GROUP,
+            # Weights may be trained on another mesh than the model's.
+            "groups_in_rows": True,
             # Room for all tokens of a group at each expert, so that none is ever dropped.
             "capacity_factor_train": float(number),
             "capacity_factor_eval": float(number),
@@ -318,6 +329,7 @@ class Decoder:
         }
         if self.experts is not None:
             sizes |= {"experts": self.experts.number, "expert_hidden": self.experts.d_ff}
+            sizes |= {"d_ff": self.experts.shared, "shared_gate": 1}
         return sizes
 
     @property
@@ -412,7 +424,27 @@ class Decoder:
         return weights
 
     def _of_feed_forward(self, scope: str, names: Mapping[str, str]) -> list[Weight]:
-        hidden = "d_ff" if self.experts is None else "expert_hidden"
+        if self.experts is None:
+            return self._of_units(scope, names, "d_ff")
+        weights = [
+            Weight(
+                f"{scope}/top_n_gating/kernel",
+                "d_model experts",
+                f"{names['router']}.weight",
+                "experts d_model",
+            ),
+            *(_of_each_expert(weight) for weight in self._of_units(scope, names, "expert_hidden")),
+        ]
+        if self.experts.shared:
+            begin, scope = "shared_", f"{scope}/shared"
+            shared = {n[len(begin) :]: name for n, name in names.items() if n.startswith(begin)}
+            weights += self._of_units(scope, shared, "d_ff")
+            gate = f"{scope}/gate/kernel"
+            weights += self._dense(gate, shared["gate"], "d_model", ["shared_gate"])
+        return weights
+
+    def _of_units(self, scope: str, names: Mapping[str, str], hidden: str) -> list[Weight]:
+        """Returns the Weights of a feed-forward layer; `hidden` is the dimension of its units."""
         # (the variable's scope, Hugging Face's name, inputs, outputs, which of these)
         rows: list[tuple[str, str, str, list[str], int]] = []
         if "wi_0_1" in names:
@@ -425,15 +457,7 @@ class Decoder:
         for kind, theirs, inputs, outputs, part in rows:
             bias = f"{scope}/{kind}/bias" if self.ff_biases else None
             weights += self._dense(f"{scope}/{kind}/kernel", theirs, inputs, outputs, bias, part)
-        if self.experts is None:
-            return weights
-        router = Weight(
-            f"{scope}/top_n_gating/kernel",
-            "d_model experts",
-            f"{names['router']}.weight",
-            "experts d_model",
-        )
-        return [router, *(_of_each_expert(weight) for weight in weights)]
+        return weights
 
     def _dense(
         self,

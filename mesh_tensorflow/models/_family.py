@@ -120,6 +120,30 @@ class Config:
             )
 
 
+# What makes a Form of a Config, by model type: the families of the package, and those of users.
+FORMS: dict[str, Callable[[Config], Form]] = {}
+
+
+def form_of(where: str, config: Mapping[str, Any]) -> Form:
+    """Returns the Form of a model, by the family of its config.json.
+
+    Args:
+      where: what the error names, such as the path of its folder.
+      config: the contents of config.json.
+
+    Raises:
+      ValueError: the family, or a field, is not known.
+    """
+    model_type = config.get("model_type")
+    if model_type not in FORMS:
+        raise ValueError(
+            f"{where}: config.json has model_type={model_type!r}, which is none of "
+            f"{', '.join(FORMS)}. T5's weights are converted by "
+            "`python -m mesh_tensorflow.transformer.convert`"
+        )
+    return FORMS[model_type](Config(where, config))
+
+
 _SHOWN = 6
 
 

@@ -9,9 +9,12 @@ import os
 import re
 from typing import TYPE_CHECKING, Any, Optional, Union, cast
 
+import tensorflow.compat.v1 as tf
+
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow.models import _lora
 from mesh_tensorflow.models._examples import Examples, questions_of
+from mesh_tensorflow.models._experts import balance_loss, coefficient_of, figures_of
 from mesh_tensorflow.models._family import Form
 from mesh_tensorflow.models._lora import Lora
 from mesh_tensorflow.ops._variables.variable import Adapters, VariableDType, adapting
@@ -42,6 +45,7 @@ def finetune(
     save_adapters: Optional[Path] = None,
     freeze: Optional[str] = None,
     recompute: bool = False,
+    balance: Optional[float] = None,
     learning_rate: Any = _RATE,
     **options: Any,
 ) -> Result:
@@ -68,13 +72,16 @@ def finetune(
       freeze: a regular expression of names of variables that are not trained, such as
         "embedding|block_00[0-3]"; see `model.weights` for them.
       recompute: whether the activations of layers are computed again for gradients, not stored.
+      balance: what the loss that balances experts is multiplied by; see `LanguageModel.loss`.
       learning_rate: a number, or a function of the step.
       **options: further arguments of `mtf.train.fit`, such as `directory`, to save checkpoints and
         go on from them, `optimizer` (AdamW by default), `precision`, `microbatches`, `eval_every`
         and `callbacks`; and `zero`, `mesh_shape` and the like to train on another mesh.
 
     Returns:
-      The Result of `fit`; its values are "loss", of each id that counts, and "perplexity".
+      The Result of `fit`; its values are "loss", the mean of ids that count, and "perplexity"; of a
+      model with experts also "balance_loss", "busiest_expert" and "dropped", as of
+      `LanguageModel.loss`.
 
     Raises:
       ValueError: there are no examples, or an argument does not fit the model or another one.
@@ -84,6 +91,7 @@ def finetune(
         if not isinstance(adapters, Lora):
             raise ValueError("finetune: save_adapters is for adapters; give lora, such as 'q,v:8'")
         adapters.check_saved(model._form)
+    coefficient = coefficient_of(model.config, balance)
     if exact_match and eval_examples is None:
         raise ValueError("finetune: exact_match is of eval_examples, which are not given")
     if exact_match and eval_examples is not None:
@@ -97,22 +105,31 @@ def finetune(
         steps = max(1, math.ceil(epochs * number / batch_size))
     assert steps is not None
 
-    def model_fn(mesh: mtf.Mesh, features: Any, training: bool) -> dict[str, metrics.Metric]:
+    def model_fn(mesh: mtf.Mesh, features: Any, training: bool) -> dict[str, Any]:
+        routings: list[Any] = []
         stack = model.model.layer_stack
         before, stack.recompute_grads = stack.recompute_grads, recompute
         try:
             with adapting(adapters):
-                losses, weights = model._losses(mesh, features, training)
+                losses, weights = model._losses(mesh, features, training, routings)
         finally:
             stack.recompute_grads = before
-        return {
-            "loss": metrics.mean(losses, weights),
-            "perplexity": metrics.perplexity(losses, weights),
-        }
+        if balance is not None and not routings:
+            raise ValueError(
+                f"finetune: balance={balance} is for models with experts, and "
+                f"{model.config.get('model_type')!r} has no experts"
+            )
+        loss = metrics.mean(losses, weights)
+        if coefficient and routings:
+            # As often as ids count, so that the mean has it once.
+            added = coefficient * mtf.cast(balance_loss(routings), tf.float32) * loss.weight
+            loss = dataclasses.replace(loss, total=loss.total + added)
+        figures = figures_of(routings) if routings else {}
+        return {"loss": loss, "perplexity": metrics.perplexity(losses, weights), **figures}
 
     defaults: dict[str, Any] = {"optimizer": AdamWOptimizer, "shuffle": True}
     if not _PLACES & options.keys():
-        defaults["mesh_impl"] = model._mesh_impl
+        defaults |= model._place.of_fit
     if model._dtype == "bfloat16":
         defaults["precision"] = "mixed_bfloat16"
     result = fit(

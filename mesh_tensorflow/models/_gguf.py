@@ -1,16 +1,20 @@
-"""GGUF files, of llama.cpp: quantized weights under other names, and a config in their metadata."""
+"""GGUF files, of llama.cpp: quantized weights under other names, and a config in their metadata.
+
+Names of tensors are those that the package gguf has for Hugging Face's. What its writers change of
+the weights of a family is undone when they are read.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, Optional
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple, Optional
 
 import numpy as np
 
 from mesh_tensorflow._core.errors import missing_package
+from mesh_tensorflow.models._family import Form
 
-# The architectures, by their names, which are also the model types of config.json.
-_ARCHITECTURES = ("llama", "qwen2", "qwen3")
 # By the names of fields of config.json: those of metadata, after the name of the architecture.
 _FIELDS = {
     "hidden_size": "embedding_length",
@@ -23,26 +27,96 @@ _FIELDS = {
     "rope_theta": "rope.freq_base",
     "max_position_embeddings": "context_length",
 }
+_EXPERTS = {
+    **_FIELDS,
+    "num_experts": "expert_count",
+    "num_experts_per_tok": "expert_used_count",
+    "moe_intermediate_size": "expert_feed_forward_length",
+    "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
+}
+_GEMMA = {
+    **_FIELDS,
+    "sliding_window": "attention.sliding_window",
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+    "rope_local_base_freq": "rope.freq_base_swa",
+}
+_GPT2 = {
+    "n_embd": "embedding_length",
+    "n_inner": "feed_forward_length",
+    "n_layer": "block_count",
+    "n_head": "attention.head_count",
+    "n_positions": "context_length",
+    "layer_norm_epsilon": "attention.layer_norm_epsilon",
+}
+_GPT_NEOX = {
+    **_FIELDS,
+    "layer_norm_eps": "attention.layer_norm_epsilon",
+    "rotary_emb_base": "rope.freq_base",
+    "use_parallel_residual": "use_parallel_residual",
+}
 _IDS = ("bos_token_id", "eos_token_id")
-# By the names of tensors there: those of Hugging Face.
-_OUTER = {
-    "token_embd.weight": "model.embed_tokens.weight",
-    "output_norm.weight": "model.norm.weight",
-    "output.weight": "lm_head.weight",
+_TIED = {"tie_word_embeddings": True}
+
+
+class _Architecture(NamedTuple):
+    """What there is under the name of an architecture.
+
+    Attributes:
+      model_type: that of config.json.
+      fields: by the names of fields of config.json, those of metadata.
+      fixed: fields that no metadata tell.
+      sizes: the fields of the channels and of the number of heads.
+    """
+
+    model_type: str
+    fields: Mapping[str, str] = _FIELDS
+    fixed: Mapping[str, Any] = {}
+    sizes: tuple[str, str] = ("hidden_size", "num_attention_heads")
+
+
+_ARCHITECTURES = {
+    "llama": _Architecture("llama"),
+    "qwen2": _Architecture("qwen2"),
+    "qwen2moe": _Architecture("qwen2_moe", _EXPERTS, {"norm_topk_prob": False}),
+    "qwen3": _Architecture("qwen3"),
+    "qwen3moe": _Architecture("qwen3_moe", _EXPERTS, {"norm_topk_prob": True}),
+    "phi3": _Architecture(
+        "phi3",
+        {
+            **_FIELDS,
+            "sliding_window": "attention.sliding_window",
+            "original_max_position_embeddings": "rope.scaling.original_context_length",
+        },
+    ),
+    "olmo2": _Architecture("olmo2"),
+    "gemma": _Architecture("gemma", _FIELDS, _TIED),
+    "gemma2": _Architecture("gemma2", _GEMMA, _TIED),
+    "gemma3": _Architecture("gemma3_text", _GEMMA, _TIED),
+    "gpt2": _Architecture("gpt2", _GPT2, _TIED, ("n_embd", "n_head")),
+    "gptneox": _Architecture("gpt_neox", _GPT_NEOX, {"hidden_act": "gelu"}),
 }
-_OF_BLOCKS = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
+# Llama's architecture with experts.
+_MIXTRAL = _Architecture(
+    "mixtral",
+    {**_FIELDS, "num_local_experts": "expert_count", "num_experts_per_tok": "expert_used_count"},
+)
+# Tensors that are no weights: divisors of the frequencies of rotary positions.
+_DIVISORS, _SHORT, _LONG = (
+    "rope_freqs.weight",
+    "rope_factors_short.weight",
+    "rope_factors_long.weight",
+)
+# The largest models' queries are scaled by the channels of a head of another division: by their
+# numbers of blocks, as llama.cpp tells them, since no metadata do.
+_LARGEST = {"gemma2": 46, "gemma3": 62}
+
+
+class _Part(NamedTuple):
+    """A tensor as Hugging Face has it: one of the file, or the part of one expert."""
+
+    stored: str
+    expert: Optional[int] = None
 
 
 class GgufFile:
@@ -74,11 +148,14 @@ class GgufFile:
             fields = {name: field.contents() for name, field in reader.fields.items()}
         except Exception as error:  # of many kinds, since a file may hold anything
             raise ValueError(f"{path} is no whole GGUF file; get it anew: {error}") from error
-        self._dequantize = gguf.quants.dequantize
-        self._tensors = {_name(tensor.name): tensor for tensor in reader.tensors}
+        self._gguf = gguf
+        self._stored = {tensor.name: tensor for tensor in reader.tensors}
+        self._parts = {name: _Part(name) for name in self._stored}
         self.config = self._config(fields)
         begin = "tokenizer."
         self.metadata = {n[len(begin) :]: v for n, v in fields.items() if n.startswith(begin)}
+
+    # -- its config
 
     def _config(self, fields: dict[str, Any]) -> dict[str, Any]:
         architecture = fields.get("general.architecture")
@@ -87,32 +164,130 @@ class GgufFile:
                 f"{self.path}: its architecture is {architecture!r}, which is none of "
                 f"{', '.join(_ARCHITECTURES)}"
             )
+        self._architecture, known = architecture, _ARCHITECTURES[architecture]
+
+        def field(name: str) -> Any:
+            return fields.get(f"{architecture}.{name}")
+
+        if architecture == "llama" and field("expert_count"):
+            known = _MIXTRAL
+        if architecture == "olmo2" and field("attention.sliding_window"):
+            raise ValueError(f"{self.path}: it is an OLMo 3, whose windows are not known")
         config: dict[str, Any] = {
-            "model_type": architecture,
-            "tie_word_embeddings": "lm_head.weight" not in self._tensors,
+            "model_type": known.model_type,
+            "tie_word_embeddings": "output.weight" not in self._stored,
             # No field tells it.
-            "attention_bias": "model.layers.0.self_attn.o_proj.bias" in self._tensors,
+            "attention_bias": "blk.0.attn_output.bias" in self._stored,
+            "qkv_bias": "blk.0.attn_q.bias" in self._stored,
+            **known.fixed,
         }
-        embedding = "model.embed_tokens.weight"
-        if embedding in self._tensors:
-            config["vocab_size"] = self.shape(embedding)[0]
-        names = {ours: f"{architecture}.{theirs}" for ours, theirs in _FIELDS.items()}
-        names |= {name: f"tokenizer.ggml.{name}" for name in _IDS}
-        config |= {ours: fields[theirs] for ours, theirs in names.items() if theirs in fields}
-        scaling = f"{architecture}.rope.scaling"
-        if fields.get(f"{scaling}.type", "none") != "none":
-            config["rope_scaling"] = {
-                "rope_type": fields[f"{scaling}.type"],
-                "factor": fields.get(f"{scaling}.factor"),
-            }
-            length = fields.get(f"{scaling}.original_context_length")
-            if length is not None and config["rope_scaling"]["rope_type"] == "yarn":
-                config["rope_scaling"]["original_max_position_embeddings"] = length
+        embedding = "token_embd.weight"
+        if embedding in self._stored:
+            config["vocab_size"] = self._sizes(embedding)[0]
+        found = {ours: field(theirs) for ours, theirs in known.fields.items()}
+        found |= {name: fields.get(f"tokenizer.ggml.{name}") for name in _IDS}
+        config |= {name: value for name, value in found.items() if value is not None}
+        if not config.get("sliding_window"):
+            config.pop("sliding_window", None)  # 0 for none
+        channels, heads = known.sizes
+        self._heads = (config.get(heads), config.get("num_key_value_heads", config.get(heads)))
+        if None not in (config.get(channels), config.get(heads)):
+            config |= self._of_heads(field, config[channels] // config[heads], config)
+        config |= self._scaling(field, config)
         return config
+
+    def _of_heads(self, field: Any, size: int, config: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the fields that follow from the channels of a head."""
+        turned = field("rope.dimension_count")
+        if self._architecture == "gptneox" and turned is not None:
+            return {"rotary_pct": turned / size}
+        if self._architecture == "phi3" and turned is not None:
+            return {"partial_rotary_factor": turned / size}
+        if self._architecture not in _LARGEST:
+            return {}
+        scale = field("attention.scale")
+        largest = config.get("num_hidden_layers") == _LARGEST[self._architecture]
+        scalar = size if largest else config.get("head_dim", size)
+        found: dict[str, Any] = {
+            "query_pre_attn_scalar": scalar if scale is None else round(scale**-2)
+        }
+        pattern = field("attention.sliding_window_pattern")
+        if isinstance(pattern, list):
+            kinds = ("full_attention", "sliding_attention")
+            found["layer_types"] = [kinds[bool(window)] for window in pattern]
+        elif pattern is not None:
+            found["sliding_window_pattern"] = pattern
+        return found
+
+    def _scaling(self, field: Any, config: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the scaling of rotary positions, in the field of config.json; none for none."""
+        kind, original = field("rope.scaling.type"), "original_max_position_embeddings"
+        length = field("rope.scaling.original_context_length")
+        short = _SHORT if _SHORT in self._stored else _DIVISORS
+        if short in self._stored:
+            long = _LONG if _LONG in self._stored else short
+            divisors = [self._dequantized(name, None).tolist() for name in (short, long)]
+            # Divisors alone, as of Llama 3, leave sines and cosines as they are.
+            factor = field("rope.scaling.attn_factor") if short == _SHORT else 1.0
+            scaling = {
+                "rope_type": "longrope",
+                "short_factor": divisors[0],
+                "long_factor": divisors[1],
+                original: length or config.get("max_position_embeddings"),
+            }
+            if factor is not None:
+                scaling["attention_factor"] = factor
+        elif kind in (None, "none"):
+            return {}
+        else:
+            scaling = {"rope_type": kind, "factor": field("rope.scaling.factor")}
+            if length is not None and kind == "yarn":
+                scaling[original] = length
+        return {"rope_scaling": scaling}
+
+    # -- its tensors
+
+    def named_by(self, form: Form) -> GgufFile:
+        """Gives its tensors the names that a Form has for them; returns itself.
+
+        Tensors that the Form does not name keep the names of the file.
+
+        Args:
+          form: the Form of its config.
+        """
+        kinds = {name: kind for kind, name in self._gguf.MODEL_ARCH_NAMES.items()}
+        blocks = 1 + max(
+            (int(name.split(".")[1]) for name in self._stored if name.startswith("blk.")),
+            default=0,
+        )
+        names = self._gguf.get_tensor_name_map(kinds[self._architecture], blocks)
+        left = dict.fromkeys(self._stored)
+        for name in (_DIVISORS, _SHORT, _LONG):
+            left.pop(name, None)
+        if self.config["tie_word_embeddings"]:
+            left.pop("output.weight", None)  # a second copy of the embedding
+        self._parts = {}
+        for weight in form.weights:
+            # The tensors of all experts are one there.
+            stored = names.get_name(weight.theirs.replace(".{}", ""), (".weight", ".bias"))
+            if stored not in self._stored:
+                continue
+            left.pop(stored, None)
+            if "{}" not in weight.theirs:
+                self._parts[weight.theirs] = _Part(stored)
+                continue
+            for expert in range(self._sizes(stored)[0]):
+                self._parts[weight.theirs.format(expert)] = _Part(stored, expert)
+        self._parts |= {name: _Part(name) for name in left}
+        return self
 
     def __iter__(self) -> Iterator[str]:
         """Yields the names."""
-        return iter(self._tensors)
+        return iter(self._parts)
+
+    def _sizes(self, stored: str) -> tuple[int, ...]:
+        # The last dimension comes first in these files.
+        return tuple(int(size) for size in reversed(self._stored[stored].shape))
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Returns the sizes of a tensor.
@@ -120,8 +295,13 @@ class GgufFile:
         Args:
           name: its name.
         """
-        # The last dimension comes first in these files.
-        return tuple(int(size) for size in reversed(self._tensors[name].shape))
+        part = self._parts[name]
+        sizes = self._sizes(part.stored)
+        if part.expert is not None:
+            sizes = sizes[1:]
+        if _kind(part.stored) == "ffn_gate_inp_shexp":
+            return (1, math.prod(sizes))  # a dense layer with one output
+        return sizes[::-1] if self._is_transposed(part.stored, sizes) else sizes
 
     def dtype(self, name: str) -> np.dtype:
         """Returns the dtype of a tensor as it is read: float32.
@@ -133,34 +313,38 @@ class GgufFile:
 
     def __getitem__(self, name: str) -> np.ndarray:
         """Reads a tensor."""
-        tensor = self._tensors[name]
-        value = self._dequantize(tensor.data, tensor.tensor_type).reshape(self.shape(name))
-        heads = self._permuted_heads(name)
-        if heads is None:
-            return value
-        # Rotary pairs are neighbors there, and half of the channels apart in Hugging Face's form.
-        pairs = value.reshape([heads, value.shape[0] // heads // 2, 2, *value.shape[1:]])
-        return np.swapaxes(pairs, 1, 2).reshape(value.shape)
+        part = self._parts[name]
+        value = self._dequantized(part.stored, part.expert)
+        kind, (heads, groups) = _kind(part.stored), self._heads
+        if self._is_transposed(part.stored, value.shape):
+            return value.T
+        if self._architecture == "llama" and kind in ("attn_q", "attn_k"):
+            # Rotary pairs are neighbors there, and half of the channels apart in Hugging Face's.
+            return _swapped(value, [heads if kind == "attn_q" else groups, -1, 2], 1)
+        if self._architecture == "gptneox" and kind == "attn_qkv":
+            # All queries, all keys and all values; in Hugging Face's form the three of each head.
+            return _swapped(value, [3, heads, -1], 0)
+        if self._architecture.startswith("gemma") and kind.endswith("norm"):
+            return value - 1.0  # stored as what is multiplied by
+        return value.reshape(self.shape(name))
 
-    def _permuted_heads(self, name: str) -> Optional[int]:
-        """Returns the number of heads of a tensor whose channels are in another order."""
-        if self.config["model_type"] != "llama":
-            return None
-        # Only the converter of Llama's weights to GGUF changes their order.
-        for projection, field in (
-            ("self_attn.q_proj", "num_attention_heads"),
-            ("self_attn.k_proj", "num_key_value_heads"),
-        ):
-            if projection in name:
-                return self.config.get(field, self.config["num_attention_heads"])
-        return None
+    def _dequantized(self, stored: str, expert: Optional[int]) -> np.ndarray:
+        tensor = self._stored[stored]
+        data = tensor.data if expert is None else tensor.data[expert]
+        sizes = self._sizes(stored) if expert is None else self._sizes(stored)[1:]
+        return self._gguf.quants.dequantize(data, tensor.tensor_type).reshape(sizes)
+
+    def _is_transposed(self, stored: str, sizes: tuple[int, ...]) -> bool:
+        """Returns whether a kernel is the other way around than in Hugging Face's form."""
+        return self._architecture == "gpt2" and stored.startswith("blk.") and len(sizes) == 2
 
 
-def _name(theirs: str) -> str:
-    """Returns Hugging Face's name of a tensor; that of the file if there is none."""
-    if theirs in _OUTER:
-        return _OUTER[theirs]
-    parts = theirs.split(".")
-    if len(parts) == 4 and parts[0] == "blk" and parts[2] in _OF_BLOCKS:
-        return f"model.layers.{parts[1]}.{_OF_BLOCKS[parts[2]]}.{parts[3]}"
-    return theirs
+def _kind(stored: str) -> str:
+    """Returns what a tensor is, such as "attn_q" or "output_norm"."""
+    return stored.split(".")[-2]
+
+
+def _swapped(value: np.ndarray, sizes: list[int], axis: int) -> np.ndarray:
+    """Splits the first axis into several, and swaps two neighbors of these."""
+    split = value.reshape([*sizes, *value.shape[1:]])
+    return np.swapaxes(split, axis, axis + 1).reshape(value.shape)

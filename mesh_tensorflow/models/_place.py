@@ -38,6 +38,13 @@ class Place:
     of_jax: Optional[Mapping[str, Any]] = None
     shows: bool = True
 
+    @property
+    def of_fit(self) -> dict[str, Any]:
+        """The arguments of `mtf.train.fit` that train there."""
+        if self.of_jax is None:
+            return {"mesh_impl": self.mesh_impl}
+        return {**self.of_jax, "mesh_impl": "pjrt"}
+
     def new_store(self) -> VariableStore:
         """Returns a store for the variables of functions."""
         return VariableStore() if self.of_jax is None else pjrt().ArrayStore()

@@ -107,6 +107,18 @@ _ROUNDS = 4  # of a loop for each of its variables, until their kinds settle
 _TINY = 1e-6
 
 
+def mean_over_microbatches(x: Tensor) -> Tensor:
+    """Returns a scalar, whose value of the whole batch is the mean of those of its microbatches.
+
+    It is for what depends on which examples are computed together, as batch normalization does.
+
+    Args:
+      x: a Tensor, the output of an operation that was made for it.
+    """
+    x.operation.is_of_microbatch = True
+    return x
+
+
 class Kinds:
     """The kinds of the Tensors of a microbatch."""
 
@@ -182,6 +194,8 @@ class Kinds:
             # A reshape may join the batch with others; any of its new dimensions may have it.
             own |= frozenset(d for d in y.shape if d not in op.inputs[0].shape)
         self._check_size(op, y)
+        if op.is_of_microbatch:
+            return _MEAN
         if op.has_effect:  # its outputs are its first inputs, whatever it prints besides
             return kinds[index]
         if own:

@@ -14,6 +14,7 @@ except ImportError as e:
     ) from e
 
 from mesh_tensorflow.pjrt._chief import run_in_chief
+from mesh_tensorflow.pjrt._devices import device_kind as device_kind
 from mesh_tensorflow.pjrt._devices import gathered
 from mesh_tensorflow.pjrt._function import Collectives, Lowered, export, function
 from mesh_tensorflow.pjrt._in_session import in_session

@@ -371,3 +371,15 @@ def described(
     """
     where = sharding(mesh, layout)
     return jax.ShapeDtypeStruct(tuple(sizes), dtype.as_numpy_dtype, sharding=where)
+
+
+def device_kind(mesh_shape: Shape) -> str:
+    """Returns what the devices of a mesh are called by their maker; "" for CPUs.
+
+    Args:
+      mesh_shape: a Shape.
+    """
+    # Through a mesh, since JAX makes CPU devices, as many as it needs, when it is asked first.
+    mesh: Any = device_mesh(mesh_shape, None)
+    device = mesh.devices.flat[0]
+    return "" if device.platform == "cpu" else device.device_kind

@@ -2,15 +2,18 @@
 
 from mesh_tensorflow.train import metrics
 from mesh_tensorflow.train._fit import fit
-from mesh_tensorflow.train._loop import NotANumberError, Result
+from mesh_tensorflow.train._loop import Result
+from mesh_tensorflow.train._saving import NotANumberError
 from mesh_tensorflow.train._use import evaluate, export, predict
 from mesh_tensorflow.train.callbacks import (
     Callback,
     CsvLog,
     EarlyStopping,
     JsonLinesLog,
+    MLflow,
     Run,
     TensorBoard,
+    WandB,
 )
 
 __all__ = [
@@ -18,10 +21,12 @@ __all__ = [
     "CsvLog",
     "EarlyStopping",
     "JsonLinesLog",
+    "MLflow",
     "NotANumberError",
     "Result",
     "Run",
     "TensorBoard",
+    "WandB",
     "evaluate",
     "export",
     "fit",

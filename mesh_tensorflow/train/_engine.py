@@ -14,11 +14,12 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._mesh.random_values import keys_by_step
 from mesh_tensorflow._mesh.variables import checkpoint_files
-from mesh_tensorflow._mesh.variables.checkpoint_files import Faults, faults
+from mesh_tensorflow._mesh.variables.checkpoint_files import Faults, ShardSaverBuilder, faults
 from mesh_tensorflow._quiet import not_advised
 from mesh_tensorflow._stop_signals import StopSignals
 from mesh_tensorflow._watching import told_to_user
 from mesh_tensorflow.checkpoint import CheckpointError, Saver, check_checkpoint
+from mesh_tensorflow.estimator.pieces import any_batch
 from mesh_tensorflow.train._data import Batch, Features, rows_of, with_dtype
 from mesh_tensorflow.train._model import (
     Afters,
@@ -30,6 +31,7 @@ from mesh_tensorflow.train._model import (
 from mesh_tensorflow.train._placing import Agreement, Placing
 
 if TYPE_CHECKING:
+    from mesh_tensorflow.train._auto_layout import AutoLayout
     from mesh_tensorflow.train._loop import Initial
 
 CHECKPOINT_NAME = "model.ckpt"
@@ -40,9 +42,11 @@ class Engine(Protocol):
 
     Attributes:
       lowered: the lowered training program, once there is one; None if others lower it.
+      layout: the layout rules as a string, once they are known; None if others know them.
     """
 
     lowered: Optional[LoweredModel] = None
+    layout: Optional[str] = None
 
     def prepare(self, batch: Batch, checkpoint: Optional[str], initial: Optional[Initial]) -> None:
         """Gets ready for batches like this one, with new variables or those of a checkpoint.
@@ -56,8 +60,14 @@ class Engine(Protocol):
     def evaluate(self, batches: Iterator[Batch]) -> dict[str, float]:
         """Returns the means of the loss and the metrics of some batches."""
 
-    def save(self, directory: str, step: int) -> tuple[str, list[str]]:
-        """Writes a checkpoint; returns its path, and what in it is not a number, or infinite."""
+    def save(
+        self, directory: str, step: int, when_read: Optional[Callable[[], None]] = None
+    ) -> tuple[str, list[str]]:
+        """Writes a checkpoint; returns its path, and what in it is not a number, or infinite.
+
+        It may call `when_read`, if it is not None in the first call either, before it writes: from
+        then on, variables may change.
+        """
 
     def stops(self, step: int, wanted: bool, signals: StopSignals) -> bool:
         """Returns whether to stop after this step; notes the signals of other processes."""
@@ -122,6 +132,7 @@ class _SessionProgram:
         """Builds a program; `padded` ones take fewer rows than the batch has, too."""
         self.graph = tf.Graph()
         self._cluster = placing.cluster
+        self._is_on_one_device = len(set(placing.devices)) == 1
         lowered: list[LoweredModel] = []
         # Servers of several processes keep variables by name, and outlive a session: a container of
         # its own keeps those of an earlier run from this one.
@@ -174,7 +185,8 @@ class _SessionProgram:
         averages = {w: self.variables[a] for w, a in found.averages.items() if a in self.variables}
         own = {name: self.variables[name] for name in found.own if name in self.variables}
         trained = {part.name for v in found.graph.trainable_variables for part in v.parts}
-        initial.load(own, trained, averages)
+        dims = {p.name: p.shape.dimension_names for v in found.graph.all_variables for p in v.parts}
+        initial.load(own, trained, averages, dims)
 
     def _runner(self, fetches: list[tf.Tensor], feeds: list[tf.Tensor]) -> Callable[..., list[Any]]:
         """Returns a function of the values of `feeds` that returns those of `fetches`."""
@@ -236,9 +248,10 @@ class _SessionProgram:
             outputs.setdefault(name.rpartition("/")[0] or name, []).append(value)
         return outputs
 
-    def export(self, directory: str) -> None:
-        """Writes a SavedModel of a padded program with one device, whose outputs have the batch
-        dimension.
+    def export(self, directory: str, rows_at_a_time: Optional[int]) -> None:
+        """Writes a SavedModel of a padded program, whose outputs have the batch dimension.
+
+        If `rows_at_a_time` is given, it takes any number of rows.
         """
         with self.graph.as_default(), not_advised():
             # The model also computes the rows of padding; the caller gets as many as it gave.
@@ -252,13 +265,15 @@ class _SessionProgram:
                 {name.replace(" ", "_"): x for name, x in zip(self._features.names, self._feeds)},
                 outputs,
             )
+            if rows_at_a_time is not None:
+                signature = any_batch(signature, rows_at_a_time, "export")
             builder = tf.saved_model.Builder(directory)
             builder.add_meta_graph_and_variables(
                 self.session,
                 [tf.saved_model.tag_constants.SERVING],
                 {tf.saved_model.signature_constants.DEFAULT_SERVING_SIGNATURE_DEF_KEY: signature},
-                # Whoever loads it may have other devices.
-                clear_devices=True,
+                # Whoever loads it may have other devices, unless there is a mesh of them.
+                clear_devices=self._is_on_one_device,
             )
             builder.save()
 
@@ -312,6 +327,7 @@ class SessionEngine(Engine):
         placing: Placing,
         features: Features,
         seed: Optional[int],
+        choosing: Optional[AutoLayout] = None,
     ):
         """Creates an engine.
 
@@ -321,7 +337,9 @@ class SessionEngine(Engine):
           placing: where programs run.
           features: the features of a training batch.
           seed: the seed of initial values and of random operations.
+          choosing: what chooses the layout by the first batch; None if `placing` has it.
         """
+        self._choosing = choosing
         self._model, self._eval_model = model, eval_model
         self._placing, self._features = placing, features
         self._seed = seed
@@ -329,11 +347,20 @@ class SessionEngine(Engine):
         self._path: Optional[str] = None  # of the weights of evaluations, without training
         self._evaluations: dict[tuple, _SessionProgram] = {}
         self._made_saver: Optional[Saver] = None
+        self._when_read: Optional[Callable[[], None]] = None
         self._container = placing.cluster.next_container() if placing.cluster else ""
 
     def prepare(self, batch: Batch, checkpoint: Optional[str], initial: Optional[Initial]) -> None:
         """Builds the training program, and initializes or restores its variables."""
         self._features.check(batch)
+        if self._choosing is not None:
+            model, features = self._model, self._features
+
+            def engine_of(placing: Placing) -> SessionEngine:
+                return SessionEngine(model, model, placing, features, self._seed)
+
+            self._placing = self._choosing.placing(model, self._placing, features, batch, engine_of)
+        self.layout = ";".join(f"{d}:{m}" for d, m in self._placing.rules.pairs)
         self._training = _SessionProgram(
             self._model,
             self._placing,
@@ -358,7 +385,8 @@ class SessionEngine(Engine):
         if self._made_saver is None:
             with self._training.graph.as_default():
                 # Sharded, so that each process writes the slices that it has.
-                self._made_saver = Saver(sharded=True)
+                tell = None if self._when_read is None else lambda: self._when_read()
+                self._made_saver = Saver(sharded=True, builder=ShardSaverBuilder(when_read=tell))
         return self._made_saver
 
     def use(self, path: str) -> None:
@@ -391,11 +419,13 @@ class SessionEngine(Engine):
             for _, outputs, _ in self._outputs(batches)
         ]
 
-    def export(self, batch: Batch, directory: str) -> None:
-        """Writes a SavedModel that predicts for as many rows as a batch has, or fewer."""
+    def export(self, batch: Batch, directory: str, any_rows: bool) -> None:
+        """Writes a SavedModel that predicts for as many rows as a batch has, or fewer; or for any
+        number.
+        """
         program = self._evaluation(batch, padded=True)
         program.assign(self._values_for(program))
-        program.export(directory)
+        program.export(directory, rows_of(batch) if any_rows else None)
 
     def _outputs(
         self, batches: Iterator[Batch]
@@ -487,9 +517,12 @@ class SessionEngine(Engine):
             program.initialize()
         return program
 
-    def save(self, directory: str, step: int) -> tuple[str, list[str]]:
+    def save(
+        self, directory: str, step: int, when_read: Optional[Callable[[], None]] = None
+    ) -> tuple[str, list[str]]:
         """Writes a checkpoint; returns its path, and what in it is not a number, or infinite."""
         assert self._training is not None
+        self._when_read = when_read
         saver = self._saver()
         # A step changes slices; masters with values of their own are what is saved.
         self._training.session.run(self._training._to_masters)
@@ -611,7 +644,8 @@ class StepEngine(Engine):
         own = {n: v for n, v in masters.items() if n in trained or not n.startswith(roots)}
         found = self._store._known.averages
         averages = {weight: masters[a] for a, weight in found.items() if a in masters}
-        initial.load(own, trained, averages)
+        dims = {n: form.shape.dimension_names for n, form in self._store._known.forms.items()}
+        initial.load(own, trained, averages, dims)
 
     def _make_variables(self, batch: Batch) -> None:
         """Traces a function, of TensorFlow or of JAX, which makes its variables."""
@@ -664,12 +698,16 @@ class StepEngine(Engine):
             means.add({name: [value] for name, value in values.items()}, rows_of(batch))
         return means.result({})
 
-    def save(self, directory: str, step: int) -> tuple[str, list[str]]:
+    def save(
+        self, directory: str, step: int, when_read: Optional[Callable[[], None]] = None
+    ) -> tuple[str, list[str]]:
         """Writes a checkpoint; returns its path, and what in it is not a number, or infinite."""
         path = os.path.join(directory, f"{CHECKPOINT_NAME}-{step}")
         # Whole values under their own names, as a Saver of sessions writes them, so that any
         # program reads these files.
         values = {**self.values(), _STEP: np.int64(step)}
+        if when_read is not None:
+            when_read()
         tf.raw_ops.SaveV2(
             prefix=path,
             tensor_names=list(values),

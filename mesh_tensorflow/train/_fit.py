@@ -22,9 +22,11 @@ from mesh_tensorflow._mesh.variables.store import VariableStore
 from mesh_tensorflow._pjrt import pjrt
 from mesh_tensorflow._progress import Progress
 from mesh_tensorflow.auto_mtf.hardware import Hardware
-from mesh_tensorflow.checkpoint import CheckpointError, fault_of
+from mesh_tensorflow.auto_mtf.measured import Auto
+from mesh_tensorflow.checkpoint import CheckpointError, Resize, fault_of
 from mesh_tensorflow.ops import Precision
 from mesh_tensorflow.optimize import ExponentialMovingAverage
+from mesh_tensorflow.train._auto_layout import AutoLayout
 from mesh_tensorflow.train._data import AnyDataset, Batch, Features, Part, Source, opened, source_of
 from mesh_tensorflow.train._engine import Engine, SessionEngine, StepEngine
 from mesh_tensorflow.train._loop import (
@@ -43,6 +45,7 @@ from mesh_tensorflow.train._loop import (
 )
 from mesh_tensorflow.train._model import Model, check_optimizer
 from mesh_tensorflow.train._placing import Given, Placing, placing_of
+from mesh_tensorflow.train._saving import Best, Checkpoints
 from mesh_tensorflow.train.callbacks import Callback, Run, TensorBoard, has_board
 from mesh_tensorflow.visualize import training_report
 
@@ -106,6 +109,22 @@ def explained(function: F) -> F:
     return cast(F, called)
 
 
+# Arguments that are data, or say nothing about what is trained.
+_NOT_TOLD = ("data", "eval_data", "dims", "store", "init_checkpoint", "callbacks", "progress")
+
+
+def _told(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what trackers show of the arguments of `fit`: numbers, strings and names."""
+    told = {}
+    for name, value in arguments.items():
+        if value is None or name in _NOT_TOLD:
+            continue
+        if name == "optimizer" or callable(value):
+            value = getattr(value, "__name__", type(value).__name__)
+        told[name] = value if isinstance(value, (bool, int, float)) else str(value)
+    return told
+
+
 def learning_rate_of(rate: Any) -> Any:
     """Returns a learning rate, of an eager tf.Tensor its value.
 
@@ -126,11 +145,12 @@ def learning_rate_of(rate: Any) -> Any:
     return float(rate) if hasattr(rate, "numpy") else rate
 
 
-def check_callbacks(callbacks: Any) -> list[Callback]:
-    """Returns callbacks as a list; raises TypeError for what are none.
+def check_callbacks(callbacks: Any, logdir: Optional[str]) -> list[Callback]:
+    """Returns callbacks as a list, with one that writes logs; raises TypeError for what are none.
 
     Args:
       callbacks: objects of class Callback.
+      logdir: where a TensorBoard is to write, or None.
     """
     if isinstance(callbacks, (Callback, type)) or not isinstance(callbacks, Iterable):
         raise TypeError(f"fit: callbacks is a list of callbacks, but is {callbacks!r}")
@@ -145,7 +165,9 @@ def check_callbacks(callbacks: Any) -> list[Callback]:
                 + ", ".join(events)
             )
             raise TypeError(f"fit: {callback!r} among the callbacks is none. {mend}")
-    return callbacks
+    # One that the user gives without a directory writes to this one, too.
+    board = [TensorBoard(logdir)] if logdir and not has_board(callbacks, logdir) else []
+    return callbacks + board
 
 
 def check_seed(seed: Optional[int]) -> None:
@@ -171,11 +193,12 @@ def fit(
     dims: Any = None,
     learning_rate: Any = None,
     clip_norm: Optional[float] = None,
+    norms: bool = False,
     microbatches: int = 1,
     average: Union[float, ExponentialMovingAverage, None] = None,
     precision: Union[str, Precision, None] = None,
     mesh_shape: ShapeLike = "all:1",
-    layout: LayoutLike = "",
+    layout: Union[LayoutLike, Auto] = "",
     devices: Optional[Sequence[str]] = None,
     simd: bool = False,
     mesh_impl: Union[MeshImpl, str, None] = None,
@@ -189,10 +212,14 @@ def fit(
     store: Optional[VariableStore] = None,
     directory: Optional[str] = None,
     save_every: int = 1000,
+    save_in_background: bool = False,
     keep: int = 5,
+    keep_best: Optional[str] = None,
     resume: Resume = True,
     init_checkpoint: Optional[InitialLike] = None,
     init_strict: bool = False,
+    init_resize: Union[str, Sequence[str]] = (),
+    init_shrink: bool = False,
     callbacks: Sequence[Callback] = (),
     log_every: int = 10,
     logdir: Optional[str] = None,
@@ -249,6 +276,9 @@ def fit(
       learning_rate: a number, or a function of the step, an integer tf scalar.
       clip_norm: the largest Euclidean norm of all gradients together; larger ones are scaled down.
         The norm is reported as "gradient_norm", with float("inf") without scaling.
+      norms: whether to report "gradient_norm" and "weight_norm", the Euclidean norms of all
+        gradients and of all trained weights before the step, each over whole variables in every
+        layout. Histograms are written by `TensorBoard(histograms_every=...)`.
       microbatches: the number of equal parts of a batch that are computed one after the other, with
         the memory of one; the loss and its gradients are those of the whole batch. Only the loss is
         reported. A scalar loss is a mean or a sum over the batch, or computed of such, as the
@@ -259,7 +289,9 @@ def fit(
       precision: "mixed_bfloat16" or an mtf.Precision; see mtf.precision. If None, that of a `with
         mtf.precision(...)` around the call, if there is one.
       mesh_shape: the shape of the mesh, such as "rows:2,cols:2".
-      layout: the layout rules, such as "batch:rows,hidden:cols".
+      layout: the layout rules, such as "batch:rows,hidden:cols". Or "auto", or an
+        mtf.auto_mtf.Auto: then steps are run under those that the cost model prefers, for a minute
+        at most, and the fastest is taken; it is the `layout` of the Result.
       devices: a device for each processor, which are all there, unless the program has called
         tf.config.set_soft_device_placement(True). If None, the GPUs; or the logical CPUs, if there
         are enough of them; or one CPU for all processors.
@@ -280,7 +312,14 @@ def fit(
       store: the VariableStore of a step function that is not an @mtf.function.
       directory: where to save checkpoints; None saves none.
       save_every: the number of steps between checkpoints. There is one at the end, too.
-      keep: the number of checkpoints to keep.
+      save_in_background: whether steps go on while a checkpoint is written. It is listed, and
+        callbacks are told, once its files are whole, some steps later. It takes the memory of one
+        copy of the variables on their hosts. On devices of JAX in several processes, steps wait.
+      keep: the number of the last checkpoints to keep.
+      keep_best: a metric of evaluations, whose best checkpoint is kept besides the last ones:
+        "loss", of which less is better, or another one with ":max" or ":min", such as
+        "accuracy:max". An evaluation that is the best so far is saved, whatever `save_every` is.
+        `Result.best` is its path.
       resume: whether to go on from the last checkpoint in `directory`, with the next batch of the
         data. Data that are read in the same order give the losses of an uninterrupted run. If that
         checkpoint is damaged, it is an error, and "last_good" goes on from the last whole one.
@@ -290,6 +329,10 @@ def fit(
         Optimizers begin anew, and steps at 0. A run that goes on from `directory` ignores it. What
         is only in the model or only in the checkpoint is logged.
       init_strict: whether it is an error if weights are in one of the two only.
+      init_resize: names of dimensions that may be larger in the model than there, such as "vocab":
+        the first values of a variable are those of `init_checkpoint`, the others begin as its
+        initializer says. What is loaded, resized, begun anew and left out is written.
+      init_shrink: whether these dimensions may be smaller, too: the last values there are left out.
       callbacks: objects of class mtf.train.Callback.
       log_every: the number of steps between records of `Result.history`.
       logdir: where to write logs for TensorBoard; None writes none.
@@ -311,6 +354,8 @@ def fit(
       NotANumberError: the loss is not a number, or weights that would be saved are not.
       KeyboardInterrupt: the user pressed Ctrl-C; a checkpoint is saved first.
     """
+    told = _told(locals())
+    resize = Resize.of("fit: init_resize", init_resize, init_shrink)
     # What can be checked alone comes before data are opened and the program is built, which may
     # take minutes.
     _check_numbers(
@@ -323,46 +368,39 @@ def fit(
     )
     learning_rate = learning_rate_of(learning_rate)
     check_optimizer(optimizer, learning_rate)
-    callbacks = check_callbacks(callbacks)
+    callbacks = check_callbacks(callbacks, logdir)
     check_seed(seed)
-    model = Model(model_fn, optimizer, learning_rate, clip_norm, microbatches, average, precision)
+    best = None if keep_best is None else _best_of(keep_best, directory, eval_data)
+    model = Model(
+        model_fn, optimizer, learning_rate, clip_norm, microbatches, average, precision, norms
+    )
     stored = variable_layout, zero, zero_axis
+    layout, auto = _layout_or_auto(layout, mesh_impl)
     mesh = Given(mesh_shape, layout, devices, simd, mesh_impl, *stored, uneven)
     # Before the data, as it says which rows of each batch this process reads.
     placing = placing_of(mesh)
-    _check_several(placing, average, seed)
+    _check_several(placing, average, seed, auto)
     features, source = _features_and_source(data, dims, placing, shuffle, seed)
+    _check_kind(model, mesh, auto, store)
     if optimizer is None:
-        _check_unused(
-            "only a model function, with an optimizer, can have",
-            {**_changed(model), **_changed(mesh)},
-        )
         engine: Engine = StepEngine(model_fn, eval_fn, store, features, seed)
     else:
-        _check_unused(
-            "only a step function, without an optimizer, can have",
-            {} if store is None else {"store": store},
-        )
         # Another function, with the precision and the averages that the weights are trained with.
         eval_model = model if eval_fn is None else dataclasses.replace(model, fn=eval_fn)
-        engine = SessionEngine(model, eval_model, placing, features, seed)
+        choosing = None if auto is None else AutoLayout(auto, show=progress)
+        engine = SessionEngine(model, eval_model, placing, features, seed, choosing)
     cluster = placing.cluster
     # The others would write the same messages, logs and checkpoints once more.
     chief = cluster is None or cluster.processes.is_chief
-    # One that the user gives without a directory writes to this one, too.
-    if logdir and not has_board(callbacks, logdir):
-        callbacks = [*callbacks, TensorBoard(logdir)]
-    # All rows in each process: what the layout cannot split equally, all processors compute.
-    eval_source = None if eval_data is None else source_of(eval_data, features)
-    if eval_source is not None:
-        eval_source.check_end("fit: eval_data")
     loop = Loop(
         engine=engine,
-        run=Run(steps, directory, logdir),
+        run=Run(steps, directory, logdir, told),
         source=source,
-        eval_source=eval_source,
-        saves=chief,
-        keep=keep,
+        eval_source=_eval_source(eval_data, features),
+        checkpoints=Checkpoints(engine, directory, keep, save_in_background, best)
+        if directory is not None and chief
+        else None,
+        best=best,
         alone=cluster is None,
         eval_every=eval_every,
         save_every=save_every,
@@ -377,7 +415,7 @@ def fit(
         )
         with naming:
             run = _run_in_chief if placing.pjrt else _run
-            return run(loop, resume, initial_of(init_checkpoint, init_strict))
+            return run(loop, resume, initial_of(init_checkpoint, init_strict, resize=resize))
     finally:
         engine.close()
 
@@ -400,6 +438,19 @@ def _changed(settings: Any) -> dict[str, Any]:
     }
 
 
+def _check_kind(
+    model: Model, mesh: Given, auto: Optional[Auto], store: Optional[VariableStore]
+) -> None:
+    """Raises ValueError for arguments that are for the other kind of function to train."""
+    if model.optimizer is None:
+        of_mesh = {**_changed(mesh), **({} if auto is None else {"layout": auto})}
+        _check_unused(
+            "only a model function, with an optimizer, can have", {**_changed(model), **of_mesh}
+        )
+    elif store is not None:
+        _check_unused("only a step function, without an optimizer, can have", {"store": store})
+
+
 def _check_unused(which: str, given: Mapping[str, Any]) -> None:
     """Raises ValueError for arguments that are given, but would have no effect."""
     if given:
@@ -409,8 +460,41 @@ def _check_unused(which: str, given: Mapping[str, Any]) -> None:
         )
 
 
-def _check_several(placing: Placing, average: Any, seed: Optional[int]) -> None:
+def _best_of(keep_best: str, directory: Optional[str], eval_data: Any) -> Best:
+    """Returns the best checkpoint of a run, which needs checkpoints and evaluations."""
+    best = Best(keep_best)
+    if directory is None or eval_data is None:
+        raise ValueError(
+            f"fit: keep_best={keep_best!r} chooses among the checkpoints of a directory by "
+            "evaluations: give fit directory and eval_data, and eval_every to have several"
+        )
+    return best
+
+
+def _layout_or_auto(
+    layout: Union[LayoutLike, Auto], mesh_impl: Any
+) -> tuple[LayoutLike, Optional[Auto]]:
+    """Returns the layout rules to begin with, and the Auto that will choose others, or None."""
+    auto = Auto() if layout == "auto" else layout
+    if not isinstance(auto, Auto):
+        return auto, None
+    if mesh_impl is not None and not isinstance(mesh_impl, str):
+        raise ValueError(
+            f"fit: layout={layout!r} is given besides mesh_impl, which has a layout. Give "
+            'mesh_shape, and the name "placement", "simd" or "pjrt"'
+        )
+    return "", auto
+
+
+def _check_several(
+    placing: Placing, average: Any, seed: Optional[int], auto: Optional[Auto]
+) -> None:
     """Raises ValueError for arguments that several processes can't have."""
+    if placing.cluster is not None and auto is not None:
+        raise ValueError(
+            'fit: layout="auto" tries layouts in one process only. Let one process choose it, on a '
+            "mesh of this shape (Result.layout), or mtf.auto_mtf.layout without running anything"
+        )
     if placing.cluster is not None and average is not None:
         raise ValueError(
             "fit: average is offered in one process only: several have one copy of the weights, "
@@ -443,6 +527,16 @@ def _features_and_source(
     # Without dimensions, no layout says which rows a process needs.
     part = Part() if features.shapes is None else placing.part(features.batch_dim)
     return features, source_of(data, features, part, shuffle, seed)
+
+
+def _eval_source(data: Any, features: Features) -> Optional[Source]:
+    """Returns the source of evaluation data, or None."""
+    if data is None:
+        return None
+    # All rows in each process: what the layout cannot split equally, all processors compute.
+    source = source_of(data, features)
+    source.check_end("fit: eval_data")
+    return source
 
 
 def _prepare(
@@ -479,7 +573,7 @@ def _run(loop: Loop, resume: Resume, initial: Optional[Initial]) -> Result:
             loop.say(last.note)
     done = run.step >= run.steps  # then a batch is needed for its shape only
     # A finished run writes nothing there, and need not be able to.
-    if run.directory is not None and loop.saves and not done:
+    if run.directory is not None and loop.checkpoints is not None and not done:
         # Told before the first step, not at the first checkpoint, when those until then are lost.
         checkpoint_files.check_writable(run.directory, "fit: directory")
     # From the batch after the last step that is done, so that a resumed run sees each batch once,
@@ -492,6 +586,8 @@ def _run(loop: Loop, resume: Resume, initial: Optional[Initial]) -> Result:
             + (f" after step {run.step}, where this run goes on" if run.step else "")
             + ": there are too few examples, or the data can be read only once"
         )
+    if initial is not None and initial.resize is not None:
+        initial = initial._replace(say=loop.say)
     stream = None if loop.show else io.StringIO()
     # Without a last line: small models are read before there is a first.
     with Progress(None, "read weights", unit="part", stream=stream, leave=False) as progress:
@@ -508,5 +604,12 @@ def _run(loop: Loop, resume: Resume, initial: Optional[Initial]) -> Result:
     # The first batch was read for its shape and its dtypes; it is trained on, too.
     loop.train(itertools.chain([first], batches))
     return Result(
-        run.step, loop.history, loop.evaluations, run.stopped, run.checkpoint, engine.values()
+        run.step,
+        loop.history,
+        loop.evaluations,
+        run.stopped,
+        run.checkpoint,
+        engine.values(),
+        None if loop.best is None else loop.best.checkpoint,
+        engine.layout,
     )

@@ -14,15 +14,16 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Optional, Union
 
 import numpy as np
-import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._mesh.variables import checkpoint_files
 from mesh_tensorflow._mesh.variables.checkpoint_files import Shard, reading, write_parts
+from mesh_tensorflow._mesh.variables.store import has_parts
 from mesh_tensorflow._progress import Progress
 from mesh_tensorflow._stop_signals import StopSignals
 from mesh_tensorflow.auto_mtf.hardware import Hardware, hardware_profile
 from mesh_tensorflow.checkpoint import (
     CheckpointError,
+    Resize,
     check_checkpoint,
     choose_initial,
     fault_of,
@@ -32,6 +33,7 @@ from mesh_tensorflow.checkpoint import (
 )
 from mesh_tensorflow.train._data import Batch, Features, Source
 from mesh_tensorflow.train._engine import Engine
+from mesh_tensorflow.train._saving import Best, Checkpoints, not_a_number
 from mesh_tensorflow.train.callbacks import Callback, Run
 from mesh_tensorflow.train.metrics import flops_per_step, model_flops_utilization
 
@@ -50,15 +52,19 @@ class Initial(NamedTuple):
       names: the names there, by those in the model, which the others have there too; None for a
         variable that is not there. Or a function of the name.
       strict: whether the file has to have exactly the weights of the model.
+      resize: which dimensions may have another size than in the file, or None.
       values: arrays by name, in place of a file.
       progress: counts what is read of them; or None.
+      say: is told which variables are loaded, resized and so on; or None.
     """
 
     path: str
     names: Names
     strict: bool
+    resize: Optional[Resize] = None
     values: Optional[Mapping[str, Any]] = None
     progress: Optional[Progress] = None
+    say: Optional[Callable[[str], None]] = None
 
     def name_of(self, name: str) -> Optional[str]:
         """Returns the name of a variable in the file; None if it is not taken from there.
@@ -73,6 +79,7 @@ class Initial(NamedTuple):
         variables: Mapping[str, Any],
         trained: Collection[str],
         averages: Mapping[str, Any],
+        dims: Mapping[str, Sequence[str]],
     ) -> None:
         """Has variables initialized with their values in the file; those in eager code are set.
 
@@ -80,6 +87,7 @@ class Initial(NamedTuple):
           variables: the tf variables of the model, without slots and the like, by name.
           trained: the names of those that are trained.
           averages: the moving averages of weights, which begin as these, by their names.
+          dims: the names of the dimensions of each variable, by its name.
         """
         unknown = set() if callable(self.names) else set(self.names) - set(variables)
         # One that is mistyped would be ignored otherwise, and its variable begin anew.
@@ -96,31 +104,39 @@ class Initial(NamedTuple):
             [other for n, other in there.items() if n in trained],
             self.strict,
             "give a pair (path, {name in the model: name in the checkpoint}), with None for "
-            "what is to begin anew",
+            "what is to begin anew, or name dimensions that may have other sizes by init_resize "
+            "and init_shrink",
+            resize=self.resize,
+            dims={other: dims[n] for n, other in there.items() if n in dims},
             values=self.values,
+            say=self.say,
         )
+        can_resize = self.resize is not None
         if self.values is not None:
             each = [(other, (variables[n], averages.get(n))) for n, other in there.items()]
             pairs = [(other, v) for other, vs in each for v in vs if v is not None]
             init_from_values(self.values, [p for p in pairs if p[0] in found], self.progress)
             return
-        init_from_checkpoint(self.path, found)
+        init_from_checkpoint(self.path, found, resize=can_resize)
         for n, other in there.items():  # one value for several variables takes several calls
             same = [variables[n]] if variables[n] is not found.get(other) else []
             # Evaluations use the averages, which would otherwise begin with the initial values that
             # the weights no longer have.
             for variable in [*same, *([averages[n]] if n in averages else [])]:
                 if other in found:
-                    init_from_checkpoint(self.path, {other: variable})
+                    init_from_checkpoint(self.path, {other: variable}, resize=can_resize)
 
 
 def _has_text(given: Mapping[str, Any]) -> bool:
     # What is read from a file part by part has none, and would be read as a whole here.
-    return not hasattr(given, "parts") and any(v is None or isinstance(v, str) for v in given.values())
+    return not has_parts(given) and any(v is None or isinstance(v, str) for v in given.values())
 
 
 def initial_of(
-    given: Optional[InitialLike], strict: bool = False, what: str = "fit: init_checkpoint"
+    given: Optional[InitialLike],
+    strict: bool = False,
+    what: str = "fit: init_checkpoint",
+    resize: Optional[Resize] = None,
 ) -> Optional[Initial]:
     """Returns the Initial of what the user gave; None if that is None.
 
@@ -128,6 +144,7 @@ def initial_of(
       given: what the user gave.
       strict: see Initial.
       what: what it is, for errors.
+      resize: see Initial.
 
     Raises:
       ValueError: there is no checkpoint, or it is something else.
@@ -138,9 +155,9 @@ def initial_of(
     if given is None:
         return None
     elif isinstance(given, (str, os.PathLike)):
-        return Initial(checkpoint_files.find(given, what), names, strict)
+        return Initial(checkpoint_files.find(given, what), names, strict, resize)
     elif isinstance(given, Mapping) and given and not _has_text(given):
-        return Initial("(arrays)", names, strict, given)
+        return Initial("(arrays)", names, strict, resize, given)
     else:
         raise ValueError(
             f"{what} is the path of a checkpoint or of its directory, arrays by name "
@@ -306,6 +323,8 @@ class Result:
       stopped: why the run ended before its last step, or None.
       checkpoint: the path of the last checkpoint, or None.
       variables: the final value of each variable by name, as NumPy arrays.
+      best: the path of the best checkpoint with `fit(keep_best=...)`, or None.
+      layout: the layout rules, such as "batch:rows;hidden:cols"; None of a step function.
     """
 
     step: int
@@ -314,6 +333,8 @@ class Result:
     stopped: Optional[str]
     checkpoint: Optional[str]
     variables: dict[str, np.ndarray]
+    best: Optional[str] = None
+    layout: Optional[str] = None
 
     @property
     def final(self) -> dict[str, float]:
@@ -331,7 +352,8 @@ class Result:
     def __repr__(self) -> str:
         values = [f"{n}={v:.4g}" for n, v in self.final.items() if n != "step"]
         stopped = [f"stopped={self.stopped!r}"] if self.stopped else []
-        parts = [f"step={self.step}", *values, f"checkpoint={self.checkpoint!r}", *stopped]
+        best = [f"best={self.best!r}"] if self.best else []
+        parts = [f"step={self.step}", *values, f"checkpoint={self.checkpoint!r}", *best, *stopped]
         return f"Result({', '.join(parts)})"
 
 
@@ -419,17 +441,6 @@ class Rates:
         return found
 
 
-_NAMED = 6  # variables in a message
-
-
-class NotANumberError(ValueError, ArithmeticError):
-    """The loss, or weights that would be saved, are not numbers, or infinite.
-
-    >>> issubclass(mtf.train.NotANumberError, ValueError)
-    True
-    """
-
-
 @dataclasses.dataclass
 class Loop:
     """A run, and what it needs.
@@ -439,8 +450,8 @@ class Loop:
       run: the state that callbacks see.
       source: the training data.
       eval_source: the evaluation data, or None.
-      saves: whether this process saves checkpoints.
-      keep: the number of checkpoints to keep.
+      checkpoints: what saves checkpoints; None if nothing, or another process, does.
+      best: the best checkpoint of `run.directory`, whoever saves; or None.
       alone: whether there is one process.
       eval_every: steps between evaluations, or None: only at the end.
       save_every: steps between checkpoints.
@@ -456,8 +467,8 @@ class Loop:
     run: Run
     source: Source
     eval_source: Optional[Source]
-    saves: bool
-    keep: int
+    checkpoints: Optional[Checkpoints]
+    best: Optional[Best]
     alone: bool
     eval_every: Optional[int]
     save_every: int
@@ -467,8 +478,7 @@ class Loop:
     rates: Callable[[int, float], Mapping[str, float]]
     history: list[dict[str, float]] = dataclasses.field(default_factory=list)
     evaluations: list[dict[str, float]] = dataclasses.field(default_factory=list)
-    # The step of the last checkpoint, that of the last log, and when that was.
-    _saved: Optional[int] = dataclasses.field(default=None, init=False)
+    # The step of the last log, and when that was.
     _logged: int = dataclasses.field(default=0, init=False)
     _since: float = dataclasses.field(default=0.0, init=False)
 
@@ -494,7 +504,10 @@ class Loop:
         """
         run = self.run
         # The checkpoint that a run goes on from is not written again if no step follows.
-        self._saved = run.step if run.checkpoint else None
+        if self.checkpoints is not None and run.checkpoint is not None:
+            self.checkpoints.last, self.checkpoints.step = run.checkpoint, run.step
+        if self.best is not None and run.directory is not None:
+            self.best.begin(run.directory, run.step)
         # Before callbacks begin, any of which may look at the variables then.
         run.reads(self.engine.values)
         begun: list[Callback] = []
@@ -510,6 +523,7 @@ class Loop:
                         asked = self._steps(batches, signals, progress)
                 # Saved before the evaluation, so that nothing is lost if that fails.
                 self._save()
+                self._end_save()
                 # A run that is stopped at its last step is done, and evaluated like any other.
                 evaluated = self.evaluations and self.evaluations[-1]["step"] == run.step
                 if (not asked or run.step >= run.steps) and not evaluated:
@@ -517,8 +531,16 @@ class Loop:
                 # Only one process saves, and others may be here first; afterwards the checkpoint is
                 # there for all.
                 self.engine.settle(run.step)
-                if run.directory is not None and not self.saves:
+                if run.directory is not None and self.checkpoints is None:
                     run.checkpoint = checkpoint_files.latest(run.directory)
+                    if self.best is not None:
+                        self.best.begin(run.directory, run.step)
+        except BaseException as e:
+            run.error = e  # for callbacks, which show a run as failed
+            # Of a step before the error. A signal that ends the run at once does not wait for it.
+            if isinstance(e, Exception):
+                self._end_save()
+            raise
         finally:
             # Also after an error, such as of another one's beginning: callbacks may hold files or
             # processes that have to be closed.
@@ -553,7 +575,8 @@ class Loop:
             # Before callbacks and checkpoints see the step: nothing after a NaN is of use.
             loss = values.get("loss", 0.0)
             if not math.isfinite(loss):
-                raise self._not_a_number(f"the loss is {loss} at step {run.step}")
+                self._end_save()
+                raise not_a_number(f"the loss is {loss} at step {run.step}", run.checkpoint)
             self.call("on_step", values)
             # After callbacks, any of which may have asked for it.
             asked = self._asked_to_stop(signals)
@@ -568,6 +591,7 @@ class Loop:
                 asked = self._asked_to_stop(signals)
             if not last and not asked and run.step % self.save_every == 0:
                 self._save()
+            self._end_save(wait=False)
         # The data may have ended between two logs.
         if self._logged < run.step:
             self._log(values, progress)
@@ -581,18 +605,6 @@ class Loop:
         if asked:
             self.run.stop(signals.name or "another process was asked to stop")
         return asked
-
-    def _not_a_number(self, what: str) -> NotANumberError:
-        return NotANumberError(
-            f"{what}. "
-            + (
-                f"The last checkpoint is {self.run.checkpoint}; no weights were saved since then. "
-                if self.run.checkpoint
-                else ""
-            )
-            + "Run the step within mtf.debug.nan_checks() to see which operation made the first "
-            "value that is not a number; often a smaller learning rate or clip_norm helps"
-        )
 
     def _log(self, values: Mapping[str, float], progress: Progress) -> None:
         now = time.monotonic()
@@ -633,6 +645,8 @@ class Loop:
             text = ", ".join(f"{name} {value:.4g}" for name, value in values.items())
             self.say(f"step {self.run.step}: evaluation: {text}")
             self.call("on_evaluation", values)
+        if self.checkpoints is not None and self.best is not None and self.best.is_beaten(values):
+            self._save(values)
 
     def _evaluation(self, batches: Iterator[Batch], signals: StopSignals) -> dict[str, float]:
         stream = None if self.show else io.StringIO()
@@ -647,26 +661,33 @@ class Loop:
 
             return self.engine.evaluate(counted())
 
-    def _save(self) -> None:
-        """Saves a checkpoint of a new step, if there is a directory."""
-        if self.run.directory is None or not self.saves or self._saved == self.run.step:
+    def _save(self, best: Optional[Mapping[str, float]] = None) -> None:
+        """Saves a checkpoint of a new step, if there is a directory.
+
+        Args:
+          best: the means of the evaluation of this step, if it was the best.
+        """
+        if self.checkpoints is None:
+            return
+        # One at a time, so that there is one copy of the variables.
+        self._end_save()
+        if self.checkpoints.step == self.run.step:
+            if best is not None:
+                self.checkpoints.record_best(best)
             return
         with self._not_timed():
-            tf.gfile.MakeDirs(self.run.directory)
-            path, wrong = self.engine.save(self.run.directory, self.run.step)
-            # Removed, and not listed: a run that is resumed would go on from weights that are lost.
-            if wrong:
-                checkpoint_files.remove(path)
-                raise self._not_a_number(
-                    f"after step {self.run.step}, whose loss was a finite number, "
-                    f"{', '.join(wrong[:_NAMED])}{', ...' if wrong[_NAMED:] else ''} are not "
-                    "numbers, or infinite"
-                )
-            # Only now, as this removes the oldest: the new one might have been of no use.
-            checkpoint_files.record(path, self.keep)
+            self._saved_as(self.checkpoints.begin(self.run.step, best))
+
+    def _end_save(self, wait: bool = True) -> None:
+        """Ends a save that a thread does, if it is done or is to be waited for."""
+        if self.checkpoints is not None:
+            with self._not_timed():
+                self._saved_as(self.checkpoints.ended(wait))
+
+    def _saved_as(self, path: Optional[str]) -> None:
+        if path is not None:
             self.run.checkpoint = path
-            self._saved = self.run.step
-            self.call("on_checkpoint", self.run.checkpoint)
+            self.call("on_checkpoint", path)
 
     def _how_to_go_on(self, name: str) -> str:
         run = self.run

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import inspect
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NoReturn, Optional, Union
 
@@ -22,6 +23,7 @@ from mesh_tensorflow.optimize import (
     Optimizer,
     accumulate_gradients,
     clip_by_global_norm,
+    global_norm,
 )
 from mesh_tensorflow.train._data import Features
 from mesh_tensorflow.train.metrics import Metric
@@ -206,6 +208,7 @@ class Model:
       microbatches: the number of parts of a batch that are computed one after the other.
       average: moving averages of the weights, or their decay; or None.
       precision: the precision of activations and variables, or None.
+      norms: whether to report the norms of gradients and of weights.
     """
 
     fn: Callable[..., Any]
@@ -215,6 +218,7 @@ class Model:
     microbatches: int = 1
     average: Union[float, ExponentialMovingAverage, None] = None
     precision: Union[str, mtf.Precision, None] = None
+    norms: bool = False
 
     def build(
         self,
@@ -354,8 +358,13 @@ class Model:
         """Returns the updates of the weights, and further scalars to report, by name."""
         optimizer, extra = self._make_optimizer(step)
         # One norm over all gradients: clipping changes a step's length, and not its direction.
-        if self.clip_norm is not None:
-            grads, extra["gradient_norm"] = clip_by_global_norm(grads, self.clip_norm)
+        if self.clip_norm is not None or self.norms:
+            # Infinity only measures. It is a part of the update, which ZeRO computes of parts of
+            # the gradients: a norm beside it would need them whole.
+            largest = math.inf if self.clip_norm is None else self.clip_norm
+            grads, extra["gradient_norm"] = clip_by_global_norm(grads, largest)
+        if self.norms:
+            extra["weight_norm"] = global_norm([v.value for v in variables])
         return optimizer.apply_grads(grads, variables), extra
 
     def _make_optimizer(self, step: tf.Tensor) -> tuple[Optimizer, dict[str, Any]]:

@@ -194,13 +194,18 @@ def export(
     average: Union[float, ExponentialMovingAverage, None] = None,
     precision: Union[str, Precision, None] = None,
     seed: Optional[int] = 0,
+    mesh_shape: ShapeLike = "all:1",
+    layout: LayoutLike = "",
+    devices: Optional[Sequence[str]] = None,
+    any_batch: bool = False,
 ) -> None:
-    """Writes a SavedModel of what a trained model computes for each example, on one device.
+    """Writes a SavedModel of what a trained model computes for each example.
 
     Its signature `serving_default` takes the features by name: those of a dictionary, `x`, or
     `feature_0` and so on of a tuple. It takes at most as many rows at a time as the batch dimension
-    says, and returns what `predict` does: by the names of a dictionary, as `output`, or as
-    `output_0` and so on of a tuple. TensorFlow alone loads and runs it, on any device.
+    says, or any number with `any_batch`, and returns what `predict` does: by the names of a
+    dictionary, as `output`, or as `output_0` and so on of a tuple. TensorFlow alone loads and runs
+    it: on any device, or on those of a mesh.
 
     >>> import tempfile, tensorflow as tf
     >>> batch, d_in, d_out = mtf.Dimension("batch", 4), mtf.Dimension("i", 3), mtf.Dimension("o", 1)
@@ -223,6 +228,11 @@ def export(
       average: that of the run, if its averages of the weights are to be used.
       precision: "mixed_bfloat16" or an mtf.Precision.
       seed: the seed of random operations.
+      mesh_shape: the shape of the mesh that serves, which may be another than that of the run.
+      layout: the layout rules.
+      devices: a device for each processor, by the names that they have where it is served.
+      any_batch: whether it takes any number of rows, and computes them in pieces of as many as the
+        batch dimension says.
 
     Raises:
       CheckpointError: the checkpoint lacks variables, or has them in other shapes, or is damaged.
@@ -248,7 +258,7 @@ def export(
         # The directory is there when all of it is.
         unfinished = f"{target.rstrip('/')}.temp-{os.getpid()}"
         try:
-            engine.export(batch, unfinished)
+            engine.export(batch, unfinished, any_batch)
             if tf.io.gfile.exists(target):
                 # It is an empty directory, as was checked; `rename` refuses a target that is there.
                 tf.io.gfile.rmtree(target)
@@ -258,7 +268,8 @@ def export(
                 tf.io.gfile.rmtree(unfinished)
         return {}
 
-    _use("export", model, data, directory, dims, Given(), seed, run, lambda d: (d, []))
+    mesh = Given(mesh_shape, layout, devices)
+    _use("export", model, data, directory, dims, mesh, seed, run, lambda d: (d, []))
 
 
 @dataclasses.dataclass(frozen=True)

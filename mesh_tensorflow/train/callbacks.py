@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 import csv
+import importlib
 import io
 import json
-import math
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Optional
 
 import numpy as np
 import tensorflow.compat.v1 as tf
 
+from mesh_tensorflow._better import MODES, is_better
+from mesh_tensorflow._core.errors import missing_package
 from mesh_tensorflow._mesh.variables.checkpoint_files import check_writable
 
-__all__ = ["Callback", "CsvLog", "EarlyStopping", "JsonLinesLog", "Run", "TensorBoard"]
+__all__ = [
+    "Callback",
+    "CsvLog",
+    "EarlyStopping",
+    "JsonLinesLog",
+    "MLflow",
+    "Run",
+    "TensorBoard",
+    "WandB",
+]
 
 
 _BUCKETS = 30  # of a histogram, as TensorBoard draws them
@@ -36,20 +48,31 @@ class Run:
       logdir: where logs are, or None.
       stopped: why the run ends before `steps`, or None.
       checkpoint: the path of the last checkpoint, or None.
+      arguments: what `fit` was given that a line can say: numbers, strings, names of functions.
+      error: the exception that ends the run, or None.
     """
 
-    def __init__(self, steps: int, directory: Optional[str], logdir: Optional[str]):
+    def __init__(
+        self,
+        steps: int,
+        directory: Optional[str],
+        logdir: Optional[str],
+        arguments: Optional[Mapping[str, Any]] = None,
+    ):
         """Creates the state of a run that has not begun.
 
         Args:
           steps: the number of steps to do.
           directory: where checkpoints are, or None.
           logdir: where logs are, or None.
+          arguments: what `fit` was given, by name; or None.
         """
         self.step, self.steps = 0, steps
         self.directory, self.logdir = directory, logdir
+        self.arguments = dict(arguments or {})
         self.stopped: Optional[str] = None
         self.checkpoint: Optional[str] = None
+        self.error: Optional[BaseException] = None
         self._read: Callable[[], dict[str, np.ndarray]] = dict
 
     def variables(self) -> dict[str, np.ndarray]:
@@ -122,7 +145,7 @@ class Callback:
         """Is called after a checkpoint has been saved.
 
         Args:
-          run: the Run.
+          run: the Run; with `fit(save_in_background=True)`, it may be some steps further.
           path: the path of the checkpoint.
         """
 
@@ -159,7 +182,7 @@ class EarlyStopping(Callback):
         Raises:
           ValueError: `patience` is less than 1, or `mode` is unknown.
         """
-        if patience < 1 or mode not in ("min", "max"):
+        if patience < 1 or mode not in MODES:
             raise ValueError(
                 f'EarlyStopping: patience is at least 1, and mode "min" or "max"; got {patience} '
                 f"and {mode!r}"
@@ -173,7 +196,7 @@ class EarlyStopping(Callback):
         """Begins anew, or goes on from what the evaluations of a resumed run have shown."""
         self.best, self.waited, self._judged = None, 0, []
         # A run that begins anew does not count what an earlier one in its directory has judged.
-        known = _read_json(_state_path(run)).get(self._key, []) if run.step else []
+        known = read_json(_state_path(run)).get(self._key, []) if run.step else []
         for step, value in known:
             if step <= run.step:  # the others came after the checkpoint
                 # Judged anew and not restored, as `patience` or `min_delta` may have been changed
@@ -182,23 +205,19 @@ class EarlyStopping(Callback):
 
     def on_evaluation(self, run: Run, values: Mapping[str, float]) -> None:
         """Stops the run if the metric has not improved for `patience` evaluations."""
-        if self.metric not in values:
-            raise ValueError(
-                f"EarlyStopping: an evaluation has no {self.metric!r}, only "
-                f"{', '.join(values) or 'nothing'}"
-            )
-        this = run.step, values[self.metric]
+        value = metric_of(values, self.metric, "EarlyStopping")
+        this = run.step, value
         # A finished run is evaluated again.
         if run.step >= run.steps and any(
             np.array_equal(this, known, equal_nan=True) for known in self._judged
         ):
             return
-        self._judge(run, run.step, values[self.metric])
+        self._judge(run, run.step, value)
         path = _state_path(run)
         if path is not None:
             tf.gfile.MakeDirs(os.path.dirname(path))
             # Callbacks for other metrics keep their values in the same file.
-            _write_whole(path, json.dumps({**_read_json(path), self._key: self._judged}))
+            write_whole(path, json.dumps({**read_json(path), self._key: self._judged}))
 
     @property
     def _key(self) -> str:
@@ -207,11 +226,7 @@ class EarlyStopping(Callback):
 
     def _judge(self, run: Run, step: int, value: float) -> None:
         self._judged.append((step, value))
-        # The improvement is best - value for "min", and value - best for "max".
-        sign = 1 if self.mode == "min" else -1
-        # A first value that is NaN would stay the best, as no comparison with it is true.
-        is_first = self.best is None and not math.isnan(value)
-        if is_first or (self.best is not None and sign * (self.best - value) > self.min_delta):
+        if is_better(value, self.best, self.mode, self.min_delta):
             self.best, self.waited = value, 0
         else:
             self.waited += 1
@@ -225,15 +240,43 @@ def _state_path(run: Run) -> Optional[str]:
     return run.directory and os.path.join(run.directory, "early_stopping.json")
 
 
-def _read_json(path: Optional[str]) -> dict[str, Any]:
+def metric_of(values: Mapping[str, float], metric: str, who: str) -> float:
+    """Returns a metric of an evaluation.
+
+    Args:
+      values: the means of the evaluation.
+      metric: its name.
+      who: what needs it, for the error.
+
+    Raises:
+      ValueError: the evaluation lacks it.
+    """
+    if metric not in values:
+        raise ValueError(
+            f"{who}: an evaluation has no {metric!r}, only {', '.join(values) or 'nothing'}"
+        )
+    return values[metric]
+
+
+def read_json(path: Optional[str]) -> dict[str, Any]:
+    """Returns what a file has; nothing if there is none.
+
+    Args:
+      path: the path of the file, or None.
+    """
     if path is None or not tf.gfile.Exists(path):
         return {}
     with tf.gfile.GFile(path) as file:
         return json.loads(file.read())
 
 
-def _write_whole(path: str, text: str) -> None:
-    """Writes a file that a process which is killed leaves as it was before, or whole."""
+def write_whole(path: str, text: str) -> None:
+    """Writes a file that a process which is killed leaves as it was before, or whole.
+
+    Args:
+      path: the path of the file.
+      text: its content.
+    """
     with tf.gfile.GFile(path + ".new", "w") as file:
         file.write(text)
     tf.gfile.Rename(path + ".new", path, overwrite=True)
@@ -425,7 +468,7 @@ class JsonLinesLog(_FileLog):
     _name = "log.jsonl"
 
     def _begin(self, records: list[dict[str, Any]]) -> None:
-        _write_whole(self._open, "".join(json.dumps(record) + "\n" for record in records))
+        write_whole(self._open, "".join(json.dumps(record) + "\n" for record in records))
 
     def _add(self, record: dict[str, Any]) -> None:
         self._append(json.dumps(record) + "\n")
@@ -457,7 +500,7 @@ class CsvLog(_FileLog):
     def _begin(self, records: list[dict[str, Any]]) -> None:
         self._records = records
         self._columns = dict.fromkeys(name for record in records for name in record)
-        _write_whole(self._open, self._text(records, header=True))
+        write_whole(self._open, self._text(records, header=True))
 
     def _add(self, record: dict[str, Any]) -> None:
         self._records.append(record)
@@ -480,3 +523,188 @@ class CsvLog(_FileLog):
         lines = [line for line in self._lines() if line.endswith("\n")]
         rows = [dict(row) for row in csv.DictReader(lines)]
         return [{n: v for n, v in row.items() if n and v} for row in rows if row.get("step")]
+
+
+# -- services that show runs
+
+
+class _Tracker(Callback):
+    """A run in a service that shows runs; a resumed training goes on in the same one.
+
+    Values of steps are under "train/", those of evaluations under "eval/".
+    """
+
+    _name = ""  # of the package
+    _begins = ""  # the function there that begins a run
+
+    def __init__(self, config: Optional[Mapping[str, Any]]) -> None:
+        # Now, and not at the first step, before which models are built and weights are loaded.
+        try:
+            self._package: Any = importlib.import_module(self._name)
+        except ImportError as e:
+            raise self._missing() from e
+        # A folder of that name, as W&B writes one where it runs, is imported as an empty package.
+        if not hasattr(self._package, self._begins):
+            raise self._missing()
+        self._config = dict(config or {})
+        self._is_own = False  # whether the run is to be ended with the training
+
+    def _missing(self) -> ImportError:
+        install = f"pip install {self._name}"
+        return missing_package(f"mtf.train.{type(self).__name__}", self._name, install)
+
+    def on_begin(self, run: Run) -> None:
+        """Begins a run there, or goes on in that of a resumed run."""
+        where = run.directory or run.logdir
+        path = where and os.path.join(where, f"{self._name}_run.json")
+        known = read_json(path).get("id") if run.step else None
+        found = self._begin(run, known, {**run.arguments, **self._config})
+        if path is not None and found != known:
+            tf.gfile.MakeDirs(where)
+            write_whole(path, json.dumps({"id": found}))
+
+    def on_log(self, run: Run, values: Mapping[str, float]) -> None:
+        """Adds the values of a step."""
+        self._add(run, {f"train/{n}": float(v) for n, v in values.items()})
+
+    def on_evaluation(self, run: Run, values: Mapping[str, float]) -> None:
+        """Adds the means of an evaluation."""
+        self._add(run, {f"eval/{n}": float(v) for n, v in values.items()})
+
+    def _begin(self, run: Run, known: Optional[str], config: Mapping[str, Any]) -> str:
+        """Begins a run, or goes on in the known one, with a configuration; returns its id."""
+        raise NotImplementedError
+
+    def _add(self, run: Run, values: Mapping[str, float]) -> None:
+        raise NotImplementedError
+
+
+class WandB(_Tracker):
+    """Shows a run in Weights & Biases: losses and metrics by step, and what `fit` was given.
+
+    A run that is resumed goes on in the same run there; one that an error ends has failed there. If
+    the program has called `wandb.init` itself, that run is used, and left open.
+
+    >>> shown = mtf.train.WandB("digits", group="small")  # doctest: +SKIP
+    >>> mtf.train.fit(model_fn, data, steps=100, callbacks=[shown], ...)  # doctest: +SKIP
+    """
+
+    _name, _begins = "wandb", "init"
+
+    def __init__(
+        self, project: Optional[str] = None, config: Optional[Mapping[str, Any]] = None, **init: Any
+    ):
+        """Creates the callback.
+
+        Args:
+          project: the name of the project; wandb's own choice if None.
+          config: values to show with the run, beside the arguments of `fit`.
+          **init: further arguments of `wandb.init`, such as `name`, `group`, `tags`, or
+            `mode="offline"`.
+
+        Raises:
+          ImportError: wandb is not installed.
+        """
+        super().__init__(config)
+        self._init = {**({} if project is None else {"project": project}), **init}
+        self._run: Any = None
+
+    def _begin(self, run: Run, known: Optional[str], config: Mapping[str, Any]) -> str:
+        self._run = self._package.run
+        self._is_own = self._run is None
+        if self._is_own:
+            same = {} if known is None else {"id": known, "resume": "allow"}
+            self._run = self._package.init(**{**same, **self._init})
+        self._run.config.update(config, allow_val_change=True)
+        # By the steps of the training: W&B's own count only grows, and would leave out the steps
+        # that a resumed run does again.
+        for part in ("train", "eval"):
+            self._run.define_metric(f"{part}/*", step_metric="step")
+        return self._run.id
+
+    def _add(self, run: Run, values: Mapping[str, float]) -> None:
+        self._run.log({**values, "step": run.step})
+
+    def on_end(self, run: Run) -> None:
+        """Ends the run there, as failed after an error."""
+        if run.stopped:
+            self._run.summary["stopped"] = run.stopped
+        if self._is_own:
+            self._run.finish(exit_code=int(run.error is not None))
+
+
+class MLflow(_Tracker):
+    """Shows a run in MLflow: losses and metrics by step, and what `fit` was given as parameters.
+
+    A run that is resumed goes on in the same run there; one that an error ends has failed there. If
+    the program has called `mlflow.start_run` itself, that run is used, and left open.
+
+    >>> shown = mtf.train.MLflow("digits", tracking_uri="sqlite:///runs.db")  # doctest: +SKIP
+    >>> mtf.train.fit(model_fn, data, steps=100, callbacks=[shown], ...)  # doctest: +SKIP
+    """
+
+    _name, _begins = "mlflow", "start_run"
+
+    def __init__(
+        self,
+        experiment: Optional[str] = None,
+        config: Optional[Mapping[str, Any]] = None,
+        tracking_uri: Optional[str] = None,
+        **start_run: Any,
+    ):
+        """Creates the callback.
+
+        Args:
+          experiment: the name of the experiment, which is made if it is not there; MLflow's own
+            choice if None.
+          config: values to show with the run, beside the arguments of `fit`.
+          tracking_uri: the server, the database or the directory; MLflow's own choice if None.
+          **start_run: further arguments of `mlflow.start_run`, such as `run_name` or `tags`.
+
+        Raises:
+          ImportError: MLflow is not installed.
+        """
+        super().__init__(config)
+        self._experiment, self._uri, self._start_run = experiment, tracking_uri, start_run
+
+    def _begin(self, run: Run, known: Optional[str], config: Mapping[str, Any]) -> str:
+        mlflow = self._package
+        active = mlflow.active_run()
+        self._is_own = active is None
+        if active is None:
+            if self._uri is not None:
+                mlflow.set_tracking_uri(self._uri)
+            if self._experiment is not None:
+                mlflow.set_experiment(self._experiment)
+            try:
+                active = mlflow.start_run(**{"run_id": known, **self._start_run})
+            except mlflow.exceptions.MlflowException as e:
+                if known is None:
+                    raise
+                raise ValueError(
+                    f"mtf.train.MLflow: this training goes on in the run {known}, which cannot be "
+                    f"resumed at {mlflow.get_tracking_uri()}: {e}. Give the tracking_uri that it "
+                    "had, or remove mlflow_run.json from the directory to begin another run"
+                ) from e
+        given = {_key(name): str(value) for name, value in config.items()}
+        there = active.data.params
+        mlflow.log_params({n: v for n, v in given.items() if n not in there})
+        # A parameter can't be changed: what a resumed run has in its place is told by tags.
+        changed = {n: v for n, v in given.items() if there.get(n, v) != v}
+        mlflow.set_tags({f"{n} from step {run.step}": v for n, v in changed.items()})
+        return active.info.run_id
+
+    def _add(self, run: Run, values: Mapping[str, float]) -> None:
+        self._package.log_metrics({_key(n): v for n, v in values.items()}, step=run.step)
+
+    def on_end(self, run: Run) -> None:
+        """Ends the run there, as failed after an error."""
+        if run.stopped:
+            self._package.set_tag("stopped", run.stopped)
+        if self._is_own:
+            self._package.end_run("FINISHED" if run.error is None else "FAILED")
+
+
+def _key(name: str) -> str:
+    """Returns a name with the characters that MLflow allows."""
+    return re.sub(r"[^\w\-. /]", "_", name)

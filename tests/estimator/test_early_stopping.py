@@ -78,7 +78,7 @@ def test_a_function_and_mistakes(tmp_path):
 
 def test_any_number_is_better_than_nan():
     """An evaluation of a loss that was not finite yet is not the best one for ever."""
-    assert not _is_stale([(0, math.nan), (10, 3.0), (20, 2.0)], 15, -1)
-    assert _is_stale([(0, 1.0), (10, math.nan), (20, 2.0)], 15, -1)
+    assert not _is_stale([(0, math.nan), (10, 3.0), (20, 2.0)], 15, "min")
+    assert _is_stale([(0, 1.0), (10, math.nan), (20, 2.0)], 15, "min")
     assert _loss_smaller({"loss": math.nan}, {"loss": 3.0})
     assert not _loss_smaller({"loss": 3.0}, {"loss": math.nan})

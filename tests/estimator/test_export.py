@@ -12,6 +12,7 @@ from helpers.estimator import estimator_models as models
 from mesh_tensorflow import estimator
 from mesh_tensorflow.estimator import export
 from mesh_tensorflow.estimator.experimental import build_raw_supervised_input_receiver_fn
+from mesh_tensorflow.estimator.pieces import any_batch
 
 WEIGHTS = models.descent(6)[1]
 
@@ -258,3 +259,25 @@ def test_mistakes(trained, tmp_path):
         ValueError, match="no default signature: a regression signature takes one st"
     ):
         est.export_saved_model(str(tmp_path), raw_receiver())
+
+
+def test_loops_that_cannot_be_computed_in_pieces():
+    """Those that TensorFlow makes without control flow v2, as after tf.disable_v2_behavior()."""
+    with tf.Graph().as_default():
+        x = tf.placeholder(tf.float32, [4, 2])
+        tf.disable_control_flow_v2()
+        try:
+            y = tf.while_loop(lambda i, y: i < 3, lambda i, y: (i + 1, y * 2), [0, x])[1]
+        finally:
+            tf.enable_control_flow_v2()
+        signature = tf.saved_model.predict_signature_def({"x": x}, {"y": y})
+        with pytest.raises(
+            ValueError, match=r"export: the model has loops of .* 1, .*control_flow"
+        ):
+            any_batch(signature, 4, "export")
+        sparse = tf.sparse.placeholder(tf.float32, [4, 2])
+        signature = tf.saved_model.predict_signature_def({"x": sparse}, {"y": x})
+        with pytest.raises(
+            ValueError, match="export: sparse tensors have no rows that could be cut"
+        ):
+            any_batch(signature, 4, "export")

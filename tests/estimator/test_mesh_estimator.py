@@ -114,3 +114,40 @@ def test_warm_started_from_another_mesh(mesh, tmp_path):
     np.testing.assert_allclose(results["loss"], np.mean(error**2), rtol=1e-4)
     est.train(models.train_data, hooks=[losses], max_steps=2)
     np.testing.assert_allclose(losses.losses, models.descent(2, weights)[0], rtol=1e-5)
+
+
+@pytest.mark.slow_but(1)
+@pytest.mark.parametrize("mesh", MESHES)
+def test_exported_for_any_number_of_rows(mesh, tmp_path):
+    est = make(tmp_path / "model", mesh)
+    est.train(models.train_data, steps=2)
+    weights = est.get_variable_value("linear/kernel")
+    with tf.Graph().as_default():
+        receiver = estimator.export.build_raw_serving_input_receiver_fn(
+            {"x": tf.placeholder(tf.float32, [None, 2])}, default_batch_size=models.BATCH
+        )
+    path = est.export_saved_model(
+        str(tmp_path / "export"), receiver, rows_at_a_time=models.BATCH
+    ).decode()
+    with tf.Graph().as_default(), tf.Session() as session:
+        signature = tf.saved_model.load(session, ["serve"], path).signature_def["serving_default"]
+        fed, output = signature.inputs["x"].name, signature.outputs["p"].name
+        for rows in (0, 1, models.BATCH, models.BATCH + 3):
+            x = models.X[:rows]
+            np.testing.assert_allclose(session.run(output, {fed: x}), x @ weights, rtol=1e-5)
+    served = tf2.saved_model.load(path).signatures["serving_default"]
+    x = models.X[: 2 * models.BATCH]
+    np.testing.assert_allclose(served(x=tf2.constant(x))["p"].numpy(), x @ weights, rtol=1e-5)
+    with pytest.raises(
+        ValueError, match=r"export: the signature .* 'x' has the shape \(8, 2\), but .* 3 at a time"
+    ):
+        est.export_saved_model(str(tmp_path / "other"), receiver, rows_at_a_time=3)
+    with pytest.raises(
+        ValueError, match="rows_at_a_time is a number of rows, at least 1, but is 0"
+    ):
+        est.export_saved_model(str(tmp_path / "other"), receiver, rows_at_a_time=0)
+    with pytest.raises(ValueError, match="rows_at_a_time is for predictions alone"):
+        est.export_saved_model(
+            str(tmp_path / "other"), receiver, rows_at_a_time=4, experimental_mode="eval"
+        )
+    assert not (tmp_path / "other").exists() or not any((tmp_path / "other").iterdir())

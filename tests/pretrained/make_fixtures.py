@@ -40,6 +40,13 @@ MODELS = {
     "qwen2": ("Qwen2", {"num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": True}),
     "qwen3": ("Qwen3", {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}),
     "phi3": ("Phi3", {"num_attention_heads": 4, "num_key_value_heads": 2}),
+    "phi3_long": ("Phi3", {
+        "num_attention_heads": 4, "num_key_value_heads": 2, "original_max_position_embeddings": 64,
+        "rope_parameters": {
+            "rope_type": "longrope", "rope_theta": 100.0, "short_factor": [1.0, 1.1, 1.3],
+            "long_factor": [1.0, 1.9, 3.5],
+        },
+    }),
     "olmo2": ("Olmo2", {"num_attention_heads": 4, "num_key_value_heads": 2}),
     "mixtral": ("Mixtral", {
         "num_attention_heads": 4, "num_key_value_heads": 2, "num_local_experts": 4,
@@ -48,6 +55,10 @@ MODELS = {
     "qwen3_moe": ("Qwen3Moe", {
         "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "num_experts": 5,
         "num_experts_per_tok": 3, "moe_intermediate_size": 12, "norm_topk_prob": True,
+    }),
+    "qwen2_moe": ("Qwen2Moe", {
+        "num_attention_heads": 4, "num_key_value_heads": 2, "num_experts": 5,
+        "num_experts_per_tok": 3, "moe_intermediate_size": 12, "shared_expert_intermediate_size": 16,
     }),
     "gemma": ("Gemma", {"num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 10}),
     "gemma2": ("Gemma2", {
@@ -123,6 +134,34 @@ def minilm():
     np.save(FOLDER.parent / "minilm.npy", torch.nn.functional.normalize(means, dim=1).numpy())
 
 
+def beyond(folder, model):
+    """Writes what is computed of more ids than those for which positions were made."""
+    model.generation_config.eos_token_id = None
+    ids = torch.tensor(np.random.RandomState(1).randint(3, SIZES["vocab_size"], [2, 80]))
+    with torch.no_grad():
+        logits = model(ids).logits
+        added = [
+            model.generate(row[None], max_new_tokens=16, do_sample=False)[0, 80:] for row in ids
+        ]
+    np.savez_compressed(folder / "beyond.npz", ids=ids, logits=logits, generated=torch.stack(added))
+
+
+def balance(folder, ids):
+    """Writes the loss that balances experts, of rows and of rows with padding behind, as it is."""
+    found = {}
+    for name, lengths in [("whole", [LENGTH, LENGTH]), ("padded", [LENGTH, 13])]:
+        model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+        mask = (torch.arange(LENGTH) < torch.tensor(lengths)[:, None]).long()
+        out = model(ids, attention_mask=mask, output_router_logits=True)
+        out.aux_loss.backward()
+        [router] = [
+            p.grad for n, p in model.named_parameters() if n.endswith("s.0.mlp.gate.weight")
+        ]
+        found[name] = out.aux_loss.item()
+        found[f"{name}/lengths"], found[f"{name}/gradient"] = lengths, router
+    np.savez_compressed(folder / "balance.npz", **found)
+
+
 def main(names):
     ids = np.random.RandomState(0).randint(0, SIZES["vocab_size"], [2, LENGTH])
     if "minilm" in names or not names:
@@ -164,6 +203,10 @@ def main(names):
             loss=out.loss.item(), generated=padded,
             **{f"gradient/{n}": g for n, g in grads.items()},
         )  # fmt: skip
+        if name == "phi3_long":
+            beyond(FOLDER / name, transformers.AutoModelForCausalLM.from_pretrained(FOLDER / name))
+        if "router_aux_loss_coef" in config.to_dict():
+            balance(FOLDER / name, tensor)
         print(name, float(out.loss), [len(row) for row in found], os.listdir(FOLDER / name))
 
 

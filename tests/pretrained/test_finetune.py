@@ -136,6 +136,25 @@ def test_frozen_weights():
     assert any("block_001" in n for n in changed)
 
 
+@pytest.mark.slow
+@pytest.mark.slips
+@pytest.mark.parametrize("further", [{}, {"microbatches": 2}, {"recompute": True}])
+def test_experts_are_balanced(further):
+    """The loss has it once, whatever is computed at a time; its figures are shown."""
+    options = {"log_every": 1, "optimizer": mtf.optimize.SgdOptimizer(0.1), "learning_rate": None}
+    plain, balanced = (
+        tuned(model_of("mixtral"), 1, balance=b, **options, **further) for b in (0.0, 0.5)
+    )
+    added = balanced.losses[0] - plain.losses[0]
+    if not further:
+        np.testing.assert_allclose(added, 0.5 * balanced.history[0]["balance_loss"], rtol=1e-3)
+        assert 0.25 < balanced.history[0]["busiest_expert"] < 1.0
+        assert balanced.history[0]["dropped"] == 0.0
+    assert 0.9 < added < 1.5  # two experts for each token: 2 at best
+    with pytest.raises(ValueError, match="'llama' has no experts"):
+        tuned(model_of(), balance=0.1)
+
+
 @pytest.mark.slow_but(1)
 @pytest.mark.parametrize("lora", ["all:2", None])
 def test_recomputed_and_in_microbatches(lora):

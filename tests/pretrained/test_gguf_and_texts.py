@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import pathlib
+import re
 import shutil
 
 import gguf
@@ -16,58 +17,136 @@ from mesh_tensorflow.models import _gguf, _tokenizer
 
 FIXTURES = pathlib.Path(__file__).parent / "fixtures"
 F32, Q8 = gguf.GGMLQuantizationType.F32, gguf.GGMLQuantizationType.Q8_0
-NAMES = {theirs: ours for ours, theirs in _gguf._OUTER.items()}
-NAMES_OF_BLOCKS = {theirs: ours for ours, theirs in _gguf._OF_BLOCKS.items()}
+ARCHITECTURES = {known.model_type: name for name, known in _gguf._ARCHITECTURES.items()}
+ARCHITECTURES["mixtral"] = "llama"
 
 
-def their_name(name):
-    if name in NAMES:
-        return NAMES[name]
-    _, _, block, rest = name.split(".", 3)
-    layer, kind = rest.rsplit(".", 1)
-    return f"blk.{block}.{NAMES_OF_BLOCKS[layer]}.{kind}"
+def as_written(architecture, config, name, value):
+    """Returns a weight as llama.cpp's converter writes it."""
+    heads = {
+        "q_proj": config.get("num_attention_heads"),
+        "k_proj": config.get("num_key_value_heads"),
+    }
+    for projection, n in heads.items():
+        if projection in name and architecture == "llama":
+            # Halves of a head's channels become pairs of neighbors.
+            halves = value.reshape([n, 2, value.shape[0] // n // 2, *value.shape[1:]])
+            return halves.swapaxes(1, 2).reshape(value.shape)
+    if architecture == "gptneox" and "query_key_value" in name:
+        by_heads = value.reshape([config["num_attention_heads"], 3, -1, *value.shape[1:]])
+        return np.concatenate([by_heads[:, i].reshape([-1, *value.shape[1:]]) for i in range(3)])
+    if architecture == "gpt2" and ".h." in name and value.ndim == 2:
+        return value.T
+    if architecture.startswith("gemma") and "norm" in name:
+        return value + 1
+    return value.squeeze(0) if "shared_expert_gate" in name else value
 
 
-def write_gguf(path, folder, kinds=F32, **fields):
-    """Writes a Llama or Qwen model as llama.cpp's converter does."""
+def further_metadata(add, architecture, config):
+    """Writes what goes by no single field of config.json."""
+    size = config.get("hidden_size", 0) // config.get("num_attention_heads", 1)
+    if "query_pre_attn_scalar" in config:
+        add("attention.scale", config["query_pre_attn_scalar"] ** -0.5)
+    if architecture == "gemma3":
+        add(
+            "attention.sliding_window_pattern",
+            [t != "full_attention" for t in config["layer_types"]],
+        )
+    if architecture == "gptneox":
+        add("rope.dimension_count", int(size * config["rope_parameters"]["partial_rotary_factor"]))
+
+
+def write_gguf(path, folder, kinds=F32, *, extra=None, left_out="", metadata=None):
+    """Writes a model as llama.cpp's converter does."""
     from safetensors.numpy import load_file
 
-    config = {**json.loads((folder / "config.json").read_text()), **fields}
-    architecture = config["model_type"]
+    config = json.loads((folder / "config.json").read_text())
+    mixtral = config["model_type"] == "mixtral"
+    architecture = ARCHITECTURES[config["model_type"]]
     writer = gguf.GGUFWriter(path, architecture)
-    for ours, theirs in _gguf._FIELDS.items():
-        value = config.get(ours)
-        if ours == "rope_theta":
-            value = config["rope_parameters"]["rope_theta"]
-        if value is not None:
+
+    def add(name, value):
+        if isinstance(value, (list, bool)):
+            add = writer.add_array if isinstance(value, list) else writer.add_bool
+        else:
             add = writer.add_float32 if isinstance(value, float) else writer.add_uint32
-            add(f"{architecture}.{theirs}", value)
+        add(f"{architecture}.{name}", value)
+
+    known = _gguf._MIXTRAL if mixtral else _gguf._ARCHITECTURES[architecture]
+    rope = config.get("rope_parameters") or {}
+    if architecture == "gemma3":
+        add("rope.freq_base_swa", float(rope["sliding_attention"]["rope_theta"]))
+        rope = rope["full_attention"]
+    for theirs, ours in {theirs: ours for ours, theirs in known.fields.items()}.items():
+        value = config.get("num_local_experts") if ours == "num_experts" else config.get(ours)
+        if theirs == "rope.freq_base":
+            value = float(rope["rope_theta"])
+        if ours == "num_experts" and value is None:
+            value = config["num_experts"]
+        if ours == "n_inner":
+            value = 4 * config["n_embd"]
+        if value is not None:
+            add(theirs, value)
+    further_metadata(add, architecture, config)
+    for name, value in (metadata or {}).items():
+        add(name, value)
+    for name, value in (extra or {}).items():
+        writer.add_tensor(name, value)
+    for name in ("short", "long"):
+        if f"{name}_factor" in rope:
+            factors = np.array(rope[f"{name}_factor"], np.float32)
+            writer.add_tensor(f"rope_factors_{name}.weight", factors)
+    if rope.get("rope_type") == "llama3":  # as what frequencies are divided by
+        rotary = mtf.layers.RotaryEmbedding(rope.pop("rope_theta"), scaling=rope)
+        plain = rotary.base ** -(np.arange(0, config["head_dim"], 2) / config["head_dim"])
+        divisors = plain / rotary.frequencies(config["head_dim"])[0]
+        writer.add_tensor("rope_freqs.weight", divisors.astype(np.float32))
     writer.add_eos_token_id(config["eos_token_id"])
-    heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
-    for name, value in load_file(folder / "model.safetensors").items():
-        for projection, n in heads.items():
-            if projection in name and architecture == "llama":
-                # Halves of a head's channels become pairs of neighbors.
-                halves = value.reshape([n, 2, value.shape[0] // n // 2, *value.shape[1:]])
-                value = halves.swapaxes(1, 2).reshape(value.shape)
+    values = load_file(folder / "model.safetensors")
+    blocks = config.get("num_hidden_layers", config.get("n_layer"))
+    names = gguf.get_tensor_name_map(
+        {n: a for a, n in gguf.MODEL_ARCH_NAMES.items()}[architecture], blocks
+    )
+    # Experts become one tensor.
+    several = {}
+    for name, value in values.items():
+        several.setdefault(re.sub(r"experts\.\d+\.", "experts.", name), {})[name] = value
+    for name, parts in several.items():
+        ordered = sorted(parts, key=lambda n: [int(d) for d in re.findall(r"\d+", n)])
+        value = as_written(architecture, config, name, parts[ordered[0]])
+        if "experts." in name:
+            value = np.stack([parts[n] for n in ordered])
         kind = kinds if value.ndim > 1 and value.shape[-1] % 32 == 0 else F32
-        writer.add_tensor(their_name(name), gguf.quants.quantize(value, kind), raw_dtype=kind)
+        written = names.get_name(name, (".weight", ".bias"))
+        if written != left_out:
+            writer.add_tensor(written, gguf.quants.quantize(value, kind), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
 
 
-@pytest.mark.parametrize("name", ["llama", "llama_biased", "qwen2", "qwen3"])
+@pytest.mark.slow_but(3)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "llama", "qwen2_moe", "gemma2", "llama_biased", "llama_one", "qwen2", "qwen3", "mixtral", "qwen3_moe", "phi3",
+        "phi3_long", "olmo2", "gemma", "gemma3", "gpt2", "gpt_neox",
+    ],
+)  # fmt: skip
 def test_gguf_files(name, tmp_path):
     file = tmp_path / "model.gguf"
     write_gguf(file, FIXTURES / name)
     wanted = np.load(FIXTURES / name / "expected.npz")
-    model = mtf.models.from_pretrained(file, mesh_shape="x:2", layout="d_ff:x")
+    model = mtf.models.from_pretrained(file, mesh_shape="x:2", layout="vocab:x")
     if name == "llama_biased":  # whose biases no field of the file tells
         return
     logits = model.logits(wanted["ids"]).numpy()
     np.testing.assert_allclose(logits, wanted["logits"], atol=1e-4 * np.abs(logits).max())
+    if name == "phi3_long":
+        wanted = np.load(FIXTURES / name / "beyond.npz")
+        logits = model.logits(wanted["ids"]).numpy()
+        np.testing.assert_allclose(logits, wanted["logits"], atol=1e-4 * np.abs(logits).max())
     model.save_pretrained(tmp_path / "written")
     again = mtf.models.from_pretrained(tmp_path / "written")
     np.testing.assert_allclose(again.logits(wanted["ids"]), logits, atol=1e-5)
@@ -109,7 +188,22 @@ def test_damaged_and_unknown_gguf_files(tmp_path):
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    with pytest.raises(ValueError, match="architecture is 'mamba', which is none of llama"):
+    with pytest.raises(
+        ValueError, match="architecture is 'mamba', which is none of llama, qwen2, qwen2moe, qwen3"
+    ):
+        mtf.models.from_pretrained(file)
+
+
+def test_gguf_files_of_other_tensors(tmp_path):
+    file = tmp_path / "model.gguf"
+    write_gguf(file, FIXTURES / "olmo2", extra={"blk.0.attn_sinks.weight": np.zeros([4], "f")})
+    with pytest.raises(ValueError, match=r"without a place in the model: blk.0.attn_sinks.weight"):
+        mtf.models.from_pretrained(file)
+    write_gguf(file, FIXTURES / "gpt2", left_out="blk.1.ffn_up.weight")
+    with pytest.raises(ValueError, match=r"missing: transformer.h.1.mlp.c_fc.weight"):
+        mtf.models.from_pretrained(file)
+    write_gguf(file, FIXTURES / "olmo2", metadata={"attention.sliding_window": 8})
+    with pytest.raises(ValueError, match="it is an OLMo 3, whose windows are not known"):
         mtf.models.from_pretrained(file)
 
 

@@ -113,6 +113,17 @@ def test_devices_of_jax(place, eight_devices):
     assert np.abs(model.logits(wanted["ids"]).numpy() - logits.numpy()).max() > 0.1
 
 
+@pytest.mark.slow
+def test_adapters_are_trained_on_devices_of_jax(eight_devices):
+    pairs = [{"ids": [10, 12, 14, 16, 18], "weights": [0, 0, 1, 1, 1]}] * 8
+    losses = []
+    for place in ({}, ON_JAX["tensor"]):
+        model = mtf.models.from_pretrained(FIXTURES / "llama", **place)
+        arguments = {"length": 8, "lora": "all:4", "progress": False, "seed": 0, "shuffle": False}
+        losses.append(mtf.models.finetune(model, pairs, 3, **arguments).losses)
+    np.testing.assert_allclose(*losses, rtol=1e-4)
+
+
 def test_what_devices_of_jax_cannot(eight_devices, monkeypatch):
     model = mtf.models.from_pretrained(FIXTURES / "llama", **ON_JAX["tensor"])
     with pytest.raises(ValueError, match=r"stream: mesh_impl='pjrt' .* Stop at ids, or leave"):

@@ -1,5 +1,6 @@
 """Models of Hugging Face folders, against what transformers computed for them."""
 
+import functools
 import json
 import pathlib
 import shutil
@@ -27,7 +28,7 @@ TRAINED = {
 }
 # Each family is computed split by tensors; these in all places.
 EVERYWHERE = ("gemma2", "gpt_neox", "llama", "mixtral")
-EXPERTS = ("mixtral", "qwen3_moe")
+EXPERTS = ("mixtral", "qwen2_moe", "qwen3_moe")
 
 
 def cells(places):
@@ -36,10 +37,11 @@ def cells(places):
 
 
 def where(name, place, places=PLACES):
-    """Returns the arguments of a place; experts have no `d_ff`."""
+    """Returns the arguments of a place; of experts, only one that all tokens go to has `d_ff`."""
     options = dict(places[place])
     if name in EXPERTS and "layout" in options:
-        options["layout"] = options["layout"].replace("d_ff:y", "experts:y?")
+        rules = "experts:y?,d_ff:y" if name == "qwen2_moe" else "experts:y?"
+        options["layout"] = options["layout"].replace("d_ff:y", rules)
     return options
 
 
@@ -105,6 +107,95 @@ def test_training_and_writing_back(name, place, tmp_path, request):
     after = again.logits(wanted["ids"]).numpy()
     np.testing.assert_allclose(model.logits(wanted["ids"]), after, atol=1e-4)
     assert np.abs(after - before).max() > 0.1
+
+
+@pytest.mark.slow_but(1)
+@pytest.mark.parametrize("place", ["whole", "tensor"])
+def test_positions_beyond_those_of_training(place):
+    """Of longrope, which has other frequencies for them."""
+    wanted = np.load(FIXTURES / "phi3_long" / "beyond.npz")
+    model = mtf.models.from_pretrained(FIXTURES / "phi3_long", **where("phi3_long", place))
+    close(model.logits(wanted["ids"]).numpy(), wanted["logits"])
+    found = model.generate(wanted["ids"].tolist(), max_new_tokens=16, stop=-1)
+    assert found == wanted["generated"].tolist()
+    # What passes the border is of one kind from its beginning, as states are kept.
+    begin = wanted["ids"][:1, :60]
+    [added] = model.generate(begin.tolist(), max_new_tokens=8, stop=-1)
+    whole = np.concatenate([begin[0], added, wanted["ids"][0, :12]])
+    best = model.logits(whole[None]).numpy()[0, 59:67].argmax(-1)
+    assert added == best.tolist()
+
+
+def a_step(model, loss, rows, **options):
+    dims = dict.fromkeys(rows, SHAPE) if isinstance(rows, dict) else SHAPE
+    return mtf.train.fit(
+        loss, rows, steps=1, dims=dims, progress=False,
+        optimizer=mtf.optimize.SgdOptimizer(1.0), init_checkpoint=model.weights, **options,
+    )  # fmt: skip
+
+
+def padded_rows(name, lengths):
+    """Returns the rows of a fixture as `examples` does, those behind the lengths being padding."""
+    there = (np.arange(24) < np.array(lengths)[:, None]).astype(np.int32)
+    places = np.tile(np.arange(24, dtype=np.int32), [2, 1])
+    ids = expected(name)["ids"].astype(np.int32)
+    return {"ids": ids, "weights": there.astype("f"), "sequence_id": there, "position": places}
+
+
+@pytest.mark.slow_but(1)
+@pytest.mark.parametrize("place", ["whole", "tensor", "sequence"])
+@pytest.mark.parametrize("rows", ["padded", "whole"])
+@pytest.mark.parametrize("name", EXPERTS)
+def test_balance_of_experts(name, rows, place):
+    """Over tokens that are no padding, on other meshes than that of the model, too."""
+    wanted = np.load(FIXTURES / name / "balance.npz")
+    model = mtf.models.from_pretrained(FIXTURES / name)
+    loss = functools.partial(model.loss, figures=True)
+    data, options = padded_rows(name, wanted[f"{rows}/lengths"]), where(name, place)
+    without, added = (
+        a_step(model, functools.partial(loss, balance=balance), data, **options)
+        for balance in (None, 1.0)
+    )
+    [figures] = added.history
+    np.testing.assert_allclose(figures["balance_loss"], wanted[rows], rtol=1e-5)
+    np.testing.assert_allclose(added.losses[0] - without.losses[0], wanted[rows], rtol=1e-5)
+    layer = "transformer/block_000/layer_001/MoE1D/top_n_gating/kernel"
+    gradient = without.variables[layer] - added.variables[layer]
+    close(gradient, wanted[f"{rows}/gradient"].T)
+    experts = gradient.shape[1]
+    assert figures["dropped"] == 0 and 1 / experts < figures["busiest_expert"] < 1
+    assert len(without.history) == 1 and without.history[0].keys() == figures.keys()
+
+
+@pytest.mark.slow
+def test_balance_in_microbatches():
+    """It is the mean of the microbatches', of which each balances its own tokens."""
+    model = mtf.models.from_pretrained(FIXTURES / "mixtral")
+    rows = padded_rows("mixtral", [24, 24])
+    loss = functools.partial(model.loss, balance=1.0, figures=True)
+    halves = [
+        a_step(model, loss, {n: np.tile(a[i : i + 1], [2, 1]) for n, a in rows.items()})
+        for i in range(2)
+    ]
+    both = a_step(model, loss, rows, microbatches=2)
+    np.testing.assert_allclose(both.losses[0], np.mean([h.losses[0] for h in halves]), rtol=1e-5)
+    for name in model.weights:
+        means = np.mean([half.variables[name] for half in halves], axis=0)
+        close(model.weights[name] - both.variables[name], model.weights[name] - means)
+    plain = a_step(model, model.loss, rows["ids"], microbatches=2)
+    np.testing.assert_allclose(plain.losses[0], expected("mixtral")["loss"], rtol=1e-5)
+
+
+def test_balance_where_it_is_asked_for(tmp_path):
+    """As in transformers, config.json may ask for it."""
+    asked = a_copy(tmp_path, "mixtral", output_router_logits=True, router_aux_loss_coef=0.5)
+    model = mtf.models.from_pretrained(asked)
+    losses = a_step(model, model.loss, padded_rows("mixtral", [24, 24])["ids"]).losses
+    wanted = np.load(FIXTURES / "mixtral" / "balance.npz")["whole"]
+    np.testing.assert_allclose(losses[0], expected("mixtral")["loss"] + 0.5 * wanted, rtol=1e-5)
+    dense = mtf.models.from_pretrained(FIXTURES / "llama")
+    with pytest.raises(ValueError, match=r"balance=0.5 and figures=False .* 'llama' has none"):
+        a_step(dense, functools.partial(dense.loss, balance=0.5), padded_rows("llama", [24, 24]))
 
 
 @pytest.mark.slow
@@ -197,6 +288,10 @@ CONFIGS = {
     ),
     "rope_of_text": ({"rope_parameters": "linear"}, "unknown rotary positions"),
     "rope_base": ({"rope_parameters": {"rope_theta": "large"}}, "unknown rotary positions"),
+    "long_rope": (
+        {"rope_parameters": {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [2.0]}},
+        r"short_factor has the shape \[1\], but there are 3 frequencies",
+    ),
     "rope_factor": ({"rope_parameters": {"rope_type": "linear", "factor": "4"}}, "unknown rotary"),
     "heads": ({"num_key_value_heads": 3}, "num_attention_heads=4, which is no multiple of .*=3"),
     "number": ({"hidden_size": "24"}, "hidden_size='24', no positive integer"),
@@ -208,6 +303,14 @@ CONFIGS = {
     "fewer": ({"num_hidden_layers": 1}, "without a place in the model: model.layers.1.input_lay"),
     "untied": ({"tie_word_embeddings": False}, "missing: lm_head.weight"),
     "window": ({"model_type": "qwen2", "use_sliding_window": True}, "use_sliding_window=True"),
+    "sparse": (
+        {"model_type": "qwen2_moe", "decoder_sparse_step": 2},
+        "decoder_sparse_step=2, .* only decoder_sparse_step=1 is",
+    ),
+    "mlp_only": (
+        {"model_type": "qwen2_moe", "mlp_only_layers": [1]},
+        r"mlp_only_layers=\[1\], which is not known for this family",
+    ),
 }
 
 

@@ -1,6 +1,7 @@
 """Ctrl-C saves and says how to go on; a run that is killed goes on from its last checkpoint."""
 
 import os
+import random
 import signal
 import time
 
@@ -9,6 +10,9 @@ import tensorflow.compat.v1 as tf
 from helpers import processes
 from helpers.train import linear
 
+from mesh_tensorflow._mesh.variables import checkpoint_files
+from mesh_tensorflow.checkpoint import fault_of
+
 
 class Training:
     """A process that trains until it is ended."""
@@ -16,6 +20,7 @@ class Training:
     def __init__(self, directory, **arguments):
         self.directory = str(directory / "model")
         self._steps, self._errors = directory / "steps", directory / "errors"
+        self._steps.unlink(missing_ok=True)  # of a process before it
         self._process = processes.context().Process(
             target=linear.train_and_note,
             args=(self.directory, str(self._steps), str(self._errors)),
@@ -45,9 +50,10 @@ def last_step(directory):
 
 
 @pytest.mark.slow_but(1)
+@pytest.mark.parametrize("in_background", [False, True])
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
-def test_a_signal_saves(name, tmp_path):
-    training = Training(tmp_path)
+def test_a_signal_saves(name, in_background, tmp_path):
+    training = Training(tmp_path, save_every=3, save_in_background=in_background)
     code, steps, errors = training.end(getattr(signal, name), after=3)
     assert last_step(training.directory) == steps
     key = "Ctrl-C" if name == "SIGINT" else "SIGTERM"
@@ -68,6 +74,21 @@ def test_a_killed_run_loses_the_steps_since_its_last_checkpoint(tmp_path):
     last = last_step(training.directory)
     assert last % 2 == 0 and steps - last <= 2
     rest = linear.fit(last + 3, directory=training.directory)
+    assert rest.losses == linear.fit(last + 3).losses[last:]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+def test_a_run_that_is_killed_while_it_saves(seed, tmp_path):
+    """At any moment, several times: the last checkpoint that is listed is whole."""
+    chance = random.Random(seed)
+    for _ in range(5):
+        training = Training(tmp_path, save_every=2, save_in_background=True)
+        training.end(signal.SIGKILL, after=chance.randrange(1, 60))
+        last = checkpoint_files.latest(training.directory)
+        assert last is None or not fault_of(last)
+    last = last_step(training.directory)
+    rest = linear.fit(last + 3, directory=training.directory, save_in_background=True)
     assert rest.losses == linear.fit(last + 3).losses[last:]
 
 

@@ -181,7 +181,12 @@ SPLIT = {"mesh_shape": "rows:2", "layout": "q:rows", "simd": True}
 
 @pytest.mark.parametrize(
     ("model_fn", "rate", "place"),
-    [(_to_nan, 1.0, {}), (_to_nan, 1.0, SPLIT), (_to_infinity, 9, {})],
+    [
+        (_to_nan, 1.0, {}),
+        (_to_nan, 1.0, SPLIT),
+        (_to_nan, 1.0, {"save_in_background": True}),
+        (_to_infinity, 9, {}),
+    ],
 )
 def test_weights_that_are_not_numbers_are_not_saved(model_fn, rate, place, tmp_path):
     """The last checkpoint stays, though one is kept."""

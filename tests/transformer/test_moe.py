@@ -294,6 +294,68 @@ def test_loss_is_added_with_its_coefficient():
     assert run(without_losses)["y"].any()
 
 
+@pytest.mark.slow
+def test_loss_in_microbatches_is_the_mean_of_theirs():
+    """Also where the router adds its z-loss."""
+    layer = {**SMALL, **DETERMINED, **ROOMY, "z_loss": 0.1}
+    ids = np.random.RandomState(0).randint(2, VOCAB, (ROWS, LENGTH)).astype("int32")
+
+    def loss_of(ids):
+        _, loss = language_model(moe.MoE1D(**layer, loss_coef=10.0)).call_simple(
+            transformer.autoregressive_inputs(ids), ids, compute_loss=True, mode="train"
+        )
+        return loss
+
+    def in_microbatches(mesh):
+        given = imported(mesh, ids)
+        batch = given.shape.dims[0]
+        return {"loss": mtf.optimize.accumulate_gradients(loss_of, given, batch, 2).loss}
+
+    # As in training, where every second row is of one microbatch.
+    halves = [run(lambda mesh, i=i: {"loss": loss_of(imported(mesh, ids[i::2]))}) for i in range(2)]
+    mean = np.mean([half["loss"] for half in halves])
+    np.testing.assert_allclose(run(in_microbatches)["loss"], mean, rtol=1e-5)
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_what_routers_have_done(recompute):
+    """Of gatings in which tokens choose; padding does not count."""
+    few = {"group_size": 8, "capacity_factor_train": 0.5, "min_expert_capacity": 1}
+    ids = np.random.RandomState(0).randint(2, VOCAB, (ROWS, LENGTH)).astype("int32")
+    tokens = np.ones_like(ids)
+    tokens[0, 3:] = 0
+
+    def build(gating):
+        def made(mesh):
+            routings = []
+            layer = moe.MoE1D(
+                **SMALL, **DETERMINED, **few, moe_gating=gating, top_n_num_experts_per_token=2
+            )
+            model = language_model(layer)
+            model.layer_stack = models.stack([RunningSum(), layer], recompute_grads=recompute)
+            model.call_simple(
+                imported(mesh, ids), imported(mesh, ids), compute_loss=True, mode="train",
+                sequence_id=imported(mesh, tokens), routings=routings,
+            )  # fmt: skip
+            assert len(routings) == (gating != "expert_selection")
+            found = {name: x for routing in routings for name, x in routing._asdict().items()}
+            for x in [found["gates"]] if routings else []:
+                weights = [v.value for v in mesh.graph.trainable_variables]
+                grads = mtf.gradients([mtf.reduce_sum(mtf.square(x))], weights)
+                found["gradient"] = next(g for g in grads if g is not None)
+            return found
+
+        return made
+
+    for gating, number in (("top_n", 2), ("switch", 1)):
+        found = run(build(gating))
+        np.testing.assert_allclose(found["tokens"], tokens.sum())
+        np.testing.assert_allclose(found["chosen"].sum(), number * tokens.sum())
+        np.testing.assert_allclose(found["gates"].sum(), tokens.sum(), rtol=1e-5)
+        assert 0 < found["placed"] < found["chosen"].sum() and found["gradient"].any()
+    run(lambda mesh: {**build("expert_selection")(mesh), "one": mtf.ones(mesh, "a:1")})
+
+
 # -- hyperparameters, errors
 
 
@@ -344,6 +406,7 @@ ERRORS = {
     "top_n": ({"moe_gating": "top_n", "top_n_num_experts_per_token": 0}, {}, r"top_n_num_experts_per_token=0 must be at least 1"),
     "ntlb": ({"moe_gating": "ntlb", "ntlb_top_k": 0}, {}, r"ntlb_top_k=0 must be at least 1"),
     "batch": ({}, {"shape": "d_model:8"}, r"needs a dimension of the batch"),
+    "shared": ({"shared_hidden_size": 8, "use_experts_attention": True}, {}, r"shared_hidden_size=8 is for feed-forward experts"),
 }  # fmt: skip
 
 

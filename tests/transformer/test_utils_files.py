@@ -15,7 +15,7 @@ from helpers.oracle.utils_cases import Numbers
 from helpers.paths import FIXTURES
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow.transformer import dataset, utils
+from mesh_tensorflow.transformer import dataset, metrics, utils
 
 MODELS = json.loads((FIXTURES / "utils.json").read_text())["models"]
 runs.register(dataset)
@@ -213,12 +213,28 @@ def test_a_prediction_of_ones_own(tmp_path):
     )
     assert read(tmp_path / f"out-{runs.STEP}") == ["10 12", "14"]
 
+    def tasks(**kwargs):
+        def dataset_fn(sequence_length=None):
+            ids = {"inputs": [[5, 6], [7, 8]], "targets": [[10, 12], [14, 9]]}
+            return dataset.trim_and_pad_dataset(tf.data.Dataset.from_tensor_slices(ids), 8)
+
+        functions = [metrics.exact_match, metrics.f1]
+        return [dataset.EvalDataset("doubled", dataset_fn, None, functions)]
+
+    utils.eval_model(
+        estimator, Numbers(), 8, 2, "validation", str(tmp_path), tasks, None, runs.STEP
+    )
+    found = runs.summaries(str(tmp_path / "validation_eval"))
+    assert found == {"eval/doubled/exact_match": 50.0, "eval/doubled/f1": 75.0}
+
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["export_infer", "export_score"])
 @pytest.mark.parametrize("model_type", ["bitransformer", "lm"])
-def test_exported_models_take_texts(call, tmp_path, model_type, mode):
+@pytest.mark.parametrize("any_batch", [False, True])
+def test_exported_models_take_texts(call, tmp_path, model_type, mode, any_batch):
     further = f'run.export_path = "{tmp_path}/exported"\nrun.mesh_impl = "simd"\n'
+    further += f"run.export_any_batch = {any_batch}\n"
     [path] = call(model_type, mode, f'{further}run.mesh_shape = "rows:2"\n')
     texts = {"inputs": runs.INPUTS[:3]}
     if mode == "export_score":
@@ -229,8 +245,16 @@ def test_exported_models_take_texts(call, tmp_path, model_type, mode):
     else:
         lines = [text.decode().split(" 0")[0] for text in found["outputs"]]
         assert lines == MODELS[model_type]["decoded"][:3]
+    twice = {name: lines * 2 for name, lines in texts.items()}
+    if any_batch:
+        for name, x in served(path.decode(), twice).items():
+            same = (
+                np.testing.assert_allclose if x.dtype.kind == "f" else np.testing.assert_array_equal
+            )
+            same(x, np.concatenate([found[name]] * 2))
+        return
     with pytest.raises(tf.errors.InvalidArgumentError, match="exported for 4 texts at a time"):
-        served(path.decode(), {name: lines * 2 for name, lines in texts.items()})
+        served(path.decode(), twice)
 
 
 def test_checkpoints_to_come(tmp_path):

@@ -112,6 +112,37 @@ def test_an_initial_checkpoint_of_another_size(train, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("mesh_impl", ["placement", "simd"])
+def test_an_initial_checkpoint_of_a_smaller_vocabulary(train, tmp_path, mesh_impl):
+    """Slots of what has grown begin anew, and those of other weights are loaded."""
+    path = runs.write_checkpoint(str(tmp_path), SHAPES)
+    saved = values(str(tmp_path))
+    further = (
+        f'run.init_checkpoint = "{path}"\nrun.train_steps = {runs.STEP + 1}\n'
+        f'run.mesh_impl = "{mesh_impl}"\nUnitransformer.vocab_divisor = 160\n'
+    )
+    with pytest.raises(
+        ValueError, match=r"has \[160, 16\].*by tpu_.*_resize and init_checkpoint_sh"
+    ):
+        train(further, "refused")
+    resize = 'tpu_estimator_model_fn.init_checkpoint_resize = "vocab"\n'
+    begun = values(train(further + resize), runs.STEP)
+    grown = {name for name, value in saved.items() if 128 in value.shape}
+    assert {n for n in grown if "_slot_" not in n} == {
+        "transformer/embedding",
+        "transformer/logits/kernel",
+    }
+    for name, value in saved.items():
+        if name not in grown:
+            np.testing.assert_array_equal(begun[name], value)
+        elif "_slot_" in name:
+            assert not np.array_equal(begun[name][tuple(slice(n) for n in value.shape)], value)
+        else:
+            np.testing.assert_array_equal(begun[name][tuple(slice(n) for n in value.shape)], value)
+            assert begun[name].shape != value.shape and np.std(begun[name]) > 0
+
+
+@pytest.mark.slow
 def test_an_initial_checkpoint_that_has_other_weights(train, tmp_path):
     """None in common is an error; what is on one side only, if gin says so."""
     path = runs.write_checkpoint(str(tmp_path), SHAPES)

@@ -12,7 +12,7 @@ import functools
 import itertools
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Optional, Protocol, Union
 
 import numpy as np
@@ -20,8 +20,10 @@ import tensorflow.compat.v1 as tf
 from google.protobuf import text_format
 from tensorflow.core.protobuf import tensor_bundle_pb2
 from tensorflow.python.training.saver import BulkSaverBuilder
+from tensorflow.python.training.saving.saveable_object import SaveableObject, SaveSpec
 
 from mesh_tensorflow._core.errors import reason
+from mesh_tensorflow._mesh.devices import host_cpu
 from mesh_tensorflow._paths import escaped, readable
 
 Path = Union[str, os.PathLike[str]]
@@ -151,21 +153,23 @@ def numbered(directory: Path, name: str = "model.ckpt") -> list[str]:
     return [os.path.join(os.fspath(directory), stem) for stem in stems]
 
 
-def record(path: str, keep: int) -> None:
+def record(path: str, keep: int, best: Optional[str] = None) -> None:
     """Lists a checkpoint as the latest of its directory, and removes the oldest that are listed.
 
     Args:
       path: the path of the checkpoint, whose files are complete.
       keep: how many to keep.
+      best: the path of one that is kept besides them, or None.
     """
     directory, name = os.path.split(path)
     before = [os.path.basename(p) for p in listed(directory)[1]]
     # A checkpoint that is written again becomes the latest, and is listed once.
     names = [*(n for n in before if n != name), name]  # so that the directory can be moved
+    old = [n for n in names[:-keep] if best is None or n != os.path.basename(best)]
     # Listed before the oldest are removed: killed in between, the list names only what is there.
-    _list(directory, names[-keep:])
-    for old in names[:-keep]:
-        remove(os.path.join(directory, old))
+    _list(directory, [n for n in names if n not in old])
+    for n in old:
+        remove(os.path.join(directory, n))
 
 
 def _list(directory: str, names: Sequence[str]) -> None:
@@ -567,9 +571,22 @@ class ShardSaverBuilder(BulkSaverBuilder):
       apart: the variables that are apart, by name in files, once the operations are made.
     """
 
-    def __init__(self, write_version: int = tf.train.SaverDef.V2):
+    def __init__(
+        self,
+        write_version: int = tf.train.SaverDef.V2,
+        when_read: Optional[Callable[[], None]] = None,
+    ):
+        """Creates a builder.
+
+        Args:
+          write_version: the format of the files.
+          when_read: is called in a save, by another thread, as soon as all variables are read and
+            none is written yet; then they may change. For sharded savers, and not where variables
+            are apart. None for reading and writing one after the other.
+        """
         super().__init__(write_version)
         self.apart: dict[str, ShardedVariable] = {}
+        self._when_read = when_read
 
     def _split(self, saveables: Sequence[Any]) -> tuple[dict[str, ShardedVariable], list[Any]]:
         """Returns the variables that are apart, by name in files, and the other saveables."""
@@ -604,9 +621,16 @@ class ShardSaverBuilder(BulkSaverBuilder):
 
     def _AddShardedSaveOps(self, filename_tensor: tf.Tensor, per_device: Sequence[Any]) -> Any:
         saveables = list(itertools.chain.from_iterable(group for _, group in per_device))
-        if not self._split(saveables)[0]:
+        if self._split(saveables)[0]:
+            return self._AddSaveOps(filename_tensor, saveables)  # the files are joined once
+        if self._when_read is None:
             return super()._AddShardedSaveOps(filename_tensor, per_device)
-        return self._AddSaveOps(filename_tensor, saveables)  # the files are joined once
+        per_device = [(device, list(map(_read_apart, group))) for device, group in per_device]
+        read = [spec.tensor for _, group in per_device for s in group for spec in s.specs]
+        with tf.device("/cpu:0"), tf.control_dependencies(read):
+            told = _called(functools.partial(_tell, self._when_read), filename_tensor)
+        with tf.control_dependencies([told]):
+            return super()._AddShardedSaveOps(filename_tensor, per_device)
 
     def _AddRestoreOps(
         self,
@@ -627,6 +651,32 @@ class ShardSaverBuilder(BulkSaverBuilder):
         with tf.device("/cpu:0"), tf.control_dependencies(before):
             done = _called(functools.partial(_restore, apart), filename_tensor)
         return tf.group(done, name=name)
+
+
+def _read_apart(saveable: SaveableObject) -> SaveableObject:
+    """Returns what is saved with values that are read here, and not where they are written."""
+    specs = []
+    for spec in saveable.specs:
+        with tf.device(host_cpu(spec.device or "")):
+            value = spec.tensor  # made now, if it is a function
+            # A resource variable leaves its old value to those that have read it when it changes.
+            # Others change it in place, as JAX does with an array whose memory a step is given.
+            value = value if _is_of_resource(value) else tf.raw_ops.DeepCopy(x=value)
+        specs.append(SaveSpec(value, spec.slice_spec, spec.name, spec.dtype, spec.device))
+    return SaveableObject(saveable.op, specs, saveable.name)
+
+
+def _is_of_resource(value: tf.Tensor) -> bool:
+    """Returns whether a tensor is the value of a resource variable, or a cut or a cast of one."""
+    op = value.op
+    while op.type in ("Identity", "Cast", "Slice", "StridedSlice"):
+        op = op.inputs[0].op
+    return op.type == "ReadVariableOp"
+
+
+def _tell(when_read: Callable[[], None], filename: bytes) -> np.bool_:
+    when_read()
+    return np.bool_(True)
 
 
 def _called(fn: Any, filename_tensor: tf.Tensor) -> tf.Operation:

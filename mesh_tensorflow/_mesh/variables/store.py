@@ -8,6 +8,7 @@ found, too, if the layout is the same.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import contextvars
 import dataclasses
@@ -112,13 +113,13 @@ def given_parts(values: Mapping[str, Any], name: str) -> PartFunction:
 
     Args:
       values: arrays by name. If it has a method `parts`, that returns the function for a name, and
-        so need not have the whole of an array.
+        so need not have the whole of an array. Or a ChainMap of such.
       name: a name in it.
     """
-    parts = getattr(values, "parts", None)
-    if parts is not None:
-        return parts(name)
-    whole = np.asarray(values[name])
+    found = _one_with(values, name)
+    if has_parts(found):
+        return found.parts(name)  # type: ignore[attr-defined]
+    whole = np.asarray(found[name])
     return lambda index: whole[index]
 
 
@@ -129,7 +130,25 @@ def given_shape(values: Mapping[str, Any], name: str) -> tuple[int, ...]:
       values: arrays by name, as `given_parts` takes them.
       name: a name in it.
     """
-    return values.shape(name) if hasattr(values, "parts") else np.shape(values[name])  # type: ignore[attr-defined]
+    found = _one_with(values, name)
+    return found.shape(name) if has_parts(found) else np.shape(found[name])  # type: ignore[attr-defined]
+
+
+def has_parts(values: Mapping[str, Any]) -> bool:
+    """Returns whether given values can be read part by part.
+
+    Args:
+      values: arrays by name, as `given_parts` takes them, or a ChainMap whose last are.
+    """
+    last = values.maps[-1] if isinstance(values, collections.ChainMap) else values
+    return hasattr(last, "parts")
+
+
+def _one_with(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Returns the first of the mappings of a ChainMap that has a name; of others, itself."""
+    if not isinstance(values, collections.ChainMap):
+        return values
+    return next(one for one in values.maps if name in one)
 
 
 def fitting_part(

@@ -113,7 +113,8 @@ class EvalDataset(NamedTuple):
       dataset_fn: a function without arguments that returns a Dataset.
       postprocess_fn: a function of a decoded string and an example that returns what metrics
         compare; None if they compare the strings.
-      metric_fns: functions of (targets, predictions), lists, that return dictionaries of numbers.
+      metric_fns: functions of (targets, predictions), lists, that return dictionaries of numbers,
+        as those of `mesh_tensorflow.transformer.metrics`.
     """
 
     name: str

@@ -15,12 +15,13 @@ from mesh_tensorflow.transformer.moe._layer import (
     transformer_moe_layer_v1,
     transformer_moe_layer_v2,
 )
-from mesh_tensorflow.transformer.moe._router import HParams, set_default_moe_hparams
+from mesh_tensorflow.transformer.moe._router import HParams, Routing, set_default_moe_hparams
 
 __all__ = [
     "HParams",
     "MoE1D",
     "MoE2D",
+    "Routing",
     "_expert_selection_gating",
     "_ntlb_gating",
     "_split_into_groups",

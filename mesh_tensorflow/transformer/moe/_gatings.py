@@ -105,8 +105,9 @@ def _top_n(router: Router) -> tuple[mtf.Tensor, mtf.Tensor]:
     """Sends each token to its `top_n_num_experts_per_token` best experts.
 
     Like `top_2`, but every token of importance above 0 is sent to all of its experts. The gates of
-    a token's experts are normalized to a sum of 1 if there are several. `use_second_place_loss`
-    adds the load-balancing loss of the third choice (of the second, if there are two).
+    a token's experts are normalized to a sum of 1 if there are several; `top_n_normalized` says
+    otherwise. `use_second_place_loss` adds the load-balancing loss of the third choice (of the
+    second, if there are two).
     """
     n = min(router.mixture.hparam("top_n_num_experts_per_token"), router.experts_dim.size)
     if n < 1:
@@ -127,7 +128,8 @@ def _top_n(router: Router) -> tuple[mtf.Tensor, mtf.Tensor]:
         # Only what was sent is taken out: for padding, where `chosen` is 0, all of it remains.
         rest = rest * (1.0 - chosen)
     # The share of a single expert would be 1 for all tokens, and the router would not learn by it.
-    if n > 1:
+    normalized = router.mixture.hparam("top_n_normalized")
+    if n > 1 if normalized is None else normalized:
         total = mtf.add_n(best) + _EPSILON
         best = [gate / total for gate in best]
 
@@ -317,6 +319,8 @@ def gate(
     # Of the float32 gates: float16 rounds small ones to 0, and their tokens would not be sent.
     dtype = router.inputs.dtype
     dispatch = mtf.cast(mtf.not_equal(combine, 0.0), dtype)
+    if router.mixture.routings is not None and (routing := router.routing(dispatch)) is not None:
+        router.mixture.routings.append(routing)
     return dispatch, mtf.cast(combine, dtype), router.total_loss(loss)
 
 

@@ -9,13 +9,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union
 
 import gin
+import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
 from mesh_tensorflow._core.tensor import without_stages
 from mesh_tensorflow.ops._random import drops
 from mesh_tensorflow.transformer.moe._gatings import GATINGS, gate
-from mesh_tensorflow.transformer.moe._router import Mixture, Router, hparams_of
+from mesh_tensorflow.transformer.moe._router import Mixture, Router, Routing, hparams_of
 from mesh_tensorflow.transformer.transformer import TransformerLayer
 
 if TYPE_CHECKING:
@@ -107,8 +108,12 @@ def in_groups(mixture: Mixture, tokens: mtf.Shape, group_name: str = "group") ->
             f"mixture of experts: the input {tokens} needs a dimension of the batch before the "
             "channels"
         )
+    # A step of decoding has one token of a row.
+    within = mixture.hparam("groups_in_rows") and len(dims) > 1
     num_groups, group_size = _split_into_groups(
-        mtf.Shape(dims).size, mixture.hparam("group_size"), mixture.slices(dims[0])
+        mtf.Shape(dims).size,
+        mixture.hparam("group_size"),
+        dims[0].size if within else mixture.slices(dims[0]),
     )
     return Groups(
         outer or mtf.Dimension("outer_batch", 1),
@@ -275,6 +280,8 @@ def transformer_moe_layer_v1(
     activation: Union[Callable, str, list, None] = mtf.relu,
     num_microbatches: Optional[int] = None,
     token_embeddings: Optional[mtf.Tensor] = None,
+    *,
+    routings: Optional[list[Routing]] = None,
 ) -> tuple[Any, mtf.Tensor]:
     """Applies a mixture of feed-forward experts, which a router chooses for each token.
 
@@ -282,7 +289,8 @@ def transformer_moe_layer_v1(
     layer" (2017), and "Mesh-TensorFlow" (2018). Tokens are dispatched in groups; an expert takes at
     most `expert_capacity` tokens of a group and drops the others. The number of groups is a
     multiple of the number of processors that the batch is split over, so results depend on the
-    layout if groups would be larger otherwise.
+    layout if groups would be larger otherwise. With `moe_shared_hidden_size`, the output of a
+    further expert is added, which all tokens go to.
 
     Args:
       inputs: a Tensor with dimensions [outer_batch (or not), batch, ..., d_model].
@@ -298,6 +306,7 @@ def transformer_moe_layer_v1(
       activation: as for `mtf.layers.dense_product`.
       num_microbatches: an integer that the loss is divided by, or None.
       token_embeddings: a Tensor of the shape of the inputs for `moe_word_embed_mode`, or None.
+      routings: a list that a Routing is appended to, if tokens choose experts; or None.
 
     Returns:
       (a Tensor with dimensions [outer_batch (or not), batch, ..., output_dim], a scalar to add
@@ -308,7 +317,9 @@ def transformer_moe_layer_v1(
       ValueError: the gating or its policy is unknown, a hyperparameter is missing, or the tokens
         cannot be split evenly among the processors.
     """
-    mixture = Mixture(hparams, train, variable_dtype, layout, mesh_shape, num_microbatches)
+    mixture = Mixture(
+        hparams, train, variable_dtype, layout, mesh_shape, num_microbatches, routings
+    )
     hidden_dim = mtf.Dimension("expert_hidden", mixture.hparam("hidden_size"))
     for_attention = mixture.hparam("use_experts_attention")
     names = ["q_wo", "k_wo"] if for_attention else ["wo"]
@@ -320,7 +331,45 @@ def transformer_moe_layer_v1(
         ]
         return outputs if for_attention else outputs[0]
 
-    return dispatched(mixture, experts, inputs, nonpadding, token_embeddings)
+    y, loss = dispatched(mixture, experts, inputs, nonpadding, token_embeddings)
+    if mixture.hparam("shared_hidden_size"):
+        y += shared_output(mixture, inputs, output_dim, activation)
+    return y, loss
+
+
+def shared_output(
+    mixture: Mixture,
+    inputs: mtf.Tensor,
+    output_dim: mtf.Dimension,
+    activation: Union[Callable, str, list, None],
+) -> mtf.Tensor:
+    """Returns the output of the expert that all tokens go to.
+
+    Dai et al., "DeepSeekMoE" (2024), section 3.2; with a gate of its own, as in Qwen 2.
+
+    Args:
+      mixture: the Mixture; its hyperparameter `shared_gate` says whether there is a gate.
+      inputs: a Tensor with dimensions [..., d_model].
+      output_dim: a Dimension.
+      activation: as for `mtf.layers.dense_product`.
+    """
+    # The name of feed-forward layers without experts, so that layouts split both alike.
+    hidden_dim = mtf.Dimension("d_ff", mixture.hparam("shared_hidden_size"))
+    with tf.variable_scope("shared"):
+        h = expert_hidden(mixture, inputs, [], hidden_dim, activation)
+        y = expert_output(mixture, h, [], hidden_dim, output_dim)
+        if not mixture.hparam("shared_gate"):
+            return y
+        one = mtf.Dimension("shared_gate", 1)
+        gate = layers.dense(
+            inputs,
+            one,
+            reduced_dims=inputs.shape.dims[-1:],
+            use_bias=False,
+            variable_dtype=mixture.variable_dtype,
+            name="gate",
+        )
+    return y * mtf.sigmoid(mtf.reduce_sum(gate, reduced_dim=one))
 
 
 def call_moe(
@@ -376,7 +425,8 @@ def call_moe(
 class MoE1D(TransformerLayer):
     """A mixture of feed-forward experts; see `transformer_moe_layer_v1`.
 
-    Variables are `<gating>_gating/kernel`, `wi/kernel` and `wo/kernel`.
+    Variables are `<gating>_gating/kernel`, `wi/kernel` and `wo/kernel`; of a shared expert
+    `shared/wi/kernel`, `shared/wo/kernel` and `shared/gate/kernel`.
     """
 
     def __init__(
@@ -410,6 +460,11 @@ class MoE1D(TransformerLayer):
         use_second_place_expert_prob_temp: Optional[float] = None,
         top_n_num_experts_per_token: int = 3,
         balance_padding: bool = True,
+        *,
+        top_n_normalized: Optional[bool] = None,
+        shared_hidden_size: int = 0,
+        shared_gate: bool = False,
+        groups_in_rows: bool = False,
     ) -> None:
         """Creates the layer.
 
@@ -452,8 +507,21 @@ class MoE1D(TransformerLayer):
             padding too, so that it is smaller the more padding there is. It is so in the classic
             release, and so for its programs and files; set False in new models, for a mean over
             tokens.
+          top_n_normalized: whether "top_n" divides the gates of a token's experts by their sum; if
+            None, where there are several.
+          shared_hidden_size: an integer, the number of hidden units (`d_ff`) of an expert that all
+            tokens go to, whose output is added; 0 for none.
+          shared_gate: whether its output is multiplied by the sigmoid of a dense layer with one
+            output.
+          groups_in_rows: whether tokens of a group are of one row of the batch (in decoding, they
+            are not), so that groups are the same in each layout.
         """
-        # This comes first: a later local with the name of a hyperparameter would be taken for one.
+        if shared_hidden_size and use_experts_attention:
+            raise ValueError(
+                f"MoE1D: shared_hidden_size={shared_hidden_size} is for feed-forward experts, not "
+                "for use_experts_attention; leave one of them out"
+            )
+        # No local may come before: one with the name of a hyperparameter would be taken for it.
         self._hparams = hparams_of(locals())
         self._activation = activation
 
@@ -483,6 +551,7 @@ class MoE1D(TransformerLayer):
             x,
             activation=self._activation,
             token_embeddings=context.input_embeddings,
+            routings=getattr(context, "routings", None),  # a user's own context class may lack it
         )
 
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Optional, TypeGuard, Union
+from typing import Any, NamedTuple, Optional, TypeGuard, Union
+
+import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
 from mesh_tensorflow.layers._masks import MASKED_LOGIT
+from mesh_tensorflow.ops._microbatches import mean_over_microbatches
 from mesh_tensorflow.transformer.transformer._stack import joined_channels
 
 # What `set_default_moe_hparams` sets. All but the coefficient of the loss have to be
@@ -45,10 +48,14 @@ _LATER: dict[str, Any] = {
     "use_experts_attention": False,
     "z_loss": None,
     "balance_padding": True,
+    "groups_in_rows": False,
     "word_embed_mode": None,
     "use_second_place_expert_prob": None,
     "use_second_place_expert_prob_temp": None,
     "num_layers": 1,
+    "top_n_normalized": None,
+    "shared_hidden_size": 0,
+    "shared_gate": False,
     "heterogeneous_mask_info": None,
 }
 
@@ -99,6 +106,22 @@ def hparams_of(arguments: Mapping[str, Any], **others: object) -> HParams:
     return HParams(**{f"moe_{name}": value for name, value in chosen.items()})
 
 
+class Routing(NamedTuple):
+    """What a router has done with the tokens that are no padding, in float32.
+
+    Attributes:
+      chosen: a Tensor with the dimension of the experts, how many tokens chose each.
+      gates: one with the same dimension, the sum of the gates of each, before any is left out.
+      tokens: a scalar, how many tokens there are.
+      placed: a scalar, how many choices were followed; the others found an expert full.
+    """
+
+    chosen: mtf.Tensor
+    gates: mtf.Tensor
+    tokens: mtf.Tensor
+    placed: mtf.Tensor
+
+
 @dataclasses.dataclass(frozen=True)
 class Mixture:
     """What all parts of a mixture of experts take into account.
@@ -110,6 +133,7 @@ class Mixture:
       layout: a LayoutRules or None.
       mesh_shape: a Shape or None; no group of tokens is split over processors.
       num_microbatches: an integer that losses are divided by, or None.
+      routings: a list that a Routing is appended to, or None.
     """
 
     hparams: object
@@ -118,6 +142,7 @@ class Mixture:
     layout: Union[mtf.LayoutRules, str, None] = None
     mesh_shape: Union[mtf.Shape, str, None] = None
     num_microbatches: Optional[int] = None
+    routings: Optional[list[Routing]] = None
 
     def hparam(self, name: str) -> Any:
         """Returns `hparams.moe_<name>`, or its default if an earlier release had no such field.
@@ -199,6 +224,8 @@ class Router:
       token_embeddings: a Tensor of the shape of the inputs, or None.
       group_dim: a Dimension, the tokens of a group.
       logits: a Tensor with dimensions [..., group, experts], of `compute_logits`.
+      chosen: a Tensor with dimensions [..., experts], how many tokens of a group chose each expert;
+        None for gatings without an Assignment.
     """
 
     mixture: Mixture
@@ -211,6 +238,7 @@ class Router:
     token_embeddings: Optional[mtf.Tensor] = None
     group_dim: mtf.Dimension = dataclasses.field(init=False)
     logits: mtf.Tensor = dataclasses.field(init=False)
+    chosen: Optional[mtf.Tensor] = dataclasses.field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self.group_dim = self.inputs.shape.dims[-2]
@@ -328,7 +356,32 @@ class Router:
         if number > 1:
             # Losses of microbatches are summed, and this one is to count once for the batch.
             loss /= number
-        return mtf.cast(loss, self.inputs.dtype)
+        loss = mtf.cast(loss, self.inputs.dtype)
+        # Balance is that of the tokens which are computed together.
+        return loss if number > 1 else mean_over_microbatches(loss)
+
+    def routing(self, dispatch: mtf.Tensor) -> Optional[Routing]:
+        """Returns what the router has done; None for gatings in which experts choose.
+
+        Args:
+          dispatch: a Tensor with dimensions [..., group, experts, expert_capacity], 1 where a token
+            has a place and 0 elsewhere.
+        """
+        if self.chosen is None:
+            return None
+        shape, tokens = mtf.Shape([self.experts_dim]), self.in_any_place()
+        gates = mtf.softmax(self.logits, self.experts_dim)
+        if tokens is None:
+            number = self.logits.shape.size // self.experts_dim.size
+            count = mtf.constant(gates.mesh, float(number), mtf.Shape([]), tf.float32)
+        else:
+            gates, count = gates * tokens, mtf.reduce_sum(tokens)
+        return Routing(
+            mtf.reduce_sum(self.chosen, output_shape=shape),
+            mtf.reduce_sum(gates, output_shape=shape),
+            count,
+            mtf.reduce_sum(mtf.to_float(dispatch)),
+        )
 
     def _mean_over_tokens(self, x: mtf.Tensor) -> mtf.Tensor:
         tokens = self.in_first_place()
@@ -412,7 +465,7 @@ def switch_noise(mixture: Mixture, strict: bool, noises: Collection[str]) -> Opt
 class Assignment:
     """Assigns expert capacity to tokens in the order of their group.
 
-    Tokens beyond the capacity are dropped.
+    Tokens beyond the capacity are dropped. The router is told how many chose each expert.
 
     Attributes:
       combine: the gates of tokens at their places, a Tensor with dimensions [..., group, experts,
@@ -421,7 +474,7 @@ class Assignment:
 
     def __init__(self, router: Router) -> None:
         self._group_dim, self._capacity_dim = router.group_dim, router.capacity_dim
-        self._experts_dim = router.experts_dim
+        self._experts_dim, self._router = router.experts_dim, router
         self._taken: Optional[mtf.Tensor] = None
         self.combine: Any = None
 
@@ -458,6 +511,7 @@ class Assignment:
         # anyway.
         taken = mtf.reduce_sum(choices, reduced_dim=self._group_dim)
         self._taken = taken if self._taken is None else self._taken + taken
+        self._router.chosen = self._taken
         self.combine = combine if self.combine is None else self.combine + combine
         return mtf.reduce_sum(kept, reduced_dim=self._experts_dim)
 

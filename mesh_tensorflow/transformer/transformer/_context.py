@@ -195,6 +195,7 @@ class Context:
       num_microbatches: an integer, the number of microbatches; a call is for one of them.
       states_length: an integer, how many positions states have that are recorded in mode
         "first_part"; those of `length_dim` if None.
+      routings: a list that mixtures of experts append a `moe.Routing` to, or None.
       layer_index: an integer, the index of the layer being called.
       cache: a dictionary for values that layers compute once and share.
       input_embeddings: the embeddings of the ids, set by the model.
@@ -233,6 +234,7 @@ class Context:
     encoder_inputs: Optional[mtf.Tensor] = None
     num_microbatches: int = 1
     states_length: Optional[int] = None
+    routings: Optional[list] = None
     # Each step of decoding makes a Context, so that its first layer gets the first state again.
     next_constant_state: int = dataclasses.field(default=0, init=False)
     layer_index: int = dataclasses.field(default=0, init=False)

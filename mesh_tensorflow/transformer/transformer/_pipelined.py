@@ -393,7 +393,7 @@ def check_context(
 
 _PIPELINED_MODES = ("train", "eval", "score")
 # Lists of a Context that grow, or that belong to decoding.
-_OWN = ("constant_states", "layer_outputs", "losses", "new_states", "states")
+_OWN = ("constant_states", "layer_outputs", "losses", "new_states", "routings", "states")
 
 
 @gin.configurable(module="mesh_tensorflow.transformer.transformer")

@@ -498,7 +498,7 @@ class LayerStack(TransformerLayer):
         self._layers = list(layers)
         self.recompute_grads = recompute_grads
         self._recompute_budget = recompute_budget
-        self._sequence_parallel = sequence_parallel
+        self.sequence_parallel = sequence_parallel
         self.dropout_rate = dropout_rate
         self.norm_epsilon = norm_epsilon
         if dropout_rate is not None:
@@ -546,7 +546,7 @@ class LayerStack(TransformerLayer):
         return self._layers
 
     def _begin(self, context: Context, x: mtf.Tensor) -> mtf.Tensor:
-        if self._sequence_parallel:
+        if self.sequence_parallel:
             # First, so that the sublayers work on each processor's part of the stream.
             x = to_residual_length(x, context.length_dim.name)
         x = self._with_sublayers("sublayers_initial", context, x)
@@ -557,7 +557,7 @@ class LayerStack(TransformerLayer):
         x = self._with_sublayers("sublayers_final", context, x)
         # While the stream still has the name of its own, so that each processor masks its part.
         x = sublayer_mask_padding(x, self, context)
-        if self._sequence_parallel:
+        if self.sequence_parallel:
             x = to_length(x, context.length_dim.name)
         context.layer_outputs.append(x)
         return x
@@ -639,10 +639,11 @@ class _Shared:
     def __init__(self, context: Context) -> None:
         self._context = context
         # A user's context may have none of them.
-        self._losses = getattr(context, "losses", None)
+        lists = [getattr(context, name, None) for name in ("losses", "routings")]
+        self._lists = [values for values in lists if values is not None]
         self._cache = getattr(context, "cache", {})
         self._mixes = self._mixes_now()
-        self._num_losses = len(self._losses or [])
+        self._lengths = [len(values) for values in self._lists]
         # Copies and numbers, as layers change the lists and dictionaries of the Context in place.
         self._cached = dict(self._cache)
         self._known = set(context.mesh.graph.operations)
@@ -665,9 +666,9 @@ class _Shared:
             self._cache[key] = replaced(self._cache[key])
         if self._mixes_now() is not self._mixes:
             self._context.decoder_layers_per_module = replaced(self._mixes_now())
-        if self._losses is not None:
-            # In place, as the model reads the list that it has given to the Context.
-            self._losses[self._num_losses :] = replaced(self._losses[self._num_losses :])
+        for values, length in zip(self._lists, self._lengths):
+            # In place, as the model reads the lists that it has given to the Context.
+            values[length:] = replaced(values[length:])
 
     def _mixes_now(self) -> Optional[list[mtf.Tensor]]:
         """Returns what the first TransparentEncDecAttention makes for all of them."""
@@ -677,10 +678,10 @@ class _Shared:
         return [k for k, v in self._cache.items() if self._cached.get(k) is not v]
 
     def _values(self) -> list:
-        losses = (self._losses or [])[self._num_losses :]
+        added = [values[length:] for values, length in zip(self._lists, self._lengths)]
         cached = [self._cache[key] for key in self._new_keys()]
         mixes = self._mixes_now()
-        return tf.nest.flatten([losses, cached, [] if mixes is self._mixes else mixes])
+        return tf.nest.flatten([added, cached, [] if mixes is self._mixes else mixes])
 
     def _is_new(self, value: object) -> bool:
         # A Tensor from before the layer is none of its outputs, even where the layer puts it into

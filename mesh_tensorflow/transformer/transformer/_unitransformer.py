@@ -216,6 +216,8 @@ class Unitransformer:
         layer_outputs: Optional[list] = None,
         encoder_layer_outputs: Optional[list] = None,
         num_microbatches: int = 1,
+        *,
+        routings: Optional[list] = None,
     ) -> tuple[mtf.Tensor, Any]:
         """Returns the logits of all positions, and the loss.
 
@@ -239,6 +241,8 @@ class Unitransformer:
           layer_outputs: a list that the outputs of the layers are appended to.
           encoder_layer_outputs: a list of the outputs of the encoder's layers.
           num_microbatches: an integer, the number of microbatches; this call is for one of them.
+          routings: a list that each `MoE1D` appends a `moe.Routing` to, of what its router has
+            done; those of a pipeline do not.
 
         Returns:
           (logits, loss). The logits are a Tensor with dimensions [batch..., length, vocab], or
@@ -268,7 +272,7 @@ class Unitransformer:
             encoder_output=encoder_output, encoder_sequence_id=encoder_sequence_id,
             encoder_inputs=encoder_inputs, encoder_layer_outputs=encoder_layer_outputs,
             shared_params=shared_params, write_priority=priority, read_priority=priority,
-            inputs=inputs, num_microbatches=num_microbatches,
+            inputs=inputs, num_microbatches=num_microbatches, routings=routings,
         )  # fmt: skip
         logits = self._call_internal(context, inputs, targets)
         if losses is None:

@@ -95,12 +95,12 @@ class LocalSelfAttention(SelfAttention):
         """
         params = self.make_params(context)
         position = query_position(context)
-        q = self._turned(params.compute_q(x), position)
+        q = self._turned(context, params.compute_q(x), position)
         # With shared keys and values one entry, which is the first and also the last.
         if params.shared_kv:
             new = [params.compute_kv(x)]
         else:
-            new = [self._turned(params.compute_k(x), position), params.compute_v(x)]
+            new = [self._turned(context, params.compute_k(x), position), params.compute_v(x)]
         if context.mode == "incremental":
             o = self._attend_to_window(context, q, new)
         else:
@@ -539,7 +539,7 @@ class Synthesizer(SelfAttention):
         k, v = self._keys_and_values(context, x, params, memory_length)
         q = None
         if not self.no_query:
-            q = self._turned(params.compute_q(x), query_position(context))
+            q = self._turned(context, params.compute_q(x), query_position(context))
         bias = self.compute_bias(
             context, self._memory_position(context), x, params.query_heads_dims, q
         )

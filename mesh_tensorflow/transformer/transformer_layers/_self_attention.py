@@ -290,7 +290,7 @@ class SelfAttention(transformer.TransformerLayer):
         """
         params = self.make_params(context)
         # Queries come first: if experts compute them, they may make the keys at the same time.
-        q, seen = self._turned(params.compute_q(x), query_position(context)), context
+        q, seen = self._turned(context, params.compute_q(x), query_position(context)), context
         if self._by_heads(context):
             _dot_product.check_layout(type(self).__name__, context, params.query_heads_dims[0])
             seen = _dot_product.of_heads(context)
@@ -411,7 +411,8 @@ class SelfAttention(transformer.TransformerLayer):
             if not plain:
                 position = self.rename_length_to_memory_length(position, context)
             # Turned before they are kept: what decoding reads again has its position already.
-            states = [self._turned(params.compute_k(m), position), params.compute_v(m)]
+            keys = self._turned(context, params.compute_k(m), position)
+            states = [keys, params.compute_v(m)]
         if by_heads:
             states = [_dot_product.by_heads(s, context.length_dim.name) for s in states]
         # Prompts are prepended to keys and values in the order of their dimensions.
@@ -419,9 +420,13 @@ class SelfAttention(transformer.TransformerLayer):
         states = _parts.states_so_far(context, states, memory_length, keep)
         return states[0], states[-1]
 
-    def _turned(self, x: mtf.Tensor, position: mtf.Tensor) -> mtf.Tensor:
+    def _turned(self, context: Context, x: mtf.Tensor, position: mtf.Tensor) -> mtf.Tensor:
         """Returns queries or keys, turned by their positions if the layer has a `rotary`."""
-        return x if self.rotary is None else self.rotary(x, position, self.kv_dim)
+        if self.rotary is None:
+            return x
+        # Keys are kept turned, so that all steps of a decoding turn by the same frequencies.
+        length = getattr(context, "states_length", None) or context.length_dim.size
+        return self.rotary(x, position, self.kv_dim, length=length)
 
     def _by_heads(self, context: Context) -> bool:
         """Returns whether positions are exchanged for heads; decoding keeps states as they are."""

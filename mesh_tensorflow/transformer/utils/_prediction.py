@@ -290,6 +290,8 @@ def export_model(
     eval_with_score: bool = False,
     batch_size: int = 1,
     checkpoint_path: Optional[str] = None,
+    *,
+    any_batch: bool = False,
 ) -> bytes:
     """Writes a SavedModel with text inputs.
 
@@ -306,6 +308,8 @@ def export_model(
       eval_with_score: whether the model scores targets instead of decoding.
       batch_size: the largest number of texts in a call.
       checkpoint_path: a checkpoint; the latest if None.
+      any_batch: whether a call may have any number of texts, which are computed `batch_size` at a
+        time.
 
     Returns:
       The new directory, as bytes.
@@ -349,4 +353,9 @@ def export_model(
             )
         return mtf_estimator.export.ServingInputReceiver(features, texts)
 
-    return estimator.export_saved_model(export_dir, receiver_fn, checkpoint_path=checkpoint_path)
+    return estimator.export_saved_model(
+        export_dir,
+        receiver_fn,
+        checkpoint_path=checkpoint_path,
+        rows_at_a_time=batch_size if any_batch else None,
+    )

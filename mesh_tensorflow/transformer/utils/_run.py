@@ -88,6 +88,8 @@ def tpu_estimator_model_fn(
     weight_decay_checkpoint: Optional[str] = None,
     mesh_impl: Optional[str] = None,
     init_checkpoint_strict: bool = False,
+    init_checkpoint_resize: Union[str, Sequence[str]] = (),
+    init_checkpoint_shrink: bool = False,
 ) -> Callable[..., Any]:
     """Returns a model function for an estimator.
 
@@ -130,6 +132,9 @@ def tpu_estimator_model_fn(
         program that every processor runs, or "pjrt" for devices of JAX; "placement" if None.
       init_checkpoint_strict: whether `init_checkpoint` has to have exactly the weights of the
         model; by default the names on one side only are logged.
+      init_checkpoint_resize: names of dimensions that may be larger in the model than there, such
+        as "vocab"; what is beyond the values there begins as the initializer says.
+      init_checkpoint_shrink: whether these dimensions may be smaller, too.
 
     Returns:
       A function of features, labels, mode and params that returns an EstimatorSpec; for a
@@ -414,10 +419,14 @@ def _train(train_model_fn: Callable[..., None], **arguments: Any) -> None:
 
 
 def _export(
-    model_dir: str, export_path: str, export_checkpoint_step: Optional[int], **arguments: Any
+    model_dir: str,
+    export_path: str,
+    export_checkpoint_step: Optional[int],
+    export_any_batch: bool,
+    **arguments: Any,
 ) -> list[bytes]:
     step = -1 if export_checkpoint_step is None else export_checkpoint_step
-    arguments["export_dir"] = export_path or model_dir
+    arguments.update(export_dir=export_path or model_dir, any_batch=export_any_batch)
     return [
         call_with_known(export_model, checkpoint_path=path, **arguments)
         for path in get_checkpoint_iterator(step, model_dir)
@@ -499,6 +508,7 @@ def run(
     checkpoint_input_pipeline: bool = False,
     eval_dir_suffix: Optional[str] = None,
     mesh_impl: Optional[str] = None,
+    export_any_batch: bool = False,
 ) -> Any:
     """Trains, evaluates, decodes, scores or exports, by mode; gin binds the arguments.
 
@@ -548,6 +558,7 @@ def run(
       checkpoint_input_pipeline: whether to save the state of the input pipeline with checkpoints.
       eval_dir_suffix: a suffix of the names of evaluation directories.
       mesh_impl: "placement", "simd" or "pjrt"; see `tpu_estimator_model_fn`.
+      export_any_batch: whether an exported model takes any number of texts, a batch at a time.
 
     Returns:
       What the mode returns: scores as `score_postprocess_fn` returns them, the directories of

@@ -442,6 +442,8 @@ class Settings:
     outer_batch_size: int
     init_variable_filter: str
     init_checkpoint_strict: bool
+    init_checkpoint_resize: Union[str, Sequence[str]]
+    init_checkpoint_shrink: bool
     model_info_file: Optional[str]
     tpu_summaries: bool
     hierarchical_tiling_spec: Optional[Sequence[Any]]

@@ -243,12 +243,16 @@ def flexible_ckpt_init_mapping(
     return mapped if return_mapping_fn else mapping.__contains__
 
 
-def _load_initial_checkpoint(settings: Settings) -> None:
+def _load_initial_checkpoint(settings: Settings, graph: mtf.Graph) -> None:
     """Initializes variables from the initial checkpoint, if it has them."""
     path = settings.init_checkpoint
     if not path:
         return
     path = checkpoint_files.find(path, "init_checkpoint")
+    resize = checkpoint.Resize.of(
+        "init_checkpoint", settings.init_checkpoint_resize, settings.init_checkpoint_shrink
+    )
+    shapes = {part.name: part.shape for v in graph.all_variables for part in v.parts}
     wanted = {
         init_checkpoint_variable_mapping(v.op.name): v
         for v in tf.global_variables()
@@ -263,10 +267,17 @@ def _load_initial_checkpoint(settings: Settings) -> None:
         [there for there, v in wanted.items() if v.op.name in trainable],
         settings.init_checkpoint_strict,
         "choose variables by should_load_variable.filter_fn, or "
-        "tpu_estimator_model_fn.init_variable_filter, and name them by "
-        "init_checkpoint_variable_mapping.mapping_fn",
+        "tpu_estimator_model_fn.init_variable_filter, name them by "
+        "init_checkpoint_variable_mapping.mapping_fn, and dimensions that may have other sizes by "
+        "tpu_estimator_model_fn.init_checkpoint_resize and init_checkpoint_shrink",
+        resize=resize,
+        dims={
+            there: shapes[v.op.name].dimension_names
+            for there, v in wanted.items()
+            if v.op.name in shapes
+        },
     )
-    checkpoint.init_from_checkpoint(path, found)
+    checkpoint.init_from_checkpoint(path, found, resize=resize is not None)
 
 
 # -- hooks
@@ -378,7 +389,7 @@ def training_spec(settings: Settings, features: Mapping[str, tf.Tensor]) -> Any:
         # First, so that the initial checkpoint counts where both would set a variable.
         if hasattr(settings.transformer_model, "initialize"):
             settings.transformer_model.initialize()
-        _load_initial_checkpoint(settings)
+        _load_initial_checkpoint(settings, results.lowering.graph)
         hooks = [
             # The saver saves at once, from slices, which have to be copies of the masters.
             mtf.MtfRestoreHook(results.lowering),

@@ -53,7 +53,7 @@ class FromEncoder(transformer.TransformerLayer):
         return x + summed
 
 
-def stack(layers):
+def stack(layers, **kwargs):
     for number, layer in enumerate(layers):
         layer.set_name(f"layer_{number:03d}")
     return transformer.LayerStack(
@@ -65,6 +65,7 @@ def stack(layers):
             transformer.sublayer_residual,
         ],
         sublayers_final=[transformer.sublayer_rms_norm],
+        **kwargs,
     )
 
 

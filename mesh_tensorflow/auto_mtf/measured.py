@@ -1,0 +1,242 @@
+"""Layouts that are run: the best of those that the cost model finds, by the time of real steps.
+
+A cost model ranks layouts without running anything, but knows a machine only by a few rates. So the
+fastest few of its ranking are built and timed, as autotuners do (Zheng et al., "Ansor", OSDI 2020):
+the model prunes, and the machine decides.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import io
+import json
+import os
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple, Optional, Union
+
+import tensorflow.compat.v1 as tf
+
+from mesh_tensorflow._core.errors import text_table
+from mesh_tensorflow._core.graph import Graph
+from mesh_tensorflow._core.layout import StoredLayout
+from mesh_tensorflow._core.shape import Shape
+from mesh_tensorflow._progress import Progress
+from mesh_tensorflow._units import ms_text
+from mesh_tensorflow.auto_mtf._units import signature
+from mesh_tensorflow.auto_mtf.explanation import distinct
+from mesh_tensorflow.auto_mtf.hardware import Hardware
+from mesh_tensorflow.auto_mtf.step_time import StepEstimator
+
+__all__ = ["Auto", "Choice", "Tried", "choose"]
+
+_STEPS = 20  # at most, of each layout
+_FEWEST = 3
+# A function of a layout that opens what runs its steps, one in each call.
+Runner = Callable[[str], contextlib.AbstractContextManager[Callable[[], Any]]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Auto:
+    """Asks for the layout whose steps are the fastest where they run.
+
+    `mtf.train.fit(layout=mtf.auto_mtf.Auto(seconds=30), ...)`; `layout="auto"` is `Auto()`.
+
+    >>> mtf.auto_mtf.Auto(seconds=30).candidates
+    3
+
+    Attributes:
+      seconds: how long layouts are tried; the one that is being tried then is the last.
+      candidates: how many layouts are tried, the best by the cost model; the one without splits is
+        tried, too.
+      memory_limit_bytes: the memory that a step may use on one processor by the cost model; None
+        for no limit.
+      hardware: what the cost model is of, see `auto_mtf.layout`; None for the devices, as far as
+        they are known.
+      cache: a JSON file that choices are kept in, and taken from by later runs of the same program
+        on the same machine. None for layouts.json in ~/.cache/mesh_tensorflow; "" for none.
+    """
+
+    seconds: float = 60.0
+    candidates: int = 3
+    memory_limit_bytes: Optional[float] = None
+    hardware: Union[str, Hardware, None] = None
+    cache: Optional[str] = None
+
+    def __post_init__(self) -> None:
+        if not (self.seconds > 0 and self.candidates >= 1):
+            raise ValueError(f"{self}: seconds must be more than 0, and candidates 1 or more")
+
+    @property
+    def cache_path(self) -> str:
+        """The path of the cache; "" for none."""
+        if self.cache is not None:
+            return os.path.expanduser(self.cache)
+        root = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+        return os.path.join(root, "mesh_tensorflow", "layouts.json")
+
+
+class Tried(NamedTuple):
+    """A layout that was looked at.
+
+    Attributes:
+      layout: as a string.
+      predicted: the seconds of a step by the cost model.
+      measured: the median of those of steps; None if it was not run to the end.
+      why: why it was not.
+    """
+
+    layout: str
+    predicted: float
+    measured: Optional[float]
+    why: str = ""
+
+
+class Choice(NamedTuple):
+    """The layout that is the fastest.
+
+    Attributes:
+      layout: as a string, such as "batch:rows;d_ff:cols".
+      tried: all that were looked at, the fastest first.
+      known: whether they are of an earlier run.
+    """
+
+    layout: str
+    tried: list[Tried]
+    known: bool = False
+
+    def __str__(self) -> str:
+        head = ["layout", "predicted ms", "measured ms"]
+        rows = [
+            [
+                one.layout or "no splits",
+                ms_text(one.predicted),
+                one.why if one.measured is None else ms_text(one.measured),
+            ]
+            for one in self.tried
+        ]
+        number = sum(one.measured is not None for one in self.tried)
+        earlier = ", in an earlier run" if self.known else ""
+        title = (
+            f"layout {self.layout or 'no splits'}: the fastest of {number} that were tried{earlier}"
+        )
+        return "\n".join([title, *(f"  {line}" for line in text_table([head, *rows]))])
+
+
+def choose(
+    graph: Graph,
+    mesh_shape: Shape,
+    auto: Auto,
+    hardware: Hardware,
+    stored_layout: Optional[StoredLayout],
+    where: str,
+    run: Runner,
+    show: bool = False,
+) -> Choice:
+    """Returns the layout whose steps are the fastest, of those that the cost model prefers.
+
+    Args:
+      graph: the Graph of a whole step.
+      mesh_shape: the Shape of the mesh.
+      auto: an Auto.
+      hardware: the Hardware of the cost model.
+      stored_layout: how variables are stored; None if as they are computed with.
+      where: what else the times depend on, such as the kind of devices.
+      run: a function of a layout that opens what runs its steps. A tf.errors.ResourceExhaustedError
+        in it says that the layout needs too much memory.
+      show: whether there is a progress line.
+
+    Raises:
+      MemoryLimitError: no layout fits in the limit.
+      tf.errors.ResourceExhaustedError: no layout could be run.
+    """
+    key = _key_of(graph, mesh_shape, auto, stored_layout, where)
+    known = _read(auto.cache_path).get(key)
+    if known is not None:
+        return Choice(known["layout"], [Tried(*one) for one in known["tried"]], True)
+    estimator = StepEstimator(graph, mesh_shape, (), hardware, stored_layout)
+    estimates = distinct(estimator, auto.candidates, auto.memory_limit_bytes)
+    whole, limit = estimator.estimate(""), auto.memory_limit_bytes
+    # What is not split is often the fastest on few cores, and a layout that all others must beat.
+    if not any(e.layout == whole.layout for e in estimates) and (
+        limit is None or whole.peak_bytes <= limit
+    ):
+        estimates.append(whole)
+    begin, tried = time.monotonic(), list[Tried]()
+    error: Optional[tf.errors.ResourceExhaustedError] = None
+    stream = None if show else io.StringIO()
+    with Progress(len(estimates), "try layouts", "layout", stream=stream, leave=False) as progress:
+        for number, estimate in enumerate(estimates):
+            left = begin + auto.seconds - time.monotonic()
+            measured, why = None, f"not tried within {auto.seconds:g} s"
+            # The first is always tried: without any, there would be no choice.
+            if left > 0 or not any(one.measured for one in tried):
+                try:
+                    measured = _seconds_of(run, estimate.text, left / (len(estimates) - number))
+                except tf.errors.ResourceExhaustedError as e:
+                    error, why = e, "out of memory"
+            tried.append(Tried(estimate.text, estimate.seconds.total, measured, why))
+            progress.update()
+    ranked = sorted(tried, key=lambda one: (one.measured is None, one.measured, one.predicted))
+    if ranked[0].measured is None:
+        assert error is not None
+        raise error
+    choice = Choice(ranked[0].layout, ranked)
+    if auto.cache_path:
+        _keep(auto.cache_path, key, choice)
+    return choice
+
+
+def _seconds_of(run: Runner, layout: str, budget: float) -> float:
+    """Returns the median time of steps under a layout."""
+    begin = time.monotonic()
+    with run(layout) as step:
+        step()  # in which programs are compiled, and memory is found
+        times: list[float] = []
+        while len(times) < _STEPS:
+            if len(times) >= _FEWEST and time.monotonic() > begin + budget:
+                break
+            start = time.perf_counter()
+            step()
+            times.append(time.perf_counter() - start)
+    return statistics.median(times)
+
+
+def _key_of(
+    graph: Graph, mesh_shape: Shape, auto: Auto, stored: Optional[StoredLayout], where: str
+) -> str:
+    """Returns what tells programs and machines apart; names of operations do not count."""
+    of_auto = auto.candidates, auto.memory_limit_bytes, repr(auto.hardware)
+    parts = [
+        *(repr(signature(op)) for op in graph.operations),
+        *map(repr, (list(mesh_shape), of_auto, str(stored), where)),
+        tf.__version__,
+        f"{os.uname().nodename} {os.cpu_count()}",
+    ]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def _read(path: str) -> dict[str, Any]:
+    """Returns what a cache holds; nothing if there is none, or if it is damaged."""
+    try:
+        with open(path, encoding="utf-8") as f:
+            content = json.load(f)
+    except (OSError, ValueError):  # a cache is written anew, whatever has become of it
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _keep(path: str, key: str, choice: Choice) -> None:
+    """Adds a choice to a cache, as a whole file: other programs may read it."""
+    content = {**_read(path), key: {"layout": choice.layout, "tried": choice.tried}}
+    try:
+        os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+        written = f"{path}.{os.getpid()}"
+        with open(written, "w", encoding="utf-8") as f:
+            json.dump(content, f, indent=1)
+        os.replace(written, path)
+    except OSError as e:
+        tf.logging.warning("The choice of a layout is not kept: %s", e)
