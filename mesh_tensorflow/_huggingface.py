@@ -59,7 +59,9 @@ def read_json(file: str) -> dict[str, Any]:
 def _missing(path: str) -> str:
     """Returns the error for a folder without safetensors files."""
     if not os.path.isdir(path):
-        return f"there is no folder {path!r}. Models are read from this machine: bring one here first"
+        return (
+            f"there is no folder {path!r}. Models are read from this machine: bring one here first"
+        )
     there = [name for name in _OF_PYTORCH if os.path.isfile(os.path.join(path, name))]
     if not there:
         return (
@@ -68,8 +70,8 @@ def _missing(path: str) -> str:
         )
     # Such a file is a program, which may do anything where it is read.
     return (
-        f"no model.safetensors in {path!r}, but {there[0]}, a pickle that is not opened here, as it "
-        "could run any code. If you trust it, convert it where PyTorch and transformers are "
+        f"no model.safetensors in {path!r}, but {there[0]}, a pickle that is not opened here, as "
+        "it could run any code. If you trust it, convert it where PyTorch and transformers are "
         'installed: python -c "import transformers as t; p = '
         f"{path!r}; t.AutoModelForCausalLM.from_pretrained(p, dtype='auto').save_pretrained(p, "
         'safe_serialization=True)"'

@@ -21,6 +21,7 @@ PLACES = {
     "fully_sharded": {"mesh_shape": "x:2,y:2", "layout": "batch:x", "zero": 3, "zero_axis": "x+y"},
     "sequence": {"mesh_shape": "x:2", "layout": "length:x"},
     "simd": {"mesh_shape": "x:2", "layout": "batch:x,lora:x", "simd": True, "zero": 3},
+    "model_on_pjrt": {"mesh_shape": "x:2", "layout": "batch:x", "mesh_impl": "pjrt"},
     "pjrt": {"mesh_shape": "x:2,y:2", "layout": "batch:x,lora:y", "mesh_impl": "pjrt"},
 }
 
@@ -50,12 +51,12 @@ def cells():
 @pytest.mark.parametrize("name, place", cells())
 def test_adapters_in_each_layout(name, place, request):
     """The same losses and the same merged weights, of which those with adapters have changed."""
-    if place == "pjrt":
+    if "pjrt" in place:
         request.getfixturevalue("eight_devices")
     options = dict(PLACES[place])
     if name == "mixtral":
         options["layout"] = options["layout"].replace("d_ff:y", "experts:y")
-    where = {} if "mesh_impl" in options or "simd" in options else options
+    where = {} if place in ("pjrt", "simd") else options
     models = model_of(name), model_of(name, **where)
     results = [
         tuned(model, lora="all:2", log_every=1, seed=1, **further)
