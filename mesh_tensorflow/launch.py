@@ -26,7 +26,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import NamedTuple, Optional
 
@@ -265,6 +265,25 @@ def run(command: Sequence[str], options: Options) -> int:
     return 1
 
 
+def _check(given: argparse.Namespace, error: Callable[[str], object]) -> None:
+    """Calls a function with what is wrong with a command line."""
+    if given.processes < 1:
+        error(f"--processes must be at least 1, got {given.processes}")
+    if given.restarts < 0:
+        error(f"--restarts must be at least 0, got {given.restarts}")
+    if given.min_processes is not None and not 1 <= given.min_processes <= given.processes:
+        error(
+            f"--min_processes must be 1 to {given.processes}, the number of processes, got "
+            f"{given.min_processes}"
+        )
+    if given.min_processes is not None and not given.restarts:
+        error("--min_processes has no effect without --restarts")
+    if not given.script and not given.module:
+        error("name a script, or a module by -m")
+    if given.script and not os.path.exists(given.script):
+        error(f"there is no script {given.script}")
+
+
 def _parsed(arguments: Optional[Sequence[str]]) -> tuple[list[str], Options]:
     """Returns the command of each process, and how they are run, as the command line says."""
     parser = argparse.ArgumentParser(
@@ -312,21 +331,7 @@ def _parsed(arguments: Optional[Sequence[str]]) -> tuple[list[str], Options]:
     parser.add_argument("script", nargs="?", help="a Python file")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's arguments")
     given = parser.parse_args(arguments)
-    if given.processes < 1:
-        parser.error(f"--processes must be at least 1, got {given.processes}")
-    if given.restarts < 0:
-        parser.error(f"--restarts must be at least 0, got {given.restarts}")
-    if given.min_processes is not None and not 1 <= given.min_processes <= given.processes:
-        parser.error(
-            f"--min_processes must be 1 to {given.processes}, the number of processes, got "
-            f"{given.min_processes}"
-        )
-    if given.min_processes is not None and not given.restarts:
-        parser.error("--min_processes has no effect without --restarts")
-    if not given.script and not given.module:
-        parser.error("name a script, or a module by -m")
-    if given.script and not os.path.exists(given.script):
-        parser.error(f"there is no script {given.script}")
+    _check(given, parser.error)
     named = [given.script, *given.arguments] if given.script else ["-m", *given.module]
     options = Options(**{name: getattr(given, name) for name in Options._fields})
     return [sys.executable, *named], options

@@ -1,5 +1,6 @@
 """The launcher starts processes again when one is lost, and passes on what asks it to end."""
 
+import json
 import os
 import re
 import signal
@@ -168,6 +169,7 @@ def test_a_training_goes_on_with_fewer_processes(tmp_path):
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stderr.count("process 1 (worker 0, 127.0.0.1:") == 2
     assert "Starting 1 process in place of 2: restart 2 of 2." in done.stderr
+    assert json.loads((tmp_path / "model" / "best.json").read_text())["min loss"][-1][0] == 12
     losses = restarted.losses(tmp_path)
     expected = linear.fit(restarted.STEPS).losses
     assert losses == pytest.approx(expected, rel=1e-4) and len(losses) == restarted.STEPS

@@ -178,7 +178,8 @@ def there(directory):
     return [int(name.rpartition("-")[2]) for name in found]
 
 
-@pytest.mark.parametrize("in_background", [False, True])
+@pytest.mark.slow_but(1)
+@pytest.mark.parametrize("in_background", [True, False])
 def test_the_best_checkpoint_stays(in_background, tmp_path):
     arguments = {"save_every": 2, "save_in_background": in_background}
     result = fall(4, tmp_path, **arguments)
@@ -195,6 +196,7 @@ def test_the_best_checkpoint_stays(in_background, tmp_path):
     assert not shown.any()
 
 
+@pytest.mark.slow
 def test_which_values_are_better(tmp_path):
     assert fall(3, tmp_path / "max", keep_best="weight:max").best.endswith("model.ckpt-1")
     assert fall(3, tmp_path / "min", keep_best="weight:min").best.endswith("model.ckpt-3")

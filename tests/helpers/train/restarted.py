@@ -31,7 +31,7 @@ def _batches(directory, index):
 def losses(directory):
     """Returns the loss of each step, as the runs together have logged them."""
     lines = (pathlib.Path(directory) / "model" / "log.jsonl").read_text().splitlines()
-    return [json.loads(line)["loss"] for line in lines]
+    return [record["loss"] for line in lines if "loss" in (record := json.loads(line))]
 
 
 def main(directory):
@@ -46,6 +46,9 @@ def main(directory):
         simd=True,
         save_every=2,
         save_in_background=True,
+        eval_data=linear.DATA,
+        eval_every=3,
+        keep_best="loss",
         callbacks=[mtf.train.JsonLinesLog()],
     )
 
