@@ -17,6 +17,7 @@ PROGRAMS = {
     "bert.run_squad": ("", "fine-tunes BERT to answer questions about texts"),
     "experimental.model_executor": ("", "trains and evaluates a U-Net of scans"),
     "experimental.offline_data_aug": ("", "augments scans once, before training"),
+    "finetune": ("mtf-finetune", "fine-tunes a language model on texts, split over a mesh"),
     "generate": ("mtf-generate", "continues texts by a language model, split over a mesh"),
     "launch": ("mtf-launch", "starts several processes of a script on this machine"),
     "report": ("mtf-report", "writes a report of a transformer on a mesh, which is not trained"),

@@ -15,6 +15,7 @@ from typing import Any, Optional
 
 from mesh_tensorflow import models
 from mesh_tensorflow._programs import run_with_parser
+from mesh_tensorflow.models import _flags
 
 __all__ = ["main"]
 
@@ -41,7 +42,7 @@ def _options(arguments: Optional[Sequence[str]]) -> argparse.Namespace:
         prog="python -m mesh_tensorflow.generate",
         description="Continues texts by a language model of a Hugging Face folder or GGUF file.",
     )
-    parser.add_argument("--model", required=True, help="the folder, or the .gguf file")
+    _flags.add_to(parser)
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--prompt", help="a text to continue")
     what.add_argument("--chat", action="store_true", help="answer what is typed, line by line")
@@ -50,13 +51,6 @@ def _options(arguments: Optional[Sequence[str]]) -> argparse.Namespace:
     )
     parser.add_argument("--system", help="what the model is told before a conversation")
     parser.add_argument("--batch_size", type=int, default=8, help="lines of a file at once")
-    parser.add_argument("--mesh_shape", default="all:1", help='such as "rows:2,cols:4"')
-    parser.add_argument("--layout", default="", help='such as "batch:rows,d_ff:cols,vocab:cols"')
-    parser.add_argument("--zero", type=int, help="stage of ZeRO: 3 stores weights in parts")
-    parser.add_argument("--zero_axis", help="the mesh dimension of ZeRO")
-    parser.add_argument(
-        "--dtype", choices=("float32", "bfloat16"), default="float32", help="of the weights"
-    )
     parser.add_argument(
         "--stop", action="append", help="a text, or an id, that ends a text; may be repeated"
     )
@@ -133,19 +127,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
       0.
     """
     options = _options(arguments)
-    model = models.from_pretrained(
-        options.model,
-        mesh_shape=options.mesh_shape,
-        layout=options.layout,
-        zero=options.zero,
-        zero_axis=options.zero_axis,
-        dtype=options.dtype,
-    )
-    if not isinstance(model, models.LanguageModel):
-        raise ValueError(
-            f"{options.model} has an encoder, which continues no texts; it makes vectors of them: "
-            "mtf.models.from_pretrained(...).embed(texts)"
-        )
+    model = _flags.opened(options)
     asked = _arguments(options)
     if options.chat:
         _converse(model, options.system, asked)

@@ -47,7 +47,7 @@ ORDER = [
     ["train"],
     ["bert", "experimental", "testing", "report"],
     ["models"],
-    ["generate"],
+    ["finetune", "generate"],
     ["__main__"],
 ]
 CORE_ORDER = [

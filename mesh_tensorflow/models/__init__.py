@@ -18,12 +18,13 @@ from mesh_tensorflow._core.layout import LayoutLike
 from mesh_tensorflow._core.shape import ShapeLike, convert_to_shape
 from mesh_tensorflow._huggingface import Folder
 from mesh_tensorflow._mesh.variables.function import function
-from mesh_tensorflow.models import _bert, _gemma, _gpt, _llama, _tokenizer
+from mesh_tensorflow.models import _bert, _gemma, _gpt, _llama, _lora, _tokenizer
 from mesh_tensorflow.models._bert import Pooling, TextEncoder
 from mesh_tensorflow.models._decoder import Decoder, Experts
-from mesh_tensorflow.models._examples import Examples, rows_of
+from mesh_tensorflow.models._examples import Examples, questions_of, rows_of
 from mesh_tensorflow.models._experts import balance_loss, coefficient_of, figures_of
 from mesh_tensorflow.models._family import Config, Form
+from mesh_tensorflow.models._finetune import finetune
 from mesh_tensorflow.models._generation import (
     Generated,
     Generator,
@@ -51,6 +52,7 @@ __all__ = [
     "LanguageModel",
     "TextEncoder",
     "Tokenizer",
+    "finetune",
     "from_config",
     "from_pretrained",
     "register_family",
@@ -332,6 +334,28 @@ class LanguageModel(Pretrained):
         """
         coefficient = coefficient_of(self.config, balance)
         routings: Optional[list] = [] if coefficient or figures else None
+        losses, weights = self._losses(mesh, features, training, routings)
+        total = mtf.reduce_sum(losses * weights)
+        if isinstance(features, Mapping):
+            loss = total / mtf.maximum(mtf.reduce_sum(weights), 1e-6)
+        else:
+            length = losses.shape.dims[-1]
+            loss = divided_sum(total, losses.shape.size // length.size * (length.size - 1))
+        if coefficient and routings:
+            loss += coefficient * mtf.cast(balance_loss(routings), loss.dtype)
+        return {"loss": loss, **figures_of(routings)} if figures and routings else loss
+
+    def _losses(
+        self,
+        mesh: mtf.Mesh,
+        features: Union[mtf.Tensor, Mapping[str, mtf.Tensor]],
+        training: bool,
+        routings: Optional[list] = None,
+    ) -> tuple[mtf.Tensor, mtf.Tensor]:
+        """Returns the loss at each position of the id behind it, and the weight of each.
+
+        `routings` is a list that what the routers have done is appended to.
+        """
         ids, further = features, {}
         weights: Optional[mtf.Tensor] = None
         if isinstance(features, Mapping):
@@ -352,7 +376,7 @@ class LanguageModel(Pretrained):
         )
         if routings == []:
             raise ValueError(
-                f"loss: balance={balance} and figures={figures} are for models with experts, and "
+                "loss: balance and figures are for models with experts, and "
                 f"{self.config.get('model_type')!r} has none"
             )
         vocab = logits.shape.dims[-1]
@@ -360,17 +384,48 @@ class LanguageModel(Pretrained):
         losses = layers.softmax_cross_entropy_with_logits(logits, targets, vocab)
         if weights is not None:
             # As the targets: by where the id before each is. First ids of examples weigh nothing.
-            weights = mtf.cast(mtf.shift(weights, -1, length, wrap=False), losses.dtype)
-            total = mtf.reduce_sum(losses * weights)
-            loss = total / mtf.maximum(mtf.reduce_sum(weights), 1e-6)
-        else:
-            # The last position has no id behind it.
-            known = mtf.less(mtf.range(mesh, length, tf.int32), length.size - 1)
-            total = mtf.reduce_sum(losses * mtf.cast(known, losses.dtype))
-            loss = divided_sum(total, losses.shape.size // length.size * (length.size - 1))
-        if coefficient and routings:
-            loss += coefficient * mtf.cast(balance_loss(routings), loss.dtype)
-        return {"loss": loss, **figures_of(routings)} if figures and routings else loss
+            return losses, mtf.cast(mtf.shift(weights, -1, length, wrap=False), losses.dtype)
+        # The last position has no id behind it.
+        known = mtf.less(mtf.range(mesh, length, tf.int32), length.size - 1)
+        return losses, mtf.cast(known, losses.dtype)
+
+    def merge(self, adapters: Union[str, os.PathLike[str]]) -> None:
+        """Adds low-rank adapters to the weights, as of the package PEFT or of `finetune`.
+
+        Args:
+          adapters: a directory with adapter_config.json and adapter_model.safetensors.
+
+        Raises:
+          ValueError: a file is damaged, the adapters are of another kind, or not of this model.
+        """
+        lora, values = _lora.read(self._form, adapters)
+        self.assign(lora.merged(self.weights, values))
+
+    def exact_match(
+        self, examples: Examples, max_new_tokens: int = 64, batch_size: int = 8
+    ) -> float:
+        """Returns the share of prompts that the model continues, greedily, as an example does.
+
+        Args:
+          examples: a JSONL file, or dictionaries, of {"prompt": ..., "completion": ...}; of
+            {"messages": [...]} that end with what the assistant says; or of {"ids": [...],
+            "weights": [...]} whose weighted ids are at the end.
+          max_new_tokens: how many ids are added at most.
+          batch_size: how many prompts are continued at once.
+
+        Returns:
+          A number from 0 to 1. Texts are compared without spaces around them.
+
+        Raises:
+          ValueError: there are no examples, or one is of no such form.
+        """
+        pairs = questions_of(examples)
+        right = 0
+        for i in range(0, len(pairs), batch_size):
+            batch = pairs[i : i + batch_size]
+            made = self.generate([prompt for prompt, _ in batch], max_new_tokens)
+            right += sum(_same(found, answer) for found, (_, answer) in zip(made, batch))
+        return right / len(pairs)
 
     def examples(self, examples: Examples, length: int, pack: bool = True) -> dict[str, np.ndarray]:
         """Returns texts as rows of ids to train on.
@@ -396,6 +451,13 @@ class LanguageModel(Pretrained):
         """
         ends = ends_of(None, self.config.get("eos_token_id"), self.tokenizer).ids
         return rows_of(examples, self.tokenizer, ends[0] if ends else None, length, pack)
+
+
+def _same(found: Union[str, Sequence[int]], answer: Union[str, Sequence[int]]) -> bool:
+    """Returns whether a continuation is the answer; ids may have an end behind it."""
+    if isinstance(found, str) and isinstance(answer, str):
+        return found.strip() == answer.strip()
+    return list(found[: len(answer)]) == list(answer) and len(found) <= len(answer) + 1
 
 
 def _grouped(rows: Sequence[Any], size: int) -> list[list[Any]]:
@@ -458,7 +520,7 @@ def from_pretrained(
     weights = Weights(folder, form)
     if form.encodes:
         pooling = Pooling.of_folder(path)
-        return TextEncoder(folder.config, form, weights, impl, name, tokenizer, pooling)
+        return TextEncoder(folder.config, form, weights, impl, name, tokenizer, pooling=pooling)
     return LanguageModel(folder.config, form, weights, impl, name, tokenizer)
 
 

@@ -281,12 +281,10 @@ class TextEncoder(Pretrained):
       pooling: the Pooling of `embed`.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, pooling: Optional[Pooling] = None, **kwargs: Any) -> None:
         """Creates it; `from_pretrained` and `from_config` do so for users."""
-        names = ("config", "form", "weights", "mesh_impl", "dtype", "tokenizer", "pooling")
-        given = {**dict(zip(names, args)), **kwargs}
-        self.pooling: Pooling = given.pop("pooling", Pooling())
-        super().__init__(**given)
+        super().__init__(*args, **kwargs)
+        self.pooling = Pooling() if pooling is None else pooling
         if self._dtype != "float32":
             raise ValueError(f"encoders compute in float32; leave dtype={self._dtype!r} out")
         self.model = self._form.model(self._mesh_impl.layout_rules, self._mesh_impl.shape)

@@ -136,6 +136,43 @@ def _example_of(
     return _not_empty(where, _Example(prompt + completion, weights))
 
 
+def questions_of(examples: Examples) -> list[tuple[Any, Any]]:
+    """Returns prompts, each with what is to follow it: texts, conversations or ids.
+
+    Args:
+      examples: the path of a JSONL file, or dictionaries.
+
+    Raises:
+      ValueError: there are none, or one has no end that can be asked for.
+    """
+    pairs = [_question_of(where, example) for where, example in _read(examples)]
+    if not pairs:
+        raise ValueError(f"exact_match: {_name_of(examples)} has no examples")
+    return pairs
+
+
+def _question_of(where: str, example: Any) -> tuple[Any, Any]:
+    fields = set(example) if isinstance(example, Mapping) else set()
+    if fields == {"prompt", "completion"}:
+        return example["prompt"], example["completion"]
+    if fields == {"messages"}:
+        *before, last = example["messages"] or [{}]
+        if before and last.get("role") == "assistant":
+            return before, last["content"]
+    if fields == {"ids", "weights"}:
+        ids, weights = list(example["ids"]), list(example["weights"])
+        begin = len(ids)
+        while begin and weights[begin - 1]:
+            begin -= 1
+        if 0 < begin < len(ids):
+            return ids[:begin], ids[begin:]
+    raise ValueError(
+        f"exact_match: {where} has no prompt with an answer at its end; they are of "
+        '{"prompt": ..., "completion": ...}, of {"messages": [...]} that end with the assistant, '
+        'or of {"ids": [...], "weights": [...]}'
+    )
+
+
 def _not_empty(where: str, example: _Example) -> _Example:
     if not example.ids:
         raise ValueError(f"examples: {where} has no ids; leave it out")

@@ -121,6 +121,7 @@ def test_brute_force(program, mesh_shape, hw, joint):
         assert error.value.missing_bytes == 1
 
 
+@pytest.mark.slow
 def test_joined_mesh_dimensions(tf_graph):
     """They split as one mesh dimension does that has the processors of both."""
     program = models.language_model(**TINY, optimizer="adam")

@@ -44,6 +44,11 @@ PROGRAMS = {
         ["--process_no=0"],
         "--input_file_pattern, --output_folder must be given",
     ),
+    "finetune": (
+        "--save_adapters",
+        ["--model=m", "--train_file=a", "--steps=1"],
+        "give --output, a folder for the model, or --save_adapters",
+    ),
     "generate": (
         "--repetition_penalty",
         ["--model=m", "--prompt=a", "--batch_size=0"],

@@ -114,6 +114,7 @@ def along_a(x):
 KINDS = [{}, {"apart": True}, {"simd": True}, {"apart": True, "pairs": True}]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", range(len(KINDS)))
 def test_attention_of_seven_heads(kind):
     """Blocks are those of each processor's heads; a bias that all examples share sums over them."""
@@ -172,6 +173,7 @@ def test_a_reshape_moves_nothing_of_what_it_keeps(row, kind):
 LAYOUTS = ["a:x?", "a:x?,b:y?", "a:y+x?", "a:y?,b:x?,all:x?", "a:x?,k:y?,c:y?"]
 
 
+@pytest.mark.slow_but(1)
 @pytest.mark.parametrize("kind", range(len(KINDS)))
 def test_what_mixes_elements(kind):
     placings = [Placing("x:4,y:2", layout, **KINDS[kind]) for layout in LAYOUTS]

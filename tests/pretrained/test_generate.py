@@ -113,6 +113,7 @@ def test_what_is_drawn_has_that_distribution(number):
     assert freedom > 1 or arguments.get("top_p", 1) < 0.6
 
 
+@pytest.mark.slow
 def test_later_ids_are_drawn_from_their_own_distribution():
     """The second of two ids, after each first one; the penalty counts both prompt and first."""
     model, rows = a_model("qwen3"), 3000

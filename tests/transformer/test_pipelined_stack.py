@@ -213,7 +213,7 @@ def test_gin(bindings):
     layer_stack = model.encoder.layer_stack
     assert layer_stack.schedule == mtf.layers.PipelineSchedule(2, 2, 2)
     assert layer_stack._sublayers_per_layer == [transformer.sublayer_call_layer]
-    assert layer_stack._recompute_grads
+    assert layer_stack.recompute_grads
     assert type(model.decoder.layer_stack) is transformer.LayerStack
 
 

@@ -44,7 +44,7 @@ def call(tmp_path):
     return run
 
 
-@pytest.mark.slow("*-one-*", "bitransformer*", "delimited*")
+@pytest.mark.slow("*-one-*", "bitransformer*", "delimited*", "lm-simd-*")
 @pytest.mark.parametrize(
     ("model_type", "mesh", "further"),
     [

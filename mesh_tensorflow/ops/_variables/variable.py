@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Optional, TypeVar, Union
+from typing import Any, Optional, Protocol, TypeVar, Union
 
 import tensorflow.compat.v1 as tf
 
@@ -663,9 +663,15 @@ def get_variable(
         )
     # Before the look-up, where a second request for a variable is compared with the first one.
     dtype = dtype_in_force(dtype, trainable)
-    # While a pipeline is built, what one stage asks for stands for the variables of all of them.
+    full_name = full_variable_name(name)
+    adapters = _adapters.get()
+    # After the dtype is known: what is frozen computes in the precision of what is trained.
+    trainable = trainable and (adapters is None or adapters.trains(full_name))
+    value: Tensor
     if mesh.graph.stages is not None:
-        return mesh.graph.stages.variable(
+        # While a pipeline is built, what one stage asks for stands for the variables of all of
+        # them.
+        value = mesh.graph.stages.variable(
             name,
             convert_to_shape(shape),
             dtype,
@@ -673,9 +679,45 @@ def get_variable(
             trainable=trainable,
             **kwargs,
         )
-    full_name = full_variable_name(name)
-    known = mesh.graph.name_to_variable.get(full_name)
-    if known is not None:
+    elif full_name in mesh.graph.name_to_variable:
+        known = mesh.graph.name_to_variable[full_name]
         _check_known(known, convert_to_shape(shape), dtype)
-        return known.value
-    return Variable(mesh, name, shape, dtype, initializer, trainable, **kwargs).value
+        value = known.value
+    else:
+        value = Variable(mesh, name, shape, dtype, initializer, trainable, **kwargs).value
+    if adapters is None:
+        return value
+    # Variables of adapters have none themselves.
+    with within(_adapters, None):
+        return adapters.adapted(full_name, name, value, dtype)
+
+
+class Adapters(Protocol):
+    """What variables are used as, such as sums with products of small matrices."""
+
+    def trains(self, name: str) -> bool:
+        """Returns whether a variable is trained, by its full name."""
+
+    def adapted(self, full_name: str, name: str, value: Tensor, dtype: VariableDType) -> Tensor:
+        """Returns what is computed with in place of a variable.
+
+        Args:
+          full_name: the name of the variable.
+          name: the same, relative to the variable scope.
+          value: its value.
+          dtype: its VariableDType.
+        """
+
+
+_adapters: contextvars.ContextVar[Optional[Adapters]] = contextvars.ContextVar(
+    "adapters", default=None
+)
+
+
+def adapting(adapters: Optional[Adapters]) -> contextlib.AbstractContextManager[None]:
+    """Returns a context in which what `get_variable` returns is adapted.
+
+    Args:
+      adapters: the Adapters; None for variables as they are.
+    """
+    return within(_adapters, adapters)

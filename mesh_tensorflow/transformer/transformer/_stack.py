@@ -447,6 +447,9 @@ class LayerStack(TransformerLayer):
     """A sequence of layers, with sublayers around each of them.
 
     A layer's variables are in the scope of its name and, within it, of its class name.
+
+    Attributes:
+      recompute_grads: whether activations inside a layer are recomputed for its gradient.
     """
 
     def __init__(
@@ -493,7 +496,7 @@ class LayerStack(TransformerLayer):
                 "both be None, for sublayers_initial, sublayers_per_layer and sublayers_final"
             )
         self._layers = list(layers)
-        self._recompute_grads = recompute_grads
+        self.recompute_grads = recompute_grads
         self._recompute_budget = recompute_budget
         self._sequence_parallel = sequence_parallel
         self.dropout_rate = dropout_rate
@@ -586,7 +589,7 @@ class LayerStack(TransformerLayer):
         return y
 
     def _recomputes(self, context: Context) -> bool:
-        return self._recompute_grads and context.train
+        return self.recompute_grads and context.train
 
     def _budget_of(self, context: Context) -> Optional[mtf.RecomputeBudget]:
         if self._recompute_budget is None or not context.train:

@@ -1,0 +1,193 @@
+"""Fine-tuning of a language model on texts: rows of examples, `mtf.train.fit`, and adapters."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import math
+import os
+import re
+from typing import TYPE_CHECKING, Any, Optional, Union, cast
+
+import mesh_tensorflow.ops_with_redefined_builtins as mtf
+from mesh_tensorflow.models import _lora
+from mesh_tensorflow.models._examples import Examples, questions_of
+from mesh_tensorflow.models._experts import balance_loss, coefficient_of
+from mesh_tensorflow.models._family import Form
+from mesh_tensorflow.models._lora import Lora
+from mesh_tensorflow.ops._variables.variable import Adapters, VariableDType, adapting
+from mesh_tensorflow.optimize import AdamWOptimizer
+from mesh_tensorflow.train import Result, fit, metrics
+
+if TYPE_CHECKING:
+    from mesh_tensorflow.models import LanguageModel
+
+Path = Union[str, "os.PathLike[str]"]
+_RATE = 1e-4
+# Arguments of `fit` that say where it trains; without them, on the mesh of the model.
+_PLACES = {"mesh_shape", "layout", "devices", "simd", "mesh_impl", "zero", "zero_axis", "uneven"}
+
+
+def finetune(
+    model: LanguageModel,
+    examples: Examples,
+    steps: Optional[int] = None,
+    *,
+    epochs: Optional[float] = None,
+    length: int = 512,
+    batch_size: int = 8,
+    pack: bool = True,
+    eval_examples: Optional[Examples] = None,
+    exact_match: bool = False,
+    lora: Optional[Path] = None,
+    save_adapters: Optional[Path] = None,
+    freeze: Optional[str] = None,
+    recompute: bool = False,
+    learning_rate: Any = _RATE,
+    **options: Any,
+) -> Result:
+    """Trains a language model on examples, on its own mesh, and gives it what it has learned.
+
+    `finetune(model, "train.jsonl", epochs=3, lora="q,v:8")`, and then
+    `model.save_pretrained("tuned")`.
+
+    Args:
+      model: a LanguageModel.
+      examples: a JSONL file, or dictionaries; see `LanguageModel.examples`.
+      steps: the number of steps.
+      epochs: in place of it, how often all rows are seen.
+      length: the number of ids of a row.
+      batch_size: the number of rows of a batch.
+      pack: whether a row may have several examples, which do not see each other.
+      eval_examples: examples to evaluate, at the end and every `eval_every` steps; or None.
+      exact_match: whether the last record of `Result.evaluations` has `LanguageModel.exact_match`
+        of `eval_examples`.
+      lora: which kernels get low-rank adapters, and their rank, such as "q,v:8", "all:8" or, with
+        alpha, "q,v:8:16": only these are trained, and added to the kernels at the end. Or a
+        directory of adapters to go on with. None to train the weights themselves.
+      save_adapters: a directory to write adapters to, as the package PEFT has them; or None.
+      freeze: a regular expression of names of variables that are not trained, such as
+        "embedding|block_00[0-3]"; see `model.weights` for them.
+      recompute: whether the activations of layers are computed again for gradients, not stored.
+      learning_rate: a number, or a function of the step.
+      **options: further arguments of `mtf.train.fit`, such as `directory`, to save checkpoints and
+        go on from them, `optimizer` (AdamW by default), `precision`, `microbatches`, `eval_every`
+        and `callbacks`; and `zero`, `mesh_shape` and the like to train on another mesh.
+
+    Returns:
+      The Result of `fit`; its values are "loss", of each id that counts, and "perplexity".
+
+    Raises:
+      ValueError: there are no examples, or an argument does not fit the model or another one.
+    """
+    adapters, begin = _adapters_of(model._form, lora, freeze, options.get("seed", 0))
+    if save_adapters is not None:
+        if not isinstance(adapters, Lora):
+            raise ValueError("finetune: save_adapters is for adapters; give lora, such as 'q,v:8'")
+        adapters.check_saved(model._form)
+    if exact_match and eval_examples is None:
+        raise ValueError("finetune: exact_match is of eval_examples, which are not given")
+    if exact_match and eval_examples is not None:
+        questions_of(eval_examples)  # a mistake in them is found before the training
+    rows = model.examples(examples, length, pack)
+    eval_rows = None if eval_examples is None else model.examples(eval_examples, length, pack)
+    number = len(rows["ids"])
+    if (steps is None) == (epochs is None):
+        raise ValueError("finetune: give steps or epochs, one of them")
+    if epochs is not None:
+        steps = max(1, math.ceil(epochs * number / batch_size))
+    assert steps is not None
+
+    def model_fn(mesh: mtf.Mesh, features: Any, training: bool) -> dict[str, metrics.Metric]:
+        coefficient = coefficient_of(model.config, None)
+        routings: Optional[list] = [] if coefficient else None
+        stack = model.model.layer_stack
+        before, stack.recompute_grads = stack.recompute_grads, recompute
+        try:
+            with adapting(adapters):
+                losses, weights = model._losses(mesh, features, training, routings)
+        finally:
+            stack.recompute_grads = before
+        loss = metrics.mean(losses, weights)
+        if routings:  # as `model.loss` adds it
+            added = coefficient * balance_loss(routings) * loss.weight
+            loss = dataclasses.replace(loss, total=loss.total + added)
+        return {
+            "loss": loss,
+            "perplexity": metrics.perplexity(losses, weights),
+        }
+
+    defaults: dict[str, Any] = {"optimizer": AdamWOptimizer, "shuffle": True}
+    if not _PLACES & options.keys():
+        defaults["mesh_impl"] = model._mesh_impl
+    if model._dtype == "bfloat16":
+        defaults["precision"] = "mixed_bfloat16"
+    result = fit(
+        model_fn,
+        rows,
+        steps,
+        dims=dict.fromkeys(rows, f"batch:{batch_size},length:{length}"),
+        learning_rate=learning_rate,
+        eval_data=eval_rows,
+        init_checkpoint=collections.ChainMap(begin, cast(Any, model.weights))
+        if begin
+        else model.weights,
+        **{**defaults, **options},
+    )
+    if isinstance(adapters, Lora):
+        if save_adapters is not None:
+            adapters.save(model._form, result.variables, save_adapters)
+        model.assign(adapters.merged(model.weights, result.variables))
+    else:
+        model.assign(result.variables)
+    if exact_match and eval_examples is not None:
+        share = model.exact_match(eval_examples, batch_size=batch_size)
+        result.evaluations[-1]["exact_match"] = share
+    return result
+
+
+@dataclasses.dataclass(frozen=True)
+class _Frozen:
+    """All weights as they are, of which some are not trained.
+
+    Attributes:
+      pattern: a regular expression of their names.
+    """
+
+    pattern: str
+
+    def trains(self, name: str) -> bool:
+        """Returns whether a variable is trained."""
+        return not re.search(self.pattern, name)
+
+    def adapted(
+        self, full_name: str, name: str, value: mtf.Tensor, dtype: VariableDType
+    ) -> mtf.Tensor:
+        """Returns the variable as it is."""
+        return value
+
+
+def _adapters_of(
+    form: Form, lora: Optional[Path], freeze: Optional[str], seed: Optional[int]
+) -> tuple[Optional[Adapters], dict[str, Any]]:
+    """Returns what variables are trained as, and the first values of adapters."""
+    if lora is not None and freeze is not None:
+        raise ValueError(
+            "finetune: lora trains adapters alone, and freezes all weights; leave freeze out"
+        )
+    if lora is not None:
+        if _lora.is_folder(lora):
+            return _lora.read(form, lora)
+        made = Lora.of(os.fspath(lora), form)
+        return made, made.begin(form, seed)
+    if freeze is None:
+        return None, {}
+    names = [weight.ours for weight in form.weights]
+    frozen = [name for name in names if re.search(freeze, name)]
+    if not frozen or len(frozen) == len(names):
+        which = "all" if frozen else "none"
+        raise ValueError(
+            f"finetune: freeze={freeze!r} is found in {which} of the names of the weights, such as "
+            f"{names[0]} and {names[-1]}"
+        )
+    return _Frozen(freeze), {}

@@ -1,0 +1,48 @@
+"""Flags of the commands that open a language model: where it is, and how it is split."""
+
+from __future__ import annotations
+
+import argparse
+
+from mesh_tensorflow import models
+
+
+def add_to(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags.
+
+    Args:
+      parser: the parser of a command.
+    """
+    parser.add_argument("--model", required=True, help="the folder, or the .gguf file")
+    parser.add_argument("--mesh_shape", default="all:1", help='such as "rows:2,cols:4"')
+    parser.add_argument("--layout", default="", help='such as "batch:rows,d_ff:cols,vocab:cols"')
+    parser.add_argument("--zero", type=int, help="stage of ZeRO: 3 stores weights in parts")
+    parser.add_argument("--zero_axis", help="the mesh dimension of ZeRO")
+    parser.add_argument(
+        "--dtype", choices=("float32", "bfloat16"), default="float32", help="of the weights"
+    )
+
+
+def opened(options: argparse.Namespace) -> models.LanguageModel:
+    """Returns the model that flags name.
+
+    Args:
+      options: what the command line says.
+
+    Raises:
+      ValueError: there is none, or it is an encoder.
+    """
+    model = models.from_pretrained(
+        options.model,
+        mesh_shape=options.mesh_shape,
+        layout=options.layout,
+        zero=options.zero,
+        zero_axis=options.zero_axis,
+        dtype=options.dtype,
+    )
+    if not isinstance(model, models.LanguageModel):
+        raise ValueError(
+            f"{options.model} has an encoder, which continues no texts; it makes vectors of them: "
+            "mtf.models.from_pretrained(...).embed(texts)"
+        )
+    return model

@@ -1,0 +1,309 @@
+"""Low-rank adapters: W + s A B in place of a kernel W, where A and B share a small dimension.
+
+Hu et al., "LoRA: low-rank adaptation of large language models" (2021). Only A and B are trained;
+the dimension between them is `lora`, which layouts may split like others. Their product is added to
+the kernel when it is read, so that no layer knows of it, and any layout serves both.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Optional, Union
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+import mesh_tensorflow.ops_with_redefined_builtins as mtf
+from mesh_tensorflow._core.errors import is_whole
+from mesh_tensorflow._huggingface import Folder, read_json, safetensors_numpy
+from mesh_tensorflow.models._family import Form, Weight, few
+from mesh_tensorflow.ops._variables.variable import VariableDType
+
+_A, _B = "_lora_a", "_lora_b"
+_CONFIG, _TENSORS = "adapter_config.json", "adapter_model.safetensors"
+_PREFIX = "base_model.model."
+# Fields of PEFT's file that say, where they are set, that adapters are computed in another way.
+_OTHER_KINDS = ("use_dora", "use_rslora", "rank_pattern", "alpha_pattern", "modules_to_save")
+
+
+def _part_of(weight: Weight) -> str:
+    """Returns which part of a layer a kernel is, such as "q" or "wi_0"; "" for other weights."""
+    return weight.ours.removesuffix("/kernel").rpartition("/")[2] if _inputs(weight) else ""
+
+
+def _inputs(weight: Weight) -> list[str]:
+    """Returns the dimensions of a kernel's input; none for other weights, and for experts."""
+    axes, dims = weight.stored.split(), weight.dims.split()
+    if len(axes) != 2 or "{}" in weight.theirs or weight.ours.endswith("embedding"):
+        return []
+    # Kernels have their inputs first, which are one axis of the file, the first or the second.
+    return next(names for axis in axes if dims[: len(names := axis.split("*"))] == names)
+
+
+def _sizes(weight: Weight, form: Form) -> tuple[list[int], list[int]]:
+    """Returns the sizes of the dimensions of a kernel's input, and of the others."""
+    sizes = [form.sizes[d] for d in weight.dims.split()]
+    number = len(_inputs(weight))
+    return sizes[:number], sizes[number:]
+
+
+@dataclasses.dataclass(frozen=True)
+class Lora:
+    """Adapters of some of a model's kernels.
+
+    Attributes:
+      rank: the size of the dimension `lora`.
+      alpha: the products are multiplied by alpha / rank.
+      inputs: the dimensions of the input of each adapted kernel, by its variable's name.
+    """
+
+    rank: int
+    alpha: float
+    inputs: Mapping[str, Sequence[str]]
+
+    @classmethod
+    def of(cls, text: str, form: Form) -> Lora:
+        """Returns what "q,v:8" says: the parts, the rank, and perhaps alpha, as in "q,v:8:16".
+
+        Args:
+          text: a string; "all" names all parts. Alpha is twice the rank if it is not given.
+          form: the Form of the model.
+
+        Raises:
+          ValueError: it is no such text, or the model has no such part.
+        """
+        match = re.fullmatch(r"([\w,]+):([1-9]\d*)(?::(\d+(?:\.\d+)?))?", text.replace(" ", ""))
+        if match is None:
+            raise ValueError(
+                f"lora={text!r} is no list of parts with a rank, such as 'q,v:8', and perhaps "
+                "alpha, as in 'q,v:8:16'"
+            )
+        parts, rank = match[1].split(","), int(match[2])
+        known = {part for weight in form.weights if (part := _part_of(weight))}
+        if parts == ["all"]:
+            # The logits are not among the layers, and a large vocabulary would make theirs large.
+            parts = sorted(known - {"logits"})
+        unknown = [part for part in parts if part not in known]
+        if unknown:
+            raise ValueError(
+                f"lora={text!r}: the model has no {', '.join(unknown)}; it has "
+                f"{', '.join(sorted(known))}"
+            )
+        inputs = {w.ours: _inputs(w) for w in form.weights if _part_of(w) in parts}
+        return cls(rank, float(match[3] or 2 * rank), inputs)
+
+    @property
+    def scale(self) -> float:
+        """What products are multiplied by."""
+        return self.alpha / self.rank
+
+    # -- as `Adapters` of variables
+
+    def trains(self, name: str) -> bool:
+        """Returns False: nothing but adapters is trained."""
+        return False
+
+    def adapted(
+        self, full_name: str, name: str, value: mtf.Tensor, dtype: VariableDType
+    ) -> mtf.Tensor:
+        """Returns the kernel with its adapter, or another variable as it is."""
+        inputs = self.inputs.get(full_name)
+        if inputs is None:
+            return value
+        dims, rank = value.shape.dims, mtf.Dimension("lora", self.rank)
+        shapes = {
+            _A: mtf.Shape([*(d for d in dims if d.name in inputs), rank]),
+            _B: mtf.Shape([rank, *(d for d in dims if d.name not in inputs)]),
+        }
+        # What they begin with is given to `fit`, as the kernels are: see `begin`.
+        zeros = tf.zeros_initializer()
+        factors = [
+            mtf.get_variable(value.mesh, name + suffix, shape, dtype, initializer=zeros)
+            for suffix, shape in shapes.items()
+        ]
+        product = mtf.einsum(factors, output_shape=value.shape)
+        return value + mtf.cast(product * self.scale, value.dtype)
+
+    # -- of arrays
+
+    def begin(self, form: Form, seed: Optional[int]) -> dict[str, np.ndarray]:
+        """Returns what adapters begin with, by the names of variables.
+
+        Args:
+          form: the Form of the model.
+          seed: that of the random values; None for others in each run.
+        """
+        generator = np.random.default_rng(seed)
+        values: dict[str, np.ndarray] = {}
+        for weight in form.weights:
+            if weight.ours not in self.inputs:
+                continue
+            before, behind = _sizes(weight, form)
+            normal = generator.standard_normal([*before, self.rank], np.float32)
+            values[weight.ours + _A] = normal * np.float32(math.prod(before) ** -0.5)
+            # Zeros, so that training begins with the model as it is.
+            values[weight.ours + _B] = np.zeros([self.rank, *behind], np.float32)
+        return values
+
+    def check_saved(self, form: Form) -> None:
+        """Checks that PEFT can say these adapters.
+
+        Args:
+          form: the Form of the model.
+
+        Raises:
+          ValueError: some are of kernels that files have in one tensor with others.
+        """
+        shared = {w.theirs for w in form.weights if w.ours in self.inputs and "[" in w.stored}
+        if shared:
+            raise ValueError(
+                f"adapters of {min(shared)} cannot be written for PEFT: several kernels are one "
+                "tensor there, and would need one adapter. Leave save_adapters out; the model "
+                "itself is saved by save_pretrained"
+            )
+
+    def _fan_in_fan_out(self, form: Form) -> bool:
+        """Returns whether files have kernels as [inputs, outputs], as those of GPT-2."""
+        return any(
+            w.stored.split()[0] == "*".join(self.inputs[w.ours])
+            for w in form.weights
+            if w.ours in self.inputs
+        )
+
+    def _modules(self, form: Form) -> list[str]:
+        """Returns how names of the adapted modules end, and no others of the model do."""
+        adapted = {w.theirs for w in form.weights if w.ours in self.inputs}
+        others = [w.theirs for w in form.weights if w.ours not in self.inputs]
+
+        def end_of(name: str) -> str:
+            module = name.removesuffix(".weight")
+            short = module.rpartition(".")[2]
+            # GPT-2's c_proj is of attention and of feed-forward layers.
+            if any(other.endswith(f".{short}.weight") for other in others):
+                return re.sub(r"^.*\.\d+\.", "", module)
+            return short
+
+        return sorted({end_of(name) for name in adapted})
+
+    def merged(
+        self, weights: Mapping[str, np.ndarray], variables: Mapping[str, Any]
+    ) -> dict[str, np.ndarray]:
+        """Returns all weights of the model, with the adapters added to those that have some.
+
+        Args:
+          weights: arrays by the names of the model's variables.
+          variables: arrays by the names of variables, those of adapters among them.
+        """
+        merged = {name: np.asarray(weights[name]) for name in weights}
+        for name in self.inputs:
+            a, b = (np.asarray(variables[name + x], np.float32) for x in (_A, _B))
+            product = np.tensordot(a, b, 1) * self.scale
+            merged[name] = merged[name] + product.astype(merged[name].dtype)
+        return merged
+
+    def save(
+        self, form: Form, variables: Mapping[str, Any], path: Union[str, os.PathLike[str]]
+    ) -> None:
+        """Writes the adapters as the package PEFT has them.
+
+        Args:
+          form: the Form of the model.
+          variables: arrays by the names of variables, those of adapters among them.
+          path: a directory; created if it does not exist.
+        """
+        self.check_saved(form)
+        tensors: dict[str, np.ndarray] = {}
+        for weight in form.weights:
+            if weight.ours not in self.inputs:
+                continue
+            module = weight.theirs.removesuffix(".weight")
+            for name, suffix in (("lora_A", _A), ("lora_B", _B)):
+                value = np.asarray(variables[weight.ours + suffix], np.float32)
+                # [rank, inputs] and [outputs, rank] there.
+                flat = value.reshape([-1, self.rank] if name == "lora_A" else [self.rank, -1])
+                tensors[f"{_PREFIX}{module}.{name}.weight"] = np.ascontiguousarray(flat.T)
+        config = {
+            "peft_type": "LORA",
+            "task_type": "CAUSAL_LM",
+            "r": self.rank,
+            "lora_alpha": self.alpha,
+            "lora_dropout": 0.0,
+            "bias": "none",
+            "fan_in_fan_out": self._fan_in_fan_out(form),
+            "target_modules": self._modules(form),
+        }
+        os.makedirs(path, exist_ok=True)
+        with open(os.path.join(path, _CONFIG), "w", encoding="utf-8") as f:
+            json.dump(config, f, indent=2)
+        safetensors_numpy().save_file(tensors, os.path.join(path, _TENSORS))
+
+
+def is_folder(path: Union[str, os.PathLike[str]]) -> bool:
+    """Returns whether a directory has adapters.
+
+    Args:
+      path: any text or path.
+    """
+    return os.path.isfile(os.path.join(path, _CONFIG))
+
+
+def read(form: Form, path: Union[str, os.PathLike[str]]) -> tuple[Lora, dict[str, np.ndarray]]:
+    """Reads adapters that PEFT or `Lora.save` wrote.
+
+    Args:
+      form: the Form of the model.
+      path: a directory.
+
+    Returns:
+      (the Lora, arrays by the names of the adapters' variables).
+
+    Raises:
+      ValueError: a file is damaged, the adapters are of another kind, or not of this model.
+    """
+    path = os.fspath(path)
+    config = read_json(os.path.join(path, _CONFIG))
+    other = [name for name in _OTHER_KINDS if config.get(name)]
+    if config.get("peft_type") != "LORA" or other:
+        raise ValueError(
+            f"{path}: {_CONFIG} has {', '.join(other) or 'peft_type'}, and is of no plain LoRA, "
+            "which alone is known"
+        )
+    file = Folder(os.path.join(path, _TENSORS))
+    rank: Any = config.get("r")
+    if not is_whole(rank):
+        raise ValueError(f"{path}: {_CONFIG} has r={rank!r}, no positive integer")
+    by_module = {
+        w.theirs.removesuffix(".weight"): w
+        for w in form.weights
+        if _inputs(w) and "[" not in w.stored
+    }
+    inputs: dict[str, list[str]] = {}
+    values: dict[str, np.ndarray] = {}
+    for tensor in file:
+        module, _, kind = tensor.removesuffix(".weight").removeprefix(_PREFIX).rpartition(".")
+        weight = by_module.get(module)
+        if weight is None or kind not in ("lora_A", "lora_B"):
+            raise ValueError(
+                f"{path}: {tensor} has no place in the model; adapters are of "
+                f"{few(sorted(by_module))}"
+            )
+        before, behind = _sizes(weight, form)
+        inputs[weight.ours] = _inputs(weight)
+        value = file[tensor].astype(np.float32).T
+        shape = [*before, rank] if kind == "lora_A" else [rank, *behind]
+        flat = [math.prod(before), rank] if kind == "lora_A" else [rank, math.prod(behind)]
+        if list(value.shape) != flat:
+            raise ValueError(
+                f"{path}: {tensor} has the shape {list(value.T.shape)} instead of {flat[::-1]}, "
+                f"with the rank r={rank} of {_CONFIG}"
+            )
+        values[weight.ours + (_A if kind == "lora_A" else _B)] = value.reshape(shape)
+    lacking = [n + x for n in inputs for x in (_A, _B) if n + x not in values]
+    if lacking or not inputs:
+        raise ValueError(f"{path}: {_TENSORS} has not both parts of each adapter: {few(lacking)}")
+    return Lora(rank, float(config.get("lora_alpha") or rank), inputs), values

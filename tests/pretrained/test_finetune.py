@@ -1,0 +1,242 @@
+"""Fine-tuning: adapters, frozen weights, PEFT's files, and what a model has learned."""
+
+import functools
+import json
+import pathlib
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+import mesh_tensorflow as mtf
+
+FIXTURES = pathlib.Path(__file__).parent / "fixtures"
+EXAMPLES = [{"ids": [5, 6, 7, 8]}, {"ids": [9, 10, 11]}, {"ids": [12, 13, 14, 15, 16]}] * 4
+QUESTIONS = [
+    {"ids": [5, 6, 70, 71, 2], "weights": [0, 0, 1, 1, 1]},
+    {"ids": [15, 16, 80, 81, 2], "weights": [0, 0, 1, 1, 1]},
+]
+PLACES = {
+    "whole": {},
+    "tensor": {"mesh_shape": "x:2,y:2", "layout": "batch:x,vocab:y,d_ff:y,heads:y?"},
+    "fully_sharded": {"mesh_shape": "x:2,y:2", "layout": "batch:x", "zero": 3, "zero_axis": "x+y"},
+    "sequence": {"mesh_shape": "x:2", "layout": "length:x"},
+    "simd": {"mesh_shape": "x:2", "layout": "batch:x,lora:x", "simd": True, "zero": 3},
+    "pjrt": {"mesh_shape": "x:2,y:2", "layout": "batch:x,lora:y", "mesh_impl": "pjrt"},
+}
+
+
+def model_of(name="llama", **kwargs):
+    return mtf.models.from_pretrained(FIXTURES / name, **kwargs)
+
+
+def tuned(model, steps=3, **kwargs):
+    defaults = {"length": 8, "batch_size": 4, "progress": False, "learning_rate": 0.05}
+    return mtf.models.finetune(model, EXAMPLES, steps, **{**defaults, **kwargs})
+
+
+def adapters_of(result):
+    """Names of the adapters' variables, without those of optimizers."""
+    return [name for name in result.variables if name.endswith(("_lora_a", "_lora_b"))]
+
+
+def cells():
+    names = ["gemma2", "gpt2", "gpt_neox", "llama", "mixtral", "phi3"]
+    found = [(name, place) for place in PLACES for name in names]
+    return [(n, p) for n, p in found if p == "tensor" or n == "llama"]
+
+
+@pytest.mark.slips
+@pytest.mark.slow_but(1)
+@pytest.mark.parametrize("name, place", cells())
+def test_adapters_in_each_layout(name, place, request):
+    """The same losses and the same merged weights, of which those with adapters have changed."""
+    if place == "pjrt":
+        request.getfixturevalue("eight_devices")
+    options = dict(PLACES[place])
+    if name == "mixtral":
+        options["layout"] = options["layout"].replace("d_ff:y", "experts:y")
+    where = {} if "mesh_impl" in options or "simd" in options else options
+    models = model_of(name), model_of(name, **where)
+    results = [
+        tuned(model, lora="all:2", log_every=1, seed=1, **further)
+        for model, further in zip(models, ({}, {} if where else options))
+    ]
+    wanted, found = (result.losses for result in results)
+    np.testing.assert_allclose(found, wanted, rtol=1e-4)
+    assert wanted[-1] < wanted[0]
+    before = model_of(name).weights
+    kernels = {n.removesuffix("_lora_b") for n in adapters_of(results[0]) if n.endswith("b")}
+    assert len(kernels) >= 8
+    for key, value in models[1].weights.items():
+        other = models[0].weights[key]
+        assert np.array_equal(value, before[key]) == (key not in kernels)
+        # Adam's first steps are of size 1 wherever a gradient is not zero, however small.
+        assert np.mean(np.abs(value - other) > 1e-3) < 0.01, key
+
+
+def test_only_adapters_are_trained():
+    result = tuned(model_of(), lora="q, v:4")
+    trained = adapters_of(result)
+    assert len(trained) == 8  # two layers, q and v, A and B
+    a, b = (result.variables[f"transformer/block_000/layer_000/SelfAttention/q_lora_{x}"] for x in "ab")  # fmt: skip
+    assert a.shape == (24, 4) and b.shape == (4, 2, 2, 6)
+    kept = model_of().weights
+    assert all(np.array_equal(result.variables[n], kept[n]) for n in kept)
+
+
+def test_alpha_is_a_factor():
+    results = [tuned(model_of(), 1, lora=f"q:2:{alpha}", optimizer=mtf.optimize.SgdOptimizer(1.0),
+                     learning_rate=None) for alpha in (1, 3)]  # fmt: skip
+    name = "transformer/block_000/layer_000/SelfAttention/q_lora_b"
+    one, three = (result.variables[name] for result in results)
+    np.testing.assert_allclose(three, 3 * one, rtol=1e-4, atol=1e-7)
+
+
+def test_the_files_of_peft(tmp_path):
+    """PEFT's names and shapes; read again, and gone on with, they are the same adapters."""
+    model = model_of()
+    result = tuned(model, lora="q,o,wi_0:2", save_adapters=tmp_path)
+    config = json.loads((tmp_path / "adapter_config.json").read_text())
+    assert config["r"] == 2 and config["lora_alpha"] == 4 and config["peft_type"] == "LORA"
+    assert config["target_modules"] == ["gate_proj", "o_proj", "q_proj"]
+    tensors = safetensors.numpy.load_file(tmp_path / "adapter_model.safetensors")
+    prefix = "base_model.model.model.layers.1.self_attn.q_proj.lora_"
+    theirs = safetensors.numpy.load_file(FIXTURES / "llama" / "model.safetensors")
+    outputs, inputs = theirs["model.layers.1.self_attn.q_proj.weight"].shape
+    assert tensors[prefix + "A.weight"].shape == (2, inputs)
+    assert tensors[prefix + "B.weight"].shape == (outputs, 2)
+    model.save_pretrained(tmp_path / "whole")
+    merged = safetensors.numpy.load_file(tmp_path / "whole" / "model.safetensors")
+    for name in ("self_attn.q_proj", "self_attn.o_proj", "mlp.gate_proj"):
+        name = f"model.layers.0.{name}"
+        a, b = (tensors[f"base_model.model.{name}.lora_{x}.weight"] for x in "AB")
+        wanted = theirs[f"{name}.weight"] + 2.0 * b @ a
+        np.testing.assert_allclose(merged[f"{name}.weight"], wanted, atol=1e-5)
+    other = model_of(mesh_shape="x:2", layout="vocab:x")
+    other.merge(tmp_path)
+    for name, value in model.weights.items():
+        np.testing.assert_allclose(other.weights[name], value, atol=1e-6)
+    further = tuned(model_of(), 1, lora=tmp_path, learning_rate=0.0)
+    for name in adapters_of(result):
+        np.testing.assert_allclose(further.variables[name], result.variables[name], atol=1e-7)
+
+
+def test_gpt2s_modules_are_told_apart(tmp_path):
+    tuned(model_of("gpt2"), 1, lora="o:2", save_adapters=tmp_path)
+    config = json.loads((tmp_path / "adapter_config.json").read_text())
+    assert config["target_modules"] == ["attn.c_proj"] and config["fan_in_fan_out"]
+
+
+def test_frozen_weights():
+    model = model_of()
+    tuned(model, freeze="embedding|block_000")
+    before = model_of().weights
+    changed = {n for n in before if not np.array_equal(model.weights[n], before[n])}
+    assert changed and not any("embedding" in n or "block_000" in n for n in changed)
+    assert any("block_001" in n for n in changed)
+
+
+@pytest.mark.slow_but(1)
+@pytest.mark.parametrize("lora", ["all:2", None])
+def test_recomputed_and_in_microbatches(lora):
+    wanted = tuned(model_of(), lora=lora)
+    other = tuned(model_of(), lora=lora, recompute=True, microbatches=2)
+    np.testing.assert_allclose(other.losses, wanted.losses, rtol=1e-5)
+
+
+def test_going_on(tmp_path):
+    wanted = tuned(model_of(), 4, lora="q,v:2")
+    tuned(model_of(), 2, lora="q,v:2", directory=str(tmp_path))
+    result = tuned(model_of(), 4, lora="q,v:2", directory=str(tmp_path))
+    assert result.history[0]["step"] == 4  # two further ones
+    np.testing.assert_allclose(result.losses[-1], wanted.losses[-1], rtol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.slips
+def test_it_learns_what_it_is_asked():
+    model = model_of(mesh_shape="x:2", layout="vocab:x,d_ff:x")
+    assert model.exact_match(QUESTIONS) == 0.0
+    result = mtf.models.finetune(
+        model, QUESTIONS * 4, epochs=60, length=8, batch_size=4, lora="all:4", learning_rate=0.02,
+        eval_examples=QUESTIONS, exact_match=True, progress=False,
+    )  # fmt: skip
+    assert result.step == 120
+    [evaluation] = result.evaluations
+    assert evaluation["exact_match"] == 1.0
+    np.testing.assert_allclose(evaluation["perplexity"], np.exp(evaluation["loss"]), rtol=1e-5)
+    assert model.generate([[5, 6]], 3) == [[70, 71, 2]]
+
+
+@pytest.mark.parametrize(
+    "options, text",
+    [
+        ({"lora": "q,v"}, "lora='q,v' is no list of parts with a rank, such as 'q,v:8'"),
+        ({"lora": "q,up:8"}, "the model has no up; it has k, o, q, v, wi_0, wi_1, wo"),
+        ({"save_adapters": "x"}, "save_adapters is for adapters; give lora"),
+        ({"lora": "q:2", "freeze": "a"}, "leave freeze out"),
+        ({"freeze": "decoder"}, "freeze='decoder' is found in none of the names of the weights"),
+        ({"freeze": ""}, "freeze='' is found in all of the names"),
+        ({"epochs": 1}, "give steps or epochs, one of them"),
+        ({"exact_match": True}, "exact_match is of eval_examples, which are not given"),
+        (
+            {"exact_match": True, "eval_examples": EXAMPLES},
+            "example 0 of the list has no prompt with an answer at its end",
+        ),
+    ],
+)
+def test_mistakes(options, text):
+    with pytest.raises(ValueError, match=text):
+        tuned(model_of(), **options)
+
+
+def test_what_peft_cannot_say(tmp_path):
+    with pytest.raises(ValueError, match=r"c_attn.weight cannot be written for PEFT: several"):
+        tuned(model_of("gpt2"), lora="q,v:2", save_adapters=tmp_path)
+
+
+def test_damaged_adapters(tmp_path):
+    tuned(model_of(), 1, lora="q:2", save_adapters=tmp_path)
+    model = model_of()
+    config = json.loads((tmp_path / "adapter_config.json").read_text())
+
+    def refused(text, **fields):
+        (tmp_path / "adapter_config.json").write_text(json.dumps({**config, **fields}))
+        with pytest.raises(ValueError, match=text):
+            model.merge(tmp_path)
+
+    refused("has use_dora, and is of no plain LoRA", use_dora=True)
+    refused(r"lora_A.weight has the shape \[2, 24\] instead of \[3, 24\], with the rank r=3", r=3)
+    refused("adapter_config.json has r='2', no positive integer", r="2")
+    (tmp_path / "adapter_config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match="has no place in the model; adapters are of"):
+        model_of("gpt2").merge(tmp_path)
+    tensors = safetensors.numpy.load_file(tmp_path / "adapter_model.safetensors")
+    tensors.pop(next(name for name in tensors if "lora_B" in name))
+    safetensors.numpy.save_file(tensors, tmp_path / "adapter_model.safetensors")
+    refused("has not both parts of each adapter")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{"recompute": True}, {"microbatches": 2}], ids=str)
+def test_experts_are_balanced_if_the_model_says_so(options):
+    """As `model.loss` does: with `output_router_logits` of config.json."""
+    plain, balanced, fresh = (model_of("mixtral") for _ in range(3))
+    balanced.config |= {"output_router_logits": True, "router_aux_loss_coef": 0.5}
+    arguments = {"steps": 1, "batch_size": 12, "pack": False, "shuffle": False, **options}
+    without, added = (tuned(model, **arguments).losses[0] for model in (plain, balanced))
+    rows = fresh.examples(EXAMPLES, 8, pack=False)
+    halves = [slice(i, None, 2) for i in range(2)] if "microbatches" in options else [slice(None)]
+
+    def balance_of(half):
+        data = {n: a[half] for n, a in rows.items()}
+        result = mtf.train.fit(
+            functools.partial(fresh.loss, figures=True), data, steps=1, progress=False,
+            dims=dict.fromkeys(data, f"batch:{len(data['ids'])},length:8"), learning_rate=0.0,
+            optimizer=mtf.optimize.SgdOptimizer, init_checkpoint=fresh.weights,
+        )  # fmt: skip
+        return result.history[0]["balance_loss"]
+
+    balance = np.mean([balance_of(half) for half in halves])
+    np.testing.assert_allclose(added - without, 0.5 * balance, rtol=1e-4)
