@@ -356,7 +356,10 @@ class LanguageModel(Pretrained):
         training: bool,
         routings: Optional[list],
     ) -> tuple[mtf.Tensor, mtf.Tensor]:
-        """Returns the loss at each position of the id behind it, and the weight of each."""
+        """Returns the loss at each position of the id behind it, and the weight of each.
+
+        `routings` is a list that what the routers have done is appended to.
+        """
         ids, further = features, {}
         weights: Optional[mtf.Tensor] = None
         if isinstance(features, Mapping):

@@ -1,5 +1,6 @@
 """Fine-tuning: adapters, frozen weights, PEFT's files, and what a model has learned."""
 
+import functools
 import json
 import pathlib
 
@@ -235,3 +236,27 @@ def test_damaged_adapters(tmp_path):
     tensors.pop(next(name for name in tensors if "lora_B" in name))
     safetensors.numpy.save_file(tensors, tmp_path / "adapter_model.safetensors")
     refused("has not both parts of each adapter")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{"recompute": True}, {"microbatches": 2}], ids=str)
+def test_experts_are_balanced_if_the_model_says_so(options):
+    """As `model.loss` does: with `output_router_logits` of config.json."""
+    plain, balanced, fresh = (model_of("mixtral") for _ in range(3))
+    balanced.config |= {"output_router_logits": True, "router_aux_loss_coef": 0.5}
+    arguments = {"steps": 1, "batch_size": 12, "pack": False, "shuffle": False, **options}
+    without, added = (tuned(model, **arguments).losses[0] for model in (plain, balanced))
+    rows = fresh.examples(EXAMPLES, 8, pack=False)
+    halves = [slice(i, None, 2) for i in range(2)] if "microbatches" in options else [slice(None)]
+
+    def balance_of(half):
+        data = {n: a[half] for n, a in rows.items()}
+        result = mtf.train.fit(
+            functools.partial(fresh.loss, figures=True), data, steps=1, progress=False,
+            dims=dict.fromkeys(data, f"batch:{len(data['ids'])},length:8"), learning_rate=0.0,
+            optimizer=mtf.optimize.SgdOptimizer, init_checkpoint=fresh.weights,
+        )  # fmt: skip
+        return result.history[0]["balance_loss"]
+
+    balance = np.mean([balance_of(half) for half in halves])
+    np.testing.assert_allclose(added - without, 0.5 * balance, rtol=1e-4)
