@@ -188,12 +188,13 @@ def row_of_today(name: str, hardware: str, processors: int) -> str:
     batch = batches.get(processors, 2 * processors)
     start = f"| {name} | {processors} {hardware} | {batch} x {length} "
     small = name == "Llama 3 8B"
-    often = ((1, 4) if small else (1, 4, 16)) if batch <= 4 * processors else (16, 32)
+    large = name == "Llama 3 70B"
+    often = ((4, 16) if large else (1, 4)) if batch <= 4 * processors else (16, 32)
     try:
         plans = mtf.models.layouts.plan(
             config, processors, batch, length, hardware=hardware, microbatches=often, zero=[3],
             recompute=[False, True] if small else [True], joint="num_local_experts" in config,
-            sequence_parallel=[False, True] if name == "Llama 3 70B" else [False], within=1,
+            sequence_parallel=[large], within=1,
         )  # fmt: skip
     except mtf.auto_mtf.step_time.MemoryLimitError as e:
         first = str(e).splitlines()[0]

@@ -493,8 +493,9 @@ class ResidentMemory(LiveMemory):
         last: dict[Tensor, int] = {}
         for i, op in enumerate(loop.operations):
             last.update(dict.fromkeys(op.outputs + op.inputs, i))
-        # What the next iteration takes over, and what is summed up, lives to the end of this one.
-        last.update(dict.fromkeys([*loop.needed, *(x for _, x in loop.sums)], len(loop.operations)))
+        # What the next iteration takes over lives to the end of this one. What is summed up over
+        # iterations is added as soon as it is made.
+        last.update(dict.fromkeys(loop.needed, len(loop.operations)))
         live: dict[Tensor, Block] = {}
         moments = []
         for i, op in enumerate(loop.operations):

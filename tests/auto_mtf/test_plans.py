@@ -186,3 +186,23 @@ def test_what_cannot_be_built(tf_graph):
 def test_bad_arguments(tf_graph, arguments, message):
     with pytest.raises(ValueError, match="^[^~]*" + message.replace("(", "[(]")):
         mtf.auto_mtf.plan(built, **{"processors": 2, **arguments})
+
+
+def test_sums_over_microbatches_are_in_memory_once(tf_graph):
+    """A gradient of a microbatch is added to the sum when it is made, not after all of them."""
+    batch, d = mtf.convert_to_shape("batch:8,d:64").dims
+    other = mtf.Dimension("other", 64)
+    mesh = mtf.Mesh(mtf.Graph(), "mesh")
+    x = mtf.import_tf_tensor(mesh, tf.zeros([8, 64]), [batch, d])
+
+    def loss_fn(x):
+        for i in range(8):
+            dims = ([other], [d]) if i % 2 == 0 else ([d], [other])
+            x = mtf.layers.dense(x, *dims, use_bias=False, name=f"layer_{i}")
+        return mtf.reduce_mean(x)
+
+    found = mtf.optimize.accumulate_gradients(loss_fn, x, batch, num_microbatches=4)
+    mtf.optimize.SgdOptimizer(0.1).apply_grads(found.grads, found.variables)
+    held = StepEstimator(mesh.graph, "a:1", [found.loss], SLOW).peak_by_kind("")
+    assert held["weights"] == 8 * 64 * 64 * 4
+    assert held["weights"] <= held["activations"] < 1.5 * held["weights"]
