@@ -10,6 +10,7 @@ steps of `mtf.train.fit` take that saves: at once, or in the background. See REA
 """
 
 import argparse
+import itertools
 import json
 import os
 import statistics
@@ -168,7 +169,7 @@ def train(way: str, arguments: argparse.Namespace, directory: str) -> dict[str, 
 
     times, every = Times(), arguments.save_every
     os.sync()  # what others wrote before does not slow this down
-    mtf.train.fit(
+    result = mtf.train.fit(
         model_fn,
         np.random.RandomState(0).randn(arguments.rows, size).astype("float32"),
         steps=every * (SAVES + 1) - 1,
@@ -178,6 +179,7 @@ def train(way: str, arguments: argparse.Namespace, directory: str) -> dict[str, 
         layout="batch:rows",
         directory=None if way == "no saves" else directory,
         save_every=every,
+        log_every=every,
         keep=1,
         progress=False,
         callbacks=[times],
@@ -185,9 +187,14 @@ def train(way: str, arguments: argparse.Namespace, directory: str) -> dict[str, 
     )
     import resource
 
+    # From the end of the step that is saved first. The rates of fit are those of steps alone.
+    seconds = times.moments[-1] - times.moments[every - 1]
+    ends = [every - 1, *(int(record["step"]) - 1 for record in result.history[1:])]
+    counts = [end - begin for begin, end in itertools.pairwise(ends)]
+    alone = sum(n / r["steps_per_second"] for n, r in zip(counts, result.history[1:]))
     return {
-        # From the end of the step that is saved first.
-        "seconds": times.moments[-1] - times.moments[every - 1],
+        "seconds": seconds,
+        "waits": (seconds - alone) / SAVES,
         "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10,
     }
 
@@ -207,6 +214,7 @@ def fit(arguments: argparse.Namespace) -> None:
         print(
             f"{way:12}{statistics.median(seconds) / steps * 1000:8.1f} ms a step"
             f"{statistics.median(ratios):8.3f} ({min(ratios):.3f}-{max(ratios):.3f})"
+            f"{statistics.median(one['waits'] for one in found) * 1000:8.0f} ms a save"
             f"{statistics.median(one['peak'] for one in found):8.0f} MiB at the peak"
         )
 
