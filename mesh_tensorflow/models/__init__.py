@@ -486,7 +486,7 @@ def from_pretrained(
     Dimensions that layouts may split are `batch`, `length`, `vocab`, `d_model`, `d_ff`, `d_kv`,
     `heads` (those of keys and values) and `query_heads` (how many queries share one of them).
 
-    Families: Llama 2 and 3, SmolLM, Mistral, Qwen 2, 2.5 and 3 (dense).
+    Families: Llama, Mistral, Mixtral, Qwen, Phi, OLMo, Gemma, GPT-2, OPT, BERT and others.
 
     Args:
       path: a directory with config.json and safetensors files; or a GGUF file, whose weights are

@@ -190,7 +190,10 @@ class GgufFile:
         if not config.get("sliding_window"):
             config.pop("sliding_window", None)  # 0 for none
         channels, heads = known.sizes
-        self._heads = (config.get(heads), config.get("num_key_value_heads", config.get(heads)))
+        self._heads: tuple[Any, Any] = (
+            config.get(heads),
+            config.get("num_key_value_heads", config.get(heads)),
+        )
         if None not in (config.get(channels), config.get(heads)):
             config |= self._of_heads(field, config[channels] // config[heads], config)
         config |= self._scaling(field, config)
