@@ -59,7 +59,9 @@ def read_json(file: str) -> dict[str, Any]:
 def _missing(path: str) -> str:
     """Returns the error for a folder without safetensors files."""
     if not os.path.isdir(path):
-        return f"there is no folder {path!r}. Models are read from this machine: bring one here first"
+        return (
+            f"there is no folder {path!r}. Models are read from this machine: bring one here first"
+        )
     there = [name for name in _OF_PYTORCH if os.path.isfile(os.path.join(path, name))]
     if not there:
         return (

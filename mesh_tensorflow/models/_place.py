@@ -128,7 +128,10 @@ def place_of(
     Raises:
       ValueError: the mesh implementation is not known, or the devices are not there.
     """
-    shape, stored = convert_to_shape(mesh_shape), dict[str, Any]({"zero": zero, "zero_axis": zero_axis})
+    shape, stored = (
+        convert_to_shape(mesh_shape),
+        dict[str, Any]({"zero": zero, "zero_axis": zero_axis}),
+    )
     if mesh_impl not in (None, *_IMPLS):
         raise ValueError(
             f"{what}: mesh_impl={mesh_impl!r} is none of {', '.join(map(repr, _IMPLS))}. "
@@ -136,9 +139,7 @@ def place_of(
         )
     if mesh_impl != "pjrt":
         places = devices_of(shape, devices, what=what)
-        impl = PlacementMeshImpl(
-            shape, layout, places, strict_layout=True, uneven=uneven, **stored
-        )
+        impl = PlacementMeshImpl(shape, layout, places, strict_layout=True, uneven=uneven, **stored)
         return Place(impl, shows=shows)
     if devices is not None:
         raise ValueError(
