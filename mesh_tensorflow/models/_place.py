@@ -85,8 +85,8 @@ class Place:
         if self.of_jax is not None:
             raise ValueError(
                 f"{what}: mesh_impl='pjrt' compiles all steps into one program, which tells "
-                "nothing before its end: no pieces, and no texts in stop. Stop at ids, or leave mesh_impl "
-                "out of from_pretrained"
+                "nothing before its end: no pieces, and no texts in stop. Stop at ids, or leave "
+                "mesh_impl out of from_pretrained"
             )
 
     def filled_up(self, rows: np.ndarray) -> np.ndarray:
