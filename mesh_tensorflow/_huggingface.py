@@ -7,7 +7,7 @@ import json
 import os
 import tempfile
 from collections.abc import Iterator, Mapping
-from typing import Any, Optional
+from typing import Any, NoReturn, Optional
 
 import numpy as np
 
@@ -56,20 +56,20 @@ def read_json(file: str) -> dict[str, Any]:
     return content
 
 
-def _missing(path: str) -> str:
-    """Returns the error for a folder without safetensors files."""
+def _cannot_be_read(path: str) -> NoReturn:
+    """Raises a ValueError for a folder without safetensors files, with what to do."""
     if not os.path.isdir(path):
-        return (
+        raise ValueError(
             f"there is no folder {path!r}. Models are read from this machine: bring one here first"
         )
     there = [name for name in _OF_PYTORCH if os.path.isfile(os.path.join(path, name))]
     if not there:
-        return (
+        raise ValueError(
             f"no model.safetensors in {path!r}; files of PyTorch (.bin) are written anew with "
             "`save_pretrained(..., safe_serialization=True)`"
         )
     # Such a file is a program, which may do anything where it is read.
-    return (
+    raise ValueError(
         f"no model.safetensors in {path!r}, but {there[0]}, a pickle that is not opened here, as "
         "it could run any code. If you trust it, convert it where PyTorch and transformers are "
         'installed: python -c "import transformers as t; p = '
@@ -131,7 +131,7 @@ class Folder:
             for file, names in sorted(_shards(index).items()):
                 self._add(file, names)
         else:
-            raise ValueError(_missing(path))
+            _cannot_be_read(path)
         if os.path.isfile(config):
             self.config = read_json(config)
 

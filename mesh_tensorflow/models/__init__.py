@@ -510,8 +510,18 @@ def from_pretrained(
         config.json, is not known; weights are missing, or have other shapes; or the layout or a
         device is wrong.
     """
-    what, stored = "from_pretrained", {"zero": zero, "zero_axis": zero_axis, "uneven": uneven}
-    place = place_of(what, mesh_shape, layout, devices, mesh_impl, **stored, shows=progress)
+    what = "from_pretrained"
+    place = place_of(
+        what,
+        mesh_shape,
+        layout,
+        devices,
+        mesh_impl,
+        zero=zero,
+        zero_axis=zero_axis,
+        uneven=uneven,
+        shows=progress,
+    )
     name = _dtype_name(what, dtype)
     path = os.fspath(path)
     if path.endswith(".gguf"):
@@ -559,8 +569,17 @@ def from_config(
     Raises:
       ValueError: the family, or a field, is not known; or the layout or a device is wrong.
     """
-    what, stored = "from_config", {"zero": zero, "zero_axis": zero_axis, "uneven": uneven}
-    place = place_of(what, mesh_shape, layout, devices, mesh_impl, **stored)
+    what = "from_config"
+    place = place_of(
+        what,
+        mesh_shape,
+        layout,
+        devices,
+        mesh_impl,
+        zero=zero,
+        zero_axis=zero_axis,
+        uneven=uneven,
+    )
     name = _dtype_name(what, dtype)
     form = form_of(what, config)
     cls = TextEncoder if form.encodes else LanguageModel

@@ -128,12 +128,12 @@ def test_what_devices_of_jax_cannot(eight_devices, monkeypatch):
     model = mtf.models.from_pretrained(FIXTURES / "llama", **ON_JAX["tensor"])
     with pytest.raises(ValueError, match=r"stream: mesh_impl='pjrt' .* Stop at ids, or leave"):
         model.stream([1, 2])
-    with pytest.raises(ValueError, match="mesh_impl='simd' is none of 'placement', 'pjrt'. Trai"):
+    with pytest.raises(ValueError, match=r"mesh_impl='simd' is none of 'placement', 'pjrt'\. Tr"):
         mtf.models.from_pretrained(FIXTURES / "llama", mesh_impl="simd")
     with pytest.raises(ValueError, match="devices are those of TensorFlow, but mesh_impl='pjrt'"):
         mtf.models.from_pretrained(FIXTURES / "llama", mesh_impl="pjrt", devices=["cpu:0"])
     monkeypatch.setenv("TF_CONFIG", json.dumps(TWO))
-    with pytest.raises(ValueError, match="there are 2 processes, .* set MTF_RUNTIME=pjrt in each"):
+    with pytest.raises(ValueError, match=r"there are 2 processes, .* set MTF_RUNTIME=pjrt in each"):
         mtf.models.from_pretrained(FIXTURES / "llama", mesh_impl="pjrt")
 
 
@@ -262,7 +262,7 @@ def test_a_folder_that_is_damaged(name, tmp_path):
 
 
 def test_a_folder_that_is_not_there():
-    with pytest.raises(ValueError, match="there is no folder 'nowhere'. Models are read from this"):
+    with pytest.raises(ValueError, match=r"there is no folder 'nowhere'\. Models are read from"):
         mtf.models.from_pretrained("nowhere")
 
 
