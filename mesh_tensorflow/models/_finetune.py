@@ -7,6 +7,7 @@ import dataclasses
 import math
 import os
 import re
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Optional, Union, cast
 
 import tensorflow.compat.v1 as tf
@@ -91,7 +92,6 @@ def finetune(
         if not isinstance(adapters, Lora):
             raise ValueError("finetune: save_adapters is for adapters; give lora, such as 'q,v:8'")
         adapters.check_saved(model._form)
-    coefficient = coefficient_of(model.config, balance)
     if exact_match and eval_examples is None:
         raise ValueError("finetune: exact_match is of eval_examples, which are not given")
     if exact_match and eval_examples is not None:
@@ -104,6 +104,41 @@ def finetune(
     if epochs is not None:
         steps = max(1, math.ceil(epochs * number / batch_size))
     assert steps is not None
+
+    defaults: dict[str, Any] = {"optimizer": AdamWOptimizer, "shuffle": True}
+    if not _PLACES & options.keys():
+        defaults |= model._place.of_fit
+    if model._dtype == "bfloat16":
+        defaults["precision"] = "mixed_bfloat16"
+    result = fit(
+        _model_fn(model, adapters, recompute, balance),
+        rows,
+        steps,
+        dims=dict.fromkeys(rows, f"batch:{batch_size},length:{length}"),
+        learning_rate=learning_rate,
+        eval_data=eval_rows,
+        init_checkpoint=collections.ChainMap(begin, cast(Any, model.weights))
+        if begin
+        else model.weights,
+        **{**defaults, **options},
+    )
+    if isinstance(adapters, Lora):
+        if save_adapters is not None:
+            adapters.save(model._form, result.variables, save_adapters)
+        model.assign(adapters.merged(model.weights, result.variables))
+    else:
+        model.assign(result.variables)
+    if exact_match and eval_examples is not None:
+        share = model.exact_match(eval_examples, batch_size=batch_size)
+        result.evaluations[-1]["exact_match"] = share
+    return result
+
+
+def _model_fn(
+    model: LanguageModel, adapters: Optional[Adapters], recompute: bool, balance: Optional[float]
+) -> Callable[..., dict[str, Any]]:
+    """Returns the model function of `fit`, with sums and weights that are right over batches."""
+    coefficient = coefficient_of(model.config, balance)
 
     def model_fn(mesh: mtf.Mesh, features: Any, training: bool) -> dict[str, Any]:
         routings: list[Any] = []
@@ -127,33 +162,7 @@ def finetune(
         figures = figures_of(routings) if routings else {}
         return {"loss": loss, "perplexity": metrics.perplexity(losses, weights), **figures}
 
-    defaults: dict[str, Any] = {"optimizer": AdamWOptimizer, "shuffle": True}
-    if not _PLACES & options.keys():
-        defaults |= model._place.of_fit
-    if model._dtype == "bfloat16":
-        defaults["precision"] = "mixed_bfloat16"
-    result = fit(
-        model_fn,
-        rows,
-        steps,
-        dims=dict.fromkeys(rows, f"batch:{batch_size},length:{length}"),
-        learning_rate=learning_rate,
-        eval_data=eval_rows,
-        init_checkpoint=collections.ChainMap(begin, cast(Any, model.weights))
-        if begin
-        else model.weights,
-        **{**defaults, **options},
-    )
-    if isinstance(adapters, Lora):
-        if save_adapters is not None:
-            adapters.save(model._form, result.variables, save_adapters)
-        model.assign(adapters.merged(model.weights, result.variables))
-    else:
-        model.assign(result.variables)
-    if exact_match and eval_examples is not None:
-        share = model.exact_match(eval_examples, batch_size=batch_size)
-        result.evaluations[-1]["exact_match"] = share
-    return result
+    return model_fn
 
 
 @dataclasses.dataclass(frozen=True)
