@@ -68,11 +68,15 @@ def test_every_example_is_here():
     programs = {
         path.stem for path in EXAMPLES.glob("*.py") if '__name__ == "__main__"' in path.read_text()
     }
-    assert programs == {*ROWS, "run_exported"}  # which test_pjrt_export.py runs
+    # Run by test_finetune_fact.py, where a real model is, and by test_pjrt_export.py.
+    assert programs == {*ROWS, "finetune_fact", "run_exported"}
 
 
 @pytest.mark.slow_but(1)
-@pytest.mark.parametrize("name", sorted(ROWS.keys() - {"mesh_impl_of_your_own"}))  # without flags
+@pytest.mark.parametrize(
+    "name",
+    sorted({*ROWS, "finetune_fact"} - {"mesh_impl_of_your_own"}),  # without flags
+)
 def test_help_and_mistakes(name):
     # argparse ends with 0 after help and 2 after a mistake, absl with 1 after both.
     for argument, codes, text in [

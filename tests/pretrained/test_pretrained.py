@@ -195,7 +195,7 @@ def test_balance_where_it_is_asked_for(tmp_path):
     np.testing.assert_allclose(losses[0], expected("mixtral")["loss"] + 0.5 * wanted, rtol=1e-5)
     dense = mtf.models.from_pretrained(FIXTURES / "llama")
     with pytest.raises(
-        ValueError, match=r"balance and figures are for models with .* 'llama' has none"
+        ValueError, match=r"balance=0.5 and figures=False are for models with .* 'llama' has none"
     ):
         a_step(dense, functools.partial(dense.loss, balance=0.5), padded_rows("llama", [24, 24]))
 

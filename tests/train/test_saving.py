@@ -3,6 +3,7 @@
 import json
 import os
 import resource
+import time
 
 import numpy as np
 import pytest
@@ -98,6 +99,9 @@ def test_a_save_that_fails(in_background, tmp_path):
         def on_step(self, run, values):
             steps.append(run.step)
             if run.step == 4:
+                end = time.monotonic() + 60
+                while not tf.train.latest_checkpoint(str(tmp_path)) and time.monotonic() < end:
+                    time.sleep(0.01)  # which a thread may still write
                 resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
 
     try:
