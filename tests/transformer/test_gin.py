@@ -37,7 +37,7 @@ def test_files_are_there():
         "": 3,
         "layouts": 11,
         "learning_rate_schedules": 2,
-        "models": 13,
+        "models": 14,
         "problems": 5,
     }
 
