@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -61,6 +62,7 @@ class Pretrained:
         """Returns a function compiled, whose first call reads weights and shows how far it is."""
         compiled = self._place.function(fn, self.store)
 
+        @functools.wraps(compiled)
         def call(*args: Any) -> Any:
             with self._shown():
                 return compiled(*args)
