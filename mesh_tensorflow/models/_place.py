@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Optional, Union
 
@@ -17,9 +16,8 @@ from mesh_tensorflow._mesh.gspmd import GspmdMeshImpl
 from mesh_tensorflow._mesh.variables.function import function
 from mesh_tensorflow._mesh.variables.store import VariableStore
 from mesh_tensorflow._pjrt import pjrt
-from mesh_tensorflow._processes.processes import check_described, is_pjrt, processes
 from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
-from mesh_tensorflow.train._placing import devices_of
+from mesh_tensorflow.train._placing import check_pjrt, devices_of
 
 _IMPLS = ("placement", "pjrt")
 
@@ -128,10 +126,8 @@ def place_of(
     Raises:
       ValueError: the mesh implementation is not known, or the devices are not there.
     """
-    shape, stored = (
-        convert_to_shape(mesh_shape),
-        dict[str, Any]({"zero": zero, "zero_axis": zero_axis}),
-    )
+    shape = convert_to_shape(mesh_shape)
+    stored: dict[str, Any] = {"zero": zero, "zero_axis": zero_axis}
     if mesh_impl not in (None, *_IMPLS):
         raise ValueError(
             f"{what}: mesh_impl={mesh_impl!r} is none of {', '.join(map(repr, _IMPLS))}. "
@@ -141,20 +137,8 @@ def place_of(
         places = devices_of(shape, devices, what=what)
         impl = PlacementMeshImpl(shape, layout, places, strict_layout=True, uneven=uneven, **stored)
         return Place(impl, shows=shows)
-    if devices is not None:
-        raise ValueError(
-            f"{what}: devices are those of TensorFlow, but mesh_impl='pjrt' runs on the first of "
-            "jax.devices(). Leave them out"
-        )
-    check_described(os.environ)
-    if processes().count > 1 and not is_pjrt():
-        raise ValueError(
-            f"{what}: there are {processes().count} processes, and mesh_impl='pjrt' runs on the "
-            "devices of all if JAX connects them: start them with python -m mesh_tensorflow.launch "
-            "--runtime pjrt, or set MTF_RUNTIME=pjrt in each"
-        )
+    check_pjrt(what, devices)
     rules = convert_to_layout_rules(layout)
     rules = rules.allowing_uneven() if uneven else rules
-    pjrt()  # an error without JAX
     of_jax = {"mesh_shape": shape, "layout": rules, **stored}
     return Place(GspmdMeshImpl(shape, rules, **stored), of_jax, shows)

@@ -423,21 +423,35 @@ def _placing_of_name(given: Given, name: str) -> Placing:
         )
     if name != "pjrt":
         return placing_of(dataclasses.replace(given, simd=name == "simd", mesh_impl=None))
-    pjrt()  # an error without JAX
-    if given.devices is not None:
+    check_pjrt("fit", given.devices)
+    shape, rules = mtf.convert_to_shape(given.mesh_shape), given.rules
+    return Placing(shape, rules, ("",) * shape.size, pjrt=True, stored=given.stored)
+
+
+def check_pjrt(what: str, devices: Optional[Sequence[str]]) -> None:
+    """Checks that programs can run on devices of JAX.
+
+    Args:
+      what: the function that was called, for errors.
+      devices: the devices that it was given, or None.
+
+    Raises:
+      ImportError: JAX is not installed.
+      ValueError: devices are given, or JAX does not connect the processes.
+    """
+    pjrt()
+    if devices is not None:
         raise ValueError(
-            "fit: devices are those of TensorFlow, but mesh_impl='pjrt' runs on the first of "
+            f"{what}: devices are those of TensorFlow, but mesh_impl='pjrt' runs on the first of "
             "jax.devices(). Leave them out"
         )
     check_described(os.environ)
     if processes().count > 1 and not is_pjrt():
         raise ValueError(
-            f"fit: there are {processes().count} processes, and mesh_impl='pjrt' runs on the "
+            f"{what}: there are {processes().count} processes, and mesh_impl='pjrt' runs on the "
             "devices of all if JAX connects them: start them with python -m mesh_tensorflow.launch "
             "--runtime pjrt, or set MTF_RUNTIME=pjrt in each"
         )
-    shape, rules = mtf.convert_to_shape(given.mesh_shape), given.rules
-    return Placing(shape, rules, ("",) * shape.size, pjrt=True, stored=given.stored)
 
 
 def _check_exist(devices: Sequence[str], what: str) -> None:
