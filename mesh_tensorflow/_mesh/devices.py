@@ -401,8 +401,22 @@ def set_cpus(
     # A session numbers its logical CPUs from 0 without gaps, so the largest number counts.
     config.device_count["CPU"] = 1 + max(cpus, default=0)
     threads = None if rules is None else set_threads(cpus, mesh_shape, rules)
+    # Of the first session, unless each one has threads of its own.
+    config.use_per_session_threads = os.environ.get(_OWN_THREADS) == "1"
     if threads is not None:
         config.intra_op_parallelism_threads, config.inter_op_parallelism_threads = threads
+
+
+_OWN_THREADS = "TF_OVERRIDE_GLOBAL_THREADPOOL"
+
+
+def threads_by_session() -> None:
+    """Lets each session of `set_cpus` have threads of its own, if TensorFlow has not begun.
+
+    Otherwise all have those of the first one: a program that runs under several layouts, one after
+    the other, would be the slower the less they fit the others.
+    """
+    os.environ.setdefault(_OWN_THREADS, "1")
 
 
 def set_threads(
@@ -425,17 +439,17 @@ def set_threads(
     names = mesh_shape.dimension_names
     splitting = {name for _, mesh_dim in rules.pairs for name in joined_names(mesh_dim, names)}
     slices = list_product(d.size for d in mesh_shape if d.name in splitting)
-    cores = _cores()
+    number = cores()
     # Fewer parts than cores would leave cores idle if each operation had one thread.
-    if cores == 1 or min(slices, len(set(cpus))) < cores:
+    if number == 1 or min(slices, len(set(cpus))) < number:
         return None
     with contextlib.suppress(RuntimeError):  # which says that it has begun
         tf2.config.threading.set_intra_op_parallelism_threads(1)
     # Operations of all processors run side by side, one thread each, so as many as there are cores.
-    return 1, cores
+    return 1, number
 
 
-def _cores() -> int:
+def cores() -> int:
     """Returns how many cores this process may use."""
     # In a container or under taskset a process may use fewer cores than the machine has.
     if hasattr(os, "sched_getaffinity"):

@@ -9,6 +9,7 @@ from mesh_tensorflow.auto_mtf import (
     memory_estimator,
     objective,
     print_cp_model_solution,
+    profiles,
     scheduler,
     step_time,
     valid_layouts,
@@ -17,10 +18,12 @@ from mesh_tensorflow.auto_mtf.api import layout, layout_and_mesh_shape, layout_a
 from mesh_tensorflow.auto_mtf.explanation import explain
 from mesh_tensorflow.auto_mtf.measured import Auto
 from mesh_tensorflow.auto_mtf.plans import Choice, choices, plan
+from mesh_tensorflow.auto_mtf.profiles import Profile
 
 __all__ = [
     "Auto",
     "Choice",
+    "Profile",
     "api",
     "choices",
     "explain",
@@ -35,6 +38,7 @@ __all__ = [
     "objective",
     "plan",
     "print_cp_model_solution",
+    "profiles",
     "scheduler",
     "step_time",
     "valid_layouts",

@@ -13,6 +13,7 @@ from mesh_tensorflow._units import bytes_text
 from mesh_tensorflow.auto_mtf import layout_optimizer, memory_estimator
 from mesh_tensorflow.auto_mtf._space import layout_text, stored_layouts
 from mesh_tensorflow.auto_mtf.hardware import Hardware, hardware_profile
+from mesh_tensorflow.auto_mtf.profiles import Profile, estimator_for
 from mesh_tensorflow.auto_mtf.step_time import (
     Estimate,
     MemoryLimitError,
@@ -32,6 +33,7 @@ def layout(
     memory_limit_bytes: Optional[float] = None,
     hardware: Union[str, Hardware, None] = None,
     joint: bool = False,
+    profile: Union[bool, Profile] = False,
 ) -> LayoutRules:
     """Returns the layout that minimizes the memory or the time of a program.
 
@@ -56,14 +58,16 @@ def layout(
       joint: whether a layout may split one dimension over several mesh dimensions together, as
         "batch:rows+cols" does. There are more layouts to choose from then, and the search takes
         longer.
+      profile: for "time": True, or a Profile, times the operations of the program on the processors
+        of this machine, and chooses by these times; what is not timed is estimated by `hardware`.
 
     Raises:
-      ValueError: `objective` or `hardware` is unknown.
+      ValueError: `objective` or `hardware` is unknown, or there is a profile for "memory".
       auto_mtf.step_time.MemoryLimitError: no layout fits in `memory_limit_bytes`.
       auto_mtf.layout_optimizer.SolverError: the solver did not find an optimum.
     """
-    shapes = [convert_to_shape(mesh_shape) or Shape([])]
-    return _best(shapes, mtf_graph, mtf_outputs, objective, memory_limit_bytes, hardware, joint)[0]
+    shapes, limit = [convert_to_shape(mesh_shape) or Shape([])], memory_limit_bytes
+    return _best(shapes, mtf_graph, mtf_outputs, objective, limit, hardware, joint, profile)[0]
 
 
 def layout_and_stored_layout(
@@ -74,6 +78,7 @@ def layout_and_stored_layout(
     hardware: Union[str, Hardware, None] = None,
     zero: Sequence[int] = (0, 2, 3),
     joint: bool = False,
+    profile: Union[bool, Profile] = False,
 ) -> tuple[LayoutRules, Optional[StoredLayout]]:
     """Returns the layout, and how to store variables, that minimize the time of a step.
 
@@ -91,6 +96,7 @@ def layout_and_stored_layout(
       hardware: see `layout`.
       zero: the stages of ZeRO to choose from, each over any mesh dimension; 1 and 2 are one.
       joint: see `layout`; variables, too, may be stored over several mesh dimensions together.
+      profile: see `layout`.
 
     Returns:
       A tuple (LayoutRules, StoredLayout or None). Of the second, `stage` and `mesh_dim` are the
@@ -104,7 +110,7 @@ def layout_and_stored_layout(
     """
     shape, parts = convert_to_shape(mesh_shape) or Shape([]), ProgramParts(mtf_graph, mtf_outputs)
     estimators = [
-        StepEstimator(mtf_graph, shape, parts.outputs, hardware, stored, parts, joint=joint)
+        estimator_for(parts, shape, hardware, stored, joint, profile)
         for stored in stored_layouts(shape, zero, joint)
     ]
     _, best = _fastest(estimators, memory_limit_bytes)
@@ -163,18 +169,24 @@ def _best(
     limit: Optional[float],
     hardware: Union[str, Hardware, None],
     joint: bool,
+    profile: Union[bool, Profile] = False,
 ) -> tuple[LayoutRules, Shape]:
     """Returns the best layout on the best of some meshes; of equally good ones, the first."""
     if objective not in _OBJECTIVES:
         raise ValueError(f"objective {objective!r} is none of {', '.join(map(repr, _OBJECTIVES))}")
     if limit is not None and not limit > 0:
         raise ValueError(f"memory_limit_bytes={limit} must be more than 0, or None")
+    if profile and objective != "time":
+        raise ValueError(
+            f"objective {objective!r} has no use for a profile, which is of times: leave it out, "
+            'or give objective="time"'
+        )
     # Looked up also for "memory", so that an unknown name is an error with each objective.
-    profile, parts = hardware_profile(hardware), ProgramParts(graph, outputs)
+    hardware_profile(hardware)
+    parts = ProgramParts(graph, outputs)
     if objective == "time":
         estimators = [
-            StepEstimator(graph, shape, parts.outputs, profile, parts=parts, joint=joint)
-            for shape in shapes
+            estimator_for(parts, shape, hardware, joint=joint, profile=profile) for shape in shapes
         ]
         estimator, best = _fastest(estimators, limit)
         return LayoutRules(best.layout.items()), estimator.mesh_shape

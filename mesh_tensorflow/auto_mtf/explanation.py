@@ -21,7 +21,8 @@ from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._units import bytes_text, ms_text
 from mesh_tensorflow.auto_mtf import api
 from mesh_tensorflow.auto_mtf.hardware import ZERO, Hardware, Seconds
-from mesh_tensorflow.auto_mtf.step_time import AnyLayout, Estimate, StepEstimator
+from mesh_tensorflow.auto_mtf.profiles import Profile, estimator_for
+from mesh_tensorflow.auto_mtf.step_time import AnyLayout, Estimate, ProgramParts, StepEstimator
 
 __all__ = ["Alternative", "Explanation", "explain", "table"]
 
@@ -131,6 +132,8 @@ class Explanation:
             f"mesh    {dims_text(estimator.mesh_shape)} of {estimator.hardware.name}",
             f"step    {seconds} ({share:.0%})",
         ]
+        if estimator.costs is not None:
+            lines.append(f"        {estimator.costs}")
         if estimator.stored_layout is not None:
             lines.insert(1, f"stored  {estimator.stored_layout}")
         if not estimator.times.is_exact:
@@ -237,6 +240,7 @@ def explain(
     alternatives: int = 4,
     stored_layout: Optional[StoredLayout] = None,
     joint: bool = False,
+    profile: Union[bool, Profile] = False,
 ) -> Explanation:
     """Explains the time and memory of a step under a layout, compared with other layouts.
 
@@ -260,6 +264,7 @@ def explain(
         `auto_mtf.layout_and_stored_layout`; None if as they are computed with.
       joint: whether layouts to compare with, and one to choose, may split one dimension over
         several mesh dimensions together.
+      profile: see `auto_mtf.layout`; the explanation says how much of the time was measured.
 
     Returns:
       An Explanation: print it, or call its `plot`.
@@ -271,7 +276,8 @@ def explain(
       auto_mtf.layout_optimizer.SolverError: the solver did not find an optimum.
     """
     outputs = list(mtf_outputs)
-    estimator = StepEstimator(mtf_graph, mesh_shape, outputs, hardware, stored_layout, joint=joint)
+    parts = ProgramParts(mtf_graph, outputs)
+    estimator = estimator_for(parts, mesh_shape, hardware, stored_layout, joint, profile)
     # One more than is shown, as the layout that is chosen is usually the first of them.
     ranked = distinct(estimator, alternatives + 1, memory_limit_bytes)
     if layout is None and objective == "time":

@@ -215,7 +215,7 @@ def named_like(kind: str) -> Optional[Hardware]:
     return next((h for name, h in PROFILES.items() if name.replace("_", " ") in words), None)
 
 
-def local_cpus(processors: int, one_memory: bool) -> Hardware:
+def local_machine(processors: int, one_memory: bool) -> Hardware:
     """Returns a rough profile of logical CPUs of this machine, which was not measured.
 
     Args:

@@ -11,7 +11,6 @@ import contextlib
 import dataclasses
 import hashlib
 import io
-import json
 import os
 import statistics
 import time
@@ -26,10 +25,12 @@ from mesh_tensorflow._core.layout import StoredLayout
 from mesh_tensorflow._core.shape import Shape
 from mesh_tensorflow._progress import Progress
 from mesh_tensorflow._units import ms_text
+from mesh_tensorflow.auto_mtf._cache import Cache
 from mesh_tensorflow.auto_mtf._units import signature
 from mesh_tensorflow.auto_mtf.explanation import distinct
 from mesh_tensorflow.auto_mtf.hardware import Hardware
-from mesh_tensorflow.auto_mtf.step_time import StepEstimator
+from mesh_tensorflow.auto_mtf.profiles import Processors, Profile, estimator_on
+from mesh_tensorflow.auto_mtf.step_time import ProgramParts, StepEstimator
 
 __all__ = ["Auto", "Choice", "Tried", "choose"]
 
@@ -49,34 +50,31 @@ class Auto:
     3
 
     Attributes:
-      seconds: how long layouts are tried; the one that is being tried then is the last.
+      seconds: how long layouts are looked for. Half of it operations are timed, and then layouts
+        are tried; the one that is being tried at the end is the last.
       candidates: how many layouts are tried, the best by the cost model; the one without splits is
         tried, too.
       memory_limit_bytes: the memory that a step may use on one processor by the cost model; None
         for no limit.
       hardware: what the cost model is of, see `auto_mtf.layout`; None for the devices, as far as
         they are known.
-      cache: a JSON file that choices are kept in, and taken from by later runs of the same program
-        on the same machine. None for layouts.json in ~/.cache/mesh_tensorflow; "" for none.
+      profile: whether operations are timed on the processors, see `auto_mtf.Profile`, so that the
+        cost model is that of the machine; not with mesh_impl="pjrt".
+      cache: a JSON file that choices and times are kept in, and taken from by later runs of the
+        same program on the same machine. None for layouts.json and profiles.json in
+        ~/.cache/mesh_tensorflow; "" for none.
     """
 
     seconds: float = 60.0
     candidates: int = 3
     memory_limit_bytes: Optional[float] = None
     hardware: Union[str, Hardware, None] = None
+    profile: bool = True
     cache: Optional[str] = None
 
     def __post_init__(self) -> None:
         if not (self.seconds > 0 and self.candidates >= 1):
             raise ValueError(f"{self}: seconds must be more than 0, and candidates 1 or more")
-
-    @property
-    def cache_path(self) -> str:
-        """The path of the cache; "" for none."""
-        if self.cache is not None:
-            return os.path.expanduser(self.cache)
-        root = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-        return os.path.join(root, "mesh_tensorflow", "layouts.json")
 
 
 class Tried(NamedTuple):
@@ -134,6 +132,7 @@ def choose(
     stored_layout: Optional[StoredLayout],
     where: str,
     run: Runner,
+    machine: Optional[Processors] = None,
     show: bool = False,
 ) -> Choice:
     """Returns the layout whose steps are the fastest, of those that the cost model prefers.
@@ -147,6 +146,7 @@ def choose(
       where: what else the times depend on, such as the kind of devices.
       run: a function of a layout that opens what runs its steps. A tf.errors.ResourceExhaustedError
         in it says that the layout needs too much memory.
+      machine: the processors that it runs on; None if they are not TensorFlow's.
       show: whether there is a progress line.
 
     Raises:
@@ -154,18 +154,24 @@ def choose(
       tf.errors.ResourceExhaustedError: no layout could be run.
     """
     key = _key_of(graph, mesh_shape, auto, stored_layout, where)
-    known = _read(auto.cache_path).get(key)
-    if known is not None:
+    cache = Cache("layouts.json", auto.cache)
+    if known := cache.read(key):
         return Choice(known["layout"], [Tried(*one) for one in known["tried"]], True)
-    estimator = StepEstimator(graph, mesh_shape, (), hardware, stored_layout)
-    estimates = distinct(estimator, auto.candidates, auto.memory_limit_bytes)
+    begin, tried = time.monotonic(), list[Tried]()
+    if machine is None:
+        estimator = StepEstimator(graph, mesh_shape, (), hardware, stored_layout)
+    else:
+        profile = Profile(auto.seconds / 2, auto.cache, show=show) if auto.profile else None
+        estimator = estimator_on(machine, ProgramParts(graph), profile, hardware, stored_layout)
     whole, limit = estimator.estimate(""), auto.memory_limit_bytes
+    # On one device all layouts are one program, and differences of their times say nothing.
+    merged = machine is not None and machine.executed.size == 1
+    estimates = [] if merged else distinct(estimator, auto.candidates, limit)
     # What is not split is often the fastest on few cores, and a layout that all others must beat.
     if not any(e.layout == whole.layout for e in estimates) and (
         limit is None or whole.peak_bytes <= limit
     ):
         estimates.append(whole)
-    begin, tried = time.monotonic(), list[Tried]()
     error: Optional[tf.errors.ResourceExhaustedError] = None
     stream = None if show else io.StringIO()
     with Progress(len(estimates), "try layouts", "layout", stream=stream, leave=False) as progress:
@@ -185,8 +191,7 @@ def choose(
         assert error is not None
         raise error
     choice = Choice(ranked[0].layout, ranked)
-    if auto.cache_path:
-        _keep(auto.cache_path, key, choice)
+    cache.keep(key, {"layout": choice.layout, "tried": choice.tried})
     return choice
 
 
@@ -209,7 +214,7 @@ def _key_of(
     graph: Graph, mesh_shape: Shape, auto: Auto, stored: Optional[StoredLayout], where: str
 ) -> str:
     """Returns what tells programs and machines apart; names of operations do not count."""
-    of_auto = auto.candidates, auto.memory_limit_bytes, repr(auto.hardware)
+    of_auto = auto.candidates, auto.memory_limit_bytes, repr(auto.hardware), auto.profile
     parts = [
         *(repr(signature(op)) for op in graph.operations),
         *map(repr, (list(mesh_shape), of_auto, str(stored), where)),
@@ -217,26 +222,3 @@ def _key_of(
         f"{os.uname().nodename} {os.cpu_count()}",
     ]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
-
-
-def _read(path: str) -> dict[str, Any]:
-    """Returns what a cache holds; nothing if there is none, or if it is damaged."""
-    try:
-        with open(path, encoding="utf-8") as f:
-            content = json.load(f)
-    except (OSError, ValueError):  # a cache is written anew, whatever has become of it
-        return {}
-    return content if isinstance(content, dict) else {}
-
-
-def _keep(path: str, key: str, choice: Choice) -> None:
-    """Adds a choice to a cache, as a whole file: other programs may read it."""
-    content = {**_read(path), key: {"layout": choice.layout, "tried": choice.tried}}
-    try:
-        os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
-        written = f"{path}.{os.getpid()}"
-        with open(written, "w", encoding="utf-8") as f:
-            json.dump(content, f, indent=1)
-        os.replace(written, path)
-    except OSError as e:
-        tf.logging.warning("The choice of a layout is not kept: %s", e)

@@ -179,6 +179,7 @@ class StepEstimator:
       times: the time of a step, a StepTime.
       memory: the memory over time, a ResidentMemory.
       parts: what it shares with estimates on other meshes, a ProgramParts.
+      costs: the CostModel in place of that of `hardware`, or None.
     """
 
     def __init__(
@@ -192,6 +193,7 @@ class StepEstimator:
         exchanges: bool = False,
         joint: bool = False,
         also: Iterable[tuple[str, str]] = (),
+        costs: Optional[CostModel] = None,
     ):
         """Creates a StepEstimator.
 
@@ -207,8 +209,10 @@ class StepEstimator:
             attention by blocks may split its rows and its memory over one, as in a ring.
           joint: whether a search may split one dimension over several mesh dimensions together.
           also: further pairs (dimension name, mesh dimension name) that layouts may have.
+          costs: the CostModel in place of that of `hardware`, such as measured ones.
         """
         self._exchanges, self._joint, self._also = exchanges, joint, frozenset(also)
+        self.costs = costs
         self.mesh_shape: Shape = convert_to_shape(mesh_shape) or Shape([])
         self.hardware = hardware_profile(hardware)
         self._validator = LayoutValidator(mtf_graph, self.mesh_shape)
@@ -217,15 +221,17 @@ class StepEstimator:
         )
         self.stored_layout = stored_layout
         self.parts = parts = parts or ProgramParts(mtf_graph, mtf_outputs)
-        model = CostModel(self.mesh_shape, self.hardware, stored_layout)
+        own = CostModel(self.mesh_shape, self.hardware, stored_layout)
         candidates = frozenset(self.space.dims)
         # Meshes whose sizes divide the same dimensions have the same candidates and units.
         units = parts.units(candidates, stored_layout is not None)
-        # By its text, since a Hardware has dictionaries and so no hash.
-        known = parts.known(tuple(self.mesh_shape), repr(self.hardware))
-        self.times = StepTime(units, self.space, model, known)
-        impl = model.impl(dict(self._also)) if self._also else None
-        self.memory = parts.memory(candidates, model.storing, impl)
+        # By its text, since a Hardware has dictionaries and so no hash. What is measured grows.
+        known = None
+        if costs is None:
+            known = parts.known(tuple(self.mesh_shape), repr(self.hardware))
+        self.times = StepTime(units, self.space, costs or own, known)
+        impl = own.impl(dict(self._also)) if self._also else None
+        self.memory = parts.memory(candidates, own.storing, impl)
 
     def estimate(self, layout: AnyLayout) -> Estimate:
         """Estimates the time and memory of a step under a layout.
@@ -263,7 +269,7 @@ class StepEstimator:
         graph, outputs = self.parts.graph, self.parts.outputs
         return StepEstimator(
             graph, self.mesh_shape, outputs, self.hardware, self.stored_layout, self.parts,
-            self._exchanges, self._joint, rules.items(),
+            self._exchanges, self._joint, rules.items(), self.costs,
         )  # fmt: skip
 
     def _rules(self, layout: AnyLayout) -> dict[str, str]:

@@ -13,9 +13,11 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._core.layout import convert_to_layout_rules, stored_layout
+from mesh_tensorflow._mesh.devices import threads_by_session
 from mesh_tensorflow._pjrt import pjrt
-from mesh_tensorflow.auto_mtf.hardware import Hardware, hardware_profile, local_cpus, named_like
+from mesh_tensorflow.auto_mtf.hardware import Hardware, hardware_profile, local_machine, named_like
 from mesh_tensorflow.auto_mtf.measured import Auto, choose
+from mesh_tensorflow.auto_mtf.profiles import Processors
 from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
 from mesh_tensorflow.train._data import Batch, Features
 from mesh_tensorflow.train._model import Model
@@ -64,6 +66,7 @@ class AutoLayout:
             finally:
                 engine.close()
 
+        threads_by_session()
         choice = choose(
             _graph_of(model, features, batch),
             placing.shape,
@@ -72,6 +75,7 @@ class AutoLayout:
             stored_layout(placing.shape, **placing.stored) if placing.stored else None,
             f"simd={placing.simd} pjrt={placing.pjrt} {_kind_of(placing)} {placing.devices}",
             run,
+            None if placing.pjrt else Processors(placing.shape, placing.devices, placing.simd),
             self.show,
         )
         if self.show:
@@ -108,5 +112,5 @@ def _hardware_of(auto: Auto, placing: Placing) -> Hardware:
         return hardware_profile(auto.hardware)
     kind = _kind_of(placing)
     if not kind:
-        return local_cpus(placing.shape.size, one_memory=not placing.simd and not placing.pjrt)
+        return local_machine(placing.shape.size, one_memory=not placing.simd and not placing.pjrt)
     return named_like(kind) or hardware_profile()

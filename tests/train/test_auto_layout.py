@@ -64,7 +64,7 @@ def graph():
 
 def chosen(run, tmp_path, **kwargs):
     auto = Auto(cache=str(tmp_path / "layouts.json"), **kwargs)
-    profile = hardware.local_cpus(4, one_memory=False)
+    profile = hardware.local_machine(4, one_memory=False)
     return choose(graph(), SHAPE, auto, profile, None, "here", run)
 
 

@@ -1,0 +1,346 @@
+"""Compares predicted and measured steps of many programs, each under many layouts.
+
+    python benchmarks/right_layout.py
+    python benchmarks/right_layout.py --only=mnist,moe --places=shared --layouts=8 --plot=rank.png
+
+For each program and each place: the layout that the cost model chooses, the one that times of its
+operations choose (`mtf.auto_mtf.Profile`), that without splits, and random legal ones are run in
+turns. The table has the rank correlations (Spearman) of predicted and measured times, and the
+regrets: how much longer the chosen layout takes than the fastest. Each row is a process of its own,
+as the first session of a process decides about its threads.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+HERE = Path(__file__).resolve().parent
+PLACES = {"shared": "rows:2,cols:2", "simd": "rows:2,cols:2", "shared8": "rows:2,cols:4"}
+PROGRAMS = ("mnist", "lm", "long", "moe", "t5", "bert", "unet", "fft")
+
+
+def options_of() -> argparse.Namespace:
+    """Returns the options of the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    parser.add_argument("--only", default=",".join(PROGRAMS), help="programs")
+    parser.add_argument("--places", default=",".join(PLACES), help="where: logical CPUs that share "
+                        "slices, or that run one program")  # fmt: skip
+    parser.add_argument("--layouts", type=int, default=16, help="how many layouts")
+    parser.add_argument("--seconds", type=float, default=60.0, help="for timing operations")
+    parser.add_argument("--runs", type=int, default=8, help="steps of each round")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds over all layouts")
+    parser.add_argument("--seed", type=int, default=0, help="of the random layouts")
+    parser.add_argument("--json", default="", help="where to write the results")
+    parser.add_argument("--plot", default="", help="PNG file of predicted against measured times")
+    parser.add_argument("--row", default="", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    for name, known in (("only", PROGRAMS), ("places", PLACES)):
+        if unknown := set(getattr(options, name).split(",")) - set(known):
+            parser.error(f"--{name}: {sorted(unknown)} are none of {', '.join(known)}")
+    return options
+
+
+class Row(NamedTuple):
+    """The layouts of one program in one place.
+
+    Attributes:
+      program: its name.
+      place: a key of PLACES.
+      layouts: the layouts, first those that were chosen, with and without times of operations.
+      measured: the seconds of a step under each.
+      estimated: those by the cost model.
+      profiled: those by times of operations.
+      spent: the seconds in which operations were timed.
+      timed: how many of them were.
+    """
+
+    program: str
+    place: str
+    layouts: list[str]
+    measured: list[float]
+    estimated: list[float]
+    profiled: list[float]
+    spent: float
+    timed: str
+
+
+# -- the process of a row
+
+
+def measured_row(program: str, place: str, options: argparse.Namespace) -> Row:
+    """Returns a Row, measured in this process."""
+    import quiet
+
+    quiet.import_tensorflow()
+    sys.path[:0] = [str(HERE.parent), str(HERE.parent / "examples")]
+    import tensorflow.compat.v1 as tf
+
+    import mesh_tensorflow as mtf
+    from mesh_tensorflow.auto_mtf import measure, profiles, step_time
+
+    tf.disable_v2_behavior()
+    shape, simd = mtf.convert_to_shape(PLACES[place]), place == "simd"
+    devices = [f"/device:CPU:{i}" for i in range(shape.size)]
+    build = builder(program)
+    with tf.Graph().as_default():
+        parts = step_time.ProgramParts.of(build())
+        machine = profiles.Processors(shape, devices, simd)
+        asked = profiles.Profile(options.seconds, cache="", show=False)
+        begin = time.monotonic()
+        timed = profiles.estimator_on(machine, parts, asked)
+        spent = time.monotonic() - begin
+        rough = profiles.estimator_on(machine, parts, None)
+        chosen = [estimator.solve().text for estimator in (timed, rough)]
+        layouts = list(dict.fromkeys([*chosen, "", *random_layouts(rough, options)]))
+        seconds = [[e.estimate(x).seconds.total for x in layouts] for e in (rough, timed)]
+    times = measure.step_seconds(
+        build, shape, layouts[: options.layouts + 1], options.runs, options.rounds,
+        "simd" if simd else "shared",
+    )  # fmt: skip
+    count = len(times)
+    # The first two are the choices, which may be one layout.
+    order = [layouts.index(chosen[0]), layouts.index(chosen[1]), *range(count)]
+    columns = [[column[i] for i in order] for column in (layouts, times, *seconds)]
+    return Row(program, place, *columns, spent, str(timed.costs))  # type: ignore[arg-type]
+
+
+def random_layouts(estimator: Any, options: argparse.Namespace) -> list[str]:
+    """Returns random legal layouts."""
+    draw, space = random.Random(options.seed), estimator.space
+    found: dict[str, None] = {}
+    for _ in range(100 * options.layouts):
+        rules: dict[str, str] = {}
+        for d, m in draw.sample(sorted(space.pairs), len(space.pairs)):
+            more = {**rules, d: m}
+            if d not in rules and draw.random() < 0.5 and space.is_legal(more):
+                rules = more
+        found[";".join(f"{d}:{m}" for d, m in sorted(rules.items()))] = None
+        if len(found) == options.layouts:
+            break
+    return list(found)
+
+
+# -- the programs: a training step each, but for the Fourier transforms
+
+
+def builder(name: str) -> Callable[[], Any]:
+    """Returns the function that builds a program in the default tf graph."""
+    import numpy as np
+    import pick_a_layout
+    import tensorflow.compat.v1 as tf
+    from gaussian_random_field import Box, measured_spectrum, random_field
+
+    import mesh_tensorflow as mtf
+    from mesh_tensorflow.auto_mtf import models
+    from mesh_tensorflow.bert import bert
+    from mesh_tensorflow.transformer import moe, transformer, transformer_layers
+
+    def trained(mesh: mtf.Mesh, loss: mtf.Tensor) -> models.Program:
+        graph = mesh.graph
+        gradients = mtf.gradients([loss], [v.value for v in graph.trainable_variables])
+        optimizer = mtf.optimize.SgdOptimizer(0.01)
+        updates = optimizer.apply_grads(gradients, graph.trainable_variables)
+        return models.Program(graph, mesh, [loss], updates)
+
+    def new_mesh() -> mtf.Mesh:
+        return mtf.Mesh(mtf.Graph(), "mesh")
+
+    def ids(mesh: mtf.Mesh, shape: str, most: int, seed: int = 0) -> mtf.Tensor:
+        sizes = mtf.Shape(mtf.convert_to_shape(shape))
+        drawn = np.random.RandomState(seed).randint(1, most, sizes.to_integer_list)
+        return mtf.import_tf_tensor(mesh, tf.constant(drawn, tf.int32), sizes)
+
+    def language_model(batch: int, length: int) -> models.Program:
+        return models.language_model(
+            batch=batch, length=length, vocab=1024, d_model=128, layers=2, heads=4, d_kv=32,
+            d_ff=512, optimizer="sgd",
+            tokens=tf.random.uniform([batch, length], 0, 1024, tf.int32, seed=1),
+        )  # fmt: skip
+
+    def stack(*kinds: str) -> Any:
+        sizes = {"num_heads": 4, "key_value_size": 32}
+        made = {
+            "self": lambda: transformer_layers.SelfAttention(**sizes),
+            "cross": lambda: transformer_layers.EncDecAttention(**sizes),
+            "dense": lambda: transformer_layers.DenseReluDense(hidden_size=512),
+            "experts": lambda: moe.MoE1D(num_experts=8, hidden_size=256),
+        }
+        layers = [made[kind]() for kind in kinds]
+        for number, layer in enumerate(layers):
+            layer.set_name(f"layer_{number:03d}")
+        per_layer = [
+            transformer.sublayer_rms_norm,
+            transformer.sublayer_call_layer,
+            transformer.sublayer_residual,
+        ]
+        return transformer.LayerStack(
+            layers, sublayers_initial=[], sublayers_per_layer=per_layer,
+            sublayers_final=[transformer.sublayer_rms_norm],
+        )  # fmt: skip
+
+    def moe_program() -> models.Program:
+        mesh = new_mesh()
+        targets = ids(mesh, "batch:8,length:64", 512)
+        model = transformer.Unitransformer(
+            stack("self", "experts", "self", "dense"), d_model=128, input_vocab_size=512,
+            output_vocab_size=512, autoregressive=True, max_length=64,
+        )  # fmt: skip
+        inputs = mtf.shift(targets, 1, targets.shape[-1], wrap=False)
+        _, loss = model.call_simple(inputs, targets, compute_loss=True, mode="train")
+        return trained(mesh, loss)
+
+    def t5() -> models.Program:
+        mesh = new_mesh()
+        sizes: dict[str, Any] = {"d_model": 128, "input_vocab_size": 512, "max_length": 64}
+        model = transformer.Bitransformer(
+            transformer.Unitransformer(stack(*("self", "dense") * 2), autoregressive=False,
+                                       output_vocab_size=None, name="encoder", **sizes),
+            transformer.Unitransformer(stack(*("self", "cross", "dense") * 2), autoregressive=True,
+                                       output_vocab_size=512, name="decoder", **sizes),
+        )  # fmt: skip
+        inputs, targets = (ids(mesh, "batch:8,length:64", 512, seed) for seed in (0, 1))
+        _, loss = model.call_simple(inputs, targets, compute_loss=True, mode="train")
+        return trained(mesh, loss)
+
+    def bert_program() -> models.Program:
+        mesh = new_mesh()
+        config = bert.BertConfig(
+            vocab_size=1024, d_model=128, num_blocks=2, attention_num_heads=4,
+            feedforward_intermediate_size=512, max_position_embeddings=64,
+            layer_output_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+        )  # fmt: skip
+        model = bert.BertModel(config, True, ids(mesh, "batch:8,seq:64", 1024))
+        positions, labels = (ids(mesh, "batch:8,predictions:8", 60, seed) for seed in (0, 1))
+        weights = mtf.ones(mesh, positions.shape)
+        return trained(mesh, model.get_masked_lm_output(positions, labels, weights)[0])
+
+    def unet() -> models.Program:
+        mesh = new_mesh()
+        shape = mtf.convert_to_shape("batch:2,x_blocks:4,y_blocks:4,x:8,y:8,z:16,channels:1")
+        _, across, down, *_ = shape.dims
+
+        def convolved(x: mtf.Tensor, size: int, name: str) -> mtf.Tensor:
+            channels = mtf.Dimension(f"channels_{name}", size)
+            y = mtf.layers.conv3d_with_blocks(
+                x, channels, d_blocks_dim=across, h_blocks_dim=down, name=name
+            )
+            return mtf.relu(y)
+
+        x = mtf.random_uniform(mesh, shape)
+        top = convolved(x, 8, "top")
+        low = convolved(top, 8, "low")
+        joined = mtf.concat(
+            [mtf.rename_dimension(t, t.shape.dims[-1].name, "c") for t in (top, low)], "c"
+        )
+        logits = convolved(joined, 2, "out")
+        return trained(mesh, mtf.reduce_mean(mtf.square(logits)))
+
+    def fft() -> models.Program:
+        mesh = new_mesh()
+        box = Box.of(48, 100.0)
+        field = random_field(mesh, box)
+        return models.Program(mesh.graph, mesh, [field, *measured_spectrum(field, box)], [])
+
+    return {
+        "mnist": lambda: pick_a_layout.mnist_program(batch=32),
+        "lm": lambda: language_model(8, 64),
+        "long": lambda: language_model(2, 512),
+        "moe": moe_program,
+        "t5": t5,
+        "bert": bert_program,
+        "unet": unet,
+        "fft": fft,
+    }[name]
+
+
+# -- the results
+
+
+def spearman(x: Sequence[float], y: Sequence[float]) -> float:
+    """Returns the rank correlation of two columns; equal numbers share a rank."""
+    import numpy as np
+
+    def ranks(column: Sequence[float]) -> Any:
+        values = np.array(column)
+        return [(values < v).sum() + ((values == v).sum() - 1) / 2 for v in values]
+
+    return float(np.corrcoef(ranks(x), ranks(y))[0, 1])
+
+
+def line_of(row: Row) -> str:
+    """Returns the line of a row in a table in Markdown."""
+    measured, least = row.measured[2:], min(row.measured)
+    estimated, profiled = (spearman(c[2:], measured) for c in (row.estimated, row.profiled))
+    cells = [
+        row.program, row.place, f"{len(measured)}", f"{max(measured) / least:.2f}",
+        f"{estimated:.2f}", f"{row.measured[1] / least:.2f}",
+        f"{profiled:.2f}", f"{row.measured[0] / least:.2f}", row.timed,
+    ]  # fmt: skip
+    return "| " + " | ".join(cells) + " |"
+
+
+HEAD = (
+    "program", "place", "layouts", "slowest / fastest", "correlation, cost model", "regret",
+    "correlation, times of operations", "regret", "timed",
+)  # fmt: skip
+
+
+def plot(path: str, rows: Sequence[Row]) -> None:
+    """Plots predicted against measured times, a panel for each row."""
+    import matplotlib.pyplot as plt
+
+    columns = min(4, len(rows))
+    lines = -(-len(rows) // columns)
+    figure, axes = plt.subplots(
+        lines, columns, squeeze=False, figsize=(3.6 * columns, 3.4 * lines), layout="constrained"
+    )
+    for axis in axes.flat[len(rows) :]:
+        axis.set_axis_off()
+    for axis, row in zip(axes.flat, rows):
+        measured = [1e3 * t for t in row.measured[2:]]
+        columns_of = {"cost model": row.estimated, "times of operations": row.profiled}
+        for color, (name, column) in zip(("#d5a73a", "#4c8bc0"), columns_of.items()):
+            axis.scatter([1e3 * t for t in column[2:]], measured, s=18, color=color, label=name)
+        axis.set(xscale="log", yscale="log", title=f"{row.program}, {row.place}")
+        axis.set(xlabel="predicted ms", ylabel="measured ms")
+        for side in (axis.xaxis, axis.yaxis):
+            side.set_major_formatter("{x:.3g}")
+            side.set_minor_formatter("{x:.2g}")
+        axis.tick_params(which="both", labelsize=7)
+    axes[0][0].legend(fontsize=8)
+    figure.savefig(path, dpi=120)
+
+
+def main() -> None:
+    """Measures the rows, and prints the table."""
+    options = options_of()
+    if options.row:
+        print(json.dumps(measured_row(*options.row.split("/"), options)))
+        return
+    print("| " + " | ".join(HEAD) + " |")
+    print("|" + "---|" * len(HEAD), flush=True)
+    rows = []
+    for program in options.only.split(","):
+        for place in options.places.split(","):
+            command = [sys.executable, __file__, *sys.argv[1:], f"--row={program}/{place}"]
+            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+            rows.append(Row(*json.loads(done.stdout.splitlines()[-1])))
+            print(line_of(rows[-1]), flush=True)
+            if options.json:
+                Path(options.json).write_text(json.dumps([row._asdict() for row in rows]))
+    if options.plot:
+        plot(options.plot, rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,54 @@
+"""What was measured on this machine, kept in files for later runs."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any, Optional
+
+import tensorflow.compat.v1 as tf
+
+
+class Cache:
+    """A JSON file of values by keys; every program of a user may write it."""
+
+    def __init__(self, name: str, path: Optional[str] = None):
+        """Names a file; nothing is read or written.
+
+        Args:
+          name: its name in ~/.cache/mesh_tensorflow.
+          path: the path of another one; "" for none.
+        """
+        root = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+        usual = os.path.join(root, "mesh_tensorflow", name)
+        self.path = usual if path is None else os.path.expanduser(path)
+
+    def read(self, key: str) -> dict[str, Any]:
+        """Returns the value of a key, a dictionary; an empty one if there is none."""
+        return self._all().get(key, {})
+
+    def keep(self, key: str, value: dict[str, Any]) -> None:
+        """Sets the value of a key, in a whole new file: other programs may read it meanwhile.
+
+        Args:
+          key: a string.
+          value: a dictionary that JSON can hold.
+        """
+        if not self.path:
+            return
+        try:
+            os.makedirs(os.path.dirname(self.path) or ".", exist_ok=True)
+            written = f"{self.path}.{os.getpid()}"
+            with open(written, "w", encoding="utf-8") as f:
+                json.dump({**self._all(), key: value}, f, indent=1)
+            os.replace(written, self.path)
+        except OSError as e:
+            tf.logging.warning("What was measured is not kept: %s", e)
+
+    def _all(self) -> dict[str, Any]:
+        try:
+            with open(self.path, encoding="utf-8") as f:
+                content = json.load(f)
+        except (OSError, ValueError):  # a cache is written anew, whatever has become of it
+            return {}
+        return content if isinstance(content, dict) else {}

@@ -1,0 +1,536 @@
+"""Profiles: how long each operation of a program takes where it runs, under each layout of its own.
+
+A cost model knows a machine by a few rates. It does not know that one size of a product is slow,
+or that the slices of four processors share two cores. So each distinct operation is lowered alone,
+by the mesh implementation that the program will have, and its slices are computed on all
+processors at once. Layers that repeat are the same operations on the same shapes, so that a deep
+model has no more of them than a shallow one: Hu et al., "CFP: Low-overhead Profiling-based
+Intra-operator Parallelism Generation by Preserving Communication-Free Structures" (2025).
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import hashlib
+import io
+import math
+import os
+import time
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, NamedTuple, Optional, Union
+
+import tensorflow.compat.v1 as tf
+
+from mesh_tensorflow._core.graph import Graph
+from mesh_tensorflow._core.layout import (
+    UNEVEN,
+    StoredLayout,
+    convert_to_layout_rules,
+    joined_names,
+)
+from mesh_tensorflow._core.operation import Collective, Operation
+from mesh_tensorflow._core.shape import JOIN, Shape, ShapeLike, convert_to_shape
+from mesh_tensorflow._core.tensor import Tensor
+from mesh_tensorflow._lowering.lowering import Lowering
+from mesh_tensorflow._mesh.devices import cores, default_devices, local_cpus, set_cpus
+from mesh_tensorflow._mesh.mesh_impl import MeshImpl, summands_of
+from mesh_tensorflow._progress import Progress
+from mesh_tensorflow.auto_mtf._cache import Cache
+from mesh_tensorflow.auto_mtf._units import program_steps, signature
+from mesh_tensorflow.auto_mtf.hardware import (
+    CostModel,
+    Hardware,
+    Seconds,
+    hardware_profile,
+    local_machine,
+)
+from mesh_tensorflow.auto_mtf.step_time import ProgramParts, StepEstimator
+from mesh_tensorflow.ops._source import ImportLaidOutTensorOperation, ImportOperation
+from mesh_tensorflow.ops._variables.assign import Assign, ReadVariable
+from mesh_tensorflow.ops._variables.variable import Variable
+from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
+from mesh_tensorflow.simd_mesh_impl import SimdMeshImpl, replicate
+
+__all__ = ["MeasuredCosts", "Processors", "Profile", "estimator_for", "estimator_on"]
+
+# Read in the state of a Lowering, or in tf tensors of the user's graph; loops are timed by parts.
+_NOT_ALONE = (Assign, ImportLaidOutTensorOperation, ImportOperation, ReadVariable, Variable)
+# An operation is repeated within a step, until that takes so long: what a step itself costs varies.
+_STEP_SECONDS, _FEWEST, _MOST = 1e-3, 3, 16
+_RUNS, _RUN_SECONDS = 6, 0.05  # of such a step: so many, or fewer that take so long
+_IN_ONE_GRAPH = 20  # operations; TensorFlow looks through all of a graph for each fetch
+_FILLING = 0.5  # whose casts are 0, an id of every vocabulary, and True
+
+
+@dataclasses.dataclass(frozen=True)
+class Profile:
+    """Asks for the times of a program's operations on this machine.
+
+    >>> mtf.auto_mtf.Profile(seconds=20).simd
+    False
+
+    Attributes:
+      seconds: how long operations are timed; the costliest by the cost model come first.
+      cache: a JSON file that times are kept in, and taken from for the same operations on the same
+        machine. None for profiles.json in ~/.cache/mesh_tensorflow; "" for none.
+      devices: the device of each processor; None for the GPUs of the process or its logical CPUs.
+      simd: whether the processors run one program, as with `simd_mesh_impl.replicate`.
+      show: whether there is a progress line.
+    """
+
+    seconds: float = 60.0
+    cache: Optional[str] = None
+    devices: Optional[Sequence[str]] = None
+    simd: bool = False
+    show: bool = True
+
+    def __post_init__(self) -> None:
+        if not self.seconds > 0:
+            raise ValueError(f"{self}: seconds must be more than 0")
+
+
+# -- where operations are timed
+
+
+class Processors:
+    """The processors of this process: logical CPUs, or GPUs; a Machine."""
+
+    def __init__(
+        self, shape: ShapeLike, devices: Optional[Sequence[str]] = None, simd: bool = False
+    ):
+        """Creates the Processors of a mesh.
+
+        Args:
+          shape: the shape of the mesh.
+          devices: a device for each; None for the first GPUs, or logical CPUs, of the process.
+          simd: whether they run one program.
+        """
+        self.shape = convert_to_shape(shape) or Shape([])
+        self.simd = simd
+        found = list(default_devices() if devices is None else devices)
+        if devices is None and len(found) < self.shape.size:
+            found = [f"/device:CPU:{i}" for i in range(self.shape.size)]
+        self.devices = found[: self.shape.size] if devices is None else found
+
+    @property
+    def key(self) -> str:
+        """What tells machines apart whose times differ."""
+        return f"simd={self.simd} {self.devices}"
+
+    @property
+    def executed(self) -> Shape:
+        """The shape of the mesh whose slices are computed, with merged processors as one."""
+        return self.shape if self.simd else self._placement("").execution_impl.shape
+
+    @property
+    def one_memory(self) -> bool:
+        """Whether processors share equal slices, which are computed once."""
+        return not self.simd and len(set(self._placement("").domains)) == 1
+
+    def slices(self, layout: str) -> int:
+        """Returns how many slices are computed, each by a part of the machine."""
+        return self.shape.size if self.simd else distinct_slices(self.executed, layout)
+
+    def _placement(self, layout: str) -> PlacementMeshImpl:
+        return PlacementMeshImpl(self.shape, layout, self.devices)
+
+    def run(self, layout: str, program: Callable[[MeshImpl], Any]) -> Any:
+        """Returns what a program returns that is given the mesh in a layout."""
+        if not self.simd:
+            return program(self._placement(layout))
+        return replicate(lambda: program(SimdMeshImpl(self.shape, layout)), devices=self.devices)
+
+    def session(self, graph: tf.Graph) -> tf.Session:
+        """Returns a session for a tf graph, with the threads of layouts that split tensors."""
+        config = tf.ConfigProto()
+        splitting = convert_to_layout_rules([(name, name) for name in self.shape.dimension_names])
+        set_cpus(config, local_cpus(self.devices), self.shape, splitting)
+        # What is timed is there several times, and nothing reads it.
+        config.graph_options.rewrite_options.disable_meta_optimizer = True
+        return tf.Session(graph=graph, config=config)
+
+
+def distinct_slices(shape: Shape, layout: str) -> int:
+    """Returns the number of different slices of what all rules of a layout split.
+
+    Args:
+      shape: the Shape of a mesh.
+      layout: a string.
+    """
+    sizes = {d.name: d.size for d in shape}
+    names = {n for _, m in convert_to_layout_rules(layout).pairs for n in joined_names(m, sizes)}
+    return math.prod(sizes.get(name, 1) for name in names)
+
+
+# -- one operation
+
+
+class _Alone(Lowering):
+    """A Lowering of single operations, whose inputs are stand-ins."""
+
+    def __init__(self, graph: Graph, mesh_impl: MeshImpl, tensors: Sequence[Tensor]):
+        """Lowers nothing yet.
+
+        Args:
+          graph: the program.
+          mesh_impl: a MeshImpl.
+          tensors: the inputs.
+        """
+        self._begin(graph, {op.mesh: mesh_impl for op in graph.operations})
+        for x in tensors:
+            whole = tf.cast(tf.fill(x.shape.to_integer_list, _FILLING), tf.as_dtype(x.dtype))
+            self.tensors[x] = self.mesh_impl(x).import_tf_tensor(x, whole)
+
+    def ready(self) -> list[tf.Tensor]:
+        """Returns all slices that there are."""
+        return [t for value in self.tensors.values() for t in summands_of(value).all_slices]
+
+
+class _Timed(NamedTuple):
+    """What is timed: how often in a step of the program, for how long by the cost model, and how.
+
+    Attributes:
+      kind: the class of the operation, or "sum": of what its time is compared with others'.
+      predicted: the seconds of one, by the cost model.
+      weight: those of a step of the program.
+      layout: the layout that it is timed in, of its own dimensions.
+      tensors: Tensors whose slices are there before.
+      run: a function of an _Alone that computes it once, and returns its results.
+    """
+
+    kind: str
+    predicted: float
+    weight: float
+    layout: str
+    tensors: tuple[Tensor, ...]
+    run: Callable[[_Alone], Sequence[tf.Tensor]]
+
+    @property
+    def inputs(self) -> Hashable:
+        """What is equal where the inputs are."""
+        return self.layout, tuple((tuple(x.shape), x.dtype) for x in self.tensors)
+
+    @property
+    def repeats(self) -> int:
+        """How often it is computed in a step that is timed."""
+        return min(_MOST, max(_FEWEST, math.ceil(_STEP_SECONDS / self.predicted)))
+
+
+def _lower(op: Operation, lowering: _Alone) -> list[tf.Tensor]:
+    lowering.lower_operations([op])
+    return [t for y in op.outputs for t in summands_of(lowering.tensors[y]).all_slices]
+
+
+def _sum(x: Tensor, mesh_axes: Sequence[int], lowering: _Alone) -> list[tf.Tensor]:
+    impl, value = lowering.mesh_impl(x), lowering.tensors[x]
+    for axis in mesh_axes:
+        # Summands differ: equal ones in one memory would be one tensor, which is read once.
+        coordinate = impl.laid_out_pcoord(axis)
+        value = impl.slicewise(lambda t, c: t + tf.cast(c, t.dtype), value, coordinate)
+    return impl.allreduce(value, mesh_axes, "SUM").all_slices
+
+
+def _fetch(graph: Graph, timed: _Timed, machine: Processors, repeats: int) -> tf.Operation:
+    """Returns what a session runs to compute an operation some times; its inputs alone for 0."""
+    side_by_side = machine.slices(timed.layout) >= cores()
+
+    def program(mesh_impl: MeshImpl) -> tf.Operation:
+        lowering = _Alone(graph, mesh_impl, timed.tensors)
+        before = [t.op for t in lowering.ready()]
+        done = last = before
+        for _ in range(repeats):
+            with tf.control_dependencies(last):
+                done = done + [t.op for t in timed.run(lowering)]
+            # In a step, processors do not wait for each other after each operation, and all cores
+            # are busy. Where one operation at a time is computed, the next would be taken for that.
+            last = before if side_by_side else done
+        return tf.group(done)
+
+    return machine.run(timed.layout, program)
+
+
+def _least(step: Callable[[], Any]) -> float:
+    """Returns the shortest time of some steps, after one that prepares them."""
+    step()
+    times: list[float] = []
+    while len(times) < _RUNS and (len(times) < 2 or sum(times) < _RUN_SECONDS):
+        start = time.perf_counter()
+        step()
+        times.append(time.perf_counter() - start)
+    return min(times)  # other load on the machine only adds to it
+
+
+# Of an operation that reads what only its own program has, or that refuses the stand-ins.
+_CANNOT = (TypeError, ValueError, tf.errors.InvalidArgumentError)
+
+
+def _times_of(
+    graph: Graph, wanted: Sequence[_Timed], machine: Processors, more: Callable[[], bool]
+) -> list[Optional[float]]:
+    """Returns the seconds of the first of what is to be timed; None of what cannot run alone.
+
+    Args:
+      graph: the program that it is of.
+      wanted: what is to be timed.
+      machine: the Processors.
+      more: called after each; returns whether to go on.
+    """
+    times: list[Optional[float]] = []
+    # By shapes and layout: a step of what is timed begins with its inputs.
+    of_inputs: dict[Hashable, float] = {}
+    for begin in range(0, len(wanted), _IN_ONE_GRAPH):
+        some, built = wanted[begin : begin + _IN_ONE_GRAPH], dict[Hashable, tf.Operation]()
+        with tf.Graph().as_default() as made:
+            # All of a graph before its session, which would take long to add to each time.
+            for timed in some:
+                if timed.inputs not in of_inputs and timed.inputs not in built:
+                    built[timed.inputs] = _fetch(graph, timed, machine, 0)
+            fetches = [_fetch_if_possible(graph, timed, machine) for timed in some]
+            with machine.session(made) as session:
+                for timed, fetch in zip(some, fetches):
+                    if timed.inputs not in of_inputs:
+                        alone = session.make_callable(built[timed.inputs])
+                        of_inputs[timed.inputs] = _least(alone)
+                    times.append(_seconds(session, timed, fetch, of_inputs[timed.inputs]))
+                    if not more():
+                        return times
+    return times
+
+
+def _fetch_if_possible(graph: Graph, timed: _Timed, machine: Processors) -> Optional[tf.Operation]:
+    try:
+        return _fetch(graph, timed, machine, timed.repeats)
+    except _CANNOT:
+        return None
+
+
+def _seconds(
+    session: tf.Session, timed: _Timed, fetch: Optional[tf.Operation], inputs: float
+) -> Optional[float]:
+    """Returns the seconds of one operation, without those of its inputs; None if it cannot run."""
+    if fetch is None:
+        return None
+    try:
+        return max(0.0, _least(session.make_callable(fetch)) - inputs) / timed.repeats
+    except _CANNOT:
+        return None
+
+
+# -- the costs
+
+
+class MeasuredCosts(CostModel):
+    """A CostModel with the times of operations and of sums, as far as they are measured.
+
+    What is not measured has the time of the cost model, multiplied by what it is off for operations
+    of the same class.
+    """
+
+    def __init__(
+        self,
+        mesh_shape: Shape,
+        hardware: Hardware,
+        stored_layout: Optional[StoredLayout],
+        parts: ProgramParts,
+    ):
+        """Creates a MeasuredCosts that has measured nothing.
+
+        Args:
+          mesh_shape: the Shape of the mesh whose slices are computed.
+          hardware: a Hardware.
+          stored_layout: see CostModel.
+          parts: the ProgramParts of the program.
+        """
+        super().__init__(mesh_shape, hardware, stored_layout)
+        self._graph = parts.graph
+        steps = program_steps(parts.graph.operations, parts.outputs)
+        self._times_of: collections.Counter[Any] = collections.Counter()
+        for step in steps:
+            if step.op is not None:
+                self._times_of[signature(step.op)] += step.times  # type: ignore[assignment]
+        self._wanted: dict[str, _Timed] = {}
+        self._seconds: dict[str, float] = {}
+        self._off: dict[str, float] = {}
+        self._refused = 0
+        self.spent = 0.0
+
+    def operation(self, op: Operation, impl: MeshImpl) -> Seconds:
+        """Returns the time of an operation, without the sums of its inputs."""
+        predicted = super().operation(op, impl)
+        # Loops' own operations are no steps; without a cost, nothing is computed.
+        if isinstance(op, _NOT_ALONE) or not predicted.total:
+            return predicted
+        same, layout = signature(op), self._layout_of([*op.inputs, *op.outputs], impl)
+        weight = predicted.total * self._times_of[same]
+        run = functools.partial(_lower, op)
+        timed = _Timed(type(op).__name__, predicted.total, weight, layout, tuple(op.inputs), run)
+        return predicted.times(self._factor(f"{same} {self._form(layout)}", timed))
+
+    def pending_sum(self, x: Tensor, collective: Collective, impl: MeshImpl, times: float) -> float:
+        """Returns the seconds of the allreduces of a Tensor."""
+        predicted = super().pending_sum(x, collective, impl, times)
+        if not predicted or collective.kind != "allreduce":
+            return predicted
+        layout, axes = self._layout_of([x], impl), collective.mesh_axes
+        sizes = [self.mesh_shape[axis].size for axis in axes]
+        key = f"sum {tuple(x.shape)} {x.dtype.name} over {sizes} {self._form(layout)}"
+        run = functools.partial(_sum, x, axes)
+        timed = _Timed("sum", predicted / times, predicted, layout, (x,), run)
+        return predicted * self._factor(key, timed)
+
+    def _layout_of(self, tensors: Sequence[Tensor], impl: MeshImpl) -> str:
+        """Returns the rules for the dimensions of some tensors, over more than one processor."""
+        names = {d.name for x in tensors for d in x.shape}
+        sizes = {d.name: d.size for d in self.mesh_shape}
+        rules = [
+            (d, m)
+            for d, m in sorted(impl.layout_rules.written)
+            if d in names and any(sizes.get(name, 1) > 1 for name in joined_names(m, sizes))
+        ]
+        return ";".join(f"{d}:{m}" for d, m in rules)
+
+    def _form(self, layout: str) -> str:
+        """Returns a layout with mesh dimensions by number and size: what is timed once for all."""
+        sizes = {d.name: d.size for d in self.mesh_shape}
+        number: dict[str, int] = {}
+        rules = []
+        for rule in layout.split(";") if layout else []:
+            d, m = rule.split(":")
+            names = joined_names(m, sizes)
+            numbers = [f"{number.setdefault(n, len(number))}={sizes[n]}" for n in names]
+            rules.append(f"{d}:{JOIN.join(numbers)}{UNEVEN if m.endswith(UNEVEN) else ''}")
+        return f"{rules} of {sorted(sizes.values())}"
+
+    def _factor(self, key: str, timed: _Timed) -> float:
+        """Returns what the time of the cost model is to be multiplied by."""
+        if key in self._seconds:
+            return self._seconds[key] / timed.predicted
+        known = self._wanted.get(key)
+        if known is None or known.weight < timed.weight:
+            self._wanted[key] = timed
+        return self._off.get(timed.kind, self._off.get("", 1.0))
+
+    def measure(self, machine: Processors, profile: Profile) -> None:
+        """Times what was asked for, the costliest first, until the seconds of a profile are over.
+
+        Args:
+          machine: where the program runs.
+          profile: a Profile.
+        """
+        begin = time.monotonic()
+        where = f"{machine.key} {tf.__version__} {os.uname().nodename} {os.cpu_count()}"
+        cache = Cache("profiles.json", profile.cache)
+        kept = cache.read(where)
+        hashed = {key: hashlib.sha256(key.encode()).hexdigest()[:24] for key in self._wanted}
+        whole = hashlib.sha256("".join(sorted(hashed.values())).encode()).hexdigest()
+        self._seconds = {key: kept[name] for key, name in hashed.items() if name in kept}
+        missing = [key for key in self._wanted if key not in self._seconds]
+        missing.sort(key=lambda key: -self._wanted[key].weight)
+        # A program whose time was over once has the same costs in the next run.
+        if missing and whole not in kept:
+            self._time(missing, machine, profile, begin)
+            times = {hashed[key]: seconds for key, seconds in self._seconds.items()}
+            cache.keep(where, {**kept, **times, whole: float(len(times))})
+        self._compare()
+        self.spent = time.monotonic() - begin
+
+    def _time(
+        self, keys: Sequence[str], machine: Processors, profile: Profile, begin: float
+    ) -> None:
+        stream, label = None if profile.show else io.StringIO(), "time operations"
+        with Progress(len(keys), label, "operation", stream=stream, leave=False) as progress:
+
+            def more() -> bool:
+                progress.update()
+                return time.monotonic() - begin < profile.seconds
+
+            times = _times_of(self._graph, [self._wanted[key] for key in keys], machine, more)
+        self._seconds.update({key: t for key, t in zip(keys, times) if t is not None})
+        self._refused = times.count(None)
+
+    def _compare(self) -> None:
+        """Finds by how much the cost model is off, for each class of operations and in all."""
+        measured: dict[str, float] = collections.defaultdict(float)
+        predicted: dict[str, float] = collections.defaultdict(float)
+        for key, seconds in self._seconds.items():
+            timed = self._wanted[key]
+            for kind in (timed.kind, ""):
+                measured[kind] += seconds
+                predicted[kind] += timed.predicted
+        self._off = {kind: measured[kind] / predicted[kind] for kind in measured}
+
+    def __str__(self) -> str:
+        known = sum(t.weight for key, t in self._wanted.items() if key in self._seconds)
+        share = known / max(1e-30, sum(t.weight for t in self._wanted.values()))
+        refused = f"; {self._refused} cannot run alone" if self._refused else ""
+        return (
+            f"{len(self._seconds)} of {len(self._wanted)} operations timed in {self.spent:.0f} s, "
+            f"{share:.0%} of the time by the cost model{refused}"
+        )
+
+
+def estimator_for(
+    parts: ProgramParts,
+    mesh_shape: ShapeLike,
+    hardware: Union[str, Hardware, None] = None,
+    stored_layout: Optional[StoredLayout] = None,
+    joint: bool = False,
+    profile: Union[bool, Profile] = False,
+) -> StepEstimator:
+    """Returns an estimator by a hardware profile, or by the times of operations on this machine.
+
+    Args:
+      parts: the ProgramParts of the program.
+      mesh_shape: the shape of the mesh.
+      hardware: see `auto_mtf.layout`.
+      stored_layout: see StepEstimator.
+      joint: see StepEstimator.
+      profile: a Profile; True for `Profile()`, and False for none.
+    """
+    if not profile:
+        return StepEstimator(
+            parts.graph, mesh_shape, parts.outputs, hardware, stored_layout, parts, joint=joint
+        )
+    profile = profile if isinstance(profile, Profile) else Profile()
+    machine = Processors(mesh_shape, profile.devices, profile.simd)
+    known = None if hardware is None else hardware_profile(hardware)
+    return estimator_on(machine, parts, profile, known, stored_layout, joint=joint)
+
+
+def estimator_on(
+    machine: Processors,
+    parts: ProgramParts,
+    profile: Optional[Profile],
+    hardware: Optional[Hardware] = None,
+    stored_layout: Optional[StoredLayout] = None,
+    **options: Any,
+) -> StepEstimator:
+    """Returns an estimator of what some processors execute.
+
+    Args:
+      machine: the Processors.
+      parts: the ProgramParts of the program.
+      profile: a Profile, to time operations there; None to know just which processors are merged.
+      hardware: the Hardware of what is not timed; None for that of logical CPUs.
+      stored_layout: see StepEstimator.
+      **options: further arguments of StepEstimator.
+    """
+    shape, executed = machine.shape, machine.executed
+    if hardware is None:
+        hardware = local_machine(shape.size, one_memory=machine.one_memory)
+
+    def estimator(costs: CostModel) -> StepEstimator:
+        graph, outputs = parts.graph, parts.outputs
+        return StepEstimator(
+            graph, shape, outputs, hardware, stored_layout, parts, costs=costs, **options
+        )
+
+    if profile is None:
+        return estimator(CostModel(executed, hardware, stored_layout))
+    costs = MeasuredCosts(executed, hardware, stored_layout, parts)
+    # Its tables ask for all times that any layout needs.
+    estimator(costs).times.tables()
+    costs.measure(machine, profile)
+    return estimator(costs)

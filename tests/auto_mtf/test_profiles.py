@@ -1,0 +1,116 @@
+"""Layouts by the times of a program's operations on this machine."""
+
+import json
+
+import pytest
+import tensorflow.compat.v1 as tf
+
+import mesh_tensorflow as mtf
+from mesh_tensorflow.auto_mtf import models, profiles, step_time
+
+SHAPE = mtf.convert_to_shape("rows:2,cols:2")
+CPUS = [f"cpu:{i}" for i in range(4)]
+SIZES = {
+    "batch": 4, "length": 8, "vocab": 16, "d_model": 16, "layers": 2, "heads": 2, "d_kv": 8,
+    "d_ff": 32, "optimizer": "sgd",
+}  # fmt: skip
+
+
+def program(**sizes):
+    with tf.Graph().as_default():
+        return step_time.ProgramParts.of(models.language_model(**{**SIZES, **sizes}))
+
+
+def dense(dims="batch:64,i:64", outputs="h:64"):
+    with tf.Graph().as_default():
+        graph = mtf.Graph()
+        x = mtf.ones(mtf.Mesh(graph, "mesh"), dims)
+        y = mtf.layers.dense(x, list(mtf.convert_to_shape(outputs)), x.shape.dims[1:], name="a")
+        loss = mtf.reduce_sum(mtf.square(y))
+        mtf.gradients([loss], [v.value for v in graph.trainable_variables])
+    return step_time.ProgramParts.of((graph, [loss]))
+
+
+def estimator(parts, path, seconds=60.0, simd=False, devices=CPUS):
+    profile = profiles.Profile(seconds, cache=str(path), show=False)
+    return profiles.estimator_on(profiles.Processors(SHAPE, devices, simd), parts, profile)
+
+
+@pytest.mark.parametrize("simd", [False, True])
+def test_all_operations_are_timed_once(simd, tmp_path):
+    path = tmp_path / "profiles.json"
+    first = estimator(dense(), path, simd=simd)
+    [times] = json.loads(path.read_text()).values()
+    # One more says that the program was timed.
+    assert f"{len(times) - 1} of {len(times) - 1} operations timed" in str(first.costs)
+    best = first.solve()
+    assert best.seconds.total > 0 and best.layout in [e.layout for e in first.best(3)]
+    # In another program of the same operations, and another run, they are known.
+    again = estimator(dense(), path, simd=simd)
+    assert [e.seconds for e in again.best(3)] == [e.seconds for e in first.best(3)]
+    assert json.loads(path.read_text()) == {next(iter(json.loads(path.read_text()))): times}
+
+
+def test_layers_that_repeat_are_timed_once(tmp_path):
+    two, four = (estimator(program(layers=n), "", seconds=1e-3) for n in (2, 4))
+    wanted = [str(e.costs).split(" operations")[0].split()[-1] for e in (two, four)]
+    assert wanted[0] == wanted[1]
+
+
+def test_what_is_not_timed_is_scaled_by_what_is():
+    rough = profiles.estimator_on(profiles.Processors(SHAPE, CPUS), program(), None)
+    short = estimator(program(), "", seconds=1e-3)
+    assert str(short.costs).startswith("1 of ")
+    # All but a few operations by one factor, so that the ranking is that of the cost model.
+    ratios = {
+        layout: short.estimate(layout).seconds.total / rough.estimate(layout).seconds.total
+        for layout in ("", "batch:rows", "batch:rows;d_ff:cols")
+    }
+    assert max(ratios.values()) < 2 * min(ratios.values())
+    assert abs(ratios[""] - 1) > 1e-3
+
+
+def test_merged_processors_are_one():
+    """On one device nothing is split, whatever the layout says."""
+    one = profiles.Processors(SHAPE, ["cpu:0"] * 4)
+    assert one.executed.size == 1 and one.one_memory
+    merged = profiles.estimator_on(one, dense(), None)
+    seconds = {merged.estimate(layout).seconds for layout in ("", "batch:rows;h:cols", "i:rows")}
+    assert len(seconds) == 1
+    assert all(time.communication == 0 for time in seconds)
+    four = profiles.Processors(SHAPE, CPUS)
+    assert four.executed == SHAPE and four.slices("batch:rows;h:cols") == 4
+    assert profiles.Processors(SHAPE, CPUS, simd=True).slices("") == 4
+
+
+def test_what_cannot_run_alone_keeps_the_time_of_the_cost_model(tmp_path):
+    with tf.Graph().as_default():
+        graph = mtf.Graph()
+        x = mtf.ones(mtf.Mesh(graph, "mesh"), "batch:8,i:8")
+        outside = tf.constant(2.0)
+        # A function that reads a tensor of the user's own tf graph.
+        y = mtf.slicewise(lambda t: t * outside, [x], x.shape, x.dtype, list(x.shape))
+        parts = step_time.ProgramParts.of((graph, [mtf.reduce_sum(mtf.square(y))]))
+    timed = estimator(parts, tmp_path / "profiles.json")
+    assert "cannot run alone" in str(timed.costs)
+    assert timed.solve().seconds.total > 0
+
+
+def test_by_the_functions_of_auto_mtf(tmp_path):
+    parts = dense()
+    asked = mtf.auto_mtf.Profile(20, cache=str(tmp_path / "p.json"), devices=CPUS, show=False)
+    where = (parts.graph, "rows:2,cols:2", parts.outputs)
+    layout = mtf.auto_mtf.layout(*where, objective="time", profile=asked)
+    explained = mtf.auto_mtf.explain(*where, profile=asked)
+    assert dict(layout.pairs) == explained.chosen.layout
+    assert "operations timed in" in str(explained) and "logical CPUs" in str(explained)
+    layout, stored = mtf.auto_mtf.layout_and_stored_layout(*where, profile=asked)
+    assert stored is None and dict(layout.pairs) == explained.chosen.layout
+
+
+def test_mistakes():
+    parts = dense()
+    with pytest.raises(ValueError, match="'memory' has no use for a profile, which is of times"):
+        mtf.auto_mtf.layout(parts.graph, "all:2", parts.outputs, profile=True)
+    with pytest.raises(ValueError, match="seconds must be more than 0"):
+        mtf.auto_mtf.Profile(seconds=0)
