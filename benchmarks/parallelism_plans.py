@@ -14,6 +14,7 @@ import argparse
 import functools
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -182,19 +183,35 @@ def operations_of_a_token(config: dict[str, Any], length: int) -> float:
     return 6.0 * (blocks * weights + logits + blocks * d_model * length)
 
 
+@functools.lru_cache(maxsize=1)  # one holds several programs of some thousand operations
+def training_step(name: str, batch: int) -> Callable[[Choice], ProgramParts]:
+    """Returns the function that builds the step of a model of today, for all of its rows."""
+    config, length, _ = TODAY[name]
+    return mtf.models.layouts.training_step(config, batch, length)
+
+
+def candidates_of_today(name: str, processors: int) -> list[Choice]:
+    """Returns the programs to choose from."""
+    large, small = name == "Llama 3 70B", name == "Llama 3 8B"
+    often = (16, 32) if processors <= 8 else (4, 16) if large else (1, 4)
+    return [
+        Choice(microbatches=parts, recompute=again, sequence_parallel=large)
+        for again in ([False, True] if small else [True])
+        for parts in often
+    ]
+
+
 def row_of_today(name: str, hardware: str, processors: int) -> str:
     """Returns the row of a model of today."""
     config, length, batches = TODAY[name]
     batch = batches.get(processors, 2 * processors)
     start = f"| {name} | {processors} {hardware} | {batch} x {length} "
-    small = name == "Llama 3 8B"
-    large = name == "Llama 3 70B"
-    often = ((4, 16) if large else (1, 4)) if batch <= 4 * processors else (16, 32)
+    profile = hardware_profile(hardware)
     try:
-        plans = mtf.models.layouts.plan(
-            config, processors, batch, length, hardware=hardware, microbatches=often, zero=[3],
-            recompute=[False, True] if small else [True], joint="num_local_experts" in config,
-            sequence_parallel=[large], within=1,
+        plans = mtf.auto_mtf.plan(
+            training_step(name, batch), processors, candidates_of_today(name, processors), zero=[3],
+            memory_limit_bytes=profile.memory_bytes, hardware=profile, within=1,
+            joint="num_local_experts" in config,
         )  # fmt: skip
     except mtf.auto_mtf.step_time.MemoryLimitError as e:
         first = str(e).splitlines()[0]
@@ -202,7 +219,7 @@ def row_of_today(name: str, hardware: str, processors: int) -> str:
         return f"{start}| none fits: the nearest takes {nearest} | | | | | |"
     if ARGUMENTS.explain:
         print(plans, flush=True)
-    best, profile = plans.best, hardware_profile(hardware)
+    best = plans.best
     tokens = batch * length / best.seconds.total / processors
     used = tokens * operations_of_a_token(config, length)
     used /= profile.flops.get("bfloat16", profile.flops["float32"])
@@ -226,8 +243,9 @@ def today() -> None:
     print(f"| model | processors | {parts} |")
     print("|---|---|---|---|---|---|---|---|---|")
     for name in ARGUMENTS.models:
-        for hardware in ARGUMENTS.hardware:
-            for processors in ARGUMENTS.processors:
+        # By the number of processors first: rows of one batch share their programs.
+        for processors in ARGUMENTS.processors:
+            for hardware in ARGUMENTS.hardware:
                 start = time.perf_counter()
                 print(row_of_today(name, hardware, processors), flush=True)
                 print(f"{time.perf_counter() - start:.0f} s", file=sys.stderr, flush=True)

@@ -97,7 +97,9 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         **training,
     )
     values = {name: value for name, value in result.final.items() if "per_second" not in name}
-    print(", ".join(f"{name} {value:.4g}" for name, value in values.items()))
+    # A percent sign, as other programs give the same number as a fraction, or without one.
+    texts = {n: f"{x:.1%}" if n == "exact_match" else f"{x:.4g}" for n, x in values.items()}
+    print(", ".join(f"{name} {text}" for name, text in texts.items()))
     if options.output:
         model.save_pretrained(options.output)
         print(f"The model is in {options.output}")

@@ -73,8 +73,8 @@ def _arguments(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _pieces(model: models.LanguageModel, prompt: Any, arguments: dict[str, Any]) -> Iterator[str]:
-    """Yields a continuation: as it comes, or at its end if it is searched for."""
-    if "num_beams" in arguments:
+    """Yields a continuation: as it comes, or at its end if nothing can be told before."""
+    if "num_beams" in arguments or not model._place.can_listen:
         return iter(model.generate([prompt], **arguments))
     return model.stream(prompt, **arguments)
 

@@ -279,6 +279,31 @@ def kinds_of(operations: Sequence[Operation]) -> dict[Operation, str]:
     return kinds
 
 
+def _with_sums_early(loop: Loop) -> list[Operation]:
+    """Returns the operations of an iteration; what is only summed is made when its input is free.
+
+    So gradients that are cast and summed over iterations are not all in memory at the end of one.
+    """
+    needed, makers = {*loop.needed, *loop.tape}, {y for op in loop.operations for y in op.outputs}
+    readers: dict[Tensor, list[Operation]] = {}
+    for op in loop.operations:
+        for x in op.inputs:
+            readers.setdefault(x, []).append(op)
+    summed: dict[Operation, Tensor] = {}  # what is between a gradient and its sum, with its input
+    for op in reversed(loop.operations):
+        made = {x for x in op.inputs if x in makers}
+        waiting = {reader for y in op.outputs for reader in readers.get(y, ())}
+        goes_on = not op.outputs or needed.intersection(op.outputs) or waiting - summed.keys()
+        if len(made) == 1 and not goes_on:
+            summed[op] = made.pop()
+    place: dict[Operation, int] = {op: i for i, op in enumerate(loop.operations)}
+    for op in filter(summed.__contains__, loop.operations):
+        others = [reader for reader in readers[summed[op]] if reader not in summed]
+        place[op] = max(place[other] for other in [summed[op].operation, *others])
+    # A stable sort: what has one place stays in the order that it has.
+    return sorted(loop.operations, key=place.__getitem__)
+
+
 class Held(NamedTuple):
     """A tensor or a variable in memory.
 
@@ -341,11 +366,11 @@ class ResidentMemory(LiveMemory):
         self._columns: dict[Column, int] = {}
         for block in self._blocks.values():
             self._columns.setdefault(block.column, len(self._columns))
-        self._inner: dict[str, list[list[Block]]] = {}
+        self._inner: dict[str, list[MemoryChange]] = {}
         for item in self._items:
             loop = item.op.loop
             if loop is not None and item.name == item.op.name:
-                self._inner[item.name] = self._moments_of(loop)
+                self._inner[item.name] = list(self._iteration(loop))
         as_listed = scheduler.list_schedule(
             [item.name for item in self._items],
             [item.inputs for item in self._items],
@@ -488,27 +513,31 @@ class ResidentMemory(LiveMemory):
             return []
         return [n for n in self._blocks if n.startswith(f"{loop.tape_of.name}/tape/")]
 
-    def _moments_of(self, loop: Loop) -> list[list[Block]]:
-        """Returns the tensors that are live during each operation of an iteration."""
+    def _iteration(self, loop: Loop) -> Iterator[MemoryChange]:
+        """Yields the changes in memory during an iteration, and adds their blocks."""
+        operations = _with_sums_early(loop)
         last: dict[Tensor, int] = {}
-        for i, op in enumerate(loop.operations):
+        for i, op in enumerate(operations):
             last.update(dict.fromkeys(op.outputs + op.inputs, i))
         # What the next iteration takes over lives to the end of this one. What is summed up over
         # iterations is added as soon as it is made.
-        last.update(dict.fromkeys(loop.needed, len(loop.operations)))
-        live: dict[Tensor, Block] = {}
-        moments = []
-        for i, op in enumerate(loop.operations):
+        last.update(dict.fromkeys(loop.needed, len(operations)))
+        dead: dict[int, list[str]] = {}
+        for i, op in enumerate(operations):
+            born: dict[Block, int] = {}
             if op.takes_memory and not op.passes_on(self._candidates):
-                live.update((y, self._block(y, "activations")) for y in op.outputs)
-            below = [[]] if op.loop is None else self._moments_of(op.loop)
+                born.update((self._block(y, "activations"), last[y]) for y in op.outputs)
             moved = self._moved(op)
-            now = [*live.values(), *([] if moved is None else [moved])]
-            moments += [[*now, *more] for more in below]
-            for block in now:
+            if moved is not None:
+                born[moved] = i
+            for block, end in born.items():
+                self._blocks[block.name] = block
                 self._columns.setdefault(block.column, len(self._columns))
-            live = {t: block for t, block in live.items() if last[t] > i}
-        return moments
+                dead.setdefault(end, []).append(block.name)
+            yield MemoryChange([block.name for block in born], [])
+            yield from () if op.loop is None else self._iteration(op.loop)
+            yield MemoryChange([], dead.pop(i, []))
+        yield MemoryChange([], dead.pop(len(operations), []))
 
     # -- lifetimes
 
@@ -568,18 +597,16 @@ class ResidentMemory(LiveMemory):
         changes[0].born[:0] = self._variables
         column = {name: self._columns[block.column] for name, block in self._blocks.items()}
         size = {name: block.bytes for name, block in self._blocks.items()}
-        rows = list(bytes_over_time(changes, column, size, len(self._columns)))
+        outer = bytes_over_time(changes, column, size, len(self._columns))
+        rows = [outer]
         at = [self._items[number].name for number in order] or [""]
         for place, name in enumerate(at[: len(changes)]):
             # Moments within loops come after those of the schedule, where `contents` looks for
             # them.
-            for moment in self._inner.get(name, []):
-                row = rows[place].copy()
-                for block in moment:
-                    row[self._columns[block.column]] += block.bytes
-                rows.append(row)
-                at.append(name)
-        return changes, np.array(rows), at
+            inner = bytes_over_time(self._inner.get(name, ()), column, size, len(self._columns))
+            rows.append(outer[place] + inner)
+            at += [name] * len(inner)
+        return changes, np.concatenate(rows), at
 
     # -- under a layout
 
@@ -637,8 +664,10 @@ class ResidentMemory(LiveMemory):
         # A moment within a loop has the name of the loop, and the place of that in the schedule.
         place, times = self.at.index(self.at[time]), len(self._changes)
         live = next(itertools.islice(live_names(self._changes), place, None))
-        blocks = [self._blocks[name] for name in live]
         if time >= times:
-            blocks += self._inner[self.at[time]][time - self.at.index(self.at[time], times)]
+            moment = time - self.at.index(self.at[time], times)
+            within = live_names(self._inner[self.at[time]])
+            live = live | next(itertools.islice(within, moment, None))
+        blocks = [self._blocks[name] for name in live]
         held = [Held(b.name, b.kind, self._held(b, layout, mesh_sizes)) for b in blocks]
         return sorted((h for h in held if h.bytes), key=lambda h: (-h.bytes, h.name))

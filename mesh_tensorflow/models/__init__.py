@@ -413,7 +413,8 @@ class LanguageModel(Pretrained):
           batch_size: how many prompts are continued at once.
 
         Returns:
-          A number from 0 to 1. Texts are compared without spaces around them.
+          A fraction from 0 to 1, while `mtf.transformer.metrics.exact_match` returns percents, 0 to
+          100. Texts are compared without spaces around them.
 
         Raises:
           ValueError: there are no examples, or one is of no such form.

@@ -65,7 +65,7 @@ def finetune(
       pack: whether a row may have several examples, which do not see each other.
       eval_examples: examples to evaluate, at the end and every `eval_every` steps; or None.
       exact_match: whether the last record of `Result.evaluations` has `LanguageModel.exact_match`
-        of `eval_examples`.
+        of `eval_examples`, a fraction from 0 to 1.
       lora: which kernels get low-rank adapters, and their rank, such as "q,v:8", "all:8" or, with
         alpha, "q,v:8:16": only these are trained, and added to the kernels at the end. Or a
         directory of adapters to go on with. None to train the weights themselves.

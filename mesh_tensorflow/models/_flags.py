@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from mesh_tensorflow import models
+from mesh_tensorflow.models._place import IMPLS
 
 
 def add_to(parser: argparse.ArgumentParser) -> None:
@@ -18,6 +19,9 @@ def add_to(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--layout", default="", help='such as "batch:rows,d_ff:cols,vocab:cols"')
     parser.add_argument("--zero", type=int, help="stage of ZeRO: 3 stores weights in parts")
     parser.add_argument("--zero_axis", help="the mesh dimension of ZeRO")
+    parser.add_argument(
+        "--mesh_impl", choices=IMPLS, default="placement", help="pjrt computes on devices of JAX"
+    )
     parser.add_argument(
         "--dtype", choices=("float32", "bfloat16"), default="float32", help="of the weights"
     )
@@ -39,6 +43,7 @@ def opened(options: argparse.Namespace) -> models.LanguageModel:
         zero=options.zero,
         zero_axis=options.zero_axis,
         dtype=options.dtype,
+        mesh_impl=options.mesh_impl,
     )
     if not isinstance(model, models.LanguageModel):
         raise ValueError(

@@ -19,7 +19,7 @@ from mesh_tensorflow._pjrt import pjrt
 from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
 from mesh_tensorflow.train._placing import check_pjrt, devices_of
 
-_IMPLS = ("placement", "pjrt")
+IMPLS = ("placement", "pjrt")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,13 +74,18 @@ class Place:
         impl = self.mesh_impl if self.of_jax is None else pjrt().mesh_impl()
         return mtf.Lowering(mesh.graph, {mesh: impl})
 
+    @property
+    def can_listen(self) -> bool:
+        """Whether a function of Python can follow a program."""
+        return self.of_jax is None
+
     def check_can_listen(self, what: str) -> None:
         """Raises ValueError where no function of Python can follow a program.
 
         Args:
           what: what would follow it.
         """
-        if self.of_jax is not None:
+        if not self.can_listen:
             raise ValueError(
                 f"{what}: mesh_impl='pjrt' compiles all steps into one program, which tells "
                 "nothing before its end: no pieces, and no texts in stop. Stop at ids, or leave "
@@ -128,9 +133,9 @@ def place_of(
     """
     shape = convert_to_shape(mesh_shape)
     stored: dict[str, Any] = {"zero": zero, "zero_axis": zero_axis}
-    if mesh_impl not in (None, *_IMPLS):
+    if mesh_impl not in (None, *IMPLS):
         raise ValueError(
-            f"{what}: mesh_impl={mesh_impl!r} is none of {', '.join(map(repr, _IMPLS))}. "
+            f"{what}: mesh_impl={mesh_impl!r} is none of {', '.join(map(repr, IMPLS))}. "
             "Trainings take others: give them to mtf.train.fit(model.loss, ...)"
         )
     if mesh_impl != "pjrt":

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, Optional, Union
 
 import tensorflow.compat.v1 as tf
@@ -18,11 +19,12 @@ from mesh_tensorflow.auto_mtf.hardware import Hardware, hardware_profile
 from mesh_tensorflow.auto_mtf.models import Program
 from mesh_tensorflow.auto_mtf.plans import Choice, Plans
 from mesh_tensorflow.auto_mtf.plans import plan as search_plans
+from mesh_tensorflow.auto_mtf.step_time import ProgramParts
 from mesh_tensorflow.models._family import Form, form_of
 from mesh_tensorflow.models._gguf import GgufFile
 from mesh_tensorflow.optimize import AdamWOptimizer, accumulate_gradients
 
-__all__ = ["WAYS", "Way", "of", "plan"]
+__all__ = ["WAYS", "Way", "of", "plan", "training_step"]
 
 # A path, as `from_pretrained` takes it, or what config.json says.
 Model = Union[str, os.PathLike[str], Mapping[str, Any]]
@@ -160,18 +162,35 @@ def plan(
       ValueError: the model is an encoder, or an argument is invalid; see `mtf.auto_mtf.plan`.
       auto_mtf.step_time.MemoryLimitError: no plan fits; the error names the nearest.
     """
-    form, profile = _form(model), hardware_profile(hardware)
-    if form.encodes:
-        raise ValueError("layouts.plan: the model is an encoder; plan is for language models")
+    profile = hardware_profile(hardware)
+    build = training_step(model, batch, length)
     candidates = [
         Choice(microbatches=parts, recompute=again, sequence_parallel=apart)
         for apart, again, parts in itertools.product(sequence_parallel, recompute, microbatches)
     ]
     limit = profile.memory_bytes if memory_limit_bytes is None else memory_limit_bytes
     return search_plans(
-        lambda choice: _step(form, choice, batch, length), processors, candidates,
-        memory_limit_bytes=limit, hardware=profile, **options,
-    )  # fmt: skip
+        build, processors, candidates, memory_limit_bytes=limit, hardware=profile, **options
+    )
+
+
+def training_step(model: Model, batch: int, length: int) -> Callable[[Choice], ProgramParts]:
+    """Returns a function that builds the step of `plan`, each Choice once.
+
+    Several searches by `mtf.auto_mtf.plan` can share it: on other hardware, or on more processors.
+
+    Args:
+      model: a path, as `from_pretrained` takes it; or what config.json says.
+      batch: the number of rows of a step.
+      length: the number of ids of a row.
+
+    Raises:
+      ValueError: the model is an encoder.
+    """
+    form = _form(model)
+    if form.encodes:
+        raise ValueError("layouts.plan: the model is an encoder; plan is for language models")
+    return functools.cache(lambda choice: ProgramParts.of(_step(form, choice, batch, length)))
 
 
 def _step(form: Form, choice: Choice, batch: int, length: int) -> Program:

@@ -88,7 +88,9 @@ def rouge(
 def exact_match(
     targets: Sequence[Any], predictions: Sequence[Any], normalize: bool = False
 ) -> dict[str, float]:
-    """Returns the share of predictions that are equal to a target.
+    """Returns the percentage of predictions that are equal to a target, from 0 to 100.
+
+    `LanguageModel.exact_match` of `mtf.models` returns a fraction from 0 to 1 instead.
 
     >>> metrics.exact_match(["Paris", ["4", "four"]], ["the Paris", "four"])
     {'exact_match': 50.0}

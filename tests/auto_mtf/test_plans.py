@@ -206,3 +206,32 @@ def test_sums_over_microbatches_are_in_memory_once(tf_graph):
     held = StepEstimator(mesh.graph, "a:1", [found.loss], SLOW).peak_by_kind("")
     assert held["weights"] == 8 * 64 * 64 * 4
     assert held["weights"] <= held["activations"] < 1.5 * held["weights"]
+
+
+def test_gradients_of_a_microbatch_are_added_one_by_one(tf_graph):
+    """Those in bfloat16, which are summed in float32, do not wait for the end of the microbatch."""
+    batch, d = mtf.convert_to_shape("batch:8,d:64").dims
+    other = mtf.Dimension("other", 64)
+    mesh = mtf.Mesh(mtf.Graph(), "mesh")
+    x = mtf.import_tf_tensor(mesh, tf.zeros([8, 64], tf.bfloat16), [batch, d])
+    dtype = mtf.VariableDType(tf.float32, tf.float32, tf.bfloat16)
+
+    def loss_fn(x):
+        def layer(x, i):
+            dims = ([other], [d]) if i % 2 == 0 else ([d], [other])
+            return mtf.layers.dense(
+                x, *dims, use_bias=False, variable_dtype=dtype, name=f"layer_{i}"
+            )
+
+        for i in range(8):
+            [x] = mtf.recompute_grad(lambda x, i=i: [layer(x, i)], [x])
+        return mtf.reduce_mean(x)
+
+    found = mtf.optimize.accumulate_gradients(loss_fn, x, batch, num_microbatches=4)
+    mtf.optimize.SgdOptimizer(0.1).apply_grads(found.grads, found.variables)
+    estimator = StepEstimator(mesh.graph, "a:1", [found.loss], SLOW)
+    weight = 64 * 64 * 4
+    held = [h.bytes for h in estimator.peak_contents("")]
+    assert held.count(weight) <= 8 + 8 + 1  # weights, sums of gradients, and one to be added
+    # Each weight is read in bfloat16, besides at most one gradient and what it was made of.
+    assert held.count(weight // 2) <= 8 + 2

@@ -14,6 +14,7 @@ from tokenizers import models, pre_tokenizers
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow.models import _gguf, _tokenizer
+from mesh_tensorflow.models._family import form_of
 
 FIXTURES = pathlib.Path(__file__).parent / "fixtures"
 F32, Q8 = gguf.GGMLQuantizationType.F32, gguf.GGMLQuantizationType.Q8_0
@@ -352,3 +353,25 @@ def test_smollm2_answers(place):
     assert model.tokenizer.prompt(text) == ids
     question = [{"role": "user", "content": "What is the capital of France?"}]
     assert model.generate([question], max_new_tokens=24) == ["The capital of France is Paris."]
+
+
+@pytest.mark.parametrize("architecture", _gguf._ARCHITECTURES)
+def test_names_are_those_of_the_package(architecture):
+    """Tensors and metadata of files that others write, by the tables of gguf."""
+    kind = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}[architecture]
+    known = _gguf._ARCHITECTURES[architecture]
+    folder = {"gemma3_text": "gemma3"}.get(known.model_type, known.model_type)
+    config = json.loads((FIXTURES / folder / "config.json").read_text())
+    form = form_of(architecture, config)
+    names = gguf.get_tensor_name_map(kind, 8)
+    for weight in form.weights:
+        theirs = weight.theirs.replace(".{}", "")
+        assert names.get_type(theirs, (".weight", ".bias")) in gguf.MODEL_TENSORS[kind], theirs
+    keys = {
+        text.removeprefix("{arch}.")
+        for group in vars(gguf.Keys).values()
+        if isinstance(group, type)
+        for text in vars(group).values()
+        if isinstance(text, str) and text.startswith("{arch}.")
+    }
+    assert {*known.fields.values()} <= keys

@@ -130,3 +130,16 @@ def test_plans_that_there_are_not():
             FOLDERS["llama"], 2, batch=8, length=24, memory_limit_bytes=1024, microbatches=[4],
             recompute=[False], zero=[0],
         )  # fmt: skip
+
+
+def test_searches_share_a_step():
+    """What `plan` finds, with programs that are built once for several numbers of processors."""
+    step = layouts.training_step(FOLDERS["llama"], batch=8, length=24)
+    choice = mtf.auto_mtf.Choice(microbatches=2)
+    assert step(choice) is step(choice)
+    for processors in (2, 4):
+        shared = mtf.auto_mtf.plan(step, processors, [choice], zero=[3], hardware="h100").best
+        options = {"microbatches": [2], "recompute": [False], "zero": [3], "hardware": "h100"}
+        best = layouts.plan(FOLDERS["llama"], processors, batch=8, length=24, **options).best
+        assert shared.arguments == best.arguments
+        assert shared.seconds == pytest.approx(best.seconds)
