@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Optional
+from typing import Any, Optional
 
 import numpy as np
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
-from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow.layers._dense import VarianceScalingInitializer, dense
+from mesh_tensorflow.ops._contractions.conv_blocks import Blocks, check_blocks
 from mesh_tensorflow.ops._variables.variable import InputDType
 
 _FILTER_DIMS = {2: ("fh", "fw"), 3: ("fd", "fh", "fw")}
@@ -48,6 +48,7 @@ def convolution(
     variable_dtype: Optional[mtf.VariableDType],
     name: Optional[str],
     dilations: Optional[Sequence[int]] = None,
+    blocks: Blocks = (),
 ) -> mtf.Tensor:
     """Creates the kernel variable and applies the convolution; `kind` is the layer name.
 
@@ -74,7 +75,7 @@ def convolution(
         )
         kernel = _dilated(kernel, rates)
         # TensorFlow's strides have one for the batch and one for the channels, too.
-        return operation(x, kernel, [1, *strides, 1], padding).outputs[0]
+        return operation(x, kernel, [1, *strides, 1], padding, blocks=blocks).outputs[0]
 
 
 def _dilated(kernel: mtf.Tensor, rates: Sequence[int]) -> mtf.Tensor:
@@ -167,39 +168,6 @@ def conv3d(
     return convolution("conv3d", x, output_dim, *how)
 
 
-class _Margins(NamedTuple):
-    """What a block needs of its neighbors, along one dimension.
-
-    Attributes:
-      before, after: the number of pixels needed from the neighbor on either side.
-      cut: the number of pixels of the upsampled result that precede the upsampled block.
-    """
-
-    before: int
-    after: int
-    cut: int = 0
-
-
-def _margins(block: mtf.Dimension, size: int, stride: int, transposed: bool) -> _Margins:
-    """Returns the margins with which a block gives what "SAME" padding of the image gives."""
-    # The windows of n / stride outputs reach size - stride beyond n. TensorFlow's "SAME" puts the
-    # odd one at the end.
-    total = max(size - stride, 0)
-    first = total // 2
-    if transposed:
-        # Pixel i contributes to `size` pixels starting at i * stride - first: "SAME" cuts off so
-        # many at the beginning. Pixel -j reaches the block if size - 1 - j * stride - first >= 0;
-        # pixel n - 1 + j does if (n - 1 + j) * stride - first <= n * stride - 1.
-        before = max(size - 1 - first, 0) // stride
-        return _Margins(before, (stride - 1 + first) // stride, first + before * stride)
-    if block.size % stride:
-        raise ValueError(
-            f"the block size {dims_text([block])} must be a multiple of the stride {stride}, so "
-            "that each block makes a whole number of outputs"
-        )
-    return _Margins(first, total - first)
-
-
 def _with_blocks(
     kind: str,
     x: mtf.Tensor,
@@ -210,7 +178,7 @@ def _with_blocks(
     padding: str,
     *others: Any,
 ) -> mtf.Tensor:
-    """Applies the `convolution` of a kind to blocks with margins of their neighbors.
+    """Applies the `convolution` of a kind to images in blocks.
 
     `others` are its further arguments.
     """
@@ -218,45 +186,11 @@ def _with_blocks(
     check_window(kind, filter_size, strides)
     if padding not in ("SAME", "VALID"):
         raise ValueError(f'{what}: padding must be "SAME" or "VALID", not {padding!r}')
-    several = [d for d in blocks_dims if d is not None]
-    if padding == "VALID" and any(d.size > 1 for d in several):
-        raise ValueError(
-            f'{what}: with blocks {dims_text(several)} the padding must be "SAME"; "VALID" would '
-            "make blocks of different sizes"
-        )
-
-    def conv(y: mtf.Tensor, padding: str) -> mtf.Tensor:
-        return convolution(kind, y, output_dim, filter_size, strides, padding, *others)
-
-    # There is one block, which has no neighbors.
-    if padding == "VALID":
-        return conv(x, padding)
+    # Before the kernel is made, so that what fails leaves no variable.
     transposed = _KINDS[kind][1]
-    blocks = x.shape.dims[-len(strides) - 1 : -1]
-    margins = [_margins(*dim, transposed) for dim in zip(blocks, filter_size, strides)]
-    # Where no window reaches into another block, each block is upsampled like an image of its own.
-    if transposed and not any(m.before or m.after for m in margins):
-        return conv(x, padding)
-    # One dimension after another: the later margins include the earlier ones, and so the corners of
-    # diagonal neighbors.
-    for blocks_dim, block, margin in zip(blocks_dims, blocks, margins):
-        widest = max(margin.before, margin.after)
-        # A halo is equally wide on both sides; what the narrower margin does not need is cut off.
-        x = mtf.halo_exchange(x, blocks_dim, block, widest)
-        if margin.before != margin.after:
-            size = margin.before + block.size + margin.after
-            x = mtf.slice(x, widest - margin.before, size, block.name)
-    # The margins are the padding, with zeros at the border of the image. With "SAME", pixels of an
-    # upsampled block would be cut off at the borders of blocks instead.
-    y = conv(x, "VALID")
-    if transposed:
-        for block, stride, margin in zip(blocks, strides, margins):
-            # Windows of at most the stride do not overlap: such a dimension got no margin, and has
-            # its size.
-            enlarged = block.size * stride
-            if y.shape.get_dim_by_name(block.name).size != enlarged:
-                y = mtf.slice(y, margin.cut, enlarged, block.name)
-    return y
+    blocks = check_blocks(what, blocks_dims, x.shape, filter_size, strides, padding, transposed)
+    how = (filter_size, strides, padding, *others)
+    return convolution(kind, x, output_dim, *how, blocks=blocks)
 
 
 def conv2d_with_blocks(

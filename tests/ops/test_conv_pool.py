@@ -283,6 +283,8 @@ IN_PARTS = [
     (True, (4, 4), (3, 2), (2, 1), "SAME", "x:2,y:2", "h:x,w:y", "shift"),
     (True, (4, 3), (2, 3), (2, 2), "VALID", "x:2", "h:x", ""),
     (True, (2, 4, 2), (2, 3, 2), (2, 1, 2), "SAME", "x:2,y:2", "h:y,w:x", "shift"),
+    # Two dimensions that are padded, and one with halos.
+    (False, (4, 6, 5), (3, 3, 3), (1, 1, 1), "SAME", "x:2", "h:x", "shift"),
     # Windows of more than the neighbors have: dimensions are exchanged instead.
     (False, (4, 8), (4, 1), (1, 1), "SAME", "x:4", "h:x", "alltoall"),
     # Images of odd sizes, of which the last slices end in padding.
@@ -291,6 +293,18 @@ IN_PARTS = [
     (False, (5, 7, 3), (3, 3, 3), (1, 2, 1), "SAME", "x:2,y:2", "d:y?,h:x?", "shift"),
     (True, (5, 3), (3, 2), (2, 1), "SAME", "x:2,y:2", "h:x?,w:y?", "shift"),
     (True, (3, 5, 2), (2, 3, 2), (2, 1, 2), "VALID", "x:2", "h:x?", "shift"),
+]
+# transposed, blocks, sizes of a block, window, strides, mesh, layout, what moves
+IN_BLOCKS = [
+    (False, (4, 2), (3, 4), (3, 5), (1, 1), "x:2,y:2", "v_blocks:x,w_blocks:y", "shift"),
+    (False, (4, 2), (4, 4), (5, 3), (2, 1), "x:2", "v_blocks:x", "shift"),
+    (False, (2, 4), (2, 3), (2, 2), (2, 1), "x:2,y:2", "v_blocks:x,w_blocks:y", "shift"),
+    (False, (2, 2), (2, 4), (2, 2), (2, 2), "x:2,y:2", "v_blocks:x,w_blocks:y", ""),
+    (True, (4, 2), (3, 2), (3, 5), (1, 2), "x:2,y:2", "v_blocks:x,w_blocks:y", "shift"),
+    (False, (3, 2), (4, 4), (3, 3), (1, 1), "x:2", "v_blocks:x?", "shift"),
+    # The halo is more than the neighbors have, or a dimension within blocks is split.
+    (False, (4, 2), (1, 4), (5, 3), (1, 1), "x:4", "v_blocks:x", "allconcat"),
+    (False, (2, 2), (4, 4), (3, 3), (1, 1), "x:2", "w:x", "alltoall shift"),
 ]
 KINDS = [{}, {"apart": True}, {"simd": True}, {"apart": True, "pairs": True}]
 
@@ -330,6 +344,65 @@ class TestImagesInParts:
         assert lowered[1].counted == lowered[1].predicted
         kinds = {c.kind for _, _, c in lowered[1].lowering.collectives} - {"allreduce"}
         assert kinds == ({moves} if moves else set())
+
+    @pytest.mark.parametrize("kind", range(len(KINDS)))
+    @pytest.mark.parametrize("row", range(len(IN_BLOCKS)))
+    def test_blocks_are_convolved_as_the_images_that_they_make(self, row, kind, tf_graph):
+        transposed, blocks, sizes, window, strides, mesh_shape, layout, moves = IN_BLOCKS[row]
+        mesh = mtf.Mesh(mtf.Graph(), "mesh")
+        channels = [("o", 2), ("i", 3)] if transposed else [("i", 3), ("o", 2)]
+        of = [(f"{name}_blocks", n) for name, n in zip("vw", blocks)]
+        shape = mtf.Shape([("b", 2), *of, *spatial_dims(sizes), ("i", 3)])
+        rng = np.random.RandomState(row)
+        x = tf.constant(rng.normal(size=shape.to_integer_list), tf.float32)
+        filter_shape = mtf.Shape([*spatial_dims(window, "f"), *channels])
+        f = tf.constant(rng.normal(size=filter_shape.to_integer_list), tf.float32)
+        joined = [n * size for n, size in zip(blocks, sizes)]
+        whole_x = tf.reshape(tf.transpose(x, [0, 1, 3, 2, 4, 5]), [2, *joined, 3])
+
+        def targets(image, dims, **given):
+            inputs = [
+                mtf.import_tf_tensor(mesh, image, dims),
+                mtf.import_tf_tensor(mesh, f, filter_shape),
+            ]
+            y = CLASSES[2, transposed](*inputs, [1, *strides, 1], "SAME", **given).outputs[0]
+            dx, df = mtf.gradients([mtf.reduce_sum(mtf.square(y))], inputs)
+            both = mtf.reduce_sum(mtf.square(dx)) + mtf.reduce_sum(mtf.square(df))
+            return [y, dx, df, *mtf.gradients([both], inputs)]
+
+        made = targets(x, shape, blocks=shape.dims[1:3])
+        whole = targets(whole_x, [("b", 2), *spatial_dims(joined), ("i", 3)])
+        placing = harness.Placing(mesh_shape, layout, **KINDS[kind])
+        lowered = [
+            harness.lower(mesh.graph, mesh, p, y)
+            for p, y in ((harness.WHOLE, whole), (placing, made))
+        ]
+        with harness.session() as session:
+            expected, parts = (session.run(one.exports) for one in lowered)
+        assert [y.ndim for y in parts] == [6, 6, 4, 6, 4]
+        images = [
+            p if p.ndim == 4 else p.transpose(0, 1, 3, 2, 4, 5).reshape(e.shape)
+            for p, e in zip(parts, expected)
+        ]
+        close(images, expected)
+        assert lowered[1].counted == lowered[1].predicted
+        kinds = {c.kind for _, _, c in lowered[1].lowering.collectives} - {"allreduce"}
+        assert kinds == set(moves.split())
+
+    def test_blocks_of_one_processor_exchange_nothing(self):
+        with program("vb:x") as p:
+            dims = [("b", 2), ("vb", 8), ("wb", 2), *spatial_dims((3, 4)), ("i", 3)]
+            x, _ = p.random(dims)
+            f, _ = p.random([*spatial_dims((3, 3), "f"), ("i", 3), ("o", 2)], seed=1)
+            blocks = mtf.Shape(dims).dims[1:3]
+            mtf.Conv2dOperation(x, f, [1, 1, 1, 1], "SAME", blocks=blocks)
+            p.lower()
+            moved = [(c.kind, c.elements) for _, _, c in p.lowering.collectives]
+            counters = dict(p.lowering.counters)
+        # A row of 2 images, 2 * 4 columns and 3 channels from either side, by all four processors.
+        rows = 4 * 2 * 8 * 3
+        assert moved == [("shift", rows)] * 2
+        assert (counters["shift[1]"], counters["shift[-1]"]) == (rows, rows)
 
     def test_halos_are_one_less_than_the_window(self):
         with program("h:x") as p:

@@ -24,8 +24,22 @@ from mesh_tensorflow._core.shape import Dimension, Shape, ShapeLike, convert_to_
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow._mesh.slice_functions import merged_sizes, never_with_bias
+from mesh_tensorflow.ops._contractions.conv_blocks import (
+    Blocks,
+    BlocksAsProcessors,
+    check_blocks,
+    cutter,
+    joined_shape,
+    joiner,
+)
 from mesh_tensorflow.ops._elementwise.binary import check_dtypes
-from mesh_tensorflow.ops._movement.halo import Halo, halo, halo_collectives, halos_too_far
+from mesh_tensorflow.ops._movement.halo import (
+    Halo,
+    gathered_along_all,
+    halo,
+    halo_collectives,
+    halos_too_far,
+)
 
 if TYPE_CHECKING:
     from mesh_tensorflow._lowering.lowering import Lowering
@@ -79,12 +93,14 @@ class ConvKind:
       transposed: whether the input is the narrow image.
       strides: the stride of each spatial dimension.
       padding: "SAME" or "VALID".
+      blocks: if images are in blocks, the Dimension of these along each spatial dimension, or None.
     """
 
     rank: int
     transposed: bool
     strides: tuple[int, ...]
     padding: str
+    blocks: tuple[Optional[Dimension], ...] = ()
 
     @property
     def input_role(self) -> str:
@@ -144,9 +160,25 @@ class ConvForm(NamedTuple):
     computed: str
     shapes: dict[str, Shape]
 
+    def joined(self, mesh_impl: MeshImpl) -> ConvForm:
+        """Returns the same of the images that blocks make, if images are in blocks."""
+        blocks = self.kind.blocks
+        if not blocks:
+            return self
+        shapes = {
+            role: shape if role == FILTER else joined_shape(shape, blocks, mesh_impl)
+            for role, shape in self.shapes.items()
+        }
+        return self._replace(kind=dataclasses.replace(self.kind, blocks=()), shapes=shapes)
+
 
 def conv_kind(
-    what: str, rank: int, transposed: bool, strides: Sequence[int], padding: str
+    what: str,
+    rank: int,
+    transposed: bool,
+    strides: Sequence[int],
+    padding: str,
+    blocks: Blocks = (),
 ) -> ConvKind:
     """Returns a ConvKind; `what` names the operation in messages.
 
@@ -163,7 +195,7 @@ def conv_kind(
             f"whole numbers, 1 for batch and channels, but they are {strides!r}"
         )
     table_lookup(_NARROW_SIZE, padding, f"padding of {what}")
-    return ConvKind(rank, bool(transposed), tuple(strides[1:-1]), padding)
+    return ConvKind(rank, bool(transposed), tuple(strides[1:-1]), padding, tuple(blocks))
 
 
 def check_shapes(what: str, kind: ConvKind, shapes: dict[str, Shape]) -> None:
@@ -321,6 +353,17 @@ class ConvNdOperation(Operation):
         if output_shape is not None:
             shapes[computed] = output_shape
         check_shapes(what, kind, shapes)
+        if kind.blocks:
+            blocks = check_blocks(
+                what,
+                kind.blocks,
+                shapes[kind.input_role if kind.input_role in shapes else kind.output_role],
+                shapes[FILTER].to_integer_list[: kind.rank],
+                kind.strides,
+                kind.padding,
+                kind.transposed or kind.input_role not in shapes,
+            )
+            kind = dataclasses.replace(kind, blocks=blocks)
         if output_shape is None:
             image = shapes[kind.input_role]
             shapes[computed] = kind.image_shape(computed, image, shapes[FILTER])
@@ -337,7 +380,8 @@ class ConvNdOperation(Operation):
 
     def filling(self, x: Tensor) -> tuple[Collection[Dimension], float]:
         """Returns the dimensions of images, and what is summed over: 0 adds nothing to either."""
-        spatial = [*self._spatial(WIDE), *self._spatial(NARROW)]
+        # Where whole blocks are padding, these are what windows meet past the end of the image.
+        spatial = [*self._spatial(WIDE), *self._spatial(NARROW), *self._form.kind.blocks]
         return [d for d in x.shape if d in spatial or d not in self._outputs[0].shape], 0
 
     @property
@@ -346,7 +390,11 @@ class ConvNdOperation(Operation):
 
     def _unsplittable(self) -> list[str]:
         # A window meets all pixels. An image may be split, as its halos are exchanged.
-        return [d.name for d in self._form.shapes[FILTER][: self._form.kind.rank]]
+        kind, _, _, shapes = self._form
+        within = [
+            d for role in (WIDE, NARROW) for d, of in zip(self._spatial(role), kind.blocks) if of
+        ]
+        return [d.name for d in [*shapes[FILTER][: kind.rank], *within]]
 
     def needs_whole(self, mesh_impl: MeshImpl) -> Collection[str]:
         """Returns the window's dimensions, and those of images whose halos reach too far."""
@@ -356,16 +404,24 @@ class ConvNdOperation(Operation):
         compiled = getattr(mesh_impl, "is_split_by_compiler", False)  # one from elsewhere lacks it
         halos = self._halos(mesh_impl)
         far = halos if compiled else halos_too_far(mesh_impl, halos)
-        image = self._form.shapes[WIDE]
-        return {*super().needs_whole(mesh_impl), *(image[h.tensor_axis].name for h in far)}
+        image = self._form.joined(mesh_impl).shapes[WIDE]
+        names = {image[h.tensor_axis].name for h in far}
+        if compiled:
+            # Blocks, which are not joined there, have margins of their own.
+            names -= {d.name for d in self._form.kind.blocks if d is not None}
+        return {*super().needs_whole(mesh_impl), *names}
 
     def _spatial(self, role: str) -> list[Dimension]:
         return self._form.shapes[role][-self._form.kind.rank - 1 : -1]
 
     def _halos(self, mesh_impl: MeshImpl) -> list[Halo]:
         """Returns what windows need of the wide image, for each spatial dimension."""
-        kind, _, _, shapes = self._form
-        wide, narrow = self._spatial(WIDE), self._spatial(NARROW)
+        return self._halos_of(self._form.joined(mesh_impl), mesh_impl)
+
+    def _halos_of(self, form: ConvForm, mesh_impl: Any) -> list[Halo]:
+        """Returns the halos of a form without blocks."""
+        kind, _, _, shapes = form
+        wide, narrow = (shapes[role][-kind.rank - 1 : -1] for role in (WIDE, NARROW))
         halos = []
         for i, (w, n, k, s) in enumerate(zip(wide, narrow, shapes[FILTER], kind.strides)):
             # As TensorFlow pads: the odd one comes after.
@@ -392,17 +448,26 @@ class ConvNdOperation(Operation):
         movement = (kind.tf_strides, kind.padding)
         if role == FILTER:
             images = tensors[kind.input_role], shapes[FILTER], tensors[kind.output_role]
-            op = Conv2or3dBackpropFilterOperation(rank, transposed, *images, *movement)
+            op = Conv2or3dBackpropFilterOperation(
+                rank, transposed, *images, *movement, blocks=kind.blocks
+            )
             return op.outputs[0]
         known_image = NARROW if role == WIDE else WIDE
         usual = kind.image_shape(role, shapes[known_image], shapes[FILTER])
         if role == kind.output_role and usual == shapes[role]:
             cls = _FORWARD[rank, transposed]
-            return cls(tensors[known_image], tensors[FILTER], *movement).outputs[0]
+            image = tensors[known_image]
+            return cls(image, tensors[FILTER], *movement, blocks=kind.blocks).outputs[0]
         # A wide image that has not the default size of a transposed convolution needs its shape.
         # The operation computes an input, which of a transposed convolution is the narrow image.
         return Conv2or3dBackpropInputOperation(
-            rank, role == NARROW, shapes[role], tensors[FILTER], tensors[known_image], *movement
+            rank,
+            role == NARROW,
+            shapes[role],
+            tensors[FILTER],
+            tensors[known_image],
+            *movement,
+            blocks=kind.blocks,
         ).outputs[0]
 
     # -- lowering
@@ -424,7 +489,7 @@ class ConvNdOperation(Operation):
         output = self.outputs[0]
         # By the requested mesh: in the executed one, processors that share a device may be one.
         self._count(lowering, lowering.requested_impl(self))
-        lowering.count_collectives(self, "halo")
+        self._count_halos(lowering)
         values = [lowering.tensors[x] for x in self.inputs]
         has_copies = self._has_copies(lowering.requested_impl(self))
         if has_copies:
@@ -434,20 +499,60 @@ class ConvNdOperation(Operation):
                 mesh_impl.pinned(v.to_laid_out_tensor(), x.shape)
                 for v, x in zip(values, self.inputs)
             ]
-        result = self._convolved(mesh_impl, values)
+        result = self._convolved(lowering.requested_impl(self), mesh_impl, values)
         if has_copies:
             result = mesh_impl.pinned(result, output.shape)
         axes = self._summed_axes(mesh_impl)
         _, _, label = self._form.kind.names(self._product)
         lowering.set_partial_sum(output, result, axes, label)
 
-    def _convolved(self, mesh_impl: MeshImpl, values: Sequence[Any]) -> Any:
+    def _convolved(self, requested: MeshImpl, mesh_impl: MeshImpl, values: Sequence[Any]) -> Any:
         """Returns the laid-out result, before sums over processors, of laid-out inputs."""
-        halos = self._halos(mesh_impl)
+        (kind, roles, computed, shapes), form = self._form, self._form.joined(mesh_impl)
+        blocks = kind.blocks
+        if not blocks:
+            return self._with_halos(mesh_impl, mesh_impl, form, self._halos(mesh_impl), values)
+        compiled = getattr(requested, "is_split_by_compiler", False)
+        if compiled and any(d and requested.splitting_axis(d) is not None for d in blocks):
+            between = BlocksAsProcessors(mesh_impl, shapes[WIDE], blocks)
+            # Spatial dimensions are last in either form.
+            further = len(shapes[WIDE]) - len(form.shapes[WIDE])
+            halos = [
+                dataclasses.replace(h, tensor_axis=h.tensor_axis + further)
+                for h in self._halos_of(form, between)
+            ]
+            return self._with_halos(mesh_impl, between, self._form, halos, values)
+        joined = [
+            v if role == FILTER else mesh_impl.slicewise(joiner(shapes[role], blocks), v)
+            for role, v in zip(roles, values)
+        ]
+        result = self._with_halos(mesh_impl, mesh_impl, form, self._halos(mesh_impl), joined)
+        if computed == FILTER:
+            return result
+        sizes = mesh_impl.slice_shape(shapes[computed])
+        return mesh_impl.slicewise(cutter(shapes[computed], blocks, sizes), result)
+
+    def _with_halos(
+        self,
+        mesh_impl: MeshImpl,
+        between: Any,
+        form: ConvForm,
+        halos: Sequence[Halo],
+        values: Sequence[Any],
+    ) -> Any:
+        """Returns what a form gives of laid-out inputs.
+
+        Args:
+          mesh_impl: the executed MeshImpl.
+          between: what halos are exchanged between: that mesh, or blocks of its tensors.
+          form: the ConvForm.
+          halos: those of its wide image.
+          values: laid-out values, in the order of the form's roles.
+        """
         if all(h.mesh_axis is None for h in halos):
-            return mesh_impl.slicewise(self._slice_fn(mesh_impl, self._form), *values)
+            return mesh_impl.slicewise(self._slice_fn(mesh_impl, form), *values)
         # With halos, each slice of the wide image is one by itself, and has every window inside.
-        kind, roles, computed, shapes = self._form
+        kind, roles, computed, shapes = form
         image = shapes[WIDE].dims
         for h in halos:
             image[h.tensor_axis] = Dimension(f"_reached_{h.tensor_axis}", h.width)
@@ -455,7 +560,7 @@ class ConvNdOperation(Operation):
         # beyond an image that has one channel.
         sizes = mesh_impl.slice_shape(shapes[NARROW])[-kind.rank - 1 : -1]
         strides = tuple(1 if n == 1 else s for n, s in zip(sizes, kind.strides))
-        form = self._form._replace(
+        form = form._replace(
             kind=dataclasses.replace(kind, padding="VALID", strides=strides),
             shapes={**shapes, WIDE: Shape(image)},
         )
@@ -463,13 +568,11 @@ class ConvNdOperation(Operation):
             result = mesh_impl.slicewise(self._slice_fn(mesh_impl, form), *values)
             # The transpose of what the other two begin with, in the opposite order.
             for h in reversed(halos):
-                result = h.scattered(mesh_impl, result)
+                result = h.scattered(between, result)
             return result
         operands = [v.to_laid_out_tensor() for v in values]
         place = roles.index(WIDE)
-        for h in halos:
-            # One after another, so that corners come with the edges of the second one.
-            operands[place] = h.gathered(mesh_impl, operands[place])
+        operands[place] = gathered_along_all(halos, between, operands[place])
         return mesh_impl.slicewise(self._slice_fn(mesh_impl, form), *operands)
 
     def _has_copies(self, mesh_impl: MeshImpl) -> bool:
@@ -526,11 +629,21 @@ class ConvNdOperation(Operation):
         lowering.add_counter(f"{counter}/{self._product}", laid_out)
         lowering.add_counter(f"{counter}_unique/{self._product}", unique)
 
+    def _count_halos(self, lowering: Lowering) -> None:
+        if not self._form.kind.blocks:
+            return lowering.count_collectives(self, "halo")
+        requested = lowering.requested_impl(self)
+        offsets = [offset for h in self._halos(requested) for offset in h.offsets]
+        # As in the classic, where shifts of the edges of blocks bring them.
+        for offset, moved in zip(offsets, self.cost(requested).collectives):
+            lowering.add_counter(f"shift[{offset}]", moved.elements)
+        lowering.count_collectives(self, None)
+
     def cost(self, mesh_impl: MeshImpl) -> Cost:
         """Two flops for each multiply-add of every processor, and halos of split images."""
         # Each pixel of the narrow image meets the whole window; those of the wide one need not.
         multiply_adds = self._multiply_adds(NARROW, mesh_impl.slice_shape) * mesh_impl.size
-        image, dtype = self._form.shapes[WIDE], self._outputs[0].dtype
+        image, dtype = self._form.joined(mesh_impl).shapes[WIDE], self._outputs[0].dtype
         collectives = halo_collectives(self._halos(mesh_impl), mesh_impl, image, dtype)
         return Cost(2 * multiply_adds, super().cost(mesh_impl).bytes, collectives)
 
@@ -555,6 +668,7 @@ class _ForwardConvOperation(ConvNdOperation):
         strides: Sequence[int],
         padding: str,
         name: Optional[str] = None,
+        blocks: Blocks = (),
     ):
         """Creates the operation.
 
@@ -567,12 +681,14 @@ class _ForwardConvOperation(ConvNdOperation):
             floor((n - k) / s) + 1 for "VALID"; if transposed, n * s for "SAME" and
             (n - 1) * s + max(k, s) for "VALID".
           name: a string or None.
+          blocks: if images are in blocks, as those of `mtf.layers.conv2d_with_blocks`, the
+            Dimension of blocks along each spatial dimension, or None for one block.
 
         Raises:
           ValueError: dtypes, ranks, channels, strides or padding are invalid or do not match, or
             the window is larger than the image.
         """
-        kind = conv_kind(name or type(self).__name__, *self._family, strides, padding)
+        kind = conv_kind(name or type(self).__name__, *self._family, strides, padding, blocks)
         operands = {kind.input_role: conv_input, FILTER: conv_filter}
         super().__init__(kind, operands, None, name)
         x, w, y = conv_input.shape.dims, conv_filter.shape.dims, self._outputs[0].shape.dims
@@ -634,6 +750,7 @@ class Conv2or3dBackpropInputOperation(ConvNdOperation):
         strides: Sequence[int],
         padding: str,
         name: Optional[str] = None,
+        blocks: Blocks = (),
     ):
         """Creates the operation.
 
@@ -646,12 +763,13 @@ class Conv2or3dBackpropInputOperation(ConvNdOperation):
           strides: a list [1, stride of each spatial dimension..., 1].
           padding: "SAME" or "VALID".
           name: a string or None.
+          blocks: the Dimensions of blocks, or None, if images are in blocks.
 
         Raises:
           ValueError: dtypes, shapes, strides or padding are invalid or do not match.
         """
         what = name or type(self).__name__
-        kind = conv_kind(what, conv_dimension, is_transpose, strides, padding)
+        kind = conv_kind(what, conv_dimension, is_transpose, strides, padding, blocks)
         # In the order of the operation's inputs, which is that of its gradients.
         operands = {FILTER: conv_filter, kind.output_role: dy}
         super().__init__(kind, operands, convert_to_shape(input_shape), name)
@@ -674,6 +792,7 @@ class Conv2or3dBackpropFilterOperation(ConvNdOperation):
         strides: Sequence[int],
         padding: str,
         name: Optional[str] = None,
+        blocks: Blocks = (),
     ):
         """Creates the operation.
 
@@ -686,12 +805,13 @@ class Conv2or3dBackpropFilterOperation(ConvNdOperation):
           strides: a list [1, stride of each spatial dimension..., 1].
           padding: "SAME" or "VALID".
           name: a string or None.
+          blocks: the Dimensions of blocks, or None, if images are in blocks.
 
         Raises:
           ValueError: dtypes, shapes, strides or padding are invalid or do not match.
         """
         what = name or type(self).__name__
-        kind = conv_kind(what, conv_dimension, is_transpose, strides, padding)
+        kind = conv_kind(what, conv_dimension, is_transpose, strides, padding, blocks)
         operands = {kind.input_role: conv_input, kind.output_role: dy}
         super().__init__(kind, operands, convert_to_shape(filter_shape), name)
 

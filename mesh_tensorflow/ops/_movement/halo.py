@@ -98,6 +98,11 @@ class Halo:
         """The size of a slice with its halo."""
         return self.left + self.size + self.right
 
+    @property
+    def offsets(self) -> list[int]:
+        """How far slices move that are gathered, to the right if positive, in their order."""
+        return [] if self.mesh_axis is None else [edge.offset for edge in self._edges()]
+
     def gathered(self, mesh_impl: MeshImpl, x: Any) -> Any:
         """Returns a laid-out value with slices of what the windows of each processor reach over.
 
@@ -194,6 +199,37 @@ class Halo:
 def paddings_along(rank: int, axis: int, before: int, after: int) -> list[list[int]]:
     """Returns the argument of tf.pad that pads one axis of a tensor."""
     return [[before, after] if i == axis else [0, 0] for i in range(rank)]
+
+
+def gathered_along_all(halos: Sequence[Halo], mesh_impl: MeshImpl, x: Any) -> Any:
+    """Returns what windows reach over along several dimensions; see `Halo.gathered`.
+
+    Args:
+      halos: Halos along different dimensions.
+      mesh_impl: a MeshImpl.
+      x: a LaidOutTensor of slices.
+    """
+    for h in halos:
+        if h.mesh_axis is not None:
+            # One after another, so that corners come with the edges of the second one.
+            x = h.gathered(mesh_impl, x)
+    alone = [h for h in halos if h.mesh_axis is None]
+    if not alone:
+        return x
+
+    def padded(t: tf.Tensor) -> tf.Tensor:
+        paddings = [[0, 0] for _ in t.shape]
+        for h in alone:
+            paddings[h.tensor_axis] = [h.left, h.right]
+        # All at once: oneDNN's optimizer (of TensorFlow 2.21) makes one operation of a padding and
+        # a convolution of volumes, and leaves out another padding before it.
+        if any(map(any, paddings)):
+            t = tf.pad(t, paddings)
+        for h in alone:
+            t = h._cut(t, h.begin, h.width)
+        return t
+
+    return mesh_impl.slicewise(padded, x)
 
 
 def halos_too_far(mesh_impl: MeshImpl, halos: Iterable[Halo]) -> list[Halo]:

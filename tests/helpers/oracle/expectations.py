@@ -100,6 +100,7 @@ COUNTERS_DIFFER = [
     ("self_attention_bias_shared", r"allreduce/.*", "what two layers add to a gradient is summed once"),
     ("talking_heads_*", r"allreduce/.*", "static and dynamic projections are applied apart"),
     ("branched_*", r"allreduce/.*", "branches are weighted and summed in one product"),
+    ("unet_slices", r"shift\[.*", "a halo is exchanged again for a filter's gradient, not kept"),
     ("local_attention*", r"shift\[.*", "positions beside a block are counted, not moved"),
     ("hybrid_attention", r"allreduce/.*", "the two kinds of weights are mixed by one product"),
     ("beam_search_*", ".*", "candidates are chosen where the vocabulary is, beams by index"),
