@@ -6,9 +6,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Union
 
 __all__ = [
     "ALLOCATORS",
@@ -71,7 +71,11 @@ def peak_mb() -> float:
     return memory("VmHWM") / 2**20
 
 
-def serve(prepare: Callable[[], tuple[Callable[[], Any], dict[str, Any]]]) -> None:
+# What is timed: a function, or several by their names.
+Runs = Union[Callable[[], Any], Mapping[str, Callable[[], Any]]]
+
+
+def serve(prepare: Callable[[], tuple[Runs, dict[str, Any]]]) -> None:
     """Answers requests until the end of the input.
 
     Args:
@@ -79,7 +83,7 @@ def serve(prepare: Callable[[], tuple[Callable[[], Any], dict[str, Any]]]) -> No
     """
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print must not mix with the answers
-    run, answer = prepare()
+    runs, answer = prepare()
     forget_largest()  # the peak of what is measured, not of loading
     while True:
         answers.write(json.dumps(answer) + "\n")
@@ -87,8 +91,10 @@ def serve(prepare: Callable[[], tuple[Callable[[], Any], dict[str, Any]]]) -> No
         line = sys.stdin.readline()
         if not line:
             return
+        count, *names = line.split()
+        run = runs if callable(runs) else runs[names[0]]
         seconds = []
-        for _ in range(int(line)):
+        for _ in range(int(count)):
             start = time.perf_counter()
             run()
             seconds.append(time.perf_counter() - start)
@@ -133,10 +139,10 @@ class Process:
             raise RuntimeError(f"{self.name}: {self._log.read()[-2000:]}")
         return json.loads(line)
 
-    def ask(self, count: int) -> Any:
-        """Has it repeat what it measures; returns its answer."""
+    def ask(self, count: int, name: str = "") -> Any:
+        """Has it repeat what it measures, or what has a name there; returns its answer."""
         assert self._process.stdin is not None
-        self._process.stdin.write(f"{count}\n")
+        self._process.stdin.write(f"{count} {name}\n")
         self._process.stdin.flush()
         return self._read()
 

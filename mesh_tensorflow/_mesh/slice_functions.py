@@ -9,8 +9,9 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import functools
+import itertools
 import string
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple, Optional, Union
 
 import numpy as np
@@ -30,6 +31,7 @@ _POOL = "_mtf_constants"  # an attribute of tf.Graph, so that the pool is freed 
 # Separate for each thread: several may build programs, each in its own tf graph.
 _device: contextvars.ContextVar[Optional[str]] = contextvars.ContextVar("device", default=None)
 _loop: contextvars.ContextVar[Optional[object]] = contextvars.ContextVar("loop", default=None)
+_never_compiled: contextvars.ContextVar[bool] = contextvars.ContextVar("uncompiled", default=False)
 
 
 def inside_loop() -> contextlib.AbstractContextManager[None]:
@@ -85,13 +87,27 @@ def reshaped(x: tf.Tensor, sizes: Sequence[int]) -> tf.Tensor:
     """Returns `x` reshaped, the same tf.Tensor for the same sizes on the same device."""
     if x.shape.as_list() == list(sizes):
         return x
+    return remembered("reshaped", [x], tuple(sizes), lambda: tf.reshape(x, constant(sizes)))
+
+
+def remembered(
+    what: str, xs: Sequence[tf.Tensor], options: Hashable, make: Callable[[], Any]
+) -> Any:
+    """Returns what is computed of tf.Tensors, the same for the same ones on the same device.
+
+    Args:
+      what: what is computed.
+      xs: tf.Tensors, all that it is computed of.
+      options: what else it depends on.
+      make: a function without arguments that computes it.
+    """
     if _device.get() is None or tf.executing_eagerly():
-        return tf.reshape(x, constant(sizes))
+        return make()
     pool, place = _pool()
-    key = (*place, "reshaped", id(x), tuple(sizes))
+    key = (*place, what, *map(id, xs), options)
     if key not in pool:
-        # Holding `x` keeps its id from being used by another tensor.
-        pool[key] = (tf.reshape(x, constant(sizes)), x)
+        # Holding tensors keeps their ids from being used by others.
+        pool[key] = (make(), xs)
     return pool[key][0]
 
 
@@ -102,7 +118,7 @@ def remember_reshaped(x: tf.Tensor, sizes: Sequence[int]) -> tf.Tensor:
         pool, place = _pool()
         # The next contraction often needs the matrix again: it finds `x`, without a reshape.
         key = (*place, "reshaped", id(y), tuple(x.shape.as_list()))
-        pool[key] = (x, y)
+        pool[key] = (x, [y])
     return y
 
 
@@ -452,6 +468,10 @@ def static_arange(begin: int, size: int, stride: int) -> np.ndarray:
 # product and its reshapes.
 _SMALL = 4_000_000
 
+# Of this many rows for each matrix of a batch, products are those of decoding.
+_FEW_ROWS = 8
+_BATCHES = (tf.float32, tf.float64, tf.bfloat16)  # the dtypes that have a kernel on all devices
+
 # Large products of two matrices for which tf.matmul is still faster; with a transposed right
 # operand tf.einsum is.
 _LARGE = frozenset(["ab,bc->ac", "ab,ac->bc"])
@@ -512,12 +532,15 @@ def contract(equation: str, *slices: tf.Tensor) -> tf.Tensor:
         return _without(single, equation, slices, size)
     plan = _plan(equation)
     if plan is None:
-        return tf.einsum(equation, *slices)
+        batched = _few_rows_of_each(equation, slices, size)
+        return tf.einsum(equation, *slices) if batched is None else batched
     left, inner, right = (
         list_product(size[c] for c in part)
         for part in (plan.left_free, plan.contracted, plan.right_free)
     )
-    if left * inner * right > _SMALL and equation not in _LARGE:
+    # A single row, as in decoding, is multiplied as fast as the matrix is read.
+    large = left * inner * right > _SMALL and min(left, right) > 1
+    if large and equation not in _LARGE:
         return tf.einsum(equation, *slices)
     # The matrices of operands are kept: several products of a layer and its gradient need them.
     y = never_with_bias(
@@ -530,6 +553,41 @@ def contract(equation: str, *slices: tf.Tensor) -> tf.Tensor:
     )
     sizes = [size[c] for c in plan.left_free + plan.right_free]
     return y if sizes == [left, right] else remember_reshaped(y, sizes)
+
+
+def _few_rows_of_each(
+    equation: str, slices: Sequence[tf.Tensor], size: Mapping[str, int]
+) -> Optional[tf.Tensor]:
+    """Returns a small batch of products of few rows, as of attention in decoding; None for others.
+
+    Args:
+      equation: as for tf.einsum.
+      slices: two tf.Tensors.
+      size: the sizes of labels.
+    """
+    parts = _parts(equation)
+    same = itertools.takewhile(lambda labels: len(set(labels)) == 1, zip(*parts))
+    batch = "".join(labels[0] for labels in same)
+    left, right, output = (part[len(batch) :] for part in parts)
+    plan = _plan(f"{left},{right}->{output}")
+    if not batch or plan is None or slices[0].dtype not in _BATCHES:
+        return None
+    of_all, rows, inner, columns = (
+        list_product(size[c] for c in part)
+        for part in (batch, plan.left_free, plan.contracted, plan.right_free)
+    )
+    if min(rows, columns) > _FEW_ROWS or of_all * rows * inner * columns > _SMALL:
+        return None
+    # This kernel alone is one that no optimizer replaces by oneDNN's: that takes longer to begin
+    # than such products take.
+    product = tf.raw_ops.BatchMatMulV3(
+        x=reshaped(slices[0], [of_all, *_matrix(rows, inner, plan.transpose_left)]),
+        y=reshaped(slices[1], [of_all, *_matrix(inner, columns, plan.transpose_right)]),
+        Tout=slices[0].dtype,
+        adj_x=plan.transpose_left,
+        adj_y=plan.transpose_right,
+    )
+    return reshaped(product, [size[c] for c in parts[-1]])
 
 
 def never_with_bias(y: tf.Tensor) -> tf.Tensor:
@@ -608,12 +666,19 @@ _OF_CONTROL_FLOW = (
 )
 
 
+def never_compiled() -> contextlib.AbstractContextManager[None]:
+    """What is built within is of a function that no other calls, and XLA does not compile."""
+    return within(_never_compiled, True)
+
+
 def _may_be_compiled() -> bool:
     """Returns whether XLA may have to compile what is built now.
 
-    That is not known in a function: whoever calls it may be compiled. The body of a loop is a
-    function of the graph that the loop is in.
+    That is not known in a function, without `never_compiled`: whoever calls it may be compiled. The
+    body of a loop is a function of the graph that the loop is in.
     """
+    if _never_compiled.get():
+        return False
     graph = tf.get_default_graph()
     while True:
         context = graph._get_control_flow_context()

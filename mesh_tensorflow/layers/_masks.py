@@ -406,13 +406,25 @@ def hide(logits: mtf.Tensor, bias: Optional[mtf.Tensor]) -> mtf.Tensor:
       logits: a Tensor, with the bias if there is one.
       bias: a Tensor whose dimensions are some of the logits', or None.
     """
-    if bias is None:
-        return logits
+    return logits if bias is None else replaced(logits, *hiding(bias, logits.dtype))
+
+
+def hiding(bias: mtf.Tensor, dtype: tf.DType) -> tuple[mtf.Tensor, mtf.Tensor]:
+    """Returns which pairs a bias hides, and the logits that these have.
+
+    Args:
+      bias: a Tensor.
+      dtype: that of the logits.
+    """
     # Of hidden pairs no gradient flows, not to the bias either.
     hidden = mtf.less(bias, masked_logit(bias.dtype) / 2)
-    bias = mtf.stop_gradient(mtf.cast(bias, logits.dtype))
+    bias = mtf.stop_gradient(mtf.cast(bias, dtype))
     # Of the size of the bias, which often lacks dimensions of the logits.
-    level = mtf.cwise(hidden_logits, [bias], name="hidden_logits")
+    return hidden, mtf.cwise(hidden_logits, [bias], name="hidden_logits")
+
+
+def replaced(logits: mtf.Tensor, hidden: mtf.Tensor, level: mtf.Tensor) -> mtf.Tensor:
+    """Returns logits in which those of hidden pairs are replaced by a level; see `hiding`."""
     return select(hidden, level, logits, logits.shape)
 
 

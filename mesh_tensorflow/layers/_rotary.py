@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, Optional
+from typing import Any, NamedTuple, Optional
 
 import gin
 import numpy as np
@@ -100,6 +100,18 @@ _SCALINGS: dict[str, tuple[Callable[..., _Scaled], list[str], list[str]]] = {
         ["factor", "attention_factor"],
     ),
 }
+
+
+class Turns(NamedTuple):
+    """What channels at some positions are multiplied by, Tensors with dimensions [..., channels].
+
+    Attributes:
+      cosine: for the channels themselves.
+      shares: for the other ones of pairs, by how far these are shifted.
+    """
+
+    cosine: mtf.Tensor
+    shares: Mapping[int, mtf.Tensor]
 
 
 @gin.configurable(module="mesh_tensorflow.layers")
@@ -217,12 +229,34 @@ class RotaryEmbedding:
         Raises:
           ValueError: the number of channels that are turned is odd, or the dimensions do not fit.
         """
-        turned = self._turned(dim)
+        self._turned(dim)
         if dim not in x.shape or any(d not in x.shape for d in position.shape):
             raise ValueError(
                 f"RotaryEmbedding: {x.name} {x.shape} must have {dims_text([dim])} and the "
                 f"dimensions of the positions, {position.name} {position.shape}"
             )
+        return self.turned(x, dim, self.turns(position, dim, x.dtype, length=length))
+
+    def turns(
+        self,
+        position: mtf.Tensor,
+        dim: mtf.Dimension,
+        dtype: tf.DType,
+        *,
+        length: Optional[int] = None,
+    ) -> Turns:
+        """Returns what queries and keys at positions are multiplied by.
+
+        Args:
+          position: an integer Tensor, from 0.
+          dim: the Dimension of the channels.
+          dtype: that of queries and keys.
+          length: how many positions the program has, as for a call.
+
+        Raises:
+          ValueError: the number of channels that are turned is odd.
+        """
+        turned = self._turned(dim)
         apart = 1 if self.interleaved else turned // 2
         number = np.arange(dim.size)
         # Channels of no pair are turned by an angle of 0.
@@ -232,18 +266,31 @@ class RotaryEmbedding:
         frequencies, factor = self.frequencies(turned, length=length)
         radians = np.where(inside, frequencies[np.where(inside, pair, 0)], 0.0)
         # In float32, since bfloat16 has no 257; the tables are small.
-        angle = mtf.to_float(position) * self._of_channels(x, radians, dim)
-        cosine = mtf.cos(angle) * self._of_channels(x, np.where(inside, factor, 1.0), dim)
+        angle = mtf.to_float(position) * self._of_channels(position, radians, dim)
+        cosine = mtf.cos(angle) * self._of_channels(position, np.where(inside, factor, 1.0), dim)
         sine = mtf.sin(angle) * factor
-        y = mtf.multiply(x, mtf.cast(cosine, x.dtype), output_shape=x.shape)
         # (a, b) becomes (a cos - b sin, b cos + a sin). The other one of a pair comes by a shift,
         # which layouts may split; a first channel finds it behind, a second one before it.
         signs = {-apart: -1.0 * first, apart: 1.0 * (inside & ~first)}
         if 2 * apart == dim.size:
             signs = {apart: signs[-apart] + signs[apart]}  # the same by both ways around
-        for offset, sign in signs.items():
+        shares = {
+            offset: mtf.cast(sine * self._of_channels(position, sign, dim), dtype)
+            for offset, sign in signs.items()
+        }
+        return Turns(mtf.cast(cosine, dtype), shares)
+
+    def turned(self, x: mtf.Tensor, dim: mtf.Dimension, turns: Turns) -> mtf.Tensor:
+        """Returns queries or keys, turned.
+
+        Args:
+          x: a floating-point Tensor with dimensions [..., dim].
+          dim: the Dimension of its channels.
+          turns: what `turns` returns for the positions of `x`.
+        """
+        y = mtf.multiply(x, turns.cosine, output_shape=x.shape)
+        for offset, share in turns.shares.items():
             other = mtf.shift(x, offset, dim, wrap=True)
-            share = mtf.cast(sine * self._of_channels(x, sign, dim), x.dtype)
             y += mtf.multiply(other, share, output_shape=x.shape)
         return y
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Optional, Union
 
@@ -13,6 +14,7 @@ import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._core.layout import LayoutLike, convert_to_layout_rules
 from mesh_tensorflow._core.shape import ShapeLike, convert_to_shape
 from mesh_tensorflow._mesh.gspmd import GspmdMeshImpl
+from mesh_tensorflow._mesh.slice_functions import never_compiled
 from mesh_tensorflow._mesh.variables.function import function
 from mesh_tensorflow._mesh.variables.store import VariableStore
 from mesh_tensorflow._pjrt import pjrt
@@ -55,7 +57,14 @@ class Place:
           store: where its variables are.
         """
         if self.of_jax is None:
-            return function(fn, store=store)
+
+            @functools.wraps(fn)
+            def uncompiled(*args: Any) -> Any:
+                # Only eager code calls it, so that caches are written to in place.
+                with never_compiled():
+                    return fn(*args)
+
+            return function(uncompiled, store=store)
         compiled = pjrt().function(fn, store=store, **self.of_jax)
 
         def call(*args: Any) -> Any:

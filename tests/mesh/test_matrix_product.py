@@ -17,7 +17,7 @@ def values(labels):
 
 @pytest.mark.parametrize("equation", [
     "sab,sbc->sac", "asb,bsc->sac", "sab,sac->sbc", "stab,stbc->stac", "asb,cb->asc", "sab,sab->sb",
-    "sa,sa->s", "dab,dbc->dac",
+    "sa,sa->s", "dab,dbc->dac", "dab,dcb->dac", "dba,dbc->dac", "dsab,dscb->dsac", "dabc,dbc->da",
 ])  # fmt: skip
 def test_equals_einsum(equation):
     left, right = map(values, equation.split("->")[0].split(","))
@@ -30,6 +30,8 @@ def test_equals_einsum(equation):
     assert y.shape.as_list() == [SIZES[c] for c in equation.split("->")[1]]
     if equation in ("sab,sbc->sac", "stab,stbc->stac"):
         assert "MatMul" in kinds and not kinds & {"BatchMatMulV2", "Einsum"}
+    if equation.startswith("dab,d") and equation.endswith("->dac"):
+        assert "BatchMatMulV3" in kinds and "Einsum" not in kinds
 
 
 @pytest.mark.parametrize("left, right, output", [

@@ -1,5 +1,6 @@
 """How models of folders continue texts, against what transformers does; see make_generated.py."""
 
+import collections
 import io
 import json
 import pathlib
@@ -245,6 +246,34 @@ def test_prompts_of_all_lengths(name, place):
             assert logits.argmax(-1)[len(prompt) - 1 : -1].tolist() == new
             total = [sum(whole.log_probs([prompt + ids])[0][-5:]) for ids in (new, of_beams)]
             assert total[1] >= total[0] - 1e-4
+
+
+def nodes_of_steps(name, **place):
+    """Returns how many nodes of each type the loop of a decoding has."""
+    model = a_model(name, **place)
+    kinds = collections.Counter()
+    lowered = model._generator._lowered_samples
+
+    def graph_of(*args):
+        result = lowered(*args)
+        kinds.clear()  # the first call is traced twice, as it makes the variables
+        for op in tf.get_default_graph().get_operations():
+            if op.type in ("While", "StatelessWhile"):
+                body = tf.get_default_graph()._get_function(op.get_attr("body").name)
+                kinds.update(node.type for node in body.graph.get_operations())
+        return result
+
+    model._generator._sampled = model._place.function(graph_of, model.store)
+    model.generate([[5, 6, 7]], 2, stop=-1)
+    return kinds
+
+
+@pytest.mark.parametrize("place", [{}, {"mesh_shape": "x:2", "layout": "vocab:x"}])
+def test_layers_of_a_step_share_what_depends_on_the_position_alone(place):
+    kinds = nodes_of_steps("llama", **place)
+    assert kinds["Cos"] == kinds["Sin"] == 1
+    # In place: a scatter of updates would copy the whole cache in each step.
+    assert kinds["ScatterNdNonAliasingAdd"] and not kinds["TensorScatterUpdate"]
 
 
 # -- ends

@@ -130,7 +130,7 @@ class SoftmaxOperation(_AlongDimension):
         lowering.count_collectives(self, "reduce_op")
         mesh_axis = mesh_impl.splitting_axis(self._dim)
         if mesh_axis is None:
-            fn = tf.nn.log_softmax if self._log else tf.nn.softmax
+            fn = tf.nn.log_softmax if self._log else _softmax
             value = mesh_impl.slicewise(lambda t: self._along_axis(fn, t), x)
         else:
             value = self._lower_split(mesh_impl, x.to_laid_out_tensor(), mesh_axis)
@@ -161,6 +161,22 @@ class SoftmaxOperation(_AlongDimension):
             # Not log(exps / total), which is -inf where an exponential is rounded to 0.
             return mesh_impl.slicewise(lambda t, s: t - tf.log(s), shifted, total)
         return mesh_impl.slicewise(tf.divide, exps, total)
+
+
+# Of fewer elements than these, a softmax of several kernels is faster than the fused one, which is
+# distributed over threads.
+_SMALL = 2**14
+
+
+def _softmax(t: tf.Tensor, axis: int) -> tf.Tensor:
+    """Returns the softmax of a slice, with the kernels that are faster on CPUs."""
+    if not t.shape.is_fully_defined() or t.shape.num_elements() >= _SMALL:
+        return tf.nn.softmax(t, axis=axis)
+    # Its sum would round in these.
+    if t.dtype in (tf.bfloat16, tf.float16):
+        return tf.nn.softmax(t, axis=axis)
+    exps = tf.exp(t - tf.reduce_max(t, axis, keepdims=True))
+    return exps / tf.reduce_sum(exps, axis, keepdims=True)
 
 
 def _finite_or_zero(x: tf.Tensor) -> tf.Tensor:

@@ -399,7 +399,9 @@ def silu(x: Tensor) -> Tensor:
 def _swish_forward(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     # The second output, as the gradient would otherwise compute the exponential again.
     s = tf.sigmoid(x)
-    return x * s, s
+    # The shape keeps TensorFlow's optimizer from making one kernel of both, which takes threads for
+    # however few elements.
+    return x * tf.ensure_shape(s, s.shape), s
 
 
 def _swish_grad(x: tf.Tensor, s: tf.Tensor, dy: tf.Tensor) -> tf.Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Optional, Union
 
 import tensorflow.compat.v1 as tf
@@ -131,6 +131,23 @@ def nonpadding_of(context: Context) -> Union[mtf.Tensor, int, None]:
     if sequence_id is None or isinstance(sequence_id, int):
         return sequence_id
     return mtf.cast(mtf.not_equal(sequence_id, 0), context.activation_dtype)
+
+
+def once_in_step(context: Optional[Context], key: Hashable, make: Callable[[], Any]) -> Any:
+    """Returns a value that all layers of a decoding step share, such as a mask of its position.
+
+    In other modes it is made anew: pipelines and recomputation share nothing between layers.
+
+    Args:
+      context: a Context, or None.
+      key: what the value is made of, by which layers find it: a name, Tensors, sizes and options.
+      make: a function without arguments that returns the value.
+    """
+    if context is None or context.mode != "incremental":
+        return make()
+    if key not in context.cache:
+        context.cache[key] = make()
+    return context.cache[key]
 
 
 def check_one_position(context: Context) -> None:

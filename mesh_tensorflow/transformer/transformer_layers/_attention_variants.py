@@ -11,7 +11,11 @@ import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow.transformer import attention, moe
 from mesh_tensorflow.transformer.attention import _dot_product, _other_weights
 from mesh_tensorflow.transformer.attention._params import arguments_of
-from mesh_tensorflow.transformer.transformer._context import Context, memory_length_of
+from mesh_tensorflow.transformer.transformer._context import (
+    Context,
+    memory_length_of,
+    once_in_step,
+)
 from mesh_tensorflow.transformer.transformer_layers import _parts
 from mesh_tensorflow.transformer.transformer_layers._enc_dec_attention import (
     EncDecMixin,
@@ -24,6 +28,17 @@ from mesh_tensorflow.transformer.transformer_layers._self_attention import (
 )
 
 # -- a window of near positions
+
+
+def _hidden_of_window(context: Context, window: mtf.Dimension) -> mtf.Tensor:
+    """Returns the mask of a step on the ring buffer of the last positions."""
+    assert context.position is not None
+    slot = mtf.range(context.mesh, window, tf.int32)
+    # The latest position up to the current one that has this slot in the ring buffer.
+    position = context.position - mtf.mod(context.position - slot, window.size)
+    # Slots that nothing has been written to yet would be those of positions before the first.
+    visible = mtf.greater_equal(position, 0)
+    return attention.visibility_mask_to_attention_bias(visible, context.activation_dtype)
 
 
 @gin.configurable(module="mesh_tensorflow.transformer.transformer_layers")
@@ -179,15 +194,14 @@ class LocalSelfAttention(SelfAttention):
         self, context: Context, q: mtf.Tensor, new: list[mtf.Tensor]
     ) -> mtf.Tensor:
         window = self._state_dim(context)
-        here = mtf.mod(context.position, window.size)
+        here = once_in_step(
+            context, ("window", window), lambda: mtf.mod(context.position, window.size)
+        )
         # This overwrites the position of one window ago, which is just out of reach.
         kv = _parts.updated_states(context, new, window, position=here)
-        slot = mtf.range(context.mesh, window, tf.int32)
-        # The latest position up to the current one that has this slot in the ring buffer.
-        position = context.position - mtf.mod(context.position - slot, window.size)
-        # Slots that nothing has been written to yet would be those of positions before the first.
-        visible = mtf.greater_equal(position, 0)
-        bias = attention.visibility_mask_to_attention_bias(visible, context.activation_dtype)
+        bias = once_in_step(
+            context, ("hidden of window", window), lambda: _hidden_of_window(context, window)
+        )
         return self._attend(context, q, kv[0], kv[-1], window, bias)
 
     def min_relative_position(self, context: Context) -> Optional[int]:

@@ -11,7 +11,7 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._core.errors import dims_text
-from mesh_tensorflow._mesh.slice_functions import set_entries
+from mesh_tensorflow._mesh.slice_functions import remembered, set_entries, within_part
 from mesh_tensorflow.layers import _masks
 from mesh_tensorflow.layers._masks import Buckets
 from mesh_tensorflow.transformer import attention
@@ -330,17 +330,22 @@ class WriteAtOperation(mtf.Operation):
                 position = tf.broadcast_to(position, sizes[:at] + several)
             return tf.reshape(position, [rows * count])
 
+        def entries(position: tf.Tensor, *coordinate: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            """Returns the numbers of the entries, and which of them are in this slice."""
+            # What another processor has to write is written nowhere here.
+            inside, there = within_part(position, length, coordinate)
+            return row_numbers(inside) + tf.constant(begins, position.dtype), row_numbers(there)
+
         def write(
             state: tf.Tensor, new: tf.Tensor, position: tf.Tensor, *coordinate: tf.Tensor
         ) -> tf.Tensor:
-            for part in coordinate:
-                # Relative to the slice of this processor.
-                position = position - tf.cast(part, position.dtype) * length
-            # What another processor has to write is written nowhere here: the index is clipped, and
-            # `there` is false.
-            inside = tf.clip_by_value(position, 0, length - 1)
-            there = row_numbers(tf.equal(position, inside))
-            index = row_numbers(inside) + tf.constant(begins, position.dtype)
+            # All layers write to the same entries of their states.
+            index, there = remembered(
+                "entries",
+                [position, *coordinate],
+                (tuple(sizes[: at + 1]), tuple(turn), tuple(aligned), count),
+                lambda: entries(position, *coordinate),
+            )
             flat = tf.reshape(state, [rows * length, -1])
             if to_order != sorted(to_order):
                 new = tf.transpose(new, to_order)

@@ -17,6 +17,7 @@ from mesh_tensorflow.transformer import attention, transformer
 from mesh_tensorflow.transformer.attention import _dot_product
 from mesh_tensorflow.transformer.attention._params import QueryKeyNorm
 from mesh_tensorflow.transformer.attention._prompts import side_of_scope
+from mesh_tensorflow.transformer.transformer._context import once_in_step
 from mesh_tensorflow.transformer.transformer_layers import _parts
 
 if TYPE_CHECKING:
@@ -426,7 +427,15 @@ class SelfAttention(transformer.TransformerLayer):
             return x
         # Keys are kept turned, so that all steps of a decoding turn by the same frequencies.
         length = getattr(context, "states_length", None) or context.length_dim.size
-        return self.rotary(x, position, self.kv_dim, length=length)
+        rotary, dim = self.rotary, self.kv_dim
+        if context.mode != "incremental":
+            return rotary(x, position, dim, length=length)
+        turns = once_in_step(
+            context,
+            ("turns", rotary, position, dim, x.dtype, length),
+            lambda: rotary.turns(position, dim, x.dtype, length=length),
+        )
+        return rotary.turned(x, dim, turns)
 
     def _by_heads(self, context: Context) -> bool:
         """Returns whether positions are exchanged for heads; decoding keeps states as they are."""
@@ -464,7 +473,10 @@ class SelfAttention(transformer.TransformerLayer):
     def _memory_position(self, context: Context) -> mtf.Tensor:
         """Returns the positions of the memory; in decoding they are 0, 1, 2, ..."""
         if context.mode == "incremental":
-            return mtf.range(context.mesh, self.memory_length(context), tf.int32)
+            dim = self.memory_length(context)
+            return once_in_step(
+                context, ("positions", dim), lambda: mtf.range(context.mesh, dim, tf.int32)
+            )
         return self.rename_length_to_memory_length(query_position(context), context)
 
     def _prompts(self) -> tuple[Optional[str], Optional[int]]:
@@ -512,16 +524,27 @@ class SelfAttention(transformer.TransformerLayer):
             return _masks.stand_in(context.mesh, visible, context.activation_dtype, distances)
         # Prompts come first; distances within the sequence are those that it has without them.
         there = memory_position - num_prompts if num_prompts else memory_position
-        relative_position = there - here
-        hidden = _hidden(self, context, relative_position, memory_position, num_prompts)
+        relative_position = once_in_step(
+            context, ("relative_position", there, here), lambda: there - here
+        )
+        bounds = (self.min_relative_position(context), self.max_relative_position(context))
+        hidden = once_in_step(
+            context,
+            ("hidden", relative_position, memory_position, num_prompts, bounds),
+            lambda: _hidden(self, context, relative_position, memory_position, num_prompts),
+        )
         far = _distances(self, context, here, there, heads_dims, q)
         if far is None:
             return hidden
-        near = _masks.of_buckets(
-            far.values,
-            _masks.bucketed(relative_position, far.buckets),
-            far.buckets_dim,
-            memory_length,
+        bucketed = once_in_step(
+            context,
+            ("buckets", relative_position, far.buckets),
+            lambda: _masks.bucketed(relative_position, far.buckets),
+        )
+        near = once_in_step(
+            context,
+            ("near", far.values, bucketed, memory_length),
+            lambda: _masks.of_buckets(far.values, bucketed, far.buckets_dim, memory_length),
         )
         # Values that depend on the query have the size of the bias.
         by_distance = self.relative_attention_type != "contextual"
@@ -534,7 +557,10 @@ class SelfAttention(transformer.TransformerLayer):
         order = [*x.shape.dims[:-1], *heads_dims, memory_length]
         known = [d for d in order if d in near.shape or d in hidden.shape]
         others = [d for d in near.shape.dims + hidden.shape.dims if d not in known]
-        bias = mtf.add(near, hidden, output_shape=mtf.Shape([*dict.fromkeys(others), *known]))
+        dims = (*dict.fromkeys(others), *known)
+        bias = once_in_step(
+            context, ("bias", near, hidden, dims), lambda: mtf.add(near, hidden, mtf.Shape(dims))
+        )
         if hidden.made_of is None:
             return _masks.made_of(bias, (), hidden, distances) if by_distance else bias
         return _masks.made_of(bias, hidden.made_of.visible, rest, distances)
