@@ -425,17 +425,17 @@ def set_threads(
     names = mesh_shape.dimension_names
     splitting = {name for _, mesh_dim in rules.pairs for name in joined_names(mesh_dim, names)}
     slices = list_product(d.size for d in mesh_shape if d.name in splitting)
-    cores = _cores()
+    number = cores()
     # Fewer parts than cores would leave cores idle if each operation had one thread.
-    if cores == 1 or min(slices, len(set(cpus))) < cores:
+    if number == 1 or min(slices, len(set(cpus))) < number:
         return None
     with contextlib.suppress(RuntimeError):  # which says that it has begun
         tf2.config.threading.set_intra_op_parallelism_threads(1)
     # Operations of all processors run side by side, one thread each, so as many as there are cores.
-    return 1, cores
+    return 1, number
 
 
-def _cores() -> int:
+def cores() -> int:
     """Returns how many cores this process may use."""
     # In a container or under taskset a process may use fewer cores than the machine has.
     if hasattr(os, "sched_getaffinity"):
