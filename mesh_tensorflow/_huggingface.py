@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NoReturn, Optional
 
 import numpy as np
@@ -121,6 +121,7 @@ class Folder:
         self.config: dict[str, Any] = {}
         # By name: the file, the sizes, and the dtype as headers of files have it.
         self._headers: dict[str, tuple[str, tuple[int, ...], str]] = {}
+        self._begins: dict[str, int] = {}  # where a tensor begins in its file
         index, single, config = (os.path.join(path, n) for n in (_INDEX, _SINGLE, _CONFIG))
         if os.path.isfile(path):
             self._add(path, None)
@@ -147,6 +148,7 @@ class Folder:
                 for name in wanted:
                     header = opened.get_slice(name)
                     self._headers[name] = file, tuple(header.get_shape()), header.get_dtype()
+                self._begins.update(_begins(file, wanted))
         if missing:
             raise ValueError(
                 f"{file} has no {', '.join(missing)}, which the model's index has there"
@@ -157,16 +159,23 @@ class Folder:
         with _opened(self.file_of(name)) as opened:
             return opened.get_tensor(name)
 
-    def part(self, name: str, index: tuple[slice, ...]) -> np.ndarray:
-        """Reads a part of a tensor, and nothing else of its file.
+    def mapped(self, name: str) -> np.ndarray:
+        """Returns a tensor where its file has it; what of it is used is read then.
 
         Args:
           name: its name.
-          index: the range of the part along each axis.
+
+        Returns:
+          An array that cannot be written to. The file is mapped into memory while it is there.
+
+        Raises:
+          ValueError: the file is damaged, or has a dtype that NumPy lacks.
         """
-        with _opened(self.file_of(name)) as opened:
-            # A scalar has no slices. Else also for the whole, as this copies once less.
-            return opened.get_slice(name)[index] if index else opened.get_tensor(name)
+        file, shape, dtype = self.file_of(name), self.shape(name), self.dtype(name)
+        if 0 in shape:
+            return np.empty(shape, dtype)
+        with _opened(file):  # checks that it is whole still
+            return np.memmap(file, dtype, "r", self._begins[name], shape).view(np.ndarray)
 
     def __iter__(self) -> Iterator[str]:
         """Yields the names."""
@@ -203,6 +212,14 @@ class Folder:
           name: its name.
         """
         return self._headers[name][0]
+
+
+def _begins(file: str, names: Iterable[str]) -> dict[str, int]:
+    """Returns where tensors begin in a safetensors file that has been checked."""
+    with open(file, "rb") as f:
+        size = int.from_bytes(f.read(8), "little")
+        header = json.loads(f.read(size))
+    return {name: 8 + size + header[name]["data_offsets"][0] for name in names}
 
 
 @contextlib.contextmanager

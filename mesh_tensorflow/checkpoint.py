@@ -25,14 +25,14 @@ from mesh_tensorflow._mesh.variables.checkpoint_files import (
     faults_apart,
     number_of_files,
 )
-from mesh_tensorflow._mesh.variables.master import MasterVariable, Piece, StoredMaster, WholeStorage
-from mesh_tensorflow._mesh.variables.store import (
+from mesh_tensorflow._mesh.variables.given_values import (
     PartFunction,
     fitting_part,
     given_parts,
     given_shape,
-    whole_form,
 )
+from mesh_tensorflow._mesh.variables.master import MasterVariable, Piece, StoredMaster, WholeStorage
+from mesh_tensorflow._mesh.variables.store import whole_form
 from mesh_tensorflow._paths import readable
 from mesh_tensorflow._progress import Progress
 

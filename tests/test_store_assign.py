@@ -114,3 +114,56 @@ def test_names_of_a_graph_that_are_near(tf_graph):
     with pytest.raises(KeyError, match=r"'first/kernal' in the graph; did you mean first/kernel\?"):
         mesh.graph.name_to_variable["first/kernal"]
     assert mesh.graph.name_to_variable.get("first/kernal") is None
+
+
+class Parts(dict):
+    """Arrays by name, of which each part is asked for alone."""
+
+    def parts(self, name):
+        return lambda index: self[name][index]
+
+    def shape(self, name):
+        return self[name].shape
+
+
+# Sizes as [a, b, c] of the array that is given, and how its axes become those of the variable.
+LARGE = [
+    ("straight", [80, 129, 70], (0, 1, 2)),
+    ("turned", [1030, 2, 514], (2, 0, 1)),
+    ("middle", [65, 130, 71], (2, 1, 0)),
+    ("small_axes", [3, 90000, 4], (2, 1, 0)),
+]
+
+
+@pytest.mark.parametrize("layout", ["", "d0:x,d2:y", "d1:x"])
+@pytest.mark.parametrize("given, kept", [
+    ("bfloat16", "bfloat16"), ("bfloat16", "float32"), ("float16", "float32"),
+    ("float32", "float32"), ("float32", "bfloat16"),
+])  # fmt: skip
+@pytest.mark.parametrize("sizes, order", [case[1:] for case in LARGE], ids=[c[0] for c in LARGE])
+def test_large_values_in_any_order_of_axes(sizes, order, given, kept, layout):
+    dtype = tf2.as_dtype(given).as_numpy_dtype
+    array = np.random.RandomState(0).randn(*sizes).astype(dtype)
+    array[0, 0, :3] = [np.nan, np.inf, -0.0]
+    view = array.transpose(order)
+    expected = view.astype(tf2.as_dtype(kept).as_numpy_dtype)
+    store = mtf.VariableStore()
+    store.begin_with(Parts(w=view))
+
+    @mtf.function(store=store)
+    def step():
+        mesh = mtf.Mesh(mtf.Graph(), "mesh")
+        shape = [mtf.Dimension(f"d{i}", size) for i, size in enumerate(view.shape)]
+        w = mtf.get_variable(mesh, "w", shape, dtype=tf2.as_dtype(kept))
+        devices = ["cpu:0"] * 4
+        impl = mtf.placement_mesh_impl.PlacementMeshImpl("x:2,y:2", layout, devices, uneven=True)
+        lowering = mtf.Lowering(mesh.graph, {mesh: impl})
+        return lowering.export_to_tf_tensor(w)
+
+    step()
+    array[...] = 0  # the variable has memory of its own
+    found = store.value("w").numpy()
+    assert found.dtype == expected.dtype
+    np.testing.assert_array_equal(found.astype(np.float32), expected.astype(np.float32))
+    store.assign("w", np.ones(view.shape))
+    assert np.all(store.value("w").numpy() == 1)

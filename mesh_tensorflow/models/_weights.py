@@ -76,31 +76,29 @@ class Weights(Mapping[str, np.ndarray]):
 
     def __getitem__(self, name: str) -> np.ndarray:
         """Reads a weight, in the dimensions of its variable."""
-        return self.parts(name)(tuple(slice(0, size) for size in self.shape(name)))
+        part = self.parts(name)(tuple(slice(0, size) for size in self.shape(name)))
+        return part.copy("K")  # no part of a file that may be written anew
 
     def parts(self, name: str) -> Callable[[tuple[slice, ...]], np.ndarray]:
         """Returns a function of the ranges of a part, which reads that part of a weight.
 
-        What a tensor of the file has beside the part is read only where they lie in between each
-        other: a part of a dimension that is joined with one before it.
+        A part of a folder's weight is a view of its file, which is mapped into memory until
+        function and parts are gone: what is not used of it is not read.
 
         Args:
           name: the name of the variable.
         """
-        weight, sizes, last = self._weights[name], self.form.sizes, dict[tuple, np.ndarray]()
+        weight, sizes, last = self._weights[name], self.form.sizes, dict[str, np.ndarray]()
         if self.progress is not None:
             self.progress.update()
 
         def read(tensor: str, index: tuple[slice, ...]) -> np.ndarray:
-            # Parts that are cut out of the same rows follow each other.
-            key = tensor, *((s.start, s.stop) for s in index)
-            if key not in last:
+            # Parts of the same tensor follow each other.
+            if tensor not in last:
                 last.clear()
-                if isinstance(self._folder, Folder):
-                    last[key] = self._folder.part(tensor, index)
-                else:
-                    last[key] = self._folder[tensor][index]
-            return last[key]
+                found = self._folder
+                last[tensor] = found.mapped(tensor) if isinstance(found, Folder) else found[tensor]
+            return last[tensor][index]
 
         return lambda index: _part(weight, read, sizes, index)
 

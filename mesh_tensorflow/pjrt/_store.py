@@ -33,14 +33,8 @@ from mesh_tensorflow._mesh.variables.checkpoint_files import (
     slice_spec,
     write_parts,
 )
-from mesh_tensorflow._mesh.variables.store import (
-    Form,
-    VariableStore,
-    differs,
-    fitting,
-    fitting_part,
-    given_parts,
-)
+from mesh_tensorflow._mesh.variables.given_values import fitting, fitting_part, given_parts
+from mesh_tensorflow._mesh.variables.store import Form, VariableStore, differs
 from mesh_tensorflow._quiet import not_advised
 from mesh_tensorflow._stop_signals import deferred
 from mesh_tensorflow.checkpoint import CheckpointError, Wanted, check_checkpoint

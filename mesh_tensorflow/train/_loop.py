@@ -17,7 +17,7 @@ import numpy as np
 
 from mesh_tensorflow._mesh.variables import checkpoint_files
 from mesh_tensorflow._mesh.variables.checkpoint_files import Shard, reading, write_parts
-from mesh_tensorflow._mesh.variables.store import has_parts
+from mesh_tensorflow._mesh.variables.given_values import has_parts
 from mesh_tensorflow._progress import Progress
 from mesh_tensorflow._stop_signals import StopSignals
 from mesh_tensorflow.auto_mtf.hardware import Hardware, hardware_profile

@@ -8,23 +8,20 @@ found, too, if the layout is the same.
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import contextvars
 import dataclasses
-import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Optional, Union
 
-import numpy as np
 import numpy.typing as npt
 import tensorflow as tf2
 import tensorflow.compat.v1 as tf
 from tensorflow.python.ops.variable_scope import get_variable_scope_store
 
 from mesh_tensorflow._contexts import within
-from mesh_tensorflow._core.errors import WrongTypeError, did_you_mean, dims_text, first_names
+from mesh_tensorflow._core.errors import did_you_mean, dims_text, first_names
 from mesh_tensorflow._core.graph import Graph
 from mesh_tensorflow._core.layout import TensorLayout, slice_coordinates
 from mesh_tensorflow._core.shape import Shape
@@ -35,6 +32,7 @@ from mesh_tensorflow._mesh.slice_functions import (
     make_slices,
     padded,
 )
+from mesh_tensorflow._mesh.variables.given_values import fitting, fitting_part, given_parts
 from mesh_tensorflow._mesh.variables.master import (
     PieceSaveable,
     StoredMaster,
@@ -102,160 +100,6 @@ def differs(name: str, known: Form, form: Form, same: bool) -> str:
         else "Use another name or another VariableStore"
     )
     return f"variable {name!r} is stored as {known}, but is asked for as {form}. {why}"
-
-
-# A function of the range of a part along each dimension, which returns the part.
-PartFunction = Callable[[tuple[slice, ...]], np.ndarray]
-
-
-def given_parts(values: Mapping[str, Any], name: str) -> PartFunction:
-    """Returns a function that returns parts of a given value.
-
-    Args:
-      values: arrays by name. If it has a method `parts`, that returns the function for a name, and
-        so need not have the whole of an array. Or a ChainMap of such.
-      name: a name in it.
-    """
-    found = _one_with(values, name)
-    if has_parts(found):
-        return found.parts(name)  # type: ignore[attr-defined]
-    whole = np.asarray(found[name])
-    return lambda index: whole[index]
-
-
-def given_shape(values: Mapping[str, Any], name: str) -> tuple[int, ...]:
-    """Returns the shape of a given value, without reading it if `values` has a method `parts`.
-
-    Args:
-      values: arrays by name, as `given_parts` takes them.
-      name: a name in it.
-    """
-    found = _one_with(values, name)
-    return found.shape(name) if has_parts(found) else np.shape(found[name])  # type: ignore[attr-defined]
-
-
-def has_parts(values: Mapping[str, Any]) -> bool:
-    """Returns whether given values can be read part by part.
-
-    Args:
-      values: arrays by name, as `given_parts` takes them, or a ChainMap whose last are.
-    """
-    last = values.maps[-1] if isinstance(values, collections.ChainMap) else values
-    return hasattr(last, "parts")
-
-
-def _one_with(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """Returns the first of the mappings of a ChainMap that has a name; of others, itself."""
-    if not isinstance(values, collections.ChainMap):
-        return values
-    return next(one for one in values.maps if name in one)
-
-
-def fitting_part(
-    name: str, form: Form, part: PartFunction, begin: Sequence[int], sizes: Sequence[int]
-) -> tf.Tensor:
-    """Returns a part of a value that is assigned to a variable, in its dtype; see `fitting`.
-
-    Args:
-      name: the full name of the variable.
-      form: its Form.
-      part: returns parts of the value.
-      begin: the index of the first element along each dimension.
-      sizes: the shape of the part.
-    """
-    index = tuple(slice(b, b + n) for b, n in zip(begin, sizes))
-    return fitting(name, form, _turned(part(index)), sizes)
-
-
-def fitting(
-    name: str, form: Form, value: npt.ArrayLike, sizes: Optional[Sequence[int]] = None
-) -> tf.Tensor:
-    """Returns a value that is assigned to a variable, in its dtype.
-
-    Floats are rounded to it. Nothing else of the value may be lost.
-
-    Args:
-      name: the full name of the variable.
-      form: its Form.
-      value: an array of its shape.
-      sizes: the shape of the value, if that is a part of the variable.
-
-    Raises:
-      ValueError: the value has another shape, or an element is no number of the dtype.
-      WrongTypeError: no number of its dtype is, such as a complex one where that is real.
-    """
-    what = f"variable {name!r} {form.shape} of {form.dtype.name}"
-    try:
-        given = tf.convert_to_tensor(value)
-    except (TypeError, ValueError, OverflowError) as e:
-        raise WrongTypeError(f"{what}: {value!r} is no array of numbers: {e}") from e
-    is_number = given.dtype.is_floating or given.dtype.is_integer or given.dtype == tf.bool
-    is_same = given.dtype == form.dtype or (given.dtype.is_complex and form.dtype.is_complex)
-    if not is_number and not is_same:
-        raise WrongTypeError(
-            f"{what} cannot be assigned {given.dtype.name} values, such as "
-            f"{_element(given, np.zeros(given.shape.rank or 0, int))}. Convert them first"
-        )
-    wanted = form.shape.to_integer_list if sizes is None else list(sizes)
-    if not given.shape.is_compatible_with(wanted):
-        raise ValueError(
-            f"{what} cannot be assigned a value of shape {given.shape}: give one of {wanted}"
-        )
-    if given.dtype == form.dtype:
-        return given
-    cast = tf.cast(given, form.dtype)
-    if (given.dtype, form.dtype) in _WIDENED:
-        return cast
-    # In a function there are no values to look at yet, so only the dtypes can tell.
-    if tf.is_symbolic_tensor(cast):
-        if given.dtype.is_floating and not (form.dtype.is_floating or form.dtype.is_complex):
-            raise WrongTypeError(f"{what} cannot be assigned {given.dtype.name}: use tf.cast on it")
-        return cast
-    before, after = given.numpy(), cast.numpy()
-    if form.dtype.is_floating or form.dtype.is_complex:
-        # A number above the largest of the dtype becomes infinite; what was infinite may stay so.
-        lost = np.isfinite(before) & ~np.isfinite(after)
-    else:
-        with np.errstate(invalid="ignore"):
-            # Back and compared: what the cast cut off is not there any more.
-            lost = (after.astype(before.dtype) != before) | ~np.isfinite(before)
-            # Between a signed and an unsigned dtype of one width, the way back finds the same bits.
-            lost |= (after < 0) != (before < 0)
-    if np.any(lost):
-        index = np.argwhere(lost)[0]
-        raise ValueError(
-            f"{what} cannot be assigned {_element(given, index)}, the element at "
-            f"{index.tolist()} of {given.dtype.name}: it would become {after[tuple(index)]!r}. "
-            "Round or clip the values first"
-        )
-    return cast
-
-
-def _turned(array: np.ndarray) -> npt.ArrayLike:
-    """Returns an array; if it is a view with axes in another order, a tf.Tensor.
-
-    NumPy would copy its elements one by one, which are far apart; TensorFlow goes by blocks.
-    """
-    order = sorted(range(array.ndim), key=lambda axis: -array.strides[axis])
-    straight = array.transpose(order)
-    if order == sorted(order) or not straight.flags.c_contiguous:
-        return array
-    return tf.transpose(tf.constant(straight), np.argsort(order))
-
-
-# Pairs of dtypes of which the second has all numbers of the first.
-_WIDENED = {
-    (few, more)
-    for few, more in itertools.product(
-        (tf.bfloat16, tf.float16, tf.float32), (tf.float32, tf.float64)
-    )
-    if few.size < more.size
-}
-
-
-def _element(x: tf.Tensor, index: np.ndarray) -> str:
-    is_there = not tf.is_symbolic_tensor(x) and tf.size(x) > 0
-    return repr(np.asarray(x.numpy())[tuple(index)]) if is_there else x.name
 
 
 SLICES = "_slices"
