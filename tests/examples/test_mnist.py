@@ -33,7 +33,7 @@ def test_prints_the_layout_and_a_line_for_each_epoch(tmp_path):
     assert re.search(
         r"hidden1/kernel +4x4x7x7x16 +2x2x7x7x16 +row_blocks over b1, col_blocks ov", text
     )
-    assert re.search(r"ShiftOperation +shift +b1=2 ", text)
+    assert re.search(r"Conv2dOperation +shift +b1=2 ", text)
     lines = epochs(text)
     assert [line[:10] for line in lines] == ["epoch 1/3 ", "epoch 2/3 ", "epoch 3/3 "]
     assert ["test accuracy" in line for line in lines] == [False, True, True]
