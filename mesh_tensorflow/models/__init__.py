@@ -379,7 +379,7 @@ class LanguageModel(Pretrained):
             **further,
         )
         vocab = logits.shape.dims[-1]
-        targets = mtf.one_hot(mtf.shift(ids, -1, length, wrap=False), vocab, dtype=logits.dtype)
+        targets = mtf.shift(ids, -1, length, wrap=False)
         losses = layers.softmax_cross_entropy_with_logits(logits, targets, vocab)
         if weights is not None:
             # As the targets: by where the id before each is. First ids of examples weigh nothing.

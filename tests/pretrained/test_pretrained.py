@@ -371,6 +371,16 @@ def test_files_that_are_missing_or_cut(tmp_path):
         mtf.models.from_pretrained(folder)
 
 
+def test_loss_stores_no_one_hot_of_targets():
+    model = mtf.models.from_pretrained(FIXTURES / "llama")
+    ids = np.array([[5, 17, 3, 95], [0, 1, 1, 60]], np.int32)
+    mesh = mtf.Mesh(mtf.Graph(), "mesh")
+    model.loss(mesh, mtf.import_tf_tensor(mesh, ids, "batch:2,length:4"))
+    kinds = [type(op).__name__ for op in mesh.graph.operations]
+    # The one of ids looks up the embedding, and is lowered to a gather.
+    assert "CrossEntropyOperation" in kinds and kinds.count("OneHotOperation") == 1
+
+
 def test_mistakes(tmp_path):
     model = mtf.models.from_pretrained(FIXTURES / "llama")
     for prompts, text in [
