@@ -113,6 +113,7 @@ def run_round(folder: str, turn: int, arguments: argparse.Namespace) -> dict[str
         seconds: dict[str, dict[int, list[float]]] = {s: {} for s in systems}
         for number in range(arguments.turns):
             for p in processes[:: -1 if number % 2 else 1]:
+                p.ask(1, f"{batch}/1")  # the first after a pause of the process takes longer
                 for count in (1, arguments.new):
                     answer = p.ask(2, f"{batch}/{count}")["seconds"]
                     seconds[p.name].setdefault(count, []).extend(answer)
