@@ -14,7 +14,7 @@ FOUR = "rows:2,cols:2"
 @pytest.fixture
 def cores(monkeypatch):
     """Sets how many cores the machine is said to have."""
-    return lambda count: monkeypatch.setattr(module, "_cores", lambda: count)
+    return lambda count: monkeypatch.setattr(module, "cores", lambda: count)
 
 
 @pytest.mark.parametrize(

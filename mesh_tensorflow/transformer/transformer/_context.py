@@ -143,8 +143,10 @@ def once_in_step(context: Optional[Context], key: Hashable, make: Callable[[], A
       key: what the value is made of, by which layers find it: a name, Tensors, sizes and options.
       make: a function without arguments that returns the value.
     """
-    if context is None or context.mode != "incremental":
+    # Attention takes contexts of users' own, too, which may have less.
+    if getattr(context, "mode", None) != "incremental":
         return make()
+    assert context is not None
     if key not in context.cache:
         context.cache[key] = make()
     return context.cache[key]
