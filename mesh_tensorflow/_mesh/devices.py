@@ -401,22 +401,18 @@ def set_cpus(
     # A session numbers its logical CPUs from 0 without gaps, so the largest number counts.
     config.device_count["CPU"] = 1 + max(cpus, default=0)
     threads = None if rules is None else set_threads(cpus, mesh_shape, rules)
-    # Of the first session, unless each one has threads of its own.
-    config.use_per_session_threads = os.environ.get(_OWN_THREADS) == "1"
     if threads is not None:
         config.intra_op_parallelism_threads, config.inter_op_parallelism_threads = threads
 
 
-_OWN_THREADS = "TF_OVERRIDE_GLOBAL_THREADPOOL"
-
-
 def threads_by_session() -> None:
-    """Lets each session of `set_cpus` have threads of its own, if TensorFlow has not begun.
+    """Lets each session on the devices of this process have threads of its own.
 
     Otherwise all have those of the first one: a program that runs under several layouts, one after
-    the other, would be the slower the less they fit the others.
+    the other, would be the slower the less they fit the others. It is so, too, if TensorFlow has
+    begun before.
     """
-    os.environ.setdefault(_OWN_THREADS, "1")
+    os.environ.setdefault("TF_OVERRIDE_GLOBAL_THREADPOOL", "1")
 
 
 def set_threads(

@@ -147,6 +147,7 @@ class Processors:
         config = tf.ConfigProto()
         splitting = convert_to_layout_rules([(name, name) for name in self.shape.dimension_names])
         set_cpus(config, local_cpus(self.devices), self.shape, splitting)
+        config.use_per_session_threads = True
         # What is timed is there several times, and nothing reads it.
         config.graph_options.rewrite_options.disable_meta_optimizer = True
         return tf.Session(graph=graph, config=config)

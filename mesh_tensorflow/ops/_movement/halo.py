@@ -435,7 +435,7 @@ class ShiftOperation(Operation):
     def _shift_whole(self, t: tf.Tensor) -> tf.Tensor:
         size = self._dim.size
         # TensorFlow has a kernel for shifts that wrap around, and none for those that do not.
-        if self._wrap and 2 * self._offset % (2 * size) == size:
+        if self._wrap and size and 2 * self._offset % (2 * size) == size:
             # By a half: two pieces change places, for which that kernel takes longer.
             return tf.concat(tf.split(t, 2, self._axis)[::-1], self._axis)
         if self._wrap:

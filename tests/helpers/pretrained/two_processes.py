@@ -7,7 +7,7 @@ import numpy as np
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import launch
-from mesh_tensorflow._huggingface import Folder
+from mesh_tensorflow.models._weights import Weights
 
 __all__ = ["main", "on_jax", "train"]
 
@@ -44,14 +44,19 @@ def on_jax(folder, output):
 
 def main(folder, output):
     """Each process writes what it has, and how many numbers it has read of the file."""
-    part, read = Folder.part, []
+    parts, read = Weights.parts, []
 
-    def counted(self, name, index):
-        found = part(self, name, index)
-        read.append(found.size)
-        return found
+    def counted(self, name):
+        part = parts(self, name)
 
-    Folder.part = counted
+        def noted(index):
+            found = part(index)
+            read.append(found.size)
+            return found
+
+        return noted
+
+    Weights.parts = counted
     model, result = train(folder, mesh_shape="x:4", layout="batch:x?", simd=True, zero=3)
     total = sum(read)
     model.assign(result.variables)
