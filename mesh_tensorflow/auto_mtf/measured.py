@@ -166,11 +166,10 @@ def choose(
     whole, limit = estimator.estimate(""), auto.memory_limit_bytes
     # On one device all layouts are one program, and differences of their times say nothing.
     merged = machine is not None and machine.executed.size == 1
-    estimates = [] if merged else distinct(estimator, auto.candidates, limit)
+    fits = limit is None or whole.peak_bytes <= limit
+    estimates = [] if merged and fits else distinct(estimator, auto.candidates, limit)
     # What is not split is often the fastest on few cores, and a layout that all others must beat.
-    if not any(e.layout == whole.layout for e in estimates) and (
-        limit is None or whole.peak_bytes <= limit
-    ):
+    if fits and not any(e.layout == whole.layout for e in estimates):
         estimates.append(whole)
     error: Optional[tf.errors.ResourceExhaustedError] = None
     stream = None if show else io.StringIO()

@@ -11,6 +11,7 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow as mtf
 from mesh_tensorflow.auto_mtf import hardware
 from mesh_tensorflow.auto_mtf.measured import Auto, choose
+from mesh_tensorflow.auto_mtf.profiles import Processors
 
 DIMS = {"x": "batch:8,i:12", "y": "batch:8,o:1"}
 X = np.linspace(-1.0, 1.0, 192).reshape(16, 12).astype(np.float32)
@@ -111,6 +112,19 @@ def test_time_and_memory_run_out(tmp_path):
         chosen(runner(lambda layout: too_large("all"), []), tmp_path, memory_limit_bytes=1e9)
     with pytest.raises(mtf.auto_mtf.step_time.MemoryLimitError, match="no layout fits"):
         chosen(runner(lambda layout: 0.0, []), tmp_path, memory_limit_bytes=10)
+
+
+def test_on_one_device_nothing_is_split():
+    """All layouts are one program; where it is too large, the error is that of any mesh."""
+    auto = {"cache": "", "profile": False}
+    one = Processors(SHAPE, ["cpu:0"] * 4)
+    profile, tried = hardware.local_machine(4, one_memory=True), []
+    run = runner(lambda layout: 0.0, tried)
+    choice = choose(graph(), SHAPE, Auto(**auto), profile, None, "here", run, one)
+    assert choice.layout == "" and tried == [""]
+    with pytest.raises(mtf.auto_mtf.step_time.MemoryLimitError, match="no layout fits"):
+        too_few = Auto(memory_limit_bytes=10, **auto)
+        choose(graph(), SHAPE, too_few, profile, None, "here", run, one)
 
 
 def test_mistakes():
