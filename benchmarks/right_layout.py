@@ -60,6 +60,7 @@ class Row(NamedTuple):
       measured: the seconds of a step under each.
       estimated: those by the cost model.
       profiled: those by times of operations.
+      ranks: the rank correlations of measured times with estimated and with profiled ones.
       spent: the seconds in which operations were timed.
       timed: how many of them were.
     """
@@ -70,6 +71,7 @@ class Row(NamedTuple):
     measured: list[float]
     estimated: list[float]
     profiled: list[float]
+    ranks: list[float]
     spent: float
     timed: str
 
@@ -84,6 +86,7 @@ def measured_row(program: str, place: str, options: argparse.Namespace) -> Row:
     quiet.import_tensorflow()
     sys.path[:0] = [str(HERE.parent), str(HERE.parent / "examples")]
     import tensorflow.compat.v1 as tf
+    from pick_a_layout import spearman
 
     import mesh_tensorflow as mtf
     from mesh_tensorflow.auto_mtf import measure, profiles, step_time
@@ -111,7 +114,8 @@ def measured_row(program: str, place: str, options: argparse.Namespace) -> Row:
     # The first two are the choices, which may be one layout.
     order = [layouts.index(chosen[0]), layouts.index(chosen[1]), *range(count)]
     columns = [[column[i] for i in order] for column in (layouts, times, *seconds)]
-    return Row(program, place, *columns, spent, str(timed.costs))  # type: ignore[arg-type]
+    ranks = [spearman(list(zip(column, times))) for column in seconds]
+    return Row(program, place, *columns, ranks, spent, str(timed.costs))  # type: ignore[arg-type]
 
 
 def random_layouts(estimator: Any, options: argparse.Namespace) -> list[str]:
@@ -266,21 +270,10 @@ def builder(name: str) -> Callable[[], Any]:
 # -- the results
 
 
-def spearman(x: Sequence[float], y: Sequence[float]) -> float:
-    """Returns the rank correlation of two columns; equal numbers share a rank."""
-    import numpy as np
-
-    def ranks(column: Sequence[float]) -> Any:
-        values = np.array(column)
-        return [(values < v).sum() + ((values == v).sum() - 1) / 2 for v in values]
-
-    return float(np.corrcoef(ranks(x), ranks(y))[0, 1])
-
-
 def line_of(row: Row) -> str:
     """Returns the line of a row in a table in Markdown."""
     measured, least = row.measured[2:], min(row.measured)
-    estimated, profiled = (spearman(c[2:], measured) for c in (row.estimated, row.profiled))
+    estimated, profiled = row.ranks
     cells = [
         row.program, row.place, f"{len(measured)}", f"{max(measured) / least:.2f}",
         f"{estimated:.2f}", f"{row.measured[1] / least:.2f}",

@@ -431,11 +431,7 @@ def set_threads(
     Returns:
       None if they are left to TensorFlow.
     """
-    # A mesh dimension that splits nothing adds copies, which one processor computes for all.
-    names = mesh_shape.dimension_names
-    splitting = {name for _, mesh_dim in rules.pairs for name in joined_names(mesh_dim, names)}
-    slices = list_product(d.size for d in mesh_shape if d.name in splitting)
-    number = cores()
+    slices, number = parts_of_mesh(mesh_shape, rules), cores()
     # Fewer parts than cores would leave cores idle if each operation had one thread.
     if number == 1 or min(slices, len(set(cpus))) < number:
         return None
@@ -443,6 +439,20 @@ def set_threads(
         tf2.config.threading.set_intra_op_parallelism_threads(1)
     # Operations of all processors run side by side, one thread each, so as many as there are cores.
     return 1, number
+
+
+def parts_of_mesh(mesh_shape: Shape, rules: LayoutRules) -> int:
+    """Returns into how many slices layout rules cut at most.
+
+    A mesh dimension that splits nothing adds copies, which one processor computes for all.
+
+    Args:
+      mesh_shape: the Shape of the mesh.
+      rules: LayoutRules.
+    """
+    names = mesh_shape.dimension_names
+    splitting = {name for _, mesh_dim in rules.pairs for name in joined_names(mesh_dim, names)}
+    return list_product(d.size for d in mesh_shape if d.name in splitting)
 
 
 def cores() -> int:

@@ -34,7 +34,13 @@ from mesh_tensorflow._core.operation import Collective, Operation
 from mesh_tensorflow._core.shape import JOIN, Shape, ShapeLike, convert_to_shape
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._lowering.lowering import Lowering
-from mesh_tensorflow._mesh.devices import cores, default_devices, local_cpus, set_cpus
+from mesh_tensorflow._mesh.devices import (
+    cores,
+    default_devices,
+    local_cpus,
+    parts_of_mesh,
+    set_cpus,
+)
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl, summands_of
 from mesh_tensorflow._progress import Progress
 from mesh_tensorflow.auto_mtf._cache import Cache
@@ -95,7 +101,13 @@ class Profile:
 
 
 class Processors:
-    """The processors of this process: logical CPUs, or GPUs; a Machine."""
+    """Where a program runs: the processors of a mesh in this process, logical CPUs or GPUs.
+
+    Attributes:
+      shape: the Shape of the mesh.
+      devices: a device string for each processor.
+      simd: whether they run one program.
+    """
 
     def __init__(
         self, shape: ShapeLike, devices: Optional[Sequence[str]] = None, simd: bool = False
@@ -131,7 +143,8 @@ class Processors:
 
     def slices(self, layout: str) -> int:
         """Returns how many slices are computed, each by a part of the machine."""
-        return self.shape.size if self.simd else distinct_slices(self.executed, layout)
+        rules = convert_to_layout_rules(layout)
+        return self.shape.size if self.simd else parts_of_mesh(self.executed, rules)
 
     def _placement(self, layout: str) -> PlacementMeshImpl:
         return PlacementMeshImpl(self.shape, layout, self.devices)
@@ -151,18 +164,6 @@ class Processors:
         # What is timed is there several times, and nothing reads it.
         config.graph_options.rewrite_options.disable_meta_optimizer = True
         return tf.Session(graph=graph, config=config)
-
-
-def distinct_slices(shape: Shape, layout: str) -> int:
-    """Returns the number of different slices of what all rules of a layout split.
-
-    Args:
-      shape: the Shape of a mesh.
-      layout: a string.
-    """
-    sizes = {d.name: d.size for d in shape}
-    names = {n for _, m in convert_to_layout_rules(layout).pairs for n in joined_names(m, sizes)}
-    return math.prod(sizes.get(name, 1) for name in names)
 
 
 # -- one operation
