@@ -50,7 +50,7 @@ from mesh_tensorflow._mesh.placement import (
     reduce_here,
 )
 from mesh_tensorflow._mesh.slice_functions import at_device, contract
-from mesh_tensorflow._mesh.variables.slice_variables import SliceVariables
+from mesh_tensorflow._mesh.variables.storage import SliceVariables
 
 if TYPE_CHECKING:
     from mesh_tensorflow.ops._variables.variable import Variable

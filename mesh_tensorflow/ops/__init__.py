@@ -43,7 +43,7 @@ from mesh_tensorflow._mesh.tpu_program import (
     processor_coordinates_to_pnum_map_nd,
 )
 from mesh_tensorflow._mesh.variables.function import function
-from mesh_tensorflow._mesh.variables.slice_variables import LaidOutVariable
+from mesh_tensorflow._mesh.variables.storage import LaidOutVariable
 from mesh_tensorflow._mesh.variables.store import VariableStore
 from mesh_tensorflow.ops._contractions.conv import *
 from mesh_tensorflow.ops._contractions.einsum import *

@@ -16,7 +16,7 @@ from helpers.paths import environment
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow._mesh.variables.checkpoint_files import ShardedVariable
-from mesh_tensorflow._mesh.variables.master import Piece, PieceSaveable
+from mesh_tensorflow._mesh.variables.storage import Piece, PieceSaveable
 from mesh_tensorflow._processes.peers import Peer
 from mesh_tensorflow.pjrt._chief import PeerProcesses
 from mesh_tensorflow.pjrt._programs import programs_over

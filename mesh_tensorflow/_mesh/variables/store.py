@@ -15,6 +15,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Optional, Union
 
+import numpy as np
 import numpy.typing as npt
 import tensorflow as tf2
 import tensorflow.compat.v1 as tf
@@ -33,10 +34,12 @@ from mesh_tensorflow._mesh.slice_functions import (
     padded,
 )
 from mesh_tensorflow._mesh.variables.given_values import fitting, fitting_part, given_parts
-from mesh_tensorflow._mesh.variables.master import (
+from mesh_tensorflow._mesh.variables.storage import (
+    Piece,
     PieceSaveable,
-    StoredMaster,
+    VariableStorage,
     WholeStorage,
+    WholeVariable,
 )
 from mesh_tensorflow._units import counted
 
@@ -100,6 +103,118 @@ def differs(name: str, known: Form, form: Form, same: bool) -> str:
         else "Use another name or another VariableStore"
     )
     return f"variable {name!r} is stored as {known}, but is asked for as {form}. {why}"
+
+
+# -- the whole variables of a store, as eager code and checkpoints know them
+
+
+class _InStore(VariableStorage):
+    """The current slices in a store; another Lowering may change their layout."""
+
+    def __init__(self, store: VariableStore, name: str, sizes: Sequence[int], dtype: tf.DType):
+        self._store, self._name, self._sizes, self._dtype = store, name, sizes, dtype
+
+    def pieces(self) -> list[Piece]:
+        sizes, holders = self._store.parts(self._name)
+        slices = [
+            Piece(
+                begin,
+                tuple(sizes),
+                holders[begin][0].device,
+                # Bound as defaults: closures would all find the variables of the last piece.
+                lambda v=vs[0]: self._read(v),
+                lambda value, vs=tuple(vs): self._assign(vs, value),
+            )
+            for begin, vs in holders.items()
+        ]
+        pieces = [piece.without_padding(self._sizes) for piece in slices]
+        return [piece for piece in pieces if piece is not None]
+
+    def _read(self, v: tf.Variable) -> tf.Tensor:
+        with tf.device(v.device):
+            return tf.cast(v.read_value(), self._dtype)
+
+    def _assign(self, vs: Sequence[tf.Variable], value: tf.Tensor) -> tf.Operation:
+        made = []
+        # Every copy gets the value, as readers take any of them for it.
+        for v in vs:
+            with tf.device(v.device):
+                made.append(v.assign(tf.cast(value, v.dtype), read_value=False))
+        return tf.group([op for op in made if op is not None])
+
+    def read(self) -> tf.Tensor:
+        return tf.cast(self._store.value(self._name), self._dtype)
+
+    def assign(self, value: tf.Tensor) -> tf.Operation:
+        value.shape.assert_is_compatible_with(tf.TensorShape(self._sizes))
+        made = []
+        for piece in self.pieces():
+            part = value[tuple(slice(b, b + n) for b, n in zip(piece.begin, piece.sizes))]
+            # A view would hold all of the value in memory for as long as the variable has it.
+            made.append(piece.assign(in_own_memory(part, value)))
+        # In eager code an assignment is done at once, and what it returns is None.
+        return tf.group([op for op in made if op is not None])
+
+    def is_initialized(self) -> tf.Tensor:
+        # A store makes slices with their values, so there are none without.
+        return tf.constant(True)
+
+
+class StoredMaster(WholeVariable):
+    """The whole value of a variable that a VariableStore keeps; for eager code.
+
+    It reads, assigns, saves and restores the slices. In a tf.function the slices exist once a
+    Lowering has been created.
+    """
+
+    # By this, savers of TensorFlow tell variables of eager code from those of a graph.
+    _in_graph_mode = False
+
+    def __init__(
+        self, store: VariableStore, name: str, shape: Shape, dtype: tf.DType, trainable: bool
+    ):
+        """Creates a StoredMaster.
+
+        Args:
+          store: the VariableStore that keeps the variable.
+          name: the full name of the variable.
+          shape: its Shape.
+          dtype: its dtype in checkpoints.
+          trainable: whether optimizers update it.
+        """
+        super().__init__(trainable)
+        self._variable_name = name
+        self.name = f"{name}:0"  # with an output number, as TensorFlow's variables have
+        self.dtype = dtype
+        self.shape = tf.TensorShape(shape.to_integer_list)
+        self._store = store
+        self._storage = _InStore(store, name, shape.to_integer_list, dtype)
+
+    def _at_storage(self) -> VariableStorage:
+        if self._variable_name not in self._store.names:
+            raise ValueError(
+                f"variable {self._variable_name!r} has no value yet: in a tf.function the "
+                "Lowering makes its slices. Make the Lowering first"
+            )
+        return self._storage
+
+    @property
+    def device(self) -> str:  # type: ignore[override]
+        """The device of the first piece."""
+        return self._at_storage().pieces()[0].device
+
+    @property
+    def initializer(self) -> None:
+        """None: the variable is initialized already."""
+
+    def numpy(self) -> np.ndarray:
+        """Returns the whole value as a NumPy array; only in eager code."""
+        return self.read_value().numpy()
+
+    def __array__(
+        self, dtype: Optional[npt.DTypeLike] = None, copy: Optional[bool] = None
+    ) -> np.ndarray:
+        return np.asarray(self.numpy(), dtype)
 
 
 SLICES = "_slices"

@@ -25,12 +25,11 @@ from mesh_tensorflow._core.shape import Dimension, Shape, ShapeLike, convert_to_
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow._mesh.random_values import checked_value, seeded_initializer
-from mesh_tensorflow._mesh.variables.master import (
+from mesh_tensorflow._mesh.variables.storage import (
     MasterVariable,
-    StoredMaster,
     make_master,
 )
-from mesh_tensorflow._mesh.variables.store import VariableStore, store_of
+from mesh_tensorflow._mesh.variables.store import StoredMaster, VariableStore, store_of
 from mesh_tensorflow.utils import outside_all_rewrites
 
 __all__ = ["Precision", "StackedVariable", "Variable", "VariableDType", "get_variable", "precision"]
