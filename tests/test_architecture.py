@@ -67,7 +67,7 @@ MESH_ORDER = [
     ["mesh_impl"],
     ["variables", "program"],
     ["step_inputs"],
-    ["placement", "replicate", "tpu_program", "tpu_topology", "gspmd"],
+    ["replicate", "tpu_program", "tpu_topology", "gspmd"],
 ]
 # (module, what it imports): why it does so although the order forbids it.
 AGAINST_THE_ORDER = {
