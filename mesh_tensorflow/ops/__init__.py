@@ -72,9 +72,9 @@ from mesh_tensorflow.ops._variables.assign import *
 from mesh_tensorflow.ops._variables.variable import *
 
 # Lowerings use operations, so they come after them.
-from mesh_tensorflow._lowering.watched import (  # isort: skip
+from mesh_tensorflow._lowering.lowering import (  # isort: skip
+    Lowering,
     log_variable_sizes,
     pretty_print_counters,
 )
-from mesh_tensorflow._lowering.lowering import Lowering  # isort: skip
 from mesh_tensorflow._lowering.values import *  # isort: skip
