@@ -88,7 +88,7 @@ FAULTS = [
         "transformer/test_models.py -k test_loss",
     ),
     Fault(
-        "transformer/dataset/_features.py",
+        "transformer/dataset.py",
         'ends[k] - sizes[k] + lengths[k], side="right")',
         'ends[k] - sizes[k] + lengths[k], side="left")',
         "an example that fills a packed row exactly goes to the next one",
