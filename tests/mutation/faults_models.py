@@ -109,7 +109,7 @@ FAULTS = [
         "transformer/test_utils_files.py -k own_outputs",
     ),
     Fault(
-        "bert/_squad.py",
+        "bert/run_squad.py",
         "return min(position - span.start, span.end - position) + 0.01 * span.length",
         "return max(position - span.start, span.end - position) + 0.01 * span.length",
         "a token is read in the span in which it is nearest to an end",
