@@ -41,6 +41,7 @@ import collections
 import itertools
 import logging
 import os
+import reprlib
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Optional, Union
@@ -49,6 +50,7 @@ import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._core.errors import (
     NotInLoweringError,
+    WrongTypeError,
     did_you_mean,
     dims_text,
     first_names,
@@ -720,7 +722,7 @@ class Lowering:
 
         Raises:
           NotInLoweringError: it is a value inside of a loop, belongs to another graph, or depends
-            on a variable that was made after the Lowering.
+            on a variable, or on the gradient of a loop, that was made after the Lowering.
         """
         mesh_impl = self.mesh_impl(x)
         if x not in self.tensors:
@@ -733,24 +735,30 @@ class Lowering:
 
     def _lower_late(self, x: Tensor) -> None:
         """Lowers the operations that a Tensor depends on and that were made after the Lowering."""
-        needed, late = {x}, []
+        needed, late, loops = {x}, [], set()
         # Backward, so that all that reads an output has been visited before what makes it.
         for op in reversed(self.graph.operations):
             if not needed.isdisjoint(op.outputs) and not self.tensors.keys() >= set(op.outputs):
                 late.append(op)
                 needed.update(op.inputs)
+                if op.loop is not None and op.loop.tape_of is not None:
+                    # Read by its gradient, besides the inputs.
+                    loops.add(op.loop.tape_of)
+                    needed.update(op.loop.tape_of.outputs)
         # Values so far are those of merged processors, which an operation of a user's cannot read.
         merged = any(pair.is_merged for pair in self._pairs.values())
         known = {y for op in late for y in op.outputs} | self.tensors.keys()
         if (
             not needed <= known
+            # A loop saves what its gradient reads only if it is lowered after that was made.
+            or not loops <= {*late, *self.loop_tapes}
             or any(isinstance(op, Variable) for op in late)
             or (merged and not all_of_package(late))
         ):
             raise NotInLoweringError(
                 f"{x.name} {x.shape} is not in this Lowering: it is a value inside of a loop, "
-                "belongs to another graph, or depends on a variable, or on an operation of your "
-                "own, that was made after it. Make the Lowering last"
+                "belongs to another graph, or depends on a variable, on the gradient of a loop, or "
+                "on an operation of your own, that was made after it. Make the Lowering last"
             )
         late.reverse()
         self.lower_operations(late)
@@ -759,12 +767,23 @@ class Lowering:
         """Returns the tf operation of an Assign.
 
         Raises:
+          WrongTypeError: `op` is not an Operation, such as a list of them.
+          NotInLoweringError: it cannot be lowered now; see `export_to_tf_tensor`.
           ValueError: the operation has none; export its outputs instead.
         """
+        if not isinstance(op, Operation):
+            raise WrongTypeError(
+                f"lowered_operation: {reprlib.repr(op)} is a {type(op).__name__}, not an "
+                "Operation. mtf.assign returns one, apply_grads of an optimizer a list of them; "
+                "that of a Tensor x is x.operation"
+            )
         # Two forms: an Assign has one tf operation; of any other, all slices of its outputs are
         # waited for.
         if op in self.operations:
             return self.operations[op]
+        for y in op.outputs:
+            if y not in self.tensors:
+                self._lower_late(y)
         outputs = [t for y in op.outputs for t in self.tensors[y].to_laid_out_tensor().all_slices]
         if not outputs:
             raise ValueError(
