@@ -55,7 +55,6 @@ CORE_ORDER = [
     ["errors"],
     ["shape"],
     ["layout"],
-    ["tensor"],
     ["operation"],
     ["graph", "placement"],
 ]

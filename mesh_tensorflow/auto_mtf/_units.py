@@ -12,9 +12,8 @@ from typing import Any, NamedTuple, Optional
 
 import numpy as np
 
-from mesh_tensorflow._core.operation import Collective, Cost, Operation
+from mesh_tensorflow._core.operation import Collective, Cost, Operation, Tensor
 from mesh_tensorflow._core.placement import Walk
-from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow.auto_mtf._space import LayoutSpace, Updates, Weight
 from mesh_tensorflow.auto_mtf.hardware import ZERO, CostModel, Seconds
