@@ -13,11 +13,11 @@ except ImportError as e:
         'pip install "jax>=0.8", or as JAX says for your accelerator'
     ) from e
 
-from mesh_tensorflow.pjrt._chief import run_in_chief
 from mesh_tensorflow.pjrt._devices import device_kind as device_kind
 from mesh_tensorflow.pjrt._devices import gathered
 from mesh_tensorflow.pjrt._function import Collectives, Lowered, export, function
 from mesh_tensorflow.pjrt._in_session import in_session
+from mesh_tensorflow.pjrt._programs import run_in_chief
 from mesh_tensorflow.pjrt._store import ArrayStore, restore, save
 from mesh_tensorflow.pjrt._trace import mesh_impl
 

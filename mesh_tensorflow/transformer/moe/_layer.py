@@ -15,8 +15,14 @@ import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
 from mesh_tensorflow._core.tensor import without_stages
 from mesh_tensorflow.ops._random import drops
-from mesh_tensorflow.transformer.moe._gatings import GATINGS, gate
-from mesh_tensorflow.transformer.moe._router import Mixture, Router, Routing, hparams_of
+from mesh_tensorflow.transformer.moe._router import (
+    GATINGS,
+    Mixture,
+    Router,
+    Routing,
+    gate,
+    hparams_of,
+)
 from mesh_tensorflow.transformer.transformer import TransformerLayer
 
 if TYPE_CHECKING:

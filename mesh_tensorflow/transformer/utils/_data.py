@@ -28,7 +28,7 @@ from mesh_tensorflow.transformer.utils._settings import (
 )
 
 if TYPE_CHECKING:
-    from mesh_tensorflow.transformer.dataset._features import Vocabularies
+    from mesh_tensorflow.transformer.dataset import Vocabularies
     from mesh_tensorflow.transformer.vocabulary import Vocabulary
 
 

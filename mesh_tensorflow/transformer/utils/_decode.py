@@ -44,8 +44,7 @@ from mesh_tensorflow.transformer.utils._settings import (
 )
 
 if TYPE_CHECKING:
-    from mesh_tensorflow.transformer.dataset import EvalDataset
-    from mesh_tensorflow.transformer.dataset._features import Vocabularies
+    from mesh_tensorflow.transformer.dataset import EvalDataset, Vocabularies
     from mesh_tensorflow.transformer.vocabulary import Vocabulary
 
 
