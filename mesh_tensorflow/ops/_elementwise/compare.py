@@ -147,14 +147,18 @@ def where(
       output_shape: a Shape or None.
 
     Raises:
-      WrongTypeError: `condition` is not a Tensor.
+      WrongTypeError: `condition` or `if_true` is not a Tensor.
     """
     if isinstance(condition, bool):
         raise WrongTypeError(
             f"where: the condition is {condition}. `x == y` asks whether two Tensors are the same "
             "object; mtf.equal(x, y) and mtf.not_equal(x, y) compare their values"
         )
-    check_tensors("where", [condition])
+    check_tensors("where", [condition, if_true])
+    # Products and sums are of numbers.
+    if if_true.dtype.is_bool:
+        other = mtf.to_int32(if_false) if isinstance(if_false, Tensor) else if_false
+        return mtf.cast(where(condition, mtf.to_int32(if_true), other, output_shape), tf.bool)
     mask = mtf.cast(condition, if_true.dtype)
     taken = multiply(if_true, mask, output_shape)
     # The usual mask: a second product would only add zeros.
