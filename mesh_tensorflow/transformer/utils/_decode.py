@@ -354,6 +354,12 @@ def text_of_feature(example: Mapping[str, Any], key: str, vocabulary: Vocabulary
 
 
 def dataset_of(dataset: EvalDataset, sequence_length: Lengths) -> tf.data.Dataset:
+    """Returns the examples of an EvalDataset.
+
+    Args:
+      dataset: the EvalDataset, whose function need not take a length.
+      sequence_length: a number, or a dictionary by feature.
+    """
     return call_with_known(dataset.dataset_fn, sequence_length=sequence_length)
 
 
