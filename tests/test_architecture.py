@@ -20,7 +20,6 @@ ORDER = [
     ["_quiet", "_contexts"],
     [
         "utils",
-        "_flags",
         "_paths",
         "_progress",
         "_elements",
