@@ -23,7 +23,6 @@ ORDER = [
         "_paths",
         "_progress",
         "_elements",
-        "_better",
         "_stop_signals",
         "_units",
         "_pjrt",
