@@ -15,9 +15,9 @@ from google.protobuf import message
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import checkpoint, estimator
-from mesh_tensorflow._flags import FLAGS, Setting
 from mesh_tensorflow._lowering.lowering import rules_that_apply
 from mesh_tensorflow._mesh.variables import checkpoint_files
+from mesh_tensorflow._programs import FLAGS, Setting
 from mesh_tensorflow.bert.bert import BertConfig, get_assignment_map_from_checkpoint
 from mesh_tensorflow.bert.optimization import create_optimizer
 from mesh_tensorflow.estimator.processes import saver_hook
