@@ -346,7 +346,7 @@ class Unitransformer:
           encoder_layer_outputs: a list of the outputs of the encoder's layers.
           num_microbatches: an integer, the number of microbatches; this call is for one of them.
           routings: a list that each `MoE1D` appends a `moe.Routing` to, of what its router has
-            done; those of a pipeline do not.
+            done; in a pipeline, one for each layer of each stage, of all microbatches.
 
         Returns:
           (logits, loss). The logits are a Tensor with dimensions [batch..., length, vocab], or
