@@ -13,6 +13,8 @@ import contextvars
 import dataclasses
 import fnmatch
 import itertools
+import logging
+import os
 import re
 import sys
 import threading
@@ -21,6 +23,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn, Optional
 
 import numpy as np
+import tensorflow as tf2
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._contexts import within
@@ -230,6 +233,47 @@ def profiling() -> Iterator[None]:
 def is_profiling() -> bool:
     """Returns whether a profile is being made."""
     return _profiling > 0
+
+
+def trace_mark(op: Operation) -> contextlib.AbstractContextManager:
+    """Marks an operation of eager code in a profile; others are found by the names of their nodes.
+
+    Args:
+      op: the operation that is lowered within.
+    """
+    if not is_profiling() or not tf.executing_eagerly():
+        return contextlib.nullcontext()
+    return tf2.profiler.experimental.Trace(f"{EAGER_EVENT}{op.name}")
+
+
+_LOGGER = logging.getLogger("mesh_tensorflow.lowering")
+_ASKS = ("1", "true", "yes", "on", "all", "lowering")
+
+
+class _Stderr(logging.StreamHandler):
+    """Writes to what is standard error at the time."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Writes a line."""
+        # Notebooks and tests replace sys.stderr; a stream that was kept would write to the old one.
+        self.setStream(sys.stderr)
+        super().emit(record)
+
+
+def operation_log() -> Optional[logging.Logger]:
+    """Returns the log for a line about each operation, if MTF_LOG asks for it, or None."""
+    asked = os.environ.get("MTF_LOG", "").lower().replace(" ", "").split(",")
+    if not any(word in _ASKS for word in asked):
+        return None
+    # Each Lowering asks, and a second handler would write every line twice.
+    if not _LOGGER.handlers:
+        handler = _Stderr()
+        handler.setFormatter(logging.Formatter("%(message)s"))
+        _LOGGER.addHandler(handler)
+        _LOGGER.setLevel(logging.INFO)
+        # The root logger, which absl or the user has set up, would write each line a second time.
+        _LOGGER.propagate = False
+    return _LOGGER
 
 
 _numbers = itertools.count()

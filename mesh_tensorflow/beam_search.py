@@ -24,6 +24,8 @@ INF = 1.0 * 1e7
 class SelectOperation(mtf.Operation):
     """A batched gather: entries along one dimension by index, with indices per batch entry."""
 
+    costs_by = ()
+
     def __init__(
         self,
         x: mtf.Tensor,
@@ -64,10 +66,6 @@ class SelectOperation(mtf.Operation):
             lambda t, i: tf.gather(t, i, axis=axis, batch_dims=axis), x, indices
         )
         lowering.set_tensor_lowering(self.outputs[0], value)
-
-    def cost_key(self) -> None:
-        """Costs depend on the shapes alone."""
-        return None
 
     def cost(self, mesh_impl: MeshImpl) -> Cost:
         """Bytes only: elements are moved."""

@@ -31,8 +31,8 @@ from mesh_tensorflow._mesh.variables.given_values import (
     given_parts,
     given_shape,
 )
-from mesh_tensorflow._mesh.variables.master import MasterVariable, Piece, StoredMaster, WholeStorage
-from mesh_tensorflow._mesh.variables.store import whole_form
+from mesh_tensorflow._mesh.variables.storage import MasterVariable, Piece, WholeStorage
+from mesh_tensorflow._mesh.variables.store import StoredMaster, whole_form
 from mesh_tensorflow._paths import readable
 from mesh_tensorflow._progress import Progress
 

@@ -32,7 +32,7 @@ from mesh_tensorflow._mesh.tpu_topology import (
     auto_logical_to_physical_tpu,
     physical_shape_3d_from_topology_proto_4d,
 )
-from mesh_tensorflow._mesh.variables.slice_variables import SliceVariables
+from mesh_tensorflow._mesh.variables.storage import SliceVariables
 from mesh_tensorflow.tpu_variables import ReplicatedVariable
 
 if TYPE_CHECKING:

@@ -67,11 +67,10 @@ MESH_ORDER = [
     ["mesh_impl"],
     ["variables", "program"],
     ["step_inputs"],
-    ["placement", "replicate", "tpu_program", "tpu_topology", "gspmd"],
+    ["replicate", "tpu_program", "tpu_topology", "gspmd"],
 ]
 # (module, what it imports): why it does so although the order forbids it.
 AGAINST_THE_ORDER = {
-    ("ops/__init__", "_lowering.watched"): "mtf.Lowering and its kin are public names of ops",
     ("ops/__init__", "_lowering.lowering"): "mtf.Lowering and its kin are public names of ops",
     ("ops/__init__", "_lowering.values"): "gives Tensor its methods numpy, __float__ and so on",
     ("auto_mtf/gin_models", "transformer.utils"): "builds transformers; nothing imports it",

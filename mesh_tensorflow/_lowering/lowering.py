@@ -37,8 +37,11 @@ CPU, the program above is one matrix product, and its counters are still those o
 
 from __future__ import annotations
 
+import collections
 import itertools
+import logging
 import os
+import reprlib
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Optional, Union
@@ -47,10 +50,12 @@ import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._core.errors import (
     NotInLoweringError,
+    WrongTypeError,
     did_you_mean,
     dims_text,
     first_names,
     slip,
+    text_table,
     warn_once,
 )
 from mesh_tensorflow._core.graph import Graph, Mesh
@@ -71,16 +76,9 @@ from mesh_tensorflow._lowering.rewrites import largest_stacked_slice, rewrite_st
 from mesh_tensorflow._lowering.watched import (
     all_checks,
     check_outputs,
-    collect_values,
-    communication_table,
-    is_logging,
     log_operation,
-    log_variable_sizes,
-    lowering_text,
     parted_at_assignments,
-    pretty_print_counters,
-    trace_mark,
-    write_log,
+    values_by_name,
 )
 from mesh_tensorflow._mesh.mesh_impl import (
     HasSlices,
@@ -90,7 +88,16 @@ from mesh_tensorflow._mesh.mesh_impl import (
     MeshPair,
 )
 from mesh_tensorflow._mesh.step_inputs import operations_so_far, read_before_increments
-from mesh_tensorflow._watching import NanChecks, NodeNames, nan_checks_in_force, tell_lowering_error
+from mesh_tensorflow._units import counted
+from mesh_tensorflow._watching import (
+    NanChecks,
+    NodeNames,
+    collectors,
+    nan_checks_in_force,
+    operation_log,
+    tell_lowering_error,
+    trace_mark,
+)
 from mesh_tensorflow.ops._movement.reshape import redistributed
 from mesh_tensorflow.ops._variables.variable import Variable
 from mesh_tensorflow.utils import outside_all_rewrites
@@ -282,6 +289,112 @@ def check_impls(mesh_to_impl: object) -> None:
             impl.check_processors()
 
 
+# -- what is always told: counters and sizes, as text
+
+
+def pretty_print_counters(counters: Iterable[tuple[str, int]]) -> str:
+    """Returns counters summed by name and by each prefix of a name, indented.
+
+    Args:
+      counters: pairs (name, number); slashes in names make a hierarchy.
+    """
+    totals: collections.Counter[str] = collections.Counter()
+    for name, value in counters:
+        parts = name.split("/")
+        for depth in range(1, len(parts) + 1):
+            totals["/".join(parts[:depth])] += value
+    # Below a million, the six digits of `g` show every integer in full.
+    return "\n".join(
+        f"{' ' * name.count('/')}{name}: {total:{'.3g' if total >= 1e6 else 'g'}}"
+        for name, total in sorted(totals.items())
+    )
+
+
+def write_log(text: str, log_file: Optional[str] = None) -> None:
+    """Writes text to TensorFlow's log, and appends it to a file if one is given."""
+    tf.logging.info("%s", text)
+    if log_file:
+        with tf.io.gfile.GFile(log_file, "a") as f:
+            f.write(text + "\n")
+
+
+def log_variable_sizes(
+    var_list: Sequence[Variable],
+    tag: str,
+    verbose: bool = True,
+    mesh_to_impl: Optional[Mapping[Mesh, MeshImpl]] = None,
+    log_file: Optional[str] = None,
+) -> None:
+    """Logs the sizes of variables and of their slices, and the totals.
+
+    Args:
+      var_list: Variable operations.
+      tag: the label of the line of totals.
+      verbose: whether to write a line for each variable.
+      mesh_to_impl: a dictionary from Mesh to MeshImpl; if None, slices are as large as the
+        variables.
+      log_file: a path to also write to, or None.
+    """
+    if not var_list:
+        return
+    lines, total, slice_total = [], 0, 0
+    for v in sorted(var_list, key=lambda v: v.name):
+        size = v.size
+        # The shape that is stored: with `variable_layout` or `zero` a processor holds less than its
+        # part in the layout.
+        slice_size = mesh_to_impl[v.mesh].slice_size(v.stored_shape) if mesh_to_impl else size
+        total += size
+        slice_total += slice_size
+        if verbose:
+            lines.append(
+                f"Variable {v.name:<60s} size {size:<12d} slice_size {slice_size:<12d} {v.shape}"
+            )
+            lines += [f"    {name}" for name in getattr(v, "original_names", [])]
+    lines.append(
+        f"{tag:<30s} count: {len(var_list):<7d} Total size: {total:<16d} "
+        f"Total slice_size: {slice_total:<16d}"
+    )
+    write_log("\n".join(lines), log_file)
+
+
+def lowering_text(
+    graph: Graph,
+    mesh_to_impl: Mapping[Mesh, MeshImpl],
+    collectives: Sequence[tuple[str, MeshImpl, Collective]],
+) -> str:
+    """Returns a few lines on a Lowering: its program, its meshes, what it communicates."""
+    stored = sum(mesh_to_impl[v.mesh].slice_size(v.stored_shape) for v in graph.all_variables)
+    elements = sum(collective.elements for _, _, collective in collectives)
+    lines = [
+        f"<Lowering of {graph!r}",
+        *(f"  {mesh.name!r} on {impl!r}" for mesh, impl in mesh_to_impl.items()),
+        f"  {counted(stored, 'parameter')} on each processor; "
+        f"{counted(len(collectives), 'collective')} of {counted(elements, 'element')} in all>",
+    ]
+    return "\n".join(lines)
+
+
+def communication_table(collectives: Iterable[tuple[str, MeshImpl, Collective]]) -> str:
+    """Returns a table of communication by operation, collective and mesh axes."""
+    groups: dict[tuple[str, str, str], list[int]] = {}
+    for kind, mesh_impl, collective in collectives:
+        axes = dims_text(mesh_impl.shape[a] for a in collective.mesh_axes)
+        total = groups.setdefault((kind, collective.kind, axes), [0, 0, 0])
+        total[0] += 1
+        total[1] += collective.elements
+        total[2] += collective.bytes
+    if not groups:
+        return "no communication"
+    rows = [
+        [*key, str(count), f"{elements:,}", f"{size:,}"]
+        for key, (count, elements, size) in sorted(groups.items())
+    ]
+    sums = [sum(values[i] for values in groups.values()) for i in range(3)]
+    rows.append(["total", "", "", str(sums[0]), f"{sums[1]:,}", f"{sums[2]:,}"])
+    header = ["operation", "collective", "mesh axes", "count", "elements", "bytes"]
+    return "\n".join(text_table([header, *rows], left=(0, 1, 2)))
+
+
 # -- the Lowering
 
 
@@ -350,7 +463,9 @@ class Lowering:
         log_variable_sizes(graph.all_variables, "All Variables", False, mesh_to_impl, log_file)
         write_log("Counters:\n" + pretty_print_counters(self._counters), log_file)
         # Last, since it may sum partial sums whose values no operation needs, which adds counters.
-        collect_values(self)
+        for collector in collectors():
+            values = values_by_name(self, collector.patterns, collector.processor)
+            collector.values.update(values)
 
     def _begin(self, graph: Graph, mesh_to_impl: Mapping[Mesh, MeshImpl]) -> None:
         """Sets the attributes, with nothing lowered yet."""
@@ -404,19 +519,21 @@ class Lowering:
         Args:
           operations: operations in topological order.
         """
-        checks, logs = nan_checks_in_force(), is_logging()
+        checks, log = nan_checks_in_force(), operation_log()
         for op in operations:
             # A loop lowers its body by this method too, so the operation outside is put back
             # afterwards. Whatever communicates is counted for the innermost one: for a partial sum
             # that is the operation that needs it, not the one that began it.
             outer, self._at = self._at, op
             try:
-                self._lower_operation(op, checks, logs)
+                self._lower_operation(op, checks, log)
             finally:
                 # Also after an error: a Lowering may be asked for what was made later once more.
                 self._at = outer
 
-    def _lower_operation(self, op: Operation, checks: Optional[NanChecks], logs: bool) -> None:
+    def _lower_operation(
+        self, op: Operation, checks: Optional[NanChecks], log: Optional[logging.Logger]
+    ) -> None:
         """Lowers one operation, checks its outputs, and counts and logs it."""
         communicated = len(self._collectives)
         with tf.name_scope(op.name) as scope, trace_mark(op):
@@ -432,8 +549,8 @@ class Lowering:
         for y in op.outputs:
             self.add_counter(f"output/{type(op).__name__}", self.laid_out_size(y))
             self.add_counter(f"output_unique/{type(op).__name__}", y.size)
-        if logs:
-            log_operation(self, op, communicated)
+        if log is not None:
+            log_operation(log, self, op, communicated)
 
     def _lower_in_its_layout(self, op: Operation) -> None:
         """Lowers an operation; in another layout, if it cannot work on parts of what one splits."""
@@ -605,7 +722,7 @@ class Lowering:
 
         Raises:
           NotInLoweringError: it is a value inside of a loop, belongs to another graph, or depends
-            on a variable that was made after the Lowering.
+            on a variable, or on the gradient of a loop, that was made after the Lowering.
         """
         mesh_impl = self.mesh_impl(x)
         if x not in self.tensors:
@@ -618,24 +735,30 @@ class Lowering:
 
     def _lower_late(self, x: Tensor) -> None:
         """Lowers the operations that a Tensor depends on and that were made after the Lowering."""
-        needed, late = {x}, []
+        needed, late, loops = {x}, [], set()
         # Backward, so that all that reads an output has been visited before what makes it.
         for op in reversed(self.graph.operations):
             if not needed.isdisjoint(op.outputs) and not self.tensors.keys() >= set(op.outputs):
                 late.append(op)
                 needed.update(op.inputs)
+                if op.loop is not None and op.loop.tape_of is not None:
+                    # Read by its gradient, besides the inputs.
+                    loops.add(op.loop.tape_of)
+                    needed.update(op.loop.tape_of.outputs)
         # Values so far are those of merged processors, which an operation of a user's cannot read.
         merged = any(pair.is_merged for pair in self._pairs.values())
         known = {y for op in late for y in op.outputs} | self.tensors.keys()
         if (
             not needed <= known
+            # A loop saves what its gradient reads only if it is lowered after that was made.
+            or not loops <= {*late, *self.loop_tapes}
             or any(isinstance(op, Variable) for op in late)
             or (merged and not all_of_package(late))
         ):
             raise NotInLoweringError(
                 f"{x.name} {x.shape} is not in this Lowering: it is a value inside of a loop, "
-                "belongs to another graph, or depends on a variable, or on an operation of your "
-                "own, that was made after it. Make the Lowering last"
+                "belongs to another graph, or depends on a variable, on the gradient of a loop, or "
+                "on an operation of your own, that was made after it. Make the Lowering last"
             )
         late.reverse()
         self.lower_operations(late)
@@ -644,12 +767,23 @@ class Lowering:
         """Returns the tf operation of an Assign.
 
         Raises:
+          WrongTypeError: `op` is not an Operation, such as a list of them.
+          NotInLoweringError: it cannot be lowered now; see `export_to_tf_tensor`.
           ValueError: the operation has none; export its outputs instead.
         """
+        if not isinstance(op, Operation):
+            raise WrongTypeError(
+                f"lowered_operation: {reprlib.repr(op)} is a {type(op).__name__}, not an "
+                "Operation. mtf.assign returns one, apply_grads of an optimizer a list of them; "
+                "that of a Tensor x is x.operation"
+            )
         # Two forms: an Assign has one tf operation; of any other, all slices of its outputs are
         # waited for.
         if op in self.operations:
             return self.operations[op]
+        for y in op.outputs:
+            if y not in self.tensors:
+                self._lower_late(y)
         outputs = [t for y in op.outputs for t in self.tensors[y].to_laid_out_tensor().all_slices]
         if not outputs:
             raise ValueError(

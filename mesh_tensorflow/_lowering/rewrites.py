@@ -44,12 +44,11 @@ from mesh_tensorflow._core.shape import Dimension, Shape
 from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow.ops._control.control import Depend
-from mesh_tensorflow.ops._control.recompute import DelayOperation, usable
+from mesh_tensorflow.ops._control.gradients import DelayOperation, usable
 from mesh_tensorflow.ops._elementwise.slicewise import GenericGradOperation
 from mesh_tensorflow.ops._movement.reshape import ReshapeOperation
 from mesh_tensorflow.ops._movement.split_concat import StackOperation, UnstackOperation
-from mesh_tensorflow.ops._variables.assign import Assign, ReadVariable
-from mesh_tensorflow.ops._variables.variable import StackedVariable, Variable
+from mesh_tensorflow.ops._variables.variable import Assign, ReadVariable, StackedVariable, Variable
 
 # -- stacked variables
 

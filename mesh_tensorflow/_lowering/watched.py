@@ -1,22 +1,17 @@
-"""What a Lowering tells: tables of its counters, a log, values by name, and checks for NaNs."""
+"""What a Lowering does where a user watches: values by name, lines of a log, checks for NaNs."""
 
 from __future__ import annotations
 
-import collections
-import contextlib
 import logging
-import os
-import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Optional, Union
 
-import tensorflow as tf2
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow._core.errors import dims_text, text_table
-from mesh_tensorflow._core.graph import Graph, Mesh
+from mesh_tensorflow._core.errors import dims_text
+from mesh_tensorflow._core.graph import Graph
 from mesh_tensorflow._core.layout import pnum_to_processor_coordinates, uneven_names
-from mesh_tensorflow._core.operation import Collective, Operation, with_inner_operations
+from mesh_tensorflow._core.operation import Operation, with_inner_operations
 from mesh_tensorflow._core.tensor import Tensor, is_differentiable
 from mesh_tensorflow._mesh.mesh_impl import (
     LaidOutTensor,
@@ -26,129 +21,18 @@ from mesh_tensorflow._mesh.mesh_impl import (
     summands_of,
 )
 from mesh_tensorflow._mesh.slice_functions import real_view
-from mesh_tensorflow._units import counted
 from mesh_tensorflow._watching import (
-    EAGER_EVENT,
     STATE,
     NanChecks,
     NonFiniteError,
-    collectors,
-    is_profiling,
     matches,
     nonfinite_message,
     site_text,
 )
-from mesh_tensorflow.ops._variables.assign import Assign, ReadVariable
-from mesh_tensorflow.ops._variables.variable import Variable
+from mesh_tensorflow.ops._variables.variable import Assign, ReadVariable
 
 if TYPE_CHECKING:
     from mesh_tensorflow._lowering.lowering import Lowering
-
-
-# -- counters, as text
-
-
-def pretty_print_counters(counters: Iterable[tuple[str, int]]) -> str:
-    """Returns counters summed by name and by each prefix of a name, indented.
-
-    Args:
-      counters: pairs (name, number); slashes in names make a hierarchy.
-    """
-    totals: collections.Counter[str] = collections.Counter()
-    for name, value in counters:
-        parts = name.split("/")
-        for depth in range(1, len(parts) + 1):
-            totals["/".join(parts[:depth])] += value
-    # Below a million, the six digits of `g` show every integer in full.
-    return "\n".join(
-        f"{' ' * name.count('/')}{name}: {total:{'.3g' if total >= 1e6 else 'g'}}"
-        for name, total in sorted(totals.items())
-    )
-
-
-def write_log(text: str, log_file: Optional[str] = None) -> None:
-    """Writes text to TensorFlow's log, and appends it to a file if one is given."""
-    tf.logging.info("%s", text)
-    if log_file:
-        with tf.io.gfile.GFile(log_file, "a") as f:
-            f.write(text + "\n")
-
-
-def log_variable_sizes(
-    var_list: Sequence[Variable],
-    tag: str,
-    verbose: bool = True,
-    mesh_to_impl: Optional[Mapping[Mesh, MeshImpl]] = None,
-    log_file: Optional[str] = None,
-) -> None:
-    """Logs the sizes of variables and of their slices, and the totals.
-
-    Args:
-      var_list: Variable operations.
-      tag: the label of the line of totals.
-      verbose: whether to write a line for each variable.
-      mesh_to_impl: a dictionary from Mesh to MeshImpl; if None, slices are as large as the
-        variables.
-      log_file: a path to also write to, or None.
-    """
-    if not var_list:
-        return
-    lines, total, slice_total = [], 0, 0
-    for v in sorted(var_list, key=lambda v: v.name):
-        size = v.size
-        # The shape that is stored: with `variable_layout` or `zero` a processor holds less than its
-        # part in the layout.
-        slice_size = mesh_to_impl[v.mesh].slice_size(v.stored_shape) if mesh_to_impl else size
-        total += size
-        slice_total += slice_size
-        if verbose:
-            lines.append(
-                f"Variable {v.name:<60s} size {size:<12d} slice_size {slice_size:<12d} {v.shape}"
-            )
-            lines += [f"    {name}" for name in getattr(v, "original_names", [])]
-    lines.append(
-        f"{tag:<30s} count: {len(var_list):<7d} Total size: {total:<16d} "
-        f"Total slice_size: {slice_total:<16d}"
-    )
-    write_log("\n".join(lines), log_file)
-
-
-def lowering_text(
-    graph: Graph,
-    mesh_to_impl: Mapping[Mesh, MeshImpl],
-    collectives: Sequence[tuple[str, MeshImpl, Collective]],
-) -> str:
-    """Returns a few lines on a Lowering: its program, its meshes, what it communicates."""
-    stored = sum(mesh_to_impl[v.mesh].slice_size(v.stored_shape) for v in graph.all_variables)
-    elements = sum(collective.elements for _, _, collective in collectives)
-    lines = [
-        f"<Lowering of {graph!r}",
-        *(f"  {mesh.name!r} on {impl!r}" for mesh, impl in mesh_to_impl.items()),
-        f"  {counted(stored, 'parameter')} on each processor; "
-        f"{counted(len(collectives), 'collective')} of {counted(elements, 'element')} in all>",
-    ]
-    return "\n".join(lines)
-
-
-def communication_table(collectives: Iterable[tuple[str, MeshImpl, Collective]]) -> str:
-    """Returns a table of communication by operation, collective and mesh axes."""
-    groups: dict[tuple[str, str, str], list[int]] = {}
-    for kind, mesh_impl, collective in collectives:
-        axes = dims_text(mesh_impl.shape[a] for a in collective.mesh_axes)
-        total = groups.setdefault((kind, collective.kind, axes), [0, 0, 0])
-        total[0] += 1
-        total[1] += collective.elements
-        total[2] += collective.bytes
-    if not groups:
-        return "no communication"
-    rows = [
-        [*key, str(count), f"{elements:,}", f"{size:,}"]
-        for key, (count, elements, size) in sorted(groups.items())
-    ]
-    sums = [sum(values[i] for values in groups.values()) for i in range(3)]
-    rows.append(["total", "", "", str(sums[0]), f"{sums[1]:,}", f"{sums[2]:,}"])
-    header = ["operation", "collective", "mesh axes", "count", "elements", "bytes"]
-    return "\n".join(text_table([header, *rows], left=(0, 1, 2)))
 
 
 # -- values by name
@@ -194,12 +78,6 @@ def values_by_name(
         for name, x in named_tensors(lowering.graph)
         if x in lowering.tensors and (name in lowering.graph.inspected or matches(name, patterns))
     }
-
-
-def collect_values(lowering: Lowering) -> None:
-    """Gives the values that are asked for to the collectors of this context."""
-    for collector in collectors():
-        collector.values.update(values_by_name(lowering, collector.patterns, collector.processor))
 
 
 def processor_slice(lowering: Lowering, x: Tensor, pnum: int) -> tf.Tensor:
@@ -256,41 +134,14 @@ def _from_processor(mesh_impl: MeshImpl, value: LaidOutTensor, pnum: int) -> tf.
 
 # -- a log
 
-_LOGGER = logging.getLogger("mesh_tensorflow.lowering")
-_NO_MARK = contextlib.nullcontext()
-_ASKS = ("1", "true", "yes", "on", "all", "lowering")
 
-
-class _Stderr(logging.StreamHandler):
-    """Writes to what is standard error at the time."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Writes a line."""
-        # Notebooks and tests replace sys.stderr; a stream that was kept would write to the old one.
-        self.setStream(sys.stderr)
-        super().emit(record)
-
-
-def is_logging() -> bool:
-    """Returns whether MTF_LOG asks for a line for each operation, and prepares the logger."""
-    asked = os.environ.get("MTF_LOG", "").lower().replace(" ", "").split(",")
-    if not any(word in _ASKS for word in asked):
-        return False
-    # Each Lowering asks, and a second handler would write every line twice.
-    if not _LOGGER.handlers:
-        handler = _Stderr()
-        handler.setFormatter(logging.Formatter("%(message)s"))
-        _LOGGER.addHandler(handler)
-        _LOGGER.setLevel(logging.INFO)
-        # The root logger, which absl or the user has set up, would write each line a second time.
-        _LOGGER.propagate = False
-    return True
-
-
-def log_operation(lowering: Lowering, op: Operation, communicated: int) -> None:
+def log_operation(
+    log: logging.Logger, lowering: Lowering, op: Operation, communicated: int
+) -> None:
     """Logs an operation that has just been lowered.
 
     Args:
+      log: the log.
       lowering: the Lowering.
       op: the operation.
       communicated: the number of collectives of the Lowering before it.
@@ -303,7 +154,7 @@ def log_operation(lowering: Lowering, op: Operation, communicated: int) -> None:
         parts.append(f"{collective.kind} over {axes}: {collective.bytes:,} bytes")
     if op.site is not None:
         parts.append(f"{'gradient of ' if op.gradient_of is not None else ''}{op.site}")
-    _LOGGER.info("%s", " | ".join(parts))
+    log.info("%s", " | ".join(parts))
 
 
 def _output_text(impl: MeshImpl, y: Tensor) -> str:
@@ -313,17 +164,6 @@ def _output_text(impl: MeshImpl, y: Tensor) -> str:
     )
     shape = f"{dims_text(y.shape) or 'scalar'} {y.dtype.name}"
     return f"{shape}, slice {impl.slice_shape(y.shape)}, {rules or 'whole'}"
-
-
-def trace_mark(op: Operation) -> contextlib.AbstractContextManager:
-    """Marks an operation of eager code in a profile; others are found by the names of their nodes.
-
-    Args:
-      op: the operation that is lowered within.
-    """
-    if not is_profiling() or not tf.executing_eagerly():
-        return _NO_MARK
-    return tf2.profiler.experimental.Trace(f"{EAGER_EVENT}{op.name}")
 
 
 # -- checks for NaNs

@@ -52,7 +52,7 @@ from mesh_tensorflow._mesh.mesh_impl import (
     named_collective,
 )
 from mesh_tensorflow._mesh.random_values import new_key
-from mesh_tensorflow._mesh.variables.slice_variables import SliceVariables
+from mesh_tensorflow._mesh.variables.storage import SliceVariables
 
 if TYPE_CHECKING:
     from mesh_tensorflow.ops._variables.variable import Variable

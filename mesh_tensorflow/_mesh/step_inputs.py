@@ -20,7 +20,7 @@ from typing import Any, Optional
 
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow._mesh.variables.master import WholeVariable
+from mesh_tensorflow._mesh.variables.storage import WholeVariable
 
 
 class GlobalSteps:

@@ -33,12 +33,10 @@ from mesh_tensorflow._lowering.rewrites import update_names
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow.auto_mtf.valid_layouts import LayoutValidator, MeshSizes
 from mesh_tensorflow.layers._blocked_operation import Blocked
-from mesh_tensorflow.ops._control.control import CustomGradientOperation
-from mesh_tensorflow.ops._control.recompute import DelayOperation
+from mesh_tensorflow.ops._control.gradients import CustomGradientOperation, DelayOperation
 from mesh_tensorflow.ops._control.while_loop import WhileGradientOperation, WhileLoopOperation
 from mesh_tensorflow.ops._movement.reshape import ReshapeOperation
-from mesh_tensorflow.ops._variables.assign import Assign
-from mesh_tensorflow.ops._variables.variable import Variable
+from mesh_tensorflow.ops._variables.variable import Assign, Variable
 from mesh_tensorflow.signal._fft import FourierOperation
 
 WHOLE = -1  # in place of a mesh axis

@@ -18,8 +18,7 @@ from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow.auto_mtf._space import LayoutSpace, Updates, Weight
 from mesh_tensorflow.auto_mtf.hardware import ZERO, CostModel, Seconds
-from mesh_tensorflow.ops._variables.assign import Assign
-from mesh_tensorflow.ops._variables.variable import Variable
+from mesh_tensorflow.ops._variables.variable import Assign, Variable
 
 # -- the steps of a program
 

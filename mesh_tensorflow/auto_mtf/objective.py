@@ -35,8 +35,7 @@ from mesh_tensorflow.auto_mtf.graph_interface import (
     live_names,
     memory_changes,
 )
-from mesh_tensorflow.ops._variables.assign import Assign
-from mesh_tensorflow.ops._variables.variable import Variable
+from mesh_tensorflow.ops._variables.variable import Assign, Variable
 
 __all__ = ["DimensionSet", "LiveMemory", "live_memory", "peak_memory"]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import functools
 import itertools
@@ -19,9 +18,9 @@ from mesh_tensorflow import checkpoint, estimator
 from mesh_tensorflow._flags import FLAGS, Setting
 from mesh_tensorflow._lowering.lowering import rules_that_apply
 from mesh_tensorflow._mesh.variables import checkpoint_files
-from mesh_tensorflow.bert._config import BertConfig
+from mesh_tensorflow.bert.bert import BertConfig, get_assignment_map_from_checkpoint
 from mesh_tensorflow.bert.optimization import create_optimizer
-from mesh_tensorflow.estimator.processes import SaverHook
+from mesh_tensorflow.estimator.processes import saver_hook
 from mesh_tensorflow.optimize._base import weights_of
 from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
 from mesh_tensorflow.simd_mesh_impl import SimdMeshImpl
@@ -208,51 +207,6 @@ def record_batches(
 
 
 # -- initial checkpoints, and imported features
-
-
-def get_assignment_map_from_checkpoint(
-    tvars: Iterable[Any], init_checkpoint: str
-) -> tuple[dict[str, str], dict[str, int]]:
-    """Matches variables with the contents of a checkpoint.
-
-    The global step and optimizer slots are not restored, since a new training begins.
-
-    Args:
-      tvars: tf variables.
-      init_checkpoint: a checkpoint.
-
-    Returns:
-      (a dictionary from names in the checkpoint to names in the graph, for
-      `tf.train.init_from_checkpoint`; a dictionary whose keys are the names of matched variables,
-      with and without ":0").
-
-    Raises:
-      ValueError: the checkpoint does not exist, or has a variable of a different shape.
-    """
-    try:
-        path = checkpoint_files.find(init_checkpoint, "init_checkpoint")
-        saved = checkpoint_files.open_reader(path).get_variable_to_shape_map()
-    except (tf.errors.OpError, ValueError) as error:
-        raise ValueError(
-            f"init_checkpoint: {init_checkpoint} is no checkpoint, such as model.ckpt-1000: {error}"
-        ) from error
-    assignment: dict[str, str] = collections.OrderedDict()
-    # With the names of tensors, too: programs of TF BERT look for these.
-    initialized: dict[str, int] = {}
-    by_name = {v.name.removesuffix(":0"): v for v in tvars}
-    weights = set(weights_of(saved))
-    for name, shape in sorted(saved.items()):
-        if name not in by_name or name not in weights:
-            continue
-        ours = by_name[name].shape.as_list()
-        if list(shape) != ours:
-            raise ValueError(
-                f"init_checkpoint: {init_checkpoint} has {name} of shape {list(shape)}, but in the "
-                f"model it has {ours}; the configuration has to be that of the checkpoint"
-            )
-        assignment[name] = name
-        initialized[name] = initialized[name + ":0"] = 1
-    return assignment, initialized
 
 
 def load_initial_checkpoint(init_checkpoint: Optional[str], strict: bool = False) -> None:
@@ -446,20 +400,7 @@ def _training_spec(
     with tf.control_dependencies([update]):
         train_op = tf.assign_add(tf.train.get_or_create_global_step(), 1)
     with outside_all_rewrites():
-        saver = checkpoint.Saver(
-            tf.global_variables(),
-            sharded=True,
-            keep_checkpoint_every_n_hours=2,
-            save_relative_paths=True,
-        )
-        # A session restores by the saver that it finds here; it would make another one without.
-        tf.add_to_collection(tf.GraphKeys.SAVERS, saver)
-        saving = SaverHook(
-            FLAGS.output_dir,
-            save_steps=FLAGS.save_checkpoints_steps,
-            saver=saver,
-            listeners=[mtf.MtfCheckpointSaverListener(lowering)],
-        )
+        saving = saver_hook(lowering, FLAGS.output_dir, FLAGS.save_checkpoints_steps)
     return estimator.tpu.TPUEstimatorSpec(
         estimator.ModeKeys.TRAIN,
         loss=loss,

@@ -7,10 +7,14 @@ python -m mesh_tensorflow.bert.run_classifier --task_name=cola --data_dir=CoLA \
 
 from __future__ import annotations
 
+import csv
+import dataclasses
+import io
 import os
-from collections.abc import Callable, Sequence
-from typing import Any, Optional, Union
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union
 
+import numpy as np
 import tensorflow.compat.v1 as tf
 from absl import flags  # noqa: F401  (a name of the classic)
 
@@ -19,22 +23,6 @@ from mesh_tensorflow import estimator, layers
 from mesh_tensorflow._flags import FLAGS, define
 from mesh_tensorflow._programs import run_with_flags
 from mesh_tensorflow.bert import tokenization
-from mesh_tensorflow.bert._classification import (
-    PROCESSORS,
-    ColaProcessor,
-    DataProcessor,
-    InputExample,
-    InputFeatures,
-    MnliProcessor,
-    MrpcProcessor,
-    PaddingInputExample,
-    XnliProcessor,
-    convert_examples_to_features,
-    convert_single_example,
-    file_based_convert_examples_to_features,
-    file_based_input_fn_builder,
-    input_fn_builder,
-)
 from mesh_tensorflow.bert._training import (
     MESH_FLAGS,
     TEXT_FLAGS,
@@ -46,11 +34,18 @@ from mesh_tensorflow.bert._training import (
     make_model_fn,
     predicted,
     read_config,
+    record_batches,
     require_flags,
+    training_order,
     training_records,
     training_steps,
+    write_records,
 )
 from mesh_tensorflow.bert.bert import BertConfig, BertModel
+
+if TYPE_CHECKING:
+    from mesh_tensorflow.bert.tokenization import FullTokenizer
+
 
 __all__ = [
     "FLAGS",
@@ -72,6 +67,7 @@ __all__ = [
     "model_fn_builder",
 ]
 
+
 define(
     **MESH_FLAGS,
     **TRAINING_FLAGS,
@@ -83,7 +79,437 @@ define(
     eval_batch_size=(32, "Sequences of a batch in evaluation."),
 )
 
+
+# -- data sets
+
+
+@dataclasses.dataclass(eq=False, repr=False)
+class InputExample:
+    """One or two sentences, with a label.
+
+    Attributes:
+      guid: a string, unique among the examples.
+      text_a: the first sentence.
+      text_b: the second one, or None.
+      label: a string, or None if it is unknown.
+    """
+
+    guid: Union[str, int]
+    text_a: str
+    text_b: Optional[str] = None
+    label: Optional[str] = None
+
+
+class PaddingInputExample:
+    """An example that pads the last batch and does not count."""
+
+
+class DataProcessor:
+    """Base class of data sets."""
+
+    def get_train_examples(self, data_dir: str) -> list[InputExample]:
+        """Returns examples for training.
+
+        Args:
+          data_dir: the directory of the data.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no get_train_examples")
+
+    def get_dev_examples(self, data_dir: str) -> list[InputExample]:
+        """Returns examples for evaluation.
+
+        Args:
+          data_dir: the directory of the data.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no get_dev_examples")
+
+    def get_test_examples(self, data_dir: str) -> list[InputExample]:
+        """Returns examples for prediction.
+
+        Args:
+          data_dir: the directory of the data.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no get_test_examples")
+
+    def get_labels(self) -> list[str]:
+        """Returns the labels."""
+        raise NotImplementedError(f"{type(self).__name__} has no get_labels")
+
+    @classmethod
+    def _read_tsv(cls, input_file: str, quotechar: Optional[str] = None) -> list[list[str]]:
+        """Reads the rows of a file of tab-separated columns."""
+        if not tf.io.gfile.exists(input_file):
+            raise ValueError(
+                f"{cls.__name__}: there is no file {input_file}; --data_dir should be the "
+                "directory of the data"
+            )
+        with tf.io.gfile.GFile(input_file, "rb") as f:
+            content = f.read()
+        try:
+            text = content.decode("utf-8")
+        except UnicodeDecodeError as error:
+            line = content.count(b"\n", 0, error.start) + 1
+            raise ValueError(
+                f"{cls.__name__}: line {line} of {input_file} is not in UTF-8 ({error.reason}); "
+                "convert the file, as by `iconv -f latin1 -t utf-8`"
+            ) from error
+        reader = csv.reader(
+            # So a carriage return within a sentence is an error; it does not silently begin a row.
+            io.StringIO(text, newline="\n"),
+            delimiter="\t",
+            quotechar=quotechar,
+            # A sentence may have a quote that nothing closes, at which csv would join lines.
+            quoting=csv.QUOTE_MINIMAL if quotechar else csv.QUOTE_NONE,
+        )
+        try:
+            return list(reader)
+        except csv.Error as error:
+            raise ValueError(
+                f"{cls.__name__}: line {reader.line_num} of {input_file} cannot be read: {error}"
+            ) from error
+
+
+class _Split(NamedTuple):
+    """A file of examples and its columns.
+
+    Attributes:
+      file: its path in the directory.
+      name: what guids begin with.
+      header: whether its first line has column names.
+      text_a, text_b, label, guid: column numbers, or None; without a guid column, guids have line
+      numbers.
+      constant_label: the label of examples with unknown labels.
+      language: the column that says the language of a line, or None if all are read.
+    """
+
+    file: str
+    name: str
+    header: bool
+    text_a: int
+    text_b: Optional[int] = None
+    label: Optional[int] = None
+    constant_label: Optional[str] = None
+    guid: Optional[int] = None
+    language: Optional[int] = None
+
+
+class _TableProcessor(DataProcessor):
+    """A data set whose splits are files of tab-separated columns."""
+
+    language: Optional[str] = None
+    _synonyms: Mapping[Optional[str], str] = {}
+    _labels: Sequence[str]
+    _train: _Split
+    _dev: _Split
+    _test: _Split
+
+    def get_train_examples(self, data_dir: str) -> list[InputExample]:
+        return self._examples(data_dir, self._train)
+
+    def get_dev_examples(self, data_dir: str) -> list[InputExample]:
+        return self._examples(data_dir, self._dev)
+
+    def get_test_examples(self, data_dir: str) -> list[InputExample]:
+        return self._examples(data_dir, self._test)
+
+    def get_labels(self) -> list[str]:
+        return list(self._labels)
+
+    def _examples(self, data_dir: str, split: _Split) -> list[InputExample]:
+        path = os.path.join(data_dir, split.file.format(language=self.language))
+        examples = []
+        for number, row in enumerate(self._read_tsv(path)):
+            if split.header and number == 0:
+                continue
+            try:
+                if split.language is None or row[split.language] == self.language:
+                    examples.append(self._example(number, row, split))
+            except (IndexError, ValueError) as error:
+                raise ValueError(
+                    f"{type(self).__name__}: line {number + 1} of {path} has {len(row)} columns, "
+                    f"{row}, and cannot be read: {error}"
+                ) from error
+        return examples
+
+    def _example(self, number: int, row: Sequence[str], split: _Split) -> InputExample:
+        guid = number if split.guid is None else row[split.guid]
+        # Test sets have no labels; their features need one, which no prediction depends on.
+        label = split.constant_label if split.label is None else row[split.label]
+        label = self._synonyms.get(label, label)
+        if label not in self._labels:
+            raise ValueError(f"the label is {label!r}, not one of {list(self._labels)}")
+        text_b = None if split.text_b is None else row[split.text_b]
+        return InputExample(f"{split.name}-{guid}", row[split.text_a], text_b, label)
+
+
+class ColaProcessor(_TableProcessor):
+    """The corpus of linguistic acceptability (Warstadt et al., 2018)."""
+
+    _labels = ("0", "1")
+    _train = _Split("train.tsv", "train", False, 3, label=1)
+    _dev = _Split("dev.tsv", "dev", False, 3, label=1)
+    _test = _Split("test.tsv", "test", True, 1, constant_label="0")
+
+
+class MrpcProcessor(_TableProcessor):
+    """The Microsoft research paraphrase corpus (Dolan and Brockett, 2005)."""
+
+    _labels = ("0", "1")
+    _train = _Split("train.tsv", "train", True, 3, 4, label=0)
+    _dev = _Split("dev.tsv", "dev", True, 3, 4, label=0)
+    _test = _Split("test.tsv", "test", True, 3, 4, constant_label="0")
+
+
+class MnliProcessor(_TableProcessor):
+    """MultiNLI (Williams et al., 2018)."""
+
+    _labels = ("contradiction", "entailment", "neutral")
+    _train = _Split("train.tsv", "train", True, 8, 9, label=-1, guid=0)
+    _dev = _Split("dev_matched.tsv", "dev_matched", True, 8, 9, label=-1, guid=0)
+    _test = _Split("test_matched.tsv", "test", True, 8, 9, constant_label="contradiction", guid=0)
+
+
+class XnliProcessor(_TableProcessor):
+    """XNLI (Conneau et al., 2018), in one language, with the translated MultiNLI to train on.
+
+    Attributes:
+      language: the language code.
+    """
+
+    _labels = MnliProcessor._labels
+    _train = _Split("multinli/multinli.train.{language}.tsv", "train", True, 0, 1, label=2)
+    _dev = _Split("xnli.dev.tsv", "dev", True, 6, 7, label=1, language=0)
+    get_test_examples = DataProcessor.get_test_examples
+
+    def __init__(self) -> None:
+        self.language = "zh"
+        # The translated training set has another word for it than the development set.
+        self._synonyms = {"contradictory": "contradiction"}
+
+
+PROCESSORS: dict[str, type[DataProcessor]] = {
+    "cola": ColaProcessor,
+    "mnli": MnliProcessor,
+    "mrpc": MrpcProcessor,
+    "xnli": XnliProcessor,
+}
+
+
+# -- features
+
+
+_SHOWN = 5
+
+
+_LOGGED_EVERY = 10000
+
+
+# What every model reads; labels and weights are added to them.
+_FEATURES = ("input_ids", "input_mask", "segment_ids")
+
+
+Example = Union[InputExample, PaddingInputExample]
+
+
+@dataclasses.dataclass(eq=False, repr=False)
+class InputFeatures:
+    """An example as integers.
+
+    Attributes:
+      input_ids: the ids of tokens.
+      input_mask: 1 for each token, 0 for padding.
+      segment_ids: 1 for the second sentence.
+      label_id: the label's number.
+      is_real_example: False for a PaddingInputExample.
+    """
+
+    input_ids: Sequence[int]
+    input_mask: Sequence[int]
+    segment_ids: Sequence[int]
+    label_id: int
+    is_real_example: bool = True
+
+
+def _truncated(tokens_a: list[str], tokens_b: list[str], room: int) -> tuple[list[str], list[str]]:
+    """Truncates two sentences to a total length, the longer one first."""
+    # Token by token from the longer one, so that a short text keeps more than its share.
+    a, b = len(tokens_a), len(tokens_b)
+    while a + b > room:
+        a, b = (a - 1, b) if a > b else (a, b - 1)
+    return tokens_a[:a], tokens_b[:b]
+
+
+def convert_single_example(
+    ex_index: int,
+    example: Example,
+    label_list: Sequence[str],
+    max_seq_length: int,
+    tokenizer: FullTokenizer,
+) -> InputFeatures:
+    """Returns the features of an example: [CLS] a [SEP], and b [SEP] if there is a second sentence.
+
+    Args:
+      ex_index: the number of the example; the first few are logged.
+      example: an InputExample or a PaddingInputExample.
+      label_list: the labels.
+      max_seq_length: the length that features are padded to.
+      tokenizer: a FullTokenizer.
+
+    Returns:
+      InputFeatures.
+
+    Raises:
+      ValueError: the label is unknown, or the length leaves no room for text.
+    """
+    if isinstance(example, PaddingInputExample):
+        # A real label id, since losses of padding are computed and then have the weight 0.
+        zeros = [0] * max_seq_length
+        return InputFeatures(zeros, list(zeros), list(zeros), 0, is_real_example=False)
+    marks = 3 if example.text_b else 2
+    if max_seq_length <= marks:
+        raise ValueError(
+            f"max_seq_length is {max_seq_length}, but [CLS] and [SEP] take {marks}; make it longer"
+        )
+    if example.label is None or example.label not in label_list:
+        raise ValueError(
+            f"example {example.guid} has the label {example.label!r}, which is none of "
+            f"{list(label_list)}"
+        )
+    tokens_a, tokens_b = _truncated(
+        tokenizer.tokenize(example.text_a),
+        tokenizer.tokenize(example.text_b) if example.text_b else [],
+        max_seq_length - marks,
+    )
+    tokens = ["[CLS]", *tokens_a, "[SEP]"]
+    segment_ids = [0] * len(tokens)
+    if example.text_b:
+        tokens += [*tokens_b, "[SEP]"]
+        segment_ids += [1] * (len(tokens_b) + 1)
+    input_ids = tokenizer.convert_tokens_to_ids(tokens)
+    padding = [0] * (max_seq_length - len(tokens))
+    label_id = list(label_list).index(example.label)
+    # A few in the log show a user whether vocabulary, case and columns are the right ones.
+    if ex_index < _SHOWN:
+        text = " ".join(tokenization.printable_text(token) for token in tokens)
+        tf.logging.debug(
+            "Example %s: %s (label %s, %d)", example.guid, text, example.label, label_id
+        )
+    return InputFeatures(
+        input_ids + padding, [1] * len(tokens) + padding, segment_ids + padding, label_id
+    )
+
+
+def convert_examples_to_features(
+    examples: Iterable[Example],
+    label_list: Sequence[str],
+    max_seq_length: int,
+    tokenizer: FullTokenizer,
+) -> list[InputFeatures]:
+    """Returns the features of examples; see `convert_single_example`.
+
+    Args:
+      examples: the examples.
+      label_list: the labels.
+      max_seq_length: the length.
+      tokenizer: a FullTokenizer.
+    """
+    return list(_converted(examples, label_list, max_seq_length, tokenizer))
+
+
+def _converted(
+    examples: Iterable[Example],
+    label_list: Sequence[str],
+    max_seq_length: int,
+    tokenizer: FullTokenizer,
+) -> Iterator[InputFeatures]:
+    for number, example in enumerate(examples):
+        if number and number % _LOGGED_EVERY == 0:
+            tf.logging.info("Converting example %d", number)
+        yield convert_single_example(number, example, label_list, max_seq_length, tokenizer)
+
+
+def file_based_convert_examples_to_features(
+    examples: Iterable[Example],
+    label_list: Sequence[str],
+    max_seq_length: int,
+    tokenizer: FullTokenizer,
+    output_file: str,
+) -> None:
+    """Writes the features of examples as TFRecords.
+
+    Args:
+      examples: the examples.
+      label_list: the labels.
+      max_seq_length: the length.
+      tokenizer: a FullTokenizer.
+      output_file: the path of the file.
+    """
+    write_records(
+        output_file,
+        # One after the other, so that not all features are in memory at a time.
+        (
+            {
+                "input_ids": f.input_ids,
+                "input_mask": f.input_mask,
+                "segment_ids": f.segment_ids,
+                "label_ids": [f.label_id],
+                "is_real_example": [int(f.is_real_example)],
+            }
+            for f in _converted(examples, label_list, max_seq_length, tokenizer)
+        ),
+    )
+
+
+def input_fn_builder(
+    features: Sequence[InputFeatures], seq_length: int, is_training: bool, drop_remainder: bool
+) -> Callable[[Any], Any]:
+    """Returns an input function over features in memory.
+
+    Args:
+      features: InputFeatures.
+      seq_length: their length.
+      is_training: whether to shuffle and repeat them.
+      drop_remainder: whether to drop a last batch that is not full.
+
+    Returns:
+      A function of `params`, which contain "batch_size".
+    """
+    columns = {
+        # Reshaped, as the array of no features would otherwise have rank 1.
+        name: np.array([getattr(f, name) for f in features], np.int32).reshape(-1, seq_length)
+        for name in _FEATURES
+    }
+    columns["label_ids"] = np.array([f.label_id for f in features], np.int32)
+    columns["is_real_example"] = np.array([f.is_real_example for f in features], np.int32)
+
+    def input_fn(params: Mapping[str, Any]) -> tf.data.Dataset:
+        data = training_order(tf.data.Dataset.from_tensor_slices(columns), is_training)
+        return data.batch(params["batch_size"], drop_remainder=drop_remainder)
+
+    return input_fn
+
+
+def file_based_input_fn_builder(
+    input_file: str, seq_length: int, is_training: bool, drop_remainder: bool
+) -> Callable[[Any], Any]:
+    """Returns an input function over TFRecords.
+
+    Args:
+      input_file: a file written by `file_based_convert_examples_to_features`.
+      seq_length: the length of the features.
+      is_training: whether to shuffle and repeat them.
+      drop_remainder: whether to drop a last batch that is not full.
+
+    Returns:
+      A function of `params`, which contain "batch_size".
+    """
+    shapes = {**{name: [seq_length] for name in _FEATURES}, "label_ids": [], "is_real_example": []}
+    return record_batches(input_file, shapes, is_training, drop_remainder)
+
+
 _DROPOUT = 0.1
+
+
 _DEVIATION = 0.02  # standard deviation of initial weights
 
 

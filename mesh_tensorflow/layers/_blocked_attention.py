@@ -11,8 +11,7 @@ import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.graph import leaves_no_node
 from mesh_tensorflow.layers import _blocked_slices
-from mesh_tensorflow.layers._blocked_form import Dims, Terms
-from mesh_tensorflow.layers._blocked_operation import BlockedAttentionOperation
+from mesh_tensorflow.layers._blocked_operation import BlockedAttentionOperation, Dims, Terms
 from mesh_tensorflow.layers._masks import (
     COMPARISONS,
     Distances,

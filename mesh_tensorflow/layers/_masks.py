@@ -31,7 +31,7 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.graph import leaves_no_node
-from mesh_tensorflow.ops._elementwise.compare import select
+from mesh_tensorflow.ops._elementwise.binary import select
 
 # -- slices of one processor
 

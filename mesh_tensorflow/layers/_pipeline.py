@@ -12,9 +12,13 @@ import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._core.errors import divisors, text_table
 from mesh_tensorflow._core.graph import leaves_no_node
 from mesh_tensorflow.ops._contractions.reduce_broadcast import divided_sum
-from mesh_tensorflow.ops._control.control import custom_gradient
-from mesh_tensorflow.ops._control.recompute import Gradients, computed_again, wait_for
-from mesh_tensorflow.ops._elementwise.compare import select
+from mesh_tensorflow.ops._control.gradients import (
+    Gradients,
+    computed_again,
+    custom_gradient,
+    wait_for,
+)
+from mesh_tensorflow.ops._elementwise.binary import select
 
 # -- reversible layers
 

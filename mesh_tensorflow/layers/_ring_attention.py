@@ -14,7 +14,7 @@ of models", 2024).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Union
+from typing import TYPE_CHECKING, Any, Union
 
 import tensorflow.compat.v1 as tf
 
@@ -22,7 +22,9 @@ import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._core.errors import slip
 from mesh_tensorflow._core.operation import Collective, LaidOutLike
 from mesh_tensorflow._mesh.mesh_impl import LaidOutTensor, MeshImpl
-from mesh_tensorflow.layers._blocked_form import Dims
+
+if TYPE_CHECKING:
+    from mesh_tensorflow.layers._blocked_operation import Dims
 
 CONTIGUOUS, ZIGZAG = "contiguous", "zigzag"
 RINGS = (False, True, CONTIGUOUS, ZIGZAG)

@@ -15,8 +15,7 @@ from mesh_tensorflow._core.layout import LayoutLike, convert_to_layout_rules
 from mesh_tensorflow._core.shape import ShapeLike, convert_to_shape
 from mesh_tensorflow._mesh.gspmd import GspmdMeshImpl
 from mesh_tensorflow._mesh.slice_functions import never_compiled
-from mesh_tensorflow._mesh.variables.function import function
-from mesh_tensorflow._mesh.variables.store import VariableStore
+from mesh_tensorflow._mesh.variables.store import VariableStore, function
 from mesh_tensorflow._pjrt import pjrt
 from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
 from mesh_tensorflow.train._placing import check_pjrt, devices_of

@@ -42,24 +42,20 @@ from mesh_tensorflow._mesh.tpu_program import (
     pnum_to_processor_coordinates_nd,
     processor_coordinates_to_pnum_map_nd,
 )
-from mesh_tensorflow._mesh.variables.function import function
-from mesh_tensorflow._mesh.variables.slice_variables import LaidOutVariable
-from mesh_tensorflow._mesh.variables.store import VariableStore
+from mesh_tensorflow._mesh.variables.storage import LaidOutVariable
+from mesh_tensorflow._mesh.variables.store import VariableStore, function
 from mesh_tensorflow.ops._contractions.conv import *
 from mesh_tensorflow.ops._contractions.einsum import *
 from mesh_tensorflow.ops._contractions.pool import *
 from mesh_tensorflow.ops._contractions.reduce_broadcast import *
 from mesh_tensorflow.ops._contractions.softmax import *
 from mesh_tensorflow.ops._control.control import *
-from mesh_tensorflow.ops._control.recompute import *
+from mesh_tensorflow.ops._control.gradients import *
 from mesh_tensorflow.ops._control.while_loop import *
-from mesh_tensorflow.ops._debug import *
 from mesh_tensorflow.ops._elementwise.binary import *
-from mesh_tensorflow.ops._elementwise.compare import *
 from mesh_tensorflow.ops._elementwise.operators import *
 from mesh_tensorflow.ops._elementwise.slicewise import *
 from mesh_tensorflow.ops._elementwise.unary import *
-from mesh_tensorflow.ops._gradients import *
 from mesh_tensorflow.ops._microbatches import *
 from mesh_tensorflow.ops._movement.gather import *
 from mesh_tensorflow.ops._movement.halo import *
@@ -68,13 +64,12 @@ from mesh_tensorflow.ops._movement.reshape import *
 from mesh_tensorflow.ops._movement.split_concat import *
 from mesh_tensorflow.ops._random import *
 from mesh_tensorflow.ops._source import *
-from mesh_tensorflow.ops._variables.assign import *
 from mesh_tensorflow.ops._variables.variable import *
 
 # Lowerings use operations, so they come after them.
-from mesh_tensorflow._lowering.watched import (  # isort: skip
+from mesh_tensorflow._lowering.lowering import (  # isort: skip
+    Lowering,
     log_variable_sizes,
     pretty_print_counters,
 )
-from mesh_tensorflow._lowering.lowering import Lowering  # isort: skip
 from mesh_tensorflow._lowering.values import *  # isort: skip

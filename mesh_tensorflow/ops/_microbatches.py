@@ -44,10 +44,9 @@ from mesh_tensorflow._core.shape import Dimension, Shape
 from mesh_tensorflow._core.tensor import Tensor, is_differentiable
 from mesh_tensorflow.ops._contractions.einsum import EinsumOperation
 from mesh_tensorflow.ops._contractions.reduce_broadcast import BroadcastOperation, ReduceOperation
-from mesh_tensorflow.ops._control.control import CustomGradientOperation, Depend, StopGradient
-from mesh_tensorflow.ops._control.recompute import usable
+from mesh_tensorflow.ops._control.control import Depend, ScalarSummaryOperation
+from mesh_tensorflow.ops._control.gradients import CustomGradientOperation, StopGradient, usable
 from mesh_tensorflow.ops._control.while_loop import WhileLoopOperation
-from mesh_tensorflow.ops._debug import ScalarSummaryOperation
 from mesh_tensorflow.ops._elementwise.binary import (
     AddOperation,
     ScalarAddOperation,
@@ -66,8 +65,7 @@ from mesh_tensorflow.ops._movement.split_concat import (
 )
 from mesh_tensorflow.ops._random import RandomOperation
 from mesh_tensorflow.ops._source import Constant, ImportOperation
-from mesh_tensorflow.ops._variables.assign import Assign, ReadVariable
-from mesh_tensorflow.ops._variables.variable import Variable
+from mesh_tensorflow.ops._variables.variable import Assign, ReadVariable, Variable
 
 __all__ = ["serialize_training_step"]
 

@@ -23,7 +23,7 @@ from jax.sharding import AbstractMesh
 from mesh_tensorflow._core.layout import LayoutLike, pnum_to_processor_coordinates
 from mesh_tensorflow._core.shape import Dimension, Shape, ShapeLike
 from mesh_tensorflow._mesh.gspmd import GspmdMeshImpl
-from mesh_tensorflow._mesh.variables.function import value_key
+from mesh_tensorflow._mesh.variables.store import value_key
 from mesh_tensorflow._stop_signals import deferred
 from mesh_tensorflow.pjrt._devices import (
     all_dtypes,

@@ -301,6 +301,8 @@ def _check_size(what: str, d: Dimension, new: Dimension) -> None:
 class FourierOperation(Operation):
     """Discrete Fourier transforms along dimensions, which are moved between processors for it."""
 
+    costs_by = ("_kind", "_dims", "_new_dims")
+
     def __init__(
         self,
         kind: str,
@@ -331,8 +333,8 @@ class FourierOperation(Operation):
             )
         super().__init__([x], name=name or kind)
         self._kind = kind
-        self._dims = [convert_to_dimension(d) for d in dims]
-        self._new_dims = [convert_to_dimension(d) for d in new_dims]
+        self._dims = tuple(convert_to_dimension(d) for d in dims)
+        self._new_dims = tuple(convert_to_dimension(d) for d in new_dims)
         self._outputs = [Tensor(self, shape, dtypes[x.dtype])]
 
     # -- gradient
@@ -459,10 +461,6 @@ class FourierOperation(Operation):
                     Collective(step.kind, (step.mesh_axis,), step.elements, step.moved_bytes)
                 )
         return Cost(int(flops), moved, tuple(found))
-
-    def cost_key(self) -> tuple:
-        """The kind of transform, and the dimensions."""
-        return self._kind, tuple(self._dims), tuple(self._new_dims)
 
 
 def _mesh_axes(mesh_impl: MeshImpl, begin: Shape, end: Shape) -> list[int]:

@@ -57,17 +57,33 @@ class Output:
         return [self.value] if self.weight is None else [self.value, self.weight]
 
 
-def call_model(model_fn: Callable, mesh: mtf.Mesh, arguments: tuple, training: bool) -> Any:
+def call_model(
+    model_fn: Callable, mesh: mtf.Mesh, arguments: tuple, names: Sequence[str], training: bool
+) -> Any:
     """Calls a model function; `training` is passed if it has a parameter of that name.
 
     Args:
       model_fn: the function.
       mesh: its first argument.
       arguments: its further arguments.
+      names: the names of the features that these are, for the error.
       training: whether weights are updated.
+
+    Raises:
+      ValueError: it takes other arguments.
     """
-    known = inspect.signature(model_fn).parameters
-    named = {"training": training} if "training" in known else {}
+    signature = inspect.signature(model_fn)
+    named = {"training": training} if "training" in signature.parameters else {}
+    try:
+        signature.bind(mesh, *arguments, **named)
+    except TypeError as e:
+        # Asked before the call, since an error of this type may also come from within.
+        name = getattr(model_fn, "__name__", type(model_fn).__name__)
+        form = "a dictionary of " if any(isinstance(x, Mapping) for x in arguments) else ""
+        raise ValueError(
+            f"fit: the model function is {name}{signature}, but it is called with the mesh and "
+            f"{form}the features {', '.join(names)}: {e}. Give it these arguments, in this order"
+        ) from None
     return model_fn(mesh, *arguments, **named)
 
 
@@ -322,7 +338,7 @@ class Model:
             # The model function is given a microbatch, and losses of its examples have this many.
             size = features.batch_dim.size // self.microbatches
             batch_dim = mtf.Dimension(features.batch_dim.name, size)
-        return outputs_of(call_model(self.fn, mesh, arguments, training), batch_dim)
+        return outputs_of(call_model(self.fn, mesh, arguments, features.names, training), batch_dim)
 
     def _gradients(
         self, features: Features, mesh: mtf.Mesh, arguments: tuple

@@ -285,7 +285,7 @@ class _Predictor(Model):
     def _outputs(
         self, features: Features, mesh: mtf.Mesh, arguments: tuple, training: bool
     ) -> dict[str, Output]:
-        returned = call_model(self.fn, mesh, arguments, training)
+        returned = call_model(self.fn, mesh, arguments, features.names, training)
         if isinstance(returned, Mapping):
             named, kind = {str(n): x for n, x in returned.items()}, "dict"
         elif isinstance(returned, (tuple, list)):

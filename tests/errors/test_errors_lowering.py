@@ -7,6 +7,7 @@ import tensorflow.compat.v1 as tf
 from helpers.world import A, B, C, Plain, World
 
 import mesh_tensorflow as mtf
+from mesh_tensorflow._core.errors import WrongTypeError
 from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
 
 V, T = ValueError, TypeError
@@ -102,6 +103,38 @@ def test_what_cannot_be_lowered_after_a_lowering(tf_graph):
         with pytest.raises(ValueError, match=r"is not in this Lowering: .*Make the Lowering last"):
             lowering.export_to_tf_tensor(late)
     assert lowering.tensors == before
+
+
+def test_gradient_of_a_loop_made_after_a_lowering(tf_graph):
+    world = Plain()
+
+    def tripled(x):
+        zero = mtf.constant(world.mesh, 0, dtype=tf.int32)
+        return mtf.while_loop(
+            lambda i, x: mtf.less(i, 3), lambda i, x: [i + 1, x * 3], [zero, x], back_prop=True
+        )[1]
+
+    x = mtf.import_tf_tensor(world.mesh, tf.ones([8]), [A])
+    early = tripled(x)
+    lowering = mtf.Lowering(world.graph, {world.mesh: PlacementMeshImpl("x:2", "a:x", [""] * 2)})
+    [of_early] = mtf.gradients([early], [x])
+    with pytest.raises(ValueError, match=r"is not in this Lowering.*the gradient of a loop"):
+        lowering.export_to_tf_tensor(of_early)
+    [of_late] = mtf.gradients([tripled(x)], [x])
+    with tf.Session() as session:
+        assert session.run(lowering.export_to_tf_tensor(of_late)).tolist() == [27.0] * 8
+
+
+def test_lowered_operation_of_what_is_none_or_late(tf_graph):
+    world = Plain()
+    lowering = _lowered(world)
+    for wrong in (None, [world.y.operation], world.y):
+        with pytest.raises(WrongTypeError, match=r"lowered_operation: .*not an Operation"):
+            lowering.lowered_operation(wrong)
+    assert isinstance(lowering.lowered_operation((world.y * 2).operation), tf.Operation)
+    v = mtf.get_variable(world.mesh, "v", [A])
+    with pytest.raises(ValueError, match=r"is not in this Lowering: .*Make the Lowering last"):
+        lowering.lowered_operation((v * world.y).operation)
 
 
 def test_lowered_operation_of_a_replaced_assignment(tf_graph):

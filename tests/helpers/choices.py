@@ -73,7 +73,7 @@ CHOICES = (
     ),
     Choice(
         "rings of parts of a tensor",
-        "_mesh.placement",
+        "placement_mesh_impl",
         "_MIN_ELEMENTS_TO_SHARD",
         _ANY_SIZE,
         _NO_SIZE,

@@ -115,7 +115,7 @@ def with_savers(directory):
 @contextlib.contextmanager
 def calls_of_crew():
     """Context that yields a list, to which the calls of the chief are added."""
-    from mesh_tensorflow.pjrt._chief import PeerProcesses
+    from mesh_tensorflow.pjrt._programs import PeerProcesses
 
     usual, calls = PeerProcesses.do, []
 

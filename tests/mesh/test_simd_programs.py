@@ -12,8 +12,8 @@ import tensorflow as tf2
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow._mesh.placement import group_key
 from mesh_tensorflow._mesh.replicate import SimdProgram
+from mesh_tensorflow.placement_mesh_impl import group_key
 from mesh_tensorflow.simd_mesh_impl import SimdMeshImpl, replicate
 
 ROWS, COLS, WIDE = mtf.Dimension("rows", 12), mtf.Dimension("cols", 24), mtf.Dimension("wide", 48)

@@ -9,7 +9,7 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow._core.placement import walk
-from mesh_tensorflow.ops._control.recompute import DelayOperation
+from mesh_tensorflow.ops._control.gradients import DelayOperation
 from mesh_tensorflow.simd_mesh_impl import SimdMeshImpl, replicate
 
 BATCH, MODEL, FF = mtf.convert_to_shape("batch:16,d_model:8,d_ff:24").dims

@@ -10,8 +10,7 @@ import tensorflow.compat.v1 as tf
 from helpers.mesh.residual_network import network, new_session, train
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow import _watching
-from mesh_tensorflow._mesh import placement
+from mesh_tensorflow import _watching, placement_mesh_impl
 from mesh_tensorflow._mesh.random_values import keys_by_step
 from mesh_tensorflow._mesh.replicate import _first_key
 from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
@@ -222,7 +221,9 @@ def test_groups_of_collectives_have_numbers_of_their_own(all_at_once):
 
     def take(number):
         barrier.wait()
-        mine = [placement.group_key([f"/cpu:{i}", f"/thread:{number}"]) for i in range(200)]
+        mine = [
+            placement_mesh_impl.group_key([f"/cpu:{i}", f"/thread:{number}"]) for i in range(200)
+        ]
         return mine, [_first_key(["/cpu:77"], alone=True) for _ in range(200)]
 
     groups, programs = zip(*all_at_once(take))

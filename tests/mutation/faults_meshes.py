@@ -25,7 +25,7 @@ FAULTS = [
         "mesh/test_counters.py -k different_axes",
     ),
     Fault(
-        "_mesh/placement.py",
+        "placement_mesh_impl.py",
         "for i in range(n - 2, middle, -1):",
         "for i in range(n - 2, middle + 1, -1):",
         "an allreduce over a ring leaves out the tensor next to the middle",
@@ -67,7 +67,7 @@ FAULTS = [
         "mesh/test_tpu_collectives.py -k permute",
     ),
     Fault(
-        "_mesh/variables/slice_variables.py",
+        "_mesh/variables/storage.py",
         "[self._assign(pnum, value) for pnum in (*pnums, *rest)]",
         "[self._assign(pnum, value) for pnum in pnums[:1]]",
         "of equal slices on several devices only the first is restored",

@@ -88,7 +88,7 @@ FAULTS = [
         "transformer/test_models.py -k test_loss",
     ),
     Fault(
-        "transformer/dataset/_features.py",
+        "transformer/dataset.py",
         'ends[k] - sizes[k] + lengths[k], side="right")',
         'ends[k] - sizes[k] + lengths[k], side="left")',
         "an example that fills a packed row exactly goes to the next one",
@@ -109,7 +109,7 @@ FAULTS = [
         "transformer/test_utils_files.py -k own_outputs",
     ),
     Fault(
-        "bert/_squad.py",
+        "bert/run_squad.py",
         "return min(position - span.start, span.end - position) + 0.01 * span.length",
         "return max(position - span.start, span.end - position) + 0.01 * span.length",
         "a token is read in the span in which it is nearest to an end",

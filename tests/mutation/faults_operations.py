@@ -53,7 +53,7 @@ FAULTS = [
         "ops/test_variables.py -k order_by_depend",
     ),
     Fault(
-        "ops/_control/recompute.py",
+        "ops/_control/gradients.py",
         "operations=kept + graph.operations[start:],",
         "operations=graph.operations[start:],",
         "gradients do not go through what recomputation does not compute again",
@@ -81,7 +81,7 @@ FAULTS = [
         "test_cases.py -k 'test_layouts and imum'",
     ),
     Fault(
-        "ops/_gradients.py",
+        "ops/_control/gradients.py",
         "sums[x] = sums[x] + dx if x in sums else dx",
         "sums[x] = dx",
         "only the gradient of the first use of a tensor counts",

@@ -26,8 +26,8 @@ def test_rows_differ():
 
 
 def test_a_text_that_is_not_there_once():
-    with pytest.raises(ValueError, match=r"_gradients.py has 'sums\[' \d times; it must be there"):
-        FAULTS[0]._replace(path="ops/_gradients.py", old="sums[").applied()
+    with pytest.raises(ValueError, match=r"/gradients.py has 'sums\[' \d times; it must be there"):
+        FAULTS[0]._replace(path="ops/_control/gradients.py", old="sums[").applied()
 
 
 def test_failures_are_read_from_what_pytest_prints():

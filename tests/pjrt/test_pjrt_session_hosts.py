@@ -16,10 +16,9 @@ from helpers.paths import environment
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow._mesh.variables.checkpoint_files import ShardedVariable
-from mesh_tensorflow._mesh.variables.master import Piece, PieceSaveable
+from mesh_tensorflow._mesh.variables.storage import Piece, PieceSaveable
 from mesh_tensorflow._processes.peers import Peer
-from mesh_tensorflow.pjrt._chief import PeerProcesses
-from mesh_tensorflow.pjrt._programs import programs_over
+from mesh_tensorflow.pjrt._programs import PeerProcesses, programs_over
 
 
 def launched(directory, what, *arguments):
@@ -196,7 +195,7 @@ def test_a_process_that_is_lost_is_named(lost, tmp_path):
 
 
 def test_another_thread_cannot_lead_at_the_same_time(monkeypatch):
-    monkeypatch.setattr("mesh_tensorflow.pjrt._chief.several_of_jax", lambda: True)
+    monkeypatch.setattr("mesh_tensorflow.pjrt._programs.several_of_jax", lambda: True)
     monkeypatch.setattr("mesh_tensorflow.pjrt._devices._driving", True)
     peers = PeerProcesses([], Peer("worker", 0, "here:1"))
     peers.watch.stop()

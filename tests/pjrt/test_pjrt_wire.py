@@ -14,8 +14,14 @@ import pytest
 from helpers import processes
 
 from mesh_tensorflow._processes.peers import Peer, PeerLostError
-from mesh_tensorflow.pjrt._chief import PeerProcesses, connected, receive, send, watch_over
-from mesh_tensorflow.pjrt._programs import Message
+from mesh_tensorflow.pjrt._programs import (
+    Message,
+    PeerProcesses,
+    connected,
+    receive,
+    send,
+    watch_over,
+)
 
 
 def test_messages_arrive_as_they_were():

@@ -435,6 +435,15 @@ ERRORS = {
         _fit_with(eval_data=iter([])),
         "eval_data gave no batch. An iterator can be read only once",
     ),
+    "arguments": (
+        lambda: linear.fit(1, linear.DATA["x"], model_fn=lambda x: x, dims=linear.DIMS["x"]),
+        r"is <lambda>\(x\), but it is called with the mesh and the features x: too many positional",
+    ),
+    "arguments by name": (
+        lambda: linear.fit(1, model_fn=lambda mesh, x, y: x),
+        r"but it is called with the mesh and a dictionary of the features x, y: missing a required "
+        r"argument: 'y'\. Give it these arguments, in this order",
+    ),
     "dtype": (
         _fit_with(data={**linear.DATA, "y": np.array([["a", "b"]] * 12)}),
         "y has the dtype <U1, which no mtf Tensor can have",

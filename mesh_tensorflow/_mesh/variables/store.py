@@ -1,4 +1,4 @@
-"""VariableStore: the variables that a function or a training keeps, and how they are saved.
+"""VariableStore and mtf.function: the variables that a function or a training keeps.
 
 The objects of a checkpoint have the path STORE/_slices/NAME, where NAME is that of a variable. Its
 value is a tensor that is saved and restored in the slices of the current layout. Checkpoints of
@@ -8,13 +8,16 @@ found, too, if the layout is the same.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import contextvars
 import dataclasses
+import functools
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Optional, Union
 
+import numpy as np
 import numpy.typing as npt
 import tensorflow as tf2
 import tensorflow.compat.v1 as tf
@@ -23,7 +26,7 @@ from tensorflow.python.ops.variable_scope import get_variable_scope_store
 from mesh_tensorflow._contexts import within
 from mesh_tensorflow._core.errors import did_you_mean, dims_text, first_names
 from mesh_tensorflow._core.graph import Graph
-from mesh_tensorflow._core.layout import TensorLayout, slice_coordinates
+from mesh_tensorflow._core.layout import TensorLayout, slice_coordinates, storing
 from mesh_tensorflow._core.shape import Shape
 from mesh_tensorflow._mesh.random_values import initial_value
 from mesh_tensorflow._mesh.slice_functions import (
@@ -33,12 +36,22 @@ from mesh_tensorflow._mesh.slice_functions import (
     padded,
 )
 from mesh_tensorflow._mesh.variables.given_values import fitting, fitting_part, given_parts
-from mesh_tensorflow._mesh.variables.master import (
+from mesh_tensorflow._mesh.variables.storage import (
+    Piece,
     PieceSaveable,
-    StoredMaster,
+    VariableStorage,
     WholeStorage,
+    WholeVariable,
 )
 from mesh_tensorflow._units import counted
+from mesh_tensorflow._watching import (
+    NodeNames,
+    collecting,
+    hand_over,
+    names_in_current_graph,
+    raise_for_user,
+    watch_key,
+)
 
 if TYPE_CHECKING:
     from mesh_tensorflow._mesh.gspmd import GspmdMeshImpl
@@ -100,6 +113,118 @@ def differs(name: str, known: Form, form: Form, same: bool) -> str:
         else "Use another name or another VariableStore"
     )
     return f"variable {name!r} is stored as {known}, but is asked for as {form}. {why}"
+
+
+# -- the whole variables of a store, as eager code and checkpoints know them
+
+
+class _InStore(VariableStorage):
+    """The current slices in a store; another Lowering may change their layout."""
+
+    def __init__(self, store: VariableStore, name: str, sizes: Sequence[int], dtype: tf.DType):
+        self._store, self._name, self._sizes, self._dtype = store, name, sizes, dtype
+
+    def pieces(self) -> list[Piece]:
+        sizes, holders = self._store.parts(self._name)
+        slices = [
+            Piece(
+                begin,
+                tuple(sizes),
+                holders[begin][0].device,
+                # Bound as defaults: closures would all find the variables of the last piece.
+                lambda v=vs[0]: self._read(v),
+                lambda value, vs=tuple(vs): self._assign(vs, value),
+            )
+            for begin, vs in holders.items()
+        ]
+        pieces = [piece.without_padding(self._sizes) for piece in slices]
+        return [piece for piece in pieces if piece is not None]
+
+    def _read(self, v: tf.Variable) -> tf.Tensor:
+        with tf.device(v.device):
+            return tf.cast(v.read_value(), self._dtype)
+
+    def _assign(self, vs: Sequence[tf.Variable], value: tf.Tensor) -> tf.Operation:
+        made = []
+        # Every copy gets the value, as readers take any of them for it.
+        for v in vs:
+            with tf.device(v.device):
+                made.append(v.assign(tf.cast(value, v.dtype), read_value=False))
+        return tf.group([op for op in made if op is not None])
+
+    def read(self) -> tf.Tensor:
+        return tf.cast(self._store.value(self._name), self._dtype)
+
+    def assign(self, value: tf.Tensor) -> tf.Operation:
+        value.shape.assert_is_compatible_with(tf.TensorShape(self._sizes))
+        made = []
+        for piece in self.pieces():
+            part = value[tuple(slice(b, b + n) for b, n in zip(piece.begin, piece.sizes))]
+            # A view would hold all of the value in memory for as long as the variable has it.
+            made.append(piece.assign(in_own_memory(part, value)))
+        # In eager code an assignment is done at once, and what it returns is None.
+        return tf.group([op for op in made if op is not None])
+
+    def is_initialized(self) -> tf.Tensor:
+        # A store makes slices with their values, so there are none without.
+        return tf.constant(True)
+
+
+class StoredMaster(WholeVariable):
+    """The whole value of a variable that a VariableStore keeps; for eager code.
+
+    It reads, assigns, saves and restores the slices. In a tf.function the slices exist once a
+    Lowering has been created.
+    """
+
+    # By this, savers of TensorFlow tell variables of eager code from those of a graph.
+    _in_graph_mode = False
+
+    def __init__(
+        self, store: VariableStore, name: str, shape: Shape, dtype: tf.DType, trainable: bool
+    ):
+        """Creates a StoredMaster.
+
+        Args:
+          store: the VariableStore that keeps the variable.
+          name: the full name of the variable.
+          shape: its Shape.
+          dtype: its dtype in checkpoints.
+          trainable: whether optimizers update it.
+        """
+        super().__init__(trainable)
+        self._variable_name = name
+        self.name = f"{name}:0"  # with an output number, as TensorFlow's variables have
+        self.dtype = dtype
+        self.shape = tf.TensorShape(shape.to_integer_list)
+        self._store = store
+        self._storage = _InStore(store, name, shape.to_integer_list, dtype)
+
+    def _at_storage(self) -> VariableStorage:
+        if self._variable_name not in self._store.names:
+            raise ValueError(
+                f"variable {self._variable_name!r} has no value yet: in a tf.function the "
+                "Lowering makes its slices. Make the Lowering first"
+            )
+        return self._storage
+
+    @property
+    def device(self) -> str:  # type: ignore[override]
+        """The device of the first piece."""
+        return self._at_storage().pieces()[0].device
+
+    @property
+    def initializer(self) -> None:
+        """None: the variable is initialized already."""
+
+    def numpy(self) -> np.ndarray:
+        """Returns the whole value as a NumPy array; only in eager code."""
+        return self.read_value().numpy()
+
+    def __array__(
+        self, dtype: Optional[npt.DTypeLike] = None, copy: Optional[bool] = None
+    ) -> np.ndarray:
+        return np.asarray(self.numpy(), dtype)
 
 
 SLICES = "_slices"
@@ -628,3 +753,183 @@ def _slice_variable(variable: Variable, value: tf.Tensor, number: Optional[int])
     safe_name = re.sub(r"[^A-Za-z0-9_./-]", "_", variable.name)
     name = safe_name if number is None else f"{safe_name}_slice_{number}"
     return tf2.Variable(value, name=name, trainable=variable.trainable)
+
+
+# -- mtf.function: traced programs that keep their variables
+
+# A trace is found by its arguments. TensorFlow takes Python values for the same argument if they
+# are equal; 1, True and 1.0 are, and 0.0 and -0.0, and programs do different things with them, so
+# that the keys here tell them apart.
+_SAME_IF_EQUAL = (str, bytes, type(None))
+
+
+def value_key(value: Any) -> Optional[Hashable]:
+    """Returns a key that only equal values of one type share, or None for tensors and objects.
+
+    Args:
+      value: a number, a string, None, or a frozen dataclass of these.
+    """
+    kind = type(value)
+    if isinstance(value, (*_SAME_IF_EQUAL, int, range)):
+        return kind, value
+    # Before floats, of which np.float64 is one: tf.function makes tensors of NumPy's numbers.
+    if isinstance(value, np.generic):
+        return None
+    if isinstance(value, float):
+        return kind, value.hex()  # which tells 0.0 and -0.0 apart, and finds a NaN again
+    if isinstance(value, complex):
+        return kind, value.real.hex(), value.imag.hex()
+    if dataclasses.is_dataclass(kind) and _has_value(kind):
+        keys = [value_key(getattr(value, field.name)) for field in dataclasses.fields(value)]
+        return None if None in keys else (kind, *keys)
+    return None
+
+
+def _has_value(kind: type) -> bool:
+    """Returns whether objects of a dataclass are equal if their fields are, and stay it."""
+    parameters = getattr(kind, "__dataclass_params__", None)
+    return bool(parameters and parameters.frozen and parameters.eq)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class KeyedArgument:
+    """An argument of a tf.function that is the same only if its key is."""
+
+    key: Hashable
+    value: Any
+
+    def __tf_tracing_type__(self, context: Any) -> _KeyType:
+        return _KeyType(self.key, self.value)
+
+
+class _KeyType(tf2.types.experimental.TraceType):
+    """The type of a KeyedArgument: tf.function passes its value to the function that it traces."""
+
+    def __init__(self, key: Hashable, value: Any):
+        self._key, self._value = key, value
+
+    def is_subtype_of(self, other: Any) -> bool:
+        return bool(self == other)
+
+    def most_specific_common_supertype(self, others: Sequence[Any]) -> Optional[_KeyType]:
+        # No value stands for two others, so each has a trace of its own.
+        return self if all(self == other for other in others) else None
+
+    def placeholder_value(self, placeholder_context: Any) -> Any:
+        return self._value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _KeyType) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    def __repr__(self) -> str:
+        return repr(self._value)
+
+
+def told_apart(value: Any) -> Any:
+    """Returns arguments with their numbers told apart by type; in containers, too."""
+
+    def leaf(x: Any) -> Any:
+        if isinstance(x, _SAME_IF_EQUAL) and type(x) in _SAME_IF_EQUAL:
+            return x
+        key = value_key(x)
+        return x if key is None else KeyedArgument(key, x)
+
+    return _mapped(leaf, value)
+
+
+def original(value: Any) -> Any:
+    """Returns arguments as they were before `told_apart`."""
+    return _mapped(lambda x: x.value if type(x) is KeyedArgument else x, value)
+
+
+def _mapped(fn: Callable[[Any], Any], value: Any) -> Any:
+    kind = type(value)
+    # Of exactly these types, since a subclass may be built in another way; it is one leaf.
+    if kind is list or kind is tuple:
+        return kind(_mapped(fn, x) for x in value)
+    if kind is dict or kind is collections.OrderedDict:
+        return kind((name, _mapped(fn, x)) for name, x in value.items())
+    if isinstance(value, tuple) and hasattr(kind, "_fields"):
+        return kind(*(_mapped(fn, x) for x in value))
+    return fn(value)
+
+
+_STORED = ("variable_layout", "zero", "zero_axis")
+
+
+def function(fn: Optional[Callable[..., Any]] = None, **kwargs: Any) -> Any:
+    """Compiles a function that builds and lowers mtf programs, as tf.function does.
+
+    The first call creates the variables of the programs. They are kept in `.store`, a
+    VariableStore. Unlike tf.function, it traces anew for 1, True and 1.0, which Python equates.
+
+    >>> import tensorflow as tf
+    >>> import mesh_tensorflow as mtf
+    >>> @mtf.function
+    ... def product(data):
+    ...     mesh = mtf.Mesh(mtf.Graph(), "mesh")
+    ...     x = mtf.import_tf_tensor(mesh, data, "batch:2,d_in:3")
+    ...     w = mtf.get_variable(mesh, "w", mtf.Shape([("d_in", 3)]))
+    ...     impl = mtf.placement_mesh_impl.PlacementMeshImpl("rows:2", "batch:rows", ["cpu:0"] * 2)
+    ...     y = x @ w
+    ...     return mtf.Lowering(mesh.graph, {mesh: impl}).export_to_tf_tensor(y)
+    >>> product(tf.ones([2, 3])).shape, product.store.names
+    (TensorShape([2]), ['w'])
+
+    Args:
+      fn: a function of eager tensors; None to use `function` as a decorator with arguments.
+      **kwargs: arguments of tf.function; `autograph` is False by default. And `zero`, `zero_axis`
+        and `variable_layout`, which say how the mesh implementations that `fn` makes store
+        variables, as their own arguments of these names do; and `store`, a VariableStore that
+        several functions share, instead of one of its own.
+
+    Returns:
+      A function with the arguments and the result of `fn`. Its attributes `store` and
+      `tf_function` are the VariableStore and the tf.function.
+    """
+    if fn is None:
+        return functools.partial(function, **kwargs)
+    # One for all traces of the function, so that a trace for other shapes has the same weights.
+    shared_store = kwargs.pop("store", None)
+    store = VariableStore() if shared_store is None else shared_store
+    tables: list[NodeNames] = []  # of the traces, by which errors of steps are told
+    # Programs are built by Python code, which autograph would rewrite, and take longer to trace.
+    kwargs.setdefault("autograph", False)
+    stored = {name: kwargs.pop(name) for name in _STORED if name in kwargs}
+
+    @functools.wraps(fn)
+    def within_store(*args: object, **named: object) -> Any:
+        args, named = original((args, named))  # as they come where functions run eagerly
+        with store.scope(), storing(**stored):
+            result = fn(*args, **named)
+        tables.extend(names_in_current_graph())
+        return result
+
+    traced = tf2.function(within_store, **kwargs)
+    # A signature has no place for Python values.
+    told = original if "input_signature" in kwargs else told_apart
+    watched: dict[Any, Any] = {}  # the same, with checks and further results; see mtf.debug
+
+    @functools.wraps(fn)
+    def call(*args: object, **named: object) -> Any:
+        key = watch_key()
+        args, named = told((args, named))
+        try:
+            if key is None:
+                return traced(*args, **named)
+            if key not in watched:
+                watched[key] = tf2.function(collecting(within_store), **kwargs)
+            result, collected = watched[key](*args, **named)
+        except tf2.errors.OpError as e:
+            # Until a trace has been completed there are no tables: then those of all Lowerings are
+            # searched.
+            raise_for_user(e, tables or None)
+        hand_over(collected)
+        return result
+
+    call.store = store  # type: ignore[attr-defined]
+    call.tf_function = traced  # type: ignore[attr-defined]
+    return call

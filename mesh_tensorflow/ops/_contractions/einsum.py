@@ -33,6 +33,7 @@ from mesh_tensorflow._core.tensor import Tensor, check_tensors, with_stages
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow._mesh.slice_functions import cut_to, einsum_slice
 from mesh_tensorflow.ops._elementwise.binary import check_dtypes
+from mesh_tensorflow.ops._elementwise.slicewise import check_numbers
 
 __all__ = ["EinsumOperation", "einsum", "matmul"]
 
@@ -100,6 +101,9 @@ class EinsumOperation(Operation):
         check_dtypes(name or "einsum", inputs)
         output_shape = convert_to_shape(output_shape)
         mtf.verify_no_new_dims([x.shape for x in inputs], output_shape)
+        # Booleans may be transposed.
+        if len(inputs) > 1 or set(inputs[0].shape) != set(output_shape):
+            check_numbers(name or "einsum", inputs)
         super().__init__(inputs, name=name or "einsum")
         self._outputs = [Tensor(self, output_shape, inputs[0].dtype)]
 

@@ -341,7 +341,7 @@ class CrossEntropyOperation(_OfIds):
         super().__init__([logits, ids], name=name or "cross_entropy")
         self._dim = vocab_dim
         shape = logits.shape - vocab_dim
-        self._outputs = [Tensor(self, shape, logits.dtype), Tensor(self, shape, logits.dtype)]
+        self._outputs = [Tensor(self, shape, logits.dtype, index=i) for i in range(2)]
 
     def gradient(self, grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Optional[Tensor]]:
         """Returns softmax * (dy + dz) - one_hot * dy as one operation; ids have no gradient."""

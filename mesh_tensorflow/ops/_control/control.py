@@ -1,27 +1,29 @@
-"""Control over execution order and gradients: depend, stop_gradient, custom_gradient."""
+"""Order and effects: depend, Print, scalar_summary."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Optional, Union
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Optional, Union
 
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops as mtf
-from mesh_tensorflow._core.graph import leaves_no_node
-from mesh_tensorflow._core.operation import Operation, Partial, PartialSums, PendingSums
-from mesh_tensorflow._core.tensor import Tensor, is_differentiable
-from mesh_tensorflow._mesh.mesh_impl import MeshImpl, summands_of
-from mesh_tensorflow.ops._variables.assign import Assign, ReadVariable, note_read
-from mesh_tensorflow.ops._variables.variable import Variable
+from mesh_tensorflow._core.operation import Operation
+from mesh_tensorflow._core.tensor import Tensor
+from mesh_tensorflow._mesh.mesh_impl import summands_of
+from mesh_tensorflow.ops._variables.variable import Assign, ReadVariable, Variable, note_read
+from mesh_tensorflow.utils import SCALAR_SUMMARIES_COLLECTION_KEY
+
+if TYPE_CHECKING:
+    from mesh_tensorflow._lowering.lowering import Lowering
 
 __all__ = [
-    "CustomGradientOperation",
     "Depend",
-    "StopGradient",
-    "custom_gradient",
+    "Print",
+    "PrintOperation",
+    "ScalarSummaryOperation",
     "depend",
-    "stop_gradient",
+    "scalar_summary",
 ]
 
 
@@ -167,129 +169,6 @@ def depend(x: Tensor, dependencies: Sequence[Union[Tensor, Operation]]) -> Tenso
     return Depend(x, dependencies).outputs[0]
 
 
-class _PassesOn(Operation):
-    """Outputs that are inputs, the last ones."""
-
-    takes_padding = True
-    costs_nothing = True
-    costs_by = ()
-    delays_sums = 1
-
-    def lower(self, lowering: mtf.Lowering) -> None:
-        """Passes the values on, as they are."""
-        for y, x in self.passes_on(()).items():
-            lowering.set_tensor_lowering(y, lowering.tensors[x])
-
-    def passes_on(self, split: Collection[str]) -> dict[Tensor, Tensor]:
-        """Each output is an input."""
-        return dict(zip(self.outputs, self.inputs[-len(self._outputs) :]))
-
-    def partial_sums(self, mesh_impl: MeshImpl, pending: PendingSums) -> PartialSums:
-        """An output is the partial sum that the input is: the first use of either is charged."""
-        pairs = self.passes_on(()).items()
-        return {y: Partial(pending[x], x) for y, x in pairs if x in pending}
-
-
-class StopGradient(_PassesOn):
-    """The same value, without a gradient."""
-
-    works_by_name = True
-
-    def __init__(self, x: Tensor, name: Optional[str] = None):
-        """Creates the operation; see `stop_gradient`."""
-        super().__init__([x], name=name or "stop_gradient")
-        self._outputs = [Tensor(self, x.shape, x.dtype)]
-
-    @property
-    def has_gradient(self) -> bool:
-        """False."""
-        return False
-
-
-def stop_gradient(x: Tensor) -> Tensor:
-    """Returns the value of `x`; gradients do not flow through it.
-
-    >>> x = mtf.constant(mesh, 3.0)
-    >>> [dx] = mtf.gradients([x * mtf.stop_gradient(x)], [x])
-    >>> print(dx.numpy())
-    3.0
-    """
-    return StopGradient(x).outputs[0]
-
-
-class CustomGradientOperation(_PassesOn):
-    """The outputs of a function with a custom gradient, whose operations stand in the graph."""
-
-    def __init__(
-        self,
-        explicit_inputs: Sequence[Tensor],
-        all_inputs: Sequence[Tensor],
-        fn_outputs: Sequence[Tensor],
-        grad_fn: Callable,
-        forward_operations: Sequence[Operation],
-        name: Optional[str] = None,
-    ):
-        """Creates the operation; see `custom_gradient`.
-
-        Args:
-          explicit_inputs: the arguments of the function, a list of Tensors.
-          all_inputs: the arguments, then the other floating Tensors that the function uses.
-          fn_outputs: its results, a list of Tensors.
-          grad_fn: the gradient function.
-          forward_operations: the operations that it created.
-          name: a string or None.
-        """
-        # The arguments are inputs for their gradients, the results for their values.
-        super().__init__([*all_inputs, *fn_outputs], name=name or "custom_gradient")
-        self._explicit_inputs = list(explicit_inputs)
-        self._all_inputs = list(all_inputs)
-        self._fn_outputs = list(fn_outputs)
-        self._grad_fn = grad_fn
-        self._forward_operations = list(forward_operations)
-        self._outputs = [Tensor(self, x.shape, x.dtype, index=i) for i, x in enumerate(fn_outputs)]
-
-    def gradient(self, grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Optional[Tensor]]:
-        """Calls the user's gradient function with zeros for missing gradients."""
-        grads = [
-            # A gradient function of the user's own computes with all of them, whichever outputs are
-            # used.
-            mtf.zeros_like(y) if dy is None and is_differentiable(y.dtype) else dy
-            for y, dy in zip(self.outputs, grad_ys)
-        ]
-        variables = len(self.graph.all_variables)
-        result = list(
-            self._grad_fn(
-                explicit_inputs=self._explicit_inputs,
-                all_inputs=self._all_inputs,
-                forward_operations=self._forward_operations,
-                outputs=self._fn_outputs,
-                output_grads=grads,
-            )
-        )
-        if len(self.graph.all_variables) > variables:
-            new = [v.name for v in self.graph.all_variables[variables:]]
-            raise ValueError(
-                f"{self.name}: the gradient function made new variables {new}. It must only use "
-                "those of the forward function; make them there, or before"
-            )
-        if len(result) != len(self._all_inputs):
-            raise ValueError(
-                f"{self.name}: the gradient function must return a gradient for each of "
-                f"{len(self._all_inputs)} inputs "
-                f"({', '.join(x.name for x in self._all_inputs)}), but returned {len(result)}"
-            )
-        # Nothing flows into the function's own operations: what the user gave stands for all of it.
-        return result + [None] * len(self._fn_outputs)
-
-    def cloned_from(self, original: Operation, mapping: Mapping[Tensor, Tensor]) -> None:
-        """Replaces the forward operations by their copies; see Operation."""
-        # What has no copy, such as a random operation, is shared with the original.
-        self._forward_operations = [
-            mapping[op.outputs[0]].operation if op.outputs and op.outputs[0] in mapping else op
-            for op in self._forward_operations
-        ]
-
-
 def external_inputs(operations: Sequence[Operation], known: Sequence[Tensor]) -> list[Tensor]:
     """Returns the inputs of operations that are neither their outputs nor in `known`."""
     seen = set(known)
@@ -299,66 +178,114 @@ def external_inputs(operations: Sequence[Operation], known: Sequence[Tensor]) ->
     return list(dict.fromkeys(x for op in operations for x in op.inputs if x not in seen))
 
 
-def distinct_tensors(xs: Sequence[Tensor]) -> list[Tensor]:
-    """Returns `xs`, with copies of repeated Tensors.
-
-    So each argument of a function has its own gradient, even if two are the same Tensor.
-    """
-    seen: set[Tensor] = set()
-    distinct = []
-    for x in xs:
-        distinct.append(mtf.identity(x) if x in seen else x)
-        seen.add(x)
-    return distinct
+# -- effects: printing values and writing summaries
 
 
-@leaves_no_node
-def custom_gradient(fn: Callable, grad_fn: Callable, explicit_inputs: Sequence[Tensor]) -> Any:
-    """Calls a function of Tensors, with a custom gradient function.
+class PrintOperation(Operation):
+    """The same value; prints other values when it is computed."""
 
-    >>> x = mtf.constant(mesh, 3.0)
-    >>> def tenfold(output_grads, **others):
-    ...     return [10.0 * output_grads[0]]
-    >>> y = mtf.custom_gradient(mtf.square, tenfold, [x])
-    >>> print(y.numpy(), mtf.gradients([y], [x])[0].numpy())
-    9.0 10.0
+    has_effect = True
+    takes_padding = True
+    costs_nothing = True
+
+    def __init__(
+        self,
+        x: Tensor,
+        data: Sequence[Tensor],
+        message: str,
+        name: Optional[str] = None,
+        **kwargs: object,
+    ):
+        """Creates the operation; see `Print`."""
+        # What is printed are inputs too: it is computed before, and summed where it is pending.
+        super().__init__([x, *data], name=name or "Print")
+        self._message = message
+        self._kwargs = kwargs
+        self._outputs = [Tensor(self, x.shape, x.dtype)]
+
+    def gradient(self, grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Optional[Tensor]]:
+        """Passes the gradient on to the value that is returned."""
+        return [*grad_ys, *[None] * (len(self.inputs) - 1)]
+
+    def lower(self, lowering: Lowering) -> None:
+        """Has the mesh implementation print the slices."""
+        if self in lowering.operations:  # the gradient of a loop computes its body again
+            lowering.set_tensor_lowering(self.outputs[0], lowering.tensors[self.inputs[0]])
+            return
+        x, *data = [lowering.tensors[x].to_laid_out_tensor() for x in self.inputs]
+        value = lowering.mesh_impl(self).Print(x, data, self._message, **self._kwargs)
+        # A loop looks there for what must run in each iteration, whether its result is used or not.
+        lowering.operations[self] = tf.group(value.all_slices)
+        lowering.set_tensor_lowering(self.outputs[0], value)
+
+
+def Print(x: Tensor, data: Sequence[Tensor], message: str, **kwargs: Any) -> Tensor:
+    """Returns `x`, and prints slices of `data` when it is computed, like tf.Print.
+
+    >>> x = mtf.ones(mesh, "d:2")
+    >>> y = mtf.Print(x, [x], "x: ")
+    >>> print(y.shape)
+    Shape[d=2]
 
     Args:
-      fn: takes distinct Tensors; returns a Tensor, or a tuple or list of them.
-      grad_fn: takes the keyword arguments explicit_inputs, all_inputs (these and the floating
-        Tensors from outside that `fn` uses), forward_operations, outputs and output_grads;
-        returns a gradient, or None, for each of all_inputs.
-      explicit_inputs: a list of Tensors, the arguments of `fn`.
+      x: a Tensor.
+      data: a list of Tensors; the slice of one processor is printed.
+      message: a string.
+      **kwargs: name, and arguments of tf.Print such as summarize and first_n.
+    """
+    return PrintOperation(x, data, message, **kwargs).outputs[0]
+
+
+class ScalarSummaryOperation(Operation):
+    """Adds a scalar to the summaries, with its name as the tag."""
+
+    has_effect = True
+    takes_padding = True
+    costs_nothing = True
+
+    def __init__(self, name: str, x: Tensor):
+        """Creates the operation; see `scalar_summary`."""
+        if x.shape.ndims:
+            raise ValueError(
+                f"scalar_summary {name!r}: {x.name} {x.shape} is no scalar; reduce it with "
+                "mtf.reduce_mean"
+            )
+        super().__init__([x], name=name)
+        self._outputs = [Tensor(self, x.shape, x.dtype)]
+
+    def lower(self, lowering: Lowering) -> None:
+        """Adds the first processor's value to the collection of scalar summaries."""
+        value = lowering.tensors[self.inputs[0]].to_laid_out_tensor()
+        # The collection outlives an eager program: only the latest values are kept.
+        if tf.executing_eagerly():
+            known = tf.get_collection_ref(SCALAR_SUMMARIES_COLLECTION_KEY)
+            known[:] = [(name, x) for name, x in known if name != self.name]
+        # A scalar is whole on each processor, so that the first one has it.
+        tf.add_to_collection(SCALAR_SUMMARIES_COLLECTION_KEY, (self.name, value.all_slices[0]))
+        lowering.set_tensor_lowering(self.outputs[0], value)
+
+    def gradient(self, grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Optional[Tensor]]:
+        """Passes the gradient on."""
+        return list(grad_ys)
+
+
+def scalar_summary(name: str, x: Tensor) -> Operation:
+    """Adds a scalar to the summaries, in the collection "mtf_scalar_summaries".
+
+    >>> summary = mtf.scalar_summary("loss", mtf.constant(mesh, 0.5))
+    >>> print(type(summary).__name__)
+    ScalarSummaryOperation
+
+    Args:
+      name: the tag, under the variable scope; it is made unique.
+      x: a scalar Tensor. In layers of a pipeline, which are applied to all stages at once, nothing
+        is recorded.
 
     Returns:
-      The result of `fn`: a Tensor, or a list of Tensors.
+      The operation.
 
     Raises:
-      ValueError: when the gradient is built, the gradient function returns a wrong number of
-        gradients, or creates variables.
+      ValueError: `x` has dimensions.
     """
-    explicit_inputs = distinct_tensors(explicit_inputs)
-    graph = explicit_inputs[0].graph
-    outputs, forward = graph.take_operations(lambda: fn(*explicit_inputs))
-    # Taken out first and put back now: what `fn` makes is then known, whatever it does to the
-    # graph.
-    graph.operations.extend(forward)
-    several = isinstance(outputs, (tuple, list))
-    outputs = list(outputs) if several else [outputs]
-    # What a function uses without being given it, such as weights, has a gradient, too.
-    external = [x for x in external_inputs(forward, explicit_inputs) if is_differentiable(x.dtype)]
-    # Variables that the function creates are inputs of it.
-    external += [
-        y for op in forward if isinstance(op, Variable) for y in op.outputs if y not in external
-    ]
-    op = CustomGradientOperation(
-        explicit_inputs, explicit_inputs + external, outputs, grad_fn, forward
-    )
-    for inner in forward:
-        # A variable is an input of the function, so that other uses of it have gradients, too.
-        if not isinstance(inner, Variable):
-            for y in inner.outputs:
-                # Gradients flow through the function as a whole; a use of an inner value beside it
-                # would get none.
-                y.usable = y in external or y in outputs
-    return op.outputs if several else op.outputs[0]
+    # In a pipeline the Tensor has the values of all stages, and is no scalar.
+    return ScalarSummaryOperation(name, x) if x.graph.stages is None else x.operation

@@ -25,8 +25,12 @@ from mesh_tensorflow._mesh.random_values import fold_key
 from mesh_tensorflow._mesh.slice_functions import inside_loop
 from mesh_tensorflow.ops._control.control import Depend, external_inputs
 from mesh_tensorflow.ops._random import RandomOperation
-from mesh_tensorflow.ops._variables.assign import Assign, ReadVariable, earlier_assignments
-from mesh_tensorflow.ops._variables.variable import Variable
+from mesh_tensorflow.ops._variables.variable import (
+    Assign,
+    ReadVariable,
+    Variable,
+    earlier_assignments,
+)
 
 __all__ = ["WhileLoopOperation", "while_loop"]
 

@@ -21,6 +21,7 @@ from mesh_tensorflow._mesh.slice_functions import constant
 from mesh_tensorflow.ops._elementwise.binary import BinaryOpWithBroadcasting, add_n
 from mesh_tensorflow.ops._elementwise.slicewise import (
     SlicewiseOperation,
+    check_numbers,
     check_real,
     complex_dtype,
     cwise,
@@ -275,6 +276,7 @@ def square(x: Tensor, name: Optional[str] = "square") -> Tensor:
     >>> print(np.round(mtf.square(x).numpy(), 3))
     [ 1.  4. 16.]
     """
+    check_numbers("square", [x])
     # y = z^2 has dz = dy conj(2 z); conj leaves real numbers alone.
     return cwise(
         tf.square, [x], name=name, grad_function=lambda op, dy: [dy * (conj(op.inputs[0]) * 2.0)]
@@ -363,6 +365,7 @@ def negative(x: Tensor, name: Optional[str] = "negative") -> Tensor:
     >>> print(np.round(mtf.negative(x).numpy(), 3))
     [ 1. -0. -2.]
     """
+    check_numbers("negative", [x])
     return cwise(tf.negative, [x], name=name, grad_function=lambda op, dy: [negative(dy)])
 
 

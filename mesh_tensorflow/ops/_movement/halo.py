@@ -506,6 +506,9 @@ def dynamic_shift(x: Tensor, offset: Tensor, dim: Dimension, wrap: bool) -> Tens
     check_dimension("dynamic_shift", x, dim)
     if not isinstance(offset, Tensor):
         return shift(x, offset, dim, wrap)
+    # Products and sums are of numbers.
+    if x.dtype.is_bool:
+        return mtf.cast(dynamic_shift(mtf.to_int32(x), offset, dim, wrap), tf.bool)
     if dim in offset.shape:
         raise ValueError(
             f"dynamic_shift: the offset {offset.name} {offset.shape} must not have the shifted "

@@ -16,7 +16,7 @@ from mesh_tensorflow._core.graph import leaves_no_node
 from mesh_tensorflow.layers import _masks
 from mesh_tensorflow.layers._local_attention import longest_block
 from mesh_tensorflow.layers._masks import ABSENT_LOGIT, HIDDEN_LOGIT
-from mesh_tensorflow.ops._elementwise.compare import select
+from mesh_tensorflow.ops._elementwise.binary import select
 from mesh_tensorflow.transformer.attention._dot_product import (
     attention,
     check_operands,

@@ -1,13 +1,5 @@
 """Mixtures of experts: layers of which each token uses only some parts."""
 
-from mesh_tensorflow.transformer.moe._gatings import (
-    _expert_selection_gating,
-    _ntlb_gating,
-    _switch_gating,
-    _switch_max_gating,
-    _top_2_gating,
-    _top_n_gating,
-)
 from mesh_tensorflow.transformer.moe._layer import (
     MoE1D,
     MoE2D,
@@ -15,7 +7,17 @@ from mesh_tensorflow.transformer.moe._layer import (
     transformer_moe_layer_v1,
     transformer_moe_layer_v2,
 )
-from mesh_tensorflow.transformer.moe._router import HParams, Routing, set_default_moe_hparams
+from mesh_tensorflow.transformer.moe._router import (
+    HParams,
+    Routing,
+    _expert_selection_gating,
+    _ntlb_gating,
+    _switch_gating,
+    _switch_max_gating,
+    _top_2_gating,
+    _top_n_gating,
+    set_default_moe_hparams,
+)
 
 __all__ = [
     "HParams",

@@ -15,16 +15,9 @@ from mesh_tensorflow.transformer.utils._decode import (
     decode_from_file,
     infer_model,
 )
-from mesh_tensorflow.transformer.utils._evaluation import eval_model, metric_max, metric_sum
-from mesh_tensorflow.transformer.utils._prediction import export_model
-from mesh_tensorflow.transformer.utils._program import (
-    build_model,
-    get_variable_dtype,
-    variable_filter_max_size,
-)
-from mesh_tensorflow.transformer.utils._run import get_estimator, run, tpu_estimator_model_fn
-from mesh_tensorflow.transformer.utils._score import (
+from mesh_tensorflow.transformer.utils._evaluation import (
     compute_log_likelihoods,
+    eval_model,
     save_scores,
     save_scores_to_tfrecords,
     score_from_dataset,
@@ -32,9 +25,23 @@ from mesh_tensorflow.transformer.utils._score import (
     score_with_estimator,
     score_with_estimator_lazy,
 )
-from mesh_tensorflow.transformer.utils._score import (
+from mesh_tensorflow.transformer.utils._evaluation import (
     maybe_add_pretokenized_features as _maybe_add_pretokenized_features,
 )
+from mesh_tensorflow.transformer.utils._model_fn import (
+    flexible_ckpt_init_mapping,
+    init_checkpoint_variable_mapping,
+    metric_max,
+    metric_sum,
+    should_load_variable,
+    tpu_estimator_model_fn,
+)
+from mesh_tensorflow.transformer.utils._program import (
+    build_model,
+    get_variable_dtype,
+    variable_filter_max_size,
+)
+from mesh_tensorflow.transformer.utils._run import export_model, get_estimator, run, train_model
 from mesh_tensorflow.transformer.utils._settings import (
     auto_train_steps,
     compute_batch_size,
@@ -46,12 +53,6 @@ from mesh_tensorflow.transformer.utils._settings import (
     serialize_num_microbatches,
     targets_vocabulary,
     tpu_mesh_shape,
-)
-from mesh_tensorflow.transformer.utils._training import (
-    flexible_ckpt_init_mapping,
-    init_checkpoint_variable_mapping,
-    should_load_variable,
-    train_model,
 )
 
 __all__ = [

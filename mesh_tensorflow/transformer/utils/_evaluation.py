@@ -1,128 +1,515 @@
-"""Evaluation: metrics of decoded outputs and of target likelihoods."""
+"""Evaluation of checkpoints: log likelihoods of given targets, metrics of outputs, perplexity."""
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Optional
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Optional, Union
 
+import gin
 import numpy as np
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow import estimator as mtf_estimator
 from mesh_tensorflow.transformer import dataset as transformer_dataset
 from mesh_tensorflow.transformer.utils._data import (
+    arrays_input_fn,
+    as_text,
     call_dataset_fn,
     combined_input_fn,
+    encode_delimited_lm,
+    encode_inputs,
     examples_of,
+    get_inputs_from_file,
+    lines_text,
     model_features,
+    temporary_name,
     write_lines_to_file,
 )
 from mesh_tensorflow.transformer.utils._decode import (
+    dataset_of,
     decode,
     postprocessed,
     postprocessed_targets,
     texts_of_inputs,
 )
-from mesh_tensorflow.transformer.utils._score import score_with_estimator
 from mesh_tensorflow.transformer.utils._settings import (
+    MODULE,
     Lengths,
     Steps,
     get_checkpoint_iterator,
     get_step_from_checkpoint_path,
+    inputs_length,
+    inputs_vocabulary,
+    length_of_feature,
+    targets_vocabulary,
 )
 
 if TYPE_CHECKING:
-    from mesh_tensorflow.transformer.dataset import EvalDataset
-    from mesh_tensorflow.transformer.dataset._features import Vocabularies
+    from mesh_tensorflow.transformer.dataset import EvalDataset, Vocabularies
+    from mesh_tensorflow.transformer.vocabulary import Vocabulary
 
 
-Metric = tuple[Any, tf.Tensor]
+# -- files of scores
 
 
-# How values of a batch become one, and how that is joined with those of earlier batches.
-_KINDS = {"sum": (tf.reduce_sum, tf.add), "max": (tf.reduce_max, tf.maximum)}
+Examples = Sequence[Mapping[str, Any]]
 
 
-def _accumulated(values: tf.Tensor, name: Optional[str], kind: str) -> Metric:
-    """Returns a metric of values over all batches, from 0 on, and the operation that adds some."""
-    reduce, combine = _KINDS[kind]
-    with tf.variable_scope(name, f"metric_{kind}"):
-        total = tf.get_variable(
-            "accum",
-            shape=[],
-            dtype=tf.float32,
-            trainable=False,
-            initializer=tf.constant_initializer(0.0),
-            # The old kind of variable hands out its memory, which a later assignment changes.
-            use_resource=True,
-            # No checkpoint has it, and each evaluation begins with its initial value.
-            collections=[tf.GraphKeys.LOCAL_VARIABLES, tf.GraphKeys.METRIC_VARIABLES],
-        )
-        reduced = reduce(tf.cast(values, tf.float32))
-        update = total.assign(combine(total, reduced), read_value=False)
-        with tf.control_dependencies([update]):
-            updated = total.read_value()
-    # The value must not run the update, or reading it at the end would count the last batch twice.
-    return total.read_value(), updated
+def _decoded(vocabulary: Vocabulary, ids: list[int]) -> Any:
+    """Decodes ids; keeps other results of a vocabulary, such as lists of words, unchanged."""
+    text = vocabulary.decode(ids)
+    return as_text(text) if isinstance(text, (bytes, str)) else text
 
 
-def metric_sum(values: tf.Tensor, name: Optional[str] = None, **kwargs: object) -> Metric:
-    """Sums values over all batches, in the style of `tf.metrics`.
+def maybe_add_pretokenized_features(
+    examples: Examples, vocabulary: Vocabularies
+) -> list[dict[str, Any]]:
+    """Adds decoded texts to examples.
 
     Args:
-      values: a tf Tensor of numbers.
-      name: a name for its variable scope.
-      **kwargs: ignored.
+      examples: dictionaries with arrays "inputs" or "targets".
+      vocabulary: a Vocabulary, or a pair of them.
 
     Returns:
-      (the value, the operation that adds a batch), both float32 scalars.
+      Dictionaries with additional keys: <key>_pretokenized, and for negative ids, which are not
+      scored, <key>_neg_pretokenized.
     """
-    del kwargs
-    return _accumulated(values, name, "sum")
-
-
-def metric_max(values: tf.Tensor, name: Optional[str] = None, **kwargs: object) -> Metric:
-    """Returns the maximum of values over all batches, at least 0, in the style of `tf.metrics`.
-
-    Args:
-      values: a tf Tensor of numbers.
-      name: a name for its variable scope.
-      **kwargs: ignored.
-
-    Returns:
-      (the value, the operation that adds a batch), both float32 scalars.
-    """
-    del kwargs
-    return _accumulated(values, name, "max")
-
-
-def token_metrics(tensors: Mapping[str, tf.Tensor]) -> dict[str, Metric]:
-    """Returns metrics of a model's predictions of given targets.
-
-    Args:
-      tensors: "targets", "weights" (1 where a target counts), "predicted" and "negative_log_prob",
-        all [rows, length].
-
-    Returns:
-      A dictionary of metrics.
-    """
-    weights = tf.cast(tensors["weights"], tf.float32)
-    right = tf.cast(tf.equal(tensors["predicted"], tensors["targets"]), tf.float32)
-    wrong = tf.reduce_sum((1.0 - right) * weights, axis=-1)
-    lengths = tf.reduce_sum(weights, axis=-1)
-    # Rows that only fill up the last batch have no targets, and are not counted.
-    there = tf.cast(tf.greater(lengths, 0), tf.float32)
-    return {
-        "token_accuracy": tf.metrics.mean(right, weights),
-        "sequence_accuracy": tf.metrics.mean(tf.cast(tf.equal(wrong, 0), tf.float32), there),
-        "mean_label": tf.metrics.mean(tf.cast(tensors["targets"], tf.float32), weights),
-        "num_eval_tokens": metric_sum(weights, name="num_eval_tokens"),
-        "max_targets_length": metric_max(lengths, name="max_targets_length"),
-        # log(perplexity) is the mean of -log p(target), over the targets that count.
-        "neg_log_perplexity": tf.metrics.mean(-tensors["negative_log_prob"], weights),
+    vocabularies = {
+        "inputs": inputs_vocabulary(vocabulary),
+        "targets": targets_vocabulary(vocabulary),
     }
+    result = []
+    for example in examples:
+        added = dict(example)
+        for key, own in vocabularies.items():
+            name = f"{key}_pretokenized"
+            if key not in example or name in example:
+                continue
+            if isinstance(example[key], (bytes, str)):
+                added[name] = as_text(example[key])
+                continue
+            ids = np.asarray(example[key]).tolist()
+            added[name] = _decoded(own, [i for i in ids if i > 0])
+            # Negative ids are given, not predicted: their text is no part of what the score is of.
+            negative = [-i for i in ids if i < 0]
+            if negative:
+                added[f"{key}_neg_pretokenized"] = _decoded(own, negative)
+        result.append(added)
+    return result
+
+
+def _checked(results: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    results = list(results)
+    if not results:
+        raise ValueError("No examples were scored.")
+    return results
+
+
+@gin.configurable(module=MODULE)
+def save_scores(
+    results: Examples,
+    vocabulary: Vocabularies,
+    scores_filename: Optional[str] = None,
+    save_example_text: bool = True,
+) -> Union[list[float], tuple[list[Any], ...]]:
+    """Writes scores and their texts, one example per line.
+
+    Files are `scores_filename` with ".scores", ".targets", ".lengths" (the number of ids of
+    targets), and ".inputs", if examples have inputs.
+
+    Args:
+      results: dictionaries with "scores", "targets" and perhaps "inputs".
+      vocabulary: a Vocabulary, or a pair of them.
+      scores_filename: the path of the files without these suffixes; None to write no files.
+      save_example_text: whether to write and return texts besides scores.
+
+    Returns:
+      A list of scores; with `save_example_text` a tuple of lists: scores, inputs if there are any,
+      targets.
+
+    Raises:
+      ValueError: there are no examples.
+    """
+    results = _checked(results)
+    scores = [r["scores"] for r in results]
+    files: dict[str, list[Any]] = {"scores": [f"{float(s):g}" for s in scores]}
+    texts: list[list[Any]] = []
+    if save_example_text:
+        lengths = [
+            len(r["targets"].split())
+            if isinstance(r["targets"], (bytes, str))
+            else int(np.count_nonzero(r["targets"]))
+            for r in results
+        ]
+        results = maybe_add_pretokenized_features(results, vocabulary)
+        for key in ("inputs", "targets"):
+            if f"{key}_pretokenized" in results[0]:
+                files[key] = [as_text(r[f"{key}_pretokenized"]) for r in results]
+                texts.append(files[key])
+        files["lengths"] = [str(n) for n in lengths]
+    if scores_filename:
+        for name, lines in files.items():
+            write_lines_to_file(lines, f"{scores_filename}.{name}")
+    return (scores, *texts) if save_example_text else scores
+
+
+def _bytes_feature(text: object) -> tf.train.Feature:
+    return tf.train.Feature(bytes_list=tf.train.BytesList(value=[as_text(text).encode("utf-8")]))
+
+
+def _ids_feature(ids: Sequence[int]) -> tf.train.Feature:
+    return tf.train.Feature(
+        # Padding has the id 0, which is no part of the example.
+        int64_list=tf.train.Int64List(value=[int(i) for i in np.ravel(ids) if i])
+    )
+
+
+@gin.configurable(module=MODULE)
+def save_scores_to_tfrecords(
+    results: Examples,
+    vocabulary: Vocabularies,
+    scores_filename: str,
+    shard_idx: int = 0,
+    save_ids_only: bool = False,
+) -> None:
+    """Writes scores to a file of tf.Examples, `scores_filename`_<shard>.tfrecord.
+
+    Each has "score", and "input" and "target" as text or as ids.
+
+    Args:
+      results: dictionaries with "scores", "targets" and perhaps "inputs".
+      vocabulary: a Vocabulary, or a pair of them.
+      scores_filename: the path of the file, without suffixes.
+      shard_idx: the number of the file.
+      save_ids_only: whether to write ids instead of texts.
+
+    Raises:
+      ValueError: there are no examples.
+    """
+    results = _checked(results)
+    if not save_ids_only:
+        results = list(maybe_add_pretokenized_features(results, vocabulary))
+    path = f"{scores_filename}_{shard_idx}.tfrecord"
+    # Unique, so that a process that scores the same examples does not write into this file.
+    temporary = temporary_name(path)
+    with tf.io.TFRecordWriter(temporary) as writer:
+        for r in results:
+            features = {
+                "score": tf.train.Feature(float_list=tf.train.FloatList(value=[float(r["scores"])]))
+            }
+            for key, name in (("inputs", "input"), ("targets", "target")):
+                if save_ids_only:
+                    features[name] = _ids_feature(r.get(key, ()))
+                else:
+                    features[name] = _bytes_feature(r.get(f"{key}_pretokenized", ""))
+            example = tf.train.Example(features=tf.train.Features(feature=features))
+            writer.write(example.SerializeToString())
+    # Under its own name a shard is whole, so that others may read those that exist.
+    tf.io.gfile.rename(temporary, path, overwrite=True)
+
+
+# -- scores by checkpoint
+
+
+@gin.configurable(module=MODULE)
+def compute_log_likelihoods(
+    estimator: mtf_estimator.tpu.TPUEstimator,
+    input_fn: Callable[..., Any],
+    checkpoint_path: Optional[str] = None,
+) -> list[float]:
+    """Returns the log likelihoods of targets.
+
+    Args:
+      estimator: what `get_estimator` returns with `score_in_predict_mode`.
+      input_fn: an input function of features.
+      checkpoint_path: a checkpoint; the latest if None.
+
+    Returns:
+      A list of floats.
+    """
+    predictions = estimator.predict(input_fn, checkpoint_path=checkpoint_path)
+    return [float(p["scores"]) for p in predictions]
+
+
+def _scored(
+    estimator: mtf_estimator.tpu.TPUEstimator,
+    input_fn: Callable[..., Any],
+    path: str,
+    num_examples: Optional[int],
+) -> Iterator[dict[str, Any]]:
+    """Yields scores with their targets, without the examples that fill up the last batch."""
+    results = estimator.predict(input_fn, checkpoint_path=path)
+    # An example whose targets are all padding is one: without it, later scores would stand in the
+    # lines of other inputs. If their number is not known, those at the end are taken as filling.
+    return itertools.islice(results if num_examples is not None else _filled(results), num_examples)
+
+
+def _filled(results: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yields results up to the last one that has targets."""
+    empty: list[dict[str, Any]] = []
+    for r in results:
+        # Kept back until a later result with targets shows that these are examples too.
+        empty.append(r)
+        if np.any(r["targets"]):
+            yield from empty
+            empty.clear()
+
+
+@gin.configurable(module=MODULE)
+def score_with_estimator(
+    estimator: mtf_estimator.tpu.TPUEstimator,
+    input_fn: Callable[..., Any],
+    eval_checkpoint_step: Steps,
+    model_dir: str,
+    vocabulary: Vocabularies,
+    score_postprocess_fn: Callable[..., Any] = save_scores,
+    num_examples: Optional[int] = None,
+) -> Any:
+    """Scores the examples of an input function with each of several checkpoints.
+
+    Args:
+      estimator: what `get_estimator` returns with `score_in_predict_mode`.
+      input_fn: an input function of features.
+      eval_checkpoint_step: which checkpoints; see `get_checkpoint_iterator`.
+      model_dir: their directory.
+      vocabulary: a Vocabulary, or a pair of them.
+      score_postprocess_fn: a function of (results, vocabulary), where results are dictionaries with
+        "scores" and "targets".
+      num_examples: the number of examples, if the input function pads the last batch.
+
+    Returns:
+      What `score_postprocess_fn` returned for the last checkpoint.
+    """
+    returned = None
+    for path in get_checkpoint_iterator(eval_checkpoint_step, model_dir):
+        results = list(_scored(estimator, input_fn, path, num_examples))
+        returned = score_postprocess_fn(results, vocabulary)
+    return returned
+
+
+@gin.configurable(module=MODULE)
+def score_with_estimator_lazy(
+    estimator: mtf_estimator.tpu.TPUEstimator,
+    input_fn: Callable[..., Any],
+    eval_checkpoint_step: Steps,
+    model_dir: str,
+    vocabulary: Vocabularies,
+    score_postprocess_fn: Callable[..., Any] = save_scores_to_tfrecords,
+    num_examples: Optional[int] = None,
+    num_examples_per_shard: int = 100000,
+) -> None:
+    """Like `score_with_estimator`, but in shards of examples.
+
+    Args:
+      estimator: what `get_estimator` returns with `score_in_predict_mode`.
+      input_fn: an input function of features.
+      eval_checkpoint_step: which checkpoints; see `get_checkpoint_iterator`.
+      model_dir: their directory.
+      vocabulary: a Vocabulary, or a pair of them.
+      score_postprocess_fn: a function of (results, vocabulary, shard_idx=).
+      num_examples: the number of examples, if the input function pads the last batch.
+      num_examples_per_shard: the number of examples in a shard; 0 for one shard of all.
+    """
+    for path in get_checkpoint_iterator(eval_checkpoint_step, model_dir):
+        # An iterator, so that one shard at a time is in memory.
+        results = _scored(estimator, input_fn, path, num_examples)
+        for shard in itertools.count():
+            some = list(itertools.islice(results, num_examples_per_shard or None))
+            if not some:
+                break
+            score_postprocess_fn(some, vocabulary, shard_idx=shard)
+
+
+def _score(
+    score_fn: Callable[..., Any],
+    postprocess_fn: Optional[Callable[..., Any]],
+    estimator: mtf_estimator.tpu.TPUEstimator,
+    input_fn: Callable[..., Any],
+    steps: Steps,
+    model_dir: str,
+    vocabulary: Vocabularies,
+    **count: int,
+) -> Any:
+    """Calls a function that scores; without a `postprocess_fn` it prints, or has one of its own."""
+    if postprocess_fn is not None or score_fn is not score_with_estimator:
+        own = () if postprocess_fn is None else (postprocess_fn,)
+        return score_fn(estimator, input_fn, steps, model_dir, vocabulary, *own, **count)
+    scores: list[float] = []
+    for path in get_checkpoint_iterator(steps, model_dir):
+        results: Examples = _checked(_scored(estimator, input_fn, path, count.get("num_examples")))
+        # Once for both uses below: `save_scores` keeps texts that are there.
+        results = maybe_add_pretokenized_features(results, vocabulary)
+        filename = os.path.join(model_dir, f"scores_{get_step_from_checkpoint_path(path)}")
+        save_scores(results, vocabulary, filename)
+        scores = [float(r["scores"]) for r in results]
+        for score, r in zip(scores, results):
+            # A line of a file, which has its own end.
+            print(f"{score:.6g}\t{lines_text([r['targets_pretokenized']])}", end="")
+        tf.logging.info("Scores are in %s.scores, and their texts beside it", filename)
+    return scores
+
+
+# -- what is scored: pairs of lines, and data sets
+
+
+def _lines(source: Union[str, Sequence[str], None]) -> list[str]:
+    """Returns the given strings, or the lines of the named file."""
+    return get_inputs_from_file(source) if isinstance(source, str) else list(source or [])
+
+
+def _source(given: object, name: str) -> str:
+    """Returns the source of lines in error messages: a file, or the argument name."""
+    return given if isinstance(given, str) else f"score_from_strings: {name}"
+
+
+@gin.configurable(module=MODULE)
+def score_from_strings(
+    estimator: mtf_estimator.tpu.TPUEstimator,
+    vocabulary: Vocabularies,
+    model_type: str,
+    batch_size: int,
+    sequence_length: Lengths,
+    model_dir: str,
+    eval_checkpoint_step: Steps,
+    inputs: Union[str, Sequence[str], None] = gin.REQUIRED,
+    targets: Union[str, Sequence[str]] = gin.REQUIRED,
+    score_postprocess_fn: Optional[Callable[..., Any]] = None,
+    eos_id: int = 1,
+    score_eos: bool = True,
+    score_with_estimator_fn: Callable[..., Any] = score_with_estimator,
+) -> Any:
+    """Scores pairs of lines.
+
+    Args:
+      estimator: what `get_estimator` returns with `score_in_predict_mode`.
+      vocabulary: a Vocabulary, or a pair of them.
+      model_type: such as "lm", for which inputs are prefixes of the targets and may be None.
+      batch_size: the number of pairs scored together.
+      sequence_length: an integer, or a dictionary of them by feature.
+      model_dir: the directory of checkpoints.
+      eval_checkpoint_step: which checkpoints; see `get_checkpoint_iterator`.
+      inputs: strings, or the path of a file.
+      targets: strings, or the path of a file.
+      score_postprocess_fn: see `score_with_estimator`; if None, scores and targets are printed, and
+        written to files `model_dir`/scores_<step>.scores, .targets and others; or what another
+        `score_with_estimator_fn` does by itself.
+      eos_id: the id of EOS.
+      score_eos: whether EOS at the end of targets is scored.
+      score_with_estimator_fn: `score_with_estimator` or the lazy one.
+
+    Returns:
+      What `score_with_estimator_fn` returns; the scores if there is no `score_postprocess_fn`.
+
+    Raises:
+      ValueError: the numbers of inputs and targets differ, or a line of a file is empty (see
+        `get_inputs_from_file`) or not valid UTF-8, or a line cannot be encoded; the message has its
+        number, and its file if there is one.
+    """
+    sources = (_source(inputs, "inputs"), _source(targets, "targets"))
+    inputs, targets = _lines(inputs), _lines(targets)
+    # A language model alone may have targets without inputs.
+    if len(inputs) != len(targets) and (inputs or model_type != "lm"):
+        raise ValueError(
+            f"score_from_strings: there are {len(inputs)} inputs, but {len(targets)} targets"
+        )
+    length = length_of_feature(sequence_length, "targets")
+    own = targets_vocabulary(vocabulary)
+    features: dict[str, np.ndarray] = {}
+    if model_type == "lm":
+        # One sequence: inputs are a prefix of negative ids, which are read and have no score.
+        # Lines come first in `sources` and prefixes second, and here the targets are the lines.
+        features["targets"] = encode_inputs(
+            targets, own, model_type, batch_size, length, eos_id, inputs, sources[::-1]
+        )
+    elif model_type == "delimited_lm":
+        # Inputs and targets stand in one row, each with the end that delimits it.
+        both = inputs_length(sequence_length) + length
+        features["targets"] = encode_delimited_lm(
+            inputs, targets, vocabulary, batch_size, both, eos_id, score_eos, sources
+        )
+    else:
+        features["inputs"] = encode_inputs(
+            inputs, vocabulary, model_type, batch_size, sequence_length, eos_id, None, sources
+        )
+        # The type by which no EOS is appended.
+        kind = model_type if score_eos else "lm"
+        features["targets"] = encode_inputs(
+            targets, own, kind, batch_size, length, eos_id, None, sources[1:]
+        )
+    input_fn = arrays_input_fn(features, batch_size)
+    return _score(
+        score_with_estimator_fn,
+        score_postprocess_fn,
+        estimator,
+        input_fn,
+        eval_checkpoint_step,
+        model_dir,
+        vocabulary,
+        num_examples=len(targets),
+    )
+
+
+@gin.configurable(module=MODULE)
+def score_from_dataset(
+    estimator: mtf_estimator.tpu.TPUEstimator,
+    vocabulary: Vocabularies,
+    batch_size: int,
+    sequence_length: Lengths,
+    model_dir: str,
+    eval_checkpoint_step: Steps,
+    dataset_split: str,
+    score_dataset_fn: Optional[Callable[..., Sequence[Any]]] = None,
+    score_postprocess_fn: Optional[Callable[..., Any]] = None,
+    score_with_estimator_fn: Callable[..., Any] = score_with_estimator,
+) -> Any:
+    """Scores the targets of data sets.
+
+    Args:
+      estimator: what `get_estimator` returns with `score_in_predict_mode`.
+      vocabulary: a Vocabulary, or a pair of them.
+      batch_size: the number of examples scored together.
+      sequence_length: an integer, or a dictionary of them by feature.
+      model_dir: the directory of checkpoints.
+      eval_checkpoint_step: which checkpoints; see `get_checkpoint_iterator`.
+      dataset_split: such as "validation".
+      score_dataset_fn: a function of `sequence_length`, `vocabulary` and `dataset_split` that
+        returns a list of EvalDatasets.
+      score_postprocess_fn: see `score_with_estimator`; if None, scores and targets are printed, and
+        written to files `model_dir`/scores_<step>.scores, .targets and others; or what another
+        `score_with_estimator_fn` does by itself.
+      score_with_estimator_fn: `score_with_estimator` or the lazy one.
+
+    Returns:
+      What `score_with_estimator_fn` returns; the scores if there is no `score_postprocess_fn`.
+
+    Raises:
+      ValueError: there are no data.
+    """
+    datasets = call_dataset_fn(
+        score_dataset_fn, "score_dataset_fn", sequence_length, vocabulary, dataset_split
+    )
+    if not datasets:
+        raise ValueError(f"score_from_dataset: there are no data for the split {dataset_split!r}")
+
+    input_fn = combined_input_fn(
+        [functools.partial(dataset_of, d, sequence_length) for d in datasets], batch_size
+    )
+    # Without a number of examples, which is not known before the data sets have been read.
+    return _score(
+        score_with_estimator_fn,
+        score_postprocess_fn,
+        estimator,
+        input_fn,
+        eval_checkpoint_step,
+        model_dir,
+        vocabulary,
+    )
+
+
+# -- metrics of outputs, scores and perplexity
 
 
 def _write_metrics(

@@ -1,11 +1,10 @@
-"""`run`: training, evaluation, decoding, scoring and export by mode; estimator, model function."""
+"""`run`: an estimator trains, evaluates, decodes, scores or exports, by mode."""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import inspect
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Optional, Union
 
@@ -16,165 +15,48 @@ import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import estimator as mtf_estimator
 from mesh_tensorflow._core.errors import WrongTypeError, is_whole
 from mesh_tensorflow._mesh.devices import set_cpus
-from mesh_tensorflow.estimator import ModeKeys
+from mesh_tensorflow._mesh.variables import checkpoint_files
+from mesh_tensorflow._paths import readable
 from mesh_tensorflow.estimator.processes import programs_over, shards_of_process
 from mesh_tensorflow.estimator.tpu import TPUEstimator
+from mesh_tensorflow.transformer import learning_rate_schedules
+from mesh_tensorflow.transformer.attention._params import arguments_of
 from mesh_tensorflow.transformer.learning_rate_schedules import with_total_steps
-from mesh_tensorflow.transformer.utils._data import call_with_known
+from mesh_tensorflow.transformer.utils._data import (
+    call_dataset_fn,
+    call_with_known,
+    in_vocabulary,
+    model_features,
+)
 from mesh_tensorflow.transformer.utils._decode import infer_model
-from mesh_tensorflow.transformer.utils._evaluation import eval_model, perplexity_eval
-from mesh_tensorflow.transformer.utils._prediction import export_model, prediction_spec
-from mesh_tensorflow.transformer.utils._program import build_model, check_tiling, processor_devices
-from mesh_tensorflow.transformer.utils._score import score_from_dataset, score_from_strings
+from mesh_tensorflow.transformer.utils._evaluation import (
+    eval_model,
+    perplexity_eval,
+    score_from_dataset,
+    score_from_strings,
+)
+from mesh_tensorflow.transformer.utils._model_fn import ROWS, tpu_estimator_model_fn
+from mesh_tensorflow.transformer.utils._program import (
+    build_model,
+)
 from mesh_tensorflow.transformer.utils._settings import (
     MODULE,
     Filter,
     Lengths,
-    Settings,
     Steps,
     auto_train_steps,
     compute_batch_size,
     get_checkpoint_iterator,
+    get_step_from_checkpoint_path,
+    inputs_length,
     inputs_vocabulary,
+    length_of_feature,
     targets_vocabulary,
-)
-from mesh_tensorflow.transformer.utils._training import (
-    evaluation_spec,
-    train_model,
-    training_spec,
 )
 
 if TYPE_CHECKING:
-    from mesh_tensorflow.transformer.dataset._features import Vocabularies
-
-
-_SPECS: dict[str, Callable[[Settings, Mapping[str, tf.Tensor]], Any]] = {
-    ModeKeys.TRAIN: training_spec,
-    ModeKeys.EVAL: evaluation_spec,
-    ModeKeys.PREDICT: prediction_spec,
-}
-
-
-# -- the model function
-
-
-@gin.configurable(module=MODULE, denylist=["predict_fn"])
-def tpu_estimator_model_fn(
-    model_type: str,
-    transformer_model: Any,
-    vocabulary: Vocabularies,
-    model_dir: Optional[str],
-    use_tpu: Union[str, bool, None],
-    mesh_shape: Union[mtf.Shape, str],
-    layout_rules: Union[mtf.LayoutRules, str],
-    batch_size: int,
-    sequence_length: Lengths,
-    autostack: bool,
-    keep_checkpoint_max: Optional[int],
-    save_checkpoints_steps: Optional[int],
-    learning_rate_schedule: Any = None,
-    optimizer: Any = None,
-    outer_batch_size: int = 1,
-    tpu_summaries: bool = False,
-    predict_fn: Optional[Callable[..., mtf.Tensor]] = None,
-    score_in_predict_mode: bool = False,
-    variable_filter: Filter = None,
-    init_checkpoint: Optional[str] = None,
-    init_variable_filter: str = "",
-    ensemble_inputs: Optional[int] = None,
-    mesh_devices: Optional[Sequence[str]] = None,
-    model_info_file: Optional[str] = None,
-    hierarchical_tiling_spec: Optional[Sequence[Any]] = None,
-    weight_decay_checkpoint: Optional[str] = None,
-    mesh_impl: Optional[str] = None,
-    init_checkpoint_strict: bool = False,
-    init_checkpoint_resize: Union[str, Sequence[str]] = (),
-    init_checkpoint_shrink: bool = False,
-) -> Callable[..., Any]:
-    """Returns a model function for an estimator.
-
-    Args:
-      model_type: such as "lm"; see `build_model`.
-      transformer_model: the model.
-      vocabulary: a Vocabulary, or a pair of them, of inputs and of targets.
-      model_dir: the directory of checkpoints.
-      use_tpu: whether there is a TPU.
-      mesh_shape: the mesh.
-      layout_rules: the layout.
-      batch_size: the number of sequences in a batch.
-      sequence_length: an integer, or a dictionary of them by feature.
-      autostack: whether to stack small variables that are alike.
-      keep_checkpoint_max: how many checkpoints to keep; all if None.
-      save_checkpoints_steps: the number of steps between checkpoints.
-      learning_rate_schedule: a function of the step, a list of factors, a number or None.
-      optimizer: an optimizer class, called with the learning rate; required for training.
-      outer_batch_size: the size of the dimension outer_batch, a divisor of the batch size.
-      tpu_summaries: whether training writes the scalars of mtf.scalar_summary, in addition to the
-        loss and the learning rate. On a TPU, the host writes all of them.
-      predict_fn: a function to decode with instead of the model's own, of `model`, `features` and
-        `variable_dtype`, that returns a Tensor [batch, length] of ids.
-      score_in_predict_mode: whether prediction computes scores of given targets.
-      variable_filter: which variables are trained: None for all, a regular expression that is
-        searched for in their names, or a function of a Variable.
-      init_checkpoint: a checkpoint to initialize variables from, or its directory.
-      init_variable_filter: a regular expression; only variables with a match in their names are
-        loaded from `init_checkpoint`.
-      ensemble_inputs: the number of ensemble members, if each gets different inputs in training.
-      mesh_devices: a device for each processor; by default GPUs, if there are as many, or
-        TensorFlow's choice.
-      model_info_file: a path, to which training writes variable sizes and counters.
-      hierarchical_tiling_spec: how the mesh is mapped to a TPU, pairs such as
-        [["batch", None], ["model", [2, 2]]]; see `mtf.simd_mesh_impl.HierarchicalTiling`. Elsewhere
-        it is only checked against `mesh_shape`.
-      weight_decay_checkpoint: ignored with a warning, as in the classic release: optimizers decay
-        towards zero.
-      mesh_impl: "placement" for one graph with the operations of all processors, "simd" for one
-        program that every processor runs, or "pjrt" for devices of JAX; "placement" if None.
-      init_checkpoint_strict: whether `init_checkpoint` has to have exactly the weights of the
-        model; by default the names on one side only are logged.
-      init_checkpoint_resize: names of dimensions that may be larger in the model than there, such
-        as "vocab"; what is beyond the values there begins as the initializer says.
-      init_checkpoint_shrink: whether these dimensions may be smaller, too.
-
-    Returns:
-      A function of features, labels, mode and params that returns an EstimatorSpec; for a
-      TPUEstimator with `use_tpu`, a TPUEstimatorSpec.
-
-    Raises:
-      ValueError: `mesh_impl` is unknown, the batch is not divisible, or `hierarchical_tiling_spec`
-        describes another mesh.
-    """
-    if weight_decay_checkpoint:
-        tf.logging.warning("weight_decay_checkpoint has no effect: optimizers decay towards zero")
-    arguments = locals()
-    # By name, so that an argument is written once; a test checks that each has a field.
-    values = {
-        f.name: arguments[f.name] for f in dataclasses.fields(Settings) if f.name in arguments
-    }
-    values["mesh_shape"] = mesh_shape = mtf.convert_to_shape(mesh_shape)
-    values["layout_rules"] = mtf.convert_to_layout_rules(layout_rules)
-    values["mesh_impl"] = mesh_impl = mesh_impl or "placement"
-    settings = Settings(**values)
-    processor_devices(mesh_impl, mesh_shape, mesh_devices)
-    check_tiling(hierarchical_tiling_spec, mesh_shape)
-    # For its error: a batch that cannot be divided is told before any data are read.
-    settings.batch_dims(ModeKeys.TRAIN)
-
-    def my_model_fn(
-        features: Mapping[str, tf.Tensor],
-        labels: object,
-        mode: str,
-        params: object = None,
-        config: Any = None,
-    ) -> Any:
-        """Returns the EstimatorSpec of a mode."""
-        del labels
-        context = params.get("context") if isinstance(params, Mapping) else None
-        # Called once for each mode and program, none of which is to see another's.
-        own = dataclasses.replace(settings, config=config, context=context)
-        return _SPECS[mode](own, features)
-
-    return my_model_fn
+    from mesh_tensorflow.transformer.dataset import Vocabularies
+    from mesh_tensorflow.transformer.vocabulary import Vocabulary
 
 
 # -- the estimator
@@ -318,6 +200,268 @@ def get_estimator(
     )
 
 
+# -- training, and where its input is
+
+
+_INPUT_NAME = "input.ckpt"
+
+
+_INPUT_STATE = "checkpoint_input"
+
+
+class _InputCheckpoints(tf.train.SessionRunHook):
+    """Saves the state of the input pipeline with each checkpoint, and restores it."""
+
+    def __init__(self, model_dir: str) -> None:
+        self._model_dir = model_dir
+        self._iterator: Any = None
+        self._saver: Any = None
+
+    def follow(self, dataset: tf.data.Dataset) -> Any:
+        """Returns the next batch of a data set, whose iterator is then saved with checkpoints."""
+        self._iterator = tf.data.make_initializable_iterator(dataset)
+        return self._iterator.get_next()
+
+    def begin(self) -> None:
+        """Creates the saver before the graph is finalized."""
+        if self._saver is None:
+            state = tf.data.experimental.make_saveable_from_iterator(self._iterator)
+            # It removes nothing: states are kept as long as the model's checkpoints of their steps.
+            self._saver = tf.train.Saver([state], max_to_keep=None)
+
+    def _path(self, step: int) -> str:
+        return os.path.join(self._model_dir, f"{_INPUT_NAME}-{step}")
+
+    def is_saved(self) -> bool:
+        """Returns whether there is a state of the pipeline beside the latest checkpoint."""
+        latest = checkpoint_files.latest(self._model_dir)
+        step = get_step_from_checkpoint_path(latest) if latest else 0
+        return bool(step) and tf.io.gfile.exists(f"{self._path(step)}.index")
+
+    def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
+        """Starts the pipeline, at its state at the step of the model if that was saved."""
+        del coord
+        # Once for each session: one that takes over after an error has an iterator without a state.
+        session.run(self._iterator.initializer)
+        step = session.run(tf.train.get_global_step(session.graph))
+        path = self._path(step)
+        if step and tf.io.gfile.exists(f"{path}.index"):
+            self._saver.restore(session, readable(path))
+            tf.logging.info("The input pipeline goes on from %s", path)
+        elif step:
+            tf.logging.warning("There is no %s: the input pipeline starts anew", path)
+
+    def save(self, session: tf.Session, step: int) -> None:
+        """Saves the state of the pipeline."""
+        self._saver.save(
+            session,
+            os.path.join(self._model_dir, _INPUT_NAME),
+            global_step=step,
+            # The file `checkpoint` has to go on naming the model's.
+            latest_filename=_INPUT_STATE,
+        )
+        # Kept as long as the model's checkpoint of their step, which has its own rules.
+        paths = checkpoint_files.numbered(self._model_dir)
+        kept = {step, *(checkpoint_files.by_step(path)[0] for path in paths)}
+        for path in checkpoint_files.numbered(self._model_dir, _INPUT_NAME):
+            if checkpoint_files.by_step(path)[0] not in kept:
+                checkpoint_files.remove(path)
+
+
+class _InputListener(tf.train.CheckpointSaverListener):
+    """Saves the state of the input pipeline whenever the model is saved."""
+
+    def __init__(self, input_checkpoints: _InputCheckpoints) -> None:
+        self._input_checkpoints = input_checkpoints
+
+    def after_save(self, session: tf.Session, global_step_value: int) -> None:
+        """Saves."""
+        # After the model, whose checkpoints now say which older states are kept.
+        self._input_checkpoints.save(session, global_step_value)
+
+
+def train_model(
+    estimator: mtf_estimator.tpu.TPUEstimator,
+    vocabulary: Vocabularies,
+    sequence_length: Lengths,
+    batch_size: int,
+    train_dataset_fn: Callable[..., tf.data.Dataset],
+    train_steps: int,
+    ensemble_inputs: Optional[int],
+    dataset_split: str = "train",
+    skip_seen_data: bool = False,
+    seen_data_init_step: int = 0,
+    checkpoint_input_pipeline: bool = False,
+) -> None:
+    """Trains a model to a step.
+
+    Args:
+      estimator: what `get_estimator` returns.
+      vocabulary: a Vocabulary, or a pair of them.
+      sequence_length: an integer, or a dictionary of them by feature.
+      batch_size: the number of sequences in a batch.
+      train_dataset_fn: a function of `sequence_length`, `vocabulary` and `dataset_split` that
+        returns a Dataset of dictionaries of padded features.
+      train_steps: the step to train to.
+      ensemble_inputs: the number of ensemble members, if each gets different inputs, which
+        multiplies the number of sequences in a batch; all members get the same inputs if None.
+      dataset_split: such as "train".
+      skip_seen_data: whether resumed training skips the batches that it has seen.
+      seen_data_init_step: the step at which that training began.
+      checkpoint_input_pipeline: whether to save the state of the input pipeline with checkpoints,
+        and resume from it.
+    """
+    rows = batch_size * (ensemble_inputs or 1)
+    input_checkpoints = None
+    if checkpoint_input_pipeline:
+        input_checkpoints = _InputCheckpoints(estimator.model_dir)
+
+    def input_fn(params: object = None) -> Any:
+        del params
+        dataset = call_dataset_fn(
+            train_dataset_fn, "train_dataset_fn", sequence_length, vocabulary, dataset_split
+        )
+        own = {"inputs": inputs_vocabulary(vocabulary), "targets": targets_vocabulary(vocabulary)}
+        sizes = {key: own_vocabulary.vocab_size for key, own_vocabulary in own.items()}
+        dataset = in_vocabulary(dataset.map(model_features), sizes)
+        # Repeated first, or examples at the end that fill no batch would never be seen.
+        dataset = dataset.repeat().batch(rows, drop_remainder=True)
+        if skip_seen_data:
+            # A saved state of the pipeline is that after the seen batches: no more are skipped.
+            goes_on = input_checkpoints is not None and input_checkpoints.is_saved()
+            latest = checkpoint_files.latest(estimator.model_dir)
+            seen = 0
+            if latest and not goes_on:
+                seen = max(get_step_from_checkpoint_path(latest) - seen_data_init_step, 0)
+            tf.logging.info("Skipping %d batches", seen)
+            # Of batches, one of which is a step, and so after they are made.
+            dataset = dataset.skip(seen)
+        # A saved state has what is in this buffer, too, so that no batch is lost or read twice.
+        dataset = dataset.prefetch(tf.data.AUTOTUNE)
+        return dataset if input_checkpoints is None else input_checkpoints.follow(dataset)
+
+    hooks, listeners = [], []
+    if input_checkpoints is not None:
+        hooks, listeners = [input_checkpoints], [_InputListener(input_checkpoints)]
+    with learning_rate_schedules.training_for(train_steps):
+        estimator.train(
+            input_fn=input_fn, max_steps=train_steps, hooks=hooks, saving_listeners=listeners
+        )
+
+
+# -- export
+
+
+_EOS = 1
+
+
+def _encoded(
+    vocabulary: Vocabulary, texts: tf.Tensor, length: int, batch_size: int, eos: bool
+) -> tf.Tensor:
+    """Returns the ids of texts [rows], padded to [batch_size, length]."""
+
+    def row(text: tf.Tensor) -> tf.Tensor:
+        ids = tf.cast(vocabulary.encode_tf(text), tf.int32)
+        ids = tf.concat([ids, [_EOS]], 0) if eos else ids
+        ids = ids[:length]
+        return tf.pad(ids, [[0, length - tf.size(ids)]])
+
+    # Row by row, since `encode_tf` takes a single text.
+    ids = tf.map_fn(row, texts, fn_output_signature=tf.TensorSpec([length], tf.int32))
+    missing = batch_size - tf.shape(texts)[0]
+    return tf.ensure_shape(tf.pad(ids, [[0, missing], [0, 0]]), [batch_size, length])
+
+
+def _targets_after_inputs(targets: tf.Tensor, inputs: tf.Tensor, length: int) -> tf.Tensor:
+    """Prepends inputs to targets, as negative ids, which are not scored."""
+    rows = []
+    # By rows, since in each the targets begin where its own inputs end.
+    for before, after in zip(tf.unstack(inputs), tf.unstack(targets)):
+        ids = tf.concat([-tf.boolean_mask(before, before > 0), after], 0)[:length]
+        rows.append(tf.pad(ids, [[0, length - tf.size(ids)]]))
+    return tf.ensure_shape(tf.stack(rows), [targets.shape[0], length])
+
+
+def export_model(
+    estimator: mtf_estimator.tpu.TPUEstimator,
+    export_dir: str,
+    vocabulary: Vocabularies,
+    sequence_length: Lengths,
+    model_type: str,
+    eval_with_score: bool = False,
+    batch_size: int = 1,
+    checkpoint_path: Optional[str] = None,
+    *,
+    any_batch: bool = False,
+) -> bytes:
+    """Writes a SavedModel with text inputs.
+
+    Its signature "serving_default" takes "inputs", up to `batch_size` strings, and returns their
+    "outputs", and "inputs" as the model received them. With scores it also takes "targets", and
+    returns "scores" and "targets".
+
+    Args:
+      estimator: what `get_estimator` returns, with `score_in_predict_mode` for scores.
+      export_dir: a directory; the model is written to a new subdirectory, named by a timestamp.
+      vocabulary: a Vocabulary, or a pair of them, with `encode_tf`, which encodes in a graph.
+      sequence_length: an integer, or a dictionary of them by feature.
+      model_type: such as "lm".
+      eval_with_score: whether the model scores targets instead of decoding.
+      batch_size: the largest number of texts in a call.
+      checkpoint_path: a checkpoint; the latest if None.
+      any_batch: whether a call may have any number of texts, which are computed `batch_size` at a
+        time.
+
+    Returns:
+      The new directory, as bytes.
+
+    Raises:
+      ValueError: there is no checkpoint.
+    """
+    # A language model goes on after its inputs, which for it have no end.
+    eos = model_type != "lm"
+
+    def receiver_fn() -> Any:
+        texts = {"inputs": tf.placeholder(tf.string, [None], "inputs")}
+        if eval_with_score:
+            texts["targets"] = tf.placeholder(tf.string, [None], "targets")
+        rows = tf.shape(texts["inputs"])[0]
+        checks = [
+            tf.debugging.assert_less_equal(
+                rows, batch_size, message=f"the model was exported for {batch_size} texts at a time"
+            )
+        ]
+        with tf.control_dependencies(checks):
+            features = {
+                # The identity waits for the check; what was made outside of the context does not.
+                ROWS: tf.identity(rows),
+                "inputs": _encoded(
+                    inputs_vocabulary(vocabulary),
+                    texts["inputs"],
+                    inputs_length(sequence_length),
+                    batch_size,
+                    eos,
+                ),
+            }
+            if eval_with_score:
+                length = length_of_feature(sequence_length, "targets")
+                features["targets"] = _encoded(
+                    targets_vocabulary(vocabulary), texts["targets"], length, batch_size, eos
+                )
+        if eval_with_score and model_type == "lm":
+            features["targets"] = _targets_after_inputs(
+                features["targets"], features.pop("inputs"), length
+            )
+        return mtf_estimator.export.ServingInputReceiver(features, texts)
+
+    return estimator.export_saved_model(
+        export_dir,
+        receiver_fn,
+        checkpoint_path=checkpoint_path,
+        rows_at_a_time=batch_size if any_batch else None,
+    )
+
+
 # -- arguments of `run`, and their checks
 
 
@@ -414,8 +558,7 @@ def _completed(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 def _train(train_model_fn: Callable[..., None], **arguments: Any) -> None:
     # A user's function has the arguments of `train_model`, and need not have others.
-    names = inspect.signature(train_model).parameters
-    train_model_fn(**{name: arguments[name] for name in names})
+    train_model_fn(**arguments_of(train_model, arguments))
 
 
 def _export(

@@ -31,7 +31,7 @@ from mesh_tensorflow.estimator import ModeKeys
 from mesh_tensorflow.simd_mesh_impl import HierarchicalTiling
 
 if TYPE_CHECKING:
-    from mesh_tensorflow.transformer.dataset._features import Vocabularies
+    from mesh_tensorflow.transformer.dataset import Vocabularies
     from mesh_tensorflow.transformer.vocabulary import Vocabulary
 
 

@@ -1,15 +1,20 @@
-"""recompute_grad: activations that are computed again for gradients, and which of them are."""
+"""Gradients: reverse-mode differentiation, gradients by hand, and activations computed again.
+
+Gradients are operations like any other, made before lowering, so layouts, partial sums and costs
+hold for them as for the rest; an optimizer's sum over the batch needs no code of its own.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Optional, Union
 
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops as mtf
-from mesh_tensorflow._core.errors import dims_text
+from mesh_tensorflow._core.errors import dims_text, tensors_text
+from mesh_tensorflow._core.graph import leaves_no_node
 from mesh_tensorflow._core.layout import LayoutRules, convert_to_layout_rules
 from mesh_tensorflow._core.operation import (
     Operation,
@@ -19,12 +24,307 @@ from mesh_tensorflow._core.operation import (
     with_inner_operations,
 )
 from mesh_tensorflow._core.shape import Dimension, Shape, convert_to_shape
-from mesh_tensorflow._core.tensor import Tensor, is_differentiable
+from mesh_tensorflow._core.tensor import Tensor, check_tensors, is_differentiable
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl, is_pending, summands_of
-from mesh_tensorflow.ops._control.control import custom_gradient, external_inputs
+from mesh_tensorflow.ops._control.control import external_inputs
 from mesh_tensorflow.ops._control.while_loop import WhileLoopOperation
+from mesh_tensorflow.ops._source import Constant
+from mesh_tensorflow.ops._variables.variable import Variable
 
-__all__ = ["RecomputeBudget", "recompute_grad"]
+__all__ = [
+    "CustomGradientOperation",
+    "RecomputeBudget",
+    "StopGradient",
+    "custom_gradient",
+    "gradients",
+    "recompute_grad",
+    "stop_gradient",
+]
+
+
+@leaves_no_node
+def gradients(
+    ys: Sequence[Tensor],
+    xs: Sequence[Tensor],
+    grad_ys: Optional[Sequence[Union[Tensor, float, None]]] = None,
+    operations: Optional[Sequence[Operation]] = None,
+) -> list[Optional[Tensor]]:
+    """Returns the gradients of the sum of `ys` with respect to `xs`.
+
+    >>> x = mtf.constant(mesh, [1.0, 2.0], "d:2")
+    >>> [dx] = mtf.gradients([mtf.reduce_sum(mtf.square(x))], [x])
+    >>> print(dx.numpy())
+    [2. 4.]
+
+    Args:
+      ys: a list of Tensors.
+      xs: a list of Tensors.
+      grad_ys: for each of `ys` its gradient, a Tensor, a number, or None for ones; all ones if
+        None.
+      operations: the operations to differentiate; all of the graph if None.
+
+    Returns:
+      A Tensor for each of `xs`, or None if `ys` do not depend on it.
+
+    Raises:
+      ValueError: `ys` or `xs` are not lists of Tensors, or a gradient has another shape than its
+        Tensor.
+    """
+    _check_arguments(ys, xs)
+    graph = ys[0].graph
+    operations = list(graph.operations if operations is None else operations)
+    grad_ys = grad_ys or [None] * len(ys)
+    # Without this, gradients of everything that `ys` depend on would be built, down to the inputs.
+    needed = _reached_from(xs, operations)
+    # sums[x] = d(sum of ys) / dx, through those users of x that have been visited.
+    sums: dict[Tensor, Tensor] = {}
+    # Added and not set: a Tensor may be given twice among `ys`, and then counts twice.
+    for y, dy in zip(ys, grad_ys, strict=True):
+        if not isinstance(dy, Tensor):
+            dy = Constant(y.mesh, 1.0 if dy is None else dy, y.shape, y.dtype).outputs[0]
+        _accumulate(sums, y, dy)
+    # Names must not depend on the variable scope that `gradients` happens to be called in.
+    with graph.scope(graph.captured_variable_scope.name):
+        # Operations are in the order of their creation, so all that reads an output has been
+        # visited, and its gradient is complete, when the turn of the operation comes.
+        for op in reversed(operations):
+            dys = [sums.get(y) for y in op.outputs]
+            # Without a gradient, as of stop_gradient, what has flowed this far ends here.
+            if not op.has_gradient or all(dy is None for dy in dys):
+                continue
+            if not any(x in needed for x in op.inputs):
+                continue
+            with graph.gradient_scope(op):
+                dxs = op.gradient(dys)
+                for x, dx in zip(op.inputs, dxs, strict=True):
+                    # An operation gives the gradients of all inputs; those that lead to none of
+                    # `xs` go no further.
+                    if dx is not None and x in needed:
+                        _accumulate(sums, x, dx)
+    return [sums.get(x) for x in xs]
+
+
+def _check_arguments(ys: Sequence[Tensor], xs: Sequence[Tensor]) -> None:
+    for what, given in (("ys", ys), ("xs", xs)):
+        if isinstance(given, Tensor) or not isinstance(given, Iterable):
+            raise ValueError(f"gradients: {what} must be a list of mtf.Tensors, not {given!r}")
+    check_tensors("gradients: ys", ys)
+    if not ys:
+        raise ValueError("gradients: ys must be a list of at least one mtf.Tensor; it is empty")
+
+
+def _reached_from(xs: Sequence[Tensor], operations: Sequence[Operation]) -> set[Tensor]:
+    """Returns the Tensors that gradients flow through to `xs`."""
+    reached = set(xs)
+    # In the order of creation, inputs are decided upon before what reads them.
+    for op in operations:
+        if op.has_gradient and any(x in reached for x in op.inputs):
+            reached.update(op.outputs)
+    return reached
+
+
+def _accumulate(sums: dict[Tensor, Tensor], x: Tensor, dx: Tensor) -> None:
+    if dx.shape != x.shape:
+        raise ValueError(
+            f"the gradient of {tensors_text([x])} has another shape: {tensors_text([dx])}"
+        )
+    # A new addition and not a list for one sum: partial sums over the same axes are added before
+    # they are communicated, in either form.
+    sums[x] = sums[x] + dx if x in sums else dx
+
+
+# -- gradients that are not those of the operations: none, or the user's
+
+
+class _PassesOn(Operation):
+    """Outputs that are inputs, the last ones."""
+
+    takes_padding = True
+    costs_nothing = True
+    costs_by = ()
+    delays_sums = 1
+
+    def lower(self, lowering: mtf.Lowering) -> None:
+        """Passes the values on, as they are."""
+        for y, x in self.passes_on(()).items():
+            lowering.set_tensor_lowering(y, lowering.tensors[x])
+
+    def passes_on(self, split: Collection[str]) -> dict[Tensor, Tensor]:
+        """Each output is an input."""
+        return dict(zip(self.outputs, self.inputs[-len(self._outputs) :]))
+
+    def partial_sums(self, mesh_impl: MeshImpl, pending: PendingSums) -> PartialSums:
+        """An output is the partial sum that the input is: the first use of either is charged."""
+        pairs = self.passes_on(()).items()
+        return {y: Partial(pending[x], x) for y, x in pairs if x in pending}
+
+
+class StopGradient(_PassesOn):
+    """The same value, without a gradient."""
+
+    works_by_name = True
+
+    def __init__(self, x: Tensor, name: Optional[str] = None):
+        """Creates the operation; see `stop_gradient`."""
+        super().__init__([x], name=name or "stop_gradient")
+        self._outputs = [Tensor(self, x.shape, x.dtype)]
+
+    @property
+    def has_gradient(self) -> bool:
+        """False."""
+        return False
+
+
+def stop_gradient(x: Tensor) -> Tensor:
+    """Returns the value of `x`; gradients do not flow through it.
+
+    >>> x = mtf.constant(mesh, 3.0)
+    >>> [dx] = mtf.gradients([x * mtf.stop_gradient(x)], [x])
+    >>> print(dx.numpy())
+    3.0
+    """
+    return StopGradient(x).outputs[0]
+
+
+class CustomGradientOperation(_PassesOn):
+    """The outputs of a function with a custom gradient, whose operations stand in the graph."""
+
+    def __init__(
+        self,
+        explicit_inputs: Sequence[Tensor],
+        all_inputs: Sequence[Tensor],
+        fn_outputs: Sequence[Tensor],
+        grad_fn: Callable,
+        forward_operations: Sequence[Operation],
+        name: Optional[str] = None,
+    ):
+        """Creates the operation; see `custom_gradient`.
+
+        Args:
+          explicit_inputs: the arguments of the function, a list of Tensors.
+          all_inputs: the arguments, then the other floating Tensors that the function uses.
+          fn_outputs: its results, a list of Tensors.
+          grad_fn: the gradient function.
+          forward_operations: the operations that it created.
+          name: a string or None.
+        """
+        # The arguments are inputs for their gradients, the results for their values.
+        super().__init__([*all_inputs, *fn_outputs], name=name or "custom_gradient")
+        self._explicit_inputs = list(explicit_inputs)
+        self._all_inputs = list(all_inputs)
+        self._fn_outputs = list(fn_outputs)
+        self._grad_fn = grad_fn
+        self._forward_operations = list(forward_operations)
+        self._outputs = [Tensor(self, x.shape, x.dtype, index=i) for i, x in enumerate(fn_outputs)]
+
+    def gradient(self, grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Optional[Tensor]]:
+        """Calls the user's gradient function with zeros for missing gradients."""
+        grads = [
+            # A gradient function of the user's own computes with all of them, whichever outputs are
+            # used.
+            mtf.zeros_like(y) if dy is None and is_differentiable(y.dtype) else dy
+            for y, dy in zip(self.outputs, grad_ys)
+        ]
+        variables = len(self.graph.all_variables)
+        result = list(
+            self._grad_fn(
+                explicit_inputs=self._explicit_inputs,
+                all_inputs=self._all_inputs,
+                forward_operations=self._forward_operations,
+                outputs=self._fn_outputs,
+                output_grads=grads,
+            )
+        )
+        if len(self.graph.all_variables) > variables:
+            new = [v.name for v in self.graph.all_variables[variables:]]
+            raise ValueError(
+                f"{self.name}: the gradient function made new variables {new}. It must only use "
+                "those of the forward function; make them there, or before"
+            )
+        if len(result) != len(self._all_inputs):
+            raise ValueError(
+                f"{self.name}: the gradient function must return a gradient for each of "
+                f"{len(self._all_inputs)} inputs "
+                f"({', '.join(x.name for x in self._all_inputs)}), but returned {len(result)}"
+            )
+        # Nothing flows into the function's own operations: what the user gave stands for all of it.
+        return result + [None] * len(self._fn_outputs)
+
+    def cloned_from(self, original: Operation, mapping: Mapping[Tensor, Tensor]) -> None:
+        """Replaces the forward operations by their copies; see Operation."""
+        # What has no copy, such as a random operation, is shared with the original.
+        self._forward_operations = [
+            mapping[op.outputs[0]].operation if op.outputs and op.outputs[0] in mapping else op
+            for op in self._forward_operations
+        ]
+
+
+def distinct_tensors(xs: Sequence[Tensor]) -> list[Tensor]:
+    """Returns `xs`, with copies of repeated Tensors.
+
+    So each argument of a function has its own gradient, even if two are the same Tensor.
+    """
+    seen: set[Tensor] = set()
+    distinct = []
+    for x in xs:
+        distinct.append(mtf.identity(x) if x in seen else x)
+        seen.add(x)
+    return distinct
+
+
+@leaves_no_node
+def custom_gradient(fn: Callable, grad_fn: Callable, explicit_inputs: Sequence[Tensor]) -> Any:
+    """Calls a function of Tensors, with a custom gradient function.
+
+    >>> x = mtf.constant(mesh, 3.0)
+    >>> def tenfold(output_grads, **others):
+    ...     return [10.0 * output_grads[0]]
+    >>> y = mtf.custom_gradient(mtf.square, tenfold, [x])
+    >>> print(y.numpy(), mtf.gradients([y], [x])[0].numpy())
+    9.0 10.0
+
+    Args:
+      fn: takes distinct Tensors; returns a Tensor, or a tuple or list of them.
+      grad_fn: takes the keyword arguments explicit_inputs, all_inputs (these and the floating
+        Tensors from outside that `fn` uses), forward_operations, outputs and output_grads;
+        returns a gradient, or None, for each of all_inputs.
+      explicit_inputs: a list of Tensors, the arguments of `fn`.
+
+    Returns:
+      The result of `fn`: a Tensor, or a list of Tensors.
+
+    Raises:
+      ValueError: when the gradient is built, the gradient function returns a wrong number of
+        gradients, or creates variables.
+    """
+    explicit_inputs = distinct_tensors(explicit_inputs)
+    graph = explicit_inputs[0].graph
+    outputs, forward = graph.take_operations(lambda: fn(*explicit_inputs))
+    # Taken out first and put back now: what `fn` makes is then known, whatever it does to the
+    # graph.
+    graph.operations.extend(forward)
+    several = isinstance(outputs, (tuple, list))
+    outputs = list(outputs) if several else [outputs]
+    # What a function uses without being given it, such as weights, has a gradient, too.
+    external = [x for x in external_inputs(forward, explicit_inputs) if is_differentiable(x.dtype)]
+    # Variables that the function creates are inputs of it.
+    external += [
+        y for op in forward if isinstance(op, Variable) for y in op.outputs if y not in external
+    ]
+    op = CustomGradientOperation(
+        explicit_inputs, explicit_inputs + external, outputs, grad_fn, forward
+    )
+    for inner in forward:
+        # A variable is an input of the function, so that other uses of it have gradients, too.
+        if not isinstance(inner, Variable):
+            for y in inner.outputs:
+                # Gradients flow through the function as a whole; a use of an inner value beside it
+                # would get none.
+                y.usable = y in external or y in outputs
+    return op.outputs if several else op.outputs[0]
+
+
+# -- recompute_grad: activations that are computed again for gradients, and which of them are
 
 
 class RecomputeBudget:
