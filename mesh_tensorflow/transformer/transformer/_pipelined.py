@@ -544,7 +544,7 @@ class _Call:
             context.cache[key] = weights[name]
 
         place = [] if self._routings is None else [self._place_of_stages()]
-        kinds: list[type] = []  # of the routings of a stage
+        kinds: list[Any] = []  # classes of the routings of a stage
 
         def stage_fn(x: mtf.Tensor, *given: mtf.Tensor) -> list[mtf.Tensor]:
             # In the order in which they are given to `pipeline` below.
@@ -557,7 +557,7 @@ class _Call:
             inner = self._inner_context(lambda t: sides.get(t, t))
             y = self._apply(inner, x)
             losses = [self._of_stages(loss) for loss in inner.losses or []]
-            routings = inner.routings if places else []
+            routings = (inner.routings or []) if places else []
             kinds[:] = map(type, routings)
             placed = [self._of_stages(t * places[0]) for of in routings for t in of]
             return [y, *losses, *placed]
