@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow._core.errors import WrongTypeError
+from mesh_tensorflow._core.errors import WrongTypeError, tensors_text
 from mesh_tensorflow._core.shape import Shape
 
 if TYPE_CHECKING:
@@ -25,6 +25,8 @@ __all__ = [
     "ArrayLike",
     "Operand",
     "Tensor",
+    "check_numbers",
+    "check_real",
     "check_tensors",
     "is_differentiable",
     "with_stages",
@@ -246,6 +248,37 @@ def check_tensors(what: str, xs: Iterable[object]) -> None:
             raise WrongTypeError(
                 f"{what}: input {reprlib.repr(x)} is a {type(x).__name__}, not a mtf.Tensor. "
                 "mtf.import_tf_tensor or mtf.constant makes one"
+            )
+
+
+def check_numbers(what: str, xs: Sequence[Tensor]) -> None:
+    """Checks that Tensors have no booleans.
+
+    Raises:
+      WrongTypeError: one has.
+    """
+    check_tensors(what, xs)
+    for x in xs:
+        if x.dtype.is_bool:
+            raise WrongTypeError(
+                f"{what} is not defined for booleans, such as those of {tensors_text([x])}. "
+                "Numbers are mtf.to_int32(x), mtf.to_float(x); of booleans there are "
+                "mtf.logical_and, mtf.logical_or, mtf.equal, mtf.reduce_all, mtf.reduce_any"
+            )
+
+
+def check_real(what: str, xs: Sequence[Tensor]) -> None:
+    """Checks that Tensors have neither complex numbers nor booleans.
+
+    Raises:
+      WrongTypeError: one has.
+    """
+    check_numbers(what, xs)
+    for x in xs:
+        if x.dtype.is_complex:
+            raise WrongTypeError(
+                f"{what} is not defined for complex numbers, such as those of "
+                f"{tensors_text([x])}. Real are mtf.abs(x), mtf.real(x), mtf.imag(x), mtf.angle(x)"
             )
 
 

@@ -20,10 +20,15 @@ from mesh_tensorflow._core.shape import (
     convert_to_shape,
     list_product,
 )
-from mesh_tensorflow._core.tensor import Tensor, check_tensors, with_stages
+from mesh_tensorflow._core.tensor import (
+    Tensor,
+    check_numbers,
+    check_real,
+    check_tensors,
+    with_stages,
+)
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow._mesh.slice_functions import constant, reduction_fn, transpose_slice
-from mesh_tensorflow.ops._elementwise.slicewise import check_numbers, check_real
 from mesh_tensorflow.ops._source import check_dimension
 
 __all__ = [

@@ -26,14 +26,13 @@ from mesh_tensorflow._core.shape import (
     check_sizes_of_names,
     convert_to_shape,
 )
-from mesh_tensorflow._core.tensor import Operand, Tensor, check_tensors
+from mesh_tensorflow._core.tensor import Operand, Tensor, check_numbers, check_real, check_tensors
 from mesh_tensorflow._mesh.mesh_impl import (
     LazyAllreduceSum,
     MeshImpl,
     compatible_lazy_allreduce_sums,
 )
 from mesh_tensorflow._mesh.slice_functions import broadcast_slice, constant, tile_slice
-from mesh_tensorflow.ops._elementwise.slicewise import check_numbers, check_real
 from mesh_tensorflow.ops._source import import_unchanged
 
 __all__ = [

@@ -59,37 +59,6 @@ def complex_dtype(what: str, x: Tensor) -> tf.DType:
     return _COMPLEX[x.dtype]
 
 
-def check_numbers(what: str, xs: Sequence[Tensor]) -> None:
-    """Checks that Tensors have no booleans.
-
-    Raises:
-      WrongTypeError: one has.
-    """
-    check_tensors(what, xs)
-    for x in xs:
-        if x.dtype.is_bool:
-            raise WrongTypeError(
-                f"{what} is not defined for booleans, such as those of {tensors_text([x])}. "
-                "Numbers are mtf.to_int32(x), mtf.to_float(x); of booleans there are "
-                "mtf.logical_and, mtf.logical_or, mtf.equal, mtf.reduce_all, mtf.reduce_any"
-            )
-
-
-def check_real(what: str, xs: Sequence[Tensor]) -> None:
-    """Checks that Tensors have neither complex numbers nor booleans.
-
-    Raises:
-      WrongTypeError: one has.
-    """
-    check_numbers(what, xs)
-    for x in xs:
-        if x.dtype.is_complex:
-            raise WrongTypeError(
-                f"{what} is not defined for complex numbers, such as those of "
-                f"{tensors_text([x])}. Real are mtf.abs(x), mtf.real(x), mtf.imag(x), mtf.angle(x)"
-            )
-
-
 class SlicewiseOperation(Operation):
     """Applies a TensorFlow function to the slices of each processor.
 

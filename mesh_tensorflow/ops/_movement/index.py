@@ -20,9 +20,8 @@ from mesh_tensorflow._core.shape import (
     convert_to_dimension,
     convert_to_shape,
 )
-from mesh_tensorflow._core.tensor import Tensor
+from mesh_tensorflow._core.tensor import Tensor, check_real
 from mesh_tensorflow._mesh.mesh_impl import LaidOutTensor, MeshImpl
-from mesh_tensorflow.ops._elementwise.slicewise import check_real
 from mesh_tensorflow.ops._movement import gather as _gather
 from mesh_tensorflow.ops._movement.split_concat import along_whole
 from mesh_tensorflow.ops._source import (
