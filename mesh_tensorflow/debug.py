@@ -13,8 +13,7 @@ from typing import Optional, Union
 import tensorflow as tf
 
 from mesh_tensorflow._core.errors import Site, WrongTypeError, table_lookup, text_table
-from mesh_tensorflow._core.operation import Operation
-from mesh_tensorflow._core.tensor import Tensor, check_tensors
+from mesh_tensorflow._core.operation import Operation, Tensor, check_tensors
 from mesh_tensorflow._lowering.lowering import Lowering
 from mesh_tensorflow._lowering.watched import values_by_name
 from mesh_tensorflow._mesh.mesh_impl import COLLECTIVES

@@ -25,9 +25,8 @@ from mesh_tensorflow._core.layout import (
     processor_groups,
     storing,
 )
-from mesh_tensorflow._core.operation import LaidOutLike
+from mesh_tensorflow._core.operation import LaidOutLike, Tensor
 from mesh_tensorflow._core.shape import Shape, ShapeLike, single_axes
-from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh import random_values
 from mesh_tensorflow._mesh.devices import (
     absent_devices,

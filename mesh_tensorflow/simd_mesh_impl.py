@@ -12,9 +12,8 @@ import gin
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._core.layout import LayoutLike, given_stored_layout
-from mesh_tensorflow._core.operation import LaidOutLike
+from mesh_tensorflow._core.operation import LaidOutLike, Tensor
 from mesh_tensorflow._core.shape import Shape, ShapeLike, list_product, single_axes
-from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh import random_values
 from mesh_tensorflow._mesh.devices import check_devices
 from mesh_tensorflow._mesh.mesh_impl import (

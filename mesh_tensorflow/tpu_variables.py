@@ -9,7 +9,7 @@ from typing import Any, Optional, Union
 import tensorflow.compat.v1 as tf
 from tensorflow.python.types.core import Tensor as VariableBase
 
-from mesh_tensorflow._core.tensor import ArrayLike
+from mesh_tensorflow._core.operation import ArrayLike
 from mesh_tensorflow._mesh.tpu_program import tpu_context
 from mesh_tensorflow.utils import outside_all_rewrites
 

@@ -53,7 +53,6 @@ CORE_ORDER = [
     ["errors"],
     ["shape"],
     ["layout"],
-    ["tensor"],
     ["operation"],
     ["graph", "placement"],
 ]

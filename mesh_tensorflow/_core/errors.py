@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, Optional
 from mesh_tensorflow._contexts import within
 
 if TYPE_CHECKING:
+    from mesh_tensorflow._core.operation import Tensor
     from mesh_tensorflow._core.shape import Dimension
-    from mesh_tensorflow._core.tensor import Tensor
 
 
 # -- where the user's program made an operation

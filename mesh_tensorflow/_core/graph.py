@@ -12,7 +12,7 @@ import gin
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._core.errors import did_you_mean
-from mesh_tensorflow._core.tensor import Tensor
+from mesh_tensorflow._core.operation import Tensor
 from mesh_tensorflow._units import counted
 
 if TYPE_CHECKING:

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 
 from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.layout import TensorLayout, padded_dims, uneven_names
-from mesh_tensorflow._core.operation import Collective, Cost, Operation, allreduces
+from mesh_tensorflow._core.operation import Collective, Cost, Operation, Tensor, allreduces
 from mesh_tensorflow._core.shape import (
     JOIN,
     Dimension,
@@ -41,7 +41,6 @@ from mesh_tensorflow._core.shape import (
     list_product,
     single_axes,
 )
-from mesh_tensorflow._core.tensor import Tensor
 
 if TYPE_CHECKING:
     from mesh_tensorflow._core.graph import Mesh

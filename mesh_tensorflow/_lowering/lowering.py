@@ -65,13 +65,13 @@ from mesh_tensorflow._core.operation import (
     LaidOutLike,
     Operation,
     PendingSums,
+    Tensor,
     allreduces,
     is_of_package,
     with_inner_operations,
 )
 from mesh_tensorflow._core.placement import collectives_of, inner_mesh_impl, moving
 from mesh_tensorflow._core.shape import Shape
-from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._lowering.rewrites import largest_stacked_slice, rewrite_stored_layouts
 from mesh_tensorflow._lowering.watched import (
     all_checks,

@@ -36,12 +36,12 @@ from mesh_tensorflow._core.layout import EARLY, WEIGHTS_TOO, StoredLayout, Store
 from mesh_tensorflow._core.operation import (
     Collective,
     Operation,
+    Tensor,
     is_of_package,
     with_inner_operations,
 )
 from mesh_tensorflow._core.placement import Walk
 from mesh_tensorflow._core.shape import Dimension, Shape
-from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow.ops._control.control import Depend
 from mesh_tensorflow.ops._control.gradients import DelayOperation, usable

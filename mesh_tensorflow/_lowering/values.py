@@ -21,9 +21,8 @@ import tensorflow.compat.v1 as tf
 from mesh_tensorflow._contexts import within
 from mesh_tensorflow._core.errors import NoValueError, slip
 from mesh_tensorflow._core.graph import Graph
-from mesh_tensorflow._core.operation import Cost, Operation
+from mesh_tensorflow._core.operation import Cost, Operation, Tensor, bind_methods
 from mesh_tensorflow._core.placement import cost_of
-from mesh_tensorflow._core.tensor import Tensor, bind_methods
 from mesh_tensorflow._lowering.lowering import Lowering, all_of_package, check_impls
 from mesh_tensorflow.ops._variables.variable import Variable
 from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl

@@ -11,8 +11,12 @@ import tensorflow.compat.v1 as tf
 from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.graph import Graph
 from mesh_tensorflow._core.layout import pnum_to_processor_coordinates, uneven_names
-from mesh_tensorflow._core.operation import Operation, with_inner_operations
-from mesh_tensorflow._core.tensor import Tensor, is_differentiable
+from mesh_tensorflow._core.operation import (
+    Operation,
+    Tensor,
+    is_differentiable,
+    with_inner_operations,
+)
 from mesh_tensorflow._mesh.mesh_impl import (
     LaidOutTensor,
     LazyLaidOutTensor,

@@ -40,9 +40,8 @@ from mesh_tensorflow._core.layout import (
     given_stored_layout,
     storing,
 )
-from mesh_tensorflow._core.operation import LaidOutLike
+from mesh_tensorflow._core.operation import LaidOutLike, Tensor
 from mesh_tensorflow._core.shape import Dimension, Shape, ShapeLike, list_product, single_axes
-from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh import random_values
 from mesh_tensorflow._mesh.mesh_impl import (
     ExecutedMeshImpl,

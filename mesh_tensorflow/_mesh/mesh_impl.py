@@ -54,7 +54,7 @@ from mesh_tensorflow._core.layout import (
     shifted_sources,
     slice_coordinates,
 )
-from mesh_tensorflow._core.operation import LaidOutLike
+from mesh_tensorflow._core.operation import LaidOutLike, Tensor
 from mesh_tensorflow._core.shape import (
     Dimension,
     JointAxis,
@@ -64,7 +64,6 @@ from mesh_tensorflow._core.shape import (
     list_product,
     single_axes,
 )
-from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh import slice_functions
 from mesh_tensorflow._mesh.devices import mesh_text
 from mesh_tensorflow._mesh.random_values import new_key

@@ -21,8 +21,8 @@ from tensorflow.python.ops import control_flow_v2_func_graphs as func_graphs
 from mesh_tensorflow._contexts import within
 from mesh_tensorflow._core.errors import table_lookup
 from mesh_tensorflow._core.layout import TensorLayout, slice_coordinates
+from mesh_tensorflow._core.operation import ArrayLike
 from mesh_tensorflow._core.shape import Shape, list_product
-from mesh_tensorflow._core.tensor import ArrayLike
 
 # -- what operations on one device share
 

@@ -26,9 +26,8 @@ from mesh_tensorflow._core.layout import (
     joined_names,
     stored_layout,
 )
-from mesh_tensorflow._core.operation import Operation, with_inner_operations
+from mesh_tensorflow._core.operation import Operation, Tensor, with_inner_operations
 from mesh_tensorflow._core.shape import JOIN, Dimension, Shape
-from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._lowering.rewrites import update_names
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow.auto_mtf.valid_layouts import LayoutValidator, MeshSizes

@@ -12,9 +12,14 @@ from typing import Any, NamedTuple, Optional, Union
 
 import numpy as np
 
-from mesh_tensorflow._core.operation import Collective, Cost, Operation, with_inner_operations
+from mesh_tensorflow._core.operation import (
+    Collective,
+    Cost,
+    Operation,
+    Tensor,
+    with_inner_operations,
+)
 from mesh_tensorflow._core.placement import Walk
-from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow.auto_mtf._space import LayoutSpace, Updates, Weight
 from mesh_tensorflow.auto_mtf.hardware import ZERO, CostModel, Seconds

@@ -7,8 +7,8 @@ from typing import Any, Optional, Union
 
 from mesh_tensorflow._core.graph import Graph
 from mesh_tensorflow._core.layout import LayoutRules, StoredLayout
+from mesh_tensorflow._core.operation import Tensor
 from mesh_tensorflow._core.shape import Shape, convert_to_shape
-from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._units import bytes_text
 from mesh_tensorflow.auto_mtf import layout_optimizer, memory_estimator
 from mesh_tensorflow.auto_mtf._space import layout_text, stored_layouts

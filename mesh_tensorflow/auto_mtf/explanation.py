@@ -17,7 +17,7 @@ from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.errors import text_table as table
 from mesh_tensorflow._core.graph import Graph
 from mesh_tensorflow._core.layout import StoredLayout
-from mesh_tensorflow._core.tensor import Tensor
+from mesh_tensorflow._core.operation import Tensor
 from mesh_tensorflow._units import bytes_text, ms_text
 from mesh_tensorflow.auto_mtf import api
 from mesh_tensorflow.auto_mtf.hardware import ZERO, Hardware, Seconds

@@ -15,10 +15,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, Optional, Union
 
 from mesh_tensorflow._core.layout import LayoutRules, StoredLayout
-from mesh_tensorflow._core.operation import Collective, Cost, Operation
+from mesh_tensorflow._core.operation import Collective, Cost, Operation, Tensor
 from mesh_tensorflow._core.placement import cost_of
 from mesh_tensorflow._core.shape import Shape
-from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh.devices import cores
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow._units import ms_text

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from mesh_tensorflow._core.graph import Graph
+from mesh_tensorflow._core.operation import Tensor
 from mesh_tensorflow._core.shape import convert_to_shape
-from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow.auto_mtf.graph_interface import GraphInterface
 from mesh_tensorflow.auto_mtf.valid_layouts import LayoutValidator
 

@@ -15,10 +15,9 @@ from typing import NamedTuple, Optional
 import numpy as np
 
 from mesh_tensorflow._core.graph import Graph
-from mesh_tensorflow._core.operation import Loop, Operation
+from mesh_tensorflow._core.operation import Loop, Operation, Tensor
 from mesh_tensorflow._core.placement import inner_mesh_impl
 from mesh_tensorflow._core.shape import Shape
-from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow.auto_mtf import scheduler
 from mesh_tensorflow.auto_mtf._space import (

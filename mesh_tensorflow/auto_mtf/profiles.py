@@ -34,9 +34,8 @@ from mesh_tensorflow._core.layout import (
     convert_to_layout_rules,
     joined_names,
 )
-from mesh_tensorflow._core.operation import Collective, Cost, Operation
+from mesh_tensorflow._core.operation import Collective, Cost, Operation, Tensor
 from mesh_tensorflow._core.shape import JOIN, Shape, ShapeLike, convert_to_shape
-from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._lowering.lowering import Lowering
 from mesh_tensorflow._mesh.devices import (
     cores,

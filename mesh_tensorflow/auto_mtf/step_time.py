@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union
 from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.graph import Graph
 from mesh_tensorflow._core.layout import UNEVEN, LayoutRules, StoredLayout, joined_names
+from mesh_tensorflow._core.operation import Tensor
 from mesh_tensorflow._core.shape import JOIN, Shape, convert_to_shape
-from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow._units import bytes_text
 from mesh_tensorflow.auto_mtf._program import FastestLayouts, Tables

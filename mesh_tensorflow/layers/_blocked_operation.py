@@ -27,9 +27,9 @@ from mesh_tensorflow._core.operation import (
     Partial,
     PartialSums,
     PendingSums,
+    is_differentiable,
 )
 from mesh_tensorflow._core.shape import single_axes
-from mesh_tensorflow._core.tensor import is_differentiable
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow.layers import _blocked_slices, _ring_attention
 from mesh_tensorflow.layers._blocked_slices import (

@@ -13,7 +13,7 @@ from mesh_tensorflow._core.layout import (
     tensor_dim_to_mesh_dim_size,
     tensor_dim_to_size_per_split,
 )
-from mesh_tensorflow._core.operation import Operation
+from mesh_tensorflow._core.operation import Operation, Tensor
 from mesh_tensorflow._core.shape import (
     Dimension,
     Shape,
@@ -26,7 +26,6 @@ from mesh_tensorflow._core.shape import (
     transpose_list_of_lists,
     verify_no_new_dims,
 )
-from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh.devices import parallel, session_config
 from mesh_tensorflow._mesh.gspmd import GspmdMeshImpl
 from mesh_tensorflow._mesh.mesh_impl import (

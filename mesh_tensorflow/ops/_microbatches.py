@@ -39,9 +39,13 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops as mtf
 from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.graph import Graph, leaves_no_node
-from mesh_tensorflow._core.operation import Operation, with_inner_operations
+from mesh_tensorflow._core.operation import (
+    Operation,
+    Tensor,
+    is_differentiable,
+    with_inner_operations,
+)
 from mesh_tensorflow._core.shape import Dimension, Shape
-from mesh_tensorflow._core.tensor import Tensor, is_differentiable
 from mesh_tensorflow.ops._contractions.einsum import EinsumOperation
 from mesh_tensorflow.ops._contractions.reduce_broadcast import BroadcastOperation, ReduceOperation
 from mesh_tensorflow.ops._control.control import Depend, ScalarSummaryOperation

@@ -11,9 +11,8 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops as mtf
 from mesh_tensorflow._core.errors import WrongTypeError, dims_text, slip
 from mesh_tensorflow._core.graph import Mesh, leaves_no_node
-from mesh_tensorflow._core.operation import Operation
+from mesh_tensorflow._core.operation import Operation, Tensor
 from mesh_tensorflow._core.shape import Dimension, ShapeLike, convert_to_shape
-from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh import random_values
 from mesh_tensorflow._mesh.random_values import program_seed
 

@@ -11,7 +11,7 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops as mtf
 from mesh_tensorflow._core.errors import WrongTypeError, dims_text
 from mesh_tensorflow._core.graph import Mesh, leaves_no_node
-from mesh_tensorflow._core.operation import LaidOutLike, Operation
+from mesh_tensorflow._core.operation import ArrayLike, LaidOutLike, Operation, Tensor, check_tensors
 from mesh_tensorflow._core.shape import (
     Dimension,
     Shape,
@@ -19,7 +19,6 @@ from mesh_tensorflow._core.shape import (
     anonymous_shape,
     convert_to_shape,
 )
-from mesh_tensorflow._core.tensor import ArrayLike, Tensor, check_tensors
 from mesh_tensorflow._mesh.mesh_impl import HasSlices, LazyLaidOutTensor, MeshImpl, slices_of
 from mesh_tensorflow.ops._variables.variable import imported_dtype
 

@@ -10,8 +10,8 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops as mtf
 from mesh_tensorflow._core.errors import WrongTypeError, dims_text
 from mesh_tensorflow._core.graph import Mesh, leaves_no_node
+from mesh_tensorflow._core.operation import Tensor, check_tensors
 from mesh_tensorflow._core.shape import Dimension, convert_to_dimension
-from mesh_tensorflow._core.tensor import Tensor, check_tensors
 from mesh_tensorflow.ops._source import given_dimension
 from mesh_tensorflow.signal._fft import FourierOperation
 

@@ -37,6 +37,7 @@ from mesh_tensorflow._core.operation import (
     Cost,
     LaidOutLike,
     Operation,
+    Tensor,
     gradient_of_output,
 )
 from mesh_tensorflow._core.shape import (
@@ -48,7 +49,6 @@ from mesh_tensorflow._core.shape import (
     list_product,
     single_axes,
 )
-from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow.ops._source import check_dimension
 

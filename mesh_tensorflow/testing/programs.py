@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow._core.tensor import is_differentiable
+from mesh_tensorflow._core.operation import is_differentiable
 from mesh_tensorflow.testing import harness
 from mesh_tensorflow.testing.cases import Case, table
 

@@ -11,8 +11,8 @@ from typing import NamedTuple, Optional, Union
 
 from mesh_tensorflow._core.errors import WrongTypeError, dims_text
 from mesh_tensorflow._core.layout import pnum_to_processor_coordinates, slice_coordinates
+from mesh_tensorflow._core.operation import Tensor
 from mesh_tensorflow._core.shape import Shape, ShapeLike, convert_to_shape
-from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._figure import (
     INK,
     MUTED,

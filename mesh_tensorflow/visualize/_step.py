@@ -15,9 +15,8 @@ import numpy as np
 from mesh_tensorflow import _figure
 from mesh_tensorflow._core.errors import dims_text, text_table
 from mesh_tensorflow._core.layout import LayoutRules
-from mesh_tensorflow._core.operation import Collective, Operation, with_inner_operations
+from mesh_tensorflow._core.operation import Collective, Operation, Tensor, with_inner_operations
 from mesh_tensorflow._core.placement import Walk, cost_of
-from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._figure import Picture
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow._units import bytes_text, shortened

@@ -19,10 +19,10 @@ from mesh_tensorflow._core.layout import padded_dims
 from mesh_tensorflow._core.operation import (
     Cost,
     Operation,
+    Tensor,
     gradient_of_output,
 )
 from mesh_tensorflow._core.shape import Dimension, Shape, ShapeLike, convert_to_shape, list_product
-from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow._mesh.slice_functions import constant, cut, merged_sizes, never_with_bias
 from mesh_tensorflow.ops._elementwise.binary import check_dtypes

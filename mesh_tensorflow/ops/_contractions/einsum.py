@@ -17,7 +17,11 @@ from mesh_tensorflow._core.operation import (
     Collective,
     Cost,
     Operation,
+    Tensor,
+    check_numbers,
+    check_tensors,
     gradient_of_output,
+    with_stages,
 )
 from mesh_tensorflow._core.shape import (
     Dimension,
@@ -29,7 +33,6 @@ from mesh_tensorflow._core.shape import (
     list_product,
     single_axes,
 )
-from mesh_tensorflow._core.tensor import Tensor, check_numbers, check_tensors, with_stages
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow._mesh.slice_functions import cut_to, einsum_slice
 from mesh_tensorflow.ops._elementwise.binary import check_dtypes

@@ -10,9 +10,8 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops as mtf
 from mesh_tensorflow._core.errors import dims_text, is_whole, slip, table_lookup, tensors_text
 from mesh_tensorflow._core.graph import leaves_no_node
-from mesh_tensorflow._core.operation import Cost, Operation, gradient_of_output
+from mesh_tensorflow._core.operation import Cost, Operation, Tensor, gradient_of_output
 from mesh_tensorflow._core.shape import Dimension, Shape, list_product
-from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow.ops._contractions.reduce_broadcast import reduce_first, reduce_mean
 from mesh_tensorflow.ops._elementwise.binary import check_dtypes

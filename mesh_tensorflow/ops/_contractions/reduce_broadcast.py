@@ -11,7 +11,17 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops as mtf
 from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.graph import leaves_no_node
-from mesh_tensorflow._core.operation import Cost, Operation, allreduces, gradient_of_output
+from mesh_tensorflow._core.operation import (
+    Cost,
+    Operation,
+    Tensor,
+    allreduces,
+    check_numbers,
+    check_real,
+    check_tensors,
+    gradient_of_output,
+    with_stages,
+)
 from mesh_tensorflow._core.shape import (
     Dimension,
     Shape,
@@ -19,13 +29,6 @@ from mesh_tensorflow._core.shape import (
     convert_to_dimension,
     convert_to_shape,
     list_product,
-)
-from mesh_tensorflow._core.tensor import (
-    Tensor,
-    check_numbers,
-    check_real,
-    check_tensors,
-    with_stages,
 )
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow._mesh.slice_functions import constant, reduction_fn, transpose_slice

@@ -16,11 +16,11 @@ from mesh_tensorflow._core.operation import (
     Cost,
     LaidOutLike,
     Operation,
+    Tensor,
     allreduces,
     gradient_of_output,
 )
 from mesh_tensorflow._core.shape import Dimension
-from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow._mesh.slice_functions import add_entries, constant, within_part
 from mesh_tensorflow.ops._source import check_dimension, coordinate_along

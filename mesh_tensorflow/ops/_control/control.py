@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, Optional, Union
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops as mtf
-from mesh_tensorflow._core.operation import Operation
-from mesh_tensorflow._core.tensor import Tensor
+from mesh_tensorflow._core.operation import Operation, Tensor
 from mesh_tensorflow._mesh.mesh_impl import summands_of
 from mesh_tensorflow.ops._variables.variable import Assign, ReadVariable, Variable, note_read
 from mesh_tensorflow.utils import SCALAR_SUMMARIES_COLLECTION_KEY

@@ -21,10 +21,12 @@ from mesh_tensorflow._core.operation import (
     Partial,
     PartialSums,
     PendingSums,
+    Tensor,
+    check_tensors,
+    is_differentiable,
     with_inner_operations,
 )
 from mesh_tensorflow._core.shape import Dimension, Shape, convert_to_shape
-from mesh_tensorflow._core.tensor import Tensor, check_tensors, is_differentiable
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl, is_pending, summands_of
 from mesh_tensorflow.ops._control.control import external_inputs
 from mesh_tensorflow.ops._control.while_loop import WhileLoopOperation

@@ -15,11 +15,13 @@ from mesh_tensorflow._core.operation import (
     Cost,
     Loop,
     Operation,
+    Tensor,
+    check_tensors,
+    is_differentiable,
     with_inner_operations,
 )
 from mesh_tensorflow._core.placement import sums_of, walk
 from mesh_tensorflow._core.shape import Shape
-from mesh_tensorflow._core.tensor import Tensor, check_tensors, is_differentiable
 from mesh_tensorflow._mesh.mesh_impl import LazyAllreduceSum, MeshImpl, is_pending
 from mesh_tensorflow._mesh.random_values import fold_key
 from mesh_tensorflow._mesh.slice_functions import inside_loop

@@ -13,10 +13,15 @@ import mesh_tensorflow.ops as mtf
 from mesh_tensorflow._core.errors import WrongTypeError, tensors_text
 from mesh_tensorflow._core.graph import leaves_no_node
 from mesh_tensorflow._core.operation import (
+    Operand,
     Operation,
     Partial,
     PartialSums,
     PendingSums,
+    Tensor,
+    check_numbers,
+    check_real,
+    check_tensors,
     gradient_of_output,
 )
 from mesh_tensorflow._core.shape import (
@@ -26,7 +31,6 @@ from mesh_tensorflow._core.shape import (
     check_sizes_of_names,
     convert_to_shape,
 )
-from mesh_tensorflow._core.tensor import Operand, Tensor, check_numbers, check_real, check_tensors
 from mesh_tensorflow._mesh.mesh_impl import (
     LazyAllreduceSum,
     MeshImpl,

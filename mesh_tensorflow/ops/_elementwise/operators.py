@@ -16,8 +16,8 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops as mtf
 from mesh_tensorflow._core.errors import WrongTypeError, dims_text, tensors_text
 from mesh_tensorflow._core.graph import leaves_no_node
+from mesh_tensorflow._core.operation import Operand, Tensor, bind_methods
 from mesh_tensorflow._core.shape import check_sizes_of_names
-from mesh_tensorflow._core.tensor import Operand, Tensor, bind_methods
 
 __all__: list[str] = []
 

@@ -9,7 +9,7 @@ import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._core.errors import WrongTypeError, slip, tensors_text
 from mesh_tensorflow._core.layout import padded_dims
-from mesh_tensorflow._core.operation import Operation
+from mesh_tensorflow._core.operation import Operation, Tensor, check_tensors, is_differentiable
 from mesh_tensorflow._core.shape import (
     Dimension,
     Shape,
@@ -18,7 +18,6 @@ from mesh_tensorflow._core.shape import (
     convert_to_shape,
     list_product,
 )
-from mesh_tensorflow._core.tensor import Tensor, check_tensors, is_differentiable
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 
 if TYPE_CHECKING:

@@ -15,8 +15,14 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops as mtf
 from mesh_tensorflow._core.graph import leaves_no_node
-from mesh_tensorflow._core.operation import Operation, gradient_of_output
-from mesh_tensorflow._core.tensor import Tensor, check_numbers, check_real, is_differentiable
+from mesh_tensorflow._core.operation import (
+    Operation,
+    Tensor,
+    check_numbers,
+    check_real,
+    gradient_of_output,
+    is_differentiable,
+)
 from mesh_tensorflow._mesh.slice_functions import constant
 from mesh_tensorflow.ops._elementwise.binary import BinaryOpWithBroadcasting, add_n
 from mesh_tensorflow.ops._elementwise.slicewise import (

@@ -12,10 +12,10 @@ from mesh_tensorflow._core.operation import (
     Cost,
     LaidOutLike,
     Operation,
+    Tensor,
     gradient_of_output,
 )
 from mesh_tensorflow._core.shape import Dimension, Shape, single_axes
-from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh.mesh_impl import LaidOutTensor, LazyAllreduceSum, MeshImpl
 from mesh_tensorflow._mesh.slice_functions import add_entries, constant, within_part
 from mesh_tensorflow.ops._source import coordinate_along

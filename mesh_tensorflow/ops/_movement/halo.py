@@ -33,9 +33,8 @@ import mesh_tensorflow.ops as mtf
 from mesh_tensorflow._core.errors import WrongTypeError, dims_text
 from mesh_tensorflow._core.graph import leaves_no_node
 from mesh_tensorflow._core.layout import padded_dims
-from mesh_tensorflow._core.operation import Collective, Cost, Operation, gradient_of_output
+from mesh_tensorflow._core.operation import Collective, Cost, Operation, Tensor, gradient_of_output
 from mesh_tensorflow._core.shape import Dimension, Shape, list_product
-from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow._mesh.slice_functions import cut
 from mesh_tensorflow.ops._source import check_dimension

@@ -18,7 +18,10 @@ from mesh_tensorflow._core.operation import (
     Partial,
     PartialSums,
     PendingSums,
+    Tensor,
+    check_tensors,
     gradient_of_output,
+    with_stages,
 )
 from mesh_tensorflow._core.placement import (
     Factored,
@@ -38,7 +41,6 @@ from mesh_tensorflow._core.shape import (
     convert_to_shape,
     single_axes,
 )
-from mesh_tensorflow._core.tensor import Tensor, check_tensors, with_stages
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl, is_pending
 from mesh_tensorflow._mesh.slice_functions import constant, cut_to, padded
 from mesh_tensorflow.ops._contractions.einsum import EinsumOperation

@@ -11,9 +11,8 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops as mtf
 from mesh_tensorflow._core.errors import dims_text, is_whole, table_lookup
-from mesh_tensorflow._core.operation import Cost, Operation, gradient_of_output
+from mesh_tensorflow._core.operation import Cost, Operation, Tensor, gradient_of_output
 from mesh_tensorflow._core.shape import Dimension, Shape, check_names_differ
-from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow.ops._elementwise.binary import check_dtypes
 from mesh_tensorflow.ops._movement.halo import (

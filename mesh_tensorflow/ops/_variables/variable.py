@@ -20,9 +20,8 @@ import mesh_tensorflow.ops as mtf
 from mesh_tensorflow._contexts import within
 from mesh_tensorflow._core.errors import WrongTypeError, slip
 from mesh_tensorflow._core.graph import Mesh, leaves_no_node
-from mesh_tensorflow._core.operation import Cost, LaidOutLike, Operation
+from mesh_tensorflow._core.operation import Cost, LaidOutLike, Operation, Tensor
 from mesh_tensorflow._core.shape import Dimension, Shape, ShapeLike, convert_to_shape
-from mesh_tensorflow._core.tensor import Tensor
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow._mesh.random_values import checked_value, seeded_initializer
 from mesh_tensorflow._mesh.variables.storage import (

@@ -19,8 +19,8 @@ import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
 from mesh_tensorflow._core.errors import dims_text, slip
 from mesh_tensorflow._core.graph import leaves_no_node
+from mesh_tensorflow._core.operation import without_stages
 from mesh_tensorflow._core.shape import single_axes
-from mesh_tensorflow._core.tensor import without_stages
 from mesh_tensorflow.layers import _masks
 from mesh_tensorflow.layers._blocked_attention import (
     added_terms,

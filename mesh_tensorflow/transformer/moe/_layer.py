@@ -13,7 +13,7 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
-from mesh_tensorflow._core.tensor import without_stages
+from mesh_tensorflow._core.operation import without_stages
 from mesh_tensorflow.ops._random import drops
 from mesh_tensorflow.transformer.moe._router import (
     GATINGS,
