@@ -13,6 +13,7 @@ as the first session of a process decides about its threads.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import random
 import subprocess
@@ -24,7 +25,6 @@ from typing import Any, NamedTuple
 
 HERE = Path(__file__).resolve().parent
 PLACES = {"shared": "rows:2,cols:2", "simd": "rows:2,cols:2", "shared8": "rows:2,cols:4"}
-PROGRAMS = ("mnist", "lm", "long", "moe", "t5", "bert", "unet", "fft")
 
 
 def options_of() -> argparse.Namespace:
@@ -32,7 +32,7 @@ def options_of() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
-    parser.add_argument("--only", default=",".join(PROGRAMS), help="programs")
+    parser.add_argument("--only", default=",".join(BUILDERS), help="programs")
     parser.add_argument("--places", default=",".join(PLACES), help="where: logical CPUs that share "
                         "slices, or that run one program")  # fmt: skip
     parser.add_argument("--layouts", type=int, default=16, help="how many layouts")
@@ -44,7 +44,7 @@ def options_of() -> argparse.Namespace:
     parser.add_argument("--plot", default="", help="PNG file of predicted against measured times")
     parser.add_argument("--row", default="", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    for name, known in (("only", PROGRAMS), ("places", PLACES)):
+    for name, known in (("only", BUILDERS), ("places", PLACES)):
         if unknown := set(getattr(options, name).split(",")) - set(known):
             parser.error(f"--{name}: {sorted(unknown)} are none of {', '.join(known)}")
     return options
@@ -94,7 +94,7 @@ def measured_row(program: str, place: str, options: argparse.Namespace) -> Row:
     tf.disable_v2_behavior()
     shape, simd = mtf.convert_to_shape(PLACES[place]), place == "simd"
     devices = [f"/device:CPU:{i}" for i in range(shape.size)]
-    build = builder(program)
+    build = BUILDERS[program]
     with tf.Graph().as_default():
         parts = step_time.ProgramParts.of(build())
         machine = profiles.Processors(shape, devices, simd)
@@ -137,134 +137,179 @@ def random_layouts(estimator: Any, options: argparse.Namespace) -> list[str]:
 # -- the programs: a training step each, but for the Fourier transforms
 
 
-def builder(name: str) -> Callable[[], Any]:
-    """Returns the function that builds a program in the default tf graph."""
-    import numpy as np
-    import pick_a_layout
-    import tensorflow.compat.v1 as tf
-    from gaussian_random_field import Box, measured_spectrum, random_field
-
+def trained(mesh: Any, loss: Any) -> Any:
+    """Returns the program of a training step by SGD."""
     import mesh_tensorflow as mtf
     from mesh_tensorflow.auto_mtf import models
-    from mesh_tensorflow.bert import bert
+
+    graph = mesh.graph
+    gradients = mtf.gradients([loss], [v.value for v in graph.trainable_variables])
+    optimizer = mtf.optimize.SgdOptimizer(0.01)
+    updates = optimizer.apply_grads(gradients, graph.trainable_variables)
+    return models.Program(graph, mesh, [loss], updates)
+
+
+def new_mesh() -> Any:
+    """Returns the mesh of a new graph."""
+    import mesh_tensorflow as mtf
+
+    return mtf.Mesh(mtf.Graph(), "mesh")
+
+
+def ids(mesh: Any, shape: str, most: int, seed: int = 0) -> Any:
+    """Returns a Tensor of random ids from 1 to below `most`."""
+    import numpy as np
+    import tensorflow.compat.v1 as tf
+
+    import mesh_tensorflow as mtf
+
+    sizes = mtf.Shape(mtf.convert_to_shape(shape))
+    drawn = np.random.RandomState(seed).randint(1, most, sizes.to_integer_list)
+    return mtf.import_tf_tensor(mesh, tf.constant(drawn, tf.int32), sizes)
+
+
+def mnist() -> Any:
+    """The network of mnist.py."""
+    import pick_a_layout
+
+    return pick_a_layout.mnist_program(batch=32)
+
+
+def language_model(batch: int, length: int) -> Any:
+    """A transformer of two blocks."""
+    import tensorflow.compat.v1 as tf
+
+    from mesh_tensorflow.auto_mtf import models
+
+    return models.language_model(
+        batch=batch, length=length, vocab=1024, d_model=128, layers=2, heads=4, d_kv=32,
+        d_ff=512, optimizer="sgd",
+        tokens=tf.random.uniform([batch, length], 0, 1024, tf.int32, seed=1),
+    )  # fmt: skip
+
+
+def stack(*kinds: str) -> Any:
+    """Returns the layers of a transformer of these kinds."""
     from mesh_tensorflow.transformer import moe, transformer, transformer_layers
 
-    def trained(mesh: mtf.Mesh, loss: mtf.Tensor) -> models.Program:
-        graph = mesh.graph
-        gradients = mtf.gradients([loss], [v.value for v in graph.trainable_variables])
-        optimizer = mtf.optimize.SgdOptimizer(0.01)
-        updates = optimizer.apply_grads(gradients, graph.trainable_variables)
-        return models.Program(graph, mesh, [loss], updates)
+    sizes = {"num_heads": 4, "key_value_size": 32}
+    made = {
+        "self": lambda: transformer_layers.SelfAttention(**sizes),
+        "cross": lambda: transformer_layers.EncDecAttention(**sizes),
+        "dense": lambda: transformer_layers.DenseReluDense(hidden_size=512),
+        "experts": lambda: moe.MoE1D(num_experts=8, hidden_size=256),
+    }
+    layers = [made[kind]() for kind in kinds]
+    for number, layer in enumerate(layers):
+        layer.set_name(f"layer_{number:03d}")
+    per_layer = [
+        transformer.sublayer_rms_norm,
+        transformer.sublayer_call_layer,
+        transformer.sublayer_residual,
+    ]
+    return transformer.LayerStack(
+        layers, sublayers_initial=[], sublayers_per_layer=per_layer,
+        sublayers_final=[transformer.sublayer_rms_norm],
+    )  # fmt: skip
 
-    def new_mesh() -> mtf.Mesh:
-        return mtf.Mesh(mtf.Graph(), "mesh")
 
-    def ids(mesh: mtf.Mesh, shape: str, most: int, seed: int = 0) -> mtf.Tensor:
-        sizes = mtf.Shape(mtf.convert_to_shape(shape))
-        drawn = np.random.RandomState(seed).randint(1, most, sizes.to_integer_list)
-        return mtf.import_tf_tensor(mesh, tf.constant(drawn, tf.int32), sizes)
+def experts() -> Any:
+    """A transformer with a mixture of experts."""
+    import mesh_tensorflow as mtf
+    from mesh_tensorflow.transformer import transformer
 
-    def language_model(batch: int, length: int) -> models.Program:
-        return models.language_model(
-            batch=batch, length=length, vocab=1024, d_model=128, layers=2, heads=4, d_kv=32,
-            d_ff=512, optimizer="sgd",
-            tokens=tf.random.uniform([batch, length], 0, 1024, tf.int32, seed=1),
-        )  # fmt: skip
+    mesh = new_mesh()
+    targets = ids(mesh, "batch:8,length:64", 512)
+    model = transformer.Unitransformer(
+        stack("self", "experts", "self", "dense"), d_model=128, input_vocab_size=512,
+        output_vocab_size=512, autoregressive=True, max_length=64,
+    )  # fmt: skip
+    inputs = mtf.shift(targets, 1, targets.shape[-1], wrap=False)
+    _, loss = model.call_simple(inputs, targets, compute_loss=True, mode="train")
+    return trained(mesh, loss)
 
-    def stack(*kinds: str) -> Any:
-        sizes = {"num_heads": 4, "key_value_size": 32}
-        made = {
-            "self": lambda: transformer_layers.SelfAttention(**sizes),
-            "cross": lambda: transformer_layers.EncDecAttention(**sizes),
-            "dense": lambda: transformer_layers.DenseReluDense(hidden_size=512),
-            "experts": lambda: moe.MoE1D(num_experts=8, hidden_size=256),
-        }
-        layers = [made[kind]() for kind in kinds]
-        for number, layer in enumerate(layers):
-            layer.set_name(f"layer_{number:03d}")
-        per_layer = [
-            transformer.sublayer_rms_norm,
-            transformer.sublayer_call_layer,
-            transformer.sublayer_residual,
-        ]
-        return transformer.LayerStack(
-            layers, sublayers_initial=[], sublayers_per_layer=per_layer,
-            sublayers_final=[transformer.sublayer_rms_norm],
-        )  # fmt: skip
 
-    def moe_program() -> models.Program:
-        mesh = new_mesh()
-        targets = ids(mesh, "batch:8,length:64", 512)
-        model = transformer.Unitransformer(
-            stack("self", "experts", "self", "dense"), d_model=128, input_vocab_size=512,
-            output_vocab_size=512, autoregressive=True, max_length=64,
-        )  # fmt: skip
-        inputs = mtf.shift(targets, 1, targets.shape[-1], wrap=False)
-        _, loss = model.call_simple(inputs, targets, compute_loss=True, mode="train")
-        return trained(mesh, loss)
+def t5() -> Any:
+    """An encoder and a decoder."""
+    from mesh_tensorflow.transformer import transformer
 
-    def t5() -> models.Program:
-        mesh = new_mesh()
-        sizes: dict[str, Any] = {"d_model": 128, "input_vocab_size": 512, "max_length": 64}
-        model = transformer.Bitransformer(
-            transformer.Unitransformer(stack(*("self", "dense") * 2), autoregressive=False,
-                                       output_vocab_size=None, name="encoder", **sizes),
-            transformer.Unitransformer(stack(*("self", "cross", "dense") * 2), autoregressive=True,
-                                       output_vocab_size=512, name="decoder", **sizes),
-        )  # fmt: skip
-        inputs, targets = (ids(mesh, "batch:8,length:64", 512, seed) for seed in (0, 1))
-        _, loss = model.call_simple(inputs, targets, compute_loss=True, mode="train")
-        return trained(mesh, loss)
+    mesh = new_mesh()
+    sizes: dict[str, Any] = {"d_model": 128, "input_vocab_size": 512, "max_length": 64}
+    model = transformer.Bitransformer(
+        transformer.Unitransformer(stack(*("self", "dense") * 2), autoregressive=False,
+                                   output_vocab_size=None, name="encoder", **sizes),
+        transformer.Unitransformer(stack(*("self", "cross", "dense") * 2), autoregressive=True,
+                                   output_vocab_size=512, name="decoder", **sizes),
+    )  # fmt: skip
+    inputs, targets = (ids(mesh, "batch:8,length:64", 512, seed) for seed in (0, 1))
+    _, loss = model.call_simple(inputs, targets, compute_loss=True, mode="train")
+    return trained(mesh, loss)
 
-    def bert_program() -> models.Program:
-        mesh = new_mesh()
-        config = bert.BertConfig(
-            vocab_size=1024, d_model=128, num_blocks=2, attention_num_heads=4,
-            feedforward_intermediate_size=512, max_position_embeddings=64,
-            layer_output_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
-        )  # fmt: skip
-        model = bert.BertModel(config, True, ids(mesh, "batch:8,seq:64", 1024))
-        positions, labels = (ids(mesh, "batch:8,predictions:8", 60, seed) for seed in (0, 1))
-        weights = mtf.ones(mesh, positions.shape)
-        return trained(mesh, model.get_masked_lm_output(positions, labels, weights)[0])
 
-    def unet() -> models.Program:
-        mesh = new_mesh()
-        shape = mtf.convert_to_shape("batch:2,x_blocks:4,y_blocks:4,x:8,y:8,z:16,channels:1")
-        _, across, down, *_ = shape.dims
+def bert_model() -> Any:
+    """BERT's training of masked words."""
+    import mesh_tensorflow as mtf
+    from mesh_tensorflow.bert import bert
 
-        def convolved(x: mtf.Tensor, size: int, name: str) -> mtf.Tensor:
-            channels = mtf.Dimension(f"channels_{name}", size)
-            y = mtf.layers.conv3d_with_blocks(
-                x, channels, d_blocks_dim=across, h_blocks_dim=down, name=name
-            )
-            return mtf.relu(y)
+    mesh = new_mesh()
+    config = bert.BertConfig(
+        vocab_size=1024, d_model=128, num_blocks=2, attention_num_heads=4,
+        feedforward_intermediate_size=512, max_position_embeddings=64,
+        layer_output_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+    )  # fmt: skip
+    model = bert.BertModel(config, True, ids(mesh, "batch:8,seq:64", 1024))
+    positions, labels = (ids(mesh, "batch:8,predictions:8", 60, seed) for seed in (0, 1))
+    weights = mtf.ones(mesh, positions.shape)
+    return trained(mesh, model.get_masked_lm_output(positions, labels, weights)[0])
 
-        x = mtf.random_uniform(mesh, shape)
-        top = convolved(x, 8, "top")
-        low = convolved(top, 8, "low")
-        joined = mtf.concat(
-            [mtf.rename_dimension(t, t.shape.dims[-1].name, "c") for t in (top, low)], "c"
+
+def unet() -> Any:
+    """Convolutions of blocks in three dimensions, with a connection past the lowest."""
+    import mesh_tensorflow as mtf
+
+    mesh = new_mesh()
+    shape = mtf.convert_to_shape("batch:2,x_blocks:4,y_blocks:4,x:8,y:8,z:16,channels:1")
+    _, across, down, *_ = shape.dims
+
+    def convolved(x: Any, size: int, name: str) -> Any:
+        channels = mtf.Dimension(f"channels_{name}", size)
+        y = mtf.layers.conv3d_with_blocks(
+            x, channels, d_blocks_dim=across, h_blocks_dim=down, name=name
         )
-        logits = convolved(joined, 2, "out")
-        return trained(mesh, mtf.reduce_mean(mtf.square(logits)))
+        return mtf.relu(y)
 
-    def fft() -> models.Program:
-        mesh = new_mesh()
-        box = Box.of(48, 100.0)
-        field = random_field(mesh, box)
-        return models.Program(mesh.graph, mesh, [field, *measured_spectrum(field, box)], [])
+    x = mtf.random_uniform(mesh, shape)
+    top = convolved(x, 8, "top")
+    low = convolved(top, 8, "low")
+    joined = mtf.concat(
+        [mtf.rename_dimension(t, t.shape.dims[-1].name, "c") for t in (top, low)], "c"
+    )
+    logits = convolved(joined, 2, "out")
+    return trained(mesh, mtf.reduce_mean(mtf.square(logits)))
 
-    return {
-        "mnist": lambda: pick_a_layout.mnist_program(batch=32),
-        "lm": lambda: language_model(8, 64),
-        "long": lambda: language_model(2, 512),
-        "moe": moe_program,
-        "t5": t5,
-        "bert": bert_program,
-        "unet": unet,
-        "fft": fft,
-    }[name]
+
+def fft() -> Any:
+    """A Gaussian random field, and its spectrum."""
+    from gaussian_random_field import Box, measured_spectrum, random_field
+
+    from mesh_tensorflow.auto_mtf import models
+
+    mesh, box = new_mesh(), Box.of(48, 100.0)
+    field = random_field(mesh, box)
+    return models.Program(mesh.graph, mesh, [field, *measured_spectrum(field, box)], [])
+
+
+# Functions that build a program in the default tf graph.
+BUILDERS: dict[str, Callable[[], Any]] = {
+    "mnist": mnist,
+    "lm": functools.partial(language_model, 8, 64),
+    "long": functools.partial(language_model, 2, 512),
+    "moe": experts,
+    "t5": t5,
+    "bert": bert_model,
+    "unet": unet,
+    "fft": fft,
+}
 
 
 # -- the results

@@ -14,7 +14,6 @@ import tempfile
 from collections.abc import Sequence
 from typing import Any, Optional
 
-import gin
 import tensorflow.compat.v1 as tf
 from absl import flags
 from absl.testing import flagsaver
@@ -23,6 +22,7 @@ import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import visualize
 from mesh_tensorflow._core.errors import is_set, strict
 from mesh_tensorflow._programs import run_with_parser
+from mesh_tensorflow.auto_mtf.gin_models import bound
 from mesh_tensorflow.estimator import ModeKeys
 from mesh_tensorflow.transformer import utils
 from mesh_tensorflow.transformer.learning_rate_schedules import training_for
@@ -70,21 +70,13 @@ class _Report:
         self.lowering = made[-1]
 
 
-def _bound(name: str, default: Any = None) -> Any:
-    """Returns the gin binding of a parameter, or a default."""
-    try:
-        return gin.query_parameter(name)
-    except ValueError:
-        return default
-
-
 def _lowered(options: argparse.Namespace, directory: str) -> mtf.Lowering:
     """Returns the Lowering of the training step that `utils.run` would train."""
     # A mesh of any size can be placed on one CPU, and nothing is run.
     given: dict[str, Any] = {"mode": "train", "dataset_split": "train", "mesh_impl": "placement"}
-    if _bound("utils.run.vocabulary") is None:
+    if bound("utils.run.vocabulary", None) is None:
         given["vocabulary"] = _Ids(options.vocab_size)
-    shown = _Report(_bound("utils.run.model_type", "bitransformer"))
+    shown = _Report(bound("utils.run.model_type", "bitransformer"))
     utils.run(
         tpu_job_name=None,
         tpu=None,

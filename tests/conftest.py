@@ -234,7 +234,14 @@ def no_graph_rewriting():
 @pytest.fixture(scope="session")
 def eight_devices():
     """JAX has eight CPUs as its devices, however many the first program that uses them needs."""
-    jax = pytest.importorskip("jax", reason="mesh_tensorflow.pjrt needs jax")
+    jax = pytest.importorskip("jax", "0.8", reason="mesh_tensorflow.pjrt needs jax>=0.8")
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", 8)
     assert len(jax.devices()) == 8, "something in this process has used JAX before"
+
+
+@pytest.fixture
+def eight_devices_for_pjrt(request):
+    """`eight_devices` in those rows of a table whose names say that they run there."""
+    if "pjrt" in request.node.name:
+        request.getfixturevalue("eight_devices")

@@ -20,11 +20,9 @@ ORDER = [
     ["_quiet", "_contexts"],
     [
         "utils",
-        "_flags",
         "_paths",
         "_progress",
         "_elements",
-        "_better",
         "_stop_signals",
         "_units",
         "_pjrt",

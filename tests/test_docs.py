@@ -192,6 +192,9 @@ def resolve(name):
 
 
 def test_reference_names_exist():
+    pytest.importorskip(
+        "jax", "0.8", reason="the reference has mesh_tensorflow.pjrt, which needs it"
+    )
     entries = reference_entries()
     assert len(entries) == len(set(entries))
     for name, members in entries:
@@ -228,6 +231,9 @@ def public_objects():
 
 def test_reference_has_each_public_name_once():
     """A name is shown by an entry of its own, or of a module whose `__all__` has it."""
+    pytest.importorskip(
+        "jax", "0.8", reason="the reference has mesh_tensorflow.pjrt, which needs it"
+    )
     shown = {}
     for entry, members in reference_entries():
         value = resolve(entry)

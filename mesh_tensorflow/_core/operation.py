@@ -249,6 +249,37 @@ def check_tensors(what: str, xs: Iterable[object]) -> None:
             )
 
 
+def check_numbers(what: str, xs: Sequence[Tensor]) -> None:
+    """Checks that Tensors have no booleans.
+
+    Raises:
+      WrongTypeError: one has.
+    """
+    check_tensors(what, xs)
+    for x in xs:
+        if x.dtype.is_bool:
+            raise WrongTypeError(
+                f"{what} is not defined for booleans, such as those of {tensors_text([x])}. "
+                "Numbers are mtf.to_int32(x), mtf.to_float(x); of booleans there are "
+                "mtf.logical_and, mtf.logical_or, mtf.equal, mtf.reduce_all, mtf.reduce_any"
+            )
+
+
+def check_real(what: str, xs: Sequence[Tensor]) -> None:
+    """Checks that Tensors have neither complex numbers nor booleans.
+
+    Raises:
+      WrongTypeError: one has.
+    """
+    check_numbers(what, xs)
+    for x in xs:
+        if x.dtype.is_complex:
+            raise WrongTypeError(
+                f"{what} is not defined for complex numbers, such as those of "
+                f"{tensors_text([x])}. Real are mtf.abs(x), mtf.real(x), mtf.imag(x), mtf.angle(x)"
+            )
+
+
 def with_stages(xs: Sequence[Tensor], shape: Shape) -> Shape:
     """Returns a shape with the stages of a pipeline that is being built, if Tensors have them.
 

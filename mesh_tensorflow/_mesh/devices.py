@@ -431,14 +431,18 @@ def set_threads(
     Returns:
       None if they are left to TensorFlow.
     """
-    slices, number = parts_of_mesh(mesh_shape, rules), cores()
-    # Fewer parts than cores would leave cores idle if each operation had one thread.
-    if number == 1 or min(slices, len(set(cpus))) < number:
+    if not one_thread_each(cpus, mesh_shape, rules):
         return None
     with contextlib.suppress(RuntimeError):  # which says that it has begun
         tf2.config.threading.set_intra_op_parallelism_threads(1)
     # Operations of all processors run side by side, one thread each, so as many as there are cores.
-    return 1, number
+    return 1, cores()
+
+
+def one_thread_each(cpus: Sequence[int], mesh_shape: Shape, rules: LayoutRules) -> bool:
+    """Returns whether each operation of a program is computed by one thread; see `set_threads`."""
+    # Fewer parts than cores would leave cores idle if each operation had one thread.
+    return 1 < cores() <= min(parts_of_mesh(mesh_shape, rules), len(set(cpus)))
 
 
 def parts_of_mesh(mesh_shape: Shape, rules: LayoutRules) -> int:

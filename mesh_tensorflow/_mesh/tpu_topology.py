@@ -22,14 +22,13 @@ import numpy as np
 from absl import flags
 
 from mesh_tensorflow._core.shape import Dimension, Shape, list_product
-from mesh_tensorflow._flags import Flag
 
 if TYPE_CHECKING:
     from tensorflow.tpu.experimental import DeviceAssignment
 
 
 _PUBLIC_MODULE = "mesh_tensorflow.simd_mesh_impl"
-_FLAGS: tuple[Flag, ...] = (
+_FLAGS = (
     (
         flags.DEFINE_boolean,
         "fold_xy",

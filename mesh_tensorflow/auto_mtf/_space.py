@@ -12,7 +12,7 @@ import itertools
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Optional, Union
 
 import numpy as np
@@ -230,6 +230,7 @@ def layout_space(
     exchanges: bool = False,
     joint: bool = False,
     also: Iterable[tuple[str, str]] = (),
+    over: Optional[Collection[str]] = None,
 ) -> LayoutSpace:
     """Returns the legal layouts of a program, without those that a search does not try.
 
@@ -244,6 +245,7 @@ def layout_space(
       joint: whether several mesh dimensions may split one dimension together, in the order that
         they have in the mesh.
       also: further pairs (dimension name, mesh dimension name) that are among them.
+      over: names of the mesh dimensions that split something; all if None.
     """
     apart = _EXCHANGES if exchanges else _TENSORS_APART
     every = list(with_inner_operations(operations))
@@ -258,7 +260,8 @@ def layout_space(
         if t.shape.dimension_names.count(name) > 1
     }
     sizes = validator.mesh_dimension_name_to_size
-    names = [*sizes, *(joint_names(sizes) if joint else ())]
+    among = sizes if over is None else {name: sizes[name] for name in sizes if name in over}
+    names = [*among, *(joint_names(among) if joint else ())]
     pairs = [
         (d, m)
         for d in validator.splittable_mtf_dimension_names - repeated

@@ -8,11 +8,17 @@ import itertools
 import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple, Optional, Union
 
 import numpy as np
 
-from mesh_tensorflow._core.operation import Collective, Cost, Operation, Tensor
+from mesh_tensorflow._core.operation import (
+    Collective,
+    Cost,
+    Operation,
+    Tensor,
+    with_inner_operations,
+)
 from mesh_tensorflow._core.placement import Walk
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow.auto_mtf._space import LayoutSpace, Updates, Weight
@@ -43,6 +49,30 @@ class Step(NamedTuple):
     layer: str
     weight: Optional[Weight] = None
     assigned: bool = False
+
+
+def needed_operations(
+    operations: Sequence[Operation], outputs: Sequence[Tensor]
+) -> list[Operation]:
+    """Returns the operations that run: what outputs and effects, such as assignments, need.
+
+    Args:
+      operations: all Operations of a program, in order.
+      outputs: Tensors whose values are needed at the end; if there are none, all operations run.
+    """
+    if not outputs:
+        return list(operations)
+    wanted: set[Union[Tensor, Operation]] = set(outputs)
+    needed = []
+    for op in reversed(operations):
+        if not (op.has_effect or op in wanted or any(y in wanted for y in op.outputs)):
+            continue
+        needed.append(op)
+        for each in with_inner_operations([op]):
+            wanted.update(each.inputs, each.dependencies)
+            if each.loop is not None:
+                wanted.update(each.loop.needed, (x for _, x in each.loop.sums))
+    return needed[::-1]
 
 
 def program_steps(
@@ -533,15 +563,22 @@ class StepTime:
         kinds = self._kinds.values()
         return sum((self._seconds(k, layout).times(k.times) for k in kinds), ZERO)
 
-    def by_layer(self, layout: Mapping[str, str]) -> dict[str, Seconds]:
+    def by_layer(
+        self, layout: Mapping[str, str], model: Optional[CostModel] = None
+    ) -> dict[str, Seconds]:
         """Returns the seconds of a step by kind of layer, longest first.
 
         Args:
           layout: a dictionary from dimension names to mesh dimension names.
+          model: another CostModel than its own.
         """
         layers: dict[str, Seconds] = {}
         for kind in self._kinds.values():
-            seconds = self._seconds(kind, layout)
+            if model is None:
+                seconds = self._seconds(kind, layout)
+            else:
+                own = {d: layout[d] for d in kind.dims if d in layout}
+                seconds = kind.unit.seconds(model, model.impl(own))
             for layer, times in kind.layers.items():
                 layers[layer] = layers.get(layer, ZERO) + seconds.times(times)
         return dict(sorted(layers.items(), key=lambda pair: -pair[1].total))

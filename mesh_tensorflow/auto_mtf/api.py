@@ -110,7 +110,7 @@ def layout_and_stored_layout(
     """
     shape, parts = convert_to_shape(mesh_shape) or Shape([]), ProgramParts(mtf_graph, mtf_outputs)
     estimators = [
-        estimator_for(parts, shape, hardware, stored, joint, profile)
+        estimator_for(parts, shape, hardware, stored, profile, joint=joint)
         for stored in stored_layouts(shape, zero, joint)
     ]
     _, best = _fastest(estimators, memory_limit_bytes)

@@ -21,7 +21,7 @@ from mesh_tensorflow._core.operation import Tensor
 from mesh_tensorflow._units import bytes_text, ms_text
 from mesh_tensorflow.auto_mtf import api
 from mesh_tensorflow.auto_mtf.hardware import ZERO, Hardware, Seconds
-from mesh_tensorflow.auto_mtf.profiles import Profile, estimator_for
+from mesh_tensorflow.auto_mtf.profiles import MeasuredCosts, Profile, estimator_for
 from mesh_tensorflow.auto_mtf.step_time import AnyLayout, Estimate, ProgramParts, StepEstimator
 
 __all__ = ["Alternative", "Explanation", "explain", "table"]
@@ -67,12 +67,13 @@ class Explanation:
         """Creates an Explanation.
 
         Args:
-          estimator: a StepEstimator.
+          estimator: a StepEstimator, of all layouts.
           chosen: an Estimate.
           others: Estimates of other layouts.
           memory_limit_bytes: bytes on one processor, or None.
         """
-        self.estimator = estimator
+        self._every = estimator
+        self.estimator = estimator.reaching(chosen.layout)
         self.chosen = chosen
         self.memory_limit_bytes = memory_limit_bytes
         self.alternatives = [Alternative(e, self._why(e)) for e in others]
@@ -83,7 +84,7 @@ class Explanation:
         if limit is not None and other.peak_bytes > limit:
             return f"does not fit: {bytes_text(other.peak_bytes - limit)} too many"
         ours = self.estimator.times.by_layer(self.chosen.layout)
-        theirs = self.estimator.times.by_layer(other.layout)
+        theirs = self._every.reaching(other.layout).times.by_layer(other.layout)
         differences = []
         for i, what in enumerate(Seconds._fields):
             more = other.seconds[i] - self.chosen.seconds[i]
@@ -168,18 +169,29 @@ class Explanation:
         return "".join(_LEVELS[int(p.max() * (len(_LEVELS) - 1) // top)] for p in pieces)
 
     def _times(self) -> list[str]:
-        rows = [["layers", "compute ms", "communication ms", "share"]]
         total = self.chosen.seconds.total or 1.0
-        layers = self.estimator.times.by_layer(self.chosen.layout)
-        long = {name: s for name, s in layers.items() if s.total >= _NEAR * total}
+        times, rules = self.estimator.times, self.chosen.layout
+        layers = times.by_layer(rules)
+        measured: Optional[dict[str, Seconds]] = None
+        if isinstance(self.estimator.costs, MeasuredCosts):
+            measured = times.by_layer(rules, self.estimator.costs.only_timed())
+        long = [name for name, s in layers.items() if s.total >= _NEAR * total]
+        rows = {name: [name] for name in long}
         # What is too short for a row is added up, so that the rows make the whole step.
-        rest = sum((s for name, s in layers.items() if name not in long), ZERO)
-        if rest.total:
-            long[f"{len(layers) - len(long)} more"] = rest
-        for layer, seconds in long.items():
+        rest = [name for name in layers if name not in rows and layers[name].total]
+        if rest:
+            rows[f"{len(rest)} more"] = rest
+        head = ["layers", "compute ms", "communication ms", "share"]
+        lines = [head if measured is None else [*head, "timed"]]
+        for layer, names in rows.items():
+            seconds = sum((layers[name] for name in names), ZERO)
             share = f"{seconds.total / total:.1%}"
-            rows.append([layer, ms_text(seconds.compute), ms_text(seconds.communication), share])
-        return table(rows)
+            cells = [layer, ms_text(seconds.compute), ms_text(seconds.communication), share]
+            if measured is not None:
+                timed = sum((measured[name] for name in names), ZERO)
+                cells.append(f"{timed.total / seconds.total:.0%}")
+            lines.append(cells)
+        return table(lines)
 
     def _others(self) -> list[str]:
         if not self.alternatives:
@@ -277,7 +289,7 @@ def explain(
     """
     outputs = list(mtf_outputs)
     parts = ProgramParts(mtf_graph, outputs)
-    estimator = estimator_for(parts, mesh_shape, hardware, stored_layout, joint, profile)
+    estimator = estimator_for(parts, mesh_shape, hardware, stored_layout, profile, joint=joint)
     # One more than is shown, as the layout that is chosen is usually the first of them.
     ranked = distinct(estimator, alternatives + 1, memory_limit_bytes)
     if layout is None and objective == "time":
@@ -295,7 +307,7 @@ def explain(
         others += [e for e in large if e.peak_bytes > memory_limit_bytes]
         others = [e for e in others if e.layout != chosen.layout]
     others.sort(key=lambda e: e.seconds.total)
-    return Explanation(estimator.reaching(layout), chosen, others, memory_limit_bytes)
+    return Explanation(estimator, chosen, others, memory_limit_bytes)
 
 
 def distinct(

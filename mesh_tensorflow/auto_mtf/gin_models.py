@@ -38,9 +38,9 @@ def gin_transformer(
     Returns:
       A Program whose output is the loss.
     """
-    model_type = model_type or _bound("utils.run.model_type", "bitransformer")
-    lengths = dict(sequence_length or _bound("utils.run.sequence_length", _LENGTHS))
-    optimizer = optimizer or _bound("utils.run.optimizer", mtf.optimize.AdafactorOptimizer)
+    model_type = model_type or bound("utils.run.model_type", "bitransformer")
+    lengths = dict(sequence_length or bound("utils.run.sequence_length", _LENGTHS))
+    optimizer = optimizer or bound("utils.run.optimizer", mtf.optimize.AdafactorOptimizer)
     model = utils.build_model(
         model_type=model_type, input_vocab_size=vocab_size, output_vocab_size=vocab_size
     )
@@ -71,8 +71,13 @@ def gin_transformer(
 _LENGTHS = {"inputs": 512, "targets": 512}
 
 
-def _bound(name: str, default: object) -> Any:
-    """Returns the gin binding of a parameter, or a default."""
+def bound(name: str, default: object) -> Any:
+    """Returns the gin binding of a parameter, or a default.
+
+    Args:
+      name: the parameter, such as "utils.run.model_type".
+      default: what is returned if there is no binding.
+    """
     try:
         value = gin.query_parameter(name)
     except ValueError:

@@ -18,6 +18,7 @@ from mesh_tensorflow._core.layout import LayoutRules, StoredLayout
 from mesh_tensorflow._core.operation import Collective, Cost, Operation, Tensor
 from mesh_tensorflow._core.placement import cost_of
 from mesh_tensorflow._core.shape import Shape
+from mesh_tensorflow._mesh.devices import cores
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow._units import ms_text
 from mesh_tensorflow.auto_mtf._space import Storing, Weight
@@ -68,6 +69,9 @@ class Hardware:
       product_share: the fraction of `flops` that products achieve.
       one_memory: whether all processors are in one memory domain, like the logical CPUs of a
         process. Rates are then those of the whole machine, and equal slices are computed once.
+      cores: how many slices are computed at a time in one memory domain, by a core each: fewer
+        slices leave cores idle.
+      sharing_seconds: what it takes to share one operation out among all cores.
       axis_links: a dictionary from mesh dimension names to Links, which override those above.
       source: the source of the numbers.
     """
@@ -82,6 +86,8 @@ class Hardware:
     operation_seconds: float = 0.0
     product_share: float = 1.0
     one_memory: bool = False
+    cores: int = 1
+    sharing_seconds: float = 0.0
     axis_links: Mapping[str, Link] = dataclasses.field(default_factory=dict)
     source: str = ""
 
@@ -89,7 +95,7 @@ class Hardware:
         if "float32" not in self.flops:
             raise ValueError(f"{self.name}: flops lacks float32: {dict(self.flops)}")
         rates = [*self.flops.values(), self.memory_bandwidth, self.memory_bytes, self.product_share]
-        if min(rates) <= 0 or self.node_size < 1 or self.operation_seconds < 0:
+        if min(rates) <= 0 or min(self.node_size, self.cores) < 1 or self.operation_seconds < 0:
             raise ValueError(f"{self.name}: rates and sizes must be more than 0: {self}")
 
     def product_flops(self, dtype: str) -> float:
@@ -221,17 +227,20 @@ def local_machine(processors: int, one_memory: bool) -> Hardware:
       processors: how many there are.
       one_memory: whether they share slices; otherwise each has its share of the machine.
     """
-    cores = os.cpu_count() or 1
-    share = 1 if one_memory else processors
-    bandwidth = 10 * GB / share
+    number, share = cores(), 1 if one_memory else processors
+    # By operations of language models on two cores of a server. What processors of one memory read
+    # of each other is as near as what they have; others wait for each other's threads.
+    bandwidth, latency = 10 * GB * number / share, 10e-6 if one_memory else 40e-6
     return Hardware(
         "logical CPUs",
-        {"float32": 0.03 * TERA * cores / share},
+        {"float32": 0.09 * TERA * number / share},
         bandwidth,
         os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / share,
-        Link(bandwidth, 20e-6),
-        operation_seconds=10e-6,
+        Link(bandwidth, latency),
+        operation_seconds=4e-6,
         one_memory=one_memory,
+        cores=number if one_memory else 1,
+        sharing_seconds=60e-6,
         source="a guess for any machine; python -m mesh_tensorflow.auto_mtf.measure measures one",
     )
 
@@ -298,13 +307,19 @@ class CostModel:
     Attributes:
       mesh_shape: a Shape.
       hardware: a Hardware.
+      shares_out: whether each operation is shared out among all cores of one memory domain, if that
+        is faster.
       storing: a Storing, how variables are stored.
       recorded: triples (Collective, how often, the seconds of all), to which each one that moves
         something is added; nothing is if None.
     """
 
     def __init__(
-        self, mesh_shape: Shape, hardware: Hardware, stored_layout: Optional[StoredLayout] = None
+        self,
+        mesh_shape: Shape,
+        hardware: Hardware,
+        stored_layout: Optional[StoredLayout] = None,
+        shares_out: bool = False,
     ):
         """Creates a CostModel.
 
@@ -312,8 +327,10 @@ class CostModel:
           mesh_shape: a Shape.
           hardware: a Hardware.
           stored_layout: how variables are stored, if not as they are computed with; or None.
+          shares_out: see CostModel.
         """
         self.mesh_shape = mesh_shape
+        self.shares_out = shares_out
         self.hardware = hardware
         self.storing = Storing(mesh_shape, stored_layout)
         self.recorded: Optional[list[tuple[Collective, float, float]]] = None
@@ -354,10 +371,10 @@ class CostModel:
         rate, tensors = type(op).__name__, [*op.outputs, *op.inputs]
         if rate not in self.hardware.flops:
             rate = tensors[0].dtype.name if tensors else ""
-        return self.seconds(cost_of(op, impl), rate, tensors, impl)
+        return self._roofline(cost_of(op, impl), rate, tensors, impl)
 
     def seconds(self, cost: Cost, rate: str, tensors: Iterable[Tensor], impl: MeshImpl) -> Seconds:
-        """Returns the time of a cost.
+        """Returns the time of a cost that is no operation's, such as a gather's.
 
         Args:
           cost: a Cost.
@@ -365,6 +382,11 @@ class CostModel:
           tensors: the Tensors that are read and created.
           impl: a MeshImpl.
         """
+        return self._roofline(cost, rate, tensors, impl)
+
+    def _roofline(
+        self, cost: Cost, rate: str, tensors: Iterable[Tensor], impl: MeshImpl
+    ) -> Seconds:
         hardware, size = self.hardware, impl.size
         # A Cost is the sum over all processors, which have equal shares of it.
         calls, flops, moved = 1, cost.flops / size, cost.bytes / size
@@ -377,7 +399,12 @@ class CostModel:
         compute = max(arithmetic, moved / hardware.memory_bandwidth)
         # What only passes a value on, as a reshape that moves nothing, takes no time.
         if cost.flops or cost.bytes:
-            compute += calls * hardware.operation_seconds
+            compute += calls * hardware.operation_seconds / hardware.cores
+        if hardware.one_memory:
+            # Rates are those of all cores together, of which each slice has one.
+            by_slices = compute * hardware.cores / min(calls, hardware.cores)
+            shared = compute + hardware.sharing_seconds if self.shares_out else by_slices
+            compute = min(by_slices, shared)
         communication = sum(self.collective(c, calls) for c in cost.collectives)
         return Seconds(compute, communication)
 

@@ -29,6 +29,7 @@ from mesh_tensorflow._progress import Progress
 from mesh_tensorflow._units import bytes_text
 from mesh_tensorflow.auto_mtf import models, step_time
 from mesh_tensorflow.auto_mtf.hardware import Hardware, Link
+from mesh_tensorflow.auto_mtf.profiles import Processors
 
 __all__ = ["main", "measure_machine", "step_seconds"]
 
@@ -65,22 +66,18 @@ def _median(run: Callable[[], Any], runs: int) -> float:
     return statistics.median(times)
 
 
-def _fetches(
-    build: Callable[[], models.Program], mesh_shape: mtf.Shape, layout: str, placement: str
-) -> Any:
+def _fetches(build: Callable[[], models.Program], machine: Processors, layout: str) -> Any:
     """Returns what a session runs for a step of a program, on logical CPUs."""
-    devices = [f"/cpu:{i}" for i in range(mesh_shape.size)]
-    simd = mtf.simd_mesh_impl
 
     def lowered(impl: mtf.MeshImpl) -> list[Any]:
         program = build()
         lowering = mtf.Lowering(program.graph, {program.mesh: impl})
         outputs = [lowering.export_to_tf_tensor(y) for y in program.outputs]
-        return [*outputs, tf.group([lowering.lowered_operation(u) for u in program.updates])]
+        # All processors have to have them: of a SIMD program, only the first one's are fetched.
+        updates = [lowering.lowered_operation(u) for u in program.updates]
+        return [*outputs, tf.group([*outputs, *updates])]
 
-    if placement == "shared":
-        return lowered(mtf.placement_mesh_impl.PlacementMeshImpl(mesh_shape, layout, devices))
-    return simd.replicate(lambda: lowered(simd.SimdMeshImpl(mesh_shape, layout)), devices=devices)
+    return machine.run(layout, lowered)
 
 
 def step_seconds(
@@ -94,7 +91,9 @@ def step_seconds(
 ) -> list[float]:
     """Measures the seconds per step of a program under several layouts, on logical CPUs.
 
-    The layouts take turns, so that other load on the machine affects all of them equally.
+    Each is run with the threads that `mtf.session_config` gives a program in that layout, unless
+    TensorFlow has begun before. The layouts take turns, so that other load on the machine affects
+    all of them equally.
 
     Args:
       build: a function that builds the program, with variables or constants as input.
@@ -110,6 +109,8 @@ def step_seconds(
       A list of seconds, one for each layout.
     """
     mesh_shape = mtf.convert_to_shape(mesh_shape)
+    devices = [f"/cpu:{i}" for i in range(mesh_shape.size)]
+    machine = Processors(mesh_shape, devices, placement == "simd")
     sessions: list[tf.Session] = []
     steps: list[Callable[[], Any]] = []
     times: list[list[float]] = [[] for _ in layouts]
@@ -118,8 +119,8 @@ def step_seconds(
         for layout in layouts:
             with tf.Graph().as_default():
                 tf.set_random_seed(1)
-                fetches = _fetches(build, mesh_shape, layout, placement)
-                session = tf.Session(config=session_config(mesh_shape.size))
+                fetches = _fetches(build, machine, layout)
+                session = machine.session(tf.get_default_graph(), layout)
                 session.run(tf.global_variables_initializer())
                 # Unlike session.run, it does not look the fetches up again in each step.
                 steps.append(session.make_callable(fetches))

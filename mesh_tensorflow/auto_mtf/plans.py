@@ -1,6 +1,6 @@
 """plan: searches over programs, meshes, layouts and ways to store variables.
 
-It has each program built, and estimates it; none is lowered or run.
+It has each program built, and estimates it; none is run, but for operations that are timed alone.
 """
 
 from __future__ import annotations
@@ -19,9 +19,14 @@ from mesh_tensorflow._core.operation import Operation
 from mesh_tensorflow._core.shape import Shape, convert_to_shape
 from mesh_tensorflow._units import bytes_text, ms_text
 from mesh_tensorflow.auto_mtf._space import stored_layouts
-from mesh_tensorflow.auto_mtf._units import program_steps
 from mesh_tensorflow.auto_mtf.api import all_mesh_shapes
-from mesh_tensorflow.auto_mtf.hardware import CostModel, Hardware, hardware_profile
+from mesh_tensorflow.auto_mtf.hardware import (
+    CostModel,
+    Hardware,
+    hardware_profile,
+    local_machine,
+)
+from mesh_tensorflow.auto_mtf.profiles import Profile, estimator_for
 from mesh_tensorflow.auto_mtf.step_time import (
     Built,
     Estimate,
@@ -307,11 +312,11 @@ def plan_of(choice: Choice, estimator: StepEstimator, estimate: Estimate) -> Pla
     # bubble = (K - 1) / (M * R + K - 1), of K stages, M microbatches and R repeats.
     schedule = PipelineSchedule(choice.stages, choice.microbatches, choice.repeats)
     in_stages = recomputed = 0.0
-    # Without the stored layout: what is stored in parts concerns updates, which are in no stage.
-    model = CostModel(estimator.mesh_shape, estimator.hardware)
+    # In the layout alone: what is stored in parts concerns updates, which are in no stage.
+    model = estimator.costs or CostModel(estimator.mesh_shape, estimator.hardware)
     impl = model.impl(rules)
     updates = estimator.parts.updates.weight_of
-    for step in program_steps(estimator.parts.graph.operations):
+    for step in estimator.parts.steps:
         op = step.op
         if op is None:
             continue
@@ -354,6 +359,7 @@ def plan(
     mesh_shapes: Optional[Iterable[Any]] = None,
     within: float = math.inf,
     joint: bool = False,
+    profile: Union[bool, Profile] = False,
 ) -> Plans:
     """Returns the fastest way to build, split and store a program, and why others lose.
 
@@ -383,6 +389,9 @@ def plan(
         closely; 1 finds the best plan soonest.
       joint: whether a layout may split one dimension over several mesh dimensions together, and
         variables be stored so.
+      profile: True, or a Profile, times the operations of all candidates on the processors of this
+        machine, as `auto_mtf.layout` does; its seconds are those of the whole search, of which each
+        candidate, mesh shape and stored layout has an equal share.
 
     Returns:
       Plans. Of equally fast plans, the first candidate's with the first stage is the best.
@@ -407,8 +416,17 @@ def plan(
                 f"mesh shape {dims_text(shape)} has {shape.size} processors, but there are "
                 f"{processors}; its sizes must have that product"
             )
-    search = _Search(shapes, memory_limit_bytes, hardware_profile(hardware), within, joint)
-    for choice in choices() if candidates is None else candidates:
+    looked_at = list(choices() if candidates is None else candidates)
+    profile = Profile() if profile is True else profile
+    if profile:
+        stored = sum(len(list(stored_layouts(shape, zero, joint))) for shape in shapes)
+        share = profile.seconds / max(1, len(looked_at) * stored)
+        profile = dataclasses.replace(profile, seconds=share)
+    if profile and hardware is None:
+        hardware = local_machine(processors, one_memory=not profile.simd)
+    known = hardware_profile(hardware)
+    search = _Search(shapes, memory_limit_bytes, known, within, joint, profile)
+    for choice in looked_at:
         search.add(choice, build, list(zero))
     return search.result(processors)
 
@@ -431,6 +449,7 @@ class _Search:
     hardware: Hardware
     within: float
     joint: bool
+    profile: Union[bool, Profile] = False
     found: list[_Found] = dataclasses.field(default_factory=list)
     lost: list[Lost] = dataclasses.field(default_factory=list)
     nearest: Optional[_Found] = None
@@ -472,8 +491,8 @@ class _Search:
                     # Of mesh dimensions with one size and equal links, one stands for all.
                     key = (*shape, self._alike(shape, stored))
                     if key not in estimators:
-                        estimators[key] = StepEstimator(
-                            parts.graph, shape, parts.outputs, self.hardware, stored, parts,
+                        estimators[key] = estimator_for(
+                            parts, shape, self.hardware, stored, self.profile,
                             exchanges=True, joint=self.joint,
                         )  # fmt: skip
             self._find(choice, stage, estimators.values())
@@ -537,7 +556,8 @@ class _Search:
         # At the end, as the best plan, which they are compared with, was not known before.
         slower = [_slower(one, best.estimate.seconds) for one in self.found if one is not best]
         slower.sort(key=lambda lost: lost.best.seconds.total if lost.best else math.inf)
-        plan = plan_of(best.choice, best.estimator, best.estimate)
+        estimator = best.estimator.reaching(best.estimate.layout)
+        plan = plan_of(best.choice, estimator, best.estimate)
         return Plans(plan, [*slower, *self.lost], self.hardware, self.limit)
 
     def _nothing(self, processors: int) -> ValueError:

@@ -10,15 +10,19 @@ Intra-operator Parallelism Generation by Preserving Communication-Free Structure
 
 from __future__ import annotations
 
+import bisect
 import collections
+import contextlib
+import copy
 import dataclasses
 import functools
 import hashlib
 import io
+import itertools
 import math
 import os
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, NamedTuple, Optional, Union
 
 import tensorflow.compat.v1 as tf
@@ -30,21 +34,24 @@ from mesh_tensorflow._core.layout import (
     convert_to_layout_rules,
     joined_names,
 )
-from mesh_tensorflow._core.operation import Collective, Operation, Tensor
+from mesh_tensorflow._core.operation import Collective, Cost, Operation, Tensor
 from mesh_tensorflow._core.shape import JOIN, Shape, ShapeLike, convert_to_shape
 from mesh_tensorflow._lowering.lowering import Lowering
 from mesh_tensorflow._mesh.devices import (
     cores,
     default_devices,
     local_cpus,
+    one_thread_each,
     parts_of_mesh,
     set_cpus,
+    threads_by_session,
 )
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl, summands_of
 from mesh_tensorflow._progress import Progress
 from mesh_tensorflow.auto_mtf._cache import Cache
-from mesh_tensorflow.auto_mtf._units import program_steps, signature
+from mesh_tensorflow.auto_mtf._units import signature
 from mesh_tensorflow.auto_mtf.hardware import (
+    ZERO,
     CostModel,
     Hardware,
     Seconds,
@@ -64,6 +71,7 @@ _NOT_ALONE = (Assign, ImportLaidOutTensorOperation, ImportOperation, ReadVariabl
 # An operation is repeated within a step, until that takes so long: what a step itself costs varies.
 _STEP_SECONDS, _FEWEST, _MOST = 1e-3, 3, 16
 _RUNS, _RUN_SECONDS = 6, 0.05  # of such a step: so many, or fewer that take so long
+_NEAREST = 5  # operations of a class, of which what is not timed is about as long as one
 _IN_ONE_GRAPH = 20  # operations; TensorFlow looks through all of a graph for each fetch
 _FILLING = 0.5  # whose casts are 0, an id of every vocabulary, and True
 
@@ -144,24 +152,62 @@ class Processors:
         rules = convert_to_layout_rules(layout)
         return self.shape.size if self.simd else parts_of_mesh(self.executed, rules)
 
+    @property
+    def few_parts(self) -> list[frozenset[str]]:
+        """Mesh dimensions that cut into fewer parts than there are cores: the largest such sets.
+
+        Programs that split over no others leave threads to TensorFlow, which all others do not.
+        """
+        names = self.shape.dimension_names
+        if not self.one_thread_each(names):
+            return []
+        sets = [
+            frozenset(some)
+            for count in range(len(names))
+            for some in itertools.combinations(names, count)
+            if not self.one_thread_each(some)
+        ]
+        return [some for some in sets if not any(some < other for other in sets)]
+
+    def one_thread_each(self, names: Iterable[str]) -> bool:
+        """Returns whether operations of a program that splits over some mesh dimensions have one.
+
+        Args:
+          names: names of mesh dimensions.
+        """
+        rules = convert_to_layout_rules(layout_over(names))
+        return one_thread_each(local_cpus(self.devices), self.shape, rules)
+
     def _placement(self, layout: str) -> PlacementMeshImpl:
         return PlacementMeshImpl(self.shape, layout, self.devices)
 
     def run(self, layout: str, program: Callable[[MeshImpl], Any]) -> Any:
         """Returns what a program returns that is given the mesh in a layout."""
+        threads_by_session()  # before a SIMD program is traced, with which TensorFlow begins
         if not self.simd:
             return program(self._placement(layout))
         return replicate(lambda: program(SimdMeshImpl(self.shape, layout)), devices=self.devices)
 
-    def session(self, graph: tf.Graph) -> tf.Session:
-        """Returns a session for a tf graph, with the threads of layouts that split tensors."""
+    def session(self, graph: tf.Graph, layout: str, optimized: bool = True) -> tf.Session:
+        """Returns a session for a tf graph, with the threads of a program in a layout.
+
+        Args:
+          graph: the tf graph.
+          layout: the layout of the program.
+          optimized: whether TensorFlow optimizes the graph, as it does the user's.
+        """
         config = tf.ConfigProto()
-        splitting = convert_to_layout_rules([(name, name) for name in self.shape.dimension_names])
-        set_cpus(config, local_cpus(self.devices), self.shape, splitting)
+        rules = convert_to_layout_rules(layout)
+        set_cpus(config, local_cpus(self.devices), self.shape, rules)
         config.use_per_session_threads = True
         # What is timed is there several times, and nothing reads it.
-        config.graph_options.rewrite_options.disable_meta_optimizer = True
+        config.graph_options.rewrite_options.disable_meta_optimizer = not optimized
         return tf.Session(graph=graph, config=config)
+
+
+def layout_over(names: Iterable[str]) -> str:
+    """Returns a layout that splits something over each of some mesh dimensions."""
+    return ";".join(f"{name}:{name}" for name in sorted(names))
 
 
 # -- one operation
@@ -196,6 +242,8 @@ class _Timed(NamedTuple):
       predicted: the seconds of one, by the cost model.
       weight: those of a step of the program.
       layout: the layout that it is timed in, of its own dimensions.
+      program: a layout of the program that it is timed for, which says how many threads it has.
+      waits: whether it reads slices of other processors, and so waits for them.
       tensors: Tensors whose slices are there before.
       run: a function of an _Alone that computes it once, and returns its results.
     """
@@ -204,13 +252,15 @@ class _Timed(NamedTuple):
     predicted: float
     weight: float
     layout: str
+    program: str
+    waits: bool
     tensors: tuple[Tensor, ...]
     run: Callable[[_Alone], Sequence[tf.Tensor]]
 
     @property
     def inputs(self) -> Hashable:
         """What is equal where the inputs are."""
-        return self.layout, tuple((tuple(x.shape), x.dtype) for x in self.tensors)
+        return self.layout, self.program, tuple((tuple(x.shape), x.dtype) for x in self.tensors)
 
     @property
     def repeats(self) -> int:
@@ -234,18 +284,27 @@ def _sum(x: Tensor, mesh_axes: Sequence[int], lowering: _Alone) -> list[tf.Tenso
 
 def _fetch(graph: Graph, timed: _Timed, machine: Processors, repeats: int) -> tf.Operation:
     """Returns what a session runs to compute an operation some times; its inputs alone for 0."""
-    side_by_side = machine.slices(timed.layout) >= cores()
+    # In a step, processors do not wait for each other after each operation, and all cores are busy.
+    # Where one operation at a time is computed, or waits for others, the next would hide that.
+    side_by_side = machine.slices(timed.layout) >= cores() and not timed.waits
 
     def program(mesh_impl: MeshImpl) -> tf.Operation:
         lowering = _Alone(graph, mesh_impl, timed.tensors)
         before = [t.op for t in lowering.ready()]
         done = last = before
+        results: dict[str, list[tf.Tensor]] = collections.defaultdict(list)
         for _ in range(repeats):
             with tf.control_dependencies(last):
-                done = done + [t.op for t in timed.run(lowering)]
-            # In a step, processors do not wait for each other after each operation, and all cores
-            # are busy. Where one operation at a time is computed, the next would be taken for that.
+                made = timed.run(lowering)
+            for t in made:
+                results[t.device].append(t)
+            done = done + [t.op for t in made]
             last = before if side_by_side else done
+        # A step keeps what it computes until it is read, in memory that is new to the next one.
+        with tf.control_dependencies(done):
+            for device, kept in results.items():
+                with tf.device(device):
+                    done = [*done, tf.identity_n(kept)[0].op]
         return tf.group(done)
 
     return machine.run(timed.layout, program)
@@ -282,20 +341,23 @@ def _times_of(
     of_inputs: dict[Hashable, float] = {}
     for begin in range(0, len(wanted), _IN_ONE_GRAPH):
         some, built = wanted[begin : begin + _IN_ONE_GRAPH], dict[Hashable, tf.Operation]()
-        with tf.Graph().as_default() as made:
-            # All of a graph before its session, which would take long to add to each time.
+        with tf.Graph().as_default() as made, contextlib.ExitStack() as stack:
+            # All of a graph before its sessions, which would take long to add to each time.
             for timed in some:
                 if timed.inputs not in of_inputs and timed.inputs not in built:
                     built[timed.inputs] = _fetch(graph, timed, machine, 0)
             fetches = [_fetch_if_possible(graph, timed, machine) for timed in some]
-            with machine.session(made) as session:
-                for timed, fetch in zip(some, fetches):
-                    if timed.inputs not in of_inputs:
-                        alone = session.make_callable(built[timed.inputs])
-                        of_inputs[timed.inputs] = _least(alone)
-                    times.append(_seconds(session, timed, fetch, of_inputs[timed.inputs]))
-                    if not more():
-                        return times
+            sessions: dict[str, tf.Session] = {}
+            for timed, fetch in zip(some, fetches):
+                if timed.program not in sessions:
+                    opened = machine.session(made, timed.program, optimized=False)
+                    sessions[timed.program] = stack.enter_context(contextlib.closing(opened))
+                session = sessions[timed.program]
+                if timed.inputs not in of_inputs:
+                    of_inputs[timed.inputs] = _least(session.make_callable(built[timed.inputs]))
+                times.append(_seconds(session, timed, fetch, of_inputs[timed.inputs]))
+                if not more():
+                    return times
     return times
 
 
@@ -324,8 +386,8 @@ def _seconds(
 class MeasuredCosts(CostModel):
     """A CostModel with the times of operations and of sums, as far as they are measured.
 
-    What is not measured has the time of the cost model, multiplied by what it is off for operations
-    of the same class.
+    What is not measured has the time of the cost model, multiplied by what that is off for
+    operations of the same class that it takes to be about as long.
     """
 
     def __init__(
@@ -344,40 +406,66 @@ class MeasuredCosts(CostModel):
           parts: the ProgramParts of the program.
         """
         super().__init__(mesh_shape, hardware, stored_layout)
-        self._graph = parts.graph
-        steps = program_steps(parts.graph.operations, parts.outputs)
+        self._graph, self._program = parts.graph, ""
         self._times_of: collections.Counter[Any] = collections.Counter()
-        for step in steps:
+        for step in parts.steps:
             if step.op is not None:
                 self._times_of[signature(step.op)] += step.times  # type: ignore[assignment]
         self._wanted: dict[str, _Timed] = {}
         self._seconds: dict[str, float] = {}
-        self._off: dict[str, float] = {}
+        # By class: pairs of what the cost model says and what was measured, in this order.
+        self._pairs: dict[str, list[tuple[float, float]]] = {}
+        self._only_timed = False
         self._refused = 0
         self.spent = 0.0
+
+    def of(self, program: str, shares_out: bool) -> MeasuredCosts:
+        """Returns the costs of another layout of the program, which are measured together.
+
+        Args:
+          program: the layout.
+          shares_out: see CostModel.
+        """
+        other = copy.copy(self)
+        other._program, other.shares_out = program, shares_out
+        return other
+
+    def only_timed(self) -> MeasuredCosts:
+        """Returns the costs without what is not measured."""
+        other = copy.copy(self)
+        other._only_timed = True
+        return other
 
     def operation(self, op: Operation, impl: MeshImpl) -> Seconds:
         """Returns the time of an operation, without the sums of its inputs."""
         predicted = super().operation(op, impl)
         # Loops' own operations are no steps; without a cost, nothing is computed.
         if isinstance(op, _NOT_ALONE) or not predicted.total:
-            return predicted
+            return predicted.times(0.0 if self._only_timed else 1.0)
         same, layout = signature(op), self._layout_of([*op.inputs, *op.outputs], impl)
         weight = predicted.total * self._times_of[same]
-        run = functools.partial(_lower, op)
-        timed = _Timed(type(op).__name__, predicted.total, weight, layout, tuple(op.inputs), run)
+        timed = _Timed(
+            type(op).__name__, predicted.total, weight, layout, self._program,
+            predicted.communication > 0, tuple(op.inputs), functools.partial(_lower, op),
+        )  # fmt: skip
         return predicted.times(self._factor(f"{same} {self._form(layout)}", timed))
+
+    def seconds(self, cost: Cost, rate: str, tensors: Iterable[Tensor], impl: MeshImpl) -> Seconds:
+        """Returns the time of a cost that is no operation's, and is not measured."""
+        return ZERO if self._only_timed else super().seconds(cost, rate, tensors, impl)
 
     def pending_sum(self, x: Tensor, collective: Collective, impl: MeshImpl, times: float) -> float:
         """Returns the seconds of the allreduces of a Tensor."""
         predicted = super().pending_sum(x, collective, impl, times)
         if not predicted or collective.kind != "allreduce":
-            return predicted
+            return 0.0 if self._only_timed else predicted
         layout, axes = self._layout_of([x], impl), collective.mesh_axes
         sizes = [self.mesh_shape[axis].size for axis in axes]
         key = f"sum {tuple(x.shape)} {x.dtype.name} over {sizes} {self._form(layout)}"
-        run = functools.partial(_sum, x, axes)
-        timed = _Timed("sum", predicted / times, predicted, layout, (x,), run)
+        timed = _Timed(
+            "sum", predicted / times, predicted, layout, self._program, True, (x,),
+            functools.partial(_sum, x, axes),
+        )  # fmt: skip
         return predicted * self._factor(key, timed)
 
     def _layout_of(self, tensors: Sequence[Tensor], impl: MeshImpl) -> str:
@@ -405,12 +493,20 @@ class MeasuredCosts(CostModel):
 
     def _factor(self, key: str, timed: _Timed) -> float:
         """Returns what the time of the cost model is to be multiplied by."""
+        key = f"{key} in {self._form(timed.program)}"
         if key in self._seconds:
             return self._seconds[key] / timed.predicted
         known = self._wanted.get(key)
         if known is None or known.weight < timed.weight:
             self._wanted[key] = timed
-        return self._off.get(timed.kind, self._off.get("", 1.0))
+        return 0.0 if self._only_timed else self._off(timed)
+
+    def _off(self, timed: _Timed) -> float:
+        """Returns by how much the cost model is off for what is like something not timed."""
+        pairs = self._pairs.get(timed.kind) or self._pairs.get("") or [(1.0, 1.0)]
+        place = bisect.bisect(pairs, (timed.predicted,))
+        near = pairs[max(0, place - _NEAREST // 2) :][:_NEAREST]
+        return sum(measured for _, measured in near) / sum(predicted for predicted, _ in near)
 
     def measure(self, machine: Processors, profile: Profile) -> None:
         """Times what was asked for, the costliest first, until the seconds of a profile are over.
@@ -425,7 +521,8 @@ class MeasuredCosts(CostModel):
         kept = cache.read(where)
         hashed = {key: hashlib.sha256(key.encode()).hexdigest()[:24] for key in self._wanted}
         whole = hashlib.sha256("".join(sorted(hashed.values())).encode()).hexdigest()
-        self._seconds = {key: kept[name] for key, name in hashed.items() if name in kept}
+        # These are changed in place: the costs of other layouts have the same dictionaries.
+        self._seconds.update({key: kept[name] for key, name in hashed.items() if name in kept})
         missing = [key for key in self._wanted if key not in self._seconds]
         missing.sort(key=lambda key: -self._wanted[key].weight)
         # A program whose time was over once has the same costs in the next run.
@@ -451,15 +548,13 @@ class MeasuredCosts(CostModel):
         self._refused = times.count(None)
 
     def _compare(self) -> None:
-        """Finds by how much the cost model is off, for each class of operations and in all."""
-        measured: dict[str, float] = collections.defaultdict(float)
-        predicted: dict[str, float] = collections.defaultdict(float)
+        """Notes what the cost model says of what was timed, for each class and in all."""
         for key, seconds in self._seconds.items():
             timed = self._wanted[key]
             for kind in (timed.kind, ""):
-                measured[kind] += seconds
-                predicted[kind] += timed.predicted
-        self._off = {kind: measured[kind] / predicted[kind] for kind in measured}
+                self._pairs.setdefault(kind, []).append((timed.predicted, seconds))
+        for pairs in self._pairs.values():
+            pairs.sort()
 
     def __str__(self) -> str:
         known = sum(t.weight for key, t in self._wanted.items() if key in self._seconds)
@@ -476,8 +571,8 @@ def estimator_for(
     mesh_shape: ShapeLike,
     hardware: Union[str, Hardware, None] = None,
     stored_layout: Optional[StoredLayout] = None,
-    joint: bool = False,
     profile: Union[bool, Profile] = False,
+    **options: Any,
 ) -> StepEstimator:
     """Returns an estimator by a hardware profile, or by the times of operations on this machine.
 
@@ -486,17 +581,17 @@ def estimator_for(
       mesh_shape: the shape of the mesh.
       hardware: see `auto_mtf.layout`.
       stored_layout: see StepEstimator.
-      joint: see StepEstimator.
       profile: a Profile; True for `Profile()`, and False for none.
+      **options: further arguments of StepEstimator.
     """
     if not profile:
         return StepEstimator(
-            parts.graph, mesh_shape, parts.outputs, hardware, stored_layout, parts, joint=joint
+            parts.graph, mesh_shape, parts.outputs, hardware, stored_layout, parts, **options
         )
     profile = profile if isinstance(profile, Profile) else Profile()
     machine = Processors(mesh_shape, profile.devices, profile.simd)
     known = None if hardware is None else hardware_profile(hardware)
-    return estimator_on(machine, parts, profile, known, stored_layout, joint=joint)
+    return estimator_on(machine, parts, profile, known, stored_layout, **options)
 
 
 def estimator_on(
@@ -518,19 +613,30 @@ def estimator_on(
       **options: further arguments of StepEstimator.
     """
     shape, executed = machine.shape, machine.executed
-    if hardware is None:
-        hardware = local_machine(shape.size, one_memory=machine.one_memory)
+    known = hardware or local_machine(shape.size, one_memory=machine.one_memory)
+    costs = MeasuredCosts(executed, known, stored_layout, parts) if profile else None
 
-    def estimator(costs: CostModel) -> StepEstimator:
-        graph, outputs = parts.graph, parts.outputs
+    def of(names: Iterable[str], **also: Any) -> StepEstimator:
+        """Returns the estimator of the layouts that split over some mesh dimensions."""
+        program = layout_over(names) if machine.one_thread_each(names) else ""
+        # Where threads are left to TensorFlow, each operation has all of them.
+        shares_out = not program
+        its = CostModel(executed, known, stored_layout, shares_out)
+        if costs is not None:
+            its = costs.of(program, shares_out)
         return StepEstimator(
-            graph, shape, outputs, hardware, stored_layout, parts, costs=costs, **options
-        )
+            parts.graph, shape, parts.outputs, known, stored_layout, parts,
+            costs=its, **options, **also,
+        )  # fmt: skip
 
-    if profile is None:
-        return estimator(CostModel(executed, hardware, stored_layout))
-    costs = MeasuredCosts(executed, hardware, stored_layout, parts)
-    # Its tables ask for all times that any layout needs.
-    estimator(costs).times.tables()
+    def all_layouts() -> StepEstimator:
+        few = [of(names, over=names) for names in machine.few_parts]
+        return of(shape.dimension_names, apart=few)
+
+    estimator = all_layouts()
+    if profile is None or costs is None:
+        return estimator
+    # Tables ask for all times that any layout needs.
+    estimator.tables()
     costs.measure(machine, profile)
-    return estimator(costs)
+    return all_layouts()

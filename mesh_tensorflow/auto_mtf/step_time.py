@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import heapq
 import itertools
 import math
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
@@ -28,8 +29,10 @@ from mesh_tensorflow.auto_mtf._space import (
 )
 from mesh_tensorflow.auto_mtf._units import (
     SecondsOfUnits,
+    Step,
     StepTime,
     Unit,
+    needed_operations,
     program_steps,
     program_units,
 )
@@ -135,10 +138,16 @@ class ProgramParts:
         """
         return self._known.setdefault(mesh, {})
 
+    @functools.cached_property
+    def steps(self) -> list[Step]:
+        """The steps of the program, without operations that nothing it is run for needs."""
+        return list(
+            program_steps(needed_operations(self.graph.operations, self.outputs), self.outputs)
+        )
+
     def _units(self, candidates: frozenset[str], stored: bool) -> list[Unit]:
         """Returns the units of the program, of variables in parts if `stored`."""
-        steps = program_steps(self.graph.operations, self.outputs)
-        return program_units(steps, candidates, self.updates if stored else NO_UPDATES)
+        return program_units(self.steps, candidates, self.updates if stored else NO_UPDATES)
 
     def memory(
         self, candidates: frozenset[str], storing: Storing, impl: Optional[MeshImpl] = None
@@ -180,6 +189,7 @@ class StepEstimator:
       memory: the memory over time, a ResidentMemory.
       parts: what it shares with estimates on other meshes, a ProgramParts.
       costs: the CostModel in place of that of `hardware`, or None.
+      over: names of the mesh dimensions that a search may split over; None for all.
     """
 
     def __init__(
@@ -194,6 +204,8 @@ class StepEstimator:
         joint: bool = False,
         also: Iterable[tuple[str, str]] = (),
         costs: Optional[CostModel] = None,
+        over: Optional[frozenset[str]] = None,
+        apart: Sequence[StepEstimator] = (),
     ):
         """Creates a StepEstimator.
 
@@ -210,14 +222,19 @@ class StepEstimator:
           joint: whether a search may split one dimension over several mesh dimensions together.
           also: further pairs (dimension name, mesh dimension name) that layouts may have.
           costs: the CostModel in place of that of `hardware`, such as measured ones.
+          over: names of the mesh dimensions that a search may split over; all if None.
+          apart: estimators, each with its `over`, of the layouts that split over these mesh
+            dimensions alone, as their programs run in another way: with more threads for an
+            operation, for example.
         """
+        self.over, self._apart = over, tuple(apart)
         self._exchanges, self._joint, self._also = exchanges, joint, frozenset(also)
         self.costs = costs
         self.mesh_shape: Shape = convert_to_shape(mesh_shape) or Shape([])
         self.hardware = hardware_profile(hardware)
         self._validator = LayoutValidator(mtf_graph, self.mesh_shape)
         self.space = layout_space(
-            mtf_graph.operations, self._validator, exchanges, joint, self._also
+            mtf_graph.operations, self._validator, exchanges, joint, self._also, over
         )
         self.stored_layout = stored_layout
         self.parts = parts = parts or ProgramParts(mtf_graph, mtf_outputs)
@@ -261,6 +278,8 @@ class StepEstimator:
           ValueError: as for `estimate`.
         """
         rules = self._rules(layout)
+        if (other := self._of(rules)) is not self:
+            return other.reaching(layout)
         beyond = {*rules.items()} - {*self.space.pairs}
         if beyond and self._also:
             raise ValueError(f"layout {layout!r}: {sorted(beyond)} cannot be split in this way")
@@ -269,8 +288,14 @@ class StepEstimator:
         graph, outputs = self.parts.graph, self.parts.outputs
         return StepEstimator(
             graph, self.mesh_shape, outputs, self.hardware, self.stored_layout, self.parts,
-            self._exchanges, self._joint, rules.items(), self.costs,
+            self._exchanges, self._joint, rules.items(), self.costs, self.over, self._apart,
         )  # fmt: skip
+
+    def _of(self, rules: Mapping[str, str]) -> StepEstimator:
+        """Returns the estimator of the layouts that some rules are one of."""
+        sizes = self.space.mesh_sizes
+        used = {name for m in rules.values() for name in joined_names(m, sizes)}
+        return next((one for one in self._apart if used <= (one.over or set())), self)
 
     def _rules(self, layout: AnyLayout) -> dict[str, str]:
         """Returns the rules of a layout that split something, after checking them."""
@@ -319,10 +344,13 @@ class StepEstimator:
         Raises:
           SolverError: the solver did not find an optimum.
         """
-        layout = self.program(memory_limit_bytes).next_best(seconds)
-        estimate = None if layout is None else self.estimate(layout)
-        # The program does not tell times apart that differ by a millionth.
-        return estimate if estimate is not None and estimate.seconds.total < seconds else None
+        found: Optional[Estimate] = None
+        for estimator in (self, *self._apart):
+            best = next(self._search(estimator, memory_limit_bytes, seconds), None)
+            # The program does not tell times apart that differ by a millionth.
+            if best is not None and best.seconds.total < seconds:
+                found, seconds = best, best.seconds.total
+        return found
 
     def best(self, count: int, memory_limit_bytes: Optional[float] = None) -> list[Estimate]:
         """Returns the fastest layouts, fastest first.
@@ -339,19 +367,34 @@ class StepEstimator:
 
     def fastest(self, memory_limit_bytes: Optional[float] = None) -> Iterator[Estimate]:
         """Yields all layouts, fastest first; see `best`."""
-        program = self.program(memory_limit_bytes)
-        layout = program.next_best()
-        if layout is None:
+        searches = [self._search(e, memory_limit_bytes) for e in (self, *self._apart)]
+        none = True
+        for estimate in heapq.merge(*searches, key=lambda e: e.seconds.total):
+            none = False
+            yield estimate
+        if none:
             # Without a limit there is always a layout: the one without splits.
             raise self.does_not_fit(memory_limit_bytes or 0)
-        while layout is not None:
-            yield self.estimate(layout)
-            # Each call leaves out what those before it have returned.
-            layout = program.next_best()
+
+    def _search(
+        self, estimator: StepEstimator, limit: Optional[float], seconds: float = math.inf
+    ) -> Iterator[Estimate]:
+        """Yields the layouts that are estimated by one estimator, itself or one apart, alone."""
+        program = estimator.program(limit)
+        # Each call leaves out what those before it have returned.
+        while (layout := program.next_best(seconds)) is not None:
+            if self._of(layout) is estimator:
+                yield estimator.estimate(layout)
 
     def least(self) -> tuple[float, int]:
         """Returns lower bounds of the seconds and of the peak memory of all layouts."""
-        return self._tables.least(), self.memory.least(self.space)
+        seconds = min(e._tables.least() for e in (self, *self._apart))
+        return seconds, self.memory.least(self.space)
+
+    def tables(self) -> None:
+        """Evaluates what any layout needs, which a search would do at its beginning."""
+        for estimator in (self, *self._apart):
+            estimator.times.tables()
 
     @functools.cached_property
     def _tables(self) -> Tables:

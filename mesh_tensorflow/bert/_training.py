@@ -15,12 +15,12 @@ from google.protobuf import message
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import checkpoint, estimator
-from mesh_tensorflow._flags import FLAGS, Setting
 from mesh_tensorflow._lowering.lowering import rules_that_apply
 from mesh_tensorflow._mesh.variables import checkpoint_files
+from mesh_tensorflow._programs import FLAGS, Setting
 from mesh_tensorflow.bert.bert import BertConfig, get_assignment_map_from_checkpoint
 from mesh_tensorflow.bert.optimization import create_optimizer
-from mesh_tensorflow.estimator.processes import SaverHook
+from mesh_tensorflow.estimator.processes import saver_hook
 from mesh_tensorflow.optimize._base import weights_of
 from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
 from mesh_tensorflow.simd_mesh_impl import SimdMeshImpl
@@ -400,20 +400,7 @@ def _training_spec(
     with tf.control_dependencies([update]):
         train_op = tf.assign_add(tf.train.get_or_create_global_step(), 1)
     with outside_all_rewrites():
-        saver = checkpoint.Saver(
-            tf.global_variables(),
-            sharded=True,
-            keep_checkpoint_every_n_hours=2,
-            save_relative_paths=True,
-        )
-        # A session restores by the saver that it finds here; it would make another one without.
-        tf.add_to_collection(tf.GraphKeys.SAVERS, saver)
-        saving = SaverHook(
-            FLAGS.output_dir,
-            save_steps=FLAGS.save_checkpoints_steps,
-            saver=saver,
-            listeners=[mtf.MtfCheckpointSaverListener(lowering)],
-        )
+        saving = saver_hook(lowering, FLAGS.output_dir, FLAGS.save_checkpoints_steps)
     return estimator.tpu.TPUEstimatorSpec(
         estimator.ModeKeys.TRAIN,
         loss=loss,

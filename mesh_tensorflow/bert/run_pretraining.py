@@ -16,9 +16,8 @@ from absl import flags  # noqa: F401  (a name of the classic)
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import estimator
-from mesh_tensorflow._flags import FLAGS, define
 from mesh_tensorflow._mesh.variables import checkpoint_files
-from mesh_tensorflow._programs import run_with_flags
+from mesh_tensorflow._programs import FLAGS, define, run_with_flags
 from mesh_tensorflow.bert._training import (
     MESH_FLAGS,
     TRAINING_FLAGS,

@@ -23,8 +23,7 @@ from absl import flags  # noqa: F401  (a name of the classic)
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import estimator, layers
-from mesh_tensorflow._flags import FLAGS, define
-from mesh_tensorflow._programs import run_with_flags
+from mesh_tensorflow._programs import FLAGS, define, run_with_flags
 from mesh_tensorflow.bert import tokenization
 from mesh_tensorflow.bert._training import (
     MESH_FLAGS,

@@ -11,7 +11,7 @@ from typing import Any, Optional, Union
 
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow._flags import FLAGS, define
+from mesh_tensorflow._programs import FLAGS, define
 
 __all__ = [
     "BasicTokenizer",

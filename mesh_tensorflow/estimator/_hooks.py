@@ -14,8 +14,11 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 from tensorflow.python.client import timeline
 
+from mesh_tensorflow import checkpoint
+from mesh_tensorflow._lowering.lowering import Lowering
 from mesh_tensorflow._mesh.variables import checkpoint_files
 from mesh_tensorflow._progress import Progress
+from mesh_tensorflow.ops._variables.variable import MtfCheckpointSaverListener
 
 
 class _LossHook(tf.train.SessionRunHook):
@@ -458,6 +461,7 @@ class ProfileHook(tf.train.SessionRunHook):
 
 
 GRAPH_FILE = "graph.pbtxt"
+_CHECKPOINT_HOURS = 2
 
 
 class SaverHook(tf.train.CheckpointSaverHook):
@@ -497,3 +501,37 @@ class SaverHook(tf.train.CheckpointSaverHook):
         # For tf.train.import_meta_graph, which needs no code of the model.
         self._save_graph_def = self._directory is not None
         return super()._save(session, step)
+
+
+def saver_hook(
+    lowering: Lowering,
+    directory: Optional[str],
+    save_steps: Optional[int],
+    max_to_keep: Optional[int] = 5,
+) -> SaverHook:
+    """Returns a hook that saves the variables of the tf graph, with those of a mesh.
+
+    Args:
+      lowering: the Lowering of the training step.
+      directory: the directory of the checkpoints.
+      save_steps: steps from one checkpoint to the next.
+      max_to_keep: how many checkpoints are kept, besides one of each two hours; None for all.
+    """
+    saver = checkpoint.Saver(
+        tf.global_variables(),
+        sharded=True,
+        max_to_keep=max_to_keep,
+        keep_checkpoint_every_n_hours=_CHECKPOINT_HOURS,
+        # So that the directory can be moved with its checkpoints.
+        save_relative_paths=True,
+    )
+    # From here a session takes its saver, and otherwise makes another one.
+    tf.add_to_collection(tf.GraphKeys.SAVERS, saver)
+    return SaverHook(
+        directory,
+        save_steps=save_steps,
+        saver=saver,
+        # A saver knows the masters alone; before each save this gives them the values of the
+        # slices.
+        listeners=[MtfCheckpointSaverListener(lowering)],
+    )

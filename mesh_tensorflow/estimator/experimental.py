@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, Optional
 
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow._better import is_better
 from mesh_tensorflow._paths import escaped
 from mesh_tensorflow.estimator._model import STEP_DONE
 from mesh_tensorflow.estimator.export import (
     build_raw_supervised_input_receiver_fn,
+    is_better,
     metrics_of_steps,
 )
 

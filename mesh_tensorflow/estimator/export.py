@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import abc
+import math
 import os
 import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union
 
+import tensorflow as tf2
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow._better import is_better
 from mesh_tensorflow._core.errors import is_whole
 from mesh_tensorflow._paths import escaped, readable
 from mesh_tensorflow.estimator._model import (
@@ -30,7 +31,6 @@ from mesh_tensorflow.estimator._spec import (
     PredictOutput,
     RegressionOutput,
 )
-from mesh_tensorflow.estimator.pieces import any_batch
 from mesh_tensorflow.ops import MtfRestoreHook
 from mesh_tensorflow.utils import outside_all_rewrites
 
@@ -479,6 +479,126 @@ def _signatures(spec: EstimatorSpec, receiver: ServingInputReceiver, mode: str) 
     return made
 
 
+# -- any number of rows, which are computed piece by piece
+
+
+def any_batch(signature: Any, rows: int, what: str) -> Any:
+    """Returns a signature that takes any number of rows, of one that takes so many at a time.
+
+    Both are of the default graph. The rows are computed in pieces; the last one is filled up with
+    zeros, or empty strings, and what comes of those is left out.
+
+    Args:
+      signature: a SignatureDef, of which each input and output has the rows first.
+      rows: the number of rows of a piece.
+      what: what is exported, for errors.
+
+    Raises:
+      ValueError: an input or an output has not so many rows, or there is a loop of TensorFlow 1.
+    """
+    graph = tf.get_default_graph()
+    named = [
+        {n: graph.get_tensor_by_name(info.name) for n, info in sorted(infos.items())}
+        for infos in (signature.inputs, signature.outputs)
+        if all(info.name for info in infos.values())  # else sparse tensors, which have several
+    ]
+    if len(named) < 2:
+        raise ValueError(f"{what}: sparse tensors have no rows that could be cut into pieces")
+    inputs, outputs = named
+    for n, x in {**inputs, **outputs}.items():
+        if not x.shape.rank or x.shape[0] not in (None, rows):
+            raise ValueError(
+                f"{what}: {n!r} has the shape {x.shape}, but a model that takes any number of "
+                f"rows, {rows} at a time, has them first in each input and output"
+            )
+    program = _PieceProgram(graph, inputs, outputs, what)
+    free = {n: tf.placeholder(x.dtype, [None, *x.shape[1:]], n) for n, x in inputs.items()}
+
+    @tf2.function(autograph=False)
+    def serve(*features: tf.Tensor) -> list[tf.Tensor]:
+        return _in_pieces(program, dict(zip(free, features)), rows)
+
+    made = dict(zip(outputs, serve(*free.values())))
+    return tf.saved_model.build_signature_def(
+        *[{n: tf.saved_model.build_tensor_info(x) for n, x in of.items()} for of in (free, made)],
+        signature.method_name,
+    )
+
+
+class _PieceProgram:
+    """What a graph computes, to be computed again within functions of the same graph."""
+
+    def __init__(
+        self,
+        graph: tf.Graph,
+        inputs: Mapping[str, tf.Tensor],
+        outputs: Mapping[str, tf.Tensor],
+        what: str,
+    ) -> None:
+        self.inputs, self.outputs = inputs, list(outputs.values())
+        self._nodes = tf.graph_util.extract_sub_graph(
+            graph.as_graph_def(), [x.op.name for x in self.outputs]
+        )
+        if any(node.op == "Enter" for node in self._nodes.node):
+            raise ValueError(
+                f"{what}: the model has loops of TensorFlow 1, which cannot be computed in pieces. "
+                "Call tf.compat.v1.enable_control_flow_v2() at the beginning of the program"
+            )
+        self._names = {node.name for node in self._nodes.node}
+        # Variables and tables stay in the graph, where those who load it look for them.
+        self._held = [
+            x
+            for op in graph.get_operations()
+            for x in op.outputs
+            if x.dtype == tf.resource and not op.inputs and op.name in self._names
+        ]
+
+    def __call__(self, given: Mapping[str, tf.Tensor]) -> list[tf.Tensor]:
+        """Returns the outputs for inputs by name, within a function."""
+        values = {x.name: tf.get_default_graph().capture(x) for x in self._held}
+        # What an output does not depend on is not there.
+        used = {n: x for n, x in self.inputs.items() if x.op.name in self._names}
+        values.update({x.name: given[n] for n, x in used.items()})
+        return tf.import_graph_def(
+            self._nodes, values, [x.name for x in self.outputs], name="piece"
+        )
+
+
+def _in_pieces(
+    program: _PieceProgram, features: Mapping[str, tf.Tensor], rows: int
+) -> list[tf.Tensor]:
+    """Returns the outputs of a program of so many rows for features of any number."""
+    count, *others = [tf.shape(x)[0] for x in features.values()]
+    text = f"there are not as many rows of each of {', '.join(features)}"
+    with tf.control_dependencies(
+        [tf.debugging.assert_equal(n, count, message=text) for n in others]
+    ):
+        count = tf.identity(count)
+    # As many rows more as a piece has: the last one is filled up with some of them.
+    longer = {
+        n: tf.concat([x, tf.zeros(tf.concat([[rows], tf.shape(x)[1:]], 0), x.dtype)], 0)
+        for n, x in features.items()
+    }
+
+    def piece(start: tf.Tensor) -> list[tf.Tensor]:
+        cut = {n: x[start : start + rows] for n, x in longer.items()}
+        return program({n: tf.ensure_shape(x, [rows, *x.shape[1:]]) for n, x in cut.items()})
+
+    # One piece at least, which gives outputs their shapes where there are no rows.
+    starts = tf.range(0, tf.maximum(count, 1), rows)
+    pieces = tf.map_fn(
+        piece,
+        starts,
+        fn_output_signature=[tf.TensorSpec([rows, *x.shape[1:]], x.dtype) for x in program.outputs],
+        parallel_iterations=1,  # several at once would need the memory of several
+    )
+    # From [pieces, rows, ...] to [pieces * rows, ...], without what fills up the last one.
+    return [
+        tf.reshape(x, tf.concat([[tf.size(starts) * rows], tf.shape(x)[2:]], 0))[:count]
+        for x in pieces
+    ]
+
+
 # -- exporters
 
 Metrics = Mapping[str, Any]
@@ -638,6 +758,28 @@ class FinalExporter(_SavedModelExporter):
 
     def _is_due(self, estimator: Estimator, path: str, metrics: Metrics, ended: bool) -> bool:
         return ended
+
+
+MODES = ("min", "max")
+
+
+def is_better(
+    value: float, best: Optional[float], mode: str = "min", min_delta: float = 0.0
+) -> bool:
+    """Returns whether a value of a metric is better than the best one before it.
+
+    NaN is never better, and any number is better than NaN.
+
+    Args:
+      value: the value.
+      best: the best one before it, or None if there is none.
+      mode: "min" if less is better, or "max".
+      min_delta: the difference that is no improvement yet.
+    """
+    # As no comparison with NaN is true, one would stay the best.
+    if math.isnan(value) or best is None or math.isnan(best):
+        return not math.isnan(value)
+    return (best - value if mode == "min" else value - best) > min_delta
 
 
 def _loss_smaller(best_eval_result: Metrics, current_eval_result: Metrics) -> bool:

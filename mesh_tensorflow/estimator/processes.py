@@ -30,10 +30,10 @@ from mesh_tensorflow._processes.peers import (
 )
 from mesh_tensorflow._processes.processes import several_of_jax
 from mesh_tensorflow._stop_signals import StopSignals, tell_of_other
-from mesh_tensorflow.estimator._hooks import SaverHook
+from mesh_tensorflow.estimator._hooks import saver_hook
 from mesh_tensorflow.estimator._run_config import RunConfig, TaskType
 
-__all__ = ["SaverHook", "devices_of", "in_cluster", "programs_over", "shards_of_process"]
+__all__ = ["devices_of", "in_cluster", "programs_over", "saver_hook", "shards_of_process"]
 
 
 def programs_over(cluster_spec: tf.train.ClusterSpec) -> list[Peer]:

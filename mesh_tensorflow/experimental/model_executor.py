@@ -18,10 +18,9 @@ import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import checkpoint, optimize
 from mesh_tensorflow._core.layout import joined_names
 from mesh_tensorflow._core.shape import ShapeLike
-from mesh_tensorflow._flags import FLAGS, define
 from mesh_tensorflow._mesh.devices import default_devices
 from mesh_tensorflow._mesh.variables import checkpoint_files
-from mesh_tensorflow._programs import run_with_flags
+from mesh_tensorflow._programs import FLAGS, define, run_with_flags
 from mesh_tensorflow._progress import Progress
 from mesh_tensorflow.experimental import unet
 from mesh_tensorflow.experimental.input_reader import (

@@ -18,8 +18,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 from absl import flags
 
-from mesh_tensorflow._flags import FLAGS, define
-from mesh_tensorflow._programs import run_with_flags
+from mesh_tensorflow._programs import FLAGS, define, run_with_flags
 from mesh_tensorflow._progress import Progress
 from mesh_tensorflow.experimental import data_aug_lib
 

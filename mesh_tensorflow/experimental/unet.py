@@ -17,7 +17,7 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
-from mesh_tensorflow._flags import FLAGS, define
+from mesh_tensorflow._programs import FLAGS, define
 from mesh_tensorflow.experimental import data_aug_lib
 
 __all__ = [

@@ -241,7 +241,8 @@ def pipeline(
       stage_fn: takes the activations, the weights and the side inputs as Tensors, and returns new
         activations of the same shape and dtype. In it, activations and side inputs have the
         dimension `stages_dim`, and `batch_dim` with the size of a microbatch. It may return a list
-        of activations and losses, each with the dimension `stages_dim` alone.
+        of activations and losses, each with the dimension `stages_dim`, and with others if these
+        are none of the activations.
       x: a Tensor with `batch_dim` and without `stages_dim`.
       weights: a list of Tensors: with `stages_dim` (and with `repeats_dim`, if there is one) those
         that differ from stage to stage, without both those that all stages share.
@@ -469,7 +470,7 @@ class _Run:
             mask = mtf.constant(self._mesh, busy, mtf.Shape([self._stages_dim]), tf.bool)
             # Selected, since 0 times what a bubble computed may be NaN.
             loss = select(mask, loss, 0.0)
-        return divided_sum(mtf.reduce_sum(loss), self._dim.size)
+        return divided_sum(mtf.reduce_sum(loss, reduced_dim=self._stages_dim), self._dim.size)
 
     def of_last_stage(self, results: Sequence[mtf.Tensor], shape: mtf.Shape) -> mtf.Tensor:
         """Returns the results of the last stage, joined to a batch."""
@@ -589,7 +590,8 @@ def _check_result(
             f"same dimensions, in the same order, and the same dtype"
         )
     for loss in losses:
-        if loss.shape.dims != [stages_dim]:
+        others = [d for d in loss.shape if d != stages_dim]
+        if stages_dim not in loss.shape or any(d in state.shape for d in others):
             raise ValueError(
                 f"pipeline: stage_fn returned a loss {loss.name} {loss.shape}, but losses have the "
                 f"dimension {stages_dim.name}={stages_dim.size} alone, so that those of bubbles "

@@ -55,6 +55,7 @@ def form_of(config: Config) -> Form:
     """
     config.must_be("position_embedding_type", "absolute")
     config.must_be("is_decoder", False)
+    config.get("tie_word_embeddings")  # that of logits, which an encoder has none of
     known = activation_of(config, config.get("hidden_act", "gelu"))
     hidden = config.multiple("hidden_size", "num_attention_heads")
     heads, blocks = config.number("num_attention_heads"), config.number("num_hidden_layers")
@@ -73,7 +74,7 @@ def form_of(config: Config) -> Form:
         feedforward_intermediate_size=config.number("intermediate_size"),
         feedforward_intermediate_act=known if callable(known) else getattr(mtf, known),
         type_vocab_size=config.number("type_vocab_size"),
-        layer_norm_epsilon=config.get("layer_norm_eps", 1e-12),
+        layer_norm_epsilon=config.real("layer_norm_eps", 1e-12),
     )
     prefix = f"{config.get('model_type')}."
     sizes = {

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Optional
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
@@ -28,6 +28,28 @@ _LAYER_NORM = "true_layer_norm/layer_prepostprocess/layer_norm/layer_norm"
 # Tokens of a group are dispatched to experts together, each of which has room for all of them: the
 # table of who goes where grows with the square of this number.
 _GROUP = 64
+# By attributes of a Decoder: the fields of config.json that most families have them in.
+_FIELDS = {
+    "blocks": "num_hidden_layers",
+    "d_model": "hidden_size",
+    "d_ff": "intermediate_size",
+    "d_kv": "head_dim",
+    "heads": "num_attention_heads",
+    "groups": "num_key_value_heads",
+    "vocab": "vocab_size",
+    "max_length": "max_position_embeddings",
+    "activation": "hidden_act",
+    "epsilon": "rms_norm_eps",
+}
+# What is computed in no family, where its field says something else.
+_MUST_BE: dict[str, Any] = {
+    "mlp_bias": False,
+    "lm_head_bias": False,
+    "rope_interleaved": False,
+    "full_attn_mod": 1,
+    "interpolate_factor": 1,
+}
+_WINDOW, _WHOLE = "sliding_attention", "full_attention"  # the types of layers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,6 +155,47 @@ class Decoder:
     experts: Optional[Experts] = None
     prefix: str = ""
     ignored: str = r"(?!)"
+
+    @classmethod
+    def of(
+        cls,
+        config: Config,
+        names: Mapping[str, str],
+        fields: Optional[Mapping[str, str]] = None,
+        **options: Any,
+    ) -> Decoder:
+        """Returns the Decoder of a config.json, whose usual fields are read here.
+
+        Args:
+          config: the Config.
+          names: see the attributes.
+          fields: by attributes, the names of fields that the family calls otherwise than Llama.
+          **options: the other attributes, or what is not read of a field.
+
+        Raises:
+          ValueError: a field is missing, or has a value that no family knows.
+        """
+        for name, value in _MUST_BE.items():
+            config.must_be(name, value)
+        config.get("is_decoder")  # they are, whatever it says
+        named = {**_FIELDS, **(fields or {})}
+        heads, d_model = config.number(named["heads"]), config.number(named["d_model"])
+        readers: dict[str, Callable[[], Any]] = {
+            "blocks": lambda: config.number(named["blocks"]),
+            "d_ff": lambda: config.number(named["d_ff"]),
+            "d_kv": lambda: config.number(named["d_kv"], max(1, d_model // heads)),
+            "groups": lambda: config.number(named["groups"], heads),
+            "vocab": lambda: config.number(named["vocab"]),
+            "max_length": lambda: config.number(named["max_length"], 2048),
+            "activation": lambda: config.get(named["activation"], "silu"),
+            "gated": lambda: True,
+            "epsilon": lambda: config.real(named["epsilon"], 1e-6),
+            "biases": lambda: "qkvo" if config.is_true("attention_bias", False) else "",
+            "tied": lambda: config.is_true("tie_word_embeddings", False),
+        }
+        read = {name: reader() for name, reader in readers.items() if name not in options}
+        options.setdefault("ignored", r"\.rotary_emb\.inv_freq$")  # tables that older folders have
+        return cls(config, names, heads=heads, d_model=d_model, **{**read, **options})
 
     @property
     def form(self) -> Form:
@@ -523,3 +586,75 @@ def activation_of(config: Config, name: str) -> Any:
             f"{', '.join(_ACTIVATIONS)}"
         )
     return _ACTIVATIONS[name]
+
+
+def windows_of(config: Config, size: int, usual: Callable[[int], bool]) -> list[int]:
+    """Returns how many positions the queries of each block see; 0 for all.
+
+    Args:
+      config: a Config, whose `layer_types` say which blocks have a window.
+      size: the size of windows.
+      usual: returns whether the block of a number has one where `layer_types` are missing.
+
+    Raises:
+      ValueError: `layer_types` are not such a list.
+    """
+    blocks = config.number("num_hidden_layers")
+    types = config.get("layer_types", [_WINDOW if usual(i) else _WHOLE for i in range(blocks)])
+    sizes = {_WINDOW: size, _WHOLE: 0}
+    is_list = isinstance(types, list) and len(types) == blocks
+    if not is_list or any(name not in sizes for name in types):
+        raise ValueError(
+            f"{config.path}: config.json has layer_types={types!r}, which is no list of "
+            f"num_hidden_layers={blocks} names, each {_WINDOW!r} or {_WHOLE!r}"
+        )
+    return [sizes[name] for name in types]
+
+
+def rotary_of(config: Config, key_size: int, window: int = 0, **options: Any) -> RotaryEmbedding:
+    """Returns the rotary positions that config.json describes.
+
+    Args:
+      config: a Config.
+      key_size: the number of channels of a head.
+      window: that of the blocks that have them, as some families' windows have others.
+      **options: further arguments of RotaryEmbedding.
+
+    Raises:
+      ValueError: they are of a kind that is not known, or a number is none.
+    """
+    # Since release 5 of transformers one field has the base, the share of channels and the
+    # scaling; before, each had one.
+    fields = ("rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor")
+    parameters, scaling, base, fraction = (config.get(name) for name in fields)
+    try:
+        numbers = dict(parameters or scaling or {})
+        # Of each type of layers.
+        numbers = dict(numbers.get(_WINDOW if window else _WHOLE, numbers))
+        base = numbers.pop("rope_theta", None) or base or 10000.0
+        own = numbers.pop("partial_rotary_factor", None)
+        fraction = next((x for x in (own, fraction) if x is not None), 1.0)
+        _complete(config, numbers)
+        made = RotaryEmbedding(base, fraction, scaling=numbers, **options)
+        for length in (0, 2**40):  # numbers that are none are found here
+            made.frequencies(int(key_size * fraction), length=length)
+        return made
+    except (TypeError, ValueError) as e:
+        raise ValueError(f"{config.path}: config.json has unknown rotary positions. {e}") from e
+
+
+def _complete(config: Config, scaling: dict[str, Any]) -> None:
+    """Adds what numbers of a scaling follow from other fields of config.json."""
+    original = "original_max_position_embeddings"
+    known = config.get(original)
+    kind = scaling.pop("rope_type", None) or scaling.pop("type", None)
+    scaling.pop("type", None)
+    if kind == "su" or (kind == "yarn" and config.get("model_type") == "phi3"):
+        kind = "longrope"  # older names of it in Phi's folders
+    if kind in ("yarn", "longrope"):
+        length = config.number("max_position_embeddings")
+        scaling.setdefault(original, length if known is None else known)
+        if kind == "longrope" and scaling.get("factor") is None:
+            scaling["factor"] = length / scaling[original]
+    if kind is not None:
+        scaling["rope_type"] = kind

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Optional
 
@@ -52,12 +54,49 @@ class Form(NamedTuple):
     encodes: bool = False
 
 
+# Fields that say nothing of what a model computes: where it is from, how it was trained, how texts
+# are drawn of it, and what functions return.
+_OF_NO_MATTER = re.compile(
+    r"model_type|architectures|auto_map|name_or_path|(torch_)?dtype|torchscript|use_bfloat16"
+    r"|unsloth_\w+|transformers_?(version|\.js_config)|_name_or_path|_attn_implementation(_\w+)?"
+    r"|_commit_hash|_flash_attn_2_enabled|attn_implementation|use_flash_attn\w*|is_llama_config"
+    r"|initializer_(range|factor)|init_std|gradient_checkpointing|pretraining_tp|neftune_noise_alpha"
+    r"|\w*dropout(_prob)?|\w+_pdrop|layerdrop"
+    r"|output_(past|attentions|hidden_states|router_logits|scores)|router_aux_loss_coef|use_cache"
+    r"|return_dict\w*|chunk_size_feed_forward|cache_implementation|tf_legacy_loss"
+    r"|problem_type|num_labels|id2label|label2id|finetuning_task|task_specific_params|summary_\w+"
+    r"|tokenizer_class|prefix|\w+_token_id|model_max_length|n_ctx|directionality|pooler_\w+"
+    r"|max_length|min_length|do_sample|early_stopping|num_beams|num_beam_groups|num_return_sequences"
+    r"|temperature|top_[kp]|typical_p|\w*(repetition|length|diversity)_penalty|bad_words_ids"
+    r"|(encoder_)?no_repeat_ngram_size|(begin_)?suppress_tokens|remove_invalid_values"
+)
+# What all families must have in these fields.
+_MUST_BE: dict[str, Any] = {
+    "is_encoder_decoder": False,
+    "tie_encoder_decoder": False,
+    "add_cross_attention": False,
+    "pruned_heads": {},
+}
+
+
 class Config:
-    """The fields of a config.json, for a family to read; errors name the file's folder."""
+    """The fields of a config.json, for a family to read; errors name the file's folder.
+
+    A field that no one has read is one that the family does not know: `check_all_known`.
+    """
 
     def __init__(self, path: str, fields: Mapping[str, Any]) -> None:
         self.path = path
         self._fields = dict(fields)
+        self._known: set[str] = set()
+
+    def complete(self, fields: Mapping[str, Any]) -> None:
+        """Sets fields that are missing; those that are null stay so.
+
+        Args:
+          fields: what the family means by a field that is not there.
+        """
+        self._fields = {**fields, **self._fields}
 
     def get(self, name: str, default: Any = None) -> Any:
         """Returns a field, or the default if it is missing or null.
@@ -66,6 +105,7 @@ class Config:
           name: its name.
           default: any value.
         """
+        self._known.add(name)
         value = self._fields.get(name)
         return default if value is None else value
 
@@ -82,6 +122,39 @@ class Config:
         value = self.get(name, default)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ValueError(f"{self.path}: config.json has {name}={value!r}, no positive integer")
+        return value
+
+    def real(self, name: str, default: Optional[float] = None) -> float:
+        """Returns a field that is a positive number.
+
+        Args:
+          name: its name.
+          default: what it is if it is missing; None for an error.
+
+        Raises:
+          ValueError: it is missing, or is something else.
+        """
+        value = self.get(name, default)
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not is_number or not 0 < value < math.inf:
+            raise ValueError(f"{self.path}: config.json has {name}={value!r}, no positive number")
+        return float(value)
+
+    def is_true(self, name: str, default: bool) -> bool:
+        """Returns a field that is true or false.
+
+        Args:
+          name: its name.
+          default: what it is if it is missing.
+
+        Raises:
+          ValueError: it is something else.
+        """
+        value = self.get(name, default)
+        if not isinstance(value, bool):
+            raise ValueError(
+                f"{self.path}: config.json has {name}={value!r}, neither true nor false"
+            )
         return value
 
     def multiple(self, name: str, divisor: str) -> int:
@@ -119,6 +192,25 @@ class Config:
                 f"family: only {name}={expected!r} is"
             )
 
+    def check_all_known(self) -> None:
+        """Checks that all fields have been read, but those that do not change what is computed.
+
+        Raises:
+          ValueError: there are others.
+        """
+        unknown = [
+            f"{name}={value!r}"
+            for name, value in self._fields.items()
+            if value is not None and name not in self._known and not _OF_NO_MATTER.fullmatch(name)
+        ]
+        if unknown:
+            raise ValueError(
+                f"{self.path}: config.json has {few(unknown)}, which the family "
+                f"{self._fields.get('model_type')!r} does not know, so that its model may compute "
+                "something else. Take out what does not change the computation; for what does, "
+                "add a family: mtf.models.register_family"
+            )
+
 
 # What makes a Form of a Config, by model type: the families of the package, and those of users.
 FORMS: dict[str, Callable[[Config], Form]] = {}
@@ -141,7 +233,12 @@ def form_of(where: str, config: Mapping[str, Any]) -> Form:
             f"{', '.join(FORMS)}. T5's weights are converted by "
             "`python -m mesh_tensorflow.transformer.convert`"
         )
-    return FORMS[model_type](Config(where, config))
+    read = Config(where, config)
+    for field, value in _MUST_BE.items():
+        read.must_be(field, value)
+    form = FORMS[model_type](read)
+    read.check_all_known()
+    return form
 
 
 _SHOWN = 6

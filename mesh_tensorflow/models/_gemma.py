@@ -8,11 +8,13 @@ layers with a window have rotary positions of their own. The latter's models of 
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
-from mesh_tensorflow.models._decoder import Decoder
+from mesh_tensorflow.layers import RotaryEmbedding
+from mesh_tensorflow.models._decoder import Decoder, rotary_of, windows_of
 from mesh_tensorflow.models._family import Config, Form
-from mesh_tensorflow.models._llama import NAMES, QK_NORM, rotary
+from mesh_tensorflow.models._llama import NAMES, QK_NORM
 
 MODEL_TYPES = ("gemma", "gemma2", "gemma3_text")
 _LATER = {
@@ -26,7 +28,12 @@ _NAMES_OF = {
     "gemma2": _LATER,
     "gemma3_text": {**_LATER, **QK_NORM},
 }
-_WINDOW, _WHOLE = "sliding_attention", "full_attention"  # the types of layers
+# What missing fields mean, where it is not what they mean in most families.
+_MISSING: dict[str, dict[str, Any]] = {
+    "gemma": {},
+    "gemma2": {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
+    "gemma3_text": {"rope_theta": 1e6, "max_position_embeddings": 131072},
+}
 
 
 def form_of(config: Config) -> Form:
@@ -40,66 +47,52 @@ def form_of(config: Config) -> Form:
     """
     kind = config.get("model_type")
     config.must_be("use_bidirectional_attention", False)
-    heads = config.number("num_attention_heads")
-    key_size = config.number("head_dim", 256)
-    blocks = config.number("num_hidden_layers")
-    windows = [0] * blocks if kind == "gemma" else _windows(config, blocks)
-    scale = None if kind == "gemma" else config.number("query_pre_attn_scalar", 256) ** -0.5
-    return Decoder(
+    usual = {"max_position_embeddings": 8192, "head_dim": 256, "tie_word_embeddings": True}
+    config.complete({**usual, **_MISSING[kind]})
+    decoder = Decoder.of(
         config,
         _NAMES_OF[kind],
         layer="model.layers.{}.",
-        blocks=blocks,
-        d_model=config.number("hidden_size"),
-        d_ff=config.number("intermediate_size"),
-        d_kv=key_size,
-        heads=heads,
-        groups=config.number("num_key_value_heads", heads),
-        vocab=config.number("vocab_size"),
-        max_length=config.number("max_position_embeddings", 8192),
-        # An older field says "gelu" and means this one.
-        activation=config.get("hidden_activation", "gelu_pytorch_tanh"),
-        gated=True,
-        epsilon=config.get("rms_norm_eps", 1e-6),
+        activation=_activation(config),
         unit_offset=True,
-        rotary=_rotary(config, key_size, set(windows)),
-        windows=windows,
-        biases="qkvo" if config.get("attention_bias") else "",
-        query_scale=scale,
-        soft_cap=config.get("attn_logit_softcapping"),
-        logits_soft_cap=config.get("final_logit_softcapping"),
         scaled_embedding=True,
-        tied=bool(config.get("tie_word_embeddings", True)),
-        ignored=r"\.rotary_emb\.inv_freq$",
-    ).form
+        **({} if kind == "gemma" else _of_logits(config)),
+    )
+    windows = [0] * decoder.blocks if kind == "gemma" else _windows(config)
+    rotary = {window: _rotary(config, decoder.d_kv, window) for window in windows}
+    return dataclasses.replace(decoder, windows=windows, rotary=rotary).form
 
 
-def _windows(config: Config, blocks: int) -> list[int]:
+def _activation(config: Config) -> Any:
+    # The older field says "gelu" where it means the other one's function.
+    older = config.get("hidden_act", "gelu")
+    return config.get("hidden_activation", "gelu_pytorch_tanh" if older == "gelu" else older)
+
+
+def _of_logits(config: Config) -> dict[str, Any]:
+    """Returns how logits are scaled, as attributes of a Decoder."""
+    caps = {"soft_cap": "attn_logit_softcapping", "logits_soft_cap": "final_logit_softcapping"}
+    return {
+        "query_scale": config.real("query_pre_attn_scalar", 256) ** -0.5,
+        **{ours: config.real(name) for ours, name in caps.items() if config.get(name) is not None},
+    }
+
+
+def _windows(config: Config) -> list[int]:
     """Returns how many positions the queries of each block see; 0 for all."""
     # Before `layer_types`, every second layer of Gemma 2 had a window, and all but each sixth of
     # Gemma 3.
-    turn = 2 if config.get("model_type") == "gemma2" else config.number("sliding_window_pattern", 6)
-    usual = [_WHOLE if (i + 1) % turn == 0 else _WINDOW for i in range(blocks)]
-    types = config.get("layer_types", usual)
-    sizes = {_WINDOW: config.number("sliding_window", 4096), _WHOLE: 0}
-    if not isinstance(types, list) or len(types) != blocks or set(types) - {*sizes}:
-        raise ValueError(
-            f"{config.path}: config.json has layer_types={types!r}, which is no list of "
-            f"num_hidden_layers={blocks} names, each {_WINDOW!r} or {_WHOLE!r}"
-        )
-    return [sizes[name] for name in types]
+    turn = 2
+    if config.get("model_type") == "gemma3_text":
+        older = config.get("_sliding_window_pattern", 6)
+        turn = config.number("sliding_window_pattern", older)
+    return windows_of(config, config.number("sliding_window", 4096), lambda i: (i + 1) % turn != 0)
 
 
-def _rotary(config: Config, key_size: int, windows: set[int]) -> dict[int, Any]:
-    """Returns the rotary positions by windows: those of a window have a base of their own."""
+def _rotary(config: Config, key_size: int, window: int) -> RotaryEmbedding:
+    """Returns the rotary positions of blocks with a window: Gemma 3's have a base of their own."""
+    rotary = rotary_of(config, key_size, window)
     if config.get("model_type") != "gemma3_text":
-        return dict.fromkeys(windows, rotary(config, key_size))
-    given = config.get("rope_parameters") or {
-        _WINDOW: {"rope_theta": config.get("rope_local_base_freq", 10000.0)},
-        _WHOLE: {
-            "rope_theta": config.get("rope_theta", 1000000.0),
-            **(config.get("rope_scaling") or {}),
-        },
-    }
-    kinds = {window: given.get(_WINDOW if window else _WHOLE, {}) for window in windows}
-    return {window: rotary(config, key_size, **numbers) for window, numbers in kinds.items()}
+        return rotary
+    base = config.real("rope_local_base_freq", 10000.0)
+    return rotary if config.get("rope_parameters") or not window else RotaryEmbedding(base)

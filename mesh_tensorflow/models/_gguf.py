@@ -32,7 +32,6 @@ _EXPERTS = {
     "num_experts": "expert_count",
     "num_experts_per_tok": "expert_used_count",
     "moe_intermediate_size": "expert_feed_forward_length",
-    "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
 }
 _GEMMA = {
     **_FIELDS,
@@ -67,18 +66,25 @@ class _Architecture(NamedTuple):
       fields: by the names of fields of config.json, those of metadata.
       fixed: fields that no metadata tell.
       sizes: the fields of the channels and of the number of heads.
+      biases: by fields that say whether there are biases, one of these: no metadata tell it.
     """
 
     model_type: str
     fields: Mapping[str, str] = _FIELDS
     fixed: Mapping[str, Any] = {}
     sizes: tuple[str, str] = ("hidden_size", "num_attention_heads")
+    biases: Mapping[str, str] = {"attention_bias": "blk.0.attn_output.bias"}
 
 
 _ARCHITECTURES = {
     "llama": _Architecture("llama"),
-    "qwen2": _Architecture("qwen2"),
-    "qwen2moe": _Architecture("qwen2_moe", _EXPERTS, {"norm_topk_prob": False}),
+    "qwen2": _Architecture("qwen2", biases={}),
+    "qwen2moe": _Architecture(
+        "qwen2_moe",
+        {**_EXPERTS, "shared_expert_intermediate_size": "expert_shared_feed_forward_length"},
+        {"norm_topk_prob": False},
+        biases={"qkv_bias": "blk.0.attn_q.bias"},
+    ),
     "qwen3": _Architecture("qwen3"),
     "qwen3moe": _Architecture("qwen3_moe", _EXPERTS, {"norm_topk_prob": True}),
     "phi3": _Architecture(
@@ -93,7 +99,7 @@ _ARCHITECTURES = {
     "gemma": _Architecture("gemma", _FIELDS, _TIED),
     "gemma2": _Architecture("gemma2", _GEMMA, _TIED),
     "gemma3": _Architecture("gemma3_text", _GEMMA, _TIED),
-    "gpt2": _Architecture("gpt2", _GPT2, _TIED, ("n_embd", "n_head")),
+    "gpt2": _Architecture("gpt2", _GPT2, _TIED, ("n_embd", "n_head"), biases={}),
     "gptneox": _Architecture("gpt_neox", _GPT_NEOX, {"hidden_act": "gelu"}),
 }
 # Llama's architecture with experts.
@@ -176,9 +182,7 @@ class GgufFile:
         config: dict[str, Any] = {
             "model_type": known.model_type,
             "tie_word_embeddings": "output.weight" not in self._stored,
-            # No field tells it.
-            "attention_bias": "blk.0.attn_output.bias" in self._stored,
-            "qkv_bias": "blk.0.attn_q.bias" in self._stored,
+            **{name: tensor in self._stored for name, tensor in known.biases.items()},
             **known.fixed,
         }
         embedding = "token_embd.weight"

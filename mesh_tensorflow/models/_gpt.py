@@ -13,9 +13,8 @@ from __future__ import annotations
 from typing import Any
 
 from mesh_tensorflow.layers import RotaryEmbedding
-from mesh_tensorflow.models._decoder import Decoder
+from mesh_tensorflow.models._decoder import Decoder, rotary_of
 from mesh_tensorflow.models._family import Config, Form
-from mesh_tensorflow.models._llama import rotary
 
 # By model type, Hugging Face's names of the parts.
 _NAMES: dict[str, dict[str, str]] = {
@@ -82,7 +81,7 @@ _NAMES: dict[str, dict[str, str]] = {
     },
 }
 MODEL_TYPES = tuple(_NAMES)
-# By what it says: the names of a field in config.json.
+# By attributes of a Decoder: the names of fields in config.json.
 _GPT = {
     "d_model": "n_embd",
     "heads": "n_head",
@@ -92,27 +91,30 @@ _GPT = {
     "activation": "activation_function",
     "epsilon": "layer_norm_epsilon",
 }
-_LATER = {
-    "d_model": "hidden_size",
-    "heads": "num_attention_heads",
-    "blocks": "num_hidden_layers",
-    "max_length": "max_position_embeddings",
-    "d_ff": "intermediate_size",
-    "activation": "hidden_act",
-    "epsilon": "layer_norm_eps",
-}
 _FIELDS: dict[str, dict[str, str]] = {
     "gpt2": _GPT,
     "gptj": _GPT,
     "gpt_neo": {
-        **_LATER,
         "heads": "num_heads",
         "blocks": "num_layers",
         "activation": "activation_function",
         "epsilon": "layer_norm_epsilon",
     },
-    "gpt_neox": _LATER,
-    "opt": {**_LATER, "d_ff": "ffn_dim", "activation": "activation_function"},
+    "gpt_neox": {"epsilon": "layer_norm_eps"},
+    "opt": {"d_ff": "ffn_dim", "activation": "activation_function"},
+}
+# What missing fields mean; a number of hidden units is four times that of channels.
+_MISSING: dict[str, dict[str, Any]] = {
+    "gpt2": {"n_positions": 1024, "activation_function": "gelu_new"},
+    "gpt_neo": {"activation_function": "gelu_new"},
+    "gpt_neox": {
+        "hidden_act": "gelu",
+        "attention_bias": True,
+        "rotary_pct": 0.25,
+        "tie_word_embeddings": False,
+    },
+    "gptj": {"activation_function": "gelu_new", "tie_word_embeddings": False},
+    "opt": {"activation_function": "relu"},
 }
 # What the fields of a family must say, as nothing else is known.
 _MUST_BE: dict[str, dict[str, Any]] = {
@@ -120,12 +122,12 @@ _MUST_BE: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
         "scale_attn_weights": True,
         "scale_attn_by_inverse_layer_idx": False,
-        "add_cross_attention": False,
     },
     "gpt_neo": {"tie_word_embeddings": True},
     "gpt_neox": {"use_parallel_residual": True},
-    "gptj": {"tie_word_embeddings": False},
+    "gptj": {"tie_word_embeddings": False, "rotary": True, "scale_attn_weights": True},
     "opt": {
+        "_remove_final_layer_norm": False,
         "do_layer_norm_before": True,
         "enable_bias": True,
         "layer_norm_elementwise_affine": True,
@@ -149,64 +151,58 @@ def form_of(config: Config) -> Form:
     kind = config.get("model_type")
     for field, value in _MUST_BE[kind].items():
         config.must_be(field, value)
+    config.complete({"tie_word_embeddings": True, **_MISSING[kind]})
     fields = _FIELDS[kind]
-    d_model = config.multiple(fields["d_model"], fields["heads"])
+    d_model, heads = (
+        fields.get("d_model", "hidden_size"),
+        fields.get("heads", "num_attention_heads"),
+    )
+    key_size = config.multiple(d_model, heads) // config.number(heads)
     if kind == "opt":
-        config.must_be("word_embed_proj_dim", d_model)
-    heads = config.number(fields["heads"])
-    blocks = config.number(fields["blocks"])
-    # Of those that have parts like the other ones' only by their config.json.
-    options: dict[str, dict[str, Any]] = {
-        "gpt2": {"biases": "qkvo", "transposed": False},
-        "gpt_neo": {"biases": "o", "query_scale": 1.0},
-        "gpt_neox": {"by_heads": True, "parallel": True},
-        "gptj": {"logits_bias": True, "parallel": True},
-        "opt": {"biases": "qkvo", "position_offset": 2},
-    }
-    further = options[kind]
-    if kind == "gpt_neo":
-        further["windows"] = _windows(config, blocks)
-    if kind == "gpt_neox":
-        further["biases"] = "qkvo" if config.get("attention_bias", True) else ""
-        # Releases before 5 of transformers have a name of their own for the share.
-        old = {"partial_rotary_factor": config.get("rotary_pct", 0.25)}
-        old["rope_theta"] = config.get("rotary_emb_base", 10000)
-        given = config.get("rope_parameters") or {**old, **(config.get("rope_scaling") or {})}
-        further["rotary"] = {0: rotary(config, d_model // heads, **given)}
-    if kind == "gptj":
-        turned = config.number("rotary_dim", d_model // heads)
-        further["rotary"] = {
-            0: RotaryEmbedding(fraction=turned / (d_model // heads), interleaved=True)
-        }
-    tied = kind not in ("gpt_neox", "gptj")
-    return Decoder(
+        config.must_be("word_embed_proj_dim", config.number(d_model))
+    return Decoder.of(
         config,
         _NAMES[kind],
+        fields,
         layer=_LAYERS.get(kind, "transformer.h.{}."),
-        blocks=blocks,
-        d_model=d_model,
-        d_ff=config.number(fields["d_ff"], 4 * d_model),
-        d_kv=d_model // heads,
-        heads=heads,
-        groups=heads,
-        vocab=config.number("vocab_size"),
-        max_length=config.number(fields["max_length"]),
-        activation=config.get(fields["activation"], "gelu_new"),
+        d_ff=config.number(fields.get("d_ff", "intermediate_size"), 4 * config.number(d_model)),
+        d_kv=key_size,
+        groups=config.number(heads),
         gated=False,
-        epsilon=config.get(fields["epsilon"], 1e-5),
+        epsilon=1e-5 if kind == "opt" else config.real(fields["epsilon"], 1e-5),
         rms=False,
         ff_biases=True,
-        tied=bool(config.get("tie_word_embeddings", tied)),
         prefix="" if kind in _LAYERS else "transformer.",
         # Masks and tables that older folders have.
         ignored=r"\.(attn|attention)\.(masked_)?bias$|\.rotary_emb\.inv_freq$",
-        **further,
+        **_parts(config, kind, key_size),
     ).form
 
 
-def _windows(config: Config, blocks: int) -> list[int]:
+def _parts(config: Config, kind: str, key_size: int) -> dict[str, Any]:
+    """Returns the attributes of a Decoder that tell these families apart."""
+    if kind == "gpt2":
+        config.get("reorder_and_upcast_attn")  # how it is computed, not what
+        return {"biases": "qkvo", "transposed": False}
+    if kind == "gpt_neo":
+        config.get("attention_layers")  # the same as attention_types, written out
+        return {"biases": "o", "query_scale": 1.0, "windows": _windows(config)}
+    if kind == "opt":
+        return {"biases": "qkvo", "position_offset": 2}
+    if kind == "gptj":
+        turned = config.number("rotary_dim", key_size)
+        rotary = RotaryEmbedding(fraction=turned / key_size, interleaved=True)
+        return {"logits_bias": True, "biases": "", "parallel": True, "rotary": {0: rotary}}
+    # Releases before 5 of transformers have names of their own.
+    older = {"partial_rotary_factor": config.real("rotary_pct")}
+    older["rope_theta"] = config.real("rotary_emb_base", 10000.0)
+    config.complete(older)
+    return {"by_heads": True, "parallel": True, "rotary": {0: rotary_of(config, key_size)}}
+
+
+def _windows(config: Config) -> list[int]:
     """Returns how many positions the queries of each block see; 0 for all."""
-    types = config.get("attention_types")
+    blocks, types = config.number("num_layers"), config.get("attention_types")
     try:
         kinds = [kind for some, number in types for _ in range(number) for kind in some]
         sizes = {"global": 0, "local": config.number("window_size", 256)}

@@ -11,10 +11,10 @@ OLMo 2 Furious", 2024), whose norms follow their layers.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
-from mesh_tensorflow.layers import RotaryEmbedding
-from mesh_tensorflow.models._decoder import Decoder, Experts
+from mesh_tensorflow.models._decoder import Decoder, Experts, rotary_of, windows_of
 from mesh_tensorflow.models._family import Config, Form
 
 # Hugging Face's names of the parts.
@@ -71,6 +71,15 @@ _NAMES_OF: dict[str, dict[str, Any]] = {
 MODEL_TYPES = tuple(_NAMES_OF)
 
 
+# What missing fields mean, where it is not what they mean in most families.
+_MISSING: dict[str, dict[str, Any]] = {
+    "mistral": {"sliding_window": 4096},
+    "mixtral": {"rms_norm_eps": 1e-5, "rope_theta": 1e6},
+    "olmo2": {"rms_norm_eps": 1e-5},
+    "phi3": {"rms_norm_eps": 1e-5},
+}
+
+
 def form_of(config: Config) -> Form:
     """Returns the Form of a model.
 
@@ -80,121 +89,58 @@ def form_of(config: Config) -> Form:
     Raises:
       ValueError: a field has a value that is not known.
     """
-    config.must_be("mlp_bias", False)
     kind = config.get("model_type")
-    heads = config.number("num_attention_heads")
-    d_model = config.number("hidden_size")
-    key_size = config.number("head_dim", max(1, d_model // heads))
-    blocks = config.number("num_hidden_layers")
-    window = _window(config)
+    config.complete(_MISSING.get(kind, {}))
     names = {**NAMES, **_NAMES_OF[kind]}
-    return Decoder(
+    options = _experts(config)
+    # No field of Qwen 2's config.json tells its biases.
+    if kind == "qwen2" or (kind == "qwen2_moe" and config.is_true("qkv_bias", True)):
+        options["biases"] = "qkv"
+    decoder = Decoder.of(
         config,
         {part: name for part, name in names.items() if name is not None},
         layer="model.layers.{}.",
-        blocks=blocks,
-        d_model=d_model,
-        d_ff=config.number("intermediate_size"),
-        d_kv=key_size,
-        heads=heads,
-        groups=config.number("num_key_value_heads", heads),
-        vocab=config.number("vocab_size"),
-        max_length=config.number("max_position_embeddings", 2048),
-        activation=config.get("hidden_act", "silu"),
-        gated=True,
-        epsilon=config.get("rms_norm_eps", 1e-6),
         qk_norm_over_heads=kind == "olmo2",
-        rotary={window: rotary(config, key_size)},
-        windows=[window] * blocks,
-        biases=_biases(config),
-        tied=bool(config.get("tie_word_embeddings", False)),
-        experts=_experts(config),
-        ignored=r"\.rotary_emb\.inv_freq$",  # tables that older folders have
-    ).form
+        **options,
+    )
+    windows = _windows(config, decoder.blocks)
+    rotary = {window: rotary_of(config, decoder.d_kv) for window in windows}
+    return dataclasses.replace(decoder, windows=windows, rotary=rotary).form
 
 
-def _window(config: Config) -> int:
-    """Returns how many positions a query sees, the last of them its own; 0 for all."""
-    if str(config.get("model_type")).startswith("qwen"):
+def _windows(config: Config, blocks: int) -> list[int]:
+    """Returns how many positions the queries of each block see; 0 for all."""
+    kind = config.get("model_type")
+    if kind in ("mistral", "mixtral", "phi3") and config.get("sliding_window") is not None:
+        return [config.number("sliding_window")] * blocks
+    if kind.startswith("qwen"):
         # Their window is for some of the layers, and is known only where it is off.
         config.must_be("use_sliding_window", False)
-        return 0
-    return 0 if config.get("sliding_window") is None else config.number("sliding_window")
+        config.get("sliding_window"), config.get("max_window_layers")
+        return windows_of(config, 0, lambda block: False)
+    return [0] * blocks
 
 
-def _biases(config: Config) -> str:
-    """Returns the projections of attention that have biases."""
-    kind = config.get("model_type")
-    # No field of Qwen 2's config.json tells its biases.
-    if kind == "qwen2" or (kind == "qwen2_moe" and config.get("qkv_bias", True)):
-        return "qkv"
-    return "qkvo" if config.get("attention_bias") else ""
-
-
-def _experts(config: Config) -> Any:
+def _experts(config: Config) -> dict[str, Any]:
+    """Returns the attributes of a Decoder with experts; none for a family without."""
     kind, loss = config.get("model_type"), config.get("router_aux_loss_coef", 0.001)
     if kind == "mixtral":
         config.must_be("router_jitter_noise", 0.0)
         number, per_token = config.number("num_local_experts"), config.number("num_experts_per_tok")
-        return Experts(number, per_token, config.number("intermediate_size"), loss)
-    if kind in ("qwen2_moe", "qwen3_moe"):
-        # Else, some of the blocks have feed-forward layers without experts.
-        config.must_be("decoder_sparse_step", 1)
-        config.must_be("mlp_only_layers", [])
-        # Release 5 of transformers writes the other name.
-        name = "num_experts" if config.get("num_experts") else "num_local_experts"
-        number, per_token = config.number(name), config.number("num_experts_per_tok")
-        return Experts(
-            number,
-            per_token,
-            config.number("moe_intermediate_size"),
-            loss,
-            normalized=bool(config.get("norm_topk_prob", False)),
-            shared=config.number("shared_expert_intermediate_size") if kind == "qwen2_moe" else 0,
-        )
-    return None
-
-
-def rotary(config: Config, key_size: int, **given: Any) -> RotaryEmbedding:
-    """Returns the rotary positions that config.json describes.
-
-    Args:
-      config: a Config.
-      key_size: the number of channels of a head.
-      **given: what it says of them elsewhere than in its usual fields: "rope_theta", and the
-        numbers of a scaling.
-
-    Raises:
-      ValueError: they are of a kind that is not known, or a number is none.
-    """
-    try:
-        # Since release 5 of transformers one field has the base and the scaling; before, each had
-        # one.
-        scaling = dict(given or config.get("rope_parameters") or config.get("rope_scaling") or {})
-        base = scaling.pop("rope_theta", None) or config.get("rope_theta", 10000.0)
-        fraction = scaling.pop("partial_rotary_factor", None)
-        if fraction is None:
-            fraction = config.get("partial_rotary_factor", 1.0)
-        _complete(config, scaling)
-        made = RotaryEmbedding(base, fraction, scaling=scaling)
-        for length in (0, 2**40):  # numbers that are none are found here
-            made.frequencies(int(key_size * fraction), length=length)
-        return made
-    except (TypeError, ValueError) as e:
-        raise ValueError(f"{config.path}: config.json has unknown rotary positions. {e}") from e
-
-
-def _complete(config: Config, scaling: dict[str, Any]) -> None:
-    """Adds what numbers of a scaling follow from other fields of config.json."""
-    kind = scaling.pop("rope_type", None) or scaling.pop("type", None)
-    scaling.pop("type", None)
-    if kind == "su" or (kind == "yarn" and config.get("model_type") == "phi3"):
-        kind = "longrope"  # older names of it in Phi's folders
-    if kind in ("yarn", "longrope"):
-        length = config.number("max_position_embeddings")
-        original = "original_max_position_embeddings"
-        scaling.setdefault(original, config.get(original, length))
-        if kind == "longrope" and scaling.get("factor") is None:
-            scaling["factor"] = length / scaling[original]
-    if kind is not None:
-        scaling["rope_type"] = kind
+        return {"experts": Experts(number, per_token, config.number("intermediate_size"), loss)}
+    if kind not in ("qwen2_moe", "qwen3_moe"):
+        return {}
+    # Else, some of the blocks have feed-forward layers without experts.
+    config.must_be("decoder_sparse_step", 1)
+    config.must_be("mlp_only_layers", [])
+    # Release 5 of transformers writes the other name.
+    name = "num_experts" if config.get("num_experts") else "num_local_experts"
+    experts = Experts(
+        config.number(name),
+        config.number("num_experts_per_tok"),
+        config.number("moe_intermediate_size"),
+        loss,
+        normalized=config.is_true("norm_topk_prob", False),
+        shared=config.number("shared_expert_intermediate_size") if kind == "qwen2_moe" else 0,
+    )
+    return {"experts": experts}

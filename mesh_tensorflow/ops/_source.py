@@ -69,8 +69,14 @@ class Constant(Operation):
                 f"{name or 'constant'}: {value!r} is complex, and the dtype is {dtype.name}; "
                 "write dtype=tf.complex64"
             )
+        if dtype.is_integer and isinstance(value, (float, np.floating)):
+            raise WrongTypeError(
+                f"{name or 'constant'}: {value!r} is no integer, and the dtype is {dtype.name}; "
+                "write dtype=tf.float32, or an int"
+            )
         super().__init__([], mesh=mesh, name=name or "constant")
-        self._value = value
+        # TensorFlow takes no 0 or 1 for a boolean, which mtf.zeros and mtf.ones fill with.
+        self._value = bool(value) if dtype.is_bool and not tf.is_tensor(value) else value
         self._outputs = [Tensor(self, shape, dtype)]
 
     def lower(self, lowering: mtf.Lowering) -> None:

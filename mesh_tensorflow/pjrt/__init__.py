@@ -6,12 +6,18 @@ partitioner splits the program over the devices, by the layout.
 """
 
 try:
-    import jax as _jax  # noqa: F401
+    import jax as _jax
 except ImportError as e:
     raise ImportError(
         "mesh_tensorflow.pjrt runs programs through JAX, which is not installed: "
         'pip install "jax>=0.8", or as JAX says for your accelerator'
     ) from e
+if _jax.__version_info__ < (0, 8):
+    raise ImportError(
+        f"mesh_tensorflow.pjrt needs JAX 0.8 or newer, but {_jax.__version__} is installed: "
+        'pip install "jax>=0.8", or as JAX says for your accelerator. That needs Python 3.11 and '
+        "TensorFlow 2.19, or newer ones"
+    )
 
 from mesh_tensorflow.pjrt._devices import device_kind as device_kind
 from mesh_tensorflow.pjrt._devices import gathered

@@ -19,7 +19,7 @@ from mesh_tensorflow._quiet import not_advised
 from mesh_tensorflow._stop_signals import StopSignals
 from mesh_tensorflow._watching import told_to_user
 from mesh_tensorflow.checkpoint import CheckpointError, Saver, check_checkpoint
-from mesh_tensorflow.estimator.pieces import any_batch
+from mesh_tensorflow.estimator.export import any_batch
 from mesh_tensorflow.train._data import Batch, Features, rows_of, with_dtype
 from mesh_tensorflow.train._model import (
     Afters,
@@ -28,10 +28,9 @@ from mesh_tensorflow.train._model import (
     Model,
     check_names,
 )
-from mesh_tensorflow.train._placing import Agreement, Placing
+from mesh_tensorflow.train._placing import Agreement, AutoLayout, Placing
 
 if TYPE_CHECKING:
-    from mesh_tensorflow.train._auto_layout import AutoLayout
     from mesh_tensorflow.train._loop import Initial
 
 CHECKPOINT_NAME = "model.ckpt"

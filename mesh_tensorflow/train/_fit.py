@@ -8,7 +8,7 @@ import functools
 import inspect
 import io
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Optional, TypeVar, Union, cast
 
 import tensorflow.compat.v1 as tf
@@ -26,8 +26,7 @@ from mesh_tensorflow.auto_mtf.measured import Auto
 from mesh_tensorflow.checkpoint import CheckpointError, Resize, fault_of
 from mesh_tensorflow.ops import Precision
 from mesh_tensorflow.optimize import ExponentialMovingAverage
-from mesh_tensorflow.train._auto_layout import AutoLayout
-from mesh_tensorflow.train._data import AnyDataset, Batch, Features, Part, Source, opened, source_of
+from mesh_tensorflow.train._data import AnyDataset, Features, Part, Source, opened, source_of
 from mesh_tensorflow.train._engine import Engine, SessionEngine, StepEngine
 from mesh_tensorflow.train._loop import (
     Found,
@@ -44,7 +43,7 @@ from mesh_tensorflow.train._loop import (
     unpacked,
 )
 from mesh_tensorflow.train._model import Model, check_optimizer
-from mesh_tensorflow.train._placing import Given, Placing, placing_of
+from mesh_tensorflow.train._placing import AutoLayout, Given, Placing, placing_of
 from mesh_tensorflow.train._saving import Best, Checkpoints
 from mesh_tensorflow.train.callbacks import Callback, Run, TensorBoard, has_board
 from mesh_tensorflow.visualize import training_report
@@ -539,16 +538,11 @@ def _eval_source(data: Any, features: Features) -> Optional[Source]:
     return source
 
 
-def _prepare(
-    engine: Engine, batch: Batch, last: Optional[Found], initial: Optional[Initial]
-) -> None:
-    """Builds the program, with new variables or those of a checkpoint."""
+@contextlib.contextmanager
+def _fault_told(last: Optional[Found]) -> Iterator[None]:
+    """Context that restores a checkpoint, or none: an error within says if the file is damaged."""
     try:
-        if last is None:
-            engine.prepare(batch, None, initial)
-        else:
-            # A run that goes on has weights of its own, so initial ones have no effect.
-            engine.prepare(batch, last.path, None)
+        yield
     except (CheckpointError, tf.errors.OpError) as e:
         # A file is read through only after a failure, of which it need not be the reason.
         fault = "" if last is None else fault_of(last.path, nan_too=False)
@@ -586,12 +580,20 @@ def _run(loop: Loop, resume: Resume, initial: Optional[Initial]) -> Result:
             + (f" after step {run.step}, where this run goes on" if run.step else "")
             + ": there are too few examples, or the data can be read only once"
         )
-    if initial is not None and initial.resize is not None:
-        initial = initial._replace(say=loop.say)
     stream = None if loop.show else io.StringIO()
     # Without a last line: small models are read before there is a first.
-    with Progress(None, "read weights", unit="part", stream=stream, leave=False) as progress:
-        _prepare(engine, first, last, initial and initial._replace(progress=progress))
+    with (
+        Progress(None, "read weights", unit="part", stream=stream, leave=False) as progress,
+        _fault_told(last),
+    ):
+        # A run that goes on has weights of its own, so initial ones have no effect.
+        if last is not None:
+            engine.prepare(first, last.path, None)
+        elif initial is not None:
+            say = loop.say if initial.resize is not None else None
+            engine.prepare(first, None, initial._replace(progress=progress, say=say))
+        else:
+            engine.prepare(first, None, None)
     # The report goes over the whole program, which takes a while for a large one.
     if engine.lowered is not None and loop.show:
         places = {"checkpoints": run.directory, "logs": run.logdir}

@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
-from mesh_tensorflow._core.errors import dims_text
+from mesh_tensorflow._core.errors import dims_text, first_names
 from mesh_tensorflow._lowering.lowering import check_rules_apply
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow._mesh.random_values import keys_by_step
@@ -278,6 +278,7 @@ class Model:
             if training:
                 outputs, grads = self._gradients(features, mesh, arguments)
                 variables = graph.trainable_variables
+                _check_gradients(grads, variables)
                 # Before the updates make slots and averages, which are not the model's own.
                 own = [part.name for v in graph.all_variables for part in v.parts]
                 with mtf.precision("float32"):  # learning rates and slots are no activations
@@ -432,6 +433,19 @@ def _check_variables(graph: mtf.Graph) -> None:
         raise ValueError(
             "fit: the model has no trainable variables: make them with mtf.get_variable or "
             "layers, on the mesh that the model function is given"
+        )
+
+
+def _check_gradients(
+    grads: Sequence[Optional[mtf.Tensor]], variables: Sequence[mtf.Variable]
+) -> None:
+    """Raises ValueError for a loss whose gradient reaches no variable: no step would change one."""
+    if all(g is None for g in grads):
+        raise ValueError(
+            "fit: no gradient of the loss reaches a trainable variable, of which the model has "
+            f"{first_names([v.name for v in variables], 4)}. Compute the loss from them in "
+            "floating numbers; mtf.stop_gradient, and casts to integers and booleans, let no "
+            "gradient through"
         )
 
 

@@ -11,8 +11,8 @@ from typing import Optional
 
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow._better import MODES, is_better
 from mesh_tensorflow._mesh.variables import checkpoint_files
+from mesh_tensorflow.estimator.export import MODES, is_better
 from mesh_tensorflow.train._engine import Engine
 from mesh_tensorflow.train.callbacks import metric_of, read_json, write_whole
 

@@ -14,9 +14,9 @@ from typing import Any, Optional
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow._better import MODES, is_better
 from mesh_tensorflow._core.errors import missing_package
 from mesh_tensorflow._mesh.variables.checkpoint_files import check_writable
+from mesh_tensorflow.estimator.export import MODES, is_better
 
 __all__ = [
     "Callback",

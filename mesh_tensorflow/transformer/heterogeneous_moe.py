@@ -12,7 +12,7 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow.transformer import transformer
 from mesh_tensorflow.transformer.moe._layer import (
-    call_moe,
+    MixtureLayer,
     dispatched,
     expert_hidden,
     expert_output,
@@ -180,12 +180,14 @@ def transformer_moe_layer_v1(
 
 
 @gin.configurable(module="mesh_tensorflow.transformer.heterogeneous_moe")
-class HeterogeneousMoE1D(transformer.TransformerLayer):
+class HeterogeneousMoE1D(MixtureLayer):
     """A mixture of feed-forward experts with different widths and depths.
 
     Variables are `<gating>_gating/kernel` and, in `expert_layer_<i>`, `wi/kernel`, `wo/kernel`
     and from the second layer on `rms_norm/scale`.
     """
+
+    _moe_layer = staticmethod(transformer_moe_layer_v1)
 
     def __init__(
         self,
@@ -231,30 +233,9 @@ class HeterogeneousMoE1D(transformer.TransformerLayer):
         self._hparams = hparams_of(locals())
         self._activation = activation
 
-    def call(
-        self, context: Context, x: mtf.Tensor, losses: Optional[list[mtf.Tensor]] = None
-    ) -> mtf.Tensor:
-        """Returns the output of the layer, and adds its loss to `context.losses`.
-
-        Args:
-          context: the Context of this call of the model: its mode, positions, states and losses.
-          x: a Tensor with dimensions [batch..., length, d_model]; without `length` when decoding.
-          losses: not used.
-
-        Returns:
-          A Tensor with dimensions [batch..., length, output_dim].
-
-        Raises:
-          NotImplementedError: the model is an ensemble.
-        """
-        del losses
-        return call_moe(
-            "HeterogeneousMoE1D",
-            transformer_moe_layer_v1,
-            self._hparams,
-            context,
-            x,
-            activation=self._activation,
-            token_embeddings=context.input_embeddings,
-            context=context,
-        )
+    def _options(self, context: Context) -> dict[str, Any]:
+        return {
+            "activation": self._activation,
+            "token_embeddings": context.input_embeddings,
+            "context": context,
+        }

@@ -51,8 +51,7 @@ from absl import flags
 
 from mesh_tensorflow import estimator
 from mesh_tensorflow._core.errors import MeshTensorFlowWarning, is_set, strict
-from mesh_tensorflow._flags import FLAGS, define
-from mesh_tensorflow._programs import run_with_flags
+from mesh_tensorflow._programs import FLAGS, define, run_with_flags
 from mesh_tensorflow.transformer import utils
 
 __all__ = ["FLAGS", "main"]

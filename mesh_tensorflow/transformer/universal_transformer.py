@@ -13,6 +13,7 @@ import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
 from mesh_tensorflow.transformer import transformer
 from mesh_tensorflow.transformer.transformer._context import Context, dropout_of, nonpadding_of
+from mesh_tensorflow.transformer.transformer._stack import concat_channels
 
 __all__ = ["UTLayerStack"]
 
@@ -38,14 +39,6 @@ def _sinusoids(
     signal = mtf.sin(mtf.add(angles, phase, output_shape=angles.shape))
     # With an odd number of channels the last one has no signal.
     return signal * mtf.cast(mtf.less(channel, 2 * half), tf.float32)
-
-
-def concat_channels(xs: list[mtf.Tensor]) -> mtf.Tensor:
-    """Concatenates Tensors along their last dimension, under a name that no layout splits."""
-    # It keeps this name: of what is joined a dense layer makes the model's channels again.
-    name = f"_{xs[0].shape.dims[-1].name.lstrip('_')}_concat"
-    whole = [mtf.rename_dimension(x, x.shape.dims[-1].name, name) for x in xs]
-    return mtf.concat(whole, name)
 
 
 @gin.configurable(module="mesh_tensorflow.transformer.universal_transformer")
@@ -495,6 +488,7 @@ class UTLayerStack(transformer.TransformerLayer):
             return mtf.add(x, signal, output_shape=x.shape)
         if self.add_or_concat_timing_signal == "concat":
             signal = mtf.broadcast(signal, x.shape - x.shape.dims[-1] + signal.shape.dims[-1])
+            # Under the other name, as a dense layer makes the model's channels of it again.
             return concat_channels([x, signal])
         raise ValueError(
             f"UTLayerStack: add_or_concat_timing_signal={self.add_or_concat_timing_signal!r} is "

@@ -235,3 +235,21 @@ def test_gradients_of_a_microbatch_are_added_one_by_one(tf_graph):
     assert held.count(weight) <= 8 + 8 + 1  # weights, sums of gradients, and one to be added
     # Each weight is read in bfloat16, besides at most one gradient and what it was made of.
     assert held.count(weight // 2) <= 8 + 2
+
+
+def test_by_the_times_of_operations(tf_graph, tmp_path):
+    """Plans of what was timed: by the same times in each run, and of this machine."""
+    asked = mtf.auto_mtf.Profile(60, str(tmp_path / "p.json"), ["cpu:0", "cpu:1"], show=False)
+
+    def planned():
+        return mtf.auto_mtf.plan(
+            lambda choice: built(choice, **SIZES), 2, [Choice(), Choice(recompute=True)], (0,),
+            profile=asked,
+        )  # fmt: skip
+
+    first = planned()
+    kept = (tmp_path / "p.json").read_text()
+    again = planned()
+    assert again.best == first.best and (tmp_path / "p.json").read_text() == kept
+    assert "on processors of logical CPUs" in str(first)
+    assert len(first.lost) == 1 and first.best.seconds.total > 0

@@ -1,12 +1,16 @@
 """Layouts by the times of a program's operations on this machine."""
 
+import itertools
 import json
 
 import pytest
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow.auto_mtf import models, profiles, step_time
+from mesh_tensorflow._mesh import devices
+from mesh_tensorflow.auto_mtf import hardware, measure, models, profiles, step_time
+from mesh_tensorflow.auto_mtf.explanation import Explanation
+from mesh_tensorflow.auto_mtf.step_time import StepEstimator
 
 SHAPE = mtf.convert_to_shape("rows:2,cols:2")
 CPUS = [f"cpu:{i}" for i in range(4)]
@@ -27,8 +31,8 @@ def dense(dims="batch:64,i:64", outputs="h:64"):
         x = mtf.ones(mtf.Mesh(graph, "mesh"), dims)
         y = mtf.layers.dense(x, list(mtf.convert_to_shape(outputs)), x.shape.dims[1:], name="a")
         loss = mtf.reduce_sum(mtf.square(y))
-        mtf.gradients([loss], [v.value for v in graph.trainable_variables])
-    return step_time.ProgramParts.of((graph, [loss]))
+        gradients = mtf.gradients([loss], [v.value for v in graph.trainable_variables])
+    return step_time.ProgramParts.of((graph, [loss, *gradients]))
 
 
 def estimator(parts, path, seconds=60.0, simd=False, devices=CPUS):
@@ -68,6 +72,103 @@ def test_what_is_not_timed_is_scaled_by_what_is():
     }
     assert max(ratios.values()) < 2 * min(ratios.values())
     assert abs(ratios[""] - 1) > 1e-3
+
+
+def test_what_is_not_timed_is_like_what_was_of_the_same_size():
+    """By the operations of the same class that the cost model takes to be about as long."""
+    parts = program()
+    costs = profiles.estimator_on(
+        profiles.Processors(SHAPE, CPUS), parts, profiles.Profile(1e-9, cache="", show=False)
+    ).costs
+    costs._pairs = {"A": [(1.0, 9.0)] + [(10.0, 20.0)] * 5, "": [(1.0, 0.5)]}
+    like = profiles._Timed("A", 12.0, 1.0, "", "", False, (), lambda lowering: [])
+    assert costs._off(like) == 2.0
+    assert costs._off(like._replace(predicted=0.5)) == (9.0 + 20 * 4) / (1.0 + 10 * 4)
+    assert costs._off(like._replace(kind="B")) == 0.5
+
+
+def test_few_parts_have_the_threads_of_tensorflow(monkeypatch):
+    """Layouts that cut into fewer parts than there are cores are estimated apart, as they run."""
+    monkeypatch.setattr("mesh_tensorflow._mesh.devices.cores", lambda: 4)
+    monkeypatch.setattr(profiles, "cores", lambda: 4)
+    machine = profiles.Processors(SHAPE, CPUS)
+    assert machine.few_parts == [frozenset(["rows"]), frozenset(["cols"])]
+    assert profiles.Processors(SHAPE, CPUS[:2] * 2).few_parts == []
+    gpus = [f"gpu:{i}" for i in range(4)]
+    assert profiles.Processors(SHAPE, gpus).few_parts == []
+    parts, known = program(), hardware.local_machine(4, one_memory=True).replace(cores=4)
+    both = profiles.estimator_on(machine, parts, None, known)
+    one, shared = (
+        StepEstimator(
+            parts.graph, SHAPE, parts.outputs, known,
+            costs=hardware.CostModel(SHAPE, known, shares_out=shares_out),
+        )
+        for shares_out in (False, True)
+    )  # fmt: skip
+    for layout, like in (
+        ("", shared), ("batch:rows", shared), ("d_ff:cols;vocab:cols", shared),
+        ("batch:rows;d_ff:cols", one),
+    ):  # fmt: skip
+        assert both.estimate(layout) == like.estimate(layout)
+    # In the order of these times, and each once.
+    found = list(itertools.islice(both.fastest(), 40))
+    times = [e.seconds.total for e in found]
+    # The search does not tell times apart that differ by a millionth.
+    assert times == pytest.approx(sorted(times), rel=1e-5) and len({e.text for e in found}) == 40
+    assert both.solve().seconds == found[0].seconds
+    assert both.estimate(found[20].layout) == found[20]
+    assert both.faster_than(times[0]) is None
+    assert both.faster_than(2 * times[0]).seconds == found[0].seconds
+    with pytest.raises(step_time.MemoryLimitError, match="no layout fits in 10 B"):
+        both.solve(10)
+    # An explanation compares layouts of both kinds.
+    explained = Explanation(both, both.estimate(""), [both.estimate("batch:rows;d_ff:cols")], None)
+    assert explained.chosen.seconds == both.estimate("").seconds
+    assert "batch:rows;d_ff:cols" in str(explained)
+
+
+def test_the_threads_of_sessions():
+    machine = profiles.Processors(SHAPE, CPUS)
+    one = devices.one_thread_each(range(4), SHAPE, mtf.convert_to_layout_rules("batch:rows"))
+    with tf.Graph().as_default() as made:
+        for layout, threads in (("", 0), ("batch:rows", int(one))):
+            with machine.session(made, layout) as session:
+                assert session._config.intra_op_parallelism_threads == threads
+                assert session._config.device_count["CPU"] == 4
+
+
+@pytest.mark.parametrize("simd", [False, True])
+def test_steps_are_measured_with_the_threads_of_their_layouts(simd, monkeypatch):
+    opened = []
+    session_of = profiles.Processors.session
+    monkeypatch.setattr(
+        profiles.Processors, "session",
+        lambda self, made, layout, **kw: opened.append(layout) or session_of(self, made, layout),
+    )  # fmt: skip
+    layouts = ["", "batch:rows;d_ff:cols"]
+    times = measure.step_seconds(
+        lambda: models.language_model(**SIZES), SHAPE, layouts, 1, 1, "simd" if simd else "shared"
+    )
+    assert opened == layouts and min(times) > 0
+
+
+def test_an_explanation_says_what_was_timed(tmp_path):
+    parts = program()
+    whole = estimator(parts, tmp_path / "profiles.json")
+    some = estimator(parts, "", seconds=1e-9)
+    for found, least in ((whole, 0.8), (some, 0.0)):
+        chosen = found.estimate("batch:rows")
+        text = Explanation(found, chosen, [], None).sections()["layers"].splitlines()
+        assert text[0].split()[-1] == "timed"
+        shares = [int(line.split()[-1][:-1]) / 100 for line in text if line.endswith("%")]
+        assert all(0 <= share <= 1 for share in shares)
+        assert max(shares) >= least
+    # Of assignments, none is timed.
+    part = whole.times.by_layer(chosen.layout, whole.costs.only_timed())
+    every = whole.times.by_layer(chosen.layout)
+    assert part.keys() == every.keys()
+    assert all(part[name].total <= every[name].total * (1 + 1e-9) for name in every)
+    assert sum(s.total for s in part.values()) < sum(s.total for s in every.values())
 
 
 def test_merged_processors_are_one():

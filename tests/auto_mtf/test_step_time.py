@@ -9,7 +9,7 @@ import tensorflow.compat.v1 as tf
 from helpers.auto_mtf.real_programs import MESHES, loop_program, real_programs
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow._core.operation import Collective
+from mesh_tensorflow._core.operation import Collective, Cost
 from mesh_tensorflow._core.placement import walk
 from mesh_tensorflow.auto_mtf import hardware, models
 from mesh_tensorflow.auto_mtf.hardware import CostModel, Hardware, Link
@@ -428,3 +428,46 @@ def test_fourier_transforms_are_split_in_pencils(tf_graph):
         c.kind for _, cost in walk(mesh.graph.operations, impl).costs for c in cost.collectives
     ]
     assert kinds == ["alltoall"] * 4
+
+
+def test_what_nothing_needs_takes_no_time(tf_graph):
+    """Operations that neither outputs nor effects need are never run."""
+    graph = mtf.Graph()
+    mesh = mtf.Mesh(graph, "mesh")
+    x = mtf.ones(mesh, "batch:8,i:8")
+    y = mtf.layers.dense(x, [mtf.Dimension("h", 8)], x.shape.dims[1:], name="a")
+    before = StepEstimator(graph, "all:2", [y]).estimate("batch:all").seconds
+    mtf.gradients([mtf.reduce_sum(y)], [v.value for v in graph.trainable_variables])
+    assert StepEstimator(graph, "all:2", [y]).estimate("batch:all").seconds == before
+    # Without outputs, any of them may be fetched.
+    assert StepEstimator(graph, "all:2").estimate("batch:all").seconds.total > before.total
+    # An assignment runs, and what it needs does, in a loop too.
+    [variable, *_] = graph.trainable_variables
+    _, total = mtf.while_loop(
+        lambda i, a: mtf.less(i, 3), lambda i, a: [i + 1, a + variable.value],
+        [mtf.constant(mesh, 0, [], tf.int32), mtf.zeros_like(variable.value)],
+    )  # fmt: skip
+    assert StepEstimator(graph, "all:2", [y]).estimate("batch:all").seconds == before
+    mtf.assign(variable, total)
+    assert StepEstimator(graph, "all:2", [y]).estimate("").seconds.total > before.total
+
+
+def test_slices_on_cores():
+    """Fewer slices than cores leave cores idle, unless each operation has all of them."""
+    known = Hardware("two", {"float32": 2e9}, 1e30, 1e9, Link(1e30, 0.0), one_memory=True, cores=2,
+                     sharing_seconds=0.25)  # fmt: skip
+    mesh = mtf.convert_to_shape("rows:2,cols:2")
+    one, all_cores = (
+        hardware.CostModel(mesh, known, shares_out=shares_out) for shares_out in (False, True)
+    )
+    with tf.Graph().as_default():
+        x = mtf.ones(mtf.Mesh(mtf.Graph(), "mesh"), "a:2,b:2")
+    seconds = {}
+    for layout in ({}, {"a": "rows"}, {"a": "rows", "b": "cols"}):
+        # Work for two cores of a second.
+        parts = 2 ** len(layout)
+        cost = Cost(4 * 2e9 // parts, 0)
+        seconds[parts] = [m.seconds(cost, "float32", [x], m.impl(layout)) for m in (one, all_cores)]
+    assert [s.compute for s in seconds[1]] == [2.0, 1.25]
+    assert [s.compute for s in seconds[2]] == [1.0, 1.0]
+    assert [s.compute for s in seconds[4]] == [1.0, 1.0]

@@ -15,7 +15,44 @@ def strict_pool(world, x):
     return strictly(lambda w: mtf.layers.max_pool2d(x))(world)
 
 
+def _of_booleans(name, call):
+    text = (
+        rf"^{name} is not defined for booleans, such as those of import_\d:0 "
+        r"Shape\[a=8, b=16\] bool\. Numbers are mtf\.to_int32\(x\)"
+    )
+    return lambda w: call(w.m), T, text
+
+
 BUILD = {
+    **{
+        f"{name}_{i}_of_booleans": _of_booleans(name, call)
+        for i, (name, call) in enumerate(
+            [
+                ("add", lambda m: m + m),
+                ("add", lambda m: m + 1),
+                ("sub", lambda m: m - m),
+                ("sub", lambda m: 1 - m),
+                ("multiply", lambda m: m * m),
+                ("multiply", lambda m: 2 * m),
+                ("divide", lambda m: m / m),
+                ("einsum", lambda m: mtf.einsum([m, m], reduced_dims=[A])),
+                ("einsum", lambda m: mtf.einsum([m], reduced_dims=[A])),
+                ("floordiv", lambda m: m // m),
+                ("floor_mod", lambda m: m % 2),
+                ("negative", lambda m: -m),
+                ("square", mtf.square),
+                ("sign", mtf.abs),
+                ("relu", mtf.relu),
+                ("less", lambda m: mtf.less(m, m)),
+                ("less", lambda m: mtf.less(m, 1.0)),
+                ("maximum", lambda m: mtf.maximum(m, m)),
+                ("reduce_sum", mtf.reduce_sum),
+                ("reduce_mean", mtf.reduce_mean),
+                ("reduce_max", mtf.reduce_max),
+                ("top_k", lambda m: mtf.argmax(m, A)),
+            ]
+        )
+    },
     # dtypes and numbers
     "add_dtypes": (lambda w: w.x + w.i, V, r"dtypes must be equal: .*float32; .*int32.*mtf.cast"),
     "concat_dtypes": (
@@ -29,6 +66,13 @@ BUILD = {
         T,
         r"Shape\[a=8\] is int32, and 1.5 is no integer. Use mtf.to_float",
     ),
+    "int_beside_float": (lambda w: mtf.less(w.i, 1.5), T, r"int32, and 1.5 is no integer"),
+    "int_constant": (
+        lambda w: mtf.constant(w.mesh, 1.5, [A], tf.int32),
+        T,
+        r"constant: 1.5 is no integer, and the dtype is int32; write dtype=tf.float32",
+    ),
+    "number_chosen": (lambda w: mtf.where(w.m, 1.0, w.x), T, r"where: input 1.0 is a float"),
     "int_minus_float": (lambda w: w.i - 0.5, T, r"-0.5 is no integer"),
     "int_times_float": (lambda w: 2.5 * w.i, T, r"2.5 is no integer"),
     "int_divided": (lambda w: w.i / 2, T, r"0.5 is no integer.*// and % to stay with integers"),

@@ -196,6 +196,19 @@ BUILD = {
         r"must be integers: .*float32; mtf.to_int32",
     ),
     "one_hot_float": (lambda w: mtf.one_hot(w.x, C), V, r"must be integers"),
+    "shift_fraction": (
+        lambda w: mtf.shift(w.x, 1.5, A, True),
+        T,
+        r"shift: the offset 1.5 along a=8 of import:0 .* is a float, not an int.*dynamic_shift",
+    ),
+    "shift_tensor": (lambda w: mtf.shift(w.x, w.zero, A, True), T, r"mtf.dynamic_shift takes"),
+    "cwise_nothing": (lambda w: mtf.cwise(tf.add, []), V, "cwise: the list of Tensors is empty"),
+    "slicewise_nothing": (lambda w: mtf.slicewise(tf.add, []), V, "list of Tensors is empty"),
+    "slicewise_names": (
+        lambda w: mtf.slicewise(tf.abs, [w.x], splittable_dims=["a"]),
+        T,
+        r"could not convert 'a' to Dimension: it takes a Dimension",
+    ),
     "shift_dim": (lambda w: mtf.shift(w.x, 1, C, True), V, r"shift: .*no dimension c=24"),
     "dynamic_shift": (
         lambda w: mtf.dynamic_shift(w.x, w.i, A, True),

@@ -12,7 +12,7 @@ from helpers.estimator import estimator_models as models
 from mesh_tensorflow import estimator
 from mesh_tensorflow.estimator import export
 from mesh_tensorflow.estimator.experimental import build_raw_supervised_input_receiver_fn
-from mesh_tensorflow.estimator.pieces import any_batch
+from mesh_tensorflow.estimator.export import any_batch
 
 WEIGHTS = models.descent(6)[1]
 

@@ -265,7 +265,7 @@ def trained(placing, path=None, restored=None):
             return losses
 
 
-@pytest.mark.usefixtures("eight_devices")
+@pytest.mark.usefixtures("eight_devices_for_pjrt")
 @pytest.mark.parametrize(
     "kind",
     [{}, {"apart": True}, {"simd": True}, {"pjrt": True}, {"zero": 3, "zero_axis": "y"}],
@@ -344,7 +344,7 @@ def test_estimates_of_what_operations_need_whole():
 ROWS = np.random.RandomState(1).randn(20, 6).astype(np.float32)
 
 
-@pytest.mark.usefixtures("eight_devices")
+@pytest.mark.usefixtures("eight_devices_for_pjrt")
 @pytest.mark.parametrize("how", [{}, {"simd": True}, {"mesh_impl": "pjrt"}], ids=str)
 def test_fit_with_batches_that_the_mesh_does_not_divide(how):
     def model_fn(mesh, x):

@@ -154,3 +154,10 @@ def test_joining_and_cutting_one_of_two_dimensions_of_a_name(tf_graph):
     assert mtf.concat([x, x], "d").shape == mtf.Shape([mtf.Dimension("d", 4), three])
     [dx] = mtf.gradients([mtf.reduce_sum(y) for y in mtf.split(x, three, 3)], [x])
     assert dx.shape == x.shape
+
+
+def test_of_integers_by_themselves():
+    """Nothing is differentiated: the gradient is what it starts from, ones of that dtype."""
+    x = mtf.constant(mtf.Mesh(mtf.Graph(), "mesh"), 5, [A], tf.int32)
+    [dx] = mtf.gradients([x], [x])
+    assert dx.dtype == tf.int32 and dx.numpy().tolist() == [1] * 4

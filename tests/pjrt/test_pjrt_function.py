@@ -206,9 +206,9 @@ def test_variables_outside_of_functions():
         mtf.get_variable(mtf.Mesh(mtf.Graph(), "mesh"), "v", "a:4")
 
 
-WITHOUT_JAX = """
+IMPORTING = """
 import sys
-sys.modules["jax"] = None
+{before}
 import mesh_tensorflow as mtf
 try:
     mtf.pjrt.function
@@ -217,9 +217,20 @@ except ImportError as e:
 """
 
 
-def test_without_jax():
-    done = processes.run("-c", WITHOUT_JAX)
-    assert 'pip install "jax>=0.8"' in done.stdout, done
+OF_JAX = {
+    "not installed": ('sys.modules["jax"] = None', "JAX, which is not installed: pip install"),
+    "old": (
+        'import jax; jax.__version__, jax.__version_info__ = "0.4.34", (0, 4, 34)',
+        "needs JAX 0.8 or newer, but 0.4.34 is installed: pip install",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", OF_JAX)
+def test_without_a_jax_that_it_can_use(case):
+    before, text = OF_JAX[case]
+    done = processes.run("-c", IMPORTING.format(before=before))
+    assert f'{text} "jax>=0.8"' in done.stdout, done
 
 
 def test_jax_is_imported_when_it_is_used():

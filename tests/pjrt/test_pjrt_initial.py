@@ -5,6 +5,9 @@ import pytest
 import tensorflow as tf2
 import tensorflow.compat.v1 as tf
 
+pytest.importorskip("jax", "0.8", reason="mesh_tensorflow.pjrt needs jax>=0.8")
+
+
 import mesh_tensorflow as mtf
 from mesh_tensorflow.pjrt import _store
 

@@ -1,7 +1,10 @@
 """Lowered: texts, communication, memory and cost of a program, before it runs."""
 
-import jax
 import pytest
+
+pytest.importorskip("jax", "0.8", reason="mesh_tensorflow.pjrt needs jax>=0.8")
+
+import jax
 from helpers.pjrt import DATA, MESH, on_jax
 
 import mesh_tensorflow as mtf

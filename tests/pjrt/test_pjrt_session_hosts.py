@@ -11,6 +11,9 @@ import sys
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
+
+pytest.importorskip("jax", "0.8", reason="mesh_tensorflow.pjrt needs jax>=0.8")
+
 from helpers import pjrt_sessions
 from helpers.paths import environment
 

@@ -8,9 +8,12 @@ import socket
 import threading
 import time
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
+
+pytest.importorskip("jax", "0.8", reason="mesh_tensorflow.pjrt needs jax>=0.8")
+
+import jax.numpy as jnp
 from helpers import processes
 
 from mesh_tensorflow._processes.peers import Peer, PeerLostError
@@ -125,7 +128,6 @@ def test_a_second_interrupt_breaks_a_message_off():
 
 SCRIPT = r"""
 import ctypes, os, subprocess, sys, threading
-import jax
 from mesh_tensorflow.pjrt._devices import without_connection_lines
 
 library = ctypes.CDLL("libstdc++.so.6")

@@ -172,6 +172,8 @@ def main(names):
         torch.manual_seed(0)
         # Without padding: its id would be hidden in prompts, and its embedding have no gradient.
         sizes = {**SIZES, "pad_token_id": None, **kwargs}
+        if family in ("GPT2", "GPTJ", "OPT"):  # which know no such field
+            del sizes["intermediate_size"]
         config = getattr(transformers, f"{family}Config")(**sizes)
         config._attn_implementation = "eager"
         model = transformers.AutoModelForCausalLM.from_config(config).eval()

@@ -1,4 +1,4 @@
-"""Weights are read in the slices that processors store, and no more of them at once."""
+"""Weights are read in the slices that processors store; fields of config.json as they are meant."""
 
 import itertools
 import json
@@ -280,3 +280,210 @@ def test_progress(monkeypatch, capsys):
     assert "read weights: 1/20 weights" in capsys.readouterr().err
     mtf.models.from_pretrained(FIXTURES / "llama", progress=False).logits([[1]])
     assert "read weights" not in capsys.readouterr().err
+
+
+# -- fields of config.json
+
+NOTHING = {  # what says nothing of a computation, as files have it
+    "architectures": ["SomeForCausalLM"], "transformers_version": "4.41.0", "torch_dtype": "bfloat16",
+    "use_cache": True, "initializer_range": 0.02, "attention_dropout": 0.0, "bos_token_id": 1,
+    "eos_token_id": [2, 3], "pad_token_id": 0, "id2label": {"0": "LABEL_0"}, "_name_or_path": "there",
+    "task_specific_params": {"text-generation": {"do_sample": True}}, "output_past": True,
+    "gradient_checkpointing": False, "is_encoder_decoder": False, "unsloth_version": "2024.9",
+    "transformers.js_config": {"kv_cache_dtype": "float16"},
+}  # fmt: skip
+USUAL = {
+    "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "vocab_size": 96, "max_position_embeddings": 128, "hidden_act": "silu",
+    "rms_norm_eps": 1e-5, "tie_word_embeddings": False,
+}  # fmt: skip
+GPT = {
+    "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128, "vocab_size": 96, "n_inner": None,
+    "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5, "n_ctx": 128, "summary_type": "mean",
+    "attn_pdrop": 0.1, "scale_attn_weights": True,
+}  # fmt: skip
+BERT = {
+    **{n: USUAL[n] for n in ("hidden_size", "intermediate_size", "num_hidden_layers", "vocab_size")},
+    "num_attention_heads": 4, "max_position_embeddings": 128, "type_vocab_size": 2,
+    "hidden_act": "gelu", "layer_norm_eps": 1e-12, "hidden_dropout_prob": 0.1, "classifier_dropout": None,
+    "position_embedding_type": "absolute", "is_decoder": False, "add_cross_attention": False,
+}  # fmt: skip
+LLAMA3 = {
+    "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "rope_type": "llama3",
+    "original_max_position_embeddings": 64,
+}  # fmt: skip
+QWEN = {
+    "rope_theta": 1e6,
+    "sliding_window": 64,
+    "max_window_layers": 2,
+    "use_sliding_window": False,
+}
+OF_EXPERTS = {
+    "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "norm_topk_prob": True,
+    "router_aux_loss_coef": 0.001, "output_router_logits": False, "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+}  # fmt: skip
+OF_GEMMA = {
+    **USUAL, "head_dim": 8, "hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh",
+    "attention_bias": False, "tie_word_embeddings": True, "cache_implementation": "hybrid",
+    "query_pre_attn_scalar": 8, "sliding_window": 16,
+}  # fmt: skip
+# As releases 4 and 5 of transformers, and those who trained the models, write them.
+REAL = {
+    "llama_2": {"model_type": "llama", **USUAL, "pretraining_tp": 1, "rope_scaling": None},
+    "llama_3": {
+        "model_type": "llama", **USUAL, "attention_bias": False, "mlp_bias": False,
+        "rope_theta": 5e5, "rope_scaling": LLAMA3,
+    },
+    "smollm": {"model_type": "llama", **USUAL, "is_llama_config": True, "rope_interleaved": False},
+    "mistral": {"model_type": "mistral", **USUAL, "rope_theta": 1e6, "sliding_window": None, "head_dim": 8},
+    "mixtral": {
+        "model_type": "mixtral", **USUAL, "num_local_experts": 4, "num_experts_per_tok": 2,
+        "router_aux_loss_coef": 0.02, "router_jitter_noise": 0.0, "sliding_window": None,
+        "output_router_logits": False, "rope_theta": 1e6,
+    },
+    "qwen2": {"model_type": "qwen2", **USUAL, **QWEN},
+    "qwen2_5": {"model_type": "qwen2", **USUAL, **QWEN, "layer_types": ["full_attention"] * 4},
+    "qwen3": {"model_type": "qwen3", **USUAL, **QWEN, "head_dim": 8, "attention_bias": False},
+    "qwen2_moe": {
+        "model_type": "qwen2_moe", **USUAL, **QWEN, **OF_EXPERTS, "qkv_bias": True,
+        "shared_expert_intermediate_size": 32,
+    },
+    "qwen3_moe": {"model_type": "qwen3_moe", **USUAL, **QWEN, **OF_EXPERTS, "head_dim": 8},
+    "gemma": {
+        "model_type": "gemma", **{n: x for n, x in OF_GEMMA.items() if n not in ("query_pre_attn_scalar", "sliding_window")},
+        "hidden_act": "gelu", "hidden_activation": None,
+    },
+    "gemma2": {
+        "model_type": "gemma2", **OF_GEMMA, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0,
+    },
+    "gemma3": {
+        "model_type": "gemma3_text", **OF_GEMMA, "rope_local_base_freq": 1e4, "rope_theta": 1e6,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window_pattern": 6,
+        "use_bidirectional_attention": False,
+    },
+    "phi3": {
+        "model_type": "phi3", **USUAL, "auto_map": {"AutoConfig": "there"}, "embd_pdrop": 0.0,
+        "resid_pdrop": 0.0, "original_max_position_embeddings": 64, "attention_bias": False,
+        "sliding_window": 64, "rope_theta": 1e4, "rope_scaling": {
+            "type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4,
+        },
+    },
+    "phi4_mini": {
+        "model_type": "phi3", **USUAL, "partial_rotary_factor": 0.75, "full_attn_mod": 1,
+        "interpolate_factor": 1, "lm_head_bias": False, "mlp_bias": False,
+    },
+    "olmo2": {"model_type": "olmo2", **USUAL, "attention_bias": False, "rope_theta": 5e5},
+    "gpt2": {"model_type": "gpt2", **GPT, "reorder_and_upcast_attn": False},
+    "gptj": {"model_type": "gptj", **GPT, "rotary": True, "rotary_dim": 4, "tie_word_embeddings": False},
+    "gpt_neo": {
+        "model_type": "gpt_neo", "hidden_size": 32, "num_layers": 2, "num_heads": 4, "vocab_size": 96,
+        "attention_types": [[["global", "local"], 1]], "attention_layers": ["global", "local"],
+        "max_position_embeddings": 128, "window_size": 16, "activation_function": "gelu_new",
+        "layer_norm_epsilon": 1e-5, "intermediate_size": None, "resid_dropout": 0, "embed_dropout": 0,
+    },
+    "pythia": {
+        "model_type": "gpt_neox", **{n: x for n, x in BERT.items() if n in USUAL}, "rotary_pct": 0.25,
+        "rotary_emb_base": 10000, "use_parallel_residual": True, "layer_norm_eps": 1e-5,
+    },
+    "opt": {
+        "model_type": "opt", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "ffn_dim": 64, "word_embed_proj_dim": 32, "vocab_size": 96, "max_position_embeddings": 128,
+        "do_layer_norm_before": True, "_remove_final_layer_norm": False, "activation_function": "relu",
+        "layerdrop": 0.0, "init_std": 0.02, "prefix": "</s>",
+    },
+    "bert": {"model_type": "bert", **BERT, "directionality": "bidi", "pooler_type": "first_token_transform"},
+    "roberta": {"model_type": "roberta", **BERT, "type_vocab_size": 1},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_fields_of_a_config(name):
+    """What changes nothing is read over; what is not known, or known with one value, is named."""
+    config = {**NOTHING, **REAL[name]}
+    kind = config["model_type"]
+    model = mtf.models.from_config(config)
+    for field, value in NOTHING.items():
+        assert model.config[field] == config[field] == (REAL[name].get(field, value))
+    for field, value in [("residual_multiplier", 0.22), ("use_norms", False), ("logit_scale", 16)]:
+        with pytest.raises(
+            ValueError,
+            match=rf"config.json has {field}={value}, which the family '{kind}' does not know, .*"
+            "Take out what does not change the computation",
+        ):
+            mtf.models.from_config({**config, field: value})
+        mtf.models.from_config({**config, field: None})  # as if it was not there
+    with pytest.raises(ValueError, match=r"add_cross_attention=True, .* only .*=False is"):
+        mtf.models.from_config({**config, "add_cross_attention": True})
+    every = {**config, "residual_multiplier": 0.22, "logit_scale": 16}
+    with pytest.raises(
+        ValueError, match=r"has residual_multiplier=0\.22, logit_scale=16, which the"
+    ):
+        mtf.models.from_config(every)
+
+
+@pytest.mark.parametrize(
+    "older, newer",
+    [
+        ({"rope_theta": 5e5}, {"rope_theta": 5e5, "rope_type": "default"}),
+        ({"rope_theta": 5e5, "rope_scaling": LLAMA3}, {"rope_theta": 5e5, **LLAMA3}),
+        (
+            {"rope_scaling": {"type": "linear", "factor": 2.0}},
+            {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4},
+        ),
+        ({"partial_rotary_factor": 0.5}, {"rope_theta": 1e4, "partial_rotary_factor": 0.5}),
+    ],
+)
+def test_fields_of_rotary_positions(older, newer):
+    """Releases 4 and 5 of transformers say the same."""
+    config = {"model_type": "phi3", **USUAL}
+    ids, found = [[5, 9, 17, 3, 80]], []
+    for fields in (older, {"rope_parameters": newer}):
+        model = mtf.models.from_config({**config, **fields})
+        rng = np.random.RandomState(0)
+        sizes = model._form.sizes
+        model.assign({
+            w.ours: rng.normal(size=[sizes[d] for d in w.dims.split()]).astype("f") for w in model._form.weights
+        })  # fmt: skip
+        found.append(model.logits(ids).numpy())
+    np.testing.assert_array_equal(*found)
+    plain = mtf.models.from_config(config)
+    plain.assign(model.weights)
+    assert np.abs(plain.logits(ids) - found[0]).max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    "name, fields, text",
+    [
+        ("llama_2", {"rms_norm_eps": "1e-5"}, "rms_norm_eps='1e-5', no positive number"),
+        ("llama_2", {"tie_word_embeddings": "yes"}, "tie_word_embeddings='yes', neither true nor"),
+        ("llama_2", {"rope_interleaved": True}, "rope_interleaved=True, .* only .*=False is"),
+        ("llama_2", {"sliding_window": 64}, "sliding_window=64, which the family 'llama' does not"),
+        ("qwen3", {"layer_types": ["linear_attention"] * 4}, "each 'sliding_attention' or 'full_"),
+        ("gemma2", {"attn_logit_softcapping": -1}, "attn_logit_softcapping=-1, no positive number"),
+        ("gemma", {"hidden_act": "tanh"}, "the activation 'tanh', which is none of"),
+        ("opt", {"_remove_final_layer_norm": True}, "_remove_final_layer_norm=True, .* only"),
+        ("bert", {"layer_norm_eps": 0}, "layer_norm_eps=0, no positive number"),
+        ("bert", {"num_experts": 4}, "num_experts=4, which the family 'bert' does not know"),
+        ("mixtral", {"quantization_config": {"bits": 4}}, "quantization_config=.*'mixtral' does"),
+    ],
+)
+def test_values_of_fields_that_are_refused(name, fields, text):
+    with pytest.raises(ValueError, match=f"from_config: config.json has .*{text}"):
+        mtf.models.from_config({**REAL[name], **fields})
+
+
+def test_missing_fields():
+    """They mean what they mean in transformers."""
+
+    def built(name, *missing):
+        config = {n: x for n, x in REAL[name].items() if n not in missing}
+        return mtf.models.from_config(config).model
+
+    def attention(model):
+        return model.layer_stack._layers[0]
+
+    assert attention(built("mistral")).__class__.__name__ == "SelfAttention"
+    assert attention(built("mistral", "sliding_window")).radius == 4096
+    assert attention(built("mixtral", "rope_theta")).rotary.base == 1e6
+    assert built("gemma2", "final_logit_softcapping").logits_soft_cap == 30.0

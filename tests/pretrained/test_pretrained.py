@@ -186,6 +186,78 @@ def test_balance_in_microbatches():
     np.testing.assert_allclose(plain.losses[0], expected("mixtral")["loss"], rtol=1e-5)
 
 
+@pytest.mark.slow_but(1)
+@pytest.mark.parametrize("length", [67, 70])
+def test_experts_in_microbatches_of_any_length(length):
+    """Groups of tokens are within rows, so that a microbatch computes what the batch does."""
+    model = mtf.models.from_pretrained(FIXTURES / "mixtral")
+    ids = np.random.RandomState(0).randint(0, 96, [4, length]).astype(np.int32)
+    found = [
+        mtf.train.fit(
+            functools.partial(model.loss, figures=True), ids, steps=1, dims=f"batch:4,length:{length}",
+            progress=False, init_checkpoint=model.weights, microbatches=number, learning_rate=1.0,
+            optimizer=mtf.optimize.SgdOptimizer,
+        )
+        for number in (1, 2, 4)
+    ]  # fmt: skip
+    for one in found[1:]:
+        np.testing.assert_allclose(one.losses, found[0].losses, rtol=1e-5)
+        for name in model.weights:
+            close(
+                model.weights[name] - one.variables[name],
+                model.weights[name] - found[0].variables[name],
+            )
+
+
+@pytest.mark.slow_but(1)
+@pytest.mark.parametrize(
+    "name, place, repeats, recompute",
+    [
+        ("mixtral", {"mesh_shape": "x:2,y:2", "layout": "stages:x,experts:y,batch:y"}, 1, False),
+        ("mixtral", {"mesh_shape": "x:2", "layout": "stages:x"}, 1, True),
+        ("qwen3_moe", {}, 2, False),
+        ("qwen2_moe", {"mesh_shape": "x:2", "layout": "stages:x", "simd": True}, 1, False),
+    ],
+)
+def test_balance_in_a_pipeline(name, place, repeats, recompute):
+    """What routers do is that of all microbatches, in each layer."""
+    config = json.loads((FIXTURES / name / "config.json").read_text())
+    config.pop("layer_types", None)
+    model = mtf.models.from_config({**config, "num_hidden_layers": 4})
+    rng, sizes = np.random.RandomState(0), model._form.sizes
+    model.assign({
+        w.ours: rng.normal(size=[sizes[d] for d in w.dims.split()], scale=0.25).astype("f")
+        for w in model._form.weights
+    })  # fmt: skip
+    rows = {n: np.tile(a, [2, 1]) for n, a in padded_rows(name, [24, 17]).items()}
+    rows["ids"][2:] = rows["ids"][2:, ::-1]
+    loss = functools.partial(model.loss, balance=0.5, figures=True)
+    shape = dict.fromkeys(rows, "batch:4,length:24")
+
+    def step(**options):
+        return mtf.train.fit(
+            loss, rows, steps=1, dims=shape, progress=False, init_checkpoint=model.weights,
+            optimizer=mtf.optimize.SgdOptimizer(1.0), **options,
+        )  # fmt: skip
+
+    wanted = step()
+    stack = model.model.layer_stack
+    model.model.layer_stack = mtf.transformer.transformer.PipelinedLayerStack(
+        stack.layers, num_stages=2, num_microbatches=2, num_repeats=repeats,
+        sublayers_initial=[], sublayers_per_layer=stack._sublayers_per_layer,
+        sublayers_final=stack._sublayers_final, recompute_grads=recompute,
+    )  # fmt: skip
+    found = step(**place)
+    np.testing.assert_allclose(found.losses, wanted.losses, rtol=1e-5)
+    for figure in ("balance_loss", "busiest_expert", "dropped"):
+        np.testing.assert_allclose(
+            found.history[0][figure], wanted.history[0][figure], rtol=1e-5, atol=1e-6
+        )
+    for weight in model.weights:
+        gradient = model.weights[weight] - wanted.variables[weight]
+        close(model.weights[weight] - found.variables[weight], gradient)
+
+
 def test_balance_where_it_is_asked_for(tmp_path):
     """As in transformers, config.json may ask for it."""
     asked = a_copy(tmp_path, "mixtral", output_router_logits=True, router_aux_loss_coef=0.5)

@@ -397,6 +397,14 @@ ERRORS = {
         _fit_with(model_fn=lambda mesh, features: mtf.reduce_sum(features["x"])),
         "no trainable variables",
     ),
+    "no gradient": (
+        _fit_with(
+            model_fn=lambda mesh, features: mtf.to_int32(
+                linear.model_fn(mesh, features, True)["loss"]
+            )
+        ),
+        "no gradient of the loss reaches a trainable variable, of which the model has linear/kern",
+    ),
     "optimizer name": (
         _fit_with(optimizer="adam"),
         "or a function that returns one, but is 'adam'. Give for instance mtf.optimize.AdamW",

@@ -18,6 +18,7 @@ from mesh_tensorflow._core.operation import (
     Cost,
     Operation,
     Tensor,
+    check_numbers,
     check_tensors,
     gradient_of_output,
     with_stages,
@@ -102,6 +103,9 @@ class EinsumOperation(Operation):
         check_dtypes(name or "einsum", inputs)
         output_shape = convert_to_shape(output_shape)
         mtf.verify_no_new_dims([x.shape for x in inputs], output_shape)
+        # Booleans may be transposed.
+        if len(inputs) > 1 or set(inputs[0].shape) != set(output_shape):
+            check_numbers(name or "einsum", inputs)
         super().__init__(inputs, name=name or "einsum")
         self._outputs = [Tensor(self, output_shape, inputs[0].dtype)]
 

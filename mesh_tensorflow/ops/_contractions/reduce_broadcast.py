@@ -16,6 +16,8 @@ from mesh_tensorflow._core.operation import (
     Operation,
     Tensor,
     allreduces,
+    check_numbers,
+    check_real,
     check_tensors,
     gradient_of_output,
     with_stages,
@@ -30,7 +32,6 @@ from mesh_tensorflow._core.shape import (
 )
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow._mesh.slice_functions import constant, reduction_fn, transpose_slice
-from mesh_tensorflow.ops._elementwise.slicewise import check_real
 from mesh_tensorflow.ops._source import check_dimension
 
 __all__ = [
@@ -268,7 +269,10 @@ def reduce_sum(
       A Tensor; `x` itself if it has the output's shape.
     """
     shape = _kept_shape("reduce_sum", x, disable_positional_args, output_shape, reduced_dim)
-    return x if shape == x.shape else ReduceOperation(x, shape, "SUM", name=name).outputs[0]
+    if shape == x.shape:
+        return x
+    check_numbers("reduce_sum", [x])
+    return ReduceOperation(x, shape, "SUM", name=name).outputs[0]
 
 
 @leaves_no_node
@@ -289,6 +293,7 @@ def reduce_mean(
     with tf.variable_scope(name, default_name="reduce_mean"):
         if shape == x.shape:
             return x
+        check_numbers("reduce_mean", [x])
         # By sizes of the whole: a processor's slice may have only a part of what is summed.
         number = list_product(d.size for d in x.shape if d not in shape)
         # The mean of no elements is NaN, as in NumPy.
@@ -408,6 +413,9 @@ def reduce_first(tensor: Tensor, reduced_dim: Dimension) -> Tensor:
       reduced_dim: a Dimension of it.
     """
     check_dimension("reduce_first", tensor, reduced_dim)
+    # The sum over processors is of numbers.
+    if tensor.dtype.is_bool:
+        return mtf.cast(reduce_first(mtf.to_int32(tensor), reduced_dim), tf.bool)
     is_first = mtf.equal(mtf.mtf_range(tensor.mesh, reduced_dim, dtype=tf.int32), 0)
     # No number for the dimension itself: if it is split, each processor has only its positions.
     sizes = [-1 if d == reduced_dim else 1 for d in tensor.shape]

@@ -83,7 +83,7 @@ def gradients(
     # Added and not set: a Tensor may be given twice among `ys`, and then counts twice.
     for y, dy in zip(ys, grad_ys, strict=True):
         if not isinstance(dy, Tensor):
-            dy = Constant(y.mesh, 1.0 if dy is None else dy, y.shape, y.dtype).outputs[0]
+            dy = Constant(y.mesh, 1 if dy is None else dy, y.shape, y.dtype).outputs[0]
         _accumulate(sums, y, dy)
     # Names must not depend on the variable scope that `gradients` happens to be called in.
     with graph.scope(graph.captured_variable_scope.name):

@@ -19,6 +19,8 @@ from mesh_tensorflow._core.operation import (
     PartialSums,
     PendingSums,
     Tensor,
+    check_numbers,
+    check_real,
     check_tensors,
     gradient_of_output,
 )
@@ -35,7 +37,6 @@ from mesh_tensorflow._mesh.mesh_impl import (
     compatible_lazy_allreduce_sums,
 )
 from mesh_tensorflow._mesh.slice_functions import broadcast_slice, constant, tile_slice
-from mesh_tensorflow.ops._elementwise.slicewise import check_real
 from mesh_tensorflow.ops._source import import_unchanged
 
 __all__ = [
@@ -225,9 +226,10 @@ class _ScalarOperation(Operation):
           name: a string or None.
 
         Raises:
-          TypeError: `scalar` is floating and `x` has an integer dtype.
+          TypeError: `scalar` is floating and `x` has an integer dtype, or `x` has booleans.
           ValueError: `scalar` is not a number.
         """
+        check_numbers(self._verb, [x])
         check_scalar(self._verb, x, scalar)
         super().__init__([x], name=name or self._default_name)
         self._scalar = scalar
@@ -470,6 +472,9 @@ def _import_beside(what: str, x: Tensor, value: Operand) -> Tensor:
     value = beside(what, x, value)
     if isinstance(value, Tensor):
         return value
+    _check_integral(what, x, value, repr(value))
+    if not tf.is_tensor(value) and not isinstance(value, (bool, np.bool_)):
+        check_numbers(what, [x])
     value = tf.cast(value, x.dtype) if tf.is_tensor(value) else tf.constant(value, x.dtype)
     return import_unchanged(x.mesh, value, [])
 
@@ -536,6 +541,7 @@ def add(
     if not isinstance(x2, Tensor):
         return ScalarAddOperation(x1, x2).outputs[0]  # type: ignore[arg-type]  # checks x1
     x1, x2 = binary_arguments_to_tensors(x1, x2, "add")
+    check_numbers("add", [x1, x2])
     return AddOperation(x1, x2, output_shape, name=name).outputs[0]
 
 
@@ -585,6 +591,7 @@ def sub(
         return ScalarAddOperation(x1, _minus(x2)).outputs[0]  # type: ignore[arg-type]  # checks x1
     x1, x2 = binary_arguments_to_tensors(x1, x2, "sub")
     check_dtypes(name or "sub", [x1, x2])
+    check_numbers("sub", [x1, x2])
     # There are no negative numbers of these dtypes to add.
     if x2.dtype.is_unsigned:
         return binary_op_with_broadcasting(tf.subtract, x1, x2, output_shape)
@@ -614,6 +621,7 @@ def multiply(
     if not isinstance(x2, Tensor):
         return ScalarMultiplyOperation(x1, x2).outputs[0]  # type: ignore[arg-type]  # checks x1
     x1, x2 = binary_arguments_to_tensors(x1, x2, "multiply")
+    check_numbers("multiply", [x1, x2])
     if output_shape is None:
         output_shape = broadcast_shape(x1.shape, x2.shape, None)
     output_shape = convert_to_shape(output_shape)
@@ -639,6 +647,7 @@ def divide(
         # As in the classic: a quotient may have another last digit than this product.
         return ScalarMultiplyOperation(x1, 1.0 / x2).outputs[0]  # type: ignore[arg-type]  # checks x1
     x1, x2 = binary_arguments_to_tensors(x1, x2, "divide")
+    check_numbers("divide", [x1, x2])
     # TensorFlow has no reciprocals of integers; XLA has, which are 0.
     if x1.dtype.is_integer and x2.dtype.is_integer:
         raise TypeError(
@@ -815,14 +824,18 @@ def where(
       output_shape: a Shape or None.
 
     Raises:
-      WrongTypeError: `condition` is not a Tensor.
+      WrongTypeError: `condition` or `if_true` is not a Tensor.
     """
     if isinstance(condition, bool):
         raise WrongTypeError(
             f"where: the condition is {condition}. `x == y` asks whether two Tensors are the same "
             "object; mtf.equal(x, y) and mtf.not_equal(x, y) compare their values"
         )
-    check_tensors("where", [condition])
+    check_tensors("where", [condition, if_true])
+    # Products and sums are of numbers.
+    if if_true.dtype.is_bool:
+        other = mtf.to_int32(if_false) if isinstance(if_false, Tensor) else if_false
+        return mtf.cast(where(condition, mtf.to_int32(if_true), other, output_shape), tf.bool)
     mask = mtf.cast(condition, if_true.dtype)
     taken = multiply(if_true, mask, output_shape)
     # The usual mask: a second product would only add zeros.

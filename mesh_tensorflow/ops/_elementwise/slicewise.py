@@ -10,7 +10,14 @@ import tensorflow.compat.v1 as tf
 from mesh_tensorflow._core.errors import WrongTypeError, slip, tensors_text
 from mesh_tensorflow._core.layout import padded_dims
 from mesh_tensorflow._core.operation import Operation, Tensor, check_tensors, is_differentiable
-from mesh_tensorflow._core.shape import Dimension, Shape, ShapeLike, convert_to_shape, list_product
+from mesh_tensorflow._core.shape import (
+    Dimension,
+    Shape,
+    ShapeLike,
+    convert_to_dimension,
+    convert_to_shape,
+    list_product,
+)
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 
 if TYPE_CHECKING:
@@ -49,21 +56,6 @@ def complex_dtype(what: str, x: Tensor) -> tf.DType:
             f"{tensors_text([x])}. Write mtf.cast(x, tf.float32)"
         )
     return _COMPLEX[x.dtype]
-
-
-def check_real(what: str, xs: Sequence[Tensor]) -> None:
-    """Checks that Tensors have no complex numbers.
-
-    Raises:
-      WrongTypeError: one has.
-    """
-    check_tensors(what, xs)
-    for x in xs:
-        if x.dtype.is_complex:
-            raise WrongTypeError(
-                f"{what} is not defined for complex numbers, such as those of "
-                f"{tensors_text([x])}. Real are mtf.abs(x), mtf.real(x), mtf.imag(x), mtf.angle(x)"
-            )
 
 
 class SlicewiseOperation(Operation):
@@ -269,6 +261,17 @@ def _is_dimension(given: Any) -> bool:
     return isinstance(given, Dimension) or (is_pair and isinstance(given[1], int))
 
 
+def _some_tensors(what: str, xs: Sequence[Tensor]) -> list[Tensor]:
+    """Returns a list of Tensors, which must not be empty."""
+    check_tensors(what, xs)
+    if not xs:
+        raise ValueError(
+            f"{what}: the list of Tensors is empty; the first gives the mesh, and the shape and "
+            "dtype of the result. mtf.import_tf_tensor makes a Tensor of no others"
+        )
+    return list(xs)
+
+
 def slicewise(
     tf_fn: Callable,
     xs: Sequence[Tensor],
@@ -299,9 +302,12 @@ def slicewise(
 
     Returns:
       A Tensor, or a tuple of them for several outputs.
+
+    Raises:
+      ValueError: there are no Tensors, or `splittable_dims` are no Dimensions.
     """
-    xs = list(xs)
-    check_tensors(name or "slicewise", xs)
+    xs = _some_tensors(name or "slicewise", xs)
+    splittable_dims = [convert_to_dimension(d) for d in splittable_dims or ()]
     given: Any = output_shape  # a shape may be a list, too
     several = isinstance(given, (list, tuple)) and any(
         isinstance(s, (Shape, list, tuple)) and not _is_dimension(s) for s in given
@@ -314,7 +320,7 @@ def slicewise(
         dtypes = [tf.as_dtype(t) for t in output_dtype]
     else:
         dtypes = [xs[0].dtype if output_dtype is None else tf.as_dtype(output_dtype)] * len(shapes)
-    op = SlicewiseOperation(tf_fn, xs, shapes, dtypes, splittable_dims or [], grad_function, name)
+    op = SlicewiseOperation(tf_fn, xs, shapes, dtypes, splittable_dims, grad_function, name)
     return tuple(op.outputs) if len(op.outputs) > 1 else op.outputs[0]
 
 
@@ -345,8 +351,7 @@ def cwise(
     Returns:
       A Tensor with the shape of the first input.
     """
-    xs = list(xs)
-    check_tensors(name or "cwise", xs)
+    xs = _some_tensors(name or "cwise", xs)
     for x in xs[1:]:
         if x.shape != xs[0].shape and set(x.shape) == set(xs[0].shape):
             slip(

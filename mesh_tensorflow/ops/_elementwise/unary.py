@@ -15,12 +15,18 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops as mtf
 from mesh_tensorflow._core.graph import leaves_no_node
-from mesh_tensorflow._core.operation import Operation, Tensor, gradient_of_output, is_differentiable
+from mesh_tensorflow._core.operation import (
+    Operation,
+    Tensor,
+    check_numbers,
+    check_real,
+    gradient_of_output,
+    is_differentiable,
+)
 from mesh_tensorflow._mesh.slice_functions import constant
 from mesh_tensorflow.ops._elementwise.binary import BinaryOpWithBroadcasting, add_n
 from mesh_tensorflow.ops._elementwise.slicewise import (
     SlicewiseOperation,
-    check_real,
     complex_dtype,
     cwise,
     is_complex,
@@ -274,6 +280,7 @@ def square(x: Tensor, name: Optional[str] = "square") -> Tensor:
     >>> print(np.round(mtf.square(x).numpy(), 3))
     [ 1.  4. 16.]
     """
+    check_numbers("square", [x])
     # y = z^2 has dz = dy conj(2 z); conj leaves real numbers alone.
     return cwise(
         tf.square, [x], name=name, grad_function=lambda op, dy: [dy * (conj(op.inputs[0]) * 2.0)]
@@ -362,6 +369,7 @@ def negative(x: Tensor, name: Optional[str] = "negative") -> Tensor:
     >>> print(np.round(mtf.negative(x).numpy(), 3))
     [ 1. -0. -2.]
     """
+    check_numbers("negative", [x])
     return cwise(tf.negative, [x], name=name, grad_function=lambda op, dy: [negative(dy)])
 
 

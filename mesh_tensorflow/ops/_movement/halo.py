@@ -26,10 +26,11 @@ import dataclasses
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NamedTuple, Optional
 
+import numpy as np
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops as mtf
-from mesh_tensorflow._core.errors import dims_text
+from mesh_tensorflow._core.errors import WrongTypeError, dims_text
 from mesh_tensorflow._core.graph import leaves_no_node
 from mesh_tensorflow._core.layout import padded_dims
 from mesh_tensorflow._core.operation import Collective, Cost, Operation, Tensor, gradient_of_output
@@ -338,10 +339,16 @@ class ShiftOperation(Operation):
     ):
         """Creates the operation; see `shift`."""
         check_dimension(name or "shift", x, dim)
+        if not isinstance(offset, (int, np.integer)):
+            raise WrongTypeError(
+                f"{name or 'shift'}: the offset {offset!r} along {dims_text([dim])} of {x.name} "
+                f"{x.shape} is a {type(offset).__name__}, not an int. mtf.dynamic_shift takes an "
+                "int32 Tensor"
+            )
         super().__init__([x], name=name or "shift")
         self._dim = dim
         self._axis = x.shape.dims.index(dim)
-        self._offset = offset
+        self._offset = int(offset)
         self._wrap = wrap
         self._outputs = [Tensor(self, x.shape, x.dtype)]
 
@@ -505,6 +512,9 @@ def dynamic_shift(x: Tensor, offset: Tensor, dim: Dimension, wrap: bool) -> Tens
     check_dimension("dynamic_shift", x, dim)
     if not isinstance(offset, Tensor):
         return shift(x, offset, dim, wrap)
+    # Products and sums are of numbers.
+    if x.dtype.is_bool:
+        return mtf.cast(dynamic_shift(mtf.to_int32(x), offset, dim, wrap), tf.bool)
     if dim in offset.shape:
         raise ValueError(
             f"dynamic_shift: the offset {offset.name} {offset.shape} must not have the shifted "

@@ -11,7 +11,7 @@ import mesh_tensorflow.ops as mtf
 from mesh_tensorflow._core.errors import dims_text, slip
 from mesh_tensorflow._core.graph import leaves_no_node
 from mesh_tensorflow._core.layout import padded_dims
-from mesh_tensorflow._core.operation import Collective, Cost, Operation, Tensor
+from mesh_tensorflow._core.operation import Collective, Cost, Operation, Tensor, check_real
 from mesh_tensorflow._core.shape import (
     Dimension,
     Shape,
@@ -21,7 +21,6 @@ from mesh_tensorflow._core.shape import (
     convert_to_shape,
 )
 from mesh_tensorflow._mesh.mesh_impl import LaidOutTensor, MeshImpl
-from mesh_tensorflow.ops._elementwise.slicewise import check_real
 from mesh_tensorflow.ops._movement import gather as _gather
 from mesh_tensorflow.ops._movement.split_concat import along_whole
 from mesh_tensorflow.ops._source import (

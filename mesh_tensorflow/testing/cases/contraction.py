@@ -149,6 +149,8 @@ _REDUCTIONS = [c for name in _FNS for c in _reductions(name)] + _SOFTMAX + _TOP 
          lambda x: x.max(1),
          # Each of several largest elements has the whole gradient.
          surrogate=lambda x, at: (x * (at[0] == at[0].max(1, keepdims=True))).sum(1)),
+    case("reduce_first_bool", "a b/bool", lambda x: mtf.reduce_first(x, dim("b")),
+         lambda x: x[:, 0], thorough=False),
     case("reduce_first", "a b s", lambda x: mtf.reduce_first(x, dim("b")), lambda x: x[:, 0],
          dtypes=ALL),
     case("reduce_sum_one_dimension", "b", lambda x: mtf.reduce_sum(x, reduced_dim=dim("b")),

@@ -146,6 +146,9 @@ _ORDERED = [
     case("import_anonymous", "a b", lambda x: [mtf.import_tf_tensor(
         x.mesh, np.arange(6, dtype=np.float32).reshape(2, 3)), x * 2.0],
         lambda x: [np.arange(6.0).reshape(2, 3), 2 * x]),
+    case("constants_bool", "a b/bool",
+         lambda m: mtf.logical_or(mtf.zeros_like(m), mtf.logical_and(m, mtf.ones_like(m))),
+         lambda m: m, thorough=False),
     case("constants", "a b", lambda x: x * mtf.constant(x.mesh, 3.0, shape("b")) + mtf.ones_like(x)
          + mtf.zeros(x.mesh, shape("a")) + mtf.ones(x.mesh, shape("a b")) * mtf.zeros_like(x),
          lambda x: 3 * x + 1),

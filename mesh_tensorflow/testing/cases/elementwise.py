@@ -222,6 +222,8 @@ _BINARY = (
              on(np.where, "b", "a", "c", "c b a")),
         case("where_number", "a b/bool, a b", lambda m, x: mtf.where(m, x, 3.0),
              lambda m, x: np.where(m, x, 3.0)),
+        case("where_bool", "a b/bool, a b/bool, b/bool", mtf.where,
+             on(np.where, "a b", "a b", "b", "a b"), thorough=False),
         case("where_zero", "a b/bool, a b", lambda m, x: mtf.where(m, x, 0),
              lambda m, x: np.where(m, x, 0)),
         case("binary_op_with_broadcasting", "a b/away, b/away",

@@ -28,8 +28,9 @@ def arguments_of(function: Callable, values: Mapping[str, Any]) -> dict[str, Any
       function: a function or a class.
       values: a dictionary by names; call it before there are other locals with names of arguments.
     """
-    names = inspect.signature(function).parameters
-    return {name: value for name, value in values.items() if name in names}
+    parameters = inspect.signature(function).parameters
+    anything = any(p.kind == p.VAR_KEYWORD for p in parameters.values())
+    return {name: value for name, value in values.items() if anything or name in parameters}
 
 
 def _replaced(x: mtf.Tensor, old: list[mtf.Dimension], new: list[mtf.Dimension]) -> mtf.Tensor:

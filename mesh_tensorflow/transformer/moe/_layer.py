@@ -17,6 +17,7 @@ from mesh_tensorflow._core.operation import without_stages
 from mesh_tensorflow.ops._random import drops
 from mesh_tensorflow.transformer.moe._router import (
     GATINGS,
+    HParams,
     Mixture,
     Router,
     Routing,
@@ -378,62 +379,71 @@ def shared_output(
     return y * mtf.sigmoid(mtf.reduce_sum(gate, reduced_dim=one))
 
 
-def call_moe(
-    name: str,
-    moe_layer: Callable[..., tuple[Any, mtf.Tensor]],
-    hparams: object,
-    the_context: Context,
-    x: mtf.Tensor,
-    **kwargs: Any,
-) -> Any:
-    """Calls a mixture of experts with a Context, and adds its loss to the losses of the Context.
+class MixtureLayer(TransformerLayer):
+    """Base class of layers of experts, which `_moe_layer` applies with `_hparams`."""
 
-    Args:
-      name: a string for error messages.
-      moe_layer: a function such as `transformer_moe_layer_v1`.
-      hparams: an object with attributes such as moe_num_experts; see `HParams`.
-      the_context: a Context.
-      x: a Tensor with dimensions [batch..., length, d_model]; without `length` when decoding.
-      **kwargs: further arguments of the function.
+    _hparams: HParams
+    # A function such as `transformer_moe_layer_v1`.
+    _moe_layer: Callable[..., tuple[Any, mtf.Tensor]]
 
-    Raises:
-      NotImplementedError: the model is an ensemble.
-    """
-    model = the_context.model
-    if getattr(model, "ensemble_dim", None) is not None:
-        raise NotImplementedError(
-            f"{name}: MoE not yet implemented with ensembles, but the model has "
-            f"{model.ensemble_dim}; use DenseReluDense in ensembles"
+    def _options(self, context: Context) -> dict[str, Any]:
+        """Returns further arguments of `_moe_layer`."""
+        return {}
+
+    def call(
+        self, context: Context, x: mtf.Tensor, losses: Optional[list[mtf.Tensor]] = None
+    ) -> Any:
+        """Returns the output of the layer, and adds its loss to `context.losses`.
+
+        Args:
+          context: a Context.
+          x: a Tensor with dimensions [batch..., length, d_model]; without `length` when decoding.
+          losses: ignored.
+
+        Returns:
+          A Tensor with the dimensions of `x`; of MoE1D with `use_experts_attention`, a list of two.
+
+        Raises:
+          NotImplementedError: the model is an ensemble.
+        """
+        del losses
+        model = context.model
+        if getattr(model, "ensemble_dim", None) is not None:
+            raise NotImplementedError(
+                f"{type(self).__name__}: MoE not yet implemented with ensembles, but the model has "
+                f"{model.ensemble_dim}; use DenseReluDense in ensembles"
+            )
+        # Attention asks for another size: that of all heads together.
+        output_dim = getattr(self._hparams, "moe_output_dim", None) or model.model_dim
+        nonpadding = context.nonpadding
+        if isinstance(nonpadding, mtf.Tensor) and any(d not in x.shape for d in nonpadding.shape):
+            nonpadding = None  # a decoding step, for one position
+        y, loss = self._moe_layer(
+            x,
+            output_dim,
+            self._hparams,
+            context.train,
+            context.variable_dtype,
+            layout=model.layout,
+            mesh_shape=model.mesh_shape,
+            nonpadding=nonpadding,
+            num_microbatches=context.num_microbatches,
+            **self._options(context),
         )
-    # Attention asks for another size: that of all heads together.
-    output_dim = getattr(hparams, "moe_output_dim", None) or model.model_dim
-    nonpadding = the_context.nonpadding
-    if isinstance(nonpadding, mtf.Tensor) and any(d not in x.shape for d in nonpadding.shape):
-        nonpadding = None  # a decoding step, for one position
-    y, loss = moe_layer(
-        x,
-        output_dim,
-        hparams,
-        the_context.train,
-        the_context.variable_dtype,
-        layout=model.layout,
-        mesh_shape=model.mesh_shape,
-        nonpadding=nonpadding,
-        num_microbatches=the_context.num_microbatches,
-        **kwargs,
-    )
-    if the_context.losses is not None:
-        the_context.losses.append(loss)
-    return y
+        if context.losses is not None:
+            context.losses.append(loss)
+        return y
 
 
 @gin.configurable(module="mesh_tensorflow.transformer.moe")
-class MoE1D(TransformerLayer):
+class MoE1D(MixtureLayer):
     """A mixture of feed-forward experts; see `transformer_moe_layer_v1`.
 
     Variables are `<gating>_gating/kernel`, `wi/kernel` and `wo/kernel`; of a shared expert
     `shared/wi/kernel`, `shared/wo/kernel` and `shared/gate/kernel`.
     """
+
+    _moe_layer = staticmethod(transformer_moe_layer_v1)
 
     def __init__(
         self,
@@ -531,34 +541,13 @@ class MoE1D(TransformerLayer):
         self._hparams = hparams_of(locals())
         self._activation = activation
 
-    def call(
-        self, context: Context, x: mtf.Tensor, losses: Optional[list[mtf.Tensor]] = None
-    ) -> Any:
-        """Returns the output of the layer, and adds its loss to `context.losses`.
-
-        Args:
-          context: the Context of this call of the model: its mode, positions, states and losses.
-          x: a Tensor with dimensions [batch..., length, d_model]; without `length` when decoding.
-          losses: not used.
-
-        Returns:
-          A Tensor with dimensions [batch..., length, output_dim]; a list of two of them with
-          `use_experts_attention`.
-
-        Raises:
-          NotImplementedError: the model is an ensemble.
-        """
-        del losses
-        return call_moe(
-            "MoE1D",
-            transformer_moe_layer_v1,
-            self._hparams,
-            context,
-            x,
-            activation=self._activation,
-            token_embeddings=context.input_embeddings,
-            routings=getattr(context, "routings", None),  # a user's own context class may lack it
-        )
+    def _options(self, context: Context) -> dict[str, Any]:
+        return {
+            "activation": self._activation,
+            "token_embeddings": context.input_embeddings,
+            # A user's own context class may lack it.
+            "routings": getattr(context, "routings", None),
+        }
 
 
 # -- experts of two levels
@@ -737,11 +726,13 @@ def _regrouped(mixture: Mixture, dims: list[mtf.Dimension]) -> list[mtf.Dimensio
     ]
 
 
-class MoE2D(TransformerLayer):
+class MoE2D(MixtureLayer):
     """A two-level mixture of feed-forward experts; see `transformer_moe_layer_v2`.
 
     Variables are `outer_gating/kernel`, `inner_gating/kernel`, `wi/kernel` and `wo/kernel`.
     """
+
+    _moe_layer = staticmethod(transformer_moe_layer_v2)
 
     def __init__(
         self,
@@ -780,22 +771,3 @@ class MoE2D(TransformerLayer):
           balance_padding: as for MoE1D.
         """
         self._hparams = hparams_of(locals(), gating="top_2", num_experts=[expert_x, expert_y])
-
-    def call(
-        self, context: Context, x: mtf.Tensor, losses: Optional[list[mtf.Tensor]] = None
-    ) -> mtf.Tensor:
-        """Returns the output of the layer, and adds its loss to `context.losses`.
-
-        Args:
-          context: the Context of this call of the model: its mode, positions, states and losses.
-          x: a Tensor with dimensions [batch..., length, d_model]; without `length` when decoding.
-          losses: not used.
-
-        Returns:
-          A Tensor with the dimensions of `x`.
-
-        Raises:
-          NotImplementedError: the model is an ensemble.
-        """
-        del losses
-        return call_moe("MoE2D", transformer_moe_layer_v2, self._hparams, context, x)

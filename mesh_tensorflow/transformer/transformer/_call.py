@@ -15,7 +15,6 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
 from mesh_tensorflow._core.errors import dims_text, slip
-from mesh_tensorflow.layers._blocked_attention import soft_capped
 from mesh_tensorflow.layers._norm_and_loss import smoothed_cross_entropy
 from mesh_tensorflow.ops._contractions.reduce_broadcast import divided_sum
 from mesh_tensorflow.transformer.transformer._context import Context
@@ -279,10 +278,10 @@ class VocabEmbedding:
         """
         del context
         vectors = mtf.gather(self._embedding_weights, ids, self._vocab_dim)
-        if self._scale_variable_like_classifier_weights:
-            # So embeddings have variance 1 whichever way the variable is scaled.
-            vectors *= self._output_dim.size**0.5
-        return vectors
+        # So embeddings have variance 1 whichever way the variable is scaled.
+        return (
+            self._scaled(vectors, 0.5) if self._scale_variable_like_classifier_weights else vectors
+        )
 
     def hidden_to_logits(self, hidden: mtf.Tensor, context: Context) -> mtf.Tensor:
         """Returns the logits of vectors, their products with the embeddings of all ids.
@@ -300,23 +299,19 @@ class VocabEmbedding:
         del context
         if not self._scale_variable_like_classifier_weights:
             # The product sums output_dim terms, and the table has variance 1.
-            hidden *= self._output_dim.size**-0.5
+            hidden = self._scaled(hidden, -0.5)
         return mtf.einsum([hidden, self._embedding_weights], reduced_dims=[self._output_dim])
+
+    def _scaled(self, x: mtf.Tensor, exponent: float) -> mtf.Tensor:
+        return x * self._output_dim.size**exponent
 
 
 @gin.configurable(module="mesh_tensorflow.transformer.transformer")
 class UnscaledVocabEmbedding(VocabEmbedding):
     """A `VocabEmbedding` that scales neither vectors nor logits, as Llama and GPT-2 do."""
 
-    def ids_to_embedding(self, ids: mtf.Tensor, context: Context) -> mtf.Tensor:
-        """Returns the embeddings of ids, the rows of the variable; see `VocabEmbedding`."""
-        del context
-        return mtf.gather(self._embedding_weights, ids, self._vocab_dim)
-
-    def hidden_to_logits(self, hidden: mtf.Tensor, context: Context) -> mtf.Tensor:
-        """Returns the products of vectors with the embeddings of all ids; see `VocabEmbedding`."""
-        del context
-        return mtf.einsum([hidden, self._embedding_weights], reduced_dims=[self._output_dim])
+    def _scaled(self, x: mtf.Tensor, exponent: float) -> mtf.Tensor:
+        return x
 
 
 @gin.configurable(module="mesh_tensorflow.transformer.transformer")
@@ -441,7 +436,7 @@ def reduce_ensemble_logits(
     return reduce_fn(logits, ensemble_dim, vocab_dim)
 
 
-# -- one call of a model
+# -- losses, and what positions see
 
 
 def loss_from_logits(
@@ -495,109 +490,6 @@ def divided_loss(
     given = getattr(getattr(model, "decoder", model), "_loss_denominator", None)
     # A denominator that was given is the same for every batch, so that this is no mean.
     return divided_sum(total, number, is_mean=given is None)
-
-
-def call_model(
-    model: Unitransformer,
-    context: Context,
-    inputs: mtf.Tensor,
-    targets: Optional[mtf.Tensor] = None,
-) -> mtf.Tensor:
-    """Embeds the ids, calls the layer stack and computes the logits, in the model's scope.
-
-    Args:
-      model: a Unitransformer.
-      context: a Context. If it has a list of losses, the loss of the targets is appended to it.
-      inputs: an integer Tensor of ids with dimensions [batch..., length], or [batch...] in mode
-        "incremental".
-      targets: a Tensor of the same shape, or None.
-
-    Returns:
-      The logits, reduced over the ensemble: a Tensor with the dimensions of `inputs` and the
-      vocabulary, or `d_model` instead if the model has no output vocabulary.
-
-    Raises:
-      ValueError: the ids are not integers, or exceed the vocabulary.
-    """
-    check_ids(f"{model.name}: inputs", inputs, model.input_vocab_dim)
-    with tf.variable_scope(model.name):
-        embedding = _embedding(model, context, inputs.mesh)
-        # Only for the embedding: masks and targets are made of the ids that were given.
-        ids = _with_token_dropout(model, context, _for_ensemble(model, inputs))
-        x = embedding.ids_to_embedding(ids, context=context)
-        # Before positions are added: routers of experts may read what the ids alone are.
-        context.input_embeddings = x
-        if model.max_length_dim is not None:
-            positions = model.max_length_dim
-            weights = _position_weights(model, positions, context, inputs.mesh)
-            x += embedding_of_positions(model, positions, context, weights)
-        x = model.layer_stack.call(context, x)
-        vocab_dim = model.output_vocab_dim
-        if vocab_dim is None:
-            return x
-        if model.shared_embedding_and_softmax_weights:
-            logits = embedding.hidden_to_logits(x, context=context)
-        else:
-            logits = layers.dense(
-                x,
-                vocab_dim,
-                reduced_dims=[model.model_dim],
-                use_bias=model.logits_bias,
-                variable_dtype=context.variable_dtype,
-                name="logits",
-            )
-        if model.logits_soft_cap is not None:
-            logits = soft_capped(logits, model.logits_soft_cap)
-        if targets is not None and context.losses is not None:
-            loss_fn = model._loss_fn or loss_from_logits
-            targets = _for_ensemble(model, targets)
-            loss = loss_fn(model, context, logits, targets, vocab_dim)
-            # Last in the list: the sum of all losses has the dtype of this one.
-            context.losses.append(loss)
-        # After the loss, which is that of each member by itself.
-        if model.ensemble_dim is not None:
-            logits = reduce_ensemble_logits(logits, model.ensemble_dim, vocab_dim)
-        return logits
-
-
-def _for_ensemble(model: Unitransformer, ids: mtf.Tensor) -> mtf.Tensor:
-    """Returns the ids with the ensemble dimension, broadcast over it if they do not have it."""
-    if model.ensemble_dim is None or model.ensemble_dim in ids.shape:
-        return ids
-    return mtf.broadcast(ids, mtf.Shape([model.ensemble_dim, *ids.shape.dims]))
-
-
-def _embedding(model: Unitransformer, context: Context, mesh: mtf.Mesh) -> VocabEmbedding:
-    shared = context.shared_params
-    if "embedding" not in shared:
-        made = new_embedding(model, mesh, context.variable_dtype)
-        # Loss functions read it from the Context. The caller's dictionary must not change.
-        context.shared_params = {**shared, "embedding": made}
-    return context.shared_params["embedding"]
-
-
-def _position_weights(
-    model: Unitransformer, max_length_dim: mtf.Dimension, context: Context, mesh: mtf.Mesh
-) -> mtf.Tensor:
-    """Returns [..., max_length, d_model]: sinusoids, or what models share, or a variable."""
-    # A model that shares parameters may still have sinusoids where the other one has learned
-    # vectors.
-    if model.sinusoid_positional_embedding:
-        return sinusoid_positional_embedding_weights(
-            mesh, max_length_dim, model.model_dim, context.activation_dtype
-        )
-    shared = context.shared_params.get("positional_embedding")
-    if shared is not None:
-        return shared
-    return new_position_weights(model, mesh, context.variable_dtype)
-
-
-def _with_token_dropout(model: Unitransformer, context: Context, ids: mtf.Tensor) -> mtf.Tensor:
-    if not context.train or not model.token_dropout_rate:
-        return ids
-    noise = mtf.random_uniform(ids.mesh, ids.shape)
-    # A dropped id is that of padding, but layers tell padding by sequence_id.
-    return ids * mtf.cast(mtf.greater_equal(noise, model.token_dropout_rate), ids.dtype)
 
 
 def visibility_priority(

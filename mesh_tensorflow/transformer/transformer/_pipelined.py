@@ -392,6 +392,7 @@ def check_context(
 
 
 _PIPELINED_MODES = ("train", "eval", "score")
+_PLACES = "pipeline_places"  # stages and passes, in the order of the layers
 # Lists of a Context that grow, or that belong to decoding.
 _OWN = ("constant_states", "layer_outputs", "losses", "new_states", "routings", "states")
 
@@ -542,21 +543,29 @@ class _Call:
         for key, name in cached.items():
             context.cache[key] = weights[name]
 
+        place = [] if self._routings is None else [self._place_of_stages()]
+        kinds: list[Any] = []  # classes of the routings of a stage
+
         def stage_fn(x: mtf.Tensor, *given: mtf.Tensor) -> list[mtf.Tensor]:
             # In the order in which they are given to `pipeline` below.
             rest = iter(given)
             found = {name: next(rest) for name in weights}
+            places = [next(rest) for _ in place]
             sides = {**self._stand_ins, **{side: next(rest) for side in used}}
             self._stages.give(found, [None if n is None else next(rest) for n in noise])
             # What has no rows of the batch is the same for all microbatches.
             inner = self._inner_context(lambda t: sides.get(t, t))
             y = self._apply(inner, x)
-            return [y, *(self._of_stages(loss) for loss in inner.losses or [])]
+            losses = [self._of_stages(loss) for loss in inner.losses or []]
+            routings = (inner.routings or []) if places else []
+            kinds[:] = map(type, routings)
+            placed = [self._of_stages(t * places[0]) for of in routings for t in of]
+            return [y, *losses, *placed]
 
         y, *losses = mtf_layers.pipeline(
             stage_fn,
             self._x,
-            list(weights.values()),
+            [*weights.values(), *place],
             self._pipes.stages,
             self._pipes.batch,
             self._pipes.microbatches,
@@ -564,9 +573,35 @@ class _Call:
             [*used, *(n for n in noise if n is not None)],
             recompute=self._stack._recomputes(context),
         )
+        for kind in reversed(kinds):
+            number = len(kind._fields)
+            self._add_routings(kind, losses[-number:])
+            del losses[-number:]
         if context.losses is not None:
             context.losses.extend(losses)
         return mtf.transpose(y, self._x.shape)
+
+    @property
+    def _routings(self) -> Optional[list]:
+        """The list that mixtures of experts append to; None, or a user's own context lacks it."""
+        return getattr(self._context, "routings", None)
+
+    def _place_of_stages(self) -> mtf.Tensor:
+        """Returns 1 at the place of a stage and a pass among all of them, and 0 elsewhere."""
+        pipes = self._pipes
+        number = self._stack.schedule.num_repeats
+        slots = pipes.stages.size * number
+        dims = [pipes.stages, *([] if pipes.repeats is None else [pipes.repeats])]
+        ones = np.eye(slots).reshape([number, pipes.stages.size, slots]).swapaxes(0, 1)
+        shape = mtf.Shape([*dims, mtf.Dimension(_PLACES, slots)])
+        return mtf.constant(self._x.mesh, ones.reshape(shape.to_integer_list), shape, tf.float32)
+
+    def _add_routings(self, kind: Any, tensors: Sequence[mtf.Tensor]) -> None:
+        """Adds what one layer of a stage has routed, in each stage: sums over all microbatches."""
+        assert self._routings is not None
+        totals = [t * float(self._pipes.microbatches) for t in tensors]
+        of_each = [mtf.unstack(t, t.shape.get_dim_by_name(_PLACES)) for t in totals]
+        self._routings.extend(kind(*fields) for fields in zip(*of_each))
 
     def _first_call(self, start: int) -> tuple[dict[Any, str], list[mtf.Tensor]]:
         """Calls the layers to see what they ask for.
@@ -645,6 +680,8 @@ class _Call:
         # Lists of their own: what the first call appends must not remain in the Context.
         inner.layer_outputs = []
         inner.losses = None if context.losses is None else []
+        if self._routings is not None:
+            inner.routings = []
         # A copy of the Context whose layer_index raises an error: a layer that reads it would get
         # one number for all stages.
         inner.__class__ = _without_layer_index(type(context))

@@ -55,12 +55,18 @@ def to_residual_length(x: mtf.Tensor, length_name: str) -> mtf.Tensor:
     return mtf.rename_dimension(x, length_name, RESIDUAL_LENGTH)
 
 
+def concat_channels(xs: Sequence[mtf.Tensor]) -> mtf.Tensor:
+    """Concatenates Tensors along their last dimension, under a name that no layout splits."""
+    # Parts of what is joined are not where those of the whole are.
+    name = f"_{xs[0].shape.dims[-1].name.lstrip('_')}_concat"
+    whole = [mtf.rename_dimension(x, x.shape.dims[-1].name, name) for x in xs]
+    return mtf.concat(whole, name)
+
+
 def joined_channels(xs: Sequence[mtf.Tensor]) -> mtf.Tensor:
     """Concatenates Tensors along their last dimension, which a layout may split."""
-    name = xs[0].shape.dims[-1].name
-    # Under a name without a rule: parts of what is joined are not where those of the whole are.
-    whole = [mtf.rename_dimension(x, name, f"_{name}_concat") for x in xs]
-    return mtf.rename_dimension(mtf.concat(whole, f"_{name}_concat"), f"_{name}_concat", name)
+    joined = concat_channels(xs)
+    return mtf.rename_dimension(joined, joined.shape.dims[-1].name, xs[0].shape.dims[-1].name)
 
 
 # The public path, by which gin files may name these functions, whichever file they are in.

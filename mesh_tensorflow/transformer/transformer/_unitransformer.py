@@ -10,9 +10,21 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import beam_search as mtf_beam_search
+from mesh_tensorflow import layers
 from mesh_tensorflow._core.errors import dims_text, tensors_text
 from mesh_tensorflow._core.graph import leaves_no_node
-from mesh_tensorflow.transformer.transformer._call import call_model, visibility_priority
+from mesh_tensorflow.layers._blocked_attention import soft_capped
+from mesh_tensorflow.transformer.transformer._call import (
+    VocabEmbedding,
+    check_ids,
+    embedding_of_positions,
+    loss_from_logits,
+    new_embedding,
+    new_position_weights,
+    reduce_ensemble_logits,
+    sinusoid_positional_embedding_weights,
+    visibility_priority,
+)
 from mesh_tensorflow.transformer.transformer._context import SPECULATED, Context, EncoderOutputs
 from mesh_tensorflow.transformer.transformer._decoding import (
     Choice,
@@ -33,6 +45,46 @@ def _vocab_dim(size: int, divisor: int) -> mtf.Dimension:
     """Returns the dimension of a vocabulary, with its size rounded up to a multiple."""
     # A multiple, so that layouts may split the vocabulary. Floor division of -size rounds up.
     return mtf.Dimension("vocab", -(-size // divisor) * divisor)
+
+
+def _for_ensemble(model: Unitransformer, ids: mtf.Tensor) -> mtf.Tensor:
+    """Returns the ids with the ensemble dimension, broadcast over it if they do not have it."""
+    if model.ensemble_dim is None or model.ensemble_dim in ids.shape:
+        return ids
+    return mtf.broadcast(ids, mtf.Shape([model.ensemble_dim, *ids.shape.dims]))
+
+
+def _embedding(model: Unitransformer, context: Context, mesh: mtf.Mesh) -> VocabEmbedding:
+    shared = context.shared_params
+    if "embedding" not in shared:
+        made = new_embedding(model, mesh, context.variable_dtype)
+        # Loss functions read it from the Context. The caller's dictionary must not change.
+        context.shared_params = {**shared, "embedding": made}
+    return context.shared_params["embedding"]
+
+
+def _position_weights(
+    model: Unitransformer, max_length_dim: mtf.Dimension, context: Context, mesh: mtf.Mesh
+) -> mtf.Tensor:
+    """Returns [..., max_length, d_model]: sinusoids, or what models share, or a variable."""
+    # A model that shares parameters may still have sinusoids where the other one has learned
+    # vectors.
+    if model.sinusoid_positional_embedding:
+        return sinusoid_positional_embedding_weights(
+            mesh, max_length_dim, model.model_dim, context.activation_dtype
+        )
+    shared = context.shared_params.get("positional_embedding")
+    if shared is not None:
+        return shared
+    return new_position_weights(model, mesh, context.variable_dtype)
+
+
+def _with_token_dropout(model: Unitransformer, context: Context, ids: mtf.Tensor) -> mtf.Tensor:
+    if not context.train or not model.token_dropout_rate:
+        return ids
+    noise = mtf.random_uniform(ids.mesh, ids.shape)
+    # A dropped id is that of padding, but layers tell padding by sequence_id.
+    return ids * mtf.cast(mtf.greater_equal(noise, model.token_dropout_rate), ids.dtype)
 
 
 @gin.configurable(module="mesh_tensorflow.transformer.transformer")
@@ -195,8 +247,60 @@ class Unitransformer:
     def _call_internal(
         self, context: Context, inputs: mtf.Tensor, targets: Optional[mtf.Tensor] = None
     ) -> mtf.Tensor:
-        """Returns the logits, and appends the loss to the losses of the Context."""
-        return call_model(self, context, inputs, targets)
+        """Embeds the ids, calls the layer stack and computes the logits, in the model's scope.
+
+        Args:
+          context: a Context. If it has a list of losses, the loss of the targets is appended to it.
+          inputs: an integer Tensor of ids with dimensions [batch..., length], or [batch...] in mode
+            "incremental".
+          targets: a Tensor of the same shape, or None.
+
+        Returns:
+          The logits, reduced over the ensemble: a Tensor with the dimensions of `inputs` and the
+          vocabulary, or `d_model` instead if the model has no output vocabulary.
+
+        Raises:
+          ValueError: the ids are not integers, or exceed the vocabulary.
+        """
+        check_ids(f"{self.name}: inputs", inputs, self.input_vocab_dim)
+        with tf.variable_scope(self.name):
+            embedding = _embedding(self, context, inputs.mesh)
+            # Only for the embedding: masks and targets are made of the ids that were given.
+            ids = _with_token_dropout(self, context, _for_ensemble(self, inputs))
+            x = embedding.ids_to_embedding(ids, context=context)
+            # Before positions are added: routers of experts may read what the ids alone are.
+            context.input_embeddings = x
+            if self.max_length_dim is not None:
+                positions = self.max_length_dim
+                weights = _position_weights(self, positions, context, inputs.mesh)
+                x += embedding_of_positions(self, positions, context, weights)
+            x = self.layer_stack.call(context, x)
+            vocab_dim = self.output_vocab_dim
+            if vocab_dim is None:
+                return x
+            if self.shared_embedding_and_softmax_weights:
+                logits = embedding.hidden_to_logits(x, context=context)
+            else:
+                logits = layers.dense(
+                    x,
+                    vocab_dim,
+                    reduced_dims=[self.model_dim],
+                    use_bias=self.logits_bias,
+                    variable_dtype=context.variable_dtype,
+                    name="logits",
+                )
+            if self.logits_soft_cap is not None:
+                logits = soft_capped(logits, self.logits_soft_cap)
+            if targets is not None and context.losses is not None:
+                loss_fn = self._loss_fn or loss_from_logits
+                targets = _for_ensemble(self, targets)
+                loss = loss_fn(self, context, logits, targets, vocab_dim)
+                # Last in the list: the sum of all losses has the dtype of this one.
+                context.losses.append(loss)
+            # After the loss, which is that of each member by itself.
+            if self.ensemble_dim is not None:
+                logits = reduce_ensemble_logits(logits, self.ensemble_dim, vocab_dim)
+            return logits
 
     @leaves_no_node
     def call_simple(
@@ -242,7 +346,7 @@ class Unitransformer:
           encoder_layer_outputs: a list of the outputs of the encoder's layers.
           num_microbatches: an integer, the number of microbatches; this call is for one of them.
           routings: a list that each `MoE1D` appends a `moe.Routing` to, of what its router has
-            done; those of a pipeline do not.
+            done; in a pipeline, one for each layer of each stage, of all microbatches.
 
         Returns:
           (logits, loss). The logits are a Tensor with dimensions [batch..., length, vocab], or

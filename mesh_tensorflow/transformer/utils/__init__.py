@@ -1,6 +1,6 @@
 """Training, evaluating, decoding, scoring and exporting transformers, configured by gin."""
 
-from mesh_tensorflow._flags import FLAGS
+from mesh_tensorflow._programs import FLAGS
 from mesh_tensorflow.transformer.utils._data import (
     clean_decodes,
     encode_delimited_lm,

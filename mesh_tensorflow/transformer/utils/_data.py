@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import itertools
 import os
 import re
@@ -18,6 +17,7 @@ import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._elements import Elements
 from mesh_tensorflow.estimator import ModeKeys
 from mesh_tensorflow.transformer import dataset as transformer_dataset
+from mesh_tensorflow.transformer.attention._params import arguments_of
 from mesh_tensorflow.transformer.utils._settings import (
     MODULE,
     Lengths,
@@ -359,9 +359,7 @@ def call_with_known(function: Callable[..., Any], **given: object) -> Any:
     Returns:
       What the function returns.
     """
-    parameters = inspect.signature(function).parameters
-    anything = any(p.kind == p.VAR_KEYWORD for p in parameters.values())
-    return function(**{k: v for k, v in given.items() if anything or k in parameters})
+    return function(**arguments_of(function, given))
 
 
 def call_dataset_fn(

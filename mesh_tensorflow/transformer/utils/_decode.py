@@ -353,7 +353,13 @@ def text_of_feature(example: Mapping[str, Any], key: str, vocabulary: Vocabulary
     return _text(example[key], vocabulary)
 
 
-def _dataset_of(dataset: EvalDataset, sequence_length: Lengths) -> tf.data.Dataset:
+def dataset_of(dataset: EvalDataset, sequence_length: Lengths) -> tf.data.Dataset:
+    """Returns the examples of an EvalDataset.
+
+    Args:
+      dataset: the EvalDataset, whose function need not take a length.
+      sequence_length: a number, or a dictionary by feature.
+    """
     return call_with_known(dataset.dataset_fn, sequence_length=sequence_length)
 
 
@@ -439,7 +445,7 @@ def decode_from_dataset(
     about = [_weights_of(path), sequence_length, gin.config_str()]
     with finishing_together():
         for dataset in datasets:
-            examples = list(examples_of(functools.partial(_dataset_of, dataset, sequence_length)))
+            examples = list(examples_of(functools.partial(dataset_of, dataset, sequence_length)))
             with_targets = [e for e in examples if "targets" in e]
             targets = postprocessed_targets(dataset, with_targets, vocabulary)
             texts = {
@@ -455,7 +461,7 @@ def decode_from_dataset(
                 start: int, dataset: EvalDataset = dataset, count: int = len(examples)
             ) -> Iterator[str]:
                 # It relies on the order of examples, which is in the fingerprint of the parts.
-                rest = [lambda: _dataset_of(dataset, sequence_length).skip(start)]
+                rest = [lambda: dataset_of(dataset, sequence_length).skip(start)]
                 input_fn = combined_input_fn(rest, batch_size)
                 outputs = decode(estimator, input_fn, vocabulary, path)
                 return itertools.islice(outputs, count - start)

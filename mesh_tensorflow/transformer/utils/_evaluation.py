@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,7 +18,6 @@ from mesh_tensorflow.transformer.utils._data import (
     arrays_input_fn,
     as_text,
     call_dataset_fn,
-    call_with_known,
     combined_input_fn,
     encode_delimited_lm,
     encode_inputs,
@@ -29,6 +29,7 @@ from mesh_tensorflow.transformer.utils._data import (
     write_lines_to_file,
 )
 from mesh_tensorflow.transformer.utils._decode import (
+    dataset_of,
     decode,
     postprocessed,
     postprocessed_targets,
@@ -493,11 +494,9 @@ def score_from_dataset(
     if not datasets:
         raise ValueError(f"score_from_dataset: there are no data for the split {dataset_split!r}")
 
-    # A function of each data set: a lambda in the loop below would see the last one only.
-    def maker(dataset: EvalDataset) -> Callable[[], Any]:
-        return lambda: call_with_known(dataset.dataset_fn, sequence_length=sequence_length)
-
-    input_fn = combined_input_fn([maker(d) for d in datasets], batch_size)
+    input_fn = combined_input_fn(
+        [functools.partial(dataset_of, d, sequence_length) for d in datasets], batch_size
+    )
     # Without a number of examples, which is not known before the data sets have been read.
     return _score(
         score_with_estimator_fn,

@@ -17,8 +17,9 @@ from mesh_tensorflow import checkpoint, layers
 from mesh_tensorflow import estimator as mtf_estimator
 from mesh_tensorflow._mesh.variables import checkpoint_files
 from mesh_tensorflow.estimator import ModeKeys
-from mesh_tensorflow.estimator.processes import SaverHook
+from mesh_tensorflow.estimator.processes import saver_hook
 from mesh_tensorflow.transformer import learning_rate_schedules, transformer
+from mesh_tensorflow.transformer.attention._params import arguments_of
 from mesh_tensorflow.transformer.utils._data import (
     check_features,
     clean_decodes,
@@ -29,7 +30,6 @@ from mesh_tensorflow.transformer.utils._data import (
 )
 from mesh_tensorflow.transformer.utils._program import (
     Outputs,
-    Results,
     call_model,
     check_length,
     check_tiling,
@@ -432,34 +432,10 @@ def _load_initial_checkpoint(settings: Settings, graph: mtf.Graph) -> None:
 # -- hooks and summaries of training
 
 
-_CHECKPOINT_HOURS = 2
-
-
 _CONFIG_NAME = "operative_config"
 
 
 _OWN_TAGS = ("learning_rate", "loss")  # summaries that are always written
-
-
-def _saver_hook(settings: Settings, results: Results) -> SaverHook:
-    saver = checkpoint.Saver(
-        tf.global_variables(),
-        sharded=True,
-        max_to_keep=settings.keep_checkpoint_max,
-        keep_checkpoint_every_n_hours=_CHECKPOINT_HOURS,
-        # So that the directory can be moved with its checkpoints.
-        save_relative_paths=True,
-    )
-    # From here a session takes its saver, and otherwise makes another one.
-    tf.add_to_collection(tf.GraphKeys.SAVERS, saver)
-    return SaverHook(
-        settings.model_dir,
-        save_steps=settings.save_checkpoints_steps,
-        saver=saver,
-        # A saver knows the masters alone; before each save this gives them the values of the
-        # slices.
-        listeners=[mtf.MtfCheckpointSaverListener(results.lowering)],
-    )
 
 
 class OperativeConfigHook(tf.train.SessionRunHook):
@@ -641,7 +617,12 @@ def training_spec(settings: Settings, features: Mapping[str, tf.Tensor]) -> Any:
         hooks = [
             # The saver saves at once, from slices, which have to be copies of the masters.
             mtf.MtfRestoreHook(results.lowering),
-            _saver_hook(settings, results),
+            saver_hook(
+                results.lowering,
+                settings.model_dir,
+                settings.save_checkpoints_steps,
+                settings.keep_checkpoint_max,
+            ),
             OperativeConfigHook(settings.model_dir),
         ]
     loss = results.tensors["loss"]
@@ -854,11 +835,8 @@ def tpu_estimator_model_fn(
     """
     if weight_decay_checkpoint:
         tf.logging.warning("weight_decay_checkpoint has no effect: optimizers decay towards zero")
-    arguments = locals()
     # By name, so that an argument is written once; a test checks that each has a field.
-    values = {
-        f.name: arguments[f.name] for f in dataclasses.fields(Settings) if f.name in arguments
-    }
+    values = arguments_of(Settings, locals())
     values["mesh_shape"] = mesh_shape = mtf.convert_to_shape(mesh_shape)
     values["layout_rules"] = mtf.convert_to_layout_rules(layout_rules)
     values["mesh_impl"] = mesh_impl = mesh_impl or "placement"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +20,7 @@ from mesh_tensorflow._paths import readable
 from mesh_tensorflow.estimator.processes import programs_over, shards_of_process
 from mesh_tensorflow.estimator.tpu import TPUEstimator
 from mesh_tensorflow.transformer import learning_rate_schedules
+from mesh_tensorflow.transformer.attention._params import arguments_of
 from mesh_tensorflow.transformer.learning_rate_schedules import with_total_steps
 from mesh_tensorflow.transformer.utils._data import (
     call_dataset_fn,
@@ -558,8 +558,7 @@ def _completed(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 def _train(train_model_fn: Callable[..., None], **arguments: Any) -> None:
     # A user's function has the arguments of `train_model`, and need not have others.
-    names = inspect.signature(train_model).parameters
-    train_model_fn(**{name: arguments[name] for name in names})
+    train_model_fn(**arguments_of(train_model, arguments))
 
 
 def _export(

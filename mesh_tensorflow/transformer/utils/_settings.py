@@ -23,10 +23,9 @@ from absl import flags
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import estimator
-from mesh_tensorflow._flags import FLAGS, Flag, define
 from mesh_tensorflow._mesh.tpu_topology import flag_value
 from mesh_tensorflow._mesh.variables import checkpoint_files
-from mesh_tensorflow._programs import explained_errors
+from mesh_tensorflow._programs import FLAGS, Flag, define, explained_errors
 from mesh_tensorflow.estimator import ModeKeys
 from mesh_tensorflow.simd_mesh_impl import HierarchicalTiling
 
