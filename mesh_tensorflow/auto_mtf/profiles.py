@@ -292,19 +292,10 @@ def _fetch(graph: Graph, timed: _Timed, machine: Processors, repeats: int) -> tf
         lowering = _Alone(graph, mesh_impl, timed.tensors)
         before = [t.op for t in lowering.ready()]
         done = last = before
-        results: dict[str, list[tf.Tensor]] = collections.defaultdict(list)
         for _ in range(repeats):
             with tf.control_dependencies(last):
-                made = timed.run(lowering)
-            for t in made:
-                results[t.device].append(t)
-            done = done + [t.op for t in made]
+                done = done + [t.op for t in timed.run(lowering)]
             last = before if side_by_side else done
-        # A step keeps what it computes until it is read, in memory that is new to the next one.
-        with tf.control_dependencies(done):
-            for device, kept in results.items():
-                with tf.device(device):
-                    done = [*done, tf.identity_n(kept)[0].op]
         return tf.group(done)
 
     return machine.run(timed.layout, program)
@@ -322,7 +313,7 @@ def _least(step: Callable[[], Any]) -> float:
 
 
 # Of an operation that reads what only its own program has, or that refuses the stand-ins.
-_CANNOT = (TypeError, ValueError, tf.errors.InvalidArgumentError)
+_CANNOT = (KeyError, TypeError, ValueError, tf.errors.InvalidArgumentError)
 
 
 def _times_of(
