@@ -19,6 +19,7 @@ from mesh_tensorflow.transformer import moe, transformer, transformer_layers
 # By Hugging Face's names of activations: functions of the language, or their names.
 _ACTIVATIONS: dict[str, Any] = {
     "gelu": functools.partial(mtf.gelu, approximate=False),
+    "gelu_fast": "gelu",
     "gelu_new": "gelu",
     "gelu_pytorch_tanh": "gelu",
     "relu": "relu",

@@ -7,6 +7,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Optional
 
+from mesh_tensorflow._core.errors import slip
+
 
 class Weight(NamedTuple):
     """A weight, by both names.
@@ -64,7 +66,8 @@ _OF_NO_MATTER = re.compile(
     r"|\w*dropout(_prob)?|\w+_pdrop|layerdrop"
     r"|output_(past|attentions|hidden_states|router_logits|scores)|router_aux_loss_coef|use_cache"
     r"|return_dict\w*|chunk_size_feed_forward|cache_implementation|tf_legacy_loss"
-    r"|problem_type|num_labels|id2label|label2id|finetuning_task|task_specific_params|summary_\w+"
+    r"|max_sequence_length|sliding_window_size|create_position_ids_from_padding"
+    r"|problem_type|_?num_labels|id2label|label2id|finetuning_task|task_specific_params|summary_\w+"
     r"|tokenizer_class|prefix|\w+_token_id|model_max_length|n_ctx|directionality|pooler_\w+"
     r"|max_length|min_length|do_sample|early_stopping|num_beams|num_beam_groups|num_return_sequences"
     r"|temperature|top_[kp]|typical_p|\w*(repetition|length|diversity)_penalty|bad_words_ids"
@@ -76,13 +79,14 @@ _MUST_BE: dict[str, Any] = {
     "tie_encoder_decoder": False,
     "add_cross_attention": False,
     "pruned_heads": {},
+    "quantization_config": None,
 }
 
 
 class Config:
     """The fields of a config.json, for a family to read; errors name the file's folder.
 
-    A field that no one has read is one that the family does not know: `check_all_known`.
+    A field that no one has read is one that the family does not know: `tell_unknown`.
     """
 
     def __init__(self, path: str, fields: Mapping[str, Any]) -> None:
@@ -192,11 +196,13 @@ class Config:
                 f"family: only {name}={expected!r} is"
             )
 
-    def check_all_known(self) -> None:
-        """Checks that all fields have been read, but those that do not change what is computed.
+    def tell_unknown(self) -> None:
+        """Warns of fields that have not been read, but for those that say nothing of the model.
+
+        transformers ignores what a family of its does not know, and so folders have such fields.
 
         Raises:
-          ValueError: there are others.
+          ValueError: there are some, within `mtf.strict()`.
         """
         unknown = [
             f"{name}={value!r}"
@@ -204,11 +210,11 @@ class Config:
             if value is not None and name not in self._known and not _OF_NO_MATTER.fullmatch(name)
         ]
         if unknown:
-            raise ValueError(
+            slip(
                 f"{self.path}: config.json has {few(unknown)}, which the family "
-                f"{self._fields.get('model_type')!r} does not know, so that its model may compute "
-                "something else. Take out what does not change the computation; for what does, "
-                "add a family: mtf.models.register_family"
+                f"{self._fields.get('model_type')!r} does not know and ignores. If the model was "
+                "trained by code of its own, which computes something else with it, add a family: "
+                "mtf.models.register_family"
             )
 
 
@@ -224,7 +230,7 @@ def form_of(where: str, config: Mapping[str, Any]) -> Form:
       config: the contents of config.json.
 
     Raises:
-      ValueError: the family, or a field, is not known.
+      ValueError: the family, or a value of a field, is not known.
     """
     model_type = config.get("model_type")
     if model_type not in FORMS:
@@ -237,7 +243,7 @@ def form_of(where: str, config: Mapping[str, Any]) -> Form:
     for field, value in _MUST_BE.items():
         read.must_be(field, value)
     form = FORMS[model_type](read)
-    read.check_all_known()
+    read.tell_unknown()
     return form
 
 
