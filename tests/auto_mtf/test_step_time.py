@@ -12,6 +12,7 @@ import mesh_tensorflow as mtf
 from mesh_tensorflow._core.operation import Collective, Cost
 from mesh_tensorflow._core.placement import walk
 from mesh_tensorflow.auto_mtf import hardware, models
+from mesh_tensorflow.auto_mtf._units import needed_operations
 from mesh_tensorflow.auto_mtf.hardware import CostModel, Hardware, Link
 from mesh_tensorflow.auto_mtf.step_time import MemoryLimitError, StepEstimator
 from mesh_tensorflow.ops._variables.variable import Assign
@@ -58,7 +59,8 @@ def directly(graph, outputs, estimator, layout):
     model = CostModel(estimator.mesh_shape, estimator.hardware)
     impl = model.impl(layout)
     compute = communication = 0.0
-    for op in graph.operations:
+    operations = needed_operations(graph.operations, outputs)
+    for op in operations:
         if isinstance(op, Assign):
             for x in op.inputs:
                 moved = 2 * impl.laid_out_size(x.shape) * 4
@@ -68,8 +70,8 @@ def directly(graph, outputs, estimator, layout):
             own = model.operation(op, impl)
             compute += own.compute
             communication += own.communication
-    asked = walk(graph.operations, impl, outputs).costs
-    own = sum(len(op.cost(impl).collectives) for op in graph.operations)
+    asked = walk(operations, impl, outputs).costs
+    own = sum(len(op.cost(impl).collectives) for op in operations)
     total = sum(model.collective(c) for _, cost in asked for c in cost.collectives)
     assert own <= sum(len(cost.collectives) for _, cost in asked)
     return compute, total
