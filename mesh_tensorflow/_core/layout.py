@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import dataclasses
+import itertools
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Optional, Union, overload
 
@@ -546,11 +547,12 @@ def processor_groups(mesh_shape: MeshShape, group_dims: Sequence[int]) -> list[l
     JointAxis, by coordinate.
     """
     axes = single_axes(group_dims)
-    outside = [s for axis, s in enumerate(_sizes(mesh_shape)) if axis not in axes]
-    groups: list[list[int]] = [[] for _ in range(list_product(outside))]
-    # Rising, so that along one axis member i of a group has coordinate i: collectives need that.
-    for pnum in range(list_product(_sizes(mesh_shape))):
-        groups[pnum_to_group(mesh_shape, axes, pnum)].append(pnum)
+    by_outside: dict[tuple[int, ...], list[int]] = {}
+    # Row-major, so that along one axis member i of a group has coordinate i: collectives need that.
+    for pnum, coord in enumerate(itertools.product(*map(range, _sizes(mesh_shape)))):
+        outside = tuple(c for axis, c in enumerate(coord) if axis not in axes)
+        by_outside.setdefault(outside, []).append(pnum)
+    groups = list(by_outside.values())
     if len(group_dims) == 1 and axes != sorted(axes):
         assert isinstance(mesh_shape, Shape)  # only a MeshImpl has a JointAxis
         return [

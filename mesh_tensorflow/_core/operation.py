@@ -852,6 +852,10 @@ class Operation(metaclass=_LeavesNothingBehind):
             ),
         )
 
+    def collectives(self, mesh_impl: MeshImpl) -> tuple[Collective, ...]:
+        """Returns the collectives of its cost, which a Lowering counts."""
+        return self.cost(mesh_impl).collectives
+
     def cost_key(self) -> Hashable:
         """Returns what its cost and partial sums depend on, besides class, shapes and dtypes.
 

@@ -453,7 +453,15 @@ class Lowering:
             master.keep()
         if autostack:
             self.autostack()
-        self._lower_program()
+        operations, passed = graph.operations, []
+        if nan_checks_in_force() is not None:
+            # Nothing is assigned before all that depends on no assignment has passed its checks: a
+            # step that fails leaves all variables as they were.
+            first, operations = parted_at_assignments(operations)
+            self.lower_operations(first)
+            passed = all_checks(self)
+        with tf.control_dependencies(passed):
+            self.lower_operations(operations)
         # Users still hold the values of variables from before stacking, and export them by these.
         self.tensors.update({x: self.tensors[y] for x, y in graph.stacked_values.items()})
         read_before_increments(start=start)
@@ -499,20 +507,6 @@ class Lowering:
 
     # -- lowering operations
 
-    def _lower_program(self) -> None:
-        """Lowers the operations of the graph, in order.
-
-        If values are checked, nothing is assigned before all that does not depend on assignments
-        has been, so that a step that fails leaves all variables as they were.
-        """
-        if nan_checks_in_force() is None:
-            self.lower_operations(self.graph.operations)
-            return
-        first, last = parted_at_assignments(self.graph.operations)
-        self.lower_operations(first)
-        with tf.control_dependencies(all_checks(self)):
-            self.lower_operations(last)
-
     def lower_operations(self, operations: Iterable[Operation]) -> None:
         """Lowers operations in order; loops also call it for their bodies.
 
@@ -540,7 +534,11 @@ class Lowering:
             # Not op.name: TensorFlow numbers the scopes of a second Lowering in a graph.
             self.node_names.add(scope, op)
             try:
-                self._lower_in_its_layout(op)
+                inner = self._inner_pairs(op)
+                if inner or self._may_pad:
+                    self._lower_in_layout(op, inner)
+                else:
+                    op.lower(self)
             except Exception as e:
                 tell_lowering_error(e, op)
                 raise
@@ -552,12 +550,9 @@ class Lowering:
         if log is not None:
             log_operation(log, self, op, communicated)
 
-    def _lower_in_its_layout(self, op: Operation) -> None:
-        """Lowers an operation; in another layout, if it cannot work on parts of what one splits."""
-        outer, inner = self._pairs, self._inner_pairs(op)
-        if not inner and not self._may_pad:
-            op.lower(self)
-            return
+    def _lower_in_layout(self, op: Operation, inner: Mapping[Mesh, MeshPair]) -> None:
+        """Lowers an operation in layouts that it can work in, on inputs whose padding is set."""
+        outer = self._pairs
         pairs = {**outer, **inner}
         outside = {x: self.tensors[x] for x in op.inputs}
         if inner:
@@ -860,7 +855,7 @@ class Lowering:
         requested = self.requested_impl(op)
         made = op.partial_sums(requested, pending) if pending else None
         scattered = itertools.chain(*(p.scattered for p in (made or {}).values()))
-        for collective in (*scattered, *op.cost(requested).collectives):
+        for collective in (*scattered, *op.collectives(requested)):
             self._count_collective(requested, collective, label, op)
 
     def _count_collective(

@@ -503,7 +503,7 @@ class MeshImpl(Generic[SlicesT]):
 
     def laid_out_size(self, tensor_shape: Shape) -> int:
         """Returns the number of elements of all slices together."""
-        return self.slice_size(tensor_shape) * self.size
+        return list_product(self.slice_shape(tensor_shape)) * self.size
 
     @property
     def execution_impl(self) -> MeshImpl:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Optional
@@ -113,14 +115,32 @@ def make_early_stopping_hook(
     return _StopHook(should_stop_fn, run_every_secs, run_every_steps)
 
 
+# Evaluations of one metric: their steps, in order, and values.
+_Values = list[tuple[int, float]]
+
+
+def _has_passed(values: _Values, threshold: float, beyond: Callable[[float, float], bool]) -> bool:
+    """Whether any value is beyond the threshold."""
+    return any(beyond(value, threshold) for _, value in values)
+
+
+def _is_stale(values: _Values, most_steps: int, mode: str) -> bool:
+    """Whether the best value is `most_steps` old; the first of equal values is the best."""
+    best_step, best = values[0]
+    for step, value in values:
+        if is_better(value, best, mode):
+            best_step, best = step, value
+    return values[-1][0] - best_step >= most_steps
+
+
 def _hook_of_metrics(
+    should_stop: Callable[[_Values], bool],
     estimator: Estimator,
     metric_name: str,
     eval_dir: Optional[str],
     min_steps: int,
     run_every_secs: Optional[float],
     run_every_steps: Optional[int],
-    should_stop: Callable[[list[tuple[int, float]]], bool],
 ) -> tf.train.SessionRunHook:
     directory = eval_dir or estimator.eval_dir()
 
@@ -159,14 +179,9 @@ def stop_if_higher_hook(
     Returns:
       a hook.
     """
+    should_stop = functools.partial(_has_passed, threshold=threshold, beyond=operator.gt)
     return _hook_of_metrics(
-        estimator,
-        metric_name,
-        eval_dir,
-        min_steps,
-        run_every_secs,
-        run_every_steps,
-        lambda values: any(value > threshold for _, value in values),
+        should_stop, estimator, metric_name, eval_dir, min_steps, run_every_secs, run_every_steps
     )
 
 
@@ -193,24 +208,10 @@ def stop_if_lower_hook(
     Returns:
       a hook.
     """
+    should_stop = functools.partial(_has_passed, threshold=threshold, beyond=operator.lt)
     return _hook_of_metrics(
-        estimator,
-        metric_name,
-        eval_dir,
-        min_steps,
-        run_every_secs,
-        run_every_steps,
-        lambda values: any(value < threshold for _, value in values),
+        should_stop, estimator, metric_name, eval_dir, min_steps, run_every_secs, run_every_steps
     )
-
-
-def _is_stale(values: list[tuple[int, float]], most_steps: int, mode: str) -> bool:
-    """Whether the best value is `most_steps` old; the first of equal values is the best."""
-    best_step, best = values[0]
-    for step, value in values:
-        if is_better(value, best, mode):
-            best_step, best = step, value
-    return values[-1][0] - best_step >= most_steps
 
 
 def stop_if_no_increase_hook(
@@ -236,14 +237,9 @@ def stop_if_no_increase_hook(
     Returns:
       a hook.
     """
+    should_stop = functools.partial(_is_stale, most_steps=max_steps_without_increase, mode="max")
     return _hook_of_metrics(
-        estimator,
-        metric_name,
-        eval_dir,
-        min_steps,
-        run_every_secs,
-        run_every_steps,
-        lambda values: _is_stale(values, max_steps_without_increase, "max"),
+        should_stop, estimator, metric_name, eval_dir, min_steps, run_every_secs, run_every_steps
     )
 
 
@@ -270,12 +266,7 @@ def stop_if_no_decrease_hook(
     Returns:
       a hook.
     """
+    should_stop = functools.partial(_is_stale, most_steps=max_steps_without_decrease, mode="min")
     return _hook_of_metrics(
-        estimator,
-        metric_name,
-        eval_dir,
-        min_steps,
-        run_every_secs,
-        run_every_steps,
-        lambda values: _is_stale(values, max_steps_without_decrease, "min"),
+        should_stop, estimator, metric_name, eval_dir, min_steps, run_every_secs, run_every_steps
     )

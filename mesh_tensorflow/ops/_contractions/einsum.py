@@ -197,7 +197,8 @@ class EinsumOperation(Operation):
         axes = self._as_counted(mesh_impl, summed)
         lowering.set_partial_sum(output, result, axes, "einsum_op")
 
-    def _gathers(self, mesh_impl: MeshImpl) -> list[Collective]:
+    def collectives(self, mesh_impl: MeshImpl) -> tuple[Collective, ...]:
+        """The gathers of dimensions that would clash."""
         gathered, _ = self._plan(mesh_impl)
         gathers = []
         for x in self.inputs:
@@ -210,7 +211,7 @@ class EinsumOperation(Operation):
                     gathers.append(
                         Collective("allconcat", (axis,), elements, elements * x.dtype.size)
                     )
-        return gathers
+        return tuple(gathers)
 
     def cost(self, mesh_impl: MeshImpl) -> Cost:
         """Two flops for each multiply-add, and the gathers of dimensions that would clash."""
@@ -218,7 +219,7 @@ class EinsumOperation(Operation):
         # n factors take n - 1 multiply-adds of two flops each; a sum of one factor, an addition.
         flops = computed * max(1, 2 * (len(self._inputs) - 1))
         moved = Operation.cost(self, mesh_impl).bytes
-        return Cost(flops, moved, tuple(self._gathers(mesh_impl)))
+        return Cost(flops, moved, self.collectives(mesh_impl))
 
     def _computed_elements(self, mesh_impl: MeshImpl) -> int:
         gathered, _ = self._plan(mesh_impl)
