@@ -690,18 +690,7 @@ class _SavedModelExporter(Exporter):
         eval_result: Metrics,
         is_the_final_export: bool,
     ) -> Optional[bytes]:
-        """Exports the model, if this evaluation calls for it.
-
-        Args:
-          estimator: an Estimator.
-          export_path: the directory of exports.
-          checkpoint_path: the checkpoint that was evaluated.
-          eval_result: the metrics by name.
-          is_the_final_export: whether training has ended.
-
-        Returns:
-          the new directory as bytes; None if nothing was exported.
-        """
+        """Exports the model, if this evaluation calls for it; see `Exporter.export`."""
         if not self._is_due(estimator, export_path, eval_result, is_the_final_export):
             return None
         path = estimator.export_saved_model(

@@ -224,12 +224,11 @@ def _shown(shape: Shape, parts: Sequence[int], dims: Optional[Sequence[str]]) ->
 # -- as text
 
 
-def processors_text(numbers: Sequence[int], most: int = _MOST_NUMBERS) -> str:
+def processors_text(numbers: Sequence[int]) -> str:
     """Returns "0, 2", or "0-3" of numbers without gaps, or "0, 4, ..., 28".
 
     Args:
       numbers: increasing numbers of processors.
-      most: how many to write at most.
 
     >>> processors_text([0, 2]), processors_text([4, 5, 6, 7]), processors_text(range(0, 64, 8))
     ('0, 2', '4-7', '0, 8, ..., 56')
@@ -238,7 +237,7 @@ def processors_text(numbers: Sequence[int], most: int = _MOST_NUMBERS) -> str:
     # Without gaps, as the first and the last tell: increasing numbers are all different.
     if len(numbers) > 2 and numbers[-1] - numbers[0] == len(numbers) - 1:
         return f"{numbers[0]}-{numbers[-1]}"
-    if len(numbers) > most:
+    if len(numbers) > _MOST_NUMBERS:
         return f"{numbers[0]}, {numbers[1]}, ..., {numbers[-1]}"
     return ", ".join(map(str, numbers))
 

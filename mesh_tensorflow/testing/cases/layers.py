@@ -87,9 +87,9 @@ def _layer_norm(x, scale, bias):
                   layer_norm_scale=scale, layer_norm_bias=bias)
 
 
-def _np_normal(x, axes, epsilon=1e-3):
+def _np_normal(x, axes):
     centered = x - x.mean(axes, keepdims=True)
-    return centered / np.sqrt((centered**2).mean(axes, keepdims=True) + epsilon)
+    return centered / np.sqrt((centered**2).mean(axes, keepdims=True) + 1e-3)
 
 
 def _batch_norm(is_training, **kwargs):

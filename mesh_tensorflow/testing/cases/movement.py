@@ -227,10 +227,10 @@ def _entries(weights, indices, out):
     return mtf.GatherOperation(weights, indices, dim("b"), shape(out)).outputs[0]
 
 
-def _row_sums(rows, indices, size=16):
+def _row_sums(rows, indices):
     """Adds rows to the entries of their indices; those out of range are left out."""
-    table = np.zeros((size, *rows.shape[indices.ndim:]), rows.dtype)
-    inside = (indices >= 0) & (indices < size)
+    table = np.zeros((16, *rows.shape[indices.ndim:]), rows.dtype)
+    inside = (indices >= 0) & (indices < len(table))
     # Of several rows with one index, `table[indices] += rows` would add only the last.
     np.add.at(table, indices[inside], rows[inside])
     return table
