@@ -18,7 +18,7 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
 from mesh_tensorflow.models._place import Place
-from mesh_tensorflow.models._pretrained import imported
+from mesh_tensorflow.models._pretrained import check_whole, imported
 from mesh_tensorflow.models._tokenizer import Tokenizer
 from mesh_tensorflow.transformer.transformer import Unitransformer
 from mesh_tensorflow.transformer.transformer._decoding import check_numbers
@@ -30,6 +30,7 @@ _SHORTEST = 64  # lengths of programs are this times a power of two
 _FEWEST_GIVEN = 16  # and the numbers of given ids, this
 _ENDS = 4  # the numbers of ids that end a row are multiples of this
 _NO_ID = -1  # which no id equals
+_LARGEST = 2**63 - 1  # of seeds
 _END = object()  # comes after the last piece
 
 
@@ -46,8 +47,8 @@ class Search:
     num_return_sequences: int
 
     def __post_init__(self) -> None:
-        check_whole("num_beams", self.num_beams)
-        check_whole("num_return_sequences", self.num_return_sequences)
+        check_whole("generate", "num_beams", self.num_beams)
+        check_whole("generate", "num_return_sequences", self.num_return_sequences)
         penalty = self.length_penalty
         if not isinstance(penalty, numbers.Real) or not math.isfinite(penalty):
             raise ValueError(
@@ -73,11 +74,13 @@ class Sampling:
     seed: Optional[int] = None
 
     def __post_init__(self) -> None:
-        check_whole("max_new_tokens", self.max_new_tokens)
+        check_whole("generate", "max_new_tokens", self.max_new_tokens)
         if self.top_k != -1:
-            check_whole("top_k", self.top_k, ", or -1 for all ids")
+            check_whole("generate", "top_k", self.top_k, ", or -1 for all ids")
         if self.seed is not None:
-            check_whole("seed", self.seed, least=0)
+            check_whole("generate", "seed", self.seed, least=0)
+            if self.seed > _LARGEST:
+                raise ValueError(f"generate: seed={self.seed} must be {_LARGEST} or less")
         names = ("temperature", "top_p", "min_p", "repetition_penalty")
         check_numbers("generate", {name: getattr(self, name) for name in names})
 
@@ -95,14 +98,6 @@ class Sampling:
     @property
     def _penalizes(self) -> bool:
         return self.repetition_penalty != 1
-
-
-def check_whole(name: str, value: object, otherwise: str = "", least: int = 1) -> None:
-    """Raises a ValueError if an argument of `generate` is no integer, or too small."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
-        raise ValueError(
-            f"generate: {name}={value!r} must be {least} or more{otherwise}; an integer"
-        )
 
 
 def check_search(search: Search, sampling: Sampling, ends: Ends) -> None:
@@ -158,7 +153,10 @@ class Ends(NamedTuple):
 
 
 def ends_of(
-    stop: Stop, of_config: Union[int, list[int], None], tokenizer: Optional[Tokenizer]
+    stop: Stop,
+    of_config: Union[int, list[int], None],
+    tokenizer: Optional[Tokenizer],
+    vocab: int,
 ) -> Ends:
     """Returns what ends continuations.
 
@@ -166,11 +164,13 @@ def ends_of(
       stop: the argument of `generate`.
       of_config: the `eos_token_id` of config.json, which counts if `stop` has no ids.
       tokenizer: a Tokenizer, or None.
+      vocab: the number of ids of the model; those of config.json may be others.
 
     Raises:
-      ValueError: something is neither an id nor a text, or there are texts without a tokenizer.
+      ValueError: something is neither an id of the model nor a text, or there are texts without a
+        tokenizer.
     """
-    ends = [stop] if isinstance(stop, str) or not isinstance(stop, Sequence) else stop
+    ends = [stop] if isinstance(stop, (str, bytes)) or not isinstance(stop, Sequence) else stop
     texts = [end for end in ends if isinstance(end, str)]
     ids = [end for end in ends if end is not None and not isinstance(end, str)]
     for end in ids:
@@ -178,6 +178,11 @@ def ends_of(
             raise ValueError(
                 f"generate: stop={stop!r} has {end!r}, which is neither an id (-1 for none) nor a "
                 "text"
+            )
+        if end >= vocab:
+            raise ValueError(
+                f"generate: stop={stop!r} has the id {end}, which is not in the vocabulary, 0 to "
+                f"{vocab - 1}, so that nothing ends with it; -1 is for no id"
             )
     if "" in texts:
         raise ValueError(f"generate: stop={stop!r} has an empty text, with which all begin")
@@ -358,6 +363,12 @@ class Generator:
             continuations.append(new if listener is None else new[: listener.length(i)])
         return continuations
 
+    @property
+    def most_positions(self) -> Optional[int]:
+        """How many positions a row may have: those of the model's table, or None without one."""
+        table = self._model.max_length_dim if self._model.positional_embedding else None
+        return None if table is None else table.size - self._model.position_offset
+
     def _prompts(
         self, rows: Sequence[Sequence[int]], max_new_tokens: int
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -365,6 +376,8 @@ class Generator:
         given = np.array([len(row) - 1 for row in rows], np.int32)
         # One program serves many lengths, as tracing takes longer than what they have too much.
         length = _at_least(max(given) + max_new_tokens, _SHORTEST)
+        if self.most_positions is not None:
+            length = min(length, self.most_positions)
         ids = np.zeros([len(rows), length], np.int32)
         # Of a prompt the first id is what the first position is fed, and the others are given.
         for row, prompt in zip(ids, rows):
@@ -479,7 +492,7 @@ class Generator:
         Args:
           rows: ids.
         """
-        ids, first, given = self._prompts(rows, 1)
+        ids, first, given = self._prompts(rows, 0)
         # Each position is fed the id before it.
         fed = np.concatenate([first[:, None], ids[:, :-1]], 1)
         found = self._scored(tf.constant(fed), tf.constant(ids)).numpy()

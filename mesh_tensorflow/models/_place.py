@@ -140,6 +140,8 @@ def place_of(
       ValueError: the mesh implementation is not known, or the devices are not there.
     """
     shape = convert_to_shape(mesh_shape)
+    if shape is None:
+        raise ValueError(f"{what}: mesh_shape=None is no mesh; leave it out for one processor")
     stored: dict[str, Any] = {"zero": zero, "zero_axis": zero_axis}
     if mesh_impl not in (None, *IMPLS):
         raise ValueError(

@@ -260,3 +260,42 @@ def test_experts_are_balanced_if_the_model_says_so(options):
 
     balance = np.mean([balance_of(half) for half in halves])
     np.testing.assert_allclose(added - without, 0.5 * balance, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "arguments, text",
+    [
+        ({"batch_size": 0}, "batch_size=0 must be 1 or more; an integer"),
+        ({"batch_size": 2.0}, "batch_size=2.0 must be 1 or more; an integer"),
+        ({"steps": None, "epochs": 0}, "epochs=0 must be a number above 0"),
+        ({"steps": None, "epochs": float("nan")}, "epochs=nan must be a number above 0"),
+        ({"lora": 4}, "lora=4 is no text, such as 'q,v:8', and no directory of adapters"),
+        ({"freeze": "("}, r"freeze='\(' is no regular expression: missing \)"),
+        ({"length": "8"}, "examples: length='8' must be 2 or more"),
+    ],
+)
+def test_arguments_by_mistake(arguments, text):
+    model = mtf.models.from_pretrained(FIXTURES / "llama")
+    with pytest.raises(ValueError, match=text):
+        mtf.models.finetune(model, [{"ids": [1, 2, 3]}], **{"steps": 1, "length": 8, **arguments})
+
+
+def test_examples_of_a_generator():
+    """Those to evaluate are gone through twice."""
+    rows = [{"ids": [5, 7, 9], "weights": [0, 0, 1]}] * 2
+    found = [
+        mtf.models.finetune(
+            mtf.models.from_pretrained(FIXTURES / "llama"),
+            kind(rows),
+            1,
+            eval_examples=kind(rows),
+            exact_match=True,
+            length=8,
+            batch_size=1,
+            pack=False,
+            progress=False,
+        )
+        for kind in (list, iter)
+    ]
+    assert found[0].evaluations[-1]["loss"] == found[1].evaluations[-1]["loss"]
+    assert "exact_match" in found[1].evaluations[-1]

@@ -497,6 +497,9 @@ MISTAKES = {
     "length_penalty='long' must be a number; larger": {"num_beams": 2, "length_penalty": "long"},
     "early_stopping='soon' is none of True, False, 'never'": {"early_stopping": "soon"},
     "stop='a' has a text, and the model has no tokenizer; stop at ids": {"stop": "a"},
+    "stop=b'a' has b'a', which is neither an id": {"stop": b"a"},
+    "stop=[3, 96] has the id 96, which is not in the vocabulary, 0 to 95, so": {"stop": [3, 96]},
+    f"seed={2**70} must be {2**63 - 1} or less": {"seed": 2**70},
 }  # fmt: skip
 
 
@@ -505,6 +508,80 @@ def test_mistakes(text):
     with pytest.raises(ValueError) as error:
         a_model().generate([[1]], **MISTAKES[text])
     assert f"generate: {text}" in str(error.value)
+
+
+PROMPTS_BY_MISTAKE = {
+    "prompts is a list, such as [text], but is 5": 5,
+    "prompts is a list, such as [text], but is None": None,
+    "prompts is a list, such as [text], but is b'ab'": b"ab",
+    "prompts is a list, such as [text], but is {'role': 'user'}": {"role": "user"},
+    "prompt 0 is 1, none of ids, a text and a conversation; prompts is a list of": [1, 2],
+    "prompt 1 is None, none of ids": [[1], None],
+    "prompt 1 is empty, but has to have at least one id": [[1], []],
+    "ids must be ints, [batch, length]": [[1, "a"]],
+    "the id 1099511627776 is not in the vocabulary, 0 to 95": [[2**40]],
+    "the model has no tokenizer, so prompts are lists of ids": [[1], "a"],
+}
+
+
+@pytest.mark.parametrize("text", PROMPTS_BY_MISTAKE)
+def test_mistakes_of_prompts(text):
+    for call in ("generate", "log_probs"):
+        with pytest.raises(ValueError) as error:
+            getattr(a_model(), call)(PROMPTS_BY_MISTAKE[text])
+        assert str(error.value).startswith(f"{call}: {text}")
+
+
+def test_prompts_of_other_kinds():
+    """A generator, a tuple, an array and a tf.Tensor's values; ids beside a text."""
+    model = a_model()
+    expected = model.generate([[5, 9], [7, 1]], 3)
+    ids = np.array([[5, 9], [7, 1]])
+    for prompts in (([*row] for row in ids), ((5, 9), (7, 1)), ids, list(ids.astype(np.uint8))):
+        assert model.generate(prompts, 3) == expected
+    assert model.generate([]) == [] and model.generate(iter([])) == []
+
+
+def test_ids_and_texts_in_one_list(tmp_path):
+    model = with_texts(tmp_path)
+    text = model.tokenizer.decode([5, 9])
+    expected = model.generate([[5, 9], [7]], 3)
+    found = model.generate([text, [7]], 3)
+    assert found == [model.tokenizer.decode(expected[0]), expected[1]]
+
+
+@pytest.mark.parametrize("name", ["gpt2", "opt"])
+def test_as_long_as_the_table_of_positions(name):
+    """Up to its last row, which a power of two need not reach; and no trace is made of more."""
+    model, most = a_model(name), 128
+    prompt = [3, 5, 7, 9] * 32
+    for call in (
+        lambda: model.generate([[1], prompt], 2),
+        lambda: model.generate([prompt], 2, num_beams=2),
+        lambda: next(model.stream(prompt, 2)),
+        lambda: model.log_probs([[*prompt, 1, 2]]),
+        lambda: model.logits([[*prompt, 1]]),
+    ):
+        with pytest.raises(ValueError, match=f"takes 1(29|30) positions, .* a table of {most}"):
+            call()
+    found = model.generate([prompt[:100]], 29, details=True)[0]
+    assert len(found.ids) == 29 and len(found.log_probs) == 29
+    assert model.generate([prompt], 1) == [[int(model.logits([prompt])[0, -1].numpy().argmax())]]
+    if name == "gpt2":
+        short = mtf.models.from_config({**model.config, "n_positions": 100})
+        weights = dict(model.weights)
+        table = next(n for n in weights if n.endswith("positional_embedding"))
+        short.assign({**weights, table: weights[table][:100]})
+        assert short.generate([prompt[:60]], 30) == model.generate([prompt[:60]], 30)
+
+
+def test_mistakes_of_streams():
+    with pytest.raises(
+        ValueError, match=r"stream: it draws one continuation, without num_beams, to"
+    ):
+        a_model().stream([1], 2, num_beams=2, topp=0.5)
+    with pytest.raises(ValueError, match="stream: prompt 0 is 1, none of ids"):
+        a_model().stream(1)
 
 
 def test_mistakes_of_sample_autoregressive():

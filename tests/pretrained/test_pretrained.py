@@ -468,8 +468,22 @@ def test_mistakes(tmp_path):
         model.loss(mesh, mtf.import_tf_tensor(mesh, [[1]], "batch:1,length:1"))
     with pytest.raises(ValueError, match=r"ids must be ints, \[batch, length\]"):
         model.logits([1, 2])
+    with pytest.raises(
+        ValueError, match=r"logits: rows are of one length, but have 2, 1; generate"
+    ):
+        model.logits([[1, 2], [3]])
     with pytest.raises(ValueError, match="the variables lack transformer/embedding"):
         model.assign({})
+    with pytest.raises(ValueError, match=r"assign: variables are arrays by name, .* not None"):
+        model.assign(None)
+    with pytest.raises(ValueError, match=r"path is that of a folder or of a GGUF file, not None"):
+        mtf.models.from_pretrained(None)
+    with pytest.raises(ValueError, match="from_pretrained: mesh_shape=None is no mesh; leave it"):
+        mtf.models.from_pretrained(FIXTURES / "llama", mesh_shape=None)
+    with pytest.raises(ValueError, match=r"from_config: config is a dictionary .* takes a folder"):
+        mtf.models.from_config(str(FIXTURES / "llama"))
+    with pytest.raises(ValueError, match="dtype='half a float' is none of float32, bfloat16"):
+        mtf.models.from_pretrained(FIXTURES / "llama", dtype="half a float")
     wrong = {**model.weights, "transformer/rms_norm/scale": np.ones([3])}
     with pytest.raises(ValueError, match=r"rms_norm/scale has shape \[3\] instead of \[24\]"):
         model.assign(wrong)
