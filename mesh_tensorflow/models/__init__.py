@@ -147,7 +147,8 @@ class LanguageModel(Pretrained):
           repetition_penalty: a number by which the logits of ids are divided that the prompt or
             the continuation has, or multiplied if they are negative.
           num_beams: searches for the likeliest continuations, with so many of them kept in each
-            step, as transformers does; 1 for no search. Then nothing is drawn.
+            step, as transformers does, where repetition_penalty is of log-probabilities; 1 for no
+            search. Then nothing is drawn.
           length_penalty: a search compares the log-probabilities of continuations divided by
             length ** length_penalty.
           early_stopping: whether a search ends at once when it has num_beams finished ones; if
@@ -174,19 +175,19 @@ class LanguageModel(Pretrained):
         )
         search = Search(num_beams, length_penalty, early_stopping, num_return_sequences)
         ends = self._ends_of(stop)
-        check_search(search, sampling, ends)
+        check_search(search, sampling)
         rows = self._rows("generate", prompts, max_new_tokens)
         if not rows:
             return []
+        each = [row for row in rows for _ in range(num_return_sequences)]
+        if ends.texts:
+            self._place.check_can_listen("generate")
+        listener = Listener(len(each), ends.texts, self.tokenizer) if ends.texts else None
         if num_beams > 1:
-            found = self._generator.search(rows, search, max_new_tokens, ends.ids)
+            found = self._generator.search(rows, search, sampling, ends.ids, listener)
             several = [[ids for ids, _ in beams] for beams in found]
             scores: list[Optional[float]] = [score for beams in found for _, score in beams]
         else:
-            each = [row for row in rows for _ in range(num_return_sequences)]
-            if ends.texts:
-                self._place.check_can_listen("generate")
-            listener = Listener(len(each), ends.texts, self.tokenizer) if ends.texts else None
             drawn = self._generator.sample(each, sampling, ends.ids, listener)
             several = _grouped(drawn, num_return_sequences)
             scores = [None] * len(drawn)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import dataclasses
 import itertools
@@ -100,7 +101,7 @@ class Sampling:
         return self.repetition_penalty != 1
 
 
-def check_search(search: Search, sampling: Sampling, ends: Ends) -> None:
+def check_search(search: Search, sampling: Sampling) -> None:
     """Raises a ValueError if arguments do not go together."""
     beams, number = f"num_beams={search.num_beams}", search.num_return_sequences
     if search.num_beams > 1:
@@ -108,11 +109,6 @@ def check_search(search: Search, sampling: Sampling, ends: Ends) -> None:
             raise ValueError(
                 f"generate: {beams} searches and temperature={sampling.temperature} draws; set "
                 "temperature=0.0 or num_beams=1"
-            )
-        if sampling.repetition_penalty != 1 or ends.texts:
-            raise ValueError(
-                f"generate: {beams} knows no repetition_penalty, and no texts in stop, only ids; "
-                "leave them out or set num_beams=1"
             )
         if number > search.num_beams:
             raise ValueError(
@@ -232,6 +228,25 @@ class Listener:
         with self._lock:
             return np.array([self._of_row(row, id_, step) for row, id_ in zip(rows, ids)], bool)
 
+    def hear_beams(self, beams: np.ndarray, step: int) -> np.ndarray:
+        """Returns which of several continuations of rows end with this step.
+
+        Args:
+          beams: ids, [rows, continuations, length].
+          step: the number of the step.
+        """
+        found = [[self._ends(ids[: step + 1]) for ids in of] for of in beams.tolist()]
+        return np.array(found, bool)
+
+    def cut(self, ids: list[int]) -> list[int]:
+        """Returns a continuation up to the id with which it ends.
+
+        Args:
+          ids: a list of ids.
+        """
+        lengths = (n for n in range(1, len(ids)) if self._ends(ids[:n]))
+        return ids[: next(lengths, len(ids))]
+
     def _of_row(self, row: int, id_: int, step: int) -> bool:
         if row >= len(self._ids):
             return True
@@ -338,11 +353,8 @@ class Generator:
         seed = sampling.seed
         if seed is None:
             seed = tf.random.uniform([], maxval=2**60, dtype=tf.int64)
-        number = next(self._numbers)
-        if listener is not None:
-            self._listeners[number] = listener
         ids, first, given = self._prompts(rows, sampling.max_new_tokens)
-        try:
+        with self._known(listener) as number:
             sampled = self._sampled(
                 tf.constant(ids),
                 tf.constant(first),
@@ -353,15 +365,26 @@ class Generator:
                 int(sampling.top_k) if sampling.temperature else -1,
                 _most_given(rows),
                 tf.cast(seed, tf.int64),
-                None if listener is None else tf.constant(number, tf.int64),
+                number,
             ).numpy()
-        finally:
-            self._listeners.pop(number, None)
         continuations = []
         for i, start in enumerate(given[: len(rows)]):
             new = _up_to(ends, sampled[i, start : start + sampling.max_new_tokens].tolist())
             continuations.append(new if listener is None else new[: listener.length(i)])
         return continuations
+
+    @contextlib.contextmanager
+    def _known(self, listener: Optional[Listener]) -> Iterator[Optional[tf.Tensor]]:
+        """Context with the number by which a traced program knows a listener."""
+        if listener is None:
+            yield None
+            return
+        number = next(self._numbers)
+        self._listeners[number] = listener
+        try:
+            yield tf.constant(number, tf.int64)
+        finally:
+            del self._listeners[number]
 
     @property
     def most_positions(self) -> Optional[int]:
@@ -426,32 +449,39 @@ class Generator:
         self,
         rows: Sequence[Sequence[int]],
         search: Search,
-        max_new_tokens: int,
+        sampling: Sampling,
         ends: Sequence[int],
+        listener: Optional[Listener] = None,
     ) -> list[list[tuple[list[int], float]]]:
         """Returns the continuations found for each row, best first, with their scores.
 
         Args:
           rows: ids.
           search: a Search.
-          max_new_tokens: how many ids are added at most.
+          sampling: a Sampling, which draws nothing.
           ends: the ids that end a continuation.
+          listener: a Listener, or None.
         """
+        max_new_tokens, penalty = sampling.max_new_tokens, sampling.repetition_penalty
         ids, first, given = self._prompts(rows, max_new_tokens)
         new = _at_least(max_new_tokens, _SHORTEST)
-        found, scores = self._searched(
-            tf.constant(ids),
-            tf.constant(first),
-            tf.constant(given),
-            tf.constant(_padded(ends)),
-            tf.constant(max_new_tokens),
-            _most_given(rows),
-            (search.num_beams, new, float(search.length_penalty), search.early_stopping),
-        )
+        with self._known(listener) as number:
+            found, scores = self._searched(
+                tf.constant(ids),
+                tf.constant(first),
+                tf.constant(given),
+                tf.constant(_padded(ends)),
+                tf.constant(max_new_tokens),
+                None if penalty == 1 else tf.constant(penalty, tf.float32),
+                _most_given(rows),
+                (search.num_beams, new, float(search.length_penalty), search.early_stopping),
+                number,
+            )
         n = search.num_return_sequences
         kept = found.numpy()[: len(rows), :n, :max_new_tokens].tolist()
+        cut = list if listener is None else listener.cut
         return [
-            [(_up_to(ends, beam), score) for beam, score in zip(*both)]
+            [(cut(_up_to(ends, beam)), score) for beam, score in zip(*both)]
             for both in zip(kept, scores.numpy().tolist())
         ]
 
@@ -462,9 +492,21 @@ class Generator:
         given: tf.Tensor,
         ends: tf.Tensor,
         max_new_tokens: tf.Tensor,
+        penalty: Optional[tf.Tensor],
         max_given: int,
         settings: tuple[int, int, float, Union[bool, str]],
+        listener: Optional[tf.Tensor],
     ) -> tuple[tf.Tensor, tf.Tensor]:
+        def ends_fn(step: mtf.Tensor, ids: mtf.Tensor) -> mtf.Tensor:
+            return mtf.slicewise(
+                each_step, [ids, step], mtf.Shape(ids.shape.dims[:-1]), tf.bool,
+                splittable_dims=ids.shape.dims[:1], name="each_step",
+            )  # fmt: skip
+
+        def each_step(ids: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
+            ended = tf.numpy_function(self._hear_beams, [listener, ids, step], tf.bool)
+            return tf.ensure_shape(ended, ids.shape[:-1])
+
         beams, new, length_penalty, early_stopping = settings
         mesh = mtf.Mesh(mtf.Graph(), "mesh")
         partial = imported(mesh, ids, "batch", "length")
@@ -481,6 +523,8 @@ class Generator:
             eos_id=imported(mesh, ends, "ends"),
             length_penalty=length_penalty,
             early_stopping=early_stopping,
+            ends_fn=None if listener is None else ends_fn,
+            repetition_penalty=1.0 if penalty is None else imported(mesh, penalty),
         )
         lowering = self._place.lower(mesh)
         both, scores = (lowering.export_to_tf_tensor(x) for x in found)
@@ -512,6 +556,9 @@ class Generator:
         )
         lowering = self._place.lower(mesh)
         return lowering.export_to_tf_tensor(mtf.negative(losses))
+
+    def _hear_beams(self, number: int, beams: np.ndarray, step: int) -> np.ndarray:
+        return self._listeners[int(number)].hear_beams(beams, int(step))
 
     def _hear(self, number: int, rows: np.ndarray, ids: np.ndarray, step: int) -> np.ndarray:
         return self._listeners[int(number)].hear(rows, ids, int(step))

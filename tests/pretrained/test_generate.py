@@ -82,7 +82,8 @@ def test_the_distribution_is_that_of_transformers(number, layout):
         inputs = {n: mtf.constant(mesh, v) for n, v in arguments.items() if n != "top_k"}
         for given in (arguments, {**arguments, **inputs}):
             choice = of_arguments(**given)
-            penalized = choice.penalized(x, mtf.constant(mesh, seen, x.shape, tf.bool))
+            has = mtf.constant(mesh, seen, x.shape, tf.bool)
+            penalized = _decoding.penalized(x, has, choice.repetition_penalty)
             scaled = choice.scaled(penalized, x.shape.dims[1])
             p = mtf.softmax(scaled, x.shape.dims[1]).numpy()
             np.testing.assert_allclose(p, wanted, atol=2e-5)
@@ -127,7 +128,9 @@ def test_later_ids_are_drawn_from_their_own_distribution():
     logits = model.logits([[*PROMPTS[1], common]])[:, -1].numpy()
     x = mtf.constant(mesh, logits, "batch:1,vocab:96")
     choice = of_arguments(**arguments)
-    scaled = choice.scaled(choice.penalized(x, mtf.constant(mesh, seen, x.shape, tf.bool)), x.shape.dims[1])  # fmt: skip
+    has = mtf.constant(mesh, seen, x.shape, tf.bool)
+    penalized = _decoding.penalized(x, has, choice.repetition_penalty)
+    scaled = choice.scaled(penalized, x.shape.dims[1])
     counts = np.bincount(pairs[pairs[:, 0] == common, 1], minlength=96)
     assert chi_squared(counts, mtf.softmax(scaled, x.shape.dims[1]).numpy()[0]) > 1
 
@@ -199,6 +202,24 @@ def test_beams_are_those_of_transformers(name, number, place):
             np.testing.assert_allclose(score, one.score, rtol=1e-4)
     del case["num_return_sequences"]
     assert model.generate(PROMPTS, NEW, stop=ends, **case) == [row["ids"][0] for row in expected]
+
+
+@pytest.mark.slow_but(1)
+@pytest.mark.parametrize("place", ["tensor", "whole"])
+@pytest.mark.parametrize("number", range(len(MODELS["llama"]["other_beams"])))
+@pytest.mark.parametrize("name", MODELS)
+def test_beams_with_penalties_and_texts_are_those_of_transformers(name, number, place, tmp_path):
+    """Of which scores are what penalties leave of log-probabilities."""
+    case = dict(MODELS[name]["other_beams"][number])
+    expected, ends, texts = case.pop("found"), case.pop("ends"), case.pop("texts")
+    model = a_model(name, **PLACES[place])
+    model.tokenizer = a_tokenizer()
+    stop = [*(ends or [-1]), *("".join(chr(161 + i) for i in ids) for ids in texts)]
+    case["num_return_sequences"] = case["num_beams"]
+    found = model.generate(PROMPTS, NEW, stop=stop, details=True, **case)
+    assert [[one.ids for one in of] for of in found] == [row["ids"] for row in expected]
+    scores = [[one.score for one in of] for of in found]
+    np.testing.assert_allclose(scores, [row["scores"] for row in expected], atol=1e-4)
 
 
 def test_a_search_that_never_stops_early_finds_the_best_of_all():
@@ -489,7 +510,6 @@ MISTAKES = {
     "stop=['a', ''] has an empty text": {"stop": ["a", ""]},
     "num_beams=0 must be 1 or more; an integer": {"num_beams": 0},
     "num_beams=2 searches and temperature=1.0 draws; set": {"num_beams": 2, "temperature": 1.0},
-    "num_beams=2 knows no repetition_penalty, and no texts": {"num_beams": 2, "repetition_penalty": 2},
     "num_beams=2 finds so many continuations, not num_return_sequences=3; set num_beams":
         {"num_beams": 2, "num_return_sequences": 3},
     "num_return_sequences=3 would be equal at temperature=0.0; set a temperature, or num_beams=3":

@@ -107,7 +107,8 @@ def test_devices_of_jax(place, eight_devices):
     alone = mtf.models.from_pretrained(FIXTURES / "llama")
     prompts = [[5, 9, 0, 33], [7], [1, 80, 81]]
     drawn = {"temperature": 0.8, "top_p": 0.9, "seed": 3}
-    for arguments in ({}, drawn, {"num_beams": 2}, {"repetition_penalty": 1.3}):
+    penalty = {"repetition_penalty": 1.3}
+    for arguments in ({}, drawn, {"num_beams": 2}, penalty, {"num_beams": 3, **penalty}):
         found = model.generate(prompts, 8, **arguments)
         assert found == alone.generate(prompts, 8, **arguments), arguments
     for found, expected in zip(model.log_probs(prompts), alone.log_probs(prompts)):
