@@ -9,6 +9,7 @@ import pytest
 import safetensors.numpy
 
 import mesh_tensorflow as mtf
+from mesh_tensorflow import finetune
 
 FIXTURES = pathlib.Path(__file__).parent / "fixtures"
 EXAMPLES = [{"ids": [5, 6, 7, 8]}, {"ids": [9, 10, 11]}, {"ids": [12, 13, 14, 15, 16]}] * 4
@@ -299,3 +300,31 @@ def test_examples_of_a_generator():
     ]
     assert found[0].evaluations[-1]["loss"] == found[1].evaluations[-1]["loss"]
     assert "exact_match" in found[1].evaluations[-1]
+
+
+@pytest.mark.slow
+def test_the_command(tmp_path, capsys, eight_devices):
+    """It prints the same, and writes the same model, on devices of TensorFlow and of JAX."""
+    lines = tmp_path / "questions.jsonl"
+    lines.write_text("".join(f"{json.dumps(example)}\n" for example in QUESTIONS))
+    printed, written = [], []
+    places = {
+        "one": [],
+        "placement": ["--mesh_shape=x:2,y:2", "--layout=batch:x,vocab:y,d_ff:y", "--zero=3", "--zero_axis=x"],
+        "pjrt": ["--mesh_shape=x:2,y:2", "--layout=batch:x,vocab:y,d_ff:y", "--mesh_impl=pjrt"],
+    }  # fmt: skip
+    for name, place in places.items():
+        command = [f"--model={FIXTURES / 'llama'}", f"--train_file={lines}", f"--eval_file={lines}"]
+        command += ["--steps=80", "--length=5", "--batch_size=2", "--learning_rate=0.01"]
+        command += ["--exact_match", "--no_pack", f"--output={tmp_path / name}", *place]
+        assert finetune.main(command) == 0
+        told, where = capsys.readouterr().out.splitlines()
+        assert where == f"The model is in {tmp_path / name}"
+        printed.append(dict(part.split(" ") for part in told.split(", ")))
+        written.append(safetensors.numpy.load_file(tmp_path / name / "model.safetensors"))
+    for found, weights in zip(printed, written):
+        assert found["eval_exact_match"] == "100.0%" and found.keys() == printed[0].keys()
+        for key in ("eval_loss", "eval_perplexity"):
+            assert float(found[key]) == pytest.approx(float(printed[0][key]), rel=0.02)
+        for name, value in weights.items():
+            np.testing.assert_allclose(value, written[0][name], atol=0.02)

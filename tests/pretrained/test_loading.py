@@ -199,6 +199,21 @@ def test_what_devices_of_jax_cannot(eight_devices, monkeypatch):
         mtf.models.from_pretrained(FIXTURES / "llama", mesh_impl="pjrt")
 
 
+def test_devices_of_other_processes():
+    for devices in (["/job:worker/task:1/device:CPU:0"], ["cpu:0", "/job:worker/task:0/cpu:0"]):
+        with pytest.raises(ValueError, match=r"devices has '/job:worker/task.* --runtime pjrt"):
+            mtf.models.from_pretrained(
+                FIXTURES / "llama", mesh_shape=f"x:{len(devices)}", devices=devices
+            )
+    own = ["/job:localhost/task:0/device:CPU:0"] * 2
+    ids = np.array([[5, 9]])
+    model = mtf.models.from_pretrained(
+        FIXTURES / "llama", mesh_shape="x:2", layout="vocab:x", devices=own
+    )
+    alone = mtf.models.from_pretrained(FIXTURES / "llama")
+    np.testing.assert_allclose(model.logits(ids), alone.logits(ids), atol=1e-4)
+
+
 TWO = {
     "cluster": {"worker": ["localhost:1", "localhost:2"]},
     "task": {"type": "worker", "index": 0},
