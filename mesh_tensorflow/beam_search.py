@@ -192,8 +192,12 @@ class _Search:
         decode_length: Optional[Union[int, mtf.Tensor]],
         dtype: tf.DType,
         stop_early: bool,
+        normalized: bool,
+        ends_fn: Optional[Callable],
     ):
         self._logits_fn = logits_fn
+        self._normalized = normalized
+        self._ends_fn = ends_fn
         self._mesh = initial_ids.mesh
         self._batch = initial_ids.shape.dims[:-2]
         self._beam, self._length = initial_ids.shape.dims[-2:]
@@ -273,7 +277,10 @@ class _Search:
         # At most this many continuations of one beam can be among the best. If the vocabulary is
         # split, processors exchange only these.
         some = mtf.Dimension("minor_vocab", min(vocab.size, self._double.size))
-        found, ids = mtf.top_k(mtf.log_softmax(mtf.cast(logits, self._dtype), vocab), vocab, some)
+        logits = mtf.cast(logits, self._dtype)
+        found, ids = mtf.top_k(
+            logits if self._normalized else mtf.log_softmax(logits, vocab), vocab, some
+        )
         flat = mtf.Dimension("beam_and_vocab", self._beam.size * some.size)
         # The probability of a sequence is the product of those of its ids: logarithms are added.
         log_probs = mtf.reshape(found + state.alive_log_probs, self._batch + [flat])
@@ -286,8 +293,12 @@ class _Search:
             )
         else:
             finished = mtf.equal(ids, self._eos_id)
-        # A place is beam * some + number of the continuation.
-        return _Candidates(log_probs, mtf.floordiv(place, some.size), ids, finished), new_states
+        origin = mtf.floordiv(place, some.size)  # a place is beam * some + number of the id
+        if self._ends_fn is not None:
+            here = mtf.one_hot(state.step, self._length, 1, 0, tf.int32)
+            sequences = select(state.alive_seq, origin, self._beam) + ids * here
+            finished = mtf.logical_or(finished, self._ends_fn(state.step, sequences))
+        return _Candidates(log_probs, origin, ids, finished), new_states
 
     def _vocab_dim(self, logits: mtf.Tensor) -> mtf.Dimension:
         rest = [d for d in logits.shape if d not in self._batch + [self._beam]]
@@ -460,6 +471,8 @@ def beam_search(
     num_prefilter: int = 2,
     length_penalty: Optional[float] = None,
     early_stopping: Union[bool, str] = False,
+    normalized: bool = False,
+    ends_fn: Optional[Callable] = None,
 ) -> tuple[mtf.Tensor, mtf.Tensor]:
     """Searches for the most probable sequences; returns them and their scores.
 
@@ -501,6 +514,11 @@ def beam_search(
       early_stopping: when a row of that search ends that has as many finished sequences as beams:
         at once if it is True, and if no alive sequence would be better than the worst of them: if
         it ended now (False), or at the best length that it may have ("never").
+      normalized: whether what `logits_fn` returns are log probabilities, perhaps changed by
+        penalties, which are added up as they are.
+      ends_fn: a function of (step, ids): an int32 scalar, the last position that is decoded; an
+        int32 Tensor [batch..., candidates, length]. Returns a boolean Tensor [batch...,
+        candidates], which of them end there, besides those that do so by `eos_id`. Or None.
 
     Returns:
       A tuple (ids [batch..., beam, length], scores [batch..., beam]), best first.
@@ -510,7 +528,7 @@ def beam_search(
     """
     _check_ids(initial_ids)
     states = list(states or [])
-    arguments = (eos_id, decode_length, dtype, stop_early)
+    arguments = (eos_id, decode_length, dtype, stop_early, normalized, ends_fn)
     search = _Search(logits_fn, initial_ids, alpha, *arguments)
     if length_penalty is not None:
         search = _SearchOfTransformers(

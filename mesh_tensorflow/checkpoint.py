@@ -627,6 +627,7 @@ def check_checkpoint(
     path: str,
     wanted: VarList,
     read: Union[bool, Mapping[str, Sequence[str]]] = False,
+    values: Optional[Mapping[str, Any]] = None,
 ) -> None:
     """Checks that a checkpoint has the variables of a program.
 
@@ -645,12 +646,20 @@ def check_checkpoint(
       wanted: variables, or a dictionary of them by name in the checkpoint.
       read: whether to also read the data, which finds truncated and damaged files; or the parts
         of each variable that are read, as checkpoints write them, by name.
+      values: arrays by name, in place of a checkpoint; then `path` says what they are, and they
+        are not read.
 
     Raises:
       CheckpointError: it does not; the message names the files and variables.
     """
     if not isinstance(wanted, Mapping) or not all(isinstance(w, Wanted) for w in wanted.values()):
         wanted = _wanted(wanted)
+    if values is not None:
+        # In any dtype, as they become numbers of the variable's when they are assigned.
+        dtypes = {name: w.dtype for name, w in wanted.items()}
+        there = {n: Wanted(given_shape(values, n), dtypes.get(n, tf.float32)) for n in values}
+        _check_names(path, wanted, there)
+        return
     path = os.fspath(path)
     # What costs most comes last: names are in the index, and the data, which is read, may be large.
     _check_names(path, wanted, _saved(path))

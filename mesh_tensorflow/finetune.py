@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Sequence
-from typing import Any, Optional
+from typing import Optional
 
 from mesh_tensorflow import models, schedules
 from mesh_tensorflow._programs import run_with_parser
@@ -20,8 +20,8 @@ from mesh_tensorflow.models import _flags
 
 __all__ = ["main"]
 
-# The arguments of `mtf.models.finetune` and `mtf.train.fit` that are flags: type, default and help.
-_TRAINING: dict[str, tuple[type, Any, str]] = {
+# The arguments of `mtf.models.finetune` and `mtf.train.fit` that are flags.
+_TRAINING: _flags.Arguments = {
     "steps": (int, None, "number of steps"),
     "epochs": (float, None, "in place of it, how often all examples are seen"),
     "length": (int, 512, "ids of a row"),
@@ -42,12 +42,9 @@ _TRAINING: dict[str, tuple[type, Any, str]] = {
 
 def _options(arguments: Optional[Sequence[str]]) -> argparse.Namespace:
     """Returns what the command line says."""
-    parser = argparse.ArgumentParser(
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-        prog="python -m mesh_tensorflow.finetune",
-        description="Fine-tunes a language model of a Hugging Face folder or GGUF file on texts.",
+    parser = _flags.parser_of(
+        "finetune", "Fine-tunes a language model of a Hugging Face folder or GGUF file on texts."
     )
-    _flags.add_to(parser)
     parser.add_argument(
         "--train_file",
         required=True,
@@ -59,8 +56,7 @@ def _options(arguments: Optional[Sequence[str]]) -> argparse.Namespace:
     parser.add_argument("--no_pack", action="store_true", help="each row has one example")
     parser.add_argument("--recompute", action="store_true", help="store no activations of layers")
     parser.add_argument("--warmup_steps", type=int, default=0, help="steps of a rising rate")
-    for name, (kind, default, text) in _TRAINING.items():
-        parser.add_argument(f"--{name}", type=kind, default=default, help=text)
+    _flags.add_arguments(parser, _TRAINING)
     options = parser.parse_args(arguments)
     if not options.output and not options.save_adapters:
         parser.error("give --output, a folder for the model, or --save_adapters")
@@ -98,7 +94,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     )
     values = {name: value for name, value in result.final.items() if "per_second" not in name}
     # A percent sign, as other programs give the same number as a fraction, or without one.
-    texts = {n: f"{x:.1%}" if n == "exact_match" else f"{x:.4g}" for n, x in values.items()}
+    texts = {n: f"{x:.1%}" if n.endswith("exact_match") else f"{x:.4g}" for n, x in values.items()}
     print(", ".join(f"{name} {text}" for name, text in texts.items()))
     if options.output:
         model.save_pretrained(options.output)

@@ -19,8 +19,8 @@ from mesh_tensorflow.models import _flags
 
 __all__ = ["main"]
 
-# The arguments of `LanguageModel.generate` that are flags: type, default and help.
-_SAMPLING: dict[str, tuple[type, Any, str]] = {
+# The arguments of `LanguageModel.generate` that are flags.
+_SAMPLING: _flags.Arguments = {
     "max_new_tokens": (int, 256, "how many ids are added at most"),
     "temperature": (float, 0.0, "0.0 takes the best id, 1.0 draws from the model's distribution"),
     "top_k": (int, -1, "draw from so many of the best ids; -1 for all"),
@@ -29,7 +29,7 @@ _SAMPLING: dict[str, tuple[type, Any, str]] = {
     "repetition_penalty": (float, 1.0, "divide the logits of ids that are there already"),
     "seed": (int, None, "the same ids are drawn with the same seed"),
 }
-_SEARCH: dict[str, tuple[type, Any, str]] = {
+_SEARCH: _flags.Arguments = {
     "num_beams": (int, 1, "search with so many beams; then nothing is drawn"),
     "length_penalty": (float, 1.0, "of a search: larger ones prefer longer texts"),
 }
@@ -37,12 +37,9 @@ _SEARCH: dict[str, tuple[type, Any, str]] = {
 
 def _options(arguments: Optional[Sequence[str]]) -> argparse.Namespace:
     """Returns what the command line says."""
-    parser = argparse.ArgumentParser(
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-        prog="python -m mesh_tensorflow.generate",
-        description="Continues texts by a language model of a Hugging Face folder or GGUF file.",
+    parser = _flags.parser_of(
+        "generate", "Continues texts by a language model of a Hugging Face folder or GGUF file."
     )
-    _flags.add_to(parser)
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--prompt", help="a text to continue")
     what.add_argument("--chat", action="store_true", help="answer what is typed, line by line")
@@ -54,8 +51,7 @@ def _options(arguments: Optional[Sequence[str]]) -> argparse.Namespace:
     parser.add_argument(
         "--stop", action="append", help="a text, or an id, that ends a text; may be repeated"
     )
-    for name, (kind, default, text) in {**_SAMPLING, **_SEARCH}.items():
-        parser.add_argument(f"--{name}", type=kind, default=default, help=text)
+    _flags.add_arguments(parser, {**_SAMPLING, **_SEARCH})
     options = parser.parse_args(arguments)
     if options.batch_size < 1:
         parser.error(f"--batch_size is {options.batch_size}: it has to be 1 or more")

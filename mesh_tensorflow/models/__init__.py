@@ -5,8 +5,9 @@ Language models of families are made of a folder, called, continued, trained and
 
 from __future__ import annotations
 
+import dataclasses
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Optional, Union
 
 import numpy as np
@@ -25,6 +26,7 @@ from mesh_tensorflow.models._experts import balance_loss, coefficient_of, figure
 from mesh_tensorflow.models._family import FORMS, Config, Form, form_of
 from mesh_tensorflow.models._finetune import finetune
 from mesh_tensorflow.models._generation import (
+    Ends,
     Generated,
     Generator,
     Listener,
@@ -36,7 +38,13 @@ from mesh_tensorflow.models._generation import (
 )
 from mesh_tensorflow.models._gguf import GgufFile
 from mesh_tensorflow.models._place import place_of
-from mesh_tensorflow.models._pretrained import Pretrained, check_eager, imported
+from mesh_tensorflow.models._pretrained import (
+    Pretrained,
+    array_of,
+    check_eager,
+    check_whole,
+    imported,
+)
 from mesh_tensorflow.models._tokenizer import Tokenizer
 from mesh_tensorflow.models._weights import Weights
 from mesh_tensorflow.ops._contractions.reduce_broadcast import divided_sum
@@ -139,7 +147,8 @@ class LanguageModel(Pretrained):
           repetition_penalty: a number by which the logits of ids are divided that the prompt or
             the continuation has, or multiplied if they are negative.
           num_beams: searches for the likeliest continuations, with so many of them kept in each
-            step, as transformers does; 1 for no search. Then nothing is drawn.
+            step, as transformers does, where repetition_penalty is of log-probabilities; 1 for no
+            search. Then nothing is drawn.
           length_penalty: a search compares the log-probabilities of continuations divided by
             length ** length_penalty.
           early_stopping: whether a search ends at once when it has num_beams finished ones; if
@@ -160,26 +169,25 @@ class LanguageModel(Pretrained):
           ValueError: an id is not in the vocabulary, a prompt is empty, there is no tokenizer, or
             an argument is out of its range or does not go with another.
         """
-        if isinstance(prompts, str):
-            raise ValueError("generate: prompts is a list; write [text] for one")
+        prompts = _listed("generate", prompts)
         sampling = Sampling(
             max_new_tokens, temperature, top_k, top_p, min_p, repetition_penalty, seed
         )
         search = Search(num_beams, length_penalty, early_stopping, num_return_sequences)
-        ends = ends_of(stop, self.config.get("eos_token_id"), self.tokenizer)
-        check_search(search, sampling, ends)
-        rows = [self._checked("generate", [self._ids(prompt)])[0] for prompt in prompts]
+        ends = self._ends_of(stop)
+        check_search(search, sampling)
+        rows = self._rows("generate", prompts, max_new_tokens)
         if not rows:
             return []
+        each = [row for row in rows for _ in range(num_return_sequences)]
+        if ends.texts:
+            self._place.check_can_listen("generate")
+        listener = Listener(len(each), ends.texts, self.tokenizer) if ends.texts else None
         if num_beams > 1:
-            found = self._generator.search(rows, search, max_new_tokens, ends.ids)
+            found = self._generator.search(rows, search, sampling, ends.ids, listener)
             several = [[ids for ids, _ in beams] for beams in found]
             scores: list[Optional[float]] = [score for beams in found for _, score in beams]
         else:
-            each = [row for row in rows for _ in range(num_return_sequences)]
-            if ends.texts:
-                self._place.check_can_listen("generate")
-            listener = Listener(len(each), ends.texts, self.tokenizer) if ends.texts else None
             drawn = self._generator.sample(each, sampling, ends.ids, listener)
             several = _grouped(drawn, num_return_sequences)
             scores = [None] * len(drawn)
@@ -230,9 +238,15 @@ class LanguageModel(Pretrained):
           ValueError: as `generate` raises.
         """
         self._place.check_can_listen("stream")
+        unknown = sorted(sampling.keys() - {field.name for field in dataclasses.fields(Sampling)})
+        if unknown:
+            raise ValueError(
+                f"stream: it draws one continuation, without {', '.join(unknown)}; generate has "
+                "what it has not"
+            )
         settings = Sampling(max_new_tokens, **sampling)
-        ends = ends_of(stop, self.config.get("eos_token_id"), self.tokenizer)
-        rows = [self._checked("stream", [self._ids(prompt)])[0]]
+        ends = self._ends_of(stop)
+        rows = self._rows("stream", [prompt], max_new_tokens)
         listener = Listener(
             1, ends.texts, self.tokenizer, tells="texts" if _is_text(prompt) else "ids"
         )
@@ -252,16 +266,50 @@ class LanguageModel(Pretrained):
         Raises:
           ValueError: an id is not in the vocabulary, a prompt is empty, or there is no tokenizer.
         """
-        rows = [self._checked("log_probs", [self._ids(prompt)])[0] for prompt in prompts]
+        rows = self._rows("log_probs", _listed("log_probs", prompts), 1)
         return self._generator.log_probs(rows) if rows else []
 
-    def _ids(self, prompt: Prompt) -> Sequence[int]:
+    def _ends_of(self, stop: Stop) -> Ends:
+        """Returns what ends continuations, by the argument and config.json."""
+        vocab = self.model.input_vocab_dim.size
+        return ends_of(stop, self.config.get("eos_token_id"), self.tokenizer, vocab)
+
+    def _rows(self, what: str, prompts: Sequence[Prompt], new: int) -> list[Any]:
+        """Returns the ids of prompts, to which so many new ones are to be added."""
+        rows: list[Any] = []
+        for i, prompt in enumerate(prompts):
+            if not isinstance(prompt, (str, Sequence, np.ndarray)) or isinstance(prompt, bytes):
+                raise ValueError(
+                    f"{what}: prompt {i} is {prompt!r}, none of ids, a text and a conversation; "
+                    "prompts is a list of such, as [[1, 2]] is of one that is ids"
+                )
+            ids = self._ids(what, prompt)
+            if not len(ids):
+                raise ValueError(
+                    f"{what}: prompt {i} is empty, but has to have at least one id, such as that "
+                    "of the beginning of texts"
+                )
+            # Of the new ids the last one is not read again.
+            self._check_length(what, len(ids) + new - 1, f"prompt {i} with {new} new ids")
+            rows.append(self._checked(what, [ids])[0])
+        return rows
+
+    def _check_length(self, what: str, length: int, of: str) -> None:
+        """Raises ValueError if there are more positions than the model's table of them has."""
+        most = self._generator.most_positions
+        if most is not None and length > most:
+            raise ValueError(
+                f"{what}: {of} takes {length} positions, and the model has a table of {most}; "
+                "shorten it"
+            )
+
+    def _ids(self, what: str, prompt: Prompt) -> Sequence[int]:
         """Returns the ids of a prompt."""
         if not _is_text(prompt):
             return prompt  # type: ignore[return-value]
         if self.tokenizer is None:
             raise ValueError(
-                "generate: the model has no tokenizer, so prompts are lists of ids. It reads "
+                f"{what}: the model has no tokenizer, so prompts are lists of ids. It reads "
                 "tokenizer.json of the folder where the package tokenizers is installed: "
                 "pip install tokenizers"
             )
@@ -270,7 +318,7 @@ class LanguageModel(Pretrained):
         return self.tokenizer.chat(prompt)  # type: ignore[arg-type]
 
     def _checked(self, what: str, ids: Any) -> np.ndarray:
-        rows = np.asarray(ids)
+        rows = array_of(what, ids)
         vocab = self.model.input_vocab_dim.size
         if rows.ndim != 2 or not rows.size or not np.issubdtype(rows.dtype, np.integer):
             raise ValueError(
@@ -284,6 +332,7 @@ class LanguageModel(Pretrained):
             raise ValueError(
                 f"{what}: the id {wrong[0]} is not in the vocabulary, 0 to {vocab - 1}"
             )
+        self._check_length(what, rows.shape[1], "a row")
         return rows.astype(np.int32)
 
     def _lowered_logits(self, ids: tf.Tensor) -> tf.Tensor:
@@ -419,6 +468,7 @@ class LanguageModel(Pretrained):
         Raises:
           ValueError: there are no examples, or one is of no such form.
         """
+        check_whole("exact_match", "batch_size", batch_size)
         pairs = questions_of(examples)
         right = 0
         for i in range(0, len(pairs), batch_size):
@@ -449,8 +499,18 @@ class LanguageModel(Pretrained):
         Raises:
           ValueError: there are none, one is of no such form, or there is no tokenizer.
         """
-        ends = ends_of(None, self.config.get("eos_token_id"), self.tokenizer).ids
-        return rows_of(examples, self.tokenizer, ends[0] if ends else None, length, pack)
+        ends = self._ends_of(None).ids
+        end, vocab = ends[0] if ends else None, self.model.input_vocab_dim.size
+        return rows_of(examples, self.tokenizer, end, length, pack, vocab)
+
+
+def _listed(what: str, prompts: Any) -> list[Prompt]:
+    """Returns prompts as a list."""
+    if isinstance(prompts, str):
+        raise ValueError(f"{what}: prompts is a list; write [text] for one")
+    if not isinstance(prompts, Iterable) or isinstance(prompts, (bytes, Mapping)):
+        raise ValueError(f"{what}: prompts is a list, such as [text], but is {prompts!r}")
+    return list(prompts)
 
 
 def _same(found: Union[str, Sequence[int]], answer: Union[str, Sequence[int]]) -> bool:
@@ -512,6 +572,9 @@ def from_pretrained(
         device is wrong.
     """
     what = "from_pretrained"
+    if not isinstance(path, (str, os.PathLike)):
+        raise ValueError(f"{what}: path is that of a folder or of a GGUF file, not {path!r}")
+    path = os.fspath(path)
     place = place_of(
         what,
         mesh_shape,
@@ -524,7 +587,6 @@ def from_pretrained(
         shows=progress,
     )
     name = _dtype_name(what, dtype)
-    path = os.fspath(path)
     if path.endswith(".gguf"):
         file = GgufFile(path)
         form, tokenizer = form_of(path, file.config), _tokenizer.of_gguf(file.metadata)
@@ -571,6 +633,11 @@ def from_config(
       ValueError: the family, or a field, is not known; or the layout or a device is wrong.
     """
     what = "from_config"
+    if not isinstance(config, Mapping):
+        raise ValueError(
+            f"{what}: config is a dictionary of what config.json says, not {config!r}; "
+            "from_pretrained takes a folder"
+        )
     place = place_of(
         what,
         mesh_shape,
@@ -588,7 +655,10 @@ def from_config(
 
 
 def _dtype_name(what: str, dtype: Union[str, tf.DType]) -> str:
-    name = tf.as_dtype(dtype).name
+    try:
+        name = tf.as_dtype(dtype).name
+    except TypeError:
+        name = str(dtype)
     if name not in _DTYPES:
         raise ValueError(f"{what}: dtype={name!r} is none of {', '.join(_DTYPES)}")
     return name

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Optional, Union
 
 import numpy as np
@@ -22,7 +22,13 @@ from mesh_tensorflow._huggingface import read_json
 from mesh_tensorflow.bert.bert import BertConfig, BertModel
 from mesh_tensorflow.models._decoder import activation_of
 from mesh_tensorflow.models._family import Config, Form, Weight
-from mesh_tensorflow.models._pretrained import Pretrained, check_eager, imported
+from mesh_tensorflow.models._pretrained import (
+    Pretrained,
+    array_of,
+    check_eager,
+    check_whole,
+    imported,
+)
 
 MODEL_TYPES = ("bert", "roberta")
 # By ours, from the layer on: Hugging Face's names.
@@ -331,11 +337,14 @@ class TextEncoder(Pretrained):
         """
         if isinstance(texts, str):
             raise ValueError("embed: texts is a list; write [text] for one")
+        if not isinstance(texts, Iterable):
+            raise ValueError(f"embed: texts is a list, such as [text], but is {texts!r}")
+        check_whole("embed", "batch_size", batch_size)
         mode = self.pooling.mode if pooling is None else pooling
         if mode not in _POOLINGS:
             raise ValueError(f"embed: pooling={mode!r} is none of {', '.join(_POOLINGS)}")
         normalized = self.pooling.normalize if normalize is None else normalize
-        rows = [self._ids(text) for text in texts]
+        rows = [self._ids(i, text) for i, text in enumerate(texts)]
         result = np.zeros([len(rows), self._form.sizes["hidden"]], np.float32)
         order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
         for at in range(0, len(order), batch_size):
@@ -354,9 +363,12 @@ class TextEncoder(Pretrained):
     def _max_length(self) -> int:
         return self._form.sizes["max_position_embeddings"] - self.model.args[1]
 
-    def _ids(self, text: Text) -> list[int]:
+    def _ids(self, i: int, text: Text) -> list[int]:
         if not isinstance(text, str):
-            return list(text)
+            ids = array_of("embed", text)
+            if ids.ndim != 1 or not ids.size or not np.issubdtype(ids.dtype, np.integer):
+                raise ValueError(f"embed: text {i} is {text!r}, neither a text nor a list of ids")
+            return ids.tolist()
         if self.tokenizer is None:
             raise ValueError(
                 "embed: the model has no tokenizer, so texts are lists of ids. It reads "
@@ -367,7 +379,7 @@ class TextEncoder(Pretrained):
 
     def _checked(self, what: str, ids: Any, mask: Any, types: Any) -> list[np.ndarray]:
         check_eager(what)
-        ids = np.asarray(ids)
+        ids = array_of(what, ids)
         if ids.ndim != 2 or not ids.size or not np.issubdtype(ids.dtype, np.integer):
             raise ValueError(
                 f"{what}: ids must be ints, [batch, length], and at least one, but have the shape "

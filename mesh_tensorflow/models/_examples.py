@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
+import numbers
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Optional, Union
 
 import numpy as np
 
-from mesh_tensorflow._core.errors import warn_once
+from mesh_tensorflow._core.errors import is_whole, warn_once
+from mesh_tensorflow.models._pretrained import check_whole
 from mesh_tensorflow.models._tokenizer import Tokenizer
 
 # A JSONL file, or its lines.
@@ -30,6 +33,7 @@ def rows_of(
     end: Optional[int],
     length: int,
     pack: bool,
+    vocab: int,
 ) -> dict[str, np.ndarray]:
     """Returns the features of `LanguageModel.loss`; see `LanguageModel.examples`.
 
@@ -39,16 +43,23 @@ def rows_of(
       end: the id that ends a text, or None.
       length: the number of ids of a row.
       pack: whether a row may have several examples.
+      vocab: the number of ids of the model.
 
     Raises:
       ValueError: there are no examples, or one is of no such form.
     """
-    if length < 2:
-        raise ValueError(f"examples: length={length} must be 2 or more")
+    check_whole("examples", "length", length, least=2)
     rows: list[list[_Example]] = []
     room = number_cut = 0
     for where, example in _read(examples):
         found = _example_of(where, example, tokenizer, end)
+        # The lookup of an embedding would give zeros for such an id, and no error.
+        wrong = [id_ for id_ in found.ids if not 0 <= id_ < vocab]
+        if wrong:
+            raise ValueError(
+                f"examples: {where} has the id {wrong[0]}, which is not in the vocabulary, 0 to "
+                f"{vocab - 1}"
+            )
         number_cut += len(found.ids) > length
         found = _Example(found.ids[:length], found.weights[:length])
         if not pack or not rows or len(found.ids) > room:
@@ -63,7 +74,14 @@ def rows_of(
             f"examples: {number_cut} are longer than length={length}, and are cut; a larger length "
             "keeps all of them"
         )
-    return _features(rows, length)
+    made = _features(rows, length)
+    if not made["weights"].any():
+        raise ValueError(
+            f"examples: {_name_of(examples)} has no id to learn: those count that come after "
+            f"another one within length={length}, and whose weight is not 0, as of a completion or "
+            "of what the assistant says"
+        )
+    return made
 
 
 def _features(rows: Sequence[Sequence[_Example]], length: int) -> dict[str, np.ndarray]:
@@ -92,18 +110,43 @@ def _name_of(examples: Examples) -> str:
 def _read(examples: Examples) -> Iterator[tuple[str, Any]]:
     """Yields where each example is, and the example."""
     name = _name_of(examples)
+    if not isinstance(examples, Iterable) and not isinstance(examples, os.PathLike):
+        raise ValueError(f"examples: they are a JSONL file or dictionaries, not {examples!r}")
     if not isinstance(examples, (str, os.PathLike)):
         for i, example in enumerate(examples):
             yield f"example {i} of {name}", example
         return
-    with open(examples, encoding="utf-8") as f:
+    with open(examples, "rb") as f:
         for i, line in enumerate(f, 1):
             if not line.strip():
                 continue
             try:
-                yield f"{name}, line {i}", json.loads(line)
+                yield f"{name}, line {i}", json.loads(line.decode("utf-8"))
+            except UnicodeDecodeError as error:
+                raise ValueError(f"examples: {name}, line {i} is not in UTF-8: {error}") from error
             except ValueError as error:
                 raise ValueError(f"examples: {name}, line {i} is no JSON: {error}") from error
+
+
+def _is_finite(value: object) -> bool:
+    return isinstance(value, numbers.Real) and math.isfinite(value)
+
+
+def _is_id(value: object) -> bool:
+    return is_whole(value, -math.inf)  # of which vocabulary is not known here
+
+
+def _numbers(where: str, name: str, given: Any, is_right: Callable[[object], bool]) -> list[Any]:
+    """Returns a list of an example, all of which are numbers of a kind."""
+    found = list(given) if isinstance(given, Iterable) else [given]
+    wrong = [x for x in found if not is_right(x)]
+    if wrong or not isinstance(given, Iterable):
+        kind = "ints" if name == "ids" else "finite numbers"
+        raise ValueError(
+            f"examples: {where} has {name} that are no list of {kind}, such as "
+            f"{(wrong or [given])[0]!r}"
+        )
+    return found
 
 
 def _example_of(
@@ -111,11 +154,11 @@ def _example_of(
 ) -> _Example:
     fields = set(example) if isinstance(example, Mapping) else set()
     if fields in ({"ids"}, {"ids", "weights"}):
-        ids = [int(i) for i in example["ids"]]
-        weights = example.get("weights", [1.0] * len(ids))
+        ids = _numbers(where, "ids", example["ids"], _is_id)
+        weights = _numbers(where, "weights", example.get("weights", [1] * len(ids)), _is_finite)
         if len(weights) != len(ids):
             raise ValueError(f"examples: {where} has {len(ids)} ids, but {len(weights)} weights")
-        return _not_empty(where, _Example(ids, [float(x) for x in weights]))
+        return _not_empty(where, _Example([int(i) for i in ids], [float(x) for x in weights]))
     if not any(fields == known for known in ({"text"}, {"prompt", "completion"}, {"messages"})):
         text = json.dumps(example, ensure_ascii=False, default=str)[:80]
         raise ValueError(f"examples: {where} is none of {_KINDS}: {text}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import math
+import numbers
 import os
 import re
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from mesh_tensorflow.models._examples import Examples, questions_of
 from mesh_tensorflow.models._experts import balance_loss, coefficient_of, figures_of
 from mesh_tensorflow.models._family import Form
 from mesh_tensorflow.models._lora import Lora
+from mesh_tensorflow.models._pretrained import check_whole
 from mesh_tensorflow.ops._variables.variable import Adapters, VariableDType, adapting
 from mesh_tensorflow.optimize import AdamWOptimizer
 from mesh_tensorflow.train import Result, fit, metrics
@@ -87,6 +89,13 @@ def finetune(
     Raises:
       ValueError: there are no examples, or an argument does not fit the model or another one.
     """
+    check_whole("finetune", "batch_size", batch_size)
+    if (steps is None) == (epochs is None):
+        raise ValueError("finetune: give steps or epochs, one of them")
+    if epochs is not None and not (isinstance(epochs, numbers.Real) and 0 < epochs < math.inf):
+        raise ValueError(f"finetune: epochs={epochs!r} must be a number above 0")
+    if eval_examples is not None and not isinstance(eval_examples, (str, os.PathLike)):
+        eval_examples = list(eval_examples)  # they are gone through twice
     adapters, begin = _adapters_of(model._form, lora, freeze, options.get("seed", 0))
     if save_adapters is not None:
         if not isinstance(adapters, Lora):
@@ -99,8 +108,6 @@ def finetune(
     rows = model.examples(examples, length, pack)
     eval_rows = None if eval_examples is None else model.examples(eval_examples, length, pack)
     number = len(rows["ids"])
-    if (steps is None) == (epochs is None):
-        raise ValueError("finetune: give steps or epochs, one of them")
     if epochs is not None:
         steps = max(1, math.ceil(epochs * number / batch_size))
     assert steps is not None
@@ -195,12 +202,22 @@ def _adapters_of(
             "finetune: lora trains adapters alone, and freezes all weights; leave freeze out"
         )
     if lora is not None:
+        if not isinstance(lora, (str, os.PathLike)):
+            raise ValueError(
+                f"finetune: lora={lora!r} is no text, such as 'q,v:8', and no directory of adapters"
+            )
         if _lora.is_folder(lora):
             return _lora.read(form, lora)
         made = Lora.of(os.fspath(lora), form)
         return made, made.begin(form, seed)
     if freeze is None:
         return None, {}
+    try:
+        re.compile(freeze)
+    except (re.error, TypeError) as error:
+        raise ValueError(
+            f"finetune: freeze={freeze!r} is no regular expression: {error}"
+        ) from error
     names = [weight.ours for weight in form.weights]
     frozen = [name for name in names if re.search(freeze, name)]
     if not frozen or len(frozen) == len(names):

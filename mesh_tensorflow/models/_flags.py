@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
+from typing import Any
 
 from mesh_tensorflow import models
 from mesh_tensorflow.models._place import IMPLS
 
+# Flags of a command that are arguments of a function: type, default and help, by name.
+Arguments = Mapping[str, tuple[type, Any, str]]
 
-def add_to(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags.
+
+def parser_of(command: str, description: str) -> argparse.ArgumentParser:
+    """Returns the parser of a command, which has the flags of a model.
 
     Args:
-      parser: the parser of a command.
+      command: the name of its module in the package.
+      description: what it does, a sentence.
     """
+    parser = argparse.ArgumentParser(
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        prog=f"python -m mesh_tensorflow.{command}",
+        description=description,
+    )
     parser.add_argument("--model", required=True, help="the folder, or the .gguf file")
     parser.add_argument("--mesh_shape", default="all:1", help='such as "rows:2,cols:4"')
     parser.add_argument("--layout", default="", help='such as "batch:rows,d_ff:cols,vocab:cols"')
@@ -25,6 +36,18 @@ def add_to(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dtype", choices=("float32", "bfloat16"), default="float32", help="of the weights"
     )
+    return parser
+
+
+def add_arguments(parser: argparse.ArgumentParser, arguments: Arguments) -> None:
+    """Adds flags that are arguments of a function.
+
+    Args:
+      parser: the parser of a command.
+      arguments: the flags.
+    """
+    for name, (kind, default, text) in arguments.items():
+        parser.add_argument(f"--{name}", type=kind, default=default, help=text)
 
 
 def opened(options: argparse.Namespace) -> models.LanguageModel:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import dataclasses
 import itertools
@@ -18,7 +19,7 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
 from mesh_tensorflow.models._place import Place
-from mesh_tensorflow.models._pretrained import imported
+from mesh_tensorflow.models._pretrained import check_whole, imported
 from mesh_tensorflow.models._tokenizer import Tokenizer
 from mesh_tensorflow.transformer.transformer import Unitransformer
 from mesh_tensorflow.transformer.transformer._decoding import check_numbers
@@ -30,6 +31,7 @@ _SHORTEST = 64  # lengths of programs are this times a power of two
 _FEWEST_GIVEN = 16  # and the numbers of given ids, this
 _ENDS = 4  # the numbers of ids that end a row are multiples of this
 _NO_ID = -1  # which no id equals
+_LARGEST = 2**63 - 1  # of seeds
 _END = object()  # comes after the last piece
 
 
@@ -46,8 +48,8 @@ class Search:
     num_return_sequences: int
 
     def __post_init__(self) -> None:
-        check_whole("num_beams", self.num_beams)
-        check_whole("num_return_sequences", self.num_return_sequences)
+        check_whole("generate", "num_beams", self.num_beams)
+        check_whole("generate", "num_return_sequences", self.num_return_sequences)
         penalty = self.length_penalty
         if not isinstance(penalty, numbers.Real) or not math.isfinite(penalty):
             raise ValueError(
@@ -73,11 +75,13 @@ class Sampling:
     seed: Optional[int] = None
 
     def __post_init__(self) -> None:
-        check_whole("max_new_tokens", self.max_new_tokens)
+        check_whole("generate", "max_new_tokens", self.max_new_tokens)
         if self.top_k != -1:
-            check_whole("top_k", self.top_k, ", or -1 for all ids")
+            check_whole("generate", "top_k", self.top_k, ", or -1 for all ids")
         if self.seed is not None:
-            check_whole("seed", self.seed, least=0)
+            check_whole("generate", "seed", self.seed, least=0)
+            if self.seed > _LARGEST:
+                raise ValueError(f"generate: seed={self.seed} must be {_LARGEST} or less")
         names = ("temperature", "top_p", "min_p", "repetition_penalty")
         check_numbers("generate", {name: getattr(self, name) for name in names})
 
@@ -97,15 +101,7 @@ class Sampling:
         return self.repetition_penalty != 1
 
 
-def check_whole(name: str, value: object, otherwise: str = "", least: int = 1) -> None:
-    """Raises a ValueError if an argument of `generate` is no integer, or too small."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
-        raise ValueError(
-            f"generate: {name}={value!r} must be {least} or more{otherwise}; an integer"
-        )
-
-
-def check_search(search: Search, sampling: Sampling, ends: Ends) -> None:
+def check_search(search: Search, sampling: Sampling) -> None:
     """Raises a ValueError if arguments do not go together."""
     beams, number = f"num_beams={search.num_beams}", search.num_return_sequences
     if search.num_beams > 1:
@@ -113,11 +109,6 @@ def check_search(search: Search, sampling: Sampling, ends: Ends) -> None:
             raise ValueError(
                 f"generate: {beams} searches and temperature={sampling.temperature} draws; set "
                 "temperature=0.0 or num_beams=1"
-            )
-        if sampling.repetition_penalty != 1 or ends.texts:
-            raise ValueError(
-                f"generate: {beams} knows no repetition_penalty, and no texts in stop, only ids; "
-                "leave them out or set num_beams=1"
             )
         if number > search.num_beams:
             raise ValueError(
@@ -158,7 +149,10 @@ class Ends(NamedTuple):
 
 
 def ends_of(
-    stop: Stop, of_config: Union[int, list[int], None], tokenizer: Optional[Tokenizer]
+    stop: Stop,
+    of_config: Union[int, list[int], None],
+    tokenizer: Optional[Tokenizer],
+    vocab: int,
 ) -> Ends:
     """Returns what ends continuations.
 
@@ -166,11 +160,13 @@ def ends_of(
       stop: the argument of `generate`.
       of_config: the `eos_token_id` of config.json, which counts if `stop` has no ids.
       tokenizer: a Tokenizer, or None.
+      vocab: the number of ids of the model; those of config.json may be others.
 
     Raises:
-      ValueError: something is neither an id nor a text, or there are texts without a tokenizer.
+      ValueError: something is neither an id of the model nor a text, or there are texts without a
+        tokenizer.
     """
-    ends = [stop] if isinstance(stop, str) or not isinstance(stop, Sequence) else stop
+    ends = [stop] if isinstance(stop, (str, bytes)) or not isinstance(stop, Sequence) else stop
     texts = [end for end in ends if isinstance(end, str)]
     ids = [end for end in ends if end is not None and not isinstance(end, str)]
     for end in ids:
@@ -178,6 +174,11 @@ def ends_of(
             raise ValueError(
                 f"generate: stop={stop!r} has {end!r}, which is neither an id (-1 for none) nor a "
                 "text"
+            )
+        if end >= vocab:
+            raise ValueError(
+                f"generate: stop={stop!r} has the id {end}, which is not in the vocabulary, 0 to "
+                f"{vocab - 1}, so that nothing ends with it; -1 is for no id"
             )
     if "" in texts:
         raise ValueError(f"generate: stop={stop!r} has an empty text, with which all begin")
@@ -226,6 +227,25 @@ class Listener:
         """
         with self._lock:
             return np.array([self._of_row(row, id_, step) for row, id_ in zip(rows, ids)], bool)
+
+    def hear_beams(self, beams: np.ndarray, step: int) -> np.ndarray:
+        """Returns which of several continuations of rows end with this step.
+
+        Args:
+          beams: ids, [rows, continuations, length].
+          step: the number of the step.
+        """
+        found = [[self._ends(ids[: step + 1]) for ids in of] for of in beams.tolist()]
+        return np.array(found, bool)
+
+    def cut(self, ids: list[int]) -> list[int]:
+        """Returns a continuation up to the id with which it ends.
+
+        Args:
+          ids: a list of ids.
+        """
+        lengths = (n for n in range(1, len(ids)) if self._ends(ids[:n]))
+        return ids[: next(lengths, len(ids))]
 
     def _of_row(self, row: int, id_: int, step: int) -> bool:
         if row >= len(self._ids):
@@ -333,11 +353,8 @@ class Generator:
         seed = sampling.seed
         if seed is None:
             seed = tf.random.uniform([], maxval=2**60, dtype=tf.int64)
-        number = next(self._numbers)
-        if listener is not None:
-            self._listeners[number] = listener
         ids, first, given = self._prompts(rows, sampling.max_new_tokens)
-        try:
+        with self._known(listener) as number:
             sampled = self._sampled(
                 tf.constant(ids),
                 tf.constant(first),
@@ -348,15 +365,32 @@ class Generator:
                 int(sampling.top_k) if sampling.temperature else -1,
                 _most_given(rows),
                 tf.cast(seed, tf.int64),
-                None if listener is None else tf.constant(number, tf.int64),
+                number,
             ).numpy()
-        finally:
-            self._listeners.pop(number, None)
         continuations = []
         for i, start in enumerate(given[: len(rows)]):
             new = _up_to(ends, sampled[i, start : start + sampling.max_new_tokens].tolist())
             continuations.append(new if listener is None else new[: listener.length(i)])
         return continuations
+
+    @contextlib.contextmanager
+    def _known(self, listener: Optional[Listener]) -> Iterator[Optional[tf.Tensor]]:
+        """Context with the number by which a traced program knows a listener."""
+        if listener is None:
+            yield None
+            return
+        number = next(self._numbers)
+        self._listeners[number] = listener
+        try:
+            yield tf.constant(number, tf.int64)
+        finally:
+            del self._listeners[number]
+
+    @property
+    def most_positions(self) -> Optional[int]:
+        """How many positions a row may have: those of the model's table, or None without one."""
+        table = self._model.max_length_dim if self._model.positional_embedding else None
+        return None if table is None else table.size - self._model.position_offset
 
     def _prompts(
         self, rows: Sequence[Sequence[int]], max_new_tokens: int
@@ -365,6 +399,8 @@ class Generator:
         given = np.array([len(row) - 1 for row in rows], np.int32)
         # One program serves many lengths, as tracing takes longer than what they have too much.
         length = _at_least(max(given) + max_new_tokens, _SHORTEST)
+        if self.most_positions is not None:
+            length = min(length, self.most_positions)
         ids = np.zeros([len(rows), length], np.int32)
         # Of a prompt the first id is what the first position is fed, and the others are given.
         for row, prompt in zip(ids, rows):
@@ -413,32 +449,39 @@ class Generator:
         self,
         rows: Sequence[Sequence[int]],
         search: Search,
-        max_new_tokens: int,
+        sampling: Sampling,
         ends: Sequence[int],
+        listener: Optional[Listener] = None,
     ) -> list[list[tuple[list[int], float]]]:
         """Returns the continuations found for each row, best first, with their scores.
 
         Args:
           rows: ids.
           search: a Search.
-          max_new_tokens: how many ids are added at most.
+          sampling: a Sampling, which draws nothing.
           ends: the ids that end a continuation.
+          listener: a Listener, or None.
         """
+        max_new_tokens, penalty = sampling.max_new_tokens, sampling.repetition_penalty
         ids, first, given = self._prompts(rows, max_new_tokens)
         new = _at_least(max_new_tokens, _SHORTEST)
-        found, scores = self._searched(
-            tf.constant(ids),
-            tf.constant(first),
-            tf.constant(given),
-            tf.constant(_padded(ends)),
-            tf.constant(max_new_tokens),
-            _most_given(rows),
-            (search.num_beams, new, float(search.length_penalty), search.early_stopping),
-        )
+        with self._known(listener) as number:
+            found, scores = self._searched(
+                tf.constant(ids),
+                tf.constant(first),
+                tf.constant(given),
+                tf.constant(_padded(ends)),
+                tf.constant(max_new_tokens),
+                None if penalty == 1 else tf.constant(penalty, tf.float32),
+                _most_given(rows),
+                (search.num_beams, new, float(search.length_penalty), search.early_stopping),
+                number,
+            )
         n = search.num_return_sequences
         kept = found.numpy()[: len(rows), :n, :max_new_tokens].tolist()
+        cut = list if listener is None else listener.cut
         return [
-            [(_up_to(ends, beam), score) for beam, score in zip(*both)]
+            [(cut(_up_to(ends, beam)), score) for beam, score in zip(*both)]
             for both in zip(kept, scores.numpy().tolist())
         ]
 
@@ -449,9 +492,21 @@ class Generator:
         given: tf.Tensor,
         ends: tf.Tensor,
         max_new_tokens: tf.Tensor,
+        penalty: Optional[tf.Tensor],
         max_given: int,
         settings: tuple[int, int, float, Union[bool, str]],
+        listener: Optional[tf.Tensor],
     ) -> tuple[tf.Tensor, tf.Tensor]:
+        def ends_fn(step: mtf.Tensor, ids: mtf.Tensor) -> mtf.Tensor:
+            return mtf.slicewise(
+                each_step, [ids, step], mtf.Shape(ids.shape.dims[:-1]), tf.bool,
+                splittable_dims=ids.shape.dims[:1], name="each_step",
+            )  # fmt: skip
+
+        def each_step(ids: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
+            ended = tf.numpy_function(self._hear_beams, [listener, ids, step], tf.bool)
+            return tf.ensure_shape(ended, ids.shape[:-1])
+
         beams, new, length_penalty, early_stopping = settings
         mesh = mtf.Mesh(mtf.Graph(), "mesh")
         partial = imported(mesh, ids, "batch", "length")
@@ -468,6 +523,8 @@ class Generator:
             eos_id=imported(mesh, ends, "ends"),
             length_penalty=length_penalty,
             early_stopping=early_stopping,
+            ends_fn=None if listener is None else ends_fn,
+            repetition_penalty=1.0 if penalty is None else imported(mesh, penalty),
         )
         lowering = self._place.lower(mesh)
         both, scores = (lowering.export_to_tf_tensor(x) for x in found)
@@ -479,7 +536,7 @@ class Generator:
         Args:
           rows: ids.
         """
-        ids, first, given = self._prompts(rows, 1)
+        ids, first, given = self._prompts(rows, 0)
         # Each position is fed the id before it.
         fed = np.concatenate([first[:, None], ids[:, :-1]], 1)
         found = self._scored(tf.constant(fed), tf.constant(ids)).numpy()
@@ -499,6 +556,9 @@ class Generator:
         )
         lowering = self._place.lower(mesh)
         return lowering.export_to_tf_tensor(mtf.negative(losses))
+
+    def _hear_beams(self, number: int, beams: np.ndarray, step: int) -> np.ndarray:
+        return self._listeners[int(number)].hear_beams(beams, int(step))
 
     def _hear(self, number: int, rows: np.ndarray, ids: np.ndarray, step: int) -> np.ndarray:
         return self._listeners[int(number)].hear(rows, ids, int(step))

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple, Optional
 
 import numpy as np
 
-from mesh_tensorflow._core.errors import missing_package
-from mesh_tensorflow.models._family import Form
+from mesh_tensorflow._core.errors import missing_package, slip
+from mesh_tensorflow.models._family import Form, few
 
 # By the names of fields of config.json: those of metadata, after the name of the architecture.
 _FIELDS = {
@@ -55,6 +55,8 @@ _GPT_NEOX = {
     "use_parallel_residual": "use_parallel_residual",
 }
 _IDS = ("bos_token_id", "eos_token_id")
+# Metadata that say nothing of what a model computes, or what its tensors say, too.
+_OF_NO_MATTER = ("vocab_size", "tensor_data_layout", "rope.scaling.finetuned")
 _TIED = {"tie_word_embeddings": True}
 
 
@@ -172,7 +174,10 @@ class GgufFile:
             )
         self._architecture, known = architecture, _ARCHITECTURES[architecture]
 
+        read: set[str] = set()
+
         def field(name: str) -> Any:
+            read.add(name)
             return fields.get(f"{architecture}.{name}")
 
         if architecture == "llama" and field("expert_count"):
@@ -201,15 +206,40 @@ class GgufFile:
         if None not in (config.get(channels), config.get(heads)):
             config |= self._of_heads(field, config[channels] // config[heads], config)
         config |= self._scaling(field, config)
+        begin = f"{architecture}."
+        own = {n.removeprefix(begin): v for n, v in fields.items() if n.startswith(begin)}
+        self._tell_unknown({name: v for name, v in own.items() if name not in read}, config, known)
         return config
+
+    def _tell_unknown(
+        self, unknown: Mapping[str, Any], config: Mapping[str, Any], known: _Architecture
+    ) -> None:
+        """Warns of metadata that have not been read, but for those that say what is meant anyway.
+
+        Raises:
+          ValueError: there are some, within `mtf.strict()`.
+        """
+        channels, heads = (config.get(name) for name in known.sizes)
+        size = config.get("head_dim", channels // heads if channels and heads else None)
+        sizes = dict.fromkeys(("attention.value_length", "rope.dimension_count"), size)
+        meant = {**sizes, "attention.causal": True, "expert_count": 0, "expert_used_count": 0}
+        told = [
+            f"{self._architecture}.{name}={value!r}"
+            for name, value in unknown.items()
+            if name not in _OF_NO_MATTER and (name not in meant or value != meant[name])
+        ]
+        if told:
+            slip(
+                f"{self.path}: its metadata have {few(told)}, which is not known here of the "
+                f"architecture {self._architecture!r}, and ignored. If the model computes "
+                "something else with it, take another file, or the folder of Hugging Face"
+            )
 
     def _of_heads(self, field: Any, size: int, config: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the fields that follow from the channels of a head."""
-        turned = field("rope.dimension_count")
-        if self._architecture == "gptneox" and turned is not None:
-            return {"rotary_pct": turned / size}
-        if self._architecture == "phi3" and turned is not None:
-            return {"partial_rotary_factor": turned / size}
+        share = {"gptneox": "rotary_pct", "phi3": "partial_rotary_factor"}.get(self._architecture)
+        if share is not None and (turned := field("rope.dimension_count")) is not None:
+            return {share: turned / size}
         if self._architecture not in _LARGEST:
             return {}
         scale = field("attention.scale")

@@ -12,8 +12,10 @@ OLMo 2 Furious", 2024), whose norms follow their layers.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
+from mesh_tensorflow._core.errors import is_whole
 from mesh_tensorflow.models._decoder import Decoder, Experts, rotary_of, windows_of
 from mesh_tensorflow.models._family import Config, Form
 
@@ -77,6 +79,7 @@ _MISSING: dict[str, dict[str, Any]] = {
     "mixtral": {"rms_norm_eps": 1e-5, "rope_theta": 1e6},
     "olmo2": {"rms_norm_eps": 1e-5},
     "phi3": {"rms_norm_eps": 1e-5},
+    **{kind: {"sliding_window": 4096} for kind in MODEL_TYPES if kind.startswith("qwen")},
 }
 
 
@@ -114,11 +117,36 @@ def _windows(config: Config, blocks: int) -> list[int]:
     if kind in ("mistral", "mixtral", "phi3") and config.get("sliding_window") is not None:
         return [config.number("sliding_window")] * blocks
     if kind.startswith("qwen"):
-        # Their window is for some of the layers, and is known only where it is off.
-        config.must_be("use_sliding_window", False)
-        config.get("sliding_window"), config.get("max_window_layers")
-        return windows_of(config, 0, lambda block: False)
+        return _windows_of_qwen(config, kind)
     return [0] * blocks
+
+
+# By model type: whether a block has a window, by its number and `max_window_layers`.
+_QWEN: dict[str, Callable[[int, int], bool]] = {
+    "qwen2": lambda block, layers: block >= layers,
+    "qwen3": lambda block, layers: block >= layers,
+    "qwen2_moe": lambda block, layers: block < layers and block % 2 == 0,
+    "qwen3_moe": lambda block, layers: True,
+}
+
+
+def _windows_of_qwen(config: Config, kind: str) -> list[int]:
+    """Returns the same for Qwen, whose window is for some of the blocks, and off in most models."""
+    size, layers = config.get("sliding_window"), config.get("max_window_layers", 28)
+    if not config.is_true("use_sliding_window", False) or size is None:
+        windows = windows_of(config, 1, lambda block: False)
+        if any(windows):
+            raise ValueError(
+                f"{config.path}: config.json has layer_types with windows, which are off without "
+                "use_sliding_window=True and a sliding_window"
+            )
+        return windows
+    for name, value, least in (("sliding_window", size, 1), ("max_window_layers", layers, 0)):
+        if not is_whole(value, least):
+            raise ValueError(
+                f"{config.path}: config.json has {name}={value!r}, no integer from {least} on"
+            )
+    return windows_of(config, size, lambda block: _QWEN[kind](block, layers))
 
 
 def _experts(config: Config) -> dict[str, Any]:

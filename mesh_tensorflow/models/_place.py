@@ -13,6 +13,7 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._core.layout import LayoutLike, convert_to_layout_rules
 from mesh_tensorflow._core.shape import ShapeLike, convert_to_shape
+from mesh_tensorflow._mesh.devices import device_spec
 from mesh_tensorflow._mesh.gspmd import GspmdMeshImpl
 from mesh_tensorflow._mesh.slice_functions import never_compiled
 from mesh_tensorflow._mesh.variables.store import VariableStore, function
@@ -140,6 +141,8 @@ def place_of(
       ValueError: the mesh implementation is not known, or the devices are not there.
     """
     shape = convert_to_shape(mesh_shape)
+    if shape is None:
+        raise ValueError(f"{what}: mesh_shape=None is no mesh; leave it out for one processor")
     stored: dict[str, Any] = {"zero": zero, "zero_axis": zero_axis}
     if mesh_impl not in (None, *IMPLS):
         raise ValueError(
@@ -147,6 +150,7 @@ def place_of(
             "Trainings take others: give them to mtf.train.fit(model.loss, ...)"
         )
     if mesh_impl != "pjrt":
+        _check_own(what, devices or ())
         places = devices_of(shape, devices, what=what)
         impl = PlacementMeshImpl(shape, layout, places, strict_layout=True, uneven=uneven, **stored)
         return Place(impl, shows=shows)
@@ -155,3 +159,23 @@ def place_of(
     rules = rules.allowing_uneven() if uneven else rules
     of_jax = {"mesh_shape": shape, "layout": rules, **stored}
     return Place(GspmdMeshImpl(shape, rules, **stored), of_jax, shows)
+
+
+def _check_own(what: str, devices: Sequence[str]) -> None:
+    """Raises ValueError for devices of processes that eager code is not connected to.
+
+    Args:
+      what: the function that was called, for errors.
+      devices: device strings.
+    """
+    for device in devices:
+        if (spec := device_spec(device)).job in (None, "localhost"):
+            continue
+        there = [device_spec(known.name) for known in tf.config.list_logical_devices()]
+        if not any(spec.job == one.job and spec.task == one.task for one in there):
+            raise ValueError(
+                f"{what}: devices has {device!r}, and the calls of a model run on devices of their "
+                "own process. With mesh_impl='pjrt' several processes share them: start these with "
+                "python -m mesh_tensorflow.launch --runtime pjrt. Without it each computes the "
+                "whole, on '/device:CPU:0' and the like"
+            )

@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
+from mesh_tensorflow._core.errors import is_whole
 from mesh_tensorflow._huggingface import write_folder
 from mesh_tensorflow._progress import Progress
 from mesh_tensorflow.models._family import Form, few
@@ -101,6 +102,10 @@ class Pretrained:
         Raises:
           ValueError: variables are missing, or have other shapes.
         """
+        if not isinstance(variables, Mapping):
+            raise ValueError(
+                f"assign: variables are arrays by name, such as Result.variables, not {variables!r}"
+            )
         missing = [name for name in self._names if name not in variables]
         if missing:
             raise ValueError(f"assign: the variables lack {few(missing)}; give all of the model's")
@@ -138,6 +143,43 @@ class Pretrained:
         write_folder(tensors, self.config, os.fspath(path))
         if self.tokenizer is not None:
             self.tokenizer.save(os.fspath(path))
+
+
+def check_whole(what: str, name: str, value: object, otherwise: str = "", least: int = 1) -> None:
+    """Checks an argument that is a whole number.
+
+    Args:
+      what: the name of the method, for the error.
+      name: that of the argument.
+      value: what it is.
+      otherwise: which others there are, for the error.
+      least: the smallest number that is right.
+
+    Raises:
+      ValueError: it is no integer, or too small.
+    """
+    if not is_whole(value, least):
+        raise ValueError(f"{what}: {name}={value!r} must be {least} or more{otherwise}; an integer")
+
+
+def array_of(what: str, rows: Any) -> np.ndarray:
+    """Returns rows of numbers as an array.
+
+    Args:
+      what: what is given them, for the error.
+      rows: an array, or lists of the same length.
+
+    Raises:
+      ValueError: their lengths differ.
+    """
+    try:
+        return np.asarray(rows)
+    except ValueError as error:
+        lengths = [len(row) if hasattr(row, "__len__") else row for row in rows]
+        raise ValueError(
+            f"{what}: rows are of one length, but have {few([str(n) for n in lengths])}; generate, "
+            "log_probs and embed take rows of several lengths"
+        ) from error
 
 
 def check_eager(what: str) -> None:

@@ -164,8 +164,11 @@ class _SessionProgram:
             self.lowered = lowered[-1]
             self.variables = {v.op.name: v for v in tf.global_variables()}
             # Before there is an operation that initializes all, which then takes these values.
-            if initial is not None:
+            if initial is not None and training:
                 self._begin_with(initial)
+            elif initial is not None:
+                named = initial._replace(names=model.averages_of(self.lowered.graph))
+                named.load_all(self.own)
             self.agreement = None if self._cluster is None else Agreement(self._cluster)
             self.session = placing.session(self.graph)
             self._names = list(given)
@@ -182,10 +185,14 @@ class _SessionProgram:
         """Has the model's variables initialized with given weights, and averages with the same."""
         found = self.lowered
         averages = {w: self.variables[a] for w, a in found.averages.items() if a in self.variables}
-        own = {name: self.variables[name] for name in found.own if name in self.variables}
         trained = {part.name for v in found.graph.trainable_variables for part in v.parts}
         dims = {p.name: p.shape.dimension_names for v in found.graph.all_variables for p in v.parts}
-        initial.load(own, trained, averages, dims)
+        initial.load(self.own, trained, averages, dims)
+
+    @property
+    def own(self) -> dict[str, Any]:
+        """The model's variables by name, without slots and averages."""
+        return {name: self.variables[name] for name in self.lowered.own if name in self.variables}
 
     def _runner(self, fetches: list[tf.Tensor], feeds: list[tf.Tensor]) -> Callable[..., list[Any]]:
         """Returns a function of the values of `feeds` that returns those of `fetches`."""
@@ -343,7 +350,7 @@ class SessionEngine(Engine):
         self._placing, self._features = placing, features
         self._seed = seed
         self._training: Optional[_SessionProgram] = None
-        self._path: Optional[str] = None  # of the weights of evaluations, without training
+        self._used: Optional[Initial] = None  # the weights of evaluations, without training
         self._evaluations: dict[tuple, _SessionProgram] = {}
         self._made_saver: Optional[Saver] = None
         self._when_read: Optional[Callable[[], None]] = None
@@ -388,9 +395,9 @@ class SessionEngine(Engine):
                 self._made_saver = Saver(sharded=True, builder=ShardSaverBuilder(when_read=tell))
         return self._made_saver
 
-    def use(self, path: str) -> None:
-        """Has evaluations and predictions use the weights of a checkpoint, without training."""
-        self._path = path
+    def use(self, initial: Initial) -> None:
+        """Has evaluations and predictions use weights that are there, without training."""
+        self._used = initial
 
     def train(self, batch: Batch) -> dict[str, float]:
         """Does a step; returns the loss and the metrics."""
@@ -422,8 +429,11 @@ class SessionEngine(Engine):
         """Writes a SavedModel that predicts for as many rows as a batch has, or fewer; or for any
         number.
         """
+        assert self._used is not None
+        # With whole values: what reads them by parts would be in the SavedModel, too.
         program = self._evaluation(batch, padded=True)
-        program.assign(self._values_for(program))
+        averages = self._eval_model.averages_of(program.lowered.graph)
+        program.assign(self._used._replace(names=averages).read_all(program.own))
         program.export(directory, rows_of(batch) if any_rows else None)
 
     def _outputs(
@@ -439,8 +449,8 @@ class SessionEngine(Engine):
                 self._evaluations[key] = self._evaluation(batch)
             program = self._evaluations[key]
             # Each program has a session, and so variables, of its own: they get the weights of now,
-            # once for each evaluation.
-            if key not in fresh and not shared:
+            # once for each evaluation. Without training, they began with theirs.
+            if key not in fresh and not shared and self._used is None:
                 fresh.add(key)
                 program.assign(self._values_for(program))
             outputs = program.run(batch)
@@ -448,18 +458,7 @@ class SessionEngine(Engine):
             yield program, outputs, rows_of(batch)
 
     def _values_for(self, program: _SessionProgram) -> dict[str, np.ndarray]:
-        """Returns the values of the variables of an evaluation: averages, where there are any.
-
-        Raises:
-          CheckpointError: a checkpoint lacks some, or they have other shapes.
-        """
-        if self._path is not None:
-            averages = self._eval_model.averages_of(program.lowered.graph)
-            saved = {name: averages.get(name, name) for name in program.lowered.own}
-            wanted = {there: program.variables[name] for name, there in saved.items()}
-            check_checkpoint(self._path, wanted, read=True)
-            reader = checkpoint_files.open_reader(self._path)
-            return {name: reader.get_tensor(there) for name, there in saved.items()}
+        """Returns the values of the variables of an evaluation: averages, where there are any."""
         assert self._training is not None
         averages = self._training.lowered.averages
         sources = {name: averages.get(name, name) for name in program.variables}
@@ -501,7 +500,8 @@ class SessionEngine(Engine):
             self._seed,
             False,
             self._container,
-            padded=padded,
+            None if padded else self._used,
+            padded,
         )
         trained = program.lowered.graph.trainable_variables
         unknown = {part.name for v in trained for part in v.parts}

@@ -8,7 +8,6 @@ import io
 import math
 import os
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Optional, Union
@@ -16,7 +15,7 @@ from typing import Any, NamedTuple, Optional, Union
 import numpy as np
 
 from mesh_tensorflow._mesh.variables import checkpoint_files
-from mesh_tensorflow._mesh.variables.checkpoint_files import Shard, reading, write_parts
+from mesh_tensorflow._mesh.variables.checkpoint_files import reading
 from mesh_tensorflow._mesh.variables.given_values import has_parts
 from mesh_tensorflow._progress import Progress
 from mesh_tensorflow._stop_signals import StopSignals
@@ -126,6 +125,43 @@ class Initial(NamedTuple):
                 if other in found:
                     init_from_checkpoint(self.path, {other: variable}, resize=can_resize)
 
+    def load_all(self, variables: Mapping[str, Any]) -> None:
+        """Has all of some variables initialized with their values in the file.
+
+        Args:
+          variables: tf variables of a graph, by name.
+
+        Raises:
+          CheckpointError: it lacks some, or they have other shapes, or it is damaged.
+        """
+        there = self._check_all(variables)
+        if self.values is None:
+            init_from_checkpoint(self.path, {there[n]: v for n, v in variables.items()})
+        else:
+            init_from_values(self.values, [(there[n], v) for n, v in variables.items()])
+
+    def read_all(self, variables: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        """Returns the values of variables in the file, by name, as `load_all` finds them.
+
+        Args:
+          variables: tf variables, by name.
+
+        Raises:
+          CheckpointError: it lacks some, or they have other shapes, or it is damaged.
+        """
+        there = self._check_all(variables)
+        if self.values is not None:
+            return {n: np.asarray(self.values[there[n]]) for n in variables}
+        reader = checkpoint_files.open_reader(self.path)
+        return {n: reader.get_tensor(there[n]) for n in variables}
+
+    def _check_all(self, variables: Mapping[str, Any]) -> dict[str, str]:
+        """Returns the name there of each variable, once all of them have been found."""
+        there = {n: self.name_of(n) or n for n in variables}
+        wanted = {there[n]: v for n, v in variables.items()}
+        check_checkpoint(self.path, wanted, read=True, values=self.values)
+        return there
+
 
 def _has_text(given: Mapping[str, Any]) -> bool:
     # What is read from a file part by part has none, and would be read as a whole here.
@@ -164,22 +200,6 @@ def initial_of(
             "such as Result.variables, or a pair (path, {name in the model: name in the "
             f"checkpoint}}), but is {given!r}"
         )
-
-
-@contextlib.contextmanager
-def in_a_file(initial: Initial) -> Iterator[str]:
-    """Context with the path of a checkpoint; one of arrays is written, and removed at its end.
-
-    Args:
-      initial: an Initial.
-    """
-    if initial.values is None:
-        yield initial.path
-        return
-    with tempfile.TemporaryDirectory(prefix="mesh_tensorflow-arrays-") as directory:
-        path = os.path.join(directory, "model.ckpt-0")
-        write_parts(path, [Shard(n, "", np.asarray(v)) for n, v in initial.values.items()])
-        yield path
 
 
 LAST_GOOD = "last_good"

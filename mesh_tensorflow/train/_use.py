@@ -21,7 +21,7 @@ from mesh_tensorflow.optimize import ExponentialMovingAverage
 from mesh_tensorflow.train._data import Features, source_of
 from mesh_tensorflow.train._engine import SessionEngine
 from mesh_tensorflow.train._fit import explained
-from mesh_tensorflow.train._loop import in_a_file, initial_of
+from mesh_tensorflow.train._loop import initial_of
 from mesh_tensorflow.train._model import Model, Output, call_model
 from mesh_tensorflow.train._placing import Given, Placing, placing_of
 
@@ -350,9 +350,8 @@ def _use(
         try:
             initial = initial_of(directory, what=f"{called}: directory")
             assert initial is not None
-            with in_a_file(initial) as path:
-                engine.use(path)
-                return run(engine, source.once())
+            engine.use(initial)
+            return run(engine, source.once())
         finally:
             engine.close()
 

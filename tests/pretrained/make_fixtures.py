@@ -162,6 +162,23 @@ def balance(folder, ids):
     np.savez_compressed(folder / "balance.npz", **found)
 
 
+def windows(folder, ids):
+    """Writes what is computed with the same weights where some layers, or all, have a window."""
+    options = {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}
+    config = transformers.AutoConfig.from_pretrained(folder)
+    # The types of layers follow from the other fields, unless they are given.
+    fields = {**config.to_dict(), **options, "layer_types": None}
+    config = type(config)(**{k: v for k, v in fields.items() if k != "transformers_version"})
+    config._attn_implementation = "eager"
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, config=config).eval()
+    model.generation_config.eos_token_id = None
+    with torch.no_grad():
+        found = model.generate(ids[:1, :9], max_new_tokens=NEW, do_sample=False)[0, 9:]
+        logits = model(ids).logits
+    np.savez_compressed(folder / "windows.npz", ids=ids, logits=logits, generated=found)
+    print(folder.name, getattr(config, "layer_types", None), found.tolist())
+
+
 def main(names):
     ids = np.random.RandomState(0).randint(0, SIZES["vocab_size"], [2, LENGTH])
     if "minilm" in names or not names:
@@ -207,6 +224,8 @@ def main(names):
         )  # fmt: skip
         if name == "phi3_long":
             beyond(FOLDER / name, transformers.AutoModelForCausalLM.from_pretrained(FOLDER / name))
+        if name.startswith("qwen"):
+            windows(FOLDER / name, tensor)
         if "router_aux_loss_coef" in config.to_dict():
             balance(FOLDER / name, tensor)
         print(name, float(out.loss), [len(row) for row in found], os.listdir(FOLDER / name))

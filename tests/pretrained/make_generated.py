@@ -34,6 +34,31 @@ BEAMS = [
         itertools.product([3], [1.0, -1.0], [True], [2, 5]),
     )
 ]
+# Searches with penalties, and with so many ids and texts (of one id or two) that end rows.
+OTHER_BEAMS = [
+    {"num_beams": n, "repetition_penalty": penalty, "length_penalty": 1.0, "ends": ends, "texts": texts}
+    for n, penalty, ends, texts in [
+        (2, 1.3, 0, 0), (4, 2.0, 1, 0), (3, 0.8, 2, 0), (2, 1.0, 0, 1), (4, 1.0, 1, 2), (3, 1.5, 0, 3),
+    ]
+]  # fmt: skip
+
+
+class Texts(transformers.StoppingCriteria):
+    """Ends rows whose new ids end with those of a text."""
+
+    def __init__(self, texts, begin):
+        self._texts, self._begin = texts, begin
+
+    def __call__(self, input_ids, scores, **kwargs):
+        """Returns which rows end."""
+        rows = input_ids[:, self._begin :].tolist()
+        return torch.tensor([any(row[-len(t) :] == t for t in self._texts) for row in rows])
+
+
+def up_to_a_text(row, texts):
+    """Returns ids up to the first that completes a text; shorter rows are filled up behind it."""
+    lengths = (n for n in range(1, len(row)) if any(row[:n][-len(t) :] == t for t in texts))
+    return row[: next(lengths, len(row))]
 
 
 def main():
@@ -79,7 +104,25 @@ def main():
                 rows.append({"ids": new(out.sequences, p, ends), "scores": scores})
             beams.append({**case, "ends": ends, "found": rows})
             print(name, case, ends, [[len(x) for x in r["ids"]] for r in rows])
-        found[name] = {"distributions": distributions, "penalized": penalized, "beams": beams}
+        # Those of two are what follows each other somewhere.
+        pairs = [[greedy[0][2]], greedy[1][3:5], greedy[2][5:7]]
+        others = []
+        for case in OTHER_BEAMS:
+            case = dict(case)
+            ends, texts = likely[: case.pop("ends")], pairs[: case.pop("texts")]
+            rows = []
+            for p in PROMPTS:
+                out = generate(
+                    p, do_sample=False, num_return_sequences=case["num_beams"], eos_token_id=ends or None,
+                    stopping_criteria=[Texts(texts, len(p))], **case,
+                )  # fmt: skip
+                new_ids = [up_to_a_text(row, texts) for row in new(out.sequences, p, ends)]
+                rows.append({"ids": new_ids, "scores": out.sequences_scores.tolist()})
+            others.append({**case, "ends": ends, "texts": texts, "found": rows})
+            print(name, case, ends, texts, [[len(x) for x in r["ids"]] for r in rows])
+        found[name] = {
+            "distributions": distributions, "penalized": penalized, "beams": beams, "other_beams": others,
+        }  # fmt: skip
     whole = {
         "prompts": PROMPTS, "new": NEW, "distributions": DISTRIBUTIONS, "penalties": PENALTIES,
         "models": found,

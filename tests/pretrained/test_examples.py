@@ -130,6 +130,13 @@ def test_files(tmp_path):
     path.write_text('{"ids": [1, 2]}\n{"ids": ')
     with pytest.raises(ValueError, match=r"train.jsonl, line 2 is no JSON"):
         model.examples(path, 7)
+    path.write_bytes('{"ids": [1, 2]}\n{"text": "é"}\n'.encode("latin1"))
+    with pytest.raises(ValueError, match=r"train.jsonl, line 2 is not in UTF-8: .* 0xe9"):
+        model.examples(path, 7)
+    for text in ("", "\n \n"):
+        path.write_text(text)
+        with pytest.raises(ValueError, match=r"examples: .*train.jsonl has none"):
+            model.examples(path, 7)
 
 
 def test_what_is_too_long_is_cut():
@@ -150,6 +157,16 @@ def test_what_is_too_long_is_cut():
         ([{"ids": []}], "example 0 of the list has no ids"),
         ([{"ids": [1], "weights": [1, 1]}], "has 1 ids, but 2 weights"),
         (["a"], "example 0 of the list is none of"),
+        (None, "they are a JSONL file or dictionaries, not None"),
+        (
+            [{"ids": [1, 2]}, {"ids": [1.5, 2]}],
+            "example 1 of the list has ids that are no list of i",
+        ),
+        ([{"ids": 7}], "has ids that are no list of ints, such as 7"),
+        ([{"ids": [1, 96]}], "has the id 96, which is not in the vocabulary, 0 to 95"),
+        ([{"ids": [1, -1]}], "has the id -1, which is not in the vocabulary"),
+        ([{"ids": [1, 2], "weights": [0, float("nan")]}], "has weights that are no .* such as nan"),
+        ([{"ids": [1]}, {"ids": [1, 2], "weights": [1, 0]}], "the list has no id to learn: those"),
     ],
 )
 def test_mistakes(examples, text):

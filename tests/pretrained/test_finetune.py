@@ -9,6 +9,7 @@ import pytest
 import safetensors.numpy
 
 import mesh_tensorflow as mtf
+from mesh_tensorflow import finetune
 
 FIXTURES = pathlib.Path(__file__).parent / "fixtures"
 EXAMPLES = [{"ids": [5, 6, 7, 8]}, {"ids": [9, 10, 11]}, {"ids": [12, 13, 14, 15, 16]}] * 4
@@ -260,3 +261,70 @@ def test_experts_are_balanced_if_the_model_says_so(options):
 
     balance = np.mean([balance_of(half) for half in halves])
     np.testing.assert_allclose(added - without, 0.5 * balance, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "arguments, text",
+    [
+        ({"batch_size": 0}, "batch_size=0 must be 1 or more; an integer"),
+        ({"batch_size": 2.0}, "batch_size=2.0 must be 1 or more; an integer"),
+        ({"steps": None, "epochs": 0}, "epochs=0 must be a number above 0"),
+        ({"steps": None, "epochs": float("nan")}, "epochs=nan must be a number above 0"),
+        ({"lora": 4}, "lora=4 is no text, such as 'q,v:8', and no directory of adapters"),
+        ({"freeze": "("}, r"freeze='\(' is no regular expression: missing \)"),
+        ({"length": "8"}, "examples: length='8' must be 2 or more"),
+    ],
+)
+def test_arguments_by_mistake(arguments, text):
+    model = mtf.models.from_pretrained(FIXTURES / "llama")
+    with pytest.raises(ValueError, match=text):
+        mtf.models.finetune(model, [{"ids": [1, 2, 3]}], **{"steps": 1, "length": 8, **arguments})
+
+
+def test_examples_of_a_generator():
+    """Those to evaluate are gone through twice."""
+    rows = [{"ids": [5, 7, 9], "weights": [0, 0, 1]}] * 2
+    found = [
+        mtf.models.finetune(
+            mtf.models.from_pretrained(FIXTURES / "llama"),
+            kind(rows),
+            1,
+            eval_examples=kind(rows),
+            exact_match=True,
+            length=8,
+            batch_size=1,
+            pack=False,
+            progress=False,
+        )
+        for kind in (list, iter)
+    ]
+    assert found[0].evaluations[-1]["loss"] == found[1].evaluations[-1]["loss"]
+    assert "exact_match" in found[1].evaluations[-1]
+
+
+@pytest.mark.slow
+def test_the_command(tmp_path, capsys, eight_devices):
+    """It prints the same, and writes the same model, on devices of TensorFlow and of JAX."""
+    lines = tmp_path / "questions.jsonl"
+    lines.write_text("".join(f"{json.dumps(example)}\n" for example in QUESTIONS))
+    printed, written = [], []
+    places = {
+        "one": [],
+        "placement": ["--mesh_shape=x:2,y:2", "--layout=batch:x,vocab:y,d_ff:y", "--zero=3", "--zero_axis=x"],
+        "pjrt": ["--mesh_shape=x:2,y:2", "--layout=batch:x,vocab:y,d_ff:y", "--mesh_impl=pjrt"],
+    }  # fmt: skip
+    for name, place in places.items():
+        command = [f"--model={FIXTURES / 'llama'}", f"--train_file={lines}", f"--eval_file={lines}"]
+        command += ["--steps=80", "--length=5", "--batch_size=2", "--learning_rate=0.01"]
+        command += ["--exact_match", "--no_pack", f"--output={tmp_path / name}", *place]
+        assert finetune.main(command) == 0
+        told, where = capsys.readouterr().out.splitlines()
+        assert where == f"The model is in {tmp_path / name}"
+        printed.append(dict(part.split(" ") for part in told.split(", ")))
+        written.append(safetensors.numpy.load_file(tmp_path / name / "model.safetensors"))
+    for found, weights in zip(printed, written):
+        assert found["eval_exact_match"] == "100.0%" and found.keys() == printed[0].keys()
+        for key in ("eval_loss", "eval_perplexity"):
+            assert float(found[key]) == pytest.approx(float(printed[0][key]), rel=0.02)
+        for name, value in weights.items():
+            np.testing.assert_allclose(value, written[0][name], atol=0.02)

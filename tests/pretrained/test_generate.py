@@ -82,7 +82,8 @@ def test_the_distribution_is_that_of_transformers(number, layout):
         inputs = {n: mtf.constant(mesh, v) for n, v in arguments.items() if n != "top_k"}
         for given in (arguments, {**arguments, **inputs}):
             choice = of_arguments(**given)
-            penalized = choice.penalized(x, mtf.constant(mesh, seen, x.shape, tf.bool))
+            has = mtf.constant(mesh, seen, x.shape, tf.bool)
+            penalized = _decoding.penalized(x, has, choice.repetition_penalty)
             scaled = choice.scaled(penalized, x.shape.dims[1])
             p = mtf.softmax(scaled, x.shape.dims[1]).numpy()
             np.testing.assert_allclose(p, wanted, atol=2e-5)
@@ -127,7 +128,9 @@ def test_later_ids_are_drawn_from_their_own_distribution():
     logits = model.logits([[*PROMPTS[1], common]])[:, -1].numpy()
     x = mtf.constant(mesh, logits, "batch:1,vocab:96")
     choice = of_arguments(**arguments)
-    scaled = choice.scaled(choice.penalized(x, mtf.constant(mesh, seen, x.shape, tf.bool)), x.shape.dims[1])  # fmt: skip
+    has = mtf.constant(mesh, seen, x.shape, tf.bool)
+    penalized = _decoding.penalized(x, has, choice.repetition_penalty)
+    scaled = choice.scaled(penalized, x.shape.dims[1])
     counts = np.bincount(pairs[pairs[:, 0] == common, 1], minlength=96)
     assert chi_squared(counts, mtf.softmax(scaled, x.shape.dims[1]).numpy()[0]) > 1
 
@@ -199,6 +202,24 @@ def test_beams_are_those_of_transformers(name, number, place):
             np.testing.assert_allclose(score, one.score, rtol=1e-4)
     del case["num_return_sequences"]
     assert model.generate(PROMPTS, NEW, stop=ends, **case) == [row["ids"][0] for row in expected]
+
+
+@pytest.mark.slow_but(1)
+@pytest.mark.parametrize("place", ["tensor", "whole"])
+@pytest.mark.parametrize("number", range(len(MODELS["llama"]["other_beams"])))
+@pytest.mark.parametrize("name", MODELS)
+def test_beams_with_penalties_and_texts_are_those_of_transformers(name, number, place, tmp_path):
+    """Of which scores are what penalties leave of log-probabilities."""
+    case = dict(MODELS[name]["other_beams"][number])
+    expected, ends, texts = case.pop("found"), case.pop("ends"), case.pop("texts")
+    model = a_model(name, **PLACES[place])
+    model.tokenizer = a_tokenizer()
+    stop = [*(ends or [-1]), *("".join(chr(161 + i) for i in ids) for ids in texts)]
+    case["num_return_sequences"] = case["num_beams"]
+    found = model.generate(PROMPTS, NEW, stop=stop, details=True, **case)
+    assert [[one.ids for one in of] for of in found] == [row["ids"] for row in expected]
+    scores = [[one.score for one in of] for of in found]
+    np.testing.assert_allclose(scores, [row["scores"] for row in expected], atol=1e-4)
 
 
 def test_a_search_that_never_stops_early_finds_the_best_of_all():
@@ -489,7 +510,6 @@ MISTAKES = {
     "stop=['a', ''] has an empty text": {"stop": ["a", ""]},
     "num_beams=0 must be 1 or more; an integer": {"num_beams": 0},
     "num_beams=2 searches and temperature=1.0 draws; set": {"num_beams": 2, "temperature": 1.0},
-    "num_beams=2 knows no repetition_penalty, and no texts": {"num_beams": 2, "repetition_penalty": 2},
     "num_beams=2 finds so many continuations, not num_return_sequences=3; set num_beams":
         {"num_beams": 2, "num_return_sequences": 3},
     "num_return_sequences=3 would be equal at temperature=0.0; set a temperature, or num_beams=3":
@@ -497,6 +517,9 @@ MISTAKES = {
     "length_penalty='long' must be a number; larger": {"num_beams": 2, "length_penalty": "long"},
     "early_stopping='soon' is none of True, False, 'never'": {"early_stopping": "soon"},
     "stop='a' has a text, and the model has no tokenizer; stop at ids": {"stop": "a"},
+    "stop=b'a' has b'a', which is neither an id": {"stop": b"a"},
+    "stop=[3, 96] has the id 96, which is not in the vocabulary, 0 to 95, so": {"stop": [3, 96]},
+    f"seed={2**70} must be {2**63 - 1} or less": {"seed": 2**70},
 }  # fmt: skip
 
 
@@ -505,6 +528,80 @@ def test_mistakes(text):
     with pytest.raises(ValueError) as error:
         a_model().generate([[1]], **MISTAKES[text])
     assert f"generate: {text}" in str(error.value)
+
+
+PROMPTS_BY_MISTAKE = {
+    "prompts is a list, such as [text], but is 5": 5,
+    "prompts is a list, such as [text], but is None": None,
+    "prompts is a list, such as [text], but is b'ab'": b"ab",
+    "prompts is a list, such as [text], but is {'role': 'user'}": {"role": "user"},
+    "prompt 0 is 1, none of ids, a text and a conversation; prompts is a list of": [1, 2],
+    "prompt 1 is None, none of ids": [[1], None],
+    "prompt 1 is empty, but has to have at least one id": [[1], []],
+    "ids must be ints, [batch, length]": [[1, "a"]],
+    "the id 1099511627776 is not in the vocabulary, 0 to 95": [[2**40]],
+    "the model has no tokenizer, so prompts are lists of ids": [[1], "a"],
+}
+
+
+@pytest.mark.parametrize("text", PROMPTS_BY_MISTAKE)
+def test_mistakes_of_prompts(text):
+    for call in ("generate", "log_probs"):
+        with pytest.raises(ValueError) as error:
+            getattr(a_model(), call)(PROMPTS_BY_MISTAKE[text])
+        assert str(error.value).startswith(f"{call}: {text}")
+
+
+def test_prompts_of_other_kinds():
+    """A generator, a tuple, an array and a tf.Tensor's values; ids beside a text."""
+    model = a_model()
+    expected = model.generate([[5, 9], [7, 1]], 3)
+    ids = np.array([[5, 9], [7, 1]])
+    for prompts in (([*row] for row in ids), ((5, 9), (7, 1)), ids, list(ids.astype(np.uint8))):
+        assert model.generate(prompts, 3) == expected
+    assert model.generate([]) == [] and model.generate(iter([])) == []
+
+
+def test_ids_and_texts_in_one_list(tmp_path):
+    model = with_texts(tmp_path)
+    text = model.tokenizer.decode([5, 9])
+    expected = model.generate([[5, 9], [7]], 3)
+    found = model.generate([text, [7]], 3)
+    assert found == [model.tokenizer.decode(expected[0]), expected[1]]
+
+
+@pytest.mark.parametrize("name", ["gpt2", "opt"])
+def test_as_long_as_the_table_of_positions(name):
+    """Up to its last row, which a power of two need not reach; and no trace is made of more."""
+    model, most = a_model(name), 128
+    prompt = [3, 5, 7, 9] * 32
+    for call in (
+        lambda: model.generate([[1], prompt], 2),
+        lambda: model.generate([prompt], 2, num_beams=2),
+        lambda: next(model.stream(prompt, 2)),
+        lambda: model.log_probs([[*prompt, 1, 2]]),
+        lambda: model.logits([[*prompt, 1]]),
+    ):
+        with pytest.raises(ValueError, match=f"takes 1(29|30) positions, .* a table of {most}"):
+            call()
+    found = model.generate([prompt[:100]], 29, details=True)[0]
+    assert len(found.ids) == 29 and len(found.log_probs) == 29
+    assert model.generate([prompt], 1) == [[int(model.logits([prompt])[0, -1].numpy().argmax())]]
+    if name == "gpt2":
+        short = mtf.models.from_config({**model.config, "n_positions": 100})
+        weights = dict(model.weights)
+        table = next(n for n in weights if n.endswith("positional_embedding"))
+        short.assign({**weights, table: weights[table][:100]})
+        assert short.generate([prompt[:60]], 30) == model.generate([prompt[:60]], 30)
+
+
+def test_mistakes_of_streams():
+    with pytest.raises(
+        ValueError, match=r"stream: it draws one continuation, without num_beams, to"
+    ):
+        a_model().stream([1], 2, num_beams=2, topp=0.5)
+    with pytest.raises(ValueError, match="stream: prompt 0 is 1, none of ids"):
+        a_model().stream(1)
 
 
 def test_mistakes_of_sample_autoregressive():

@@ -5,6 +5,7 @@ import json
 import pathlib
 import re
 import shutil
+import warnings
 
 import gguf
 import numpy as np
@@ -205,6 +206,31 @@ def test_gguf_files_of_other_tensors(tmp_path):
         mtf.models.from_pretrained(file)
     write_gguf(file, FIXTURES / "olmo2", metadata={"attention.sliding_window": 8})
     with pytest.raises(ValueError, match="it is an OLMo 3, whose windows are not known"):
+        mtf.models.from_pretrained(file)
+
+
+def test_unknown_metadata_of_gguf_files(tmp_path):
+    """A warning, and an error where slips are; none of what is meant anyway."""
+    file = tmp_path / "model.gguf"
+    usual = {
+        "vocab_size": 96,
+        "attention.value_length": 6,
+        "rope.dimension_count": 6,
+        "expert_count": 0,
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        write_gguf(file, FIXTURES / "llama", metadata=usual)
+        mtf.models.from_pretrained(file)
+    other = {"logit_scale": 0.5, "rope.dimension_count": 4, "attention.value_length": 6}
+    write_gguf(file, FIXTURES / "llama", metadata=other)
+    text = (
+        r"model.gguf: its metadata have llama.logit_scale=0.5, llama.rope.dimension_count=4, which "
+        r"is not known here of the architecture 'llama', and ignored\. If .* take another file"
+    )
+    with pytest.warns(mtf.MeshTensorFlowWarning, match=text):
+        mtf.models.from_pretrained(file)
+    with mtf.strict(), pytest.raises(ValueError, match=text):
         mtf.models.from_pretrained(file)
 
 

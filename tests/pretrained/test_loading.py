@@ -6,16 +6,19 @@ import pathlib
 import shutil
 import subprocess
 import sys
+import tempfile
 
 import numpy as np
 import pytest
+import tensorflow.compat.v1 as tf
 from helpers.paths import environment
 from helpers.pretrained import two_processes
 from safetensors.numpy import load_file, save_file
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import _progress
-from mesh_tensorflow.models._weights import names_of, turned
+from mesh_tensorflow._mesh.variables import checkpoint_files
+from mesh_tensorflow.models._weights import Weights, names_of, turned
 
 FIXTURES = pathlib.Path(__file__).parent / "fixtures"
 ENCODERS = pathlib.Path(__file__).parent / "encoders"
@@ -104,13 +107,72 @@ def test_devices_of_jax(place, eight_devices):
     alone = mtf.models.from_pretrained(FIXTURES / "llama")
     prompts = [[5, 9, 0, 33], [7], [1, 80, 81]]
     drawn = {"temperature": 0.8, "top_p": 0.9, "seed": 3}
-    for arguments in ({}, drawn, {"num_beams": 2}, {"repetition_penalty": 1.3}):
+    penalty = {"repetition_penalty": 1.3}
+    for arguments in ({}, drawn, {"num_beams": 2}, penalty, {"num_beams": 3, **penalty}):
         found = model.generate(prompts, 8, **arguments)
         assert found == alone.generate(prompts, 8, **arguments), arguments
     for found, expected in zip(model.log_probs(prompts), alone.log_probs(prompts)):
         np.testing.assert_allclose(found, expected, atol=1e-4)
     model.assign({name: 2 * value for name, value in model.weights.items()})
     assert np.abs(model.logits(wanted["ids"]).numpy() - logits.numpy()).max() > 0.1
+
+
+USES = {
+    "simd": {"mesh_shape": "x:4", "layout": "d_ff:x,vocab:x", "simd": True},
+    "2x2": {"mesh_shape": "x:2,y:2", "layout": "batch:x,vocab:y,d_ff:y,heads:y"},
+    "zero": {"mesh_shape": "x:4", "layout": "batch:x?", "zero": 3, "simd": True},
+    "one": {},
+    "pjrt": ON_JAX["tensor"],
+}
+
+
+@pytest.mark.slow_but(2)
+@pytest.mark.parametrize("place", USES)
+def test_uses_read_slices(place, eight_devices_for_pjrt, monkeypatch):
+    """Evaluations and predictions do, and write no file."""
+
+    def loss(mesh, ids):
+        return model.loss(mesh, ids, training=False)
+
+    def logits(mesh, ids):
+        return model.model.call_simple(
+            ids, None, compute_loss=False, mode="eval", variable_dtype=mtf.VariableDType(tf.float32)
+        )[0]
+
+    def no_file(*_, **__):
+        raise AssertionError("a file is written")
+
+    read, parts = [], Weights.parts
+
+    def counted(self, name):
+        part = parts(self, name)
+
+        def noted(index):
+            found = part(index)
+            read.append(found.size)
+            return found
+
+        return noted
+
+    model = mtf.models.from_pretrained(FIXTURES / "llama")
+    expected = np.load(FIXTURES / "llama" / "expected.npz")
+    ids = np.tile(expected["ids"], [3, 1])[:5].astype(np.int32)  # of which the last row is left
+    monkeypatch.setattr(tempfile, "TemporaryDirectory", no_file)
+    monkeypatch.setattr(checkpoint_files, "write_parts", no_file)
+    monkeypatch.setattr(Weights, "parts", counted)
+    monkeypatch.setattr(Weights, "__getitem__", no_file)  # the whole of a weight
+    dims = f"batch:4,length:{ids.shape[1]}"
+    given = {"directory": model.weights, "dims": dims, **USES[place]}
+    largest = max(np.prod(model.weights.shape(name)) for name in model.weights)
+    found = mtf.train.predict(logits, ids, **given)
+    wanted = np.tile(expected["logits"], [3, 1, 1])[:5]
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-4 * np.abs(wanted).max())
+    # Elsewhere, masters have whole values.
+    assert max(read) <= (largest / 2 if place in ("simd", "zero") else largest)
+    found = mtf.train.evaluate(loss, ids, **given)
+    rows, targets = wanted[:, :-1].astype(np.float64), ids[:, 1:, None]
+    losses = np.log(np.exp(rows).sum(-1)) - np.take_along_axis(rows, targets, -1)[..., 0]
+    assert found["loss"] == pytest.approx(losses.mean(), rel=1e-5)
 
 
 @pytest.mark.slow
@@ -135,6 +197,21 @@ def test_what_devices_of_jax_cannot(eight_devices, monkeypatch):
     monkeypatch.setenv("TF_CONFIG", json.dumps(TWO))
     with pytest.raises(ValueError, match=r"there are 2 processes, .* set MTF_RUNTIME=pjrt in each"):
         mtf.models.from_pretrained(FIXTURES / "llama", mesh_impl="pjrt")
+
+
+def test_devices_of_other_processes():
+    for devices in (["/job:worker/task:1/device:CPU:0"], ["cpu:0", "/job:worker/task:0/cpu:0"]):
+        with pytest.raises(ValueError, match=r"devices has '/job:worker/task.* --runtime pjrt"):
+            mtf.models.from_pretrained(
+                FIXTURES / "llama", mesh_shape=f"x:{len(devices)}", devices=devices
+            )
+    own = ["/job:localhost/task:0/device:CPU:0"] * 2
+    ids = np.array([[5, 9]])
+    model = mtf.models.from_pretrained(
+        FIXTURES / "llama", mesh_shape="x:2", layout="vocab:x", devices=own
+    )
+    alone = mtf.models.from_pretrained(FIXTURES / "llama")
+    np.testing.assert_allclose(model.logits(ids), alone.logits(ids), atol=1e-4)
 
 
 TWO = {

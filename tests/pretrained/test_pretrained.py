@@ -339,6 +339,26 @@ def test_weights_keep_their_dtypes(dtype, tmp_path):
     assert (tmp_path / "again" / "model.safetensors").read_bytes() == file.read_bytes()
 
 
+@pytest.mark.slips
+@pytest.mark.slow_but(2)
+@pytest.mark.parametrize("place", ["whole", "tensor"])
+@pytest.mark.parametrize("name", ["qwen2", "qwen2_moe", "qwen3", "qwen3_moe"])
+def test_windows_of_qwen(name, place, tmp_path):
+    """Of some blocks, by their numbers or by `layer_types`, which is what transformers writes."""
+    wanted = np.load(FIXTURES / name / "windows.npz")
+    assert np.abs(wanted["logits"] - expected(name)["logits"]).max() > 0.1
+    fields = {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}
+    types = ["full_attention", "sliding_attention"]
+    types = types[::-1] if name == "qwen2_moe" else types
+    for number, layer_types in enumerate([None, types] if name != "qwen3_moe" else [None]):
+        fields["layer_types"] = layer_types
+        folder = a_copy(tmp_path / f"{number}", name, **fields)
+        model = mtf.models.from_pretrained(folder, **where(name, place))
+        close(model.logits(wanted["ids"]).numpy(), wanted["logits"])
+        found = model.generate([wanted["ids"][0, :9].tolist()], 32, stop=-1)
+        assert found == [wanted["generated"].tolist()]
+
+
 def a_copy(tmp_path, name="llama", **fields):
     """Returns a copy of a folder, with other fields in its config.json."""
     folder = tmp_path / "model"
@@ -376,7 +396,18 @@ CONFIGS = {
     "layers": ({"num_hidden_layers": 3}, "missing: model.layers.2.input_layernorm.weight, "),
     "fewer": ({"num_hidden_layers": 1}, "without a place in the model: model.layers.1.input_lay"),
     "untied": ({"tie_word_embeddings": False}, "missing: lm_head.weight"),
-    "window": ({"model_type": "qwen2", "use_sliding_window": True}, "use_sliding_window=True"),
+    "window": (
+        {"model_type": "qwen2", "use_sliding_window": True, "sliding_window": "4"},
+        "sliding_window='4', no integer from 1 on",
+    ),
+    "windows": (
+        {"model_type": "qwen3", "use_sliding_window": True, "max_window_layers": -1},
+        "max_window_layers=-1, no integer from 0 on",
+    ),
+    "no windows": (
+        {"model_type": "qwen3", "layer_types": ["full_attention", "sliding_attention"]},
+        "layer_types with windows, which are off without use_sliding_window=True",
+    ),
     "sparse": (
         {"model_type": "qwen2_moe", "decoder_sparse_step": 2},
         "decoder_sparse_step=2, .* only decoder_sparse_step=1 is",
@@ -468,8 +499,22 @@ def test_mistakes(tmp_path):
         model.loss(mesh, mtf.import_tf_tensor(mesh, [[1]], "batch:1,length:1"))
     with pytest.raises(ValueError, match=r"ids must be ints, \[batch, length\]"):
         model.logits([1, 2])
+    with pytest.raises(
+        ValueError, match=r"logits: rows are of one length, but have 2, 1; generate"
+    ):
+        model.logits([[1, 2], [3]])
     with pytest.raises(ValueError, match="the variables lack transformer/embedding"):
         model.assign({})
+    with pytest.raises(ValueError, match=r"assign: variables are arrays by name, .* not None"):
+        model.assign(None)
+    with pytest.raises(ValueError, match=r"path is that of a folder or of a GGUF file, not None"):
+        mtf.models.from_pretrained(None)
+    with pytest.raises(ValueError, match="from_pretrained: mesh_shape=None is no mesh; leave it"):
+        mtf.models.from_pretrained(FIXTURES / "llama", mesh_shape=None)
+    with pytest.raises(ValueError, match=r"from_config: config is a dictionary .* takes a folder"):
+        mtf.models.from_config(str(FIXTURES / "llama"))
+    with pytest.raises(ValueError, match="dtype='half a float' is none of float32, bfloat16"):
+        mtf.models.from_pretrained(FIXTURES / "llama", dtype="half a float")
     wrong = {**model.weights, "transformer/rms_norm/scale": np.ones([3])}
     with pytest.raises(ValueError, match=r"rms_norm/scale has shape \[3\] instead of \[24\]"):
         model.assign(wrong)

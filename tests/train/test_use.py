@@ -182,6 +182,23 @@ def test_predictions_are_in_the_order_of_the_data(place, trained):
     np.testing.assert_array_equal(pair[1], small["x"][:2])
 
 
+def test_arrays_of_other_dtypes_and_shapes(trained):
+    """Arrays become what the variables are, as at the beginning of a training."""
+    _, result, small = trained
+    given = {"dims": linear.DIMS, **PLACES["split"]}
+    for dtype, tolerance in ((np.float64, 1e-5), (tf.bfloat16.as_numpy_dtype, 0.02)):
+        arrays = {name: array.astype(dtype) for name, array in result.variables.items()}
+        found = mtf.train.evaluate(linear.model_fn, small, directory=arrays, **given)
+        assert found["loss"] == pytest.approx(loss_of(result.variables, small), rel=tolerance)
+    arrays = {"linear/kernel": np.zeros([6, 3], "f"), "other": np.zeros(1, "f")}
+    text = (
+        r"\(arrays\) is not of this program[\s\S]*Missing .*\n *linear/bias \[2\]"
+        r"[\s\S]*linear/kernel: .*\[6, 3\] in the file, .*\[6, 2\] in the program[\s\S]*other \[1\]"
+    )
+    with pytest.raises(CheckpointError, match=text):
+        mtf.train.evaluate(linear.model_fn, small, directory=arrays, **given)
+
+
 def test_a_saved_model_predicts_the_same(trained, tmp_path):
     directory, result, small = trained
     path, dims = str(tmp_path / "made" / "model"), {"x": linear.DIMS["x"], "n": [linear.BATCH]}

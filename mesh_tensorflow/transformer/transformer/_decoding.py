@@ -279,20 +279,6 @@ class Choice:
         equal = mtf.equal(ids, self.stop_at_token, output_shape=every)
         return mtf.reduce_any(equal, output_shape=ids.shape)
 
-    def penalized(self, logits: mtf.Tensor, seen: mtf.Tensor) -> mtf.Tensor:
-        """Returns logits with those of ids that a row has made smaller.
-
-        Keskar et al., "CTRL: a conditional transformer language model" (2019), section 4.1; a
-        negative logit is multiplied instead of divided, as it would grow.
-
-        Args:
-          logits: a Tensor with dimensions [batch..., vocab].
-          seen: a boolean Tensor of the same shape.
-        """
-        logits, penalty = mtf.to_float(logits), self.repetition_penalty
-        smaller = mtf.where(mtf.less(logits, 0.0), logits * penalty, logits / penalty)
-        return mtf.where(seen, smaller, logits)
-
     def _top_dim(self, vocab_dim: mtf.Dimension) -> Optional[mtf.Dimension]:
         """Returns the Dimension of the ids to draw from, best first; None for all, in any order."""
         # At temperature 0 the best id is chosen, which is among any number of best ones.
@@ -432,16 +418,14 @@ class Sampler:
         position = step if self.given is None else step + self.given
         logits, new_states = self.model.step(position, last, states)
         if seen:
-            logits = self.choice.penalized(logits, seen[0])
+            logits = penalized(logits, seen[0], self.choice.repetition_penalty)
         last = self.choice.choose(logits, self.model.vocab_dim)
         if last.shape != done.shape:
             last = mtf.broadcast(last, done.shape)
         # Rows are 0 there so far; after their end the one-hot is 0, and changes nothing.
         ids += last * mtf.one_hot(position, self.model.length_dim, dtype=tf.int32)
         if seen:
-            every = mtf.range(ids.mesh, self.model.vocab_dim, tf.int32)
-            new = mtf.equal(last, every, output_shape=seen[0].shape)
-            seen = (mtf.logical_or(seen[0], new),)
+            seen = (with_ids(seen[0], last),)
         if not self.choice.never_end:
             done = mtf.logical_or(done, self.choice.is_end(last))
         if self.each_step is not None:
@@ -459,6 +443,60 @@ class Sampler:
             full = mtf.greater_equal(position + 1, self.model.length_dim.size)
             done = mtf.logical_or(done, full)
         return [step + 1, done, last, ids, *seen, *new_states]
+
+
+def penalized(logits: mtf.Tensor, seen: mtf.Tensor, penalty: Number) -> mtf.Tensor:
+    """Returns logits with those of ids that a row has made smaller.
+
+    Keskar et al., "CTRL: a conditional transformer language model" (2019), section 4.1; a
+    negative logit is multiplied instead of divided, as it would grow.
+
+    Args:
+      logits: a Tensor with dimensions [batch..., vocab].
+      seen: a boolean Tensor of the same shape.
+      penalty: a number.
+    """
+    logits = mtf.to_float(logits)
+    smaller = mtf.where(mtf.less(logits, 0.0), logits * penalty, logits / penalty)
+    return mtf.where(seen, smaller, logits)
+
+
+def with_ids(seen: mtf.Tensor, ids: mtf.Tensor) -> mtf.Tensor:
+    """Returns which ids rows have once they get further ones.
+
+    Args:
+      seen: a boolean Tensor with dimensions [batch..., vocab].
+      ids: an int32 Tensor with dimensions [batch...].
+    """
+    every = mtf.range(ids.mesh, seen.shape.dims[-1], tf.int32)
+    return mtf.logical_or(seen, mtf.equal(ids, every, output_shape=seen.shape))
+
+
+def with_penalty(
+    logits_fn: Callable[..., Any],
+    last_of: Callable[[mtf.Tensor, mtf.Tensor], mtf.Tensor],
+    penalty: Number,
+) -> Callable[..., Any]:
+    """Returns such a function for a beam search that returns penalized log probabilities.
+
+    Its first state is what `seen_ids` returns, for each beam: it goes with the beam, as the states
+    of the model do.
+
+    Args:
+      logits_fn: a function of the step, ids and states; see `mtf.beam_search.beam_search`.
+      last_of: a function of the step and ids that returns the id that the step is fed.
+      penalty: a number.
+    """
+
+    def log_probs_fn(
+        step: mtf.Tensor, ids: mtf.Tensor, states: Sequence[mtf.Tensor]
+    ) -> tuple[mtf.Tensor, list[mtf.Tensor]]:
+        seen = with_ids(states[0], last_of(step, ids))
+        logits, new_states = logits_fn(step, ids, states[1:])
+        log_probs = mtf.log_softmax(mtf.to_float(logits), seen.shape.dims[-1])
+        return penalized(log_probs, seen, penalty), [seen, *new_states]
+
+    return log_probs_fn
 
 
 def seen_ids(

@@ -30,11 +30,14 @@ from mesh_tensorflow.transformer.transformer._decoding import (
     Choice,
     Draft,
     IncrementalModel,
+    Number,
     Sampler,
     Speculation,
     check_draft,
     draft_scope,
     first_last,
+    seen_ids,
+    with_penalty,
 )
 
 if TYPE_CHECKING:
@@ -546,6 +549,7 @@ class Unitransformer:
         num_given: Optional[mtf.Tensor] = None,
         max_given: Optional[int] = None,
         all_beams: bool = False,
+        repetition_penalty: Number = 1.0,
         **search: Any,
     ) -> Any:
         """Returns the best sequences found by a beam search; see `mtf.beam_search.beam_search`.
@@ -571,6 +575,8 @@ class Unitransformer:
           num_given: an int32 Tensor with dimensions [batch...], the number of given ids.
           max_given: an int, the most of these that a row has; the length if None.
           all_beams: whether to return all beams with their scores, best first.
+          repetition_penalty: a number, by which the log-probabilities of ids that a row has are
+            multiplied, as transformers does; or a scalar Tensor.
           **search: further arguments of `mtf.beam_search.beam_search`.
 
         Returns:
@@ -587,7 +593,6 @@ class Unitransformer:
                 f"length], not {tensors_text([inputs])}"
             )
         *rows, beam_dim, length_dim = inputs.shape.dims
-        mesh = inputs.mesh
         encoded = EncoderOutputs(
             encoder_output=encoder_output,
             encoder_sequence_id=encoder_sequence_id,
@@ -602,9 +607,9 @@ class Unitransformer:
         first: Union[int, mtf.Tensor] = bos_id  # what the first step is fed
         if partial_sequences is None or num_given is None:
             # No ids are given: the first call makes variables, and tells the shapes of states.
-            start = mtf.zeros(mesh, mtf.Shape([*rows, beam_dim]), tf.int32)
+            start = mtf.zeros(inputs.mesh, mtf.Shape([*rows, beam_dim]), tf.int32)
             model = IncrementalModel(self, inputs, start, variable_dtype, encoded, bos_id)
-            states = [mtf.zeros(mesh, x.shape, x.dtype) for x in model.states]
+            states = [mtf.zeros(inputs.mesh, x.shape, x.dtype) for x in model.states]
         else:
             model = IncrementalModel(
                 self, partial_sequences, num_given, variable_dtype, encoded, bos_id, max_given
@@ -613,16 +618,25 @@ class Unitransformer:
             states = model.widened(beam_dim)
             _, first = first_last(partial_sequences, num_given, bos_id)
 
-        def logits_fn(
-            step: mtf.Tensor, ids: mtf.Tensor, states: Sequence[mtf.Tensor]
-        ) -> tuple[mtf.Tensor, list[mtf.Tensor]]:
+        def last_of(step: mtf.Tensor, ids: mtf.Tensor) -> mtf.Tensor:
             # Before the first step the index is -1, for which gather returns 0.
             last = mtf.gather(ids, step - 1, length_dim)
             if isinstance(first, mtf.Tensor) or first:
                 last += mtf.to_int32(mtf.equal(step, 0)) * first
-            if num_given is None:
-                return model.step(step, last, states)
-            return model.step(mtf.broadcast(num_given + step, last.shape), last, states)
+            return last
+
+        def logits_fn(
+            step: mtf.Tensor, ids: mtf.Tensor, states: Sequence[mtf.Tensor]
+        ) -> tuple[mtf.Tensor, list[mtf.Tensor]]:
+            last = last_of(step, ids)
+            rows_at = step if num_given is None else mtf.broadcast(num_given + step, last.shape)
+            return model.step(rows_at, last, states)
+
+        if penalizes := isinstance(repetition_penalty, mtf.Tensor) or repetition_penalty != 1.0:
+            given = inputs if partial_sequences is None else partial_sequences
+            seen = seen_ids(given, num_given, bos_id, model.vocab_dim)
+            states = [mtf.broadcast(seen, [*rows, beam_dim, model.vocab_dim]), *states]
+            logits_fn = with_penalty(logits_fn, last_of, repetition_penalty)
 
         ids, scores = mtf_beam_search.beam_search(
             logits_fn,
@@ -635,9 +649,10 @@ class Unitransformer:
             dtype=tf.float32,
             layout=self.layout,
             mesh_shape=self.mesh_shape,
+            normalized=penalizes,
             **search,
         )
         if all_beams:
             return ids, scores
         # Beams are sorted, the best one first.
-        return mtf.gather(ids, mtf.constant(mesh, 0, dtype=tf.int32), beam_dim)
+        return mtf.gather(ids, mtf.constant(inputs.mesh, 0, dtype=tf.int32), beam_dim)
