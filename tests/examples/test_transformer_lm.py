@@ -144,6 +144,8 @@ def test_pipelines_give_the_same_results():
         ({"batch_size": -1}, "--batch_size is -1: it has to be 0 or more"),
         ({"zero": 4}, "--zero is 4: a stage is 1, 2 or 3, and 0 is for none"),
         ({"pipeline": -1}, "--pipeline is -1: it has to be 0 or more"),
+        ({"layout": "auto", "zero": 3}, "--layout=auto with --zero: it is a layout that says"),
+        ({"layout": "auto", "pipeline": 2}, "--layout=auto with --pipeline: it is a layout that"),
         (
             {"pipeline": 2, "layout": "batch:rows"},
             "by the rule stages:NAME, which --layout=batch:rows lacks: add it",
