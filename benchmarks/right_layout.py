@@ -8,6 +8,11 @@ operations choose (`mtf.auto_mtf.Profile`), that without splits, and random lega
 turns. The table has the rank correlations (Spearman) of predicted and measured times, and the
 regrets: how much longer the chosen layout takes than the fastest. Each row is a process of its own,
 as the first session of a process decides about its threads.
+
+    python benchmarks/right_layout.py --memory --layouts=4
+
+prints the peak memory of a processor instead: as the cost model predicts it, and by XLA's analysis
+of the program that it compiles for four devices of JAX. Nothing is timed.
 """
 
 from __future__ import annotations
@@ -15,6 +20,7 @@ from __future__ import annotations
 import argparse
 import functools
 import json
+import os
 import random
 import subprocess
 import sys
@@ -40,6 +46,8 @@ def options_of() -> argparse.Namespace:
     parser.add_argument("--runs", type=int, default=8, help="steps of each round")
     parser.add_argument("--rounds", type=int, default=3, help="rounds over all layouts")
     parser.add_argument("--seed", type=int, default=0, help="of the random layouts")
+    parser.add_argument("--memory", action="store_true", help="compare peak memory, not "
+                        "times: as predicted, and by XLA's analysis")  # fmt: skip
     parser.add_argument("--json", default="", help="where to write the results")
     parser.add_argument("--plot", default="", help="PNG file of predicted against measured times")
     parser.add_argument("--row", default="", help=argparse.SUPPRESS)
@@ -47,6 +55,9 @@ def options_of() -> argparse.Namespace:
     for name, known in (("only", BUILDERS), ("places", PLACES)):
         if unknown := set(getattr(options, name).split(",")) - set(known):
             parser.error(f"--{name}: {sorted(unknown)} are none of {', '.join(known)}")
+    if options.memory:
+        # Its images are in a variable of TensorFlow, which devices of JAX have no value of.
+        options.only = ",".join(name for name in options.only.split(",") if name != "mnist")
     return options
 
 
@@ -132,6 +143,59 @@ def random_layouts(estimator: Any, options: argparse.Namespace) -> list[str]:
         if len(found) == options.layouts:
             break
     return list(found)
+
+
+# -- memory, by XLA's analysis of the program that it compiles for each device
+
+MEMORY_HEAD = ("program", "layout", "predicted MiB", "by XLA MiB", "predicted / XLA")
+
+
+def memory_lines(program: str, options: argparse.Namespace) -> list[str]:
+    """Returns the lines of a program in the table of memory, compiled in this process."""
+    os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=4"
+    import quiet
+
+    quiet.import_tensorflow()
+    sys.path[:0] = [str(HERE.parent), str(HERE.parent / "examples")]
+    import tensorflow.compat.v1 as tf
+
+    import mesh_tensorflow as mtf
+    from mesh_tensorflow.auto_mtf import step_time
+
+    build, shape = BUILDERS[program], mtf.convert_to_shape(PLACES["shared"])
+    with tf.Graph().as_default():
+        parts = step_time.ProgramParts.of(build())
+    rough = step_time.StepEstimator(parts.graph, shape, parts.outputs, parts=parts)
+    layouts = list(dict.fromkeys(["", rough.solve().text, *random_layouts(rough, options)]))
+    lines = []
+    for layout in layouts[: options.layouts]:
+        predicted = rough.estimate(layout).peak_bytes
+        memory = compiled_step(build, shape, layout).memory()
+        # What is donated is both an argument and an output.
+        used = (
+            memory.argument_size_in_bytes + memory.temp_size_in_bytes
+            + memory.output_size_in_bytes - memory.alias_size_in_bytes
+        )  # fmt: skip
+        sizes = [f"{bytes_ / 2**20:.2f}" for bytes_ in (predicted, used)]
+        cells = [program, layout or "no splits", *sizes, f"{predicted / used:.2f}"]
+        lines.append("| " + " | ".join(cells) + " |")
+    return lines
+
+
+def compiled_step(build: Callable[[], Any], shape: Any, layout: str) -> Any:
+    """Returns a program that is compiled for devices of JAX."""
+    import tensorflow.compat.v1 as tf
+
+    import mesh_tensorflow as mtf
+
+    def step() -> Any:
+        program = build()
+        lowering = mtf.Lowering(program.graph, {program.mesh: mtf.pjrt.mesh_impl()})
+        updates = [lowering.lowered_operation(update) for update in program.updates]
+        with tf.control_dependencies(updates):
+            return [tf.identity(lowering.export_to_tf_tensor(y)) for y in program.outputs]
+
+    return mtf.pjrt.function(step, mesh_shape=shape, layout=layout).lower()
 
 
 # -- the programs: a training step each, but for the Fourier transforms
@@ -362,16 +426,24 @@ def plot(path: str, rows: Sequence[Row]) -> None:
 def main() -> None:
     """Measures the rows, and prints the table."""
     options = options_of()
+    if options.row and options.memory:
+        print("\n".join(memory_lines(options.row.split("/")[0], options)))
+        return
     if options.row:
         print(json.dumps(measured_row(*options.row.split("/"), options)))
         return
-    print("| " + " | ".join(HEAD) + " |")
-    print("|" + "---|" * len(HEAD), flush=True)
+    head = MEMORY_HEAD if options.memory else HEAD
+    print("| " + " | ".join(head) + " |")
+    print("|" + "---|" * len(head), flush=True)
     rows = []
     for program in options.only.split(","):
-        for place in options.places.split(","):
+        # Memory is by XLA, wherever times would be measured.
+        for place in ["pjrt"] if options.memory else options.places.split(","):
             command = [sys.executable, __file__, *sys.argv[1:], f"--row={program}/{place}"]
             done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+            if options.memory:
+                print(done.stdout.strip(), flush=True)
+                continue
             rows.append(Row(*json.loads(done.stdout.splitlines()[-1])))
             print(line_of(rows[-1]), flush=True)
             if options.json:

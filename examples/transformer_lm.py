@@ -5,6 +5,7 @@ Examples of use:
     python examples/transformer_lm.py
     python examples/transformer_lm.py --quick
     python examples/transformer_lm.py --mesh_impl=simd --mesh_shape="all:2" --layout="batch:all"
+    python examples/transformer_lm.py --layout=auto
     python examples/transformer_lm.py --zero=3
     python examples/transformer_lm.py --ring
     python examples/transformer_lm.py --pipeline=2

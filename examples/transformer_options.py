@@ -16,6 +16,7 @@ DIMENSIONS = (
     "batch", "heads", "d_ff", "vocab", "d_model", "length", "memory_length", "stages", *NAMED_BY
 )  # fmt: skip
 MESH_IMPLS = ("placement", "simd", "pjrt")
+AUTO = "auto"
 LAYOUT = "batch:rows;heads:cols;d_ff:cols;vocab:cols"
 PIPELINE_LAYOUT = "batch:rows;stages:cols;vocab:cols"
 RING_LAYOUT = "batch:rows;length:cols;memory_length:cols"
@@ -28,7 +29,8 @@ class Options:
     mesh_shape: str = option("rows:2;cols:2", "Dimensions of the mesh and their sizes.")
     layout: str = option(
         LAYOUT,
-        f"Which tensor dimension is split over which mesh dimension: {', '.join(DIMENSIONS)}.",
+        f"Which tensor dimension is split over which mesh dimension: {', '.join(DIMENSIONS)}. "
+        "Or auto, to try those that a cost model prefers, and train with the fastest.",
     )
     zero: int = option(
         0,

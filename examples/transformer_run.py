@@ -16,7 +16,7 @@ import command_line
 import gin
 import tensorflow.compat.v1 as tf
 from absl import app, flags
-from transformer_options import DIMENSIONS, MESH_IMPLS, NAMED_BY, Options
+from transformer_options import AUTO, DIMENSIONS, MESH_IMPLS, NAMED_BY, Options
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import estimator
@@ -32,6 +32,8 @@ def mesh_of(options: Options) -> mtf.Shape:
 
 def zero_axis(options: Options) -> str:
     """Returns the name of the mesh dimension that splits the batch, or an empty string."""
+    if options.rules == AUTO:
+        return ""
     rules = mtf.convert_to_layout_rules(options.rules)
     found = rules.tensor_dimension_to_mesh_axis(mtf.Dimension("batch", 0), mesh_of(options))
     return "" if found is None else mesh_of(options).dims[found].name
@@ -62,6 +64,14 @@ def check(options: Options) -> None:
         raise ValueError(
             f"--mesh_impl is {options.mesh_impl!r}: choose one of {', '.join(MESH_IMPLS)}"
         )
+    if options.rules == AUTO and (options.zero or options.pipeline):
+        name = "zero" if options.zero else "pipeline"
+        raise ValueError(
+            f"--layout=auto with --{name}: it is a layout that says what is stored in parts, and "
+            "which stages are where. Give a layout, or leave it out"
+        )
+    if options.rules == AUTO:
+        return
     mesh_shape = mesh_of(options)
     rules = mtf.convert_to_layout_rules(options.rules)
     for name in rules.unknown_mesh_dimensions(mesh_shape):
@@ -221,7 +231,8 @@ def run(
     if options.zero:
         gin.bind_parameter("stored_layout.zero", options.zero)
         gin.bind_parameter("stored_layout.zero_axis", zero_axis(options))
-    split = {name for name, _ in mtf.convert_to_layout_rules(options.rules).pairs}
+    given = "" if options.rules == AUTO else options.rules
+    split = {name for name, _ in mtf.convert_to_layout_rules(given).pairs}
     for name, (parameter, value) in NAMED_BY.items():
         if name in split:
             gin.bind_parameter(parameter, value)

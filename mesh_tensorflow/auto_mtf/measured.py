@@ -13,26 +13,30 @@ import hashlib
 import io
 import os
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple, Optional, Union
 
+import tensorflow as tf2
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._core.errors import text_table
 from mesh_tensorflow._core.graph import Graph
 from mesh_tensorflow._core.layout import StoredLayout
 from mesh_tensorflow._core.shape import Shape
+from mesh_tensorflow._mesh.devices import threads_by_session
+from mesh_tensorflow._pjrt import pjrt
 from mesh_tensorflow._progress import Progress
 from mesh_tensorflow._units import ms_text
 from mesh_tensorflow.auto_mtf._cache import Cache
 from mesh_tensorflow.auto_mtf._units import signature
 from mesh_tensorflow.auto_mtf.explanation import distinct
-from mesh_tensorflow.auto_mtf.hardware import Hardware
+from mesh_tensorflow.auto_mtf.hardware import Hardware, hardware_profile, local_machine, named_like
 from mesh_tensorflow.auto_mtf.profiles import Processors, Profile, estimator_on
 from mesh_tensorflow.auto_mtf.step_time import ProgramParts, StepEstimator
 
-__all__ = ["Auto", "Choice", "Tried", "choose"]
+__all__ = ["Auto", "Choice", "Place", "Tried", "choose", "choose_on"]
 
 _STEPS = 20  # at most, of each layout
 _FEWEST = 3
@@ -191,6 +195,84 @@ def choose(
         raise error
     choice = Choice(ranked[0].layout, ranked)
     cache.keep(key, {"layout": choice.layout, "tried": choice.tried})
+    return choice
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where the programs run whose layout is chosen.
+
+    Attributes:
+      shape: the Shape of the mesh.
+      devices: a device string for each processor.
+      simd: whether all processors run one program.
+      pjrt: whether it runs on devices of JAX.
+    """
+
+    shape: Shape
+    devices: tuple[str, ...]
+    simd: bool = False
+    pjrt: bool = False
+
+    @property
+    def kind(self) -> str:
+        """What the devices are called by their maker; "" for CPUs."""
+        if self.pjrt:
+            return pjrt().device_kind(self.shape)
+        if not any("gpu" in device.lower() for device in self.devices):
+            return ""
+        [gpu, *_] = tf2.config.list_physical_devices("GPU")
+        return tf2.config.experimental.get_device_details(gpu).get("device_name", "")
+
+    def hardware(self, auto: Auto) -> Hardware:
+        """Returns the profile of the cost model.
+
+        Args:
+          auto: what the user asks for.
+        """
+        if auto.hardware is not None:
+            return hardware_profile(auto.hardware)
+        if not self.kind:
+            return local_machine(self.shape.size, one_memory=not self.simd and not self.pjrt)
+        return named_like(self.kind) or hardware_profile()
+
+
+def choose_on(
+    place: Place,
+    graph: Graph,
+    auto: Auto,
+    stored_layout: Optional[StoredLayout],
+    run: Runner,
+    show: bool = False,
+) -> Choice:
+    """Returns the layout whose steps are the fastest at a place, and tells the user of it.
+
+    Args:
+      place: where the programs run.
+      graph: see `choose`.
+      auto: see `choose`.
+      stored_layout: see `choose`.
+      run: see `choose`.
+      show: whether there is a progress line, and what was tried is printed.
+
+    Raises:
+      MemoryLimitError: no layout fits in the limit.
+      tf.errors.ResourceExhaustedError: no layout could be run.
+    """
+    threads_by_session()
+    choice = choose(
+        graph,
+        place.shape,
+        auto,
+        place.hardware(auto),
+        stored_layout,
+        f"simd={place.simd} pjrt={place.pjrt} {place.kind} {place.devices}",
+        run,
+        None if place.pjrt else Processors(place.shape, place.devices, place.simd),
+        show,
+    )
+    if show:
+        print(choice, file=sys.stderr, flush=True)
     return choice
 
 

@@ -14,7 +14,6 @@ from typing import NamedTuple, Optional
 
 import numpy as np
 
-from mesh_tensorflow._core.graph import Graph
 from mesh_tensorflow._core.operation import Loop, Operation, Tensor
 from mesh_tensorflow._core.placement import inner_mesh_impl
 from mesh_tensorflow._core.shape import Shape
@@ -335,7 +334,7 @@ class ResidentMemory(LiveMemory):
 
     def __init__(
         self,
-        graph: Graph,
+        operations: Sequence[Operation],
         outputs: Sequence[Tensor],
         candidates: frozenset[str],
         storing: Storing,
@@ -345,7 +344,7 @@ class ResidentMemory(LiveMemory):
         """Creates a ResidentMemory.
 
         Args:
-          graph: an mtf.Graph.
+          operations: the Operations of a program that run, in order.
           outputs: Tensors that stay in memory until the end.
           candidates: names of the dimensions that may be split.
           storing: a Storing.
@@ -355,11 +354,11 @@ class ResidentMemory(LiveMemory):
         """
         self._candidates, self._impl = candidates, impl
         self._storing, self._updates = storing, updates
-        self._blocks = {b.name: b for b in self._variable_blocks(graph.operations)}
+        self._blocks = {b.name: b for b in self._variable_blocks(operations)}
         self._variables = list(self._blocks)
         self._root: dict[Tensor, str] = {}
-        self._kinds = kinds_of(graph.operations)
-        self._items = list(self._make_items(graph.operations))
+        self._kinds = kinds_of(operations)
+        self._items = list(self._make_items(operations))
         self._final = {self._root[t] for t in outputs if t in self._root}
         self._columns: dict[Column, int] = {}
         for block in self._blocks.values():

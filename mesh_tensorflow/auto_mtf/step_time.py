@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union
 from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.graph import Graph
 from mesh_tensorflow._core.layout import UNEVEN, LayoutRules, StoredLayout, joined_names
-from mesh_tensorflow._core.operation import Tensor
+from mesh_tensorflow._core.operation import Operation, Tensor
 from mesh_tensorflow._core.shape import JOIN, Shape, convert_to_shape
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow._units import bytes_text
@@ -139,11 +139,14 @@ class ProgramParts:
         return self._known.setdefault(mesh, {})
 
     @functools.cached_property
+    def operations(self) -> list[Operation]:
+        """The operations of the program that what it is run for needs."""
+        return needed_operations(self.graph.operations, self.outputs)
+
+    @functools.cached_property
     def steps(self) -> list[Step]:
-        """The steps of the program, without operations that nothing it is run for needs."""
-        return list(
-            program_steps(needed_operations(self.graph.operations, self.outputs), self.outputs)
-        )
+        """The steps of the program."""
+        return list(program_steps(self.operations, self.outputs))
 
     def _units(self, candidates: frozenset[str], stored: bool) -> list[Unit]:
         """Returns the units of the program, of variables in parts if `stored`."""
@@ -165,7 +168,7 @@ class ProgramParts:
         key = candidates, stored + storing.weights_too
         updates = self.updates if stored else NO_UPDATES
         make = functools.partial(
-            ResidentMemory, self.graph, self.outputs, candidates, storing, updates, impl
+            ResidentMemory, self.operations, self.outputs, candidates, storing, updates, impl
         )
         if impl is not None:
             return make()

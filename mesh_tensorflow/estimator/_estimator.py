@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import os
 import tempfile
@@ -23,7 +24,13 @@ from mesh_tensorflow.estimator._model import (
     check_model_fn,
     load_global_step,
 )
-from mesh_tensorflow.estimator._run import Request, run_evaluation, run_prediction, run_training
+from mesh_tensorflow.estimator._run import (
+    Request,
+    open_steps,
+    run_evaluation,
+    run_prediction,
+    run_training,
+)
 from mesh_tensorflow.estimator._run_config import RunConfig, check_number
 from mesh_tensorflow.estimator._spec import ModeKeys, check_hooks
 from mesh_tensorflow.estimator.export import Exporter, export_all
@@ -256,6 +263,12 @@ class Estimator:
         )
         run_training(self._model(), input_fn, request)
         return self
+
+    def _open_steps(
+        self, input_fn: Callable[..., Any]
+    ) -> contextlib.AbstractContextManager[Callable[[], Any]]:
+        """Opens what does a training step in each call, from initial values; nothing is saved."""
+        return open_steps(self._model(), input_fn)
 
     def evaluate(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -82,23 +83,14 @@ def run_training(model: Model, input_fn: Callable[..., Any], request: Request) -
     config = model.config
     signals = StopSignals(_say_that_it_stops)
     with tf.Graph().as_default() as graph, signals, tf.device(device_fn(config)):
-        # Both before the user's functions: operations take the graph's seed when they are made, and
-        # a global step that a model function makes need not be a resource.
-        tf.set_random_seed(config.effective_seed)
-        global_step = make_global_step(graph)
-        inputs = model.inputs(input_fn, ModeKeys.TRAIN)
-        # Before the model function, whose random operations and rates take this for the step.
-        random_step = RandomStepHook()
-        with keys_by_step(random_step.step), counted_steps(random_step.step):
-            spec = model.spec(inputs, ModeKeys.TRAIN)
+        spec, step, first_hooks = training_program(model, input_fn, graph)
         # The model function has made the variables, and no session has initialized them yet.
         if request.warm_start_from:
             names = warm_start(request.warm_start_from)
             tf.logging.info("Warm start of %d variables: %s", len(names), ", ".join(names))
-        step = _step(spec, global_step)
         _add_saver(spec, config)
         _check_checkpoint(spec, model.model_dir)
-        hooks = [random_step.follow(step.number), *_hooks(model, spec, step, request, inputs.hooks)]
+        hooks = [first_hooks[0], *_hooks(model, spec, step, request, first_hooks[1:])]
         progress = next(h for h in hooks if isinstance(h, ProgressHook))
         try:
             number = _loop(model, spec, step, hooks, signals)
@@ -110,6 +102,49 @@ def run_training(model: Model, input_fn: Callable[..., Any], request: Request) -
             text = f"training stopped by {signals.received.name} after step {number}; {kept}"
             tf.logging.warning("%s", text)
             raise signals.error(text)
+
+
+def training_program(
+    model: Model, input_fn: Callable[..., Any], graph: tf.Graph
+) -> tuple[EstimatorSpec, _Step, list[tf.train.SessionRunHook]]:
+    """Builds the program of a training step in the default tf graph.
+
+    Args:
+      model: the model.
+      input_fn: returns features and labels.
+      graph: the default tf graph.
+
+    Returns:
+      (spec, the fetches of a step, the hook of the number of the step and those of the inputs).
+    """
+    # Both before the user's functions: operations take the graph's seed when they are made, and
+    # a global step that a model function makes need not be a resource.
+    tf.set_random_seed(model.config.effective_seed)
+    global_step = make_global_step(graph)
+    inputs = model.inputs(input_fn, ModeKeys.TRAIN)
+    # Before the model function, whose random operations and rates take this for the step.
+    random_step = RandomStepHook()
+    with keys_by_step(random_step.step), counted_steps(random_step.step):
+        spec = model.spec(inputs, ModeKeys.TRAIN)
+    step = _step(spec, global_step)
+    return spec, step, [random_step.follow(step.number), *inputs.hooks]
+
+
+@contextlib.contextmanager
+def open_steps(model: Model, input_fn: Callable[..., Any]) -> Iterator[Callable[[], Any]]:
+    """Opens what does a training step in each call, from initial values; nothing is saved.
+
+    Args:
+      model: the model.
+      input_fn: returns features and labels.
+    """
+    config = model.config
+    with tf.Graph().as_default() as graph, tf.device(device_fn(config)):
+        spec, step, hooks = training_program(model, input_fn, graph)
+        hooks += [*spec.training_chief_hooks, *spec.training_hooks]
+        creator = session_creator_for(config, spec.scaffold)
+        with tf.train.MonitoredSession(creator, hooks) as session:
+            yield lambda: session.run(step)
 
 
 def _say_that_it_stops(number: signal.Signals) -> None:

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Optional, Union
 
-import tensorflow as tf2
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
@@ -32,16 +31,13 @@ from mesh_tensorflow._mesh.devices import (
     set_cpus,
     set_threads,
     soft_placement,
-    threads_by_session,
 )
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow._pjrt import pjrt
 from mesh_tensorflow._processes.peers import POLL_SECONDS
 from mesh_tensorflow._processes.processes import Processes, check_described, is_pjrt, processes
 from mesh_tensorflow._stop_signals import StopSignals
-from mesh_tensorflow.auto_mtf.hardware import Hardware, hardware_profile, local_machine, named_like
-from mesh_tensorflow.auto_mtf.measured import Auto, choose
-from mesh_tensorflow.auto_mtf.profiles import Processors
+from mesh_tensorflow.auto_mtf.measured import Auto, Place, choose_on
 from mesh_tensorflow.estimator.processes import in_cluster
 from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
 from mesh_tensorflow.simd_mesh_impl import SimdMeshImpl, replicate
@@ -550,20 +546,14 @@ class AutoLayout:
             finally:
                 engine.close()
 
-        threads_by_session()
-        choice = choose(
+        choice = choose_on(
+            Place(placing.shape, placing.devices, placing.simd, placing.pjrt),
             _graph_of(model, features, batch),
-            placing.shape,
             self.auto,
-            _hardware_of(self.auto, placing),
             stored_layout(placing.shape, **placing.stored) if placing.stored else None,
-            f"simd={placing.simd} pjrt={placing.pjrt} {_kind_of(placing)} {placing.devices}",
             run,
-            None if placing.pjrt else Processors(placing.shape, placing.devices, placing.simd),
             self.show,
         )
-        if self.show:
-            print(choice, file=sys.stderr, flush=True)
         return _with_layout(placing, choice.layout)
 
 
@@ -579,22 +569,3 @@ def _graph_of(model: Model, features: Features, batch: Batch) -> mtf.Graph:
         one = PlacementMeshImpl("all:1", "", [""])
         lowered, _ = model.build(features, tensors, lambda: one, step, step.read_value(), True)
     return lowered.graph
-
-
-def _kind_of(placing: Placing) -> str:
-    """Returns what the devices are called by their maker; "" for CPUs."""
-    if placing.pjrt:
-        return pjrt().device_kind(placing.shape)
-    if not any("gpu" in device.lower() for device in placing.devices):
-        return ""
-    [gpu, *_] = tf2.config.list_physical_devices("GPU")
-    return tf2.config.experimental.get_device_details(gpu).get("device_name", "")
-
-
-def _hardware_of(auto: Auto, placing: Placing) -> Hardware:
-    if auto.hardware is not None:
-        return hardware_profile(auto.hardware)
-    kind = _kind_of(placing)
-    if not kind:
-        return local_machine(placing.shape.size, one_memory=not placing.simd and not placing.pjrt)
-    return named_like(kind) or hardware_profile()

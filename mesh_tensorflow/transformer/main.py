@@ -8,9 +8,12 @@ In four processes on this machine, each of which runs the same program:
 python -m mesh_tensorflow.launch --processes 4 -m mesh_tensorflow.transformer.main \
         --model_dir=DIR --gin_file=FILE.gin --gin_param="utils.run.mesh_impl = 'simd'"
 
+The layout whose steps are the fastest, of those that a cost model prefers, is trained with by
+--layout=auto --mesh_shape="batch:2,model:2", after a minute, or auto_mtf.Auto.seconds of gin.
+
 Bindings in gin files, or by --gin_param="NAME = VALUE":
-  utils.run.mesh_shape      such as 'batch:2,model:2'; required
-  utils.run.layout_rules    such as 'batch:batch,d_ff:model'; required
+  utils.run.mesh_shape      such as 'batch:2,model:2'; required, here or by --mesh_shape
+  utils.run.layout_rules    such as 'batch:batch,d_ff:model', or 'auto'; required, or --layout
   utils.run.model_type      'lm', 'bitransformer' and others (default: 'bitransformer')
   utils.run.mode            see below (default: 'train')
   utils.run.mesh_impl       'placement' or 'simd' (default: chosen by the devices)
@@ -46,6 +49,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 
+import gin
 import tensorflow.compat.v1 as tf
 from absl import flags
 
@@ -59,8 +63,16 @@ __all__ = ["FLAGS", "main"]
 DEFAULT_DIRECTORY = "/tmp/transformer_standalone"
 
 _MODULES = "Modules to import, such as those that register data with gin."
+_LAYOUT = (
+    'The layout; as utils.run.layout_rules if none. "auto" tries the best by the cost model, and '
+    "trains with the fastest."
+)
 define(
-    [(flags.DEFINE_multi_string, "module_import", None, _MODULES)],
+    [
+        (flags.DEFINE_multi_string, "module_import", None, _MODULES),
+        (flags.DEFINE_string, "mesh_shape", None, "The mesh; as utils.run.mesh_shape if none."),
+        (flags.DEFINE_string, "layout", None, _LAYOUT),
+    ],
     tpu_job_name=(None, "Name of the TPU's job, if it is not the default, tpu_worker."),
     model_dir=(DEFAULT_DIRECTORY, "Directory of checkpoints and what goes with them."),
     tpu=(None, 'Name or grpc address of a TPU; "" or nothing without one.'),
@@ -130,7 +142,12 @@ def main(_: Sequence[str]) -> None:
     if estimator.RunConfig().is_chief:
         _warn_of_shared_directory(FLAGS.model_dir)
         _write_command(FLAGS.model_dir)
-    utils.parse_gin_defaults_and_flags()
+    utils.parse_gin_defaults_and_flags(finalize_config=False)
+    for name, value in [("mesh_shape", FLAGS.mesh_shape), ("layout_rules", FLAGS.layout)]:
+        if value is not None:
+            with gin.unlock_config():
+                gin.bind_parameter(f"utils.run.{name}", value)
+    gin.finalize()
     with strict(is_set("MTF_STRICT", True)):
         utils.run(
             tpu_job_name=FLAGS.tpu_job_name,

@@ -90,6 +90,9 @@ def test_resumes_after_ctrl_c_in_simd_as_if_it_had_not_stopped(tmp_path):
     assert "error: checkpoint" in other and "is not of this program" in other
 
 
+AUTO = ("seconds = 15", "cache = ''")
+
+
 @pytest.mark.slow
 def test_rings_and_stored_layouts_give_the_same_results():
     few = [*SMALL, "--train_steps=10", "--steps_per_checkpoint=10"]
@@ -101,6 +104,7 @@ def test_rings_and_stored_layouts_give_the_same_results():
             ["--zero=3"],
             ["--layout=batch:rows;length:cols;attention_heads:cols"],
             ["--layout=batch:rows;heads:cols;d_ff:cols;residual_length:cols"],
+            ["--layout=auto", *(f"--gin_param=auto_mtf.Auto.{value}" for value in AUTO)],
         )
     )
     for found in others:
@@ -144,6 +148,8 @@ def test_pipelines_give_the_same_results():
         ({"batch_size": -1}, "--batch_size is -1: it has to be 0 or more"),
         ({"zero": 4}, "--zero is 4: a stage is 1, 2 or 3, and 0 is for none"),
         ({"pipeline": -1}, "--pipeline is -1: it has to be 0 or more"),
+        ({"layout": "auto", "zero": 3}, "--layout=auto with --zero: it is a layout that says"),
+        ({"layout": "auto", "pipeline": 2}, "--layout=auto with --pipeline: it is a layout that"),
         (
             {"pipeline": 2, "layout": "batch:rows"},
             "by the rule stages:NAME, which --layout=batch:rows lacks: add it",

@@ -614,17 +614,16 @@ def training_spec(settings: Settings, features: Mapping[str, tf.Tensor]) -> Any:
         if hasattr(settings.transformer_model, "initialize"):
             settings.transformer_model.initialize()
         _load_initial_checkpoint(settings, results.lowering.graph)
-        hooks = [
-            # The saver saves at once, from slices, which have to be copies of the masters.
-            mtf.MtfRestoreHook(results.lowering),
-            saver_hook(
+        # The saver saves at once, from slices, which have to be copies of the masters.
+        hooks: list[tf.train.SessionRunHook] = [mtf.MtfRestoreHook(results.lowering)]
+        if not is_recorded():  # what is only looked at writes nothing
+            saver = saver_hook(
                 results.lowering,
                 settings.model_dir,
                 settings.save_checkpoints_steps,
                 settings.keep_checkpoint_max,
-            ),
-            OperativeConfigHook(settings.model_dir),
-        ]
+            )
+            hooks += [saver, OperativeConfigHook(settings.model_dir)]
     loss = results.tensors["loss"]
     scalars = {
         # A scalar of the model's own would otherwise take the place of one that is always written.

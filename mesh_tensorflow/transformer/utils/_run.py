@@ -17,11 +17,17 @@ from mesh_tensorflow._core.errors import WrongTypeError, is_whole
 from mesh_tensorflow._mesh.devices import set_cpus
 from mesh_tensorflow._mesh.variables import checkpoint_files
 from mesh_tensorflow._paths import readable
+from mesh_tensorflow.auto_mtf.measured import Auto
 from mesh_tensorflow.estimator.processes import programs_over, shards_of_process
 from mesh_tensorflow.estimator.tpu import TPUEstimator
 from mesh_tensorflow.transformer import learning_rate_schedules
 from mesh_tensorflow.transformer.attention._params import arguments_of
 from mesh_tensorflow.transformer.learning_rate_schedules import with_total_steps
+from mesh_tensorflow.transformer.utils._auto_layout import (
+    AutoLayoutEstimator,
+    auto_of,
+    check_auto,
+)
 from mesh_tensorflow.transformer.utils._data import (
     call_dataset_fn,
     call_with_known,
@@ -100,7 +106,7 @@ def get_estimator(
     model_type: str,
     vocabulary: Vocabularies,
     mesh_shape: Union[mtf.Shape, str],
-    layout_rules: Union[mtf.LayoutRules, str],
+    layout_rules: Union[mtf.LayoutRules, str, Auto],
     model_dir: str,
     batch_size: int,
     sequence_length: Lengths,
@@ -127,7 +133,8 @@ def get_estimator(
       model_type: such as "lm"; see `build_model`.
       vocabulary: a Vocabulary, or a pair of them, of inputs and of targets.
       mesh_shape: the mesh.
-      layout_rules: the layout.
+      layout_rules: the layout; "auto" or an auto_mtf.Auto to choose it by steps when the estimator
+        trains first.
       model_dir: the directory of checkpoints.
       batch_size: the number of sequences in a batch.
       sequence_length: an integer, or a dictionary of them by feature.
@@ -155,11 +162,34 @@ def get_estimator(
     """
     # First, as further names would be among the arguments.
     arguments = dict(locals())
-    mesh_shape = mtf.convert_to_shape(mesh_shape)
-    layout_rules = mtf.convert_to_layout_rules(layout_rules)
-    arguments["mesh_impl"] = mesh_impl = _mesh_impl(mesh_impl, use_tpu)
+    auto = auto_of(layout_rules)
+    if auto is None:
+        return TPUEstimator(**_parts_of_estimator(**arguments))
+
+    def parts_of(**given: Any) -> dict[str, Any]:
+        parts = _parts_of_estimator(**{**arguments, **given})
+        # Layouts that are tried in one process want other threads each.
+        parts["config"].session_config.use_per_session_threads = True
+        return parts
+
+    return AutoLayoutEstimator(
+        auto,
+        mtf.convert_to_shape(mesh_shape),
+        _mesh_impl(mesh_impl, use_tpu),
+        mesh_devices,
+        parts_of,
+    )
+
+
+def _parts_of_estimator(**arguments: Any) -> dict[str, Any]:
+    """Returns the arguments of a TPUEstimator, for those of `get_estimator`."""
+    use_tpu, batch_size = arguments["use_tpu"], arguments["batch_size"]
+    vocabulary, mesh_devices = arguments["vocabulary"], arguments["mesh_devices"]
+    mesh_shape = mtf.convert_to_shape(arguments["mesh_shape"])
+    layout_rules = mtf.convert_to_layout_rules(arguments["layout_rules"])
+    arguments["mesh_impl"] = mesh_impl = _mesh_impl(arguments["mesh_impl"], use_tpu)
     model = build_model(
-        model_type=model_type,
+        model_type=arguments["model_type"],
         input_vocab_size=inputs_vocabulary(vocabulary).vocab_size,
         output_vocab_size=targets_vocabulary(vocabulary).vocab_size,
         layout_rules=layout_rules,
@@ -173,8 +203,8 @@ def get_estimator(
     model_fn = call_with_known(tpu_estimator_model_fn, transformer_model=model, **arguments)
     processes = max(1, len(programs_over(mtf_estimator.RunConfig().cluster_spec)))
     config = mtf_estimator.tpu.RunConfig(
-        cluster=cluster,
-        model_dir=model_dir,
+        cluster=arguments["cluster"],
+        model_dir=arguments["model_dir"],
         session_config=_session_config(
             mesh_impl, mesh_shape, layout_rules, mesh_devices, processes
         ),
@@ -183,21 +213,21 @@ def get_estimator(
         save_checkpoints_secs=None,
         log_step_count_steps=100,
         tpu_config=mtf_estimator.tpu.TPUConfig(
-            iterations_per_loop=iterations_per_loop,
-            tpu_job_name=tpu_job_name,
+            iterations_per_loop=arguments["iterations_per_loop"],
+            tpu_job_name=arguments["tpu_job_name"],
             # If a TPU is named, nothing else should stand in for it.
             num_shards=mesh_shape.size if not use_tpu or use_tpu is True else None,
         ),
     )
-    return TPUEstimator(
-        model_fn=model_fn,
-        config=config,
-        use_tpu=bool(use_tpu),
+    return {
+        "model_fn": model_fn,
+        "config": config,
+        "use_tpu": bool(use_tpu),
         # In training, each member of an ensemble may have sequences of its own.
-        train_batch_size=batch_size * (ensemble_inputs or 1),
-        eval_batch_size=batch_size,
-        predict_batch_size=batch_size,
-    )
+        "train_batch_size": batch_size * (arguments["ensemble_inputs"] or 1),
+        "eval_batch_size": batch_size,
+        "predict_batch_size": batch_size,
+    }
 
 
 # -- training, and where its input is
@@ -517,6 +547,8 @@ def _check(arguments: Mapping[str, Any]) -> None:
             f"utils.run: mode 'train' with dataset_split {split!r}: training "
             "is on the split 'train'; for another one call utils.train_model"
         )
+    if auto_of(arguments["layout_rules"]) is not None:
+        check_auto(mode, arguments["batch_size"])
     for name in ("vocabulary", "sequence_length"):
         if arguments[name] is None:
             raise ValueError(
@@ -531,8 +563,10 @@ def _completed(arguments: Mapping[str, Any]) -> dict[str, Any]:
     lengths = arguments["sequence_length"]
     if isinstance(lengths, int):
         lengths = {"inputs": lengths, "targets": lengths}
+    # A batch whose size depends on a layout that is to be chosen has been refused.
+    rules = arguments["layout_rules"] if auto_of(arguments["layout_rules"]) is None else ""
     batch_size = compute_batch_size(
-        lengths, arguments["mesh_shape"], arguments["layout_rules"], arguments["batch_size"]
+        lengths, arguments["mesh_shape"], rules, arguments["batch_size"]
     )
     steps = arguments["train_steps"]
     steps = steps(batch_size, lengths) if callable(steps) else steps
@@ -636,7 +670,7 @@ def run(
     sequence_length: Lengths = None,  # type: ignore[assignment]  # needed, as gin binds it
     mesh_shape: Union[mtf.Shape, str] = gin.REQUIRED,
     mesh_devices: Optional[Sequence[str]] = None,
-    layout_rules: Union[mtf.LayoutRules, str] = gin.REQUIRED,
+    layout_rules: Union[mtf.LayoutRules, str, Auto] = gin.REQUIRED,
     learning_rate_schedule: Any = None,
     optimizer: Any = None,
     predict_fn: Optional[Callable[..., Any]] = None,
@@ -685,7 +719,9 @@ def run(
       sequence_length: an integer, or a dictionary such as {"inputs": 512, "targets": 128}.
       mesh_shape: the mesh.
       mesh_devices: a device for each processor of the mesh.
-      layout_rules: the layout.
+      layout_rules: the layout. Or "auto", or @auto_mtf.Auto(): then steps are run under those that
+        the cost model prefers, for a minute (auto_mtf.Auto.seconds), and the fastest is trained
+        with; only in the mode "train".
       learning_rate_schedule: a function of (step, total_train_steps), a list of factors, a number,
         or None for the optimizer's own.
       optimizer: an optimizer class, called with the learning rate; required for training.
