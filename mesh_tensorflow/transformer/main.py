@@ -142,12 +142,12 @@ def main(_: Sequence[str]) -> None:
     if estimator.RunConfig().is_chief:
         _warn_of_shared_directory(FLAGS.model_dir)
         _write_command(FLAGS.model_dir)
-    utils.parse_gin_defaults_and_flags(finalize_config=False)
-    for name, value in [("mesh_shape", FLAGS.mesh_shape), ("layout_rules", FLAGS.layout)]:
-        if value is not None:
+    utils.parse_gin_defaults_and_flags()
+    for flag, name in [("mesh_shape", "mesh_shape"), ("layout", "layout_rules")]:
+        # A program that calls this may have flags of these names, with defaults of its own.
+        if FLAGS[flag].present:
             with gin.unlock_config():
-                gin.bind_parameter(f"utils.run.{name}", value)
-    gin.finalize()
+                gin.bind_parameter(f"utils.run.{name}", FLAGS[flag].value)
     with strict(is_set("MTF_STRICT", True)):
         utils.run(
             tpu_job_name=FLAGS.tpu_job_name,

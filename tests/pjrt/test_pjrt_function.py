@@ -88,7 +88,8 @@ def test_arguments_are_split_by_their_layout():
     assert program.place(placed, 3.0)[0][0] is placed
     np.testing.assert_array_equal(program(placed, by)["y"], [3] * 8)
     text = program.lower(np.ones(8, "float32")).compiled_text
-    assert "parameter(0), sharding={devices=[4]<=[4]}" in text and "f32[2]{0} parameter(0)" in text
+    # Each of four partitions gets two of the eight elements; how XLA writes a sharding varies.
+    assert "num_partitions=4" in text and "f32[2]{0} parameter(0)" in text
 
 
 def test_random_values_differ_in_each_step_and_are_the_same_in_each_layout():

@@ -71,7 +71,7 @@ def test_the_flags_say_layout_and_mesh(tmp_path, monkeypatch, capsys):
     text = "\n".join(line for line in text.splitlines() if not line.startswith("x = "))
     (tmp_path / "my.gin").write_text(text + own)
     asked = {"layout": "auto", "mesh_shape": "rows:2,cols:2", "model_dir": str(tmp_path / "model")}
-    with flagsaver.flagsaver(gin_file=["my.gin"], gin_param=[], **asked):
+    with flagsaver.flagsaver(gin_file=["my.gin"], gin_param=[]), flagsaver.as_parsed(**asked):
         main.main([])
     assert "layout no splits: the fastest of 1" in capsys.readouterr().err
     assert np.isfinite(runs.summaries(asked["model_dir"])["loss"])
