@@ -214,6 +214,7 @@ class SimdMeshImpl(MeshImpl[SimdTensor]):
     """
 
     LaidOutTensor = SimdTensor
+    takes_random_keys = True
     LaidOutVariable = SimdVariable
 
     def __init__(
