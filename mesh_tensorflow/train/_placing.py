@@ -607,7 +607,8 @@ def compiled_or_not(placing: Placing, jit_compile: Union[bool, str]) -> tuple[Pl
     if placing.pjrt:
         why = 'mesh_impl="pjrt" has every step compiled by XLA'
     elif not getattr(placing.given, "merges_devices", placing.given is None):
-        why = f"mesh_impl is of the class {type(placing.given).__name__}, whose methods a compiled step would not call"
+        name = type(placing.given).__name__
+        why = f"mesh_impl is of the class {name}, whose methods a compiled step would not call"
     elif placing.cluster is not None or len(set(placing.devices)) > 1:
         why = (
             f"XLA compiles a step for one device, but the mesh [{dims_text(placing.shape)}] has "
