@@ -295,7 +295,7 @@ def test_a_failed_call_leaves_the_variables_of_other_functions_of_its_store():
     x, t = data(8)
     step(x, t, False)
     loss = numpy_step(w, x, t)
-    with pytest.raises(ValueError, match="'w1' is stored as .* on mesh .*x=2.*x=4"):
+    with pytest.raises(ValueError, match=r"'w1' is stored as .* on mesh .*x=2.*x=4"):
         other(x, t, True)
     alike = failing_step("x:2", "hidden:x", store=step.store)
     with pytest.raises(MistakeError):
@@ -311,7 +311,7 @@ def test_a_failed_call_leaves_the_variables_of_other_functions_of_its_store():
     with pytest.raises(MistakeError):
         first(x, t, True)
     np.testing.assert_allclose(second(x, t, False), numpy_step(w, x, t), rtol=1e-5)
-    with pytest.raises(ValueError, match="'w1' is stored as .* on mesh .*x=4.*x=2"):
+    with pytest.raises(ValueError, match=r"'w1' is stored as .* on mesh .*x=4.*x=2"):
         first(x, t, False)
 
 

@@ -380,8 +380,8 @@ def store_of(graph: Graph) -> VariableStore:
     return graph.variable_store
 
 
-# What the mtf.function that is traced has used: stores, names, and whether nothing else had used the
-# variable; in each thread.
+# What the mtf.function that is traced has used, in each thread: stores, names, and whether nothing
+# else had used the variable.
 _uses: contextvars.ContextVar[Optional[list[tuple[VariableStore, str, bool]]]] = (
     contextvars.ContextVar("uses", default=None)
 )
