@@ -109,6 +109,7 @@ def finetune(
     eval_rows = None if eval_examples is None else model.examples(eval_examples, length, pack)
     number = len(rows["ids"])
     if epochs is not None:
+        # So many rows in all: `fit` leaves out of an epoch those that fill no batch.
         steps = max(1, math.ceil(epochs * number / batch_size))
     assert steps is not None
 
@@ -150,6 +151,7 @@ def _model_fn(
     def model_fn(mesh: mtf.Mesh, features: Any, training: bool) -> dict[str, Any]:
         routings: list[Any] = []
         stack = model.model.layer_stack
+        # Set for this program alone: generation with the same stack has no gradients.
         before, stack.recompute_grads = stack.recompute_grads, recompute
         try:
             with adapting(adapters):

@@ -22,6 +22,7 @@ PLACES = {
     "tensor": {"mesh_shape": "x:2,y:2", "layout": "batch:x,vocab:y,d_ff:y,heads:y?"},
     "fully_sharded": {"mesh_shape": "x:2,y:2", "layout": "batch:x", "zero": 3, "zero_axis": "x+y"},
     "sequence": {"mesh_shape": "x:2", "layout": "length:x"},
+    "compiled": {"mesh_shape": "x:2", "layout": "batch:x", "zero": 3, "jit_compile": True},
     "simd": {"mesh_shape": "x:2", "layout": "batch:x,lora:x", "simd": True, "zero": 3},
     "model_on_pjrt": {"mesh_shape": "x:2", "layout": "batch:x", "mesh_impl": "pjrt"},
     "pjrt": {"mesh_shape": "x:2,y:2", "layout": "batch:x,lora:y", "mesh_impl": "pjrt"},
@@ -58,7 +59,7 @@ def test_adapters_in_each_layout(name, place, request):
     options = dict(PLACES[place])
     if name == "mixtral":
         options["layout"] = options["layout"].replace("d_ff:y", "experts:y")
-    where = {} if place in ("pjrt", "simd") else options
+    where = {} if place in ("compiled", "pjrt", "simd") else options
     models = model_of(name), model_of(name, **where)
     results = [
         tuned(model, lora="all:2", log_every=1, seed=1, **further)
