@@ -88,6 +88,7 @@ from mesh_tensorflow._mesh.mesh_impl import (
     MeshPair,
 )
 from mesh_tensorflow._mesh.step_inputs import operations_so_far, read_before_increments
+from mesh_tensorflow._mesh.variables.storage import ValueOfVariable
 from mesh_tensorflow._units import counted
 from mesh_tensorflow._watching import (
     NanChecks,
@@ -653,6 +654,9 @@ class Lowering:
     def set_tensor_lowering(self, tensor: Tensor, laid_out_tensor: LaidOutLike) -> None:
         """Sets the lowered value of a Tensor, after checking the shape of its slices."""
         # Before the check, whose shapes are those of the executed mesh.
+        if isinstance(laid_out_tensor, ValueOfVariable):
+            # Operations compute with the value, and not with the variables that it shows to users.
+            laid_out_tensor = laid_out_tensor.to_laid_out_tensor()
         laid_out_tensor = self._pair(tensor).executed_form(tensor, laid_out_tensor)
         self.verify_slice_shapes(tensor, laid_out_tensor)
         self.tensors[tensor] = laid_out_tensor

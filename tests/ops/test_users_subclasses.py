@@ -510,6 +510,8 @@ def test_slices_have_initializers(mesh, in_use, slice_dtype, stacked, layout):
             assert s.shape == t.shape
             with tf.device(s.device):
                 begin.append(s.initializer)
+        # What an operation computes with are tensors.
+        assert not any(isinstance(s, tf.Variable) for s in lowering.tensors[v.value].all_slices)
     with tf.Session() as session:
         session.run(begin)
         for found, value in zip(session.run(exported), initial.values()):

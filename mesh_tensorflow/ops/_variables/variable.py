@@ -516,8 +516,7 @@ class Variable(Operation):
         self._laid_out = weakref.ref(laid_out)
         # Where nothing of the step is waited for: the value is that of the step's beginning.
         with mesh_impl.at_beginning():
-            value = laid_out.laid_out_tensor.to_laid_out_tensor()
-            value = self.cast_to_activation(mesh_impl, value)
+            value = self.cast_to_activation(mesh_impl, laid_out.laid_out_tensor)
         lowering.set_tensor_lowering(self.value, value)
         kind = "trainable" if self._trainable else "untrainable"
         lowering.add_counter(f"variables/{kind}", self.size)
