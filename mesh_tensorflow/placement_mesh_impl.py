@@ -613,6 +613,7 @@ class PlacementMeshImpl(MeshImpl[PlacedTensor]):
     """
 
     merges_devices = True
+    takes_random_keys = True
     LaidOutTensor = PlacedTensor
     LaidOutVariable = PlacedVariable
 

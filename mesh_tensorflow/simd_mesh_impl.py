@@ -215,6 +215,7 @@ class SimdMeshImpl(MeshImpl[SimdTensor]):
     """
 
     LaidOutTensor = SimdTensor
+    takes_random_keys = True
     LaidOutVariable = SimdVariable
 
     def __init__(

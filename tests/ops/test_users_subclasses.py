@@ -93,6 +93,41 @@ def test_a_gradient_of_another_operation(mesh, layout):
     np.testing.assert_allclose(found, 3 * X**2, rtol=1e-6)
 
 
+class Scaled(mtf.Operation):
+    """A product, with a further input that only orders it, or gradients of more than its inputs."""
+
+    def __init__(self, x, w, *others, given):
+        super().__init__([x, w, *others], name="scaled")
+        self._given = given
+        self._outputs = [mtf.Tensor(self, x.shape, x.dtype)]
+
+    def gradient(self, grad_ys):
+        x, w, *_ = self.inputs
+        yield from [grad_ys[0] * w, mtf.reduce_sum(grad_ys[0] * x, output_shape=w.shape), None][
+            : self._given
+        ]
+
+    def lower(self, lowering):
+        x, w, *_ = [lowering.tensors[t] for t in self.inputs]
+        lowering.set_tensor_lowering(
+            self.outputs[0], lowering.mesh_impl(self).slicewise(tf.multiply, x, w)
+        )
+
+
+@pytest.mark.parametrize("given, others", [(1, 0), (2, 0), (2, 2), (3, 0)])
+def test_gradients_of_the_first_inputs(mesh, given, others):
+    """As many as there are: what a user's operation leaves out is none."""
+    x, w = imported(mesh), imported(mesh, X[0], "d:4")
+    y = Scaled(x, w, *[mtf.exp(x)] * others, given=given).outputs[0]
+    dx, dw = mtf.gradients([y], [x, w])
+    found = values(mesh.graph, {mesh: placed()}, *([dx] if given == 1 else [dx, dw]))
+    np.testing.assert_allclose(found[0], np.broadcast_to(X[0], X.shape), rtol=1e-6)
+    if given == 1:
+        assert dw is None
+    else:
+        np.testing.assert_allclose(found[1], X.sum(0), rtol=1e-6)
+
+
 def test_a_gradient_of_another_operation_in_eager_code():
     mesh = mtf.Mesh(mtf.Graph(), "mesh")
     x = mtf.import_tf_tensor(mesh, tf2.constant(X), "b:2,d:4")

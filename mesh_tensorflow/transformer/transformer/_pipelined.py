@@ -651,7 +651,7 @@ class _Call:
                 # Names of a variable in other stages are those of the layer that asks for it.
                 self._stages.position = i
                 with tf.variable_scope(layer.name or ""), self._said_where(layer, x):
-                    x = self._stack._layer_with_sublayers(inner, layer, x)
+                    x = self._stack._layer_fn(x, layer, inner)
         return x
 
     @contextlib.contextmanager
