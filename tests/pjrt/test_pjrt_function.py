@@ -1,5 +1,6 @@
 """mtf.pjrt.function: training on devices of JAX, arguments, results and errors."""
 
+import contextlib
 import pathlib
 import re
 
@@ -179,12 +180,28 @@ def test_other_mesh_implementations():
 
 
 def test_variables_of_tensorflow():
-    outside = tf.Variable(2.0)
+    outside = tf.Variable(2.0, name="outside")
     program = exported(lambda mesh: mtf.import_tf_tensor(mesh, outside.read_value(), mtf.Shape([])))
-    with pytest.raises(
-        ValueError, match=r"1 variables or resources of TensorFlow.*Pass their values"
-    ):
+    with pytest.raises(ValueError) as caught:
         program()
+    text = r"1 variables or resources of TensorFlow: outside:0\. .*Pass their values.*get_variable$"
+    assert re.search(text, str(caught.value)), str(caught.value)
+
+
+def test_rates_of_a_step_that_is_not_told():
+    def descent(mesh, step=None):
+        w = mtf.get_variable(mesh, "w", "a:4", initializer=tf.compat.v1.ones_initializer())
+        grads = mtf.gradients([mtf.reduce_sum(mtf.square(w))], [w])
+        optimizer = mtf.optimize.SgdOptimizer(lambda step: 0.25 / (1.0 + step))
+        with contextlib.nullcontext() if step is None else mtf.utils.counted_steps(step):
+            optimizer.apply_grads(grads, mesh.graph.trainable_variables)
+        return w
+
+    with pytest.raises(ValueError, match=r"TensorFlow: global_step:0\..*counted_steps\(step\)"):
+        exported(descent)()
+    program = exported(descent)
+    found = [program(np.int64(step))["y"][0] for step in range(3)]
+    np.testing.assert_allclose(found, [1.0, 0.5, 0.375])
 
 
 def test_arguments_that_are_no_arrays():
