@@ -43,6 +43,7 @@ from mesh_tensorflow._core.operation import (
 from mesh_tensorflow._core.placement import Walk
 from mesh_tensorflow._core.shape import Dimension, Shape
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
+from mesh_tensorflow._watching import tell_lowering_error
 from mesh_tensorflow.ops._control.control import Depend
 from mesh_tensorflow.ops._control.gradients import DelayOperation, usable
 from mesh_tensorflow.ops._elementwise.slicewise import GenericGradOperation
@@ -108,7 +109,7 @@ def _groups(
             # One of these has storage of its own, and the other not: a stack cannot mix them.
             any(master.in_use or master.is_bound for master in v.masters),
         )
-        slice_size = v.size if impl is None else impl.slice_size(v.stored_shape)
+        slice_size = v.size if impl is None else _slice_size(v, impl)
         group = open_groups.get(key)
         if group is not None and (
             (len(group) + 1) * v.size <= max_size and (len(group) + 1) * slice_size <= max_slice
@@ -118,6 +119,14 @@ def _groups(
             open_groups[key] = [v]
             groups.append(open_groups[key])
     return groups
+
+
+def _slice_size(variable: Variable, mesh_impl: MeshImpl) -> int:
+    try:
+        return mesh_impl.slice_size(variable.stored_shape)
+    except ValueError as e:  # a layout that does not fit is found here, before anything is lowered
+        tell_lowering_error(e, variable)
+        raise
 
 
 def assigned_in_loops(operations: Iterable[Operation]) -> set[Operation]:
@@ -152,8 +161,8 @@ def rewrite_stack_variables(
     """
     if graph.is_stacked:
         raise ValueError("rewrite_stack_variables was called before on this graph")
-    graph.is_stacked = True
     groups = _groups(graph, max_combined_variable_size, max_combined_slice_size, mesh_to_impl)
+    graph.is_stacked = True
     if all(len(group) == 1 for group in groups):
         return
     old_operations = list(graph.operations)

@@ -144,6 +144,12 @@ _RAW: dict[str, Callable[..., tf.Operation]] = {
     "AssignSubVariableOp": tf.raw_ops.AssignSubVariableOp,
 }
 _KNOWN = {*_RAW, "ReadVariableOp"}
+# What a variable is after an assignment: a function of what it was, and of the operation's value.
+_AFTER: dict[str, Callable[[tf.Tensor, tf.Tensor], tf.Tensor]] = {
+    "AssignVariableOp": lambda before, value: value,
+    "AssignAddVariableOp": tf.add,
+    "AssignSubVariableOp": tf.subtract,
+}
 # They change nothing, so their place among the assignments does not matter.
 _HARMLESS = {"VarIsInitializedOp", "VariableShape"}
 
@@ -236,7 +242,7 @@ def cut(
         updates = [dataclasses.replace(u, value=tf.identity(u.value)) for u in writes.updates]
         new = [tf.identity(variables[name].value) for name in assigned]
     wanted = [*(y for y in results if y is not None), *(u.value for u in updates), *new]
-    pairs, needed = _reached(wanted, outer, writes)
+    pairs, needed, again = _reached(wanted, outer, writes)
     arguments, given, read_here = [], [], {}
     for x, inside in pairs:
         name = firsts.get(x.ref())
@@ -246,6 +252,8 @@ def cut(
             arguments.append(inside)
             given.append(x)
     kept = operations_of(graph.as_graph_def(), needed)
+    for node in kept.node:
+        node.input[:] = [again.get(x, x) for x in node.input]
     return CompiledPart(kept, arguments, given, read_here, results, read, updates, new, assigned)
 
 
@@ -257,6 +265,7 @@ class _Updates:
         self.updates: list[Update] = []
         self._operations: dict[str, tf.Operation] = {}
         # In the order in which they were made, which is that of the program's statements.
+        self._places = {op.name: i for i, op in enumerate(graph.get_operations())}
         for op in graph.get_operations():
             handles = [x for x in op.inputs if self._is_variable(x)]
             if handles and op.type in _RAW:
@@ -292,13 +301,30 @@ class _Updates:
             )
         )
 
+    def value_after(self, read: tf.Operation) -> tf.Tensor:
+        """Returns, in the graph of the function, what an operation reads that `follows` some."""
+        handle, value = read.inputs[0], read.outputs[0]
+        with handle.graph.as_default():
+            found = tf.raw_ops.ReadVariableOp(resource=handle, dtype=value.dtype)
+            found.set_shape(value.shape)
+            for name, op in self._operations.items():
+                if op.inputs[0] is handle and self._places[name] < self._places[read.name]:
+                    found = _AFTER[op.type](found, op.inputs[1])
+            return tf.identity(found)  # an argument that was assigned is no operation
+
 
 def _reached(
     fetches: Sequence[tf.Tensor], outer: Mapping[Any, tf.Tensor], updates: _Updates
-) -> tuple[list[tuple[tf.Tensor, tf.Tensor]], set[str]]:
-    """Returns pairs (tensor of the session, tensor of the program), and names of operations."""
+) -> tuple[list[tuple[tf.Tensor, tf.Tensor]], set[str], dict[str, str]]:
+    """Returns what is given, and what is computed of it.
+
+    Returns:
+      Pairs (tensor of the session, tensor of the program); the names of the operations; and, by the
+      names of reads of variables after assignments, what is taken in their place.
+    """
     inputs: dict[Any, tuple[tf.Tensor, tf.Tensor]] = {}
     needed: set[str] = set()
+    again: dict[str, str] = {}
     # From the results backwards: what none of them uses, such as names of files, is not computed.
     todo = [y.op for y in fetches]
 
@@ -318,25 +344,24 @@ def _reached(
         # What is left to the session has its order there; arguments are there before anything runs.
         todo += [c for c in op.control_inputs if not stays(c) and not is_given(c)]
         for x in op.inputs:
-            if stays(x.op):
-                handle = outer[x.op.inputs[0].ref()]
-                inputs.setdefault(x.ref(), (_value_before(x, handle, updates), x))
+            if stays(x.op) and updates.follows(x.op):
+                # The session assigns only after the program, which therefore does it for itself.
+                if x.op.name not in again:
+                    value = updates.value_after(x.op)
+                    again[x.op.name] = value.op.name
+                    todo.append(value.op)
+            elif stays(x.op):
+                inputs.setdefault(x.ref(), (_value_before(x, outer[x.op.inputs[0].ref()]), x))
             elif x.ref() in outer:
                 _check_value(x, outer[x.ref()])
                 inputs.setdefault(x.ref(), (outer[x.ref()], x))
             else:
                 todo.append(x.op)
-    return list(inputs.values()), needed
+    return list(inputs.values()), needed, again
 
 
-def _value_before(x: tf.Tensor, handle: tf.Tensor, updates: _Updates) -> tf.Tensor:
+def _value_before(x: tf.Tensor, handle: tf.Tensor) -> tf.Tensor:
     """Returns what a program reads of a variable of TensorFlow, in the session's graph."""
-    if updates.follows(x.op):
-        raise ValueError(
-            f"a program for devices of JAX computes with {handle.op.name}, a variable of "
-            "TensorFlow, after it has assigned to it; the session assigns only after the program. "
-            "Read the variable before, and compute its new value within the program"
-        )
     value = tf.raw_ops.ReadVariableOp(resource=handle, dtype=x.dtype)
     value.set_shape(x.shape)
     return value

@@ -341,12 +341,23 @@ def _as_tensor(value: Any) -> Optional[tf.Tensor]:
 
 def _check_captures(graph: Any) -> None:
     """Raises an error if the program uses a tf.Variable, or another resource of TensorFlow."""
-    resources = [t.name for _, t in graph.captures if t.dtype == tf.resource]
+    known = {v.handle.ref(): v.name for v in graph.variables}
+    resources = [
+        known.get(outer.ref(), inner.name)
+        for outer, inner in graph.captures
+        if inner.dtype == tf.resource
+    ]
     if resources:
+        counted = (
+            ". Optimizers and schedules read the global step where nothing else tells the number of "
+            "steps: make it an argument of the function, and apply them within `with "
+            "mtf.utils.counted_steps(step):`"
+        )
         raise ValueError(
             f"a function of mtf.pjrt uses {len(resources)} variables or resources of TensorFlow: "
             f"{', '.join(resources)}. They are not on the devices of JAX. Pass their values as "
             "arguments, or make the variables by mtf.get_variable"
+            + counted * any(name.startswith("global_step") for name in resources)
         )
 
 

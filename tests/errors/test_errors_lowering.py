@@ -66,6 +66,26 @@ def test_lowering(name, tf_graph):
     assert world.graph.operations == before
 
 
+@pytest.mark.parametrize(
+    "layout, text", [("b:x", "b=3 .* cannot be split over"), ("a:x,b:x", "may not map to the same")]
+)
+def test_variables_that_a_layout_does_not_fit(layout, text, tf_graph):
+    """Where each processor has slices of its own, variables are looked at before they are lowered."""
+    world = Plain()
+    for name in ("first", "second"):
+        mtf.get_variable(world.mesh, name, "a:8,b:3")
+
+    def lowered(layout):
+        impl = PlacementMeshImpl("x:2", layout, ["", ""], merge="none")
+        mtf.Lowering(world.graph, {world.mesh: impl})
+
+    with pytest.raises(ValueError, match=text) as caught:
+        lowered(layout)
+    assert re.search(r"while lowering Variable\(.*first.*made here:", str(caught.value), re.S)
+    lowered("a:x")  # the graph is as it was
+    assert [v.name for v in world.graph.all_variables] == ["stacked/first"]
+
+
 def test_lowering_without_a_mesh_implementation(tf_graph):
     world = World()
     impl = PlacementMeshImpl("x:1", "", [""])

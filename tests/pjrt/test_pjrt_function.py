@@ -1,5 +1,6 @@
 """mtf.pjrt.function: training on devices of JAX, arguments, results and errors."""
 
+import contextlib
 import pathlib
 import re
 
@@ -179,12 +180,28 @@ def test_other_mesh_implementations():
 
 
 def test_variables_of_tensorflow():
-    outside = tf.Variable(2.0)
+    outside = tf.Variable(2.0, name="outside")
     program = exported(lambda mesh: mtf.import_tf_tensor(mesh, outside.read_value(), mtf.Shape([])))
-    with pytest.raises(
-        ValueError, match=r"1 variables or resources of TensorFlow.*Pass their values"
-    ):
+    with pytest.raises(ValueError) as caught:
         program()
+    text = r"1 variables or resources of TensorFlow: outside:0\. .*Pass their values.*get_variable$"
+    assert re.search(text, str(caught.value)), str(caught.value)
+
+
+def test_rates_of_a_step_that_is_not_told():
+    def descent(mesh, step=None):
+        w = mtf.get_variable(mesh, "w", "a:4", initializer=tf.compat.v1.ones_initializer())
+        grads = mtf.gradients([mtf.reduce_sum(mtf.square(w))], [w])
+        optimizer = mtf.optimize.SgdOptimizer(lambda step: 0.25 / (1.0 + step))
+        with contextlib.nullcontext() if step is None else mtf.utils.counted_steps(step):
+            optimizer.apply_grads(grads, mesh.graph.trainable_variables)
+        return w
+
+    with pytest.raises(ValueError, match=r"TensorFlow: global_step:0\..*counted_steps\(step\)"):
+        exported(descent)()
+    program = exported(descent)
+    found = [program(np.int64(step))["y"][0] for step in range(3)]
+    np.testing.assert_allclose(found, [1.0, 0.5, 0.375])
 
 
 def test_arguments_that_are_no_arrays():
@@ -200,6 +217,26 @@ def test_forms_of_variables():
         ValueError, match=r"'first/bias' is stored as .*hidden=16.* asked for as .*a=4"
     ):
         other()
+
+
+@pytest.mark.parametrize("zero", [None, 3])
+def test_a_function_is_of_use_after_a_first_call_that_failed(zero):
+    @mtf.pjrt.function(mesh_shape="x:2", layout="batch:x", zero=zero)
+    def product(x, fails):
+        mesh = mtf.Mesh(mtf.Graph(), "mesh")
+        dims = mtf.Shape([("batch", x.shape[0]), ("in", x.shape[1])])
+        w = mtf.get_variable(mesh, "w", dims.dims[1:], initializer=tf.ones_initializer())
+        y = mtf.import_tf_tensor(mesh, x, dims) @ w
+        lowering = mtf.Lowering(mesh.graph, {mesh: mtf.pjrt.mesh_impl()})
+        if fails:
+            raise OverflowError("of this call")
+        return lowering.export_to_tf_tensor(y)
+
+    for inputs in (6, 8):
+        with pytest.raises(OverflowError, match="of this call"):
+            product(np.ones([4, inputs], np.float32), True)
+    assert product.store.names == []
+    np.testing.assert_array_equal(product(np.ones([4, 8], np.float32), False), [8] * 4)
 
 
 def test_variables_outside_of_functions():

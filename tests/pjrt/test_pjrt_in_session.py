@@ -179,28 +179,42 @@ def test_assignments_to_variables_of_tensorflow_come_after_the_program(tf_graph)
         assert session.run(tf.train.get_global_step()) == 13
 
 
-@pytest.mark.parametrize(
-    ("change", "after", "message"),
-    [
-        (
-            lambda step: tf.assign_add(step, 1),
-            lambda step: {"twice": 2 * step.read_value()},
-            "computes with global_step, a variable of TensorFlow, after it has assigned to it",
-        ),
-        (
-            lambda step: tf.cond(
-                tf.equal(step.read_value(), 1), lambda: tf.assign_add(step, 1).op, tf.no_op
-            ),
-            None,
-            "but not within a loop or a condition. Do this outside of the program",
-        ),
-    ],
-    ids=["read", "condition"],
-)
-def test_wrong_assignments(change, after, message, tf_graph):
+def test_what_is_read_after_assignments_is_the_new_value(tf_graph):
+    """Also in what is computed of it: another assignment, a loop, and what is read in between."""
+    other = tf.get_variable("other", [], tf.int64, initializer=tf.zeros_initializer())
+    between = []
+
+    def change(step):
+        tf.assign(step, 2 * step.read_value())
+        between.append(3 * step.read_value())
+        tf.assign_sub(other, step.read_value())
+        return tf.assign_add(step, 1)
+
+    def after(step):
+        read = step.read_value()
+        doubled = tf.while_loop(lambda x: x < 100, lambda x: x + read, [read])
+        return {"between": between[-1], "twice": 2 * read, "looped": doubled}
+
     tf.train.get_or_create_global_step()
-    with pytest.raises(ValueError, match=message):
-        mtf.pjrt.in_session(stepping(change, after))
+    made = mtf.pjrt.in_session(stepping(change, after))
+    with tf.Session() as session:
+        session.run(tf.global_variables_initializer())
+        found = [session.run(made) for _ in range(3)]
+        assert [x["before"] for x in found] == [0, 1, 3]
+        assert [x["between"] for x in found] == [0, 6, 18]
+        assert [x["changed"] for x in found] == [1, 3, 7]
+        assert [x["twice"] for x in found] == [2, 6, 14]
+        assert [x["looped"] for x in found] == [100, 102, 105]
+        assert session.run([tf.train.get_global_step(), other]) == [7, -8]
+
+
+def test_wrong_assignments(tf_graph):
+    def change(step):
+        return tf.cond(tf.equal(step.read_value(), 1), lambda: tf.assign_add(step, 1).op, tf.no_op)
+
+    tf.train.get_or_create_global_step()
+    with pytest.raises(ValueError, match="not within a loop or a condition. Do this outside of th"):
+        mtf.pjrt.in_session(stepping(change))
 
 
 def on_two_meshes():

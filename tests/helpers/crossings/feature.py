@@ -131,8 +131,9 @@ class Feature:
 def weight(mesh: mtf.Mesh, name: str, shape: Any, **kwargs: Any) -> mtf.Tensor:
     """Returns a variable whose initial value follows from its name and its sizes."""
     shape = mtf.convert_to_shape(shape)
-    value = np.random.RandomState(len(name) + shape.size).randn(*shape.to_integer_list) * 0.5
-    start = tf.constant_initializer(value.astype(np.float32))
+    draws = np.random.RandomState(len(name) + shape.size)
+    value = np.float32(draws.randn(*shape.to_integer_list) * 0.5)
+    start = tf.constant_initializer(value)
     return mtf.get_variable(mesh, name, shape, initializer=start, **kwargs)
 
 
@@ -161,7 +162,10 @@ def built(
         return loss
 
     chosen = options.get("precision")
-    with mtf.precision(chosen) if chosen else contextlib.nullcontext():
+    with (
+        mtf.precision(chosen) if chosen else contextlib.nullcontext(),
+        mtf.utils.counted_steps(tf.convert_to_tensor(step)),
+    ):
         x = mtf.import_tf_tensor(mesh, data, [BATCH, WIDTH])
         if parts > 1:
             found = mtf.optimize.accumulate_gradients(loss_of, x, BATCH, parts)

@@ -94,10 +94,10 @@ def eager(feature: Feature, placing: Placing, directory: str, steps: int) -> Out
             return float(results["loss"])
 
     with _counting() as counted, placing.around():
+        store.track(counted)
         if path is not None:
             step(tf.constant(DATA[: BATCH.size]))  # makes the variables
             mtf.checkpoint.Saver(store.masters).restore(None, path)
-            counted.assign(1)
         for x in _batches(int(counted), steps):
             losses.append(step(tf.constant(x)))
             counted.assign_add(1)
@@ -123,11 +123,11 @@ def function(feature: Feature, placing: Placing, directory: str, steps: int) -> 
     placing, path = feature.placed(placing), _last(directory)
     with _counting() as counted, placing.around():
         step = mtf.function(_step_of(feature, placing, counted))
+        step.store.track(counted)
         losses = []
         if path is not None:
             step.tf_function.get_concrete_function(tf.constant(DATA[: BATCH.size]))
             mtf.checkpoint.Saver(step.store.masters).restore(None, path)
-            counted.assign(1)
         for x in _batches(int(counted), steps):
             losses.append(float(step(tf.constant(x))))
         mtf.checkpoint.Saver(step.store.masters).save(None, f"{directory}/model", global_step=steps)
@@ -229,16 +229,38 @@ def fit_step(feature: Feature, placing: Placing, directory: str, steps: int) -> 
         return _fit(directory, model_fn=step, steps=steps)
 
 
+def _settings() -> dict[str, Any]:
+    """Returns arguments of a RunConfig."""
+    return {
+        "tf_random_seed": SEED,
+        "save_checkpoints_steps": 1,
+        "save_summary_steps": 1,
+        "log_step_count_steps": None,
+        "session_config": tf.ConfigProto(device_count={"CPU": harness.CPUS}),
+    }
+
+
+def _trained(made: estimator.Estimator, placing: Placing, directory: str, steps: int) -> Outcome:
+    """Returns what an estimator trains until a step."""
+
+    def input_fn():
+        first = 0 if _last(directory) is None else 1
+        rows = DATA[first * BATCH.size :]
+        return tf.data.Dataset.from_tensor_slices(rows).batch(BATCH.size, drop_remainder=True)
+
+    losses = Losses()
+    with placing.around():
+        made.train(input_fn, hooks=[losses], max_steps=steps)
+    names = [n for n in made.get_variable_names() if n != "global_step"]
+    values = {name: made.get_variable_value(name) for name in names}
+    return Outcome(
+        losses.losses, values, summaries={tag: value for _, tag, value in events(directory)}
+    )
+
+
 def in_estimator(feature: Feature, placing: Placing, directory: str, steps: int) -> Outcome:
     """An estimator."""
     placing = feature.placed(placing)
-    config = estimator.RunConfig(
-        tf_random_seed=SEED,
-        save_checkpoints_steps=1,
-        save_summary_steps=1,
-        log_step_count_steps=None,
-        session_config=tf.ConfigProto(device_count={"CPU": harness.CPUS}),
-    )
 
     def model_fn(features, labels, mode):
         del labels
@@ -262,20 +284,37 @@ def in_estimator(feature: Feature, placing: Placing, directory: str, steps: int)
             scaffold=tf.train.Scaffold(saver=mtf.checkpoint.Saver()),
         )
 
-    def input_fn():
-        first = 0 if _last(directory) is None else 1
-        rows = DATA[first * BATCH.size :]
-        return tf.data.Dataset.from_tensor_slices(rows).batch(BATCH.size, drop_remainder=True)
+    config = estimator.RunConfig(**_settings())
+    return _trained(estimator.Estimator(model_fn, directory, config), placing, directory, steps)
 
-    losses = Losses()
-    with placing.around():
-        made = estimator.Estimator(model_fn, directory, config)
-        made.train(input_fn, hooks=[losses], max_steps=steps)
-    names = [n for n in made.get_variable_names() if n != "global_step"]
-    values = {name: made.get_variable_value(name) for name in names}
-    return Outcome(
-        losses.losses, values, summaries={tag: value for _, tag, value in events(directory)}
-    )
+
+def tpu_estimator(feature: Feature, placing: Placing, directory: str, steps: int) -> Outcome:
+    """A TPUEstimator, whose model function is the program of all processors."""
+    placing = feature.placed(placing)
+
+    def model_fn(features, labels, mode, params):
+        del labels, params
+        counted = tf.train.get_global_step()
+        results, lowering = built(feature, placing, features, counted)
+        with tf.control_dependencies([results["done"]]):
+            train_op = tf.assign_add(counted, 1)
+        with mtf.utils.outside_all_rewrites():
+            restore = mtf.MtfRestoreHook(lowering)
+        return estimator.tpu.TPUEstimatorSpec(
+            mode,
+            loss=results["loss"],
+            train_op=train_op,
+            host_call=mtf.utils.create_host_call(directory),
+            scaffold_fn=lambda: tf.train.Scaffold(saver=mtf.checkpoint.Saver()),
+            training_hooks=[restore],
+        )
+
+    of_mesh = {"num_shards": len(placing.cpus)} if placing.simd else {}
+    kind = estimator.tpu.TPUConfig(mesh_impl="pjrt" if placing.pjrt else "simd", **of_mesh)
+    config = estimator.tpu.RunConfig(tpu_config=kind, **_settings())
+    one_program = placing.simd or placing.pjrt
+    made = estimator.tpu.TPUEstimator(model_fn, directory, config, use_tpu=one_program)
+    return _trained(made, placing, directory, steps)
 
 
 class UserLayer(transformer.TransformerLayer):
@@ -336,6 +375,7 @@ FRONT_ENDS: dict[str, Callable[[Feature, Placing, str, int], Outcome]] = {
     "fit": fit,
     "fit of a step": fit_step,
     "estimator": in_estimator,
+    "TPUEstimator": tpu_estimator,
     "utils.run": utils_run,
     "pjrt.function": pjrt_function,
 }

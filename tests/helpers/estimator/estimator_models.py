@@ -138,7 +138,10 @@ def events(directory):
     for path in sorted(glob.glob(os.path.join(directory, "events.out*"))):
         for event in tf.train.summary_iterator(path):
             for value in event.summary.value:
-                found.append((event.step, value.tag, value.simple_value))
+                number = value.simple_value
+                if value.metadata.plugin_data.plugin_name == "scalars":
+                    number = float(tf.make_ndarray(value.tensor))
+                found.append((event.step, value.tag, number))
     return found
 
 
