@@ -100,7 +100,6 @@ class OneDeviceMeshImpl(mtf.MeshImpl):
 
     def random(self, shape: mtf.Shape, tf_fn: Callable, kwargs: dict) -> ListTensor:
         """Generates the whole random tensor and splits it."""
-        kwargs = {k: v for k, v in kwargs.items() if k != "key"}
         return ListTensor(self.make_slices(tf_fn(shape.to_integer_list, **kwargs), shape))
 
     def import_tf_tensor(self, x: mtf.Tensor, tf_x: tf.Tensor) -> ListTensor:

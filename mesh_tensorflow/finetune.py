@@ -38,6 +38,12 @@ _TRAINING: _flags.Arguments = {
     "logdir": (str, None, "where logs for TensorBoard are written"),
     "seed": (int, 0, "of the order of rows, and of adapters"),
 }
+# Arguments of `from_pretrained` that only trainings have a use for.
+_PIPELINE: _flags.Arguments = {
+    "num_stages": (int, None, "stages of a pipeline; as many as --layout splits stages over"),
+    "num_microbatches": (int, None, "parts of a batch in the pipeline; as many as stages"),
+    "num_repeats": (int, 1, "parts of the layers that each stage has"),
+}
 
 
 def _options(arguments: Optional[Sequence[str]]) -> argparse.Namespace:
@@ -56,7 +62,7 @@ def _options(arguments: Optional[Sequence[str]]) -> argparse.Namespace:
     parser.add_argument("--no_pack", action="store_true", help="each row has one example")
     parser.add_argument("--recompute", action="store_true", help="store no activations of layers")
     parser.add_argument("--warmup_steps", type=int, default=0, help="steps of a rising rate")
-    _flags.add_arguments(parser, _TRAINING)
+    _flags.add_arguments(parser, {**_PIPELINE, **_TRAINING})
     options = parser.parse_args(arguments)
     if not options.output and not options.save_adapters:
         parser.error("give --output, a folder for the model, or --save_adapters")
@@ -78,7 +84,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
       0.
     """
     options = _options(arguments)
-    model = _flags.opened(options)
+    model = _flags.opened(options, **{name: getattr(options, name) for name in _PIPELINE})
     training = {name: getattr(options, name) for name in _TRAINING}
     if options.warmup_steps:
         rate = training.pop("learning_rate")

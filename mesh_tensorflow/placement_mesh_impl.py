@@ -29,6 +29,7 @@ from mesh_tensorflow._core.operation import LaidOutLike, Tensor
 from mesh_tensorflow._core.shape import Shape, ShapeLike, single_axes
 from mesh_tensorflow._mesh import random_values
 from mesh_tensorflow._mesh.devices import (
+    DeviceLike,
     absent_devices,
     are_whole_gpus,
     check_devices,
@@ -612,6 +613,7 @@ class PlacementMeshImpl(MeshImpl[PlacedTensor]):
     """
 
     merges_devices = True
+    takes_random_keys = True
     LaidOutTensor = PlacedTensor
     LaidOutVariable = PlacedVariable
 
@@ -619,7 +621,7 @@ class PlacementMeshImpl(MeshImpl[PlacedTensor]):
         self,
         shape: ShapeLike,
         layout: LayoutLike,
-        devices: Optional[Sequence[str]] = None,
+        devices: Optional[Sequence[DeviceLike]] = None,
         strict_layout: bool = False,
         allreduce: str = "auto",
         merge: str = "device",
@@ -633,9 +635,9 @@ class PlacementMeshImpl(MeshImpl[PlacedTensor]):
         Args:
           shape: the mesh shape; a Shape, or what converts to one, such as "rows:2,cols:2".
           layout: LayoutRules, or what converts to them, such as "batch:rows,d_ff:cols".
-          devices: a list of device strings, one for each processor in row-major order; ""
-            leaves the choice to TensorFlow. If None, the GPUs of the process, or its logical CPUs
-            if it has none.
+          devices: a list of device strings or tf.DeviceSpecs, one for each processor in row-major
+            order; "" leaves the choice to TensorFlow. If None, the GPUs of the process, or its
+            logical CPUs if it has none.
           strict_layout: whether a rule for a mesh dimension that the mesh does not have is an
             error. By default it is ignored, so that one layout works for several meshes.
           allreduce: the algorithm for sums over several memory domains: "ring" of copies,
@@ -700,8 +702,8 @@ class PlacementMeshImpl(MeshImpl[PlacedTensor]):
         return _MergedMeshImpl(self, shape, [self._devices[p] for p in kept])
 
     @property
-    def devices(self) -> list[str]:
-        """Device strings, in order of processor number."""
+    def devices(self) -> list[DeviceLike]:
+        """The devices as they were given, in order of processor number."""
         return self._devices
 
     @property
@@ -892,6 +894,29 @@ class PlacementMeshImpl(MeshImpl[PlacedTensor]):
             else:
                 slices.append(x.tensor_list[self._member(pnum, mesh_axis, source)])
         return PlacedTensor(slices)
+
+    def _collective_with_groups(
+        self,
+        x: Any,
+        mesh_axes: Sequence[int],
+        collective: Callable[[list[tf.Tensor], list[DeviceLike]], Sequence[tf.Tensor]],
+    ) -> Any:
+        """Applies a collective to groups of processors; for subclasses with their own ones.
+
+        Args:
+          x: a LaidOutTensor.
+          mesh_axes: the mesh axes along which the processors of a group differ.
+          collective: takes the slices of a group and its devices; returns its new slices.
+        """
+        if not mesh_axes:
+            return x
+        slices: list[Any] = self._own(x).tensor_list
+        made = list(slices)
+        for group in processor_groups(self.shape, single_axes(mesh_axes)):
+            results = collective([slices[p] for p in group], [self._devices[p] for p in group])
+            for pnum, result in zip(group, results, strict=True):
+                made[pnum] = result
+        return PlacedTensor(made)
 
     def _coordinate(self, pnum: int, mesh_axis: int) -> int:
         return coordinate_of(self.shape, pnum, mesh_axis)

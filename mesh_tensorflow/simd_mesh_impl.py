@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any, Optional
 import gin
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow._core.layout import LayoutLike, given_stored_layout
+from mesh_tensorflow._core.layout import AS_COMPUTED, LayoutLike, given_stored_layout, storing
 from mesh_tensorflow._core.operation import LaidOutLike, Tensor
-from mesh_tensorflow._core.shape import Shape, ShapeLike, list_product, single_axes
+from mesh_tensorflow._core.shape import Dimension, Shape, ShapeLike, list_product, single_axes
 from mesh_tensorflow._mesh import random_values
 from mesh_tensorflow._mesh.devices import check_devices
 from mesh_tensorflow._mesh.mesh_impl import (
+    ExecutedMeshImpl,
     LaidOutTensor,
     MeshImpl,
     convert_args_to_laid_out_tensors,
@@ -214,6 +215,7 @@ class SimdMeshImpl(MeshImpl[SimdTensor]):
     """
 
     LaidOutTensor = SimdTensor
+    takes_random_keys = True
     LaidOutVariable = SimdVariable
 
     def __init__(
@@ -272,9 +274,11 @@ class SimdMeshImpl(MeshImpl[SimdTensor]):
         if program is not None:
             self.program = program
             named = devices is not None and any(devices)  # on TPUs "" stands for each device
-            self._devices = list(devices if devices and named else program.devices)
+            own = program.devices * self.size if program.is_compiled else program.devices
+            self._devices = list(devices if devices and named else own)
             check_devices(self._devices, self.shape)
-            self._collectives = TfCollectives(self.shape, program, self._l2p)
+            if not program.is_compiled or self.size == 1:  # else they are merged
+                self._collectives = TfCollectives(self.shape, program, self._l2p)
         elif self._device_assignment is not None or tpu_context()[0] is not None:
             tpu_program = TpuProgram(
                 self.shape, self._device_assignment, self._l2p, ReplicatedVariable
@@ -289,6 +293,21 @@ class SimdMeshImpl(MeshImpl[SimdTensor]):
                 "tf.compat.v1.tpu.replicate, and the device assignment to both. To place "
                 "operations on devices one by one, use mtf.placement_mesh_impl.PlacementMeshImpl"
             )
+
+    @property
+    def needs_execution_impl(self) -> bool:  # type: ignore[override]
+        """Whether only the executed mesh fits the program: where XLA compiles it for one device."""
+        return self.program.is_compiled
+
+    @property
+    def needs_static_sizes(self) -> bool:  # type: ignore[override]
+        """Whether a compiler must know all sizes: where XLA compiles the program on one device."""
+        return self.program.is_compiled
+
+    @functools.cached_property
+    def execution_impl(self) -> MeshImpl:
+        """The executed mesh: a single processor, where XLA compiles the program."""
+        return _MergedSimdMeshImpl(self) if self.program.is_compiled and self.size > 1 else self
 
     def at_beginning(self) -> contextlib.AbstractContextManager:
         """Creates operations within at the beginning of a step; on a TPU, at the current place."""
@@ -510,3 +529,14 @@ class SimdMeshImpl(MeshImpl[SimdTensor]):
             if mesh_axis is not None:
                 value = self.allconcat(value, mesh_axis, tensor_axis)
         return cut_to(value.one_slice, x.shape.to_integer_list)
+
+
+class _MergedSimdMeshImpl(ExecutedMeshImpl, SimdMeshImpl):
+    """The executed mesh of a SimdMeshImpl all of whose processors are one."""
+
+    def __init__(self, requested: SimdMeshImpl):
+        # The same dimensions with size 1, so that mesh axes have the same numbers on both meshes.
+        shape = Shape([Dimension(d.name, 1) for d in requested.shape])
+        with storing(**AS_COMPUTED):
+            super().__init__(shape, requested.layout_rules, requested.devices[:1])
+        self.execute(requested)

@@ -904,6 +904,20 @@ class Operation(metaclass=_LeavesNothingBehind):
         # Sorted as in lowering, where sums over equal axes are added before they are communicated.
         return {y: Partial(tuple(sorted(axes))) for y, axes in begun.items() if axes}
 
+    def sums_as_lowered(self, mesh_impl: MeshImpl, pending: PendingSums) -> PartialSums:
+        """Returns `partial_sums`, or the default of a user's subclass that lowers otherwise.
+
+        Args:
+          mesh_impl: a MeshImpl.
+          pending: the inputs that are partial sums, each with the mesh axes to sum over.
+        """
+        own = self._own_names()
+        if "lower" in own and own.isdisjoint(("begun_sums", "partial_sums")):
+            # Its `lower` may have summed them. A sum that it leaves pending all the same is
+            # computed where it is used.
+            return None if pending else {}
+        return self.partial_sums(mesh_impl, pending)
+
     def begun_sums(self, mesh_impl: MeshImpl) -> Mapping[Tensor, Sequence[int]]:
         """Returns the mesh axes to sum outputs over, of an operation that no partial sum enters.
 

@@ -394,7 +394,7 @@ def _moved_cost(op: Operation, outer: MeshImpl, inner: MeshImpl) -> Cost:
     sums = [
         # A sum that begins in the inner layout is summed there, and then moves.
         allreduces(inner, y.shape, y.dtype, partial.axes)
-        for y, partial in (op.partial_sums(inner, {}) or {}).items()
+        for y, partial in (op.sums_as_lowered(inner, {}) or {}).items()
     ]
     collectives = itertools.chain(*there, cost.collectives, *sums, *back)
     return Cost(cost.flops, cost.bytes, tuple(collectives))
@@ -461,13 +461,13 @@ class Walk:
             return [c for x in op.inputs for c in self.need(x)]
         pending = {x: self.pending_axes(x) for x in op.inputs if self.pending_axes(x)}
         asked: list[Collective] = []
-        made = op.partial_sums(self._mesh_impl, pending)
+        made = op.sums_as_lowered(self._mesh_impl, pending)
         # All inputs or none: an addition can put off two sums over the same axes, but not one of
         # them.
         if made is None:
             for x in op.inputs:
                 asked += self.need(x)
-            made = op.partial_sums(self._mesh_impl, {}) or {}
+            made = op.sums_as_lowered(self._mesh_impl, {}) or {}
         for y, partial in made.items():
             # What is scattered is summed and split. It stays pending: each processor got its part
             # of the sum, and a later use that needs all of it pays for that.

@@ -11,7 +11,7 @@ import collections
 import contextlib
 import os
 from collections.abc import Callable, Sequence
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
 import tensorflow as tf2
 import tensorflow.compat.v1 as tf
@@ -28,6 +28,9 @@ from mesh_tensorflow._core.layout import (
 )
 from mesh_tensorflow._core.shape import Shape, ShapeLike, convert_to_shape, list_product
 
+# A device string, or a tf.DeviceSpec, which tf.device takes too.
+DeviceLike = Union[str, tf2.DeviceSpec]
+
 
 def default_devices() -> list[str]:
     """Returns the logical GPUs of this process, or its logical CPUs if there are none."""
@@ -38,12 +41,15 @@ def default_devices() -> list[str]:
     return []
 
 
-def device_spec(device: str) -> tf.DeviceSpec:
-    """Returns the DeviceSpec of a device string.
+def device_spec(device: DeviceLike) -> tf2.DeviceSpec:
+    """Returns the DeviceSpec of a device, a string or a DeviceSpec.
 
     Raises:
       ValueError: it is malformed.
     """
+    # That of TensorFlow 1 is a subclass.
+    if isinstance(device, tf2.DeviceSpec):
+        return device
     try:
         # DeviceSpec.from_string fails on other types, too, but with no ValueError.
         if device is not None and not isinstance(device, str):
@@ -54,6 +60,11 @@ def device_spec(device: str) -> tf.DeviceSpec:
             f'{device!r} is no device. Devices are strings such as "cpu:0", "/device:GPU:1" or '
             f'"/job:worker/task:2/device:CPU:0"; "" leaves it to TensorFlow ({e})'
         ) from None
+
+
+def device_name(device: DeviceLike) -> str:
+    """Returns a device string as it is, and that of a DeviceSpec."""
+    return device.to_string() if isinstance(device, tf2.DeviceSpec) else device
 
 
 def host_cpu(device: str) -> str:
@@ -277,7 +288,8 @@ def mesh_text(shape: Shape, rules: object, devices: Sequence[str]) -> str:
       devices: the device of each processor, or an empty list if they are not known.
     """
     pairs = ", ".join(f"{t}:{m}" for t, m in getattr(rules, "written", ()))
-    kinds = [device or "a device of TensorFlow's choice" for device in dict.fromkeys(devices)]
+    names = dict.fromkeys(map(device_name, devices))
+    kinds = [name or "a device of TensorFlow's choice" for name in names]
     where = f" on {', '.join(kinds[:4])}{', ...' if len(kinds) > 4 else ''}" if kinds else ""
     return (
         f"{dims_text(shape) or 'one processor'}; "
@@ -311,6 +323,7 @@ def check_distinct_devices(devices: Sequence[str], mend: str) -> tf.Operation:
       devices: device strings, all different.
       mend: what else to do than to name other devices, for the message.
     """
+    devices = [device_name(device) for device in devices]
     scope = tf.get_default_graph()._get_control_flow_context()
     # Nothing outside of a loop can wait for what is in it, so each control flow context has its
     # own.

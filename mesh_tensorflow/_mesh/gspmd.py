@@ -327,6 +327,7 @@ class GspmdMeshImpl(MeshImpl[GspmdTensor]):
     LaidOutVariable = GspmdVariable
     needs_execution_impl = True
     is_split_by_compiler = True
+    takes_random_keys = True
 
     def __init__(
         self,

@@ -308,6 +308,13 @@ class MeshImpl(Generic[SlicesT]):
     needs_execution_impl = False  # whether only `execution_impl` can lower operations
     is_split_by_compiler = False  # whether a compiler, and not this package, splits tensors
     needs_static_sizes = False  # whether a compiler must know how many values a loop can save
+    takes_random_keys = False  # whether `random` may be given a `key` in place of the seed
+
+    def __init_subclass__(cls, **kwargs: object) -> None:
+        """Resets what is said of `random` in a class that overrides it."""
+        super().__init_subclass__(**kwargs)
+        if "random" in vars(cls) and "takes_random_keys" not in vars(cls):
+            cls.takes_random_keys = False
 
     def __init__(self, shape: ShapeLike, layout_rules: LayoutLike, uneven: bool = False):
         """Creates a MeshImpl.
@@ -571,7 +578,15 @@ class MeshImpl(Generic[SlicesT]):
     merge_dims, split_dims = slice_functions.merge_dims, slice_functions.split_dims
 
     def random(self, shape: Shape, tf_fn: Callable, kwargs: dict[str, Any]) -> SlicesT:
-        """Returns a laid-out random tensor; processors with the same slice get equal values."""
+        """Returns a laid-out random tensor; processors with the same slice get equal values.
+
+        Args:
+          shape: a Shape.
+          tf_fn: a function of a shape, such as tf.random.uniform.
+          kwargs: a new dictionary of keyword arguments of `tf_fn`, with `seed` if there is one.
+            With `takes_random_keys`, there may be a `key`, of which the values are a function: in
+            a loop it is another one in each iteration.
+        """
         raise NotImplementedError(f"{type(self).__name__} has no random")
 
     def random_key(self, seed: Optional[int]) -> tf.Tensor:

@@ -34,6 +34,7 @@ class Program(abc.ABC):
       local: physical numbers of the processors that this process runs.
       binds_masters: whether slices may be the only place of a variable's value.
       orders_operations: whether the program supports control dependencies and printing.
+      is_compiled: whether XLA compiles it, for one device that stands for all processors.
       has_infeed: whether the inputs of each step come by the infeed of a TPU; otherwise
         `own_tensor` brings them into the program.
     """
@@ -42,6 +43,7 @@ class Program(abc.ABC):
     local: list[int]
     binds_masters: bool
     orders_operations: bool
+    is_compiled: bool = False
     has_infeed: bool = False
 
     @abc.abstractmethod

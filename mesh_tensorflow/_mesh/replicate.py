@@ -56,6 +56,7 @@ class SimdProgram(Program):
       communicates_inside: whether a loop, a branch or a function in the program communicates.
       binds_masters: whether slices may be the only place of a variable's value.
       orders_operations: whether operations can be made to wait for others, and print.
+      is_compiled: whether XLA compiles it, for one device that stands for all processors.
     """
 
     graph: tf.Graph
@@ -64,9 +65,10 @@ class SimdProgram(Program):
     binds_masters = True
     orders_operations = True
 
-    def __init__(self, devices: Sequence[str], local: Sequence[int]):
+    def __init__(self, devices: Sequence[str], local: Sequence[int], is_compiled: bool = False):
         self.devices = list(devices)
         self.local = list(local)
+        self.is_compiled = is_compiled
         self.communicates_inside = False
         self._keys = self._new_block()
         self._own: dict[int, Mapping[int, Optional[tf.Tensor]]] = {}
@@ -493,6 +495,7 @@ def replicate(
     devices: Optional[Sequence[str]] = None,
     local: Optional[Sequence[int]] = None,
     share_memory: bool = True,
+    jit_compile: bool = False,
 ) -> Any:
     """Runs one program on each of several processors, as tpu.rewrite does on a TPU.
 
@@ -510,6 +513,9 @@ def replicate(
       local: the numbers of the processors that this process runs; all of them if None.
       share_memory: ignored. In earlier releases processors of one process computed what is equal on
         several of them once, unless it was False.
+      jit_compile: whether XLA compiles the program, for the only one of `devices`, on which the
+        processors of its meshes are merged into one. XLA has no part in TensorFlow's collectives:
+        `mtf.pjrt.in_session` compiles programs of several devices.
 
     Returns:
       What `computation` returns, with a tf.Tensor or tf.Operation of the calling graph for each.
@@ -518,7 +524,8 @@ def replicate(
       RuntimeError: TensorFlow lacks what every program needs.
       TypeError: the program assigns to a variable from outside that is no resource variable.
       ValueError: it is called in eager code or within another program, two processors have the
-        same device, this process lacks one, or `local` names none of the processors.
+        same device, this process lacks one, `local` names none of the processors, or XLA is to
+        compile for several devices.
     """
     del share_memory
     if tf.executing_eagerly_outside_functions():
@@ -532,10 +539,15 @@ def replicate(
     local = list(range(len(devices)) if local is None else local)
     _check_distinct(devices)
     _check_local(local, devices)
+    if jit_compile and len(devices) > 1:
+        raise ValueError(
+            f"replicate: XLA compiles a program for one device, but there are {len(devices)}. Give "
+            "one, leave jit_compile out, or use mtf.pjrt.in_session for several"
+        )
     # Soft placement is no help: processors on one device would wait for each other forever.
     check_devices_exist(devices, soft=None, in_session=True, who="replicate")
     _check_programs_can_run()  # before the tracing, so that nothing is left half-built
-    program = SimdProgram(devices, local)
+    program = SimdProgram(devices, local, jit_compile)
     structure: list[Any] = []
     watched = bool(collectors())  # what is collected are further results
     # Each process makes the variables of its program on a device of its own.
@@ -556,7 +568,10 @@ def replicate(
     tensors = [tf.convert_to_tensor(x) for x in inputs]
     try:
         with tf.variable_creator_scope(steps.made):
-            function = tf2.function(traced, autograph=False).get_concrete_function(
+            compiled = jit_compile or None  # False would keep TensorFlow from choosing clusters
+            function = tf2.function(
+                traced, autograph=False, jit_compile=compiled
+            ).get_concrete_function(
                 tf2.TensorSpec([], tf.int32), *[tf2.TensorSpec(x.shape, x.dtype) for x in tensors]
             )
     except TypeError as e:

@@ -206,9 +206,11 @@ def cut(t: tf.Tensor, axis: int, begin: Union[int, tf.Tensor], size: int) -> tf.
     return tf.slice(t, begins, sizes)
 
 
-def cut_to(t: tf.Tensor, sizes: Sequence[int]) -> tf.Tensor:
-    """Returns the beginning of a tensor along each axis."""
-    return t if t.shape.as_list() == list(sizes) else tf.slice(t, [0] * len(sizes), sizes)
+def cut_to(t: tf.Tensor, sizes: Sequence[Optional[int]]) -> tf.Tensor:
+    """Returns the beginning of a tensor along each axis; all of it where the size is None."""
+    if t.shape.as_list() == list(sizes):
+        return t
+    return tf.slice(t, [0] * len(sizes), [-1 if size is None else size for size in sizes])
 
 
 def filled(size: int, axis: int, value: Any, t: tf.Tensor, coordinate: Any) -> tf.Tensor:
@@ -272,7 +274,15 @@ def combine_slices(
                 for key, pieces in joined.items()
             }
         whole = parts[()]
-        return whole if tensor_shape is None else cut_to(whole, tensor_shape.to_integer_list)
+        if tensor_shape is None:
+            return whole
+        # Padding is only where slices were joined. A user may join slices of other sizes than those
+        # of the Shape, which then only says how they are laid out.
+        sizes = [
+            size if axis is None or size is None else min(size, dim.size)
+            for axis, size, dim in zip(layout, whole.shape.as_list(), tensor_shape)
+        ]
+        return cut_to(whole, sizes)
 
 
 # Matrix products are slower than elementwise products if a matrix, or all of them together, have

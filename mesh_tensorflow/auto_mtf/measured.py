@@ -36,10 +36,12 @@ from mesh_tensorflow.auto_mtf.hardware import Hardware, hardware_profile, local_
 from mesh_tensorflow.auto_mtf.profiles import Processors, Profile, estimator_on
 from mesh_tensorflow.auto_mtf.step_time import ProgramParts, StepEstimator
 
-__all__ = ["Auto", "Choice", "Place", "Tried", "choose", "choose_on"]
+__all__ = ["Auto", "Choice", "Place", "Tried", "choose", "choose_on", "compiling_pays"]
 
 _STEPS = 20  # at most, of each layout
 _FEWEST = 3
+# Compiling takes time, and rounds otherwise: for less than this part of a step it is not done.
+_PAYS = 0.95
 # A function of a layout that opens what runs its steps, one in each call.
 Runner = Callable[[str], contextlib.AbstractContextManager[Callable[[], Any]]]
 
@@ -184,7 +186,8 @@ def choose(
             # The first is always tried: without any, there would be no choice.
             if left > 0 or not any(one.measured for one in tried):
                 try:
-                    measured = _seconds_of(run, estimate.text, left / (len(estimates) - number))
+                    share = left / (len(estimates) - number)
+                    measured = _seconds_of(run(estimate.text), share)
                 except tf.errors.ResourceExhaustedError as e:
                     error, why = e, "out of memory"
             tried.append(Tried(estimate.text, estimate.seconds.total, measured, why))
@@ -276,10 +279,59 @@ def choose_on(
     return choice
 
 
-def _seconds_of(run: Runner, layout: str, budget: float) -> float:
-    """Returns the median time of steps under a layout."""
+def compiling_pays(
+    place: Place,
+    graph: Graph,
+    auto: Auto,
+    run: Callable[[bool], contextlib.AbstractContextManager[Callable[[], Any]]],
+    show: bool = False,
+) -> bool:
+    """Returns whether steps that XLA compiles are faster at a place, and tells the user of it.
+
+    Args:
+      place: where the programs run, with all processors on one device.
+      graph: see `choose`.
+      auto: how long steps are timed, and where the times are kept.
+      run: opens what runs steps that XLA compiles, or others, one in each call.
+      show: whether it is printed.
+    """
+    cache = Cache("layouts.json", auto.cache)
+    key = _key_of(graph, place.shape, auto, None, f"compiled {place.kind} {place.devices}")
+    known = cache.read(key)
+    earlier = ", in an earlier run" if known else ""
+    if not known:
+        plain, compiled, why = _seconds_of(run(False), auto.seconds / 2), None, ""
+        try:
+            compiled = _seconds_of(run(True), auto.seconds / 2)
+        # The same step has just run without XLA, so what fails is XLA's part.
+        except (
+            tf.errors.InvalidArgumentError,
+            tf.errors.ResourceExhaustedError,
+            tf.errors.UnimplementedError,
+        ) as e:
+            why = e.message.splitlines()[0]
+        known = {"plain": plain, "compiled": compiled, "why": why}
+        cache.keep(key, known)
+    plain, compiled = known["plain"], known["compiled"]
+    pays = compiled is not None and compiled < _PAYS * plain
+    if show:
+        found = f"XLA does not compile this step: {known['why']}"
+        if compiled is not None:
+            found = (
+                f"a step takes {ms_text(compiled)} ms if XLA compiles it, {ms_text(plain)} ms if "
+                f"not{earlier}"
+            )
+        what = "are" if pays else "are not"
+        print(f"{found}. Steps {what} compiled", file=sys.stderr, flush=True)
+    return pays
+
+
+def _seconds_of(
+    opened: contextlib.AbstractContextManager[Callable[[], Any]], budget: float
+) -> float:
+    """Returns the median time of the steps that a context runs."""
     begin = time.monotonic()
-    with run(layout) as step:
+    with opened as step:
         step()  # in which programs are compiled, and memory is found
         times: list[float] = []
         while len(times) < _STEPS:

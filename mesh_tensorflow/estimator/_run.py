@@ -83,14 +83,14 @@ def run_training(model: Model, input_fn: Callable[..., Any], request: Request) -
     config = model.config
     signals = StopSignals(_say_that_it_stops)
     with tf.Graph().as_default() as graph, signals, tf.device(device_fn(config)):
-        spec, step, first_hooks = training_program(model, input_fn, graph)
+        spec, step, step_hook, input_hooks = _training_program(model, input_fn, graph)
         # The model function has made the variables, and no session has initialized them yet.
         if request.warm_start_from:
             names = warm_start(request.warm_start_from)
             tf.logging.info("Warm start of %d variables: %s", len(names), ", ".join(names))
         _add_saver(spec, config)
         _check_checkpoint(spec, model.model_dir)
-        hooks = [first_hooks[0], *_hooks(model, spec, step, request, first_hooks[1:])]
+        hooks = [step_hook, *_hooks(model, spec, step, request, input_hooks)]
         progress = next(h for h in hooks if isinstance(h, ProgressHook))
         try:
             number = _loop(model, spec, step, hooks, signals)
@@ -104,19 +104,26 @@ def run_training(model: Model, input_fn: Callable[..., Any], request: Request) -
             raise signals.error(text)
 
 
-def training_program(
-    model: Model, input_fn: Callable[..., Any], graph: tf.Graph
-) -> tuple[EstimatorSpec, _Step, list[tf.train.SessionRunHook]]:
-    """Builds the program of a training step in the default tf graph.
+class _TrainingProgram(NamedTuple):
+    """What a session needs to train.
 
-    Args:
-      model: the model.
-      input_fn: returns features and labels.
-      graph: the default tf graph.
-
-    Returns:
-      (spec, the fetches of a step, the hook of the number of the step and those of the inputs).
+    Attributes:
+      spec: what the model function returned.
+      step: what a step fetches.
+      step_hook: tells random operations the number of the step.
+      input_hooks: those of the inputs.
     """
+
+    spec: EstimatorSpec
+    step: _Step
+    step_hook: tf.train.SessionRunHook
+    input_hooks: list[tf.train.SessionRunHook]
+
+
+def _training_program(
+    model: Model, input_fn: Callable[..., Any], graph: tf.Graph
+) -> _TrainingProgram:
+    """Builds the program of a training step in the default tf graph."""
     # Both before the user's functions: operations take the graph's seed when they are made, and
     # a global step that a model function makes need not be a resource.
     tf.set_random_seed(model.config.effective_seed)
@@ -127,7 +134,7 @@ def training_program(
     with keys_by_step(random_step.step), counted_steps(random_step.step):
         spec = model.spec(inputs, ModeKeys.TRAIN)
     step = _step(spec, global_step)
-    return spec, step, [random_step.follow(step.number), *inputs.hooks]
+    return _TrainingProgram(spec, step, random_step.follow(step.number), inputs.hooks)
 
 
 @contextlib.contextmanager
@@ -140,8 +147,8 @@ def open_steps(model: Model, input_fn: Callable[..., Any]) -> Iterator[Callable[
     """
     config = model.config
     with tf.Graph().as_default() as graph, tf.device(device_fn(config)):
-        spec, step, hooks = training_program(model, input_fn, graph)
-        hooks += [*spec.training_chief_hooks, *spec.training_hooks]
+        spec, step, step_hook, input_hooks = _training_program(model, input_fn, graph)
+        hooks = [step_hook, *input_hooks, *spec.training_chief_hooks, *spec.training_hooks]
         creator = session_creator_for(config, spec.scaffold)
         with tf.train.MonitoredSession(creator, hooks) as session:
             yield lambda: session.run(step)

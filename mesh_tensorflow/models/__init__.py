@@ -48,6 +48,7 @@ from mesh_tensorflow.models._pretrained import (
 from mesh_tensorflow.models._tokenizer import Tokenizer
 from mesh_tensorflow.models._weights import Weights
 from mesh_tensorflow.ops._contractions.reduce_broadcast import divided_sum
+from mesh_tensorflow.transformer import transformer
 
 __all__ = [
     "Config",
@@ -82,10 +83,17 @@ class LanguageModel(Pretrained):
       model: the Unitransformer.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(
+        self, *args: Any, pipeline: Optional[Mapping[str, int]] = None, **kwargs: Any
+    ) -> None:
         """Creates it; `from_pretrained` and `from_config` do so for users."""
         super().__init__(*args, **kwargs)
         self.model = self._form.model(self._mesh_impl.layout_rules, self._mesh_impl.shape)
+        self._trained_at = self._place
+        if pipeline:
+            stack = self.model.layer_stack
+            self.model.layer_stack = transformer.PipelinedLayerStack.of(stack, **pipeline)
+            self._place = self._place.without("stages")  # calls apply layers in a row
         self._variable_dtype = mtf.VariableDType(*[tf.as_dtype(self._dtype)] * 3)
         self._logits = self._function(self._lowered_logits)
         self._generator = Generator(self.model, self._place, self._variable_dtype, self._function)
@@ -540,12 +548,17 @@ def from_pretrained(
     uneven: bool = False,
     dtype: Union[str, tf.DType] = "float32",
     mesh_impl: Optional[str] = None,
+    num_stages: Optional[int] = None,
+    num_microbatches: Optional[int] = None,
+    num_repeats: int = 1,
     progress: bool = True,
 ) -> Union[LanguageModel, TextEncoder]:
     """Returns the model of a folder of Hugging Face, split over a mesh: a LanguageModel usually.
 
     Dimensions that layouts may split are `batch`, `length`, `vocab`, `d_model`, `d_ff`, `d_kv`,
-    `heads` (those of keys and values) and `query_heads` (how many queries share one of them).
+    `heads` (those of keys and values), `query_heads` (how many queries share one of them) and
+    `stages`, those of a pipeline, in which losses and their gradients are computed then; other
+    calls apply layers in a row.
 
     Families: Llama, Mistral, Mixtral, Qwen, Phi, OLMo, Gemma, GPT-2, OPT, BERT and others.
 
@@ -562,6 +575,11 @@ def from_pretrained(
       dtype: "float32" or "bfloat16", of the weights in memory, and of activations.
       mesh_impl: "pjrt" to compute on devices of JAX, of all processes if there are several, which
         then all make the same calls; "placement", or None, on those of TensorFlow.
+      num_stages: the number of stages of a pipeline, which cut the layers into equal parts; by
+        default as many as processors that the layout splits `stages` over.
+      num_microbatches: how many parts of a batch go through a pipeline one behind the other; by
+        default as many as there are stages. More of them leave processors idle for less time.
+      num_repeats: how many parts of the layers each stage has, in a circular pipeline.
       progress: whether to show on the standard error stream how far the reading of weights is,
         once it takes longer than a moment.
 
@@ -586,20 +604,21 @@ def from_pretrained(
         uneven=uneven,
         shows=progress,
     )
+    pipeline = place.pipeline(what, num_stages, num_microbatches, num_repeats)
     name = _dtype_name(what, dtype)
     if path.endswith(".gguf"):
         file = GgufFile(path)
         form, tokenizer = form_of(path, file.config), _tokenizer.of_gguf(file.metadata)
-        return LanguageModel(
-            file.config, form, Weights(file.named_by(form), form), place, name, tokenizer
-        )
+        weights = Weights(file.named_by(form), form)
+        return LanguageModel(file.config, form, weights, place, name, tokenizer, pipeline=pipeline)
     folder = Folder(path)
     form, tokenizer = form_of(path, folder.config), _tokenizer.of_folder(path)
     weights = Weights(folder, form)
     if form.encodes:
+        _check_no_pipeline(what, pipeline)
         pooling = Pooling.of_folder(path)
         return TextEncoder(folder.config, form, weights, place, name, tokenizer, pooling=pooling)
-    return LanguageModel(folder.config, form, weights, place, name, tokenizer)
+    return LanguageModel(folder.config, form, weights, place, name, tokenizer, pipeline=pipeline)
 
 
 def from_config(
@@ -613,6 +632,9 @@ def from_config(
     uneven: bool = False,
     dtype: Union[str, tf.DType] = "float32",
     mesh_impl: Optional[str] = None,
+    num_stages: Optional[int] = None,
+    num_microbatches: Optional[int] = None,
+    num_repeats: int = 1,
 ) -> Union[LanguageModel, TextEncoder]:
     """Returns a new model of a family, to be trained from the beginning.
 
@@ -628,6 +650,9 @@ def from_config(
       uneven: whether all rules allow sizes that the mesh does not divide.
       dtype: "float32" or "bfloat16".
       mesh_impl: "pjrt", "placement" or None.
+      num_stages: the number of stages of a pipeline.
+      num_microbatches: how many parts of a batch go through it one behind the other.
+      num_repeats: how many parts of the layers each stage has.
 
     Raises:
       ValueError: the family, or a field, is not known; or the layout or a device is wrong.
@@ -648,10 +673,21 @@ def from_config(
         zero_axis=zero_axis,
         uneven=uneven,
     )
+    pipeline = place.pipeline(what, num_stages, num_microbatches, num_repeats)
     name = _dtype_name(what, dtype)
     form = form_of(what, config)
-    cls = TextEncoder if form.encodes else LanguageModel
-    return cls(config, form, {}, place, name)
+    if form.encodes:
+        _check_no_pipeline(what, pipeline)
+        return TextEncoder(config, form, {}, place, name)
+    return LanguageModel(config, form, {}, place, name, pipeline=pipeline)
+
+
+def _check_no_pipeline(what: str, pipeline: Mapping[str, int]) -> None:
+    if pipeline:
+        raise ValueError(
+            f"{what}: num_stages={pipeline['num_stages']}, and the model is an encoder, whose "
+            "layers are applied in a row; leave num_stages and rules for stages out"
+        )
 
 
 def _dtype_name(what: str, dtype: Union[str, tf.DType]) -> str:

@@ -194,6 +194,7 @@ class Decoder:
             "biases": lambda: "qkvo" if config.is_true("attention_bias", False) else "",
             "tied": lambda: config.is_true("tie_word_embeddings", False),
         }
+        # What the family gives is not read: its field may be missing, or mean something else.
         read = {name: reader() for name, reader in readers.items() if name not in options}
         options.setdefault("ignored", r"\.rotary_emb\.inv_freq$")  # tables that older folders have
         return cls(config, names, heads=heads, d_model=d_model, **{**read, **options})
@@ -242,6 +243,7 @@ class Decoder:
 
     def _model(self, layout: Any, mesh_shape: Any) -> transformer.Unitransformer:
         norm, post = self._norm("rms_norm"), self._norm("post_rms_norm")
+        # In the order in which they are applied to the input of a layer.
         around: list[Any] = [transformer.sublayer_call_layer, transformer.sublayer_residual]
         # In parallel, a layer norm for each of the two is within the layer; see `_layers`.
         if "norm" in self.names and not self._two_norms:
@@ -272,7 +274,7 @@ class Decoder:
             max_length=self.max_length,
             shared_embedding_and_softmax_weights=self.tied,
             positional_embedding="positions" in self.names,
-            vocab_divisor=1,
+            vocab_divisor=1,  # the vocabulary of the file, where the classic rounds up to 128
             z_loss=0.0,
             vocab_embedding_cls=cls,
             layout=layout,
@@ -299,6 +301,7 @@ class Decoder:
     @property
     def _period(self) -> int:
         """After how many blocks their windows repeat: these are one block of the model."""
+        # A stack repeats one block, so what alternates, as Gemma's windows do, is within it.
         windows = self._windows
         return next(
             n
@@ -333,7 +336,8 @@ class Decoder:
             "num_heads": self.heads,
             "num_memory_heads": 0 if self.groups == self.heads else self.groups,
             "key_value_size": self.d_kv,
-            "combine_dims": False,
+            "combine_dims": False,  # heads stay a dimension, which layouts can split
+            # Weights of files are not scaled: queries are, as the model was trained.
             "fold_scaling_into_initializer": False,
             "query_scale": self.query_scale,
             "rotary": self.rotary.get(window),
@@ -387,6 +391,7 @@ class Decoder:
             "d_model": self.d_model,
             "d_ff": self.d_ff,
             "d_kv": self.d_kv,
+            # Of grouped heads, those of the keys; a single one has no dimension of its own.
             "heads": self.groups if 1 < self.groups < self.heads else self.heads,
             "query_heads": self.heads // self.groups,
             "max_length": self.max_length + self.position_offset,
@@ -428,6 +433,7 @@ class Decoder:
 
     def _of_block(self, number: int) -> list[Weight]:
         period = self._period
+        # Names as the stack gives them: block after block, and in each layer after layer.
         per_block = 1 if self.parallel else 2
         block = f"transformer/block_{number // period:03d}"
         at = per_block * (number % period)

@@ -124,6 +124,7 @@ class Config:
           ValueError: it is missing, or is something else.
         """
         value = self.get(name, default)
+        # JSON's true is a Python int, and would be a size of 1.
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ValueError(f"{self.path}: config.json has {name}={value!r}, no positive integer")
         return value

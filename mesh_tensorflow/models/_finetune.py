@@ -8,9 +8,10 @@ import math
 import numbers
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Optional, Union, cast
 
+import numpy as np
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
@@ -106,15 +107,18 @@ def finetune(
     if exact_match and eval_examples is not None:
         questions_of(eval_examples)  # a mistake in them is found before the training
     rows = model.examples(examples, length, pack)
-    eval_rows = None if eval_examples is None else model.examples(eval_examples, length, pack)
+    eval_rows = None
+    if eval_examples is not None:
+        eval_rows = _filled_up(model.examples(eval_examples, length, pack), batch_size)
     number = len(rows["ids"])
     if epochs is not None:
+        # So many rows in all: `fit` leaves out of an epoch those that fill no batch.
         steps = max(1, math.ceil(epochs * number / batch_size))
     assert steps is not None
 
     defaults: dict[str, Any] = {"optimizer": AdamWOptimizer, "shuffle": True}
     if not _PLACES & options.keys():
-        defaults |= model._place.of_fit
+        defaults |= model._trained_at.of_fit
     if model._dtype == "bfloat16":
         defaults["precision"] = "mixed_bfloat16"
     result = fit(
@@ -141,6 +145,16 @@ def finetune(
     return result
 
 
+def _filled_up(rows: Mapping[str, np.ndarray], batch_size: int) -> dict[str, np.ndarray]:
+    """Returns rows with such after them that are padding alone, up to whole batches.
+
+    Whatever splits a batch splits the last one, too: the layout, microbatches and pipelines.
+    """
+    return {
+        name: np.pad(array, [(0, -len(array) % batch_size), (0, 0)]) for name, array in rows.items()
+    }
+
+
 def _model_fn(
     model: LanguageModel, adapters: Optional[Adapters], recompute: bool, balance: Optional[float]
 ) -> Callable[..., dict[str, Any]]:
@@ -150,6 +164,7 @@ def _model_fn(
     def model_fn(mesh: mtf.Mesh, features: Any, training: bool) -> dict[str, Any]:
         routings: list[Any] = []
         stack = model.model.layer_stack
+        # Set for this program alone: generation with the same stack has no gradients.
         before, stack.recompute_grads = stack.recompute_grads, recompute
         try:
             with adapting(adapters):

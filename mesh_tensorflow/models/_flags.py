@@ -50,11 +50,12 @@ def add_arguments(parser: argparse.ArgumentParser, arguments: Arguments) -> None
         parser.add_argument(f"--{name}", type=kind, default=default, help=text)
 
 
-def opened(options: argparse.Namespace) -> models.LanguageModel:
+def opened(options: argparse.Namespace, **further: Any) -> models.LanguageModel:
     """Returns the model that flags name.
 
     Args:
       options: what the command line says.
+      **further: arguments of `from_pretrained` that are flags of one command.
 
     Raises:
       ValueError: there is none, or it is an encoder.
@@ -67,6 +68,7 @@ def opened(options: argparse.Namespace) -> models.LanguageModel:
         zero_axis=options.zero_axis,
         dtype=options.dtype,
         mesh_impl=options.mesh_impl,
+        **further,
     )
     if not isinstance(model, models.LanguageModel):
         raise ValueError(

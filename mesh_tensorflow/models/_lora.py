@@ -126,6 +126,7 @@ class Lora:
             mtf.get_variable(value.mesh, name + suffix, shape, dtype, initializer=zeros)
             for suffix, shape in shapes.items()
         ]
+        # One kernel for the layer: its product with x costs what that with W does.
         product = mtf.einsum(factors, output_shape=value.shape)
         return value + mtf.cast(product * self.scale, value.dtype)
 
@@ -296,6 +297,7 @@ def read(form: Form, path: Union[str, os.PathLike[str]]) -> tuple[Lora, dict[str
         inputs[weight.ours] = _inputs(weight)
         value = file[tensor].astype(np.float32).T
         shape = [*before, rank] if kind == "lora_A" else [rank, *behind]
+        # Files have one axis for all dimensions of an input, or of an output.
         flat = [math.prod(before), rank] if kind == "lora_A" else [rank, math.prod(behind)]
         if list(value.shape) != flat:
             raise ValueError(

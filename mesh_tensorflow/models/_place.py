@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
+from mesh_tensorflow._core.errors import is_whole
 from mesh_tensorflow._core.layout import LayoutLike, convert_to_layout_rules
 from mesh_tensorflow._core.shape import ShapeLike, convert_to_shape
 from mesh_tensorflow._mesh.devices import device_spec
@@ -107,9 +108,66 @@ class Place:
         Args:
           rows: an array, [batch, ...].
         """
-        axis = self.mesh_impl.mesh_axis(mtf.Dimension("batch", len(rows)))
-        parts = 1 if axis is None else self.mesh_impl.shape[axis].size
-        return np.concatenate([rows, *[rows[-1:]] * (-len(rows) % parts)])
+        return np.concatenate([rows, *[rows[-1:]] * (-len(rows) % self._parts("batch"))])
+
+    def without(self, name: str) -> Place:
+        """Returns the same place with a layout that does not split a dimension.
+
+        Args:
+          name: the name of the dimension.
+        """
+        rules = self.mesh_impl.layout_rules
+        kept = rules.of_pairs((d, m) for d, m in rules.pairs if d != name)
+        of_jax = None if self.of_jax is None else {**self.of_jax, "layout": kept}
+        return dataclasses.replace(self, mesh_impl=self.mesh_impl.with_layout(kept), of_jax=of_jax)
+
+    def _parts(self, name: str) -> int:
+        """Returns in how many parts the layout splits a dimension."""
+        axis = self.mesh_impl.mesh_axis(mtf.Dimension(name, 1))
+        return 1 if axis is None else self.mesh_impl.shape[axis].size
+
+    def pipeline(
+        self,
+        what: str,
+        num_stages: Optional[int],
+        num_microbatches: Optional[int],
+        num_repeats: int,
+    ) -> dict[str, int]:
+        """Returns the arguments of `PipelinedLayerStack.of`; none for layers in a row.
+
+        Args:
+          what: the function that was called, for errors.
+          num_stages: see `from_pretrained`, as for the others.
+          num_microbatches: likewise.
+          num_repeats: likewise.
+
+        Raises:
+          ValueError: a number is none, does not fit the layout, or is of no pipeline.
+        """
+        parts = self._parts("stages")
+        stages = parts if num_stages is None else num_stages
+        microbatches = stages if num_microbatches is None else num_microbatches
+        found = {
+            "num_stages": stages,
+            "num_microbatches": microbatches,
+            "num_repeats": num_repeats,
+        }
+        for name, value in found.items():
+            if not is_whole(value, 1):
+                raise ValueError(f"{what}: {name}={value!r} must be 1 or more; an integer")
+        if stages % parts:
+            raise ValueError(
+                f"{what}: num_stages={stages} is no multiple of the {parts} processors that the "
+                f"layout splits stages over; give a multiple, or leave num_stages out for {parts}"
+            )
+        if stages > 1:
+            return found
+        if microbatches > 1 or num_repeats > 1:
+            raise ValueError(
+                f"{what}: num_microbatches and num_repeats are of a pipeline, which has no stages; "
+                'give num_stages, or a layout that splits them, such as "stages:all"'
+            )
+        return {}
 
 
 def place_of(
@@ -144,11 +202,7 @@ def place_of(
     if shape is None:
         raise ValueError(f"{what}: mesh_shape=None is no mesh; leave it out for one processor")
     stored: dict[str, Any] = {"zero": zero, "zero_axis": zero_axis}
-    if mesh_impl not in (None, *IMPLS):
-        raise ValueError(
-            f"{what}: mesh_impl={mesh_impl!r} is none of {', '.join(map(repr, IMPLS))}. "
-            "Trainings take others: give them to mtf.train.fit(model.loss, ...)"
-        )
+    _check_impl(what, mesh_impl)
     if mesh_impl != "pjrt":
         _check_own(what, devices or ())
         places = devices_of(shape, devices, what=what)
@@ -159,6 +213,20 @@ def place_of(
     rules = rules.allowing_uneven() if uneven else rules
     of_jax = {"mesh_shape": shape, "layout": rules, **stored}
     return Place(GspmdMeshImpl(shape, rules, **stored), of_jax, shows)
+
+
+def _check_impl(what: str, mesh_impl: Optional[str]) -> None:
+    """Raises ValueError for a mesh implementation that calls of a model have not."""
+    if mesh_impl == "simd":
+        raise ValueError(
+            f"{what}: mesh_impl='simd' is for trainings, whose programs run in sessions, and calls "
+            "of a model run in eager code. Leave it out, with the same mesh_shape and layout, and "
+            "train by mtf.train.fit(model.loss, ..., simd=True)"
+        )
+    if mesh_impl not in (None, *IMPLS):
+        raise ValueError(
+            f"{what}: mesh_impl={mesh_impl!r} is none of {', '.join(map(repr, IMPLS))}"
+        )
 
 
 def _check_own(what: str, devices: Sequence[str]) -> None:

@@ -62,6 +62,7 @@ class Weights(Mapping[str, np.ndarray]):
             problems.append(f"missing: {few(missing)}")
         if extra:
             problems.append(f"without a place in the model: {few(extra)}")
+        # By headers alone, so that a folder of another model is refused before anything is read.
         for name in sorted(expected.keys() & there):
             axes = _axes(expected[name], sizes)
             shape, wanted = list(self._folder.shape(name)), [axis.size for axis in axes]
@@ -171,11 +172,13 @@ def _axes(weight: Weight, sizes: Mapping[str, int]) -> list[_Axis]:
 
     found = []
     texts = weight.stored.split()
+    # The index of an expert is in the tensor's name, and no axis of it.
     for text in texts[1:] if _is_numbered(weight) else texts:
         outside, _, inside = text.partition("[")
         names = [name for name in outside.split("*") if name]
         axis = _Axis(text, names, [sizes[name] for name in names], [slice(None) for _ in names])
         if inside:
+            # "heads*[q|k|v]" is reshaped to [heads, q + k + v], whose last dimension is cut.
             texts = inside.rstrip("]").split("|")
             parts = [size_of(part) for part in texts]
             begin = sum(parts[: weight.part])
@@ -245,10 +248,13 @@ class _Rows(NamedTuple):
 
 def _rows(sizes: Sequence[int], ranges: Sequence[slice]) -> _Rows:
     """Returns the least whole rows of an axis, of dimensions of some sizes, that hold ranges."""
+    # Rows of an axis [a, b, c] are contiguous for ranges of one index in a, a range in b and all of
+    # c. A range behind that one is cut out of the rows that are read.
     outer = 0  # so many dimensions have one index each, within which the others lie
     while outer < len(sizes) - 1 and ranges[outer].stop - ranges[outer].start == 1:
         outer += 1
     below, at = math.prod(sizes[outer + 1 :]), 0
+    # Horner's rule: the row of indices i, j in sizes [m, n] is i * n + j.
     for size, own in zip(sizes[: outer + 1], ranges):
         at = at * size + own.start
     number = ranges[outer].stop - ranges[outer].start
@@ -275,6 +281,7 @@ def _part(
     """
     ranges, theirs = dict(zip(weight.dims.split(), index)), _dims(weight, sizes)
     names = names_of(weight, sizes)
+    # Only the tensors of the experts in range are opened.
     if _is_numbered(weight):
         names = names[ranges[theirs[0]]]
     # First the rows of whole axes; then, within them, those of the dimensions in brackets.
@@ -286,6 +293,7 @@ def _part(
             split = value.reshape([size for rows in step for size in rows.sizes])
             value = split[tuple(own for rows in step for own in rows.own)]
         values.append(value)
+    # What was read is a view of the file up to here; of experts, this is the only copy.
     value = np.stack(values) if _is_numbered(weight) else values[0]
     return value.transpose([theirs.index(d) for d in weight.dims.split()])
 
@@ -321,6 +329,7 @@ def tensors_of(
         whole = value.transpose([ours.index(d) for d in _dims(weight, sizes)])
         names = names_of(weight, sizes)
         for name, one in zip(names, whole if _is_numbered(weight) else [whole]):
+            # The first of the weights that share a tensor makes it; each fills its own part.
             if name not in found:
                 found[name] = np.empty([axis.size for axis in _axes(weight, sizes)], value.dtype)
             own = _own(weight, found[name], sizes)

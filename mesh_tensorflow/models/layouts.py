@@ -50,6 +50,7 @@ WAYS: dict[str, Way] = {
     "tensor": Way(("vocab", "heads", "d_ff", "expert_hidden", "num_heads", "intermediate")),
     "expert": Way(("batch", "experts")),
     "sequence": Way(("length",)),
+    "pipeline": Way(("stages",)),
 }
 
 
@@ -81,7 +82,7 @@ def of(model: Model, ways: str) -> dict[str, Union[str, int]]:
     """
     form, mesh = _form(model), _parsed(ways)
     sizes = {d: form.sizes[d] for weight in form.weights for d in weight.dims.split()}
-    of_calls = ["batch"] if form.encodes else ["batch", "length"]
+    of_calls = ["batch"] if form.encodes else ["batch", "length", "stages"]
     rules: dict[str, str] = {}
     for name, processors in mesh.items():
         dims = [d for d in WAYS[name].dims if d in sizes or d in of_calls]

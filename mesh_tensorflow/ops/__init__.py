@@ -45,6 +45,7 @@ from mesh_tensorflow._mesh.variables.storage import LaidOutVariable
 from mesh_tensorflow._mesh.variables.store import VariableStore, function
 from mesh_tensorflow.ops._contractions.conv import *
 from mesh_tensorflow.ops._contractions.einsum import *
+from mesh_tensorflow.ops._contractions.einsum import _einsum_helper as _einsum_helper
 from mesh_tensorflow.ops._contractions.pool import *
 from mesh_tensorflow.ops._contractions.reduce_broadcast import *
 from mesh_tensorflow.ops._contractions.softmax import *

@@ -65,16 +65,17 @@ class RandomOperation(Operation):
 
     def lower(self, lowering: mtf.Lowering) -> None:
         """Makes each slice of a random tensor that does not depend on the layout."""
+        mesh_impl, y = lowering.mesh_impl(self), self.outputs[0]
         kwargs = dict(self._kwargs)
-        if self in lowering.random_keys and random_values.is_known(self._tf_fn):
-            # In a loop: the key is derived from one that was drawn outside, and from the iteration.
-            kwargs["key"] = lowering.random_keys[self]
-        elif (key := self.key()) is not None:
-            kwargs["key"] = key
-        kwargs["seed"] = self.seed()
-        y = self.outputs[0]
-        value = lowering.mesh_impl(self).random(y.shape, self._tf_fn, kwargs)
-        lowering.set_tensor_lowering(y, value)
+        if mesh_impl.takes_random_keys:
+            if self in lowering.random_keys and random_values.is_known(self._tf_fn):
+                # In a loop: derived from one that was drawn outside, and from the iteration.
+                kwargs["key"] = lowering.random_keys[self]
+            elif (key := self.key()) is not None:
+                kwargs["key"] = key
+        if (seed := self.seed()) is not None:
+            kwargs["seed"] = seed
+        lowering.set_tensor_lowering(y, mesh_impl.random(y.shape, self._tf_fn, kwargs))
 
 
 def _random(mesh: Mesh, shape: ShapeLike, tf_fn: Callable, **kwargs: Any) -> Tensor:

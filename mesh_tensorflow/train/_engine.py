@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -28,7 +29,7 @@ from mesh_tensorflow.train._model import (
     Model,
     check_names,
 )
-from mesh_tensorflow.train._placing import Agreement, AutoLayout, Placing
+from mesh_tensorflow.train._placing import Agreement, Choosing, Placing
 
 if TYPE_CHECKING:
     from mesh_tensorflow.train._loop import Initial
@@ -333,7 +334,7 @@ class SessionEngine(Engine):
         placing: Placing,
         features: Features,
         seed: Optional[int],
-        choosing: Optional[AutoLayout] = None,
+        choosing: Optional[Choosing] = None,
     ):
         """Creates an engine.
 
@@ -343,7 +344,7 @@ class SessionEngine(Engine):
           placing: where programs run.
           features: the features of a training batch.
           seed: the seed of initial values and of random operations.
-          choosing: what chooses the layout by the first batch; None if `placing` has it.
+          choosing: what chooses by the first batch how steps run; None if `placing` says it.
         """
         self._choosing = choosing
         self._model, self._eval_model = model, eval_model
@@ -484,7 +485,8 @@ class SessionEngine(Engine):
         return [[array[p] for array in batch] for p in pieces if p.start < p.stop]
 
     def _evaluation(self, batch: Batch, padded: bool = False) -> _SessionProgram:
-        features, placing = self._features, self._placing
+        # For so few steps, and a last batch of another size, compiling takes longer than it saves.
+        features, placing = self._features, dataclasses.replace(self._placing, compiled=False)
         if features.shapes is not None:
             features = self._features.with_batch(len(batch[0]))
             features.check(batch)

@@ -37,7 +37,7 @@ from mesh_tensorflow._pjrt import pjrt
 from mesh_tensorflow._processes.peers import POLL_SECONDS
 from mesh_tensorflow._processes.processes import Processes, check_described, is_pjrt, processes
 from mesh_tensorflow._stop_signals import StopSignals
-from mesh_tensorflow.auto_mtf.measured import Auto, Place, choose_on
+from mesh_tensorflow.auto_mtf.measured import Auto, Place, choose_on, compiling_pays
 from mesh_tensorflow.estimator.processes import in_cluster
 from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
 from mesh_tensorflow.simd_mesh_impl import SimdMeshImpl, replicate
@@ -238,6 +238,7 @@ class Placing:
       given: the mesh implementation of the user, or None.
       cluster: the processes that share the processors, or None.
       pjrt: whether it runs on devices of JAX.
+      compiled: whether XLA compiles each step, for the one device that all processors have.
       stored: arguments of mesh implementations that say how variables are stored.
     """
 
@@ -248,16 +249,20 @@ class Placing:
     given: Optional[MeshImpl] = None
     cluster: Optional[Cluster] = None
     pjrt: bool = False
+    compiled: bool = False
     stored: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def make_impl(self) -> MeshImpl:
         """Returns the mesh implementation; on a SIMD mesh within a program."""
-        if self.given is not None:
+        if self.given is not None and not self.compiled:
             return self.given
         if self.pjrt:
             return mtf.GspmdMeshImpl(self.shape, self.rules, **self.stored)
-        if self.simd:
-            return SimdMeshImpl(self.shape, self.rules, **self.stored)
+        if self.simd or self.compiled:
+            simd = SimdMeshImpl(self.shape, self.rules, **self.stored)
+            if self.given is not None:
+                simd.stored_layout = self.given.stored_layout
+            return simd
         return PlacementMeshImpl(self.shape, self.rules, list(self.devices), **self.stored)
 
     def run(self, program: Callable[..., Any], inputs: Sequence[tf.Tensor]) -> Any:
@@ -269,6 +274,8 @@ class Placing:
         """
         if self.pjrt:
             return pjrt().in_session(program, inputs)
+        if self.compiled:  # on one device, all of whose processors are merged
+            return replicate(program, inputs, devices=self.devices[:1], jit_compile=True)
         if self.simd:
             # Before the program is traced, with which TensorFlow fixes the threads of the process.
             if self.cluster is None:
@@ -350,6 +357,7 @@ class Given:
       zero: likewise.
       zero_axis: likewise.
       uneven: likewise.
+      jit_compile: whether XLA compiles steps, or "auto".
     """
 
     mesh_shape: ShapeLike = "all:1"
@@ -361,6 +369,7 @@ class Given:
     zero: Optional[int] = None
     zero_axis: Optional[str] = None
     uneven: bool = False
+    jit_compile: Union[bool, str] = False
 
     @property
     def rules(self) -> LayoutRules:
@@ -393,7 +402,7 @@ def placing_of(given: Given) -> Placing:
     if isinstance(mesh_impl, str):
         return _placing_of_name(given, mesh_impl)
     if mesh_impl is not None:
-        if given != Given(mesh_impl=mesh_impl):
+        if given != Given(mesh_impl=mesh_impl, jit_compile=given.jit_compile):
             raise ValueError(
                 "fit: mesh_impl is given besides mesh_shape, layout, devices or simd, or how "
                 "variables are stored, all of which it takes the place of: leave them out"
@@ -508,15 +517,19 @@ def devices_of(
 
 
 @dataclasses.dataclass(frozen=True)
-class AutoLayout:
-    """Chooses the layout of a run.
+class Choosing:
+    """Chooses the layout of a run, and whether XLA compiles its steps, by running some.
 
     Attributes:
       auto: what the user asks for.
+      layout: whether the layout is chosen.
+      compiled: whether it is chosen whether XLA compiles steps.
       show: whether the user is told of it.
     """
 
     auto: Auto
+    layout: bool
+    compiled: bool
     show: bool
 
     def placing(
@@ -527,38 +540,87 @@ class AutoLayout:
         batch: Batch,
         engine_of: Callable[[Placing], SessionEngine],
     ) -> Placing:
-        """Returns where the run is placed, with the layout whose steps are the fastest.
+        """Returns where the run is placed, so that its steps are the fastest.
 
         Args:
           model: the model to train.
-          placing: where programs run, without a layout.
+          placing: where programs run; without a layout, if that is chosen.
           features: the features of a training batch.
           batch: a batch, which all steps that are timed are of.
           engine_of: returns a new engine for a Placing.
         """
 
         @contextlib.contextmanager
-        def run(layout: str) -> Iterator[Callable[[], Any]]:
-            engine = engine_of(_with_layout(placing, layout))
+        def run(tried: Placing) -> Iterator[Callable[[], Any]]:
+            engine = engine_of(tried)
             try:
                 engine.prepare(batch, None, None)
                 yield lambda: engine.train(batch)
             finally:
                 engine.close()
 
-        choice = choose_on(
-            Place(placing.shape, placing.devices, placing.simd, placing.pjrt),
-            _graph_of(model, features, batch),
+        place = Place(placing.shape, placing.devices, placing.simd, placing.pjrt)
+        graph = _graph_of(model, features, batch)
+        if self.layout:
+            stored = stored_layout(placing.shape, **placing.stored) if placing.stored else None
+            start = placing
+            choice = choose_on(
+                place,
+                graph,
+                self.auto,
+                stored,
+                lambda layout: run(_with_layout(start, layout)),
+                self.show,
+            )
+            placing = _with_layout(placing, choice.layout)
+        if self.compiled and compiling_pays(
+            place,
+            graph,
             self.auto,
-            stored_layout(placing.shape, **placing.stored) if placing.stored else None,
-            run,
+            lambda compiled: run(dataclasses.replace(placing, compiled=compiled)),
             self.show,
-        )
-        return _with_layout(placing, choice.layout)
+        ):
+            placing = dataclasses.replace(placing, compiled=True)
+        return placing
 
 
 def _with_layout(placing: Placing, layout: str) -> Placing:
     return dataclasses.replace(placing, rules=convert_to_layout_rules(layout))
+
+
+def compiled_or_not(placing: Placing, jit_compile: Union[bool, str]) -> tuple[Placing, bool]:
+    """Returns where a run is placed whose steps XLA compiles, and whether that is to be chosen.
+
+    Args:
+      placing: where it is placed without XLA.
+      jit_compile: the argument of `fit`.
+
+    Raises:
+      ValueError: `jit_compile` is something else, or XLA cannot compile a step there.
+    """
+    if not (isinstance(jit_compile, bool) or jit_compile == "auto"):
+        raise ValueError(
+            f'fit: jit_compile is True, False or "auto", but is {jit_compile!r}. "auto" times a '
+            "few steps both ways"
+        )
+    why = ""
+    if placing.pjrt:
+        why = 'mesh_impl="pjrt" has every step compiled by XLA'
+    elif not getattr(placing.given, "merges_devices", placing.given is None):
+        name = type(placing.given).__name__
+        why = f"mesh_impl is of the class {name}, whose methods a compiled step would not call"
+    elif placing.cluster is not None or len(set(placing.devices)) > 1:
+        why = (
+            f"XLA compiles a step for one device, but the mesh [{dims_text(placing.shape)}] has "
+            f'{len(set(placing.devices))}: mesh_impl="pjrt" compiles for several'
+        )
+    if jit_compile is True and why:
+        raise ValueError(f"fit: jit_compile=True: {why}")
+    if why or not jit_compile:
+        return placing, False
+    # SIMD on one device is one program of one processor, as the compiled one is.
+    placing = dataclasses.replace(placing, compiled=jit_compile is True)
+    return placing, jit_compile == "auto"
 
 
 def _graph_of(model: Model, features: Features, batch: Batch) -> mtf.Graph:

@@ -179,12 +179,12 @@ class FunnelTransformerLayerStack(transformer.LayerStack):
           A Tensor with dimensions [batch..., pooled length, d_model].
         """
         self.set_context(context)
-        x = self._with_sublayers("sublayers_initial", context, x)
+        x = self._call_sublayers(self._given("sublayers_initial"), x, context)
         context.layer_outputs.append(x)
         last = len(self._calls) - 1
         for i, (layer, scope, pools) in enumerate(self._calls):
             with tf.variable_scope(scope):
-                x = self._layer_with_sublayers(context, layer, x)
+                x = self._layer_fn(x, layer, context)
             if pools:
                 length_name = context.length_dim.name
                 x = self.pool_fn(x, length_name)

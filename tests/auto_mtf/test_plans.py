@@ -12,6 +12,7 @@ import mesh_tensorflow as mtf
 from mesh_tensorflow._core.layout import stored_layout
 from mesh_tensorflow.auto_mtf import Choice
 from mesh_tensorflow.auto_mtf.hardware import Link
+from mesh_tensorflow.auto_mtf.models import Program
 from mesh_tensorflow.auto_mtf.step_time import MemoryLimitError, StepEstimator
 
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[2] / "examples"))
@@ -241,11 +242,24 @@ def test_by_the_times_of_operations(tf_graph, tmp_path):
     """Plans of what was timed: by the same times in each run, and of this machine."""
     asked = mtf.auto_mtf.Profile(60, str(tmp_path / "p.json"), ["cpu:0", "cpu:1"], show=False)
 
+    def build(choice):
+        """A layer, for which few operations are timed."""
+        mesh = mtf.Mesh(mtf.Graph(), "mesh")
+        x = mtf.ones(mesh, "batch:8,i:8")
+
+        def layer(x):
+            return mtf.layers.dense(x, [mtf.Dimension("h", 8)], x.shape.dims[1:], name="a")
+
+        y = mtf.recompute_grad(lambda x: [layer(x)], [x])[0] if choice.recompute else layer(x)
+        loss = mtf.reduce_sum(mtf.square(y))
+        variables = mesh.graph.trainable_variables
+        gradients = mtf.gradients([loss], [v.value for v in variables])
+        updates = mtf.optimize.SgdOptimizer(0.1).apply_grads(gradients, variables)
+        return Program(mesh.graph, mesh, [loss], updates)
+
     def planned():
-        return mtf.auto_mtf.plan(
-            lambda choice: built(choice, **SIZES), 2, [Choice(), Choice(recompute=True)], (0,),
-            profile=asked,
-        )  # fmt: skip
+        candidates = [Choice(), Choice(recompute=True)]
+        return mtf.auto_mtf.plan(build, 2, candidates, (0,), profile=asked)
 
     first = planned()
     kept = (tmp_path / "p.json").read_text()

@@ -294,6 +294,7 @@ def _mesh(rng: random.Random, sizes: dict[str, int]) -> dict[str, Any]:
                 {"simd": True},
                 {"mesh_impl": "pjrt"},
                 {"devices": ["cpu:0"] * processors},
+                {"devices": ["cpu:0"] * processors, "jit_compile": True},
             ]
         )
     )

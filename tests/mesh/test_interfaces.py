@@ -114,3 +114,42 @@ def test_copies_that_are_needed_and_lacking(tf_graph):
         lowering.copy_masters_to_slices()
     with pytest.raises(NotImplementedError, match="BareVariable has no copy_slices_to_master"):
         lowering.copy_slices_to_masters()
+
+
+class OwnRandom(PlacementMeshImpl):
+    """Gives the function its arguments, with a seed, and remembers their names."""
+
+    def random(self, shape, tf_fn, kwargs):
+        self.given = sorted(kwargs)
+        if "seed" in kwargs:
+            kwargs["seed"] += 1  # the dictionary is its own
+        return self.LaidOutTensor([tf_fn(self.slice_shape(shape), **kwargs)] * self.size)
+
+
+@pytest.mark.parametrize("seed, given", [(None, []), (3, ["seed"])])
+@pytest.mark.parametrize("in_loop", [False, True])
+def test_random_values_of_an_implementation_without_keys(tf_graph, in_loop, seed, given):
+    """Programs that have one were written before there were keys, and pass on what they get."""
+    if seed is not None:
+        tf.set_random_seed(seed)
+    mesh = mtf.Mesh(mtf.Graph(), "mesh")
+
+    def draw(total):
+        return total + mtf.random_uniform(mesh, "d:4", minval=1.0, maxval=2.0)
+
+    x = mtf.zeros(mesh, "d:4")
+    if in_loop:
+        count = mtf.constant(mesh, 0, dtype=tf.int32)
+        _, y = mtf.while_loop(
+            lambda i, _: mtf.less(i, 3), lambda i, t: [i + 1, draw(t)], [count, x]
+        )
+    else:
+        y = draw(draw(draw(x)))
+    impl = OwnRandom("p:2", "", ["cpu:0"] * 2)
+    assert PlacementMeshImpl.takes_random_keys and not impl.takes_random_keys
+    lowering = mtf.Lowering(mesh.graph, {mesh: impl})
+    value = lowering.export_to_tf_tensor(y)
+    assert [name for name in impl.given if name in ("key", "seed")] == given
+    with tf.Session() as session:
+        total = session.run(value)
+    assert ((3 < total) & (total < 6)).all() and len(set(total)) == 4

@@ -93,6 +93,41 @@ def test_a_gradient_of_another_operation(mesh, layout):
     np.testing.assert_allclose(found, 3 * X**2, rtol=1e-6)
 
 
+class Scaled(mtf.Operation):
+    """A product, with a further input that only orders it, or gradients of more than its inputs."""
+
+    def __init__(self, x, w, *others, given):
+        super().__init__([x, w, *others], name="scaled")
+        self._given = given
+        self._outputs = [mtf.Tensor(self, x.shape, x.dtype)]
+
+    def gradient(self, grad_ys):
+        x, w, *_ = self.inputs
+        yield from [grad_ys[0] * w, mtf.reduce_sum(grad_ys[0] * x, output_shape=w.shape), None][
+            : self._given
+        ]
+
+    def lower(self, lowering):
+        x, w, *_ = [lowering.tensors[t] for t in self.inputs]
+        lowering.set_tensor_lowering(
+            self.outputs[0], lowering.mesh_impl(self).slicewise(tf.multiply, x, w)
+        )
+
+
+@pytest.mark.parametrize("given, others", [(1, 0), (2, 0), (2, 2), (3, 0)])
+def test_gradients_of_the_first_inputs(mesh, given, others):
+    """As many as there are: what a user's operation leaves out is none."""
+    x, w = imported(mesh), imported(mesh, X[0], "d:4")
+    y = Scaled(x, w, *[mtf.exp(x)] * others, given=given).outputs[0]
+    dx, dw = mtf.gradients([y], [x, w])
+    found = values(mesh.graph, {mesh: placed()}, *([dx] if given == 1 else [dx, dw]))
+    np.testing.assert_allclose(found[0], np.broadcast_to(X[0], X.shape), rtol=1e-6)
+    if given == 1:
+        assert dw is None
+    else:
+        np.testing.assert_allclose(found[1], X.sum(0), rtol=1e-6)
+
+
 def test_a_gradient_of_another_operation_in_eager_code():
     mesh = mtf.Mesh(mtf.Graph(), "mesh")
     x = mtf.import_tf_tensor(mesh, tf2.constant(X), "b:2,d:4")
@@ -101,6 +136,80 @@ def test_a_gradient_of_another_operation_in_eager_code():
         mtf.Lowering(mesh.graph, {mesh: placed()})
     with pytest.raises(NotImplementedError, match=r"@mtf\.function"):
         dx.numpy()
+
+
+class SummedSliceBySlice(SliceBySlice):
+    """Sums gradients over the processors itself, in place of leaving them to be summed."""
+
+    def lower(self, lowering):
+        super().lower(lowering)
+        impl = lowering.mesh_impl(self)
+        split = set(impl.splitting_axes(self._forward_op.outputs[0].shape))
+        for y in self.outputs:
+            axes = sorted(split - set(impl.splitting_axes(y.shape)))
+            lowering.set_tensor_lowering(y, impl.allreduce(lowering.tensors[y], axes, "SUM"))
+
+
+@pytest.mark.parametrize("layout", ["", "b:p"])
+@pytest.mark.parametrize("microbatches", [1, 2])
+def test_a_gradient_that_is_summed_already(mesh, microbatches, layout):
+    """Loops keep sums over processors pending, but not those that a user's operation has made."""
+    rows = np.concatenate([X, X + 1])
+    x = imported(mesh, rows, "b:4,d:4")
+    batch, d = x.shape.dims
+
+    def loss(features):
+        w = mtf.get_variable(mesh, "w", [d], initializer=tf.constant_initializer(2.0))
+        y = mtf.slicewise(
+            lambda s, t: s * t * t,
+            [features["x"], w],
+            output_shape=[*features["x"].shape.dims],
+            splittable_dims=[batch, d],
+            grad_function=lambda op, dy: SummedSliceBySlice(op, [dy]).outputs,
+        )
+        return {"loss": mtf.reduce_sum(y)}
+
+    [dw], out = mtf.serialize_training_step({"x": x}, loss, batch, microbatches)
+    found, total = values(mesh.graph, {mesh: placed(layout)}, dw, out["loss"])
+    np.testing.assert_allclose(found, 4 * rows.sum(0), rtol=1e-6)
+    np.testing.assert_allclose(total, 4 * rows.sum(), rtol=1e-6)
+
+
+# -- contractions
+
+
+class Activated(mtf.Operation):
+    """A matrix product that applies a function to a factor, with the package's contraction."""
+
+    def __init__(self, x, w, shape):
+        super().__init__([x, w], name="activated")
+        self._outputs = [mtf.Tensor(self, mtf.Shape(shape), x.dtype)]
+
+    def lower(self, lowering):
+        impl, [y] = lowering.mesh_impl(self), self.outputs
+        multiply, axes = mtf.ops._einsum_helper([x.shape for x in self.inputs], y.shape, impl)
+        product = impl.slicewise(
+            lambda x, w: multiply(tf.square(x), w), *[lowering.tensors[x] for x in self.inputs]
+        )
+        if axes:
+            product = mtf.LazyAllreduceSum(impl, product, axes, add_counter_fn=lambda: None)
+        lowering.set_tensor_lowering(y, product)
+
+
+@pytest.mark.parametrize("layout", ["", "b:p", "d:p", "o:p"])
+def test_a_contraction(mesh, layout):
+    w = imported(mesh, X.T, "d:4,o:2")
+    b, o = mtf.convert_to_shape("b:2,o:2")
+    y = Activated(imported(mesh), w, [b, o]).outputs[0]
+    [found] = values(mesh.graph, {mesh: placed(layout)}, y)
+    np.testing.assert_allclose(found, X**2 @ X.T, rtol=1e-6)
+
+
+def test_a_contraction_of_two_dimensions_on_one_axis(mesh):
+    w = imported(mesh, X.T, "d:4,o:2")
+    Activated(imported(mesh), w, mtf.convert_to_shape("b:2,o:2"))
+    with pytest.raises(ValueError, match=r"(?s)'?b'?.*'?o'?.*p"):
+        mtf.Lowering(mesh.graph, {mesh: placed("b:p,o:p")})
 
 
 # -- convolutions
@@ -269,6 +378,39 @@ def test_gradients_are_on_the_meshes_of_what_they_are_of(tf_graph):
     assert grad.outputs[1].mesh is first
 
 
+class Resplit(ToMesh):
+    """Moves a value to a mesh that splits another dimension, slice by slice."""
+
+    def gradient(self, grad_ys):
+        return [Resplit(grad_ys[0], mesh=self.inputs[0].mesh).outputs[0]]
+
+    def lower(self, lowering):
+        [x], new = self.inputs, lowering.mesh_impl(self)
+        old = lowering.mesh_impl(x.mesh)
+        slices = slices_of(lowering, x)
+        # The Shape of the whole says how slices are laid out, also where they are of parts.
+        part = mtf.Shape([d._replace(size=n) for d, n in zip(x.shape, old.slice_shape(x.shape))])
+        cut = [new.make_slices(s, part) for s in slices]
+        made = [
+            old.combine_slices(pieces, x.shape, device=device)
+            for device, pieces in zip(new.devices, zip(*cut))
+        ]
+        lowering.set_tensor_lowering(self.outputs[0], new.LaidOutTensor(made))
+
+
+@pytest.mark.parametrize("old, new", [("b:p", "d:p"), ("d:p", "b:p"), ("", "b:p")])
+def test_slices_of_slices_are_joined(tf_graph, old, new):
+    graph = mtf.Graph()
+    first, second = mtf.Mesh(graph, "first"), mtf.Mesh(graph, "second")
+    x = imported(first)
+    y = Resplit(x, mesh=second).outputs[0]
+    [dx] = mtf.gradients([mtf.reduce_sum(y * imported(second, X**2))], [x])
+    impls = {first: placed(old), second: placed(new)}
+    found, gradient = values(graph, impls, y, dx)
+    np.testing.assert_array_equal(found, X)
+    np.testing.assert_array_equal(gradient, X**2)
+
+
 @pytest.mark.parametrize("layouts", [("b:p", ""), ("", "b:q"), ("b:p", "b:q")])
 def test_what_is_whole_on_either_mesh(tf_graph, layouts):
     class Whole(ToMesh):
@@ -282,7 +424,96 @@ def test_what_is_whole_on_either_mesh(tf_graph, layouts):
     np.testing.assert_array_equal(values(graph, impls, y)[0], X)
 
 
+# -- meshes
+
+
+class Counting(PlacementMeshImpl):
+    """Adds and joins slices in its own way, on the devices of each group."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.groups = []
+
+    def _on(self, devices, slices, fn):
+        self.groups.append([d.device_index for d in devices])
+        return mtf.parallel(devices, lambda: fn(slices))
+
+    def allreduce(self, x, mesh_axes, reduction_fn_string):
+        return self._collective_with_groups(
+            x, mesh_axes, lambda slices, devices: self._on(devices, slices, tf.add_n)
+        )
+
+    def allconcat(self, x, mesh_axis, concat_axis):
+        def joined(slices, devices):
+            return self._on(devices, slices, lambda s: tf.concat(s, concat_axis))
+
+        return self._collective_with_groups(x, [mesh_axis], joined)
+
+
+def test_collectives_of_ones_own(mesh):
+    """On devices that are given as DeviceSpecs, as they are given back."""
+    devices = [tf.DeviceSpec(device_type="CPU", device_index=i) for i in range(4)]
+    impl = Counting("rows:2,cols:2", "b:rows,d:cols", devices)
+    x = imported(mesh)
+    total = mtf.reduce_sum(x, reduced_dim=x.shape.dims[1])
+    whole = mtf.rename_dimension(x, "d", "e")
+    lowering = mtf.Lowering(mesh.graph, {mesh: impl})
+    targets = [lowering.export_to_tf_tensor(t) for t in (total, whole)]
+    assert impl.devices == devices
+    assert impl.groups == [[0, 1], [2, 3]] * 2
+    with tf.Session(config=tf.ConfigProto(device_count={"CPU": 4})) as session:
+        for found, right in zip(session.run(targets), (X.sum(1), X)):
+            np.testing.assert_allclose(found, right, rtol=1e-6)
+    over_all = impl._collective_with_groups(
+        lowering.tensors[x], [0, 1], lambda slices, _: [tf.add_n(slices)] * 4
+    )
+    assert len(over_all.tensor_list) == 4
+    assert impl._collective_with_groups(lowering.tensors[x], [], None) is lowering.tensors[x]
+    with pytest.raises(ValueError, match="shorter"):
+        impl._collective_with_groups(lowering.tensors[x], [0], lambda slices, _: slices[:1])
+
+
+def test_a_mesh_of_device_specs(mesh):
+    devices = [tf2.DeviceSpec.from_string("/device:CPU:0")] * 2
+    impl = PlacementMeshImpl("p:2", "b:p", devices)
+    assert impl.domains == placed().domains
+    assert "on /device:CPU:0" in repr(impl)
+    [found] = values(mesh.graph, {mesh: impl}, mtf.square(imported(mesh)))
+    np.testing.assert_array_equal(found, X**2)
+
+
 # -- names of early releases
+
+
+@pytest.mark.parametrize("layout", ["", "b:p", "d:p"])
+@pytest.mark.parametrize("stacked", [False, True])
+@pytest.mark.parametrize("slice_dtype", [tf.float32, tf.bfloat16])
+@pytest.mark.parametrize("in_use", [False, True])
+def test_slices_have_initializers(mesh, in_use, slice_dtype, stacked, layout):
+    """Programs initialize them, and not the masters."""
+    dtype = mtf.VariableDType(tf.float32, slice_dtype, tf.float32)
+    initial = {"v": 2.0, "w": 3.0}
+    for name, value in initial.items():
+        v = mtf.get_variable(
+            mesh, name, "b:2,d:4", dtype, initializer=tf.constant_initializer(value)
+        )
+        if in_use:
+            tf.identity(v.operation.get_master().read_value())
+    tensors = [v.value for v in mesh.graph.all_variables]
+    lowering = mtf.Lowering(mesh.graph, {mesh: placed(layout)}, autostack=stacked)
+    exported = [lowering.export_to_tf_tensor(t) for t in tensors]
+    begin = []
+    for v in mesh.graph.all_variables:
+        value = lowering.variables[v].laid_out_tensor
+        assert len(value.all_slices) == len(value.tensor_list)
+        for s, t in zip(value.all_slices, value.tensor_list):
+            assert s.shape == t.shape
+            with tf.device(s.device):
+                begin.append(s.initializer)
+    with tf.Session() as session:
+        session.run(begin)
+        for found, value in zip(session.run(exported), initial.values()):
+            np.testing.assert_array_equal(found, np.full([2, 4], value))
 
 
 def test_variables_by_early_names(mesh):

@@ -59,6 +59,46 @@ def test_blocks_stay_on_their_devices(whole, mesh_shape, layout, cut):
         assert f"f32[{','.join(map(str, cut))}]" in lowered.compiled_text
 
 
+def step_of_layer(data, stride):
+    """Lowers a layer of images in blocks; returns its result and both gradients."""
+    graph = mtf.Graph()
+    mesh = mtf.Mesh(graph, "mesh")
+    x = mtf.import_tf_tensor(mesh, data, SHAPE)
+    w = mtf.import_tf_tensor(mesh, tf.constant(values(WINDOW, 1)), WINDOW)
+    blocks = (SHAPE[1], SHAPE[2])
+    y = mtf.Conv2dOperation(x, w, [1, *stride, 1], "SAME", blocks=blocks).outputs[0]
+    grads = mtf.gradients([mtf.reduce_sum(mtf.square(y))], [x, w])
+    lowering = mtf.Lowering(graph, {mesh: mtf.pjrt.mesh_impl()})
+    return [lowering.export_to_tf_tensor(t) for t in (y, *grads)]
+
+
+@pytest.mark.slow_but(1)
+@pytest.mark.parametrize("mesh_shape, layout, stride, image", [
+    ("a:2,b:2", "rows:a", [1, 1], (4, 6 + 4, 8 + 4)),
+    ("a:2,b:2", "cols:b,batch:a", [1, 1], (2, 12 + 4, 4 + 4)),
+    ("a:2,b:2", "rows:a,cols:b", [3, 2], (4, 6 + 2, 4 + 3)),
+    ("a:2,b:2", "rows:a,cols:b", [1, 1], (4, 6 + 4, 4 + 4)),
+    ("a:4", "rows:a", [1, 2], (4, 3 + 4, 8 + 3)),
+    ("a:2,b:2", "rows:a+b", [1, 1], (4, 3 + 4, 8 + 4)),
+    ("a:4", "cols:a?", [1, 1], None),
+])  # fmt: skip
+def test_blocks_of_a_device_are_one_image(mesh_shape, layout, stride, image):
+    """They have margins of other devices alone, and none between each other."""
+    data = values(SHAPE, 0)
+    found_of = {}
+    for shape, rules in (("one:1", ""), (mesh_shape, layout)):
+        step = mtf.pjrt.function(
+            lambda data: step_of_layer(data, stride), mesh_shape=shape, layout=rules
+        )
+        found_of[rules] = step(data)
+    for found, expected in zip(found_of[layout], found_of[""]):
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+    lowered = step.lower(data)
+    if image is not None:
+        assert {c.kind for c in lowered.collectives()} <= {"all-reduce", "collective-permute"}
+        assert f"f32[{','.join(map(str, image))},2]" in lowered.compiled_text
+
+
 @pytest.mark.parametrize("padding", ["SAME", "VALID"])
 @pytest.mark.parametrize("image, window", [
     ((3, 4), (5, 5)), ((7, 7), (9, 9)), ((6, 3), (5, 7)), ((3, 9), (9, 4)), ((3, 3, 3), (4, 3, 5)),

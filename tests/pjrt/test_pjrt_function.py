@@ -219,6 +219,26 @@ def test_forms_of_variables():
         other()
 
 
+@pytest.mark.parametrize("zero", [None, 3])
+def test_a_function_is_of_use_after_a_first_call_that_failed(zero):
+    @mtf.pjrt.function(mesh_shape="x:2", layout="batch:x", zero=zero)
+    def product(x, fails):
+        mesh = mtf.Mesh(mtf.Graph(), "mesh")
+        dims = mtf.Shape([("batch", x.shape[0]), ("in", x.shape[1])])
+        w = mtf.get_variable(mesh, "w", dims.dims[1:], initializer=tf.ones_initializer())
+        y = mtf.import_tf_tensor(mesh, x, dims) @ w
+        lowering = mtf.Lowering(mesh.graph, {mesh: mtf.pjrt.mesh_impl()})
+        if fails:
+            raise OverflowError("of this call")
+        return lowering.export_to_tf_tensor(y)
+
+    for inputs in (6, 8):
+        with pytest.raises(OverflowError, match="of this call"):
+            product(np.ones([4, inputs], np.float32), True)
+    assert product.store.names == []
+    np.testing.assert_array_equal(product(np.ones([4, 8], np.float32), False), [8] * 4)
+
+
 def test_variables_outside_of_functions():
     with mtf.pjrt.ArrayStore().scope(), pytest.raises(ValueError, match="call it while that"):
         mtf.get_variable(mtf.Mesh(mtf.Graph(), "mesh"), "v", "a:4")

@@ -22,6 +22,8 @@ PLACES = {
     "tensor": {"mesh_shape": "x:2,y:2", "layout": "batch:x,vocab:y,d_ff:y,heads:y?"},
     "fully_sharded": {"mesh_shape": "x:2,y:2", "layout": "batch:x", "zero": 3, "zero_axis": "x+y"},
     "sequence": {"mesh_shape": "x:2", "layout": "length:x"},
+    "compiled": {"mesh_shape": "x:2", "layout": "batch:x", "zero": 3, "jit_compile": True},
+    "pipeline": {"mesh_shape": "x:2,y:2", "layout": "stages:x,batch:y"},
     "simd": {"mesh_shape": "x:2", "layout": "batch:x,lora:x", "simd": True, "zero": 3},
     "model_on_pjrt": {"mesh_shape": "x:2", "layout": "batch:x", "mesh_impl": "pjrt"},
     "pjrt": {"mesh_shape": "x:2,y:2", "layout": "batch:x,lora:y", "mesh_impl": "pjrt"},
@@ -58,7 +60,7 @@ def test_adapters_in_each_layout(name, place, request):
     options = dict(PLACES[place])
     if name == "mixtral":
         options["layout"] = options["layout"].replace("d_ff:y", "experts:y")
-    where = {} if place in ("pjrt", "simd") else options
+    where = {} if place in ("compiled", "pjrt", "simd") else options
     models = model_of(name), model_of(name, **where)
     results = [
         tuned(model, lora="all:2", log_every=1, seed=1, **further)
@@ -130,8 +132,10 @@ def test_gpt2s_modules_are_told_apart(tmp_path):
     assert config["target_modules"] == ["attn.c_proj"] and config["fan_in_fan_out"]
 
 
-def test_frozen_weights():
-    model = model_of()
+@pytest.mark.parametrize("place", ["whole", "pipeline"])
+def test_frozen_weights(place):
+    """In a pipeline, where the second block is in the second stage, too."""
+    model = model_of(**PLACES[place])
     tuned(model, freeze="embedding|block_000")
     before = model_of().weights
     changed = {n for n in before if not np.array_equal(model.weights[n], before[n])}
@@ -164,6 +168,23 @@ def test_recomputed_and_in_microbatches(lora):
     wanted = tuned(model_of(), lora=lora)
     other = tuned(model_of(), lora=lora, recompute=True, microbatches=2)
     np.testing.assert_allclose(other.losses, wanted.losses, rtol=1e-5)
+
+
+@pytest.mark.slow_but(1)
+@pytest.mark.parametrize("place", ["pipeline", "tensor"])
+@pytest.mark.parametrize("number", [3, 7])
+def test_any_number_of_rows_is_evaluated(place, number):
+    """Whatever splits a batch, and the last one is not whole."""
+    rows = [{"ids": list(range(i + 1, i + 3 + i % 4))} for i in range(number)]
+    options = {"pack": False, "eval_examples": rows, "optimizer": mtf.optimize.SgdOptimizer}
+    wanted, found = (tuned(model_of(**PLACES[p]), 1, **options) for p in ("whole", place))
+    for name in ("eval_loss", "eval_perplexity"):
+        np.testing.assert_allclose(found.final[name], wanted.final[name], rtol=1e-5)
+    untrained = [
+        tuned(model_of(), 1, **options, batch_size=size, learning_rate=0.0).final["eval_loss"]
+        for size in (1, number)
+    ]
+    np.testing.assert_allclose(untrained[0], untrained[1], rtol=1e-5)
 
 
 def test_going_on(tmp_path):
@@ -312,6 +333,7 @@ def test_the_command(tmp_path, capsys, eight_devices):
         "one": [],
         "placement": ["--mesh_shape=x:2,y:2", "--layout=batch:x,vocab:y,d_ff:y", "--zero=3", "--zero_axis=x"],
         "pjrt": ["--mesh_shape=x:2,y:2", "--layout=batch:x,vocab:y,d_ff:y", "--mesh_impl=pjrt"],
+        "pipeline": ["--mesh_shape=x:2", "--layout=stages:x", "--num_microbatches=1"],
     }  # fmt: skip
     for name, place in places.items():
         command = [f"--model={FIXTURES / 'llama'}", f"--train_file={lines}", f"--eval_file={lines}"]

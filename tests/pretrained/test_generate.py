@@ -277,7 +277,6 @@ def nodes_of_steps(name, **place):
 
     def graph_of(*args):
         result = lowered(*args)
-        kinds.clear()  # the first call is traced twice, as it makes the variables
         for op in tf.get_default_graph().get_operations():
             if op.type in ("While", "StatelessWhile"):
                 body = tf.get_default_graph()._get_function(op.get_attr("body").name)

@@ -19,7 +19,7 @@ FOLDERS = {
 ALONE = [f"{name}:2" for name in layouts.WAYS]
 TOGETHER = [
     "data:2,tensor:2", "zero3:2,tensor:2", "zero3:2,expert:2", "expert:2,tensor:2",
-    "sequence:2,tensor:2", "data:2,sequence:2",
+    "sequence:2,tensor:2", "data:2,sequence:2", "pipeline:2,data:2",
 ]  # fmt: skip
 CELLS = [
     (name, ways)

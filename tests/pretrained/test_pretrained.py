@@ -242,11 +242,10 @@ def test_balance_in_a_pipeline(name, place, repeats, recompute):
 
     wanted = step()
     stack = model.model.layer_stack
-    model.model.layer_stack = mtf.transformer.transformer.PipelinedLayerStack(
-        stack.layers, num_stages=2, num_microbatches=2, num_repeats=repeats,
-        sublayers_initial=[], sublayers_per_layer=stack._sublayers_per_layer,
-        sublayers_final=stack._sublayers_final, recompute_grads=recompute,
-    )  # fmt: skip
+    stack.recompute_grads = recompute
+    model.model.layer_stack = mtf.transformer.transformer.PipelinedLayerStack.of(
+        stack, num_stages=2, num_microbatches=2, num_repeats=repeats
+    )
     found = step(**place)
     np.testing.assert_allclose(found.losses, wanted.losses, rtol=1e-5)
     for figure in ("balance_loss", "busiest_expert", "dropped"):
@@ -256,6 +255,90 @@ def test_balance_in_a_pipeline(name, place, repeats, recompute):
     for weight in model.weights:
         gradient = model.weights[weight] - wanted.variables[weight]
         close(model.weights[weight] - found.variables[weight], gradient)
+
+
+PIPELINES = [
+    ("llama", {"mesh_shape": "x:2,y:2", "layout": "stages:x,batch:y"}),
+    ("llama", {"mesh_shape": "x:4", "layout": "stages:x", "num_microbatches": 4}),
+    ("llama", {"mesh_shape": "x:2,y:2", "layout": "stages:x,heads:y?,d_ff:y,vocab:y"}),
+    ("llama", {"mesh_shape": "x:2", "layout": "stages:x", "num_repeats": 2, "zero": 3}),
+    ("llama", {"num_stages": 4, "num_microbatches": 2}),
+    ("llama", {"mesh_shape": "x:2,y:2", "layout": "stages:x,batch:y", "mesh_impl": "pjrt"}),
+    ("gpt2", {"mesh_shape": "x:2,y:2", "layout": "stages:x,batch:y"}),
+    ("gpt_neox", {"mesh_shape": "x:2", "layout": "stages:x"}),
+    ("gemma2", {"mesh_shape": "x:2,y:2", "layout": "stages:x,batch:y"}),
+    ("mixtral", {"mesh_shape": "x:2,y:2", "layout": "stages:x,experts:y,batch:y"}),
+]
+
+
+def of_four_blocks(name, tmp_path):
+    """Returns a folder with a model of random weights."""
+    config = json.loads((FIXTURES / name / "config.json").read_text())
+    blocks = "n_layer" if name == "gpt2" else "num_hidden_layers"
+    types = config.pop("layer_types", [])
+    model = mtf.models.from_config(
+        {**config, blocks: 4, **({"layer_types": types * 2} if types else {})}
+    )
+    rng, sizes = np.random.RandomState(0), model._form.sizes
+    model.assign({
+        w.ours: rng.normal(size=[sizes[d] for d in w.dims.split()], scale=0.25).astype("f")
+        for w in model._form.weights
+    })  # fmt: skip
+    model.save_pretrained(tmp_path / name)
+    return tmp_path / name
+
+
+@pytest.mark.slow_but(2)
+@pytest.mark.parametrize("name, place", PIPELINES)
+def test_a_pipeline(name, place, tmp_path, request):
+    """Calls, losses and gradients are those of layers in a row, and so are the files."""
+    if "mesh_impl" in place:
+        request.getfixturevalue("eight_devices")
+    folder = of_four_blocks(name, tmp_path)
+    plain = mtf.models.from_pretrained(folder)
+    model = mtf.models.from_pretrained(folder, **place)
+    stack = model.model.layer_stack
+    assert stack.schedule.num_stages == (4 if 4 in place.values() or "x:4" in place.values() else 2)
+    ids = np.arange(4 * 12).reshape(4, 12).astype(np.int32) % 90
+    np.testing.assert_allclose(model.logits(ids), plain.logits(ids), atol=1e-5)
+    assert model.generate(PROMPTS, 6) == plain.generate(PROMPTS, 6)
+
+    def step(of, **options):
+        return mtf.train.fit(
+            of.loss, ids, steps=1, dims="batch:4,length:12", progress=False, seed=0,
+            init_checkpoint=of.weights, optimizer=mtf.optimize.SgdOptimizer(1.0), **options,
+        )  # fmt: skip
+
+    wanted, found = step(plain), step(model, **model._trained_at.of_fit)
+    np.testing.assert_allclose(found.losses, wanted.losses, rtol=1e-5)
+    for weight, before in model.weights.items():
+        close(before - found.variables[weight], before - wanted.variables[weight])
+    model.save_pretrained(tmp_path / "again")
+    for file in ("config.json", "model.safetensors"):
+        assert (folder / file).read_bytes() == (tmp_path / "again" / file).read_bytes()
+
+
+@pytest.mark.parametrize(
+    "arguments, text",
+    [
+        ({"num_stages": 3}, r"num_stages=3 does not divide the 4 layers.*choose num_stages from"),
+        ({"num_stages": 4}, "differs from .*stages of 1 layers compute the same function"),
+        ({"mesh_shape": "x:4", "layout": "stages:x", "num_stages": 2}, "2 is no multiple of the 4"),
+        ({"num_microbatches": 2}, "num_microbatches and num_repeats are of a pipeline"),
+        ({"num_repeats": 2}, "give num_stages, or a layout that splits them"),
+        ({"num_stages": 2.0}, r"num_stages=2\.0 must be 1 or more; an integer"),
+        ({"num_stages": 2, "num_microbatches": 0}, "num_microbatches=0 must be 1 or more"),
+    ],
+)
+def test_pipelines_that_there_are_not(arguments, text):
+    with pytest.raises(ValueError, match=text):
+        mtf.models.from_pretrained(FIXTURES / "llama", **arguments)
+
+
+def test_no_pipeline_of_an_encoder():
+    encoders = pathlib.Path(__file__).parent / "encoders"
+    with pytest.raises(ValueError, match="num_stages=2, and the model is an encoder"):
+        mtf.models.from_pretrained(next(encoders.iterdir()), num_stages=2)
 
 
 def test_balance_where_it_is_asked_for(tmp_path):

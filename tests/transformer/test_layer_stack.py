@@ -422,6 +422,56 @@ def test_to_json():
     ]
 
 
+class Halved(transformer.TransformerLayer):
+    def call(self, context, x, losses=None):
+        return 0.5 * x
+
+
+class Noted(transformer.LayerStack):
+    """Overrides what the classic's stack calls, with its arguments."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.calls = []
+
+    def _call_sublayers(self, sublayers, x, context):
+        self.calls.append(len(sublayers))
+        return super()._call_sublayers(sublayers, x, context)
+
+    def _layer_fn(self, x, layer, context):
+        self.calls.append(type(layer).__name__)
+        return 2.0 * super()._layer_fn(x, layer, context)
+
+
+class Unrolled(Noted):
+    """A loop of its own, of the same parts, with a further argument."""
+
+    def call(self, context, x):
+        x = self._call_sublayers(self._sublayers_initial, x, context)
+        for number, layer in enumerate(self._layers):
+            fn = functools.partial(self._layer_fn, layer=layer, context=context)
+            x = mtf.recompute_grad(fn, [x]) if self._recompute_grads and number else fn(x)
+        return self._call_sublayers(self._sublayers_final, x, context)
+
+
+@pytest.mark.parametrize("cls", [Noted, Unrolled])
+@pytest.mark.parametrize("recompute", [False, True])
+def test_stacks_of_ones_own(cls, recompute):
+    made = cls(
+        [Halved(), Halved()],
+        sublayers_initial=[],
+        sublayers_per_layer=[transformer.sublayer_call_layer, transformer.sublayer_residual],
+        sublayers_final=[lambda x, layer_stack, context: -x],
+        recompute_grads=recompute,
+    )
+    assert made.recompute_grads is recompute
+    # A layer, with its residual, is 1.5 of its input, which the stack doubles.
+    values, gradient = sublayer(lambda x, _, context: made.call(context, x))
+    np.testing.assert_allclose(values, -9 * X, rtol=1e-6)
+    np.testing.assert_allclose(gradient, -9 * X[::-1], rtol=1e-6)
+    assert made.calls[:6] == [0, "Halved", 2, "Halved", 2, 1]
+
+
 class Transposes(transformer.TransformerLayer):
     def call(self, context, x, losses=None):
         return mtf.transpose(x, x.shape.dims[::-1])

@@ -26,6 +26,7 @@ from mesh_tensorflow._mesh.slice_functions import cut_to, in_own_memory, padded
 from mesh_tensorflow._mesh.variables.checkpoint_files import ShardedVariable, slice_spec
 
 if TYPE_CHECKING:
+    from mesh_tensorflow._core.shape import Shape
     from mesh_tensorflow.ops._variables.variable import Variable
 
 
@@ -767,7 +768,7 @@ class SliceStorage(VariableStorage):
     def initializer(self, value: tf.Tensor) -> tf.Operation:
         """Returns the operation that assigns an initial value; one for each value."""
         if self._index is not None:
-            return self._placed.stack_initializer()
+            return self._placed.initializer()
         # By the value, since tf.train.init_from_checkpoint sets another one later.
         if id(value) not in self._initializers:
             # Whoever asks first may be in a loop, or after operations that must not be waited for.
@@ -800,6 +801,38 @@ def bind_masters(placed: SliceVariables, variable: Variable) -> bool:
     return True
 
 
+class ValueOfVariable(LaidOutTensor):
+    """The value of a variable as `lowering.variables` gives it to a user.
+
+    Its `all_slices` are variables of TensorFlow, which have a device and an initializer, and can be
+    assigned to in a session. What computes with it gets `tensor_list`.
+    """
+
+    def __init__(self, value: LaidOutTensor, placed: SliceVariables):
+        """Creates a ValueOfVariable.
+
+        Args:
+          value: the value at the beginning of the step.
+          placed: the slices.
+        """
+        super().__init__(value.tensor_list)
+        self._value = value
+        self._placed = placed
+
+    @property
+    def all_slices(self) -> list[tf.Variable]:
+        """The slice variable of each processor."""
+        return self._placed.initialized_slices()
+
+    def of_shape(self, tensor_shape: Shape) -> LaidOutTensor:
+        """Returns the value with the Shape of the whole tensor."""
+        return self._value.of_shape(tensor_shape)
+
+    def to_laid_out_tensor(self) -> LaidOutTensor:  # type: ignore[override]
+        """Returns the value."""
+        return self._value
+
+
 class SliceVariables(LaidOutVariable):
     """The slice variables of an mtf Variable.
 
@@ -829,7 +862,7 @@ class SliceVariables(LaidOutVariable):
         self._variable = variable
         self._room: dict[int, tf.Operation] = {}
         # With the values, so that their ids are not reused.
-        self._stack_initializers: dict[tuple[int, ...], tuple[list, tf.Operation]] = {}
+        self._initializers: dict[tuple[int, ...], tuple[list, tf.Operation]] = {}
         self._copies: dict[str, tf.Operation] = {}
         # A master that is the slice would be read by way of itself.
         self._is_bound = not self.slice_is_master and bind_masters(self, variable)
@@ -867,6 +900,29 @@ class SliceVariables(LaidOutVariable):
             use_resource=True,
         )
 
+    def initializer(self) -> tf.Operation:
+        """Returns a tf.Operation that gives the initial value to all slices."""
+        variable = self._variable
+        if self._is_bound and not variable.is_stacked:
+            return variable.masters[0].initializer
+        values = [part.get_master().initial_value for part in variable.parts]
+        # By the values, since tf.train.init_from_checkpoint sets others later.
+        key = tuple(map(id, values))
+        if key not in self._initializers:
+            with tf.control_dependencies(None), tf.name_scope(f"init/{variable.name}"):
+                whole = tf.stack(values) if variable.is_stacked else values[0]
+                self._initializers[key] = values, self._set_slices(whole)
+        return self._initializers[key][1]
+
+    def initialized_slices(self) -> list[tf.Variable]:
+        """Returns the slice variable of each processor; its `initializer` is that of them all."""
+        if self._variable.store is None and not self.slice_is_master:
+            made = self.initializer()
+            for v in self.slices.values():
+                # TensorFlow made it with zeros, by which a program would begin with other weights.
+                v._initializer_op = made
+        return [self.slices[owner] for owner in self.owner]
+
     # -- reading and assigning
 
     def _spread(self, values: dict[int, Any]) -> Any:
@@ -874,8 +930,8 @@ class SliceVariables(LaidOutVariable):
 
     @property
     def laid_out_tensor(self) -> Any:
-        """A LaidOutTensor of the values at the beginning of the step."""
-        return self._spread(self._reads)
+        """The values at the beginning of the step, a ValueOfVariable."""
+        return ValueOfVariable(self._spread(self._reads), self)
 
     def read(self) -> Any:
         """Returns a LaidOutTensor of the values at this point of the program."""
@@ -922,17 +978,6 @@ class SliceVariables(LaidOutVariable):
                     lambda: v.assign(tf.zeros(v.shape, v.dtype), read_value=False),
                 ).op
         return self._room[pnum]
-
-    def stack_initializer(self) -> tf.Operation:
-        """Returns a tf.Operation that initializes all parts of a stacked variable."""
-        values = [master.initial_value for master in self._variable.masters]
-        # By the values, since tf.train.init_from_checkpoint sets others later.
-        key = tuple(map(id, values))
-        if key not in self._stack_initializers:
-            name = f"init/{self._variable.name}"
-            with tf.control_dependencies(None), tf.name_scope(name):
-                self._stack_initializers[key] = values, self._set_slices(tf.stack(values))
-        return self._stack_initializers[key][1]
 
     # -- copies between slices and a separate master
 

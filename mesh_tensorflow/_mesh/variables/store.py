@@ -380,6 +380,13 @@ def store_of(graph: Graph) -> VariableStore:
     return graph.variable_store
 
 
+# What the mtf.function that is traced has used, in each thread: stores, names, and whether nothing
+# else had used the variable.
+_uses: contextvars.ContextVar[Optional[list[tuple[VariableStore, str, bool]]]] = (
+    contextvars.ContextVar("uses", default=None)
+)
+
+
 class _Known:
     """What a store records about its variables, by name; hidden from TensorFlow's checkpoints."""
 
@@ -388,7 +395,10 @@ class _Known:
         self.saved = SavedVariables()
         self.averages: dict[str, str] = {}  # the names of weights by those of their averages
         self.lowered: set[str] = set()  # variables that a Lowering has used
-        self.in_functions: set[str] = set()  # variables whose slices a tf.function has captured
+        # How often traces of a tf.function have captured the slices of a variable.
+        self.in_functions: collections.Counter[str] = collections.Counter()
+        # Variables that a trace made which then failed, and that nothing has used since.
+        self.unclaimed: set[str] = set()
         self.values: Mapping[str, Any] = {}  # what variables that are made later begin with
 
 
@@ -563,6 +573,9 @@ class VariableStore(tf2.Module):
             list(owner),
             {pnum: mesh_impl.devices[pnum] for pnum in set(owner)},
         )
+        new = known is None or name in self._known.unclaimed
+        if known is not None and new and (known.shape, known.dtype) != (form.shape, form.dtype):
+            known = None  # no more than the mistake of a call is lost
         if known is None:
             # Outside of a function that is traced: its variables outlive the trace.
             with tf.init_scope():
@@ -578,7 +591,7 @@ class VariableStore(tf2.Module):
             same = (known.shape, known.dtype) == (form.shape, form.dtype)
             # A trace holds its slices, and would go on to read and assign to them while the value
             # is elsewhere.
-            if not same or name in self._known.in_functions:
+            if not same or self._known.in_functions[name]:
                 # Elsewhere only the devices differ: the slices fit, and are used where they are.
                 if known == form:
                     return self._slices_of(name)
@@ -589,6 +602,8 @@ class VariableStore(tf2.Module):
                 self._lay_out(variable, form, mesh_impl, pieces, self._slices_of(name))
         # From now on a Variable that is made again leaves the value as it is.
         self._known.lowered.add(name)
+        if new:
+            self._known.unclaimed.add(name)
         return self._used(name)
 
     def _first_value(self, variable: Variable, form: Form) -> tf.Tensor:
@@ -627,9 +642,26 @@ class VariableStore(tf2.Module):
 
     def _used(self, name: str) -> dict[int, tf.Variable]:
         """Returns the slice variables; notes that a tf.function that is traced captures them."""
+        new = name in self._known.unclaimed
+        self._known.unclaimed.discard(name)
         if not tf.executing_eagerly():
-            self._known.in_functions.add(name)
+            self._known.in_functions[name] += 1
+            uses = _uses.get()
+            if uses is not None:
+                uses.append((self, name, new))
         return self._slices_of(name)
+
+    def _give_back(self, name: str, new: bool) -> None:
+        """Takes back a use of a variable by a trace that has failed.
+
+        Args:
+          name: the full name of an mtf variable.
+          new: whether nothing had used it before.
+        """
+        # The variable stays, as a checkpoint that was read before gave it its value.
+        self._known.in_functions[name] -= 1
+        if new and not self._known.in_functions[name]:
+            self._known.unclaimed.add(name)
 
     def _lay_out(
         self,
@@ -752,10 +784,31 @@ def _slice_variable(variable: Variable, value: tf.Tensor, number: Optional[int])
     # TensorFlow's names have only these characters; the store itself knows the variable by its own.
     safe_name = re.sub(r"[^A-Za-z0-9_./-]", "_", variable.name)
     name = safe_name if number is None else f"{safe_name}_slice_{number}"
-    return tf2.Variable(value, name=name, trainable=variable.trainable)
+    return tf2.Variable(
+        value,
+        name=name,
+        trainable=variable.trainable,
+        # Stores make variables outside of traces already. A tf.function that knew of it would trace
+        # its first call twice, and would be of no more use if that call failed after this.
+        experimental_enable_variable_lifting=False,
+    )
 
 
 # -- mtf.function: traced programs that keep their variables
+
+
+@contextlib.contextmanager
+def _given_back_on_error() -> Iterator[None]:
+    """Context of a trace: if it fails, variables are free of it, as of functions without one."""
+    uses: list[tuple[VariableStore, str, bool]] = []
+    try:
+        with within(_uses, uses):
+            yield
+    except BaseException:
+        for used, name, new in uses:
+            used._give_back(name, new)
+        raise
+
 
 # A trace is found by its arguments. TensorFlow takes Python values for the same argument if they
 # are equal; 1, True and 1.0 are, and 0.0 and -0.0, and programs do different things with them, so
@@ -903,7 +956,7 @@ def function(fn: Optional[Callable[..., Any]] = None, **kwargs: Any) -> Any:
     @functools.wraps(fn)
     def within_store(*args: object, **named: object) -> Any:
         args, named = original((args, named))  # as they come where functions run eagerly
-        with store.scope(), storing(**stored):
+        with _given_back_on_error(), store.scope(), storing(**stored):
             result = fn(*args, **named)
         tables.extend(names_in_current_graph())
         return result

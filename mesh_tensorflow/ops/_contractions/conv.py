@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 
 import tensorflow.compat.v1 as tf
@@ -63,7 +63,8 @@ __all__ = [
 # the blocks, so that the layout splits both alike.
 #
 # XLA's partitioner would gather where dimensions are merged of which it splits one, and convolves
-# parts of an image wrongly. There, each block stays an image of its own, with margins of others.
+# parts of an image wrongly. There, a dimension of blocks is cut into the parts that the layout makes
+# of it. Each part is an image of its own, of joined blocks, with margins of others.
 
 # The Dimension of blocks along each spatial dimension, None for one block; empty without blocks.
 Blocks = Sequence[Optional[Dimension]]
@@ -178,6 +179,32 @@ def cutter(shape: Shape, blocks: Blocks, sizes: Sequence[int]) -> Callable[[tf.T
     inverse = [order.index(axis) for axis in range(len(order))]
     ordered = [sizes[axis] for axis in order]
     return lambda t: tf.transpose(tf.reshape(t, constant(ordered)), constant(inverse))
+
+
+def cut_to_parts(
+    shape: Shape, blocks: Blocks, parts: Mapping[str, int]
+) -> tuple[Shape, tuple[Optional[Dimension], ...]]:
+    """Returns a Shape whose blocks are in parts, and the Dimensions of the blocks of a part.
+
+    Args:
+      shape: the Shape of the blocks.
+      blocks: for each spatial dimension, the Dimension of its blocks or None.
+      parts: by the names of these, how many parts they have. Those with one have no dimension of
+        parts; all others keep the name, by which the layout splits them.
+    """
+    # Names that no layout has: a part is whole.
+    each = {
+        d.name: Dimension(f"_{d.name}_of_part", d.size // parts[d.name])
+        for d in blocks
+        if d is not None
+    }
+    dims: list[Dimension] = []
+    for d in shape:
+        if d in blocks:
+            dims += [Dimension(d.name, parts[d.name])] * (parts[d.name] > 1) + [each[d.name]]
+        else:
+            dims.append(d)
+    return Shape(dims), tuple(d and each[d.name] for d in blocks)
 
 
 class BlocksAsProcessors:
@@ -673,16 +700,15 @@ class ConvNdOperation(Operation):
         blocks = kind.blocks
         if not blocks:
             return self._with_halos(mesh_impl, mesh_impl, form, self._halos(mesh_impl), values)
-        compiled = getattr(requested, "is_split_by_compiler", False)
-        if compiled and any(d and requested.splitting_axis(d) is not None for d in blocks):
-            between = BlocksAsProcessors(mesh_impl, shapes[WIDE], blocks)
-            # Spatial dimensions are last in either form.
-            further = len(shapes[WIDE]) - len(form.shapes[WIDE])
-            halos = [
-                dataclasses.replace(h, tensor_axis=h.tensor_axis + further)
-                for h in self._halos_of(form, between)
-            ]
-            return self._with_halos(mesh_impl, between, self._form, halos, values)
+        if getattr(requested, "is_split_by_compiler", False):
+            axes = {d.name: requested.splitting_axis(d) for d in blocks if d is not None}
+            whole = {d.name for d in blocks if d is not None and requested.padding(d)}
+            parts = {
+                name: 1 if axis is None or name in whole else requested.shape[axis].size
+                for name, axis in axes.items()
+            }
+            if max(parts.values()) > 1:
+                return self._of_parts(mesh_impl, parts, values)
         joined = [
             v if role == FILTER else mesh_impl.slicewise(joiner(shapes[role], blocks), v)
             for role, v in zip(roles, values)
@@ -692,6 +718,35 @@ class ConvNdOperation(Operation):
             return result
         sizes = mesh_impl.slice_shape(shapes[computed])
         return mesh_impl.slicewise(cutter(shapes[computed], blocks, sizes), result)
+
+    def _of_parts(
+        self, mesh_impl: MeshImpl, parts: Mapping[str, int], values: Sequence[Any]
+    ) -> Any:
+        """Returns the laid-out result where a compiler splits blocks; see `cut_to_parts`."""
+        kind, roles, computed, shapes = self._form
+        cuts = {role: cut_to_parts(shapes[role], kind.blocks, parts) for role in (WIDE, NARROW)}
+        joined = {role: joined_shape(*cut, mesh_impl) for role, cut in cuts.items()}
+
+        def join(role: str, value: Any) -> Any:
+            shape, blocks = cuts[role]
+            sizes, joins = mesh_impl.slice_shape(shape), joiner(shape, blocks)
+            value = mesh_impl.slicewise(lambda t: joins(tf.reshape(t, constant(sizes))), value)
+            return value.of_shape(joined[role])
+
+        values = [v if role == FILTER else join(role, v) for role, v in zip(roles, values)]
+        of_parts = [Dimension(name, count) for name, count in parts.items() if count > 1]
+        between = BlocksAsProcessors(mesh_impl, joined[WIDE], of_parts)
+        halos = [
+            dataclasses.replace(h, tensor_axis=h.tensor_axis + len(of_parts))
+            for h in self._halos_of(self._form.joined(mesh_impl), between)
+        ]
+        form = self._form._replace(shapes={**shapes, **joined})
+        result = self._with_halos(mesh_impl, between, form, halos, values)
+        if computed == FILTER:
+            return result
+        cuts_again = cutter(*cuts[computed], mesh_impl.slice_shape(cuts[computed][0]))
+        sizes = mesh_impl.slice_shape(shapes[computed])
+        return mesh_impl.slicewise(lambda t: tf.reshape(cuts_again(t), constant(sizes)), result)
 
     def _with_halos(
         self,

@@ -7,8 +7,10 @@ from which most communication of a program comes.
 from __future__ import annotations
 
 import collections
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Optional
+
+import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops as mtf
 from mesh_tensorflow._core.errors import did_you_mean, dims_text, slip
@@ -234,6 +236,34 @@ class EinsumOperation(Operation):
     def begun_sums(self, mesh_impl: MeshImpl) -> dict[Tensor, list[int]]:
         """The output is partial over the mesh axes that split summed dimensions."""
         return {self.outputs[0]: self._plan(mesh_impl)[1]}
+
+
+def _einsum_helper(
+    input_shapes: Sequence[Shape], output_shape: Shape, mesh_impl: MeshImpl
+) -> tuple[Callable[..., tf.Tensor], list[int]]:
+    """Returns how slices are contracted, for operations of users, by the name that the classic has.
+
+    Args:
+      input_shapes: the Shapes of the factors.
+      output_shape: the Shape of the product; each of its dimensions is in a factor.
+      mesh_impl: a MeshImpl.
+
+    Returns:
+      (a function from a slice of each factor to that of the product, the mesh axes over which the
+      product is still to be summed).
+
+    Raises:
+      ValueError: two dimensions of the contraction are split over one mesh dimension.
+    """
+    mtf.verify_no_new_dims(input_shapes, output_shape)
+    every = Shape(dict.fromkeys(d for shape in input_shapes for d in shape))
+    mesh_impl.tensor_layout(every)  # checks that no two dimensions are split over one
+    summed = mesh_impl.splitting_axes([d for d in every if d not in output_shape])
+
+    def multiply(*slices: tf.Tensor) -> tf.Tensor:
+        return einsum_slice(slices, input_shapes, output_shape, mesh_impl.einsum)
+
+    return multiply, summed
 
 
 def product(xs: Sequence[Tensor], output_shape: Shape, name: Optional[str] = None) -> Tensor:

@@ -24,6 +24,7 @@ from mesh_tensorflow._core.operation import (
     Tensor,
     check_tensors,
     is_differentiable,
+    is_of_package,
     with_inner_operations,
 )
 from mesh_tensorflow._core.shape import Dimension, Shape, convert_to_shape
@@ -98,7 +99,8 @@ def gradients(
                 continue
             with graph.gradient_scope(op):
                 dxs = op.gradient(dys)
-                for x, dx in zip(op.inputs, dxs, strict=True):
+                # An operation of a user's may leave out those of its last inputs, or give more.
+                for x, dx in zip(op.inputs, dxs, strict=is_of_package(type(op))):
                     # An operation gives the gradients of all inputs; those that lead to none of
                     # `xs` go no further.
                     if dx is not None and x in needed:

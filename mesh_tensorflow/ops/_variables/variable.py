@@ -516,7 +516,8 @@ class Variable(Operation):
         self._laid_out = weakref.ref(laid_out)
         # Where nothing of the step is waited for: the value is that of the step's beginning.
         with mesh_impl.at_beginning():
-            value = self.cast_to_activation(mesh_impl, laid_out.laid_out_tensor)
+            value = laid_out.laid_out_tensor.to_laid_out_tensor()
+            value = self.cast_to_activation(mesh_impl, value)
         lowering.set_tensor_lowering(self.value, value)
         kind = "trainable" if self._trainable else "untrainable"
         lowering.add_counter(f"variables/{kind}", self.size)
@@ -682,15 +683,10 @@ def get_variable(
         )
     # Before the look-up, where a second request for a variable is compared with the first one.
     dtype = dtype_in_force(dtype, trainable)
-    full_name = full_variable_name(name)
-    adapters = _adapters.get()
-    # After the dtype is known: what is frozen computes in the precision of what is trained.
-    trainable = trainable and (adapters is None or adapters.trains(full_name))
-    value: Tensor
     if mesh.graph.stages is not None:
         # While a pipeline is built, what one stage asks for stands for the variables of all of
-        # them.
-        value = mesh.graph.stages.variable(
+        # them. Each is made, and adapted, under its own name.
+        return mesh.graph.stages.variable(
             name,
             convert_to_shape(shape),
             dtype,
@@ -698,7 +694,12 @@ def get_variable(
             trainable=trainable,
             **kwargs,
         )
-    elif full_name in mesh.graph.name_to_variable:
+    full_name = full_variable_name(name)
+    adapters = _adapters.get()
+    # After the dtype is known: what is frozen computes in the precision of what is trained.
+    trainable = trainable and (adapters is None or adapters.trains(full_name))
+    value: Tensor
+    if full_name in mesh.graph.name_to_variable:
         known = mesh.graph.name_to_variable[full_name]
         _check_known(known, convert_to_shape(shape), dtype)
         value = known.value

@@ -445,6 +445,37 @@ class PipelinedLayerStack(LayerStack):
         self._num_microbatches = num_microbatches
         self._check_layers()
 
+    @classmethod
+    def of(
+        cls, stack: LayerStack, num_stages: int, num_microbatches: int, num_repeats: int = 1
+    ) -> PipelinedLayerStack:
+        """Returns a stack with the layers and sublayers of another one, as stages of a pipeline.
+
+        Args:
+          stack: a LayerStack.
+          num_stages: the number of stages.
+          num_microbatches: the number of microbatches.
+          num_repeats: how many parts of the layers each stage has.
+
+        Raises:
+          ValueError: as when the stack is created.
+        """
+        legacy = stack.dropout_rate is not None  # it has the sublayers then
+        return cls(
+            stack.layers,
+            num_stages,
+            num_microbatches,
+            num_repeats,
+            sublayers_initial=None if legacy else stack._sublayers_initial,
+            sublayers_per_layer=None if legacy else stack._sublayers_per_layer,
+            sublayers_final=None if legacy else stack._sublayers_final,
+            dropout_rate=stack.dropout_rate,
+            norm_epsilon=stack.norm_epsilon,
+            recompute_grads=stack.recompute_grads,
+            sequence_parallel=stack.sequence_parallel,
+            recompute_budget=stack._recompute_budget,
+        )
+
     @property
     def schedule(self) -> mtf_layers.PipelineSchedule:
         """The schedule of the pipeline, which tells its ticks and its bubble."""
@@ -651,7 +682,7 @@ class _Call:
                 # Names of a variable in other stages are those of the layer that asks for it.
                 self._stages.position = i
                 with tf.variable_scope(layer.name or ""), self._said_where(layer, x):
-                    x = self._stack._layer_with_sublayers(inner, layer, x)
+                    x = self._stack._layer_fn(x, layer, inner)
         return x
 
     @contextlib.contextmanager

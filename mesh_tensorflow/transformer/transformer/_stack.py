@@ -502,7 +502,7 @@ class LayerStack(TransformerLayer):
                 "both be None, for sublayers_initial, sublayers_per_layer and sublayers_final"
             )
         self._layers = list(layers)
-        self.recompute_grads = recompute_grads
+        self._recompute_grads = recompute_grads
         self._recompute_budget = recompute_budget
         self.sequence_parallel = sequence_parallel
         self.dropout_rate = dropout_rate
@@ -542,6 +542,15 @@ class LayerStack(TransformerLayer):
         return self._finish(context, x)
 
     @property
+    def recompute_grads(self) -> bool:
+        """Whether activations inside a layer are recomputed for its gradient; may be set."""
+        return self._recompute_grads
+
+    @recompute_grads.setter
+    def recompute_grads(self, value: bool) -> None:
+        self._recompute_grads = value
+
+    @property
     def num_layers(self) -> int:
         """The number of layers."""
         return len(self._layers)
@@ -555,12 +564,12 @@ class LayerStack(TransformerLayer):
         if self.sequence_parallel:
             # First, so that the sublayers work on each processor's part of the stream.
             x = to_residual_length(x, context.length_dim.name)
-        x = self._with_sublayers("sublayers_initial", context, x)
+        x = self._call_sublayers(self._given("sublayers_initial"), x, context)
         context.layer_outputs.append(x)
         return x
 
     def _finish(self, context: Context, x: mtf.Tensor) -> mtf.Tensor:
-        x = self._with_sublayers("sublayers_final", context, x)
+        x = self._call_sublayers(self._given("sublayers_final"), x, context)
         # While the stream still has the name of its own, so that each processor masks its part.
         x = sublayer_mask_padding(x, self, context)
         if self.sequence_parallel:
@@ -568,24 +577,31 @@ class LayerStack(TransformerLayer):
         context.layer_outputs.append(x)
         return x
 
-    def _with_sublayers(self, which: str, context: Context, x: mtf.Tensor) -> mtf.Tensor:
+    def _given(self, which: str) -> Sequence[Callable]:
         sublayers = getattr(self, f"_{which}")
         if sublayers is None:
             raise ValueError(
                 f"{type(self).__name__}: {which} is None; give a list (an empty one for none), "
                 f"for instance with gin ({type(self).__name__}.{which} = [...])"
             )
+        return sublayers
+
+    # The next two have the names and arguments of the classic, whose users override them.
+
+    def _call_sublayers(
+        self, sublayers: Sequence[Callable], x: mtf.Tensor, context: Context
+    ) -> mtf.Tensor:
+        """Calls sublayers, one after another."""
         for sublayer in sublayers:
             x = sublayer(x, self, context)
         return x
 
-    def _layer_with_sublayers(
-        self, context: Context, layer: TransformerLayer, x: mtf.Tensor
-    ) -> mtf.Tensor:
+    def _layer_fn(self, x: mtf.Tensor, layer: TransformerLayer, context: Context) -> mtf.Tensor:
+        """Calls a layer with its sublayers."""
         context.current_layer = layer
         # Before the sublayers, of which a norm is usually the first: the residual goes past it.
         context.current_layer_input = x
-        y = self._with_sublayers("sublayers_per_layer", context, x)
+        y = self._call_sublayers(self._given("sublayers_per_layer"), x, context)
         if y.shape != x.shape:
             raise ValueError(
                 f"{type(self).__name__}: layer {layer.name} ({type(layer).__name__}), with its "
@@ -622,12 +638,12 @@ class LayerStack(TransformerLayer):
     ) -> mtf.Tensor:
         with tf.variable_scope(layer.name or ""):
             if budget is None and not self._recomputes(context):
-                return self._layer_with_sublayers(context, layer, x)
+                return self._layer_fn(x, layer, context)
             shared = _Shared(context)
             # What a layer adds to the Context is recomputed, too, so it has to be an output.
             # The layer comes before `found` in the list: what it finds is what the layer has added.
             outputs = mtf.recompute_grad(
-                lambda x: [self._layer_with_sublayers(context, layer, x), *shared.found()],
+                lambda x: [self._layer_fn(x, layer, context), *shared.found()],
                 [x],
                 budget=budget,
             )
@@ -739,7 +755,7 @@ class ReversibleLayerStack(LayerStack):
 
     def _branch(self, context: Context, layer: TransformerLayer, x: mtf.Tensor) -> mtf.Tensor:
         shared = _Shared(context)
-        y = self._layer_with_sublayers(context, layer, x)
+        y = self._layer_fn(x, layer, context)
         if self._recomputes(context) and shared.found():
             raise ValueError(
                 f"ReversibleLayerStack: the layer {layer.name} ({type(layer).__name__}) leaves "
