@@ -349,15 +349,16 @@ def _check_captures(graph: Any) -> None:
     ]
     if resources:
         counted = (
-            ". Optimizers and schedules read the global step where nothing else tells the number of "
-            "steps: make it an argument of the function, and apply them within `with "
+            ". Optimizers and schedules read the global step where nothing else tells the number "
+            "of steps: make it an argument of the function, and apply them within `with "
             "mtf.utils.counted_steps(step):`"
         )
         raise ValueError(
             f"a function of mtf.pjrt uses {len(resources)} variables or resources of TensorFlow: "
             f"{', '.join(resources)}. They are not on the devices of JAX. Pass their values as "
             "arguments, or make the variables by mtf.get_variable"
-            + counted * any(name.startswith("global_step") for name in resources)
+            + counted
+            * any(name.startswith("global_step") for name in resources)
         )
 
 

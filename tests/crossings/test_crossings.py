@@ -47,7 +47,7 @@ def expected(feature, front_end):
     return run(feature, front_end, WHOLE, plain=True)
 
 
-@pytest.mark.slow_but(2)
+@pytest.mark.slow_but(6)
 @pytest.mark.slow("*utils.run*", "nan_checks-fit*")
 @pytest.mark.parametrize("cell", params("test"))
 def test_results(cell):

@@ -213,7 +213,7 @@ def test_wrong_assignments(tf_graph):
         return tf.cond(tf.equal(step.read_value(), 1), lambda: tf.assign_add(step, 1).op, tf.no_op)
 
     tf.train.get_or_create_global_step()
-    with pytest.raises(ValueError, match="not within a loop or a condition. Do this outside of th"):
+    with pytest.raises(ValueError, match=r"not within a loop or a condition\. Do this outside"):
         mtf.pjrt.in_session(stepping(change))
 
 

@@ -365,6 +365,9 @@ def number_of_files(path: str) -> Optional[int]:
     return tensor_bundle_pb2.BundleHeaderProto.FromString(start[3 : 3 + start[2]]).num_shards
 
 
+_READ_WHOLE = tf.float16  # of which TensorFlow reads no slices
+
+
 class Reader:
     """Reads parts of the variables of a checkpoint, by the operation that restores.
 
@@ -400,7 +403,11 @@ class Reader:
         Raises:
           OSError: it cannot be read.
         """
-        return self._run(self._value(dtype), name, spec)
+        if dtype != _READ_WHOLE or not spec:
+            return self._run(self._value(dtype), name, spec)
+        ranges = [r.split(",") for r in spec.rpartition(" ")[2].split(":")]  # of all dimensions
+        cut = tuple(slice(int(begin), int(begin) + int(size)) for begin, size in ranges)
+        return self._run(self._value(dtype), name, "")[cut]
 
     def kinds(self, name: str, spec: str, dtype: tf.DType) -> tuple[bool, bool]:
         """Returns whether a part of a variable has NaN, and infinite values; see `read`."""
@@ -411,6 +418,7 @@ class Reader:
             none = tf.size(value) < 0  # which reads it
             tests = [tf.math.is_nan, tf.math.is_inf] if dtype.is_floating else []
             self._kinds[dtype] = tf.stack([tf.reduce_any(t(value)) for t in tests] or [none, none])
+        spec = "" if dtype == _READ_WHOLE else spec
         nan, infinite = self._run(self._kinds[dtype], name, spec)
         return bool(nan), bool(infinite)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Optional
 
@@ -176,15 +177,15 @@ class PieceSaveable(SaveableObject):
         self.apart = pieces[0].apart
         self._saved_name = saved_name
         self._whole = tuple(master.shape.as_list())
+        saved = [(_reader(piece), piece.slice_spec(self._whole)) for piece in pieces]
+        # TensorFlow writes slices of float16, but cannot read them.
+        if master.dtype == tf.float16 and sum(math.prod(p.sizes) for p in pieces) == math.prod(
+            self._whole
+        ):
+            saved = [(master.read_value, "")]
         specs = [
-            SaveSpec(
-                _reader(piece),
-                piece.slice_spec(self._whole),
-                saved_name,
-                dtype=master.dtype,
-                device=pieces[0].device,
-            )
-            for piece in pieces
+            SaveSpec(read, spec, saved_name, dtype=master.dtype, device=pieces[0].device)
+            for read, spec in saved
         ]
         super().__init__(None, specs, name)
 

@@ -62,11 +62,12 @@ class Feature:
       plain: the same without the feature, with the same results; None if the feature is compared
         with itself, unsplit.
       layout: the layout rules.
-      options: arguments of `fit`: clip_norm, learning_rate, microbatches, precision, zero,
-        zero_axis.
+      options: arguments of `fit`: average, clip_norm, learning_rate, microbatches, precision,
+        zero, zero_axis.
       optimizer: a function of the learning rate that returns an optimizer.
       is_random: whether front ends draw other values: then each is compared with itself, unsplit.
-      resumes: whether the first step is done unsplit, and the others of its checkpoint.
+      begins: the front end that does the first step, and its mesh implementation, of whose
+        checkpoint the others go on; "" is the front end itself, and unsplit. None begins anew.
       raises: the text of the error that is due in a layout, in place of results.
       check: a function of an Outcome that asserts what no comparison shows.
       around: a context around the building and the running of the program.
@@ -83,7 +84,7 @@ class Feature:
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     optimizer: Callable[..., mtf.optimize.Optimizer] = mtf.optimize.SgdOptimizer
     is_random: bool = False
-    resumes: bool = False
+    begins: Optional[tuple[str, str]] = None
     raises: str = ""
     check: Callable[[Outcome], None] = lambda outcome: None
     around: Callable[[], Any] = contextlib.nullcontext
@@ -94,7 +95,8 @@ class Feature:
 
     def unsplit(self) -> Feature:
         """Returns what it is compared with."""
-        kept = {n: v for n, v in self.options.items() if n in ("learning_rate", "clip_norm")}
+        always = ("average", "clip_norm", "learning_rate")
+        kept = {n: v for n, v in self.options.items() if n in always}
         if self.plain is None:
             kept.update({n: v for n, v in self.options.items() if n == "precision"})
         return dataclasses.replace(
@@ -102,7 +104,7 @@ class Feature:
             between=self.plain or self.between,
             options=kept,
             around=contextlib.nullcontext,
-            resumes=False,
+            begins=None,
             gin=None if self.gin is None else self.plain_gin,
         )
 
@@ -177,7 +179,11 @@ def built(
             if "clip_norm" in options:
                 grads, _ = mtf.optimize.clip_by_global_norm(grads, options["clip_norm"])
             optimizer = feature.optimizer(feature.rate(step))
-            updates = optimizer.apply_grads(grads, graph.trainable_variables)
+            variables = graph.trainable_variables
+            updates = optimizer.apply_grads(grads, variables)
+            if "average" in options:
+                averages = mtf.optimize.ExponentialMovingAverage(options["average"])
+                updates = [*updates, *averages.apply(variables, after=updates)]
         lowering = mtf.Lowering(graph, {mesh: placing.impl()})
     if of_model and parts > 1:  # assignments in microbatches are made after them
         done = list(lowering.effects)

@@ -177,6 +177,84 @@ def _in_a_row(h):
     return h
 
 
+def _noisy_pipeline(h):
+    """Returns what a pipeline makes of it, whose stages drop values and are computed again."""
+    stages, scale = _stage_weights(h)
+
+    def stage(h, w):
+        return mtf.dropout(mtf.tanh(h * w + 0.3), True, keep_prob=0.8)
+
+    return mtf.layers.pipeline(
+        stage, h, [scale], stages, h.shape[0], num_microbatches=2, recompute=True
+    )
+
+
+def _experts_in_a_pipeline(h):
+    y, updates = _experts(h)
+    return _pipeline(y), updates
+
+
+def _experts_in_a_row(h):
+    y, updates = _experts(h)
+    return _in_a_row(y), updates
+
+
+# -- variables
+
+
+def _adapted(h):
+    """Returns a layer whose kernel is not trained, with an adapter of rank 2 that is."""
+    d, rank = h.shape[-1], mtf.Dimension("rank", 2)
+    out = mtf.Dimension("out", d.size)
+    kernel = weight(h.mesh, "kernel", mtf.Shape([d, out]), trainable=False)
+    factors = [
+        weight(h.mesh, f"kernel_lora_{end}", mtf.Shape(dims))
+        for end, dims in {"a": [d, rank], "b": [rank, out]}.items()
+    ]
+    kernel += mtf.einsum(factors, output_shape=kernel.shape)
+    y = mtf.einsum([h, kernel], reduced_dims=[d])
+    return h + mtf.rename_dimension(mtf.tanh(y), "out", d.name)
+
+
+def _keeps_the_kernel(outcome: Outcome) -> None:
+    first = np.random.RandomState(len("kernel") + 64).randn(8, 8).astype(np.float32) * 0.5
+    np.testing.assert_array_equal(outcome.variables["kernel"], first.astype(np.float32))
+
+
+def _shared_and_unused(h):
+    """Returns two layers with one weight; others are a scalar, and one that has no gradient."""
+    shared, gain = weight(h.mesh, "shared", h.shape[-1:]), weight(h.mesh, "gain", [])
+    weight(h.mesh, "unused", h.shape[-1:])
+    return mtf.tanh(mtf.sin(h * shared) * shared * (1.0 + gain) + 0.1)
+
+
+_DTYPES = {"int": tf.int32, "flags": tf.bool, "wide": tf.float64, "half": tf.float16}
+
+
+def _of_all_dtypes(h):
+    zeros, d = tf.zeros_initializer(), h.shape[-1:]
+    ints, flags, wide, half = (
+        mtf.get_variable(h.mesh, name, d, dtype=dtype, initializer=zeros, trainable=False)
+        for name, dtype in _DTYPES.items()
+    )
+    updates = [
+        mtf.assign(ints, ints + 2),
+        mtf.assign(flags, mtf.logical_not(flags)),
+        mtf.assign(wide, wide + 1.0),
+        mtf.assign(half, half + 0.5),
+    ]
+    scale = 1.0 + 0.1 * (mtf.to_float(ints) + mtf.to_float(wide) + mtf.to_float(half))
+    return mtf.where(flags, h * scale, mtf.tanh(h) * scale), updates
+
+
+def _counts_in_all_dtypes(outcome: Outcome) -> None:
+    wanted = {"int": 2 * STEPS, "flags": STEPS % 2 == 1, "wide": STEPS, "half": 0.5 * STEPS}
+    for name, value in wanted.items():
+        found = outcome.variables[name]
+        assert found.dtype == _DTYPES[name].as_numpy_dtype
+        np.testing.assert_array_equal(found, np.full([8], value, found.dtype))
+
+
 # -- attention over the hidden layer
 
 
@@ -204,10 +282,34 @@ def _ring(h):
     return _blocked(h, ring=True)
 
 
-def _softmax(h):
+def _segments(h, memory):
+    """Returns the numbers of the segments of packed rows, the first of them of 5 positions."""
+    ids = _causal(h, memory)
+    return [mtf.cast(mtf.greater(x, 4), tf.int32) for x in ids]
+
+
+def _packed_ring(h):
+    def attention(h):
+        q, k, v, memory, d = _queries_and_memory(h)
+        visible = [("greater_equal", *_causal(h, memory)), ("equal", *_segments(h, memory))]
+        y = mtf.layers.blocked_attention(
+            q, k, v, memory, d, d, visible=visible, block_sizes=(3, 2), ring=True
+        )
+        return mtf.reduce_mean(y, reduced_dim=d)
+
+    return mtf.recompute_grad(attention, [h])
+
+
+def _packed_softmax(h):
+    return _softmax(h, packed=True)
+
+
+def _softmax(h, packed=False):
     q, k, v, memory, d = _queries_and_memory(h)
     logits = mtf.einsum([q, k], reduced_dims=[d])
     logits = mtf.where(mtf.greater_equal(*_causal(h, memory)), logits, -1e9)
+    if packed:
+        logits = mtf.where(mtf.equal(*_segments(h, memory)), logits, -1e9)
     y = mtf.einsum([mtf.softmax(logits, memory), v], reduced_dims=[memory])
     return mtf.reduce_mean(y, reduced_dim=d)
 
@@ -317,6 +419,22 @@ def _schedule(step):
 
 def _adam(learning_rate):
     return mtf.optimize.AdamWeightDecayOptimizer(learning_rate, epsilon=0.1)
+
+
+class TwoOptimizers(mtf.optimize.Optimizer):
+    """One of a user: Adam for the decoder, plain descent for all other variables."""
+
+    def __init__(self, learning_rate):
+        self._kinds = {True: _adam(learning_rate), False: mtf.optimize.SgdOptimizer(learning_rate)}
+
+    def apply_grad(self, grad, var):
+        return self._kinds[var.name.startswith("decode")].apply_grad(grad, var)
+
+
+def _averages_follow(outcome: Outcome) -> None:
+    for name in _first_values():
+        average = outcome.variables[f"{name}/ExponentialMovingAverage"]
+        assert not np.allclose(average, outcome.variables[name], rtol=1e-3)
 
 
 def _clipped(outcome: Outcome) -> None:
@@ -431,7 +549,7 @@ FEATURES = {
             around=mtf.debug.nan_checks,
             raises="NaN in .*logarithm",
         ),
-        Feature("checkpoint of another mesh", _layer, optimizer=_adam, resumes=True),
+        Feature("checkpoint of another mesh", _layer, optimizer=_adam, begins=("", "")),
         Feature(
             "schedule of the global step",
             _layer,
@@ -459,6 +577,88 @@ FEATURES = {
             optimizer=_adam,
             gin='stored_layout.zero = 3\nstored_layout.zero_axis = "rows+cols"\n',
             gin_layout="batch:rows+cols",
+        ),
+        Feature(
+            "ZeRO of bfloat16 in clipped microbatches",
+            _layer,
+            options={
+                "microbatches": 2,
+                "precision": mtf.Precision("bfloat16", "bfloat16", "bfloat16"),
+                "zero": 3,
+                "zero_axis": "rows",
+                "clip_norm": 0.5,
+            },
+            optimizer=_adam,
+            tolerance=0.05,
+        ),
+        Feature(
+            "pipeline with dropout computed again",
+            _noisy_pipeline,
+            layout="batch:rows,stages:cols",
+            is_random=True,
+        ),
+        Feature(
+            "pipeline with ZeRO in microbatches",
+            _pipeline,
+            _in_a_row,
+            layout="batch:rows,stages:cols",
+            options={"microbatches": 2, "zero": 2, "zero_axis": "rows"},
+            optimizer=_adam,
+        ),
+        Feature(
+            "MoE and pipeline with ZeRO",
+            _experts_in_a_pipeline,
+            _experts_in_a_row,
+            layout="batch:rows,experts:cols,stages:cols",
+            options={"zero": 3, "zero_axis": "rows"},
+            optimizer=_adam,
+        ),
+        Feature(
+            "ring attention of packed rows computed again",
+            _packed_ring,
+            _packed_softmax,
+            layout="batch:rows,hidden:cols,memory:cols",
+        ),
+        Feature(
+            "adapters of a frozen kernel with ZeRO",
+            _adapted,
+            layout="batch:rows,hidden:cols",
+            options={"zero": 3, "zero_axis": "rows"},
+            optimizer=_adam,
+            check=_keeps_the_kernel,
+        ),
+        Feature(
+            "averages of weights with ZeRO",
+            _same,
+            options={"average": 0.5, "zero": 3, "zero_axis": "rows"},
+            check=_averages_follow,
+        ),
+        Feature(
+            "shared, scalar and unused weights",
+            _shared_and_unused,
+            options={"clip_norm": 0.5, "zero": 1, "zero_axis": "cols"},
+            optimizer=_adam,
+        ),
+        Feature(
+            "variables of all dtypes",
+            _of_all_dtypes,
+            begins=("", ""),
+            check=_counts_in_all_dtypes,
+        ),
+        Feature(
+            "two optimizers with a schedule",
+            _layer,
+            options={"learning_rate": _schedule},
+            optimizer=TwoOptimizers,
+        ),
+        *(
+            Feature(f"checkpoint of a {front_end} {place}", _layer, optimizer=_adam, begins=begins)
+            for front_end, place, begins in [
+                ("session", "on merged devices", ("session", "merged")),
+                ("fit", "of one program", ("fit", "SIMD")),
+                ("TPUEstimator", "of one program", ("TPUEstimator", "SIMD")),
+                ("pjrt.function", "of JAX", ("pjrt.function", "pjrt")),
+            ]
         ),
     )
 }

@@ -375,7 +375,7 @@ FRONT_ENDS: dict[str, Callable[[Feature, Placing, str, int], Outcome]] = {
     "fit": fit,
     "fit of a step": fit_step,
     "estimator": in_estimator,
-    "TPUEstimator": tpu_estimator,
     "utils.run": utils_run,
     "pjrt.function": pjrt_function,
+    "TPUEstimator": tpu_estimator,
 }

@@ -60,9 +60,12 @@ class Cell(NamedTuple):
 RULES = [
     ("*", "eager|mtf.function|fit of a step", "processes", "dash",
      "such programs are those of one process; several run SIMD programs in sessions, or pjrt's"),
-    ("*", "estimator|utils.run", "processes", "dash",
+    ("*", "estimator|TPUEstimator|utils.run", "processes", "dash",
      "there the first process has the program, and others its devices: tests/estimator/test_cluster.py "
      "and tests/transformer/test_utils_training.py try that"),
+    ("checkpoint of a*", "utils.run", "*", "dash", "its model is not that of the other front ends"),
+    ("checkpoint of a*", "*", "processes", "dash",
+     "two processes go on where one has ended in the row of a checkpoint of another mesh"),
     ("scalar_summary", "pjrt.function", "*", "dash",
      "what is recorded in a tf.function is a tensor of that function: return it as a metric"),
     ("Print|nan_checks*", "pjrt.function", "processes", "dash", "XLA runs the program whole"),
@@ -112,12 +115,14 @@ def run(feature: str, front_end: str, placing: Placing, plain: bool = False) -> 
       plain: whether to leave the feature out.
     """
     chosen, trained = FEATURES[feature], FRONT_ENDS[front_end]
-    resumes = chosen.resumes and (not plain or front_end == "utils.run")  # whose data begin anew
+    begins = None if plain and front_end != "utils.run" else chosen.begins  # whose data begin anew
     chosen = chosen.unsplit() if plain else chosen
     first: list[float] = []
     with tempfile.TemporaryDirectory() as directory, chosen.around(), _stderr() as written:
-        if resumes:
-            first = trained(chosen, WHOLE, directory, 1).losses
+        if begins:
+            begun, mesh = begins
+            place = MESHES[mesh] if mesh else WHOLE
+            first = FRONT_ENDS[begun or front_end](chosen, place, directory, 1).losses
         found = trained(chosen, placing, directory, STEPS)
         found.printed = written()
     if len(found.losses) > 1:

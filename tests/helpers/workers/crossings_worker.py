@@ -69,7 +69,7 @@ def found_for(name, trained, placing, folder):
     first = []
     with feature.around(), table._stderr() as written:
         try:
-            if feature.resumes:  # each process reads what each has written
+            if feature.begins:  # each process reads what each has written
                 directory = f"{directory}-{launch.processes().index}"
                 first = front_ends.session(feature, WHOLE, directory, 1).losses
             found = trained(feature, placing, directory, STEPS)
