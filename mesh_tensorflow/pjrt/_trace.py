@@ -307,6 +307,9 @@ def operations_of(whole: tf.GraphDef, names: Collection[str]) -> tf.GraphDef:
             # What is fed is there when the program begins, and no operation to wait for.
             inputs = [x for x in node.input if not x.startswith("^") or x[1:] in names]
             kept.node[-1].input[:] = inputs
+            # Gradients ask to be where other operations are, which may not be kept. XLA compiles
+            # all of them into one program.
+            kept.node[-1].attr.pop("_class", None)
     return kept
 
 
@@ -347,19 +350,20 @@ def _check_captures(graph: Any) -> None:
         for outer, inner in graph.captures
         if inner.dtype == tf.resource
     ]
-    if resources:
+    if not resources:
+        return
+    counted = ""
+    if any(name.startswith("global_step") for name in resources):
         counted = (
             ". Optimizers and schedules read the global step where nothing else tells the number "
             "of steps: make it an argument of the function, and apply them within `with "
             "mtf.utils.counted_steps(step):`"
         )
-        raise ValueError(
-            f"a function of mtf.pjrt uses {len(resources)} variables or resources of TensorFlow: "
-            f"{', '.join(resources)}. They are not on the devices of JAX. Pass their values as "
-            "arguments, or make the variables by mtf.get_variable"
-            + counted
-            * any(name.startswith("global_step") for name in resources)
-        )
+    raise ValueError(
+        f"a function of mtf.pjrt uses {len(resources)} variables or resources of TensorFlow: "
+        f"{', '.join(resources)}. They are not on the devices of JAX. Pass their values as "
+        f"arguments, or make the variables by mtf.get_variable{counted}"
+    )
 
 
 def _key_function(seeds: Sequence[Optional[int]]) -> Callable[[], Sequence[Any]]:

@@ -10,7 +10,15 @@ OF_XLA = "No registered 'Cumsum' OpKernel"  # for complex numbers
 
 @pytest.mark.slow_but(1)
 @pytest.mark.parametrize(
-    "only", ["conv2d_stride", "gather_shared", "while_max", "complex_functions", "halo_exchange_4"]
+    "only",
+    [
+        "conv2d_stride",
+        "gather_shared",
+        "slicewise_int_input",
+        "while_max",
+        "complex_functions",
+        "halo_exchange_4",
+    ],
 )
 def test_a_part_conforms(only):
     results = list(check(pjrt, only, 1))
