@@ -374,8 +374,8 @@ class SimdMeshImpl(MeshImpl[SimdTensor]):
     def Print(
         self, x: SimdTensor, data: Sequence[SimdTensor], message: str, **kwargs: object
     ) -> SimdTensor:
-        """Returns `x`; processor 0 prints its slices of `data`, except on a TPU."""
-        if not self.program.orders_operations:
+        """Returns `x`; processor 0 prints its slices of `data`, unless XLA compiles the program."""
+        if not self.program.orders_operations or self.program.is_compiled:
             return super().Print(x, data, message, **kwargs)
         x = x.to_laid_out_tensor().one_slice
         shown = [d.to_laid_out_tensor().one_slice for d in data]

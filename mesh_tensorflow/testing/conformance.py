@@ -5,8 +5,8 @@
 
 `make_impl(mesh_shape, layout)` returns the MeshImpl under test. If all processors run one program,
 it has an attribute `replicate(program, processors)` that runs a function on each of them and
-returns its results, as `simd` and `pjrt` below do. Every case of the table is lowered in several
-layouts of the mesh "x:2,y:2". The suite compares:
+returns its results, as `simd`, `compiled` and `pjrt` below do. Every case of the table is lowered
+in several layouts of the mesh "x:2,y:2". The suite compares:
 
 - values with NumPy, gradients with finite differences, and each layout with the unsplit program;
 - the collectives in `lowering.collectives` with those that the cost model predicts;
@@ -34,7 +34,7 @@ from mesh_tensorflow.testing import harness
 from mesh_tensorflow.testing.cases import CASES, Case
 from mesh_tensorflow.testing.programs import TOLERANCE, Program, check_results
 
-__all__ = ["Result", "check", "gspmd", "main", "pjrt", "placement", "simd"]
+__all__ = ["Result", "check", "compiled", "gspmd", "main", "pjrt", "placement", "simd"]
 
 MakeImpl: TypeAlias = Callable[[str, str], mtf.MeshImpl]
 
@@ -76,6 +76,16 @@ def simd(mesh_shape: str, layout: str) -> mtf.MeshImpl:
 
 simd.replicate = lambda program, processors: mtf.simd_mesh_impl.replicate(  # type: ignore[attr-defined]
     program, devices=[f"/cpu:{i}" for i in range(processors)]
+)
+
+
+def compiled(mesh_shape: str, layout: str) -> mtf.MeshImpl:
+    """Returns a SimdMeshImpl, for use in the program that XLA compiles for one device."""
+    return mtf.simd_mesh_impl.SimdMeshImpl(mesh_shape, layout)
+
+
+compiled.replicate = lambda program, processors: mtf.simd_mesh_impl.replicate(  # type: ignore[attr-defined]
+    program, devices=["/cpu:0"], jit_compile=True
 )
 
 

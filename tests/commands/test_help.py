@@ -72,7 +72,7 @@ PROGRAMS = {
     ),
     "transformer.main": ("--gin_param", ["--gin_fil=x.gin"], "Did you mean: gin_file"),
 }
-MOST_LINES = 26  # argparse repeats the usage
+MOST_LINES = 30  # argparse repeats the usage, with a line for each flag or two
 
 
 def run(*command):

@@ -1,8 +1,8 @@
-"""Cases of the conformance suite, partitioned over four devices of JAX."""
+"""Cases of the conformance suite, compiled by XLA: for four devices of JAX, or one of TensorFlow."""
 
 import pytest
 
-from mesh_tensorflow.testing.conformance import check, pjrt
+from mesh_tensorflow.testing.conformance import check, compiled, pjrt
 
 NOT_KNOWN = "XLA compiles the gradient of a loop for a known number of iterations at most"
 OF_XLA = "No registered 'Cumsum' OpKernel"  # for complex numbers
@@ -21,14 +21,15 @@ OF_XLA = "No registered 'Cumsum' OpKernel"  # for complex numbers
     ],
 )
 def test_a_part_conforms(only):
-    results = list(check(pjrt, only, 1))
+    results = [r for make_impl in (compiled, pjrt) for r in check(make_impl, only, 1)]
     assert results and not [r for r in results if r.error]
 
 
 @pytest.mark.every
 @pytest.mark.slow
-def test_all_that_xla_compiles_conforms():
-    results = list(check(pjrt, "", 1))
+@pytest.mark.parametrize("make_impl", [compiled, pjrt])
+def test_all_that_xla_compiles_conforms(make_impl):
+    results = list(check(make_impl, "", 1))
     errors = {r.name: r.error for r in results if r.error}
     loops = {name for name, error in errors.items() if NOT_KNOWN in error}
     assert len(results) > 500 and all("while" in name or "loop" in name for name in loops)
