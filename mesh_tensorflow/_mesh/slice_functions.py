@@ -276,11 +276,12 @@ def combine_slices(
         whole = parts[()]
         if tensor_shape is None:
             return whole
-        # Padding is only where slices were joined. A user may join slices of other sizes than those
-        # of the Shape, which then only says how they are laid out.
+        # A user may join slices of other sizes than those of the Shape, which then only says how
+        # they are laid out: what is beyond it is padding only of slices that have its sizes.
+        parts_of = zip(slices[0].shape.as_list(), whole.shape.as_list(), tensor_shape)
         sizes = [
-            size if axis is None or size is None else min(size, dim.size)
-            for axis, size, dim in zip(layout, whole.shape.as_list(), tensor_shape)
+            dim.size if size and size > dim.size and part == -(-dim.size * part // size) else size
+            for part, size, dim in parts_of
         ]
         return cut_to(whole, sizes)
 

@@ -117,6 +117,11 @@ def _constant_array(
     return import_unchanged(mesh, value, shape, name="constant")
 
 
+def number_in(array: Any) -> Any:
+    """Returns the number in an array, list or tf.Tensor with one element."""
+    return tf.reshape(array, []) if tf.is_tensor(array) else np.reshape(array, [])[()]
+
+
 def constant(
     mesh: Mesh, value: ArrayLike, shape: Optional[ShapeLike] = None, dtype: tf.DType = tf.float32
 ) -> Tensor:
@@ -130,7 +135,8 @@ def constant(
 
     Args:
       mesh: a Mesh.
-      value: a number; or an array with the sizes of `shape`, which is imported.
+      value: a number, also as an array with one element; or an array with the sizes of `shape`,
+        which is imported.
       shape: a Shape; a scalar if None.
       dtype: a dtype.
 
@@ -141,7 +147,10 @@ def constant(
     if not isinstance(value, (int, float)):
         array: Any = value
         sizes = array.shape if tf.is_tensor(array) else tf.TensorShape(np.shape(array))
-        if sizes.rank != 0:
+        fits = sizes.is_compatible_with(shape.to_integer_list)
+        if sizes.rank and sizes.num_elements() == 1 and not fits:
+            value = number_in(array)
+        elif sizes.rank != 0:
             return _constant_array(mesh, value, sizes, shape, tf.as_dtype(dtype))
     return Constant(mesh, value, shape, dtype).outputs[0]
 

@@ -84,7 +84,7 @@ BUILD = {
         r"an array of shape \(3,\) stands beside import:0 Shape\[a=8, b=16\].*import_tf_tensor",
     ),
     "array_before": (lambda w: np.arange(3) + w.x, V, r"an array of shape \(3,\) stands beside"),
-    "array_of_one": (lambda w: w.x - np.ones([1]), V, r"an array of shape \(1,\) stands beside"),
+    "array_of_two": (lambda w: w.x - np.ones([2]), V, r"an array of shape \(2,\) stands beside"),
     "array_broadcast": (lambda w: mtf.maximum(w.x, np.ones([16])), V, r"mtf.import_tf_tensor"),
     "array_chosen": (lambda w: mtf.where(w.m, w.x, np.ones([16])), V, r"mtf.import_tf_tensor"),
     "array_compared": (lambda w: mtf.less(np.ones([16]), w.x), V, r"mtf.import_tf_tensor"),
@@ -102,6 +102,8 @@ BUILD = {
         V,
         r"an array with 1 dimensions is no number",
     ),
+    "one_element_of_floats": (lambda w: w.i * np.array([0.5]), T, r"is int32, .* is no integer"),
+    "indices_of_several": (lambda w: mtf.gather(w.x, [0, 1], w.x.shape[0]), V, r"not one of \(2,\)"),
     "no_tensor": (
         lambda w: mtf.binary_op_with_broadcasting(tf.add, 1, 2),
         V,

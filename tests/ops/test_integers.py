@@ -1,4 +1,4 @@
-"""Integers of dtypes that lack some numbers: negative ones, or the negative of the least."""
+"""Numbers beside Tensors: those that a dtype lacks, and those that stand in an array."""
 
 import numpy as np
 import pytest
@@ -47,3 +47,20 @@ def test_a_number_of_parts_of_numpy(number):
     x = imported([1, 2, 3, 4], np.float32)
     parts = mtf.split(x, x.shape.dims[0], number)
     assert [part.numpy().tolist() for part in parts] == [[1, 2], [3, 4]]
+
+
+ONES = {"list": [2], "array": np.array([2]), "square": np.array([[2]]), "tf": tf.constant([2])}
+
+
+@pytest.mark.parametrize("two", ONES.values(), ids=ONES)
+def test_an_array_with_one_element_is_a_number(two):
+    x = imported([1, 2, 3, 4], np.int32)
+    np.testing.assert_array_equal((x + two).numpy(), [3, 4, 5, 6])
+    np.testing.assert_array_equal((x * two).numpy(), [2, 4, 6, 8])
+    np.testing.assert_array_equal(mtf.maximum(x, two).numpy(), [2, 2, 3, 4])
+    np.testing.assert_array_equal(mtf.gather(x, two, x.shape[0]).numpy(), 3)
+    for shape in ("", "d:4", "d:1"):
+        filled = mtf.constant(x.mesh, two, shape, tf.int32)
+        np.testing.assert_array_equal(filled.numpy(), np.full(filled.shape.to_integer_list, 2))
+    for operation in (mtf.ScalarMultiplyOperation, mtf.ScalarAddOperation):
+        np.testing.assert_array_equal(operation(x, two).outputs[0].numpy()[1], 4)

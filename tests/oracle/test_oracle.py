@@ -119,6 +119,9 @@ def check_values(name, program, values, expected):
         first = expectations.SECOND_AT_TIES.get(name, {}).get(key)
         if first is not None:
             array = np.where(expected[first] != 0, 0, array)
+        if key in expectations.ROUNDED_ZEROS.get(name, []):
+            np.testing.assert_allclose([values[key], array], 0, atol=1e-6, err_msg=key)
+            continue
         assert_close(values[key], array, program.tolerance, key)
 
 

@@ -37,7 +37,7 @@ from mesh_tensorflow._mesh.mesh_impl import (
     compatible_lazy_allreduce_sums,
 )
 from mesh_tensorflow._mesh.slice_functions import broadcast_slice, constant, tile_slice
-from mesh_tensorflow.ops._source import import_unchanged
+from mesh_tensorflow.ops._source import import_unchanged, number_in
 
 __all__ = [
     "AddOperation",
@@ -75,7 +75,8 @@ Number = Union[float, np.number, tf.Tensor]
 def beside(what: str, x: Tensor, value: Operand) -> Union[Tensor, Number]:
     """Returns the other operand of a binary operator, as a Tensor or a number.
 
-    A number is returned as is. An array with the sizes of the Tensor is imported.
+    A number is returned as is, and so is that in an array with one element. An array with the sizes
+    of the Tensor is imported.
 
     Args:
       what: the operation, for error messages.
@@ -104,14 +105,15 @@ def _array_beside(what: str, x: Tensor, value: Any) -> Union[Tensor, Number]:
     else:
         value = _as_array(what, x, value)
         sizes = list(value.shape)
-    if not sizes:
-        if tf.is_tensor(value):
-            _check_integral(what, x, value, repr(value))
-            return value
-        # A number of NumPy, as an array without dimensions is none.
-        return value[()]
+    fits = len(sizes) == len(x.shape) and all(n in (None, d.size) for n, d in zip(sizes, x.shape))
+    if not sizes or (not fits and all(n == 1 for n in sizes)):
+        if not tf.is_tensor(value):
+            # A number of NumPy, as an array without dimensions is none.
+            return number_in(value)
+        _check_integral(what, x, value, repr(value))
+        return number_in(value) if sizes else value
     found = f"{_kind(value)} of shape {tuple(sizes)}"
-    if len(sizes) != len(x.shape) or any(n not in (None, d.size) for n, d in zip(sizes, x.shape)):
+    if not fits:
         raise ValueError(
             f"{what}: {found} stands beside {x.name} {x.shape}, and its axes have no names. Only "
             "numbers, and arrays of that very shape, can stand beside a Tensor; give it dimensions "
@@ -166,11 +168,11 @@ def _check_integral(what: str, x: Tensor, value: object, found: str) -> None:
         )
 
 
-def check_scalar(what: str, x: Tensor, scalar: Any) -> None:
-    """Checks that a number can be added to a Tensor or multiply it.
+def checked_scalar(what: str, x: Tensor, scalar: Any) -> Number:
+    """Returns a number that can be added to a Tensor or multiply it; that in an array of one element.
 
     Raises:
-      ValueError: `scalar` is a Tensor or an array.
+      ValueError: `scalar` is a Tensor, or an array of several elements.
       TypeError: `scalar` is floating and `x` has an integer dtype.
     """
     if isinstance(scalar, Tensor):
@@ -180,8 +182,11 @@ def check_scalar(what: str, x: Tensor, scalar: Any) -> None:
     is_tf = tf.is_tensor(scalar)
     _check_integral(what, x, scalar, repr(scalar))
     if is_tf or not isinstance(scalar, (int, float, np.generic)):
-        rank = scalar.shape.rank if is_tf else np.ndim(scalar)
-        if rank:
+        sizes = scalar.shape if is_tf else tf.TensorShape(np.shape(scalar))
+        rank = sizes.rank
+        if rank and sizes.num_elements() == 1:
+            scalar = number_in(scalar)
+        elif rank:
             raise ValueError(
                 f"{what}: {_kind(scalar)} with {rank} dimensions is no number; "
                 "mtf.import_tf_tensor makes a Tensor of it"
@@ -191,6 +196,7 @@ def check_scalar(what: str, x: Tensor, scalar: Any) -> None:
             f"{what}: the tf.Tensor beside {tensors_text([x])} is {scalar.dtype.base_dtype.name}; "
             "bring it to that type with tf.cast"
         )
+    return scalar
 
 
 def _as_operand(scalar: Number, x: tf.Tensor) -> Number:
@@ -230,7 +236,7 @@ class _ScalarOperation(Operation):
           ValueError: `scalar` is not a number.
         """
         check_numbers(self._verb, [x])
-        check_scalar(self._verb, x, scalar)
+        scalar = checked_scalar(self._verb, x, scalar)
         super().__init__([x], name=name or self._default_name)
         self._scalar = scalar
         self._outputs = [Tensor(self, x.shape, x.dtype)]

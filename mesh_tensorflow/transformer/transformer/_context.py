@@ -144,12 +144,12 @@ def once_in_step(context: Optional[Context], key: Hashable, make: Callable[[], A
       make: a function without arguments that returns the value.
     """
     # Attention takes contexts of users' own, too, which may have less.
-    if getattr(context, "mode", None) != "incremental":
+    cache = getattr(context, "cache", None)
+    if cache is None or getattr(context, "mode", None) != "incremental":
         return make()
-    assert context is not None
-    if key not in context.cache:
-        context.cache[key] = make()
-    return context.cache[key]
+    if key not in cache:
+        cache[key] = make()
+    return cache[key]
 
 
 def check_one_position(context: Context) -> None:

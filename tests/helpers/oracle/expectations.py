@@ -49,6 +49,10 @@ SECOND_AT_TIES = {
     "ties": {"d_maximum/d_y": "d_maximum/d_x", "d_minimum/d_y": "d_minimum/d_x"},
 }
 
+# Gradients that are zero, of which the classic computes what rounding leaves: a softmax over one
+# position is 1 whatever its logit.
+ROUNDED_ZEROS = {"local_attention": ["d_y_1_4_True/d_q", "d_y_1_4_True/d_k"]}
+
 # -- names and classes of the operations that make a result: (class here, reason)
 
 NAMES_DIFFER = {

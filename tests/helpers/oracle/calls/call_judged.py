@@ -81,7 +81,7 @@ RULE_PAIRS = "a layout rule is a pair of names; the classic keeps what it can ne
 SHAPES_EQUAL = "assigns a value of another shape: in the classic an error, or a variable of another shape, when it runs"
 STATIC = "the variable's own shape tells what to assign"
 RESOURCE = "variables are resource variables (docs/differences.md)"
-ARRAYS = "only numbers stand beside a Tensor: arrays have no names of dimensions"
+ONE_ELEMENT = "an array with one element is a number, as it is in the classic's sums and products"
 UNREAD = "an argument of another type, which the classic happens not to read on this path"
 
 # By family: (pattern of calls as in fnmatch, or a call, reason).
@@ -89,8 +89,6 @@ JUDGED = {
     "core": [
         ("mtf.convert_to_shape('a:-2')", "a negative size " + SLIP),
         ("mtf.convert_to_shape({a: 1})", "a dictionary is no list of dimensions"),
-        ("x + [[]1.0]", ARRAYS),
-        ("[[]1] [*] x", ARRAYS),
         ("mtf.convert_to_dimension(('a', True))", "a truth value is no size"),
         ("mtf.convert_to_shape(':2')", "a dimension without a name cannot be meant"),
         ("mtf.combined_dimension([], 'n')", "no dimensions make one of size 1, if it has a name"),
@@ -110,7 +108,8 @@ JUDGED = {
         ("v.assign_to_master(*", RESOURCE),
     ],
     "elementwise": [
-        ("mtf.add(x1=x, x2=[[]1.0])", ARRAYS),
+        ("mtf.mod(x, [[]1.0])", ONE_ELEMENT),
+        ("mtf.where(bools, x, [[]1.0])", ONE_ELEMENT),
         ("mtf.floordiv(*'a:2,b:3,c:4')", "broadcasts to the output shape, as other operations do"),
         ("mtf.mod(*[[]a, b, c])", "broadcasts to the output shape, as other operations do"),
         ("mtf.cast(*int32*)", DTYPE),
@@ -138,10 +137,8 @@ JUDGED = {
         ("mtf.compatible_lazy_allreduce_sums(None)", UNREAD),
     ],
     "operations": [
-        ("mtf.ScalarMultiplyOperation(x, [[]1])", ARRAYS),
         ("mtf.AddOperation(x, s, S([[]a, b, c]))", "broadcasts to the output shape, as mtf.add does"),
         ("mtf.BinaryOpWithBroadcasting(*", "broadcasts to the output shape, as other operations do"),
-        ("mtf.Constant(*3)", DTYPE),
         ("mtf.ReduceOperation(x, S([[]b]), 'sum').outputs[[]0]", "the reduction may be written in letters of either case"),
         ("mtf.EinsumOperation([[]x, s], S([[]a, c]))", "an output dimension that no input has; mtf.einsum broadcasts to it"),
         ("mtf.SliceOperation(x, 0, -1, 'a')", "a size of -1 goes to the end, as in tf.slice"),
