@@ -18,6 +18,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
+from mesh_tensorflow._core.errors import check_whole
 from mesh_tensorflow._huggingface import read_json
 from mesh_tensorflow.bert.bert import BertConfig, BertModel
 from mesh_tensorflow.models._decoder import activation_of
@@ -26,7 +27,6 @@ from mesh_tensorflow.models._pretrained import (
     Pretrained,
     array_of,
     check_eager,
-    check_whole,
     imported,
 )
 

@@ -15,15 +15,16 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
+from mesh_tensorflow._core.errors import check_whole
 from mesh_tensorflow.models import _lora
 from mesh_tensorflow.models._examples import Examples, questions_of
 from mesh_tensorflow.models._experts import balance_loss, coefficient_of, figures_of
 from mesh_tensorflow.models._family import Form
 from mesh_tensorflow.models._lora import Lora
-from mesh_tensorflow.models._pretrained import check_whole
 from mesh_tensorflow.ops._variables.variable import Adapters, VariableDType, adapting
 from mesh_tensorflow.optimize import AdamWOptimizer
 from mesh_tensorflow.train import Result, fit, metrics
+from mesh_tensorflow.train._fit import arguments_of, explained
 
 if TYPE_CHECKING:
     from mesh_tensorflow.models import LanguageModel
@@ -32,8 +33,28 @@ Path = Union[str, "os.PathLike[str]"]
 _RATE = 1e-4
 # Arguments of `fit` that say where it trains; without them, on the mesh of the model.
 _PLACES = {"mesh_shape", "layout", "devices", "simd", "mesh_impl", "zero", "zero_axis", "uneven"}
+_GIVEN = {"model_fn", "data", "eval_data", "dims", "init_checkpoint"}  # by `finetune` itself
+_EPOCHS = "give epochs, how often all rows are seen; or steps"
+# Names that `fit` and other trainers have, and what there is in their place.
+_ELSEWHERE = {
+    "data": "give examples",
+    "dataset": "give examples",
+    "train_dataset": "give examples",
+    "eval_data": "give eval_examples",
+    "eval_dataset": "give eval_examples",
+    "dims": "batch_size and length are the sizes of a batch",
+    "max_length": "give length, the number of ids of a row",
+    "init_checkpoint": "training begins with the weights of the model; give others to model.assign",
+    "num_epochs": _EPOCHS,
+    "num_train_epochs": _EPOCHS,
+    "max_steps": "give steps, the number of steps, those of earlier runs included",
+    "lr": "give learning_rate",
+    "packing": "give pack",
+    "output_dir": "give directory, for checkpoints; model.save_pretrained writes the tuned model",
+}
 
 
+@explained(_ELSEWHERE, arguments_of(fit) - _GIVEN)
 def finetune(
     model: LanguageModel,
     examples: Examples,
@@ -111,6 +132,12 @@ def finetune(
     if eval_examples is not None:
         eval_rows = _filled_up(model.examples(eval_examples, length, pack), batch_size)
     number = len(rows["ids"])
+    if number < batch_size:
+        raise ValueError(
+            f"finetune: the examples fill {number} rows of length={length}, fewer than one batch, "
+            f"batch_size={batch_size}: make batch_size or length smaller"
+            f"{', or give pack=False' if pack else ''}, or give more examples"
+        )
     if epochs is not None:
         # So many rows in all: `fit` leaves out of an epoch those that fill no batch.
         steps = max(1, math.ceil(epochs * number / batch_size))

@@ -18,8 +18,9 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
+from mesh_tensorflow._core.errors import check_whole
 from mesh_tensorflow.models._place import Place
-from mesh_tensorflow.models._pretrained import check_whole, imported
+from mesh_tensorflow.models._pretrained import imported
 from mesh_tensorflow.models._tokenizer import Tokenizer
 from mesh_tensorflow.transformer.transformer import Unitransformer
 from mesh_tensorflow.transformer.transformer._decoding import check_numbers

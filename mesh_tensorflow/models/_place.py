@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
-from mesh_tensorflow._core.errors import is_whole
+from mesh_tensorflow._core.errors import check_whole
 from mesh_tensorflow._core.layout import LayoutLike, convert_to_layout_rules
 from mesh_tensorflow._core.shape import ShapeLike, convert_to_shape
 from mesh_tensorflow._mesh.devices import device_spec
@@ -153,8 +153,7 @@ class Place:
             "num_repeats": num_repeats,
         }
         for name, value in found.items():
-            if not is_whole(value, 1):
-                raise ValueError(f"{what}: {name}={value!r} must be 1 or more; an integer")
+            check_whole(what, name, value)
         if stages % parts:
             raise ValueError(
                 f"{what}: num_stages={stages} is no multiple of the {parts} processors that the "

@@ -6,16 +6,14 @@ import contextlib
 import functools
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Optional, Union
 
 import numpy as np
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
-from mesh_tensorflow._core.errors import is_whole
 from mesh_tensorflow._huggingface import write_folder
-from mesh_tensorflow._progress import Progress
 from mesh_tensorflow.models._family import Form, few
 from mesh_tensorflow.models._place import Place
 from mesh_tensorflow.models._tokenizer import Tokenizer
@@ -65,24 +63,14 @@ class Pretrained:
 
         @functools.wraps(compiled)
         def call(*args: Any) -> Any:
-            with self._shown():
+            weights = self.weights
+            shown: contextlib.AbstractContextManager = contextlib.nullcontext()
+            if self._place.shows and isinstance(weights, Weights):
+                shown = weights.progress_shown()
+            with shown:
                 return compiled(*args)
 
         return call
-
-    @contextlib.contextmanager
-    def _shown(self) -> Iterator[None]:
-        weights = self.weights
-        if not self._place.shows or not isinstance(weights, Weights):
-            yield
-            return
-        # Without a last line: small models are read before there is a first.
-        with Progress(len(weights), "read weights", unit="weight", leave=False) as progress:
-            weights.progress = progress
-            try:
-                yield
-            finally:
-                weights.progress = None
 
     def __repr__(self) -> str:
         """Says its family, its size, and how it is split."""
@@ -143,23 +131,6 @@ class Pretrained:
         write_folder(tensors, self.config, os.fspath(path))
         if self.tokenizer is not None:
             self.tokenizer.save(os.fspath(path))
-
-
-def check_whole(what: str, name: str, value: object, otherwise: str = "", least: int = 1) -> None:
-    """Checks an argument that is a whole number.
-
-    Args:
-      what: the name of the method, for the error.
-      name: that of the argument.
-      value: what it is.
-      otherwise: which others there are, for the error.
-      least: the smallest number that is right.
-
-    Raises:
-      ValueError: it is no integer, or too small.
-    """
-    if not is_whole(value, least):
-        raise ValueError(f"{what}: {name}={value!r} must be {least} or more{otherwise}; an integer")
 
 
 def array_of(what: str, rows: Any) -> np.ndarray:

@@ -8,7 +8,7 @@ import functools
 import inspect
 import io
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Optional, TypeVar, Union, cast
 
 import tensorflow.compat.v1 as tf
@@ -83,29 +83,46 @@ _ELSEWHERE = {
 }
 
 
-def explained(function: F) -> F:
-    """Decorates a function: unknown arguments are told what there is in their place.
+def arguments_of(function: Callable[..., Any]) -> set[str]:
+    """Returns the names of the arguments that a function takes by name.
 
     Args:
       function: the function.
     """
-    known = inspect.signature(function).parameters
+    found = inspect.signature(function).parameters.values()
+    return {p.name for p in found if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)}
 
-    @functools.wraps(function)
-    def called(*args: Any, **kwargs: Any) -> Any:
-        # Python's own error would name one of them, and not what there is in its place.
-        unknown = [name for name in kwargs if name not in known]
-        if unknown:
-            texts = [
-                f"{name!r}: {_ELSEWHERE[name]}"
-                if name in _ELSEWHERE
-                else f"{name!r}{did_you_mean(name, known)}"
-                for name in unknown
-            ]
-            raise TypeError(f"{function.__name__} has no argument {'; and none '.join(texts)}")
-        return function(*args, **kwargs)
 
-    return cast(F, called)
+def explained(
+    elsewhere: Mapping[str, str] = _ELSEWHERE, further: Collection[str] = ()
+) -> Callable[[F], F]:
+    """Returns a decorator: unknown arguments are told what there is in their place.
+
+    Args:
+      elsewhere: names that others have, and what there is in their place.
+      further: names of arguments that the function takes as `**kwargs`.
+    """
+
+    def decorator(function: F) -> F:
+        known = arguments_of(function).union(further)
+
+        @functools.wraps(function)
+        def called(*args: Any, **kwargs: Any) -> Any:
+            # Python's own error would name one of them, and not what there is in its place.
+            unknown = [name for name in kwargs if name not in known]
+            if unknown:
+                texts = [
+                    f"{name!r}: {elsewhere[name]}"
+                    if name in elsewhere
+                    else f"{name!r}{did_you_mean(name, known)}"
+                    for name in unknown
+                ]
+                raise TypeError(f"{function.__name__} has no argument {'; and none '.join(texts)}")
+            return function(*args, **kwargs)
+
+        return cast(F, called)
+
+    return decorator
 
 
 # Arguments that are data, or say nothing about what is trained.
@@ -182,7 +199,7 @@ def check_seed(seed: Optional[int]) -> None:
         )
 
 
-@explained
+@explained()
 def fit(
     model_fn: Callable[..., Any],
     data: Any,

@@ -300,19 +300,43 @@ def test_experts_are_balanced_if_the_model_says_so(options):
 @pytest.mark.parametrize(
     "arguments, text",
     [
-        ({"batch_size": 0}, "batch_size=0 must be 1 or more; an integer"),
-        ({"batch_size": 2.0}, "batch_size=2.0 must be 1 or more; an integer"),
+        ({"batch_size": 0}, "batch_size=0 must be an integer of at least 1"),
+        ({"batch_size": 2.0}, "batch_size=2.0 must be an integer of at least 1"),
         ({"steps": None, "epochs": 0}, "epochs=0 must be a number above 0"),
         ({"steps": None, "epochs": float("nan")}, "epochs=nan must be a number above 0"),
         ({"lora": 4}, "lora=4 is no text, such as 'q,v:8', and no directory of adapters"),
         ({"freeze": "("}, r"freeze='\(' is no regular expression: missing \)"),
-        ({"length": "8"}, "examples: length='8' must be 2 or more"),
+        ({"length": "8"}, "examples: length='8' must be an integer of at least 2"),
     ],
 )
 def test_arguments_by_mistake(arguments, text):
     model = mtf.models.from_pretrained(FIXTURES / "llama")
     with pytest.raises(ValueError, match=text):
         mtf.models.finetune(model, [{"ids": [1, 2, 3]}], **{"steps": 1, "length": 8, **arguments})
+
+
+@pytest.mark.parametrize(
+    "arguments, text",
+    [
+        ({"batch": 4}, "finetune has no argument 'batch'; did you mean batch_size"),
+        ({"warmup": 4}, "finetune has no argument 'warmup'."),
+        ({"keep_bset": "loss"}, "'keep_bset'; did you mean keep_best"),  # of fit
+        ({"dims": "batch:4"}, "'dims': batch_size and length are the sizes of a batch"),
+        ({"num_epochs": 3}, "'num_epochs': give epochs"),
+        ({"options": {}}, "finetune has no argument 'options'"),
+    ],
+)
+def test_arguments_that_there_are_not(arguments, text):
+    model = mtf.models.from_pretrained(FIXTURES / "llama")
+    with pytest.raises(TypeError, match=text):
+        mtf.models.finetune(model, [{"ids": [1, 2, 3]}], 1, **arguments)
+
+
+def test_examples_that_fill_no_batch():
+    model = mtf.models.from_pretrained(FIXTURES / "llama")
+    text = "fill 2 rows of length=8, fewer than one batch, batch_size=4: .* or give pack=False"
+    with pytest.raises(ValueError, match=text):
+        mtf.models.finetune(model, [{"ids": [1, 2, 3]}] * 4, 1, length=8, batch_size=4)
 
 
 def test_examples_of_a_generator():
