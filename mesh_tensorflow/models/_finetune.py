@@ -16,6 +16,7 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._core.errors import check_whole
+from mesh_tensorflow._processes.processes import processes
 from mesh_tensorflow.models import _lora
 from mesh_tensorflow.models._examples import Examples, questions_of
 from mesh_tensorflow.models._experts import balance_loss, coefficient_of, figures_of
@@ -161,7 +162,7 @@ def finetune(
         **{**defaults, **options},
     )
     if isinstance(adapters, Lora):
-        if save_adapters is not None:
+        if save_adapters is not None and processes().is_chief:  # one file, of all processes
             adapters.save(model._form, result.variables, save_adapters)
         model.assign(adapters.merged(model.weights, result.variables))
     else:

@@ -370,6 +370,7 @@ def test_the_command(tmp_path, capsys, eight_devices):
         "one": [],
         "placement": ["--mesh_shape=x:2,y:2", "--layout=batch:x,vocab:y,d_ff:y", "--zero=3", "--zero_axis=x"],
         "pjrt": ["--mesh_shape=x:2,y:2", "--layout=batch:x,vocab:y,d_ff:y", "--mesh_impl=pjrt"],
+        "simd": ["--mesh_shape=x:2,y:2", "--layout=batch:x,vocab:y,d_ff:y", "--zero=3", "--zero_axis=x", "--mesh_impl=simd"],
         "pipeline": ["--mesh_shape=x:2", "--layout=stages:x", "--num_microbatches=1"],
     }  # fmt: skip
     for name, place in places.items():
