@@ -65,7 +65,11 @@ class Place:
                 with never_compiled():
                     return fn(*args)
 
-            return function(uncompiled, store=store)
+            made = function(uncompiled, store=store)
+            # A trace for each shape and set of arguments is meant, and several models share this
+            # code: TensorFlow's warning, made for a tf.function in a loop, would tell users of it.
+            made.tf_function._omit_frequent_tracing_warning = True
+            return made
         compiled = pjrt().function(fn, store=store, **self.of_jax)
 
         def call(*args: Any) -> Any:

@@ -607,11 +607,10 @@ def _run(loop: Loop, resume: Resume, initial: Optional[Initial]) -> Result:
             + ": there are too few examples, or the data can be read only once"
         )
     stream = None if loop.show else io.StringIO()
-    # Without a last line: small models are read before there is a first.
-    with (
-        Progress(None, "read weights", unit="part", stream=stream, leave=False) as progress,
-        _fault_told(last),
-    ):
+    # Without a last line: small models are read before there is a first. Its clock starts with the
+    # first part, as the program, which is built before that, says nothing of their rate.
+    progress = Progress(None, "read weights", unit="part", stream=stream, leave=False)
+    with contextlib.closing(progress), _fault_told(last):
         # A run that goes on has weights of its own, so initial ones have no effect.
         if last is not None:
             engine.prepare(first, last.path, None)

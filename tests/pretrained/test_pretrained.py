@@ -560,6 +560,14 @@ def test_files_that_are_missing_or_cut(tmp_path):
         mtf.models.from_pretrained(folder)
 
 
+def test_programs_of_several_shapes_are_no_mistake(caplog, monkeypatch):
+    """TensorFlow warns of functions that are traced often, as those of models are meant to be."""
+    monkeypatch.setattr(tf.get_logger(), "propagate", True)
+    for n in range(1, 9):
+        mtf.models.from_pretrained(FIXTURES / "llama_one").logits([[1] * n])
+    assert "retracing" not in caplog.text
+
+
 def test_loss_stores_no_one_hot_of_targets():
     model = mtf.models.from_pretrained(FIXTURES / "llama")
     ids = np.array([[5, 17, 3, 95], [0, 1, 1, 60]], np.int32)
