@@ -10,11 +10,11 @@ python -m mesh_tensorflow.finetune --model=SmolLM2-135M --train_file=train.jsonl
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Sequence
 from typing import Optional
 
 from mesh_tensorflow import models, schedules
+from mesh_tensorflow._huggingface import has_model
 from mesh_tensorflow._processes.processes import processes
 from mesh_tensorflow._programs import run_with_parser
 from mesh_tensorflow.models import _flags
@@ -75,7 +75,7 @@ def _options(arguments: Optional[Sequence[str]]) -> argparse.Namespace:
     if (options.steps is None) == (options.epochs is None):
         parser.error("give --steps or --epochs, one of them")
     # Found before the training, not behind it.
-    if options.output and os.path.exists(os.path.join(options.output, "model.safetensors")):
+    if options.output and has_model(options.output):
         parser.error(f"--output={options.output} has a model already; choose another folder")
     return options
 

@@ -20,7 +20,7 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._core.errors import is_whole
-from mesh_tensorflow._huggingface import Folder, read_json, safetensors_numpy
+from mesh_tensorflow._huggingface import Folder, read_json, safetensors_numpy, written_whole
 from mesh_tensorflow.models._family import Form, Weight, few
 from mesh_tensorflow.ops._variables.variable import VariableDType
 
@@ -238,10 +238,11 @@ class Lora:
             "fan_in_fan_out": self._fan_in_fan_out(form),
             "target_modules": self._modules(form),
         }
-        os.makedirs(path, exist_ok=True)
-        with open(os.path.join(path, _CONFIG), "w", encoding="utf-8") as f:
-            json.dump(config, f, indent=2)
-        safetensors_numpy().save_file(tensors, os.path.join(path, _TENSORS))
+        # Adapters that were there before stay, should this one end half-way.
+        with written_whole(os.fspath(path), last=_TENSORS) as folder:
+            with open(os.path.join(folder, _CONFIG), "w", encoding="utf-8") as f:
+                json.dump(config, f, indent=2)
+            safetensors_numpy().save_file(tensors, os.path.join(folder, _TENSORS))
 
 
 def is_folder(path: Union[str, os.PathLike[str]]) -> bool:

@@ -113,7 +113,9 @@ class Pretrained:
         """Writes the model, its weights in the dtypes that they were read in, and its tokenizer.
 
         The files are `config.json` and `model.safetensors`; of a tokenizer `tokenizer.json`,
-        `chat_template.jinja` and, for the tokens that the template names, `tokenizer_config.json`.
+        `chat_template.jinja` and, for the tokens that the template names, `tokenizer_config.json`;
+        of a TextEncoder also those that say how it pools. All of them are written before any is put
+        into the directory, the weights last.
 
         Args:
           path: a directory, which has no model yet; created if it does not exist.
@@ -128,9 +130,12 @@ class Pretrained:
             )
         values = {name: self.weights[name].astype(self._dtypes[name]) for name in self._names}
         tensors = tensors_of(self._form.weights, values, self._form.sizes)
-        write_folder(tensors, self.config, os.fspath(path))
+        write_folder(tensors, self.config, os.fspath(path), self._write_more)
+
+    def _write_more(self, folder: str) -> None:
+        """Writes the files of a folder that have neither weights nor config.json."""
         if self.tokenizer is not None:
-            self.tokenizer.save(os.fspath(path))
+            self.tokenizer.save(folder)
 
 
 def array_of(what: str, rows: Any) -> np.ndarray:

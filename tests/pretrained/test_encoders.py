@@ -93,6 +93,17 @@ def a_copy(tmp_path, modules=None, pooling=None, **fields):
     return folder
 
 
+@pytest.mark.parametrize("place", ["../model/Pooling", "/etc"])
+def test_a_module_outside_of_the_folder(place, tmp_path):
+    folder = a_copy(tmp_path, ["Transformer", "Pooling"], {"pooling_mode_cls_token": True})
+    modules = (
+        (folder / "modules.json").read_text().replace('"path": "Pooling"', f'"path": "{place}"')
+    )
+    (folder / "modules.json").write_text(modules)
+    with pytest.raises(ValueError, match="is outside of the folder"):
+        mtf.models.from_pretrained(folder)
+
+
 def test_the_pooling_of_a_folder(tmp_path):
     pooling = {"word_embedding_dimension": 24, "pooling_mode_cls_token": True,
                "pooling_mode_mean_tokens": False}  # fmt: skip

@@ -1,8 +1,10 @@
 """Weights are read in the slices that processors store; fields of config.json as they are meant."""
 
+import contextlib
 import itertools
 import json
 import pathlib
+import resource
 import shutil
 import subprocess
 import sys
@@ -19,6 +21,7 @@ import mesh_tensorflow as mtf
 from mesh_tensorflow import _progress
 from mesh_tensorflow._mesh.variables import checkpoint_files
 from mesh_tensorflow._units import bytes_text
+from mesh_tensorflow.models import _lora
 from mesh_tensorflow.models._weights import Weights, names_of, turned
 
 FIXTURES = pathlib.Path(__file__).parent / "fixtures"
@@ -351,6 +354,48 @@ def test_shards_are_read(tmp_path):
     in_shards(folder)
     model, whole = (mtf.models.from_pretrained(f) for f in (folder, FIXTURES / "llama"))
     assert all(np.array_equal(model.weights[n], whole.weights[n]) for n in whole.weights)
+
+
+@contextlib.contextmanager
+def no_room_for(size):
+    """Context in which a file that becomes larger than this is an error of the system."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_what_fails_half_way_leaves_folders_as_they_were(tmp_path):
+    model = mtf.models.from_pretrained(FIXTURES / "llama")
+    options = {"lora": "q:2", "length": 4, "batch_size": 1, "progress": False}
+    mtf.models.finetune(
+        model, [{"ids": [1, 2, 3]}], 1, save_adapters=tmp_path / "adapters", **options
+    )
+    before = contents(tmp_path / "adapters")
+    lora, values = _lora.read(model._form, tmp_path / "adapters")
+    with no_room_for(1000), pytest.raises(Exception, match="too large"):
+        lora.save(model._form, {n: 2 * x for n, x in values.items()}, tmp_path / "adapters")
+    assert contents(tmp_path / "adapters") == before
+    with no_room_for(1000), pytest.raises(Exception, match="too large"):
+        model.save_pretrained(tmp_path / "model")
+    assert contents(tmp_path / "model") == {}
+    model.save_pretrained(tmp_path / "model")  # nothing is in its way
+    assert set(contents(tmp_path / "model")) == {"config.json", "model.safetensors"}
+
+
+def test_a_model_in_shards_is_not_written_over(tmp_path):
+    folder = a_copy(tmp_path)
+    in_shards(folder)
+    before = contents(folder)
+    with pytest.raises(ValueError, match="index.json exists already; choose another directory"):
+        mtf.models.from_pretrained(folder).save_pretrained(folder)
+    assert contents(folder) == before
 
 
 def test_progress(monkeypatch, capsys):
