@@ -43,6 +43,7 @@ from mesh_tensorflow.models._pretrained import (
     Pretrained,
     array_of,
     check_eager,
+    check_path,
     imported,
 )
 from mesh_tensorflow.models._tokenizer import Tokenizer
@@ -104,6 +105,7 @@ class LanguageModel(Pretrained):
         super().__init__(*args, **kwargs)
         self.model = self._form.model(self._mesh_impl.layout_rules, self._mesh_impl.shape)
         self._trained_at = self._place
+        self._place = self._place.without(_lora.DIM)  # adapters are of trainings
         if pipeline:
             stack = self.model.layer_stack
             self.model.layer_stack = transformer.PipelinedLayerStack.of(stack, **pipeline)
@@ -470,6 +472,8 @@ class LanguageModel(Pretrained):
         Raises:
           ValueError: a file is damaged, the adapters are of another kind, or not of this model.
         """
+        check_path("merge", adapters, "folder of adapters")
+        self.check_weights("merge")
         lora, values = _lora.read(self._form, adapters)
         self.assign(lora.merged(self.weights, values))
 
@@ -607,8 +611,7 @@ def from_pretrained(
         device is wrong.
     """
     what = "from_pretrained"
-    if not isinstance(path, (str, os.PathLike)):
-        raise ValueError(f"{what}: path is that of a folder or of a GGUF file, not {path!r}")
+    check_path(what, path, "folder or of a GGUF file")
     path = os.fspath(path)
     place = place_of(
         what,

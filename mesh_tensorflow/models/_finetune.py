@@ -112,11 +112,7 @@ def finetune(
     Raises:
       ValueError: there are no examples, or an argument does not fit the model or another one.
     """
-    check_whole("finetune", "batch_size", batch_size)
-    if (steps is None) == (epochs is None):
-        raise ValueError("finetune: give steps or epochs, one of them")
-    if epochs is not None and not (isinstance(epochs, numbers.Real) and 0 < epochs < math.inf):
-        raise ValueError(f"finetune: epochs={epochs!r} must be a number above 0")
+    _check(model, lora, batch_size, steps, epochs)
     if eval_examples is not None and not isinstance(eval_examples, (str, os.PathLike)):
         eval_examples = list(eval_examples)  # they are gone through twice
     adapters, begin = _adapters_of(model._form, lora, freeze, options.get("seed", 0))
@@ -156,9 +152,10 @@ def finetune(
         dims=dict.fromkeys(rows, f"batch:{batch_size},length:{length}"),
         learning_rate=learning_rate,
         eval_data=eval_rows,
+        # A new model has none, and begins as its variables are initialized.
         init_checkpoint=collections.ChainMap(begin, cast(Any, model.weights))
         if begin
-        else model.weights,
+        else model.weights or None,
         **{**defaults, **options},
     )
     if isinstance(adapters, Lora):
@@ -171,6 +168,28 @@ def finetune(
         share = model.exact_match(eval_examples, batch_size=batch_size)
         result.evaluations[-1]["exact_match"] = share
     return result
+
+
+def _check(
+    model: Any,
+    lora: Optional[Path],
+    batch_size: int,
+    steps: Optional[int],
+    epochs: Optional[float],
+) -> None:
+    """Raises ValueError for what is no model to train, or no number of steps."""
+    if not hasattr(model, "examples"):  # an encoder, or a path
+        raise ValueError(
+            f"finetune: model is a LanguageModel, such as mtf.models.from_pretrained(path) returns "
+            f"of one, not {model!r}"
+        )
+    if lora is not None:
+        model.check_weights("finetune: with lora")
+    check_whole("finetune", "batch_size", batch_size)
+    if (steps is None) == (epochs is None):
+        raise ValueError("finetune: give steps or epochs, one of them")
+    if epochs is not None and not (isinstance(epochs, numbers.Real) and 0 < epochs < math.inf):
+        raise ValueError(f"finetune: epochs={epochs!r} must be a number above 0")
 
 
 def _filled_up(rows: Mapping[str, np.ndarray], batch_size: int) -> dict[str, np.ndarray]:
@@ -251,7 +270,12 @@ def _adapters_of(
             )
         if _lora.is_folder(lora):
             return _lora.read(form, lora)
-        made = Lora.of(os.fspath(lora), form)
+        if os.path.sep in (text := os.fspath(lora)):
+            raise ValueError(
+                f"finetune: lora={text!r} is no folder of adapters, such as save_adapters writes, "
+                "and no list of parts with a rank, such as 'q,v:8'"
+            )
+        made = Lora.of(text, form)
         return made, made.begin(form, seed)
     if freeze is None:
         return None, {}

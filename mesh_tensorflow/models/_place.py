@@ -121,6 +121,8 @@ class Place:
           name: the name of the dimension.
         """
         rules = self.mesh_impl.layout_rules
+        if all(d != name for d, _ in rules.pairs):
+            return self
         kept = rules.of_pairs((d, m) for d, m in rules.pairs if d != name)
         of_jax = None if self.of_jax is None else {**self.of_jax, "layout": kept}
         return dataclasses.replace(self, mesh_impl=self.mesh_impl.with_layout(kept), of_jax=of_jax)

@@ -109,6 +109,20 @@ class Pretrained:
         for name in values.keys() & self.store.names:
             self.store.assign(name, values[name])
 
+    def check_weights(self, what: str) -> None:
+        """Checks that there are weights.
+
+        Args:
+          what: the method that is to have them, for the error.
+
+        Raises:
+          ValueError: the model is a new one, with which nothing has been done.
+        """
+        if not self.weights:
+            raise ValueError(
+                f"{what}: the model has no weights yet; train it, and give them to `assign`"
+            )
+
     def save_pretrained(self, path: Union[str, os.PathLike[str]]) -> None:
         """Writes the model, its weights in the dtypes that they were read in, and its tokenizer.
 
@@ -124,10 +138,8 @@ class Pretrained:
           ImportError: safetensors is not installed.
           ValueError: there are no weights yet, or the directory already holds a model.
         """
-        if not self.weights:
-            raise ValueError(
-                "save_pretrained: the model has no weights yet; train it, and give them to `assign`"
-            )
+        check_path("save_pretrained", path, "folder, which has no model yet")
+        self.check_weights("save_pretrained")
         values = {name: self.weights[name].astype(self._dtypes[name]) for name in self._names}
         tensors = tensors_of(self._form.weights, values, self._form.sizes)
         write_folder(tensors, self.config, os.fspath(path), self._write_more)
@@ -136,6 +148,21 @@ class Pretrained:
         """Writes the files of a folder that have neither weights nor config.json."""
         if self.tokenizer is not None:
             self.tokenizer.save(folder)
+
+
+def check_path(what: str, path: object, of: str) -> None:
+    """Checks an argument that is a path.
+
+    Args:
+      what: the name of the method, for the error.
+      path: the argument.
+      of: what it is the path of, for the error.
+
+    Raises:
+      ValueError: it is no path.
+    """
+    if not isinstance(path, (str, os.PathLike)):
+        raise ValueError(f"{what}: path is that of a {of}, not {path!r}")
 
 
 def array_of(what: str, rows: Any) -> np.ndarray:

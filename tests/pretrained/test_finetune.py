@@ -228,6 +228,7 @@ def test_it_learns_what_it_is_asked():
     "options, text",
     [
         ({"lora": "q,v"}, "lora='q,v' is no list of parts with a rank, such as 'q,v:8'"),
+        ({"lora": "runs/adapters"}, "lora='runs/adapters' is no folder of adapters"),
         ({"lora": "q,up:8"}, "the model has no up; it has k, o, q, v, wi_0, wi_1, wo"),
         ({"save_adapters": "x"}, "save_adapters is for adapters; give lora"),
         ({"lora": "q:2", "freeze": "a"}, "leave freeze out"),
@@ -244,6 +245,36 @@ def test_it_learns_what_it_is_asked():
 def test_mistakes(options, text):
     with pytest.raises(ValueError, match=text):
         tuned(model_of(), **options)
+
+
+def test_what_is_no_model_or_has_no_weights(tmp_path):
+    encoder = mtf.models.from_pretrained(FIXTURES.parent / "encoders" / "bert")
+    for other in (encoder, str(FIXTURES / "llama")):
+        with pytest.raises(ValueError, match="finetune: model is a LanguageModel, such as"):
+            tuned(other)
+    config = json.loads((FIXTURES / "llama" / "config.json").read_text())
+    new = mtf.models.from_config(config)
+    with pytest.raises(ValueError, match="finetune: with lora: the model has no weights yet"):
+        tuned(new, lora="q:2")
+    with pytest.raises(ValueError, match="merge: the model has no weights yet"):
+        new.merge(tmp_path)
+    with pytest.raises(ValueError, match=r"no adapter_config.json in .*: it is no folder of adap"):
+        model_of().merge(tmp_path)
+    with pytest.raises(ValueError, match="merge: path is that of a folder of adapters, not None"):
+        model_of().merge(None)
+    with pytest.raises(ValueError, match=r"save_pretrained: path is that of a folder, .* not None"):
+        model_of().save_pretrained(None)
+    before = tuned(new, 2).losses  # without lora it is trained from the beginning
+    assert new.weights and tuned(new, 20).losses[-1] < before[-1]
+
+
+def test_a_rule_of_adapters_splits_nothing_else():
+    """Calls of a model have no adapters, and do not tell of its rule."""
+    mesh = {"mesh_shape": "x:2", "layout": "lora:x"}
+    with mtf.strict():
+        model = mtf.models.from_pretrained(FIXTURES / "llama", **mesh)
+        model.logits([[1, 2]])
+        tuned(model, 1, lora="q:2")
 
 
 def test_what_peft_cannot_say(tmp_path):

@@ -393,7 +393,7 @@ def test_a_model_in_shards_is_not_written_over(tmp_path):
     folder = a_copy(tmp_path)
     in_shards(folder)
     before = contents(folder)
-    with pytest.raises(ValueError, match="index.json exists already; choose another directory"):
+    with pytest.raises(ValueError, match=r"index.json exists already; choose another directory"):
         mtf.models.from_pretrained(folder).save_pretrained(folder)
     assert contents(folder) == before
 
