@@ -13,7 +13,7 @@ from typing import Any, Optional, TypeVar, Union, cast
 
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow._core.errors import did_you_mean, is_whole
+from mesh_tensorflow._core.errors import did_you_mean, is_whole, slip
 from mesh_tensorflow._core.layout import LayoutLike
 from mesh_tensorflow._core.shape import ShapeLike
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
@@ -181,6 +181,13 @@ def check_callbacks(callbacks: Any, logdir: Optional[str]) -> list[Callback]:
                 + ", ".join(events)
             )
             raise TypeError(f"fit: {callback!r} among the callbacks is none. {mend}")
+    for name, cls in ((n, type(c)) for c in callbacks for n in dir(c)):
+        if name.startswith("on_") and name not in events:
+            slip(
+                f"fit: {cls.__name__}.{name} is never called; the events are {', '.join(events)}"
+                f"{did_you_mean(name, events)}",
+                key=f"callback/{cls.__qualname__}.{name}",
+            )
     # One that the user gives without a directory writes to this one, too.
     board = [TensorBoard(logdir)] if logdir and not has_board(callbacks, logdir) else []
     return callbacks + board
