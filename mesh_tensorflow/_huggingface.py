@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NoReturn, Optional
 
 import numpy as np
@@ -237,34 +237,61 @@ def _opened(file: str) -> Iterator[Any]:
         ) from error
 
 
+@contextlib.contextmanager
+def written_whole(directory: str, last: str) -> Iterator[str]:
+    """Context with a folder whose files become those of a directory at the end, each of them whole.
+
+    A program that ends before that leaves the files of the directory as they are.
+
+    Args:
+      directory: a string; created if it does not exist.
+      last: the file that comes last, as it tells that the others are there.
+    """
+    os.makedirs(directory, exist_ok=True)
+    # On the same file system, where a file is moved at once.
+    with tempfile.TemporaryDirectory(dir=directory, prefix=".convert-") as folder:
+        yield folder
+        found = [os.path.join(root, name) for root, _, names in os.walk(folder) for name in names]
+        for file in sorted(found, key=lambda file: (os.path.basename(file) == last, file)):
+            place = os.path.join(directory, os.path.relpath(file, folder))
+            os.makedirs(os.path.dirname(place), exist_ok=True)
+            os.replace(file, place)
+
+
+def has_model(directory: str) -> Optional[str]:
+    """Returns the file by which a directory holds a model, in one file or several; or None.
+
+    Args:
+      directory: a string.
+    """
+    paths = (os.path.join(directory, name) for name in (_SINGLE, _INDEX, *_OF_PYTORCH))
+    return next((path for path in paths if os.path.exists(path)), None)
+
+
 def write_folder(
-    tensors: Mapping[str, np.ndarray], config: Mapping[str, Any], directory: str
+    tensors: Mapping[str, np.ndarray],
+    config: Mapping[str, Any],
+    directory: str,
+    write_more: Callable[[str], None] = lambda folder: None,
 ) -> None:
-    """Writes `config.json` and then `model.safetensors`.
+    """Writes `config.json` and, behind all others, `model.safetensors`.
 
     Args:
       tensors: a dictionary of NumPy arrays.
       config: a dictionary.
       directory: a string; created if it does not exist.
+      write_more: writes further files to the folder that it is given.
 
     Raises:
       ImportError: safetensors is not installed.
       ValueError: the directory already holds a model.
     """
     save = safetensors_numpy().save_file
-    path = os.path.join(directory, _SINGLE)
-    if os.path.exists(path):
-        raise ValueError(f"{path} exists already; choose another directory")
-    os.makedirs(directory, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=directory, prefix=".convert-") as folder:
+    if (there := has_model(directory)) is not None:
+        raise ValueError(f"{there} exists already; choose another directory")
+    with written_whole(directory, last=_SINGLE) as folder:
         with open(os.path.join(folder, _CONFIG), "w", encoding="utf-8") as f:
             json.dump(config, f, indent=2)
-        save(
-            dict(tensors),
-            os.path.join(folder, _SINGLE),
-            # The package transformers does not load a file without this entry.
-            metadata={"format": "pt"},
-        )
-        # The weights come last, as they are what tells that a directory holds a model.
-        for name in (_CONFIG, _SINGLE):
-            os.replace(os.path.join(folder, name), os.path.join(directory, name))
+        write_more(folder)
+        # The package transformers does not load a file without this entry.
+        save(dict(tensors), os.path.join(folder, _SINGLE), metadata={"format": "pt"})

@@ -13,6 +13,8 @@ import warnings
 from collections.abc import Callable
 from typing import Any, Optional, TextIO
 
+from mesh_tensorflow._units import bytes_text
+
 __all__ = ["Progress", "duration"]
 
 _SILENT_SECONDS = 1.0  # work that ends sooner gets its last line only
@@ -54,7 +56,7 @@ class Progress:
         Args:
           total: the number of steps; None if it is unknown, then there is no time left.
           label: what is done, such as "train".
-          unit: what is counted, in the singular.
+          unit: what is counted, in the singular; a number of "byte" is shown as "3.2 MiB".
           stream: where to write; None is the standard error stream.
           start: the number of steps that had been done before, by an earlier run.
           leave: whether to write the last line.
@@ -172,6 +174,9 @@ class Progress:
         return text if len(text) <= width else text[: max(width - 3, 0)] + "..."[:width]
 
     def _count(self) -> str:
+        if self.unit == "byte":
+            total = "" if self.total is None else f"/{bytes_text(self.total)}"
+            return f"{bytes_text(self.done)}{total}"
         if self.total is None:
             return _plural(self.done, self.unit)
         return f"{self.done}/{_plural(self.total, self.unit)}"
@@ -219,6 +224,8 @@ def _plural(n: int, unit: str) -> str:
 
 def _per_second(rate: float, unit: str) -> str:
     """Returns a rate; slow ones as the seconds of a step."""
+    if unit == "byte":
+        return f"{bytes_text(rate)}/s"
     if rate < 1:
         return f"{1 / rate:.3g} s/{unit}"
     number = f"{rate:.3g}" if rate < 1000 else f"{rate:.0f}"

@@ -10,13 +10,15 @@ python -m mesh_tensorflow.finetune --model=SmolLM2-135M --train_file=train.jsonl
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Sequence
 from typing import Optional
 
 from mesh_tensorflow import models, schedules
+from mesh_tensorflow._huggingface import has_model
+from mesh_tensorflow._processes.processes import processes
 from mesh_tensorflow._programs import run_with_parser
 from mesh_tensorflow.models import _flags
+from mesh_tensorflow.models._place import IMPLS
 
 __all__ = ["main"]
 
@@ -38,6 +40,8 @@ _TRAINING: _flags.Arguments = {
     "logdir": (str, None, "where logs for TensorBoard are written"),
     "seed": (int, 0, "of the order of rows, and of adapters"),
 }
+# Arguments of both that are flags of the model.
+_MESH = ("mesh_impl", "mesh_shape", "layout", "zero", "zero_axis")
 # Arguments of `from_pretrained` that only trainings have a use for.
 _PIPELINE: _flags.Arguments = {
     "num_stages": (int, None, "stages of a pipeline; as many as --layout splits stages over"),
@@ -49,7 +53,9 @@ _PIPELINE: _flags.Arguments = {
 def _options(arguments: Optional[Sequence[str]]) -> argparse.Namespace:
     """Returns what the command line says."""
     parser = _flags.parser_of(
-        "finetune", "Fine-tunes a language model of a Hugging Face folder or GGUF file on texts."
+        "finetune",
+        "Fine-tunes a language model of a Hugging Face folder or GGUF file on texts.",
+        (*IMPLS, "simd"),
     )
     parser.add_argument(
         "--train_file",
@@ -69,7 +75,7 @@ def _options(arguments: Optional[Sequence[str]]) -> argparse.Namespace:
     if (options.steps is None) == (options.epochs is None):
         parser.error("give --steps or --epochs, one of them")
     # Found before the training, not behind it.
-    if options.output and os.path.exists(os.path.join(options.output, "model.safetensors")):
+    if options.output and has_model(options.output):
         parser.error(f"--output={options.output} has a model already; choose another folder")
     return options
 
@@ -84,8 +90,12 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
       0.
     """
     options = _options(arguments)
-    model = _flags.opened(options, **{name: getattr(options, name) for name in _PIPELINE})
     training = {name: getattr(options, name) for name in _TRAINING}
+    if options.mesh_impl == "simd":
+        # Of trainings alone: calls of the model, in eager code, have the same mesh by placement.
+        training |= {name: getattr(options, name) for name in _MESH}
+        options.mesh_impl = "placement"
+    model = _flags.opened(options, **{name: getattr(options, name) for name in _PIPELINE})
     if options.warmup_steps:
         rate = training.pop("learning_rate")
         training["learning_rate"] = schedules.linear_warmup(rate, options.warmup_steps)
@@ -102,7 +112,8 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     # A percent sign, as other programs give the same number as a fraction, or without one.
     texts = {n: f"{x:.1%}" if n.endswith("exact_match") else f"{x:.4g}" for n, x in values.items()}
     print(", ".join(f"{name} {text}" for name, text in texts.items()))
-    if options.output:
+    # Of several processes, all of which have the same weights, one writes them.
+    if options.output and processes().is_chief:
         model.save_pretrained(options.output)
         print(f"The model is in {options.output}")
     return 0

@@ -17,14 +17,13 @@ TREES = readers_table.read(PACKAGE)
 
 # A part imports what stands before it, never what stands after or beside it.
 ORDER = [
-    ["_quiet", "_contexts"],
+    ["_quiet", "_contexts", "_units"],
     [
         "utils",
         "_paths",
         "_progress",
         "_elements",
         "_stop_signals",
-        "_units",
         "_pjrt",
     ],
     ["_core"],

@@ -321,6 +321,27 @@ def is_whole(value: object, least: float = 1) -> bool:
     return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= least
 
 
+def check_whole(
+    function: str, name: str, value: object, otherwise: str = "", least: int = 1
+) -> None:
+    """Checks an argument that is a whole number.
+
+    Args:
+      function: the name of the function that was called, for the error.
+      name: the parameter's name.
+      value: the argument.
+      otherwise: which others there are, for the error.
+      least: the smallest number that is right.
+
+    Raises:
+      ValueError: it is no integer, or too small.
+    """
+    if not is_whole(value, least):
+        raise ValueError(
+            f"{function}: {name}={value!r} must be an integer of at least {least}{otherwise}"
+        )
+
+
 def table_lookup(table: dict[str, Any], key: str, what: str) -> Any:
     """Returns `table[key]`.
 

@@ -99,6 +99,8 @@ class Graph:
       variable_store: the VariableStore of variables that were created in eager code, or None.
       differentiated: the operation whose gradient is being built, or None.
       looked_at: the values of Tensors that eager code has looked at; None if there are none.
+      names_lent: dimension names that operations took from a layout, as attention does to be split
+        further; a misspelled one is in the program by that alone.
       stages: what gives layers variables and random values while a pipeline is built, else None.
       assigns: which assignments a step carries out: "asked", those whose lowered operation is run;
         "all", in the order of the program; or "none", as in an evaluation.
@@ -120,6 +122,7 @@ class Graph:
         self.name_to_variable: dict[str, Variable] = _ByName()
         self.stacked_values: dict[Tensor, Tensor] = {}
         self.inspected: dict[str, Tensor] = {}
+        self.names_lent: set[str] = set()
         self.variable_store: Optional[VariableStore] = None
         self.differentiated: Optional[Operation] = None
         self.stages: Optional[StagesLike] = None

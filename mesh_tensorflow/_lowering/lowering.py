@@ -100,6 +100,7 @@ from mesh_tensorflow._watching import (
     trace_mark,
 )
 from mesh_tensorflow.ops._movement.reshape import redistributed
+from mesh_tensorflow.ops._source import ImportOperation
 from mesh_tensorflow.ops._variables.variable import Variable
 from mesh_tensorflow.utils import outside_all_rewrites
 
@@ -146,7 +147,7 @@ def rules_that_apply(
 
 
 def check_rules_apply(
-    operations: Iterable[Operation],
+    graph: Graph,
     mesh_to_impl: Mapping[Mesh, MeshImpl],
     slip: Callable[..., None] = slip,
 ) -> None:
@@ -156,7 +157,7 @@ def check_rules_apply(
     one processor, no rule is reported.
 
     Args:
-      operations: all operations of the program.
+      graph: the program.
       mesh_to_impl: a dictionary from Mesh to MeshImpl, which has the layout rules.
       slip: what reports: it takes a message, and a key of those that are given once.
 
@@ -170,7 +171,7 @@ def check_rules_apply(
         if isinstance(getattr(impl, "layout_rules", None), LayoutRules)
     ]
     rules = sorted({rule for impl in impls for rule in impl.layout_rules.pairs})
-    of_program = sorted(dimension_names(operations)) if rules else []
+    of_program = sorted(dimension_names(graph.operations)) if rules else []
     of_meshes = list(dict.fromkeys(d for impl in impls for d in impl.shape.dimension_names))
     for rule in rules if of_program and of_meshes else ():  # otherwise there is nothing to split
         there = any(name in of_meshes for name in joined_names(rule[1], of_meshes))
@@ -182,8 +183,28 @@ def check_rules_apply(
                 # dimensions, and would repeat the warning for each program.
                 key=f"rule/{rule}/{fault.partition('. ')[0]}",
             )
+        if rule[0] in graph.names_lent:
+            _check_lent(graph, rule, slip)
     for impl in impls:
-        _check_stored(operations, impl, slip)
+        _check_stored(graph.operations, impl, slip)
+
+
+def _check_lent(graph: Graph, rule: tuple[str, str], slip: Callable[..., None]) -> None:
+    """Reports a slip if a rule's dimension is in attention only because it is in the layout."""
+    own = {
+        name
+        for op in with_inner_operations(graph.operations)
+        if isinstance(op, (Variable, ImportOperation))
+        for x in op.outputs
+        for name in x.shape.dimension_names
+    }
+    if rule[0] not in own:
+        slip(
+            f"layout rule {':'.join(rule)} splits attention alone: no variable and no input of the "
+            f"model has {rule[0]!r}. They have {', '.join(sorted(own))}"
+            f"{did_you_mean(rule[0], own)} Correct the rule or leave it out",
+            key=f"lent/{':'.join(rule)}",
+        )
 
 
 def _check_stored(
@@ -444,7 +465,7 @@ class Lowering:
         start = operations_so_far()
         # Checks come before rewrites, so that a graph which they refuse can be lowered otherwise.
         check_impls(mesh_to_impl)
-        check_rules_apply(graph.operations, mesh_to_impl)
+        check_rules_apply(graph, mesh_to_impl)
         # Before variables are stacked: a stack has no longer the dimensions of one weight to
         # rename.
         rewrite_stored_layouts(graph, mesh_to_impl)

@@ -15,6 +15,7 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
+from mesh_tensorflow._core.errors import check_whole
 from mesh_tensorflow._core.layout import LayoutLike
 from mesh_tensorflow._core.shape import ShapeLike
 from mesh_tensorflow._huggingface import Folder
@@ -42,12 +43,13 @@ from mesh_tensorflow.models._pretrained import (
     Pretrained,
     array_of,
     check_eager,
-    check_whole,
+    check_path,
     imported,
 )
 from mesh_tensorflow.models._tokenizer import Tokenizer
 from mesh_tensorflow.models._weights import Weights
 from mesh_tensorflow.ops._contractions.reduce_broadcast import divided_sum
+from mesh_tensorflow.train._fit import arguments_of, explained
 from mesh_tensorflow.transformer import transformer
 
 __all__ = [
@@ -71,6 +73,19 @@ FORMS.update({kind: family.form_of for family in _FAMILIES for kind in family.MO
 _DTYPES = ("float32", "bfloat16")
 # Ids, a text, or the messages of a conversation.
 Prompt = Union[Sequence[int], str, Sequence[Mapping[str, str]]]
+# Names that other libraries have, and what there is in their place.
+_NAMES_OF_GENERATE = {
+    "max_length": "give max_new_tokens, without the ids of prompts",
+    "max_tokens": "give max_new_tokens",
+    "do_sample": "give a temperature above 0.0 to draw",
+    "eos_token_id": "give stop, ids or texts",
+    "stop_strings": "give stop, ids or texts",
+}
+_NAMES_OF_MODELS = {
+    "torch_dtype": "give dtype",
+    "device": "give devices",
+    "device_map": "give mesh_shape, layout and devices",
+}
 
 
 class LanguageModel(Pretrained):
@@ -90,6 +105,7 @@ class LanguageModel(Pretrained):
         super().__init__(*args, **kwargs)
         self.model = self._form.model(self._mesh_impl.layout_rules, self._mesh_impl.shape)
         self._trained_at = self._place
+        self._place = self._place.without(_lora.DIM)  # adapters are of trainings
         if pipeline:
             stack = self.model.layer_stack
             self.model.layer_stack = transformer.PipelinedLayerStack.of(stack, **pipeline)
@@ -116,6 +132,7 @@ class LanguageModel(Pretrained):
         # The rows that only fill the batch up are left out again.
         return self._logits(tf.constant(self._place.filled_up(rows)))[: len(rows)]
 
+    @explained(_NAMES_OF_GENERATE)
     def generate(
         self,
         prompts: Sequence[Prompt],
@@ -218,6 +235,7 @@ class LanguageModel(Pretrained):
             results = _grouped(made, num_return_sequences)
         return results if num_return_sequences > 1 else [of[0] for of in results]
 
+    @explained(_NAMES_OF_GENERATE, arguments_of(generate))
     def stream(
         self,
         prompt: Prompt,
@@ -454,6 +472,8 @@ class LanguageModel(Pretrained):
         Raises:
           ValueError: a file is damaged, the adapters are of another kind, or not of this model.
         """
+        check_path("merge", adapters, "folder of adapters")
+        self.check_weights("merge")
         lora, values = _lora.read(self._form, adapters)
         self.assign(lora.merged(self.weights, values))
 
@@ -537,6 +557,7 @@ def _is_text(prompt: Prompt) -> bool:
     return isinstance(prompt, str) or (len(prompt) > 0 and isinstance(prompt[0], Mapping))
 
 
+@explained(_NAMES_OF_MODELS)
 def from_pretrained(
     path: Union[str, os.PathLike[str]],
     *,
@@ -590,8 +611,7 @@ def from_pretrained(
         device is wrong.
     """
     what = "from_pretrained"
-    if not isinstance(path, (str, os.PathLike)):
-        raise ValueError(f"{what}: path is that of a folder or of a GGUF file, not {path!r}")
+    check_path(what, path, "folder or of a GGUF file")
     path = os.fspath(path)
     place = place_of(
         what,
@@ -621,6 +641,7 @@ def from_pretrained(
     return LanguageModel(folder.config, form, weights, place, name, tokenizer, pipeline=pipeline)
 
 
+@explained(_NAMES_OF_MODELS)
 def from_config(
     config: Mapping[str, Any],
     *,

@@ -18,6 +18,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
+from mesh_tensorflow._core.errors import check_whole
 from mesh_tensorflow._huggingface import read_json
 from mesh_tensorflow.bert.bert import BertConfig, BertModel
 from mesh_tensorflow.models._decoder import activation_of
@@ -26,7 +27,6 @@ from mesh_tensorflow.models._pretrained import (
     Pretrained,
     array_of,
     check_eager,
-    check_whole,
     imported,
 )
 
@@ -216,7 +216,10 @@ class Pooling(NamedTuple):
         for module in files[_MODULES]:
             kind = str(module.get("type")).rpartition(".")[2]
             if kind == "Pooling":
-                name = os.path.join(str(module.get("path")), "config.json")
+                name = os.path.normpath(os.path.join(str(module.get("path")), "config.json"))
+                # It is written back under this name, too.
+                if os.path.isabs(name) or name.split(os.sep)[0] == os.pardir:
+                    raise ValueError(f"{file} is damaged: {name!r} is outside of the folder")
                 files[name] = read_json(os.path.join(path, name))
                 modes = [k for k, v in files[name].items() if k.startswith("pooling_mode") and v]
             elif kind == "Normalize":
@@ -430,11 +433,6 @@ class TextEncoder(Pretrained):
                 x *= mtf.rsqrt(mtf.maximum(square, 1e-24))
         return self._place.lower(mesh).export_to_tf_tensor(x)
 
-    def save_pretrained(self, path: Union[str, os.PathLike[str]]) -> None:
-        """Writes the model, as `Pretrained.save_pretrained` does, and what says how it pools.
-
-        Args:
-          path: a directory, which has no model yet; created if it does not exist.
-        """
-        super().save_pretrained(path)
-        self.pooling.save(os.fspath(path))
+    def _write_more(self, folder: str) -> None:
+        super()._write_more(folder)
+        self.pooling.save(folder)

@@ -11,8 +11,7 @@ from typing import Any, NamedTuple, Optional, Union
 
 import numpy as np
 
-from mesh_tensorflow._core.errors import is_whole, warn_once
-from mesh_tensorflow.models._pretrained import check_whole
+from mesh_tensorflow._core.errors import check_whole, is_whole, warn_once
 from mesh_tensorflow.models._tokenizer import Tokenizer
 
 # A JSONL file, or its lines.

@@ -15,15 +15,17 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
+from mesh_tensorflow._core.errors import check_whole
+from mesh_tensorflow._processes.processes import processes
 from mesh_tensorflow.models import _lora
 from mesh_tensorflow.models._examples import Examples, questions_of
 from mesh_tensorflow.models._experts import balance_loss, coefficient_of, figures_of
 from mesh_tensorflow.models._family import Form
 from mesh_tensorflow.models._lora import Lora
-from mesh_tensorflow.models._pretrained import check_whole
 from mesh_tensorflow.ops._variables.variable import Adapters, VariableDType, adapting
 from mesh_tensorflow.optimize import AdamWOptimizer
 from mesh_tensorflow.train import Result, fit, metrics
+from mesh_tensorflow.train._fit import arguments_of, explained
 
 if TYPE_CHECKING:
     from mesh_tensorflow.models import LanguageModel
@@ -32,8 +34,28 @@ Path = Union[str, "os.PathLike[str]"]
 _RATE = 1e-4
 # Arguments of `fit` that say where it trains; without them, on the mesh of the model.
 _PLACES = {"mesh_shape", "layout", "devices", "simd", "mesh_impl", "zero", "zero_axis", "uneven"}
+_GIVEN = {"model_fn", "data", "eval_data", "dims", "init_checkpoint"}  # by `finetune` itself
+_EPOCHS = "give epochs, how often all rows are seen; or steps"
+# Names that `fit` and other trainers have, and what there is in their place.
+_ELSEWHERE = {
+    "data": "give examples",
+    "dataset": "give examples",
+    "train_dataset": "give examples",
+    "eval_data": "give eval_examples",
+    "eval_dataset": "give eval_examples",
+    "dims": "batch_size and length are the sizes of a batch",
+    "max_length": "give length, the number of ids of a row",
+    "init_checkpoint": "training begins with the weights of the model; give others to model.assign",
+    "num_epochs": _EPOCHS,
+    "num_train_epochs": _EPOCHS,
+    "max_steps": "give steps, the number of steps, those of earlier runs included",
+    "lr": "give learning_rate",
+    "packing": "give pack",
+    "output_dir": "give directory, for checkpoints; model.save_pretrained writes the tuned model",
+}
 
 
+@explained(_ELSEWHERE, arguments_of(fit) - _GIVEN)
 def finetune(
     model: LanguageModel,
     examples: Examples,
@@ -90,11 +112,7 @@ def finetune(
     Raises:
       ValueError: there are no examples, or an argument does not fit the model or another one.
     """
-    check_whole("finetune", "batch_size", batch_size)
-    if (steps is None) == (epochs is None):
-        raise ValueError("finetune: give steps or epochs, one of them")
-    if epochs is not None and not (isinstance(epochs, numbers.Real) and 0 < epochs < math.inf):
-        raise ValueError(f"finetune: epochs={epochs!r} must be a number above 0")
+    _check(model, lora, batch_size, steps, epochs)
     if eval_examples is not None and not isinstance(eval_examples, (str, os.PathLike)):
         eval_examples = list(eval_examples)  # they are gone through twice
     adapters, begin = _adapters_of(model._form, lora, freeze, options.get("seed", 0))
@@ -111,6 +129,12 @@ def finetune(
     if eval_examples is not None:
         eval_rows = _filled_up(model.examples(eval_examples, length, pack), batch_size)
     number = len(rows["ids"])
+    if number < batch_size:
+        raise ValueError(
+            f"finetune: the examples fill {number} rows of length={length}, fewer than one batch, "
+            f"batch_size={batch_size}: make batch_size or length smaller"
+            f"{', or give pack=False' if pack else ''}, or give more examples"
+        )
     if epochs is not None:
         # So many rows in all: `fit` leaves out of an epoch those that fill no batch.
         steps = max(1, math.ceil(epochs * number / batch_size))
@@ -128,13 +152,14 @@ def finetune(
         dims=dict.fromkeys(rows, f"batch:{batch_size},length:{length}"),
         learning_rate=learning_rate,
         eval_data=eval_rows,
+        # A new model has none, and begins as its variables are initialized.
         init_checkpoint=collections.ChainMap(begin, cast(Any, model.weights))
         if begin
-        else model.weights,
+        else model.weights or None,
         **{**defaults, **options},
     )
     if isinstance(adapters, Lora):
-        if save_adapters is not None:
+        if save_adapters is not None and processes().is_chief:  # one file, of all processes
             adapters.save(model._form, result.variables, save_adapters)
         model.assign(adapters.merged(model.weights, result.variables))
     else:
@@ -143,6 +168,28 @@ def finetune(
         share = model.exact_match(eval_examples, batch_size=batch_size)
         result.evaluations[-1]["exact_match"] = share
     return result
+
+
+def _check(
+    model: Any,
+    lora: Optional[Path],
+    batch_size: int,
+    steps: Optional[int],
+    epochs: Optional[float],
+) -> None:
+    """Raises ValueError for what is no model to train, or no number of steps."""
+    if not hasattr(model, "examples"):  # an encoder, or a path
+        raise ValueError(
+            f"finetune: model is a LanguageModel, such as mtf.models.from_pretrained(path) returns "
+            f"of one, not {model!r}"
+        )
+    if lora is not None:
+        model.check_weights("finetune: with lora")
+    check_whole("finetune", "batch_size", batch_size)
+    if (steps is None) == (epochs is None):
+        raise ValueError("finetune: give steps or epochs, one of them")
+    if epochs is not None and not (isinstance(epochs, numbers.Real) and 0 < epochs < math.inf):
+        raise ValueError(f"finetune: epochs={epochs!r} must be a number above 0")
 
 
 def _filled_up(rows: Mapping[str, np.ndarray], batch_size: int) -> dict[str, np.ndarray]:
@@ -223,7 +270,12 @@ def _adapters_of(
             )
         if _lora.is_folder(lora):
             return _lora.read(form, lora)
-        made = Lora.of(os.fspath(lora), form)
+        if os.path.sep in (text := os.fspath(lora)):
+            raise ValueError(
+                f"finetune: lora={text!r} is no folder of adapters, such as save_adapters writes, "
+                "and no list of parts with a rank, such as 'q,v:8'"
+            )
+        made = Lora.of(text, form)
         return made, made.begin(form, seed)
     if freeze is None:
         return None, {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mesh_tensorflow import models
@@ -13,12 +13,15 @@ from mesh_tensorflow.models._place import IMPLS
 Arguments = Mapping[str, tuple[type, Any, str]]
 
 
-def parser_of(command: str, description: str) -> argparse.ArgumentParser:
+def parser_of(
+    command: str, description: str, impls: Sequence[str] = IMPLS
+) -> argparse.ArgumentParser:
     """Returns the parser of a command, which has the flags of a model.
 
     Args:
       command: the name of its module in the package.
       description: what it does, a sentence.
+      impls: the names of mesh implementations that it may run on.
     """
     parser = argparse.ArgumentParser(
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
@@ -30,9 +33,9 @@ def parser_of(command: str, description: str) -> argparse.ArgumentParser:
     parser.add_argument("--layout", default="", help='such as "batch:rows,d_ff:cols,vocab:cols"')
     parser.add_argument("--zero", type=int, help="stage of ZeRO: 3 stores weights in parts")
     parser.add_argument("--zero_axis", help="the mesh dimension of ZeRO")
-    parser.add_argument(
-        "--mesh_impl", choices=IMPLS, default="placement", help="pjrt computes on devices of JAX"
-    )
+    helps = {"pjrt": "pjrt computes on devices of JAX", "simd": "simd trains as one program"}
+    text = "; ".join(told for name, told in helps.items() if name in impls)
+    parser.add_argument("--mesh_impl", choices=impls, default="placement", help=text)
     parser.add_argument(
         "--dtype", choices=("float32", "bfloat16"), default="float32", help="of the weights"
     )

@@ -18,8 +18,9 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
+from mesh_tensorflow._core.errors import check_whole
 from mesh_tensorflow.models._place import Place
-from mesh_tensorflow.models._pretrained import check_whole, imported
+from mesh_tensorflow.models._pretrained import imported
 from mesh_tensorflow.models._tokenizer import Tokenizer
 from mesh_tensorflow.transformer.transformer import Unitransformer
 from mesh_tensorflow.transformer.transformer._decoding import check_numbers
@@ -426,8 +427,7 @@ class Generator:
         mesh = mtf.Mesh(mtf.Graph(), "mesh")
 
         def each_step(rows: tf.Tensor, ids: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
-            ended = tf.numpy_function(self._hear, [listener, rows, ids, step], tf.bool)
-            return tf.ensure_shape(ended, rows.shape)
+            return self._heard(Listener.hear, listener, rows.shape, rows, ids, step)
 
         sampled = self._model.sample_autoregressive(
             imported(mesh, ids, "batch", "length"),
@@ -504,8 +504,7 @@ class Generator:
             )  # fmt: skip
 
         def each_step(ids: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
-            ended = tf.numpy_function(self._hear_beams, [listener, ids, step], tf.bool)
-            return tf.ensure_shape(ended, ids.shape[:-1])
+            return self._heard(Listener.hear_beams, listener, ids.shape[:-1], ids, step)
 
         beams, new, length_penalty, early_stopping = settings
         mesh = mtf.Mesh(mtf.Graph(), "mesh")
@@ -557,11 +556,27 @@ class Generator:
         lowering = self._place.lower(mesh)
         return lowering.export_to_tf_tensor(mtf.negative(losses))
 
-    def _hear_beams(self, number: int, beams: np.ndarray, step: int) -> np.ndarray:
-        return self._listeners[int(number)].hear_beams(beams, int(step))
+    def _heard(
+        self,
+        method: Callable[..., np.ndarray],
+        number: Optional[tf.Tensor],
+        shape: tf.TensorShape,
+        *told: tf.Tensor,
+    ) -> tf.Tensor:
+        """Returns what a method of a Listener says of each step while the program runs: who ends.
 
-    def _hear(self, number: int, rows: np.ndarray, ids: np.ndarray, step: int) -> np.ndarray:
-        return self._listeners[int(number)].hear(rows, ids, int(step))
+        Args:
+          method: a method of the class.
+          number: the number of the Listener, an input of the program.
+          shape: the shape of what it says.
+          *told: its arguments.
+        """
+
+        # The program has neither the Listener nor its texts, so that one trace serves all calls.
+        def ask(number: int, *arguments: Any) -> np.ndarray:
+            return method(self._listeners[int(number)], *arguments)
+
+        return tf.ensure_shape(tf.numpy_function(ask, [number, *told], tf.bool), shape)
 
 
 def _at_least(number: int, first: int) -> int:

@@ -20,10 +20,11 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._core.errors import is_whole
-from mesh_tensorflow._huggingface import Folder, read_json, safetensors_numpy
+from mesh_tensorflow._huggingface import Folder, read_json, safetensors_numpy, written_whole
 from mesh_tensorflow.models._family import Form, Weight, few
 from mesh_tensorflow.ops._variables.variable import VariableDType
 
+DIM = "lora"  # the name of the dimension between them
 _A, _B = "_lora_a", "_lora_b"
 _CONFIG, _TENSORS = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."
@@ -115,7 +116,7 @@ class Lora:
         inputs = self.inputs.get(full_name)
         if inputs is None:
             return value
-        dims, rank = value.shape.dims, mtf.Dimension("lora", self.rank)
+        dims, rank = value.shape.dims, mtf.Dimension(DIM, self.rank)
         shapes = {
             _A: mtf.Shape([*(d for d in dims if d.name in inputs), rank]),
             _B: mtf.Shape([rank, *(d for d in dims if d.name not in inputs)]),
@@ -238,10 +239,11 @@ class Lora:
             "fan_in_fan_out": self._fan_in_fan_out(form),
             "target_modules": self._modules(form),
         }
-        os.makedirs(path, exist_ok=True)
-        with open(os.path.join(path, _CONFIG), "w", encoding="utf-8") as f:
-            json.dump(config, f, indent=2)
-        safetensors_numpy().save_file(tensors, os.path.join(path, _TENSORS))
+        # Adapters that were there before stay, should this one end half-way.
+        with written_whole(os.fspath(path), last=_TENSORS) as folder:
+            with open(os.path.join(folder, _CONFIG), "w", encoding="utf-8") as f:
+                json.dump(config, f, indent=2)
+            safetensors_numpy().save_file(tensors, os.path.join(folder, _TENSORS))
 
 
 def is_folder(path: Union[str, os.PathLike[str]]) -> bool:
@@ -267,6 +269,8 @@ def read(form: Form, path: Union[str, os.PathLike[str]]) -> tuple[Lora, dict[str
       ValueError: a file is damaged, the adapters are of another kind, or not of this model.
     """
     path = os.fspath(path)
+    if not is_folder(path):
+        raise ValueError(f"no {_CONFIG} in {path!r}: it is no folder of adapters")
     config = read_json(os.path.join(path, _CONFIG))
     other = [name for name in _OTHER_KINDS if config.get(name)]
     if config.get("peft_type") != "LORA" or other:

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
-from mesh_tensorflow._core.errors import is_whole
+from mesh_tensorflow._core.errors import check_whole
 from mesh_tensorflow._core.layout import LayoutLike, convert_to_layout_rules
 from mesh_tensorflow._core.shape import ShapeLike, convert_to_shape
 from mesh_tensorflow._mesh.devices import device_spec
@@ -65,7 +65,11 @@ class Place:
                 with never_compiled():
                     return fn(*args)
 
-            return function(uncompiled, store=store)
+            made = function(uncompiled, store=store)
+            # A trace for each shape and set of arguments is meant, and several models share this
+            # code: TensorFlow's warning, made for a tf.function in a loop, would tell users of it.
+            made.tf_function._omit_frequent_tracing_warning = True
+            return made
         compiled = pjrt().function(fn, store=store, **self.of_jax)
 
         def call(*args: Any) -> Any:
@@ -117,6 +121,8 @@ class Place:
           name: the name of the dimension.
         """
         rules = self.mesh_impl.layout_rules
+        if all(d != name for d, _ in rules.pairs):
+            return self
         kept = rules.of_pairs((d, m) for d, m in rules.pairs if d != name)
         of_jax = None if self.of_jax is None else {**self.of_jax, "layout": kept}
         return dataclasses.replace(self, mesh_impl=self.mesh_impl.with_layout(kept), of_jax=of_jax)
@@ -153,8 +159,7 @@ class Place:
             "num_repeats": num_repeats,
         }
         for name, value in found.items():
-            if not is_whole(value, 1):
-                raise ValueError(f"{what}: {name}={value!r} must be 1 or more; an integer")
+            check_whole(what, name, value)
         if stages % parts:
             raise ValueError(
                 f"{what}: num_stages={stages} is no multiple of the {parts} processors that the "

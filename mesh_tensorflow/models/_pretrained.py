@@ -6,16 +6,14 @@ import contextlib
 import functools
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Optional, Union
 
 import numpy as np
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
-from mesh_tensorflow._core.errors import is_whole
 from mesh_tensorflow._huggingface import write_folder
-from mesh_tensorflow._progress import Progress
 from mesh_tensorflow.models._family import Form, few
 from mesh_tensorflow.models._place import Place
 from mesh_tensorflow.models._tokenizer import Tokenizer
@@ -65,24 +63,14 @@ class Pretrained:
 
         @functools.wraps(compiled)
         def call(*args: Any) -> Any:
-            with self._shown():
+            weights = self.weights
+            shown: contextlib.AbstractContextManager = contextlib.nullcontext()
+            if self._place.shows and isinstance(weights, Weights):
+                shown = weights.progress_shown()
+            with shown:
                 return compiled(*args)
 
         return call
-
-    @contextlib.contextmanager
-    def _shown(self) -> Iterator[None]:
-        weights = self.weights
-        if not self._place.shows or not isinstance(weights, Weights):
-            yield
-            return
-        # Without a last line: small models are read before there is a first.
-        with Progress(len(weights), "read weights", unit="weight", leave=False) as progress:
-            weights.progress = progress
-            try:
-                yield
-            finally:
-                weights.progress = None
 
     def __repr__(self) -> str:
         """Says its family, its size, and how it is split."""
@@ -121,11 +109,27 @@ class Pretrained:
         for name in values.keys() & self.store.names:
             self.store.assign(name, values[name])
 
+    def check_weights(self, what: str) -> None:
+        """Checks that there are weights.
+
+        Args:
+          what: the method that is to have them, for the error.
+
+        Raises:
+          ValueError: the model is a new one, with which nothing has been done.
+        """
+        if not self.weights:
+            raise ValueError(
+                f"{what}: the model has no weights yet; train it, and give them to `assign`"
+            )
+
     def save_pretrained(self, path: Union[str, os.PathLike[str]]) -> None:
         """Writes the model, its weights in the dtypes that they were read in, and its tokenizer.
 
         The files are `config.json` and `model.safetensors`; of a tokenizer `tokenizer.json`,
-        `chat_template.jinja` and, for the tokens that the template names, `tokenizer_config.json`.
+        `chat_template.jinja` and, for the tokens that the template names, `tokenizer_config.json`;
+        of a TextEncoder also those that say how it pools. All of them are written before any is put
+        into the directory, the weights last.
 
         Args:
           path: a directory, which has no model yet; created if it does not exist.
@@ -134,32 +138,31 @@ class Pretrained:
           ImportError: safetensors is not installed.
           ValueError: there are no weights yet, or the directory already holds a model.
         """
-        if not self.weights:
-            raise ValueError(
-                "save_pretrained: the model has no weights yet; train it, and give them to `assign`"
-            )
+        check_path("save_pretrained", path, "folder, which has no model yet")
+        self.check_weights("save_pretrained")
         values = {name: self.weights[name].astype(self._dtypes[name]) for name in self._names}
         tensors = tensors_of(self._form.weights, values, self._form.sizes)
-        write_folder(tensors, self.config, os.fspath(path))
+        write_folder(tensors, self.config, os.fspath(path), self._write_more)
+
+    def _write_more(self, folder: str) -> None:
+        """Writes the files of a folder that have neither weights nor config.json."""
         if self.tokenizer is not None:
-            self.tokenizer.save(os.fspath(path))
+            self.tokenizer.save(folder)
 
 
-def check_whole(what: str, name: str, value: object, otherwise: str = "", least: int = 1) -> None:
-    """Checks an argument that is a whole number.
+def check_path(what: str, path: object, of: str) -> None:
+    """Checks an argument that is a path.
 
     Args:
       what: the name of the method, for the error.
-      name: that of the argument.
-      value: what it is.
-      otherwise: which others there are, for the error.
-      least: the smallest number that is right.
+      path: the argument.
+      of: what it is the path of, for the error.
 
     Raises:
-      ValueError: it is no integer, or too small.
+      ValueError: it is no path.
     """
-    if not is_whole(value, least):
-        raise ValueError(f"{what}: {name}={value!r} must be {least} or more{otherwise}; an integer")
+    if not isinstance(path, (str, os.PathLike)):
+        raise ValueError(f"{what}: path is that of a {of}, not {path!r}")
 
 
 def array_of(what: str, rows: Any) -> np.ndarray:

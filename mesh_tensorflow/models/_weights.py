@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,10 +23,10 @@ class Weights(Mapping[str, np.ndarray]):
 
     Attributes:
       form: the Form, with the names of this folder.
-      progress: what counts the weights that `parts` is asked for; or None.
     """
 
-    progress: Optional[Progress] = None
+    _progress: Optional[Progress] = None
+    _size_of_last = 0
 
     def __init__(self, folder: Union[Folder, GgufFile], form: Form) -> None:
         """Checks that the folder has the weights of the model, in their shapes.
@@ -90,8 +91,11 @@ class Weights(Mapping[str, np.ndarray]):
           name: the name of the variable.
         """
         weight, sizes, last = self._weights[name], self.form.sizes, dict[str, np.ndarray]()
-        if self.progress is not None:
-            self.progress.update()
+        if self._progress is not None:
+            # Asked for is not read: what is counted is the weight before. By size, as an embedding
+            # may be a fifth of all bytes, and most norms are next to nothing.
+            self._progress.update(self._size_of_last)
+            self._size_of_last = self.size(name)
 
         def read(tensor: str, index: tuple[slice, ...]) -> np.ndarray:
             # Parts of the same tensor follow each other.
@@ -111,6 +115,28 @@ class Weights(Mapping[str, np.ndarray]):
         """
         return tuple(self.form.sizes[d] for d in self._weights[name].dims.split())
 
+    @contextlib.contextmanager
+    def progress_shown(self) -> Iterator[None]:
+        """Context in which a line shows how much of the weights `parts` has read."""
+        # Without a last line: small models are read before there is a first. Its clock starts when
+        # the first weight is asked for: tracing, before that, says nothing of the time left.
+        total = sum(self.size(name) for name in self)
+        self._progress = Progress(total, "read weights", unit="byte", leave=False)
+        self._size_of_last = 0
+        try:
+            yield
+        finally:
+            self._progress.close()
+            self._progress = None
+
+    def size(self, name: str) -> int:
+        """Returns the number of bytes of a weight in its file's dtype, without reading it.
+
+        Args:
+          name: the name of the variable.
+        """
+        return math.prod(self.shape(name)) * self.dtype(name).itemsize
+
     def __contains__(self, name: object) -> bool:
         """Returns whether there is a weight, without reading it."""
         return name in self._weights
@@ -129,7 +155,7 @@ class Weights(Mapping[str, np.ndarray]):
         Args:
           name: the name of the variable.
         """
-        return self._folder.dtype(names_of(self._weights[name], self.form.sizes)[0])
+        return np.dtype(self._folder.dtype(names_of(self._weights[name], self.form.sizes)[0]))
 
 
 def _named_as_in(folder: Union[Folder, GgufFile], form: Form) -> Form:

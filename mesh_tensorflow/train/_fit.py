@@ -8,12 +8,12 @@ import functools
 import inspect
 import io
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Optional, TypeVar, Union, cast
 
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow._core.errors import did_you_mean, is_whole
+from mesh_tensorflow._core.errors import did_you_mean, is_whole, slip
 from mesh_tensorflow._core.layout import LayoutLike
 from mesh_tensorflow._core.shape import ShapeLike
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
@@ -83,29 +83,46 @@ _ELSEWHERE = {
 }
 
 
-def explained(function: F) -> F:
-    """Decorates a function: unknown arguments are told what there is in their place.
+def arguments_of(function: Callable[..., Any]) -> set[str]:
+    """Returns the names of the arguments that a function takes by name.
 
     Args:
       function: the function.
     """
-    known = inspect.signature(function).parameters
+    found = inspect.signature(function).parameters.values()
+    return {p.name for p in found if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)}
 
-    @functools.wraps(function)
-    def called(*args: Any, **kwargs: Any) -> Any:
-        # Python's own error would name one of them, and not what there is in its place.
-        unknown = [name for name in kwargs if name not in known]
-        if unknown:
-            texts = [
-                f"{name!r}: {_ELSEWHERE[name]}"
-                if name in _ELSEWHERE
-                else f"{name!r}{did_you_mean(name, known)}"
-                for name in unknown
-            ]
-            raise TypeError(f"{function.__name__} has no argument {'; and none '.join(texts)}")
-        return function(*args, **kwargs)
 
-    return cast(F, called)
+def explained(
+    elsewhere: Mapping[str, str] = _ELSEWHERE, further: Collection[str] = ()
+) -> Callable[[F], F]:
+    """Returns a decorator: unknown arguments are told what there is in their place.
+
+    Args:
+      elsewhere: names that others have, and what there is in their place.
+      further: names of arguments that the function takes as `**kwargs`.
+    """
+
+    def decorator(function: F) -> F:
+        known = arguments_of(function).union(further)
+
+        @functools.wraps(function)
+        def called(*args: Any, **kwargs: Any) -> Any:
+            # Python's own error would name one of them, and not what there is in its place.
+            unknown = [name for name in kwargs if name not in known]
+            if unknown:
+                texts = [
+                    f"{name!r}: {elsewhere[name]}"
+                    if name in elsewhere
+                    else f"{name!r}{did_you_mean(name, known)}"
+                    for name in unknown
+                ]
+                raise TypeError(f"{function.__name__} has no argument {'; and none '.join(texts)}")
+            return function(*args, **kwargs)
+
+        return cast(F, called)
+
+    return decorator
 
 
 # Arguments that are data, or say nothing about what is trained.
@@ -164,6 +181,13 @@ def check_callbacks(callbacks: Any, logdir: Optional[str]) -> list[Callback]:
                 + ", ".join(events)
             )
             raise TypeError(f"fit: {callback!r} among the callbacks is none. {mend}")
+    for name, cls in ((n, type(c)) for c in callbacks for n in dir(c)):
+        if name.startswith("on_") and name not in events:
+            slip(
+                f"fit: {cls.__name__}.{name} is never called; the events are {', '.join(events)}"
+                f"{did_you_mean(name, events)}",
+                key=f"callback/{cls.__qualname__}.{name}",
+            )
     # One that the user gives without a directory writes to this one, too.
     board = [TensorBoard(logdir)] if logdir and not has_board(callbacks, logdir) else []
     return callbacks + board
@@ -182,7 +206,7 @@ def check_seed(seed: Optional[int]) -> None:
         )
 
 
-@explained
+@explained()
 def fit(
     model_fn: Callable[..., Any],
     data: Any,
@@ -590,11 +614,10 @@ def _run(loop: Loop, resume: Resume, initial: Optional[Initial]) -> Result:
             + ": there are too few examples, or the data can be read only once"
         )
     stream = None if loop.show else io.StringIO()
-    # Without a last line: small models are read before there is a first.
-    with (
-        Progress(None, "read weights", unit="part", stream=stream, leave=False) as progress,
-        _fault_told(last),
-    ):
+    # Without a last line: small models are read before there is a first. Its clock starts with the
+    # first part, as the program, which is built before that, says nothing of their rate.
+    progress = Progress(None, "read weights", unit="part", stream=stream, leave=False)
+    with contextlib.closing(progress), _fault_told(last):
         # A run that goes on has weights of its own, so initial ones have no effect.
         if last is not None:
             engine.prepare(first, last.path, None)

@@ -295,7 +295,7 @@ class Model:
             graph.assigns = "all" if training else "none"
             mesh_to_impl = {mesh: make_impl()}
             if training:  # which has all the dimensions that rules may be for
-                check_rules_apply(graph.operations, mesh_to_impl, _raise_slip)
+                check_rules_apply(graph, mesh_to_impl, _raise_slip)
             lowering = mtf.Lowering(graph, mesh_to_impl)
         gives: dict[str, Any] = {
             f"{name}/0": lowering.export_to_tf_tensor(x) if isinstance(x, mtf.Tensor) else x

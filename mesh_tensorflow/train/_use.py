@@ -30,7 +30,7 @@ __all__ = ["evaluate", "export", "predict"]
 Weights = Union[str, "os.PathLike[str]", Mapping[str, Any]]
 
 
-@explained
+@explained()
 def evaluate(
     model_fn: Callable[..., Any],
     data: Any,
@@ -99,7 +99,7 @@ def evaluate(
     return found if isinstance(found, dict) else found[0]
 
 
-@explained
+@explained()
 def predict(
     model_fn: Callable[..., Any],
     data: Any,
@@ -183,7 +183,7 @@ def predict(
     return tuple(found.values()) if model.kind[0] == "tuple" else found["output"]
 
 
-@explained
+@explained()
 def export(
     model_fn: Callable[..., Any],
     data: Any,

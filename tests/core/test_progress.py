@@ -110,6 +110,15 @@ def test_work_of_less_than_a_second_has_only_a_last_line():
     assert untimed(stream.getvalue()) == "train: 300/300 steps in 0.0 s, loss 0.003333\n"
 
 
+def test_bytes_are_shown_in_units(at_once):
+    stream = io.StringIO()
+    with Progress(3 * 2**20, "read", unit="byte", stream=stream) as progress:
+        progress.update(2**20)
+        assert re.search(r"^read: 1 MiB/3 MiB(, [\d.,]+ [KMGTP]iB/s, .* left)?$", progress.line())
+        progress.update(2**21)
+    assert untimed(stream.getvalue()).endswith("read: 3 MiB/3 MiB in 0.0 s\n")
+
+
 def test_a_file_gets_few_lines(at_once, monkeypatch):
     monkeypatch.setattr(_progress, "_FIRST_PAUSE", 0.02)
     stream = io.StringIO()

@@ -93,6 +93,17 @@ def a_copy(tmp_path, modules=None, pooling=None, **fields):
     return folder
 
 
+@pytest.mark.parametrize("place", ["../model/Pooling", "/etc"])
+def test_a_module_outside_of_the_folder(place, tmp_path):
+    folder = a_copy(tmp_path, ["Transformer", "Pooling"], {"pooling_mode_cls_token": True})
+    modules = (
+        (folder / "modules.json").read_text().replace('"path": "Pooling"', f'"path": "{place}"')
+    )
+    (folder / "modules.json").write_text(modules)
+    with pytest.raises(ValueError, match="is outside of the folder"):
+        mtf.models.from_pretrained(folder)
+
+
 def test_the_pooling_of_a_folder(tmp_path):
     pooling = {"word_embedding_dimension": 24, "pooling_mode_cls_token": True,
                "pooling_mode_mean_tokens": False}  # fmt: skip
@@ -143,7 +154,7 @@ def test_mistakes():
         (lambda: model.embed([[5], 7]), "text 1 is 7, neither a text nor a list of ids"),
         (lambda: model.embed([[5], []]), r"text 1 is \[\], neither"),
         (lambda: model.embed([[5], [1.5]]), r"text 1 is \[1.5\], neither"),
-        (lambda: model.embed([[5]], batch_size=0), "batch_size=0 must be 1 or more; an integer"),
+        (lambda: model.embed([[5]], batch_size=0), "batch_size=0 must be an integer of at least 1"),
         (lambda: model.encode([[5, 6], [7]]), "encode: rows are of one length, but have 2, 1"),
         (lambda: model.embed([[5]], pooling="sum"), "pooling='sum' is none of mean, cls, max"),
         (lambda: model.embed([[96]]), "ids has 96, which is not in 0 to 95"),

@@ -175,5 +175,5 @@ def test_mistakes(examples, text):
 
 
 def test_a_length_of_one():
-    with pytest.raises(ValueError, match="length=1 must be 2 or more"):
+    with pytest.raises(ValueError, match="length=1 must be an integer of at least 2"):
         model_of().examples(EXAMPLES, 1)

@@ -228,6 +228,7 @@ def test_it_learns_what_it_is_asked():
     "options, text",
     [
         ({"lora": "q,v"}, "lora='q,v' is no list of parts with a rank, such as 'q,v:8'"),
+        ({"lora": "runs/adapters"}, "lora='runs/adapters' is no folder of adapters"),
         ({"lora": "q,up:8"}, "the model has no up; it has k, o, q, v, wi_0, wi_1, wo"),
         ({"save_adapters": "x"}, "save_adapters is for adapters; give lora"),
         ({"lora": "q:2", "freeze": "a"}, "leave freeze out"),
@@ -244,6 +245,36 @@ def test_it_learns_what_it_is_asked():
 def test_mistakes(options, text):
     with pytest.raises(ValueError, match=text):
         tuned(model_of(), **options)
+
+
+def test_what_is_no_model_or_has_no_weights(tmp_path):
+    encoder = mtf.models.from_pretrained(FIXTURES.parent / "encoders" / "bert")
+    for other in (encoder, str(FIXTURES / "llama")):
+        with pytest.raises(ValueError, match="finetune: model is a LanguageModel, such as"):
+            tuned(other)
+    config = json.loads((FIXTURES / "llama" / "config.json").read_text())
+    new = mtf.models.from_config(config)
+    with pytest.raises(ValueError, match="finetune: with lora: the model has no weights yet"):
+        tuned(new, lora="q:2")
+    with pytest.raises(ValueError, match="merge: the model has no weights yet"):
+        new.merge(tmp_path)
+    with pytest.raises(ValueError, match=r"no adapter_config.json in .*: it is no folder of adap"):
+        model_of().merge(tmp_path)
+    with pytest.raises(ValueError, match="merge: path is that of a folder of adapters, not None"):
+        model_of().merge(None)
+    with pytest.raises(ValueError, match=r"save_pretrained: path is that of a folder, .* not None"):
+        model_of().save_pretrained(None)
+    before = tuned(new, 2).losses  # without lora it is trained from the beginning
+    assert new.weights and tuned(new, 20).losses[-1] < before[-1]
+
+
+def test_a_rule_of_adapters_splits_nothing_else():
+    """Calls of a model have no adapters, and do not tell of its rule."""
+    mesh = {"mesh_shape": "x:2", "layout": "lora:x"}
+    with mtf.strict():
+        model = mtf.models.from_pretrained(FIXTURES / "llama", **mesh)
+        model.logits([[1, 2]])
+        tuned(model, 1, lora="q:2")
 
 
 def test_what_peft_cannot_say(tmp_path):
@@ -300,19 +331,43 @@ def test_experts_are_balanced_if_the_model_says_so(options):
 @pytest.mark.parametrize(
     "arguments, text",
     [
-        ({"batch_size": 0}, "batch_size=0 must be 1 or more; an integer"),
-        ({"batch_size": 2.0}, "batch_size=2.0 must be 1 or more; an integer"),
+        ({"batch_size": 0}, "batch_size=0 must be an integer of at least 1"),
+        ({"batch_size": 2.0}, "batch_size=2.0 must be an integer of at least 1"),
         ({"steps": None, "epochs": 0}, "epochs=0 must be a number above 0"),
         ({"steps": None, "epochs": float("nan")}, "epochs=nan must be a number above 0"),
         ({"lora": 4}, "lora=4 is no text, such as 'q,v:8', and no directory of adapters"),
         ({"freeze": "("}, r"freeze='\(' is no regular expression: missing \)"),
-        ({"length": "8"}, "examples: length='8' must be 2 or more"),
+        ({"length": "8"}, "examples: length='8' must be an integer of at least 2"),
     ],
 )
 def test_arguments_by_mistake(arguments, text):
     model = mtf.models.from_pretrained(FIXTURES / "llama")
     with pytest.raises(ValueError, match=text):
         mtf.models.finetune(model, [{"ids": [1, 2, 3]}], **{"steps": 1, "length": 8, **arguments})
+
+
+@pytest.mark.parametrize(
+    "arguments, text",
+    [
+        ({"batch": 4}, "finetune has no argument 'batch'; did you mean batch_size"),
+        ({"warmup": 4}, "finetune has no argument 'warmup'."),
+        ({"keep_bset": "loss"}, "'keep_bset'; did you mean keep_best"),  # of fit
+        ({"dims": "batch:4"}, "'dims': batch_size and length are the sizes of a batch"),
+        ({"num_epochs": 3}, "'num_epochs': give epochs"),
+        ({"options": {}}, "finetune has no argument 'options'"),
+    ],
+)
+def test_arguments_that_there_are_not(arguments, text):
+    model = mtf.models.from_pretrained(FIXTURES / "llama")
+    with pytest.raises(TypeError, match=text):
+        mtf.models.finetune(model, [{"ids": [1, 2, 3]}], 1, **arguments)
+
+
+def test_examples_that_fill_no_batch():
+    model = mtf.models.from_pretrained(FIXTURES / "llama")
+    text = "fill 2 rows of length=8, fewer than one batch, batch_size=4: .* or give pack=False"
+    with pytest.raises(ValueError, match=text):
+        mtf.models.finetune(model, [{"ids": [1, 2, 3]}] * 4, 1, length=8, batch_size=4)
 
 
 def test_examples_of_a_generator():
@@ -346,6 +401,7 @@ def test_the_command(tmp_path, capsys, eight_devices):
         "one": [],
         "placement": ["--mesh_shape=x:2,y:2", "--layout=batch:x,vocab:y,d_ff:y", "--zero=3", "--zero_axis=x"],
         "pjrt": ["--mesh_shape=x:2,y:2", "--layout=batch:x,vocab:y,d_ff:y", "--mesh_impl=pjrt"],
+        "simd": ["--mesh_shape=x:2,y:2", "--layout=batch:x,vocab:y,d_ff:y", "--zero=3", "--zero_axis=x", "--mesh_impl=simd"],
         "pipeline": ["--mesh_shape=x:2", "--layout=stages:x", "--num_microbatches=1"],
     }  # fmt: skip
     for name, place in places.items():

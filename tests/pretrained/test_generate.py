@@ -500,14 +500,14 @@ MISTAKES = {
     "temperature=nan must be a number 0": {"temperature": float("nan")},
     "temperature='warm' must be a number": {"temperature": "warm"},
     "repetition_penalty=0 must be a number above 0; 1.0 changes": {"repetition_penalty": 0},
-    "top_k=0 must be 1 or more, or -1 for all ids; an integer": {"top_k": 0},
-    "top_k=2.5 must be 1 or more": {"top_k": 2.5},
-    "max_new_tokens=True must be 1 or more; an integer": {"max_new_tokens": True},
-    "seed=-1 must be 0 or more; an integer": {"seed": -1},
+    "top_k=0 must be an integer of at least 1, or -1 for all ids": {"top_k": 0},
+    "top_k=2.5 must be an integer of at least 1": {"top_k": 2.5},
+    "max_new_tokens=True must be an integer of at least 1": {"max_new_tokens": True},
+    "seed=-1 must be an integer of at least 0": {"seed": -1},
     "stop=1.5 has 1.5, which is neither an id (-1 for none) nor a text": {"stop": 1.5},
     "stop=[-2] has -2, which is neither": {"stop": [-2]},
     "stop=['a', ''] has an empty text": {"stop": ["a", ""]},
-    "num_beams=0 must be 1 or more; an integer": {"num_beams": 0},
+    "num_beams=0 must be an integer of at least 1": {"num_beams": 0},
     "num_beams=2 searches and temperature=1.0 draws; set": {"num_beams": 2, "temperature": 1.0},
     "num_beams=2 finds so many continuations, not num_return_sequences=3; set num_beams":
         {"num_beams": 2, "num_return_sequences": 3},
@@ -520,6 +520,12 @@ MISTAKES = {
     "stop=[3, 96] has the id 96, which is not in the vocabulary, 0 to 95, so": {"stop": [3, 96]},
     f"seed={2**70} must be {2**63 - 1} or less": {"seed": 2**70},
 }  # fmt: skip
+
+
+def test_names_of_other_libraries():
+    text = "generate has no argument 'max_length': give max_new_tokens.* 'do_sample': give a temper"
+    with pytest.raises(TypeError, match=text):
+        a_model().generate([[1]], max_length=4, do_sample=True)
 
 
 @pytest.mark.parametrize("text", MISTAKES)
@@ -596,9 +602,11 @@ def test_as_long_as_the_table_of_positions(name):
 
 def test_mistakes_of_streams():
     with pytest.raises(
-        ValueError, match=r"stream: it draws one continuation, without num_beams, to"
+        ValueError, match=r"stream: it draws one continuation, without num_beams; generate"
     ):
-        a_model().stream([1], 2, num_beams=2, topp=0.5)
+        a_model().stream([1], 2, num_beams=2)
+    with pytest.raises(TypeError, match=r"stream has no argument 'topp'; did you mean top_p\?"):
+        a_model().stream([1], 2, topp=0.5)
     with pytest.raises(ValueError, match="stream: prompt 0 is 1, none of ids"):
         a_model().stream(1)
 

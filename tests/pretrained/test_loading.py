@@ -1,8 +1,10 @@
 """Weights are read in the slices that processors store; fields of config.json as they are meant."""
 
+import contextlib
 import itertools
 import json
 import pathlib
+import resource
 import shutil
 import subprocess
 import sys
@@ -18,6 +20,8 @@ from safetensors.numpy import load_file, save_file
 import mesh_tensorflow as mtf
 from mesh_tensorflow import _progress
 from mesh_tensorflow._mesh.variables import checkpoint_files
+from mesh_tensorflow._units import bytes_text
+from mesh_tensorflow.models import _lora
 from mesh_tensorflow.models._weights import Weights, names_of, turned
 
 FIXTURES = pathlib.Path(__file__).parent / "fixtures"
@@ -352,11 +356,58 @@ def test_shards_are_read(tmp_path):
     assert all(np.array_equal(model.weights[n], whole.weights[n]) for n in whole.weights)
 
 
+@contextlib.contextmanager
+def no_room_for(size):
+    """Context in which a file that becomes larger than this is an error of the system."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_what_fails_half_way_leaves_folders_as_they_were(tmp_path):
+    model = mtf.models.from_pretrained(FIXTURES / "llama")
+    options = {"lora": "q:2", "length": 4, "batch_size": 1, "progress": False}
+    mtf.models.finetune(
+        model, [{"ids": [1, 2, 3]}], 1, save_adapters=tmp_path / "adapters", **options
+    )
+    before = contents(tmp_path / "adapters")
+    lora, values = _lora.read(model._form, tmp_path / "adapters")
+    with no_room_for(1000), pytest.raises(Exception, match="too large"):
+        lora.save(model._form, {n: 2 * x for n, x in values.items()}, tmp_path / "adapters")
+    assert contents(tmp_path / "adapters") == before
+    with no_room_for(1000), pytest.raises(Exception, match="too large"):
+        model.save_pretrained(tmp_path / "model")
+    assert contents(tmp_path / "model") == {}
+    model.save_pretrained(tmp_path / "model")  # nothing is in its way
+    assert set(contents(tmp_path / "model")) == {"config.json", "model.safetensors"}
+
+
+def test_a_model_in_shards_is_not_written_over(tmp_path):
+    folder = a_copy(tmp_path)
+    in_shards(folder)
+    before = contents(folder)
+    with pytest.raises(ValueError, match=r"index.json exists already; choose another directory"):
+        mtf.models.from_pretrained(folder).save_pretrained(folder)
+    assert contents(folder) == before
+
+
 def test_progress(monkeypatch, capsys):
     """It is shown once reading takes a while, and not if the user says so."""
     monkeypatch.setattr(_progress, "_SILENT_SECONDS", 0.0)
     mtf.models.from_pretrained(FIXTURES / "llama").logits([[1]])
-    assert "read weights: 1/20 weights" in capsys.readouterr().err
+    lines = capsys.readouterr().err
+    size = sum(
+        value.nbytes for value in load_file(FIXTURES / "llama" / "model.safetensors").values()
+    )
+    # The first line comes before the first weight is read, and says nothing of the time left.
+    assert f"read weights: 0 B/{bytes_text(size)}\n" in lines
     mtf.models.from_pretrained(FIXTURES / "llama", progress=False).logits([[1]])
     assert "read weights" not in capsys.readouterr().err
 

@@ -79,6 +79,20 @@ def test_rules(name, ways, wanted):
     assert layouts.of(FOLDERS[name], ways) == {"mesh_shape": shape, **wanted}
 
 
+def test_a_rule_that_only_attention_took():
+    """Attention is split by any name that the layout has, so that the program has a misspelled one.
+
+    In a call it is told of, and a training is an error, as other rules that split nothing are.
+    """
+    mesh = {"mesh_shape": "x:2", "layout": "haeds:x,vocab:x"}
+    model = mtf.models.from_pretrained(FOLDERS["llama"], **mesh)
+    text = "layout rule haeds:x splits attention alone: .* did you mean heads"
+    with pytest.warns(mtf.MeshTensorFlowWarning, match=text):
+        model.logits([[1, 2]])
+    with pytest.raises(ValueError, match=f"fit: {text}"):
+        mtf.models.finetune(model, [{"ids": [1, 2, 3]}], 1, length=4, batch_size=1, progress=False)
+
+
 @pytest.mark.parametrize(
     "name, ways, text",
     [

@@ -326,8 +326,11 @@ def test_a_pipeline(name, place, tmp_path, request):
         ({"mesh_shape": "x:4", "layout": "stages:x", "num_stages": 2}, "2 is no multiple of the 4"),
         ({"num_microbatches": 2}, "num_microbatches and num_repeats are of a pipeline"),
         ({"num_repeats": 2}, "give num_stages, or a layout that splits them"),
-        ({"num_stages": 2.0}, r"num_stages=2\.0 must be 1 or more; an integer"),
-        ({"num_stages": 2, "num_microbatches": 0}, "num_microbatches=0 must be 1 or more"),
+        ({"num_stages": 2.0}, r"num_stages=2\.0 must be an integer of at least 1"),
+        (
+            {"num_stages": 2, "num_microbatches": 0},
+            "num_microbatches=0 must be an integer of at least 1",
+        ),
     ],
 )
 def test_pipelines_that_there_are_not(arguments, text):
@@ -557,6 +560,14 @@ def test_files_that_are_missing_or_cut(tmp_path):
         mtf.models.from_pretrained(folder)
 
 
+def test_programs_of_several_shapes_are_no_mistake(caplog, monkeypatch):
+    """TensorFlow warns of functions that are traced often, as those of models are meant to be."""
+    monkeypatch.setattr(tf.get_logger(), "propagate", True)
+    for n in range(1, 9):
+        mtf.models.from_pretrained(FIXTURES / "llama_one").logits([[1] * n])
+    assert "retracing" not in caplog.text
+
+
 def test_loss_stores_no_one_hot_of_targets():
     model = mtf.models.from_pretrained(FIXTURES / "llama")
     ids = np.array([[5, 17, 3, 95], [0, 1, 1, 60]], np.int32)
@@ -575,7 +586,7 @@ def test_mistakes(tmp_path):
     ]:  # fmt: skip
         with pytest.raises(ValueError, match=text):
             model.generate(prompts)
-    with pytest.raises(ValueError, match="max_new_tokens=0 must be 1 or more"):
+    with pytest.raises(ValueError, match="max_new_tokens=0 must be an integer of at least 1"):
         model.generate([[1]], max_new_tokens=0)
     with pytest.raises(ValueError, match="rows of one id predict nothing"):
         mesh = mtf.Mesh(mtf.Graph(), "mesh")

@@ -317,3 +317,15 @@ def test_callbacks_that_have_begun_are_ended(tmp_path):
             optimizer=mtf.optimize.SgdOptimizer(0.1), callbacks=[Held(False), Held(True), Held(False)],
         )  # fmt: skip
     assert ended == [False]
+
+
+def test_an_event_that_there_is_not():
+    """Other libraries have other names; a method of such a name would never be called."""
+
+    class Stops(mtf.train.Callback):
+        def on_step_end(self, run, values):
+            raise AssertionError
+
+    text = r"fit: Stops.on_step_end is never called; the events are on_begin, .*; did you mean on_step\?"
+    with pytest.warns(mtf.MeshTensorFlowWarning, match=text):
+        linear.fit(1, callbacks=[Stops()])

@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import functools
 import numbers
-import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Optional, Union
 
@@ -187,9 +186,6 @@ def visibility_mask_to_attention_bias(visible: mtf.Tensor, dtype: tf.DType) -> m
     return _masks.hidden_where(mtf.logical_not(visible), dtype)
 
 
-# By graph: names of the layout that attention was split by, which make them names of the program.
-# Weak, or the names would keep the graphs of earlier programs alive.
-_lent: weakref.WeakKeyDictionary[mtf.Graph, set[str]] = weakref.WeakKeyDictionary()
 _Split = tuple[mtf.Dimension, list[mtf.Dimension]]
 
 
@@ -244,14 +240,9 @@ def find_split(
             outer = _parts(layout, mesh_shape, dim)
             if dim.size % (outer * parts) == 0:
                 inner = mtf.Dimension(name, dim.size // outer)
-                _lent.setdefault(q.graph, set()).add(name)
+                q.graph.names_lent.add(name)
                 return dim, [mtf.Dimension(dim.name, outer), inner]
     return None
-
-
-def names_lent(graph: mtf.Graph) -> set[str]:
-    """Returns the names of a layout that attention in a graph was split by."""
-    return set(_lent.get(graph, ()))
 
 
 def split_again(x: Optional[mtf.Tensor], split: Optional[_Split]) -> Optional[mtf.Tensor]:

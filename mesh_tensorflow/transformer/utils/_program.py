@@ -13,7 +13,7 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._contexts import within
-from mesh_tensorflow._core.errors import did_you_mean, dims_text, slip
+from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._lowering.lowering import rules_that_apply
 from mesh_tensorflow._mesh.devices import check_devices_exist
 from mesh_tensorflow._pjrt import pjrt
@@ -27,7 +27,6 @@ from mesh_tensorflow.simd_mesh_impl import (
     replicate,
 )
 from mesh_tensorflow.transformer import transformer
-from mesh_tensorflow.transformer.attention._dot_product import names_lent
 from mesh_tensorflow.transformer.utils._settings import MODULE, Filter, Settings
 from mesh_tensorflow.utils import summaries_so_far, taken_summaries
 
@@ -273,40 +272,20 @@ _OF_MODELS = frozenset(
 _OF_MESHES = frozenset(["ensemble", "batch", "model"])
 
 
-def _check_names(layout_rules: mtf.LayoutRules, graph: mtf.Graph) -> None:
-    """Reports a slip if a rule's dimension is in attention only because it is in the layout."""
-    # Names that attention has taken from the layout do not count: a misspelled one is among them.
-    own = {
-        name
-        for op in graph.operations
-        if isinstance(op, (mtf.Variable, mtf.ImportOperation))
-        for x in op.outputs
-        for name in x.shape.dimension_names
-    }
-    for tensor_dim, mesh_dim in layout_rules.pairs:
-        if tensor_dim in names_lent(graph) - own - _OF_MODELS:
-            slip(
-                f"layout rule {tensor_dim}:{mesh_dim} splits attention alone: no variable and no "
-                f"input of the model has {tensor_dim!r}. They have {', '.join(sorted(own))}"
-                f"{did_you_mean(tensor_dim, own)} Correct the rule or leave it out",
-                key=f"lent/{tensor_dim}:{mesh_dim}",
-            )
-
-
 def layout_of_program(
     layout_rules: mtf.LayoutRules, graph: mtf.Graph, mesh_shape: mtf.Shape
 ) -> mtf.LayoutRules:
     """Removes layout rules for dimensions that only other models or meshes have.
 
-    A remaining rule that splits nothing is a slip; so is one that splits attention alone, which
-    takes over any name that the layout has.
+    A remaining rule that splits nothing is a slip of its Lowering; so is one that splits attention
+    alone, unless other models have its dimension.
 
     Args:
       layout_rules: LayoutRules.
       graph: the program.
       mesh_shape: a Shape.
     """
-    _check_names(layout_rules, graph)
+    graph.names_lent -= _OF_MODELS
     return rules_that_apply(layout_rules, graph.operations, mesh_shape, _OF_MODELS, _OF_MESHES)
 
 
