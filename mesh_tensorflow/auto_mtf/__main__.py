@@ -93,6 +93,11 @@ def _options(argv: Optional[Sequence[str]]) -> argparse.Namespace:
         action="store_true",
         help="also layouts that join mesh dimensions, as batch:rows+cols",
     )
+    parser.add_argument(
+        "--parts",
+        action="store_true",
+        help="also look for a part with names of its own for dimensions, and say what to rename",
+    )
     parser.add_argument("--plot", help="PNG file")
     return parser.parse_args(argv)
 
@@ -145,6 +150,7 @@ def _explained(build: Callable[[], Any], options: argparse.Namespace) -> explana
         parts.outputs,
         options.layout,
         alternatives=options.alternatives,
+        parts=options.parts,
         **chosen,
     )
     if options.plot:

@@ -209,12 +209,18 @@ class LayoutSpace:
 
 _SEPARATORS = re.compile(r"[;,\s]+")
 
+
+class PartBoundary(ReshapeOperation):
+    """A rename between parts of a program, on whose sides one mesh dimension may split names."""
+
+
 # Operations that process each of their tensors independently, or move from one layout to another.
 _TENSORS_APART = (
     Assign,
     CustomGradientOperation,
     DelayOperation,
     FourierOperation,
+    PartBoundary,
     WhileLoopOperation,
     WhileGradientOperation,
 )

@@ -5,6 +5,7 @@ All numbers are estimates, from the costs of operations; the program is not run.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 from collections.abc import Iterable
@@ -21,6 +22,7 @@ from mesh_tensorflow._core.operation import Tensor
 from mesh_tensorflow._units import bytes_text, ms_text
 from mesh_tensorflow.auto_mtf import api
 from mesh_tensorflow.auto_mtf.hardware import ZERO, Hardware, Seconds
+from mesh_tensorflow.auto_mtf.parts import RenamedProgram, best_part
 from mesh_tensorflow.auto_mtf.profiles import MeasuredCosts, Profile, estimator_for
 from mesh_tensorflow.auto_mtf.step_time import AnyLayout, Estimate, ProgramParts, StepEstimator
 
@@ -55,6 +57,9 @@ class Explanation:
       chosen: the Estimate of the layout.
       alternatives: the next best layouts, including fast ones that do not fit in memory.
       memory_limit_bytes: the memory that a step may use on one processor, or None.
+      renamed: the RenamedProgram that all this is of, with names of their own for dimensions in a
+        part; None if it is the user's program.
+      one_rule: with `parts`, the Estimate of the fastest layout of the user's program; else None.
     """
 
     def __init__(
@@ -63,6 +68,8 @@ class Explanation:
         chosen: Estimate,
         others: Iterable[Estimate],
         memory_limit_bytes: Optional[float],
+        renamed: Optional[RenamedProgram] = None,
+        one_rule: Optional[Estimate] = None,
     ):
         """Creates an Explanation.
 
@@ -71,7 +78,10 @@ class Explanation:
           chosen: an Estimate.
           others: Estimates of other layouts.
           memory_limit_bytes: bytes on one processor, or None.
+          renamed: the RenamedProgram that these are of, or None.
+          one_rule: the Estimate of the fastest layout of the user's program, or None.
         """
+        self.renamed, self.one_rule = renamed, one_rule
         self._every = estimator
         self.estimator = estimator.reaching(chosen.layout)
         self.chosen = chosen
@@ -113,9 +123,10 @@ class Explanation:
     # -- as text
 
     def sections(self) -> dict[str, str]:
-        """Returns the text of each part that has one: "step", "memory", "layers", "others"."""
+        """Returns the text of each section: "step", "parts", "memory", "layers", "others"."""
         texts = {
             "step": self._heading(),
+            "parts": self._parts(),
             "memory": self._memory(),
             "layers": self._times(),
             "others": self._others(),
@@ -140,6 +151,20 @@ class Explanation:
         if not estimator.times.is_exact:
             lines.append("        sums over several processors may be counted more than once")
         return lines
+
+    def _parts(self) -> list[str]:
+        if self.one_rule is None:
+            return []
+        if self.renamed is None:
+            return ["parts   none is faster with names of its own for dimensions"]
+        first, *rest = str(self.renamed).splitlines()
+        seconds, text = self.one_rule.seconds, self.one_rule.text or "no splits"
+        # As other lines below the words on the left.
+        return [
+            f"parts   {first}",
+            *(f"      {line}" for line in rest),
+            *[f"        with one rule for each name, {text}, a step takes {seconds}"],
+        ]
 
     def _memory(self) -> list[str]:
         has = self.memory_limit_bytes or self.estimator.hardware.memory_bytes
@@ -253,6 +278,7 @@ def explain(
     stored_layout: Optional[StoredLayout] = None,
     joint: bool = False,
     profile: Union[bool, Profile] = False,
+    parts: bool = False,
 ) -> Explanation:
     """Explains the time and memory of a step under a layout, compared with other layouts.
 
@@ -261,6 +287,17 @@ def explain(
     >>> explanation = mtf.auto_mtf.explain(graph, "rows:2,cols:2", [y], layout="batch:rows")
     >>> print(str(explanation).splitlines()[0])
     layout  batch:rows
+
+    With `parts`, it also says where a dimension had better have another name, and so another rule:
+
+    >>> x = mtf.sin(mtf.ones(mesh, "batch:256,pixels:1021,channels:64"))
+    >>> x = mtf.reduce_max(x, reduced_dim=x.shape.dims[1])
+    >>> y = mtf.layers.dense(x, [mtf.Dimension("classes", 65536)], x.shape.dims[1:], name="classes")
+    >>> explanation = mtf.auto_mtf.explain(graph, "all:4", [y], parts=True)
+    >>> print(explanation.chosen.text)
+    batch:all;classes:all
+    >>> explanation.renamed.names
+    {'batch': 'batch_classes'}
 
     Args:
       mtf_graph: an mtf.Graph.
@@ -277,6 +314,9 @@ def explain(
       joint: whether layouts to compare with, and one to choose, may split one dimension over
         several mesh dimensions together.
       profile: see `auto_mtf.layout`; the explanation says how much of the time was measured.
+      parts: whether to look for a part of the program, such as the variable scope of its decoder,
+        in which dimensions would better have names of their own, and so rules of their own. The
+        explanation is of the program with these names, and says where to rename what.
 
     Returns:
       An Explanation: print it, or call its `plot`.
@@ -287,9 +327,10 @@ def explain(
         would help.
       auto_mtf.layout_optimizer.SolverError: the solver did not find an optimum.
     """
-    outputs = list(mtf_outputs)
-    parts = ProgramParts(mtf_graph, outputs)
-    estimator = estimator_for(parts, mesh_shape, hardware, stored_layout, profile, joint=joint)
+    if parts:
+        _check_parts(layout, objective, profile)
+    program = ProgramParts(mtf_graph, mtf_outputs)
+    estimator = estimator_for(program, mesh_shape, hardware, stored_layout, profile, joint=joint)
     # One more than is shown, as the layout that is chosen is usually the first of them.
     ranked = distinct(estimator, alternatives + 1, memory_limit_bytes)
     if layout is None and objective == "time":
@@ -297,9 +338,22 @@ def explain(
         layout = ranked[0].layout
     elif layout is None:
         layout = api.layout(
-            mtf_graph, mesh_shape, outputs, objective, memory_limit_bytes, hardware, joint
+            mtf_graph, mesh_shape, program.outputs, objective, memory_limit_bytes, hardware, joint
         )
     chosen = estimator.estimate(layout)
+    renamed, one_rule = None, chosen if parts else None
+    if parts:
+        of = functools.partial(
+            estimator_for,
+            mesh_shape=mesh_shape,
+            hardware=hardware,
+            stored_layout=stored_layout,
+            joint=joint,
+        )
+        found = best_part(estimator, chosen, memory_limit_bytes, of)
+        if found is not None:
+            renamed, estimator, chosen = found
+            ranked = distinct(estimator, alternatives + 1, memory_limit_bytes)
     others = [e for e in ranked if e.layout != chosen.layout][:alternatives]
     if memory_limit_bytes is not None and alternatives:  # that would be next if they fitted
         large = distinct(estimator, alternatives, None)
@@ -307,7 +361,22 @@ def explain(
         others += [e for e in large if e.peak_bytes > memory_limit_bytes]
         others = [e for e in others if e.layout != chosen.layout]
     others.sort(key=lambda e: e.seconds.total)
-    return Explanation(estimator, chosen, others, memory_limit_bytes)
+    return Explanation(estimator, chosen, others, memory_limit_bytes, renamed, one_rule)
+
+
+def _check_parts(layout: Optional[AnyLayout], objective: str, profile: Any) -> None:
+    """Raises ValueError if other arguments leave nothing to choose by time, or by a cost model."""
+    if layout is not None:
+        raise ValueError(
+            f"parts=True looks for a layout, and {layout!r} is given: leave one of the two out"
+        )
+    if objective != "time":
+        raise ValueError(f'parts=True is for objective="time", not {objective!r}')
+    if profile:
+        raise ValueError(
+            "parts=True compares programs that are not lowered, whose operations cannot be timed: "
+            "leave profile out"
+        )
 
 
 def distinct(
