@@ -111,6 +111,8 @@ def test_an_estimator_without_a_lowering_has_no_layout(tmp_path):
     def estimator_of(layout):
         return mtf.estimator.Estimator(model_fn, str(tmp_path))
 
-    data = tf.data.Dataset.from_tensors(np.ones(4, np.float32)).repeat
-    with pytest.raises(ValueError, match="model_fn makes no mtf.Lowering in training"):
+    def data():
+        return tf.data.Dataset.from_tensors(np.ones(4, np.float32)).repeat()
+
+    with pytest.raises(ValueError, match="model_fn makes no mtf\\.Lowering in training"):
         mtf.auto_mtf.layout_of_estimator(estimator_of, data, "all:2")
