@@ -2,6 +2,7 @@
 
     python examples/mnist.py
     python examples/mnist.py --mesh_shape="all:4" --layout="batch:all"
+    python examples/mnist.py --layout=auto
     python examples/mnist.py --data_dir=mnist --download --train_epochs=5 --plot=mnist.png
 
 An image of 28 by 28 pixels is cut into 4 by 4 blocks of 7 by 7 pixels. The default layout splits
@@ -58,7 +59,9 @@ class Options:
     eval_steps: int = option(0, "Batches of a test; 0 for the whole test set.")
     mesh_shape: str = option("b1:2;b2:2", "Dimensions of the mesh and their sizes.")
     layout: str = option(
-        "row_blocks:b1;col_blocks:b2", "Which tensor dimension is split over which mesh dimension."
+        "row_blocks:b1;col_blocks:b2",
+        "Which tensor dimension is split over which mesh dimension. Or auto, to try some and train "
+        "with the fastest.",
     )
     mesh_impl: str = option("placement", "placement, or pjrt for the devices of JAX.")
     optimizer: str = option("adafactor", "One of adafactor, adam, sgd.")
@@ -94,6 +97,7 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow as mtf
 from mesh_tensorflow import estimator
 
+AUTO = "auto"
 BLOCKS = 4  # along each side of an image
 BLOCK_SIZE = mnist_dataset.IMAGE_SIZE // BLOCKS
 LOSS = "mnist_loss:0"
@@ -166,11 +170,13 @@ def learning_rate(peak: float, total_steps: int) -> tf.Tensor:
 def mesh_of(options: Options) -> Any:
     """Returns the mesh of --mesh_shape and --layout, on logical CPUs or on devices of JAX.
 
+    While the layout is not chosen, it splits nothing.
+
     Raises:
       ValueError: the mesh shape or the layout is invalid.
     """
     mesh_shape = mtf.convert_to_shape(options.mesh_shape)
-    layout = mtf.convert_to_layout_rules(options.layout)
+    layout = mtf.convert_to_layout_rules("" if options.layout == AUTO else options.layout)
     if options.mesh_impl == "pjrt":
         return mtf.GspmdMeshImpl(mesh_shape, layout)
     devices = [f"cpu:{i}" for i in range(mesh_shape.size)]
@@ -214,7 +220,7 @@ def model_fn(
       features: "images" [batch, 28, 28] and, in tests, "counted" [batch], 0 for padding examples.
       labels: [batch]; None to predict.
       mode: TRAIN, EVAL or PREDICT.
-      params: "options", and the "total_steps" of training.
+      params: "options", the "total_steps" of training, and whether the layout is "shown".
       config: where and how often to save checkpoints.
     """
     options, lowerings = params["options"], []
@@ -250,8 +256,9 @@ def model_fn(
         )
     with tf.control_dependencies([made["update"]]):
         train_op = tf.assign_add(tf.train.get_global_step(), 1)
-    weights = list(lowering.graph.trainable_variables)
-    print(mnist_plot.layout_text(lowering, mesh_impl, weights), flush=True)
+    if params["shown"]:
+        weights = list(lowering.graph.trainable_variables)
+        print(mnist_plot.layout_text(lowering, mesh_impl, weights), flush=True)
     mnist_checks.check_checkpoint(config.model_dir)
     saver = mtf.checkpoint.Saver(tf.global_variables(), save_relative_paths=True)
     tf.add_to_collection(tf.GraphKeys.SAVERS, saver)
@@ -310,20 +317,44 @@ def test_input(data: mnist_dataset.Mnist, options: Options) -> tf.data.Dataset:
 # --- Training ---
 
 
-def train(data: mnist_dataset.Mnist, options: Options, model_dir: str) -> list[mnist_report.Epoch]:
-    """Trains up to --train_epochs and returns the result of each epoch."""
-    steps = len(data.train_images) // options.batch_size
-    total = steps * options.train_epochs
+def estimator_of(
+    data: mnist_dataset.Mnist, options: Options, model_dir: str, shown: bool = True
+) -> estimator.Estimator:
+    """Returns what trains and tests, and whether its layout is printed."""
+    steps, mesh_impl = len(data.train_images) // options.batch_size, mesh_of(options)
     config = estimator.RunConfig(
         model_dir=model_dir,
         tf_random_seed=options.seed,
-        session_config=mtf.session_config(mesh_of(options).shape, options.layout),
+        session_config=mtf.session_config(mesh_impl.shape, mesh_impl.layout_rules),
         save_checkpoints_steps=steps,
         save_summary_steps=steps,
         log_step_count_steps=steps,
     )
-    params = {"options": options, "total_steps": total}
-    mnist = estimator.Estimator(model_fn, config=config, params=params)
+    params = {"options": options, "total_steps": steps * options.train_epochs, "shown": shown}
+    return estimator.Estimator(model_fn, config=config, params=params)
+
+
+def with_layout(data: mnist_dataset.Mnist, options: Options, model_dir: str) -> Options:
+    """Returns options whose --layout is chosen, if it is auto and there is something to train."""
+    total = len(data.train_images) // options.batch_size * options.train_epochs
+    if options.layout != AUTO or steps_done(model_dir) >= total:
+        return options
+    chosen = mtf.auto_mtf.layout_of_estimator(
+        lambda layout: estimator_of(
+            data, dataclasses.replace(options, layout=layout), model_dir, shown=False
+        ),
+        lambda: train_input(data, options, 0),
+        options.mesh_shape,
+        options.mesh_impl,
+    )
+    return dataclasses.replace(options, layout=chosen)
+
+
+def train(data: mnist_dataset.Mnist, options: Options, model_dir: str) -> list[mnist_report.Epoch]:
+    """Trains up to --train_epochs and returns the result of each epoch."""
+    steps = len(data.train_images) // options.batch_size
+    total = steps * options.train_epochs
+    mnist = estimator_of(data, options, model_dir)
 
     def test() -> float:
         found = mnist.evaluate(lambda: test_input(data, options), options.eval_steps or None)
@@ -362,11 +393,12 @@ def run(options: Options) -> list[mnist_report.Epoch]:
     most = len(data.train_images)
     if options.batch_size > most:
         raise ValueError(f"--batch_size is {options.batch_size}: there are {most} examples")
-    mesh_impl = mesh_of(options)
+    mesh_of(options)  # for its errors
     print(f"data     {data.source}: {most} for training, {len(data.test_images)} for test")
     start = time.perf_counter()
     with contextlib.ExitStack() as stack:
         model_dir = options.model_dir or stack.enter_context(tempfile.TemporaryDirectory())
+        options = with_layout(data, options, model_dir)
         # In several processes, the first one trains, on the devices of all.
         history = estimator.run_cluster(
             lambda: train(data, options, model_dir), estimator.RunConfig()
@@ -380,7 +412,7 @@ def run(options: Options) -> list[mnist_report.Epoch]:
     print(f"final test accuracy {history[-1].accuracy:.2%} after {seconds:.1f} s of training")
     command_line.tell_kept(options.model_dir, options.model_dir)
     if options.plot:
-        owners = mnist_plot.tile_owners(image_shape(options.batch_size), mesh_impl)
+        owners = mnist_plot.tile_owners(image_shape(options.batch_size), mesh_of(options))
         mnist_plot.plot(options.plot, history, data.test_images[0], owners)
         print(f"plot in {options.plot}")
     return history

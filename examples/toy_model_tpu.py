@@ -2,6 +2,7 @@ r"""Trains a small stack of dense layers on random numbers, with a TPUEstimator.
 
     python examples/toy_model_tpu.py
     python examples/toy_model_tpu.py --mesh_shape="rows:2;cols:2" --layout="batch:rows;hidden:cols"
+    python examples/toy_model_tpu.py --use_tpu --mesh_shape="rows:2;cols:2" --layout=auto
     python -m mesh_tensorflow.launch --processes 4 examples/toy_model_tpu.py --use_tpu \
         --mesh_shape="rows:2;cols:2" --layout="batch:rows;hidden:cols"
     python examples/toy_model_tpu.py --model_dir=toy --train_steps=400 && \
@@ -10,7 +11,8 @@ r"""Trains a small stack of dense layers on random numbers, with a TPUEstimator.
 The network learns to reproduce its input, which is random in each step. The processors of the mesh
 are logical CPUs of this process: each executes its part of one graph, or, with --use_tpu, all run
 the same program, like the cores of a TPU. With --mesh_impl=pjrt, they are devices of JAX. With
-several processes, processors are divided evenly.
+several processes, processors are divided evenly. With --layout=auto, some layouts are tried first,
+and the fastest is what training goes on with.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ _FLAGS: list[command_line.Flag] = [
     (flags.DEFINE_integer, "step_with_nan", 0, "Step whose loss is made NaN, to see what then."),
     (flags.DEFINE_integer, "seed", 0, "Seed of the initial values and of the data."),
     (flags.DEFINE_string, "mesh_shape", "all:8", "Dimensions of the mesh and their sizes."),
-    (flags.DEFINE_string, "layout", "hidden:all", "Which dimension is split over which."),
+    (flags.DEFINE_string, "layout", "hidden:all", "Which dimension is split over which, or auto."),
     (flags.DEFINE_string, "optimizer", "adafactor", "adafactor, or sgd."),
     (flags.DEFINE_float, "lr", 0.0, "Learning rate; 0 for the one that suits the optimizer."),
     (flags.DEFINE_string, "master_dtype", "float32", f"How variables are saved: {_DTYPES}."),
@@ -209,19 +211,31 @@ def config_of(params: dict[str, Any], model_dir: str, use_tpu: bool) -> tpu.RunC
 def run(params: dict[str, Any], config: tpu.RunConfig, use_tpu: bool) -> dict[str, Any]:
     """Trains and tests, and returns the test results."""
     size, seed = params.pop("batch_size"), params["seed"]
-    toy = tpu.TPUEstimator(
-        model_fn,
-        config=config,
-        params=params,
-        use_tpu=use_tpu,
-        train_batch_size=size,
-        eval_batch_size=size,
-    )
+
+    def toy_of(layout: str) -> tpu.TPUEstimator:
+        return tpu.TPUEstimator(
+            model_fn,
+            config=config,
+            params={**params, "layout": layout},
+            use_tpu=use_tpu,
+            train_batch_size=size,
+            eval_batch_size=size,
+        )
+
+    auto = params["layout"] == "auto"
+    toy = toy_of("" if auto else params["layout"])
     path = toy.latest_checkpoint()
     start = int(toy.get_variable_value("global_step")) if path else 0
     if start >= params["train_steps"]:
         print(f"{toy.model_dir} has been trained for {start} steps already")
     else:
+        if auto:
+            impl = params["mesh_impl"] or ("simd" if use_tpu else "placement")
+            toy = toy_of(
+                mtf.auto_mtf.layout_of_estimator(
+                    toy_of, input_of(seed, 0), params["mesh_shape"], impl
+                )
+            )
         toy.train(input_of(seed, start), max_steps=params["train_steps"])
     # Another seed gives data that training has not seen.
     return toy.evaluate(input_of(seed + 1, 0), steps=params["eval_steps"])
@@ -246,6 +260,8 @@ def check(params: dict[str, Any]) -> None:
             raise ValueError(f"--{name} is {params[name]!r}: choose one of {', '.join(_DTYPES)}")
     if params["mesh_impl"] not in ("", "pjrt"):
         raise ValueError(f"--mesh_impl is {params['mesh_impl']!r}: choose pjrt, or leave it out")
+    if params["layout"] == "auto" and params["tpu"]:
+        raise ValueError("--layout=auto with --tpu: layouts are tried on devices of this process")
     if params["optimizer"] not in ("adafactor", "sgd"):
         raise ValueError(f"--optimizer is {params['optimizer']!r}: choose adafactor or sgd")
 

@@ -5,6 +5,7 @@ Examples of use:
     python examples/unet_3d.py
     python examples/unet_3d.py --quick
     python examples/unet_3d.py --nouse_tpu --mesh_shape=all:4 --layout=batch:all
+    python examples/unet_3d.py --layout=auto
 
 The volumes are synthetic and noisy: a "liver" with up to three darker balls as lesions, next to
 other organs that are as dark as the lesions. Commands of the package do the rest:

@@ -150,6 +150,9 @@ _checks: contextvars.ContextVar[Optional[NanChecks]] = contextvars.ContextVar("m
 _collectors: contextvars.ContextVar[tuple[Collector, ...]] = contextvars.ContextVar(
     "mtf_collectors", default=()
 )
+_lowerings: contextvars.ContextVar[Optional[list[Any]]] = contextvars.ContextVar(
+    "mtf_lowerings", default=None
+)
 
 
 def use_nan_checks(checks: Optional[NanChecks]) -> contextlib.AbstractContextManager[None]:
@@ -173,6 +176,26 @@ def use_collector(collector: Collector) -> contextlib.AbstractContextManager[Non
 def collectors() -> tuple[Collector, ...]:
     """Returns the collectors in whose contexts this is called, the outermost first."""
     return _collectors.get()
+
+
+@contextlib.contextmanager
+def recorded_lowerings() -> Iterator[list[Any]]:
+    """Context that yields a list, to which each Lowering that is made within is added."""
+    found: list[Any] = []
+    with within(_lowerings, found):
+        yield found
+
+
+def is_recorded() -> bool:
+    """Returns whether programs are built within `recorded_lowerings`, to be looked at."""
+    return _lowerings.get() is not None
+
+
+def record_lowering(lowering: Any) -> None:
+    """Adds a Lowering to the list of the context, if there is one."""
+    found = _lowerings.get()
+    if found is not None:
+        found.append(lowering)
 
 
 def watch_key() -> Any:

@@ -22,12 +22,12 @@ import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import visualize
 from mesh_tensorflow._core.errors import is_set, strict
 from mesh_tensorflow._programs import run_with_parser
+from mesh_tensorflow._watching import recorded_lowerings
 from mesh_tensorflow.auto_mtf.gin_models import bound
 from mesh_tensorflow.estimator import ModeKeys
 from mesh_tensorflow.transformer import utils
 from mesh_tensorflow.transformer.learning_rate_schedules import training_for
 from mesh_tensorflow.transformer.utils._data import has_inputs_feature
-from mesh_tensorflow.transformer.utils._program import recorded_lowerings
 from mesh_tensorflow.transformer.utils._settings import length_of_feature
 
 __all__ = ["main"]

@@ -96,6 +96,7 @@ from mesh_tensorflow._watching import (
     collectors,
     nan_checks_in_force,
     operation_log,
+    record_lowering,
     tell_lowering_error,
     trace_mark,
 )
@@ -496,6 +497,7 @@ class Lowering:
         for collector in collectors():
             values = values_by_name(self, collector.patterns, collector.processor)
             collector.values.update(values)
+        record_lowering(self)
 
     def _begin(self, graph: Graph, mesh_to_impl: Mapping[Mesh, MeshImpl]) -> None:
         """Sets the attributes, with nothing lowered yet."""

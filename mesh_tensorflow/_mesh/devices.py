@@ -28,6 +28,9 @@ from mesh_tensorflow._core.layout import (
 )
 from mesh_tensorflow._core.shape import Shape, ShapeLike, convert_to_shape, list_product
 
+# The variable of TensorFlow's that lets each session have threads of its own.
+_BY_SESSION = "TF_OVERRIDE_GLOBAL_THREADPOOL"
+
 # A device string, or a tf.DeviceSpec, which tf.device takes too.
 DeviceLike = Union[str, tf2.DeviceSpec]
 
@@ -416,6 +419,9 @@ def set_cpus(
     threads = None if rules is None else set_threads(cpus, mesh_shape, rules)
     if threads is not None:
         config.intra_op_parallelism_threads, config.inter_op_parallelism_threads = threads
+    # After `threads_by_session`, a session that says nothing would have those of the first one.
+    if os.environ.get(_BY_SESSION) == "1":
+        config.use_per_session_threads = True
 
 
 def threads_by_session() -> None:
@@ -425,7 +431,7 @@ def threads_by_session() -> None:
     the other, would be the slower the less they fit the others. It is so, too, if TensorFlow has
     begun before.
     """
-    os.environ.setdefault("TF_OVERRIDE_GLOBAL_THREADPOOL", "1")
+    os.environ.setdefault(_BY_SESSION, "1")
 
 
 def set_threads(

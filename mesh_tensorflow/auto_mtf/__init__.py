@@ -16,7 +16,7 @@ from mesh_tensorflow.auto_mtf import (
 )
 from mesh_tensorflow.auto_mtf.api import layout, layout_and_mesh_shape, layout_and_stored_layout
 from mesh_tensorflow.auto_mtf.explanation import explain
-from mesh_tensorflow.auto_mtf.measured import Auto
+from mesh_tensorflow.auto_mtf.measured import Auto, layout_of_estimator
 from mesh_tensorflow.auto_mtf.plans import Choice, choices, plan
 from mesh_tensorflow.auto_mtf.profiles import Profile
 
@@ -33,6 +33,7 @@ __all__ = [
     "layout",
     "layout_and_mesh_shape",
     "layout_and_stored_layout",
+    "layout_of_estimator",
     "layout_optimizer",
     "memory_estimator",
     "objective",

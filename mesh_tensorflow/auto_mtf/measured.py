@@ -15,7 +15,7 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Optional, Union
 
 import tensorflow as tf2
@@ -23,10 +23,11 @@ import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._core.errors import text_table
 from mesh_tensorflow._core.graph import Graph
-from mesh_tensorflow._core.layout import StoredLayout
-from mesh_tensorflow._core.shape import Shape
+from mesh_tensorflow._core.layout import StoredLayout, given_stored_layout
+from mesh_tensorflow._core.shape import Shape, ShapeLike, convert_to_shape
 from mesh_tensorflow._mesh.devices import threads_by_session
 from mesh_tensorflow._pjrt import pjrt
+from mesh_tensorflow._processes.processes import processes
 from mesh_tensorflow._progress import Progress
 from mesh_tensorflow._units import ms_text
 from mesh_tensorflow.auto_mtf._cache import Cache
@@ -35,8 +36,20 @@ from mesh_tensorflow.auto_mtf.explanation import distinct
 from mesh_tensorflow.auto_mtf.hardware import Hardware, hardware_profile, local_machine, named_like
 from mesh_tensorflow.auto_mtf.profiles import Processors, Profile, estimator_on
 from mesh_tensorflow.auto_mtf.step_time import ProgramParts, StepEstimator
+from mesh_tensorflow.estimator import Estimator, RunConfig, step_of_training, steps_to_look_at
+from mesh_tensorflow.estimator.processes import programs_over
 
-__all__ = ["Auto", "Choice", "Place", "Tried", "choose", "choose_on", "compiling_pays"]
+__all__ = [
+    "Auto",
+    "Choice",
+    "Place",
+    "Tried",
+    "check_one_process",
+    "choose",
+    "choose_on",
+    "compiling_pays",
+    "layout_of_estimator",
+]
 
 _STEPS = 20  # at most, of each layout
 _FEWEST = 3
@@ -277,6 +290,67 @@ def choose_on(
     if show:
         print(choice, file=sys.stderr, flush=True)
     return choice
+
+
+def check_one_process(who: str) -> None:
+    """Checks that this process is alone, as the layouts that are tried run in it.
+
+    Args:
+      who: what asks for it, for errors.
+
+    Raises:
+      ValueError: there are others.
+    """
+    number = max(processes().count, len(programs_over(RunConfig().cluster_spec)))
+    if number > 1:
+        raise ValueError(
+            f"{who} tries layouts in one process only, and there are {number}. Let one process "
+            "choose it, on a mesh of this shape, and give all of them the layout that it prints"
+        )
+
+
+def layout_of_estimator(
+    estimator_of: Callable[[str], Estimator],
+    input_fn: Callable[..., Any],
+    mesh_shape: ShapeLike,
+    mesh_impl: str = "placement",
+    devices: Optional[Sequence[str]] = None,
+    auto: Optional[Auto] = None,
+) -> str:
+    """Returns the layout under which an Estimator trains the fastest, by steps of its training.
+
+    They begin from initial values, and hooks that save are left out. Each layout has an estimator
+    of its own, and the model function makes a Lowering.
+
+    Args:
+      estimator_of: returns an Estimator, or a TPUEstimator, for a layout, a string such as
+        "batch:rows;d_ff:cols".
+      input_fn: that of `Estimator.train`.
+      mesh_shape: the shape of the mesh.
+      mesh_impl: the mesh implementation that the model function makes: "placement", "simd" or
+        "pjrt".
+      devices: its devices, one for each processor; None for the first GPUs, or logical CPUs.
+      auto: for how long layouts are looked for, and how many are tried; None for `Auto()`.
+
+    Raises:
+      ValueError: there are several processes, or the model function makes no Lowering.
+      MemoryLimitError: no layout fits in the limit.
+      tf.errors.ResourceExhaustedError: no layout could be run.
+    """
+    check_one_process("layout_of_estimator")
+    # Before the first session, which decides about threads.
+    threads_by_session()
+    shape, simd, pjrt = convert_to_shape(mesh_shape), mesh_impl == "simd", mesh_impl == "pjrt"
+    found = [""] * shape.size if pjrt else Processors(shape, devices, simd).devices
+    choice = choose_on(
+        Place(shape, tuple(found), simd, pjrt),
+        step_of_training(estimator_of(""), input_fn),
+        auto or Auto(),
+        given_stored_layout(shape, None, None, None),
+        lambda layout: steps_to_look_at(estimator_of(layout), input_fn),
+        show=True,
+    )
+    return choice.layout
 
 
 def compiling_pays(

@@ -14,6 +14,8 @@ from mesh_tensorflow.estimator import tpu as tpu
 from mesh_tensorflow.estimator._estimator import Estimator as Estimator
 from mesh_tensorflow.estimator._estimator import EvalSpec as EvalSpec
 from mesh_tensorflow.estimator._estimator import TrainSpec as TrainSpec
+from mesh_tensorflow.estimator._estimator import step_of_training as step_of_training
+from mesh_tensorflow.estimator._estimator import steps_to_look_at as steps_to_look_at
 from mesh_tensorflow.estimator._estimator import train_and_evaluate as train_and_evaluate
 from mesh_tensorflow.estimator._hooks import NanLossError as NanLossError
 from mesh_tensorflow.estimator._hooks import ProfileHook as ProfileHook

@@ -14,7 +14,9 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._core.errors import is_whole
+from mesh_tensorflow._core.graph import Graph
 from mesh_tensorflow._mesh.variables import checkpoint_files
+from mesh_tensorflow._watching import recorded_lowerings
 from mesh_tensorflow.estimator._model import (
     Model,
     as_warm_start_settings,
@@ -26,6 +28,7 @@ from mesh_tensorflow.estimator._model import (
 )
 from mesh_tensorflow.estimator._run import (
     Request,
+    graph_of_step,
     open_steps,
     run_evaluation,
     run_prediction,
@@ -264,12 +267,6 @@ class Estimator:
         run_training(self._model(), input_fn, request)
         return self
 
-    def _open_steps(
-        self, input_fn: Callable[..., Any]
-    ) -> contextlib.AbstractContextManager[Callable[[], Any]]:
-        """Opens what does a training step in each call, from initial values; nothing is saved."""
-        return open_steps(self._model(), input_fn)
-
     def evaluate(
         self,
         input_fn: Callable[..., Any],
@@ -482,6 +479,30 @@ class _TrainFields(NamedTuple):
     max_steps: Optional[int]
     hooks: tuple[Any, ...]
     saving_listeners: tuple[Any, ...]
+
+
+def step_of_training(estimator: Estimator, input_fn: Callable[..., Any]) -> Graph:
+    """Returns the mtf Graph of a training step; see `graph_of_step`.
+
+    Args:
+      estimator: an Estimator.
+      input_fn: that of `Estimator.train`.
+    """
+    return graph_of_step(estimator._model(), input_fn)
+
+
+@contextlib.contextmanager
+def steps_to_look_at(
+    estimator: Estimator, input_fn: Callable[..., Any]
+) -> Iterator[Callable[[], Any]]:
+    """Opens what does a training step in each call, from initial values; nothing is saved.
+
+    Args:
+      estimator: an Estimator.
+      input_fn: that of `Estimator.train`.
+    """
+    with recorded_lowerings(), open_steps(estimator._model(), input_fn) as step:
+        yield step
 
 
 class TrainSpec(_TrainFields):

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union
 import numpy as np
 import tensorflow.compat.v1 as tf
 
+from mesh_tensorflow._core.graph import Graph
 from mesh_tensorflow._mesh.random_values import keys_by_step
 from mesh_tensorflow._mesh.variables import checkpoint_files
 from mesh_tensorflow._progress import duration
 from mesh_tensorflow._stop_signals import StopSignals
-from mesh_tensorflow._watching import told_to_user
+from mesh_tensorflow._watching import recorded_lowerings, told_to_user
 from mesh_tensorflow.checkpoint import Saver, check_checkpoint
 from mesh_tensorflow.estimator._hooks import (
     NanLossHook,
@@ -142,16 +143,35 @@ def open_steps(model: Model, input_fn: Callable[..., Any]) -> Iterator[Callable[
     """Opens what does a training step in each call, from initial values; nothing is saved.
 
     Args:
-      model: the model.
+      model: the model, whose hooks that save are left out.
       input_fn: returns features and labels.
     """
     config = model.config
     with tf.Graph().as_default() as graph, tf.device(device_fn(config)):
         spec, step, step_hook, input_hooks = _training_program(model, input_fn, graph)
-        hooks = [step_hook, *input_hooks, *spec.training_chief_hooks, *spec.training_hooks]
+        own = [*spec.training_chief_hooks, *spec.training_hooks]
+        saving = (tf.train.CheckpointSaverHook, tf.train.SummarySaverHook)
+        hooks = [step_hook, *input_hooks, *(h for h in own if not isinstance(h, saving))]
         creator = session_creator_for(config, spec.scaffold)
         with tf.train.MonitoredSession(creator, hooks) as session:
             yield lambda: session.run(step)
+
+
+def graph_of_step(model: Model, input_fn: Callable[..., Any]) -> Graph:
+    """Returns the mtf Graph of a training step; nothing is run.
+
+    Args:
+      model: the model, whose function makes a Lowering.
+      input_fn: returns features and labels.
+
+    Raises:
+      ValueError: it makes none.
+    """
+    with tf.Graph().as_default() as graph, recorded_lowerings() as made:
+        _training_program(model, input_fn, graph)
+    if not made:
+        raise ValueError("model_fn makes no mtf.Lowering in training: no layout splits its program")
+    return made[-1].graph
 
 
 def _say_that_it_stops(number: signal.Signals) -> None:

@@ -9,19 +9,20 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Optional, Union
 
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import checkpoint, optimize
-from mesh_tensorflow._core.layout import joined_names
+from mesh_tensorflow._core.layout import given_stored_layout, joined_names
 from mesh_tensorflow._core.shape import ShapeLike
 from mesh_tensorflow._mesh.devices import default_devices
 from mesh_tensorflow._mesh.variables import checkpoint_files
 from mesh_tensorflow._programs import FLAGS, define, run_with_flags
 from mesh_tensorflow._progress import Progress
+from mesh_tensorflow.auto_mtf.measured import Auto, Place, check_one_process, choose_on
 from mesh_tensorflow.experimental import unet
 from mesh_tensorflow.experimental.input_reader import (
     PlacementMeshImplInputReader,
@@ -33,6 +34,8 @@ from mesh_tensorflow.train._model import Means
 from mesh_tensorflow.train.callbacks import scalars
 
 __all__ = ["FLAGS", "MeshContext", "main", "train_and_eval"]
+
+_AUTO = "auto"
 
 define(
     use_tpu=(
@@ -66,6 +69,12 @@ def processors(count: int) -> list[str]:
     devices = default_devices()
     kind = "GPU" if "GPU" in devices[0] and len(devices) >= count else "CPU"
     return [f"/device:{kind}:{i}" for i in range(count)]
+
+
+def _placed_on(count: int) -> list[str]:
+    """Returns a device for each processor whose operations are placed one by one."""
+    devices = default_devices()
+    return (devices if len(devices) >= count else devices[:1] * count)[:count]
 
 
 class MeshContext:
@@ -125,10 +134,7 @@ class MeshContext:
 
     def _make_impl(self) -> Any:
         if not self._use_tpu:
-            devices = default_devices()
-            if len(devices) < self.num_cores:
-                devices = devices[:1] * self.num_cores
-            return PlacementMeshImpl(self._shape, self._rules, devices[: self.num_cores])
+            return PlacementMeshImpl(self._shape, self._rules, _placed_on(self.num_cores))
         assignment = self.device_assignment
         if assignment is None:
             return SimdMeshImpl(self._shape, self._rules)
@@ -178,13 +184,14 @@ class Model:
     _lowering: Any = None
     _reader: Any = None
 
-    def __init__(self, dataset_str: str):
+    def __init__(self, dataset_str: str, layout: Optional[str] = None):
         """Builds the U-Net, and starts reading inputs.
 
         Its graph has the seed of the default graph.
 
         Args:
           dataset_str: "train" or "eval".
+          layout: the layout; None for that of the flags.
         """
         self._mode = dataset_str
         seed = tf.get_default_graph().seed
@@ -194,7 +201,8 @@ class Model:
             shape = mtf.convert_to_shape(FLAGS.mesh_shape)
             assert shape is not None
             self._session = _open_session(shape.size)
-            self._context = MeshContext(self._session, FLAGS.use_tpu, shape, _layout(shape))
+            rules = _layout(shape) if layout is None else layout
+            self._context = MeshContext(self._session, FLAGS.use_tpu, shape, rules)
             with tf.device("/cpu:0"):
                 self._step = tf.train.get_or_create_global_step()
                 rate = _learning_rate(self._step)
@@ -212,6 +220,11 @@ class Model:
             # Slices are copies of the masters, which need their values first.
             self._session.run(self._to_slices)
             self._start_reading()
+
+    @property
+    def graph(self) -> mtf.Graph:
+        """The program of a step."""
+        return self._lowering.graph
 
     @property
     def _is_training(self) -> bool:
@@ -382,12 +395,39 @@ def _log(step: int, trained: Scores, evaluated: Scores) -> None:
     tf.logging.info("Step %d: training %s; evaluation %s", step, trained, evaluated)
 
 
+def _chosen_layout() -> Optional[str]:
+    """Returns the layout whose steps are the fastest if --layout is "auto", and None otherwise."""
+    if FLAGS.layout != _AUTO:
+        return None
+    check_one_process("--layout=auto")
+    shape = mtf.convert_to_shape(FLAGS.mesh_shape)
+    devices = processors(shape.size) if FLAGS.use_tpu else _placed_on(shape.size)
+
+    @contextlib.contextmanager
+    def run(layout: str) -> Iterator[Callable[[], Any]]:
+        with contextlib.closing(Model("train", layout)) as model:
+            yield model.run
+
+    with contextlib.closing(Model("train", "")) as model:
+        graph = model.graph
+    place, stored = (
+        Place(shape, tuple(devices), FLAGS.use_tpu),
+        given_stored_layout(shape, None, None, None),
+    )
+    return choose_on(place, graph, Auto(), stored, run, show=True).layout
+
+
 def _check_flags() -> None:
     """Checks the flags that loops count with.
 
     Raises:
-      ValueError: a flag is not positive.
+      ValueError: a flag is not positive, or layouts are to be tried on a TPU of another process.
     """
+    if FLAGS.layout == _AUTO and (FLAGS.on_gcp or FLAGS.master):
+        raise ValueError(
+            f"--layout=auto with --{'on_gcp' if FLAGS.on_gcp else 'master'}: layouts are tried on "
+            "the devices of this process. Give a layout"
+        )
     for flag in (
         "num_training_loops",
         "num_train_iterations_per_loop",
@@ -428,8 +468,9 @@ def train_and_eval(report: Callable[[int, Scores, Scores], Any] = _log) -> Score
             # TensorFlow makes no FileWriter in eager code.
             with tf.Graph().as_default():
                 writer = stack.enter_context(tf.summary.FileWriter(folder))
-        training = stack.enter_context(contextlib.closing(Model("train")))
-        evaluating = stack.enter_context(contextlib.closing(Model("eval")))
+        layout = _chosen_layout()
+        training = stack.enter_context(contextlib.closing(Model("train", layout)))
+        evaluating = stack.enter_context(contextlib.closing(Model("eval", layout)))
         step = training.restore(directory)
         length = FLAGS.num_train_iterations_per_loop
         total = FLAGS.num_training_loops * length

@@ -67,7 +67,10 @@ define(
     per_class_intensity_scale=(0.0, "See data_aug_lib.intensity_shift."),
     per_class_intensity_shift=(0.0, "See data_aug_lib.intensity_shift."),
     mtf_dtype=("bfloat16", "Dtype of activations."),
-    layout=("batch:cores, image_nx_block:rows, image_ny_block:columns", "Layout rules."),
+    layout=(
+        "batch:cores, image_nx_block:rows, image_ny_block:columns",
+        "Layout rules; or auto, to train with the fastest of some that are tried.",
+    ),
 )
 
 # -- data

@@ -11,6 +11,7 @@ from typing import Any, Optional, Union
 from mesh_tensorflow._core.operation import Tensor
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow._units import bytes_text, count_text, counted
+from mesh_tensorflow._watching import is_recorded
 from mesh_tensorflow.auto_mtf import explanation
 from mesh_tensorflow.auto_mtf.hardware import Hardware
 from mesh_tensorflow.ops._variables.variable import Variable
@@ -323,6 +324,8 @@ def print_training_report(
       mesh_impl: see `training_report`.
       places: see `training_report`.
     """
+    if is_recorded():  # a program that is only looked at
+        return
     text = training_report(program, mesh_impl, places)
     # By the places, so that two trainings in one process do not hide each other's.
     key = repr(sorted((places or {}).items()))

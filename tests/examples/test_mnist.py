@@ -63,6 +63,17 @@ def test_resumes_on_another_mesh_as_if_it_had_not_stopped(tmp_path):
     assert "is of another network: hidden1/kernel should be of shape [4, 4, 7, 7, 32]" in other
 
 
+@pytest.mark.slow
+def test_the_layout_that_is_the_fastest_gives_the_same_results(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    flags = ["--train_epochs=2", "--seed=3"]
+    done = processes.run(EXAMPLES / "mnist.py", *SMALL, *flags, "--layout=auto")
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^layout .*: the fastest of \d that were tried$", done.stderr, re.M)
+    assert done.stdout.count("hidden1/kernel ") == 1  # the table of the chosen layout alone
+    assert epochs(done.stdout) == epochs(run(*flags))
+
+
 @pytest.mark.parametrize(
     "flag, text",
     [

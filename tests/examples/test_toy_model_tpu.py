@@ -64,11 +64,12 @@ def test_bfloat16_and_a_nan():
     "flag, text",
     [
         ("--slice_dtype=int8", "error: --slice_dtype is 'int8': choose one of float32, bfloat16"),
+        (["--layout=auto", "--tpu=mine"], "error: --layout=auto with --tpu: layouts are tried on"),
         ("--batch_size=0", "error: --batch_size is 0: it has to be 1 or more"),
     ],
 )
 def test_mistakes(flag, text):
-    assert text in run(flag, code=2).stderr
+    assert text in run(*([flag] if isinstance(flag, str) else flag), code=2).stderr
 
 
 @pytest.mark.slow
@@ -82,3 +83,13 @@ def test_one_program_on_all_processors_computes_the_same():
     placed, simd = (losses(run(*flags, *more).stderr) for more in ([], ["--use_tpu"]))
     assert len(placed) == 3
     assert simd == pytest.approx(placed, rel=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("more", [[], ["--use_tpu"]])
+def test_the_layout_that_is_the_fastest_computes_the_same(more, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    flags = ["--mesh_shape=rows:2;cols:2", "--iterations=20", "--train_steps=60", *more]
+    auto, given = (run(*flags, layout) for layout in ("--layout=auto", "--layout=batch:rows"))
+    assert re.search(r"^layout .*: the fastest of \d that were tried$", auto.stderr, re.M)
+    assert losses(auto.stderr) == pytest.approx(losses(given.stderr), rel=1e-4)

@@ -34,7 +34,23 @@ def test_quick_form_finds_lesions(flags):
 
 
 @pytest.mark.slow
+def test_the_fastest_layout_is_trained_with(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    few = ["--quick", "--num_training_loops=1", "--num_train_iterations_per_loop=3"]
+    done = processes.run(EXAMPLES / "unet_3d.py", *few, "--layout=auto")
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^layout .*: the fastest of \d that were tried$", done.stderr, re.M)
+    lines = [
+        re.findall(r"^step 3/3  loss ([-\d.]+)", out, re.M) for out in (done.stdout, run(*few))
+    ]
+    # Roughly: volumes are read by several threads, so that no two runs have the same batches.
+    assert float(lines[0][0]) == pytest.approx(float(lines[1][0]), rel=0.1)
+
+
+@pytest.mark.slow
 def test_mistakes():
+    text = run("--quick", "--layout=auto", "--master=grpc://no", "--num_data_aug=1", code=2)
+    assert "--layout=auto with --master: layouts are tried on the devices of this" in text
     text = run("--quick", "--image_nx_block=3", "--num_data_aug=1", code=2)
     assert "--ct_resolution=16 cannot be cut into --image_nx_block=3 blocks" in text
 

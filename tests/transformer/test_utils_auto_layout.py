@@ -101,3 +101,18 @@ def test_an_object_says_how(tmp_path):
     gin.clear_config()
     gin.parse_config("auto_mtf.Auto.seconds = 7")
     assert _auto_layout.auto_of("auto").seconds == 7
+
+
+def test_an_estimator_without_a_lowering_has_no_layout(tmp_path):
+    def model_fn(features, mode):
+        step = tf.assign_add(tf.train.get_global_step(), 1)
+        return mtf.estimator.EstimatorSpec(mode, loss=tf.reduce_mean(features), train_op=step)
+
+    def estimator_of(layout):
+        return mtf.estimator.Estimator(model_fn, str(tmp_path))
+
+    def data():
+        return tf.data.Dataset.from_tensors(np.ones(4, np.float32)).repeat()
+
+    with pytest.raises(ValueError, match="model_fn makes no mtf\\.Lowering in training"):
+        mtf.auto_mtf.layout_of_estimator(estimator_of, data, "all:2")

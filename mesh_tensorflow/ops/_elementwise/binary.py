@@ -169,7 +169,7 @@ def _check_integral(what: str, x: Tensor, value: object, found: str) -> None:
 
 
 def checked_scalar(what: str, x: Tensor, scalar: Any) -> Number:
-    """Returns a number that can be added to a Tensor or multiply it; that in an array of one element.
+    """Returns a number to add to a Tensor or to multiply it by, taken out of an array of one.
 
     Raises:
       ValueError: `scalar` is a Tensor, or an array of several elements.

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Optional
 
 import gin
-import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import estimator as mtf_estimator
-from mesh_tensorflow._core.layout import given_stored_layout
-from mesh_tensorflow._processes.processes import processes
-from mesh_tensorflow.auto_mtf.measured import Auto, Place, choose_on
-from mesh_tensorflow.estimator import ModeKeys
-from mesh_tensorflow.estimator.processes import programs_over
+from mesh_tensorflow.auto_mtf.measured import Auto, check_one_process, layout_of_estimator
 from mesh_tensorflow.estimator.tpu import TPUEstimator
-from mesh_tensorflow.transformer.utils._program import processor_devices, recorded_lowerings
+from mesh_tensorflow.transformer.utils._program import processor_devices
 from mesh_tensorflow.transformer.utils._settings import get_step_from_checkpoint_path
 
 # So that gin files say for how long layouts are looked for: auto_mtf.Auto.seconds = 30.
@@ -58,30 +52,7 @@ def check_auto(mode: str, batch_size: Any) -> None:
             "layout. Bind utils.run.batch_size to a number of sequences, or to one of all "
             f'processors, such as ("{batch_size[0].replace("replica", "batch")}", {batch_size[1]})'
         )
-    number = max(processes().count, len(programs_over(mtf_estimator.RunConfig().cluster_spec)))
-    if number > 1:
-        raise ValueError(
-            f"{who} tries layouts in one process only, and there are {number}. Let one process "
-            "choose it, on a mesh of this shape, and give all of them the layout that it prints"
-        )
-
-
-class _Trial(TPUEstimator):
-    """An estimator whose steps are only looked at."""
-
-    def graph(self, input_fn: Callable[..., Any]) -> mtf.Graph:
-        """Returns the program of a step of training."""
-        model = self._model()
-        with tf.Graph().as_default(), recorded_lowerings() as made:
-            tf.train.create_global_step()
-            model.spec(model.inputs(input_fn, ModeKeys.TRAIN), ModeKeys.TRAIN)
-        return made[-1].graph
-
-    @contextlib.contextmanager
-    def steps(self, input_fn: Callable[..., Any]) -> Iterator[Callable[[], Any]]:
-        """Opens what does a step of training in each call, from initial values."""
-        with recorded_lowerings(), self._open_steps(input_fn) as step:
-            yield step
+    check_one_process(who)
 
 
 class AutoLayoutEstimator(TPUEstimator):
@@ -138,24 +109,13 @@ class AutoLayoutEstimator(TPUEstimator):
             self._chosen = True
         return super().train(input_fn, *args, max_steps=max_steps, **named)
 
-    def _trial(self, **given: Any) -> _Trial:
-        return _Trial(**self._parts_of(**given))
-
     def _choose(self, input_fn: Callable[..., Any]) -> str:
         """Returns the layout whose steps are the fastest."""
-
-        def run(layout: str) -> contextlib.AbstractContextManager[Callable[[], Any]]:
-            return self._trial(layout_rules=layout).steps(input_fn)
-
-        pjrt = self._impl == "pjrt"
-        devices = processor_devices(self._impl, self._shape, self._devices, self.config)
-        choice = choose_on(
-            Place(self._shape, tuple(devices), self._impl == "simd", pjrt),
-            # Any mesh can be placed on one CPU, and this program is not run.
-            self._trial(layout_rules="", mesh_impl="placement", mesh_devices=None).graph(input_fn),
+        return layout_of_estimator(
+            lambda layout: TPUEstimator(**self._parts_of(layout_rules=layout)),
+            input_fn,
+            self._shape,
+            self._impl,
+            processor_devices(self._impl, self._shape, self._devices, self.config),
             self._auto,
-            given_stored_layout(self._shape, None, None, None),
-            run,
-            show=True,
         )
-        return choice.layout

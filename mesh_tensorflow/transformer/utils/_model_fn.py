@@ -16,6 +16,7 @@ import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import checkpoint, layers
 from mesh_tensorflow import estimator as mtf_estimator
 from mesh_tensorflow._mesh.variables import checkpoint_files
+from mesh_tensorflow._watching import is_recorded
 from mesh_tensorflow.estimator import ModeKeys
 from mesh_tensorflow.estimator.processes import saver_hook
 from mesh_tensorflow.transformer import learning_rate_schedules, transformer
@@ -34,7 +35,6 @@ from mesh_tensorflow.transformer.utils._program import (
     check_length,
     check_tiling,
     get_variable_dtype,
-    is_recorded,
     is_unitransformer,
     outside_program,
     processor_devices,
@@ -606,7 +606,7 @@ def training_spec(settings: Settings, features: Mapping[str, tf.Tensor]) -> Any:
         settings.model_info_file,
         settings.tpu_summaries,
     )
-    if settings.model_dir and not is_recorded():
+    if settings.model_dir:
         places = {"checkpoints": f"{settings.model_dir}, with logs"}
         print_training_report(results.lowering, places=places)
     with outside_program(settings):

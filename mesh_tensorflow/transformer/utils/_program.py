@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Optional, Union
 
 import gin
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
-from mesh_tensorflow._contexts import within
 from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._lowering.lowering import rules_that_apply
 from mesh_tensorflow._mesh.devices import check_devices_exist
@@ -294,9 +292,6 @@ def layout_of_program(
 
 MESH_IMPLS = ("placement", "simd", "pjrt")
 _DIMENSIONS_OF_TOPOLOGY = 4
-_recorded: contextvars.ContextVar[Optional[list[mtf.Lowering]]] = contextvars.ContextVar(
-    "recorded_lowerings", default=None
-)
 
 
 class Outputs(NamedTuple):
@@ -316,19 +311,6 @@ class Results(NamedTuple):
     update: Optional[tf.Operation]
     lowering: mtf.Lowering
     summaries: dict[str, tf.Tensor]
-
-
-@contextlib.contextmanager
-def recorded_lowerings() -> Iterator[list[mtf.Lowering]]:
-    """Context that yields a list, to which `run_on_mesh` adds what it lowers within."""
-    found: list[mtf.Lowering] = []
-    with within(_recorded, found):
-        yield found
-
-
-def is_recorded() -> bool:
-    """Returns whether programs are built within `recorded_lowerings`, to be looked at."""
-    return _recorded.get() is not None
 
 
 def processor_devices(
@@ -461,8 +443,7 @@ def run_on_mesh(
         settings.mesh_impl, settings.mesh_shape, settings.mesh_devices, settings.config
     )
     # What runs a program on a mesh passes tensors on only, so the Lowering leaves it by this list.
-    recorded = _recorded.get()
-    lowerings: list[mtf.Lowering] = [] if recorded is None else recorded
+    lowerings: list[mtf.Lowering] = []
 
     def program() -> tuple[dict[str, tf.Tensor], list[tf.Operation], dict[str, tf.Tensor]]:
         graph = mtf.Graph()

@@ -167,10 +167,7 @@ def get_estimator(
         return TPUEstimator(**_parts_of_estimator(**arguments))
 
     def parts_of(**given: Any) -> dict[str, Any]:
-        parts = _parts_of_estimator(**{**arguments, **given})
-        # Layouts that are tried in one process want other threads each.
-        parts["config"].session_config.use_per_session_threads = True
-        return parts
+        return _parts_of_estimator(**{**arguments, **given})
 
     return AutoLayoutEstimator(
         auto,
