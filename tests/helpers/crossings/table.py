@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
+import tensorflow.compat.v1 as tf
 
 from helpers.crossings.feature import STEPS, Outcome
 from helpers.crossings.features import FEATURES
@@ -22,7 +23,7 @@ from helpers.crossings.front_ends import FRONT_ENDS
 from mesh_tensorflow.testing import harness
 from mesh_tensorflow.testing.harness import WHOLE, Placing
 
-__all__ = ["CELLS", "MESHES", "Cell", "compare", "run"]
+__all__ = ["CELLS", "MESHES", "Cell", "check_saved", "compare", "run"]
 
 MESH = "rows:2,cols:2"
 MESHES = {
@@ -66,6 +67,7 @@ RULES = [
     ("checkpoint of a*", "utils.run", "*", "dash", "its model is not that of the other front ends"),
     ("checkpoint of a*", "*", "processes", "dash",
      "two processes go on where one has ended in the row of a checkpoint of another mesh"),
+    ("averages of*", "fit", "processes", "error", "fit: average is offered in one process only"),
     ("scalar_summary", "pjrt.function", "*", "dash",
      "what is recorded in a tf.function is a tensor of that function: return it as a metric"),
     ("Print|nan_checks*", "pjrt.function", "processes", "dash", "XLA runs the program whole"),
@@ -125,9 +127,24 @@ def run(feature: str, front_end: str, placing: Placing, plain: bool = False) -> 
             first = FRONT_ENDS[begun or front_end](chosen, place, directory, 1).losses
         found = trained(chosen, placing, directory, STEPS)
         found.printed = written()
+        check_saved(directory, found)
     if len(found.losses) > 1:
         found.losses = first + found.losses
     return found
+
+
+def check_saved(directory: str, found: Outcome) -> None:
+    """Raises AssertionError if the last checkpoint does not have the variables that were found.
+
+    Args:
+      directory: its folder.
+      found: what a training there has left.
+    """
+    reader = tf.train.load_checkpoint(directory)
+    for name, value in found.variables.items():
+        saved = reader.get_tensor(name)
+        assert saved.dtype == value.dtype, f"{name} is saved as {saved.dtype}"
+        np.testing.assert_array_equal(saved, value, name)
 
 
 @contextlib.contextmanager
