@@ -392,7 +392,7 @@ def _wholes(prefixes: Sequence[str]) -> list[str]:
     """Returns checkpoints of a variable each, made of the bits of its parts."""
     path = f"{prefixes[0]}.joined"
     _merge(prefixes, path)
-    made = []
+    made: list[str] = []
     with reading(path) as reader:  # one variable after the other, which may be large
         for saved, kind in open_reader(path).get_variable_to_dtype_map().items():
             name, _, dtype = saved.rpartition(":")
