@@ -27,9 +27,9 @@ from mesh_tensorflow._mesh.random_values import initial_value, program_seed
 from mesh_tensorflow._mesh.variables.checkpoint_files import (
     Reader,
     Shard,
+    are_written,
     join_files,
     reading,
-    remove,
     slice_spec,
     write_parts,
 )
@@ -641,13 +641,10 @@ def save(store: ArrayStore, path: str, step: Optional[int] = None) -> str:
 
     def write() -> None:
         tf.gfile.MakeDirs(os.path.dirname(path) or ".")
-        if parts:
-            write_parts(written[jax.process_index()], parts)
-        else:  # what a process that was killed has left there would be joined, too
-            remove(written[jax.process_index()])
+        write_parts(written[jax.process_index()], parts)
 
     def join() -> None:
-        join_files([w for w in written if tf.gfile.Exists(f"{w}.index")], path)
+        join_files([w for w in written if are_written(w)], path)
         with not_advised():
             tf.train.update_checkpoint_state(os.path.dirname(path) or ".", path)
 

@@ -704,9 +704,13 @@ class StepEngine(Engine):
     ) -> tuple[str, list[str]]:
         """Writes a checkpoint; returns its path, and what in it is not a number, or infinite."""
         path = os.path.join(directory, f"{CHECKPOINT_NAME}-{step}")
-        # Whole values under their own names, as a Saver of sessions writes them, so that any
-        # program reads these files.
-        values = {**self.values(), _STEP: np.int64(step)}
+        # Whole values under their own names and in the dtypes of masters, as a Saver of sessions
+        # writes them, so that any program reads these files.
+        masters = self._store.masters
+        values = {
+            **{n: v.astype(masters[n].dtype.as_numpy_dtype) for n, v in self.values().items()},
+            _STEP: np.int64(step),
+        }
         if when_read is not None:
             when_read()
         tf.raw_ops.SaveV2(
@@ -728,8 +732,8 @@ class StepEngine(Engine):
             self._make_variables(batch)
         else:
             self._call(self._step_fn, batch)
-        wanted = {name: self._store.value(name) for name in self._store.names}
-        check_checkpoint(path, wanted, read=True)
+        masters = self._store.masters
+        check_checkpoint(path, {name: masters[name] for name in self._store.names}, read=True)
         reader = checkpoint_files.open_reader(path)
         for name in self._store.names:
             self._store.assign(name, reader.get_tensor(name))

@@ -301,8 +301,30 @@ def _session() -> Iterator[tf.Session]:
         yield session
 
 
+# Of other dtypes, such as float16, TensorFlow writes slices that it cannot read.
+_READ_IN_SLICES = {
+    *(tf.bool, tf.bfloat16, tf.float32, tf.float64, tf.complex64, tf.complex128, tf.string),
+    *(tf.int8, tf.int16, tf.int32, tf.int64, tf.uint8),
+}
+
+
+def is_read_in_slices(dtype: tf.DType) -> bool:
+    """Returns whether TensorFlow can read slices of a dtype, and wholes that are saved in slices.
+
+    Args:
+      dtype: the dtype of a variable in files.
+    """
+    return dtype in _READ_IN_SLICES
+
+
+# After the path of parts: those whose bits are saved, as integers that are read in slices.
+_BITS = ".bits"
+
+
 def write_parts(prefix: str, parts: Sequence[Shard]) -> None:
     """Writes parts of variables as a checkpoint of their own, which `join_files` takes.
+
+    What is there already, of a process that was killed, is written again or removed.
 
     Args:
       prefix: the path of the checkpoint.
@@ -311,11 +333,27 @@ def write_parts(prefix: str, parts: Sequence[Shard]) -> None:
     Raises:
       OSError: it cannot be written.
     """
+    usual, bits = [], []
+    for part in parts:
+        dtype = tf.as_dtype(part.value.dtype)
+        if not part.spec or is_read_in_slices(dtype):
+            usual.append(part)
+        else:
+            value = part.value.view(f"int{8 * dtype.size}")
+            bits.append(Shard(f"{part.name}:{dtype.name}", part.spec, value))
+    for path, written in ((prefix, usual), (prefix + _BITS, bits)):
+        if written:
+            _write_tensors(path, written)
+        elif tf.io.gfile.exists(f"{path}.index"):
+            remove(path)
+
+
+def _write_tensors(path: str, parts: Sequence[Shard]) -> None:
     with _session() as session:
         # Fed and not constants: a graph with the values in it could not be larger than 2 GB.
         fed = [tf.placeholder(tf.as_dtype(part.value.dtype), part.value.shape) for part in parts]
         saved = tf.raw_ops.SaveV2(
-            prefix=prefix,
+            prefix=path,
             tensor_names=[part.name for part in parts],
             shape_and_slices=[part.spec for part in parts],
             tensors=fed,
@@ -323,7 +361,16 @@ def write_parts(prefix: str, parts: Sequence[Shard]) -> None:
         try:
             session.run(saved, {x: part.value for x, part in zip(fed, parts)})
         except tf.errors.OpError as e:
-            raise OSError(f"{prefix} could not be written: {reason(e)}") from e
+            raise OSError(f"{path} could not be written: {reason(e)}") from e
+
+
+def are_written(prefix: str) -> bool:
+    """Returns whether there are parts that `write_parts` has written.
+
+    Args:
+      prefix: their path.
+    """
+    return any(tf.io.gfile.exists(f"{prefix}{end}.index") for end in ("", _BITS))
 
 
 def join_files(prefixes: Sequence[str], path: str) -> None:
@@ -336,6 +383,27 @@ def join_files(prefixes: Sequence[str], path: str) -> None:
     Raises:
       OSError: it cannot be written.
     """
+    bits = [p + _BITS for p in prefixes if tf.io.gfile.exists(f"{p}{_BITS}.index")]
+    joined = [p for p in prefixes if tf.io.gfile.exists(f"{p}.index")]
+    _merge([*joined, *(_wholes(bits) if bits else [])], path)
+
+
+def _wholes(prefixes: Sequence[str]) -> list[str]:
+    """Returns checkpoints of a variable each, made of the bits of its parts."""
+    path = f"{prefixes[0]}.joined"
+    _merge(prefixes, path)
+    made: list[str] = []
+    with reading(path) as reader:  # one variable after the other, which may be large
+        for saved, kind in open_reader(path).get_variable_to_dtype_map().items():
+            name, _, dtype = saved.rpartition(":")
+            value = reader.read(saved, "", kind).view(tf.as_dtype(dtype).as_numpy_dtype)
+            made.append(f"{path}-{len(made)}")
+            _write_tensors(made[-1], [Shard(name, "", value)])
+    remove(path)
+    return made
+
+
+def _merge(prefixes: Sequence[str], path: str) -> None:
     with _session() as session:
         # Directories stay: their maker removes them once, also if this fails.
         joined = tf.raw_ops.MergeV2Checkpoints(
@@ -363,9 +431,6 @@ def number_of_files(path: str) -> Optional[int]:
     if start[:2] != b"\0\0" or not 0 < start[2] <= len(start) - 3:
         return None
     return tensor_bundle_pb2.BundleHeaderProto.FromString(start[3 : 3 + start[2]]).num_shards
-
-
-_READ_WHOLE = tf.float16  # of which TensorFlow reads no slices
 
 
 class Reader:
@@ -403,7 +468,7 @@ class Reader:
         Raises:
           OSError: it cannot be read.
         """
-        if dtype != _READ_WHOLE or not spec:
+        if is_read_in_slices(dtype) or not spec:
             return self._run(self._value(dtype), name, spec)
         ranges = [r.split(",") for r in spec.rpartition(" ")[2].split(":")]  # of all dimensions
         cut = tuple(slice(int(begin), int(begin) + int(size)) for begin, size in ranges)
@@ -418,7 +483,7 @@ class Reader:
             none = tf.size(value) < 0  # which reads it
             tests = [tf.math.is_nan, tf.math.is_inf] if dtype.is_floating else []
             self._kinds[dtype] = tf.stack([tf.reduce_any(t(value)) for t in tests] or [none, none])
-        spec = "" if dtype == _READ_WHOLE else spec
+        spec = spec if is_read_in_slices(dtype) else ""
         nan, infinite = self._run(self._kinds[dtype], name, spec)
         return bool(nan), bool(infinite)
 
@@ -532,7 +597,7 @@ def _write(variables: Mapping[str, ShardedVariable], has_rest: bool, filename: b
             # nothing that looks like a checkpoint.
             prefixes += processes.write(f"{path}{_TEMPORARY}/parts-{i}", own)
         for prefix in prefixes:
-            if not tf.io.gfile.exists(f"{prefix}.index"):
+            if not are_written(prefix):
                 raise OSError(
                     f"another process has written {prefix}, which is not to be seen here: all "
                     "processes have to see the same directory, under the same path"

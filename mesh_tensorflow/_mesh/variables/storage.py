@@ -10,7 +10,6 @@ from __future__ import annotations
 import abc
 import dataclasses
 import functools
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Optional
 
@@ -23,7 +22,11 @@ from tensorflow.python.training.saving.saveable_object import SaveableObject, Sa
 from mesh_tensorflow._mesh.devices import host_cpu
 from mesh_tensorflow._mesh.mesh_impl import LaidOutTensor, MeshImpl
 from mesh_tensorflow._mesh.slice_functions import cut_to, in_own_memory, padded
-from mesh_tensorflow._mesh.variables.checkpoint_files import ShardedVariable, slice_spec
+from mesh_tensorflow._mesh.variables.checkpoint_files import (
+    ShardedVariable,
+    is_read_in_slices,
+    slice_spec,
+)
 
 if TYPE_CHECKING:
     from mesh_tensorflow._core.shape import Shape
@@ -178,10 +181,7 @@ class PieceSaveable(SaveableObject):
         self._saved_name = saved_name
         self._whole = tuple(master.shape.as_list())
         saved = [(_reader(piece), piece.slice_spec(self._whole)) for piece in pieces]
-        # TensorFlow writes slices of float16, but cannot read them.
-        if master.dtype == tf.float16 and sum(math.prod(p.sizes) for p in pieces) == math.prod(
-            self._whole
-        ):
+        if not is_read_in_slices(master.dtype):
             saved = [(master.read_value, "")]
         specs = [
             SaveSpec(read, spec, saved_name, dtype=master.dtype, device=pieces[0].device)
@@ -362,7 +362,9 @@ class WholeVariable(tf2.__internal__.tracking.Trackable, abc.ABC):
 
     def _gather_saveables_for_checkpoint(self) -> dict[str, Callable]:
         """Returns functions that create the saveables, one for each process that has slices."""
-        pieces = self._at_storage().pieces_by_process()
+        storage = self._at_storage()
+        in_slices = is_read_in_slices(self.dtype)
+        pieces = storage.pieces_by_process() if in_slices else [storage.pieces()]
 
         def factory(process: int, name: Optional[str] = None) -> PieceSaveable:
             # TensorFlow adds further processes' keys to the name. In the file all are parts of one

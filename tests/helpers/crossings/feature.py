@@ -16,6 +16,7 @@ from mesh_tensorflow.testing.harness import Placing
 __all__ = [
     "BATCH",
     "DATA",
+    "EVALUATED",
     "HIDDEN",
     "RATE",
     "STEPS",
@@ -23,12 +24,15 @@ __all__ = [
     "Feature",
     "Outcome",
     "built",
+    "computed",
+    "pieces",
     "weight",
 ]
 
 STEPS, RATE = 3, 0.1
 BATCH, WIDTH, HIDDEN = mtf.convert_to_shape("batch:8,width:4,hidden:8").dims
 DATA = np.random.RandomState(0).randn(STEPS * BATCH.size, WIDTH.size).astype(np.float32)
+EVALUATED = np.random.RandomState(1).randn(13, WIDTH.size).astype(np.float32)  # no whole batches
 
 
 @dataclasses.dataclass
@@ -40,12 +44,16 @@ class Outcome:
       variables: the variables after them, by name.
       printed: what was written to stderr.
       summaries: the last value of each scalar summary; None if the front end hands none out.
+      evaluation: the mean loss of EVALUATED after the training, if the feature is evaluated.
+      predictions: what the model computes of EVALUATED; None if the front end does not tell it.
     """
 
     losses: list[float]
     variables: dict[str, np.ndarray]
     printed: str = ""
     summaries: Optional[dict[str, float]] = None
+    evaluation: Optional[float] = None
+    predictions: Optional[np.ndarray] = None
 
 
 Between = Callable[[mtf.Tensor], Any]
@@ -69,6 +77,8 @@ class Feature:
       begins: the front end that does the first step, and its mesh implementation, of whose
         checkpoint the others go on; "" is the front end itself, and unsplit. None begins anew.
       raises: the text of the error that is due in a layout, in place of results.
+      evaluates: "after" to evaluate and to predict after the training, "between" to do so after each
+        step, too, by which nothing may change.
       check: a function of an Outcome that asserts what no comparison shows.
       around: a context around the building and the running of the program.
       tolerance: of the comparison.
@@ -86,6 +96,7 @@ class Feature:
     is_random: bool = False
     begins: Optional[tuple[str, str]] = None
     raises: str = ""
+    evaluates: str = ""
     check: Callable[[Outcome], None] = lambda outcome: None
     around: Callable[[], Any] = contextlib.nullcontext
     tolerance: float = 1e-4
@@ -113,14 +124,19 @@ class Feature:
         rate = self.options.get("learning_rate", RATE)
         return tf.cast(rate(step), tf.float32) if callable(rate) else rate
 
-    def model(self, mesh: mtf.Mesh, x: mtf.Tensor) -> tuple[mtf.Tensor, list[mtf.Operation]]:
-        """Returns the loss of an autoencoder, and update operations."""
+    def outputs(self, mesh: mtf.Mesh, x: mtf.Tensor) -> tuple[mtf.Tensor, list[mtf.Operation]]:
+        """Returns what an autoencoder makes of its input, and update operations."""
         encode = weight(mesh, "encode", [WIDTH, HIDDEN])
         h = mtf.tanh(mtf.einsum([x, encode], reduced_dims=[WIDTH]))
         found = self.between(h)
         h, updates = found if isinstance(found, tuple) else (found, [])
         y = mtf.einsum([h, weight(mesh, "decode", [HIDDEN, WIDTH])], reduced_dims=[HIDDEN])
-        return mtf.reduce_mean(mtf.square(y - x)), list(updates)
+        return y, list(updates)
+
+    def model(self, mesh: mtf.Mesh, x: mtf.Tensor) -> tuple[mtf.Tensor, list[mtf.Operation]]:
+        """Returns the loss of the autoencoder, and update operations."""
+        y, updates = self.outputs(mesh, x)
+        return mtf.reduce_mean(mtf.square(y - x)), updates
 
     def placed(self, placing: Placing) -> Placing:
         """Returns a Placing with the layout of the feature, and the way it stores variables."""
@@ -192,3 +208,26 @@ def built(
     results = {"loss": lowering.export_to_tf_tensor(loss)}
     with tf.control_dependencies([op for op in done if op is not None]):
         return {**results, "done": tf.no_op()}, lowering
+
+
+def computed(feature: Feature, placing: Placing, data: tf.Tensor) -> tuple[tf.Tensor, mtf.Lowering]:
+    """Returns what the model computes of a batch, and the Lowering, as a user evaluates it.
+
+    Args:
+      feature: a Feature.
+      placing: where it runs, a Placing of `Feature.placed`.
+      data: a batch.
+    """
+    graph = mtf.Graph()
+    mesh = mtf.Mesh(graph, "mesh")
+    y, _ = feature.outputs(mesh, mtf.import_tf_tensor(mesh, data, [BATCH, WIDTH]))
+    lowering = mtf.Lowering(graph, {mesh: placing.impl()})
+    return lowering.export_to_tf_tensor(y), lowering
+
+
+def pieces() -> np.ndarray:
+    """Returns EVALUATED as batches, the last of which zeros fill up."""
+    batches = -(-len(EVALUATED) // BATCH.size)
+    whole = np.zeros([batches * BATCH.size, WIDTH.size], np.float32)
+    whole[: len(EVALUATED)] = EVALUATED
+    return whole.reshape(batches, BATCH.size, WIDTH.size)

@@ -9,7 +9,6 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow as mtf
 from helpers.crossings.feature import RATE, STEPS, Feature, Outcome, weight
-from helpers.oracle.utils_runs import MICROBATCHES
 from mesh_tensorflow.transformer import moe
 
 __all__ = ["FEATURES"]
@@ -217,8 +216,10 @@ def _adapted(h):
 
 
 def _keeps_the_kernel(outcome: Outcome) -> None:
-    first = np.random.RandomState(len("kernel") + 64).randn(8, 8).astype(np.float32) * 0.5
-    np.testing.assert_array_equal(outcome.variables["kernel"], first.astype(np.float32))
+    found = outcome.variables
+    [kernel] = [value for name, value in found.items() if f"{name}_lora_a" in found]
+    draws = np.random.RandomState(len("kernel") + kernel.size)
+    np.testing.assert_array_equal(kernel, np.float32(draws.randn(*kernel.shape) * 0.5))
 
 
 def _shared_and_unused(h):
@@ -228,12 +229,18 @@ def _shared_and_unused(h):
     return mtf.tanh(mtf.sin(h * shared) * shared * (1.0 + gain) + 0.1)
 
 
-_DTYPES = {"int": tf.int32, "flags": tf.bool, "wide": tf.float64, "half": tf.float16}
+_DTYPES = {
+    "int": tf.int32,
+    "flags": tf.bool,
+    "wide": tf.float64,
+    "half": tf.float16,
+    "short": tf.uint16,
+}
 
 
 def _of_all_dtypes(h):
     zeros, d = tf.zeros_initializer(), h.shape[-1:]
-    ints, flags, wide, half = (
+    ints, flags, wide, half, short = (
         mtf.get_variable(h.mesh, name, d, dtype=dtype, initializer=zeros, trainable=False)
         for name, dtype in _DTYPES.items()
     )
@@ -242,6 +249,7 @@ def _of_all_dtypes(h):
         mtf.assign(flags, mtf.logical_not(flags)),
         mtf.assign(wide, wide + 1.0),
         mtf.assign(half, half + 0.5),
+        mtf.assign(short, mtf.cast(mtf.to_int32(short) + 3, tf.uint16)),
     ]
     scale = 1.0 + 0.1 * (mtf.to_float(ints) + mtf.to_float(wide) + mtf.to_float(half))
     return mtf.where(flags, h * scale, mtf.tanh(h) * scale), updates
@@ -249,10 +257,11 @@ def _of_all_dtypes(h):
 
 def _counts_in_all_dtypes(outcome: Outcome) -> None:
     wanted = {"int": 2 * STEPS, "flags": STEPS % 2 == 1, "wide": STEPS, "half": 0.5 * STEPS}
+    wanted["short"] = 3 * STEPS
     for name, value in wanted.items():
-        found = outcome.variables[name]
+        [found] = [v for n, v in outcome.variables.items() if n.split("/")[-1] == name]
         assert found.dtype == _DTYPES[name].as_numpy_dtype
-        np.testing.assert_array_equal(found, np.full([8], value, found.dtype))
+        np.testing.assert_array_equal(found, np.full(found.shape, value, found.dtype))
 
 
 # -- attention over the hidden layer
@@ -452,7 +461,20 @@ def _first_values():
     return {"encode": value("encode", [4, 8]), "decode": value("decode", [8, 4])}
 
 
-LAYERS = "make_layer_stack.layers = [@transformer_layers.SelfAttention, @transformer_layers.DenseReluDense]\n"
+IN_A_ROW = "make_layer_stack.num_layers = 2\n"
+PIPELINE = (
+    f"{IN_A_ROW}make_layer_stack.layer_stack_cls = @transformer.PipelinedLayerStack\n"
+    "PipelinedLayerStack.num_stages = 2\nPipelinedLayerStack.num_microbatches = 2\n"
+)
+EXPERTS = """
+make_layer_stack.layers = [@moe.MoE1D]
+MoE1D.num_experts = 2
+MoE1D.hidden_size = 8
+MoE1D.group_size = 8
+MoE1D.switch_policy_train = "argmax"
+MoE1D.moe_gating = "switch"
+MoE1D.switch_jitter = 0.0
+"""
 FEATURES = {
     feature.name: feature
     for feature in (
@@ -463,19 +485,15 @@ FEATURES = {
             _experts,
             layout="batch:rows,experts:cols",
             check=_moves_load,
-            gin="make_layer_stack.layers = [@moe.MoE1D]\nMoE1D.num_experts = 2\n"
-            'MoE1D.hidden_size = 8\nMoE1D.group_size = 8\nMoE1D.switch_policy_train = "argmax"\n'
-            'MoE1D.moe_gating = "switch"\nMoE1D.switch_jitter = 0.0\n',
-            plain_gin="make_layer_stack.layers = [@moe.MoE1D]\nMoE1D.num_experts = 2\n"
-            'MoE1D.hidden_size = 8\nMoE1D.group_size = 8\nMoE1D.switch_policy_train = "argmax"\n'
-            'MoE1D.moe_gating = "switch"\nMoE1D.switch_jitter = 0.0\n',
+            gin=EXPERTS,
+            plain_gin=EXPERTS,
             gin_layout="batch:rows,experts:cols",
         ),
         Feature("Print", _print, _same, check=_prints_steps),
         Feature("scalar_summary", _summary, _same, check=_records),
         Feature("dropout", _dropout, is_random=True),
         Feature("dropout in a loop", _drops_in_a_loop, is_random=True),
-        Feature("microbatches", _layer, options={"microbatches": 2}, gin=MICROBATCHES),
+        Feature("microbatches", _layer, options={"microbatches": 2}),
         Feature(
             "counter in microbatches",
             _counter,
@@ -489,24 +507,20 @@ FEATURES = {
             _layer,
             options={"zero": 1, "zero_axis": "rows"},
             optimizer=_adam,
-            gin='stored_layout.zero = 1\nstored_layout.zero_axis = "rows"\n',
         ),
         Feature(
             "ZeRO 3",
             _layer,
             options={"zero": 3, "zero_axis": "rows"},
             optimizer=_adam,
-            gin='stored_layout.zero = 3\nstored_layout.zero_axis = "rows"\n',
         ),
         Feature(
             "pipeline",
             _pipeline,
             _in_a_row,
             layout="batch:rows,stages:cols",
-            gin="make_layer_stack.num_layers = 2\n"
-            "make_layer_stack.layer_stack_cls = @transformer.PipelinedLayerStack\n"
-            "PipelinedLayerStack.num_stages = 2\nPipelinedLayerStack.num_microbatches = 2\n",
-            plain_gin="make_layer_stack.num_layers = 2\n",
+            gin=PIPELINE,
+            plain_gin=IN_A_ROW,
             gin_layout="batch:rows,stages:cols",
         ),
         Feature(
@@ -531,8 +545,7 @@ FEATURES = {
             _layer,
             options={"precision": "mixed_bfloat16"},
             tolerance=0.03,
-            gin='get_variable_dtype.activation_dtype = "bfloat16"\n',
-            plain_gin='get_variable_dtype.activation_dtype = "bfloat16"\n',
+            gin="",
         ),
         Feature("clipping by the global norm", _same, options={"clip_norm": 0.05}, check=_clipped),
         Feature("custom gradient", _own_gradient, _same_gradient),
@@ -547,7 +560,7 @@ FEATURES = {
             "nan_checks of a NaN",
             _logarithm,
             around=mtf.debug.nan_checks,
-            raises="NaN in .*logarithm",
+            raises="NaN (or Inf )?in .*logarithm",
         ),
         Feature("checkpoint of another mesh", _layer, optimizer=_adam, begins=("", "")),
         Feature(
@@ -575,7 +588,6 @@ FEATURES = {
             layout="batch:cols+rows",
             options={"zero": 3, "zero_axis": "rows+cols"},
             optimizer=_adam,
-            gin='stored_layout.zero = 3\nstored_layout.zero_axis = "rows+cols"\n',
             gin_layout="batch:rows+cols",
         ),
         Feature(
@@ -590,11 +602,13 @@ FEATURES = {
             },
             optimizer=_adam,
             tolerance=0.05,
+            gin="",
         ),
         Feature(
             "pipeline with dropout computed again",
             _noisy_pipeline,
             layout="batch:rows,stages:cols",
+            gin_layout="batch:rows,stages:cols",
             is_random=True,
         ),
         Feature(
@@ -602,6 +616,9 @@ FEATURES = {
             _pipeline,
             _in_a_row,
             layout="batch:rows,stages:cols",
+            gin=PIPELINE,
+            plain_gin=IN_A_ROW,
+            gin_layout="batch:rows,stages:cols",
             options={"microbatches": 2, "zero": 2, "zero_axis": "rows"},
             optimizer=_adam,
         ),
@@ -610,6 +627,9 @@ FEATURES = {
             _experts_in_a_pipeline,
             _experts_in_a_row,
             layout="batch:rows,experts:cols,stages:cols",
+            gin=EXPERTS + PIPELINE,
+            plain_gin=EXPERTS + IN_A_ROW,
+            gin_layout="batch:rows,stages:cols",
             options={"zero": 3, "zero_axis": "rows"},
             optimizer=_adam,
         ),
@@ -650,6 +670,23 @@ FEATURES = {
             _layer,
             options={"learning_rate": _schedule},
             optimizer=TwoOptimizers,
+        ),
+        Feature("evaluation of a counter", _counter, evaluates="between", check=_counts_steps),
+        Feature(
+            "evaluation between steps of ZeRO 3",
+            _layer,
+            options={"zero": 3, "zero_axis": "rows"},
+            optimizer=_adam,
+            evaluates="between",
+        ),
+        Feature("evaluation of averages", _layer, options={"average": 0.5}, evaluates="after"),
+        Feature(
+            "masters of bfloat16",
+            _layer,
+            options={"precision": mtf.Precision("bfloat16", "float32", "bfloat16")},
+            optimizer=_adam,
+            begins=("session", ""),
+            tolerance=0.03,
         ),
         *(
             Feature(f"checkpoint of a {front_end} {place}", _layer, optimizer=_adam, begins=begins)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Optional
 
 import gin
@@ -12,7 +14,19 @@ import tensorflow as tf2
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow as mtf
-from helpers.crossings.feature import BATCH, DATA, RATE, STEPS, WIDTH, Feature, Outcome, built
+from helpers.crossings.feature import (
+    BATCH,
+    DATA,
+    EVALUATED,
+    RATE,
+    STEPS,
+    WIDTH,
+    Feature,
+    Outcome,
+    built,
+    computed,
+    pieces,
+)
 from helpers.estimator.estimator_models import Losses, events
 from helpers.oracle import utils_runs
 from mesh_tensorflow import estimator
@@ -32,6 +46,34 @@ def _batches(first: int, steps: int) -> list[np.ndarray]:
 
 def _last(directory: str) -> Optional[str]:
     return tf.train.latest_checkpoint(directory)
+
+
+def _evaluate(outcome: Outcome, compute: Callable[[np.ndarray], Any]) -> None:
+    """Sets what a user's own program finds of EVALUATED, by a function of a batch."""
+    found = np.concatenate([np.asarray(compute(x)) for x in pieces()])[: len(EVALUATED)]
+    outcome.predictions = found
+    outcome.evaluation = float(np.mean(np.square(found - EVALUATED)))
+
+
+def _evaluate_in_session(
+    outcome: Outcome, feature: Feature, placing: Placing, directory: str
+) -> None:
+    """Evaluates the last checkpoint, in a graph of its own."""
+    with tf.Graph().as_default(), placing.around():
+        data, lowerings = tf.placeholder(tf.float32, [BATCH.size, WIDTH.size]), []
+
+        def program(data: tf.Tensor) -> tf.Tensor:
+            y, lowering = computed(feature, placing, data)
+            lowerings.append(lowering)
+            return y
+
+        y = placing.run(program, [data])
+        end = "/ExponentialMovingAverage" if "average" in feature.options else ""
+        saver = mtf.checkpoint.Saver({v.op.name + end: v for v in tf.global_variables()})
+        with harness.session() as sess:
+            saver.restore(sess, _last(directory))
+            sess.run(lowerings[-1].copy_masters_to_slices())
+            _evaluate(outcome, lambda x: sess.run(y, {data: x}))
 
 
 def session(feature: Feature, placing: Placing, directory: str, steps: int) -> Outcome:
@@ -67,7 +109,10 @@ def session(feature: Feature, placing: Placing, directory: str, steps: int) -> O
             saver.save(sess, f"{directory}/model", global_step=counted)
             values = sess.run({v.op.name: v for v in tf.global_variables() if v is not counted})
     summaries = {n: float(v) for n, v in recorded.items() if n not in ("loss", "done", "step")}
-    return Outcome(losses, values, summaries=summaries)
+    outcome = Outcome(losses, values, summaries=summaries)
+    if feature.evaluates:
+        _evaluate_in_session(outcome, feature, placing, directory)
+    return outcome
 
 
 @contextlib.contextmanager
@@ -128,10 +173,17 @@ def function(feature: Feature, placing: Placing, directory: str, steps: int) -> 
         if path is not None:
             step.tf_function.get_concrete_function(tf.constant(DATA[: BATCH.size]))
             mtf.checkpoint.Saver(step.store.masters).restore(None, path)
+        evaluated = mtf.function(
+            lambda x: placing.run(lambda x: computed(feature, placing, x)[0], [x]), store=step.store
+        )
+        outcome = Outcome(losses, {})
         for x in _batches(int(counted), steps):
             losses.append(float(step(tf.constant(x))))
+            if feature.evaluates == "between" or (feature.evaluates and len(losses) == steps):
+                _evaluate(outcome, lambda x: evaluated(tf.constant(x)))
         mtf.checkpoint.Saver(step.store.masters).save(None, f"{directory}/model", global_step=steps)
-    return Outcome(losses, {name: step.store.value(name).numpy() for name in step.store.names})
+    outcome.variables = {name: step.store.value(name).numpy() for name in step.store.names}
+    return outcome
 
 
 def pjrt_function(feature: Feature, placing: Placing, directory: str, steps: int) -> Outcome:
@@ -144,24 +196,31 @@ def pjrt_function(feature: Feature, placing: Placing, directory: str, steps: int
             with tf.control_dependencies([results["done"]]):
                 return tf.identity(results["loss"])
 
-        step = mtf.pjrt.function(
-            program,
-            mesh_shape=placing.mesh or "all:1",
-            layout=placing.layout,
-            zero=placing.zero,
-            zero_axis=placing.zero_axis,
-        )
+        place = {
+            "mesh_shape": placing.mesh or "all:1",
+            "layout": placing.layout,
+            "zero": placing.zero,
+            "zero_axis": placing.zero_axis,
+        }
+        step = mtf.pjrt.function(program, **place)
         given = placing
         placing = _OfPjrt(given)
         path, losses = _last(directory), []
+        outcome = Outcome(losses, {})
+        evaluated = mtf.pjrt.function(
+            lambda x: computed(feature, placing, x)[0], store=step.store, **place
+        )
         if path is not None:
             step.make_variables(DATA[: BATCH.size], np.int64(0))
             mtf.pjrt.restore(step.store, path)
             counted.assign(1)
         for i, x in enumerate(_batches(int(counted), steps), int(counted)):
             losses.append(float(step(x, np.int64(i))))
+            if feature.evaluates == "between" or (feature.evaluates and i + 1 == steps):
+                _evaluate(outcome, evaluated)
         mtf.pjrt.save(step.store, f"{directory}/model", steps)
-    return Outcome(losses, {name: step.store.value(name).numpy() for name in step.store.names})
+    outcome.variables = {name: step.store.value(name).numpy() for name in step.store.names}
+    return outcome
 
 
 class _OfPjrt:
@@ -174,7 +233,13 @@ class _OfPjrt:
         return mtf.pjrt.mesh_impl()
 
 
-def _fit(directory: str, **arguments: Any) -> Outcome:
+@dataclasses.dataclass
+class _OutcomeOfFit(Outcome):
+    best: Optional[str] = None
+    evaluations: list[dict[str, float]] = dataclasses.field(default_factory=list)
+
+
+def _fit(directory: str, **arguments: Any) -> _OutcomeOfFit:
     result = mtf.train.fit(
         data=DATA,
         dims=[BATCH, WIDTH],
@@ -186,25 +251,32 @@ def _fit(directory: str, **arguments: Any) -> Outcome:
     )
     values = {n: v for n, v in result.variables.items() if n != "global_step"}
     last = {n: v for n, v in result.history[-1].items() if isinstance(v, float)}
-    return Outcome(list(result.losses), values, summaries=last)
+    outcome = _OutcomeOfFit(list(result.losses), values, summaries=last)
+    outcome.best, outcome.evaluations = result.best, list(result.evaluations)
+    return outcome
 
 
 def fit(feature: Feature, placing: Placing, directory: str, steps: int) -> Outcome:
     """mtf.train.fit with a model function."""
     options = {"learning_rate": RATE, **feature.options}
     placing = feature.placed(placing)
-    if placing.simd or placing.pjrt or placing == harness.WHOLE:
+    if placing.simd or placing.pjrt or placing == harness.WHOLE or feature.evaluates:
         kind = "simd" if placing.simd else "pjrt" if placing.pjrt else "placement"
         place = {
             "mesh_shape": placing.mesh or "all:1",
             "layout": placing.layout,
             "mesh_impl": kind,
         }
+        if kind == "placement" and placing.mesh:
+            place["devices"] = placing.devices
     else:
         place = {"mesh_impl": placing.impl()}
         options = {n: v for n, v in options.items() if n not in ("zero", "zero_axis")}
+    if feature.evaluates:
+        place.update(eval_data=EVALUATED, keep_best="loss")
+        place.update({"eval_every": 1} if feature.evaluates == "between" else {})
     with placing.around():
-        return _fit(
+        outcome = _fit(
             directory,
             model_fn=lambda mesh, x: feature.model(mesh, x)[0],
             steps=steps,
@@ -212,6 +284,27 @@ def fit(feature: Feature, placing: Placing, directory: str, steps: int) -> Outco
             **options,
             **place,
         )
+        if feature.evaluates:
+            _check_use(outcome, feature, directory, {**options, **place})
+    return outcome
+
+
+def _check_use(outcome: _OutcomeOfFit, feature: Feature, directory: str, options: dict) -> None:
+    """Predicts by the last checkpoint, and evaluates it again, and the best one."""
+    of_run = ("average", "precision", "mesh_shape", "layout", "mesh_impl", "devices")
+    given = {n: v for n, v in options.items() if n in (*of_run, "zero", "zero_axis")}
+    given.update(data=EVALUATED, dims=[BATCH, WIDTH], seed=SEED)
+    best, evaluations = outcome.best, outcome.evaluations
+    outcome.evaluation = evaluations[-1]["loss"]
+    outcome.predictions = mtf.train.predict(
+        lambda mesh, x: feature.outputs(mesh, x)[0], directory=directory, **given
+    )
+    least = min(evaluations, key=lambda e: e["loss"])
+    for path, known in ((directory, evaluations[-1]), (best, least)):
+        found = mtf.train.evaluate(
+            lambda mesh, x: feature.model(mesh, x)[0], directory=path, **given
+        )
+        np.testing.assert_allclose(found["loss"], known["loss"], 1e-5)
 
 
 def fit_step(feature: Feature, placing: Placing, directory: str, steps: int) -> Outcome:
@@ -226,7 +319,23 @@ def fit_step(feature: Feature, placing: Placing, directory: str, steps: int) -> 
             with tf.control_dependencies([results["done"]]):
                 return tf.identity(results["loss"])
 
-        return _fit(directory, model_fn=step, steps=steps)
+        @functools.partial(mtf.function, store=step.store)
+        def mean_loss(x: tf.Tensor) -> tf.Tensor:
+            # A step function is given batches of any size: a user's program fills them up.
+            rows = tf.shape(x)[0]
+            x = tf.pad(x, [[0, BATCH.size - rows], [0, 0]])
+            x = tf.ensure_shape(x, [BATCH.size, WIDTH.size])
+            y = placing.run(lambda x: computed(feature, placing, x)[0], [x])
+            return tf.reduce_mean(tf.square(y - x)[:rows])
+
+        evaluating: dict[str, Any] = {}
+        if feature.evaluates:
+            evaluating = {"eval_data": EVALUATED, "eval_fn": mean_loss}
+            evaluating.update({"eval_every": 1} if feature.evaluates == "between" else {})
+        outcome = _fit(directory, model_fn=step, steps=steps, **evaluating)
+        if feature.evaluates:
+            outcome.evaluation = outcome.evaluations[-1]["loss"]
+        return outcome
 
 
 def _settings() -> dict[str, Any]:
@@ -240,22 +349,65 @@ def _settings() -> dict[str, Any]:
     }
 
 
-def _trained(made: estimator.Estimator, placing: Placing, directory: str, steps: int) -> Outcome:
-    """Returns what an estimator trains until a step."""
+def _labelled() -> tf.data.Dataset:
+    """Returns batches of EVALUATED, with the weight of each row, 0 for those that fill up."""
+    weights = np.arange(pieces().size // WIDTH.size) < len(EVALUATED)
+    weights = np.float32(weights).reshape(-1, BATCH.size)
+    return tf.data.Dataset.from_tensor_slices((pieces(), weights))
 
-    def input_fn():
-        first = 0 if _last(directory) is None else 1
+
+def _trained(
+    made: estimator.Estimator, feature: Feature, placing: Placing, directory: str, steps: int
+) -> Outcome:
+    """Returns what an estimator trains until a step, and what it says of EVALUATED then."""
+
+    def from_step():
+        path = _last(directory)
+        first = 0 if path is None else int(path.rpartition("-")[2])
         rows = DATA[first * BATCH.size :]
         return tf.data.Dataset.from_tensor_slices(rows).batch(BATCH.size, drop_remainder=True)
 
     losses = Losses()
     with placing.around():
-        made.train(input_fn, hooks=[losses], max_steps=steps)
+        stops = range(1, steps) if feature.evaluates == "between" else []
+        for step in stops:
+            made.train(from_step, hooks=[losses], max_steps=step)
+            made.evaluate(_labelled)
+        made.train(from_step, hooks=[losses], max_steps=steps)
+        found: dict[str, Any] = {}
+        if feature.evaluates:
+            found["evaluation"] = float(made.evaluate(_labelled)["mean_loss"])
+            predicted = [row["y"] for row in made.predict(_labelled)]
+            found["predictions"] = np.stack(predicted)[: len(EVALUATED)]
     names = [n for n in made.get_variable_names() if n != "global_step"]
     values = {name: made.get_variable_value(name) for name in names}
     return Outcome(
-        losses.losses, values, summaries={tag: value for _, tag, value in events(directory)}
+        losses.losses,
+        values,
+        summaries={tag: value for _, tag, value in events(directory)},
+        **found,
     )
+
+
+def _evaluating(
+    feature: Feature, placing: Placing, features: tf.Tensor, weights: tf.Tensor, mode: str
+) -> dict[str, Any]:
+    """Returns arguments of the spec of an evaluation or a prediction."""
+    lowerings = []
+
+    def program(data: tf.Tensor) -> tf.Tensor:
+        y, lowering = computed(feature, placing, data)
+        lowerings.append(lowering)
+        return y
+
+    y = placing.run(program, [features])
+    hook = mtf.MtfRestoreHook(lowerings[-1])
+    if mode == estimator.ModeKeys.PREDICT:
+        return {"mode": mode, "predictions": {"y": y}, "prediction_hooks": [hook]}
+    errors = tf.reduce_mean(tf.square(y - features), axis=-1)
+    metrics = {"mean_loss": tf.metrics.mean(errors, weights)}
+    loss = tf.reduce_mean(errors)
+    return {"mode": mode, "loss": loss, "eval_metric_ops": metrics, "evaluation_hooks": [hook]}
 
 
 def in_estimator(feature: Feature, placing: Placing, directory: str, steps: int) -> Outcome:
@@ -263,7 +415,8 @@ def in_estimator(feature: Feature, placing: Placing, directory: str, steps: int)
     placing = feature.placed(placing)
 
     def model_fn(features, labels, mode):
-        del labels
+        if mode != estimator.ModeKeys.TRAIN:
+            return estimator.EstimatorSpec(**_evaluating(feature, placing, features, labels, mode))
         counted, lowerings = tf.train.get_global_step(), []
 
         def program(data: tf.Tensor) -> dict:
@@ -285,7 +438,30 @@ def in_estimator(feature: Feature, placing: Placing, directory: str, steps: int)
         )
 
     config = estimator.RunConfig(**_settings())
-    return _trained(estimator.Estimator(model_fn, directory, config), placing, directory, steps)
+    made = estimator.Estimator(model_fn, directory, config)
+    return _trained(made, feature, placing, directory, steps)
+
+
+def _evaluating_of_tpu(
+    feature: Feature, placing: Placing, features: tf.Tensor, weights: tf.Tensor, mode: str
+) -> estimator.tpu.TPUEstimatorSpec:
+    """Returns the spec of an evaluation or a prediction, whose metrics the host computes."""
+    y, lowering = computed(feature, placing, features)
+    with mtf.utils.outside_all_rewrites():
+        hooks = [mtf.MtfRestoreHook(lowering)]
+    if mode == estimator.ModeKeys.PREDICT:
+        return estimator.tpu.TPUEstimatorSpec(mode, predictions={"y": y}, prediction_hooks=hooks)
+    errors = tf.reduce_mean(tf.square(y - features), axis=-1)
+
+    def metrics(errors: tf.Tensor, weights: tf.Tensor) -> dict[str, Any]:
+        return {"mean_loss": tf.metrics.mean(errors, weights)}
+
+    return estimator.tpu.TPUEstimatorSpec(
+        mode,
+        loss=tf.reduce_mean(errors),
+        eval_metrics=(metrics, [errors, weights]),
+        evaluation_hooks=hooks,
+    )
 
 
 def tpu_estimator(feature: Feature, placing: Placing, directory: str, steps: int) -> Outcome:
@@ -293,7 +469,9 @@ def tpu_estimator(feature: Feature, placing: Placing, directory: str, steps: int
     placing = feature.placed(placing)
 
     def model_fn(features, labels, mode, params):
-        del labels, params
+        del params
+        if mode != estimator.ModeKeys.TRAIN:
+            return _evaluating_of_tpu(feature, placing, features, labels, mode)
         counted = tf.train.get_global_step()
         results, lowering = built(feature, placing, features, counted)
         with tf.control_dependencies([results["done"]]):
@@ -314,7 +492,7 @@ def tpu_estimator(feature: Feature, placing: Placing, directory: str, steps: int
     config = estimator.tpu.RunConfig(tpu_config=kind, **_settings())
     one_program = placing.simd or placing.pjrt
     made = estimator.tpu.TPUEstimator(model_fn, directory, config, use_tpu=one_program)
-    return _trained(made, placing, directory, steps)
+    return _trained(made, feature, placing, directory, steps)
 
 
 class UserLayer(transformer.TransformerLayer):
@@ -335,6 +513,19 @@ _USER = (
 )
 
 
+def _gin_of(options: Mapping[str, Any]) -> str:
+    """Returns what gin binds for options of `fit` that transformer.utils.run has, too."""
+    bound = ""
+    if "zero" in options:
+        bound += f"stored_layout.zero = {options['zero']}\n"
+        bound += f'stored_layout.zero_axis = "{options["zero_axis"]}"\n'
+    if "microbatches" in options:
+        bound += utils_runs.MICROBATCHES
+    if "precision" in options:
+        bound += 'get_variable_dtype.activation_dtype = "bfloat16"\n'
+    return bound
+
+
 def utils_run(feature: Feature, placing: Placing, directory: str, steps: int) -> Outcome:
     """mesh_tensorflow.transformer.utils.run, which trains a language model."""
     utils_runs.register(dataset)
@@ -342,6 +533,7 @@ def utils_run(feature: Feature, placing: Placing, directory: str, steps: int) ->
         tf.flags.FLAGS(["test"])
     kind = "simd" if placing.simd else "pjrt" if placing.pjrt else "placement"
     further = _USER if feature.gin is None else feature.gin
+    further += _gin_of(feature.options)
     further += f"run.train_steps = {steps}\nrun.save_checkpoints_steps = 1\n"
     further += "tpu_estimator_model_fn.tpu_summaries = True\n"
     if feature.optimizer is mtf.optimize.SgdOptimizer:
@@ -358,6 +550,8 @@ def utils_run(feature: Feature, placing: Placing, directory: str, steps: int) ->
     try:
         with placing.around():
             utils_runs.call(utils.run, directory, "lm", "train", further)
+            if feature.evaluates:
+                utils_runs.call(utils.run, directory, "lm", "perplexity_eval", further)
     finally:
         UserLayer.feature = None
         gin.clear_config()
@@ -365,7 +559,11 @@ def utils_run(feature: Feature, placing: Placing, directory: str, steps: int) ->
     values = {n: reader.get_tensor(n) for n in reader.get_variable_to_shape_map()}
     values.pop("global_step")
     summaries = utils_runs.summaries(directory)
-    return Outcome([summaries["loss"]], values, summaries=summaries)
+    outcome = Outcome([summaries["loss"]], values, summaries=summaries)
+    if feature.evaluates:
+        [folder] = tf.gfile.Glob(f"{directory}/eval_*")
+        outcome.evaluation = utils_runs.summaries(folder)["loss"]
+    return outcome
 
 
 FRONT_ENDS: dict[str, Callable[[Feature, Placing, str, int], Outcome]] = {

@@ -12,6 +12,7 @@ import traceback
 
 import tensorflow.compat.v1 as tf
 
+import mesh_tensorflow as mtf
 from helpers.crossings import front_ends, table
 from helpers.crossings.feature import BATCH, STEPS, WIDTH, Outcome, built
 from helpers.crossings.features import FEATURES
@@ -47,7 +48,7 @@ def session_on(server):
             )
             with tf.control_dependencies([results["done"]]):
                 results["step"] = counted.assign_add(1)
-            path = tf.train.latest_checkpoint(directory)
+            saver, path = mtf.checkpoint.Saver(), tf.train.latest_checkpoint(directory)
             with tf.Session(server.target, config=mine.config(PER_PROCESS)) as session:
                 mine.initialize(session, path)
                 losses = []
@@ -56,6 +57,8 @@ def session_on(server):
                     losses.append(float(recorded.pop("loss")))
                 names = {v.op.name: v for v in tf.global_variables() if v is not counted}
                 values = session.run(names)
+                if mine.is_chief:
+                    saver.save(session, f"{directory}/model", global_step=steps)
         summaries = {n: float(v) for n, v in recorded.items() if n not in ("done", "step")}
         return Outcome(losses, values, summaries=summaries)
 
@@ -73,6 +76,8 @@ def found_for(name, trained, placing, folder):
                 directory = f"{directory}-{launch.processes().index}"
                 first = front_ends.session(feature, WHOLE, directory, 1).losses
             found = trained(feature, placing, directory, STEPS)
+            if launch.processes().is_chief:
+                table.check_saved(directory, found)
             found.losses, found.printed = first + found.losses, written()
             return found
         except Exception:
