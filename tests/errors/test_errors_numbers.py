@@ -103,7 +103,11 @@ BUILD = {
         r"an array with 1 dimensions is no number",
     ),
     "one_element_of_floats": (lambda w: w.i * np.array([0.5]), T, r"is int32, .* is no integer"),
-    "indices_of_several": (lambda w: mtf.gather(w.x, [0, 1], w.x.shape[0]), V, r"not one of \(2,\)"),
+    "indices_of_several": (
+        lambda w: mtf.gather(w.x, [0, 1], w.x.shape[0]),
+        V,
+        r"not one of \(2,\)",
+    ),
     "no_tensor": (
         lambda w: mtf.binary_op_with_broadcasting(tf.add, 1, 2),
         V,
