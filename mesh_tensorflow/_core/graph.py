@@ -12,7 +12,7 @@ import gin
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._core.errors import did_you_mean
-from mesh_tensorflow._core.operation import Tensor
+from mesh_tensorflow._core.operation import Tensor, needed_operations
 from mesh_tensorflow._units import counted
 
 if TYPE_CHECKING:
@@ -368,6 +368,15 @@ class Graph:
         result, captured = self.capture_operations(fn)
         del self._operations[len(self._operations) - len(captured) :]
         return result, captured
+
+    def drop_unread(self, start: int, outputs: Sequence[Tensor]) -> None:
+        """Removes operations whose results nothing reads.
+
+        Args:
+          start: the number of operations of the graph that stay as they are, its first ones.
+          outputs: Tensors of later operations that will be read.
+        """
+        self._operations[start:] = needed_operations(self._operations[start:], outputs)
 
     # -- undoing a failed call
 

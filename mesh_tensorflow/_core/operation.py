@@ -412,6 +412,33 @@ def with_inner_operations(operations: Iterable[Operation]) -> Iterator[Operation
         yield from with_inner_operations(op.inner_operations)
 
 
+def needed_operations(
+    operations: Sequence[Operation], outputs: Sequence[Tensor]
+) -> list[Operation]:
+    """Returns the operations that run: what outputs and effects, such as assignments, need.
+
+    Args:
+      operations: all Operations of a program, in order.
+      outputs: Tensors whose values are needed at the end; if there are none, all operations run.
+    """
+    if not outputs:
+        return list(operations)
+    wanted: set[Union[Tensor, Operation]] = set(outputs)
+    needed = []
+    for op in reversed(operations):
+        if not (op.has_effect or op in wanted or any(y in wanted for y in op.outputs)):
+            continue
+        needed.append(op)
+        for each in with_inner_operations([op]):
+            wanted.update(each.inputs, each.dependencies)
+            if each.loop is not None:
+                wanted.update(each.loop.needed, (x for _, x in each.loop.sums))
+                # A gradient may read what a loop keeps of its iterations, and not its results.
+                if each.loop.tape_of is not None:
+                    wanted.add(each.loop.tape_of)
+    return needed[::-1]
+
+
 # The methods whose results `cost_key` stands for.
 _COSTS = frozenset(["begun_sums", "cost", "partial_sums"])
 

@@ -8,7 +8,7 @@ import itertools
 import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Optional, Union
+from typing import Any, NamedTuple, Optional
 
 import numpy as np
 
@@ -17,7 +17,6 @@ from mesh_tensorflow._core.operation import (
     Cost,
     Operation,
     Tensor,
-    with_inner_operations,
 )
 from mesh_tensorflow._core.placement import Walk
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
@@ -49,30 +48,6 @@ class Step(NamedTuple):
     layer: str
     weight: Optional[Weight] = None
     assigned: bool = False
-
-
-def needed_operations(
-    operations: Sequence[Operation], outputs: Sequence[Tensor]
-) -> list[Operation]:
-    """Returns the operations that run: what outputs and effects, such as assignments, need.
-
-    Args:
-      operations: all Operations of a program, in order.
-      outputs: Tensors whose values are needed at the end; if there are none, all operations run.
-    """
-    if not outputs:
-        return list(operations)
-    wanted: set[Union[Tensor, Operation]] = set(outputs)
-    needed = []
-    for op in reversed(operations):
-        if not (op.has_effect or op in wanted or any(y in wanted for y in op.outputs)):
-            continue
-        needed.append(op)
-        for each in with_inner_operations([op]):
-            wanted.update(each.inputs, each.dependencies)
-            if each.loop is not None:
-                wanted.update(each.loop.needed, (x for _, x in each.loop.sums))
-    return needed[::-1]
 
 
 def program_steps(

@@ -70,6 +70,27 @@ class Crossing(NamedTuple):
 # -- which operation is in which part
 
 
+def with_unread(operations: Sequence[Operation]) -> list[Operation]:
+    """Returns operations, and what was computed again for gradients and then read by none.
+
+    A program leaves that out, but the gradients say that they are of it.
+    """
+    known, every = set(operations), list[Operation]()
+
+    def add(op: Operation) -> None:
+        if op not in known and op.original in known:
+            known.add(op)
+            for x in op.inputs:
+                add(x.operation)
+            every.append(op)
+
+    for op in operations:
+        if op.gradient_of is not None:
+            add(op.gradient_of)
+        every.append(op)
+    return every
+
+
 def _first_gradient(operations: Sequence[Operation]) -> int:
     """Returns the number of operations before the first one of a gradient."""
     numbers = (i for i, op in enumerate(operations) if op.gradient_of is not None)
@@ -131,7 +152,7 @@ def candidate_parts(estimator: StepEstimator, layout: Mapping[str, str]) -> list
       estimator: the StepEstimator of the program.
       layout: the fastest layout with one rule for each name.
     """
-    operations = estimator.parts.graph.operations
+    operations = with_unread(estimator.parts.graph.operations)
     scopes = _scopes(operations[: _first_gradient(operations)])
     paths = {tuple(scope.split("/")) for scope in scopes.values() if scope}
     prefixes = {path[:i] for path in paths for i in range(1, len(path) + 1)}
@@ -215,12 +236,13 @@ class RenamedProgram:
         self._taken: set[str] = set()
         self._operations: list[Operation] = []
         self._readers: dict[Tensor, list[Operation]] = {}
-        for op in graph.operations:
+        every = with_unread(graph.operations)
+        for op in every:
             is_differentiated = op.gradient_of is None or op.original is not None
             for x in dict.fromkeys(op.inputs if is_differentiated else ()):
                 self._readers.setdefault(x, []).append(op)
-        self._place = {op: i for i, op in enumerate(graph.operations)}
-        self._first_gradient = _first_gradient(graph.operations)
+        self._place = {op: i for i, op in enumerate(every)}
+        self._first_gradient = _first_gradient(every)
         # By the operation whose gradient reads it, and the gradient of its output that it reads.
         self._sums: dict[tuple[Optional[Operation], Tensor], _Sum] = {}
         self._adds: dict[Operation, tuple[_Sum, int]] = {}
@@ -229,10 +251,12 @@ class RenamedProgram:
         self._find_sums(program.outputs)
         mark = graph.mark()
         try:
-            for op in list(graph.operations):
+            for op in every:
                 self._operation(op)
         finally:
             graph.roll_back(mark)
+        unread = {self._copies[op] for op in set(every).difference(graph.operations)}
+        self._operations = [op for op in self._operations if op not in unread]
         outputs = [self._tensors[y] for y in program.outputs]
         self.parts = ProgramParts(self._copied_graph(), outputs)
 
@@ -282,7 +306,7 @@ class RenamedProgram:
         for y in outputs:
             self._find(None, y)
         # What reads a sum comes before its additions, which are then known as such.
-        for op in reversed(self._graph.operations):
+        for op in sorted(self._place, key=self._place.__getitem__, reverse=True):
             for x in op.inputs[1:] if op in self._accumulations else op.inputs:
                 self._find(op.gradient_of, x)
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union
 from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.graph import Graph
 from mesh_tensorflow._core.layout import UNEVEN, LayoutRules, StoredLayout, joined_names
-from mesh_tensorflow._core.operation import Operation, Tensor
+from mesh_tensorflow._core.operation import Operation, Tensor, needed_operations
 from mesh_tensorflow._core.shape import JOIN, Shape, convert_to_shape
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow._units import bytes_text
@@ -32,7 +32,6 @@ from mesh_tensorflow.auto_mtf._units import (
     Step,
     StepTime,
     Unit,
-    needed_operations,
     program_steps,
     program_units,
 )

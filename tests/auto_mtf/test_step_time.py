@@ -9,10 +9,9 @@ import tensorflow.compat.v1 as tf
 from helpers.auto_mtf.real_programs import MESHES, loop_program, real_programs
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow._core.operation import Collective, Cost
+from mesh_tensorflow._core.operation import Collective, Cost, needed_operations
 from mesh_tensorflow._core.placement import walk
 from mesh_tensorflow.auto_mtf import hardware, models
-from mesh_tensorflow.auto_mtf._units import needed_operations
 from mesh_tensorflow.auto_mtf.hardware import CostModel, Hardware, Link
 from mesh_tensorflow.auto_mtf.step_time import MemoryLimitError, StepEstimator
 from mesh_tensorflow.ops._variables.variable import Assign

@@ -552,6 +552,23 @@ def computed_again(
     return again, grads
 
 
+def _gradients_computed_again(
+    operations: Sequence[Operation],
+    mapping: Mapping[Tensor, Tensor],
+    ys: Sequence[Tensor],
+    xs: Sequence[Tensor],
+    grad_ys: Sequence[Tensor],
+) -> list[Optional[Tensor]]:
+    """Returns the gradients of `computed_again`, without what is recomputed for results alone."""
+    graph = grad_ys[0].graph
+    start = len(graph.operations)
+    grads = computed_again(operations, mapping, ys, xs, grad_ys)[1]
+    # Such as the last sum of a residual block, which no gradient reads: processors that run one
+    # program would exchange it all the same.
+    graph.drop_unread(start, [dx for dx in grads if dx is not None])
+    return grads
+
+
 class Gradients:
     """Gradients of parts of a function, from the last part to the first."""
 
@@ -596,7 +613,7 @@ class Gradients:
         if again:
             # Not before their gradients are known: until then, values would only take memory.
             again = dict(zip(again, wait_for(list(again.values()), dys)))
-            grads = computed_again(operations, again, ys, xs, dys)[1]
+            grads = _gradients_computed_again(operations, again, ys, xs, dys)
         else:
             grads = mtf.gradients(ys, xs, grad_ys=dys, operations=list(operations))
         for x, dx in zip(xs, grads):
@@ -683,7 +700,9 @@ def recompute_grad(
             again = [mtf.identity(x) for x in explicit_inputs]
         mapping = dict(zip(explicit_inputs, again))
         ys = [y for y, _ in pairs]
-        return in_order(computed_again(forward_operations, mapping, ys, all_inputs, given)[1])
+        return in_order(
+            _gradients_computed_again(forward_operations, mapping, ys, all_inputs, given)
+        )
 
     def in_order(grads: Sequence[Optional[Tensor]]) -> Sequence[Optional[Tensor]]:
         if not control_dependencies:
