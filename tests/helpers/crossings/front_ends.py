@@ -285,7 +285,9 @@ def fit(feature: Feature, placing: Placing, directory: str, steps: int) -> Outco
             **place,
         )
         if feature.evaluates:
-            _check_use(outcome, feature, directory, {**options, **place})
+            outcome.evaluation = outcome.evaluations[-1]["loss"]
+            if mtf.launch.processes().count == 1:  # evaluate and predict refuse several
+                _check_use(outcome, feature, directory, {**options, **place})
     return outcome
 
 
@@ -295,7 +297,6 @@ def _check_use(outcome: _OutcomeOfFit, feature: Feature, directory: str, options
     given = {n: v for n, v in options.items() if n in (*of_run, "zero", "zero_axis")}
     given.update(data=EVALUATED, dims=[BATCH, WIDTH], seed=SEED)
     best, evaluations = outcome.best, outcome.evaluations
-    outcome.evaluation = evaluations[-1]["loss"]
     outcome.predictions = mtf.train.predict(
         lambda mesh, x: feature.outputs(mesh, x)[0], directory=directory, **given
     )
