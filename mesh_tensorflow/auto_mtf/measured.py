@@ -322,6 +322,13 @@ def layout_of_estimator(
     They begin from initial values, and hooks that save are left out. Each layout has an estimator
     of its own, and the model function makes a Lowering.
 
+    >>> def estimator_of(layout):
+    ...     params = {"mesh_shape": "rows:2,cols:2", "layout": layout}
+    ...     return tf.estimator.Estimator(model_fn, params=params)
+    >>> layout = mtf.auto_mtf.layout_of_estimator(
+    ...     estimator_of, input_fn, "rows:2,cols:2"
+    ... )  # doctest: +SKIP
+
     Args:
       estimator_of: returns an Estimator, or a TPUEstimator, for a layout, a string such as
         "batch:rows;d_ff:cols".

@@ -427,7 +427,7 @@ class Generator:
         mesh = mtf.Mesh(mtf.Graph(), "mesh")
 
         def each_step(rows: tf.Tensor, ids: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
-            return self._heard(Listener.hear, listener, rows.shape, rows, ids, step)
+            return self._heard("hear", listener, rows.shape, rows, ids, step)
 
         sampled = self._model.sample_autoregressive(
             imported(mesh, ids, "batch", "length"),
@@ -504,7 +504,7 @@ class Generator:
             )  # fmt: skip
 
         def each_step(ids: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
-            return self._heard(Listener.hear_beams, listener, ids.shape[:-1], ids, step)
+            return self._heard("hear_beams", listener, ids.shape[:-1], ids, step)
 
         beams, new, length_penalty, early_stopping = settings
         mesh = mtf.Mesh(mtf.Graph(), "mesh")
@@ -558,7 +558,7 @@ class Generator:
 
     def _heard(
         self,
-        method: Callable[..., np.ndarray],
+        method: str,
         number: Optional[tf.Tensor],
         shape: tf.TensorShape,
         *told: tf.Tensor,
@@ -566,7 +566,7 @@ class Generator:
         """Returns what a method of a Listener says of each step while the program runs: who ends.
 
         Args:
-          method: a method of the class.
+          method: the name of a method of the class.
           number: the number of the Listener, an input of the program.
           shape: the shape of what it says.
           *told: its arguments.
@@ -574,7 +574,7 @@ class Generator:
 
         # The program has neither the Listener nor its texts, so that one trace serves all calls.
         def ask(number: int, *arguments: Any) -> np.ndarray:
-            return method(self._listeners[int(number)], *arguments)
+            return getattr(self._listeners[int(number)], method)(*arguments)
 
         return tf.ensure_shape(tf.numpy_function(ask, [number, *told], tf.bool), shape)
 
