@@ -278,10 +278,11 @@ def combine_slices(
             return whole
         # A user may join slices of other sizes than those of the Shape, which then only says how
         # they are laid out: what is beyond it is padding only of slices that have its sizes.
-        parts_of = zip(slices[0].shape.as_list(), whole.shape.as_list(), tensor_shape)
+        of_slice, of_whole = slices[0].shape.as_list(), whole.shape.as_list()
         sizes = [
+            # A slice of a dimension that is padded has its size by the number of slices, rounded up.
             dim.size if size and size > dim.size and part == -(-dim.size * part // size) else size
-            for part, size, dim in parts_of
+            for part, size, dim in zip(of_slice, of_whole, tensor_shape)
         ]
         return cut_to(whole, sizes)
 
