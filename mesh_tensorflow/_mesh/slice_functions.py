@@ -280,7 +280,7 @@ def combine_slices(
         # they are laid out: what is beyond it is padding only of slices that have its sizes.
         of_slice, of_whole = slices[0].shape.as_list(), whole.shape.as_list()
         sizes = [
-            # A slice of a dimension that is padded has its size by the number of slices, rounded up.
+            # A slice of a dimension that is padded has its size by their number, rounded up.
             dim.size if size and size > dim.size and part == -(-dim.size * part // size) else size
             for part, size, dim in zip(of_slice, of_whole, tensor_shape)
         ]
