@@ -28,9 +28,6 @@ from mesh_tensorflow._core.layout import (
 )
 from mesh_tensorflow._core.shape import Shape, ShapeLike, convert_to_shape, list_product
 
-# The variable of TensorFlow's that lets each session have threads of its own.
-_BY_SESSION = "TF_OVERRIDE_GLOBAL_THREADPOOL"
-
 # A device string, or a tf.DeviceSpec, which tf.device takes too.
 DeviceLike = Union[str, tf2.DeviceSpec]
 
@@ -419,9 +416,14 @@ def set_cpus(
     threads = None if rules is None else set_threads(cpus, mesh_shape, rules)
     if threads is not None:
         config.intra_op_parallelism_threads, config.inter_op_parallelism_threads = threads
-    # After `threads_by_session`, a session that says nothing would have those of the first one.
-    if os.environ.get(_BY_SESSION) == "1":
+    # After `threads_by_session`, a session that says nothing would have those of the first one. Not
+    # by the environment, which processes that this one starts take over: sessions of several
+    # processes must not ask for it.
+    if rules is not None and _threads_are_by_session:
         config.use_per_session_threads = True
+
+
+_threads_are_by_session = False
 
 
 def threads_by_session() -> None:
@@ -431,7 +433,9 @@ def threads_by_session() -> None:
     the other, would be the slower the less they fit the others. It is so, too, if TensorFlow has
     begun before.
     """
-    os.environ.setdefault(_BY_SESSION, "1")
+    global _threads_are_by_session
+    os.environ.setdefault("TF_OVERRIDE_GLOBAL_THREADPOOL", "1")
+    _threads_are_by_session = True
 
 
 def set_threads(

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import tensorflow.compat.v1 as tf
 from helpers import processes
 
 import mesh_tensorflow as mtf
@@ -54,6 +55,18 @@ def test_cpus_of_this_process_count(cores, devices, count, threads):
     config = mtf.session_config(FOUR, "batch:rows,d_ff:cols", devices)
     assert config.device_count["CPU"] == count
     assert config.intra_op_parallelism_threads == threads
+
+
+def test_threads_of_a_session_are_asked_for_where_layouts_are_tried(monkeypatch):
+    """And not in a process that one which does has started: sessions of several cannot have them."""
+    monkeypatch.setenv("TF_OVERRIDE_GLOBAL_THREADPOOL", "1")
+    monkeypatch.setattr(module, "_threads_are_by_session", False)
+    assert not mtf.session_config(FOUR, "batch:rows").use_per_session_threads
+    module.threads_by_session()
+    assert mtf.session_config(FOUR, "batch:rows").use_per_session_threads
+    config = tf.ConfigProto()
+    module.set_cpus(config, [0, 1], mtf.convert_to_shape(FOUR), None)
+    assert not config.use_per_session_threads
 
 
 def test_a_number_of_devices_that_does_not_fit_is_an_error():
