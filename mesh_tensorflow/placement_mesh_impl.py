@@ -38,6 +38,7 @@ from mesh_tensorflow._mesh.devices import (
     check_rules,
     default_devices,
     devices_text,
+    is_compiled_whole,
     memory_domain,
     merged_processors,
     soft_placement,
@@ -690,6 +691,11 @@ class PlacementMeshImpl(MeshImpl[PlacedTensor]):
             soft = soft_placement(default=True)
             check_devices_exist(self._devices, soft, in_session=False, who="PlacementMeshImpl")
 
+    @property
+    def needs_static_sizes(self) -> bool:  # type: ignore[override]
+        """Whether a compiler must know all sizes: where XLA compiles the whole function."""
+        return is_compiled_whole()
+
     @functools.cached_property
     def execution_impl(self) -> MeshImpl:
         """The executed mesh, with the processors on one device merged."""
@@ -769,12 +775,16 @@ class PlacementMeshImpl(MeshImpl[PlacedTensor]):
     ) -> PlacedTensor:
         """Returns `x`, and prints the first slices of `data` when it is computed.
 
+        Where XLA compiles the whole function, it cannot print.
+
         Args:
           x: a LaidOutTensor.
           data: a list of LaidOutTensors.
           message: a string.
           **kwargs: `summarize`, `first_n` and `name` of tf.Print.
         """
+        if is_compiled_whole():
+            return super().Print(x, data, message, **kwargs)
         x = x.to_laid_out_tensor()
         shown = [d.to_laid_out_tensor().tensor_list[0] for d in data]
         with tf.device(self._devices[0]):

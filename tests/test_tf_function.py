@@ -101,6 +101,68 @@ def test_training_compiled_by_xla(mesh_shape, layout):
         np.testing.assert_allclose(step.store.value(name), value, rtol=1e-5, atol=1e-6)
 
 
+COMPILED_MESHES = [
+    ("all:1", "", "none", mtf.placement_mesh_impl.PlacementMeshImpl),
+    ("rows:2,cols:2", "batch:rows,d:cols", "none", mtf.placement_mesh_impl.PlacementMeshImpl),
+    ("rows:2,cols:2", "batch:rows,d:cols", "device", mtf.placement_mesh_impl.PlacementMeshImpl),
+    ("rows:2,cols:2", "batch:rows,d:cols", None, mtf.GspmdMeshImpl),
+]
+
+
+def on_one_device(program, place, **options):
+    """Returns an mtf.function of what a program makes of a tensor [batch, d] on one device."""
+    shape, layout, merge, kind = place
+    rest = [["cpu:0"] * mtf.convert_to_shape(shape).size] if merge else []
+
+    @mtf.function(**options)
+    def call(x):
+        mesh = mtf.Mesh(mtf.Graph(), "mesh")
+        y = program(mtf.import_tf_tensor(mesh, x, "batch:4,d:6"))
+        impl = kind(shape, layout, *rest, **({"merge": merge} if merge else {}))
+        return mtf.Lowering(mesh.graph, {mesh: impl}).export_to_tf_tensor(y)
+
+    return call
+
+
+@pytest.mark.parametrize("place", COMPILED_MESHES)
+def test_gradients_of_loops_that_xla_compiles(place):
+    def program(x, **kwargs):
+        y = mtf.while_loop(
+            lambda i, y: mtf.less(i, 3),
+            lambda i, y: [i + 1, mtf.sin(y)],
+            [mtf.constant(x.mesh, 0, dtype=tf2.int32), x],
+            **kwargs,
+            back_prop=True,
+        )[1]
+        return mtf.gradients([mtf.reduce_sum(y)], [x])[0]
+
+    x = tf2.constant(np.linspace(-1.0, 1.0, 24, dtype=np.float32).reshape(4, 6))
+    step = on_one_device(lambda x: program(x, maximum_iterations=5), place, jit_compile=True)
+    y = x.numpy()
+    expected = np.cos(y) * np.cos(np.sin(y)) * np.cos(np.sin(np.sin(y)))
+    np.testing.assert_allclose(step(x), expected, rtol=1e-5)
+    with pytest.raises(ValueError, match=r"Pass it to mtf.while_loop as maximum_iterations=n"):
+        on_one_device(program, place, jit_compile=True)(x)
+
+
+@pytest.mark.parametrize("place", COMPILED_MESHES)
+def test_the_first_nan_of_what_xla_compiles(place):
+    step = on_one_device(lambda x: mtf.log(x, name="logarithm"), place, jit_compile=True)
+    x = tf2.constant([[-1.0] * 6] * 4)
+    assert np.isnan(step(x)).all()
+    with mtf.debug.nan_checks(), pytest.raises(mtf.debug.NonFiniteError, match="logarithm"):
+        step(x)
+    assert np.isnan(step(x)).all()
+
+
+@pytest.mark.parametrize("place", COMPILED_MESHES[1:])
+def test_what_xla_cannot_print_is_left_out(place, caplog):
+    step = on_one_device(lambda x: mtf.Print(x, [x], "the input"), place, jit_compile=True)
+    with caplog.at_level("WARNING", logger="tensorflow"):
+        np.testing.assert_array_equal(step(tf2.ones([4, 6])), np.ones([4, 6]))
+    assert "nothing is printed for 'the input'" in caplog.text
+
+
 @pytest.mark.parametrize("mesh_shape, layout", LAYOUTS)
 def test_another_batch_size_keeps_the_variables(mesh_shape, layout):
     step, calls = training_function(mesh_shape, layout)

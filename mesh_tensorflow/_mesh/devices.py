@@ -1,4 +1,5 @@
-"""Devices: of a process, of a session's configuration and of a mesh; which share memory.
+"""Devices: of a process, of a session's configuration and of a mesh; which share memory, and
+whether XLA compiles the whole function that is traced for one.
 
 Collectives between two devices that a session has put in one place would wait for each other
 forever, without a message. Which devices a session has is not known while its graph is built, so
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import contextvars
 import os
 from collections.abc import Callable, Sequence
 from typing import Any, Optional, Union
@@ -17,6 +19,7 @@ import tensorflow as tf2
 import tensorflow.compat.v1 as tf
 from tensorflow.python.eager import context
 
+from mesh_tensorflow._contexts import within
 from mesh_tensorflow._core.errors import dims_text, mesh_shapes_that_fit, slip
 from mesh_tensorflow._core.layout import (
     LayoutLike,
@@ -30,6 +33,22 @@ from mesh_tensorflow._core.shape import Shape, ShapeLike, convert_to_shape, list
 
 # A device string, or a tf.DeviceSpec, which tf.device takes too.
 DeviceLike = Union[str, tf2.DeviceSpec]
+
+_compiled: contextvars.ContextVar[bool] = contextvars.ContextVar("compiled", default=False)
+
+
+def compiling(whole: bool = True) -> contextlib.AbstractContextManager[None]:
+    """Says whether XLA compiles all of a function that is traced within.
+
+    Args:
+      whole: whether it does.
+    """
+    return within(_compiled, whole)
+
+
+def is_compiled_whole() -> bool:
+    """Returns whether XLA compiles all of the function that is traced."""
+    return _compiled.get()
 
 
 def default_devices() -> list[str]:

@@ -43,6 +43,7 @@ from mesh_tensorflow._core.layout import (
 from mesh_tensorflow._core.operation import LaidOutLike, Tensor
 from mesh_tensorflow._core.shape import Dimension, Shape, ShapeLike, list_product, single_axes
 from mesh_tensorflow._mesh import random_values
+from mesh_tensorflow._mesh.devices import is_compiled_whole
 from mesh_tensorflow._mesh.mesh_impl import (
     ExecutedMeshImpl,
     LaidOutTensor,
@@ -192,6 +193,11 @@ def annotating(
 def current_compilation() -> Optional[Compilation]:
     """Returns the compilation for which values are annotated; None if they are not."""
     return _compilation.get()
+
+
+def _is_compiled() -> bool:
+    """Returns whether XLA compiles the program, split or on one device."""
+    return current_compilation() is not None or is_compiled_whole()
 
 
 def _varint(number: int) -> bytes:
@@ -380,7 +386,7 @@ class GspmdMeshImpl(MeshImpl[GspmdTensor]):
     @property
     def needs_static_sizes(self) -> bool:  # type: ignore[override]
         """Whether a compiler must know all sizes: where XLA compiles the program."""
-        return current_compilation() is not None
+        return _is_compiled()
 
     def same_memory(self, device1: str, device2: str) -> bool:
         """Whether two devices are in one memory domain: there is one device."""
@@ -474,7 +480,7 @@ class GspmdMeshImpl(MeshImpl[GspmdTensor]):
           message: a string.
           **kwargs: `summarize`, `first_n` and `name` of tf.Print.
         """
-        if current_compilation() is not None:
+        if _is_compiled():
             return super().Print(x, data, message, **kwargs)
         shown = [d.to_laid_out_tensor().tensor_list[0] for d in data]
         return self.slicewise(lambda t: tf.Print(t, shown, message, **kwargs), x)

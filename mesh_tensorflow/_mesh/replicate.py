@@ -31,7 +31,7 @@ from mesh_tensorflow._mesh.devices import (
 )
 from mesh_tensorflow._mesh.program import Program
 from mesh_tensorflow._mesh.step_inputs import GlobalSteps, read_before_increments, uses_of
-from mesh_tensorflow._watching import collecting, collectors, hand_over
+from mesh_tensorflow._watching import collecting, collectors, hand_over, nan_checks_in_force
 
 if TYPE_CHECKING:
     from tensorflow.types.experimental import ConcreteFunction
@@ -568,7 +568,9 @@ def replicate(
     tensors = [tf.convert_to_tensor(x) for x in inputs]
     try:
         with tf.variable_creator_scope(steps.made):
-            compiled = jit_compile or None  # False would keep TensorFlow from choosing clusters
+            # Not to find the first NaN, as XLA checks nothing within.
+            is_compiled = jit_compile and nan_checks_in_force() is None
+            compiled = is_compiled or None  # False would keep TensorFlow from choosing clusters
             function = tf2.function(
                 traced, autograph=False, jit_compile=compiled
             ).get_concrete_function(

@@ -20,10 +20,14 @@ QUICK = ["one device", "merged", "SIMD", "logical CPUs"]
 def marks(cell):
     """Returns the marks of a cell: one mesh of every fourth pair of a feature and a front end is in
     the short run, one of every third pair in the slow one, and the others run with --all.
+
+    Compiled steps are in the short run elsewhere.
     """
     i, j = list(FEATURES).index(cell.feature), list(FRONT_ENDS).index(cell.front_end)
     every = [c.mesh for c in CELLS if c[:2] == cell[:2] and c.kind != "dash"]
-    if cell.front_end in ("utils.run", "pjrt.function") or cell.mesh == "pjrt":
+    if cell.front_end.startswith("compiled"):
+        is_quick = False
+    elif cell.front_end in ("utils.run", "pjrt.function") or cell.mesh == "pjrt":
         is_quick = i % 12 == 0 and cell.mesh in ("SIMD", "pjrt")
     else:
         meshes = [mesh for mesh in every if mesh in QUICK]
@@ -52,7 +56,9 @@ def expected(feature, front_end):
 @pytest.mark.parametrize("cell", params("test"))
 def test_results(cell):
     own = FEATURES[cell.feature].is_random or cell.front_end == "utils.run"
-    wanted = expected(cell.feature, cell.front_end if own else "session")
+    # With XLA, `fit` draws the same values.
+    front_end = cell.front_end.removeprefix("compiled ") if own else "session"
+    wanted = expected(cell.feature, front_end)
     compare(cell, run(cell.feature, cell.front_end, MESHES[cell.mesh]), wanted)
 
 

@@ -28,6 +28,7 @@ from mesh_tensorflow._core.errors import did_you_mean, dims_text, first_names
 from mesh_tensorflow._core.graph import Graph
 from mesh_tensorflow._core.layout import TensorLayout, slice_coordinates, storing
 from mesh_tensorflow._core.shape import Shape
+from mesh_tensorflow._mesh.devices import compiling, is_compiled_whole
 from mesh_tensorflow._mesh.random_values import initial_value
 from mesh_tensorflow._mesh.slice_functions import (
     combine_slices,
@@ -49,6 +50,7 @@ from mesh_tensorflow._watching import (
     collecting,
     hand_over,
     names_in_current_graph,
+    nan_checks_in_force,
     raise_for_user,
     watch_key,
 )
@@ -956,7 +958,10 @@ def function(fn: Optional[Callable[..., Any]] = None, **kwargs: Any) -> Any:
     @functools.wraps(fn)
     def within_store(*args: object, **named: object) -> Any:
         args, named = original((args, named))  # as they come where functions run eagerly
-        with _given_back_on_error(), store.scope(), storing(**stored):
+        # Within a function that is compiled all are; to find the first NaN, none is.
+        whole = is_compiled_whole() or bool(kwargs.get("jit_compile"))
+        whole = whole and nan_checks_in_force() is None and not tf.executing_eagerly()
+        with _given_back_on_error(), store.scope(), storing(**stored), compiling(whole):
             result = fn(*args, **named)
         tables.extend(names_in_current_graph())
         return result
@@ -974,7 +979,8 @@ def function(fn: Optional[Callable[..., Any]] = None, **kwargs: Any) -> Any:
             if key is None:
                 return traced(*args, **named)
             if key not in watched:
-                watched[key] = tf2.function(collecting(within_store), **kwargs)
+                checked = {} if nan_checks_in_force() is None else {"jit_compile": None}
+                watched[key] = tf2.function(collecting(within_store), **{**kwargs, **checked})
             result, collected = watched[key](*args, **named)
         except tf2.errors.OpError as e:
             # Until a trace has been completed there are no tables: then those of all Lowerings are

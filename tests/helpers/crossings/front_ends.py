@@ -29,7 +29,7 @@ from helpers.crossings.feature import (
 )
 from helpers.estimator.estimator_models import Losses, events
 from helpers.oracle import utils_runs
-from mesh_tensorflow import estimator
+from mesh_tensorflow import estimator, launch
 from mesh_tensorflow.testing import harness
 from mesh_tensorflow.testing.harness import Placing
 from mesh_tensorflow.transformer import dataset, transformer, utils
@@ -163,18 +163,22 @@ def _step_of(feature: Feature, placing: Placing, counted: tf.Variable) -> Callab
     return step
 
 
-def function(feature: Feature, placing: Placing, directory: str, steps: int) -> Outcome:
-    """An @mtf.function."""
+def function(
+    feature: Feature, placing: Placing, directory: str, steps: int, **options: bool
+) -> Outcome:
+    """An @mtf.function, with arguments of tf.function."""
     placing, path = feature.placed(placing), _last(directory)
     with _counting() as counted, placing.around():
-        step = mtf.function(_step_of(feature, placing, counted))
+        step = mtf.function(_step_of(feature, placing, counted), **options)
         step.store.track(counted)
         losses = []
         if path is not None:
             step.tf_function.get_concrete_function(tf.constant(DATA[: BATCH.size]))
             mtf.checkpoint.Saver(step.store.masters).restore(None, path)
         evaluated = mtf.function(
-            lambda x: placing.run(lambda x: computed(feature, placing, x)[0], [x]), store=step.store
+            lambda x: placing.run(lambda x: computed(feature, placing, x)[0], [x]),
+            store=step.store,
+            **options,
         )
         outcome = Outcome(losses, {})
         for x in _batches(int(counted), steps):
@@ -256,7 +260,9 @@ def _fit(directory: str, **arguments: Any) -> _OutcomeOfFit:
     return outcome
 
 
-def fit(feature: Feature, placing: Placing, directory: str, steps: int) -> Outcome:
+def fit(
+    feature: Feature, placing: Placing, directory: str, steps: int, jit_compile: bool = False
+) -> Outcome:
     """mtf.train.fit with a model function."""
     options = {"learning_rate": RATE, **feature.options}
     placing = feature.placed(placing)
@@ -281,12 +287,13 @@ def fit(feature: Feature, placing: Placing, directory: str, steps: int) -> Outco
             model_fn=lambda mesh, x: feature.model(mesh, x)[0],
             steps=steps,
             optimizer=feature.optimizer,
+            jit_compile=jit_compile,
             **options,
             **place,
         )
         if feature.evaluates:
             outcome.evaluation = outcome.evaluations[-1]["loss"]
-            if mtf.launch.processes().count == 1:  # evaluate and predict refuse several
+            if launch.processes().count == 1:  # evaluate and predict refuse several
                 _check_use(outcome, feature, directory, {**options, **place})
     return outcome
 
@@ -577,4 +584,6 @@ FRONT_ENDS: dict[str, Callable[[Feature, Placing, str, int], Outcome]] = {
     "utils.run": utils_run,
     "pjrt.function": pjrt_function,
     "TPUEstimator": tpu_estimator,
+    "compiled mtf.function": functools.partial(function, jit_compile=True),
+    "compiled fit": functools.partial(fit, jit_compile=True),
 }

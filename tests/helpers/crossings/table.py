@@ -59,6 +59,12 @@ class Cell(NamedTuple):
 
 # Patterns of a feature, a front end and a mesh, and what such cells are: the first that fits.
 RULES = [
+    ("*", "compiled *", "logical CPUs|SIMD|pjrt|processes", "dash",
+     "XLA compiles a step for one device, whose processors are merged: tests/train/test_compiled.py has the "
+     "errors"),
+    ("dropout*|pipeline with dropout*", "compiled mtf.function", "*", "dash",
+     "XLA draws without TensorFlow's seeds; `fit` has keys of the step"),
+    ("Print", "compiled *", "*", "dash", "what XLA compiles cannot print; a warning says so"),
     ("*", "eager|mtf.function|fit of a step", "processes", "dash",
      "such programs are those of one process; several run SIMD programs in sessions, or pjrt's"),
     ("*", "estimator|TPUEstimator|utils.run", "processes", "dash",
@@ -71,9 +77,9 @@ RULES = [
     ("scalar_summary", "pjrt.function", "*", "dash",
      "what is recorded in a tf.function is a tensor of that function: return it as a metric"),
     ("evaluation*", "eager", "*", "dash", "it evaluates as mtf.function does, whose row is enough"),
-    ("evaluation of a counter", "mtf.function|fit of a step|pjrt.function", "*", "dash",
+    ("evaluation of a counter", "*mtf.function|fit of a step|pjrt.function", "*", "dash",
      "a function does all that it builds, assignments too: an evaluation is built without them"),
-    ("evaluation of av*", "mtf.function|fit of a step|pjrt.function|*stimator|utils.run", "*", "dash",
+    ("evaluation of av*", "*mtf.function|fit of a step|pjrt.function|*stimator|utils.run", "*", "dash",
      "they evaluate the weights of a checkpoint or a store; `fit` knows which are averages"),
     ("evaluation*", "session|pjrt.function", "processes", "dash",
      "what several processes evaluate is a program as that of a step"),
@@ -96,7 +102,7 @@ RULES = [
      "the layer is that of the other front ends; a transformer's first dimension is not its batch"),
     ("clipping*", "utils.run", "*", "dash",
      "it has no such option, as the classic: its optimizers clip by themselves"),
-    ("scalar_summary", "mtf.function|fit of a step|pjrt.function", "*", "dash",
+    ("scalar_summary", "*mtf.function|fit of a step|pjrt.function", "*", "dash",
      "what is recorded in a tf.function is a tensor of that function: return it as a metric"),
     ("Print", "pjrt.function", "*", "dash", "what XLA compiles cannot print"),
     ("Print", "*", "pjrt", "dash", "what XLA compiles cannot print; a warning says so"),
