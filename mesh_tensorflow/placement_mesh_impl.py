@@ -18,12 +18,10 @@ import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._core.errors import dims_text, table_lookup
 from mesh_tensorflow._core.layout import (
-    AS_COMPUTED,
     LayoutLike,
     coordinate_of,
     given_stored_layout,
     processor_groups,
-    storing,
 )
 from mesh_tensorflow._core.operation import LaidOutLike, Tensor
 from mesh_tensorflow._core.shape import Shape, ShapeLike, single_axes
@@ -699,7 +697,11 @@ class PlacementMeshImpl(MeshImpl[PlacedTensor]):
         shape, kept = merged_processors(self.shape, self._places)
         if shape == self.shape:
             return self
-        return _MergedMeshImpl(self, shape, [self._devices[p] for p in kept])
+        devices = [self._devices[p] for p in kept]
+        # What remains at one place cannot be merged along a dimension.
+        return _MergedMeshImpl(
+            self, shape, devices=devices, allreduce=self._allreduce, merge="none"
+        )
 
     @property
     def devices(self) -> list[DeviceLike]:
@@ -1002,11 +1004,3 @@ class PlacementMeshImpl(MeshImpl[PlacedTensor]):
 
 class _MergedMeshImpl(ExecutedMeshImpl, PlacementMeshImpl):
     """The executed mesh of a PlacementMeshImpl; layouts must fit the requested mesh too."""
-
-    def __init__(self, requested: PlacementMeshImpl, shape: Shape, devices: Sequence[str]):
-        rest = {"allreduce": requested._allreduce, "merge": "none"}
-        # "none", as there is nothing left to merge: what remains at one place cannot be merged
-        # along a dimension.
-        with storing(**AS_COMPUTED):
-            super().__init__(shape, requested.layout_rules, devices, **rest)  # type: ignore[arg-type]
-        self.execute(requested)

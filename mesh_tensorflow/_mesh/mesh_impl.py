@@ -44,6 +44,7 @@ import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.layout import (
+    AS_COMPUTED,
     LayoutLike,
     LayoutRules,
     StoredLayout,
@@ -53,6 +54,7 @@ from mesh_tensorflow._core.layout import (
     pnum_to_group,
     shifted_sources,
     slice_coordinates,
+    storing,
 )
 from mesh_tensorflow._core.operation import LaidOutLike, Tensor
 from mesh_tensorflow._core.shape import (
@@ -767,6 +769,20 @@ class ExecutedMeshImpl(MeshImpl):
     """
 
     requested: Any
+
+    def __init__(self, requested: MeshImpl, shape: Optional[Shape] = None, **options: Any):
+        """Creates the executed mesh.
+
+        Args:
+          requested: the MeshImpl that it stands for.
+          shape: its Shape; one processor, with the dimensions of the other one, if None.
+          **options: what the class of mesh takes besides a layout, such as devices.
+        """
+        # The same dimensions, so that mesh axes have the same numbers on both meshes.
+        shape = shape or Shape([Dimension(d.name, 1) for d in requested.shape])
+        with storing(**AS_COMPUTED):
+            super().__init__(shape, requested.layout_rules, **options)
+        self.execute(requested)
 
     def execute(self, requested: MeshImpl) -> None:
         """Sets the requested mesh, whose layout it has."""
