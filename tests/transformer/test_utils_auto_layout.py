@@ -25,7 +25,7 @@ AUTO = """
 import mesh_tensorflow.transformer.utils
 run.mesh_shape = "rows:2,cols:2"
 run.layout_rules = "auto"
-auto_mtf.Auto.seconds = 40
+auto_mtf.Auto.seconds = 600
 auto_mtf.Auto.profile = False
 auto_mtf.Auto.candidates = 2
 auto_mtf.Auto.cache = "{cache}"
