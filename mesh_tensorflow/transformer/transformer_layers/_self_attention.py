@@ -100,7 +100,8 @@ def _distances(
     # Where later positions are hidden, all buckets are for distances back.
     both = not context.model.fully_autoregressive
     if kind == "alibi":
-        return _parts.alibi(context, heads_dims, here, there, both)
+        made = _parts.alibi(context, heads_dims, here, there, both)
+        return made._replace(values=_dot_product.matched(made.values, context))
     buckets_dim = mtf.Dimension("buckets", layer.relative_attention_num_buckets)
     if kind == "contextual":
         assert q is not None
