@@ -24,6 +24,7 @@ from mesh_tensorflow.transformer.transformer_layers._enc_dec_attention import (
 from mesh_tensorflow.transformer.transformer_layers._feed_forward import DenseReluDense
 from mesh_tensorflow.transformer.transformer_layers._self_attention import (
     SelfAttention,
+    output_of,
     query_position,
 )
 
@@ -570,4 +571,4 @@ class Synthesizer(SelfAttention):
             context=context,
             **self.attention_kwargs_from_context(context),
         )
-        return self.output_of(context, params, x, o, losses)
+        return output_of(self, context, params, x, o, losses)
