@@ -141,6 +141,29 @@ _ATTENTION_FUNCTIONS: dict[Optional[str], Callable[..., mtf.Tensor]] = {
 }
 
 
+def output_of(
+    layer: SelfAttention,
+    context: Context,
+    params: attention.AttentionParams,
+    x: mtf.Tensor,
+    o: mtf.Tensor,
+    losses: Optional[list[mtf.Tensor]],
+) -> mtf.Tensor:
+    """Returns the output of a layer for what its heads have found.
+
+    Args:
+      layer: the layer, which may be a class of a user's own that has the methods of SelfAttention.
+      context: the Context of this call of the model: its mode, positions, states and losses.
+      params: the weights.
+      x: the input of the layer.
+      o: the result of attention, a Tensor with dimensions [batch..., length, heads..., d_v].
+      losses: a list or None.
+    """
+    output_shape = layer.expected_attention_output_shape(x, params)
+    y = params.compute_output(o, output_shape=output_shape)
+    return layer.layer_output_from_attention_output(context, y, losses)
+
+
 @gin.configurable(module="mesh_tensorflow.transformer.transformer_layers")
 class SelfAttention(transformer.TransformerLayer):
     """Multi-head self-attention.
@@ -328,9 +351,7 @@ class SelfAttention(transformer.TransformerLayer):
         if seen is not context:
             # Before the projection, whose weight has heads by their own name.
             o = _dot_product.by_positions(o, context)
-        output_shape = self.expected_attention_output_shape(x, params)
-        y = params.compute_output(o, output_shape=output_shape)
-        return self.layer_output_from_attention_output(context, y, losses)
+        return output_of(self, context, params, x, o, losses)
 
     def layer_output_from_attention_output(
         self, context: Context, attention_output: mtf.Tensor, losses: Optional[list[mtf.Tensor]]
